@@ -1,24 +1,20 @@
-"""The device of a rank: what its name means, how results come back from it, and whether it computes at all."""
+"""The device of a rank: its name, its process-wide settings, and a check that it computes."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 import torch
 
 from mstar_core.errors import ConfigError, StartError
 
-if TYPE_CHECKING:
-    pass
-
 _NAME = re.compile(r"^(cpu|cuda(:\d+)?)$")
 
 
 def resolve_device(name: str) -> torch.device:
-    """Turn `cpu`, `cuda` or `cuda:i` into a device that exists here.
+    """Return the device called `cpu`, `cuda` or `cuda:i`.
 
-    Raises ConfigError for another name and StartError for a GPU that is not there.
+    Raises ConfigError for another name and StartError for a GPU that does not exist.
     """
     if not _NAME.match(name):
         raise ConfigError(f"{name!r} is not a device", hint="write cpu, cuda or cuda:0", key="device")
@@ -29,23 +25,23 @@ def resolve_device(name: str) -> torch.device:
     index = device.index or 0
     if index >= count:
         raise StartError(
-            f"there is no device cuda:{index}", f"torch {torch.__version__} sees {count} GPUs", phase="plan"
+            f"device cuda:{index} does not exist", f"torch {torch.__version__} sees {count} GPUs", phase="plan"
         )
     return torch.device("cuda", index)
 
 
 def prepare_device(device: torch.device) -> None:
     """Bind this process to its device: one torch thread, and the current device on a GPU."""
-    # Worker processes outnumber cores; spinning threads of one starve the others, and its own.
+    # Worker processes outnumber cores; spinning torch threads would starve them.
     torch.set_num_threads(1)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        # Convolutions in float32 round to ten bits otherwise: a vocoder's samples were off by 4e-3.
+        # TF32 would round float32 convolutions to ten bits: samples of a vocoder were off by 4e-3.
         torch.backends.cudnn.allow_tf32 = False
 
 
 def check_device(device: torch.device) -> None:
-    """Compute something known on the device. Raises StartError when the answer is wrong or does not come."""
+    """Compute a known value on the device. Raises StartError if it is wrong or cannot be computed."""
     try:
         left = torch.arange(64, dtype=torch.float32, device=device).view(8, 8)
         trace = float((left @ torch.eye(8, device=device)).diagonal().sum().cpu())

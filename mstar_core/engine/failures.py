@@ -1,4 +1,4 @@
-"""What a node's exception becomes: the request's error, in words that a client may read. Used by both engines."""
+"""Conversion of a node's exceptions to errors of the request, which a client may read. Used by both engines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from mstar_core.errors import EngineError, MstarError, OutOfMemory
 
 HOST_WORDS: Final = ("can't allocate memory", "not enough memory")
-"""What torch's allocator of the host says in a plain RuntimeError. Source: c10/core/impl/alloc_cpu.cpp."""
+"""Messages of torch's host allocator, which raises a plain RuntimeError. Source: c10/core/impl/alloc_cpu.cpp."""
 
 WAY_OUT: Final = (
     "ask for fewer candidates or less at once; the operator can lower kv_cache.memory_fraction or kv_cache.tokens, or "
@@ -21,10 +21,10 @@ log = logging.getLogger("mstar.engine")
 
 
 def node_error(node: str, error: Exception) -> MstarError:
-    """The error of a request that failed in a node; ours stay what they are.
+    """Return the error of a request that failed in a node; a MstarError is returned as it is.
 
-    Its title names the kind of cause and nothing of the exception's own words, which are its detail and may hold
-    anything. The log gets the traceback.
+    The title names the kind of cause only. The exception's own text, which may hold anything, becomes the detail. The
+    traceback is logged.
     """
     if isinstance(error, MstarError):
         return error
@@ -36,7 +36,7 @@ def node_error(node: str, error: Exception) -> MstarError:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that a device, or the host, has no memory for a tensor."""
+    """Return whether an exception means that the device or the host is out of memory."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in HOST_WORDS)

@@ -1,4 +1,4 @@
-"""What a KV module sees of the cache during one forward. Made by the KV engine, used by `mstar_core.layers`."""
+"""Interface between a KV module and its paged cache during one forward. Implemented by the attention backends."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ if TYPE_CHECKING:
 
 
 class KVView(Protocol):
-    """The cache of the packed rows of one step.
+    """The cache of the packed sequences of one step.
 
-    A forward works on T packed tokens of all rows of the step. `attend` appends this layer's keys and values
-    (after rotary) to each row's pages, unless the row only reads, and attends over everything the row may see.
+    A forward works on T packed tokens of all sequences. `attend` appends a layer's keys and values (after rotary) to
+    the pages of each sequence, unless its pass only reads, and attends over everything that each token may see.
     """
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
-        """Attention of one layer.
+        """Return the attention of one layer.
 
         query: [T, heads, head_dim]; key, value: [T, kv_heads, head_dim]; scale: default head_dim ** -0.5.
         Returns [T, heads, head_dim] in the query's dtype.
@@ -25,22 +25,22 @@ class KVView(Protocol):
 
 @runtime_checkable
 class PackedView(KVView, Protocol):
-    """A view that can also rotate and append what a joined projection gave, in one kernel with the attention."""
+    """A view that can also rotate and append the output of a joined projection, in one kernel with the attention."""
 
     def attend_packed(
         self, layer: int, packed: Tensor, rotation: tuple[Tensor, Tensor], heads: int, scale: float | None = None
     ) -> Tensor | None:
-        """Rotation, append and attention of one layer.
+        """Rotate, append and attend for one layer.
 
         packed: [T, (heads + 2 * kv_heads) * head_dim], queries first, then keys and values; or float32 slices of it
         to be summed, [S, T, ...]. rotation: cosine and sine, float32 [T, 1, head_dim].
-        Returns [T, heads, head_dim] in the cache's dtype, or None where this view cannot: then the caller takes apart.
+        Returns [T, heads, head_dim] in the cache's dtype, or None if the view cannot: the caller then does each step.
         """
 
 
 @runtime_checkable
 class KeepingView(KVView, Protocol):
-    """A view that can also append alone, for a last layer of which nothing but the cache is wanted."""
+    """A view that can also append without attention, for a last layer whose output is not needed."""
 
     def keep(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Append one layer's keys and values, [T, kv_heads, head_dim], the last two dimensions contiguous."""
@@ -48,21 +48,21 @@ class KeepingView(KVView, Protocol):
 
 @runtime_checkable
 class PlacedView(KVView, Protocol):
-    """A view over pages whose callers may store this pass's keys and values by kernels of their own."""
+    """A view whose callers may store keys and values by their own kernels."""
 
     def places(self, layer: int) -> tuple[Tensor, Tensor]:
-        """A layer's pool, as `make_pools` makes it, and where each token's key goes: int64 [T].
+        """Return a layer's pool, as `make_pools` makes it, and the place of each token's key: int64 [T].
 
-        A place is a line of the flat pool, the value's one page later; -1: nowhere.
+        A place is a line of the flat pool; the value goes one page later. -1: not stored.
         """
 
     def attend_placed(self, layer: int, query: Tensor, scale: float | None = None) -> Tensor:
-        """Attention of one layer once they are there. query: [T, heads, head_dim]. Returns the same shape."""
+        """Return the attention of one layer after they are stored. query: [T, heads, head_dim]; same shape."""
 
 
 @runtime_checkable
 class SilentView(KVView, Protocol):
-    """A view of passes of which nothing but the cache is wanted: a module may end when its last layer has appended."""
+    """A view of passes that only fill the cache: a module may return once its last layer has appended."""
 
     @property
     def inner(self) -> KVView:
@@ -70,15 +70,16 @@ class SilentView(KVView, Protocol):
 
 
 class KVModule(Protocol):
-    """What the KV engine runs. One forward for single, batched, chunked and captured steps.
+    """A module that the KV engine runs: one forward for single, batched, chunked and captured steps.
 
     forward(kv=..., positions=..., **ports) -> {"hidden": [T, width], ...}. Ids arrive packed as int64 [T] under
     `tokens` where the node has that port, else under the port it samples; `embeds`-like ports as [T, width];
-    positions int64 [T]. Ports in `NodeSpec.row_ports` come as [rows of the step, ...] in token order (a list of rows
-    where their shapes differ), and outputs among them are given likewise; a job of several rows is so many rows of a
-    step. A special input `$step` arrives as `step`, `$param:x` as `x`, one value per token [T].
+    positions int64 [T], or float32 if the node declares a float `positions` port. Ports in `NodeSpec.row_ports`, and
+    inputs of a fixed declared shape such as `i64[16]` that are not cut with the tokens, come as [batch items, ...] in
+    token order (a list where shapes differ), and outputs among them are returned likewise; each candidate is a batch
+    item. A special input `$step` arrives as `step`, `$param:x` as `x`, one value per token [T].
     head(hidden [n, width]) -> logits [n, vocab] of any float type, which are sampled as float32; for a node whose
-    Sampling names a vocabulary [n, ids of it], in that order. Called by the engine on the rows that need logits.
+    Sampling names a vocabulary [n, ids of it], in that order. Called by the engine on the tokens that need logits.
     host_outputs, streamed_outputs (optional): loop outputs that are copied to the host; see KVCacheEngine.
     """
 

@@ -16,8 +16,15 @@ import torch
 
 from mstar_core.config.deployment import DeploymentSpec, RankPlan
 from mstar_core.engine.base import NodeRunner
-from mstar_core.engine.cache.budget import mib, node_shares, rank_budget, working_bytes
-from mstar_core.engine.cache.sizing import PoolPlan, PoolRequest, plan_pool
+from mstar_core.engine.cache.sizing import (
+    PoolPlan,
+    PoolRequest,
+    mib,
+    node_shares,
+    plan_pool,
+    rank_budget,
+    working_bytes,
+)
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes, GraphCache, sizes_for
 from mstar_core.engine.cuda_graphs.warmup import Rehearsal, Rehearses, compile_ahead, rehearse
 from mstar_core.engine.device import check_device, prepare_device, resolve_device

@@ -9,8 +9,15 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
-from mstar_core.engine.cache.budget import Budget, node_shares, rank_budget, working_bytes
-from mstar_core.engine.cache.sizing import PoolPlan, PoolRequest, plan_pool
+from mstar_core.engine.cache.sizing import (
+    Budget,
+    PoolPlan,
+    PoolRequest,
+    node_shares,
+    plan_pool,
+    rank_budget,
+    working_bytes,
+)
 from mstar_core.engine.cuda_graphs.cache import GraphCache, StaticStep, sizes_for
 from mstar_core.engine.device import check_device, resolve_device
 from mstar_core.errors import ConfigError, StartError

@@ -400,7 +400,7 @@ def test_a_wrong_output_is_an_error_of_the_node() -> None:
     play = player(Wrong())
     play.submit(0, torch.ones(3))
     play.run()
-    assert "7 rows of 1" in str(play.failed[1].error)
+    assert "7 of 1 batch items" in str(play.failed[1].error)
 
 
 def test_few_rows_can_wait_while_their_clients_have_sound_and_for_a_moment_only() -> None:

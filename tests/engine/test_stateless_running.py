@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mstar_core.engine.base import Done, Emission, Failed, Handle, Job, JobKey, SamplingParams, StepResult
-from mstar_core.engine.stateless.engine import StatelessEngine
-from mstar_core.engine.stateless.running import StatelessRunning, stays
+from mstar_core.engine.stateless.engine import StatelessEngine, StatelessStep, stays
 from mstar_core.errors import EngineError
 from mstar_core.graph.spec.nodes import STATELESS, NodeSpec
 
@@ -30,8 +29,8 @@ def done(*ports: str) -> Done:
     return Done(job=JOB, outputs=dict.fromkeys(ports, torch.zeros(2)))
 
 
-def running(before: Event | None, finished: Event, *, is_staying: bool = True) -> StatelessRunning:
-    return StatelessRunning(StepResult(), 0.0, finished, is_staying, before)  # type: ignore[arg-type]
+def running(before: Event | None, finished: Event, *, is_staying: bool = True) -> StatelessStep:
+    return StatelessStep(StepResult(), 0.0, finished, is_staying, before)  # type: ignore[arg-type]
 
 
 def test_one_step_that_stays_is_handed_on_before_its_end_and_a_second_only_behind_that() -> None:

@@ -12,8 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from mstar_core.engine.attention import make_pools
-from mstar_core.engine.cache.budget import node_shares, rank_budget
-from mstar_core.engine.cache.sizing import PoolRequest, plan_pool
+from mstar_core.engine.cache.sizing import PoolRequest, node_shares, plan_pool, rank_budget
 from mstar_core.errors import StartError
 from mstar_core.graph.spec.nodes import KVSpec
 from mstar_core.layers import Checkpoint, load_weights
@@ -76,7 +75,7 @@ def test_memory_that_another_process_uses_is_not_counted_on(cuda: torch.device) 
 CHILD = """
 import sys, torch
 from mstar_core.engine.attention import make_pools
-from mstar_core.engine.cache.budget import rank_budget
+from mstar_core.engine.cache.sizing import rank_budget
 from mstar_core.engine.cache.sizing import PoolRequest, plan_pool
 from mstar_core.graph.spec.nodes import KVSpec
 spec, device = KVSpec(layers=4, kv_heads=8, head_dim=128), torch.device("cuda", 0)

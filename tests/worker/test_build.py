@@ -11,7 +11,7 @@ import torch
 
 from mstar_core.config.deployment import DeploymentSpec, KVCacheConfig, Plan, RankPlan
 from mstar_core.engine.attention.flashinfer import import_library
-from mstar_core.engine.cache.budget import CPU_POOL_BYTES
+from mstar_core.engine.cache.sizing import CPU_POOL_BYTES
 from mstar_core.errors import ConfigError, StartError
 from mstar_core.graph.spec.nodes import KV_CACHE, KVSpec, NodeSpec, Sampling
 from mstar_core.worker.build import attention_of, compute_dtype, pool_plans, preload, quantized_text

@@ -1,4 +1,4 @@
-"""Reference-counted pages of one node's cache pool. Owned by the KV engine; knows counts, not contents."""
+"""Reference-counted allocator of one node's KV-cache pages. Owned by the KV engine; knows counts, not contents."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from mstar_core.errors import EngineError
 
 
 class OutOfPages(EngineError):
-    """Fewer pages are free or evictable than asked for; nothing was taken. Facts: wanted, available."""
+    """Fewer pages are available than requested; none was taken. Facts: wanted, available."""
 
     code = "out_of_pages"
 
 
 class PagePool:
-    """Which page is free, used (by how many tables) or only cached.
+    """Pages in three states: used while a table refers to them, cached while only the prefix cache does, else free.
 
-    A page is *used* while a table refers to it, *cached* while only the prefix cache knows it, else *free*.
-    Cached pages are given up oldest first when an allocation needs them.
+    An allocation evicts cached pages, the oldest first, when free ones do not suffice.
     """
 
     def __init__(self, total: int, page_size: int) -> None:
@@ -26,7 +25,7 @@ class PagePool:
             raise EngineError(f"a pool of {total} pages of {page_size} tokens cannot hold anything")
         self.total = total
         self.page_size = page_size
-        self.refs = [0] * total  # a list and bytes: they are asked page by page, where numpy takes five times as long
+        self.refs = [0] * total  # a list: numpy takes five times as long for access page by page
         self._known = bytearray(total)
         self._free: list[int] = list(range(total - 1, -1, -1))
         self._aged: OrderedDict[int, None] = OrderedDict()
@@ -51,19 +50,19 @@ class PagePool:
 
     @property
     def available(self) -> int:
-        """Pages that an allocation could get now."""
+        """Pages that an allocation can get: free and cached ones."""
         return len(self._free) + len(self._aged)
 
     def pages_for(self, tokens: int) -> int:
-        """Pages that `tokens` tokens fill, the last one perhaps in part."""
+        """Return the pages that `tokens` tokens need."""
         return -(-tokens // self.page_size)
 
     def on_evict(self, forget: Callable[[int], None]) -> None:
-        """Name who is told that a cached page is about to be reused."""
+        """Set the function that is called when a cached page is evicted."""
         self._forget = forget
 
     def allocate(self, count: int) -> list[int]:
-        """Take `count` pages with one reference each: all of them or none (OutOfPages)."""
+        """Take `count` pages with one reference each. Raises OutOfPages, without taking any, if too few exist."""
         if count > self.available:
             raise OutOfPages(
                 "the cache has no page left",
@@ -82,15 +81,15 @@ class PagePool:
         return pages
 
     def take_stale(self) -> list[int]:
-        """Pages allocated since the last call that hold an earlier owner's values.
+        """Return the pages allocated since the last call that hold values of an earlier owner.
 
-        They are cleared before use: a NaN left behind would reach the next owner through masked places.
+        They must be cleared before use: a stale NaN would reach the new owner through masked positions.
         """
         stale, self._stale = self._stale, []
         return stale
 
     def share(self, pages: Sequence[int]) -> None:
-        """Add one reference to each page; a cached page is used again from now on."""
+        """Add one reference to each page. A cached page becomes used."""
         for page in pages:
             if self.refs[page] == 0:
                 assert page in self._aged, f"page {page} is free and cannot be shared"
@@ -114,12 +113,12 @@ class PagePool:
                 self._free.append(page)
 
     def keep(self, page: int) -> None:
-        """Keep a used page's contents after its last table lets go (the prefix cache knows it)."""
+        """Keep a used page as cached once its last table releases it."""
         assert self.refs[page] > 0, f"page {page} is not in use"
         self._known[page] = 1
 
     def drop(self, page: int) -> None:
-        """The prefix cache no longer knows this page."""
+        """Note that the prefix cache has forgotten a page."""
         self._known[page] = 0
         if page in self._aged:
             del self._aged[page]
@@ -133,4 +132,4 @@ class PagePool:
 
 
 def _ignore(page: int) -> None:
-    """Without a prefix cache nobody needs to know."""
+    """Ignore an eviction, without a prefix cache."""

@@ -1,6 +1,6 @@
-"""Page tables of all slots as flat arrays: which page holds which tokens. Owned by the KV engine.
+"""Page tables of all slots, as flat arrays. Owned by the KV engine.
 
-The decode loop tests `length < capacity` for all rows at once and calls `ensure` only where that fails.
+The decode loop tests `length < capacity` for all slots at once and calls `ensure` only where that fails.
 """
 
 from __future__ import annotations
@@ -14,43 +14,43 @@ from mstar_core.errors import TooLarge
 
 
 class PageCopy(NamedTuple):
-    """A page whose contents must be copied on the device before the next write."""
+    """A page that must be copied on the device before the next write."""
 
     source: int
     target: int
 
 
 class PageTables:
-    """One table per slot.
+    """One page table per slot.
 
-    ids: int32 [rows, max_pages], page numbers in token order. count: int32 [rows], pages held.
-    length: int64 [rows], tokens in the cache. capacity: int64 [rows], tokens up to which the row may write as it is.
+    ids: int32 [slots, max_pages], page numbers in token order. count: int32 [slots], pages held.
+    length: int64 [slots], tokens in the cache. capacity: int64 [slots], tokens that fit without another `ensure`.
     """
 
-    def __init__(self, pool: PagePool, rows: int, max_tokens: int) -> None:
+    def __init__(self, pool: PagePool, slots: int, max_tokens: int) -> None:
         self.pool = pool
         self.max_tokens = max_tokens
-        self.ids = np.zeros((rows, pool.pages_for(max_tokens)), dtype=np.int32)
-        self.count = np.zeros(rows, dtype=np.int32)
-        self.length = np.zeros(rows, dtype=np.int64)
-        self.capacity = np.zeros(rows, dtype=np.int64)
+        self.ids = np.zeros((slots, pool.pages_for(max_tokens)), dtype=np.int32)
+        self.count = np.zeros(slots, dtype=np.int32)
+        self.length = np.zeros(slots, dtype=np.int64)
+        self.capacity = np.zeros(slots, dtype=np.int64)
 
-    def pages(self, row: int) -> list[int]:
-        """The pages of a row, first token first."""
-        found: list[int] = self.ids[row, : self.count[row]].tolist()
+    def pages(self, slot: int) -> list[int]:
+        """Return the pages of a slot, in token order."""
+        found: list[int] = self.ids[slot, : self.count[slot]].tolist()
         return found
 
-    def missing(self, row: int, tokens: int) -> int:
-        """Pages that `ensure` would allocate to make `tokens` more tokens writable."""
-        wanted = self.pool.pages_for(int(self.length[row]) + tokens)
-        return max(0, wanted - int(self.count[row])) + (self._shared_tail(row) is not None)
+    def missing(self, slot: int, tokens: int) -> int:
+        """Return the pages that `ensure` would allocate for `tokens` more tokens."""
+        wanted = self.pool.pages_for(int(self.length[slot]) + tokens)
+        return max(0, wanted - int(self.count[slot])) + (self._shared_tail(slot) is not None)
 
-    def ensure(self, row: int, tokens: int) -> list[PageCopy]:
-        """Make room for `tokens` more tokens and give the page copies to do first.
+    def ensure(self, slot: int, tokens: int) -> list[PageCopy]:
+        """Allocate pages for `tokens` more tokens. Returns the page copies that must be done first.
 
-        All or nothing: OutOfPages leaves the row as it was. TooLarge when the row would outgrow its table.
+        Raises OutOfPages, which changes nothing, and TooLarge if the slot would outgrow its table.
         """
-        length = int(self.length[row])
+        length = int(self.length[slot])
         wanted = self.pool.pages_for(length + tokens)
         if length + tokens > self.max_tokens:
             raise TooLarge(
@@ -58,37 +58,37 @@ class PageTables:
                 f"{length} tokens are cached and {tokens} more exceed {self.max_tokens}",
                 "shorten the input or raise max_seq_len",
             )
-        if length + tokens <= self.capacity[row]:
+        if length + tokens <= self.capacity[slot]:
             return []
-        tail = self._shared_tail(row)
-        held = int(self.count[row])
+        tail = self._shared_tail(slot)
+        held = int(self.count[slot])
         extra = max(0, wanted - held)
         fresh = self.pool.allocate(extra + (tail is not None)) if extra or tail is not None else []
         copies = []
         if tail is not None:
             target = fresh.pop()
-            source = int(self.ids[row, tail])
-            self.ids[row, tail] = target
+            source = int(self.ids[slot, tail])
+            self.ids[slot, tail] = target
             self.pool.release([source])
             copies.append(PageCopy(source, target))
         if extra:
-            self.ids[row, held : held + extra] = fresh
-            self.count[row] = held + extra
-        self._pad(row)
-        self.capacity[row] = int(self.count[row]) * self.pool.page_size
+            self.ids[slot, held : held + extra] = fresh
+            self.count[slot] = held + extra
+        self._pad(slot)
+        self.capacity[slot] = int(self.count[slot]) * self.pool.page_size
         return copies
 
-    def adopt(self, row: int, pages: list[int]) -> None:
-        """Begin an empty row with full pages that are already cached. Shares them."""
-        assert self.count[row] == 0, "only an empty row can adopt pages"
+    def adopt(self, slot: int, pages: list[int]) -> None:
+        """Start an empty slot with full pages that are already cached, and share them."""
+        assert self.count[slot] == 0, "only an empty slot can adopt pages"
         self.pool.share(pages)
-        self.ids[row, : len(pages)] = pages
-        self.count[row] = len(pages)
-        self._pad(row)
-        self.length[row] = self.capacity[row] = len(pages) * self.pool.page_size
+        self.ids[slot, : len(pages)] = pages
+        self.count[slot] = len(pages)
+        self._pad(slot)
+        self.length[slot] = self.capacity[slot] = len(pages) * self.pool.page_size
 
     def fork(self, source: int, into: int) -> None:
-        """Make `into` refer to the pages of `source`; the first to write a shared page copies it."""
+        """Make slot `into` share the pages of slot `source`, copy-on-write."""
         self.release(into)
         pages = self.pages(source)[: self.pool.pages_for(int(self.length[source]))]
         self.pool.share(pages)
@@ -96,33 +96,33 @@ class PageTables:
         self.count[into] = len(pages)
         self._pad(into)
         self.length[into] = self.length[source]
-        # Neither may write into the shared tail, nor past it, before `ensure` has looked.
+        # Both must call `ensure` before they write into the shared tail, or past it.
         self.capacity[into] = self.length[into]
         self.capacity[source] = self.length[source]
 
-    def truncate(self, row: int, tokens: int) -> None:
-        """Forget the last `tokens` tokens and give back the pages that only they filled."""
-        self.length[row] -= tokens
-        kept = self.pool.pages_for(int(self.length[row]))
-        self.pool.release(self.ids[row, kept : self.count[row]].tolist())
-        self.count[row] = kept
-        self._pad(row)
-        # The tail may be shared by now: `ensure` has to look before the next write.
-        self.capacity[row] = self.length[row]
+    def truncate(self, slot: int, tokens: int) -> None:
+        """Remove the last `tokens` tokens and release the pages that only they filled."""
+        self.length[slot] -= tokens
+        kept = self.pool.pages_for(int(self.length[slot]))
+        self.pool.release(self.ids[slot, kept : self.count[slot]].tolist())
+        self.count[slot] = kept
+        self._pad(slot)
+        # The tail may be shared: the next write must call `ensure` first.
+        self.capacity[slot] = self.length[slot]
 
-    def release(self, row: int) -> None:
-        """Give back every page of a row."""
-        self.pool.release(self.pages(row))
-        self.count[row] = self.length[row] = self.capacity[row] = 0
+    def release(self, slot: int) -> None:
+        """Release every page of a slot."""
+        self.pool.release(self.pages(slot))
+        self.count[slot] = self.length[slot] = self.capacity[slot] = 0
 
-    def _pad(self, row: int) -> None:
-        # Batched reads run past a row's last page: they must meet this row's own values, not a stranger's.
-        self.ids[row, self.count[row] :] = self.ids[row, 0]
+    def _pad(self, slot: int) -> None:
+        # Batched reads go past the last page of a slot, and must not read pages of other requests there.
+        self.ids[slot, self.count[slot] :] = self.ids[slot, 0]
 
-    def _shared_tail(self, row: int) -> int | None:
-        """Index of the partly filled page when other tables refer to it too."""
-        length = int(self.length[row])
+    def _shared_tail(self, slot: int) -> int | None:
+        """Return the index of the partly filled page if it is shared, else None."""
+        length = int(self.length[slot])
         index = length // self.pool.page_size
-        if length % self.pool.page_size == 0 or index >= self.count[row]:
+        if length % self.pool.page_size == 0 or index >= self.count[slot]:
             return None
-        return index if self.pool.refs[self.ids[row, index]] > 1 else None
+        return index if self.pool.refs[self.ids[slot, index]] > 1 else None

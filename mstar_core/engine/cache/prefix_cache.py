@@ -1,7 +1,7 @@
-"""Which full pages hold which content, so that equal prefixes are computed once. Owned by the KV engine.
+"""Prefix cache: finds full pages by a hash of their content, so that equal prefixes are computed once.
 
-A page's key hashes its own ids, their segment's seed (kind, media) and the key of the page before it. The branch
-is not part of it: equal content is equal on every branch.
+A page's key hashes its ids, their segment's seed (kind, media) and the key of the page before. The branch is not part
+of the key, because equal content is equal on every branch. Owned by the KV engine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ DIGEST_BYTES = 16
 
 
 class ContentChain:
-    """Running page keys of one branch. Fed with every segment in order; ends at one that may not be cached."""
+    """Running page keys of one branch, extended by every segment in order up to one that may not be cached."""
 
     def __init__(self, page_size: int) -> None:
         self.keys: list[bytes] = []
@@ -27,7 +27,7 @@ class ContentChain:
         self._hash = hashlib.blake2b(digest_size=DIGEST_BYTES)
 
     def extend(self, ids: np.ndarray, seed: bytes | None) -> None:
-        """Add a segment. ids: int32 [n]; seed: what else decides its content, None = nothing after this is cached."""
+        """Add a segment. ids: int32 [n]; seed: what else determines its content, None = end of the cacheable prefix."""
         if seed is None or not self.is_open:
             self.is_open = False
             return
@@ -44,7 +44,7 @@ class ContentChain:
                 self._turn_page()
 
     def copy(self) -> ContentChain:
-        """The same chain for a forked branch."""
+        """Return a copy for a forked branch."""
         twin = ContentChain(self._page_size)
         twin.keys, twin.is_open, twin._filled = list(self.keys), self.is_open, self._filled
         twin._hash = self._hash.copy()
@@ -58,7 +58,7 @@ class ContentChain:
 
 
 class PrefixCache:
-    """Key of a full page -> page. Pages are kept by the pool until it needs them."""
+    """Map from keys to full pages, which the pool keeps until it needs them."""
 
     def __init__(self, pool: PagePool) -> None:
         self._pool = pool
@@ -70,7 +70,7 @@ class PrefixCache:
         return len(self._page_of)
 
     def match(self, keys: Sequence[bytes], tokens: int) -> list[int]:
-        """Pages of the longest cached prefix of `keys` that leaves at least one of `tokens` to compute."""
+        """Return the pages of the longest cached prefix that leaves at least one of `tokens` to compute."""
         most = (tokens - 1) // self._pool.page_size
         pages = []
         for key in keys[:most]:
@@ -81,7 +81,7 @@ class PrefixCache:
         return pages
 
     def insert(self, keys: Sequence[bytes], pages: Sequence[int]) -> None:
-        """Remember full pages in use. A key that is known already keeps its first page."""
+        """Add full pages in use. A known key keeps its first page."""
         for key, page in zip(keys, pages, strict=False):
             if key in self._page_of or page in self._key_of:
                 continue
@@ -90,7 +90,7 @@ class PrefixCache:
             self._pool.keep(page)
 
     def clear(self) -> None:
-        """Forget everything; pages in use stay with their tables."""
+        """Remove all entries. Pages in use stay with their tables."""
         for page in list(self._key_of):
             self._pool.drop(page)
         self._page_of.clear()

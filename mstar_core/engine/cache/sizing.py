@@ -1,25 +1,165 @@
-"""How many pages a node's cache gets: from the config or from its budget, checked before anything is allocated.
-
-Called when a worker starts, after the weights are loaded.
-"""
+"""Sizes of KV pools: the memory budget of a rank, its division among nodes, and the pages of each node."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
-from mstar_core.engine.cache.budget import mib
+import torch
+
 from mstar_core.errors import ConfigError, StartError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     import torch
 
     from mstar_core.graph.spec.nodes import KVSpec
 
+CPU_POOL_BYTES: Final = 2 << 30
+"""Most host memory that the pools of a CPU rank may take."""
+
+CUDA_RESERVE_BYTES: Final = 2 << 30
+"""Memory that pools leave free on a GPU by default, for its context, CUDA graphs, workspaces and activations."""
+
+
+@runtime_checkable
+class NeedsMemory(Protocol):
+    """A module whose largest step needs more memory than the reserve."""
+
+    def working_bytes(self, tokens: int) -> int:
+        """Return the bytes of the largest step besides weights and cache: intermediate values and outputs.
+
+        tokens: most tokens of one step, at a node with a cache.
+        """
+        ...
+
+
+def working_bytes(modules: Iterable[object], tokens: int) -> int:
+    """Return the working memory of all nodes of a rank, whose steps may overlap."""
+    return sum(module.working_bytes(tokens) for module in modules if isinstance(module, NeedsMemory))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """One rank's memory in bytes. fraction: the rank's share of total_bytes, weights, reserve and working included.
+
+    A rank counts from its share of the whole device, because other ranks and processes may use it too.
+    free_bytes: free now, whichever process uses the rest. working_bytes: memory of the largest steps.
+    """
+
+    device: str
+    total_bytes: int
+    free_bytes: int
+    fraction: float
+    weights_bytes: int = 0
+    reserve_bytes: int = 0
+    working_bytes: int = 0
+
+    @property
+    def pool_bytes(self) -> int:
+        """Bytes for all pools of the rank; negative if the rest alone exceeds the share."""
+        share = int(self.total_bytes * self.fraction)
+        return share - self.weights_bytes - self.reserve_bytes - self.working_bytes
+
+    @property
+    def sum_text(self) -> str:
+        """The sum as text: `0.85 of 81,079 MiB on cuda:0, less 7,814 MiB of weights and 2,048 MiB of reserve`."""
+        text = f"{self.fraction:.4g} of {mib(self.total_bytes)} on {self.device}"
+        sizes = {"weights": self.weights_bytes, "reserve": self.reserve_bytes, "largest steps": self.working_bytes}
+        less = [f"{mib(size)} of {word}" for word, size in sizes.items() if size]
+        *first, last = less or [""]
+        return f"{text}, less {' and '.join(filter(None, [', '.join(first), last]))}" if less else text
+
+    def check(self) -> Budget:
+        """Return itself. Raises StartError, with the sizes, if nothing is left for pools."""
+        if self.pool_bytes <= 0:
+            raise StartError(
+                f"no memory is left for a cache on {self.device}",
+                f"{self.sum_text}, leaves nothing",
+                "raise kv_cache.memory_fraction or the group's memory_fraction, lower kv_cache.reserve_bytes, or place "
+                "fewer nodes on this device",
+                phase="kv",
+            )
+        return self
+
+    def check_free(self, pools_bytes: int) -> None:
+        """Raise StartError, with the sizes, if pools of this size do not fit the free memory."""
+        if pools_bytes > self.free_bytes:
+            fits = max(0.0, (self.free_bytes + self.weights_bytes) / self.total_bytes)
+            raise StartError(
+                f"other processes use memory of {self.device} that the caches need",
+                f"caches of {mib(pools_bytes)} fit the share ({self.sum_text}), and {mib(self.free_bytes)} are free",
+                f"free the device, or let the rank count on {int(fits * 100) / 100:.2f} of it "
+                "(kv_cache.memory_fraction, or the group's memory_fraction), or fix kv_cache.tokens",
+                phase="kv",
+            )
+
+
+def rank_budget(
+    device: torch.device, fraction: float, reserve_bytes: int | None = None, working_bytes: int = 0
+) -> Budget:
+    """Return the budget of a rank whose weights are loaded. reserve_bytes None: the device's default.
+
+    working_bytes: counted on a GPU only; the pools of a CPU rank are small beside the host's memory.
+    """
+    if device.type == "cuda":
+        # Memory that only torch's allocator holds is not reported as free.
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(device)
+        return Budget(
+            device=str(device), total_bytes=int(total), free_bytes=int(free), fraction=fraction,
+            weights_bytes=torch.cuda.memory_reserved(device),
+            reserve_bytes=CUDA_RESERVE_BYTES if reserve_bytes is None else reserve_bytes,
+            working_bytes=working_bytes,
+        )  # fmt: skip
+    free = min(_host_free(), CPU_POOL_BYTES)
+    return Budget(
+        device="the host", total_bytes=free, free_bytes=free, fraction=fraction, reserve_bytes=reserve_bytes or 0
+    )
+
+
+def node_shares(nodes: Sequence[str], declared: Mapping[str, float]) -> dict[str, float]:
+    """Return each KV node's share of its rank's pools. Nodes without a declared share divide the rest evenly.
+
+    Raises ConfigError, with the numbers, if the declared shares exceed 1 or leave nothing for the others.
+    """
+    given = {node: declared[node] for node in nodes if node in declared}
+    others = [node for node in nodes if node not in declared]
+    total = sum(given.values())
+    parts = " + ".join(f"{node} {share:g}" for node, share in given.items())
+    if total > 1 + 1e-9:
+        raise ConfigError(
+            f"kv_cache.share gives away {total:g} of a rank's cache", parts, "at most 1 together", key="kv_cache.share"
+        )
+    if others and total > 1 - 1e-9:
+        raise ConfigError(
+            f"kv_cache.share leaves nothing for {', '.join(others)}", parts,
+            "lower the shares, or declare one for each node of the rank", key="kv_cache.share",
+        )  # fmt: skip
+    return {**given, **{node: (1 - total) / len(others) for node in others}}
+
+
+def mib(size: int) -> str:
+    """Return a size as text in MiB."""
+    return f"{size / (1 << 20):,.0f} MiB"
+
+
+def _host_free() -> int:
+    return next(_available(), CPU_POOL_BYTES)
+
+
+def _available() -> Iterator[int]:
+    with open("/proc/meminfo", encoding="ascii") as lines:
+        for line in lines:
+            if line.startswith("MemAvailable:"):
+                yield int(line.split()[1]) * 1024
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolRequest:
-    """What the config says: pages or tokens fix the size, else the node takes what it is given."""
+    """Pool size from the config: pages or tokens fix it, else the node takes its whole share."""
 
     page_size: int = 16
     pages: int | None = None
@@ -28,7 +168,7 @@ class PoolRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolPlan:
-    """A pool that fits. size_bytes: of all layers; why: where the number comes from, and why_free the limit of it."""
+    """A pool that fits. size_bytes: of all layers; why: the origin of its size; why_free: that of its limit."""
 
     pages: int
     page_size: int
@@ -38,7 +178,7 @@ class PoolPlan:
 
     @property
     def tokens(self) -> int:
-        """Tokens that the pool holds."""
+        """Tokens that fit the pool."""
         return self.pages * self.page_size
 
     @property
@@ -51,11 +191,11 @@ def plan_pool(
     spec: KVSpec, request: PoolRequest, *, node: str, dtype: torch.dtype, free_bytes: int, longest: int,
     most_tokens: int | None = None, why_free: str = "",
 ) -> PoolPlan:  # fmt: skip
-    """Size the pool of one node.
+    """Return the size of one node's pool.
 
-    free_bytes: what this node may take at most; why_free: where that comes from, for errors. longest: tokens of the
-    longest sequence to be served. most_tokens: more is never needed (all slots at full length), and not taken.
-    Raises ConfigError for contradicting settings and StartError, with the numbers, when it cannot fit.
+    free_bytes: its limit; why_free: the origin of the limit, for errors. longest: tokens of the longest sequence.
+    most_tokens: tokens of all slots at full length; a larger pool is never needed.
+    Raises ConfigError for contradicting settings and StartError, with the numbers, if it cannot fit.
     """
     page_size = spec.page or request.page_size
     if page_size < 1:

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from mstar_core.engine.attention.static import Staging
+from mstar_core.engine.cache import slot_update
 from mstar_core.engine.cuda_graphs.cache import Size, StaticStep
-from mstar_core.engine.kv import advance
 from mstar_core.engine.sampling import rng
 from mstar_core.engine.sampling.logit_subset import Columns
 from mstar_core.engine.sampling.static_sampler import StaticSampler, parameter_fields, parameter_values
@@ -83,11 +83,11 @@ class DecodeStep(StaticStep[dict[str, "Tensor"]]):
     def forward(self) -> dict[str, Tensor]:
         """Run the step. Returns the drawn ids, int64 [count], and the module's outputs of one row per sequence."""
         node, rows = self._node, self._parameters.device["slots"]
-        ports = {node.id_port: advance.last_ids(node.slots, rows)}
+        ports = {node.id_port: slot_update.next_ids(node.slots, rows)}
         outputs = node.module(kv=self.attention.view, positions=self._staging.device["positions"], **ports)
         drawn = self.sampler.draw(node.module.head(outputs["hidden"]))
         kept = {port: value for port, value in outputs.items() if value.dim() and value.shape[0] == self._count}
-        return {**kept, DRAWN: advance.advance(node.slots, rows, drawn, sees=node.sees)}
+        return {**kept, DRAWN: slot_update.commit_ids(node.slots, rows, drawn, sees=node.sees)}
 
 
 class DecodeSteps:

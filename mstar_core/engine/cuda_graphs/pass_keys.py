@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from mstar_core.engine.ports import keyword
+from mstar_core.engine.jobs import keyword
 from mstar_core.engine.transfers import SMALL_BYTES
 from mstar_core.graph.spec.nodes import STEP
 

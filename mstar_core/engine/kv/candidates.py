@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 from mstar_core.engine.base import Done, StepResult
 from mstar_core.engine.cache.prefix_cache import ContentChain
+from mstar_core.engine.jobs import CandidateInputs
 from mstar_core.engine.kv.sequence import Branch, CandidateGroup, CandidateJob, KVRequest, stack_ports
-from mstar_core.engine.ports import CandidateInputs
 from mstar_core.errors import EngineError, TooLarge
 from mstar_core.graph.spec.nodes import STEP
 

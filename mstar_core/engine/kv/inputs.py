@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from mstar_core.engine.jobs import accepts, keyword
 from mstar_core.engine.kv.batch import chunk_positions
 from mstar_core.engine.kv.sequence import ForwardPass, Logged, Position
-from mstar_core.engine.ports import accepts, keyword
 from mstar_core.engine.transfers import is_small_on_host, upload
 from mstar_core.errors import EngineError
 from mstar_core.graph.spec.nodes import STEP, Attend, PortType
@@ -38,7 +38,7 @@ MOST_FORMS: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """How inputs of certain shapes are taken. words: input name and keyword; the others as in `ForwardPass`."""
+    """Layout of inputs of certain shapes. words: input name and keyword; the others as in `ForwardPass`."""
 
     words: tuple[tuple[str, str], ...]
     axes: dict[str, int | None]

@@ -13,8 +13,8 @@ import torch
 
 from mstar_core.engine.base import Done, Emission
 from mstar_core.engine.cache.slots import NO_ID
+from mstar_core.engine.jobs import carried_values, no_start, stops
 from mstar_core.engine.kv.sequence import Branch, CandidateJob, ForwardPass, Logged, LoopState, RollbackPoint
-from mstar_core.engine.loop_rules import carried_values, no_start, stops
 from mstar_core.errors import EngineError, TooLarge
 from mstar_core.graph.spec.nodes import MAIN, STEP
 

@@ -1,7 +1,7 @@
-"""The stateless engine: a NodeRunner for nodes that keep nothing between firings. Used by the worker's loop.
+"""Engine for nodes without a cache: a NodeRunner. Used by the worker's loop.
 
-Rows whose inputs agree in shape run together, the most urgent first. A request's own jobs keep their order. On CUDA
-the steps run on a stream of their own, beside what the worker's stream does.
+Jobs whose inputs agree in shape share a batch, the most urgent first; jobs of one request keep their order. On CUDA,
+steps run on a stream of their own, beside the worker's.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 import heapq
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -18,11 +18,9 @@ import torch
 
 from mstar_core.engine.base import Done, Emission, Failed, Handle, MemoryUse, Pressure, StepResult
 from mstar_core.engine.failures import node_error
-from mstar_core.engine.loop_rules import carried_values, stops
-from mstar_core.engine.ports import CandidateInputs, accepts, declares, keyword
+from mstar_core.engine.jobs import CandidateInputs, accepts, carried_values, declares, keyword, stops
 from mstar_core.engine.sampling.sampler import to_int64
 from mstar_core.engine.stateless.inputs import BatchPorts, Number, is_on_gpu
-from mstar_core.engine.stateless.running import StatelessRunning, stays
 from mstar_core.engine.transfers import HostRing
 from mstar_core.errors import EngineError, MstarError
 from mstar_core.graph.spec.nodes import STEP
@@ -35,25 +33,26 @@ if TYPE_CHECKING:
     from mstar_core.engine.kv.model_runner import Faults
     from mstar_core.graph.spec.nodes import NodeSpec
 
-MOST_TOGETHER: Final = 32
-"""Rows for which no step waits any more: 64 windows of a codec cost 0.040 ms each, 32 cost 0.043, 8 cost 0.061."""
+FULL_BATCH: Final = 32
+"""Items of a batch that is not delayed: 64 codec windows take 0.040 ms each, 32 take 0.043, 8 take 0.061."""
 
-SHARE_TOGETHER: Final = 4
-"""A step may wait until one in so many of the open requests has a row."""
+WAITING_SHARE: Final = 4
+"""A step may be delayed until one in so many of the open requests has a job."""
 
-AHEAD_S: Final = 0.1
-"""Sound that every client of a waiting row must have in hand."""
+PLAYBACK_AHEAD_S: Final = 0.1
+"""Playback that every waiting request must have buffered for a step to be delayed."""
 
 PATIENCE_S: Final = 0.02
-"""How long a row waits for others at most."""
+"""Longest delay of a step."""
 
 
 @dataclass(slots=True)
 class _Entry:
-    """A job in the queue. carried: what a loop's next iteration takes in place of its inputs.
+    """A job in the queue. carried: values that replace inputs in the next iteration of its loop.
 
-    rank: small goes first, by urgency, then age. width: batch rows; dealt: inputs that hold a value for each. key: what
-    may share its batch, None where that changes from firing to firing. made: when its inputs on the device are there.
+    rank: small goes first, by urgency, then age. width: batch items; split: inputs with one value per item.
+    key: what jobs of one batch share, None where it changes with each iteration. made: event after which its inputs on
+    the device are ready.
     """
 
     job: Job
@@ -64,44 +63,90 @@ class _Entry:
     iteration: int = 0
     rank: tuple[float, int] = (0.0, 0)
     width: int = 1
-    dealt: frozenset[str] = frozenset()
+    split: frozenset[str] = frozenset()
     key: tuple[object, ...] | None = None
     made: torch.cuda.Event | None = None
 
 
 @dataclass(slots=True)
 class _Request:
-    """What is known of a request here. fired: firings so far; held: what carried ports last held."""
+    """An open request. runs: jobs and iterations run so far; last_values: last value of each output."""
 
     handle: Handle
     seed: int
     queue: deque[_Entry] = field(default_factory=deque)
-    held: dict[str, Tensor] = field(default_factory=dict)
-    fired: int = 0
+    last_values: dict[str, Tensor] = field(default_factory=dict)
+    runs: int = 0
     is_failed: bool = False
+
+
+@dataclass(slots=True)
+class StatelessStep:
+    """A step in flight. finished: event at its end, None on a CPU. stays: only the device reads its outputs.
+
+    before: the end of the step before. A step that stays is collected from then on, so at most one of them runs ahead
+    of the device.
+    """
+
+    result: StepResult
+    started: float
+    finished: torch.cuda.Event | None = None
+    stays: bool = False
+    before: torch.cuda.Event | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it can be collected without waiting."""
+        awaited = self.before if self.stays else self.finished
+        return awaited is None or awaited.query()
+
+    def hand_over(self, device: torch.device) -> None:
+        """Make its outputs ready: the host waits for those that it reads, the worker's stream for those that stay.
+
+        All readers, copies to the host and to other ranks included, use the worker's stream. The memory of an output is
+        not reused before that stream has passed its readers, even if the request is gone by then.
+        """
+        if self.finished is None:
+            return
+        main = torch.cuda.current_stream(device)
+        if self.stays:
+            main.wait_event(self.finished)
+        else:
+            self.finished.synchronize()
+        for outputs in (item.outputs for items in (self.result.done, self.result.emissions) for item in items):
+            for value in outputs.values():
+                if value.is_cuda:
+                    value.record_stream(main)
+
+
+def stays(result: StepResult, ports: Set[str]) -> bool:
+    """Return whether a step gives nothing but outputs on these ports, which nodes of its device read."""
+    if not ports or not result.done or result.failed or result.emissions:
+        return False
+    return all(done.outputs and done.outputs.keys() <= ports for done in result.done)
 
 
 class StatelessEngine:
     """Runs one stateless node on one device. Owned by the worker; every call comes from its one thread.
 
-    A module may name `host_ports`, inputs that it wants on the host: it gets them as numpy arrays [B, ...] (a list of B
-    where their shapes differ), numbers as int64 (booleans too) or float64; and `listed_ports`, inputs that it gets as a
-    list of B tensors, which are large and not copied together. It may name `host_outputs`, outputs that
-    leave the GPU in one copy per step: those of a job are views of memory that serves again three steps later, and are
-    to be copied by then. A module on CUDA may keep an output in one place, where the next step overwrites it.
-    It may name `device_outputs`, outputs that nodes of this device go on with, in memory of their own: a step that
-    gives nothing else is done when the one before it is, and what takes its outputs is launched behind it.
-    `idle() -> bool` of a module is work for moments without any, `counters()` what it counts. `compile_later()` runs
-    what it is still to capture, see CompilesLater, and `graph_counts` is what its graphs count in.
-
     The module's forward gets each port stacked on a leading batch dimension: [B, ...] (numbers: [B]), or a list of B
     tensors for a port outside `spec.batch_key`, or in `spec.ragged`, whose shapes differ. It returns [B, ...] or a list
-    of B per port, with None for a row that does not produce it. A forward that names `seeds` or `counters` gets them as
-    int64 [B]: the request's seed, and how many firings of this node the request had before this one.
+    of B per port, with None for an item that does not produce it. A forward that names `seeds` or `counters` gets them
+    as int64 [B]: the request's seed, and how often this node has run for the request before.
 
-    A job of several rows brings values for each on its inputs' first axis, or one for all; a node with `per="request"`
-    gets them as one batch row, any other as that many. Where no input has a value for each row there is nothing to do
-    more than once: the job is one batch row, and what it gives is every row's.
+    A job of several candidates brings values for each on its inputs' first axis, or one for all. A node with
+    `per="request"` gets them as one batch item, any other as that many. If no input has a value for each, the job is
+    one batch item and its outputs belong to all candidates.
+
+    Optional attributes of the module:
+    - host_ports: inputs that stay on the host, as numpy arrays [B, ...] (a list of B where shapes differ); numbers as
+      int64 (booleans too) or float64.
+    - listed_ports: inputs given as a list of B tensors, because they are too large to stack.
+    - host_outputs: outputs that are copied to the host, one copy per step, into buffers that are reused three steps
+      later. On CUDA the module may compute such an output in a buffer that its next step overwrites.
+    - device_outputs: outputs that other nodes of this device read, in memory of their own. A step that gives nothing
+      else is done when the one before it is; its readers are launched behind it.
+    - idle() -> bool, counters(), compile_later(), graph_counts: see WorksWhenIdle, ReportsCounters, CompilesLater.
     """
 
     def __init__(
@@ -121,13 +166,13 @@ class StatelessEngine:
         self._ports = BatchPorts(spec, module, device, dtype)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._takes_step = accepts(module, keyword(STEP))
-        self._wants_seeds = declares(module, "seeds")
-        self._wants_counters = declares(module, "counters")
+        self._takes_seeds = declares(module, "seeds")
+        self._takes_counters = declares(module, "counters")
         self._host_outputs: frozenset[str] = frozenset(getattr(module, "host_outputs", ()))
         self._device_outputs: frozenset[str] = frozenset(getattr(module, "device_outputs", ()))
         self._rings = {port: HostRing() for port in self._host_outputs} if self._stream is not None else {}
         self._requests: dict[Handle, _Request] = {}
-        self._in_flight: list[StatelessRunning] = []
+        self._in_flight: list[StatelessStep] = []
         self._last: torch.cuda.Event | None = None
         self._ready = StepResult()
         self._submitted = 0
@@ -158,7 +203,7 @@ class StatelessEngine:
         request.queue.append(entry)
 
     def fork(self, handle: Handle, source: str, into: str) -> None:
-        """Nothing is kept, so there is nothing to fork."""
+        """See NodeRunner: nothing is kept, so nothing is forked."""
 
     def close(self, handle: Handle) -> None:
         """See NodeRunner."""
@@ -175,12 +220,12 @@ class StatelessEngine:
                 urgency = max(urgency, -request.queue[0].rank[0])
         if len(self._in_flight) > self._lookahead:
             return Pressure(waiting=ready + ended)
-        few = ready < min(MOST_TOGETHER, len(self._requests) // SHARE_TOGETHER)
-        is_patient = few and not ended and urgency < -AHEAD_S and self._clock() - oldest < PATIENCE_S
+        few = ready < min(FULL_BATCH, len(self._requests) // WAITING_SHARE)
+        is_patient = few and not ended and urgency < -PLAYBACK_AHEAD_S and self._clock() - oldest < PATIENCE_S
         feeds = bool(self._device_outputs) and not ended
         return Pressure(ready=ready + ended, oldest_s=oldest, is_patient=is_patient, feeds=feeds)
 
-    def launch(self) -> StatelessRunning | None:
+    def launch(self) -> StatelessStep | None:
         """See NodeRunner."""
         if len(self._in_flight) > self._lookahead:
             return None
@@ -193,22 +238,22 @@ class StatelessEngine:
             self._await_inputs(batch)
             self._run(result, batch)
             finished = None if self._stream is None else self._stream.record_event()
-        running = StatelessRunning(result, started, finished, stays(result, self._device_outputs), self._last)
+        running = StatelessStep(result, started, finished, stays(result, self._device_outputs), self._last)
         self._last = finished
         self._in_flight.append(running)
         return running
 
     def is_done(self, running: Running) -> bool:
         """See NodeRunner."""
-        assert isinstance(running, StatelessRunning)
+        assert isinstance(running, StatelessStep)
         return running.is_done
 
     def collect(self, running: Running) -> StepResult:
         """See NodeRunner. Steps must be collected in launch order."""
-        assert isinstance(running, StatelessRunning) and self._in_flight and self._in_flight[0] is running
+        assert isinstance(running, StatelessStep) and self._in_flight and self._in_flight[0] is running
         self._in_flight.pop(0)
         result = running.result
-        running.take_over(self._device)
+        running.hand_over(self._device)
         result.done = [done for done in result.done if done.job.handle in self._requests]
         result.failed = [failed for failed in result.failed if failed.job.handle in self._requests]
         result.emissions = [item for item in result.emissions if item.job.handle in self._requests]
@@ -216,11 +261,11 @@ class StatelessEngine:
         return result
 
     def memory(self) -> MemoryUse:
-        """See NodeRunner: nothing is held."""
+        """See NodeRunner: it has no cache."""
         return MemoryUse()
 
     def idle(self) -> bool:
-        """Do one piece of the module's background work, where it has any. True when more is left."""
+        """See WorksWhenIdle: does one piece of the module's background work."""
         work = getattr(self._module, "idle", None)
         if not callable(work):
             return False
@@ -228,7 +273,7 @@ class StatelessEngine:
             return bool(work())
 
     def compile_later(self) -> None:
-        """See CompilesLater: what the module does for it, if anything."""
+        """See CompilesLater: forwarded to the module."""
         work = getattr(self._module, "compile_later", None)
         if callable(work):
             with torch.inference_mode(), self._on_stream():
@@ -236,29 +281,29 @@ class StatelessEngine:
 
     @property
     def graph_counts(self) -> GraphCounts | None:
-        """Those of the module's graphs, where it tells them."""
+        """Counts of the module's graphs, if it has any."""
         found: GraphCounts | None = getattr(self._module, "graph_counts", None)
         return found
 
     def counters(self) -> dict[str, float]:
-        """See Counted: what the module counts, where it counts anything."""
+        """See ReportsCounters: counters of the module."""
         counts = getattr(self._module, "counters", None)
         return dict(counts()) if callable(counts) else {}
 
-    # -- streams of the device ---------------------------------------------------------------------------------------
+    # -- the engine's stream -----------------------------------------------------------------------------------------
 
     def _on_stream(self) -> contextlib.AbstractContextManager[object]:
         return contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def _taken(self, name: str, value: Tensor | Number) -> Tensor | Number:
-        """See BatchPorts. What comes from the host travels on the own stream: the worker's may be long busy."""
-        if not self._ports.is_sent(name, value):  # to enter a stream costs more than all the rest here
+        """See BatchPorts. Uploads use the engine's stream, because the worker's may be busy for long."""
+        if not self._ports.is_sent(name, value):  # entering a stream costs more than the rest
             return self._ports.taken(name, value)
         with self._on_stream():
             return self._ports.taken(name, value)
 
     def _await_inputs(self, batch: list[_Entry]) -> None:
-        """Let the own stream wait for inputs that the worker's stream makes; the host does not."""
+        """Make the engine's stream, not the host, wait for inputs that the worker's stream computes."""
         if self._stream is None:
             return
         for entry in batch:
@@ -272,7 +317,7 @@ class StatelessEngine:
     # -- forming a batch ---------------------------------------------------------------------------------------------
 
     def _choose(self) -> list[_Entry]:
-        """The most urgent job and what may run with it, in order; a request's jobs never overtake each other."""
+        """Return the most urgent job and those that can share its batch. Jobs of a request keep their order."""
         heads = []
         for request in self._requests.values():
             if request.queue and self._start(request):
@@ -290,14 +335,13 @@ class StatelessEngine:
                 continue
             key, rows = own, rows + width
             batch.append(request.queue.popleft())
-            # A loop goes on with its own next iteration before anything that was submitted after it, and begins only
-            # when what it may start from is there.
+            # A loop runs before jobs submitted after it, and starts only when earlier jobs have given its values.
             if entry.job.loop is None and request.queue and request.queue[0].job.loop is None:
                 heapq.heappush(heads, (request.queue[0].rank, handle))
         return batch
 
     def _start(self, request: _Request) -> bool:
-        """Prepare the first job of a request; ends loops that have nothing to do. False when none is left."""
+        """Prepare the first job of a request and end loops without iterations. Returns whether a job is left."""
         while request.queue:
             entry = request.queue[0]
             loop = entry.job.loop
@@ -318,7 +362,7 @@ class StatelessEngine:
         loop = entry.job.loop
         assert loop is not None
         given = {name: self._tensor(name, value) for name, value in entry.inputs.items() if name in loop.carry.values()}
-        values = carried_values(loop, given, entry.request.held, self.name)
+        values = carried_values(loop, given, entry.request.last_values, self.name)
         entry.carried = {into: self._tensor(into, value) for into, value in values.items()}
         self._spread(entry, {**entry.inputs, **entry.carried})
         start = {port: entry.carried[into] for port, into in loop.carry.items()}
@@ -329,7 +373,7 @@ class StatelessEngine:
         return Done(job=entry.job, outputs=kept, reason="stop" if is_stopped else "length")
 
     def _given(self, entry: _Entry) -> dict[str, Tensor | Number]:
-        """Inputs of the next firing of a job, with what its loop carries and counts."""
+        """Return the inputs of a job's next run, with the values that its loop carries and the iteration."""
         if entry.job.loop is None:
             return entry.inputs
         ports = {**entry.inputs, **entry.carried}
@@ -338,14 +382,14 @@ class StatelessEngine:
         return ports
 
     def _batch_key(self, entry: _Entry) -> tuple[object, ...]:
-        return self._ports.key(self._given(entry), entry.dealt)
+        return self._ports.key(self._given(entry), entry.split)
 
     # -- running -----------------------------------------------------------------------------------------------------
 
     def _run(self, result: StepResult, batch: list[_Entry]) -> None:
-        """Run a batch, and all iterations of its fused loops; others go back to the head of their queue.
+        """Run a batch, and all iterations of its fused loops. Other loops return to the head of their queue.
 
-        So does a fused loop that tells its iterations: each is told at the end of a step.
+        So does a fused loop that emits, because emissions are reported per step.
         """
         groups = [batch] if batch else []
         while groups:
@@ -362,7 +406,7 @@ class StatelessEngine:
             groups += going.values()
 
     def _isolated(self, result: StepResult, batch: list[_Entry]) -> list[tuple[_Entry, dict[str, Tensor]]]:
-        """Outputs of each job; when a batch fails its jobs run one by one, so that only the bad ones fail."""
+        """Return the outputs of each job. If a batch fails, its jobs run one by one, so that only the bad ones fail."""
         try:
             outputs = self._forward(batch)
         except Exception as error:  # noqa: BLE001 the isolation boundary of a batch
@@ -372,7 +416,7 @@ class StatelessEngine:
                 return []
             return [pair for entry in batch for pair in self._isolated(result, [entry])]
         for entry in batch:
-            entry.request.fired += 1
+            entry.request.runs += 1
         result.rows += sum(entry.width for entry in batch)
         return list(zip(batch, outputs, strict=True))
 
@@ -382,12 +426,12 @@ class StatelessEngine:
         given, rows = [self._given(entry) for entry in batch], [entry.width for entry in batch]
         ports: dict[str, object] = {}
         for name in given[0]:
-            counts = [(entry.width, name in entry.dealt) for entry in batch]
+            counts = [(entry.width, name in entry.split) for entry in batch]
             ports[self._ports.word(name)] = self._ports.stacked(name, [each[name] for each in given], counts)
-        if self._wants_seeds:
-            ports["seeds"] = self._per_row(batch, [entry.request.seed for entry in batch])
-        if self._wants_counters:
-            ports["counters"] = self._per_row(batch, self._counters(batch))
+        if self._takes_seeds:
+            ports["seeds"] = self._per_item(batch, [entry.request.seed for entry in batch])
+        if self._takes_counters:
+            ports["counters"] = self._per_item(batch, self._counters(batch))
         outputs = self._module(**ports)
         if self._stream is not None:
             for port in self._host_outputs & set(outputs):
@@ -395,7 +439,7 @@ class StatelessEngine:
         return self._shares(batch, outputs, rows)
 
     def _to_host(self, port: str, value: Tensor | list[Tensor | None]) -> Tensor | list[Tensor | None]:
-        """An output in pinned memory, there when the step is finished. Rows of different lengths go as one copy too."""
+        """Start copying an output to pinned memory. Items of different lengths share one copy too."""
         ring = self._rings[port]
         if isinstance(value, torch.Tensor):
             return ring.copy(value) if value.is_cuda else value
@@ -407,32 +451,32 @@ class StatelessEngine:
         return [None if row is None else next(parts).view(row.shape) for row in value]
 
     def _counters(self, batch: list[_Entry]) -> list[int]:
-        """Earlier firings of each job's request; jobs of one request count up within the batch."""
+        """Return the earlier runs of each job's request; jobs of one request count up within the batch."""
         ahead: dict[int, int] = {}
         counters = []
         for entry in batch:
-            counters.append(entry.request.fired + ahead.get(entry.request.handle, 0))
+            counters.append(entry.request.runs + ahead.get(entry.request.handle, 0))
             ahead[entry.request.handle] = ahead.get(entry.request.handle, 0) + 1
         return counters
 
-    def _per_row(self, batch: list[_Entry], values: list[int]) -> Tensor:
+    def _per_item(self, batch: list[_Entry], values: list[int]) -> Tensor:
         spread = [value for entry, value in zip(batch, values, strict=True) for _ in range(entry.width)]
         return self._ports.sent(torch.tensor(spread, dtype=torch.int64))
 
     def _shares(
         self, batch: list[_Entry], outputs: dict[str, Tensor | list[Tensor | None]], rows: list[int]
     ) -> list[dict[str, Tensor]]:
-        """What each job gets of a batch's outputs; a row without a port is a job without it."""
+        """Return each job's share of a batch's outputs. An item without a port is a job without it."""
         shares: list[dict[str, Tensor]] = [{} for _ in batch]
         total = sum(rows)
         for port, value in outputs.items():
             if len(value) != total:
                 raise EngineError(
-                    f"node {self.name} gave {port!r} for {len(value)} rows of {total}",
+                    f"node {self.name} gave {port!r} for {len(value)} of {total} batch items",
                     "the first dimension of an output is the batch",
                     node=self.name,
                 )
-            # A view would keep the whole batch alive for as long as one request holds its row.
+            # A view would keep the whole batch alive as long as one request holds its item.
             is_kept_whole = total > 1 and isinstance(value, torch.Tensor) and port not in self._host_outputs
             each = value.unbind(0) if isinstance(value, torch.Tensor) else value
             start = 0
@@ -446,11 +490,11 @@ class StatelessEngine:
         return shares
 
     def _settle(self, result: StepResult, entry: _Entry, outputs: dict[str, Tensor]) -> bool:
-        """Report a firing. True when its loop goes on."""
+        """Report a run. Returns whether its loop goes on."""
         job, loop = entry.job, entry.job.loop
         kept = {port: outputs[port] for port in job.outputs if port in outputs}
         if loop is None:
-            entry.request.held.update(kept)
+            entry.request.last_values.update(kept)
             result.done.append(Done(job=job, outputs=kept))
             return False
         missing = sorted(set(loop.carry) - set(outputs))
@@ -464,12 +508,12 @@ class StatelessEngine:
             values = {port: outputs[port] for port in loop.emit if port in outputs}
             result.emissions.append(Emission(job=job, iteration=entry.iteration, outputs=values))
         entry.iteration += 1
-        entry.dealt |= frozenset(loop.carry.values()) if entry.width > 1 else frozenset()
+        entry.split |= frozenset(loop.carry.values()) if entry.width > 1 else frozenset()
         entry.carried = {into: outputs[port] for port, into in loop.carry.items()}
         is_stopped = loop.stop_port in outputs and stops(loop, outputs[loop.stop_port])
         if not is_stopped and entry.iteration < loop.max_iters:
             return True
-        entry.request.held.update({port: outputs[port] for port in loop.carry})
+        entry.request.last_values.update({port: outputs[port] for port in loop.carry})
         reason = "stop" if is_stopped else "length"
         result.done.append(Done(job=job, outputs=kept, reason=reason, iterations=entry.iteration))
         return False
@@ -484,10 +528,10 @@ class StatelessEngine:
         return taken if isinstance(taken, torch.Tensor) else torch.tensor(taken)
 
     def _spread(self, entry: _Entry, inputs: Mapping[str, Tensor | Number]) -> None:
-        """Find out which inputs hold a value for each row. Raises EngineError for one that fits neither way."""
-        rows = entry.job.rows
-        if rows == 1 or self._spec.per != "row":
+        """Find the inputs with one value per candidate. Raises EngineError for one that fits neither way."""
+        count = entry.job.rows
+        if count == 1 or self._spec.per != "row":
             return
         tensors = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
-        dealt = [name for name, value in tensors.items() if self._candidates.is_split(name, value, rows)]
-        entry.dealt, entry.width = frozenset(dealt), rows if dealt else 1
+        split = [name for name, value in tensors.items() if self._candidates.is_split(name, value, count)]
+        entry.split, entry.width = frozenset(split), count if split else 1

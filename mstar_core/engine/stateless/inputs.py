@@ -1,4 +1,4 @@
-"""How the inputs of a stateless node's jobs become the ports of one batch. Used by the stateless engine."""
+"""Inputs of a stateless node: the inputs of jobs become the ports of one batch. Used by the stateless engine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
-from mstar_core.engine.ports import keyword
+from mstar_core.engine.jobs import keyword
 from mstar_core.engine.transfers import upload
 from mstar_core.graph.spec.nodes import PortType
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from mstar_core.graph.spec.nodes import NodeSpec
 
 SMALL: Final = 65536
-"""Elements up to which an input stays on the host until its batch travels to a GPU together."""
+"""Elements of the largest input that stays on the host until its batch is copied to the GPU as a whole."""
 
 Number = float | int | bool
 
 
 class BatchPorts:
-    """Owned by the engine of one node. Host ports become numpy arrays, the others tensors on the device.
+    """Ports of one node. Host ports become numpy arrays, the others tensors on the device. Owned by the engine.
 
-    Cost model: once per job a key; once per batch and port one array. Numbers of host ports never become tensors.
+    Cost model: one key per job; one array per batch and port. Numbers of host ports never become tensors.
     """
 
     def __init__(self, spec: NodeSpec, module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
@@ -41,11 +41,11 @@ class BatchPorts:
         self._words: dict[str, tuple[str, bool]] = {}
 
     def word(self, name: str) -> str:
-        """The keyword under which the module gets a port."""
+        """Return the keyword of a port in the module's forward."""
         return self._of(name)[0]
 
     def is_host(self, name: str) -> bool:
-        """Whether the module wants this port on the host."""
+        """Return whether the module takes this port on the host."""
         return self._of(name)[1]
 
     def _is_open(self, name: str) -> bool:
@@ -53,7 +53,7 @@ class BatchPorts:
         return name in self._spec.ragged or (bool(named) and name not in named)
 
     def _of(self, name: str) -> tuple[str, bool]:
-        """Keyword, and whether it is a host port; looked up for every input of every job."""
+        """Return the keyword, and whether it is a host port. Cached: called for every input of every job."""
         found = self._words.get(name)
         if found is None:
             word = keyword(name)
@@ -61,13 +61,13 @@ class BatchPorts:
         return found
 
     def is_sent(self, name: str, value: Tensor | Number) -> bool:
-        """Whether an input is copied to the device as soon as it is taken; asked for every input of every job."""
+        """Return whether an input is copied to the device when its job is submitted."""
         if not isinstance(value, torch.Tensor) or value.is_cuda or self.is_host(name):
             return False
         return value.numel() > SMALL
 
     def taken(self, name: str, value: Tensor | Number) -> Tensor | Number:
-        """A job's input as it waits in the queue: on the device in the node's dtype, or small and on the host."""
+        """Return a job's input as it is queued: on the device in the node's dtype, or small and on the host."""
         if self.is_host(name):
             return value.cpu() if isinstance(value, torch.Tensor) and value.is_cuda else value
         if not isinstance(value, torch.Tensor):
@@ -76,11 +76,10 @@ class BatchPorts:
         dtype = self._dtype if value.is_floating_point() and is_free else value.dtype
         if not value.is_cuda and value.numel() <= SMALL:
             return value.to(dtype)
-        # Through pinned memory: a plain copy would wait for whatever the worker's stream has been given before.
         return upload(value, self._device).to(dtype)
 
-    def key(self, ports: Mapping[str, Tensor | Number], dealt: Container[str] = ()) -> tuple[object, ...]:
-        """What jobs must agree in to share a batch. dealt: ports whose first dimension is a job's own rows."""
+    def key(self, ports: Mapping[str, Tensor | Number], split: Container[str] = ()) -> tuple[object, ...]:
+        """Return what jobs of one batch must have in common. split: ports with one value per candidate."""
         parts: list[object] = []
         for name, value in ports.items():
             if type(value) is int or type(value) is bool:
@@ -89,27 +88,27 @@ class BatchPorts:
                 parts += [name] if _is_float(value) else []
                 continue
             assert isinstance(value, torch.Tensor), "numbers of other ports become tensors when they are taken"
-            shape = value.shape[1:] if name in dealt else value.shape
+            shape = value.shape[1:] if name in split else value.shape
             parts += (value.dtype, None if self._is_open(name) else shape)
         return tuple(ports), *parts
 
     def stacked(
-        self, name: str, values: Sequence[Tensor | Number], rows: Sequence[tuple[int, bool]]
+        self, name: str, values: Sequence[Tensor | Number], items: Sequence[tuple[int, bool]]
     ) -> Tensor | list[Tensor] | np.ndarray | list[np.ndarray]:
-        """One port of a batch: [B, ...], or a list of B where shapes differ or the module wants one.
+        """Return one port of a batch: [B, ...], or a list of B where shapes differ or the module takes lists.
 
-        rows: batch rows of each job, and whether its value is one for each of them.
+        items: batch items of each job, and whether its value holds one for each of them.
         """
         if self.is_host(name):
-            return _host_array(values, rows)
+            return _host_array(values, items)
         tensors: list[Tensor] = []
-        for value, (count, is_dealt) in zip(values, rows, strict=True):
+        for value, (count, is_split) in zip(values, items, strict=True):
             assert isinstance(value, torch.Tensor), "numbers become tensors when they are taken"
-            tensors.extend(value if is_dealt else [value] * count)
+            tensors.extend(value if is_split else [value] * count)
         is_even = self.word(name) not in self._listed and all(row.shape == tensors[0].shape for row in tensors)
         if self._device.type == "cpu":
             return _together(tensors) if is_even else tensors
-        # Rows that are on the host travel together: a copy each would cost more than the step.
+        # Host values are uploaded as one copy: one each would cost more than the step.
         if not is_even or any(row.device != tensors[0].device for row in tensors):
             tensors = [row.to(self._device) for row in tensors]
         if not is_even:
@@ -117,24 +116,22 @@ class BatchPorts:
         return self.sent(_together(tensors))
 
     def sent(self, value: Tensor) -> Tensor:
-        """A tensor on the device; the host does not wait for its copy."""
-        if value.device.type == self._device.type:
-            return value
-        return value.pin_memory().to(self._device, non_blocking=True)
+        """Return a tensor on the device, without waiting for its copy."""
+        return upload(value, self._device)
 
 
 def _together(rows: list[Tensor]) -> Tensor:
-    """Rows on a first axis; one by itself is not copied: it may be a clip, or the frames of hundreds of candidates."""
+    """Stack items. A single one is not copied: it may be a clip, or the frames of hundreds of candidates."""
     return rows[0].unsqueeze(0) if len(rows) == 1 else torch.stack(rows)
 
 
-def _host_array(values: Sequence[Tensor | Number], rows: Sequence[tuple[int, bool]]) -> np.ndarray | list[np.ndarray]:
-    counts = [count for count, _ in rows]
+def _host_array(values: Sequence[Tensor | Number], items: Sequence[tuple[int, bool]]) -> np.ndarray | list[np.ndarray]:
+    counts = [count for count, _ in items]
     if not _is_number(values[0]):
         arrays = [
             np.asarray(each)
-            for value, (count, is_dealt) in zip(values, rows, strict=True)
-            for each in (value if is_dealt and isinstance(value, torch.Tensor) else [value] * count)
+            for value, (count, is_split) in zip(values, items, strict=True)
+            for each in (value if is_split and isinstance(value, torch.Tensor) else [value] * count)
         ]
         return np.stack(arrays) if all(array.shape == arrays[0].shape for array in arrays) else arrays
     dtype = np.float64 if _is_float(values[0]) else np.int64
@@ -143,7 +140,7 @@ def _host_array(values: Sequence[Tensor | Number], rows: Sequence[tuple[int, boo
 
 
 def is_on_gpu(value: Tensor | Number) -> bool:
-    """Whether a value is a tensor of a GPU."""
+    """Return whether a value is a CUDA tensor."""
     return isinstance(value, torch.Tensor) and value.is_cuda
 
 

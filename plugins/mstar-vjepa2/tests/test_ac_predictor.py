@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mstar_core.engine.attention.append_only import silent
-from mstar_core.engine.cache.budget import NeedsMemory
+from mstar_core.engine.cache.sizing import NeedsMemory
 from mstar_core.errors import EngineError
 from mstar_vjepa2.nodes import blocks
 from mstar_vjepa2.nodes.planning import distance

@@ -1,7 +1,4 @@
-"""Input ports of a node: their keywords in the module's forward, and the values of each candidate.
-
-Used by both engines.
-"""
+"""Rules for jobs that both engines share: keywords of inputs, values of candidates, start and stop of loops."""
 
 from __future__ import annotations
 
@@ -15,6 +12,7 @@ from mstar_core.graph.spec.nodes import PARAM_PREFIX, PortType
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from mstar_core.engine.base import LoopSpec
     from mstar_core.graph.spec.nodes import NodeSpec
 
 
@@ -72,3 +70,32 @@ class CandidateInputs:
         split = {name: value.unbind(0) for name, value in inputs.items() if self.is_split(name, value, count)}
         return [{name: split[name][index] if name in split else value for name, value in inputs.items()}
                 for index in range(count)]  # fmt: skip
+
+
+def carried_values(
+    loop: LoopSpec, inputs: Mapping[str, Tensor], last: Mapping[str, Tensor], node: str
+) -> dict[str, Tensor]:
+    """Return input port -> starting value: the job's own, else the carried port's last. Raises EngineError."""
+    values = {}
+    for port, into in loop.carry.items():
+        value = inputs.get(into, last.get(port))
+        if value is None:
+            raise no_start(node, port)
+        values[into] = value
+    return values
+
+
+def stops(loop: LoopSpec, value: Tensor) -> bool:
+    """Return whether a value of the stop port ends the loop: one of the stop ids, or true."""
+    if loop.stop_ids:
+        return any(int(item) in loop.stop_ids for item in value.reshape(-1).tolist())
+    return bool(value.any())
+
+
+def no_start(node: str, port: str) -> EngineError:
+    """Return the error of a loop without a starting value."""
+    return EngineError(
+        f"a loop of node {node} has nothing to start from",
+        f"port {port!r} has neither an input nor an earlier value",
+        node=node,
+    )

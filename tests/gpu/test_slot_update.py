@@ -1,4 +1,4 @@
-"""What a step does to the slots, and the angles of its tokens, in one kernel each: equal to plain operations."""
+"""Slot updates and rotary angles by one kernel each equal plain operations."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import copy
 import pytest
 import torch
 
+from mstar_core.engine.cache import slot_update
 from mstar_core.engine.cache.slots import Slots
-from mstar_core.engine.kv import advance
 from mstar_core.layers import Rotary, RotarySpec
 
 pytestmark = pytest.mark.gpu
@@ -35,13 +35,13 @@ def test_the_end_of_a_step_equals_plain_operations(
         slots = random_slots(cuda, rows + 3, vocab, width, seed)
         plain = copy.deepcopy(slots)
         chosen = torch.randperm(rows + 3, device=cuda)[:rows]
-        # The last rows of a bucket may all have the spare slot; what it holds is no matter.
+        # Padding shares the spare slot, whose content is not defined.
         spare = rows // 4
         chosen[rows - spare :] = slots.spare
         ids = torch.randint(-1, vocab, (rows,), device=cuda)
-        assert torch.equal(advance.last_ids(slots, chosen), plain.device_last.index_select(0, chosen).clamp(min=0))
-        found = advance.advance(slots, chosen, ids, sees=sees)
-        expected = advance.plainly(plain, chosen, ids, sees=sees)
+        assert torch.equal(slot_update.next_ids(slots, chosen), plain.device_last.index_select(0, chosen).clamp(min=0))
+        found = slot_update.commit_ids(slots, chosen, ids, sees=sees)
+        expected = slot_update.commit_ids_plainly(plain, chosen, ids, sees=sees)
         assert torch.equal(found[: rows - spare], expected[: rows - spare])
         for name in ("device_last", "device_stopped", "device_seen", "device_stop_ids"):
             assert torch.equal(getattr(slots, name)[:-1], getattr(plain, name)[:-1]), name

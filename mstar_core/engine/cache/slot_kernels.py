@@ -1,4 +1,4 @@
-"""Triton kernels of `advance`: one program per row of a decode step. Importing them needs triton."""
+"""Triton kernels of slot updates: one program per sequence of a decode step. Importing them needs triton."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _NONE: Final = tl.constexpr(-2)
-"""Equal to no id: what is drawn is at least -1, which marks a row without an id, and ends stop lists as well."""
+"""Equals no id: drawn ids are at least -1, which marks a missing id and pads stop lists."""
 
 
 @triton.jit
 def begin_kernel(last, rows, ids):
-    """The id that a row reads next; 0 for one that has none."""
+    """Load the id that a sequence reads next; 0 if it has none."""
     row = tl.program_id(0)
     tl.store(ids + row, tl.maximum(tl.load(last + tl.load(rows + row)), 0))
 
@@ -30,9 +30,9 @@ def end_kernel(
     ids, rows, last, stopped, stop_ids, seen, drawn, width, vocab,
     block: tl.constexpr, sees: tl.constexpr, overlaps: tl.constexpr,
 ):  # fmt: skip
-    """Keep the last id of a stopped row, else take the drawn one; look for it among the row's stop ids; mark it seen.
+    """Keep the last id of a stopped sequence, else take the drawn one. Compare it with the stop ids and mark it seen.
 
-    Several rows may have the spare slot. They read and write it in no order, and what it holds is no matter.
+    Several padding items may share the spare slot, in no defined order.
     """
     row = tl.program_id(0)
     if overlaps:
@@ -47,19 +47,21 @@ def end_kernel(
     tl.store(last + slot, now)
     tl.store(drawn + row, now)
     if sees:
-        # A row without an id marks id 0, as its clamped index does in plain operations.
+        # A missing id marks id 0, as the clamped index of the plain operations does.
         tl.store(seen + slot * vocab + tl.maximum(now, 0), tl.full((), 1, tl.uint8))
 
 
-def last_ids(last: Tensor, rows: Tensor) -> Tensor:
-    """See `advance.last_ids`. last: int64 [slots + 1]; rows: int64 [n]."""
+def next_ids(last: Tensor, rows: Tensor) -> Tensor:
+    """See `slot_update.next_ids`. last: int64 [slots + 1]; rows: int64 [n]."""
     ids = torch.empty_like(rows)
     begin_kernel[(len(rows),)](last, rows, ids, num_warps=1)
     return ids
 
 
-def advance(ids: Tensor, rows: Tensor, last: Tensor, stopped: Tensor, stop_ids: Tensor, seen: Tensor | None) -> Tensor:
-    """See `advance.advance`. ids, rows: int64 [n]; the others as `Slots` has them, contiguous, changed in place."""
+def commit_ids(
+    ids: Tensor, rows: Tensor, last: Tensor, stopped: Tensor, stop_ids: Tensor, seen: Tensor | None
+) -> Tensor:
+    """See `slot_update.commit_ids`. ids, rows: int64 [n]; the others as in `Slots`, contiguous, changed in place."""
     drawn = torch.empty_like(ids)
     marks = stopped if seen is None else seen
     width, vocab = stop_ids.shape[1], marks.stride(0)

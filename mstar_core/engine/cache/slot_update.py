@@ -1,0 +1,59 @@
+"""Slot updates of captured decode steps: next ids before the forward, drawn ids after it.
+
+One kernel each on CUDA, in place of fourteen launches; plain operations elsewhere.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mstar_core.engine.cache.slots import Slots
+
+
+def next_ids(slots: Slots, indices: Tensor) -> Tensor:
+    """Return the ids that these slots read next: int64 [n]. indices: int64 [n]. A slot without an id reads id 0."""
+    if slots.device.type == "cuda":
+        found: Tensor = _kernels().next_ids(slots.device_last, indices)
+        return found
+    return slots.device_last.index_select(0, indices).clamp(min=0)
+
+
+def commit_ids(slots: Slots, indices: Tensor, ids: Tensor, *, sees: bool) -> Tensor:
+    """Store drawn ids (int64 [n]) in the slots: last ids, stop checks and, if `sees`, seen ids.
+
+    A stopped sequence keeps its last id. Returns the resulting ids, int64 [n]. Padding items may overwrite each other
+    in the spare slot, which is never read.
+    """
+    if slots.device.type == "cuda":
+        drawn: Tensor = _kernels().commit_ids(
+            ids, indices, slots.device_last, slots.device_stopped, slots.device_stop_ids,
+            slots.device_seen if sees else None,
+        )  # fmt: skip
+        return drawn
+    return commit_ids_plainly(slots, indices, ids, sees=sees)
+
+
+def commit_ids_plainly(slots: Slots, indices: Tensor, ids: Tensor, *, sees: bool) -> Tensor:
+    """Do the same by plain operations: the reference of the kernel."""
+    last = slots.device_last.index_select(0, indices)
+    stopped = slots.device_stopped.index_select(0, indices)
+    drawn = torch.where(stopped, last, ids)
+    hit = (drawn[:, None] == slots.device_stop_ids.index_select(0, indices)).any(dim=1)
+    slots.device_stopped.index_copy_(0, indices, stopped | hit)
+    slots.device_last.index_copy_(0, indices, drawn)
+    if sees:
+        flat = indices * slots.device_seen.shape[1] + drawn.clamp(min=0)
+        slots.device_seen.view(-1).index_fill_(0, flat, True)
+    return drawn
+
+
+def _kernels() -> ModuleType:
+    """Import the kernels. They need triton, which only a CUDA build of torch brings."""
+    return importlib.import_module("mstar_core.engine.cache.slot_kernels")
