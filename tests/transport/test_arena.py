@@ -121,7 +121,7 @@ def test_a_machine_without_memory_is_a_full_arena(arena, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", refuse)
-    with pytest.raises(ArenaFull, match="the system gave no memory: No space left"):
+    with pytest.raises(ArenaFull, match="the system has no memory: No space left"):
         arena.put(np.zeros(10), "api")
     assert (arena.live, arena.committed_bytes) == (0, 0)
 
