@@ -28,7 +28,7 @@ from torch.nn.functional import linear as library
 
 from bench.serving.figures import head
 from mstar_core.engine.attention.kernels.split_kv import PagedDenseAttention
-from mstar_core.engine.attention.passes import PassShape
+from mstar_core.engine.attention.static import AttentionBatch, AttentionBuffers, AttentionShape
 from mstar_core.engine.device import prepare_device, resolve_device
 from mstar_pi05.checkpoint.weights import building
 from mstar_vjepa2.checkpoint.config import RELEASED_AC
@@ -210,14 +210,15 @@ class Layers:
         pools = [
             torch.randn(cached + 2, 2, TOKENS, HEADS, WIDTH // HEADS, device="cuda").bfloat16() for _ in self.blocks
         ]
-        shape = PassShape(rows=1, tokens=TOKENS, pages=cached + 1, writes=True)
-        self.passes = PagedDenseAttention(pools, TOKENS, shape)
+        shape = AttentionShape(rows=1, tokens=TOKENS, pages=cached + 1, writes=True)
+        self.passes = AttentionBuffers(PagedDenseAttention(pools, TOKENS, shape), torch.device("cuda"))
         held = np.array([cached * TOKENS], dtype=np.int64)
-        self.passes.prepare(np.zeros(1, dtype=np.int64), held, np.arange(cached + 1, dtype=np.int32)[None])
+        tables = np.arange(cached + 1, dtype=np.int32)[None]
+        self.passes.prepare(AttentionBatch(rows=np.zeros(1, dtype=np.int64), cached=held, tables=tables))
 
     def run(self) -> Tensor:
         """One pass."""
-        self.passes.forget()
+        self.passes.reset()
         x, branch = self.given.x, None
         for layer, block in enumerate(self.blocks):
             x, branch = block(x, branch, self.given.rotation, MixCached(self.passes.view, layer))

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from mstar_core.engine.attention.static import AttentionBatch
 from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, SamplingParams
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes
 from mstar_core.engine.cuda_graphs.decode import DecodeSteps
@@ -150,18 +151,17 @@ def replays(graphs: DecodeSteps, context: int, repeats: int = 60) -> dict[str, A
 
     found = {}
     for rows in graphs.sizes:
-        bucket = graphs._buckets[rows]
-        tables = np.zeros((rows, graphs._tables.ids.shape[1]), dtype=np.int32)
+        bucket = graphs.buckets[(rows,)]
+        tables = np.zeros((rows, graphs.tables.ids.shape[1]), dtype=np.int32)
         pages = -(-(context + 1) // 16)
-        if rows * pages >= graphs._tables.pool.total:
+        if rows * pages >= graphs.tables.pool.total:
             continue
         tables[:, :pages] = np.arange(rows * pages).reshape(rows, pages)
-        bucket.members = None
-        bucket.attention.prepare(np.arange(rows), np.full(rows, context), tables)
+        bucket.buffers.prepare(AttentionBatch(rows=np.arange(rows), cached=np.full(rows, context), tables=tables))
         logits = torch.randn(rows, VOCAB, device="cuda") * 2
-        parts = {"step": bucket.graph.replay, "draw": captured(lambda b=bucket, x=logits: b.draw(x))}
+        parts = {"step": bucket.graph.replay, "draw": captured(lambda b=bucket, x=logits: b.sampler.draw(x))}
         found[str(rows)] = {name: event_ms(call, repeats) for name, call in parts.items()}
-        graphs._park(bucket)
+        bucket.park()
     return found
 
 

@@ -140,22 +140,22 @@ def replays(prompts: PrefillSteps, engine: KVCacheEngine) -> dict[str, Any]:
     """Device time of a replay of each bucket, full of 45-token prompts, and of the attention of one layer in it."""
     found: dict[str, Any] = {}
     for size in prompts.sizes:
-        bucket = prompts._buckets[size]
+        bucket = prompts.buckets[(size,)]
         rows = size // 45
         tables = np.arange(rows * 3, dtype=np.int32).reshape(rows, 3)
         wide = np.zeros((rows, engine._memory.tables.ids.shape[1]), dtype=np.int32)
         wide[:, :3] = tables
-        from mstar_core.engine.attention.segments import PackedPrompts
+        from mstar_core.engine.attention.static import AttentionBatch
 
         even = np.full(rows, 45, dtype=np.int64)
-        packed = PackedPrompts(rows=np.arange(rows), counts=even, cached=np.zeros(rows, dtype=np.int64), tables=wide)
-        bucket.attention.prepare(packed)
+        packed = AttentionBatch(rows=np.arange(rows), counts=even, cached=np.zeros(rows, dtype=np.int64), tables=wide)
+        bucket.buffers.prepare(packed)
         query = torch.randn(size, 24, 128, device="cuda", dtype=torch.bfloat16)
         pair = torch.randn(2, size, 8, 128, device="cuda", dtype=torch.bfloat16)
 
         def attend(bucket: Any = bucket, query: torch.Tensor = query, pair: torch.Tensor = pair) -> None:
             for layer in range(28):
-                bucket.attention.attend(layer, query, pair[0], pair[1])
+                bucket.buffers.view.attend(layer, query, pair[0], pair[1])
 
         attention = event_ms(captured(attend), 20)
         found[str(size)] = {

@@ -15,7 +15,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from bench.families.policy import Place, draw, prepare
 from bench.families.turner import Turner
-from mstar_core.engine.attention.passes import FixedPasses, PassShape, TorchFixedPasses
+from mstar_core.engine.attention.reference import torch_static
+from mstar_core.engine.attention.static import AttentionBatch, AttentionBuffers, AttentionShape
 from mstar_core.engine.base import Done, Handle, LoopSpec
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes, GraphCache
 from mstar_core.engine.kv.engine import KVCacheEngine, KVSettings
@@ -220,15 +221,16 @@ def attending(facts: ActionConfig, cached: int, device: torch.device, dtype: tor
     own, tokens = facts.predictor, facts.encoder.frame_tokens + facts.conditions
     heads, width, pages = own.heads, own.width // own.heads, cached + 1
     pool = torch.randn(pages + 1, 2, tokens, heads, width, device=device).to(dtype)
-    shape = PassShape(rows=1, tokens=tokens, pages=pages, writes=True)
-    made: dict[str, FixedPasses] = {"pages": TorchFixedPasses([pool], tokens, shape)}
+    shape = AttentionShape(rows=1, tokens=tokens, pages=pages, writes=True)
+    made = {"pages": AttentionBuffers(torch_static([pool], tokens, shape), device)}
     if device.type == "cuda":
         from mstar_core.engine.attention.kernels.split_kv import PagedDenseAttention
 
-        made |= {f"splits_{n}": PagedDenseAttention([pool], tokens, shape, n or None) for n in (0, 1, 2, 4, 8)}
+        for n in (0, 1, 2, 4, 8):
+            made[f"splits_{n}"] = AttentionBuffers(PagedDenseAttention([pool], tokens, shape, n or None), device)
     rows, held = np.zeros(1, dtype=np.int64), np.array([cached * tokens], dtype=np.int64)
     for each in made.values():
-        each.prepare(rows, held, np.arange(pages, dtype=np.int32)[None])
+        each.prepare(AttentionBatch(rows=rows, cached=held, tables=np.arange(pages, dtype=np.int32)[None]))
     query, key, value = torch.randn(3, tokens, heads, width, device=device).to(dtype).unbind()
     found: dict[str, Attending] = {
         name: partial(_attended, each, query, key, value) for name, each in made.items()
@@ -238,8 +240,8 @@ def attending(facts: ActionConfig, cached: int, device: torch.device, dtype: tor
     return found | {"plain": partial(scaled_dot_product_attention, spread, near[0], near[1])}
 
 
-def _attended(passes: FixedPasses, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    passes.forget()
+def _attended(passes: AttentionBuffers, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    passes.reset()
     return passes.view.attend(0, query, key, value)
 
 

@@ -1,4 +1,4 @@
-"""A block brings every value to its own field, pads with zeros, and forgets what an earlier send brought."""
+"""Staging copies every value to its own field and pads it with zeros."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mstar_core.engine.attention.block import Block, host_array, port_field
+from mstar_core.engine.attention.staging import Staging, host_array, port_field
 from mstar_core.engine.transfers import SMALL_BYTES, contiguous_runs, is_small_on_host
 
 CPU = torch.device("cpu")
@@ -14,25 +14,28 @@ FIELDS = {"places": (torch.int64, 5), "plan": (torch.float32, 12), "end": (torch
 
 
 def test_values_reach_their_fields_and_what_is_left_is_zero() -> None:
-    block = Block(FIELDS, CPU)
+    block = Staging(FIELDS, CPU)
     plan = np.arange(10, dtype=np.float32).reshape(2, 5)
     halves = torch.tensor([1.5, -2.25, 3.0], dtype=torch.bfloat16)
-    block.send({"places": np.array([7, 8]), "plan": plan, "end": np.array([1, 2, 3]), "half": host_array(halves)})
+    block.put({"places": np.array([7, 8]), "plan": plan, "end": np.array([1, 2, 3]), "half": host_array(halves)})
     assert block.device["places"].tolist() == [7, 8, 0, 0, 0]
     assert block.device["plan"].tolist() == [*range(10), 0, 0]
     assert block.device["end"].tolist() == [1, 2, 3]
     assert block.device["half"].tolist() == [1.5, -2.25, 3.0, 0.0]
-    block.send({"places": np.broadcast_to(np.int64(4), (2,))})
-    assert block.device["places"].tolist() == [4, 4, 0, 0, 0]
-    assert not any(block.device[name].any() for name in ("plan", "end", "half")), "nothing of an earlier send is left"
+    block.put({"places": np.broadcast_to(np.int64(4), (2,)), "end": np.array([9], dtype=np.int32)})
+    assert block.device["places"].tolist() == [4, 4, 0, 0, 0] and block.device["end"].tolist() == [9, 0, 0]
+    assert not block.device["plan"].any(), "a field before the last value is cleared"
+    assert block.device["half"].tolist() == [1.5, -2.25, 3.0, 0.0], "fields behind the last value stay as they are"
+    block.put({"half": host_array(halves[1:2])})
+    assert block.device["half"].tolist() == [-2.25, -2.25, 3.0, 0.0], "the final field is copied as far as its value"
 
 
 def test_a_value_without_a_field_or_too_large_for_it_is_an_error() -> None:
-    block = Block(FIELDS, CPU)
+    block = Staging(FIELDS, CPU)
     with pytest.raises(AssertionError):
-        block.send({"place": np.zeros(1)})
+        block.put({"place": np.zeros(1)})
     with pytest.raises(ValueError):
-        block.send({"end": np.zeros(4, dtype=np.int32)})
+        block.put({"end": np.zeros(4, dtype=np.int32)})
 
 
 def test_a_port_is_never_taken_for_a_field_of_attention() -> None:

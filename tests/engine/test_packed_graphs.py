@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mstar_core.engine.attention.block import Block
-from mstar_core.engine.attention.packed import TorchFixedPacked
-from mstar_core.engine.attention.segments import PackedPrompts
+from mstar_core.engine.attention.reference import torch_static
+from mstar_core.engine.attention.static import AttentionBatch, AttentionBuffers, AttentionShape
 from mstar_core.engine.base import Handle, LoopSpec
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.graph.spec.nodes import Attend
@@ -148,13 +147,13 @@ def test_what_is_left_of_a_bucket_reaches_no_page() -> None:
     """Other rows' pages hold what is no number before and after; own ones are written up to the last token."""
     page, tokens, tables = 4, 16, np.arange(12, dtype=np.int32).reshape(3, 4)[:, ::-1].copy()
     pool = torch.full((13, 2, page, 2, 8), float("nan"))
-    form = TorchFixedPacked([pool], page, tokens)
-    block = Block(form.fields, torch.device("cpu"))
+    shape = AttentionShape(rows=3, tokens=tokens, pages=0, is_ragged=True, is_fresh=True)
+    form = AttentionBuffers(torch_static([pool], page, shape), torch.device("cpu"))
     counts, rows = np.array([5, 6], dtype=np.int64), np.array([2, 0], dtype=np.int64)
-    given = PackedPrompts(rows=rows, counts=counts, cached=np.zeros(2, dtype=np.int64), tables=tables)
-    block.send(form.values(given))
+    given = AttentionBatch(rows=rows, counts=counts, cached=np.zeros(2, dtype=np.int64), tables=tables)
+    form.prepare(given)
     query, key, value = numbers(1, tokens, 4, 8), numbers(2, tokens, 2, 8), numbers(3, tokens, 2, 8)
-    out = form.view(block.device).attend(0, query, key, value)
+    out = form.view.attend(0, query, key, value)
     assert out.isfinite().all(), "nobody's tokens see each other"
     held = ~pool[:12].isnan().flatten(3).any(-1)
     assert held.sum() == 2 * counts.sum()

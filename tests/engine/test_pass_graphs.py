@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mstar_core.engine.attention.passes import PassShape, TorchFixedPasses, page_buckets
+from mstar_core.engine.attention.reference import page_buckets, torch_static
+from mstar_core.engine.attention.static import AttentionBatch, AttentionBuffers, AttentionShape
 from mstar_core.engine.base import Handle, LoopSpec
 from mstar_core.engine.cuda_graphs.cache import GraphCache
 from mstar_core.engine.cuda_graphs.pass_keys import PassKind, Port
@@ -239,13 +240,14 @@ def test_each_row_sees_its_own_places_and_none_that_are_unused(order: list[int],
                 pool[tables[row, place // PAGE], :, place % PAGE] = float("nan")
         pool[-1] = float("nan")
     tokens, rows = 3, np.array(order, dtype=np.int64)
-    attention = TorchFixedPasses(pools, PAGE, PassShape(rows=4, tokens=tokens, pages=4, writes=writes))
+    shape = AttentionShape(rows=4, tokens=tokens, pages=4, writes=writes)
+    attention = AttentionBuffers(torch_static(pools, PAGE, shape), torch.device("cpu"))
     before = [pool.clone() for pool in pools]
-    attention.prepare(rows, np.array(CACHED)[rows], tables)
+    attention.prepare(AttentionBatch(rows=rows, cached=np.array(CACHED)[rows], tables=tables))
     for layer, pool in enumerate(before):
         query = numbers(9 + layer, 4 * tokens, HEADS, 8)
         key, value = (numbers(seed + layer, 4 * tokens, KV_HEADS, 8) for seed in (20, 30))
-        found = attention.attend(layer, query, key, value)
+        found = attention.view.attend(layer, query, key, value)
         for index, row in enumerate(order):
             own = slice(index * tokens, (index + 1) * tokens)
             near(found[own], plain(pool, tables, row, (query[own], key[own], value[own])))

@@ -10,7 +10,7 @@ import torch
 
 from mstar_core.engine.attention import PackedRows, Segment
 from mstar_core.engine.attention.eager import EagerAttention
-from mstar_core.engine.attention.segments import PackedPrompts
+from mstar_core.engine.attention.static import AttentionBatch, AttentionBuffers, AttentionShape
 from mstar_core.engine.base import Handle, SamplingParams
 from mstar_core.engine.cache.page_pool import PagePool
 from mstar_core.engine.cache.page_table import PageTables
@@ -165,8 +165,9 @@ def test_fixed_attention_equals_the_plain_one(cached: int) -> None:
     none = np.zeros(0, dtype=np.int64)
     view = EagerAttention(plain, page).plan(PackedRows(decode=none, cached=none, segments=segments, tables=tables.ids))
     expected = view.attend(0, query[:16], key[:16], value[:16])
-    form = EagerAttention(fixed, page).fixed_segments(tokens, 4, tables.ids.shape[1])
-    form.prepare(PackedPrompts(rows=rows, counts=counts, cached=held, tables=tables.ids))
+    shape = AttentionShape(rows=4, tokens=tokens, pages=tables.ids.shape[1], is_causal=True, is_ragged=True)
+    form = AttentionBuffers(EagerAttention(fixed, page).static(shape), torch.device("cpu"))
+    form.prepare(AttentionBatch(rows=rows, counts=counts, cached=held, tables=tables.ids))
     found = form.view.attend(0, query, key, value)[:16]
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
     assert torch.equal(fixed[0][:20], plain[0][:20])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from mstar_core.engine.attention.passes import PassShape
+from mstar_core.engine.attention.static import AttentionBatch, AttentionBuffers, AttentionShape
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,9 +33,10 @@ class Case:
         self.pool = torch.randn(room, device=cuda, generator=generator).to(dtype)
         order = np.random.default_rng(tokens).permutation(self.rows * most)
         self.tables = order.reshape(self.rows, most).astype(np.int32)
-        self.shape = PassShape(rows=self.rows + 1, tokens=tokens, pages=most, writes=True)
-        self.passes = PagedDenseAttention([self.pool], page, self.shape)
-        self.passes.prepare(np.arange(self.rows), np.array(cached, dtype=np.int64), self.tables)
+        self.shape = AttentionShape(rows=self.rows + 1, tokens=tokens, pages=most, writes=True)
+        self.passes = AttentionBuffers(PagedDenseAttention([self.pool], page, self.shape), cuda)
+        held = np.array(cached, dtype=np.int64)
+        self.passes.prepare(AttentionBatch(rows=np.arange(self.rows), cached=held, tables=self.tables))
         given = torch.randn(self.shape.rows * tokens, 2 * HEADS, WIDTH, device=cuda, generator=generator).to(dtype)
         # A view of a wider tensor, as after a fused projection.
         self.query = given[:, :HEADS]
@@ -43,11 +44,11 @@ class Case:
     def found(self, splits: int | None = None) -> Tensor:
         """Return the kernel\'s output: [rows + 1, tokens, heads, width]."""
         from mstar_core.engine.attention.kernels import dense
-        from mstar_core.engine.attention.passes import LOG2E
+        from mstar_core.engine.attention.static import LOG2E
 
         shape = self.shape
         made = dense.attend(
-            self.query, self.pool, dense.descriptor_of(self.pool), self.passes._block.device, WIDTH**-0.5 * LOG2E,
+            self.query, self.pool, dense.descriptor_of(self.pool), self.passes.device, WIDTH**-0.5 * LOG2E,
             tokens=self.tokens, max_pages=shape.pages,
             splits=splits or dense.splits_of(shape.rows, self.tokens, HEADS),
         )  # fmt: skip
@@ -111,11 +112,12 @@ def test_one_row_loads_its_cached_keys_before_the_previous_kernel_ends(cuda: tor
     from mstar_core.engine.attention.kernels.split_kv import PagedDenseAttention
 
     case = Case(cuda, 258, 258, [258 * 3])
-    passes = PagedDenseAttention([case.pool], 258, PassShape(rows=1, tokens=258, pages=case.shape.pages, writes=True))
-    passes.prepare(np.arange(1), np.array(case.cached, dtype=np.int64), case.tables)
+    shape = AttentionShape(rows=1, tokens=258, pages=case.shape.pages, writes=True)
+    passes = AttentionBuffers(PagedDenseAttention([case.pool], 258, shape), cuda)
+    passes.prepare(AttentionBatch(rows=np.arange(1), cached=np.array(case.cached, dtype=np.int64), tables=case.tables))
     query, key, value = torch.randn(3, 258, HEADS, WIDTH, device=cuda).to(torch.bfloat16)
     case.query = torch.cat([query, query])
-    found = passes.attend(0, query, key, value)
+    found = passes.view.attend(0, query, key, value)
     wanted = case.wanted(0)
     assert torch.equal(case.pool[int(case.tables[0, 3]), 0], key)
     assert float((found.float() - wanted).norm() / wanted.norm()) < 1e-2

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from mstar_core.engine.attention.passes import LOG2E, PassShape
+from mstar_core.engine.attention.static import LOG2E, AttentionBatch, AttentionBuffers, AttentionShape
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,9 +40,10 @@ class Case:
                 room = (2, min(page, end - place), heads[1], width)
                 written = torch.randn(room, device=cuda, generator=generator).to(dtype)
                 self.pool[self.tables[row, place // page], :, : room[1]] = written
-        self.shape = PassShape(rows=rows + spare, tokens=tokens, pages=most, writes=False)
-        self.attention = PagedPrefixAttention([self.pool], page, self.shape)
-        self.attention.prepare(np.arange(rows), np.array(ends, dtype=np.int64), self.tables)
+        self.shape = AttentionShape(rows=rows + spare, tokens=tokens, pages=most, writes=False)
+        self.attention = AttentionBuffers(PagedPrefixAttention([self.pool], page, self.shape), cuda)
+        cached = np.array(ends, dtype=np.int64)
+        self.attention.prepare(AttentionBatch(rows=np.arange(rows), cached=cached, tables=self.tables))
         # Views of a wider tensor, as after a fused projection.
         count, together = (rows + spare) * tokens, heads[0] + 2 * heads[1]
         packed = torch.randn(count, together, width, device=cuda, generator=generator).to(dtype)
@@ -54,7 +55,7 @@ class Case:
 
         assert gqa_packed.supports(self.given[0], self.pool)
         made = gqa_packed.attend(
-            self.given, self.pool, gqa_packed.descriptor_of(self.pool), self.attention._block.device,
+            self.given, self.pool, gqa_packed.descriptor_of(self.pool), self.attention.device,
             self.given[0].shape[2] ** -0.5 * LOG2E, self.shape, splits,
         )  # fmt: skip
         return made.view(self.shape.rows, self.tokens, *made.shape[1:])
@@ -140,7 +141,7 @@ def test_the_kernel_runs_for_passes_of_several_rows_only(cuda: torch.device, mon
 
         monkeypatch.setattr(gqa_packed, "attend", recorded)
         with torch.inference_mode():
-            graph, out = GraphCache(cuda).capture(lambda case=case: case.attention.attend(0, *case.given))
+            graph, out = GraphCache(cuda).capture(lambda case=case: case.attention.view.attend(0, *case.given))
             graph.replay()
         assert (case in calls) == is_used
         if is_used:

@@ -12,9 +12,7 @@ import pytest
 import torch
 
 from mstar_core.engine.attention.backend import backend, make_pools
-from mstar_core.engine.attention.block import Block
-from mstar_core.engine.attention.passes import PassShape
-from mstar_core.engine.attention.segments import PackedPrompts
+from mstar_core.engine.attention.static import AttentionBatch, AttentionBuffers, AttentionShape
 from mstar_core.engine.cache.page_pool import PagePool
 from mstar_core.engine.cache.page_table import PageTables
 from mstar_core.engine.cache.slots import Slots
@@ -132,12 +130,13 @@ def prompts(cuda: torch.device, counts: tuple[int, ...], cached: tuple[int, ...]
     page, most, pieces = 16, 16, len(counts)
     tables = np.arange((pieces + 1) * most, dtype=np.int32).reshape(pieces + 1, most)[:, ::-1].copy()
     pool = torch.randn(tables.size, 2, page, 2, 128, device=cuda, dtype=torch.bfloat16)
-    fixed = PagedPrefillAttention([pool], page, bucket, pieces + 1, most)
+    shape = AttentionShape(rows=pieces + 1, tokens=bucket, pages=most, is_causal=True, is_ragged=True)
+    fixed = AttentionBuffers(PagedPrefillAttention([pool], page, shape), cuda)
     rows = np.arange(pieces, dtype=np.int64)
     given = {"counts": np.array(counts, dtype=np.int64), "cached": np.array(cached, dtype=np.int64)}
-    fixed.prepare(PackedPrompts(rows=rows, tables=tables, **given))
+    fixed.prepare(AttentionBatch(rows=rows, tables=tables, **given))
     query, key, value = (torch.randn(bucket, heads, 128, device=cuda, dtype=torch.bfloat16) for heads in (6, 2, 2))
-    out = fixed.attend(0, query, key, value)
+    out = fixed.view.attend(0, query, key, value)
     assert out.shape == query.shape and torch.isfinite(out).all()
 
 
@@ -151,12 +150,14 @@ def passes(cuda: torch.device, rows: int, cached: int, page: int, tokens: int = 
     most = 8
     tables = np.arange(rows * most, dtype=np.int32).reshape(rows, most)[:, ::-1].copy()
     pool = torch.randn(tables.size + 1, 2, page, 2, 64, device=cuda, dtype=torch.bfloat16)
-    fixed = PagedDenseAttention([pool], page, PassShape(rows=rows + 1, tokens=tokens, pages=most, writes=True))
-    fixed.prepare(np.arange(rows, dtype=np.int64), np.arange(rows, dtype=np.int64) + cached, tables)
+    shape = AttentionShape(rows=rows + 1, tokens=tokens, pages=most, writes=True)
+    fixed = AttentionBuffers(PagedDenseAttention([pool], page, shape), cuda)
+    order = np.arange(rows, dtype=np.int64)
+    fixed.prepare(AttentionBatch(rows=order, cached=order + cached, tables=tables))
     query, key, value = torch.randn(3, (rows + 1) * tokens, 2, 64, device=cuda, dtype=torch.bfloat16).unbind()
-    out = fixed.attend(0, query, key, value)
+    out = fixed.view.attend(0, query, key, value)
     assert out.shape == query.shape and torch.isfinite(out).all() and not out[rows * tokens :].any()
-    assert torch.equal(fixed.attend_placed(0, query), out) and fixed.places(0)[0] is pool
+    assert torch.equal(fixed.view.attend_placed(0, query), out) and fixed.view.places(0)[0] is pool
 
 
 def reads(cuda: torch.device, rows: int, cached: int, page: int = 37) -> None:
@@ -169,10 +170,12 @@ def reads(cuda: torch.device, rows: int, cached: int, page: int = 37) -> None:
     most, tokens = 8, 7
     tables = np.arange(rows * most, dtype=np.int32).reshape(rows, most)[:, ::-1].copy()
     pool = torch.randn(tables.size + 1, 2, page, 2, 64, device=cuda, dtype=torch.bfloat16)
-    fixed = PagedPrefixAttention([pool], page, PassShape(rows=rows + 1, tokens=tokens, pages=most, writes=False))
-    fixed.prepare(np.arange(rows, dtype=np.int64), np.arange(rows, dtype=np.int64) + cached, tables)
+    shape = AttentionShape(rows=rows + 1, tokens=tokens, pages=most, writes=False)
+    fixed = AttentionBuffers(PagedPrefixAttention([pool], page, shape), cuda)
+    order = np.arange(rows, dtype=np.int64)
+    fixed.prepare(AttentionBatch(rows=order, cached=order + cached, tables=tables))
     query, key, value = torch.randn(3, (rows + 1) * tokens, 2, 64, device=cuda, dtype=torch.bfloat16).unbind()
-    out = fixed.attend(0, query, key, value)
+    out = fixed.view.attend(0, query, key, value)
     assert out.shape == query.shape and torch.isfinite(out).all()
 
 
@@ -183,11 +186,11 @@ def packed(cuda: torch.device, counts: tuple[int, ...], bucket: int) -> None:
     page, most, pieces = 16, 16, len(counts)
     tables = np.arange((pieces + 1) * most, dtype=np.int32).reshape(pieces + 1, most)[:, ::-1].copy()
     pool = torch.randn(tables.size, 2, page, 2, 128, device=cuda, dtype=torch.bfloat16)
-    fixed = PackedPrefillAttention([pool], page, bucket, pieces + 1)
-    block, none = Block(fixed.fields, cuda), np.zeros(pieces, dtype=np.int64)
+    shape = AttentionShape(rows=pieces + 1, tokens=bucket, pages=most, is_ragged=True, is_fresh=True)
+    fixed, none = AttentionBuffers(PackedPrefillAttention([pool], page, shape), cuda), np.zeros(pieces, dtype=np.int64)
     given = {"rows": np.arange(pieces, dtype=np.int64), "counts": np.array(counts, dtype=np.int64), "cached": none}
-    block.send(fixed.values(PackedPrompts(tables=tables, **given)))
-    view, turn = fixed.view(block.device), torch.randn(2, bucket, 1, 128, device=cuda).unbind()
+    fixed.prepare(AttentionBatch(tables=tables, **given))
+    view, turn = fixed.view, torch.randn(2, bucket, 1, 128, device=cuda).unbind()
     query, key, value = (torch.randn(bucket, heads, 128, device=cuda, dtype=torch.bfloat16) for heads in (6, 2, 2))
     together = view.attend_packed(0, torch.cat([query, key, value], dim=1).flatten(1), (turn[0], turn[1]), 6)
     for out in (view.attend(0, query, key, value), together):
@@ -201,9 +204,10 @@ def fixed_rows(cuda: torch.device, rows: int, cached: int) -> None:
     fuse_projections(module)
     assert WIDE.kv is not None
     pools = make_pools(WIDE.kv, rows * most, page, torch.bfloat16, cuda)
-    fixed = backend("flashinfer", pools, page).fixed_rows(rows, most)
+    shape = AttentionShape(rows=rows, tokens=1, pages=most, is_causal=True)
+    fixed = AttentionBuffers(backend("flashinfer", pools, page).static(shape), cuda)
     tables = np.arange(rows * most, dtype=np.int32).reshape(rows, most)
-    fixed.prepare(np.arange(rows), np.arange(rows) + cached, tables)
+    fixed.prepare(AttentionBatch(rows=np.arange(rows), cached=np.arange(rows) + cached, tables=tables))
     positions, tokens = torch.arange(rows, device=cuda) + cached, torch.arange(rows, device=cuda)
     hidden = module(kv=fixed.view, positions=positions, tokens=tokens)["hidden"]
     assert hidden.shape == (rows, 512) and torch.isfinite(module.head(hidden)).all()

@@ -11,10 +11,8 @@ import pytest
 import torch
 
 from bench.families.policy import Acting, Place, observation, random_modules
-from mstar_core.engine.attention.block import Block
-from mstar_core.engine.attention.packed import TorchFixedPacked
-from mstar_core.engine.attention.passes import PassShape, TorchFixedPasses
-from mstar_core.engine.attention.segments import PackedPrompts
+from mstar_core.engine.attention.reference import torch_static
+from mstar_core.engine.attention.static import AttentionBatch, AttentionBuffers, AttentionShape, empty_batch
 from mstar_core.engine.cuda_graphs.cache import GraphCache
 from mstar_core.engine.cuda_graphs.warmup import Rehearses, rehearse
 from mstar_core.engine.device import prepare_device
@@ -89,23 +87,23 @@ def test_reading_a_cached_prefix_in_one_kernel_equals_the_torch_form(
         for number in range(-(-int(length) // page)):
             used = min(page, int(length) - number * page)
             pool[tables[row, number], :, :used] = torch.randn(2, used, 1, 256, device=cuda).to(dtype)
-    shape = PassShape(rows=rows, tokens=tokens, pages=pages, writes=False)
+    shape = AttentionShape(rows=rows, tokens=tokens, pages=pages, writes=False)
     clean = [pool.nan_to_num(0.0)]
-    kernel, plain = PagedPrefixAttention([pool], page, shape), TorchFixedPasses(clean, page, shape)
+    kernel = AttentionBuffers(PagedPrefixAttention([pool], page, shape), cuda)
+    plain = AttentionBuffers(torch_static(clean, page, shape), cuda)
     query = torch.randn(rows * tokens, 8, 256, device=cuda).to(dtype)
     packed = torch.randn(rows * tokens, 10 * 256, device=cuda).to(dtype)
     key, value = torch.randn(rows * tokens, 1, 256, device=cuda).to(dtype), packed[:, -256:].view(-1, 1, 256)
-    none = np.zeros(0, dtype=np.int64)
     with torch.inference_mode():
-        kernel.prepare(none, none, tables)
-        graph, out = GraphCache(cuda).capture(lambda: kernel.attend(0, query, key, value))
+        kernel.prepare(empty_batch(tables))
+        graph, out = GraphCache(cuda).capture(lambda: kernel.view.attend(0, query, key, value))
         assert out is not None
         for order in (np.arange(given), np.arange(given)[::-1].copy()):
             for form in (kernel, plain):
-                form.prepare(order, lengths[order], tables)
+                form.prepare(AttentionBatch(rows=order, cached=lengths[order], tables=tables))
             graph.replay()
-            plain.forget()
-            expected = plain.attend(0, query, key, value)
+            plain.reset()
+            expected = plain.view.attend(0, query, key, value)
             own = slice(0, given * tokens)
             assert difference(out[own], expected[own].cpu(), is_relative=True) < 5e-3
             assert out.isfinite().all(), "spare rows see their own tokens"
@@ -128,20 +126,24 @@ def test_a_packed_prefix_in_two_kernels_equals_the_torch_form(
     page, rows, heads = 16, len(counts), 8
     tables = torch.randperm(rows * 64, generator=torch.Generator().manual_seed(5)).view(rows, 64).int().numpy()
     order, none = np.arange(rows)[::-1].copy(), np.zeros(rows, dtype=np.int64)
-    given = PackedPrompts(rows=order, counts=np.array(counts), cached=none, tables=tables)
+    given = AttentionBatch(rows=order, counts=np.array(counts), cached=none, tables=tables)
     packed = torch.randn(tokens, (heads + 2) * 256, device=cuda).to(dtype)
     angle = torch.randn(tokens, 1, 128, device=cuda).repeat(1, 1, 2)
     rotation = angle.cos(), angle.sin()
     pools = [torch.full((rows * 64 + 1, 2, page, 1, 256), float("nan"), dtype=dtype, device=cuda) for _ in range(2)]
-    fixed, plain = PackedPrefillAttention([pools[0]], page, tokens, rows), TorchFixedPacked([pools[1]], page, tokens)
-    own, other = Block(fixed.fields, cuda), Block(plain.fields, cuda)
-    own.send(fixed.values(given))
-    other.send(plain.values(given))
-    out = fixed.view(own.device).attend_packed(0, packed, rotation, heads)
+    shape = AttentionShape(rows=rows, tokens=tokens, pages=0, is_ragged=True, is_fresh=True)
+    fixed = AttentionBuffers(PackedPrefillAttention([pools[0]], page, shape), cuda)
+    plain = AttentionBuffers(torch_static([pools[1]], page, shape), cuda)
+    for form in (fixed, plain):
+        form.prepare(given)
+    out = fixed.view.attend_packed(0, packed, rotation, heads)
     query, key, value = packed.view(tokens, -1, 256).split([heads, 1, 1], dim=1)
     query, key = (rotate(each.float(), *rotation).to(dtype) for each in (query, key))
-    expected = plain.view(other.device).attend(0, query, key, value)
-    used, places = sum(counts), given.places(page, sum(counts), 0)
+    expected = plain.view.attend(0, query, key, value)
+    used, places = (
+        sum(counts),
+        given.places(page, AttentionShape(rows=rows, tokens=sum(counts), pages=0, is_ragged=True), 0),
+    )
     assert out is not None and out.isfinite().all() and not out[used:].any()
     assert difference(out[:used], expected[:used].cpu(), is_relative=True) < 5e-3
     for offset in (0, page):

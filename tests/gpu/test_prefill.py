@@ -13,7 +13,7 @@ import torch
 
 from mstar_core.engine.attention.eager import EagerAttention
 from mstar_core.engine.attention.flashinfer import FlashInferAttention
-from mstar_core.engine.attention.segments import PackedPrompts
+from mstar_core.engine.attention.static import AttentionBatch, AttentionBuffers, AttentionShape
 from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, SamplingParams
 from mstar_core.engine.cache.page_pool import PagePool
 from mstar_core.engine.cache.page_table import PageTables
@@ -105,19 +105,20 @@ def test_kernels_of_paged_prompts_against_float64(
     pool, query, key, value = (each.to(torch.bfloat16) for each in (pool, query, key, value))
     from mstar_core.engine.attention.kernels.paged_prefill import PagedPrefillAttention
 
-    prompts = PackedPrompts(rows=rows, counts=counts, cached=cached, tables=tables.ids)
-    fixed = PagedPrefillAttention([pool.clone()], page, tokens, 8, tables.ids.shape[1])
+    prompts = AttentionBatch(rows=rows, counts=counts, cached=cached, tables=tables.ids)
+    shape = AttentionShape(rows=8, tokens=tokens, pages=tables.ids.shape[1], is_causal=True, is_ragged=True)
+    fixed = AttentionBuffers(PagedPrefillAttention([pool.clone()], page, shape), cuda)
     fixed.prepare(prompts)
     torch.empty(tokens * heads * width, dtype=torch.bfloat16, device=cuda).fill_(float("nan"))  # what `empty` may get
-    found = fixed.attend(0, query, key, value)
-    plain = EagerAttention([pool.double()], page).fixed_segments(tokens, 8, tables.ids.shape[1])
+    found = fixed.view.attend(0, query, key, value)
+    plain = AttentionBuffers(EagerAttention([pool.double()], page).static(shape), cuda)
     plain.prepare(prompts)
-    expected = plain.attend(0, query.double(), key.double(), value.double())
+    expected = plain.view.attend(0, query.double(), key.double(), value.double())
     used = int(counts.sum())
     error = float((found[:used].double() - expected[:used]).norm() / expected[:used].norm())
     assert error < 5e-3, error
     assert not found[used:].any()
-    again = fixed.attend(0, query, key, value)
+    again = fixed.view.attend(0, query, key, value)
     assert torch.equal(again, found)
 
 

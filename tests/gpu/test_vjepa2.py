@@ -12,7 +12,7 @@ from torch.nn.functional import gelu, layer_norm
 
 from bench.families.policy import Place
 from bench.families.world import Rolling, random_nodes, trial
-from mstar_core.engine.attention.passes import PassShape
+from mstar_core.engine.attention.static import AttentionBatch, AttentionBuffers, AttentionShape
 from mstar_core.engine.cuda_graphs.cache import GraphCache
 from mstar_core.engine.device import prepare_device
 from mstar_core.worker.warmup import warm_module
@@ -195,12 +195,13 @@ def test_attention_of_frames_against_float64(
     generator = torch.Generator(cuda).manual_seed(rows)
     pool = torch.randn(rows * most + 1, 2, page, heads, width, device=cuda, generator=generator).to(torch.bfloat16)
     tables = np.random.default_rng(rows).permutation(rows * most).reshape(rows, most).astype(np.int32)
-    shape = PassShape(rows=rows + 1, tokens=page, pages=most, writes=True)
-    passes = PagedDenseAttention([pool], page, shape, splits)
-    passes.prepare(np.arange(rows), np.array(cached, dtype=np.int64) * page, tables)
+    shape = AttentionShape(rows=rows + 1, tokens=page, pages=most, writes=True)
+    passes = AttentionBuffers(PagedDenseAttention([pool], page, shape, splits), cuda)
+    given = np.array(cached, dtype=np.int64) * page
+    passes.prepare(AttentionBatch(rows=np.arange(rows), cached=given, tables=tables))
     joined = torch.randn((rows + 1) * page, 3 * heads, width, device=cuda, generator=generator).to(torch.bfloat16)
     query, key, value = joined.chunk(3, dim=1)
-    found = passes.attend(0, query, key, value).view(rows + 1, page, heads, width)
+    found = passes.view.attend(0, query, key, value).view(rows + 1, page, heads, width)
     assert not found[rows].any()
     for row, frames in enumerate(cached):
         pages = torch.from_numpy(tables[row, : frames + 1].astype(np.int64)).to(cuda)
@@ -234,11 +235,12 @@ def test_attention_of_passes_in_pages_of_any_size_against_float64(
     generator = torch.Generator(cuda).manual_seed(page)
     pool = torch.randn(rows * most + 1, 2, page, 2, width, device=cuda, generator=generator).to(torch.bfloat16)
     tables = np.random.default_rng(page).permutation(rows * most).reshape(rows, most).astype(np.int32)
-    passes = PagedDenseAttention([pool], page, PassShape(rows=rows, tokens=tokens, pages=most, writes=True), splits)
-    passes.prepare(np.arange(rows), np.array(cached, dtype=np.int64), tables)
+    shape = AttentionShape(rows=rows, tokens=tokens, pages=most, writes=True)
+    passes = AttentionBuffers(PagedDenseAttention([pool], page, shape, splits), cuda)
+    passes.prepare(AttentionBatch(rows=np.arange(rows), cached=np.array(cached, dtype=np.int64), tables=tables))
     query = torch.randn(rows * tokens, heads, width, device=cuda, generator=generator).to(torch.bfloat16)
     own = torch.randn(2, rows * tokens, 2, width, device=cuda, generator=generator).to(torch.bfloat16)
-    found = passes.attend(0, query, *own).view(rows, tokens, heads, width)
+    found = passes.view.attend(0, query, *own).view(rows, tokens, heads, width)
     for row, held in enumerate(cached):
         pages = torch.from_numpy(tables[row].astype(np.int64)).to(cuda)
         both = pool[pages].transpose(0, 1).flatten(1, 2)[:, : held + tokens]

@@ -16,11 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from mstar_core.engine.attention.block import Fields
-    from mstar_core.engine.attention.packed import FixedPacked
-    from mstar_core.engine.attention.passes import FixedPasses, PassShape
-    from mstar_core.engine.attention.segments import FixedSegments
-    from mstar_core.engine.attention.static import FixedRows
+    from mstar_core.engine.attention.static import AttentionShape, StaticAttention
     from mstar_core.engine.cache.page_table import PageCopy
     from mstar_core.graph.spec.nodes import KVSpec
     from mstar_core.layers.kv_view import KVView
@@ -69,17 +65,8 @@ class AttentionBackend(Protocol):
     def plan(self, packed: PackedRows) -> KVView:
         """Prepare one forward; what it returns is valid until the next step changes the tables."""
 
-    def fixed_rows(self, rows: int, max_pages: int) -> FixedRows:
-        """Decode attention in fixed shapes for captured steps. The last page of the pools is theirs to pad with."""
-
-    def fixed_segments(self, tokens: int, rows: int, max_pages: int) -> FixedSegments:
-        """Attention of up to `rows` prompts packed into `tokens` tokens, in fixed shapes for captured steps."""
-
-    def fixed_passes(self, shape: PassShape, beside: Fields) -> FixedPasses:
-        """Attention of passes of so many tokens a row, in fixed shapes for captured steps. beside: see FixedPasses."""
-
-    def fixed_packed(self, tokens: int, rows: int) -> FixedPacked:
-        """Attention of up to `rows` whole passes on empty rows, packed into `tokens` tokens, for captured steps."""
+    def static(self, shape: AttentionShape) -> StaticAttention:
+        """Make the attention of one bucket of captured steps. Padding uses the spare page, the last of the pools."""
 
     def pass_pages(self, most_pages: int, writes: bool) -> list[int]:
         """Pages of a row for which passes need a bucket each, ascending; the last is `most_pages`."""

@@ -15,18 +15,15 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from mstar_core.engine.attention.packed import TorchFixedPacked
-from mstar_core.engine.attention.passes import TorchFixedPasses, page_buckets
-from mstar_core.engine.attention.segments import TorchFixedSegments
-from mstar_core.engine.attention.static import TorchFixedRows
+from mstar_core.engine.attention.reference import page_buckets, torch_static
 from mstar_core.engine.transfers import upload
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from mstar_core.engine.attention.backend import PackedRows, Segment
-    from mstar_core.engine.attention.block import Fields
-    from mstar_core.engine.attention.passes import PassShape
+    from mstar_core.engine.attention.reference import TorchStaticAttention
+    from mstar_core.engine.attention.static import AttentionShape
     from mstar_core.engine.cache.page_table import PageCopy
 
 PADDING_LIMIT: Final = 2.0
@@ -46,21 +43,9 @@ class EagerAttention:
         """Prepare one forward. The indices are made when the first layer attends."""
         return EagerView(self._pools, self._page_size, packed)
 
-    def fixed_rows(self, rows: int, max_pages: int) -> TorchFixedRows:
-        """Decode attention of one bucket in fixed shapes."""
-        return TorchFixedRows(self._pools, self._page_size, rows, max_pages)
-
-    def fixed_segments(self, tokens: int, rows: int, max_pages: int) -> TorchFixedSegments:
-        """Prompt attention of one bucket in fixed shapes."""
-        return TorchFixedSegments(self._pools, self._page_size, tokens, rows, max_pages)
-
-    def fixed_passes(self, shape: PassShape, beside: Fields) -> TorchFixedPasses:
-        """Attention of one bucket of passes in fixed shapes."""
-        return TorchFixedPasses(self._pools, self._page_size, shape, beside)
-
-    def fixed_packed(self, tokens: int, rows: int) -> TorchFixedPacked:
-        """Attention of one bucket of packed passes in fixed shapes."""
-        return TorchFixedPacked(self._pools, self._page_size, tokens)
+    def static(self, shape: AttentionShape) -> TorchStaticAttention:
+        """See AttentionBackend."""
+        return torch_static(self._pools, self._page_size, shape)
 
     def pass_pages(self, most_pages: int, writes: bool) -> list[int]:
         """See AttentionBackend: every page of a bucket is read, so there are several."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 import importlib
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
@@ -21,8 +21,8 @@ import torch
 
 from mstar_core.engine.attention.backend import PackedRows
 from mstar_core.engine.attention.eager import EagerAttention
-from mstar_core.engine.attention.host_buffers import Turns, pinned_turns
-from mstar_core.engine.attention.static import Staging, places_of
+from mstar_core.engine.attention.staging import BufferRing, recorded_event
+from mstar_core.engine.attention.static import places_of
 from mstar_core.engine.transfers import upload
 from mstar_core.errors import StartError
 
@@ -30,12 +30,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mstar_core.engine.attention.backend import Segment
-    from mstar_core.engine.attention.block import Fields
     from mstar_core.engine.attention.eager import EagerView
     from mstar_core.engine.attention.kernels.decode import DecodeAttention
-    from mstar_core.engine.attention.kernels.paged_prefill import PagedPrefillAttention
-    from mstar_core.engine.attention.packed import FixedPacked
-    from mstar_core.engine.attention.passes import FixedPasses, PassShape
+    from mstar_core.engine.attention.staging import Fields, Values
+    from mstar_core.engine.attention.static import AttentionBatch, AttentionShape, StaticAttention
     from mstar_core.engine.cache.page_table import PageCopy
 
 AOT_DIR: Final = "FLASHINFER_AOT_DIR"
@@ -49,6 +47,9 @@ DECODE_GROUPS: Final = (1, 2, 3, 4, 8)
 """Query heads per key head that the decode kernel knows; others go through the prefill kernel."""
 
 HEAD_DIMS: Final = (64, 128, 256)
+
+PLAN_BUFFERS: Final = 4
+"""Pinned buffers of the plans of one wrapper. More are in flight only if a step plans several times."""
 
 PACKAGES: Final = {"flashinfer": "flashinfer-python", "tvm_ffi": "apache-tvm-ffi", "pynvml": "nvidia-ml-py"}
 """Module -> the package that brings it, where they are called differently."""
@@ -72,45 +73,35 @@ class FlashInferAttention:
         self.workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=pools[0].device)
         self._decode_wrappers: dict[bool, Any] = {}
         self._prefill_wrappers: dict[bool, Any] = {}
-        self._turns: dict[int, Turns[Tensor]] = {}
+        self._rings: dict[int, BufferRing[Tensor]] = {}
 
     def plan(self, packed: PackedRows) -> FlashInferView:
         """Prepare one forward; the kernels are planned when the first layer attends and the head count is known."""
         return FlashInferView(self, packed)
 
-    def fixed_rows(self, rows: int, max_pages: int) -> FlashInferFixedRows:
-        """Decode attention of one bucket for a captured step."""
-        return FlashInferFixedRows(self, rows, max_pages)
+    def static(self, shape: AttentionShape) -> StaticAttention:
+        """See AttentionBackend. All kernels but those of decode are our own and need no plan on the host.
 
-    def fixed_segments(self, tokens: int, rows: int, max_pages: int) -> PagedPrefillAttention:
-        """Prompt attention of one bucket for a captured step.
-
-        FlashInfer's own prefill can be captured too, but then it always splits the keys: two kernels per layer, grids
-        padded to the whole chip, and a plan on the host for every prompt.
+        FlashInfer's prefill can be captured too, but then it always splits the keys: two kernels per layer, grids
+        padded to the whole chip, and a plan for every replay. It cannot express passes that only read.
         """
-        from mstar_core.engine.attention.kernels.paged_prefill import PagedPrefillAttention
+        if shape.is_fresh:
+            from mstar_core.engine.attention.kernels.packed_prefill import PackedPrefillAttention
 
-        return PagedPrefillAttention(self._pools, self._page_size, tokens, rows, max_pages)
+            return PackedPrefillAttention(self._pools, self._page_size, shape)
+        if shape.is_ragged:
+            from mstar_core.engine.attention.kernels.paged_prefill import PagedPrefillAttention
 
-    def fixed_passes(self, shape: PassShape, beside: Fields) -> FixedPasses:
-        """Attention of one bucket of passes for a captured step, by kernels that need no plan on the host.
+            return PagedPrefillAttention(self._pools, self._page_size, shape)
+        if not shape.writes:
+            from mstar_core.engine.attention.kernels.prefix import PagedPrefixAttention
 
-        FlashInfer's paged prefill would do for those that append, but has to be planned for every frame; it cannot
-        express those that only read.
-        """
-        if shape.writes:
+            return PagedPrefixAttention(self._pools, self._page_size, shape)
+        if not shape.is_causal:
             from mstar_core.engine.attention.kernels.split_kv import PagedDenseAttention
 
-            return PagedDenseAttention(self._pools, self._page_size, shape, beside=beside)
-        from mstar_core.engine.attention.kernels.prefix import PagedPrefixAttention
-
-        return PagedPrefixAttention(self._pools, self._page_size, shape, beside)
-
-    def fixed_packed(self, tokens: int, rows: int) -> FixedPacked:
-        """Attention of one bucket of packed passes for a captured step, by kernels that need no plan on the host."""
-        from mstar_core.engine.attention.kernels.packed_prefill import PackedPrefillAttention
-
-        return PackedPrefillAttention(self._pools, self._page_size, tokens, rows)
+            return PagedDenseAttention(self._pools, self._page_size, shape)
+        return FlashInferDecode(self, shape)
 
     def pass_pages(self, most_pages: int, writes: bool) -> list[int]:
         """See AttentionBackend: the kernels read what a row holds and no more, so one bucket of pages is enough."""
@@ -164,11 +155,13 @@ class FlashInferAttention:
             wrapper._pin_memory_int_workspace_buffer = buffer
             wrapper.plan(*given, **kind)
 
-        if id(wrapper) not in self._turns:  # the wrappers live as long as this object
-            self._turns[id(wrapper)] = pinned_turns(wrapper._pin_memory_int_workspace_buffer)
-        self._turns[id(wrapper)].plan(write)
+        if id(wrapper) not in self._rings:  # the wrappers live as long as this object
+            first: Tensor = wrapper._pin_memory_int_workspace_buffer
+            make = partial(torch.empty_like, first, pin_memory=True)
+            self._rings[id(wrapper)] = BufferRing(first, make, recorded_event, PLAN_BUFFERS)
+        self._rings[id(wrapper)].use(write)
 
-    def graph_wrapper(self, groups: int, fields: dict[str, Tensor]) -> Any:
+    def graph_wrapper(self, groups: int, fields: Mapping[str, Tensor]) -> Any:
         """A decode wrapper over buffers that stay where they are."""
         return self._library.BatchDecodeWithPagedKVCacheWrapper(
             self.workspace, "NHD", use_cuda_graph=True, use_tensor_cores=groups not in DECODE_GROUPS, backend="fa2",
@@ -177,7 +170,7 @@ class FlashInferAttention:
         )  # fmt: skip
 
     def replan(
-        self, wrapper: Any, counts: tuple[Tensor, Tensor], fields: dict[str, Tensor], sizes: tuple[int, int, int]
+        self, wrapper: Any, counts: tuple[Tensor, Tensor], fields: Mapping[str, Tensor], sizes: tuple[int, int, int]
     ) -> None:
         """Plan a graph's wrapper again from host data only.
 
@@ -293,57 +286,65 @@ class FlashInferView:
         return torch.from_numpy(starts), torch.from_numpy(pages), torch.from_numpy(last)
 
 
-class FlashInferFixedRows:
-    """Decode attention of one bucket: persistent buffers, planned again only when some row's page count changed."""
+class FlashInferDecode:
+    """Decode attention of one bucket. Plans again only when the page count of some sequence has changed."""
 
-    def __init__(self, attention: FlashInferAttention, rows: int, max_pages: int) -> None:
+    def __init__(self, attention: FlashInferAttention, shape: AttentionShape) -> None:
         self._attention = attention
-        self._rows = rows
+        self._shape = shape
         self._spare = attention.pools[0].shape[0] - 1
-        fields = {
-            "places": (torch.int64, rows),
-            "last": (torch.int32, rows),
-            "starts": (torch.int32, rows + 1),
-            "pages": (torch.int32, rows * max_pages),
-        }
-        self._staging = Staging(fields, attention.pools[0].device)
+        self._device: Mapping[str, Tensor] = {}
         self._wrapper: Any = None
         self._decode: DecodeAttention | None = None
         self._sizes = (0, 0, 0)
         self._scale: float | None = None
-        self._starts = self._pages = np.zeros(0, dtype=np.int32)
+        self._starts = self._pages = self._last = np.zeros(0, dtype=np.int32)
+        self._has_new_split = False
         self._pinned: list[Tensor] = []
         self._turn = 0
         self.plans = 0
 
     @property
-    def view(self) -> FlashInferFixedRows:
-        """See FixedRows: this object."""
+    def fields(self) -> Fields:
+        """See StaticAttention. places: of the appended keys; the others as FlashInfer's paged kernels take them."""
+        rows = self._shape.rows
+        return {
+            "places": (torch.int64, rows),
+            "last": (torch.int32, rows),
+            "starts": (torch.int32, rows + 1),
+            "pages": (torch.int32, rows * self._shape.pages),
+        }
+
+    def view(self, device: Mapping[str, Tensor]) -> FlashInferDecode:
+        """See StaticAttention: this object."""
+        self._device = device
         return self
 
-    def prepare(self, rows: np.ndarray, cached: np.ndarray, tables: np.ndarray) -> None:
-        """See FixedRows."""
-        count, size = len(rows), self._attention.page_size
-        host = self._staging.next()
-        host["places"][:count] = places_of(rows, cached, tables, size)
-        host["places"][count:] = self._spare * 2 * size
-        starts, pages, last = pages_of(rows, cached + 1, tables, size)
-        host["last"][:count] = last
-        host["last"][count:] = 1
-        extra = self._rows - count
-        if extra:
+    def reset(self) -> None:
+        """See StaticAttention: nothing is kept."""
+
+    def values(self, batch: AttentionBatch) -> Values:
+        """See StaticAttention. Page tables are sent only if one has changed."""
+        count, size, rows = len(batch.rows), self._attention.page_size, self._shape.rows
+        starts, pages, used = pages_of(batch.rows, batch.cached + 1, batch.tables, size)
+        if extra := rows - count:
             starts = np.concatenate([starts, starts[-1] + np.arange(1, extra + 1, dtype=np.int32)])
             pages = np.concatenate([pages, np.full(extra, self._spare, dtype=np.int32)])
+        self._last = np.ones(rows, dtype=np.int32)
+        self._last[:count] = used
+        found = {"places": batch.places(size, self._shape, self._spare * 2 * size), "last": self._last}
         is_same_split = np.array_equal(starts, self._starts)
-        if is_same_split and np.array_equal(pages, self._pages):
-            self._staging.send("last")
-            return
-        host["starts"][:] = starts
-        host["pages"][: len(pages)] = pages
-        self._staging.send("pages", self._staging.start_of("pages") + 4 * len(pages))
-        self._starts, self._pages = starts, pages
-        if not is_same_split and self._wrapper is not None:
-            self._replan(torch.from_numpy(host["last"]))
+        self._has_new_split = not is_same_split
+        if not is_same_split or not np.array_equal(pages, self._pages):
+            self._starts, self._pages = starts, pages
+            found |= {"starts": starts, "pages": pages}
+        return found
+
+    def plan(self) -> None:
+        """See StaticAttention."""
+        if self._has_new_split and self._wrapper is not None:
+            self._replan(torch.from_numpy(self._last))
+        self._has_new_split = False
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
         """See KVView. The first call, outside any capture, makes the first plan."""
@@ -352,7 +353,7 @@ class FlashInferFixedRows:
         pool = self._attention.pools[layer]
         if self._wrapper is None:
             self._first_plan((query.shape[1], pool.shape[3], query.shape[2]), scale)
-        append(pool, self._attention.page_size, self._staging.device["places"], key, value)
+        append(pool, self._attention.page_size, self._device["places"], key, value)
         out: Tensor = self._wrapper.run(query, pool)
         return out
 
@@ -366,12 +367,12 @@ class FlashInferFixedRows:
         if not supports(heads, pool):
             return None
         if self._decode is None:
-            self._decode = DecodeAttention(self._rows, heads, pool)
+            self._decode = DecodeAttention(self._shape.rows, heads, pool)
         factor = pool.shape[4] ** -0.5 if scale is None else scale
-        return self._decode.attend(pool, packed, rotation, self._staging.device, factor)
+        return self._decode.attend(pool, packed, rotation, self._device, factor)
 
     def _first_plan(self, sizes: tuple[int, int, int], scale: float | None) -> None:
-        fields, dtype = self._staging.device, self._attention.pools[0].dtype
+        fields, dtype = self._device, self._attention.pools[0].dtype
         wrapper = self._attention.graph_wrapper(sizes[0] // sizes[1], fields)
         wrapper.plan(
             torch.from_numpy(self._starts), torch.from_numpy(self._pages), fields["last"].cpu(), *sizes,
@@ -385,7 +386,7 @@ class FlashInferFixedRows:
         # The plan goes to the device from pinned memory, in stream order: the plan before may still be on its way.
         self._turn = 1 - self._turn
         self._wrapper._pin_memory_int_workspace_buffer = self._pinned[self._turn]
-        self._attention.replan(self._wrapper, (torch.from_numpy(self._starts), last), self._staging.device, self._sizes)
+        self._attention.replan(self._wrapper, (torch.from_numpy(self._starts), last), self._device, self._sizes)
         self._wrapper._sm_scale = self._scale
         self.plans += 1
 

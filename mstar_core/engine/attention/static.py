@@ -1,133 +1,184 @@
-"""Attention of decode rows in fixed shapes, as captured steps need it: the host fills buffers, a graph reads them.
+"""Attention in static shapes, as captured steps need it: metadata, the contract of its kernels, and its buffers.
 
-`FixedRows` is what the engine's graphs talk to; this module holds the plain torch form and what all forms share.
+The host fills arrays, and a captured graph reads them. Decode, prefill, loop passes and prefixes are shapes of one
+contract.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 import numpy as np
-import torch
-from torch.nn.functional import scaled_dot_product_attention
+
+from mstar_core.engine.attention.staging import Staging
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
-    from mstar_core.layers.kv_view import KVView
+    from mstar_core.engine.attention.staging import Fields, Values
 
-RING: Final = 4
-"""Host buffers that take turns: a copy may still wait on the device while the next two steps are prepared."""
+LOG2E: Final = 1.4426950408889634
+"""Factor of a scale in kernels that use powers of two instead of powers of e."""
+
+_EACH: Final = np.zeros(0, dtype=np.int64)
 
 
-class FixedRows(Protocol):
-    """Decode attention for one bucket of rows. Made once per captured graph. plans: those made after the first."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionShape:
+    """Static shape of a bucket. pages: the most pages of a sequence. writes: whether the tokens are appended.
 
-    plans: int
+    tokens: query tokens of each sequence; with is_ragged, of all sequences together. is_causal: whether a token sees
+    only those before it in its sequence. is_fresh: whether the sequences have empty caches.
+    """
+
+    rows: int
+    tokens: int
+    pages: int
+    writes: bool = True
+    is_causal: bool = False
+    is_ragged: bool = False
+    is_fresh: bool = False
 
     @property
-    def view(self) -> KVView:
-        """What the module attends with inside the graph; always the same buffers."""
-
-    def prepare(self, rows: np.ndarray, cached: np.ndarray, tables: np.ndarray) -> None:
-        """Fill the buffers for the next replay. rows, cached: int64 [n], n up to the bucket; tables as PackedRows."""
+    def packed_tokens(self) -> int:
+        """Tokens of the whole bucket."""
+        return self.tokens if self.is_ragged else self.rows * self.tokens
 
 
-class Staging:
-    """One block of memory on the device and its copies in pinned host memory. fields: name -> (dtype, length)."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionBatch:
+    """Sequences of one replay, packed one after the other.
 
-    def __init__(self, fields: dict[str, tuple[torch.dtype, int]], device: torch.device) -> None:
-        offsets, size = {}, 0
-        for name, (dtype, length) in fields.items():
-            offsets[name] = size
-            size += -(-dtype.itemsize * length // 16) * 16
-        self._ends = {name: offsets[name] + dtype.itemsize * length for name, (dtype, length) in fields.items()}
-        self._block = torch.zeros(size, dtype=torch.uint8, device=device)
-        pinned = device.type == "cuda"
-        self._hosts = [torch.zeros(size, dtype=torch.uint8, pin_memory=pinned) for _ in range(RING)]
-        self.device = {
-            name: self._block[offsets[name] : self._ends[name]].view(dtype) for name, (dtype, _) in fields.items()
-        }
-        self._views: list[dict[str, np.ndarray]] = [
-            {name: host[offsets[name] : self._ends[name]].view(dtype).numpy() for name, (dtype, _) in fields.items()}
-            for host in self._hosts
-        ]
-        self._turn = 0
+    rows, cached: int64 [n], the page table of each and its tokens in the cache before. counts: int64 [n], its query
+    tokens; empty: those of the shape. tables: int32 [slots, max_pages].
+    """
 
-    def next(self) -> dict[str, np.ndarray]:
-        """The host arrays to fill now. They hold what was in them four steps ago."""
-        self._turn = (self._turn + 1) % RING
-        return self._views[self._turn]
+    rows: np.ndarray
+    cached: np.ndarray
+    tables: np.ndarray
+    counts: np.ndarray = field(default_factory=lambda: _EACH)
 
-    def send(self, last: str, tail: int | None = None) -> None:
-        """Copy the block up to the field `last`, or to `tail` bytes into the block, to the device."""
-        end = self._ends[last] if tail is None else tail
-        self._block[:end].copy_(self._hosts[self._turn][:end], non_blocking=True)
+    @property
+    def starts(self) -> np.ndarray:
+        """First packed token of each sequence, then their sum (cu_seqlens): int64 [n + 1]."""
+        starts = np.zeros(len(self.counts) + 1, dtype=np.int64)
+        np.cumsum(self.counts, out=starts[1:])
+        return starts
 
-    def start_of(self, name: str) -> int:
-        """Byte at which a field begins."""
-        values = self.device[name]
-        return self._ends[name] - values.numel() * values.element_size()
+    def places(self, page_size: int, shape: AttentionShape, elsewhere: int) -> np.ndarray:
+        """Return where a flat pool keeps the key of each packed token: int64 [packed tokens], `elsewhere` for padding.
+
+        The value of a token is one page later. Empty if nothing is appended.
+        """
+        if not shape.writes:
+            return _EACH
+        if shape.is_ragged:
+            return self._ragged_places(page_size, shape.tokens, elsewhere)
+        places = np.full((shape.rows, shape.tokens), elsewhere, dtype=np.int64)
+        inside, count = np.arange(shape.tokens), len(self.rows)
+        if count and int((self.cached % page_size).max()) + shape.tokens <= page_size:
+            # All tokens of a pass share one page, as those of a frame: one lookup per sequence instead of per token.
+            places[:count] = places_of(self.rows, self.cached, self.tables, page_size)[:, None] + inside
+        elif count:
+            at = self.cached[:, None] + inside
+            places[:count] = places_of(np.broadcast_to(self.rows[:, None], at.shape), at, self.tables, page_size)
+        return places.reshape(-1)
+
+    def _ragged_places(self, page_size: int, size: int, elsewhere: int) -> np.ndarray:
+        places = np.full(size, elsewhere, dtype=np.int64)
+        inside, start = np.arange(page_size), 0
+        # Page by page: a division per token takes several times as long.
+        for row, count, cached in zip(self.rows.tolist(), self.counts.tolist(), self.cached.tolist(), strict=True):
+            end, skipped = start + count, cached % page_size
+            pages = self.tables[row, cached // page_size : -(-(cached + count) // page_size)].astype(np.int64)
+            whole = (pages[:, None] * (2 * page_size) + inside).reshape(-1)
+            places[start:end] = whole[skipped : skipped + count]
+            start = end
+        return places
+
+
+def empty_batch(tables: np.ndarray) -> AttentionBatch:
+    """Return a batch of no sequences, whose replay touches the spare page only."""
+    return AttentionBatch(rows=_EACH, cached=_EACH, tables=tables)
+
+
+class StaticAttention(Protocol):
+    """Kernels of one bucket. Made once per captured graph by `AttentionBackend.static`.
+
+    The sequences of a pass may be one sequence at several lengths, such as consecutive frames. In each layer all append
+    before any attends, and no kernel may read cache pages before that, even pages with earlier tokens. A kernel may
+    read them as it starts if nothing is appended, and in a bucket of one sequence: between two passes of one replay the
+    module has a kernel that starts after all earlier ones have ended.
+    """
+
+    plans: int
+    """Plans made after the first one."""
+
+    @property
+    def fields(self) -> Fields:
+        """Arrays that the kernels read on the device. The last one may be filled in part."""
+
+    def view(self, device: Mapping[str, Tensor]) -> Any:
+        """Return the KVView that the module attends with. device: the fields, always in the same memory."""
+
+    def values(self, batch: AttentionBatch) -> Values:
+        """Return the fields for the next replay. Fields that did not change may be left out from the end."""
+
+    def plan(self) -> None:
+        """Plan the kernels for the values sent last, if they need a plan."""
+
+    def reset(self) -> None:
+        """Drop what is kept between the layers of a step. Called around a step, within its capture."""
+
+
+class PagedKernels:
+    """Base of attention kernels over pages that need no plan. A subclass is also the view that modules attend with."""
+
+    plans = 0
+
+    def __init__(self, pools: list[Tensor], page_size: int, shape: AttentionShape) -> None:
+        self._pools = pools
+        self._page_size = page_size
+        self._shape = shape
+        self._device: Mapping[str, Tensor] = {}
+
+    def view(self, device: Mapping[str, Tensor]) -> Self:
+        """See StaticAttention: this object."""
+        self._device = device
+        return self
+
+    def plan(self) -> None:
+        """See StaticAttention: nothing is planned."""
+
+    def reset(self) -> None:
+        """See StaticAttention: nothing is kept."""
+
+
+class AttentionBuffers:
+    """Static buffers of one attention and of everything else that its step reads of the host; one copy per replay."""
+
+    def __init__(self, attention: StaticAttention, device: torch.device, beside: Fields | None = None) -> None:
+        """beside: fields of the step."""
+        self.attention = attention
+        self._staging = Staging({**(beside or {}), **attention.fields}, device)
+        self.device = self._staging.device
+        self.view: Any = attention.view(self.device)
+
+    def reset(self) -> None:
+        """Drop what the attention keeps between the layers of a step. Called before and after a step."""
+        self.attention.reset()
+
+    def prepare(self, batch: AttentionBatch, beside: Values | None = None) -> None:
+        """Fill the buffers for the next replay. Earlier replays may still wait on the device."""
+        self._staging.put({**(beside or {}), **self.attention.values(batch)})
+        self.attention.plan()
 
 
 def places_of(rows: np.ndarray, cached: np.ndarray, tables: np.ndarray, page_size: int) -> np.ndarray:
-    """Where a flat pool keeps the next key of each row: int64 [n]."""
+    """Return where a flat pool keeps the next key of each sequence: int64 [n]."""
     at = tables[rows, cached // page_size].astype(np.int64)
     places: np.ndarray = at * (2 * page_size) + cached % page_size
     return places
-
-
-class TorchFixedRows:
-    """The torch form: gathers every page that a row could have. Exact and slow; for float32 and for tests."""
-
-    def __init__(self, pools: list[Tensor], page_size: int, rows: int, max_pages: int) -> None:
-        self._pools = pools
-        self._page_size = page_size
-        self.plans = 0
-        self._rows = rows
-        self._max_pages = max_pages
-        self._spare = pools[0].shape[0] - 1 if pools else 0
-        fields = {
-            "places": (torch.int64, rows),
-            "cached": (torch.int64, rows),
-            "halves": (torch.int64, rows * max_pages),
-        }
-        self._staging = Staging(fields, pools[0].device if pools else torch.device("cpu"))
-
-    @property
-    def view(self) -> TorchFixedRows:
-        """See FixedRows: this object."""
-        return self
-
-    def prepare(self, rows: np.ndarray, cached: np.ndarray, tables: np.ndarray) -> None:
-        """See FixedRows."""
-        count = len(rows)
-        host = self._staging.next()
-        host["places"][:count] = places_of(rows, cached, tables, self._page_size)
-        host["places"][count:] = self._spare * 2 * self._page_size
-        host["cached"][:count] = cached
-        host["cached"][count:] = 0
-        halves = host["halves"].reshape(self._rows, self._max_pages)
-        halves[:count] = tables[rows].astype(np.int64) * 2
-        halves[count:] = self._spare * 2
-        self._staging.send("halves")
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
-        """See KVView."""
-        pool, page = self._pools[layer], self._page_size
-        heads, width = query.shape[1:]
-        kv_heads = pool.shape[3]
-        fields = self._staging.device
-        flat = pool.view(-1, kv_heads, width)
-        flat.index_copy_(0, fields["places"], key.to(pool.dtype))
-        flat.index_copy_(0, fields["places"] + page, value.to(pool.dtype))
-        halves = pool.view(-1, page, kv_heads, width)
-        shape = (self._rows, -1, kv_heads, width)
-        keys = halves.index_select(0, fields["halves"]).view(shape).transpose(1, 2)
-        values = halves.index_select(0, fields["halves"] + 1).view(shape).transpose(1, 2)
-        visible = torch.arange(keys.shape[2], device=pool.device)[None] <= fields["cached"][:, None]
-        # Unused places may hold anything, and zero times NaN is NaN.
-        values = values.masked_fill(~visible[:, None, :, None], 0)
-        folded = query.view(self._rows, kv_heads, heads // kv_heads, width).to(pool.dtype)
-        out = scaled_dot_product_attention(folded, keys, values, attn_mask=visible[:, None, None], scale=scale)
-        return out.reshape(self._rows, heads, width).to(query.dtype)

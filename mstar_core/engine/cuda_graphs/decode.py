@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
-from mstar_core.engine.attention.static import Staging
+from mstar_core.engine.attention.staging import Staging
+from mstar_core.engine.attention.static import AttentionBatch, AttentionBuffers, AttentionShape
 from mstar_core.engine.cache import slot_update
 from mstar_core.engine.cuda_graphs.cache import Size, StaticStep
 from mstar_core.engine.sampling import rng
@@ -44,16 +45,19 @@ class DecodeStep(StaticStep[dict[str, "Tensor"]]):
         self._node = node
         self._count = count
         device = node.slots.device
-        self._staging = Staging(
-            {"positions": (node.slots.position_dtype, count), "chance": (torch.float64, count)}, device
-        )
         self._parameters = Staging(parameter_fields(count), device)
-        self.attention = node.attention.fixed_rows(count, node.tables.ids.shape[1])
+        shape = AttentionShape(rows=count, tokens=1, pages=node.tables.ids.shape[1], is_causal=True)
+        own = {"positions": (node.slots.position_dtype, count), "chance": (torch.float64, count)}
+        self.buffers = AttentionBuffers(node.attention.static(shape), device, own)
         self.sampler = StaticSampler(
-            count, node.columns, node.slots, self._parameters.device, self._staging.device["chance"], sees=node.sees
+            count, node.columns, node.slots, self._parameters.device, self.buffers.device["chance"], sees=node.sees
         )
         self._batch: DecodeBatch | None = None
         self._states = _NONE
+        self.park()
+
+    def park(self) -> None:
+        """Fill the buffers with values that touch the spare slot and page only."""
         self._load_parameters(None)
         self._load(_NONE, _NONE)
 
@@ -65,26 +69,24 @@ class DecodeStep(StaticStep[dict[str, "Tensor"]]):
         self._load(batch.slots, rng.uniform_host(self._states, slots.drawn[batch.slots]))
 
     def _load(self, rows: np.ndarray, chance: np.ndarray) -> None:
-        slots, tables, host = self._node.slots, self._node.tables, self._staging.next()
-        host["positions"][: len(rows)] = slots.next_position[rows]
-        host["chance"][: len(rows)] = chance
-        self._staging.send("chance")
-        self.attention.prepare(rows, tables.length[rows], tables.ids)
+        tables = self._node.tables
+        batch = AttentionBatch(rows=rows, cached=tables.length[rows], tables=tables.ids)
+        self.buffers.prepare(batch, {"positions": self._node.slots.next_position[rows], "chance": chance})
 
     def _load_parameters(self, batch: DecodeBatch | None) -> None:
-        slots, host = self._node.slots, self._parameters.next()
+        slots = self._node.slots
         rows = _NONE if batch is None else batch.slots
         values, self._states = parameter_values(self._count, rows, [slots.sampling[row] for row in rows], slots.spare)
-        for name, value in values.items():
-            host[name][:] = value
-        self._parameters.send("greedy")
+        self._parameters.put(values)
         self._batch = batch
 
     def forward(self) -> dict[str, Tensor]:
         """Run the step. Returns the drawn ids, int64 [count], and the module's outputs of one row per sequence."""
         node, rows = self._node, self._parameters.device["slots"]
         ports = {node.id_port: slot_update.next_ids(node.slots, rows)}
-        outputs = node.module(kv=self.attention.view, positions=self._staging.device["positions"], **ports)
+        self.buffers.reset()
+        outputs = node.module(kv=self.buffers.view, positions=self.buffers.device["positions"], **ports)
+        self.buffers.reset()
         drawn = self.sampler.draw(node.module.head(outputs["hidden"]))
         kept = {port: value for port, value in outputs.items() if value.dim() and value.shape[0] == self._count}
         return {**kept, DRAWN: slot_update.commit_ids(node.slots, rows, drawn, sees=node.sees)}
@@ -141,11 +143,11 @@ class DecodeSteps:
         count = len(batch.slots)
         step = self.buckets.smallest(count)
         assert step is not None, "`takes` has found a bucket"
-        plans = step.attention.plans
+        plans = step.buffers.attention.plans
         step.load(batch)
         outputs = step.run()
         self.counts.hits += 1
-        self.counts.replans += step.attention.plans - plans
+        self.counts.replans += step.buffers.attention.plans - plans
         reported = {port: outputs[port][:count].clone() for port in batch.reports if port in outputs}
         return outputs[DRAWN][:count], reported
 

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from mstar_core.engine.attention.append_only import silent
-from mstar_core.engine.attention.block import host_array, port_field
-from mstar_core.engine.attention.passes import PassShape
+from mstar_core.engine.attention.staging import host_array, port_field
+from mstar_core.engine.attention.static import AttentionBatch, AttentionBuffers, AttentionShape, empty_batch
 from mstar_core.engine.cuda_graphs.cache import Size, StaticStep, StepBuckets
 from mstar_core.engine.cuda_graphs.decode import up_to
 from mstar_core.engine.cuda_graphs.pass_keys import (
@@ -74,21 +74,20 @@ class PassStep(StaticStep[list[dict[str, "Tensor"]]]):
     else of the last.
     """
 
-    def __init__(self, node: LoopPassSteps, kind: PassKind, shape: PassShape) -> None:
+    def __init__(self, node: LoopPassSteps, kind: PassKind, shape: AttentionShape) -> None:
         self._node = node
         self.kind = kind
         self.shape = shape
         sizes = {port: (port.count(shape.rows, kind.tokens), *port.shape) for port in kind.ports}
         small = {port_field(p.name): (p.dtype, math.prod(s)) for p, s in sizes.items() if p.is_small(kind.tokens)}
         beside = {POSITIONS: (torch.int64, shape.rows * kind.tokens), **small}
-        self._attention = node.attention.fixed_passes(shape, beside)
+        self._buffers = AttentionBuffers(node.attention.static(shape), node.device, beside)
         self._ports = {
-            port.name: self._attention.device[port_field(port.name)].view(size) if port_field(port.name) in small
+            port.name: self._buffers.device[port_field(port.name)].view(size) if port_field(port.name) in small
             else torch.zeros(size, dtype=port.dtype, device=node.device)
             for port, size in sizes.items()
         }  # fmt: skip
-        none = np.zeros(0, dtype=np.int64)
-        self._attention.prepare(none, none, node.tables.ids)
+        self._buffers.prepare(empty_batch(node.tables.ids))
         one = replace(kind, iterations=1)
         ahead = range(1, kind.iterations) if kind.runs_ahead else ()
         self.later: tuple[PassStep, ...] = tuple(PassStep(node, one, shape) for _ in ahead)
@@ -105,7 +104,7 @@ class PassStep(StaticStep[list[dict[str, "Tensor"]]]):
             if ahead and port.name in kind.carried:
                 continue
             given, field = [forward.ports[port.name] for forward in forwards], port_field(port.name)
-            if field not in self._attention.device or not all([value.is_cpu for value in given]):
+            if field not in self._buffers.device or not all([value.is_cpu for value in given]):
                 late.append(port)
             elif len(given) == 1:
                 values[field] = host_array(given[0])
@@ -118,7 +117,7 @@ class PassStep(StaticStep[list[dict[str, "Tensor"]]]):
         if len(chunks) < (count := int(often.sum())):
             before = np.concatenate([np.arange(each) for each in often]) * kind.tokens
             slots, cached = np.repeat(slots, often), np.repeat(cached, often) + before
-        self._attention.prepare(slots, cached, tables.ids, values)
+        self._buffers.prepare(AttentionBatch(rows=slots, cached=cached, tables=tables.ids), values)
         for port in late:  # after the copy, which clears the other fields
             target = self._ports[port.name]
             if port.is_per_row and len(forwards) > 1:
@@ -141,17 +140,17 @@ class PassStep(StaticStep[list[dict[str, "Tensor"]]]):
         carried = dict[str, "Tensor"]()
         outputs: list[dict[str, Tensor]] = []
         for each in steps:
-            each._attention.forget()
+            each._buffers.reset()
         for iteration in range(min(most, self.kind.iterations)):
             own = steps[iteration] if self.later else self
             given = {**own._ports, **carried}
             if STEP_PORT in given and iteration and not self.later:
                 given[STEP_PORT] = given[STEP_PORT] + iteration
-            view = silent(own._attention.view) if self.kind.is_silent else own._attention.view
-            outputs.append(self._node.module(kv=view, positions=own._attention.device[POSITIONS], **given))
+            view = silent(own._buffers.view) if self.kind.is_silent else own._buffers.view
+            outputs.append(self._node.module(kv=view, positions=own._buffers.device[POSITIONS], **given))
             carried = {into: outputs[-1][port].to(self._ports[into].dtype) for port, into in self.kind.carry}
         for each in steps:
-            each._attention.forget()
+            each._buffers.reset()
         return outputs if self.later else outputs[-1:]
 
 
@@ -257,7 +256,9 @@ class LoopPassSteps:
             return
 
         def build(size: Size) -> PassStep:
-            return PassStep(self, kind, PassShape(rows=size[0], tokens=kind.tokens, pages=size[1], writes=kind.writes))
+            return PassStep(
+                self, kind, AttentionShape(rows=size[0], tokens=kind.tokens, pages=size[1], writes=kind.writes)
+            )
 
         def title(size: Size) -> str:
             return f"pass graph of {size[0]} sequences, {kind}, {size[1]} pages"
@@ -345,7 +346,7 @@ def _own(value: Tensor, number: int, count: int) -> Tensor:
     return value[number * size : (number + 1) * size]
 
 
-def _share(value: Tensor, shape: PassShape, count: int) -> Tensor:
+def _share(value: Tensor, shape: AttentionShape, count: int) -> Tensor:
     """Return the first `count` sequences of a bucket's output, packed by token or by sequence."""
     return value[: count * shape.tokens] if value.shape[0] == shape.rows * shape.tokens else value[:count]
 

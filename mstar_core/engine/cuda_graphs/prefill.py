@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
-from mstar_core.engine.attention.segments import PackedPrompts
-from mstar_core.engine.attention.static import Staging
+from mstar_core.engine.attention.static import AttentionBatch, AttentionBuffers, AttentionShape
 from mstar_core.engine.cuda_graphs.cache import StaticStep
 from mstar_core.engine.cuda_graphs.decode import up_to
 from mstar_core.engine.sampling import rng
@@ -43,9 +42,13 @@ class PrefillStep(StaticStep["Tensor"]):
             "ends": (torch.int64, prompts),
             "chance": (torch.float64, prompts),
         }
-        self._staging = Staging(fields | parameter_fields(prompts), node.slots.device)
-        self._attention = node.attention.fixed_segments(tokens, prompts, node.tables.ids.shape[1])
-        own = self._staging.device
+        shape = AttentionShape(
+            rows=prompts, tokens=tokens, pages=node.tables.ids.shape[1], is_causal=True, is_ragged=True
+        )
+        self.buffers = AttentionBuffers(
+            node.attention.static(shape), node.slots.device, fields | parameter_fields(prompts)
+        )
+        own = self.buffers.device
         self._sampler = StaticSampler(prompts, node.columns, node.slots, own, own["chance"], sees=node.sees)
         self.load([])
 
@@ -54,32 +57,30 @@ class PrefillStep(StaticStep["Tensor"]):
         slots, tables = self._node.slots, self._node.tables
         counts = np.array([chunk.count for chunk in chunks], dtype=np.int64)
         rows = np.array([chunk.branch.slot for chunk in chunks], dtype=np.int64)
-        prompts = PackedPrompts(rows=rows, counts=counts, cached=tables.length[rows], tables=tables.ids)
-        host, starts, used = self._staging.next(), prompts.starts, len(chunks)
-        host["ids"][starts[-1] :] = host["positions"][starts[-1] :] = 0
+        batch = AttentionBatch(rows=rows, counts=counts, cached=tables.length[rows], tables=tables.ids)
+        starts = batch.starts
+        ids = np.zeros(starts[-1], dtype=np.int64)
+        positions = np.zeros(starts[-1], dtype=slots.next_position.dtype)
         for start, chunk in zip(starts, chunks, strict=False):
             forward, end = chunk.forward, start + chunk.count
-            host["ids"][start:end] = forward.ports[self._node.id_port].narrow(0, forward.done, chunk.count).numpy()
+            ids[start:end] = forward.ports[self._node.id_port].narrow(0, forward.done, chunk.count).numpy()
             first = forward.position + forward.done
-            host["positions"][start:end] = first + np.arange(chunk.count)
-        host["ends"][:used], host["ends"][used:] = starts[1:] - 1, 0
+            positions[start:end] = first + np.arange(chunk.count)
         chosen = [slots.sampling[row] for row in rows]
-        into = np.array([row if chunk.samples else slots.spare for row, chunk in zip(rows, chunks, strict=True)])
-        values, states = parameter_values(self._prompts, into, chosen, slots.spare)
-        for name, value in values.items():
-            host[name][:] = value
-        host["chance"][:] = 0.0
-        if used:
-            host["chance"][:used] = rng.uniform_host(states, slots.drawn[rows])
-        self._staging.send("greedy")
-        self._attention.prepare(prompts)
+        samples = np.array([chunk.samples for chunk in chunks], dtype=np.bool_)
+        values, states = parameter_values(self._prompts, np.where(samples, rows, slots.spare), chosen, slots.spare)
+        values |= {"ids": ids, "positions": positions, "ends": starts[1:] - 1}
+        values["chance"] = rng.uniform_host(states, slots.drawn[rows])
+        self.buffers.prepare(batch, values)
 
     def forward(self) -> Tensor:
         """Run the prefill. Returns drawn ids, int64 [prompts]."""
-        node, own = self._node, self._staging.device
+        node, own = self._node, self.buffers.device
         slots = node.slots
         ports: dict[str, Tensor] = {node.id_port: own["ids"]}
-        hidden = node.module(kv=self._attention.view, positions=own["positions"], **ports)["hidden"]
+        self.buffers.reset()
+        hidden = node.module(kv=self.buffers.view, positions=own["positions"], **ports)["hidden"]
+        self.buffers.reset()
         drawn = self._sampler.draw(node.module.head(hidden.index_select(0, own["ends"])))
         slots.device_last.index_copy_(0, own["slots"], drawn)
         if node.sees:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
-from mstar_core.engine.attention.block import Block, host_array, port_field
-from mstar_core.engine.attention.segments import PackedPrompts
+from mstar_core.engine.attention.staging import host_array, port_field
+from mstar_core.engine.attention.static import AttentionBatch, AttentionBuffers, AttentionShape
 from mstar_core.engine.cuda_graphs.cache import StaticStep, StepBuckets
 from mstar_core.engine.cuda_graphs.decode import up_to
 from mstar_core.engine.kv.batch import pass_positions
@@ -50,36 +50,36 @@ class PrefixStep(StaticStep[dict[str, "Tensor"]]):
         """inputs: large ones, at least [tokens, ...], which other buckets share."""
         self._module = module
         self._tables = tables
-        self._attention = attention.fixed_packed(tokens, passes_of(tokens))
         numbers = {port_field(name): (dtype, tokens) for name, dtype, shape in kind if not shape}
-        self._block = Block({**self._attention.fields, "positions": (torch.int64, tokens), **numbers}, device)
-        self._view = self._attention.view(self._block.device)
+        own = {"positions": (torch.int64, tokens), **numbers}
+        bucket = AttentionShape(rows=passes_of(tokens), tokens=tokens, pages=0, is_ragged=True, is_fresh=True)
+        self._buffers = AttentionBuffers(attention.static(bucket), device, own)
         self._ports = {name: value[:tokens] for name, value in inputs.items()}
-        self._ports |= {name: self._block.device[port_field(name)] for name, _, shape in kind if not shape}
+        self._ports |= {name: self._buffers.device[port_field(name)] for name, _, shape in kind if not shape}
         self.load([])
 
     def load(self, chunks: Sequence[ScheduledChunk]) -> None:
         """Fill the buffers for these chunks; small host values in one copy."""
         counts = np.array([chunk.count for chunk in chunks], dtype=np.int64)
         rows = np.array([chunk.branch.slot for chunk in chunks], dtype=np.int64)
-        batch = PackedPrompts(rows=rows, counts=counts, cached=np.zeros_like(counts), tables=self._tables.ids)
-        values = dict(self._attention.values(batch))
+        batch = AttentionBatch(rows=rows, counts=counts, cached=np.zeros_like(counts), tables=self._tables.ids)
+        values = dict[str, np.ndarray]()
         late: list[tuple[list[Tensor], Tensor]] = []
         if chunks:
             values["positions"] = pass_positions([chunk.forward for chunk in chunks])
         for name, target in self._ports.items() if chunks else ():
             given, field = [chunk.forward.ports[name] for chunk in chunks], port_field(name)
-            if field in self._block.device and all([value.is_cpu for value in given]):
+            if field in self._buffers.device and all([value.is_cpu for value in given]):
                 values[field] = host_array(torch.cat(given))
             else:
                 late.append((given, target[: int(counts.sum())]))
-        self._block.send(values)
+        self._buffers.prepare(batch, values)
         for given, target in late:  # after the copy, which clears the other fields
             join(given, target)
 
     def forward(self) -> dict[str, Tensor]:
         """Run the passes. Returns the module's outputs, packed."""
-        return self._module(kv=self._view, positions=self._block.device["positions"], **self._ports)
+        return self._module(kv=self._buffers.view, positions=self._buffers.device["positions"], **self._ports)
 
 
 class PrefixSteps:

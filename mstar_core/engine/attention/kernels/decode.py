@@ -18,6 +18,8 @@ from mstar_core.layers.kernels.elementwise import sum_partials
 from mstar_core.layers.kernels.launch import launch_options, prefetch_l2_where
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
 PROGRAMS: Final = 512
@@ -158,7 +160,7 @@ class DecodeAttention:
         self._arrived = torch.zeros(rows * kv_heads, dtype=torch.int32, device=pool.device)
 
     def attend(
-        self, pool: Tensor, packed: Tensor, rotation: tuple[Tensor, Tensor], fields: dict[str, Tensor], scale: float
+        self, pool: Tensor, packed: Tensor, rotation: tuple[Tensor, Tensor], fields: Mapping[str, Tensor], scale: float
     ) -> Tensor:
         """See PackedView. fields: the backend's `starts`, `pages`, `last` and `places`."""
         rows, across, kv_heads = packed.shape[-2], packed.shape[-1], pool.shape[3]

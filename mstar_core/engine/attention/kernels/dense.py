@@ -38,6 +38,8 @@ from mstar_core.engine.attention.kernels.split_kv import combine, split_outputs
 from mstar_core.layers.kernels.launch import is_hopper
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
 TOKENS: Final = 128
@@ -401,7 +403,7 @@ def descriptor_of(pool: Tensor) -> TensorDescriptor:
 
 
 def attend(
-    query: Tensor, pool: Tensor, descriptor: TensorDescriptor, fields: dict[str, Tensor], factor: float,
+    query: Tensor, pool: Tensor, descriptor: TensorDescriptor, fields: Mapping[str, Tensor], factor: float,
     *, tokens: int, max_pages: int, splits: int,
 ) -> Tensor:  # fmt: skip
     """Attend as `split_kv.attend_split_kv` does, for passes that `supports` accepts. tokens: per row."""

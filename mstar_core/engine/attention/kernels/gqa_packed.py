@@ -36,9 +36,11 @@ from mstar_core.engine.attention.kernels.tile_heuristics import HOPPER_KEYS, Pac
 from mstar_core.layers.kernels.launch import is_hopper
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
-    from mstar_core.engine.attention.passes import PassShape
+    from mstar_core.engine.attention.static import AttentionShape
 
 STAGES: Final = 2
 """Blocks in shared memory, beside 64 KiB of queries."""
@@ -293,8 +295,8 @@ def descriptor_of(pool: Tensor) -> TensorDescriptor:
 
 
 def attend(
-    given: tuple[Tensor, Tensor, Tensor], pool: Tensor, descriptor: TensorDescriptor, fields: dict[str, Tensor],
-    factor: float, shape: PassShape, splits: int | None = None,
+    given: tuple[Tensor, Tensor, Tensor], pool: Tensor, descriptor: TensorDescriptor, fields: Mapping[str, Tensor],
+    factor: float, shape: AttentionShape, splits: int | None = None,
 ) -> Tensor:  # fmt: skip
     """Attend to each row's pages and to all of its new tokens, for passes that `supports` accepts.
 

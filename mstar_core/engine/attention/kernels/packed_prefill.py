@@ -16,14 +16,14 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from mstar_core.engine.attention.kernels.append import append
 from mstar_core.engine.attention.kernels.tile_heuristics import tiles_of
-from mstar_core.engine.attention.passes import LOG2E
+from mstar_core.engine.attention.static import LOG2E, PagedKernels
 from mstar_core.layers.kernels.launch import has_large_shared_memory, launch_options
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.engine.attention.block import Fields
-    from mstar_core.engine.attention.segments import PackedPrompts
+    from mstar_core.engine.attention.staging import Fields, Values
+    from mstar_core.engine.attention.static import AttentionBatch, AttentionShape
 
 SHORT: Final = 1024
 """Buckets up to this many tokens use tiles of 64, which fill an H100 with eight heads. Longer ones use 128, if a
@@ -118,48 +118,32 @@ def _rotate_append_kernel(
     tl.store(pool + at_page * width + at + half, behind, mask=kept)
 
 
-class PackedPrefillAttention:
-    """Packed prefill attention of one bucket: up to `rows` passes with `tokens` tokens in total."""
+class PackedPrefillAttention(PagedKernels):
+    """Packed prefill attention of one bucket: passes of any lengths on empty caches."""
 
-    def __init__(self, pools: list[Tensor], page_size: int, tokens: int, rows: int) -> None:
-        self._pools = pools
-        self._page_size = page_size
-        self._tokens = tokens
-        self._block = 128 if tokens > SHORT and has_large_shared_memory(pools[0].device) else 64
+    def __init__(self, pools: list[Tensor], page_size: int, shape: AttentionShape) -> None:
+        super().__init__(pools, page_size, shape)
+        self._block = 128 if shape.tokens > SHORT and has_large_shared_memory(pools[0].device) else 64
         # Each pass, and the unused rest of the bucket, may end in a partial tile.
-        self._tiles = -(-tokens // self._block) + rows
+        self._tiles = -(-shape.tokens // self._block) + shape.rows
 
     @property
     def fields(self) -> Fields:
-        """See FixedPacked. first, end: tokens of the tile's pass; start, count: tokens of the tile."""
+        """See StaticAttention. first, end: tokens of the tile's pass; start, count: tokens of the tile."""
         tiles = {name: (torch.int32, self._tiles) for name in ("start", "count", "first", "end")}
-        return {"places": (torch.int64, self._tokens), **tiles}
+        return {"places": (torch.int64, self._shape.tokens), **tiles}
 
-    def view(self, device: dict[str, Tensor]) -> PackedPrefillView:
-        """See FixedPacked."""
-        return PackedPrefillView(self._pools, self._page_size, self._block, device)
-
-    def values(self, prompts: PackedPrompts) -> dict[str, np.ndarray]:
-        """See FixedPacked. Unused tiles have no tokens; tiles of unused tokens have no keys."""
-        starts = prompts.starts
-        of, within, count = tiles_of(prompts, self._tokens, self._block)
+    def values(self, batch: AttentionBatch) -> Values:
+        """See StaticAttention. Unused tiles have no tokens; tiles of unused tokens have no keys."""
+        starts = batch.starts
+        of, within, count = tiles_of(batch, self._shape.tokens, self._block)
         return {
-            "places": prompts.places(self._page_size, self._tokens, -1),
+            "places": batch.places(self._page_size, self._shape, -1),
             "start": starts[of] + within,
             "count": count,
             "first": starts[of],
             "end": np.append(starts[1:], starts[-1])[of],
         }
-
-
-class PackedPrefillView:
-    """KVView of one bucket."""
-
-    def __init__(self, pools: list[Tensor], page_size: int, block: int, device: dict[str, Tensor]) -> None:
-        self._pools = pools
-        self._page_size = page_size
-        self._block = block
-        self._device = device
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
         """See KVView. The last two dimensions of each are contiguous."""

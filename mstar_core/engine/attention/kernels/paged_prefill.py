@@ -15,13 +15,13 @@ import triton.language as tl
 
 from mstar_core.engine.attention.kernels.append import append
 from mstar_core.engine.attention.kernels.tile_heuristics import tiles_of
-from mstar_core.engine.attention.passes import LOG2E
-from mstar_core.engine.attention.static import Staging
+from mstar_core.engine.attention.static import LOG2E, PagedKernels
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.engine.attention.segments import PackedPrompts
+    from mstar_core.engine.attention.staging import Fields, Values
+    from mstar_core.engine.attention.static import AttentionBatch, AttentionShape
 
 KEYS: Final = 64
 """Keys per iteration of the inner loop."""
@@ -75,59 +75,48 @@ def _paged_prefill_kernel(
             tl.store(store, (mixed / total[:, None]).to(out.dtype.element_ty), mask=inside[:, None])
 
 
-class PagedPrefillAttention:
-    """Prefill attention of one bucket, with persistent buffers: one append and one attention kernel per layer."""
+class PagedPrefillAttention(PagedKernels):
+    """Prefill attention of one bucket: one append and one attention kernel per layer."""
 
-    def __init__(self, pools: list[Tensor], page_size: int, tokens: int, rows: int, max_pages: int) -> None:
-        self._pools = pools
-        self._page_size = page_size
-        self._tokens = tokens
-        self._rows = rows
-        self._max_pages = max_pages
-        self._block = 32 if tokens <= SHORT else 64
+    def __init__(self, pools: list[Tensor], page_size: int, shape: AttentionShape) -> None:
+        super().__init__(pools, page_size, shape)
+        self._block = 32 if shape.tokens <= SHORT else 64
         # Each chunk, and the unused rest of the bucket, may end in a partial tile.
-        self._tiles = -(-tokens // self._block) + rows
-        fields = {
-            "places": (torch.int64, tokens),
-            "row": (torch.int32, self._tiles),
-            "start": (torch.int32, self._tiles),
-            "count": (torch.int32, self._tiles),
-            "cached": (torch.int32, self._tiles),
-            "tables": (torch.int32, rows * max_pages),
-        }
-        self._staging = Staging(fields, pools[0].device)
+        self._tiles = -(-shape.tokens // self._block) + shape.rows
 
     @property
-    def view(self) -> PagedPrefillAttention:
-        """See FixedSegments."""
-        return self
+    def fields(self) -> Fields:
+        """See StaticAttention. row, start, count, cached: sequence, first token, tokens and cached tokens of a tile."""
+        tiles = {name: (torch.int32, self._tiles) for name in ("row", "start", "count", "cached")}
+        places = {"places": (torch.int64, self._shape.tokens)}
+        return {**places, **tiles, "tables": (torch.int32, self._shape.rows * self._shape.pages)}
 
-    def prepare(self, prompts: PackedPrompts) -> None:
-        """See FixedSegments."""
-        host, pieces = self._staging.next(), len(prompts.rows)
-        host["places"][:] = prompts.places(self._page_size, self._tokens, -1)
-        of, within, count = tiles_of(prompts, self._tokens, self._block)
-        used = len(of)
-        host["row"][:used] = np.where(of < pieces, of, -1)
-        host["start"][:used] = prompts.starts[of] + within
-        host["count"][:used] = count
-        host["count"][used:] = 0
-        host["cached"][:used] = np.append(prompts.cached, 0)[of] + within
-        widest = int((-(-(prompts.cached + prompts.counts) // self._page_size)).max(initial=0))
-        tables = host["tables"].reshape(self._rows, self._max_pages)
-        tables[:pieces, :widest] = prompts.tables[prompts.rows, :widest]
-        self._staging.send("tables", self._staging.start_of("tables") + 4 * pieces * self._max_pages)
+    def values(self, batch: AttentionBatch) -> Values:
+        """See StaticAttention."""
+        chunks, shape = len(batch.rows), self._shape
+        of, within, count = tiles_of(batch, shape.tokens, self._block)
+        widest = int((-(-(batch.cached + batch.counts) // self._page_size)).max(initial=0))
+        tables = np.zeros((chunks, shape.pages), dtype=np.int32)
+        tables[:, :widest] = batch.tables[batch.rows, :widest]
+        return {
+            "places": batch.places(self._page_size, shape, -1),
+            "row": np.where(of < chunks, of, -1),
+            "start": batch.starts[of] + within,
+            "count": count,
+            "cached": np.append(batch.cached, 0)[of] + within,
+            "tables": tables,
+        }
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
         """See KVView."""
-        pool, fields = self._pools[layer], self._staging.device
+        pool, fields = self._pools[layer], self._device
         append(pool, self._page_size, fields["places"], key, value)
         heads, width = query.shape[1:]
-        out = torch.empty((self._tokens, heads, width), dtype=query.dtype, device=query.device)
+        out = torch.empty((self._shape.tokens, heads, width), dtype=query.dtype, device=query.device)
         factor = (width**-0.5 if scale is None else scale) * LOG2E
         _paged_prefill_kernel[(self._tiles, heads)](
             query, pool, out, fields["row"], fields["start"], fields["count"], fields["cached"], fields["tables"],
-            factor, query.stride(0), out.stride(0), self._max_pages, pool.shape[3], heads // pool.shape[3],
+            factor, query.stride(0), out.stride(0), self._shape.pages, pool.shape[3], heads // pool.shape[3],
             page=self._page_size, width=width, block=self._block, keys=KEYS, num_warps=4, num_stages=2,
         )  # fmt: skip
         return out

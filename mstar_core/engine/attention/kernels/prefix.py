@@ -9,26 +9,23 @@ split-KV kernel on other devices. Sums have a fixed order, so equal inputs give 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from mstar_core.engine.attention.block import Block
 from mstar_core.engine.attention.kernels.tile_heuristics import QUERIES, SINGLE_KEYS, SINGLE_QUERIES, PackedQueries
-from mstar_core.engine.attention.passes import LOG2E, NOTHING
+from mstar_core.engine.attention.static import LOG2E, PagedKernels
 from mstar_core.layers.kernels.gluon import gluon_kernels
 from mstar_core.layers.kernels.launch import launch_options
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.engine.attention.block import Fields, Values
-    from mstar_core.engine.attention.passes import PassShape
+    from mstar_core.engine.attention.staging import Fields, Values
+    from mstar_core.engine.attention.static import AttentionBatch, AttentionShape
 
 Given: TypeAlias = "tuple[Tensor, Tensor, Tensor]"
 """Query [T, heads, width], key and value [T, kv_heads, width]; the last two dimensions of each are contiguous."""
@@ -199,34 +196,22 @@ def _combine_few_kernel(
     tl.store(out + line * width + at, made.to(out.dtype.element_ty))
 
 
-class PagedPrefixAttention:
+class PagedPrefixAttention(PagedKernels):
     """Prefix attention of one bucket: every token attends to its row's cache and to all tokens of its own pass."""
 
-    def __init__(self, pools: list[Tensor], page_size: int, shape: PassShape, beside: Fields = NOTHING) -> None:
-        self._pools = pools
-        self._page_size = page_size
-        self._shape = shape
-        fields = {"ends": (torch.int32, shape.rows), "tables": (torch.int32, shape.rows * shape.pages)}
-        self._block = Block({**fields, **beside}, pools[0].device)
+    def __init__(self, pools: list[Tensor], page_size: int, shape: AttentionShape) -> None:
+        super().__init__(pools, page_size, shape)
         self._descriptors: dict[int, object] = {}
 
     @property
-    def device(self) -> Mapping[str, Tensor]:
-        """See FixedPasses."""
-        return self._block.device
+    def fields(self) -> Fields:
+        """See StaticAttention. ends: cached tokens of each row."""
+        shape = self._shape
+        return {"ends": (torch.int32, shape.rows), "tables": (torch.int32, shape.rows * shape.pages)}
 
-    @property
-    def view(self) -> PagedPrefixAttention:
-        """See FixedPasses."""
-        return self
-
-    def forget(self) -> None:
-        """See FixedPasses."""
-
-    def prepare(self, rows: np.ndarray, cached: np.ndarray, tables: np.ndarray, beside: Values = NOTHING) -> None:
-        """See FixedPasses. An unused row has no cached keys and attends to its own tokens."""
-        own = tables[rows, : self._shape.pages]
-        self._block.send({**beside, "ends": cached, "tables": own})
+    def values(self, batch: AttentionBatch) -> Values:
+        """See StaticAttention. An unused row has no cached keys and attends to its own tokens."""
+        return {"ends": batch.cached, "tables": batch.tables[batch.rows, : self._shape.pages]}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
         """See KVView. The last two dimensions of each are contiguous."""
@@ -240,7 +225,7 @@ class PagedPrefixAttention:
             return self._attend_split_kv(given, pool, factor, (*queries.split_kv, queries.groups))
         if layer not in self._descriptors:
             self._descriptors[layer] = hopper.descriptor_of(pool)
-        found: Tensor = hopper.attend(given, pool, self._descriptors[layer], self._block.device, factor, shape)
+        found: Tensor = hopper.attend(given, pool, self._descriptors[layer], self._device, factor, shape)
         return found
 
     def _attend_single_block(self, given: Given, pool: Tensor, factor: float, grid: tuple[int, int, int]) -> Tensor:
@@ -267,7 +252,7 @@ class PagedPrefixAttention:
 
     def _sizes(self, given: Given, pool: Tensor, factor: float) -> tuple[Any, ...]:
         """Return the arguments of both kernels after their outputs."""
-        fields, shape, query = self._block.device, self._shape, given[0]
+        fields, shape, query = self._device, self._shape, given[0]
         strides = (each.stride(0) for each in given)
         return (
             fields["ends"], fields["tables"], factor, *strides, shape.tokens, shape.pages, pool.shape[3],

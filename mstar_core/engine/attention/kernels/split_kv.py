@@ -21,17 +21,16 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from mstar_core.engine.attention.block import Block
 from mstar_core.engine.attention.kernels.append import append
-from mstar_core.engine.attention.passes import LOG2E, NOTHING, written
+from mstar_core.engine.attention.static import LOG2E, PagedKernels
 from mstar_core.layers.kernels.gluon import gluon_kernels
 from mstar_core.layers.kernels.launch import launch_options
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.engine.attention.block import Fields, Values
-    from mstar_core.engine.attention.passes import PassShape
+    from mstar_core.engine.attention.staging import Fields, Values
+    from mstar_core.engine.attention.static import AttentionBatch, AttentionShape
 
 DENSE: Final = "mstar_core.engine.attention.kernels.dense"
 
@@ -173,7 +172,7 @@ def descriptor_of(pool: Tensor) -> TensorDescriptor:
 
 
 def attend_split_kv(
-    query: Tensor, pool: Tensor, descriptor: TensorDescriptor, fields: dict[str, Tensor], factor: float,
+    query: Tensor, pool: Tensor, descriptor: TensorDescriptor, fields: Mapping[str, Tensor], factor: float,
     *, max_pages: int, splits: int,
 ) -> Tensor:  # fmt: skip
     """Attend without a mask among a row's tokens. Returns [T, heads, width] in the query's dtype.
@@ -218,78 +217,55 @@ def combine(mixed: Tensor, top: Tensor, total: Tensor, out: Tensor) -> None:
     )  # fmt: skip
 
 
-class PagedDenseAttention:
+class PagedDenseAttention(PagedKernels):
     """Dense attention of one bucket of passes that append: every token attends to its whole row.
 
     An append kernel and an attention kernel run, then one to combine splits if there are several. splits: per tile, or
     None for as many as fill the device.
     """
 
-    def __init__(
-        self, pools: list[Tensor], page_size: int, shape: PassShape, splits: int | None = None,
-        beside: Fields = NOTHING,
-    ) -> None:  # fmt: skip
-        self._pools = pools
-        self._page_size = page_size
-        self._shape = shape
+    def __init__(self, pools: list[Tensor], page_size: int, shape: AttentionShape, splits: int | None = None) -> None:
+        super().__init__(pools, page_size, shape)
         self._splits = splits
         self._tiles = -(-shape.tokens // BLOCK)
-        tiles = shape.rows * self._tiles
-        fields = {
-            "places": (torch.int64, shape.rows * shape.tokens),
-            "row": (torch.int32, tiles),
-            "start": (torch.int32, tiles),
-            "count": (torch.int32, tiles),
-            "cached": (torch.int32, tiles),
-            "tables": (torch.int32, shape.rows * shape.pages),
-        }
-        self._block = Block({**fields, **beside}, pools[0].device)
         self._descriptors: dict[int, TensorDescriptor] = {}
         self._hopper_descriptors: dict[int, object] = {}
 
     @property
-    def device(self) -> Mapping[str, Tensor]:
-        """See FixedPasses."""
-        return self._block.device
+    def fields(self) -> Fields:
+        """See StaticAttention. row, start, count, cached: sequence, first token, tokens and cached tokens of a tile."""
+        shape = self._shape
+        tiles = {name: (torch.int32, shape.rows * self._tiles) for name in ("row", "start", "count", "cached")}
+        places = {"places": (torch.int64, shape.packed_tokens)}
+        return {**places, **tiles, "tables": (torch.int32, shape.rows * shape.pages)}
 
-    @property
-    def view(self) -> PagedDenseAttention:
-        """See FixedPasses."""
-        return self
-
-    def forget(self) -> None:
-        """See FixedPasses."""
-
-    def prepare(self, rows: np.ndarray, cached: np.ndarray, tables: np.ndarray, beside: Values = NOTHING) -> None:
-        """See FixedPasses."""
-        shape, count = self._shape, len(rows)
+    def values(self, batch: AttentionBatch) -> Values:
+        """See StaticAttention."""
+        shape, count = self._shape, len(batch.rows)
         within = np.arange(self._tiles) * BLOCK
         sizes = np.minimum(shape.tokens - within, BLOCK)
         known = np.full(shape.rows, -1)
         known[:count] = np.arange(count)
         # The kernel attends to `cached + count` keys of a tile. Here that is the whole row for every tile.
         held = np.zeros(shape.rows, dtype=np.int64)
-        held[:count] = cached + shape.tokens
-        own = np.zeros((shape.rows, shape.pages), dtype=np.int32)
-        own[:count] = tables[rows, : shape.pages]
-        self._block.send({
-            **beside,
-            "places": written(rows, cached, tables, self._page_size, shape, -1),
+        held[:count] = batch.cached + shape.tokens
+        return {
+            "places": batch.places(self._page_size, shape, -1),
             "row": np.repeat(known, self._tiles),
             "start": (np.arange(shape.rows)[:, None] * shape.tokens + within).reshape(-1),
             "count": np.tile(sizes, shape.rows),
             "cached": (held[:, None] - sizes).reshape(-1),
-            "tables": own.reshape(-1),
-        })  # fmt: skip
+            "tables": batch.tables[batch.rows, : shape.pages],
+        }
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
         """See KVView."""
-        append(self._pools[layer], self._page_size, self._block.device["places"], key, value)
+        append(self._pools[layer], self._page_size, self._device["places"], key, value)
         return self.attend_placed(layer, query, scale)
 
     def places(self, layer: int) -> tuple[Tensor, Tensor]:
         """See PlacedView."""
-        return self._pools[layer], self._block.device["places"]
+        return self._pools[layer], self._device["places"]
 
     def attend_placed(self, layer: int, query: Tensor, scale: float | None = None) -> Tensor:
         """See PlacedView."""
@@ -301,13 +277,13 @@ class PagedDenseAttention:
             if layer not in self._hopper_descriptors:
                 self._hopper_descriptors[layer] = hopper.descriptor_of(pool)
             out: Tensor = hopper.attend(
-                query, pool, self._hopper_descriptors[layer], self._block.device, factor, tokens=shape.tokens,
+                query, pool, self._hopper_descriptors[layer], self._device, factor, tokens=shape.tokens,
                 max_pages=shape.pages, splits=self._splits or hopper.splits_of(shape.rows, shape.tokens, heads),
             )  # fmt: skip
             return out
         if layer not in self._descriptors:
             self._descriptors[layer] = descriptor_of(pool)
         return attend_split_kv(
-            query, pool, self._descriptors[layer], self._block.device, factor, max_pages=shape.pages,
+            query, pool, self._descriptors[layer], self._device, factor, max_pages=shape.pages,
             splits=self._splits or splits_of(shape.rows * self._tiles, heads),
         )  # fmt: skip

@@ -15,8 +15,7 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.engine.attention.passes import PassShape
-    from mstar_core.engine.attention.segments import PackedPrompts
+    from mstar_core.engine.attention.static import AttentionBatch, AttentionShape
 
 PROGRAMS: Final = 132
 """Programs that fill an H100: one per multiprocessor, with 160 KiB of shared memory or more."""
@@ -57,7 +56,7 @@ class PackedQueries:
     max_keys: int
 
     @classmethod
-    def of(cls, query: Tensor, pool: Tensor, shape: PassShape) -> PackedQueries:
+    def of(cls, query: Tensor, pool: Tensor, shape: AttentionShape) -> PackedQueries:
         """Derive the counts. query: [T, heads, width]; pool: see `make_pools`."""
         page, kv_heads = pool.shape[2:4]
         return cls(
@@ -92,7 +91,7 @@ def fits_hopper(query: Tensor, pool: Tensor) -> bool:
     return is_half and width in HOPPER_WIDTHS and page % HOPPER_KEYS == 0 and pool.is_contiguous()
 
 
-def tiles_of(prompts: PackedPrompts, tokens: int, block: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def tiles_of(prompts: AttentionBatch, tokens: int, block: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Split packed prompts, and the unused rest of a bucket of `tokens`, into tiles of up to `block` tokens.
 
     Returns per tile: the index of its prompt (the number of prompts for the rest), its first token within the prompt,

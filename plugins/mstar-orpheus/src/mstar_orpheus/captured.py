@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
 import torch
 
-from mstar_core.engine.attention.static import RING, Staging
+from mstar_core.engine.attention.staging import Staging
 from mstar_core.engine.cuda_graphs.cache import GraphCache, Size, StaticStep, StepBuckets
 
 if TYPE_CHECKING:
-    import numpy as np
     from torch import Tensor
 
 FIRST_BUCKETS: Final = (1, 8, 32)
@@ -29,7 +29,7 @@ Step = Callable[["Tensor", "Tensor"], "Tensor"]
 
 
 class WindowStep(StaticStep["Tensor"]):
-    """The step of `count` windows of `ids` ids. Padding repeats earlier contents of the buffer."""
+    """The step of `count` windows of `ids` ids. Padding repeats earlier windows."""
 
     def __init__(self, step: Step, count: int, ids: int, fill: int, device: torch.device) -> None:
         self._step = step
@@ -37,17 +37,13 @@ class WindowStep(StaticStep["Tensor"]):
         self._shapes = {"facts": (FACTS, count), "window": (count, ids)}
         sizes = {name: (torch.int64, shape[0] * shape[1]) for name, shape in self._shapes.items()}
         self._staging = Staging(sizes, device)
-        for _ in range(RING):
-            host = self._staging.next()
-            host["facts"][:], host["window"][:] = 1, fill
-        self._staging.send("window")
+        self.load(np.full((count, ids), fill), np.ones((FACTS, count), dtype=np.int64))
 
     def load(self, window: np.ndarray, facts: np.ndarray) -> None:
         """Fill the buffers with one copy. window: int64 [n, ids]; facts: int64 [3, n]."""
-        host = self._staging.next()
-        host["facts"].reshape(self._shapes["facts"])[:, : len(window)] = facts
-        host["window"].reshape(self._shapes["window"])[: len(window)] = window
-        self._staging.send("window")
+        padded = np.ones((FACTS, self._count), dtype=np.int64)
+        padded[:, : len(window)] = facts
+        self._staging.put({"facts": padded, "window": window})
 
     def forward(self) -> Tensor:
         """See StaticStep: samples of each window."""

@@ -102,7 +102,7 @@ def _embed_frame_kernel(
     """Compute part of a condition of a sequence, its next pose, or one of its tokens, per program.
 
     The kernel lets the next one launch early but does not launch early itself. Thus everything that earlier frames
-    appended is visible to later kernels, which may read those pages before they wait (see FixedPasses).
+    appended is visible to later kernels, which may read those pages before they wait (see StaticAttention).
     """
     if overlaps:
         gdc_launch_dependents()
