@@ -1,10 +1,11 @@
-"""Clips of pixels in and latents out, around the engines: time of the client, CPU of the api, for one or two trees.
+"""Path of clip requests to the conductor and back: client latency and CPU time of the api, for one or two
+trees.
 
-Run from the repository root: `python bench/api_clips.py [--against FOLDER] [--save NAME]`. Prints one JSON object.
-As `api_cameras`, of whose kind it is: the api is a process of its own with a real pool; conductor and worker are
-stand-ins in the client's process that answer at once. `clip`: 64 frames of 256 pixels (12.6 MB of `.npy`) to one
-vector; `all`: the same frame by frame cut to one, answered with every token (8192 x 1024, bfloat16, 16.8 MB) as frames
-of bytes; `steps`: 30 answers of 1.44 MB. What the stand-in of a worker sends is what a worker of that tree sends.
+Run from the repository root: `python bench/api_clips.py [--against FOLDER] [--save NAME]`. Prints one JSON object. As
+in `api_cameras`, the api is a separate process with a real pool, and fakes of conductor and worker in the client's
+process answer immediately. `clip`: 64 frames of 256 pixels (12.6 MB of `.npy`) to one vector; `all`: one frame,
+answered with every token (8192 x 1024, bfloat16, 16.8 MB) as binary frames; `steps`: 30 responses of 1.44 MB. The fake
+worker sends what a worker of that tree sends.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ WARM: Final = 4
 
 
 def main() -> None:
-    """Measure, print, and keep with --save."""
+    """Measure, print, and save with --save."""
     parser = parser_of(__doc__, requests=15)
     parser.add_argument("--kinds", nargs="*", choices=KINDS, default=list(KINDS))
     options = parser.parse_args()
@@ -60,10 +61,10 @@ def main() -> None:
 
 
 async def serve(requests: int) -> None:
-    """One tree's side: a window of one kind for each line of the standard input."""
+    """Serve one tree: one window per line of standard input."""
     arrived: list[float] = []
     every = np.random.default_rng(1).standard_normal((8192, 1024)).astype(np.float32)
-    # Since then a worker sends numbers in the type that is asked for.
+    # Workers with this feature send numbers in the requested dtype.
     halves = (every.view(np.uint32) >> 16).astype(np.uint16) if _sends_halves() else None
     frame = every[:256, :1024].repeat(2, axis=1)[None, :, :1408].copy()
 
@@ -143,7 +144,7 @@ def _load(viewer: Viewer, kind: str, requests: int) -> tuple[list[float], list[f
 
 
 class Viewer:
-    """A client over one connection that sends bytes which it holds ready. Used by one thread."""
+    """A client over one connection that sends prepared bytes. Used by one thread."""
 
     def __init__(self, port: int) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
@@ -156,7 +157,9 @@ class Viewer:
         }
 
     def ask(self, kind: str) -> float:
-        """Seconds from before the request to after its last byte. Raises RuntimeError for an answer not 200."""
+        """Send a request and return the seconds until its last byte. Raises RuntimeError for a status other
+        than 200.
+        """
         start = time.monotonic()
         kinds = {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}", "Accept": FRAMES}
         self._connection.request("POST", "/generate", body=self._bodies[kind], headers=kinds)

@@ -1,7 +1,7 @@
-"""Where the CPU time goes from an H.264 clip to the pixels of V-JEPA 2: decode, colours, resize.
+"""CPU time from an H.264 clip to the pixels of V-JEPA 2: decoding, colour conversion, resizing.
 
 Run from the repository root: `python -m bench.clip_pixels [--frames 64] [--width 1920] [--height 1080] [--crop 256]`.
-Prints JSON: CPU seconds of each part for all frames, one thread; wall and CPU seconds of the whole as requests have it.
+Prints JSON: CPU seconds of each part for all frames on one thread; wall and CPU seconds of the whole as in requests.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from mstar_vjepa2.request.media import read_video
 from mstar_vjepa2.request.transforms import cropped, squared
 
 BLOCK = 8
-"""Pixels of one side of a block of equal colour: noise in every pixel would measure the decoder alone."""
+"""Side of a block of equal colour in pixels. Per-pixel noise would measure only the decoder."""
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("frames", 64), ("width", 1920), ("height", 1080), ("crop", 256)):
         parser.add_argument(f"--{name}", type=int, default=default)
@@ -48,14 +48,14 @@ def main() -> None:
 
 
 def spent(run: Callable[[], object]) -> float:
-    """CPU seconds of a run, over all threads."""
+    """Return the CPU seconds of a run over all threads."""
     start = time.process_time()
     run()
     return round(time.process_time() - start, 3)
 
 
 def clip(frames: int, width: int, height: int) -> MediaPart:
-    """Coloured blocks that move sideways."""
+    """Encode a clip of coloured blocks that move sideways."""
     blocks = np.random.default_rng(0).integers(0, 256, (-(-height // BLOCK), -(-width // BLOCK), 3), dtype=np.uint8)
     picture = blocks.repeat(BLOCK, 0).repeat(BLOCK, 1)[:height, :width]
     file = io.BytesIO()

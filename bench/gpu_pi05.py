@@ -1,12 +1,12 @@
-"""Pi0.5 on one GPU: random weights in the official shapes, made there. Engines by themselves, then the whole server.
+"""Pi0.5 on one GPU with random weights in the official shapes: the engines by themselves, then the whole
+server.
 
-Run from the repository root: `python -m bench.gpu_pi05 [--out FILE]`. Writes JSON, after each section, and prints it:
-seconds from a request's submission to its actions on the host at the engines, by number of requests; answers per second
-of clients that ask again at once; the parts (cameras, prefix, flow) with their floors from this device's own ceilings,
-and the kernels and gaps of each; then HTTP client to actions at batch 1 and answers per second at saturation. Each
-attention backend is measured in turn: in flows `torch` gathers and copies keys, `flashinfer` reads them in place.
-A section that fails leaves its traceback and the others run; the exit code is 1. `--tiny --device cpu` does the
-same with the miniature, to try the measurement.
+Run from the repository root: `python -m bench.gpu_pi05 [--out FILE]`. Writes JSON after each section and prints it:
+seconds from submission to actions on the host by number of requests; responses per second of closed-loop clients; the
+parts (cameras, prefix, flow) with their lower bounds from this device's ceilings, and the kernels and gaps of each;
+then latency over HTTP at batch 1 and throughput at saturation. Each attention backend is measured in turn: in flows,
+`torch` gathers and copies keys, `flashinfer` reads them in place. A failing section writes its traceback and the others
+run; the exit code is 1. `--tiny --device cpu` runs the same with the miniature.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from mstar_pi05.checkpoint.config import Sizes
 from mstar_pi05.tiny import write_tiny
 
 PROMPT = 60
-"""Ids of the prompt: an instruction with the state in it."""
+"""Ids of the prompt: an instruction with the state."""
 
 
 def main() -> int:
-    """Measure, write, print."""
+    """Measure, write and print the report."""
     options = read_options()
     begun, figures, scratch = head(), Figures(), Path(tempfile.mkdtemp(prefix="mp-", dir="/tmp"))
     report: dict[str, Any] = {
@@ -64,7 +64,9 @@ def main() -> int:
 
 
 def engines(options: argparse.Namespace, sections: Sections, scratch: Path) -> None:
-    """Every precision of the tower, captured; the first with each attention backend, and once without graphs."""
+    """Measure each precision of the tower with graphs; the first also with each attention backend, and
+    without graphs.
+    """
     device = resolve_device(options.device)
     prepare_device(device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -88,7 +90,7 @@ def engines(options: argparse.Namespace, sections: Sections, scratch: Path) -> N
 
 
 def _make(into: dict[str, Any], name: str, make: Callable[[], Any]) -> None:
-    """Make what later sections need; it is no result."""
+    """Create an object that later sections need, without recording a result."""
     into[name] = make()
 
 
@@ -103,7 +105,7 @@ def _acting(modules: tuple[Sizes, dict[str, torch.nn.Module]], place: Place) -> 
 
 
 class OnePlace:
-    """The sections of one precision, attention backend and way to run."""
+    """Sections for one precision, attention backend and execution mode."""
 
     def __init__(self, acting: Acting, label: str, options: argparse.Namespace, sections: Sections) -> None:
         self.acting = acting
@@ -113,7 +115,7 @@ class OnePlace:
         self.prompt = 8 if options.tiny else PROMPT
 
     def measure(self, rates: dict[str, float] | None) -> None:
-        """Every section, the most wanted ones first."""
+        """Run every section, the most important ones first."""
         for size in self.options.batch:
             self._run(f"rows_{size}", partial(self.rows, size))
         self._run("parts", partial(self.parts, rates))
@@ -124,10 +126,10 @@ class OnePlace:
 
     def _run(self, name: str, section: Any) -> None:
         self.sections.run(f"{self.label}_{name}", section)
-        self.acting.end()  # what a section that failed left open
+        self.acting.end()  # close requests of a failed section
 
     def rows(self, size: int) -> dict[str, Any]:
-        """So many requests of three cameras at once."""
+        """Measure concurrent requests of three cameras each."""
         seen = [observation(self.acting.sizes, 3, self.prompt, seed=n) for n in range(size)]
         self._warm(*seen)
         samples = self._timed(partial(self.acting.act, *seen))
@@ -136,18 +138,18 @@ class OnePlace:
         return {"counters": self.acting.counters()}
 
     def two_cameras(self) -> None:
-        """One request of two cameras."""
+        """Measure one request of two cameras."""
         seen = observation(self.acting.sizes, 2, self.prompt)
         self._warm(seen)
         self._add(f"engines_{self.label}_two_cameras", self._timed(partial(self.acting.act, seen)))
 
     def saturation(self) -> dict[str, Any]:
-        """Clients that ask again at once: answers per second between a quarter of them and all."""
+        """Measure closed-loop clients: responses per second between a quarter of them and all."""
         clients, answers = self.options.clients, 8 * self.options.clients
         seen = observation(self.acting.sizes, 3, self.prompt)
         for _ in range(2):
             self.acting.saturate(seen, clients, 2 * clients)
-            self.acting.turner.capture()
+            self.acting.driver.capture()
         before = self.acting.counters()
         came = self.acting.saturate(seen, clients, answers)
         after, begun = self.acting.counters(), answers // 4
@@ -156,7 +158,7 @@ class OnePlace:
         return {"before": before, "after": after}
 
     def parts(self, rates: dict[str, float] | None) -> dict[str, Any]:
-        """Cameras, prefix and flow one after the other, each begun on an idle device and waited for."""
+        """Measure cameras, prefix and flow, each started on an idle device and synchronised."""
         seen = observation(self.acting.sizes, 3, self.prompt)
         self._warm(seen)
         for _ in range(self.options.repeats):
@@ -166,7 +168,7 @@ class OnePlace:
         return {} if rates is None else {"floors_s": floors(self.acting.sizes, 3, self.prompt, 10, rates)}
 
     def profile(self, name: str) -> dict[str, Any]:
-        """Kernels and gaps of one part, or of a whole request."""
+        """Profile the kernels and gaps of one part, or of a whole request."""
         seen, device = observation(self.acting.sizes, 3, self.prompt), self.acting.place.device
         self._warm(seen)
         if name == "request":
@@ -177,20 +179,20 @@ class OnePlace:
         return found
 
     def _begin(self, seen: Observation) -> dict[str, Any]:
-        """The parts of one request, to be run in order."""
-        acting, turner = self.acting, self.acting.turner
+        """Return the parts of one request, to be run in order."""
+        acting, driver = self.acting, self.acting.driver
         handle = acting.submit(seen, is_flowing=False)
 
         def flow() -> None:
             acting.flow(handle, seen)
-            turner.run()
+            driver.run()
 
-        return {"cameras": partial(turner.once, "vit_encoder"), "prefix": turner.run, "flow": flow}
+        return {"cameras": partial(driver.once, "vit_encoder"), "prefix": driver.run, "flow": flow}
 
     def _warm(self, *seen: Observation) -> None:
-        """Let this kind of batch run plainly, capture what it needs, and run again."""
+        """Run a kind of batch uncaptured, capture it, and run it again."""
         self.acting.act(*seen)
-        self.acting.turner.capture()
+        self.acting.driver.capture()
         self.acting.act(*seen)
 
     def _timed(self, run: Any) -> list[float]:
@@ -204,7 +206,7 @@ class OnePlace:
 
 
 def server(options: argparse.Namespace, sections: Sections, scratch: Path) -> None:
-    """`mstarctl up pi05`, and robots that ask over HTTP."""
+    """Measure `mstarctl up pi05` with robots over HTTP."""
     weights = None if options.tiny else options.folder or scratch / "pi05"
     if weights is not None and not weights.exists():
         command = [sys.executable, "-m", "bench.families.robots", str(weights)]
@@ -230,7 +232,7 @@ def server(options: argparse.Namespace, sections: Sections, scratch: Path) -> No
 
 
 def read_options() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", nargs="*", default=["engines", "server"], choices=("engines", "server"))
     parser.add_argument("--vision", nargs="*", default=["bfloat16", "tf32", "float32"], help="the tower's precisions")

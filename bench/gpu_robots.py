@@ -1,9 +1,9 @@
-"""Robots before the Pi0.5 server of this tree and that of another, both on one GPU and asked in turn.
+"""Pi0.5 server of this tree and of another tree, both on one GPU and measured in turn.
 
 Run from the repository root: `python -m bench.gpu_robots --tree FOLDER [--out FILE]`. Both deployments run at once, so
-that what else the machine does meets both alike; windows of requests take turns: one robot alone with stored PNGs and
-with arrays, then several at once. Figures are named `before_...` (the other tree) and `now_...`; stations of requests,
-rows and seconds of steps, and shares of the worker's time stand beside them. `--tiny --device cpu` tries the program.
+that background load affects both alike. Windows of requests alternate: one robot with stored PNGs and with arrays, then
+several robots at once. Figures are named `before_...` (the other tree) and `now_...`. The report includes request
+spans, batch sizes and seconds of steps, and shares of the worker's time. `--tiny --device cpu` tries the program.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ SIDES: Final = ("before", "now")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turns:
-    """Both deployments and what they are asked. running: by side; images: by form."""
+    """Both deployments and their requests. running: by side; images: by form."""
 
     running: Mapping[str, Served]
     images: Mapping[str, list[bytes]]
     figures: Figures
 
     def warm(self, clients: int) -> None:
-        """Ask until nothing is captured any more."""
+        """Send requests until nothing more is captured."""
         for served in self.running.values():
             for form in FORMS:
                 one_by_one(served.plan.port, self.images[form], 5)
@@ -50,14 +50,14 @@ class Turns:
                 served.wait_captured()
 
     def alone(self, form: str, windows: int, each: int) -> None:
-        """One robot, in windows."""
+        """Measure one robot, in windows."""
         for side in _in_turn(windows):
             self.figures.add(f"{side}_{form}_alone", one_by_one(self._port(side), self.images[form], each))
         for side, served in self.running.items():
             note_stations(served, self.figures, f"{side}_{form}_alone", windows * each)
 
     def crowd(self, clients: int, each: int, windows: int) -> None:
-        """So many robots at once, in windows."""
+        """Measure concurrent robots, in windows."""
         for side in _in_turn(windows):
             label = f"{side}_clients_{clients}"
             with watched(self.running[side], self.figures, label):
@@ -72,13 +72,13 @@ class Turns:
 
 
 def _in_turn(windows: int) -> Iterator[str]:
-    """Sides, the first by turns."""
+    """Yield the sides of each window; the first side alternates."""
     for number in range(windows):
         yield from SIDES if number % 2 == 0 else reversed(SIDES)
 
 
 def main() -> int:
-    """Measure, write, print."""
+    """Measure, write and print the report."""
     options = read_options()
     report: dict[str, Any] = {**head(), "model": "miniature" if options.tiny else "official shapes, random weights"}
     sections = Sections(report, Figures(), options.out)
@@ -96,7 +96,7 @@ def main() -> int:
 
 
 def ask(options: argparse.Namespace, sections: Sections, running: Mapping[str, Served]) -> None:
-    """All windows, a section for each kind."""
+    """Run all windows, one section per kind."""
     side = 28 if options.tiny else 224
     images = {form: images_of(side, form) for form in FORMS}
     turns = Turns(running=running, images=images, figures=sections.figures)
@@ -110,7 +110,7 @@ def ask(options: argparse.Namespace, sections: Sections, running: Mapping[str, S
 def _started(
     options: argparse.Namespace, sections: Sections, scratch: Path, side: str, stack: ExitStack
 ) -> Served | None:
-    """One side's deployment, which ends with the stack; None when it did not start."""
+    """Start one side's deployment, which stops with the stack. Returns None if it did not start."""
     folder = None if options.tiny else options.folder or scratch / "pi05"
     if folder is not None and not folder.exists():
         subprocess.run([sys.executable, "-m", "bench.families.robots", str(folder)], cwd=ROOT, check=True)
@@ -134,7 +134,7 @@ def _started(
 
 
 def read_options() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tree", type=Path, required=True, help="folder with the sources of the other tree")
     parser.add_argument("--windows", type=int, default=4, help="of each side and kind")

@@ -1,10 +1,10 @@
-"""Rollouts of V-JEPA 2-AC by this tree and by another, in turn on one GPU: random weights in the official shapes.
+"""Rollouts of V-JEPA 2-AC by this tree and another, in turn on one GPU, with random weights in the official
+shapes.
 
-Run from the repository root: `python -m bench.gpu_rollouts --tree FOLDER [--out FILE]`. A process for each tree makes
-its engines and captures its graphs; windows of requests take turns, so that what else the machine does meets both
-alike. Seconds of the context, of the steps and of whole requests are named `before_...` (the other tree) and `now_...`;
-`..._replays` are graphs started in the steps. Without `--tree` this tree is measured alone. `--tiny --device cpu` tries
-the program.
+Run from the repository root: `python -m bench.gpu_rollouts --tree FOLDER [--out FILE]`. One process per tree creates
+its engines and captures its graphs. Windows of requests alternate, so that background load affects both alike. Seconds
+of the context, of the steps and of whole requests are named `before_...` (the other tree) and `now_...`; `..._replays`
+are graph replays in the steps. Without `--tree`, only this tree is measured. `--tiny --device cpu` tries the program.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PARTS: Final = ("context", "steps", "whole")
 
 
 class Measured:
-    """One tree's engines. asked: (context, candidates, horizon) of all that will be measured."""
+    """Engines of one tree. asked: (context, candidates, horizon) of all measurements."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.device = resolve_device(options.device)
@@ -52,14 +52,14 @@ class Measured:
         self.warm: set[tuple[int, int, int]] = set()
 
     def window(self, asked: tuple[int, int, int]) -> dict[str, list[float]]:
-        """Seconds of some requests by part, and replays of their steps."""
+        """Return the seconds of requests by part, and the graph replays of their steps."""
         wanted = trial(self.facts, *asked)
         wanted = replace(wanted, clip=wanted.clip.to(self.device))
         if asked not in self.warm:
             self.warm.add(asked)
             for _ in range(3):
                 self.rolling.whole(wanted)
-                self.rolling.turner.capture()
+                self.rolling.driver.capture()
         found: dict[str, list[float]] = {part: [] for part in (*PARTS, "replays")}
         for _ in range(self.each):
             handle, latents = self.rolling.encode(wanted)
@@ -67,14 +67,14 @@ class Measured:
             with _counted() as replays:
                 found["steps"] += timed(partial(self.rolling.roll, handle, wanted, latents), self.device, 1, warm=0)
             found["replays"].append(float(sum(replays)))
-            self.rolling.turner.close(handle)
+            self.rolling.driver.close(handle)
             found["whole"] += timed(partial(self.rolling.whole, wanted), self.device, 1, warm=0)
         return found
 
 
 @contextlib.contextmanager
 def _counted() -> Iterator[list[int]]:
-    """Graphs started inside, as ones."""
+    """Count the graph replays inside, as a list of ones."""
     found: list[int] = []
     replay = torch.cuda.CUDAGraph.replay
 
@@ -90,7 +90,7 @@ def _counted() -> Iterator[list[int]]:
 
 
 def serve(options: argparse.Namespace) -> None:
-    """Answer each line of the input, CONTEXT:CANDIDATES:HORIZON, with a window; what else is printed is no answer."""
+    """Answer each input line CONTEXT:CANDIDATES:HORIZON with a window. Other output lines are not answers."""
     answers = sys.stdout
     with contextlib.redirect_stdout(sys.stderr), torch.inference_mode():
         measured = Measured(options)
@@ -100,7 +100,7 @@ def serve(options: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    """Measure both trees, write, print."""
+    """Measure both trees, write and print the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tree", type=Path, help="folder with the sources of the other tree")
     parser.add_argument("--rollout", type=three, nargs="*", default=[(1, 1, 30), (8, 1, 30)], help="what is asked")

@@ -1,11 +1,12 @@
-"""V-JEPA 2 and 2-AC on one GPU: random weights in the official shapes, made there; pixels on the host to latents.
+"""V-JEPA 2 and 2-AC on one GPU with random weights in the official shapes, from pixels on the host to
+latents.
 
-Run from the repository root: `python -m bench.gpu_vjepa2 [--out FILE]`. Writes JSON, after each section, and prints
-it: clips per second of the encoders at several batches and their share of the bound that this device's own product
-sets; single frames as the world model encodes them; a layer's attention over cached frames by how its keys are shared
-out; rollouts beyond the encode by horizon and number of candidates with their floors; kernels and gaps of ViT-L, ViT-g
-and rollouts. `--part server` asks a whole deployment over HTTP. A section that fails leaves its traceback and the
-others run; the exit code is 1. `--tiny --device cpu` does the same with small sizes, to try the measurement.
+Run from the repository root: `python -m bench.gpu_vjepa2 [--out FILE]`. Writes JSON after each section and prints it:
+clips per second of the encoders at several batch sizes and their share of this device's GEMM bound; single frames as
+the world model encodes them; a layer's attention over cached frames by number of KV splits; rollouts after the encode
+by horizon and number of candidates with their lower bounds; kernels and gaps of ViT-L, ViT-g and rollouts. `--part
+server` measures a deployment over HTTP. A failing section writes its traceback and the others run; the exit code is 1.
+`--tiny --device cpu` runs the same with small sizes.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from bench.families.clip_requests import Load, served
 from bench.families.clock import ceilings, timed
-from bench.families.films import Load, served
 from bench.families.policy import Place, draw
 from bench.families.sections import Sections
 from bench.families.timeline import timeline
@@ -55,7 +56,7 @@ PARTS: Final = ("encoders", "attention", "world", "server")
 
 @dataclass(slots=True)
 class Bench:
-    """One run. rates: what this device reaches, operations and bytes per second."""
+    """One run. rates: the device's ceilings, operations and bytes per second."""
 
     options: argparse.Namespace
     device: torch.device
@@ -64,23 +65,25 @@ class Bench:
 
     @property
     def dtype(self) -> torch.dtype:
-        """What the models compute in."""
+        """Compute dtype of the models."""
         return torch.bfloat16 if self.device.type == "cuda" else torch.float32
 
     @property
     def arm(self) -> ActionConfig:
-        """The world model; eight context frames and a horizon of 30 are five more than it was released for."""
+        """Config of the world model. Eight context frames and a horizon of 30 exceed the released limit by five."""
         return TINY_AC if self.options.tiny else replace(RELEASED_AC, most_frames=37)
 
     def samples(self, run: Callable[[], object]) -> list[float]:
-        """Seconds of several runs after two that do not count: as many as fit the time of one figure, at least 3."""
+        """Return the seconds of several runs after two warm-up runs: as many as fit the time of one figure,
+        at least 3.
+        """
         (once,) = timed(run, self.device, 1, warm=1)
         count = min(self.options.repeats, int(self.options.seconds / max(once, 1e-6)))
         return timed(run, self.device, max(3, count), warm=0)
 
 
 def main() -> int:
-    """Measure, write, print."""
+    """Measure, write and print the report."""
     options = read_options()
     device = resolve_device(options.device)
     prepare_device(device)
@@ -113,7 +116,7 @@ def main() -> int:
 
 
 def encoder(bench: Bench, sections: Sections, name: str, facts: EncoderConfig) -> None:
-    """Clips of uint8 on the device to latents, by batch; kernels and gaps of the smallest batch."""
+    """Measure clips of uint8 on the device to latents, by batch size; kernels and gaps of the smallest batch."""
     with building(bench.device, bench.dtype):
         node = ClipEncoder(facts)
     draw(node.eval().requires_grad_(False), bench.device)
@@ -124,7 +127,7 @@ def encoder(bench: Bench, sections: Sections, name: str, facts: EncoderConfig) -
 
 
 def clips(bench: Bench, name: str, node: ClipEncoder, count: int) -> dict[str, Any]:
-    """share_of_bound: operations over the product's rate, over the seconds taken."""
+    """Measure an encoder. share_of_bound: operations at the GEMM rate, divided by the seconds taken."""
     given = _clips(bench, node, count)
     samples = bench.samples(partial(_encode, node, given))
     floor = encode_operations(node.encoder.config, count, given.shape[1]) / bench.rates["product_per_s"]
@@ -150,7 +153,7 @@ def _encode(node: ClipEncoder, given: Tensor) -> Tensor:
 
 
 def frames(bench: Bench, count: int) -> dict[str, Any]:
-    """Single frames, as the world model encodes them: by graphs and plainly."""
+    """Measure single frames as the world model encodes them, with and without graphs."""
     facts = bench.arm.encoder
     with building(bench.device, bench.dtype):
         whole = FrameEncoder(facts).encoder
@@ -167,9 +170,10 @@ def frames(bench: Bench, count: int) -> dict[str, Any]:
 
 
 def attention(bench: Bench, cached: int) -> dict[str, Any]:
-    """One layer's attention of a frame behind `cached` others: each way to share its keys out, and torch's own.
+    """Measure one layer's attention of a frame over `cached` frames, by number of KV splits, and torch's
+    attention.
 
-    torch's reads keys that lie side by side, which those of a cache in pages do not.
+    torch reads contiguous keys, unlike a paged cache.
     """
     found: dict[str, Any] = {"floor_s": attention_seconds(bench.arm, cached, bench.rates)}
     for name, run in attending(bench.arm, cached, bench.device, bench.dtype).items():
@@ -178,12 +182,12 @@ def attention(bench: Bench, cached: int) -> dict[str, Any]:
 
 
 def world(bench: Bench, sections: Sections) -> None:
-    """Rollouts by context frames, candidates and horizon: captured, and the first also plainly."""
+    """Measure rollouts by context frames, candidates and horizon: captured, and the first also uncaptured."""
     options, facts = bench.options, bench.arm
     made: dict[str, Rolling] = {}
     for is_captured in (True, False):
         chosen, kind = options.rollout if is_captured else options.rollout[:1], "captured" if is_captured else "plain"
-        made.clear()  # its cache makes room for the next one's
+        made.clear()  # frees its cache for the next one
 
         def make(chosen: list[tuple[int, int, int]] = chosen, is_captured: bool = is_captured) -> None:
             most = max(candidates * (horizon + context) for context, candidates, horizon in chosen)
@@ -203,11 +207,11 @@ def world(bench: Bench, sections: Sections) -> None:
 
 
 def rollout(bench: Bench, rolling: Rolling, label: str, asked: tuple[int, int, int]) -> dict[str, Any]:
-    """Whole requests, and their context and steps by themselves, with the floors of both."""
+    """Measure whole requests, and their context and steps, with the lower bounds of both."""
     context, candidates, horizon = asked
     wanted = _trial(bench, asked)
     rolling.whole(wanted)
-    rolling.turner.capture()
+    rolling.driver.capture()
     rolling.whole(wanted)
     whole = bench.samples(partial(rolling.whole, wanted))
     bench.figures.add(f"rollout_whole_{label}", whole)
@@ -217,19 +221,19 @@ def rollout(bench: Bench, rolling: Rolling, label: str, asked: tuple[int, int, i
         bench.figures.add(f"rollout_context_{label}", read)
         steps = timed(partial(rolling.roll, handle, wanted, latents), bench.device, 1, warm=0)
         bench.figures.add(f"rollout_steps_{label}", steps)
-        rolling.turner.close(handle)
+        rolling.driver.close(handle)
     ahead = [step_seconds(bench.arm, candidates, context - 1 + step, bench.rates) for step in range(horizon)]
     before = [step_seconds(bench.arm, 1, step, bench.rates) for step in range(context - 1)]
     return {"floor_steps_s": sum(ahead), "floor_context_s": sum(before), "counters": rolling.counters()}
 
 
 def profiled(bench: Bench, rolling: Rolling, asked: tuple[int, int, int]) -> dict[str, Any]:
-    """Kernels and gaps of a rollout's steps."""
+    """Profile the kernels and gaps of a rollout's steps."""
     wanted = _trial(bench, asked)
     handle, latents = rolling.encode(wanted)
     rolling.context(handle, wanted, latents)
     found = timeline(partial(rolling.roll, handle, wanted, latents), bench.device)
-    rolling.turner.close(handle)
+    rolling.driver.close(handle)
     return found
 
 
@@ -246,7 +250,7 @@ def _pixels(shape: tuple[int, ...], device: torch.device) -> Tensor:
 
 
 def server(bench: Bench, sections: Sections) -> None:
-    """`mstarctl up` of both models, asked over HTTP."""
+    """Measure `mstarctl up` of both models over HTTP."""
     options = bench.options
     load = Load(alone=options.alone, clients=options.clients, each=options.each, is_tiny=options.tiny)
     scratch = Path(tempfile.mkdtemp(prefix="mv-", dir="/tmp"))
@@ -262,7 +266,7 @@ def server(bench: Bench, sections: Sections) -> None:
 
 
 def read_options() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", nargs="*", default=list(PARTS[:3]), choices=PARTS)
     parser.add_argument("--encoder", nargs="*", default=["vitl", "vitg"], choices=list(ENCODERS))
@@ -294,7 +298,7 @@ def read_options() -> argparse.Namespace:
 
 
 def three(text: str) -> tuple[int, int, int]:
-    """`8:1:30` as numbers."""
+    """Parse `8:1:30` into three numbers."""
     context, candidates, horizon = map(int, text.split(":"))
     return context, candidates, horizon
 

@@ -162,7 +162,7 @@ def policy_steps(options: argparse.Namespace, clock: Clock) -> None:
         seen = [observation(here.sizes, 3, 60, seed=number) for number in range(rows)]
         for _ in range(2):
             _act(here, seen, Clock(clock.device))
-            here.turner.capture()
+            here.driver.capture()
         for _ in range(1 if clock.counts else options.repeats):
             _act(here, seen, clock)
 
@@ -183,31 +183,31 @@ def _acting(options: argparse.Namespace, device: torch.device) -> Acting:
 
 def _act(here: Acting, seen: list[Observation], clock: Clock) -> None:
     """One request each, step by step; images come as they come out of shared memory."""
-    turner, count = here.turner, len(seen)
-    language, tower = turner.runners["LLM"], turner.runners["vit_encoder"]
+    driver, count = here.driver, len(seen)
+    language, tower = driver.runners["LLM"], driver.runners["vit_encoder"]
     places, arrays = here.sizes.vision.tokens, [each.images.numpy() for each in seen]
     prefixes = [torch.cat([torch.full((len(each.images) * places,), IMAGE), each.ids]) for each in seen]
-    handles, flows = [turner.open(len(prefix)) for prefix in prefixes], [_flow(each) for each in seen]
+    handles, flows = [driver.open(len(prefix)) for prefix in prefixes], [_flow(each) for each in seen]
     keys: list[int] = []
 
     def look() -> None:
         for handle, array, prefix in zip(handles, arrays, prefixes, strict=True):
             inputs = {"images": to_tensor(array, "uint8"), "tokens": prefix}
-            keys.append(turner.submit("vit_encoder", handle, inputs, outputs=("features",)))
+            keys.append(driver.submit("vit_encoder", handle, inputs, outputs=("features",)))
 
     def read() -> None:
         for handle, prefix, key in zip(handles, prefixes, keys, strict=True):
-            inputs = {"tokens": prefix, "embeds": turner.done[key].outputs["features"]}
-            turner.submit("LLM", handle, inputs, attend=Attend(mask="full"), outputs=())
+            inputs = {"tokens": prefix, "embeds": driver.done[key].outputs["features"]}
+            driver.submit("LLM", handle, inputs, attend=Attend(mask="full"), outputs=())
 
     def flow() -> None:
         for handle, (inputs, loop) in zip(handles, flows, strict=True):
-            turner.submit("LLM", handle, inputs, loop=loop, outputs=("robot_actions",), attend=READ)
+            driver.submit("LLM", handle, inputs, loop=loop, outputs=("robot_actions",), attend=READ)
 
     with torch.inference_mode():
-        clock.run(f"cameras of {count}", tower, look, turner.take)
-        clock.run(f"prefixes of {count}", language, read, turner.take)
-        clock.run(f"flows of {count}", language, flow, turner.take)
+        clock.run(f"cameras of {count}", tower, look, driver.take)
+        clock.run(f"prefixes of {count}", language, read, driver.take)
+        clock.run(f"flows of {count}", language, flow, driver.take)
     _close(here, handles)
 
 
@@ -230,7 +230,7 @@ def world_steps(options: argparse.Namespace, clock: Clock) -> None:
     wanted = replace(wanted, clip=wanted.clip.to(clock.device))
     for _ in range(2):
         _imagine(here, wanted, Clock(clock.device))
-        here.turner.capture()
+        here.driver.capture()
     for _ in range(1 if clock.counts else options.repeats):
         _imagine(here, wanted, clock)
 
@@ -248,7 +248,7 @@ def _rolling(options: argparse.Namespace, device: torch.device) -> Rolling:
 
 def _imagine(here: Rolling, wanted: Trial, clock: Clock) -> None:
     """One request, step by step."""
-    turner, known = here.turner, len(wanted.clip) - 1
+    driver, known = here.driver, len(wanted.clip) - 1
     whole = Attend(
         mask="full", positions="shared", tokens=here.facts.encoder.frame_tokens + here.facts.conditions
     )  # fmt: skip
@@ -261,26 +261,26 @@ def _imagine(here: Rolling, wanted: Trial, clock: Clock) -> None:
                 "given_frames": latents[:-1], "given_actions": wanted.known, "given_states": wanted.states[:-1],
             }  # fmt: skip
             loop = LoopSpec(max_iters=known, fused=True)
-            turner.submit("ac_predictor", handle, {**inputs, **numbers}, loop=loop, attend=whole)
+            driver.submit("ac_predictor", handle, {**inputs, **numbers}, loop=loop, attend=whole)
 
         def roll() -> None:
             inputs = {"frame": latents[-1:], "state": wanted.states[-1], "actions": wanted.candidates[0]}
             loop = LoopSpec(max_iters=HORIZON, carry={"next_frame": "frame", "next_state": "state"}, fused=True)
             attend = replace(whole, keep="loop")
-            turner.submit(
+            driver.submit(
                 "ac_predictor", handle, {**inputs, **numbers}, loop=loop, attend=attend, outputs=("next_frame",)
             )
 
-        predictor = turner.runners["ac_predictor"]
-        clock.run(f"context of {known} frames", predictor, read, turner.take)
-        clock.run(f"rollout of {HORIZON} steps", predictor, roll, turner.take)
+        predictor = driver.runners["ac_predictor"]
+        clock.run(f"context of {known} frames", predictor, read, driver.take)
+        clock.run(f"rollout of {HORIZON} steps", predictor, roll, driver.take)
     _close(here, [handle])
 
 
 def _close(here: Acting | Rolling, handles: list[Handle]) -> None:
     for handle in handles:
-        here.turner.close(handle)
-    here.turner.done.clear()
+        here.driver.close(handle)
+    here.driver.done.clear()
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What a robot sends to Pi0.5, and the checkpoint's files that its processor reads. Used by the measurements."""
+"""Robot requests for Pi0.5, and the checkpoint files that its processor reads. Used by the benchmarks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FORMS: Final = ("png", "npy")
 
 
 def images_of(side: int, form: str = "png") -> list[bytes]:
-    """Three camera images of noise, files of `side` pixels a side: stored PNGs, or arrays as numpy writes them."""
+    """Return three camera images of noise with `side` pixels per side: stored PNGs, or npy arrays."""
     generator = np.random.default_rng(1)
     found = []
     for _ in range(3):
@@ -42,10 +42,10 @@ def images_of(side: int, form: str = "png") -> list[bytes]:
 
 
 class Robot:
-    """A client over one connection that sends bytes it holds ready. Used by one thread.
+    """A client over one connection that sends prepared bytes. Used by one thread.
 
-    It costs a quarter of what httpx does (0.8 and 3.1 ms of CPU a request): sixteen robots in one process would else be
-    what is measured.
+    It uses a quarter of httpx's CPU time (0.8 and 3.1 ms per request), so that sixteen clients in one process do not
+    dominate the measurement.
     """
 
     def __init__(self, port: int, images: list[bytes]) -> None:
@@ -58,7 +58,9 @@ class Robot:
         self._parts = b"".join(parts)
 
     def ask(self, seed: int) -> float:
-        """Seconds from before the request to after its last byte. Raises RuntimeError for an answer not 200."""
+        """Send a request and return the seconds until its last byte. Raises RuntimeError for a status other
+        than 200.
+        """
         start = time.monotonic()
         body = self._parts + _part('name="seed"', str(seed).encode()) + f"--{BOUNDARY}--\r\n".encode()
         kind = {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}"}
@@ -80,7 +82,7 @@ def _part(names: str, data: bytes) -> bytes:
 
 
 def write_config(folder: Path, sizes: Sizes) -> None:
-    """What a processor reads of a checkpoint: everything but its weights."""
+    """Write the checkpoint files that a processor reads: all except the weights."""
     tiny = write_tiny(folder.parent / f"{folder.name}.tiny" / "pi05")
     shutil.copytree(tiny, folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
     config = json.loads((tiny / "config.json").read_text())

@@ -1,1 +1,1 @@
-"""What the measurements and GPU tests of Pi0.5 and V-JEPA 2 share: modules, engines, and a driver around them."""
+"""Shared parts of the Pi0.5 and V-JEPA 2 benchmarks and GPU tests: modules, engines, and a driver around them."""

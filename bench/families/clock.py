@@ -1,4 +1,4 @@
-"""Times of what runs on a device, and where they go by family of kernel. Used by the measurements of one GPU."""
+"""Timing of device work, in total and by kernel family. Used by the benchmarks of one GPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FAMILIES: Final[tuple[tuple[str, str], ...]] = (
     ("norms", r"norm"),
     ("copies", r"memcpy|memset|copy|cat|gather|index|scatter"),
 )
-"""Family -> what its kernels' names hold; the first that fits counts. The rest is elementwise and reductions."""
+"""Kernel family -> substrings of kernel names; the first match counts. Other kernels are elementwise or reductions."""
 
 
 def wait(device: torch.device) -> None:
@@ -28,7 +28,9 @@ def wait(device: torch.device) -> None:
 
 
 def timed(run: Callable[[], object], device: torch.device, repeats: int, warm: int = 3) -> list[float]:
-    """Seconds of each of `repeats` runs, begun on an idle device and waited for, after `warm` that do not count."""
+    """Return the seconds of each of `repeats` runs, started on an idle device and synchronised, after
+    `warm` warm-up runs.
+    """
     found = []
     for number in range(warm + repeats):
         wait(device)
@@ -41,9 +43,10 @@ def timed(run: Callable[[], object], device: torch.device, repeats: int, warm: i
 
 
 def by_family(run: Callable[[], object], device: torch.device) -> dict[str, Any]:
-    """Device time of one run by family of kernel, in seconds; on the CPU the time of operations by themselves.
+    """Return the device time of one run by kernel family, in seconds; on the CPU, the self time of
+    operations.
 
-    launches: kernels that ran. busy_s: their sum; two that overlap count twice.
+    launches: number of kernels. busy_s: sum of their times; overlapping kernels count twice.
     """
     on_gpu = device.type == "cuda"
     kind = torch.profiler.ProfilerActivity.CUDA if on_gpu else torch.profiler.ProfilerActivity.CPU
@@ -68,12 +71,14 @@ def by_family(run: Callable[[], object], device: torch.device) -> dict[str, Any]
 
 
 def family(kernel: str) -> str:
-    """The family of a kernel by its name."""
+    """Return the family of a kernel by its name."""
     return next((name for name, words in FAMILIES if re.search(words, kernel, re.IGNORECASE)), "elementwise")
 
 
 def ceilings(device: torch.device, size: int = 8192, copied_bytes: int = 1 << 31) -> dict[str, float]:
-    """What this device reaches: a bfloat16 product of random squares in operations per second, a copy in bytes."""
+    """Measure the device's ceilings: a bfloat16 GEMM of random squares in operations per second, and a copy
+    in bytes.
+    """
     a, b = (torch.randn(size, size, device=device).to(torch.bfloat16) for _ in range(2))
     source = torch.empty(copied_bytes, dtype=torch.uint8, device=device).random_()
     target = torch.empty_like(source)

@@ -1,4 +1,4 @@
-"""Pi0.5 around its engines: random weights in any sizes made on the device, or a checkpoint's; requests; floors."""
+"""Pi0.5 around its engines: random or checkpoint weights in any sizes, requests, and lower bounds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from bench.families.turner import Turner
+from bench.families.engine_driver import EngineDriver
 from mstar_core.engine.base import Done, Handle, LoopSpec
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes, GraphCache
 from mstar_core.engine.kv.engine import KVCacheEngine, KVSettings
@@ -36,7 +36,7 @@ PAGE = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where and how it runs. vision: what the tower computes in (`float32`, `tf32`, `bfloat16`)."""
+    """Device and execution options. vision: compute dtype of the image tower (`float32`, `tf32`, `bfloat16`)."""
 
     device: torch.device
     dtype: torch.dtype
@@ -48,13 +48,13 @@ class Place:
 
     @property
     def vision_dtype(self) -> torch.dtype:
-        """The dtype of the tower's weights."""
+        """Dtype of the tower's weights."""
         return torch.bfloat16 if self.vision == "bfloat16" else torch.float32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """One request. images: uint8 or floats [c, S, S, 3]; ids: int64 [n]; noise: float32 [horizon, 32]."""
+    """A request. images: uint8 or floats [c, S, S, 3]; ids: int64 [n]; noise: float32 [horizon, 32]."""
 
     images: Tensor
     ids: Tensor
@@ -63,7 +63,7 @@ class Observation:
 
 
 def random_modules(sizes: Sizes, place: Place, most_steps: int = 20) -> dict[str, nn.Module]:
-    """Both nodes with normal weights of the size that keeps what passes through them near one."""
+    """Build both nodes with scale-preserving random weights."""
     with building(place.device, place.dtype):
         policy = Policy(sizes)
     with building(place.device, place.vision_dtype):
@@ -75,7 +75,7 @@ def random_modules(sizes: Sizes, place: Place, most_steps: int = 20) -> dict[str
 
 
 def checkpoint_modules(folder: Path, place: Place) -> tuple[Sizes, dict[str, nn.Module]]:
-    """Both nodes of a checkpoint, as a worker builds them, on the place's device."""
+    """Build both nodes of a checkpoint as a worker does, on the place's device."""
     options = {"vision_dtype": place.vision}
     spec = mstar_models()[0].bound(folder, options)
     context = ModelContext(
@@ -87,18 +87,18 @@ def checkpoint_modules(folder: Path, place: Place) -> tuple[Sizes, dict[str, nn.
 
 @dataclass(slots=True)
 class Acting:
-    """Both engines of one place. graphs: makes what captures for an engine; on the CPU nothing is captured."""
+    """Both engines of one place. graphs: creates the graph cache of an engine; nothing is captured on the CPU."""
 
     sizes: Sizes
     modules: dict[str, nn.Module]
     place: Place
     graphs: Callable[[], GraphCache] | None = None
-    turner: Turner = field(init=False)
+    driver: EngineDriver = field(init=False)
     _open: list[Handle] = field(default_factory=list)
     _flows: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Make the engines."""
+        """Create the engines."""
         place, make = self.place, self.graphs or partial(GraphCache, self.place.device)
         graph = build(self.sizes, ACTION_WIDTH, place.vision)
         nodes = {node.name: node for node in graph.nodes}
@@ -106,7 +106,7 @@ class Acting:
         prepare(self.modules["LLM"], place)
         if place.is_captured:
             cameras.capture(make())
-        self.turner = Turner({
+        self.driver = EngineDriver({
             "vit_encoder": StatelessEngine(
                 nodes["vit_encoder"], cameras, device=place.device, dtype=place.vision_dtype,
                 lookahead=int(place.device.type == "cuda"),
@@ -126,19 +126,19 @@ class Acting:
         return KVCacheEngine(node, cast("KVModule", self.modules["LLM"]), settings, captures=captures)
 
     def submit(self, seen: Observation, *, is_flowing: bool = True) -> Handle:
-        """Queue one request: cameras, then its prefix, then its flow unless that is to be queued by itself."""
+        """Queue one request: cameras, prefix, and flow unless `is_flowing` is False."""
         prefix = torch.cat([torch.full((self._places(seen),), IMAGE), seen.ids])
-        handle = self.turner.open(len(prefix))
+        handle = self.driver.open(len(prefix))
         self._open.append(handle)
 
         def read(cameras: Done) -> None:
             inputs = {"tokens": prefix, "embeds": cameras.outputs["features"]}
-            self.turner.submit("LLM", handle, inputs, attend=Attend(mask="full"), outputs=())
+            self.driver.submit("LLM", handle, inputs, attend=Attend(mask="full"), outputs=())
             if is_flowing:
                 self.flow(handle, seen)
 
         inputs = {"images": seen.images, "tokens": prefix}
-        self.turner.submit("vit_encoder", handle, inputs, read, outputs=("features",))
+        self.driver.submit("vit_encoder", handle, inputs, read, outputs=("features",))
         return handle
 
     def flow(self, handle: Handle, seen: Observation) -> None:
@@ -149,26 +149,26 @@ class Acting:
             from_param("num_steps"): torch.tensor(seen.steps),
         }  # fmt: skip
         loop = LoopSpec(max_iters=seen.steps, carry={"actions": "actions"}, fused=True)
-        self._flows[int(handle)] = self.turner.submit(
+        self._flows[int(handle)] = self.driver.submit(
             "LLM", handle, inputs, loop=loop, outputs=("robot_actions",), attend=Attend(mask="full", write=False)
         )
 
     def act(self, *seen: Observation) -> list[Tensor]:
-        """All requests together, to their actions on the host: float32 [horizon, 32] each."""
+        """Run all requests together. Returns their actions on the host: float32 [horizon, 32] each."""
         with torch.inference_mode():
             for each in seen:
                 self.submit(each)
-            self.turner.run()
-            found = [self.turner.done[self._flows[int(h)]].outputs["robot_actions"].cpu() for h in self._open]
+            self.driver.run()
+            found = [self.driver.done[self._flows[int(h)]].outputs["robot_actions"].cpu() for h in self._open]
         self.end()
         return found
 
     def saturate(self, seen: Observation, clients: int, answers: int) -> list[float]:
-        """So many clients that ask again at once, until so many answers came. Returns when each came, in seconds.
+        """Run closed-loop clients until `answers` responses arrived. Returns the arrival times in seconds.
 
-        Steps are launched and collected as a worker does it, the next message of a client costs nothing.
+        Steps are launched and collected as in a worker; a client's next message is free.
         """
-        runners = self.turner.runners
+        runners = self.driver.runners
         steps = Steps(runners=runners, scheduler=FairShare(runners), lookahead=int(self.place.device.type == "cuda"))
         for _ in range(clients):
             self.submit(seen)
@@ -176,8 +176,8 @@ class Acting:
         while len(came) < answers or self._open:
             launched, count = steps.launch(), steps.collected
             for result in steps.collect(launched):
-                self.turner.take(result)
-            for handle in [each for each in self._open if self._flows.get(int(each), 0) in self.turner.done]:
+                self.driver.take(result)
+            for handle in [each for each in self._open if self._flows.get(int(each), 0) in self.driver.done]:
                 came.append(time.perf_counter() - start)
                 self._finish(handle)
                 if len(came) + len(self._open) < answers:
@@ -187,17 +187,17 @@ class Acting:
         return came
 
     def _finish(self, handle: Handle) -> None:
-        self.turner.close(handle)
+        self.driver.close(handle)
         self._open.remove(handle)
-        del self.turner.done[self._flows.pop(int(handle))]
+        del self.driver.done[self._flows.pop(int(handle))]
 
     def end(self) -> None:
         """Close every request."""
         for handle in self._open:
-            self.turner.close(handle)
+            self.driver.close(handle)
         self._open.clear()
         self._flows.clear()
-        self.turner.done.clear()
+        self.driver.done.clear()
 
     @property
     def handles(self) -> list[Handle]:
@@ -205,8 +205,8 @@ class Acting:
         return list(self._open)
 
     def counters(self) -> dict[str, Mapping[str, float]]:
-        """What both engines count, by node."""
-        runners: dict[str, Any] = dict(self.turner.runners)
+        """Return the counters of both engines, by node."""
+        runners: dict[str, Any] = dict(self.driver.runners)
         return {name: runner.counters() for name, runner in runners.items()}
 
     def _places(self, seen: Observation) -> int:
@@ -214,13 +214,13 @@ class Acting:
 
 
 def prepare(module: nn.Module, place: Place) -> None:
-    """Join the weights of a KV node on a GPU, as a worker does."""
+    """Fuse the projections of a KV node on a GPU, as a worker does."""
     if place.device.type == "cuda":
         fuse_projections(module)
 
 
 def observation(sizes: Sizes, cameras: int, prompt: int, seed: int = 0, steps: int = 10) -> Observation:
-    """A random request."""
+    """Return a random request."""
     generator, side = torch.Generator().manual_seed(seed), sizes.vision.image_size
     return Observation(
         images=torch.randint(0, 256, (cameras, side, side, 3), generator=generator, dtype=torch.uint8),
@@ -230,9 +230,10 @@ def observation(sizes: Sizes, cameras: int, prompt: int, seed: int = 0, steps: i
 
 
 def floors(sizes: Sizes, cameras: int, prompt: int, steps: int, rates: Mapping[str, float]) -> dict[str, float]:
-    """Least seconds of each part at one request: operations over the product's rate, or bytes over the copy's.
+    """Return the minimum seconds of each part for one request: operations at the GEMM rate, or bytes at the
+    copy rate.
 
-    Weights count two bytes, what attention does is left out of the prefix (3 % of it).
+    Weights count two bytes. Attention of the prefix is not counted (3 % of it).
     """
     tower, language, expert = sizes.vision, sizes.language, sizes.expert
     tokens = cameras * tower.tokens
@@ -241,7 +242,7 @@ def floors(sizes: Sizes, cameras: int, prompt: int, steps: int, rates: Mapping[s
     vision_ops = 2 * tokens * vision + tower.layers * 4 * cameras * tower.tokens**2 * tower.width
     cache = 2 * 2 * places * sizes.language.layers * language.kv_heads * language.head_dim
     flow = steps * (2 * _block(expert.width, expert) * expert.layers + cache)
-    # The last block of the prefix leaves keys and values only.
+    # The last block of the prefix computes keys and values only.
     prefix = _block(language.width, language) * (language.layers - 1)
     return {
         "vision_s": max(vision_ops / rates["product_per_s"], 2 * vision / rates["copy_bytes_per_s"]),
@@ -251,13 +252,13 @@ def floors(sizes: Sizes, cameras: int, prompt: int, steps: int, rates: Mapping[s
 
 
 def _block(width: int, tower: Any) -> int:
-    """Weights of one block."""
+    """Return the number of weights of a block."""
     heads = (2 * tower.heads + 2 * tower.kv_heads) * tower.head_dim
     return int(width * heads + 3 * width * tower.mlp)
 
 
 def draw(module: nn.Module, device: torch.device) -> None:
-    """Matrices that keep the size of what they multiply; norms as they begin, biases zero."""
+    """Draw weights: scale-preserving matrices, unit norm weights, zero biases."""
     generator = torch.Generator(device).manual_seed(1)
     for part in module.modules():
         for value in part.parameters(recurse=False):

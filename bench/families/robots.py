@@ -1,7 +1,7 @@
-"""Robots that ask a Pi0.5 server over HTTP, and the checkpoint that it serves.
+"""Robot clients of a Pi0.5 server over HTTP, and the checkpoint that it serves.
 
-`python -m bench.families.robots FOLDER` writes random weights in the official shapes, in a process of its own that
-ends: whoever measures afterwards must not keep a device context.
+`python -m bench.families.robots FOLDER` writes random weights in the official shapes in a separate process, so that the
+benchmark process holds no device context.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from mstar_pi05.published import names, policy_target, shapes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """alone: requests one after the other. clients: at once, `each` requests a client. side: pixels of an image."""
+    """Load of a benchmark. alone: sequential requests. clients: concurrent clients with `each` requests.
+    side: image size.
+    """
 
     alone: int
     clients: int
@@ -39,7 +41,9 @@ def served(
     load: Load, *, model: str, device: str, port: int, root: Path, weights: Path | None, settings: tuple[str, ...],
     figures: Figures, label: str,
 ) -> dict[str, Any]:  # fmt: skip
-    """Start a deployment, warm it up until nothing is captured any more, ask, stop. Raises for an answer not 200."""
+    """Start a deployment, warm it up until nothing more is captured, measure, and stop it. Raises for a status other
+    than 200.
+    """
     plan = Plan(model=model, device=device, port=port, root=root, weights=weights, settings=settings)
     images = images_of(load.side)
     with Served(plan) as running:
@@ -72,13 +76,13 @@ def served(
 
 
 def one_by_one(port: int, images: list[bytes], count: int) -> list[float]:
-    """Seconds of each request of one robot."""
+    """Return the seconds of each request of one robot."""
     with contextlib.closing(Robot(port, images)) as robot:
         return [robot.ask(number) for number in range(count)]
 
 
 def at_once(port: int, images: list[bytes], clients: int, each: int) -> list[float]:
-    """Seconds of each request of several robots at once, each of which asks one after the other."""
+    """Return the seconds of each request of concurrent robots, each with sequential requests."""
     with concurrent.futures.ThreadPoolExecutor(clients) as pool:
         loads = pool.map(lambda _: one_by_one(port, images, each), range(clients))
         return [seconds for load in loads for seconds in load]
@@ -88,7 +92,9 @@ def at_once(port: int, images: list[bytes], clients: int, each: int) -> list[flo
 
 
 def write_checkpoint(folder: Path, device: str = "cuda", sizes: Sizes | None = None) -> Path:
-    """A checkpoint in openpi's layout with random bfloat16 weights; tokenizer and statistics are the miniature's."""
+    """Write a checkpoint in openpi's layout with random bfloat16 weights, and tokenizer and statistics of
+    `pi05:tiny`.
+    """
     sizes = sizes or Sizes()
     write_config(folder, sizes)
     generator, found, weights = torch.Generator(device).manual_seed(1), shapes(sizes), {}
@@ -101,7 +107,7 @@ def write_checkpoint(folder: Path, device: str = "cuda", sizes: Sizes | None = N
 
 
 def _drawn(name: str, shape: tuple[int, ...], generator: torch.Generator, device: str) -> torch.Tensor:
-    """Matrices that keep the size of what they multiply; norms as they begin, biases zero."""
+    """Draw a tensor: scale-preserving matrices, unit norm weights, zero biases."""
     made = torch.zeros(shape, dtype=torch.bfloat16, device=device)
     if len(shape) > 1:
         return made.normal_(0.0, made[0].numel() ** -0.5, generator=generator)

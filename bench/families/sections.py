@@ -1,4 +1,4 @@
-"""Sections of a measurement: one that fails says why and the others run; what is known is on disk after each."""
+"""Sections of a benchmark. A failing section reports its error and the others run; results are saved after each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bench.serving.figures import Figures, write
 
 @dataclass(slots=True)
 class Sections:
-    """Owned by one run. report: what is written; each section puts its result there under its own name."""
+    """Sections of one run. report: the written results, by section name."""
 
     report: dict[str, Any]
     figures: Figures
@@ -26,7 +26,7 @@ class Sections:
     failed: list[str] = field(default_factory=list)
 
     def run(self, name: str, section: Callable[[], Any]) -> Any:
-        """Run a section; None when it failed. Memory that it leaves to nobody is given back to the device."""
+        """Run a section and return its result, or None if it failed. Unreferenced device memory is released."""
         print(f"{name} ...", file=sys.stderr, flush=True)
         start, made, error = time.monotonic(), None, ""
         try:
@@ -45,7 +45,7 @@ class Sections:
         return made
 
     def save(self) -> None:
-        """Write what is known."""
+        """Write the report."""
         self.report["metrics"] = self.figures.summary()
         if self.out is not None:
             write(self.report, self.figures.samples, self.out)

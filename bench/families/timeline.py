@@ -1,4 +1,4 @@
-"""What a device did during one run, kernel by kernel: the slowest, and the gaps in which it had nothing to do."""
+"""Timeline of a device during one run: the slowest kernels, and idle gaps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Span:
 
 
 def timeline(run: Callable[[], object], device: torch.device) -> dict[str, Any]:
-    """Profile one run. On the CPU the spans are those of operations that call no others, so that it can be tried."""
+    """Profile one run. On the CPU the spans are leaf operations, for trying the benchmark."""
     on_gpu = device.type == "cuda"
     kinds = torch.profiler.ProfilerActivity
     wait(device)
@@ -40,11 +40,11 @@ def timeline(run: Callable[[], object], device: torch.device) -> dict[str, Any]:
 
 
 def told(spans: Sequence[Span]) -> dict[str, Any]:
-    """The run in numbers.
+    """Return the timeline's figures.
 
-    span_s: from the first kernel's start to the last one's end; busy_s: the part of it in which at least one ran;
-    idle_s: the rest. by_family_s and slowest count each kernel's own time, two that overlap twice. gaps: the longest,
-    with what ran before and after them; gaps_us: how many are longer than so many microseconds.
+    span_s: from the first kernel's start to the last one's end; busy_s: the part of it with at least one kernel;
+    idle_s: the rest. by_family_s and slowest count each kernel's own time; overlapping kernels count twice. gaps: the
+    longest gaps, with the kernels before and after them; gaps_us: number of gaps above each length in microseconds.
     """
     if not spans:
         return {"launches": 0}

@@ -1,4 +1,4 @@
-"""V-JEPA 2 and 2-AC around their engines: random weights in any sizes made on the device, or a checkpoint's; floors."""
+"""V-JEPA 2 and 2-AC around their engines: random or checkpoint weights in any sizes, requests, and lower bounds."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from bench.families.engine_driver import EngineDriver
 from bench.families.policy import Place, draw, prepare
-from bench.families.turner import Turner
 from mstar_core.engine.attention.reference import torch_static
 from mstar_core.engine.attention.static import AttentionBatch, AttentionBuffers, AttentionShape
 from mstar_core.engine.base import Done, Handle, LoopSpec
@@ -38,7 +38,7 @@ Attending = Callable[[], Tensor]
 
 
 def random_nodes(facts: ActionConfig, place: Place) -> dict[str, nn.Module]:
-    """Frame encoder and predictor with normal weights, on the place's device in its dtype."""
+    """Build frame encoder and predictor with random weights, on the place's device in its dtype."""
     with building(place.device, place.dtype):
         made: dict[str, nn.Module] = {
             "video_encoder": FrameEncoder(facts.encoder),
@@ -50,7 +50,7 @@ def random_nodes(facts: ActionConfig, place: Place) -> dict[str, nn.Module]:
 
 
 def checkpoint_nodes(folder: Path, place: Place) -> tuple[ActionConfig, dict[str, nn.Module]]:
-    """The same of a checkpoint, as a worker builds them."""
+    """Build frame encoder and predictor of a checkpoint, as a worker does."""
     spec = next(spec for spec in mstar_models() if spec.name == "vjepa2_ac").bound(folder, {})
     context = ModelContext(
         spec=spec, folder=folder, device=place.device, dtype=place.dtype, model_kwargs=spec.model_kwargs
@@ -63,7 +63,7 @@ def checkpoint_nodes(folder: Path, place: Place) -> tuple[ActionConfig, dict[str
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One request. clip: uint8 or normalised [t, 3, H, W]; states: [t, 7]; known: actions between frames [t - 1, 7];
+    """A request. clip: uint8 or normalised [t, 3, H, W]; states: [t, 7]; known: actions between frames [t - 1, 7];
     candidates: [K, h, 7].
     """
 
@@ -74,23 +74,23 @@ class Trial:
 
     @property
     def frames(self) -> int:
-        """Most frames of one row's cache."""
+        """Maximum cached frames of a sequence."""
         return len(self.clip) - 1 + self.candidates.shape[1]
 
 
 @dataclass(slots=True)
 class Rolling:
-    """Both engines of one place. graphs: makes what captures for an engine; on the CPU nothing is captured."""
+    """Both engines of one place. graphs: creates the graph cache of an engine; nothing is captured on the CPU."""
 
     facts: ActionConfig
     modules: dict[str, nn.Module]
     place: Place
     frames: int
     graphs: Callable[[], GraphCache] | None = None
-    turner: Turner = field(init=False)
+    driver: EngineDriver = field(init=False)
 
     def __post_init__(self) -> None:
-        """Make the engines."""
+        """Create the engines."""
         place, facts, make = self.place, self.facts, self.graphs or partial(GraphCache, self.place.device)
         own = facts.predictor
         sizes = Sizes(
@@ -102,7 +102,7 @@ class Rolling:
         prepare(self.modules["ac_predictor"], place)
         if place.is_captured:
             encoder.encoder.capture(make())
-        self.turner = Turner({
+        self.driver = EngineDriver({
             "video_encoder": StatelessEngine(
                 nodes["video_encoder"], encoder, device=place.device, dtype=place.dtype, lookahead=ahead
             ),
@@ -121,18 +121,18 @@ class Rolling:
         })  # fmt: skip
 
     def encode(self, trial: Trial) -> tuple[Handle, Tensor]:
-        """Open a request and encode its clip: latents [t, S, width] on the device."""
+        """Open a request and encode its clip. Returns latents [t, S, width] on the device."""
         tokens = self.facts.encoder.frame_tokens + self.facts.conditions
         rows = len(trial.candidates)
-        handle = self.turner.open(trial.frames * tokens * rows, rows)
+        handle = self.driver.open(trial.frames * tokens * rows, rows)
         inputs = {CLIP: trial.clip, NORMALIZE: torch.tensor(True)}
         found: list[Done] = []
-        self.turner.submit("video_encoder", handle, inputs, found.append, outputs=("encoder_hidden",))
-        self.turner.run()
+        self.driver.submit("video_encoder", handle, inputs, found.append, outputs=("encoder_hidden",))
+        self.driver.run()
         return handle, found[0].outputs["encoder_hidden"]
 
     def context(self, handle: Handle, trial: Trial, latents: Tensor) -> None:
-        """Read all frames but the last into the cache."""
+        """Prefill all frames except the last."""
         count = len(latents) - 1
         if not count:
             return
@@ -143,11 +143,11 @@ class Rolling:
         }  # fmt: skip
         attend = Attend(mask="full", positions="shared", tokens=tokens)
         loop = LoopSpec(max_iters=count, fused=True)
-        self.turner.submit("ac_predictor", handle, {**inputs, STEP: torch.tensor(0)}, loop=loop, attend=attend)
-        self.turner.run()
+        self.driver.submit("ac_predictor", handle, {**inputs, STEP: torch.tensor(0)}, loop=loop, attend=attend)
+        self.driver.run()
 
     def roll(self, handle: Handle, trial: Trial, latents: Tensor) -> Tensor:
-        """Roll all candidates out: last frames [K, 1, S, width], or [1, S, width] of one."""
+        """Roll out all candidates. Returns the last frames [K, 1, S, width], or [1, S, width] of one candidate."""
         tokens, rows = self.facts.encoder.frame_tokens + self.facts.conditions, len(trial.candidates)
         actions = trial.candidates if rows > 1 else trial.candidates[0]
         inputs = {
@@ -157,29 +157,29 @@ class Rolling:
         loop = LoopSpec(max_iters=trial.candidates.shape[1], carry=dict(CARRY), fused=True)
         attend = Attend(mask="full", positions="shared", tokens=tokens, keep="loop")
         found: list[Done] = []
-        self.turner.submit(
+        self.driver.submit(
             "ac_predictor", handle, inputs, found.append, loop=loop, attend=attend, rows=rows, outputs=("next_frame",)
         )
-        self.turner.run()
+        self.driver.run()
         return found[0].outputs["next_frame"]
 
     def whole(self, trial: Trial) -> Tensor:
-        """Encode, read the context, roll out: last frames, on the device."""
+        """Encode, prefill and roll out. Returns the last frames on the device."""
         with torch.inference_mode():
             handle, latents = self.encode(trial)
             self.context(handle, trial, latents)
             last = self.roll(handle, trial, latents)
-        self.turner.close(handle)
+        self.driver.close(handle)
         return last
 
     def counters(self) -> dict[str, Mapping[str, float]]:
-        """What both engines count, by node."""
-        runners: dict[str, Any] = dict(self.turner.runners)
+        """Return the counters of both engines, by node."""
+        runners: dict[str, Any] = dict(self.driver.runners)
         return {name: runner.counters() for name, runner in runners.items()}
 
 
 def trial(facts: ActionConfig, frames: int, candidates: int, horizon: int, seed: int = 0) -> Trial:
-    """A random request."""
+    """Return a random request."""
     generator, side = torch.Generator().manual_seed(seed), facts.encoder.crop
     poses = torch.randn(frames, POSE, generator=generator) * 0.1
     return Trial(
@@ -190,13 +190,13 @@ def trial(facts: ActionConfig, frames: int, candidates: int, horizon: int, seed:
 
 
 def encode_operations(facts: EncoderConfig, clips: int, frames: int) -> float:
-    """Operations of encoding: products of all weights with all tokens, and attention of all with all."""
+    """Return the operations of encoding: GEMMs of all tokens, and full attention."""
     tokens, vit = facts.tokens(frames), facts.vit
     return clips * (2.0 * tokens * block_weights(vit) * vit.layers + 4.0 * tokens**2 * vit.width * vit.layers)
 
 
 def step_seconds(facts: ActionConfig, rows: int, cached: int, rates: Mapping[str, float]) -> float:
-    """Least seconds of one predictor step: the larger of bytes (weights, caches) and operations."""
+    """Return the minimum seconds of a predictor step: the larger of bytes (weights, caches) and operations."""
     own, tokens = facts.predictor, facts.encoder.frame_tokens + facts.conditions
     weights, held = block_weights(own) * own.layers, (cached + 1) * tokens
     moved = 2.0 * weights + 4.0 * rows * held * own.width * own.layers
@@ -205,7 +205,7 @@ def step_seconds(facts: ActionConfig, rows: int, cached: int, rates: Mapping[str
 
 
 def attention_seconds(facts: ActionConfig, cached: int, rates: Mapping[str, float]) -> float:
-    """Least seconds of one layer's attention of one frame over itself and `cached` others."""
+    """Return the minimum seconds of one layer's attention of a frame over itself and `cached` frames."""
     own, tokens = facts.predictor, facts.encoder.frame_tokens + facts.conditions
     held = (cached + 1) * tokens
     moved, counted = 4.0 * held * own.width, 4.0 * tokens * held * own.width
@@ -213,10 +213,11 @@ def attention_seconds(facts: ActionConfig, cached: int, rates: Mapping[str, floa
 
 
 def attending(facts: ActionConfig, cached: int, device: torch.device, dtype: torch.dtype) -> dict[str, Attending]:
-    """One layer's attention of one frame over itself and `cached` others, by name.
+    """Return functions that compute one layer's attention of a frame over itself and `cached` frames, by
+    name.
 
-    splits_N: the kernels of captured passes, N KV splits per tile (0: chosen by the heuristics); pages: the
-    torch form of the same; plain: torch over keys that lie side by side.
+    splits_N: the kernels of captured passes with N KV splits per tile (0: chosen by the heuristics); pages: the torch
+    reference; plain: torch over contiguous keys.
     """
     own, tokens = facts.predictor, facts.encoder.frame_tokens + facts.conditions
     heads, width, pages = own.heads, own.width // own.heads, cached + 1
@@ -246,5 +247,5 @@ def _attended(passes: AttentionBuffers, query: Tensor, key: Tensor, value: Tenso
 
 
 def block_weights(vit: VitConfig) -> int:
-    """Weights of one block."""
+    """Return the number of weights of a block."""
     return 4 * vit.width**2 + 2 * vit.width * vit.inner

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+from bench.families.clip_requests import checkpoint_shapes
 from bench.families.clock import family
-from bench.families.films import checkpoint_shapes
 from bench.families.policy import Acting, Place, checkpoint_modules, floors, observation, random_modules
 from bench.families.robots import write_checkpoint
 from bench.families.sections import Sections

@@ -100,7 +100,7 @@ def check_policy(acting: Acting, limits: Limits) -> None:
         for item, (first, second) in enumerate(zip(together, alone, strict=True)):
             limits.check(first, expected[item], limits.actions, f"item {item} among others")
             limits.check(second, expected[item], limits.actions, f"item {item} alone")
-        acting.turner.capture()
+        acting.driver.capture()
 
 
 # -- V-JEPA 2 and 2-AC -----------------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ def check_world(rolling: Rolling, limits: Limits) -> None:
     for _ in range(2):
         for name, (trial, expected) in trials().items():
             limits.check(rolling.whole(trial)[:, 0], expected, limits.frames, name)
-        rolling.turner.capture()
+        rolling.driver.capture()
 
 
 def clip_encoder(place: Place, tmp: Path) -> ClipEncoder:

@@ -58,7 +58,7 @@ def test_what_cameras_gave_stays_when_the_next_ones_are_seen(tmp_path: Path, gra
     images, tokens = seen.images[None], [torch.zeros(len(seen.images) * acting.sizes.vision.tokens + 3)]
     with torch.inference_mode():
         plain = cameras(images=images, tokens=tokens)["features"][0]
-        acting.turner.capture()
+        acting.driver.capture()
         (kept,) = cameras(images=images, tokens=tokens)["features"]
         cameras(images=1 - images, tokens=tokens)
     torch.testing.assert_close(kept, plain)

@@ -46,7 +46,7 @@ def test_the_first_request_of_an_expected_kind_is_replayed() -> None:
     policy = engines.modules["LLM"]
     assert isinstance(policy, Policy)
     policy.expected_steps = (4,)
-    for name, runner in engines.turner.runners.items():
+    for name, runner in engines.driver.runners.items():
         module = engines.modules[name]
         assert isinstance(module, Rehearses)
         rehearse(runner, module.rehearsals(), told.append)
@@ -58,7 +58,7 @@ def test_the_first_request_of_an_expected_kind_is_replayed() -> None:
     for name, replays in (("vit_encoder", 1), ("LLM", 2)):  # the prefix, and its flow
         assert after[name]["graph_hits"] == before[name]["graph_hits"] + replays, name
         assert after[name]["graph_misses"] == before[name]["graph_misses"], name
-    memory = engines.turner.runners["LLM"].memory()
+    memory = engines.driver.runners["LLM"].memory()
     assert (memory.pages_used, memory.slots_used) == (0, 0), "nothing of the rehearsal is held"
     here = replace(engines.place, is_captured=False)
     expected = Acting(SMALL, random_modules(SMALL, here), here).act(seen[0])
@@ -90,7 +90,7 @@ class Watched:
         cameras = self.engines.modules["vit_encoder"]
         cameras.get_submodule("tower").register_forward_pre_hook(self._before_tower)
         self.cast: list[tuple[NodeRunner, Sequence[Rehearsal]]] = []
-        for name, runner in self.engines.turner.runners.items():
+        for name, runner in self.engines.driver.runners.items():
             module = self.engines.modules[name]
             assert isinstance(module, Rehearses)
             self.cast.append((runner, module.rehearsals()))
@@ -104,7 +104,7 @@ class Watched:
     @property
     def captured(self) -> list[object]:
         """Everything about the graphs that does not depend on time."""
-        policy, cameras = self.engines.turner.runners["LLM"], self.engines.modules["vit_encoder"]
+        policy, cameras = self.engines.driver.runners["LLM"], self.engines.modules["vit_encoder"]
         passes: Any = policy._runner.passes  # type: ignore[attr-defined]
         sizes = cameras._replayed.sizes  # type: ignore[union-attr]
         return [passes.kinds, passes.prefixes.sizes, sizes, [len(each.graphs) for each in self.made]]
@@ -133,7 +133,7 @@ def test_kernels_of_rehearsals_and_captures_are_compiled_before_the_first_of_the
     known = {name: dict(kernel.known) for name, kernel in watched.kernels.items()}
     assert not any(kernel.runs for kernel in watched.kernels.values())
     assert watched.engines.counters() == before, "what is only gone through does not count"
-    memory = watched.engines.turner.runners["LLM"].memory()
+    memory = watched.engines.driver.runners["LLM"].memory()
     assert (memory.pages_used, memory.pages_cached, memory.slots_used) == (0, 0, 0)
     ahead = watched.rehearse()
     assert known == {name: kernel.known for name, kernel in watched.kernels.items()}, "nothing was left to compile"

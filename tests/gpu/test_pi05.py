@@ -64,7 +64,7 @@ def test_captured_equals_plain(attention: str, cuda: torch.device) -> None:
         seen = [observation(WIDE, cameras, 40 + 7 * n, seed=n) for n, cameras in enumerate(group)]
         expected = plain.act(*seen)
         captured.act(*seen)
-        captured.turner.capture()
+        captured.driver.capture()
         before = captured.counters()["LLM"]["graph_hits"]
         for found, wanted in zip(captured.act(*seen), expected, strict=True):
             assert difference(found, wanted, is_relative=True) < BFLOAT16.actions
@@ -184,7 +184,7 @@ def test_the_first_request_of_an_expected_kind_is_replayed(cuda: torch.device) -
     policy = acting.modules["LLM"]
     assert isinstance(policy, Policy)
     policy.expected_steps = (10,)
-    for name, runner in acting.turner.runners.items():
+    for name, runner in acting.driver.runners.items():
         module = acting.modules[name]
         assert isinstance(module, Rehearses)
         rehearse(runner, module.rehearsals(), lambda what: None)
@@ -203,20 +203,20 @@ def test_prefixes_that_wait_behind_a_busy_device_keep_their_plans(attention: str
     acting = Acting(WIDE, random_modules(WIDE, here), here)
     seen = [observation(WIDE, cameras, 30 + cameras, seed=cameras) for cameras in (3, 1, 2)]
     expected = [acting.act(each)[0] for each in seen]
-    runner, handles = acting.turner.runners["LLM"], []
+    runner, handles = acting.driver.runners["LLM"], []
     busy = torch.randn(8192, 8192, device=cuda)
     for _ in range(20):
         busy = busy @ busy / 100
     for each in seen:
         handles.append(acting.submit(each, is_flowing=False))
-        acting.turner.once("vit_encoder")
+        acting.driver.once("vit_encoder")
         running = runner.launch()
         assert running is not None and runner.is_done(running), "nobody waits for a prefix"
-        acting.turner.take(runner.collect(running))
+        acting.driver.take(runner.collect(running))
     for handle, each in zip(handles, seen, strict=True):
         acting.flow(handle, each)
-    acting.turner.run()
-    done = acting.turner.done
+    acting.driver.run()
+    done = acting.driver.done
     found = [done[acting._flows[int(handle)]].outputs["robot_actions"].cpu() for handle in handles]
     for first, second in zip(found, expected, strict=True):
         assert difference(first, second, is_relative=True) < BFLOAT16.actions
@@ -229,11 +229,11 @@ def test_flows_that_wait_behind_a_busy_device_keep_their_inputs(cuda: torch.devi
     acting = Acting(WIDE, random_modules(WIDE, here), here)
     seen = [observation(WIDE, 3, 50, seed=seed) for seed in (1, 2)]
     acting.act(seen[0])
-    acting.turner.capture()
+    acting.driver.capture()
     expected = [acting.act(each)[0] for each in seen]
     handles = [acting.submit(each, is_flowing=False) for each in seen]
-    acting.turner.run()
-    runner, flying = acting.turner.runners["LLM"], []
+    acting.driver.run()
+    runner, flying = acting.driver.runners["LLM"], []
     hits = acting.counters()["LLM"]["graph_hits"]
     busy = torch.randn(8192, 8192, device=cuda)
     for _ in range(20):
@@ -243,9 +243,9 @@ def test_flows_that_wait_behind_a_busy_device_keep_their_inputs(cuda: torch.devi
         flying.append(runner.launch())
     for running in flying:
         assert running is not None
-        acting.turner.take(runner.collect(running))
+        acting.driver.take(runner.collect(running))
     assert acting.counters()["LLM"]["graph_hits"] == hits + 2
-    done = acting.turner.done
+    done = acting.driver.done
     for handle, wanted in zip(handles, expected, strict=True):
         found = done[acting._flows[int(handle)]].outputs["robot_actions"]
         assert difference(found, wanted, is_relative=True) < BFLOAT16.actions
@@ -258,11 +258,11 @@ def test_a_step_is_done_when_its_actions_are_on_the_host(cuda: torch.device) -> 
     acting = Acting(WIDE, random_modules(WIDE, here), here)
     seen = observation(WIDE, 3, 50)
     acting.act(seen)
-    acting.turner.capture()
+    acting.driver.capture()
     handle = acting.submit(seen, is_flowing=False)
-    acting.turner.run()
+    acting.driver.run()
     acting.flow(handle, seen)
-    runner = acting.turner.runners["LLM"]
+    runner = acting.driver.runners["LLM"]
     running = runner.launch()
     assert running is not None
     busy = torch.randn(8192, 8192, device=cuda)
@@ -292,7 +292,7 @@ def test_fused_steps_equal_the_plain_ones_of_the_cpu(dtype: torch.dtype, cuda: t
         for _ in range(2):
             for found, wanted in zip(fused.act(*seen), expected, strict=True):
                 limits.check(found, wanted, limits.actions, f"{len(group)} requests")
-            fused.turner.capture()
+            fused.driver.capture()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["float32", "bfloat16", "half"])
@@ -414,7 +414,7 @@ def test_replays_of_the_same_requests_give_the_same_bits(cuda: torch.device) -> 
     acting = Acting(WIDE, random_modules(WIDE, here), here)
     seen = [observation(WIDE, 3, 50, seed=n) for n in range(4)]
     acting.act(*seen)
-    acting.turner.capture()
+    acting.driver.capture()
     first, second = acting.act(*seen), acting.act(*seen)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
@@ -424,6 +424,6 @@ def test_nothing_is_held_after_many_requests(cuda: torch.device) -> None:
     acting = Acting(WIDE, random_modules(WIDE, here), here)
     for number in range(30):
         acting.act(*[observation(WIDE, 1 + (number + n) % 3, 20 + n, seed=n) for n in range(1 + number % 5)])
-        acting.turner.capture()
-    memory = acting.turner.runners["LLM"].memory()
+        acting.driver.capture()
+    memory = acting.driver.runners["LLM"].memory()
     assert (memory.pages_used, memory.slots_used) == (0, 0)

@@ -72,12 +72,12 @@ def test_captured_rollouts_equal_plain_ones(candidates: int, attention: str, cud
     expected = Rolling(WIDE, modules, replace(here, is_captured=False), 12).whole(asked)
     captured = Rolling(WIDE, modules, here, 12)
     captured.whole(asked)
-    captured.turner.capture()
+    captured.driver.capture()
     before = captured.counters()["ac_predictor"]["graph_hits"]
     found = captured.whole(asked)
     assert difference(found, expected.cpu(), is_relative=True) < BFLOAT16.frames
     assert captured.counters()["ac_predictor"]["graph_hits"] >= before + 6
-    memory = captured.turner.runners["ac_predictor"].memory()
+    memory = captured.driver.runners["ac_predictor"].memory()
     assert (memory.pages_used, memory.slots_used) == (0, 0)
 
 
@@ -87,11 +87,11 @@ def test_a_context_in_one_pass_equals_frame_by_frame(attention: str, cuda: torch
     here = replace(place(cuda), attention=attention)
     modules, asked = random_nodes(WIDE, here), trial(WIDE, 8, 3, 2)
     single = Rolling(WIDE, modules, replace(here, is_captured=False), 12)
-    single.turner.runners["ac_predictor"]._loops._most_iterations = 1  # type: ignore[attr-defined]
+    single.driver.runners["ac_predictor"]._loops._most_iterations = 1  # type: ignore[attr-defined]
     expected = single.whole(asked)
     rolling = Rolling(WIDE, modules, here, 12)
     plain = rolling.whole(asked)
-    rolling.turner.capture()
+    rolling.driver.capture()
     before = rolling.counters()["ac_predictor"]["graph_hits"]
     for found in (plain, rolling.whole(asked)):
         assert difference(found, expected.cpu(), is_relative=True) < BFLOAT16.frames
@@ -108,12 +108,12 @@ def test_replays_that_run_ahead_equal_one_for_each_iteration(
     found = []
     for is_ahead in (False, True):
         rolling = Rolling(WIDE, modules, here, 12)
-        engine = rolling.turner.runners["ac_predictor"]
+        engine = rolling.driver.runners["ac_predictor"]
         if not is_ahead:
             engine._scheduler.plan_ahead = lambda chunks: None  # type: ignore[attr-defined]
         for _ in range(2):
             rolling.whole(asked)
-            rolling.turner.capture()
+            rolling.driver.capture()
         missed = rolling.counters()["ac_predictor"]["graph_misses"]
         found += [rolling.whole(asked), rolling.whole(asked)]
         kinds = engine._runner.passes.kinds  # type: ignore[attr-defined]
@@ -255,7 +255,7 @@ def test_rollouts_of_different_horizons_share_graphs(cuda: torch.device) -> None
     here = replace(place(cuda), attention="flashinfer")
     rolling = Rolling(WIDE, random_nodes(WIDE, here), here, 12)
     rolling.whole(trial(WIDE, 1, 1, 3))
-    rolling.turner.capture()
+    rolling.driver.capture()
     before = rolling.counters()["ac_predictor"]
     for horizon in (5, 2, 11):
         rolling.whole(trial(WIDE, 1, 1, horizon))

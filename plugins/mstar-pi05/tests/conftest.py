@@ -1,4 +1,4 @@
-"""Golden vectors and what is built from them. MSTAR_GOLDEN names another set: a folder that holds `pi05/`."""
+"""Golden vectors, and models and caches for the tests. MSTAR_GOLDEN selects another set: a folder with `pi05/`."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ class Golden:
         return len(self.inputs["tokens"])
 
     def images(self, item: int) -> Tensor:
-        """Cameras of an item that count, channels last: [c, S, S, 3]."""
+        """Return the used cameras of an item, channels last: [c, S, S, 3]."""
         return self.inputs["images"][item][self.inputs["image_masks"][item]].permute(0, 2, 3, 1).contiguous()
 
     def prompt(self, item: int) -> Tensor:
-        """Ids of an item's prompt without padding."""
+        """Return the ids of an item's prompt without padding."""
         return self.inputs["tokens"][item][self.inputs["token_masks"][item]]
 
     @property
@@ -80,7 +80,7 @@ class Golden:
         return int(self.expected["image_embeds"].shape[2])
 
     def valid(self, item: int) -> Tensor:
-        """Places of the padded prefix that count: bool [P]."""
+        """Return which positions of the padded prefix are valid: bool [P]."""
         cameras = self.inputs["image_masks"][item].repeat_interleave(self.image_tokens)
         return torch.cat([cameras, self.inputs["token_masks"][item]])
 
@@ -88,7 +88,7 @@ class Golden:
         return int(self.valid(item).sum())
 
     def tokens(self, item: int) -> Tensor:
-        """Places of an item's packed prefix: IMAGE, then the prompt's ids."""
+        """Return an item's packed prefix: IMAGE tokens, then the prompt's ids."""
         count = len(self.images(item)) * self.image_tokens
         return torch.cat([torch.full((count,), IMAGE), self.prompt(item)])
 
@@ -103,7 +103,7 @@ ITEMS = tuple(range(GOLDEN.batch))
 class Built:
     """A checkpoint with its bound spec and both nodes, on the CPU in float32.
 
-    policy: with its dense layers and no table. acting: the one that is served.
+    policy: with its dense layers and no table. acting: the served one.
     """
 
     folder: Path
@@ -114,9 +114,9 @@ class Built:
 
 
 class PackedCache:
-    """The plainest KVView: keys and values of each row and layer in one tensor, rows one after the other.
+    """A minimal KVView: keys and values of each sequence and layer in one tensor.
 
-    segments: (row, tokens) of the next pass. writes, causal: of all of them.
+    segments: (sequence, tokens) of the next pass. writes, causal: of all of them.
     """
 
     def __init__(self, rows: int) -> None:
@@ -152,7 +152,7 @@ class PackedCache:
 
 
 class PaddedCache:
-    """A KVView over requests padded to one length, as the reference computes: invalid places are masked out."""
+    """A KVView over requests padded to one length, as in the reference: invalid positions are masked."""
 
     def __init__(self, valid: Tensor) -> None:
         self.valid = valid
@@ -168,7 +168,7 @@ class PaddedCache:
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
-    """[T, heads, d] over [C, kv heads, d]."""
+    """Return the attention of queries [T, heads, d] over keys and values [C, kv heads, d]."""
     groups = query.shape[1] // key.shape[1]
     keys, values = (x.repeat_interleave(groups, dim=1).transpose(0, 1) for x in (key, value))
     mixed = scaled_dot_product_attention(query.transpose(0, 1), keys, values, attn_mask=mask, scale=scale)
@@ -176,7 +176,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sc
 
 
 class Run:
-    """Drives the modules by hand, over a cache of the tests' own."""
+    """Runs the modules directly, over a cache of the tests."""
 
     def __init__(self, golden: Golden, built: Built, policy: Policy | None = None) -> None:
         self.golden = golden
@@ -185,7 +185,7 @@ class Run:
         self.cache = PackedCache(golden.batch)
 
     def features(self, *items: int) -> list[Tensor]:
-        """What the node `vit_encoder` gives for some items, each alone."""
+        """Return the output of `vit_encoder` for some items, each alone."""
         golden, made = self.golden, []
         for item in items:
             tokens = golden.tokens(item)[None]
@@ -193,7 +193,7 @@ class Run:
         return made
 
     def prefill(self, *items: int, causal: bool = False) -> None:
-        """Read the prefixes of some items in one pass."""
+        """Prefill some items in one pass."""
         tokens = [self.golden.tokens(item) for item in items]
         segments = [(item, len(each)) for item, each in zip(items, tokens, strict=True)]
         self.policy(
@@ -202,7 +202,9 @@ class Run:
         )  # fmt: skip
 
     def step(self, rows: list[tuple[int, Tensor, int]], steps: int, start: int | None = None) -> list[Tensor]:
-        """One flow step of some items: (item, actions [H, 32], step). start: of the positions, the prefix's length."""
+        """Run one flow step of some items: (item, actions [H, 32], step). start: first position, by default the prefix
+        length.
+        """
         golden, horizon = self.golden, self.golden.horizon
         count = len(rows) * horizon
         starts = [golden.length(item) if start is None else start for item, _, _ in rows]
@@ -216,7 +218,7 @@ class Run:
         return list(made["actions"].split(horizon))
 
     def flow(self, *items: int) -> list[Tensor]:
-        """All steps of some items together, from the golden noise."""
+        """Run all steps of some items together, from the golden noise."""
         actions = [self.golden.inputs["noise"][item] for item in items]
         for number in range(self.golden.steps):
             rows = [(item, each, number) for item, each in zip(items, actions, strict=True)]
@@ -248,7 +250,7 @@ def build(folder: Path) -> Built:
 
 
 def with_times(policy: Policy, times: Tensor) -> Policy:
-    """The policy with a table of these times alone, float32 [steps]: those of one flow."""
+    """Give the policy a table of these times only, float32 [steps]."""
     count = len(times)
     rows = torch.zeros(count + 1, count, dtype=torch.int64)
     rows[count] = torch.arange(count)
@@ -267,7 +269,7 @@ def golden() -> Golden:
 
 @pytest.fixture
 def pair() -> tuple[int, int]:
-    """Two items of the set."""
+    """Return two items of the set."""
     if len(ITEMS) < 2:
         pytest.skip(f"the set in {GOLDEN.folder} holds one item, and this test needs two")
     return ITEMS[0], ITEMS[1]
@@ -275,13 +277,13 @@ def pair() -> tuple[int, int]:
 
 @pytest.fixture(scope="session")
 def reference(golden: Golden, tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """The golden model, read from a checkpoint folder."""
+    """Build the golden model from a checkpoint folder."""
     return build(lay_out(golden, tmp_path_factory.mktemp("reference") / "checkpoint"))
 
 
 @pytest.fixture
 def checkpoint(golden: Golden, tmp_path: Path) -> Path:
-    """A checkpoint folder that a test may damage."""
+    """Return a checkpoint folder that a test may damage."""
     return lay_out(golden, tmp_path / "checkpoint")
 
 
@@ -297,14 +299,14 @@ def run(golden: Golden, reference: Built) -> Run:
 
 @pytest.fixture
 def exact(golden: Golden, reference: Built) -> Run:
-    """A run at the very times that the reference stored."""
+    """Return a run at the reference's stored times."""
     policy = with_times(reference.policy, golden.expected["time"][:, 0])
     return Run(golden, reference, policy)
 
 
 @pytest.fixture
 def models() -> Any:
-    """Makes the model of a folder."""
+    """Return a function that makes the model of a folder."""
     return model_of
 
 

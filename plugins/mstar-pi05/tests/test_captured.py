@@ -1,4 +1,4 @@
-"""The captured tower gives what the plain one gives. Nothing is captured on the CPU: tests/gpu does that."""
+"""The captured image tower equals the uncaptured one. Real captures are in tests/gpu."""
 
 from __future__ import annotations
 

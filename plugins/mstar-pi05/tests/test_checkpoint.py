@@ -1,4 +1,4 @@
-"""Config files of each published kind, statistics of both, tokenizers of both, options of a deployment."""
+"""Config files, statistics and tokenizers of both published layouts, and deployment options."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ def test_lerobots_damaged_files_are_named(tmp_path: Path) -> None:
 
 
 def test_a_sentencepiece_file_gives_the_ids_of_its_own_library() -> None:
-    """Ids by sentencepiece 0.2.3, of a model of PaliGemma's kind: spaces, lines, digits, bytes, tokens of its own."""
+    """Compare with ids from sentencepiece 0.2.3: spaces, lines, digits, bytes, user-defined tokens."""
     tokenizer = read_sentencepiece(DATA / "sentencepiece.model")
     tokenizer.encode_special_tokens = True
     cases = json.loads((DATA / "sentencepiece_ids.json").read_text())

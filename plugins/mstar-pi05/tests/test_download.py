@@ -1,4 +1,4 @@
-"""Official weights: from the cache, by download of either layout, and what is said when they cannot be had."""
+"""Official weights: from the cache, by download of either layout, and errors if they are not available."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mstar_pi05.robots.statistics import find_statistics
 
 @dataclass
 class FakeHub:
-    """A hub on disk. remote: repositories; cache: what was fetched. refuses: a repository that asks for a login."""
+    """A hub on disk. remote: repositories; cache: fetched files. refuses: a repository that requires a login."""
 
     remote: Path
     cache: Path
@@ -51,7 +51,7 @@ class FakeHub:
 
 
 def as_lerobot(tiny: Path, folder: Path) -> None:
-    """The tiny checkpoint as lerobot publishes one: keys with `model.`, in shards, statistics with the processors."""
+    """Write the tiny checkpoint in lerobot's layout: keys with `model.`, shards, statistics with the processors."""
     folder.mkdir(parents=True)
     config = json.loads((tiny / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "type": "pi05", "chunk_size": config["action_horizon"]}))
@@ -72,7 +72,7 @@ def as_lerobot(tiny: Path, folder: Path) -> None:
 
 
 def as_openpi(tiny: Path, folder: Path) -> None:
-    """The same as openpi's conversion: one file, statistics below assets."""
+    """Write the tiny checkpoint in the layout of openpi's conversion: one file, statistics in assets."""
     shutil.copytree(tiny, folder, ignore=shutil.ignore_patterns("tokenizer.json", "tiny.json"))
 
 

@@ -1,4 +1,4 @@
-"""The flow against the reference: time, velocity and actions of each step, tables, and a cache that stays as it is."""
+"""The flow against the reference: time, velocity and actions of each step, tables, and an unchanged cache."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_first_hidden_states_equal_the_reference(golden: Any, exact: Any) ->
 
 @pytest.mark.parametrize(("times", "tolerance"), [("exact", STORED_TIMES), ("run", OWN_TIMES)])
 def test_every_step_equals_the_reference(times: str, tolerance: Any, golden: Any, request: Any) -> None:
-    """At the times that the reference stored, and at our own."""
+    """Run at the reference's stored times and at the plugin's own."""
     run, steps = request.getfixturevalue(times), golden.steps
     run.prefill(*ITEMS)
     x, velocity = golden.expected["x_before_step"], golden.expected["velocity"]
@@ -88,7 +88,7 @@ def whole(run: Any, together: bool) -> list[torch.Tensor]:
 
 
 def test_requests_at_different_steps_share_a_pass(golden: Any, run: Any, pair: tuple[int, int]) -> None:
-    """The second request begins three steps after the first and is read while the first flows."""
+    """The second request starts three steps after the first and is prefilled meanwhile."""
     steps, late = golden.steps, 3
     first, second = pair
     starts, x = {first: 0, second: late}, {item: golden.inputs["noise"][item] for item in pair}
@@ -105,7 +105,7 @@ def test_requests_at_different_steps_share_a_pass(golden: Any, run: Any, pair: t
 def test_requests_with_different_numbers_of_steps_share_a_pass(
     golden: Any, reference: Any, run: Any, pair: tuple[int, int]
 ) -> None:
-    """As each alone: the number of steps is each row's own."""
+    """Each request has its own number of steps."""
     run.prefill(*pair)
     noise, horizon, cache = golden.inputs["noise"], golden.horizon, run.cache
     count = torch.tensor([4, 7]).repeat_interleave(horizon)
@@ -133,7 +133,7 @@ def test_the_cache_is_untouched_after_the_loop(golden: Any, run: Any) -> None:
 
 
 def test_tables_give_what_the_dense_layers_give(golden: Any, reference: Any) -> None:
-    """The served policy has no dense layers left; its table holds every time of every flow it takes."""
+    """The served policy has no dense layers; its table contains every time of every flow."""
     most = 20
     times, rows = distinct_times(most)
     wanted = reference.policy.expert.modulations(reference.policy.time(times))
@@ -147,7 +147,7 @@ def test_tables_give_what_the_dense_layers_give(golden: Any, reference: Any) -> 
 
 
 def test_slices_of_a_branch_are_summed_and_rounded_before_their_gate(reference: Any) -> None:
-    """What few rows of a product leave on a GPU, in plain operations: it is what the kernel there is held to."""
+    """This is the reference of the GPU kernel for split-K slices."""
     table, norm = reference.acting.table, reference.acting.expert.norms[3]
     rows, width = torch.tensor([1, 0, 2]), table.modulations.shape[-1] // 3
     x, slices = torch.randn(3, width), torch.randn(4, 3, width)
@@ -174,7 +174,7 @@ def test_the_robots_actions_are_one_factor_and_one_term_away(golden: Any, refere
 
 
 def test_half_precision_stays_near(golden: Any, reference: Any, run: Any, models: Any) -> None:
-    """As on a GPU: matrices and cache in bfloat16; cameras, norms, time and the actions themselves in float32."""
+    """As on a GPU: matrices and cache in bfloat16; cameras, norms, time and actions in float32."""
     policy = models(reference.folder, torch.bfloat16).get_submodule(reference.spec.node("LLM"))
     half = type(run)(golden, reference, policy)
     half.features = lambda *items: [each.bfloat16() for each in run.features(*items)]
@@ -187,7 +187,7 @@ def test_half_precision_stays_near(golden: Any, reference: Any, run: Any, models
 
 
 def test_weights_of_eight_bits_stay_near(golden: Any, reference: Any, run: Any, models: Any) -> None:
-    """What `quantization: fp8` does to both transformers: each block's projections, and nothing beside them."""
+    """`quantization: fp8` quantizes the projections of both transformers' blocks, and no other layers."""
     policy = models(reference.folder, torch.bfloat16).get_submodule(reference.spec.node("LLM"))
     report = quantize(policy, "fp8")
     assert {kind.layers for kind in report.kinds.values()} == {2 * golden.config["expert"]["layers"]}

@@ -1,4 +1,4 @@
-"""The reference's numbers through everything: uploads over HTTP into a deployment of processes, actions back."""
+"""The reference's numbers over HTTP: uploads into a deployment of processes, actions back."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.runtime.deployment import Deployment, Served
 from .conftest import ITEMS
 
 OWN_TIMES = 2e-4
-"""README of the vectors: actions with times of our own, float32."""
+"""Tolerance of actions with the plugin's own times, float32. Source: README of the vectors."""
 
 PI05 = Served(
     model="pi05", plugin="pi05", nodes=("vit_encoder", "LLM"),
@@ -35,7 +35,7 @@ PI05 = Served(
 
 
 def tokenizer(vocab: int) -> Tokenizer:
-    """Reads `t17 t4` as the ids 17 and 4, and a line's end as nothing: any ids can be sent as words."""
+    """Return a tokenizer that reads `t17 t4` as the ids 17 and 4, so that any ids can be sent as text."""
     words = {"<pad>": 0, "<eos>": 1, "<bos>": 2, **{f"t{number}": number for number in range(3, vocab)}}
     made = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -43,12 +43,12 @@ def tokenizer(vocab: int) -> Tokenizer:
 
 
 def moments(golden: Any) -> dict[str, list[float]]:
-    """The one set of statistics among the vectors: they hold it for the state, and use it for actions too."""
+    """Return the set's statistics. They are those of the state, and the tests use them for actions too."""
     return dict(golden.prepost["normalisation"]["norm_stats"]["norm_stats"]["state"])
 
 
 def lay_out(golden: Any, folder: Path) -> Path:
-    """The reference's model as openpi's folder, with its statistics and a tokenizer that takes any ids."""
+    """Write the reference's model as an openpi folder with its statistics and this tokenizer."""
     asset = folder / "assets" / "golden"
     asset.mkdir(parents=True)
     shutil.copyfile(golden.folder / "config.json", folder / "config.json")
@@ -62,7 +62,7 @@ def lay_out(golden: Any, folder: Path) -> Path:
 
 @dataclass
 class Robot:
-    """Asks a deployment as the reference's items ask the model."""
+    """Client that sends the reference's items to a deployment."""
 
     server: Deployment
     golden: Any
@@ -87,7 +87,7 @@ class Robot:
 
 
 def frames(body: bytes) -> dict[str, tuple[dict[str, Any], bytes]]:
-    """Lines of a binary answer by modality: metadata and payload."""
+    """Parse the lines of a binary response: metadata and payload by modality."""
     found, at = {}, 0
     while at < len(body):
         head, size = int.from_bytes(body[at : at + 4], "little"), int.from_bytes(body[at + 4 : at + 12], "little")
@@ -98,7 +98,7 @@ def frames(body: bytes) -> dict[str, tuple[dict[str, Any], bytes]]:
 
 
 def arrays(images: np.ndarray) -> list[Any]:
-    """Images [c, h, w, 3] of -1 to 1 as uploads of floats in [0, 1]."""
+    """Return images [c, h, w, 3] of -1 to 1 as uploads of floats in [0, 1]."""
     return [("files", (f"{number}.npy", npy((image + 1) / 2))) for number, image in enumerate(images)]
 
 
@@ -133,7 +133,7 @@ def test_actions_over_http_equal_the_reference(item: int, robot: Robot, golden: 
 
 
 def test_mixed_requests_at_once_equal_the_reference(robot: Robot, golden: Any) -> None:
-    """Different camera counts and prompt lengths share passes, and nobody's numbers change."""
+    """Different camera counts and prompt lengths share passes, and the results do not change."""
     items = [ITEMS[number % len(ITEMS)] for number in (0, 1, 1, 0, 2, 1, 0, 2)]
     with concurrent.futures.ThreadPoolExecutor(len(items)) as threads:
         for item, made in zip(items, threads.map(robot.act, items), strict=True):
@@ -175,7 +175,7 @@ def test_noise_and_images_may_be_arrays_of_a_file(robot: Robot, golden: Any) -> 
 
 @pytest.mark.parametrize("way", ["uint8", "float"])
 def test_images_of_any_size_are_fitted_as_in_the_reference(way: str, robot: Robot, golden: Any) -> None:
-    """The image as it was against the image as the reference fitted it: the same actions."""
+    """The original image and the reference's resized image give the same actions."""
     cases = load_file(golden.folder / "images.safetensors")
     side = int(golden.config["vision"]["image_size"])
     names = [name for name in cases if name.startswith("uint8_in")]

@@ -1,4 +1,4 @@
-"""Every kernel of Pi0.5 once, at small and odd sizes: what `make sanitize` watches. Values are looked at elsewhere."""
+"""Every kernel of Pi0.5 once, at small and odd sizes, for `make sanitize`. Other tests check values."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_kernels_of_cameras(images: int, tokens: int, heads: int, head_dim: int)
 
 
 def test_kernels_are_all_run_here() -> None:
-    """A kernel that is new has to be reached from here: else nobody looks for its errors."""
+    """Every kernel must run in this module, so that the sanitizer checks it."""
     test_kernels_of_gated_norms(7, 100, 3, torch.bfloat16)
     test_kernels_of_the_ends_of_a_step(5)
     test_kernels_that_hold_their_weights(5)

@@ -185,7 +185,7 @@ def mstarctl(server: Deployment, *words: str, module: str = "mstarctl") -> subpr
 
 @pytest.fixture
 def seen(tmp_path: Path) -> Path:
-    """What a robot sees: three pictures and its state."""
+    """Write what a robot sends: three pictures and its state."""
     for number, name in enumerate(("base", "wrist_left", "wrist_right")):
         (tmp_path / f"{name}.png").write_bytes(picture(value=50 * number))
     (tmp_path / "state.json").write_text(json.dumps(STATE))

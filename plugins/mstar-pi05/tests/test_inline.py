@@ -1,4 +1,4 @@
-"""What Pi0.5 prepares on the api's own loop: cameras that came as the model takes them, and nothing that holds it."""
+"""Requests that the api's own loop prepares: cameras in the model's format, without long blocking."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STATE = [0.1, -0.2, 0.3, 0.0, 0.5, -0.5, 0.25, 0.75]
 CAMERA = np.random.default_rng(0).integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
 LARGE = np.zeros((SIDE * 4, SIDE * 4, 3), np.uint8)
 HELD_S = 0.03
-"""Most that one request may hold the loop: what is quick takes a millisecond, and what is hostile a few."""
+"""Maximum time that one request may block the loop: a valid one takes a millisecond, a hostile one a few."""
 
 
 def npy(array: np.ndarray) -> bytes:
@@ -34,7 +34,7 @@ def npy(array: np.ndarray) -> bytes:
 
 
 def header(said: bytes, data: bytes = b"", version: bytes = b"\x01\x00") -> bytes:
-    """A file with a header of our own."""
+    """Return a file with a custom header."""
     size = len(said).to_bytes(2 if version[0] == 1 else 4, "little")
     return b"\x93NUMPY" + version + size + said + data
 

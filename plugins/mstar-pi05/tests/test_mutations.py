@@ -1,4 +1,4 @@
-"""Typical mistakes change the actions by far more than the tolerance: what the goldens hold is seen to hold it."""
+"""Typical mistakes change the actions by far more than the tolerance, so the golden tests detect them."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def flow_times(run: Any) -> torch.Tensor:
 
 
 def _timed(patch: Patch, run: Any, times: torch.Tensor) -> None:
-    """A table of other times, made while the mistake stands."""
+    """Use a table of other times, made while the mistake is active."""
     count, policy = len(times), run.built.policy
     rows = torch.zeros(count + 1, count, dtype=torch.int64)
     rows[count] = torch.arange(count)

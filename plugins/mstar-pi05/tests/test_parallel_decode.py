@@ -1,4 +1,4 @@
-"""Cameras that are read apart from their request: the same arrays, the same refusals, and which are."""
+"""Cameras that are decoded separately from their request: equal arrays, equal errors, and the selection of files."""
 
 from __future__ import annotations
 

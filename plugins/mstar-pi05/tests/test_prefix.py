@@ -62,7 +62,7 @@ def test_the_cache_of_every_layer_equals_the_reference(together: bool, golden: A
 
 
 def padded(golden: Any, reference: Any) -> Any:
-    """The reference's own layout: every camera, every place of the prompt; invalid ones masked out."""
+    """Embed in the reference's layout: every camera and every prompt position, invalid ones masked."""
     images = golden.inputs["images"].permute(0, 1, 3, 4, 2)
     vectors = reference.cameras.encode(images)
     ids = torch.cat([torch.full(vectors.shape[:2], -1), golden.inputs["tokens"]], dim=1)
@@ -94,7 +94,7 @@ def test_packed_hidden_states_equal_the_reference(item: int, golden: Any, refere
 
 
 def test_the_prefix_sees_itself_whole(golden: Any, reference: Any, run: Any) -> None:
-    """Changing the last id changes the cache of the first place."""
+    """Changing the last id changes the cache of the first position."""
     run.prefill(0)
     before = run.cache.keys[0][1][0].clone()
     other = type(run)(golden, reference)

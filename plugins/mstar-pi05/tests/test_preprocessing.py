@@ -1,4 +1,4 @@
-"""What happens around the model, against the reference: words, bins, statistics, joints, images, messages."""
+"""Preprocessing and postprocessing against the reference: text, bins, statistics, joints, images, messages."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_gripper_out_of_reach_is_clipped() -> None:
 
 @pytest.mark.parametrize("robot", [None, "aloha"])
 def test_the_way_to_the_robot_is_one_factor_and_one_term(robot: str | None) -> None:
-    """Statistics, differences, signs and grippers all at once, applied in float32 where the flow ends."""
+    """Statistics, differences, signs and grippers together, applied in float32 at the end of the flow."""
     random = np.random.default_rng(5)
     low = random.normal(size=14)
     used = Moments(span="range", low=tuple(low), high=tuple(low + random.uniform(0.5, 2, 14)))
@@ -131,7 +131,7 @@ def test_both_ways_keep_the_ratio_and_centre_the_image(shape: tuple[int, int]) -
 
 
 def test_float_resize_is_torchs(golden: Any) -> None:
-    """Against the library whose rule it follows."""
+    """Compare with the library."""
     random = np.random.default_rng(1).uniform(-1, 1, (37, 91, 3)).astype(np.float32)
     side = 56
     height = int(37 / (91 / side))

@@ -1,4 +1,4 @@
-"""Requests to arrays through the checkpoint's own tokenizer and statistics, and every way in which one can be wrong."""
+"""Requests to arrays with the checkpoint's tokenizer and statistics, and every kind of invalid request."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_the_prompt_holds_the_normalised_state_of_the_robots_own_values(processo
 
 
 def test_a_state_can_be_padded_before_it_is_printed(tiny_folder: Path) -> None:
-    """As an earlier lerobot did: zeros become bin 128."""
+    """As in an earlier lerobot: zeros become bin 128."""
     plain, padded = (len(ask(Processor(tiny_folder, {"pad_state": pads})).arrays["tokens"]) for pads in (False, True))
     assert padded > plain
 
@@ -263,7 +263,7 @@ def own(**changes: Any) -> dict[str, Any]:
 
 
 def test_an_observation_is_what_its_files_and_fields_would_be(processor: Processor) -> None:
-    """Without a robot the keys are the model's own; cameras keep their order, and a missing one takes no place."""
+    """Without a robot the keys are the model's own; cameras keep their order, and a missing one uses no positions."""
     given = png()
     pixels = np.asarray(Image.open(io.BytesIO(given)))
     images = {"right_wrist_0_rgb": pixels, "base_0_rgb": pixels.transpose(2, 0, 1)}

@@ -1,4 +1,4 @@
-"""Robots at the socket of a real deployment: what they get, in openpi's own words, and how they are refused."""
+"""Robots at the socket of a real deployment: responses in openpi's format, and refusals."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def picture(seed: int) -> np.ndarray:
 
 
 def observation(**changes: Any) -> dict[str, Any]:
-    """What a DROID robot sees."""
+    """Return the observation of a DROID robot."""
     made = {
         "observation/exterior_image_1_left": picture(1), "observation/wrist_image_left": picture(2),
         "observation/joint_position": np.linspace(-0.5, 0.5, 7), "observation/gripper_position": np.array([0.25]),
@@ -59,7 +59,7 @@ def observation(**changes: Any) -> dict[str, Any]:
 
 @contextmanager
 def opened(server: Deployment, query: str = "") -> Iterator[ClientConnection]:
-    """A connection whose greeting is read."""
+    """Open a connection and read its greeting."""
     address = f"ws://127.0.0.1:{server.port}/v1/robot/policy{query}"
     with connect(address, compression=None, max_size=None, open_timeout=LIMIT_S) as socket:
         assert told(socket) == METADATA
@@ -120,7 +120,7 @@ def test_a_wrong_observation_is_told_by_its_key(change: dict[str, Any], said: st
 
 @pytest.mark.filterwarnings("ignore:connect.. must be used as a context manager:DeprecationWarning")
 def test_the_published_client_drives_a_robot_as_it_is(server: Deployment) -> None:
-    """Not among the development requirements: it pins an older numpy, with which nothing else here is tested."""
+    """The client is not a development requirement: it pins an older numpy."""
     pytest.importorskip(
         "openpi_client", reason="runs where openpi-client is installed: pip install --no-deps openpi-client"
     )

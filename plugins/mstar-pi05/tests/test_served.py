@@ -22,7 +22,7 @@ OWN_TIMES = 2e-4
 
 @dataclass
 class GoldenProcessor:
-    """Gives the reference's arrays: the text is the number of the item."""
+    """Processor that returns the reference's arrays. The text is the number of the item."""
 
     golden: Any
 
@@ -91,7 +91,7 @@ def test_many_at_once_equal_the_reference(settings: RuntimeSettings, golden: Any
 
 
 def test_a_prefix_that_lost_its_pages_is_read_again(golden: Any, reference: Any, nodes: Any) -> None:
-    """Pages for one request and a half: what was taken away is computed again and gives the same."""
+    """Pages for one request and a half: preempted prefixes are recomputed and give the same results."""
     longest = max(golden.length(item) for item in ITEMS)
     pages = -(-longest // 8) * 3 // 2
     bench = served(golden, reference, nodes, RuntimeSettings(page_size=8, pages=pages, max_seq_len=pages * 8))
@@ -102,7 +102,7 @@ def test_a_prefix_that_lost_its_pages_is_read_again(golden: Any, reference: Any,
 
 
 def test_prefixes_of_two_requests_are_read_in_one_pass(golden: Any, reference: Any, nodes: Any) -> None:
-    """What the graph's ports are made for: one row of every port for each token, whatever the request."""
+    """Every port has one entry per token, so that any requests can share a pass."""
     passes: list[int] = []
     policy = nodes["LLM"].module
     true = policy.language.read

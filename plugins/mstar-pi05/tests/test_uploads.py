@@ -1,4 +1,4 @@
-"""Arrays among the uploads: what they are by their axes, and every way in which one can be wrong."""
+"""Arrays among the uploads: their use by shape, and every kind of invalid array."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Both published layouts, what is missing or of another model, and the names of the full-size model."""
+"""Both published layouts, missing or foreign weights, and the names of the full-size model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXPERT = f"{BOTH}gemma_expert.model."
 
 
 def rewritten(folder: Path, change: Any) -> Path:
-    """The checkpoint with other keys."""
+    """Return the checkpoint with other keys."""
     path = folder / "model.safetensors"
     weights = change(load_file(path))
     save_file({name: value.contiguous() for name, value in weights.items()}, path)
@@ -158,7 +158,7 @@ def test_the_published_names_are_those_of_the_official_files(golden: Any) -> Non
 
 
 def test_every_full_size_tensor_fits_its_place(golden: Any) -> None:
-    """A dry run: no byte of weights, every shape."""
+    """Compare all shapes without loading weights."""
     places, filled = shapes(Sizes()), set()
     for name, shape in golden.json("full_size_keys.json").items():
         for lead in ("", "model."):

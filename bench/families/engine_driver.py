@@ -1,4 +1,4 @@
-"""Plays the worker for the engines of one model: submits jobs, takes turns, hands over what ended."""
+"""Driver of the engines of one model in place of a worker: submits jobs, runs steps, passes results on."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from mstar_core.engine.base import (
 
 
 @dataclass(slots=True)
-class Turner:
-    """Turns runners in order. Owned by whoever measures. emissions: what loops told, by job key."""
+class EngineDriver:
+    """Runs engines in a fixed order. emissions: streamed loop outputs, by job key."""
 
     runners: dict[str, NodeRunner]
     lookahead: int = 1
@@ -35,7 +35,7 @@ class Turner:
     _then: dict[int, Callable[[Done], None]] = field(default_factory=dict)
 
     def open(self, max_tokens: int, rows: int = 1) -> Handle:
-        """A new request at every runner."""
+        """Open a request at every engine."""
         self._handles += 1
         for runner in self.runners.values():
             runner.open(Handle(self._handles), SamplingParams(), max_tokens, rows)
@@ -45,7 +45,7 @@ class Turner:
         self, node: str, handle: Handle, inputs: dict[str, Tensor], then: Callable[[Done], None] | None = None,
         **fields: Any,
     ) -> int:  # fmt: skip
-        """Queue a job. then: called with what it gave, before anything else is turned. Returns its key."""
+        """Queue a job and return its key. then: called with its result before the next step runs."""
         self._keys += 1
         if then is not None:
             self._then[self._keys] = then
@@ -53,17 +53,17 @@ class Turner:
         return self._keys
 
     def close(self, handle: Handle) -> None:
-        """End a request everywhere."""
+        """Close a request at every engine."""
         for runner in self.runners.values():
             runner.close(handle)
 
     def run(self) -> None:
-        """Turn until nothing is left. Raises what failed."""
+        """Run steps until no work is left. Raises the first failure."""
         while any([self._turn(name, runner) for name, runner in self.runners.items()]):
             pass
 
     def capture(self) -> None:
-        """Let every runner do all of its idle work."""
+        """Run the idle work of every engine."""
         for runner in self.runners.values():
             while isinstance(runner, WorksWhenIdle) and runner.idle():
                 pass
@@ -79,13 +79,13 @@ class Turner:
         return True
 
     def once(self, node: str) -> None:
-        """One step of one runner, waited for."""
+        """Run one step of one engine and wait for it."""
         running = self.runners[node].launch()
         assert running is not None, "nothing to do"
         self.take(self.runners[node].collect(running))
 
     def take(self, result: StepResult) -> None:
-        """Keep what a step brought, and call who waits for it. Raises what failed."""
+        """Store the results of a step and call the callbacks of its jobs. Raises the first failure."""
         for failed in result.failed:
             raise failed.error
         for told in result.emissions:

@@ -1,7 +1,7 @@
-"""V-JEPA 2 and 2-AC asked over HTTP: clips to features, rollouts of one and of many candidates, step by step.
+"""V-JEPA 2 and 2-AC over HTTP: clips to features, rollouts of one and of many candidates.
 
-Run as a program it writes a checkpoint in the official shapes with random weights:
-`python -m bench.families.films vjepa2 FOLDER`.
+As a program it writes a checkpoint in the official shapes with random weights: `python -m bench.families.clip_requests
+vjepa2 FOLDER`.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from mstar_vjepa2.checkpoint.config import RELEASED_AC, released
 from mstar_vjepa2.published import PublishedWeights, action_weights, base_weights
 
 HAS_VIDEO: Final = find_spec("av") is not None
-"""Whether PyAV is here; without it no clip can be made, nor read by the server."""
+"""Whether PyAV is installed. Without it no video can be encoded, or decoded by the server."""
 
 FRAMES: Final = "application/x-mstar-frames"
-"""Bytes as they are, in place of base64."""
+"""Media type of binary frames, without base64."""
 
 QUIET_S: Final = 4.0
-"""Without a capture, until all are thought done: where kernels are compiled in between, three seconds may pass."""
+"""Seconds without a capture until captures count as complete. Compilations between captures may take three seconds."""
 
 STATE: Final = [0.3, 0.0, 0.2, 3.1, 0.0, 0.0, 0.5]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """alone: requests one after the other. clients: at once, `each` requests a client."""
+    """Load of a benchmark. alone: sequential requests. clients: concurrent clients with `each` requests per client."""
 
     alone: int
     clients: int
@@ -56,7 +56,7 @@ class Load:
 
     @property
     def crop(self) -> int:
-        """Pixels of a frame's side as the model takes it."""
+        """Side of a frame in pixels."""
         return 32 if self.is_tiny else 256
 
     @property
@@ -71,13 +71,13 @@ class Load:
 
     @property
     def planned(self) -> int:
-        """Candidates of a planning step, which take turns: more than are scored step by step."""
+        """Candidates of a planning step. More than can be scored step by step, so they run in groups."""
         return 24 if self.is_tiny else 800
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """One kind of request. files: name, bytes, type of each."""
+    """A kind of request. files: name, bytes and type of each."""
 
     params: Mapping[str, Any]
     files: tuple[tuple[str, bytes, str], ...]
@@ -86,7 +86,9 @@ class Ask:
 
 @dataclass(slots=True)
 class Asked:
-    """How one went. first_s: to the first value; whole_s: to the last byte; size_bytes: of the answer."""
+    """Result of a request. first_s: time to the first value; whole_s: time to the last byte; size_bytes:
+    response size.
+    """
 
     first_s: float = 0.0
     whole_s: float = 0.0
@@ -98,12 +100,14 @@ def served(
     load: Load, *, model: str, device: str, port: int, scratch: Path, folder: Path | None, figures: Figures,
     sections: Sections,
 ) -> dict[str, Any]:  # fmt: skip
-    """Start a deployment, ask it each kind of question until nothing is captured any more, measure, stop."""
+    """Start a deployment, send requests of each kind until nothing more is captured, measure, and stop it."""
     weights = None
     if not load.is_tiny:
         weights = (folder or scratch) / model
         if not weights.exists():
-            subprocess.run([sys.executable, "-m", "bench.families.films", model, str(weights)], cwd=ROOT, check=True)
+            subprocess.run(
+                [sys.executable, "-m", "bench.families.clip_requests", model, str(weights)], cwd=ROOT, check=True
+            )
     root = scratch / f"run-{model}"
     root.mkdir()
     plan = Plan(model=f"{model}:tiny" if load.is_tiny else model, device=device, port=port, root=root, weights=weights)
@@ -125,7 +129,7 @@ def served(
 def _measured(
     running: Served, load: Load, label: str, ask: Ask, figures: Figures, answers: dict[str, Any]
 ) -> dict[str, Any]:
-    """One kind of request, warm: one after the other, then by several clients at once. Raises with the logs' ends."""
+    """Measure one kind of request, warm: sequentially, then with concurrent clients. Raises with the logs' ends."""
     with running.telling():
         return _asked(running, load, label, ask, figures, answers)
 
@@ -154,7 +158,7 @@ def _asked(
 
 
 def clip_kinds(load: Load) -> dict[str, Ask]:
-    """Clips as video, where PyAV is, and as pixels, to one vector and to all."""
+    """Return clips as video (with PyAV) and as pixels, to one vector and to all vectors."""
     file = io.BytesIO()
     pixels = np.random.default_rng(2).integers(0, 256, (load.clip, 3, load.crop, load.crop), dtype=np.uint8)
     np.save(file, pixels)
@@ -170,7 +174,7 @@ def clip_kinds(load: Load) -> dict[str, Ask]:
 
 
 def rollout_kinds(load: Load) -> dict[str, Ask]:
-    """Thirty steps, told each and at the end; many candidates of two steps, scored; a plan of more in turns."""
+    """Return rollouts of thirty steps, streamed and final only; scored rollouts of many candidates; a plan."""
     file = io.BytesIO()
     side = np.random.default_rng(3).integers(0, 256, (load.crop, load.crop, 3), dtype=np.uint8)
     Image.fromarray(side).save(file, "PNG")
@@ -195,7 +199,7 @@ def rollout_kinds(load: Load) -> dict[str, Ask]:
 
 
 def film(load: Load) -> bytes:
-    """An H.264 clip of moving noise."""
+    """Encode an H.264 clip of moving noise."""
     import av
 
     file, generator = io.BytesIO(), np.random.default_rng(1)
@@ -223,7 +227,7 @@ def _at_once(port: int, ask: Ask, clients: int, each: int) -> list[Asked]:
 
 
 def _ask(client: httpx.Client, ask: Ask) -> Asked:
-    """One request, streamed as frames of bytes. Raises RuntimeError for an answer that is none."""
+    """Send one request with binary streaming. Raises RuntimeError for an error response."""
     files = [("files", each) for each in ask.files]
     fields = {"model_kwargs": json.dumps(ask.params), "output_modalities": ask.outputs, "streaming": "true"}
     found, reader, start = Asked(), _Frames(), time.monotonic()
@@ -244,13 +248,13 @@ def _ask(client: httpx.Client, ask: Ask) -> Asked:
 
 
 class _Frames:
-    """Heads of frames as they come: u32 and u64 lengths, head, payload, which is passed over."""
+    """Parser of a binary stream: u32 and u64 lengths, head, payload. Payloads are skipped."""
 
     def __init__(self) -> None:
         self._held, self._skipped = bytearray(), 0
 
     def feed(self, chunk: bytes) -> list[dict[str, Any]]:
-        """The heads of payloads that are complete with this chunk."""
+        """Return the heads of payloads that are complete with this chunk."""
         self._held += chunk
         found = []
         while len(self._held) >= 12:
@@ -269,7 +273,7 @@ class _Frames:
 
 
 def write_checkpoint(model: str, folder: Path, device: str = "cuda") -> Path:
-    """Random bfloat16 weights in the official shapes and names: ViT-L of V-JEPA 2, or V-JEPA 2-AC."""
+    """Write random bfloat16 weights in the official shapes and names: ViT-L of V-JEPA 2, or V-JEPA 2-AC."""
     generator = torch.Generator(device).manual_seed(1)
     shapes = checkpoint_shapes(model)
     weights = {name: _drawn(name, shape, generator, device).cpu() for name, shape in shapes.items()}
@@ -311,7 +315,7 @@ WEIGHTS: Final[Mapping[str, Callable[[], PublishedWeights]]] = {
 
 
 def _drawn(name: str, shape: tuple[int, ...], generator: torch.Generator, device: str) -> torch.Tensor:
-    """Matrices that keep the size of what they multiply; norms as they begin, biases zero."""
+    """Draw a tensor: scale-preserving matrices, unit norm weights, zero biases."""
     made = torch.zeros(shape, dtype=torch.bfloat16, device=device)
     if len(shape) > 1:
         return made.normal_(0.0, made[0].numel() ** -0.5, generator=generator)
