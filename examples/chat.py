@@ -1,6 +1,6 @@
-"""Ask a model about images, and print the answer while it is written.
+"""Ask a model about images, and print the streamed answer.
 
-mstarctl up a model that chats, then: python examples/chat.py "What is this?" [IMAGE ...] [URL]
+Start a chat model with mstarctl up, then: python examples/chat.py "What is this?" [IMAGE ...] [URL]
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Turn a clip into features: one vector for each patch, or one for the whole clip.
+"""Encode a clip: one vector per patch, or one for the whole clip.
 
 mstarctl up vjepa2:tiny, then: python examples/encode.py clip.mp4 [URL]
 """

@@ -1,6 +1,6 @@
-"""Paint an image, and then change it.
+"""Generate an image, and then edit it.
 
-mstarctl up a model that paints, then: python examples/image.py "a red bicycle" "make it blue" [URL]
+Start an image model with mstarctl up, then: python examples/image.py "a red bicycle" "make it blue" [URL]
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Speak with the published openai package: a whole file, and a stream.
+"""Synthesize speech with the openai package: a complete file, and a stream.
 
 mstarctl up orpheus; pip install openai; then: python examples/openai_speech.py [URL]
 """

@@ -1,4 +1,4 @@
-"""Search for the actions that lead a robot's arm from what one picture shows to what another shows.
+"""Plan the actions that move a robot arm from the state in one picture to the state in another.
 
 mstarctl up vjepa2_ac:tiny, then: python examples/plan.py start.png goal.png [URL]
 """

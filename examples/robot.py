@@ -1,4 +1,4 @@
-"""Drive a robot's control loop over the robot policy socket, as openpi's clients do.
+"""Run a robot's control loop over the robot policy socket, as openpi's clients do.
 
 mstarctl up pi05_droid, then: python examples/robot.py base.png wrist.png "pick up the block" [ws://HOST:PORT]
 """
@@ -22,11 +22,11 @@ observation = {
     "prompt": text,
 }
 with connect(where[0] if where else "ws://localhost:8000", compression=None, max_size=None) as socket:
-    print("told at the start:", unpacked(socket.recv()))
-    for _ in range(3):  # a robot looks, plays the first steps of the answer, and looks again
+    print("server metadata:", unpacked(socket.recv()))
+    for _ in range(3):  # a robot executes the first actions and observes again
         socket.send(packed(observation))
         answer = socket.recv()
         if isinstance(answer, str):
             sys.exit(answer)
-        told = unpacked(answer)
-        print(f"{told['actions'].shape[0]} steps in {told['server_timing']['infer_ms']:.0f} ms:", told["actions"][0])
+        chunk = unpacked(answer)
+        print(f"{chunk['actions'].shape[0]} steps in {chunk['server_timing']['infer_ms']:.0f} ms:", chunk["actions"][0])

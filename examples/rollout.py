@@ -1,4 +1,4 @@
-"""Imagine what follows several sequences of actions, step by step, and which of them comes nearest to a goal.
+"""Predict the results of several action sequences step by step, and find the one nearest to a goal.
 
 mstarctl up vjepa2_ac:tiny, then: python examples/rollout.py start.png goal.png [URL]
 """
@@ -15,10 +15,10 @@ STATE = [0.3, 0.0, 0.2, 3.1, 0.0, 0.0, 0.5]  # position (m), Euler angles (rad),
 CANDIDATES = [[[x, 0, 0, 0, 0, 0, 0]] * 3 for x in (-0.05, 0.0, 0.05)]  # three actions each: left, still, right
 
 start, goal, *url = sys.argv[1:]
-asked = {"task": "rollout", "actions": CANDIDATES, "states": [STATE], "return": ["latents", "energies"]}
+params = {"task": "rollout", "actions": CANDIDATES, "states": [STATE], "return": ["latents", "energies"]}
 with MStarClient(*url) as client:
     files = [Path(start), Path(goal)]
-    for event in client.stream(images=files, output_modalities=("tensor", "scalar"), **asked):
+    for event in client.stream(images=files, output_modalities=("tensor", "scalar"), **params):
         if isinstance(event, TensorChunk) and event.name == "energies":
             print(f"step {event.metadata['step']}: distances to the goal {event.to_numpy()[:, 0].round(4)}")
         elif isinstance(event, ScalarChunk):

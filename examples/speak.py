@@ -1,4 +1,4 @@
-"""Speak one sentence into a WAV file.
+"""Synthesize one sentence to a WAV file.
 
 mstarctl up orpheus, then: python examples/speak.py [URL]
 """

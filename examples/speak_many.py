@@ -1,4 +1,4 @@
-"""Speak several sentences at once from one event loop; the server batches them.
+"""Synthesize several sentences concurrently from one event loop. The server batches them.
 
 mstarctl up orpheus, then: python examples/speak_many.py [URL]
 """
@@ -14,7 +14,7 @@ LINES = ("The first voice.", "The second voice.", "The third voice.", "The fourt
 
 
 async def speak(client: AsyncMStarClient, number: int, text: str) -> str:
-    """One line into one file; a failure of one does not end the others."""
+    """Write one line to a file. A failure does not stop the others."""
     try:
         sound = await client.tts(text, seed=number, request_id=f"line-{number}")
     except ClientError as error:
@@ -23,7 +23,7 @@ async def speak(client: AsyncMStarClient, number: int, text: str) -> str:
 
 
 async def main() -> None:
-    # retries: a full queue is waited for, as long as the server says
+    # a full queue is retried after the time that the server asks for
     async with AsyncMStarClient(*sys.argv[1:2], retries=5) as client:
         for said in await asyncio.gather(*(speak(client, number, text) for number, text in enumerate(LINES))):
             print(said)

@@ -1,4 +1,6 @@
-"""Golden vectors and what is built from them. MSTAR_GOLDEN names another set: a folder that holds `vjepa2/`."""
+"""Golden vectors, and models, deployments and media for the tests. MSTAR_GOLDEN selects another set: a folder with
+`vjepa2/`.
+"""
 
 from __future__ import annotations
 
@@ -66,14 +68,14 @@ class Golden:
         return self.sizes.encoder
 
     def numbers(self, prefix: str) -> list[int]:
-        """Numbers at the ends of the expected tensors whose names begin with `prefix`."""
+        """Return the numbers at the ends of the expected tensors whose names start with `prefix`."""
         return sorted(int(name.removeprefix(prefix)) for name in self.expected if name.startswith(prefix))
 
 
 class RowsView:
-    """The plainest KVView: rows of one frame each, every one with a cache of its own that it sees whole.
+    """A minimal KVView for sequences of one frame each, every one with its own cache.
 
-    A row that joins a cache of one row shares what that holds, as candidates share their context.
+    Sequences that join a cache of one sequence share it, as candidates share their context.
     """
 
     def __init__(self, frame_tokens: int) -> None:
@@ -91,7 +93,7 @@ class RowsView:
 
 
 class BlockView:
-    """All frames of one sequence at once, with the mask that a frame-causal model is trained with. Nothing is kept."""
+    """A KVView over all frames of one sequence with a frame-causal mask and no cache."""
 
     def __init__(self, frame_tokens: int) -> None:
         self.frame_tokens = frame_tokens
@@ -104,7 +106,7 @@ class BlockView:
 
 
 def build(name: str, folder: Path, dtype: torch.dtype = torch.float32, **model_kwargs: Any) -> dict[str, Any]:
-    """Every node of a model by name, on the CPU."""
+    """Build every node of a model on the CPU, by name."""
     spec: ModelSpec = SPECS[name].bound(folder, {**SPECS[name].model_kwargs, **model_kwargs})
     made: Any = {"vjepa2": Vjepa2, "vjepa2_ac": Vjepa2Ac}[name]
     context = ModelContext(
@@ -115,7 +117,7 @@ def build(name: str, folder: Path, dtype: torch.dtype = torch.float32, **model_k
 
 
 def lay_out(folder: Path, config: Any, tensors: Mapping[str, Tensor] | None = None, **files: Path) -> Path:
-    """A checkpoint folder: config, `model.safetensors` of these tensors, and copies of files by name."""
+    """Write a checkpoint folder: config, `model.safetensors` of these tensors, and copies of files by name."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     if tensors is not None:
@@ -126,7 +128,7 @@ def lay_out(folder: Path, config: Any, tensors: Mapping[str, Tensor] | None = No
 
 
 def classifier_weights(base: Golden) -> dict[str, Tensor]:
-    """The base model and its classifier as the hub has them: one file, the backbone behind a prefix."""
+    """Return base model and classifier as in a hub file, with the prefix of the backbone."""
     return {f"vjepa2.{name}": value for name, value in base.tensors("model").items()} | base.tensors("classifier")
 
 
@@ -143,7 +145,7 @@ PLANS = sorted(path.name.removesuffix("_params.json") for path in AC_SET.folder.
 
 
 def rows(port: str) -> range:
-    """Rows of an input of the base set, one test each."""
+    """Return the batch indices of an input of the base set."""
     return range(len(BASE_SET.given[port]))
 
 
@@ -173,18 +175,18 @@ def ac_folder(ac: Golden, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 Ways = LocalRuntime | Server
-"""Both ways to a model: in this process, and over HTTP to processes of their own."""
+"""Both ways to run a model: in this process, and over HTTP in separate processes."""
 
 
 def benched(name: str, folder: Path) -> Iterator[LocalRuntime]:
-    """A model of these weights in this process; nothing may be held when its last test has ended."""
+    """Run a model with these weights in this process, and check for leaks after its last test."""
     bench = LocalRuntime(SPECS[name].bound(folder, SPECS[name].model_kwargs), folder)
     yield bench
     assert bench.leaks() == []
 
 
 def deployed(served: Served, folder: Path) -> Iterator[Server]:
-    """The same in processes of their own."""
+    """Run a model with these weights in separate processes, and check for leaks after its last test."""
     with Deployment(served=served, folder=folder) as running:
         server = Server(running)
         yield server
@@ -244,7 +246,7 @@ def no_gradients() -> Any:
 
 
 def gap(one: Any, other: Any) -> float:
-    """Largest difference; shapes must agree."""
+    """Return the largest absolute difference. Shapes must be equal."""
     left, right = (
         (each if isinstance(each, Tensor) else torch.from_numpy(np.array(each))).double() for each in (one, other)
     )
@@ -275,7 +277,7 @@ def picture(width: int = 40, height: int = 32, mode: str = "RGB", form: str = "P
 
 
 def png(pixels: Any) -> MediaPart:
-    """A picture of these pixels, uint8 [H, W, 3], without a loss."""
+    """Encode pixels, uint8 [H, W, 3], without loss."""
     file = io.BytesIO()
     Image.fromarray(np.asarray(pixels)).save(file, "PNG")
     return MediaPart(modality="image", data=file.getvalue(), name="a.png")
@@ -294,8 +296,8 @@ def film(
     pix_fmt: str = "yuv420p",
     paint: Paint | None = None,
 ) -> MediaPart:
-    """A clip whose frames differ: frame i is painted, by default evenly with the grey level 20 * i."""
-    # A GPU machine need not have PyAV, and its tests use no clips.
+    """Encode a clip of different frames, by default of grey level 20 * i."""
+    # GPU machines may lack PyAV, and GPU tests use no clips.
     import av
 
     file = io.BytesIO()

@@ -1,4 +1,4 @@
-"""A deployment of real processes that is asked like a bench: HTTP in, HTTP out, values as numpy arrays."""
+"""Client of a deployment of real processes with the interface of LocalRuntime. Values are numpy arrays."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TYPES: Final = {"image": "image/png", "video": "video/mp4", "tensor": "applicati
 
 @dataclass(frozen=True)
 class Server:
-    """Requests over HTTP, with a bench's answers."""
+    """Requests over HTTP with the outcomes of LocalRuntime."""
 
     deployment: Deployment
 
@@ -43,7 +43,7 @@ class Server:
         accept: str = "",
         **fields: str,
     ) -> httpx.Response:
-        """One answer of /generate, whatever it is. fields: further fields of the form."""
+        """Return the response of /generate with any status. fields: additional form fields."""
         data = {"model_kwargs": json.dumps(params), "output_modalities": ",".join(outputs), **fields}
         files = [("files", (part.name, part.data, TYPES[part.modality])) for part in media]
         return httpx.post(
@@ -54,13 +54,13 @@ class Server:
     def request(
         self, *, media: Sequence[MediaPart], params: Mapping[str, Any], outputs: Sequence[str]
     ) -> RequestOutcome:
-        """One request, streamed, to its end."""
+        """Run one streamed request to its end."""
         answer = self.post(media, params, outputs, streaming="true")
         assert answer.status_code == 200, answer.text
         return outcome_of(answer.text)
 
     def ask(self, *asks: SampleRequest) -> list[RequestOutcome]:
-        """Several requests at once."""
+        """Run several concurrent requests."""
         with concurrent.futures.ThreadPoolExecutor(len(asks)) as pool:
             futures = [
                 pool.submit(self.request, media=each.media, params=each.params, outputs=each.outputs) for each in asks
@@ -68,13 +68,13 @@ class Server:
             return [future.result() for future in futures]
 
     def leaks(self) -> list[str]:
-        """What is held although nothing runs; raises where it stays."""
+        """Raise if resources remain in use while nothing runs."""
         self.deployment.assert_clean()
         return []
 
 
 def outcome_of(lines: str) -> RequestOutcome:
-    """What a stream of JSON lines tells."""
+    """Parse the outcome from a stream of JSON lines."""
     items, outputs, error = [], {}, ""
     for line in filter(None, map(str.strip, lines.splitlines())):
         told = json.loads(line)

@@ -18,13 +18,13 @@ from mstar_vjepa2.nodes.poses import difference, moved
 from .conftest import AC_SET, BlockView, Golden, RowsView, build, gap, lay_out
 
 NEAR, ROLLED, ENERGY, STATE = 2e-5, 3e-5, 2e-6, 1e-5
-"""float32 on a CPU; source: the golden folder's README."""
+"""Tolerances in float32 on a CPU. Source: the golden folder's README."""
 
 YES = torch.tensor(True)
 
 
 def latents(nodes: dict[str, Any], golden: Golden, *, normed: bool = True) -> Tensor:
-    """The clip's frames, [t, S, width]."""
+    """Encode the clip's frames, [t, S, width]."""
     clip = golden.given["clip"].transpose(1, 2)
     made = nodes["video_encoder"](pixel_values_videos=clip, normalize_reps=torch.tensor([normed]))
     return made["encoder_hidden"][0]
@@ -33,7 +33,7 @@ def latents(nodes: dict[str, Any], golden: Golden, *, normed: bool = True) -> Te
 def roll(
     predictor: Any, frame: Tensor, state: Tensor, actions: Tensor, view: Any = None, start: int = 0, **more: Any
 ) -> tuple[Tensor, Tensor]:
-    """Candidates side by side, one cached step after the other: latents [K, H, S, width] and states [K, H, 7]."""
+    """Roll out all candidates step by step with a cache: latents [K, H, S, width] and states [K, H, 7]."""
     rows, size = len(actions), predictor.frame_tokens
     view = view or RowsView(size)
     frames, states = [], []
@@ -49,7 +49,7 @@ def roll(
 
 
 def taught(predictor: Any, golden: Golden, count: int, view: Any, frames: slice | None = None, **more: Any) -> Tensor:
-    """Known frames in one pass, [t, S, width]."""
+    """Predict from known frames in one pass, [t, S, width]."""
     given = golden.given
     at = torch.arange(count)[frames or slice(None)].repeat_interleave(predictor.frame_tokens)
     known = given["tf_latents"].view(count, predictor.patches, -1)
@@ -108,7 +108,7 @@ def test_cached_steps_equal_one_pass_over_all_frames(ac: Golden, ac_nodes: dict[
 
 
 class Placing(RowsView):
-    """A RowsView whose keys and values are placed by the module. attended: layers that asked for attention."""
+    """A RowsView into which the module writes keys and values. attended: layers with attention."""
 
     def __init__(self, frame_tokens: int) -> None:
         super().__init__(frame_tokens)
@@ -128,7 +128,7 @@ class Placing(RowsView):
 def test_frames_of_which_nothing_is_wanted_are_appended_alone(
     kind: str, ac: Golden, ac_nodes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The cache is what it would be; of the last block nothing runs behind its keys and values."""
+    """The cache is complete, and the last block computes nothing after its keys and values."""
     predictor = ac_nodes["ac_predictor"]
     size, last = predictor.frame_tokens, len(predictor.blocks) - 1
     frame, pose = torch.randn(1, predictor.patches, predictor.predictor_embed.in_features), torch.randn(2, 7)
@@ -136,7 +136,7 @@ def test_frames_of_which_nothing_is_wanted_are_appended_alone(
              "given_frames": frame, "given_states": pose[:1], "given_actions": pose[1:]}  # fmt: skip
     whole, view = RowsView(size), Placing(size) if kind == "placed" else RowsView(size)
     predictor(kv=whole, **given)
-    monkeypatch.setattr(predictor.blocks[last].mlp, "forward", lambda x: pytest.fail("a block that nobody reads"))
+    monkeypatch.setattr(predictor.blocks[last].mlp, "forward", lambda x: pytest.fail("an unused block"))
     if isinstance(view, Placing):
         monkeypatch.setattr(
             blocks, "qkv_rotary", lambda x, layer, rotation, heads, target: x.unflatten(-1, (heads, -1))
@@ -286,7 +286,7 @@ def test_half_precision_stays_near(ac: Golden, ac_folder: Any) -> None:
 
 
 def test_the_largest_step_is_reserved_with_a_plans_frames(ac_nodes: dict[str, Any]) -> None:
-    """Four thousand candidates' last frames in float32, and a pass that holds tokens in proportion."""
+    """Four thousand candidates' last frames in float32, and memory of a pass in proportion to its tokens."""
     predictor = ac_nodes["ac_predictor"]
     frame = predictor.patches * predictor.predictor_embed.in_features * 4
     assert isinstance(predictor, NeedsMemory) and isinstance(ac_nodes["mpc_scorer"], NeedsMemory)

@@ -1,4 +1,4 @@
-"""What V-JEPA 2-AC's processor makes of requests, and what it refuses."""
+"""Processor of V-JEPA 2-AC: valid requests to arrays, and errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -298,7 +298,7 @@ def test_extrinsics_are_needed_where_they_are_used(ac: Any, tmp_path: Path) -> N
 
 
 def test_what_a_request_costs_is_told(processor: ActionProcessor) -> None:
-    """Tokens of the encoder, those of all candidates that pass the predictor, and steps of a rollout or a plan."""
+    """Encoder tokens, predictor tokens of all candidates, and steps of a rollout or plan."""
     each = FRAME + 2
     assert ask(processor, film(3)).usage == {"encoder_tokens": 3 * FRAME, "predictor_tokens": 0}
     rolled = ask(processor, film(3), **{**rolling(4, 5), "states": [POSE] * 2, "context_frames": 2, "horizon": 3}).usage

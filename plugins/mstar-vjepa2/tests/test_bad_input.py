@@ -1,4 +1,4 @@
-"""What a deployment answers to wrong clips and movements over HTTP: the field, the limit, and nothing left behind."""
+"""Responses to invalid clips and movements over HTTP: field, limit, and no leaks."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ BASE, AC = BASE_SET.encoder, AC_SET.encoder
 SMALL = npy(np.zeros((4, 3, BASE.crop // 2, BASE.crop // 2), np.float32))
 MOST = AC_SET.sizes.most_frames
 TOKENS = BASE.tokens(min(8, BASE.clip_frames))
-"""Of the clip, all of whose frames are taken up to the model's own number."""
+"""Tokens of CLIP. All of its frames are used up to the model's own number."""
 
 
 def empty_png(width: int, height: int) -> MediaPart:
-    """A picture that is small as a file and huge as pixels."""
+    """Return a small file with a huge number of pixels."""
     file = io.BytesIO()
     Image.new("1", (width, height)).save(file, "PNG")
     return MediaPart(modality="image", data=file.getvalue(), name="a.png")

@@ -1,4 +1,4 @@
-"""The captured encoder gives what the plain one gives. Nothing is captured on the CPU: tests/gpu does that."""
+"""The captured encoder equals the uncaptured one. Real captures are in tests/gpu."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_clips_by_graphs_equal_plain_ones(base: Golden, base_nodes: dict[str, An
         while node.idle():
             pass
         assert gap(node(pixel_values_videos=pixels)["encoder_hidden"], plain) < 1e-6
-        # Blocks that are asked for are not in a graph.
+        # Requested block outputs run uncaptured.
         assert gap(node.encoder(pixels, (1,))[0], plain) < 1e-6
     counters = node.counters()
     assert counters["graphs_captured"] == len(CAPTURED) and counters["graph_hits"] == counters["graph_misses"] == 1
@@ -42,7 +42,7 @@ def test_long_clips_are_not_captured(base: Golden, base_folder: Path) -> None:
 def test_nodes_can_be_warmed_before_the_first_request(
     base_nodes: dict[str, Any], ac_nodes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each reaches the rotation, whose kernel a GPU compiles when it first runs; with nothing kept of it."""
+    """Each node's warm-up reaches the rotary kernel, which a GPU compiles at first use."""
     turned: list[torch.Size] = []
     monkeypatch.setattr(blocks, "rotate", lambda x, rotation: turned.append(x.shape) or rotary.rotate(x, rotation))
     for nodes, name in ((base_nodes, "video_encoder"), (base_nodes, "predictor"), (ac_nodes, "video_encoder"),

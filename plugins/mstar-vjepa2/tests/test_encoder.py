@@ -16,7 +16,7 @@ from mstar_vjepa2.params import POOLINGS
 from .conftest import Golden, build, gap
 
 NEAR = 2e-5
-"""Of every latent, float32 on a CPU; source: the golden folder's README."""
+"""Tolerance of latents in float32 on a CPU. Source: the golden folder's README."""
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def test_a_checkpoint_without_a_pooler_says_so(hidden: torch.Tensor) -> None:
 
 
 def test_rows_of_one_batch_may_want_different_things(base: Golden, base_nodes: dict[str, Any]) -> None:
-    """Pooling is no part of the shapes that a batch agrees on."""
+    """The batch key does not contain the pooling."""
     pixels, encoder = base.given["pixel_values_videos"], base_nodes["video_encoder"]
     three = torch.cat([pixels[:2], pixels[:1]])
     how = torch.tensor([POOLINGS.index(name) for name in ("none", "mean", "mean_space")])

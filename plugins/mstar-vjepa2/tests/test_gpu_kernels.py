@@ -1,4 +1,4 @@
-"""Every kernel of V-JEPA 2 once, at small and odd sizes: what `make sanitize` watches."""
+"""Every kernel of V-JEPA 2 once, at small and odd sizes, for `make sanitize`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_kernels_of_angles(head_dim: int) -> None:
 
 @pytest.mark.parametrize(("heads", "head_dim", "rows"), [(16, 64, 258), (3, 12, 7), (9, 26, 1)])
 def test_kernels_of_rotation(heads: int, head_dim: int, rows: int) -> None:
-    """In place, on the way into the cache, and behind the product that makes what turns."""
+    """In place, with append to the cache, and in the epilogue of the projection."""
     from mstar_vjepa2.kernels import gemm, rotary
 
     rotation = Rotary3D(head_dim).to("cuda").of_ids(torch.arange(rows, device="cuda"), 4, 4)
@@ -57,7 +57,7 @@ def test_kernels_of_products(rows: int) -> None:
 @pytest.mark.parametrize("rows", [202, 256, 258, 263, 272])
 @pytest.mark.parametrize(("outputs", "inputs"), [(336, 256), (1024, 1088), (4112, 256)])
 def test_kernels_of_clusters(rows: int, outputs: int, inputs: int) -> None:
-    """Sizes that leave the last tile and the last slice short, and both cuts; the same bits each time."""
+    """Sizes with partial last tiles and slices, and both tilings; bits are reproducible."""
     cluster = _clusters()
     dtype = torch.bfloat16 if rows != 263 else torch.float16
     x, weight = (
@@ -82,7 +82,7 @@ def test_kernels_of_clusters(rows: int, outputs: int, inputs: int) -> None:
 
 @pytest.mark.parametrize("rows", [256, 258, 259])
 def test_kernels_of_clusters_that_turn(rows: int) -> None:
-    """Queries, and keys and values in their places, as Triton's kernel leaves them; one row has no place."""
+    """Queries, keys and values equal those of the Triton kernel; one sequence has no slot."""
     from mstar_vjepa2.kernels import gemm
 
     cluster, heads, page = _clusters(), 4, 259
@@ -114,7 +114,7 @@ def _clusters() -> ModuleType:
 def test_kernels_of_beginnings(
     rows: int, conditions: int, inner: int, width: int, head_dim: int, dtype: torch.dtype
 ) -> None:
-    """Conditions, the frame, angles and next poses are what plain operations make; at the poles too."""
+    """Conditions, frame, angles and next poses equal plain operations, also at the poles."""
     from mstar_vjepa2.kernels import embed_head
 
     side, tokens = 4, 16 + conditions
@@ -150,7 +150,7 @@ def test_kernels_of_latents(slices: int, skip: int) -> None:
 
 
 def test_kernels_are_all_run_here() -> None:
-    """A kernel that is new has to be reached from here: else nobody looks for its errors."""
+    """Every kernel must run in this module, so that the sanitizer checks it."""
     test_kernels_of_angles(12)
     test_kernels_of_latents(2, 2)
     test_kernels_of_beginnings(3, 3, 36, 140, 12, torch.bfloat16)

@@ -1,4 +1,4 @@
-"""Checkpoints in every published layout fill the same modules; what is missing, damaged or left over is named."""
+"""Checkpoints in every published layout fill the same modules; missing, damaged and unknown tensors are named."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def same(one: dict[str, Any], other: dict[str, Any], names: Any) -> bool:
 
 
 def official_base(base: Golden) -> dict[str, Any]:
-    """The base model as the official file has it: the real one where it is at hand, else made from the hub's layout."""
+    """Return the base model in the official layout: the set's own file, or one made from the hub's layout."""
     path = base.folder / "official_layout.pt"
     if path.is_file():
         return torch.load(path, weights_only=True)
@@ -116,7 +116,7 @@ def test_wrappers_anywhere_in_a_name_and_old_tables_of_positions(
 
 
 def test_the_official_file_of_the_action_model(ac: Golden, ac_nodes: dict[str, Any], tmp_path: Path) -> None:
-    """It holds a second encoder, which is not taken, and an extrinsics encoder, which is not used."""
+    """The file contains an unused second encoder and an unused extrinsics encoder."""
     folder = lay_out(tmp_path / "pt", ac.json("config.json"))
     torch.save(official_ac(ac), folder / "vjepa2-ac-vitg.pt")
     assert same(build("vjepa2_ac", folder), ac_nodes, ("video_encoder", "ac_predictor"))
@@ -246,7 +246,7 @@ def test_published_names_are_those_of_the_reference_files(base: Golden, ac: Gold
 
 
 def test_sizes_of_the_published_models() -> None:
-    """Parameters as the model table counts them."""
+    """Compare parameter counts with the table of models."""
     from mstar_vjepa2.checkpoint.config import released
     from mstar_vjepa2.nodes.ac_predictor import ActionPredictor
     from mstar_vjepa2.nodes.encoder import Encoder

@@ -1,4 +1,4 @@
-"""The vectors notice the mistakes that this model invites: each is made once, and a golden must fail by far."""
+"""Each typical mistake must make a golden test fail by far."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .conftest import Golden, RowsView, gap
 from .test_ac_predictor import ENERGY, NEAR, ROLLED, STATE, energies, latents, roll, taught
 
 FAR = 10.0
-"""A mistake that matters shows by at least so many tolerances."""
+"""Minimum effect of a mistake, in tolerances."""
 
 
 def encoder_gap(base: Golden, nodes: dict[str, Any]) -> float:
@@ -44,7 +44,7 @@ def half_split(x: Tensor, rotation: rotary.Rotation) -> Tensor:
 
 
 def whole_head(x: Tensor, rotation: rotary.Rotation) -> Tensor:
-    """The lanes that are left over turn as well, as the first ones do."""
+    """Rotate the remaining lanes like the first ones."""
     extra = x.shape[-1] - rotation[0].shape[-1]
     return rotate(x, tuple(torch.cat([each, each[..., :extra]], dim=-1) for each in rotation))  # type: ignore[arg-type]
 
@@ -96,7 +96,7 @@ def test_latents_that_are_not_normed_are_noticed(
 def test_the_small_epsilon_of_the_blocks_in_the_latents_is_noticed(
     ac: Golden, ac_nodes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Weakly: only as far as float32 lets it be seen."""
+    """The effect is small in float32."""
     monkeypatch.setattr(encoder, "LATENT_EPS", 1e-6)
     assert rollout_gap(ac, ac_nodes) > ROLLED
 
@@ -136,7 +136,7 @@ def test_conditions_without_their_time_are_noticed(ac: Golden, ac_nodes: dict[st
 
 
 class CausalView(RowsView):
-    """Masks later tokens of the same frame, as a decoder of words does."""
+    """View that masks later tokens of the same frame, as in a text decoder."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
         q, k, v = (each.view(-1, self.frame_tokens, *each.shape[1:]) for each in (query, key, value))
@@ -167,7 +167,7 @@ def test_a_time_that_starts_again_is_noticed(ac: Golden, ac_nodes: dict[str, Any
 
 
 def test_a_cache_shared_at_the_frame_where_candidates_part_is_noticed(ac: Golden, ac_nodes: dict[str, Any]) -> None:
-    """Inside a frame patches see the action: its keys belong to one candidate."""
+    """Patches attend to the action of their frame, so its keys belong to one candidate."""
     node, given = ac_nodes["ac_predictor"], ac.given
 
     class Shared(RowsView):

@@ -1,4 +1,4 @@
-"""The cross-entropy planner against the official one, and the distances it searches by."""
+"""The cross-entropy planner against the official one, and its distances."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The light half, and the checkpoints that come with the package."""
+"""Light modules, and the generated checkpoints."""
 
 from __future__ import annotations
 

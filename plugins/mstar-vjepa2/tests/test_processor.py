@@ -1,4 +1,4 @@
-"""What V-JEPA 2's processor makes of requests, and what it refuses."""
+"""Processor of V-JEPA 2: valid requests to arrays, and errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mstar_vjepa2.processor import Processor
 from .conftest import film, npy, picture
 
 CROP, FRAME, CLIP = 32, 16, 8
-"""Of the tiny checkpoint: pixels a side, tokens of a latent frame, frames of a clip."""
+"""Sizes of the tiny checkpoint: pixels per side, tokens of a latent frame, frames of a clip."""
 
 PIXELS = "pixel_values_videos"
 
@@ -100,7 +100,7 @@ def object_array() -> MediaPart:
 
 
 def altered(before: bytes, after: bytes) -> MediaPart:
-    """Pixels whose file says something else of itself, in as many bytes."""
+    """Return pixels whose header is changed to another one of equal length."""
     data = npy(np.zeros((2, 3, CROP, CROP), np.uint8)).data
     assert before in data and len(before) == len(after)
     return MediaPart(modality="tensor", data=data.replace(before, after, 1))
@@ -206,7 +206,7 @@ def test_latents_as_video_are_bare_floats(processor: Processor) -> None:
 
 
 def test_what_a_request_costs_is_told(processor: Processor) -> None:
-    """Tokens of the encoder, those that pass the predictor, and steps."""
+    """Encoder tokens, predictor tokens, and steps."""
     clip, both = npy(floats()), 2 * 2 * FRAME
     assert ask(processor, clip).usage == {"encoder_tokens": 2 * FRAME, "predictor_tokens": 0}
     assert ask(processor, clip, task="predict").usage == {"encoder_tokens": 2 * FRAME, "predictor_tokens": both}

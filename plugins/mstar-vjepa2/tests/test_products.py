@@ -1,4 +1,4 @@
-"""What is left of a linear layer for the sum behind it, and which of them the kernels of few rows take."""
+"""Linear layers on the CPU: pending branches, and the selection of kernels."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_cpu_multiplies_by_the_layers_themselves() -> None:
 
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """Nobody has asked yet which kernels are there, or will know afterwards what was found here."""
+    """Run with an empty cache of imported kernels."""
     linear_module._multicast_kernels.cache_clear()
     yield monkeypatch
     linear_module._multicast_kernels.cache_clear()

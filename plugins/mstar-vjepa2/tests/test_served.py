@@ -1,4 +1,4 @@
-"""Requests through conductor, worker and engines in one process: the reference's numbers, and no trace left behind."""
+"""Requests through conductor, worker and engines: the reference's numbers, and no leaks."""
 
 from __future__ import annotations
 

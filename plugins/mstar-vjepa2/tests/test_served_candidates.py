@@ -1,4 +1,4 @@
-"""Candidates and plans by both ways: the reference's numbers, whoever shares the passes, and nothing computed twice."""
+"""Candidates and plans in both ways: the reference's numbers in any batch, and no repeated computation."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from .test_ac_predictor import ENERGY, ROLLED, STATE
 from .test_served import ended, only, served, start
 
 PLAN = 1e-5
-"""Of a plan, its mean and its spread; source: the golden folder's README."""
+"""Tolerance of a plan, its mean and its spread. Source: the golden folder's README."""
 
 BOTH = ("tensor", "scalar")
 
 
 def rolled(ac: Golden, name: str = "roll_actions", **more: Any) -> dict[str, Any]:
-    """A rollout of all candidates of one golden."""
+    """Return a rollout of all candidates of a golden case."""
     given = ac.given
     params = {"task": "rollout", "actions": given[name].tolist(), "states": given["roll_state0"][0].tolist()}
     return {**params, **more}
@@ -38,7 +38,7 @@ def goal(ac: Golden) -> Any:
 
 
 def by_candidate(values: list[Any]) -> np.ndarray:
-    """Values of each step, [K, ...] each, as [K, H, ...]."""
+    """Stack the values of each step, [K, ...], as [K, H, ...]."""
     return np.stack(values, axis=1)
 
 
@@ -95,7 +95,7 @@ def test_each_candidate_may_start_from_a_pose_of_its_own(ac: Golden, ac_bench: W
 
 
 def search(ac: Golden, name: str, **more: Any) -> dict[str, Any]:
-    """A plan as one golden of the planner has it."""
+    """Return the plan of a golden planner case."""
     params = ac.json(f"{name}_params.json")
     axes = {("x", "y", "z", "gripper")[int(axis)]: value for axis, value in params.pop("axis", {}).items()}
     named = {"task": "plan", "axis": axes, "horizon": params.pop("rollout"), "goal": goal(ac)}
@@ -151,7 +151,7 @@ def test_a_goal_may_be_a_picture_or_its_latents(ac: Golden, ac_bench: Ways) -> N
 
 
 def test_a_plan_goes_on_from_earlier_frames(ac: Golden, ac_bench: Ways) -> None:
-    """Its best candidate has the energy that a rollout from the same frames gives it."""
+    """Its best candidate has the energy of a rollout from the same frames."""
     given = ac.given
     frames = given["ctx_states"].shape[1]
     past = {"context_frames": frames, "states": given["ctx_states"][0].tolist()}
@@ -188,7 +188,7 @@ def test_any_mixture_of_requests_equals_each_alone(ac: Golden, ac_bench: Ways) -
         found = [(item.port, item.meta.get("step")) for item in outcome.items]
         assert sorted(found, key=str) == sorted(((i.port, i.meta.get("step")) for i in alone.items), key=str)
         for port in {item.port for item in alone.items}:
-            # A number of ulps: what a pass holds besides changes the order of sums.
+            # A few ulps: other sequences in a pass change the order of sums.
             np.testing.assert_allclose(np.stack(outcome.of(port)), np.stack(alone.of(port)), atol=2e-5, rtol=1e-4)
 
 
@@ -196,7 +196,7 @@ def test_any_mixture_of_requests_equals_each_alone(ac: Golden, ac_bench: Ways) -
 def test_requests_whose_candidates_do_not_fit_together_are_all_answered(
     way: str, ac: Golden, ac_folder: Path, request: pytest.FixtureRequest
 ) -> None:
-    """512 candidates have caches at once: while one of 400 is scored, the others wait, and it goes on all the same."""
+    """At most 512 candidates have caches: while 400 of one request are scored, the other requests wait."""
     if way == "http":
         asked: Ways = request.getfixturevalue("ac_server")
     else:

@@ -1,4 +1,4 @@
-"""Preprocessing against the reference's, and the media that clients send."""
+"""Preprocessing against the reference's, and decoding of uploaded media."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mstar_vjepa2.request.transforms import cropped, normalised, shortest_edge, 
 from .conftest import Golden, film, gap, picture
 
 LEVEL = 1 / (255 * min(STD)) + 1e-5
-"""One grey level: the reference resizes with rounder weights than Pillow."""
+"""One grey level: the reference and Pillow round resize weights differently."""
 
 
 def clips(golden: Golden) -> list[tuple[np.ndarray, int]]:
@@ -100,7 +100,7 @@ def test_frames_that_are_not_there_cannot_be_taken(asked: dict[str, Any], rate: 
 
 
 def levels(part: MediaPart, chosen: list[int], *, needs_total: bool = True) -> list[int]:
-    """Mean grey level of chosen frames."""
+    """Return the mean grey level of chosen frames."""
     clip = read_video(part, lambda _total, _rate: chosen, lambda f: round(float(f.mean())), needs_total=needs_total)
     return clip.frames
 
@@ -147,7 +147,7 @@ def test_portrait_and_odd_sizes() -> None:
 
 
 def turned(part: MediaPart, degrees: int) -> MediaPart:
-    """The same H.264 clip with a note that players have to turn it."""
+    """Return the H.264 clip with a display matrix."""
     out = io.BytesIO()
     with av.open(io.BytesIO(part.data)) as source, av.open(out, "w", format="mp4") as target:
         stream = target.add_stream_from_template(source.streams.video[0])
@@ -171,7 +171,7 @@ def test_a_clip_that_is_to_be_turned_comes_upright() -> None:
         noted = next(container.decode(video=0)).rotation
     assert abs(noted) == 90 and frame.shape == (48, 32, 3)
     white = [frame[:, :16].mean() > 128, frame[:, 16:].mean() > 128]
-    # Counter-clockwise by 90 degrees brings the upper half to the left.
+    # A counter-clockwise rotation by 90 degrees moves the upper half to the left.
     assert white == ([True, False] if noted == 90 else [False, True])
 
 
@@ -217,7 +217,7 @@ def test_too_many_pixels_or_frames_are_refused_by_their_number(monkeypatch: pyte
 
 
 def test_an_image_beyond_the_limit_is_refused_before_it_is_decoded() -> None:
-    """The header alone says so: 60000 x 60000 pixels would be 10 GB."""
+    """The header suffices: 60000 x 60000 pixels would need 10 GB."""
     data = bytearray(picture().data)
     data[16:24] = (60000).to_bytes(4, "big") * 2
     import zlib
@@ -252,7 +252,7 @@ def test_what_is_no_image_is_refused(data: bytes) -> None:
 
 
 def test_frames_become_pixels_side_by_side_and_keep_their_order() -> None:
-    """Each waits for the others of its turn: one thread alone would wait until the barrier breaks."""
+    """Each conversion waits for the others of its batch; with one thread the barrier breaks."""
     together = threading.Barrier(THREADS, timeout=60)
 
     def keep(frame: np.ndarray) -> float:

@@ -134,7 +134,7 @@ def sort_uploads(media: Sequence[MediaPart]) -> Uploads:
                 found["noise"] = array
             case shape:
                 raise RequestError(
-                    f"file {number} has shape {list(shape)}, which is no camera, no further state and no noise",
+                    f"file {number} has shape {list(shape)}, which does not fit a camera, state or noise",
                     hint=f"send {AXES}; state and noise once", field=FIELD, value=str(list(shape)), allowed=AXES,
                 )  # fmt: skip
     return Uploads(cameras=tuple(cameras), state=found.get("state"), noise=found.get("noise"))
