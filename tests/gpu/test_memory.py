@@ -67,7 +67,7 @@ def test_memory_that_another_process_uses_is_not_counted_on(cuda: torch.device) 
     torch.cuda.empty_cache()  # what this process keeps for itself would be given back in between, and count as free
     free, total = torch.cuda.mem_get_info(cuda)
     held = torch.empty(int(free - 0.2 * total), dtype=torch.uint8, device=cuda)
-    with pytest.raises(StartError, match="in use"):
+    with pytest.raises(StartError, match="other processes use"):
         rank_budget(cuda, 0.5, 0).check_free(int(0.4 * total))
     del held
 

@@ -24,7 +24,7 @@ from mstar_core.engine.cache.prefix_cache import ContentChain, PrefixCache
 from mstar_core.engine.cache.slots import Slots
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes, GraphCache, GraphCounts
 from mstar_core.engine.cuda_graphs.node import NodeGraphs
-from mstar_core.engine.kv.batch import BatchOutput, KVStep, PendingCopy, ScheduledChunk
+from mstar_core.engine.kv.batch import BatchOutput, DecodeBatch, KVStep, PendingCopy, ScheduledChunk
 from mstar_core.engine.kv.candidates import Candidates
 from mstar_core.engine.kv.inputs import InputProcessor, position_dtype
 from mstar_core.engine.kv.loops import Loops
@@ -259,11 +259,11 @@ class KVCacheEngine:
         if queue.active:
             self._scheduler.grow_decode_batch()
         chunks = self._scheduler.schedule_chunks() if queue.pending else []
-        decode = queue.current_decode()
+        decode = queue.decode if queue.is_decode_current else queue.current_decode()
         result, queue.ready = queue.ready, StepResult()
         step = KVStep([], result, started)
         if decode is not None or chunks:
-            self._run(step, chunks)
+            self._run(step, decode, chunks)
             step.copy_to_host(self._host_outputs, self._streamed_outputs, self._to_host)
         elif not (result.done or result.failed or result.emissions):
             return None
@@ -339,9 +339,8 @@ class KVCacheEngine:
 
     # -- after a forward ---------------------------------------------------------------------------------------------
 
-    def _run(self, step: KVStep, chunks: list[ScheduledChunk]) -> None:
+    def _run(self, step: KVStep, decode: DecodeBatch | None, chunks: list[ScheduledChunk]) -> None:
         """Run the step and, for fused loops, all their iterations."""
-        decode = self._queue.current_decode()
         while decode is not None or chunks:
             self._scheduler.plan_ahead(chunks)
             outs = self._runner.run(decode, chunks)

@@ -304,7 +304,8 @@ class Scheduler:
 
     def grow_decode_batch(self) -> None:
         """Give each decoding branch a page for its next token. Pressure preempts the youngest request."""
-        decode, tables = self._queue.current_decode(), self._memory.tables
+        queue, tables = self._queue, self._memory.tables
+        decode = queue.decode if queue.is_decode_current else queue.current_decode()
         if decode is None:
             return
         full = tables.length[decode.slots] >= tables.capacity[decode.slots]

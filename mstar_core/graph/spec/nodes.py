@@ -152,6 +152,7 @@ class NodeSpec:
     row_ports: (KV) inputs and outputs that hold one value per row instead of one per token. The module takes and
     returns them stacked on a first axis, [rows of the step, ...], even for one row. If `batch_key` is given, inputs
     outside it may differ in shape and then come as a list. Passes with such ports are never split, and batched.
+    So are inputs whose declared shape is fixed, such as `i64[16]`, unless they are cut with the tokens of the pass.
     step_ports: (KV) inputs among `row_ports` with one entry per iteration of a loop on their first axis. A pass gets
     the entry of its own iteration, as a list of one. A loop that carries nothing then runs several iterations per pass.
     ragged: (STATELESS) inputs whose shapes may differ within a batch, whatever `batch_key` says. If they differ, they
