@@ -1,4 +1,4 @@
-"""The graph language: nodes, edges, walks, streams; and what becomes of them: checked, cut, run, drawn. No torch."""
+"""The graph language: nodes, edges, streams and walks, their checks, compilation, execution and drawings. No torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from mstar_core.graph.compile.compiled import CompiledLoop, CompiledTask, Compil
 from mstar_core.graph.compile.cut import Crossing, RankWalk, crossings, cut
 from mstar_core.graph.compile.wiring import compile_graph, compile_walk, held_ports, wire
 from mstar_core.graph.draw import draw_graph, draw_walk
-from mstar_core.graph.export import Graph, graph_to_dict, graph_to_dot
+from mstar_core.graph.export import Graph, graph_to_dot
+from mstar_core.graph.json_form import graph_to_dict
 from mstar_core.graph.runtime.actions import (
     Action,
     Actions,

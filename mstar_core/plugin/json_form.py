@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from mstar_core.errors import PluginError
-from mstar_core.plugin.graph_json import (
+from mstar_core.graph.json_form import (
     Json,
     node_from_json,
     node_to_json,

@@ -14,7 +14,7 @@ from mstar_core.errors import MstarError
 from mstar_core.messages.flow import Output, Outputs, StreamItems, StreamTensor, TensorFreed, Value, Values
 from mstar_core.messages.names import API, CONDUCTOR, worker_name
 from mstar_core.messages.requests import ErrorInfo, RequestFinished, error_info
-from mstar_core.messages.tensors import InlineTensor, ShmTensor, TensorRef
+from mstar_core.messages.tensors import TensorRef
 from mstar_core.messages.wire import Message, Sender
 from mstar_core.messages.work import WalkDone, WorkFailed
 from mstar_core.transport import TensorTransport, loan_of
@@ -26,23 +26,21 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 M = TypeVar("M")
-Lent = TensorRef | PendingCopy
-"""A tensor in the transport, or one that enters it when its copy is done."""
 
 
 @dataclass(slots=True)
 class _Turn:
-    """Messages of one turn. copies: copies from a GPU that they wait for."""
+    """Messages of one turn, those with an unfinished copy without their tensor. copies: all unfinished copies."""
 
-    outputs: list[tuple[partial[Output], Lent]] = field(default_factory=list)
+    outputs: list[Output | tuple[partial[Output], PendingCopy]] = field(default_factory=list)
     finished: list[RequestFinished] = field(default_factory=list)
     ids: defaultdict[tuple[int, str], tuple[list[int], list[int], list[int]]] = field(
         default_factory=lambda: defaultdict(lambda: ([], [], []))
     )
-    values: defaultdict[int, list[Value | tuple[partial[Value], Lent]]] = field(
+    values: defaultdict[int, list[Value | tuple[partial[Value], PendingCopy]]] = field(
         default_factory=lambda: defaultdict(list)
     )
-    control: list[tuple[str, Message | tuple[partial[StreamTensor], Lent]]] = field(default_factory=list)
+    control: list[tuple[str, Message | tuple[partial[Any], PendingCopy]]] = field(default_factory=list)
     freed: defaultdict[str, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
     copies: list[PendingCopy] = field(default_factory=list)
 
@@ -82,15 +80,15 @@ class Outbox:
     def output(self, handle: int, seq: int, port: str, modality: str, tensor: Tensor, meta: dict[str, Any]) -> None:
         """Send a value to the client."""
         made = partial(Output, handle=handle, seq=seq, port=port, modality=modality, meta=meta)
-        self._turn.outputs.append((made, self._lend(tensor, API)))
+        self._turn.outputs.append(self._with_tensor(made, tensor, API))
 
     def value(
         self, rank: int, handle: int, run: int, task: int, port: str, iteration: list[int], tensor: Tensor | None
     ) -> None:
         """Send a task's value to another rank. None means that the port was not produced."""
         made = partial(Value, handle=handle, run=run, task=task, port=port, iteration=iteration)
-        values = self._turn.values[rank]
-        values.append(made(ref=None) if tensor is None else (made, self._lend(tensor, worker_name(rank))))
+        value = made(ref=None) if tensor is None else self._with_tensor(made, tensor, worker_name(rank))
+        self._turn.values[rank].append(value)
 
     def stream_id(self, rank: int, stream: str, handle: int, index: int, value: int) -> None:
         """Put one id on a stream whose consumer is on another rank."""
@@ -102,8 +100,8 @@ class Outbox:
     def stream_tensor(self, rank: int, stream: str, handle: int, index: int, tensor: Tensor) -> None:
         """Put one tensor item on a stream whose consumer is on another rank."""
         name = worker_name(rank)
-        made = partial(StreamTensor, stream=stream, handle=handle, index=index, sent=monotonic())
-        self._turn.control.append((name, (made, self._lend(tensor, name))))
+        made: partial[Any] = partial(StreamTensor, stream=stream, handle=handle, index=index, sent=monotonic())
+        self._turn.control.append((name, self._with_tensor(made, tensor, name)))
 
     def walk_done(self, message: WalkDone) -> None:
         """Report the end of this rank's share of a run."""
@@ -148,7 +146,7 @@ class Outbox:
 
     def _send_turn(self, turn: _Turn) -> None:
         """Send values first, so that no control message overtakes the data that it refers to."""
-        outputs = [made for entry in turn.outputs if (made := self._made(*entry, API)) is not None]
+        outputs = self._complete(turn.outputs, API)
         if outputs or turn.finished:
             self.sent_outputs += len(outputs)
             self._send(API, Outputs(worker=self._name, items=outputs, finished=turn.finished))
@@ -157,34 +155,37 @@ class Outbox:
             self._send(
                 worker_name(rank), StreamItems(stream=stream, handles=handles, index=indices, ids=ids, sent=sent)
             )
-        for rank, entries in turn.values.items():
+        for rank, values in turn.values.items():
             name = worker_name(rank)
-            found = [entry if isinstance(entry, Value) else self._made(*entry, name) for entry in entries]
-            self._send(name, Values(items=[value for value in found if value is not None], sent=sent))
+            self._send(name, Values(items=self._complete(values, name), sent=sent))
         for name, item in turn.control:
-            message = self._made(*item, name) if isinstance(item, tuple) else item
-            if message is not None:
+            entries: list[Message | tuple[partial[Any], PendingCopy]] = [item]
+            for message in self._complete(entries, name):
                 self._send(name, message)
         for owner, slots in turn.freed.items():
             self._send(owner, TensorFreed(slots=slots))
 
-    def _lend(self, tensor: Tensor, to: str) -> Lent:
+    def _with_tensor(self, made: partial[M], tensor: Tensor, to: str) -> M | tuple[partial[M], PendingCopy]:
+        """Return the message with its tensor in the transport, or with the copy to wait for."""
         copy = self._copy(tensor)
         if copy is None:
-            return self._put(tensor, to)
+            return made(ref=self._put(tensor, to))
         self._turn.copies.append(copy)
-        return copy
+        return made, copy
 
-    def _made(self, made: partial[M], lent: Lent, to: str) -> M | None:
-        """Return the message with its tensor in the transport. Without room for it, the request fails."""
-        if isinstance(lent, InlineTensor | ShmTensor):
-            return made(ref=lent)
-        try:
-            return made(ref=self._put(lent.pending, to))
-        except MstarError as error:
-            handle = int(made.keywords["handle"])
-            self.failed(handle, error_info(error, "the worker could not send a value"))
-            return None
+    def _complete(self, entries: list[M | tuple[partial[M], PendingCopy]], to: str) -> list[M]:
+        """Return the messages with all tensors in the transport. Without room for a tensor, its request fails."""
+        messages: list[M] = []
+        for entry in entries:
+            if not isinstance(entry, tuple):
+                messages.append(entry)
+                continue
+            made, copy = entry
+            try:
+                messages.append(made(ref=self._put(copy.pending, to)))
+            except MstarError as error:
+                self.failed(int(made.keywords["handle"]), error_info(error, "the worker could not send a value"))
+        return messages
 
     def _put(self, tensor: Tensor, to: str) -> TensorRef:
         array, dtype = to_array(tensor)

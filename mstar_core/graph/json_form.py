@@ -1,4 +1,7 @@
-"""Nodes, edges, walks and streams as plain JSON data and back. Used by json_form; nodes and streams go by name."""
+"""JSON forms of a graph: the full form, which can be read back, and the shorter published one.
+
+Nodes and streams are referenced by name. The plugin's spec contains the full form; `models graph` prints the other.
+"""
 
 from __future__ import annotations
 
@@ -6,38 +9,78 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Final
 
-from mstar_core.errors import GraphError
-from mstar_core.graph import (
-    CLIENT,
-    Attend,
-    ChunkPolicy,
-    Edge,
-    EngineKind,
-    FixedChunk,
-    GraphEdge,
-    GraphNode,
-    KVSpec,
-    LeftContext,
-    Loop,
-    NodeSpec,
-    Parallel,
-    Sampling,
-    Sequential,
-    SlidingWindow,
-    StopOn,
-    StopWhen,
-    Stream,
-    StreamingGraphEdge,
-    Walk,
-)
+from mstar_core.errors import GraphError, did_you_mean
+from mstar_core.graph.export import Graph
+from mstar_core.graph.spec.edges import Edge, GraphEdge, StreamingGraphEdge
+from mstar_core.graph.spec.nodes import CLIENT, Attend, EngineKind, KVSpec, NodeSpec, Sampling
+from mstar_core.graph.spec.streams import ChunkPolicy, FixedChunk, LeftContext, SlidingWindow, Stream
+from mstar_core.graph.spec.walks import GraphNode, Loop, Parallel, Sequential, StopOn, StopWhen, Walk
 
 Json = dict[str, Any]
 _CHUNKS: dict[str, type[ChunkPolicy]] = {"fixed": FixedChunk, "window": SlidingWindow, "left": LeftContext}
 _CHUNK_KINDS = {kind: name for name, kind in _CHUNKS.items()}
 
 
+def graph_to_dict(graph: Graph) -> Json:
+    """Return the published form: nodes, streams and partitions with their walks, without fields that are not set."""
+    return {
+        "name": graph.name,
+        "nodes": [_published_node(graph, node) for node in graph.nodes],
+        "streams": [_published_stream(graph, stream) for stream in graph.streams],
+        "partitions": [
+            {"name": name, "walks": {walk: _published_walk(walk_to_json(part)) for walk, part in walks.items()}}
+            for name, walks in graph.partitions.items()
+        ],
+    }
+
+
+def _published_node(graph: Graph, node: NodeSpec) -> Json:
+    full = node_to_json(node)
+    shown = ("name", "engine", "ports", *(("of", "branch") if node.of is not None else ()))
+    found = {name: full[name] for name in shown}
+    if node.sampling is not None:
+        found["samples"] = node.sampling.port
+    found |= {name: full[name] for name in ("kv", "tensor_parallel", "doc") if full[name]}
+    ranks = graph.ranks(node)
+    return {**found, "ranks": list(ranks)} if ranks else found
+
+
+def _published_stream(graph: Graph, stream: Stream) -> Json:
+    full = stream_to_json(stream)
+    node, port = full["into"]
+    found: Json = {
+        "name": stream.name,
+        "into": {"node": node, "port": port, "partition": graph.consumer(stream)},
+        "chunk": {**full["chunk"], "policy": type(stream.chunk).__name__},
+    }
+    if stream.accept is not None:
+        found["accept"] = [stream.accept.start, stream.accept.stop]
+    return found if stream.flush_if is None else {**found, "flush_if": stream.flush_if}
+
+
+def _published_walk(form: Json) -> Json:
+    found = {name: value for name, value in form.items() if value is not None}
+    if "outputs" in found:
+        found["outputs"] = [_published_edge(edge) for edge in found["outputs"]]
+    if "body" in found:
+        found["body"] = _published_walk(found["body"])
+    if "parts" in found:
+        found["parts"] = [_published_walk(part) for part in found["parts"]]
+    if "stop" in found:
+        found["stop"] = {name: value for name, value in found["stop"].items() if name != "kind"}
+    return found
+
+
+def _published_edge(form: Json) -> Json:
+    if "stream" in form:
+        return form
+    if form["to"] == CLIENT:
+        return {name: form[name] for name in ("port", "to", "modality")}
+    return {"port": form["port"], "to": form["to"], "into": form["into"] or form["port"]}
+
+
 def node_to_json(node: NodeSpec) -> Json:
-    """A node; `of` is the name of the node it shares weights with."""
+    """Return the form of a node. `of` is the name of the node with the same weights."""
     fields: Json = {f.name: getattr(node, f.name) for f in dataclasses.fields(node)}
     fields["engine"] = str(node.engine)
     fields["ports"] = dict(node.ports)
@@ -48,7 +91,7 @@ def node_to_json(node: NodeSpec) -> Json:
 
 
 def node_from_json(data: Mapping[str, Any], nodes: Mapping[str, NodeSpec]) -> NodeSpec:
-    """The node; `nodes` holds those that came before it."""
+    """Return the node of a form. nodes: those before it, by name."""
     kv, sampling = data["kv"], data["sampling"]
     made: Json = {
         **{name: tuple(value) if isinstance(value, list) else value for name, value in data.items()},
@@ -83,7 +126,7 @@ def range_from_json(data: list[int]) -> range:
 
 
 def stream_to_json(stream: Stream) -> Json:
-    """A stream; `into` is [node name, port]."""
+    """Return the form of a stream. `into` is [node name, port]."""
     return {
         "name": stream.name,
         "into": [stream.into[0].name, stream.into[1]],
@@ -94,7 +137,7 @@ def stream_to_json(stream: Stream) -> Json:
 
 
 def stream_from_json(data: Mapping[str, Any], nodes: Mapping[str, NodeSpec]) -> Stream:
-    """The stream, into one of `nodes`."""
+    """Return the stream of a form."""
     chunk = dict(data["chunk"])
     policy = _CHUNKS[chunk.pop("policy")]
     return Stream(
@@ -107,7 +150,7 @@ def stream_from_json(data: Mapping[str, Any], nodes: Mapping[str, NodeSpec]) -> 
 
 
 def edge_to_json(edge: Edge) -> Json:
-    """An edge; targets go by name."""
+    """Return the form of an edge."""
     if isinstance(edge, StreamingGraphEdge):
         return {"port": edge.port, "stream": edge.stream.name}
     to = edge.to.name if isinstance(edge.to, NodeSpec) else edge.to
@@ -115,7 +158,7 @@ def edge_to_json(edge: Edge) -> Json:
 
 
 def edge_from_json(data: Mapping[str, Any], nodes: Mapping[str, NodeSpec], streams: Mapping[str, Stream]) -> Edge:
-    """The edge to one of `nodes`, the client, or one of `streams`."""
+    """Return the edge of a form."""
     if "stream" in data:
         return StreamingGraphEdge(data["port"], _named(data["stream"], streams, "stream"))
     to = CLIENT if data["to"] == CLIENT else _named(data["to"], nodes, "node")
@@ -123,7 +166,7 @@ def edge_from_json(data: Mapping[str, Any], nodes: Mapping[str, NodeSpec], strea
 
 
 def walk_to_json(walk: Walk) -> Json:
-    """A walk as a tree of {"kind": node|sequential|parallel|loop}."""
+    """Return the form of a walk: a tree of {"kind": node|sequential|parallel|loop}."""
     match walk:
         case GraphNode():
             attend = None if walk.attend is None else dataclasses.asdict(walk.attend)
@@ -153,7 +196,7 @@ def walk_to_json(walk: Walk) -> Json:
 
 
 def walk_from_json(data: Mapping[str, Any], nodes: Mapping[str, NodeSpec], streams: Mapping[str, Stream]) -> Walk:
-    """The walk over `nodes` and `streams`."""
+    """Return the walk of a form."""
     match data["kind"]:
         case "node":
             attend = None if data["attend"] is None else Attend(**data["attend"])
@@ -197,7 +240,5 @@ def _stop_from_json(data: Mapping[str, Any] | None) -> StopOn | StopWhen | None:
 
 def _named(name: str, known: Mapping[str, Any], kind: str) -> Any:
     if name not in known:
-        from mstar_core.errors import did_you_mean
-
         raise GraphError(f"the JSON form names {kind} {name!r}", hint=did_you_mean(name, known), place=name)
     return known[name]
