@@ -1,4 +1,4 @@
-"""Every kernel of the vocoder once, at small and odd sizes: what `make sanitize` watches."""
+"""Every kernel of the vocoder at small and odd sizes, for `make sanitize`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.gpu
 
 
 def test_kernels_are_all_run_here(reference: Any) -> None:
-    """A kernel that is new has to be reached from here: else nobody looks for its errors."""
+    """This test must launch every kernel, because `make sanitize` checks only what runs here."""
     device = torch.device("cuda", 0)
     prepare_device(device)
     context = ModelContext(spec=reference.spec, folder=reference.folder, device=device, dtype=torch.float32)
@@ -26,11 +26,11 @@ def test_kernels_are_all_run_here(reference: Any) -> None:
     for frames, rows in ((4, 1), (4, 3), (4, 9)):
         slots = torch.arange(7 * frames) % 7 * size
         window = vocoder.audio_offset + slots + torch.randint(0, size, (rows, 7 * frames))
-        facts = {"step": torch.arange(rows), "seed": torch.arange(rows), "first": torch.arange(rows) == 0}
-        facts["noise"] = torch.full((rows,), NOISE_MODES.index("seeded"))
-        facts["last"] = facts["first"]
+        inputs = {"step": torch.arange(rows), "seed": torch.arange(rows), "first": torch.arange(rows) == 0}
+        inputs["noise"] = torch.full((rows,), NOISE_MODES.index("seeded"))
+        inputs["last"] = inputs["first"]
         for flush in (torch.zeros(rows, dtype=torch.bool), torch.ones(rows, dtype=torch.bool)):
-            pcm = vocoder(window=window, flush=flush, **facts)["pcm"]
+            pcm = vocoder(window=window, flush=flush, **inputs)["pcm"]
             assert all(len(row) and row.abs().max() > 0 for row in pcm)
     torch.cuda.synchronize()
     found = launched("mstar_orpheus")

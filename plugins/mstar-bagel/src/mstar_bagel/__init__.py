@@ -1,1 +1,1 @@
-"""BAGEL: text and images in any order, in and out. Nothing is imported here, so that listing stays light."""
+"""BAGEL: text and images in any order, in and out. Imports nothing, so that listing models is fast."""

@@ -1,4 +1,4 @@
-"""Sizes and ids from a checkpoint folder's own JSON files. Read by every process; standard library only."""
+"""Sizes and ids from the JSON files of a checkpoint folder. Used by every process; standard library only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STOP: Final = "<|im_end|>"
 
 
 def read_sizes(folder: Path) -> Sizes:
-    """Sizes of the checkpoint in `folder`. Raises WeightsError naming file and key."""
+    """Read the sizes of the checkpoint in `folder`. Raises WeightsError with file and key."""
     path = folder / LLM_CONFIG
     config = _read(path)
     try:
@@ -27,10 +27,10 @@ def read_sizes(folder: Path) -> Sizes:
             stop_id=_stop_id(folder),
         )
     except KeyError as error:
-        raise WeightsError(f"{path} lacks {error.args[0]}", hint="fetch this file again", file=str(path)) from error
+        raise WeightsError(f"{path} lacks {error.args[0]}", hint="download this file again", file=str(path)) from error
     except (TypeError, ValueError, ZeroDivisionError) as error:
         raise WeightsError(
-            f"{path} holds an impossible size", str(error), "fetch this file again", file=str(path)
+            f"{path} contains an invalid size", str(error), "download this file again", file=str(path)
         ) from error
 
 
@@ -46,7 +46,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise WeightsError(f"{path} cannot be read", str(error), "fetch this file again", file=str(path)) from error
+        raise WeightsError(f"{path} cannot be read", str(error), "download this file again", file=str(path)) from error
     if not isinstance(found, dict):
-        raise WeightsError(f"{path} holds no object", hint="fetch this file again", file=str(path))
+        raise WeightsError(f"{path} does not contain a JSON object", hint="download this file again", file=str(path))
     return found

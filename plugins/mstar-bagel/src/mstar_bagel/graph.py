@@ -1,4 +1,4 @@
-"""BAGEL's nodes and walks for one checkpoint's sizes. Built by `plugin.py`."""
+"""BAGEL's nodes and walks for the sizes of one checkpoint. Built by `plugin.py`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from mstar_core.graph import (
 )
 
 MARKERS = 2
-"""Ids around the vectors of an image: its start and its end."""
+"""Ids around the vectors of an image: start and end."""
 
 IMAGE = Attend(mask="full", positions="shared", extra=MARKERS)
 LOOK = Attend(mask="full", positions="shared", extra=MARKERS, write=False)
@@ -35,7 +35,7 @@ FLOW_TIME = (STEP, from_param("num_timesteps"), from_param("timestep_shift"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """What the graph needs of a checkpoint. Defaults: ByteDance-Seed/BAGEL-7B-MoT."""
+    """Sizes of a checkpoint that the graph depends on. Defaults: ByteDance-Seed/BAGEL-7B-MoT."""
 
     layers: int = 28
     kv_heads: int = 4
@@ -45,12 +45,14 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BagelGraph:
+    """Nodes and walks of one checkpoint."""
+
     nodes: tuple[NodeSpec, ...]
     walks: Mapping[str, Walk]
 
 
 def build(sizes: Sizes) -> BagelGraph:
-    """The graph: one transformer on up to three cache branches, image encoders before it, the image decoder after."""
+    """Build the graph: one transformer on up to three cache branches, image encoders, and the image decoder."""
     llm = NodeSpec(
         name="LLM",
         engine=KV_CACHE,
@@ -123,7 +125,7 @@ def build(sizes: Sizes) -> BagelGraph:
     )
     guided_step = GraphNode(combine, ("latents", "v", "v_text", "v_img", "guidance", *FLOW_TIME))
     walks: dict[str, Walk] = {
-        # The text goes to the branches that the Run names; an unplaced branch node folds into LLM.
+        # The Run names the branches that read the text. A branch node without a placement runs as part of LLM.
         "prefill_text": Parallel(
             GraphNode(llm, ("tokens",), attend=Attend(mask="causal")),
             GraphNode(cfg_img, ("tokens",), attend=Attend(mask="causal")),

@@ -1,4 +1,4 @@
-"""BAGEL's request parameters and the guidance that they come to. Read by api, program and processor."""
+"""Request parameters of BAGEL, and the guidance derived from them. Used by api, program and processor."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ RENORM_TYPES: Final = ("global", "channel", "text_channel")
 SIDE_MULTIPLE: Final = 16
 LONGEST_SIDE: Final = 1024
 TEXT_TEMPERATURE: Final = 0.3
-"""Temperature of sampled text when none is given."""
+"""Default temperature of sampled text."""
 
 _SIZE = re.compile(r"^(\d{1,5})x(\d{1,5})$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Params:
-    """Where a default depends on the task it is null here; `guidance` and `image_size` give the value."""
+    """Parameters of a request. Defaults that depend on the task are null; `guidance` and `image_size` resolve them."""
 
     num_timesteps: int = param(
         50, "grid points of the flow; one more than steps", ge=2, le=1000, aliases=("num_inference_steps",)
@@ -60,7 +60,7 @@ class Params:
     seed: int | None = param(None, "same seed, same image and text", ge=0, le=2**63 - 1, openai="seed")
 
     def __post_init__(self) -> None:
-        # Past the edge everybody reads plain values: sampling follows from what was given, and so does the size.
+        # Resolve sampling and size here, so that all later code reads plain values.
         sampled = self.do_sample if self.do_sample is not None else bool(self.temperature)
         warmth = TEXT_TEMPERATURE if self.temperature is None else self.temperature
         object.__setattr__(self, "do_sample", sampled)
@@ -71,7 +71,7 @@ class Params:
             object.__setattr__(self, "height", self.height or int(match[2]))
 
     def check(self) -> Iterator[RequestError]:
-        """Rules across fields."""
+        """Check rules across fields."""
         if self.size is not None and self.size != "auto" and _SIZE.match(self.size) is None:
             yield RequestError(
                 f"size is {self.size!r}", hint='send "WIDTHxHEIGHT" or "auto"', field="size", value=self.size
@@ -89,13 +89,13 @@ class Params:
             )
 
     def image_size(self) -> tuple[int, int]:
-        """Width and height of a new image in pixels; of an edit, the box that it must fit in."""
+        """Return width and height of a new image in pixels; for an edit, the box that it must fit in."""
         return self.width or LONGEST_SIDE, self.height or LONGEST_SIDE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guidance:
-    """The guidance of one image with its task's defaults filled in. The processor hands it to the graph as numbers."""
+    """Guidance of one image, with the defaults of its task. The processor passes it to the graph as numbers."""
 
     text_scale: float
     image_scale: float
@@ -106,11 +106,11 @@ class Guidance:
 
     @property
     def is_on(self) -> bool:
-        """A text scale of at most 1 switches all guidance off."""
+        """Whether guidance is on: a text scale of at most 1 disables it."""
         return self.text_scale > 1
 
     def numbers(self) -> tuple[float, ...]:
-        """The port `guidance`: text scale, image scale, low, high, index of the renorm type, renorm minimum."""
+        """Return the port `guidance`: text scale, image scale, low, high, index of the renorm type, renorm minimum."""
         return (
             self.text_scale,
             self.image_scale,
@@ -122,7 +122,7 @@ class Guidance:
 
 
 def guidance(params: Params, *, is_edit: bool) -> Guidance:
-    """Fill in the defaults of the task: an edit has an input image."""
+    """Resolve the defaults of the task. An edit has an input image."""
     low, high = params.cfg_interval or ((0.0, 1.0) if is_edit else (0.4, 1.0))
     image_scale = params.cfg_img_scale if params.cfg_img_scale is not None else (2.0 if is_edit else 1.0)
     return Guidance(

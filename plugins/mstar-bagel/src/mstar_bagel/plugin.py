@@ -1,4 +1,4 @@
-"""BAGEL as data: text and images in any order in, text or an image out. Two specs: one per default placement."""
+"""Model specs of BAGEL: text and images in any order in, text or an image out. One spec per default placement."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ SAMPLES = (
 
 
 def spec(sizes: Sizes) -> ModelSpec:
-    """BAGEL for a checkpoint of these sizes."""
+    """Return the spec for a checkpoint of these sizes."""
     graph = build(sizes)
     return ModelSpec(
         name="bagel",
@@ -117,7 +117,7 @@ def spec(sizes: Sizes) -> ModelSpec:
 
 
 def bind(given: ModelSpec, folder: Path | None, model_kwargs: Mapping[str, Any]) -> ModelSpec:
-    """The spec with the sizes and the stop id of the checkpoint in `folder`."""
+    """Bind the spec to the sizes and the stop id of the checkpoint in `folder`."""
     if folder is None:
         return given
     graph = build(read_sizes(folder))

@@ -1,4 +1,4 @@
-"""What a BAGEL request does, in order: read the prompt, think or answer, make the image. Driven by the conductor."""
+"""Program of a BAGEL request: prompt, thought or answer, then the image. Run by the conductor."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from mstar_core.plugin.program import ProgramGenerator
 CFG_TEXT: Final = "cfg_text"
 CFG_IMG: Final = "cfg_img"
 SYSTEM: Final = "system"
-"""Kind of a think instruction: no user text, so it never opens a new text-free branch."""
+"""Kind of a think instruction. It is not user text, so it never starts a new text-free branch."""
 IMAGE: Final = "image"
 
 
 def bagel(request: ProgramRequest) -> ProgramGenerator:
-    """Prompt segments in the order given, then text, then the image. One image per request."""
+    """Run prompt segments in order, then text, then the image. A request has at most one image."""
     branches = image_branches(request)
     reading: list[Run] = []
     for segment in request.segments:
         if CFG_TEXT in branches and segment.is_last and segment.is_text and reading:
-            # Only the last user text is missing from cfg_text; alone in the prompt it leaves that branch empty.
+            # cfg_text lacks only the last user text. If that is the whole prompt, the branch stays empty.
             yield reading
             yield Fork(MAIN, into=CFG_TEXT)
             reading = []
@@ -41,9 +41,9 @@ def bagel(request: ProgramRequest) -> ProgramGenerator:
 
 
 def image_branches(request: ProgramRequest) -> tuple[str, ...]:
-    """Cache branches that the image needs.
+    """Return the cache branches that the image needs.
 
-    Without input image and thought cfg_img equals main, so its velocity is main's and no third pass is made.
+    Without input image and thought, cfg_img equals main, so no third pass runs and main's velocity is used.
     """
     if not request.generates_image:
         return (MAIN,)
@@ -66,7 +66,7 @@ def _reads(request: ProgramRequest, segment: Segment, branches: tuple[str, ...])
 
 
 def _write(request: ProgramRequest) -> ProgramGenerator:
-    """Decode from the explicit start id; a thought before an image is closed in the cache, in main alone."""
+    """Decode from the explicit start id. A thought before an image is closed in the cache of main only."""
     params = request.params
     limit = params.max_think_tokens if request.generates_image else params.max_output_tokens
     keep = ("token",) if request.generates_image else ()
@@ -75,6 +75,6 @@ def _write(request: ProgramRequest) -> ProgramGenerator:
         return
     closing = [Run("prefill_text", tokens=request.inputs["end"], sample=False)]
     if thought.reason == "length":
-        # The last id was drawn and never read; after a stop it is the end id, which the cache lacks as well.
+        # The last id is not in the cache yet. After a stop it is the end id, which the cache lacks as well.
         closing.insert(0, Run("prefill_text", tokens=thought.signals["token"], sample=False))
     yield closing

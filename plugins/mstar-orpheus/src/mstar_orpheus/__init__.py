@@ -1,1 +1,1 @@
-"""Orpheus speech: text in, streamed 24 kHz speech out. Nothing is imported here, so that listing stays light."""
+"""Orpheus speech: text in, streamed 24 kHz speech out. Imports nothing, so that listing models is fast."""

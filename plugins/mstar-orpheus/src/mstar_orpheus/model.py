@@ -1,4 +1,4 @@
-"""Builds Orpheus' two nodes from a checkpoint. Made once per worker."""
+"""Orpheus' two nodes, built from a checkpoint once per worker."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Orpheus:
-    """The model of one worker. Raises WeightsError when the checkpoint's folder is missing or incomplete."""
+    """Model of one worker. Raises WeightsError for a missing or incomplete checkpoint folder."""
 
     def __init__(self, ctx: ModelContext) -> None:
         if ctx.folder is None:
@@ -37,7 +37,7 @@ class Orpheus:
         self._found = CheckpointLayout.find(ctx.folder)
 
     def get_submodule(self, node: NodeSpec) -> nn.Module:
-        """Build `LLM` in the context's dtype, or `snac_decoder` in float32, with weights, on the context's device."""
+        """Build `LLM` in the context's dtype or `snac_decoder` in float32, with weights, on the context's device."""
         match node.name:
             case "LLM":
                 return self._llama(node.sampling.vocabulary if node.sampling is not None else ())
@@ -49,7 +49,7 @@ class Orpheus:
                 )
 
     def vocab_size(self, node: NodeSpec) -> int:
-        """Ids that the node can read, and draw unless its vocabulary is restricted; 0 for a node that draws none."""
+        """Return the size of the node's vocabulary; 0 for a node that does not sample."""
         return self._config.vocab_size if node.sampling is not None else 0
 
     def _llama(self, vocabulary: tuple[range, ...]) -> nn.Module:
@@ -58,7 +58,7 @@ class Orpheus:
             hint = "set tp_size: 1; more ranks than tp_size make replicas"
             raise StartError(
                 f"orpheus cannot split its LLM over {ctx.tp_size} ranks",
-                "its layers are whole on each rank",
+                "tensor parallelism is not supported",
                 hint,
                 phase="weights",
             )
@@ -84,36 +84,36 @@ class Orpheus:
 
 
 def fill(snac: Snac, state: dict[str, torch.Tensor], source: str) -> None:
-    """Load folded weights. Raises WeightsError naming the first tensor that is missing, unknown or of a wrong shape."""
+    """Load folded weights. Raises WeightsError with the first missing, unknown or misshapen tensor."""
     own = snac.state_dict()
     odd = [*sorted(set(own) - set(state)), *sorted(set(state) - set(own))]
     if odd:
-        verb = "lacks" if odd[0] in own else "holds an unknown"
+        verb = "lacks" if odd[0] in own else "contains an unknown"
         raise WeightsError(
             f"{source} {verb} {odd[0]}", f"{len(odd)} names differ", "use hubertsiuzdak/snac_24khz", file=source
         )
     for name, value in state.items():
         if value.shape != own[name].shape:
             detail = f"its config asks for {list(own[name].shape)}"
-            hint = "config and weights must be of one checkpoint"
+            hint = "use config and weights of the same checkpoint"
             raise WeightsError(f"{source}: {name} has shape {list(value.shape)}", detail, hint, file=source)
     snac.load_state_dict(state)
 
 
 @contextlib.contextmanager
 def _building(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
-    """Make parameters on `device` in `dtype`."""
+    """Create parameters on `device` in `dtype`, uninitialized."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
-        with device, _NoRandomStart():
+        with device, _SkipInit():
             yield
     finally:
         torch.set_default_dtype(before)
 
 
-class _NoRandomStart(TorchFunctionMode):
-    """Skips the random start of parameters: each is about to be loaded, and three billion draws take a while."""
+class _SkipInit(TorchFunctionMode):
+    """Skips the random initialization of parameters, because all of them are loaded afterwards."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__module__", "") == "torch.nn.init":

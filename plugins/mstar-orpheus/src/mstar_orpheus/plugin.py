@@ -1,4 +1,4 @@
-"""Orpheus as data: nodes, walks, the stream between them, parameters. Standard library and the light packages only."""
+"""Model spec of Orpheus: nodes, walks, stream and parameters. Imports only the standard library and light packages."""
 
 from __future__ import annotations
 
@@ -45,22 +45,22 @@ OFFICIAL = CheckpointConfig(
     vocab_size=156940, layers=28, kv_heads=8, head_dim=128, max_positions=131072, ids=SpecialIds(), codebook_size=4096,
     frame_samples=2048, sample_rate=24000,
 )  # fmt: skip
-"""Sizes of `canopylabs/orpheus-3b-0.1-ft` and `hubertsiuzdak/snac_24khz`: what is shown before a checkpoint is read."""
+"""Sizes of `canopylabs/orpheus-3b-0.1-ft` and `hubertsiuzdak/snac_24khz`: shown before a checkpoint is read."""
 
 WINDOW_INPUTS = (STEP, CHUNK_FIRST, CHUNK_LAST, from_param("flush"), from_param("noise"), from_param("seed"))
-"""What the vocoder is told of each window besides its ids."""
+"""Inputs of the vocoder for each window besides its ids."""
 
 START_KWARGS = {"allow_any_voice": False, "restrict_vocabulary": False}
-"""What a deployment may set in model_kwargs, and what stands otherwise.
+"""Keys of model_kwargs, with defaults.
 
-allow_any_voice: a voice that the fine-tune does not know is no error. restrict_vocabulary: only audio ids and the end
-of speech are drawn, as the reference does not: faster, and different where the model would leave its audio ids.
+allow_any_voice: accept voices that the fine-tune does not have. restrict_vocabulary: sample only audio ids and the end
+of speech. This is faster than the reference and differs if the model would sample other ids.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenParams:
-    """Parameters of a deployment that lets any voice name pass (allow_any_voice)."""
+    """Parameters of a deployment that accepts any voice (allow_any_voice)."""
 
     voice: str = param("tara", f"speaker: {', '.join(VOICES)}", choices=VOICES, any_choice=True, openai="voice")
     temperature: float = param(0.6, "0 takes the most likely id", ge=0, le=2, openai="temperature")
@@ -87,10 +87,10 @@ class OpenParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Params(OpenParams):
-    """Parameters of the English fine-tune, whose voices are known."""
+    """Parameters of the English fine-tune, with a fixed list of voices."""
 
     def check(self) -> Iterable[RequestError]:
-        """Refuse a voice that the fine-tune does not have. Names are read in any case; none at all is allowed."""
+        """Check the voice, ignoring case. An empty voice is allowed."""
         name = self.voice.strip().lower()
         if name and name not in VOICES:
             nearest = did_you_mean(name, VOICES)
@@ -107,9 +107,9 @@ class Params(OpenParams):
 
 
 def llm(request: ProgramRequest) -> ProgramGenerator:
-    """Read the prompt, then speak: the prefill's id is the first audio id.
+    """Run prefill, whose id is the first audio id, then decode.
 
-    Both are handed out together, so that the first id does not wait for a visit to the conductor.
+    Both runs are yielded together, so that decode starts without a round trip to the conductor.
     """
     yield [
         Run("prefill", tokens=request.inputs["text_tokens"]),
@@ -118,12 +118,12 @@ def llm(request: ProgramRequest) -> ProgramGenerator:
 
 
 def vocoder(request: ProgramRequest) -> ProgramGenerator:
-    """Decode windows until the stream ends, also when it holds none."""
+    """Decode windows until the stream ends, even if it has none."""
     yield Run("snac_chunk")
 
 
 def orpheus(config: CheckpointConfig, *, restricts: bool = False) -> ModelSpec:
-    """The spec for a checkpoint of these sizes and ids. restricts: only audio ids and the stop id can be drawn."""
+    """Return the spec for a checkpoint. restricts: sample only audio ids and the stop id."""
     kv = KVSpec(layers=config.layers, kv_heads=config.kv_heads, head_dim=config.head_dim)
     lm = NodeSpec(
         name="LLM", engine=KV_CACHE, ports={"tokens": "i64[n]", "token": "i64[1]"}, kv=kv,
@@ -190,17 +190,17 @@ def orpheus(config: CheckpointConfig, *, restricts: bool = False) -> ModelSpec:
 
 
 def speech_ids(config: CheckpointConfig) -> tuple[range, ...]:
-    """Ids of speech and of its end, ascending."""
+    """Return the audio ids and the stop id, ascending."""
     stop = range(config.ids.stop, config.ids.stop + 1)
     return (stop, config.audio_ids) if stop.start < config.audio_ids.start else (config.audio_ids, stop)
 
 
 def bind(spec: ModelSpec, folder: Path | None, model_kwargs: Mapping[str, Any]) -> ModelSpec:
-    """Take ids and sizes from the checkpoint. Raises WeightsError for its files, ConfigError for model_kwargs."""
+    """Bind the spec to a checkpoint and model_kwargs. Raises WeightsError for files, ConfigError for model_kwargs."""
     for key in model_kwargs:
         if key not in START_KWARGS:
             hint = did_you_mean(key, START_KWARGS)
-            raise ConfigError(f"orpheus has no model_kwargs key {key!r}", hint=hint, key=f"model_kwargs.{key}")
+            raise ConfigError(f"unknown model_kwargs key of orpheus: {key!r}", hint=hint, key=f"model_kwargs.{key}")
         if not isinstance(model_kwargs[key], bool):
             raise ConfigError(f"{key} is {model_kwargs[key]!r}", hint="write true or false", key=f"model_kwargs.{key}")
     given = START_KWARGS | dict(model_kwargs)
@@ -213,5 +213,5 @@ ORPHEUS = orpheus(OFFICIAL)
 
 @hookimpl
 def mstar_models() -> Sequence[ModelSpec]:
-    """Models of this plugin."""
+    """Return the models of this plugin."""
     return [ORPHEUS]

@@ -1,4 +1,4 @@
-"""Text to prompt ids, samples to bytes. Runs in the api's process pool; loads no torch and no weights."""
+"""Prompt ids of a text, and bytes of samples. Runs in the api's process pool, without torch and weights."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from mstar_orpheus.plugin import OpenParams
 
 PROMPT = "text_tokens"
-"""Name of the request's one input array."""
+"""Name of the request's only input array."""
 
 
 class Processor:
-    """Orpheus' prompt and its 16-bit sound. Made once per pool process."""
+    """Processor of Orpheus: prompts and 16-bit sound. Created once per pool process."""
 
     def __init__(self, folder: Path | None, model_kwargs: Mapping[str, Any]) -> None:
         if folder is None:
@@ -35,7 +35,7 @@ class Processor:
         self._tokenizer: TextTokenizer | None = None
 
     def process_prompt(self, request: PromptRequest) -> Inputs:
-        """Prompt ids and the output limit that the context leaves. Raises RequestError naming the field."""
+        """Return prompt ids and the output limit that the context leaves. Raises RequestError with the field."""
         params: OpenParams = request.params
         ids = self._prompt(request)
         limit = min(request.max_seq_len or self._config.max_positions, self._config.max_positions)
@@ -52,7 +52,7 @@ class Processor:
         )
 
     def postprocess(self, output: np.ndarray, modality: str) -> tuple[bytes, dict[str, Any]]:
-        """One chunk of sound. output: int16 samples. Returns PCM16 little endian and its metadata."""
+        """Return one chunk of sound as little-endian PCM16, and its metadata. output: int16 samples."""
         samples = np.ascontiguousarray(output, dtype="<i2").reshape(-1)
         return samples.tobytes(), {"sample_rate": self._config.sample_rate, "num_channels": 1, "samples": len(samples)}
 
@@ -63,7 +63,7 @@ class Processor:
         text = (request.text or "").strip()
         if not text:
             code = "missing_field" if request.text is None else "invalid_value"
-            raise RequestError("text is empty", "there is nothing to say", "send some text", field="text", code=code)
+            raise RequestError("text is empty", hint="send a text", field="text", code=code)
         voice = _spelled(params.voice)
         special = self._config.ids
         spoken = self.tokenizer.encode(f"{voice}: {text}" if voice else text)
@@ -71,7 +71,7 @@ class Processor:
 
     @property
     def tokenizer(self) -> TextTokenizer:
-        """The checkpoint's tokenizer, read at first use: `prompt_token_ids` needs none."""
+        """The checkpoint's tokenizer, read at first use, because `prompt_token_ids` needs none."""
         if self._tokenizer is None:
             self._tokenizer = TextTokenizer(self._lm)
         return self._tokenizer
@@ -84,7 +84,7 @@ class Processor:
         if wrong is not None:
             allowed = f"0 to {vocab - 1}"
             raise RequestError(
-                f"prompt_token_ids holds {wrong}, allowed is {allowed}",
+                f"prompt_token_ids contains {wrong}, allowed is {allowed}",
                 field="prompt_token_ids",
                 value=str(wrong),
                 allowed=allowed,
@@ -93,16 +93,16 @@ class Processor:
 
 
 def _spelled(voice: str) -> str:
-    """A voice as the model knows it. Whether it may be any name is the parameter class's business."""
+    """Return a voice in the model's spelling. The parameter class checks whether the name is allowed."""
     known = voice.strip().lower()
     return known if known in VOICES else voice.strip()
 
 
 def _too_long(length: int, limit: int, field: str) -> RequestError:
     return RequestError(
-        f"the prompt has {length} ids and the context holds {limit}",
+        f"the prompt has {length} ids and the context {limit}",
         "at least one id must be left for the sound",
-        "split the text at sentences and send the parts one by one",
+        "split the text into sentences and send them one by one",
         field=field,
         code="context_length_exceeded",
     )
@@ -112,7 +112,7 @@ def _warnings(request: PromptRequest, room: int) -> list[str]:
     warnings = []
     wanted = request.params.max_output_tokens
     if wanted > room:
-        warnings.append(f"max_output_tokens was lowered from {wanted} to {room}, the room left in the context")
+        warnings.append(f"max_output_tokens was lowered from {wanted} to {room}, the space left in the context")
     if request.params.prompt_token_ids is not None and (request.text or "").strip():
         warnings.append("prompt_token_ids was given, so text and voice have no effect")
     return warnings

@@ -1,4 +1,4 @@
-"""Names of the official weights and where each goes. Read by the conformance check; loads no weights.
+"""Names of the official weights and their targets in the model. Used by the conformance check; loads no weights.
 
 Sources: the key tables of `canopylabs/orpheus-3b-0.1-ft` and `hubertsiuzdak/snac_24khz`, written as rules.
 """
@@ -25,16 +25,16 @@ LAYER: Final = (
 )  # fmt: skip
 GAIN, DIRECTION = "parametrizations.weight.original0", "parametrizations.weight.original1"
 BLOCKS: Final = 4
-"""Up- and downsampling blocks of the codec, with three residual units each."""
+"""Upsampling and downsampling blocks of the codec, with three residual units each."""
 
 
 def key_map() -> Mapping[str, KeyMap]:
-    """Published names and the model's places, by weight set."""
+    """Return published names and their targets, by weight set."""
     return {"lm": _lm(), "snac": _snac()}
 
 
 def lm_names() -> Iterator[str]:
-    """Names in the index of the language model."""
+    """Yield the names in the index of the language model."""
     yield "model.embed_tokens.weight"
     for layer in range(OFFICIAL.layers):
         yield from (f"model.layers.{layer}.{part}.weight" for part in LAYER)
@@ -43,7 +43,7 @@ def lm_names() -> Iterator[str]:
 
 
 def snac_names() -> Iterator[str]:
-    """Names in the vocoder's file."""
+    """Yield the names in the vocoder's file."""
     yield from _encoder()
     for number in range(len(VQ_STRIDES)):
         stem = f"quantizer.quantizers.{number}"
@@ -83,7 +83,7 @@ def _unit(stem: str) -> Iterator[str]:
 
 
 def _normed(stem: str) -> Iterator[str]:
-    """A convolution with weight normalisation."""
+    """Yield the names of a convolution with weight normalization."""
     yield f"{stem}.bias"
     yield f"{stem}.{GAIN}"
     yield f"{stem}.{DIRECTION}"
@@ -113,7 +113,7 @@ def _snac() -> KeyMap:
 
 
 def _folded(names: Sequence[str]) -> dict[str, str | None]:
-    """Where the loader's own folding puts each published name; gain and direction become one weight."""
+    """Return the target of each published name after folding, which joins gain and direction into one weight."""
     kept = decoding_weights({name: torch.ones(1, 1) for name in names})
     stems = {name: name.removesuffix(GAIN).removesuffix(DIRECTION) for name in names}
     targets = {name: name if stem == name else f"{stem}weight" for name, stem in stems.items()}

@@ -1,4 +1,4 @@
-"""The checkpoint's tokenizer, made safe for text that spells control tokens. Used by the processor."""
+"""Tokenizer of the checkpoint, which reads spelled-out control tokens as text. Used by the processor."""
 
 from __future__ import annotations
 
@@ -13,32 +13,33 @@ FILE = "tokenizer.json"
 
 
 class TextTokenizer:
-    """Byte-level BPE that never reads a control token out of a user's text."""
+    """Byte-level BPE without control tokens from the text."""
 
     def __init__(self, folder: Path) -> None:
         path = folder / FILE
         if not path.is_file():
-            hint = "fetch it from the model's repository, or send prompt_token_ids"
+            hint = "download it from the model's repository, or send prompt_token_ids"
             raise WeightsError(f"{path} is missing", "text cannot be tokenized without it", hint, file=str(path))
         try:
             self._tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:
-            raise WeightsError(f"{path} cannot be read", str(error), "fetch this file again", file=str(path)) from error
+            hint = "download this file again"
+            raise WeightsError(f"{path} cannot be read", str(error), hint, file=str(path)) from error
         self._control = frozenset(self._tokenizer.get_added_tokens_decoder())
         self._prefix = self._tokenizer.encode("").ids
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text` with the tokenizer's default specials in front (`<|begin_of_text|>`)."""
+        """Return the ids of `text` after the tokenizer's default special ids (`<|begin_of_text|>`)."""
         return [*self._prefix, *self._plain(text)]
 
     def _plain(self, text: str) -> list[int]:
-        """Ids of ordinary text. What spells a control token is cut after its first character and read as letters."""
+        """Encode plain text. A spelled-out control token is split after its first character and read as letters."""
         encoded = self._tokenizer.encode(text, add_special_tokens=False)
         spelled = [span for token, span in zip(encoded.ids, encoded.offsets, strict=True) if token in self._control]
         if not spelled:
             return list(encoded.ids)
         cuts = [0, *(start + 1 for start, _ in spelled), len(text)]
         pieces = [text[a:b] for a, b in itertools.pairwise(cuts)]
-        if text in pieces:  # a control token of one character has no inside to cut
+        if text in pieces:  # a control token of one character cannot be split
             return [token for token in encoded.ids if token not in self._control]
         return [token for piece in pieces for token in self._plain(piece)]

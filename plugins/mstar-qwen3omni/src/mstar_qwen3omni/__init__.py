@@ -1,1 +1,1 @@
-"""Qwen3-Omni: text, images, audio and video in, text and speech out. Nothing is imported here: listing stays light."""
+"""Qwen3-Omni: text, images, audio and video in, text and speech out. Imports nothing, so that listing models is fast."""

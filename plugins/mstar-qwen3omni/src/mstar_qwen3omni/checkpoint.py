@@ -1,4 +1,4 @@
-"""Sizes and ids from a checkpoint folder's config.json. Read by every process; standard library only."""
+"""Sizes and ids from the config.json of a checkpoint folder. Used by every process; standard library only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CONFIG: Final = "config.json"
 
 
 def read_sizes(folder: Path) -> Sizes:
-    """Sizes of the checkpoint in `folder`. Raises WeightsError naming file and key."""
+    """Read the sizes of the checkpoint in `folder`. Raises WeightsError with file and key."""
     path = folder / CONFIG
     try:
         config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -32,6 +32,6 @@ def read_sizes(folder: Path) -> Sizes:
             codec_stop_id=int(talker["codec_eos_token_id"]),
         )
     except KeyError as error:
-        raise WeightsError(f"{path} lacks {error.args[0]}", hint="fetch this file again", file=str(path)) from error
+        raise WeightsError(f"{path} lacks {error.args[0]}", hint="download this file again", file=str(path)) from error
     except (OSError, TypeError, ValueError) as error:
-        raise WeightsError(f"{path} cannot be read", str(error), "fetch this file again", file=str(path)) from error
+        raise WeightsError(f"{path} cannot be read", str(error), "download this file again", file=str(path)) from error

@@ -1,4 +1,4 @@
-"""Qwen3-Omni's nodes, streams and walks for one checkpoint's sizes. Built by `plugin.py`."""
+"""Qwen3-Omni's nodes, streams and walks for the sizes of one checkpoint. Built by `plugin.py`."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from mstar_core.graph import (
 from mstar_qwen3omni.params import CODEC_CHUNK, CODEC_LEFT
 
 SPECIAL_CODES: Final = 1024
-"""Ids at the top of the talker's vocabulary that are no codes; all but the stop id are suppressed."""
+"""Ids at the top of the talker's vocabulary that are not codes. All but the stop id are suppressed."""
 
 OPENING: Final = 6
-"""Vectors before the first frame, after the three that open the answer: think marks, speaker, first text."""
+"""Vectors before the first frame and after the three that start the answer: think marks, speaker, first text."""
 
 PREDICTOR = tuple(from_param(f"code_predictor_{name}") for name in ("temperature", "top_k", "top_p"))
 WINDOW = (from_param("codec_chunk_frames"), from_param("codec_left_context_frames"))
@@ -42,7 +42,7 @@ GIVEN = Attend(positions="given")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """What the graph needs of a checkpoint. Defaults: Qwen/Qwen3-Omni-30B-A3B-Instruct."""
+    """Sizes of a checkpoint that the graph depends on. Defaults: Qwen/Qwen3-Omni-30B-A3B-Instruct."""
 
     thinker_layers: int = 48
     thinker_kv_heads: int = 4
@@ -58,6 +58,8 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OmniGraph:
+    """Nodes, streams and walks of one checkpoint."""
+
     nodes: tuple[NodeSpec, ...]
     streams: tuple[Stream, ...]
     thinker: Mapping[str, Walk]
@@ -66,7 +68,7 @@ class OmniGraph:
 
 
 def build(sizes: Sizes) -> OmniGraph:
-    """The graph: thinker, talker and vocoder beside each other, two streams between them."""
+    """Build the graph: thinker, talker and vocoder, connected by two streams."""
     audio, vision = _encoders()
     thinker, talker, code2wav = _thinker(sizes), _talker(sizes), _code2wav(sizes)
     states = Stream("thinker_states", into=(talker, "states"), chunk=FixedChunk(1, after_end="empty"))

@@ -1,4 +1,4 @@
-"""Qwen3-Omni's request parameters: thinker, talker, code predictor, media. Read by api, programs and processor."""
+"""Request parameters of Qwen3-Omni: thinker, talker, code predictor, media. Used by api, programs and processor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CODEC_LEFT: Final = 25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Params:
-    """`talker_*` and `code_predictor_*` shape the sound, the plain names the text."""
+    """Parameters of a request. `talker_*` and `code_predictor_*` apply to the sound, other names to the text."""
 
     temperature: float = param(
         0.7, "of text; 0 is greedy", ge=0, le=2, openai="temperature", aliases=("thinker_temperature",)
@@ -53,7 +53,7 @@ class Params:
     video_max_pixels: int = param(786_432, "most pixels of a video frame after resizing", ge=1024, le=12_845_056)
 
     def check(self) -> Iterator[RequestError]:
-        """Rules across fields."""
+        """Check rules across fields."""
         for low, high in (("min_pixels", "max_pixels"), ("video_min_pixels", "video_max_pixels")):
             least, most = (
                 (self.min_pixels, self.max_pixels)

@@ -1,4 +1,4 @@
-"""Qwen3-Omni as data: text, images, sound and video in; text, and speech beside it, out."""
+"""Model spec of Qwen3-Omni: text, images, sound and video in; text and speech out."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ SAMPLES = (
 
 
 def spec(sizes: Sizes) -> ModelSpec:
-    """Qwen3-Omni for a checkpoint of these sizes."""
+    """Return the spec for a checkpoint of these sizes."""
     graph = build(sizes)
     return ModelSpec(
         name="qwen3_omni",
@@ -86,7 +86,7 @@ def _partitions(graph: OmniGraph) -> tuple[Partition, ...]:
 
 
 def bind(given: ModelSpec, folder: Path | None, model_kwargs: Mapping[str, Any]) -> ModelSpec:
-    """The spec with the sizes and special ids of the checkpoint in `folder`."""
+    """Bind the spec to the sizes and special ids of the checkpoint in `folder`."""
     if folder is None:
         return given
     graph = build(read_sizes(folder))

@@ -1,6 +1,6 @@
-"""Finds the official weights: a given folder, the hub cache, else a download with byte progress.
+"""Resolution of the weights: a given folder, the hub cache, or a download with byte progress.
 
-Called by the child that fetches, before any worker starts.
+Called by the process that prepares the weights, before any worker starts.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ WEIGHT_FORMS: Final = (
 )
 NEEDED: Final = {"lm": (CONFIG, "tokenizer.json"), "snac": (CONFIG,)}
 _WAYS: Final = (
-    "use --weights DIR for a folder of your own, --cache-dir DIR for another cache, "
-    "or start orpheus:tiny, which needs none"
+    "use --weights DIR for your own folder, --cache-dir DIR for another cache, "
+    "or start orpheus:tiny, which needs no download"
 )
 
 
@@ -42,11 +42,11 @@ def resolve_weights(
     *,
     hub: WeightHub | None = None,
 ) -> Path:
-    """The folder of a complete checkpoint.
+    """Return the folder of a complete checkpoint.
 
-    folder: the operator's own, taken as it is. cache_dir: hub cache in place of the default. progress: called with
-    (bytes so far, total bytes, file) while something is downloaded. Raises WeightsError naming the missing or damaged
-    file, where it was looked for, and what to try.
+    folder: given by the operator, checked only. cache_dir: hub cache instead of the default. progress: called with
+    (bytes so far, total bytes, file) during a download. Raises WeightsError with the missing or damaged file, the paths
+    tried, and what to do.
     """
     if folder is not None:
         return checked(folder)
@@ -56,10 +56,10 @@ def resolve_weights(
 
 
 def checked(folder: Path) -> Path:
-    """`folder`, after a look at every file of both parts. Raises WeightsError."""
+    """Check every weight file of both parts and return `folder`. Raises WeightsError."""
     if not folder.is_dir():
         raise WeightsError(
-            f"{folder} is no folder", hint="--weights takes the folder of a checkpoint", file=str(folder)
+            f"{folder} is not a folder", hint="give --weights the folder of a checkpoint", file=str(folder)
         )
     found = CheckpointLayout.find(folder)
     for part in (found.lm, found.snac):
@@ -73,7 +73,7 @@ def _part(name: str, ref: WeightRef, hub: WeightHub, progress: WeightProgress | 
         return _cached(name, ref, hub)
     except WeightsError as missing:
         if hub.is_offline:
-            detail = f"{missing.title}; looked in {hub.cache}; fetching is off (HF_HUB_OFFLINE)"
+            detail = f"{missing.title}; looked in {hub.cache}; downloads are disabled (HF_HUB_OFFLINE)"
             raise WeightsError(
                 f"the weights of {ref.repo} are not on this machine", detail, _WAYS, **missing.facts
             ) from missing
@@ -87,7 +87,7 @@ def _part(name: str, ref: WeightRef, hub: WeightHub, progress: WeightProgress | 
 
 
 def _cached(name: str, ref: WeightRef, hub: WeightHub) -> Path:
-    """The part's folder in the cache. Raises WeightsError naming the first file that is missing or damaged."""
+    """Return the part's folder in the cache. Raises WeightsError with the first missing or damaged file."""
     for file in NEEDED[name]:
         if hub.cached(ref.repo, file) is None:
             raise WeightsError(f"{file} of {ref.repo} is missing", hint=_WAYS, file=file, looked=[str(hub.cache)])
@@ -109,15 +109,15 @@ def _fetch(ref: WeightRef, hub: WeightHub, progress: WeightProgress | None) -> N
 
 
 def wanted_files(listed: Mapping[str, int], ref: WeightRef) -> dict[str, int]:
-    """Which of a repository's files to fetch: those the reference names, else texts and one form of the weights."""
+    """Select the files to download: those of the reference, else the text files and one form of the weights."""
     if ref.files:
         lacking = [name for name in ref.files if name not in listed]
         if lacking:
-            raise WeightsError(f"{ref.repo} holds no {lacking[0]}", hint=_WAYS, file=lacking[0])
+            raise WeightsError(f"{ref.repo} lacks {lacking[0]}", hint=_WAYS, file=lacking[0])
         return {name: listed[name] for name in ref.files}
     texts = [name for name in LM_TEXT_FILES if name in listed]
     for patterns in WEIGHT_FORMS:
         tensors = [name for name in listed if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
         if tensors:
             return {name: listed[name] for name in (*texts, *sorted(tensors))}
-    raise WeightsError(f"{ref.repo} holds no weights", f"it lists {len(listed)} files", _WAYS, file=ref.repo)
+    raise WeightsError(f"{ref.repo} contains no weights", f"it lists {len(listed)} files", _WAYS, file=ref.repo)

@@ -1,6 +1,6 @@
-"""The official layout on disk: one folder for the language model, one for the vocoder. Standard library only.
+"""Layout of a checkpoint on disk: a folder for the language model and one for the vocoder. Standard library only.
 
-Read by `facts`, the processor and the model; every missing or damaged file is named here.
+Used by the config reader, the processor, the model and the download.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _HINT: Final = "a checkpoint is DIR/lm and DIR/snac, or the language model in DI
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointLayout:
-    """Where the two parts lie: `lm` (config, tokenizer, weights) and `snac` (config, weights)."""
+    """Folders of the two parts: `lm` (config, tokenizer, weights) and `snac` (config, weights)."""
 
     lm: Path
     snac: Path
 
     @classmethod
     def find(cls, folder: Path) -> CheckpointLayout:
-        """Find both parts under `folder`. Raises WeightsError naming what is missing and where it looked."""
+        """Find both parts under `folder`. Raises WeightsError with what is missing and the paths tried."""
         lm = next((place for place in (folder / "lm", folder) if (place / CONFIG).is_file()), None)
         if lm is None:
             raise _missing("the language model's config.json", folder, [folder / "lm" / CONFIG, folder / CONFIG])
@@ -41,9 +41,9 @@ class CheckpointLayout:
 
 
 def weight_files(part: Path) -> list[Path]:
-    """The weight files of one part, in loading order: safetensors before `.bin`, an index before a single file.
+    """Return the weight files of one part: safetensors before `.bin`, an index before a single file.
 
-    Raises WeightsError naming the first file that an index lists and the folder lacks.
+    Raises WeightsError with the first file that an index lists and the folder lacks.
     """
     for name in (*_SAFETENSORS, *_PICKLED):
         path = part / name
@@ -55,21 +55,21 @@ def weight_files(part: Path) -> list[Path]:
 def _indexed(index: Path) -> list[Path]:
     named = read_json(index).get("weight_map")
     if not isinstance(named, dict) or not named:
-        raise WeightsError(f"{index} has no weight_map", hint="fetch this file again", file=str(index))
+        raise WeightsError(f"{index} has no weight_map", hint="download this file again", file=str(index))
     files = [index.parent / name for name in sorted(set(named.values()))]
     for path in files:
         if not path.is_file():
             raise WeightsError(
-                f"{path} is missing", f"{index.name} lists {len(files)} files", "fetch it again", file=str(path)
+                f"{path} is missing", f"{index.name} lists {len(files)} files", "download it again", file=str(path)
             )
     return files
 
 
 def verify(path: Path) -> None:
-    """Check that a weight file is whole, without reading its tensors. Raises WeightsError naming the file."""
+    """Check that a weight file is complete without reading its tensors. Raises WeightsError with the file."""
     problem = _safetensors_problem(path) if path.suffix == ".safetensors" else _zip_problem(path)
     if problem:
-        raise WeightsError(f"{path} is damaged", problem, "fetch this file again", file=str(path))
+        raise WeightsError(f"{path} is damaged", problem, "download this file again", file=str(path))
 
 
 def _safetensors_problem(path: Path) -> str:
@@ -77,7 +77,7 @@ def _safetensors_problem(path: Path) -> str:
     with path.open("rb") as file:
         head = int.from_bytes(file.read(8), "little")
         if size < 8 or head > size - 8:
-            return f"it has {size} bytes, too few for its own header"
+            return f"{size} bytes are too few for its header"
         try:
             named = json.loads(file.read(head))
             end = max(
@@ -86,26 +86,26 @@ def _safetensors_problem(path: Path) -> str:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             return f"its header cannot be read: {error}"
     whole = 8 + head + end
-    return "" if whole == size else f"it has {size} bytes, its header speaks of {whole}"
+    return "" if whole == size else f"{size} bytes; expected from its header: {whole}"
 
 
 def _zip_problem(path: Path) -> str:
-    # torch.save writes a zip archive, whose table of contents stands at the end: cut files have none.
+    # torch.save writes a zip archive, whose directory is at the end: truncated files have none.
     if zipfile.is_zipfile(path):
         return ""
-    return f"its {path.stat().st_size} bytes are no archive of torch.save, or are cut short"
+    return f"{path.stat().st_size} bytes; the file is truncated or not an archive of torch.save"
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object. Raises WeightsError naming the file."""
+    """Read a JSON object. Raises WeightsError with the file."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise WeightsError(f"{path} is missing", hint=_HINT, file=str(path)) from error
     except (OSError, ValueError) as error:
-        raise WeightsError(f"{path} cannot be read", str(error), "fetch this file again", file=str(path)) from error
+        raise WeightsError(f"{path} cannot be read", str(error), "download this file again", file=str(path)) from error
     if not isinstance(value, dict):
-        raise WeightsError(f"{path} does not hold a JSON object", hint="fetch this file again", file=str(path))
+        raise WeightsError(f"{path} does not hold a JSON object", hint="download this file again", file=str(path))
     return value
 
 

@@ -1,7 +1,7 @@
-"""The embedded default checkpoint `orpheus:tiny`: small, random, in the official layout, the same on every machine.
+"""Generated checkpoint `orpheus:tiny`: small, random, in the official layout, equal on every machine.
 
-What it says is noise. Its weights are arranged so that everything else behaves as in the real model: audio ids come
-in slot order, and speech ends by itself after a time that grows with the length of the text.
+Its sound is noise. Its weights make everything else behave like the real model: audio ids come in slot order, and
+speech ends by itself after a time that grows with the length of the text.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Final
 from mstar_core.weights.sources import generated_checkpoint
 
 VERSION: Final = 1
-"""Raised whenever the files that are written change; an older folder is then replaced."""
+"""Incremented when the written files change, which replaces older folders."""
 
 
 def write_tiny(folder: Path) -> Path:
-    """Make `folder` hold the tiny checkpoint. Returns `folder`. Raises StartError when the place cannot be written."""
+    """Write the tiny checkpoint to `folder`. Returns `folder`. Raises StartError if it cannot be written."""
     return generated_checkpoint(folder, "orpheus:tiny", VERSION, _write)
 
 

@@ -36,7 +36,7 @@ KV_HEADS: Final = 2
 HEAD_DIM: Final = 16
 MLP: Final = 128
 
-# Residual dimensions with a meaning; the others are random.
+# Residual dimensions with a meaning. The others are random.
 ONE: Final = 0  # constant, so that the head can have a bias
 IS_TEXT: Final = 1  # set in the embeddings of text and control ids
 TEXT_SHARE: Final = 2  # share of prompt ids in the sequence so far: the clock
@@ -45,7 +45,7 @@ FREE: Final = SLOT + IDS_PER_FRAME
 
 
 def write_lm(folder: Path) -> None:
-    """Write the folder of the language model, as the official repository lays it out."""
+    """Write the folder of the language model in the layout of the official repository."""
     folder.mkdir()
     tokens = text_tokens()
     text_vocab = len(tokens)
@@ -62,7 +62,7 @@ def write_lm(folder: Path) -> None:
 
 
 def text_tokens() -> dict[str, int]:
-    """The byte alphabet, then one token per merge."""
+    """Return the byte alphabet, then one token per merge."""
     tokens = sorted(pre_tokenizers.ByteLevel.alphabet())
     for pair in _merges():
         tokens.append("".join(pair))
@@ -133,7 +133,7 @@ def _one_hot(slots: Tensor) -> Tensor:
 
 
 def _embeddings(vocab: int, audio: slice, generator: torch.Generator) -> Tensor:
-    """Rows of equal length, sqrt(HIDDEN), so that the first norm leaves them as they are."""
+    """Return rows of norm sqrt(HIDDEN), which the first RMSNorm leaves unchanged."""
     table = torch.zeros(vocab, HIDDEN)
     table[:, ONE] = 3.0
     table[:, IS_TEXT] = 2.0
@@ -155,7 +155,7 @@ def _layer(layer: int, generator: torch.Generator) -> dict[str, Tensor]:
     query, key = normal(width, HIDDEN, 2.0), normal(KV_HEADS * HEAD_DIM, HIDDEN, 2.0)
     output[:FREE] = 0.0
     down[:FREE] = 0.0
-    if layer == 0:  # head 0 attends to everything alike and so measures the share of text: the clock
+    if layer == 0:  # head 0 attends uniformly, so it measures the share of text: the clock
         query[:HEAD_DIM] = 0.0
         value[0] = 0.0
         value[0, IS_TEXT] = 0.5
@@ -175,7 +175,7 @@ def _layer(layer: int, generator: torch.Generator) -> dict[str, Tensor]:
 
 
 def _head(vocab: int, audio: slice, stop: int, generator: torch.Generator) -> Tensor:
-    """Audio ids of the next slot are likely, the stop id once the share of text is small, others never."""
+    """Return a head that favours audio ids of the next slot, then the stop id once the share of text is small."""
     head = torch.zeros(vocab, HIDDEN)
     head[:, ONE] = -4.0
     head[audio, ONE] = 0.6
@@ -205,11 +205,11 @@ def _write_json(path: Path, value: object) -> None:
 
 
 LOUDNESS: Final = 0.15
-"""Root mean square of the sound, of full scale 1: audible, far from clipping."""
+"""Root mean square of the sound, with full scale 1: audible, and far from clipping."""
 
 
 def write_snac(folder: Path) -> None:
-    """Write the folder of the vocoder, as the official repository lays it out."""
+    """Write the folder of the vocoder in the layout of the official repository."""
     folder.mkdir()
     config = {
         "sampling_rate": 24000, "encoder_dim": 4, "encoder_rates": [2, 4, 8, 8], "decoder_dim": 32,
@@ -228,7 +228,7 @@ def _state(config: SnacConfig) -> dict[str, Tensor]:
     state: dict[str, Tensor] = {}
     for name, shape in sorted(shapes.items()):
         state |= _random(name, shape, generator)
-    state[_gain("decoder.model.7")] *= 1e-3  # measure where tanh is straight
+    state[_gain("decoder.model.7")] *= 1e-3  # measured in the linear range of tanh
     state[_gain("decoder.model.7")] *= LOUDNESS / _loudness(config, state)
     return state
 
@@ -253,7 +253,7 @@ def _random(name: str, shape: torch.Size, generator: torch.Generator) -> dict[st
 
 @torch.inference_mode()
 def _loudness(config: SnacConfig, state: dict[str, Tensor]) -> float:
-    """Root mean square of a second of random codes, to three digits, so that the last bits of a machine do not show."""
+    """Return the root mean square of a second of random codes, to three digits, to be equal on every machine."""
     snac = Snac(config)
     snac.load_state_dict(decoding_weights(state))
     generator = torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""Audio ids to code levels: the order of the seven ids of a frame. Used by the vocoder node."""
+"""Order of the seven ids of a frame: audio ids to code levels. Used by the vocoder node."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LEVEL_SLOTS: Final = ((0,), (1, 4), (2, 3, 5, 6))
-"""Slots of a frame that make up each code book's level, in order of time."""
+"""Slots of a frame for the level of each codebook, in order of time."""
 
 
 def codes_from_ids(ids: Tensor, audio_offset: int, codebook_size: int) -> Tensor:
-    """Codes of whole frames, by the modulo rule: an id outside its slot still gives a legal code.
+    """Return the codes of whole frames, modulo the codebook size, so an id outside its slot gives a valid code.
 
-    ids: int64 [B, 7 * frames], all at or above `audio_offset`, slot order. Returns int64 of the same shape,
-    each in [0, codebook_size).
+    ids: int64 [B, 7 * frames], all at or above `audio_offset`, in slot order. Returns int64 of the same shape in
+    [0, codebook_size).
     """
     return (ids - audio_offset) % codebook_size
 
 
 def misplaced(ids: np.ndarray, audio_offset: int, codebook_size: int) -> np.ndarray:
-    """Which ids left the slot order: bool, shape of `ids`, int64 [B, 7 * frames]."""
+    """Return a mask of the ids outside their slots. ids: int64 [B, 7 * frames]."""
     slots = np.arange(ids.shape[1]) % IDS_PER_FRAME
     code = ids - audio_offset - slots * codebook_size
     wrong: np.ndarray = (code < 0) | (code >= codebook_size)
@@ -34,7 +34,7 @@ def misplaced(ids: np.ndarray, audio_offset: int, codebook_size: int) -> np.ndar
 
 
 def levels_from_codes(codes: Tensor) -> tuple[Tensor, ...]:
-    """Split codes by code book. codes: int64 [B, 7 * frames]. Returns int64 [B, frames * (1 | 2 | 4)] each."""
+    """Split codes by codebook: int64 [B, frames * (1 | 2 | 4)] each. codes: int64 [B, 7 * frames]."""
     frames = codes.reshape(codes.shape[0], -1, IDS_PER_FRAME)
-    # Picked one by one: a list as an index becomes a tensor, and its copy to a GPU waits for what is queued there.
+    # Indexing with a list would copy an index tensor to the GPU, which synchronizes.
     return tuple(torch.stack([frames[:, :, slot] for slot in slots], dim=2).flatten(1) for slots in LEVEL_SLOTS)

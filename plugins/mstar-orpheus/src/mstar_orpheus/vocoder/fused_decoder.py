@@ -1,6 +1,6 @@
-"""SNAC's decoder for CUDA: the weights of `snac.Snac` laid out for the kernels, and the order that these run in.
+"""SNAC decoder for CUDA: the weights of `snac.Snac` in the kernels' layout, and the sequence of kernels.
 
-Made by the vocoder node. Five kernels a block: upsampling, noise, and one for each residual unit; channels last.
+Created by the vocoder node. A block has five kernels: upsampling, noise, and one per residual unit; channels last.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ NOISE_BLOCK: Final = 1024
 OUTPUT_BLOCK: Final = 64
 LATENT_BLOCK: Final = 256
 COMPILERS: Final = 12
-"""Threads that compile kernels before the node is ready; most of that work leaves the interpreter's lock."""
+"""Threads that compile kernels before the node is ready. Most of that work releases the GIL."""
 _TF32_ROUND: Final = 0x1000
 
 
 def split(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """A float32 tensor as the sum of two that TF32 holds, the first rounded to nearest."""
+    """Split a float32 tensor into a sum of two TF32 tensors, the first rounded to nearest."""
     high = _rounded(weight)
     return high, _rounded(weight - high)
 
@@ -48,7 +48,7 @@ def _rounded(value: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Slopes:
-    """A snake's alpha and its inverse, [channels] each."""
+    """Alpha of a snake and its inverse, [channels] each."""
 
     slope: Tensor
     inverse: Tensor
@@ -60,8 +60,8 @@ class Slopes:
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
-    """A matrix as the kernels take it: [columns, inner] in two TF32 halves (or whole and unused), and its bias."""
+class GemmWeight:
+    """Weight [columns, inner] in two TF32 halves (without split, the second is unused), and its bias."""
 
     high: Tensor
     low: Tensor
@@ -69,7 +69,7 @@ class Product:
     columns: int
 
     @classmethod
-    def of(cls, weight: Tensor, bias: Tensor | None, precision: str) -> Product:
+    def of(cls, weight: Tensor, bias: Tensor | None, precision: str) -> GemmWeight:
         weight = weight.detach().contiguous()
         high, low = split(weight) if precision == "split" else (weight, weight)
         outer = weight.shape[0] if bias is None else bias.numel()
@@ -79,32 +79,32 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A residual unit: depthwise taps [7, channels], the snake behind them, the product, and the next layer's snake."""
+    """Weights of a residual unit: depthwise taps [7, channels], their snake, the GEMM, and the next layer's snake."""
 
     taps: Tensor
     tap_bias: Tensor
     inner: Slopes
-    product: Product
+    product: GemmWeight
     after: Slopes
     dilation: int
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One decoder block; its own first snake is done by what comes before."""
+    """Weights of a decoder block. The layer before it applies its first snake."""
 
     rate: int
     inner: int
     outer: int
-    up: Product
-    noisy: Product
+    up: GemmWeight
+    noisy: GemmWeight
     first: Slopes
     units: tuple[Unit, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A block's share of a decode: steps taken of its input, the length of that input, and where its output begins."""
+    """Steps of a block's input that a decode needs (from `low`, `count` of `length`), and the start of its output."""
 
     low: int
     count: int
@@ -113,9 +113,9 @@ class Span:
 
 
 class FusedDecoder:
-    """The decoder of one SNAC on its CUDA device. Weights are copied when it is made.
+    """Decoder of one SNAC on its CUDA device. Copies the weights when created.
 
-    precision: of the matrix products, see `tiles.PRECISION`. tiles: their cut, `tiles.tile` or another table.
+    precision: of the GEMMs, see `tiling.PRECISION`. tiles: function that gives their tiles.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class FusedDecoder:
         layers: list[Any] = list(snac.decoder.model)
         entry, mixing, blocks, snake, output = layers[0], layers[1], layers[2:-2], layers[-2], layers[-1]
         self._entry_taps, self._entry_bias = _taps(entry), entry.bias.detach()
-        self._mixing = Product.of(mixing.weight[:, :, 0], mixing.bias, precision)
+        self._mixing = GemmWeight.of(mixing.weight[:, :, 0], mixing.bias, precision)
         self._mixed = Slopes.of(blocks[0].block[0])
         after = [block.block[0] for block in blocks[1:]] + [snake]
         self._blocks = [
@@ -142,7 +142,7 @@ class FusedDecoder:
         self._noise_spans: dict[tuple[int, tuple[int, int]], tuple[Tensor, list[int]]] = {}
 
     def spans(self, frames: int, keep: tuple[int, int]) -> list[Span]:
-        """What each block computes for the samples `keep` of so many frames."""
+        """Return the span of each block for the samples `keep` of `frames` frames."""
         steps = frames * max(VQ_STRIDES)
         found, start, length = [], 0, steps
         for (low, high), rate in zip(needed(keep, self.config.rates, steps), self.config.rates, strict=True):
@@ -153,10 +153,10 @@ class FusedDecoder:
     def decode(
         self, window: Tensor, noise: Sequence[Tensor] | None, keep: tuple[int, int], *, is_pcm: bool = False
     ) -> Tensor:
-        """Samples `keep` of each window: float32 or, as PCM, int16 [B, keep].
+        """Decode samples `keep` of each window: float32 or, as PCM, int16 [B, keep].
 
-        window: int64 [B, 7 * frames] audio ids. noise: one float32 [B, count * rate] per block, for the steps that
-        `spans` tells it computes; None is off.
+        window: int64 [B, 7 * frames] audio ids. noise: one float32 [B, count * rate] per block, for the steps of its
+        span; None for no noise.
         """
         rows, frames = window.shape[0], window.shape[1] // IDS_PER_FRAME
         spans = self.spans(frames, keep)
@@ -174,7 +174,7 @@ class FusedDecoder:
         return out
 
     def cut_noise(self, noise: Sequence[Tensor], frames: int, keep: tuple[int, int]) -> list[Tensor]:
-        """Whole noise, float32 [B, 1, length] per block, as `decode` takes it."""
+        """Cut full noise, float32 [B, 1, length] per block, to the spans that `decode` needs."""
         pairs = zip(noise, self._noise_places(frames, keep), strict=True)
         return [whole[:, 0, first : first + count].contiguous() for whole, (first, count) in pairs]
 
@@ -206,7 +206,7 @@ class FusedDecoder:
 
     @contextlib.contextmanager
     def compiling(self) -> Iterator[None]:
-        """Within, launches only compile their kernel, side by side; a kernel of the cache on disk is read."""
+        """Compile kernels in parallel instead of launching them, or read them from the disk cache."""
         with ThreadPoolExecutor(COMPILERS) as pool, AsyncCompileMode(pool):
             self._is_compiling = True
             try:
@@ -245,7 +245,7 @@ class FusedDecoder:
             bent, other = other, bent
         return bent
 
-    def _pointwise(self, x: Tensor, product: Product, after: Slopes, noise: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _pointwise(self, x: Tensor, product: GemmWeight, after: Slopes, noise: Tensor | None) -> tuple[Tensor, Tensor]:
         rows, inner = x.shape
         bent = torch.empty((rows, product.columns), device=x.device)
         wide = bent if noise is None else torch.empty_like(bent)
@@ -290,23 +290,23 @@ def _block(block: SnacBlock, rate: int, after: Slopes, precision: str) -> Block:
         following = after if index + 1 == len(units) else Slopes.of(units[index + 1].block[0])
         made.append(_unit(unit, DILATIONS[index], following, precision))
     inner, outer, _ = up.weight.shape
-    # [inner, outer, 2 * rate] -> one row per output of a step: taps of this step, then those of the step before.
+    # [inner, outer, 2 * rate] -> one row per output of a step: taps of this step, then of the previous one.
     halves = up.weight.detach().reshape(inner, outer, 2, rate).permute(3, 1, 2, 0)
     return Block(
-        rate, inner, outer, Product.of(halves.reshape(rate * outer, 2 * inner), up.bias, precision)
-        , Product.of(noisy.linear.weight[:, :, 0], None, precision), Slopes.of(units[0].block[0]), tuple(made),
+        rate, inner, outer, GemmWeight.of(halves.reshape(rate * outer, 2 * inner), up.bias, precision)
+        , GemmWeight.of(noisy.linear.weight[:, :, 0], None, precision), Slopes.of(units[0].block[0]), tuple(made),
     )  # fmt: skip
 
 
 def _unit(unit: ResidualUnit, dilation: int, after: Slopes, precision: str) -> Unit:
     parts: list[Any] = list(unit.block)
     depthwise, snake, pointwise = parts[1:]
-    product = Product.of(pointwise.weight[:, :, 0], pointwise.bias, precision)
+    product = GemmWeight.of(pointwise.weight[:, :, 0], pointwise.bias, precision)
     return Unit(_taps(depthwise), depthwise.bias.detach(), Slopes.of(snake), product, after, dilation)
 
 
 def _table(book: Codebook) -> Tensor:
-    """Every code's share of the latent: float32 [codes, latent], summed in float64."""
+    """Return the latent of each code: float32 [codes, latent], computed in float64."""
     out: Any = book.out_proj
     projected: Tensor = book.codebook.weight.double() @ out.weight[:, :, 0].double().T + out.bias.double()
     return projected.float()

@@ -1,8 +1,8 @@
-"""Triton kernels of the vocoder on CUDA, channels last: [windows, steps, channels] float32. Called by `fused`.
+"""Triton kernels of the vocoder on CUDA, channels last: [windows, steps, channels] float32. Used by `fused_decoder`.
 
-Matrix products run on the tensor cores in three passes over operands split in two TF32 halves, whose sums are kept in
-float32 outside: the error is that of float32, not that of TF32. Sizes that vary with the
-batch are not specialised on, so that no kernel is compiled for a batch that is new. Needs triton.
+GEMMs run on the tensor cores in three passes over operands that are split into two TF32 halves, and are accumulated in
+float32 outside. Their error is that of float32, not of TF32. Kernels are not specialized on sizes that depend on the
+batch, so a new batch size compiles nothing.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _LOW_53 = tl.constexpr((1 << 53) - 1)
 
 @triton.jit
 def _snake(x, slope, inverse):
-    """x + sin(slope x)**2 * inverse. The square has the period pi: one reduction and six terms, exact to 2e-8."""
+    """Return x + sin(slope x)**2 * inverse. The square has period pi: one reduction and six terms, exact to 2e-8."""
     angle = slope * x
-    turns = (angle * 0.3183098861837907 + 12582912.0) - 12582912.0  # adding 1.5 * 2**23 rounds to a whole number
+    turns = (angle * 0.3183098861837907 + 12582912.0) - 12582912.0  # adding 1.5 * 2**23 rounds to an integer
     rest = tl.fma(turns, -3.1415927410125732, angle)
     rest = tl.fma(turns, 8.742277657347586e-08, rest)
-    rest = tl.minimum(tl.maximum(rest, -1.5707964), 1.5707964)  # beyond 4 million turns rounding has eaten the angle
+    rest = tl.minimum(tl.maximum(rest, -1.5707964), 1.5707964)  # beyond 4 million turns, rounding leaves no angle
     z = rest * rest
     wave = -2.3889778821839514e-08
     wave = tl.fma(z, wave, 2.752530442490242e-06)
@@ -43,7 +43,7 @@ def _snake(x, slope, inverse):
 
 @triton.jit
 def _product(total, a, high, low, at, inside, precision: tl.constexpr):
-    """total + a @ w, w = high + low behind `at`. `split`: three TF32 passes, the small terms first."""
+    """Return total + a @ w with w = high + low at `at`. `split`: three TF32 passes, small terms first."""
     w = tl.load(high + at, mask=inside, other=0.0)
     if precision == "split":
         rest = tl.load(low + at, mask=inside, other=0.0)
@@ -51,7 +51,7 @@ def _product(total, a, high, low, at, inside, precision: tl.constexpr):
         top = ((bits + 0x1000) & -8192).to(tl.float32, bitcast=True)
         part = tl.dot(a - top, w, input_precision="tf32")
         part = tl.dot(top, rest, part, input_precision="tf32")
-        # Tensor cores cut sums off rather than round them: long sums are made outside.
+        # Tensor cores truncate sums instead of rounding them, so long sums are accumulated outside.
         return total + tl.dot(top, w, part, input_precision="tf32")
     else:
         return tl.dot(a, w, total, input_precision=precision)
@@ -62,7 +62,7 @@ def latent_kernel(
     ids, tables, taps, bias, out, offset, book,
     width: tl.constexpr, steps: tl.constexpr, slots: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Codes to latent, then the decoder's depthwise entry of seven taps. tables: [3, book, width], projected."""
+    """Look up the latent of codes and apply the decoder's depthwise entry of seven taps. tables: [3, book, width]."""
     row, at = tl.program_id(0).to(tl.int64), tl.program_id(1)
     channel = tl.program_id(2) * block + tl.arange(0, block)
     inside = channel < width
@@ -88,7 +88,7 @@ def pointwise_kernel(
     is_noisy: tl.constexpr, precision: tl.constexpr,
     bm: tl.constexpr, bn: tl.constexpr, bk: tl.constexpr,
 ):  # fmt: skip
-    """A convolution of one tap on [rows, inner]. Noisy: wide = x + noise * (W x), else W x + bias and not stored.
+    """Convolve [rows, inner] with one tap. With noise, wide = x + noise * (W x); else W x + bias, which is not stored.
 
     bent: the snake of the result, [rows, outer].
     """
@@ -121,11 +121,11 @@ def upsample_kernel(
     is_bent: tl.constexpr, precision: tl.constexpr,
     bm: tl.constexpr, bn: tl.constexpr, bk: tl.constexpr,
 ):  # fmt: skip
-    """A transposed convolution of stride `rate`, 2 * rate taps, padding rate // 2, as one product.
+    """Compute a transposed convolution of stride `rate`, 2 * rate taps and padding rate // 2 as one GEMM.
 
-    x: [windows, length, inner], of which `count` steps from `first` are taken. Every output meets two inputs: row i of
-    the product holds steps i and i - 1 side by side, its columns are `rate` outputs of `outer` channels.
-    out: [windows, count * rate, outer]; bent: its snake, where wanted.
+    x: [windows, length, inner], of which `count` steps from `first` are used. Each output depends on two inputs: row i
+    of the GEMM has steps i and i - 1 side by side, and its columns are `rate` outputs of `outer` channels.
+    out: [windows, count * rate, outer]; bent: its snake, if `is_bent`.
     """
     m = tl.program_id(0) * bm + tl.arange(0, bm)
     n = tl.program_id(1) * bn + tl.arange(0, bn)
@@ -160,10 +160,10 @@ def unit_kernel(
     dilation, is_kept, channels, precision: tl.constexpr,
     bm: tl.constexpr, bn: tl.constexpr, bk: tl.constexpr,
 ):  # fmt: skip
-    """A residual unit whose first snake is done: depthwise taps, snake, product, sum, and the next layer's snake.
+    """Compute a residual unit after its first snake: depthwise taps, snake, GEMM, sum, and the next layer's snake.
 
-    bent: [windows, length, channels], the snake of wide. wide takes the sum in its place where `is_kept`; out: the
-    sum's snake with the next layer's slopes. taps: [7, channels].
+    bent: [windows, length, channels], the snake of wide. wide receives the sum in place if `is_kept`; out: the sum's
+    snake with the next layer's slopes. taps: [7, channels].
     """
     tiles = tl.cdiv(length, bm)
     base = (tl.program_id(0) // tiles).to(tl.int64) * length
@@ -203,7 +203,7 @@ def output_kernel(
     bent, taps, bias, out, length, first, count,
     channels: tl.constexpr, padded: tl.constexpr, is_pcm: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """The last convolution (seven taps to one channel), tanh, and conversion to 16 bits: `count` steps from `first`."""
+    """Apply the last convolution (seven taps to one channel), tanh and the conversion to 16 bits to `count` steps."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * block + tl.arange(0, block)
     k = tl.arange(0, padded)
@@ -216,7 +216,7 @@ def output_kernel(
     x = tl.sum(total, axis=1) + tl.load(bias)
     size = tl.exp(-2.0 * tl.abs(x))
     wave = tl.div_rn(1.0 - size, 1.0 + size)
-    # The difference of two near values: small samples come from the series of tanh instead.
+    # Cancellation: small samples use the series of tanh instead.
     wave = tl.where(tl.abs(x) < 0.05, tl.abs(x) * (1.0 - x * x * (0.33333334 - x * x * 0.13333334)), wave)
     wave = tl.where(x < 0, -wave, wave)
     if is_pcm:
@@ -240,10 +240,10 @@ def _uniform(state, counter):
 
 @triton.jit(do_not_specialize=["rows", "salt", "blocks"])
 def noise_kernel(noise_params, spans, out, rows, salt, blocks, seeded_mode: tl.constexpr, block: tl.constexpr):
-    """Seeded noise of a batch, zeros for the other rows: `rng.normal` of each row's seed and window, block by block.
+    """Generate the seeded noise of a batch (zeros for other modes): `rng.normal` of each row's seed and window.
 
-    noise_params: int64 [3, rows], mode, seed, window. spans: int64 [blocks, 3], first index, count, counts before it.
-    out: block after block, each float32 [rows, count].
+    noise_params: int64 [3, rows], mode, seed, window. spans: int64 [blocks, 3], first index, count, sum of the counts
+    before. out: the blocks in order, each float32 [rows, count].
     """
     row, number = tl.program_id(0), tl.program_id(2)
     first, count = tl.load(spans + number * 3), tl.load(spans + number * 3 + 1)

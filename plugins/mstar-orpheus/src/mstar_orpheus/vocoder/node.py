@@ -1,6 +1,6 @@
-"""The node `snac_decoder`: windows of audio ids to 16-bit samples. Run by the stateless engine.
+"""Node `snac_decoder`: windows of audio ids to 16-bit samples. Run by the stateless engine.
 
-Windows of different requests share a batch; each row carries its own seed, noise mode and place in its stream.
+Windows of different requests share a batch. Each row has its own seed, noise mode and position in its stream.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 EMITTED: Final = slice(1, 2)
-"""Frames of a window that are sent: the second has one frame of context before it and two behind."""
+"""Frames of a window that are sent: the second one, which has one frame of context before it and two after it."""
 REPORT_EVERY: Final = 1024
 
 Given = np.ndarray | torch.Tensor
@@ -37,7 +37,7 @@ Given = np.ndarray | torch.Tensor
 class Vocoder(nn.Module):
     """SNAC behind the streaming edge. audio_offset: the id that stands for code 0 of slot 0.
 
-    Windows and their noise_params stay on the host, where what to cut is decided, and travel together in one copy.
+    Inputs stay on the host, which selects the frames to send. They go to the device in one copy.
     """
 
     host_ports: Final = ("window", "step", "first", "last", "flush", "noise", "seed")
@@ -67,14 +67,14 @@ class Vocoder(nn.Module):
         """Decode a batch of windows.
 
         window: int64 [B, 7 * frames] audio ids. Per row, all [B]: step int64, index of the window in its stream;
-        first, last bool, its place in the stream; flush bool, whether the frames at both ends are wanted; noise
-        int64, index into NOISE_MODES; seed int64. All on the host. Returns {"pcm": int16 [B, samples]}, or a list of B
-        tensors where the rows differ in length, None for a row that has nothing left to send. On CUDA the samples
-        hold until the next call.
+        first, last bool, its position in the stream; flush bool, whether to send the frames at both ends; noise int64,
+        index into NOISE_MODES; seed int64. All on the host. Returns {"pcm": int16 [B, samples]}, or a list of B tensors
+        if the rows differ in length, with None for a row without frames to send. On CUDA the samples are valid until
+        the next call.
         """
         ids, modes, seeds = (np.asarray(each, dtype=np.int64) for each in (window, noise, seed))
         is_first, is_last, flushes = (np.asarray(each, dtype=np.bool_) for each in (first, last, flush))
-        # The final flush decodes the last window again: it takes that window's noise, so the frames join.
+        # The final flush decodes the last window again with the same noise, so that the frames are continuous.
         places = np.asarray(step, dtype=np.int64) - (is_last & ~is_first)
         noise_params = np.array((modes, seeds, places))
         self._count(ids, is_first, is_last)
@@ -88,7 +88,7 @@ class Vocoder(nn.Module):
         return {"pcm": self._by_span(ids, noise_params, spans)}
 
     def warm_up(self) -> None:
-        """On a GPU: compile what may run, and capture the usual steps, so that no listener waits for either."""
+        """Compile all kernels and capture the first CUDA graphs on a GPU, so that no request waits for them."""
         device = self._device()
         if device.type != "cuda":
             return
@@ -101,11 +101,11 @@ class Vocoder(nn.Module):
         self._captured = CapturedWindows(self._middle, lengths, self.audio_offset, device)
 
     def idle(self) -> bool:
-        """Capture one more size of batch; True when more are left."""
+        """Capture one more batch size. Returns whether more are left."""
         return self._captured is not None and self._captured.idle()
 
     def _by_span(self, ids: np.ndarray, noise_params: np.ndarray, spans: list[slice]) -> Tensor | list[Tensor | None]:
-        """Rows that send different frames are decoded apart: each computes what it sends."""
+        """Decode rows that send different frames separately, so that each computes only what it sends."""
         made: list[Tensor | None] = [None] * len(spans)
         for span in dict.fromkeys((each.start, each.stop) for each in spans):
             rows = [row for row, each in enumerate(spans) if (each.start, each.stop) == span]
@@ -120,7 +120,7 @@ class Vocoder(nn.Module):
         return made
 
     def _decoded(self, ids: np.ndarray, noise_params: np.ndarray, span: slice) -> Tensor:
-        """int16 samples of the frames `span` of each window, on the module's device. noise_params: int64 [3, B]."""
+        """Decode frames `span` of each window to int16 samples on the module's device. noise_params: int64 [3, B]."""
         frames, size = ids.shape[1] // IDS_PER_FRAME, self.snac.config.frame_samples
         keep = (span.start * size, span.stop * size)
         has_global = bool((noise_params[0] == GLOBAL).any())
@@ -152,15 +152,15 @@ class Vocoder(nn.Module):
 
     def _on_cuda(self) -> FusedDecoder:
         if self._fused is None:
-            from mstar_orpheus.vocoder.fused_decoder import FusedDecoder  # triton is there where CUDA is
+            from mstar_orpheus.vocoder.fused_decoder import FusedDecoder  # needs triton, which comes with CUDA
 
             self._fused = FusedDecoder(self.snac, self.audio_offset)
         return self._fused
 
     def decode(self, window: Tensor, noise: Sequence[Tensor] | None, keep: tuple[int, int] | None = None) -> Tensor:
-        """Samples of whole windows, or `keep` of each. window: int64 [B, 7 * frames]. Returns float32 [B, samples].
+        """Decode whole windows, or samples `keep` of each: float32 [B, samples]. window: int64 [B, 7 * frames].
 
-        noise: one float32 [B, 1, T] per block, as `Snac.decode` takes it; None = off.
+        noise: one float32 [B, 1, T] per block, see `Snac.decode`; None for no noise.
         """
         if window.is_cuda:
             frames = window.shape[1] // IDS_PER_FRAME
@@ -168,8 +168,8 @@ class Vocoder(nn.Module):
             fused = self._on_cuda()
             return fused.decode(window, None if noise is None else fused.cut_noise(noise, frames, keep), keep)
         levels = levels_from_codes(codes_from_ids(window, self.audio_offset, self.snac.config.codebook_size))
-        # On a CPU one row at a time is faster than a batch (1.5 times at full size), and its bits do not depend on
-        # what shares the batch, which batched convolutions do not promise.
+        # On a CPU one row at a time is 1.5 times as fast as a batch, and its bits do not depend on the batch, which
+        # batched convolutions do not guarantee.
         rows = range(window.shape[0])
         parts = [
             self.snac.decode([x[i : i + 1] for x in levels], noise and [x[i : i + 1] for x in noise], keep)
@@ -178,7 +178,7 @@ class Vocoder(nn.Module):
         return torch.cat(parts).squeeze(1)
 
     def _count(self, ids: np.ndarray, first: np.ndarray, last: np.ndarray) -> None:
-        """Count ids out of their slot once, although windows overlap: a window's new ones are its last frame."""
+        """Count ids outside their slots once, although windows overlap: only a window's last frame is new."""
         out = misplaced(ids, self.audio_offset, self.snac.config.codebook_size)
         if out.any():
             fresh = out[:, -IDS_PER_FRAME:].sum(1) * ~(last & ~first)
@@ -186,7 +186,7 @@ class Vocoder(nn.Module):
         before, self._windows = self._windows, self._windows + len(ids)
         if before // REPORT_EVERY != self._windows // REPORT_EVERY and self.misplaced_ids > self._reported:
             log.warning(
-                "%d audio ids have left the slot order in %d windows; they were taken modulo the code book",
+                "%d audio ids in %d windows were outside their slots; their codes were taken modulo the codebook size",
                 self.misplaced_ids,
                 self._windows,
             )
@@ -194,11 +194,11 @@ class Vocoder(nn.Module):
 
 
 def to_pcm16(samples: Tensor) -> Tensor:
-    """Samples in [-1, 1] as int16: clipped, times 32767, truncated toward zero."""
+    """Convert samples in [-1, 1] to int16: clip, multiply by 32767, truncate toward zero."""
     return (samples.clamp(-1.0, 1.0) * 32767.0).to(torch.int16)
 
 
 def _span(frames: int, is_first: bool, is_last: bool) -> slice:
-    """Frames that a row of a flushing request sends; empty when an early window has sent all there is."""
+    """Return the frames that a row of a flushing request sends; empty if an early window has sent all of them."""
     start = 0 if is_first else EMITTED.stop if is_last else EMITTED.start
     return slice(start, frames if is_last else EMITTED.stop)

@@ -1,6 +1,6 @@
-"""Noise of the vocoder's noise blocks: off, seeded per request and window, or drawn from torch's own generator.
+"""Noise of the vocoder's noise blocks: off, seeded per request and window, or from torch's global generator.
 
-Seeded noise is a function of (seed, window, block) alone, so it never depends on what shares a batch.
+Seeded noise is a function of (seed, window, block) alone, so it does not depend on the batch.
 """
 
 from __future__ import annotations
@@ -20,16 +20,15 @@ if TYPE_CHECKING:
 OFF: Final = NOISE_MODES.index("off")
 SEEDED: Final = NOISE_MODES.index("seeded")
 GLOBAL: Final = NOISE_MODES.index("global")
-CODEC_SALT: Final = 0x736E6163  # keeps these draws apart from the sampler's, which uses the same seed
+CODEC_SALT: Final = 0x736E6163  # separates these draws from the sampler's, which use the same seed
 
 
 def window_noise(
     modes: Tensor, seeds: Tensor, windows: Tensor, lengths: Sequence[int], *, has_global: bool = True
 ) -> list[Tensor]:
-    """Noise of all blocks for a batch of windows, each row in its own mode (index into NOISE_MODES).
+    """Return the noise of all blocks for a batch of windows: one float32 [B, 1, length] per block, in block order.
 
-    modes, seeds, windows: int64 [B]. has_global: some row may be in the mode GLOBAL.
-    Returns one float32 [B, 1, length] per block, in block order.
+    modes (indices into NOISE_MODES), seeds, windows: int64 [B]. has_global: some row may have the mode GLOBAL.
     """
     draws = enumerate(lengths)
     return [_block_noise(modes, seeds, windows * len(lengths) + block, length, has_global) for block, length in draws]

@@ -1,7 +1,7 @@
-"""SNAC 24 kHz decoder: three levels of codes to samples. Built by `model`, run by the vocoder node.
+"""SNAC 24 kHz decoder in PyTorch: three levels of codes to samples. Built by `model`, run by the vocoder node.
 
-The modules are nested as the checkpoint's keys are, so that its names need no table. Always float32: snake with a
-large alpha is sensitive, and the model is tiny.
+The modules are nested like the checkpoint's keys, so weight names need no mapping. The decoder is always float32,
+because the snake activation is sensitive with a large alpha.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnacConfig:
-    """Sizes of the decoder. latent: width of the quantizer's output. rates: upsampling of the blocks, in order."""
+    """Sizes of the decoder. latent: width of the quantizer's output. rates: upsampling rates of the blocks."""
 
     latent: int
     width: int
@@ -36,7 +36,7 @@ class SnacConfig:
 
     @classmethod
     def read(cls, path: Path) -> SnacConfig:
-        """Read a SNAC config.json. Raises WeightsError for a variant that this decoder does not compute."""
+        """Read a SNAC config.json. Raises WeightsError for an unsupported variant."""
         config = read_json(path)
         _refuse_variants(config, path)
         return cls(
@@ -59,7 +59,7 @@ class SnacConfig:
         return self.hop * max(VQ_STRIDES)
 
     def noise_lengths(self, frames: int) -> list[int]:
-        """Length of each noise block's tensor for so many frames."""
+        """Return the length of each block's noise for `frames` frames."""
         steps = frames * max(VQ_STRIDES)
         return [steps * math.prod(self.rates[: block + 1]) for block in range(len(self.rates))]
 
@@ -70,7 +70,7 @@ def _refuse_variants(config: Mapping[str, Any], path: Path) -> None:
         if config.get(key, value) != value:
             raise WeightsError(
                 f"{path}: {key} is {config[key]!r}",
-                f"this decoder computes the 24 kHz variant, where it is {value!r}",
+                f"supported is the 24 kHz variant, with {value!r}",
                 "use hubertsiuzdak/snac_24khz",
                 file=str(path),
             )
@@ -78,7 +78,7 @@ def _refuse_variants(config: Mapping[str, Any], path: Path) -> None:
         if not isinstance(config.get(key), list) or not config[key]:
             raise WeightsError(
                 f"{path}: {key} is {config.get(key)!r}, not a list of rates",
-                hint="fetch this file again",
+                hint="download this file again",
                 file=str(path),
             )
     if any(rate % 2 for rate in config["decoder_rates"]):
@@ -90,7 +90,7 @@ def _refuse_variants(config: Mapping[str, Any], path: Path) -> None:
 
 
 class Snake(nn.Module):
-    """x + sin(alpha x)**2 / alpha, alpha per channel."""
+    """Snake activation: x + sin(alpha x)**2 / alpha, alpha per channel."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class Snake(nn.Module):
 
 
 class NoiseBlock(nn.Module):
-    """x + noise * W x, the noise shared by all channels and given by the caller."""
+    """x + noise * W x. The caller gives the noise, which all channels share."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class NoiseBlock(nn.Module):
 
 
 class ResidualUnit(nn.Module):
-    """Two snake-conv pairs, the first depthwise and dilated, added to the input."""
+    """Residual unit of two snake-convolution pairs, the first depthwise and dilated."""
 
     def __init__(self, channels: int, dilation: int) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class ResidualUnit(nn.Module):
 
 
 class SnacBlock(nn.Module):
-    """Upsample by `stride`, add noise, three residual units."""
+    """Decoder block: upsampling by `stride`, noise, three residual units."""
 
     def __init__(self, channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
@@ -179,17 +179,17 @@ class SnacDecoder(nn.Module):
 
 
 UNITS_REACH: Final = 3 * (1 + 3 + 9)
-"""Steps to each side that a block's residual units look at: kernels of 7, dilated by 1, 3 and 9."""
+"""Receptive field of a block's residual units to each side: kernels of 7, dilated by 1, 3 and 9."""
 OUTPUT_REACH: Final = 3
 
 
 def needed(keep: tuple[int, int], rates: Sequence[int], steps: int) -> list[tuple[int, int]]:
-    """Steps of each block's input that the samples `keep` depend on, in block order. steps: length of the latent."""
+    """Return the steps of each block's input that samples `keep` depend on, in block order. steps: of the latent."""
     lengths = [steps * math.prod(rates[:block]) for block in range(len(rates))]
     low, high = keep[0] - OUTPUT_REACH, keep[1] + OUTPUT_REACH
     spans = []
     for rate, length in zip(reversed(rates), reversed(lengths), strict=True):
-        # A transposed convolution of stride r and kernel 2r, padded by r/2: two inputs meet in every output.
+        # Transposed convolution of stride r, kernel 2r and padding r/2: each output depends on two inputs.
         low, high = low - UNITS_REACH, high + UNITS_REACH
         low = max((low + rate // 2 - 2 * rate + 1) // rate, 0)
         high = min((high - 1 + rate // 2) // rate + 1, length)
@@ -198,7 +198,7 @@ def needed(keep: tuple[int, int], rates: Sequence[int], steps: int) -> list[tupl
 
 
 class Codebook(nn.Module):
-    """One level: raw table and projection to the latent width."""
+    """Codebook of one level: table and projection to the latent width."""
 
     def __init__(self, config: SnacConfig) -> None:
         super().__init__()
@@ -211,7 +211,7 @@ class Codebook(nn.Module):
 
 
 class Quantizer(nn.Module):
-    """Three levels of codes, each repeated to the finest rate, summed."""
+    """Sum of three levels of codes, each repeated to the finest rate."""
 
     def __init__(self, config: SnacConfig) -> None:
         super().__init__()
@@ -232,7 +232,7 @@ class Snac(nn.Module):
         self.decoder = SnacDecoder(config)
 
     def latent(self, levels: Sequence[Tensor]) -> Tensor:
-        """Quantizer output. levels: int64 [B, frames * (1 | 2 | 4)]. Returns float32 [B, latent, 4 * frames]."""
+        """Return the quantizer's output, float32 [B, latent, 4 * frames]. levels: int64 [B, frames * (1 | 2 | 4)]."""
         latent: Tensor = self.quantizer(levels)
         return latent
 
@@ -242,10 +242,10 @@ class Snac(nn.Module):
         noise: Sequence[Tensor] | None = None,
         keep: tuple[int, int] | None = None,
     ) -> Tensor:
-        """Samples of whole frames, or of `keep` (first sample, end) alone: nothing is computed for the others only.
+        """Decode whole frames, or only what the samples `keep` (first, end) need.
 
         levels: int64 [B, frames * (1 | 2 | 4)], codes in range. noise: one float32 [B, 1, T] per block (lengths of
-        `SnacConfig.noise_lengths`), None = off. Returns float32 [B, 1, frames * frame_samples] in (-1, 1).
+        `SnacConfig.noise_lengths`), None for no noise. Returns float32 [B, 1, frames * frame_samples] in (-1, 1).
         """
         samples: Tensor = self.decoder(self.latent(levels), noise, keep)
         return samples
@@ -253,15 +253,14 @@ class Snac(nn.Module):
 
 _GAINS = {".parametrizations.weight.original0": ".parametrizations.weight.original1", ".weight_g": ".weight_v"}
 ENCODER: Final = "encoder."
-"""Prefix of the weights that only encoding needs."""
+"""Prefix of weights for encoding only."""
 
 
 def decoding_weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The decoding half of a published state dict, float32, with weight normalisation folded in.
+    """Return the decoding half of a published state dict, in float32 with folded weight normalization.
 
-    The effective weight is g * v / |v|, the norm over every dimension but the first, which for a transposed
-    convolution is the input channel. Encoder and `in_proj` are left out. Raises WeightsError for a gain without
-    its direction.
+    The effective weight is g * v / |v|, with the norm over all dimensions but the first (the input channel for a
+    transposed convolution). Encoder and `in_proj` are skipped. Raises WeightsError for a gain without its direction.
     """
     wanted = {k: v.float() for k, v in state.items() if not k.startswith(ENCODER) and ".in_proj." not in k}
     folded: dict[str, Tensor] = {}
@@ -278,7 +277,7 @@ def decoding_weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _folded(gain: Tensor, state: Mapping[str, Tensor], direction: str) -> Tensor:
     if direction not in state:
         raise WeightsError(
-            f"the vocoder's weights lack {direction}", "its gain is there", "fetch the file again", key=direction
+            f"the vocoder's weights lack {direction}", "its gain is present", "download the file again", key=direction
         )
     v = state[direction]
     length: Tensor = torch.linalg.vector_norm(v, dim=tuple(range(1, v.dim())), keepdim=True)

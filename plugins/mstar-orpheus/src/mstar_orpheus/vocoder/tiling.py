@@ -1,4 +1,4 @@
-"""How the vocoder's matrix products are cut into tiles. Used by `fused`; measured by `bench/gpu_codec_tiles.py`."""
+"""Tile sizes of the vocoder's GEMMs. Used by `fused_decoder`; measured by `bench/gpu_codec_tiles.py`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 PRECISION: Final = "split"
-"""`split`: three TF32 passes on the tensor cores. Triton's own names are understood too: `ieee`, `tf32x3`."""
+"""`split`: three TF32 passes on the tensor cores. Triton's `ieee` and `tf32x3` are also possible."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tile:
-    """One block's share of a product: rows, columns, depth of a step, and how Triton runs it."""
+    """Rows, columns and depth of a tile, and Triton's warps and stages."""
 
     bm: int
     bn: int
@@ -21,14 +21,14 @@ class Tile:
 
     @property
     def launch(self) -> dict[str, int]:
-        """What a kernel's launch takes."""
+        """Launch arguments of a kernel."""
         return {"bm": self.bm, "bn": self.bn, "bk": self.bk, "num_warps": self.warps, "num_stages": self.stages}
 
 
 def tile(kind: str, rows: int, columns: int) -> Tile:
-    """The tile for a product of so many rows and columns. kind: pointwise, upsample or unit.
+    """Return the tile for a GEMM of `rows` by `columns`. kind: pointwise, upsample or unit.
 
-    From a sweep of 23 cuts for each layer at 1, 8, 32 and 64 windows on one H100 (`bench/gpu_codec_tiles.py`).
+    Source: a sweep over 23 tiles per layer at 1, 8, 32 and 64 windows on one H100 (`bench/gpu_codec_tiles.py`).
     """
     area = rows * columns
     match kind:
