@@ -1,4 +1,4 @@
-"""An admin server in the test's loop, over a real hub and picture, with a deployment that notes what it is told."""
+"""An admin server on the test's loop, over a real hub and state publisher, with a fake deployment that records calls."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from mstar_core.supervisor.state_publisher import StatePublisher
 
 
 class FakeLog:
-    """A log that is written by the test."""
+    """A log that the test writes."""
 
     def __init__(self) -> None:
         self.tail: deque[str] = deque(maxlen=200)
@@ -43,7 +43,7 @@ class FakeLog:
 
 
 class FakeDeployment:
-    """What the admin server asks of a supervisor. acts: what it was told to do."""
+    """A fake supervisor for the admin server. acts: the recorded calls."""
 
     def __init__(self, folder: Path) -> None:
         self.spec = DeploymentSpec(
@@ -91,12 +91,12 @@ class FakeDeployment:
         return list(names)
 
     def tell(self, child: str, news: Iterable[RequestNews] = (), spans: Iterable[Span] = ()) -> None:
-        """A batch of telemetry comes from a child."""
+        """Deliver one telemetry batch of a child."""
         self.publisher.take(child, Telemetry(name=child, incarnation=1, requests=list(news), spans=list(spans)))
         self.publisher.refresh(now_all=True)
 
     def request(self, handle: int, **fields: Any) -> None:
-        """The api tells of a request that runs."""
+        """Deliver the api's report of a running request."""
         given = {"id": f"r-{handle}", "route": "/generate", "state": "run", "started": self.hub.now(),
                  "inputs": ["text"], "outputs": ["audio"], **fields}  # fmt: skip
         self.tell("api", [RequestNews(handle=handle, **given)])
@@ -133,7 +133,7 @@ Serving = Callable[..., AbstractAsyncContextManager[Admin]]
 
 @asynccontextmanager
 async def serving(*, blocked_s: float = 30.0, gid: int | None = None) -> AsyncIterator[Admin]:
-    """A server on a socket of its own, ended at the end of the block."""
+    """Run a server on its own socket until the end of the block."""
     folder = Path(tempfile.mkdtemp(prefix="mst-admin-"))
     path = folder / "admin.sock"
     deployment = FakeDeployment(folder)
@@ -150,20 +150,20 @@ async def serving(*, blocked_s: float = 30.0, gid: int | None = None) -> AsyncIt
 
 @pytest.fixture
 def started() -> Serving:
-    """Starts an admin server."""
+    """Return a factory of admin servers."""
     return serving
 
 
 @pytest.fixture
 async def admin() -> AsyncIterator[Admin]:
-    """An admin server."""
+    """Run an admin server."""
     async with serving() as made:
         yield made
 
 
 @pytest.fixture
 def runtime_folder() -> Any:
-    """A short folder for sockets; the one of a test is too long."""
+    """Make a folder with a short path for sockets."""
     folder = Path(tempfile.mkdtemp(prefix="mst-"))
     yield folder
     shutil.rmtree(folder, ignore_errors=True)

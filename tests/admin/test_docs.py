@@ -1,4 +1,4 @@
-"""docs/admin-api.md says what the code does: each of its generated parts is current, and no endpoint is missing."""
+"""docs/admin-api.md matches the code: generated parts are current, and no endpoint is missing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_every_endpoint_object_and_filter_field_is_on_the_page() -> None:
 
 
 def test_every_event_is_on_the_page() -> None:
-    """Types as they stand in the code: names of their own, and the states that a deployment can have."""
+    """Event types are literals in the code, or states of a deployment."""
     section = PAGE.read_text(encoding="utf-8").partition("## Events\n")[2].partition("## Metrics\n")[0]
     code = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "mstar_core").rglob("*.py"))
     kinds = set(re.findall(r'events\.add\(\s*"([\w.]+)"', code)) | {"kv.preempt", "api.refused"}

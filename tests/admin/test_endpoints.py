@@ -1,4 +1,4 @@
-"""Every endpoint of the admin socket: what it gives, and how it refuses."""
+"""Endpoints of the admin socket: answers and errors."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ async def test_every_endpoint_of_the_table_is_served_and_no_other(admin: Admin) 
             assert answer.status_code == 200, (endpoint.path, answer.text)
 
 
-async def test_the_head_tells_versions_features_and_the_deployment(admin: Admin) -> None:
+async def test_the_head_has_versions_features_and_the_deployment(admin: Admin) -> None:
     head = await admin.get("/v1")
     assert (head["api"], head["min_api"], head["boot"]) == (1, 1, "boot-1")
     assert {"watch", "trace"} <= set(head["features"])
     assert (head["name"], head["state"], head["endpoint"]) == ("fake", "ready", "http://127.0.0.1:1")
 
 
-async def test_a_snapshot_is_one_view_of_everything_with_every_field(admin: Admin) -> None:
+async def test_a_snapshot_has_every_part_and_every_field(admin: Admin) -> None:
     admin.deployment.request(7)
     snapshot = await admin.get("/v1/snapshot")
     assert snapshot["requests"]["7"]["id"] == "r-7"
@@ -68,7 +68,7 @@ async def test_a_snapshot_is_one_view_of_everything_with_every_field(admin: Admi
         ("/v1/recordings/none", 404, "not_found", ""),
     ],
 )
-async def test_a_wrong_read_is_refused_with_what_to_try(
+async def test_an_invalid_read_is_refused_with_a_hint(
     admin: Admin, path: str, status: int, code: str, says: str
 ) -> None:
     admin.deployment.request(7)
@@ -78,7 +78,7 @@ async def test_a_wrong_read_is_refused_with_what_to_try(
     assert says in problem["hint"] + problem["detail"]
 
 
-async def test_requests_are_filtered_sorted_and_cut_and_the_rest_is_counted(admin: Admin) -> None:
+async def test_requests_are_filtered_sorted_and_limited_and_the_rest_is_counted(admin: Admin) -> None:
     now = admin.deployment.hub.now()
     for handle, ttft in ((1, 0.3), (2, 0.1), (3, None), (4, 0.2)):
         admin.deployment.request(handle, ttft_s=ttft, started=now - 1000 * handle)
@@ -91,7 +91,7 @@ async def test_requests_are_filtered_sorted_and_cut_and_the_rest_is_counted(admi
     assert [item["handle"] for item in found["items"]] == [2, 1]
 
 
-async def test_a_trace_puts_together_what_all_processes_told(admin: Admin) -> None:
+async def test_a_trace_merges_the_reports_of_all_processes(admin: Admin) -> None:
     deployment, began = admin.deployment, admin.deployment.hub.now()
     deployment.request(7, started=began, ttft_s=0.2)
     deployment.tell("api", spans=[Span(1, 7, "queue", "admission", "", began, began + 0.1)])
@@ -113,14 +113,14 @@ async def test_a_trace_puts_together_what_all_processes_told(admin: Admin) -> No
     assert trace["sums"][1]["count"] == 50
 
 
-async def test_the_newest_request_of_an_id_is_meant_unless_a_handle_is_given(admin: Admin) -> None:
+async def test_an_id_selects_its_newest_request_unless_a_handle_is_given(admin: Admin) -> None:
     for handle in (1, 2):
         admin.deployment.request(handle, id="same")
     assert (await admin.get("/v1/requests/same"))["handle"] == 2
     assert (await admin.get("/v1/requests/same?handle=1"))["handle"] == 1
 
 
-async def test_an_id_may_hold_anything_that_a_url_can_carry(admin: Admin) -> None:
+async def test_an_id_may_contain_any_character_of_a_url(admin: Admin) -> None:
     admin.deployment.request(1, id="ü/ r")
     assert (await admin.get("/v1/requests/%C3%BC%2F%20r"))["handle"] == 1
 
@@ -135,7 +135,7 @@ async def test_a_request_is_cancelled_once_and_not_after_its_end(admin: Admin) -
     assert (await admin.post("/v1/requests/r-7/cancel", 409))["code"] == "already_ended"
 
 
-async def test_an_idempotency_key_makes_a_retry_harmless(admin: Admin) -> None:
+async def test_an_idempotency_key_makes_a_retry_safe(admin: Admin) -> None:
     key = {"Idempotency-Key": "k1"}
     first = await admin.post("/v1/deployment/drain", headers=key)
     again = await admin.post("/v1/deployment/drain", headers=key)
@@ -168,7 +168,7 @@ async def test_health_and_ready_answer_with_their_status(admin: Admin) -> None:
     await admin.get("/v1/health", 503)
 
 
-async def test_the_configuration_names_where_values_are_from_and_hides_keys(admin: Admin) -> None:
+async def test_the_configuration_names_the_source_of_values_and_hides_keys(admin: Admin) -> None:
     found = await admin.get("/v1/config")
     assert found["settings"]["max_queue"] == {"value": 128, "source": "file.yaml:3"}
     assert "secret-key" not in str(found)
@@ -181,8 +181,8 @@ async def test_the_clock_is_the_one_of_frames(admin: Admin) -> None:
     assert before[1] - 1 <= clock["time"] <= time.time() + 1, "which may be set anew meanwhile"
 
 
-async def test_metrics_are_those_of_the_table_and_say_what_the_api_says(admin: Admin) -> None:
-    """The api counts; what it tells of it the socket shows as it is, also once the api is gone."""
+async def test_metrics_are_those_of_the_table_and_equal_those_of_the_api(admin: Admin) -> None:
+    """The socket shows the samples of the api unchanged, also after the end of the api."""
     api = Metrics()
     api.requests.labels("/generate", "ok").inc()
     api.cancelled.labels("disconnected").inc(2)
@@ -200,7 +200,7 @@ async def test_metrics_are_those_of_the_table_and_say_what_the_api_says(admin: A
     assert [s.value for s in families["mstar_real_time_factor"].samples if s.labels.get("le") == "0.5"] == [1]
 
 
-async def test_nodes_are_summed_up_in_the_apis_names_and_told_apart_by_rank(admin: Admin) -> None:
+async def test_shared_families_sum_nodes_over_ranks_and_socket_families_list_ranks(admin: Admin) -> None:
     steps = NodeStatistics()
     for rows, seconds in ((1, 0.001), (4, 0.04), (300, 9.0)):
         steps.add(StepResult(rows=rows, tokens=rows, duration_s=seconds))
@@ -210,7 +210,7 @@ async def test_nodes_are_summed_up_in_the_apis_names_and_told_apart_by_rank(admi
     families = await read_metrics(admin)
 
     def shown(name: str, found: dict[str, Any] = families) -> dict[tuple[str, ...], float]:
-        """By labels; of a histogram by node and bound, or by node and `sum` or `count`."""
+        """Return samples by labels; those of a histogram by node and bound, or by node and `sum` or `count`."""
         family, plain = FAMILIES[name], {f"{name}_total": "", name: ""}
         return {
             (*(sample.labels[label] for label in family.labels), *filter(None, [
@@ -235,7 +235,7 @@ async def test_nodes_are_summed_up_in_the_apis_names_and_told_apart_by_rank(admi
 
 
 async def read_metrics(admin: Admin) -> dict[str, Any]:
-    """Every family of the socket by name."""
+    """Read the families of the socket by name."""
     text = (await admin.client.get("/v1/metrics")).text
     return {family.name: family for family in text_string_to_metric_families(text)}
 
@@ -253,7 +253,7 @@ async def test_a_recording_holds_the_requests_that_end_while_it_runs(admin: Admi
     await admin.get(f"/v1/recordings/{made['id']}", 404)
 
 
-async def test_a_full_recording_drops_and_says_so(admin: Admin) -> None:
+async def test_a_full_recording_counts_dropped_requests(admin: Admin) -> None:
     made = await admin.post("/v1/recordings", 201, json={"max_bytes": 10})
     ended = admin.deployment.hub.now() - 2 * LINGER_S
     admin.deployment.request(7, state="finished", started=ended - 1, ended=ended)

@@ -1,4 +1,4 @@
-"""Who may speak on the admin socket: modes of its file, the uid of the peer, a group that reads; where it is bound."""
+"""Permissions of the admin socket: mode of the file, uid of the peer, admin group, and the path that is bound."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ print(answer.status, answer.read().decode())
 
 
 def second_user() -> pwd.struct_passwd:
-    """Another user of this host, if we may become one."""
+    """Return another user of this host, if this process can become one."""
     if os.getuid() != 0:
         pytest.skip("runs as root: nobody else can become the second user that it needs")
     try:
@@ -48,7 +48,7 @@ async def ask_as(path: Path, method: str, target: str, uid: int, gid: int) -> st
     return said.decode()
 
 
-async def test_another_user_is_refused_even_where_the_file_would_let_it(started: Serving) -> None:
+async def test_another_user_is_refused_even_if_the_file_mode_allows_it(started: Serving) -> None:
     other = second_user()
     async with started() as admin:
         admin.path.parent.chmod(0o755)
@@ -57,7 +57,7 @@ async def test_another_user_is_refused_even_where_the_file_would_let_it(started:
         assert said.startswith("403 ") and f"peer uid {other.pw_uid}" in said
 
 
-async def test_a_member_of_the_admin_group_reads_and_does_not_act(started: Serving) -> None:
+async def test_a_member_of_the_admin_group_can_read_only(started: Serving) -> None:
     other = second_user()
     async with started(gid=other.pw_gid) as admin:
         admin.path.parent.chmod(0o755)
@@ -69,7 +69,7 @@ async def test_a_member_of_the_admin_group_reads_and_does_not_act(started: Servi
         assert admin.deployment.acts == []
 
 
-def test_access_is_decided_by_uid_then_by_group() -> None:
+def test_access_depends_on_uid_then_on_group() -> None:
     assert access_of(Peer(1, 500, 500), None, owner=500) is Access.ALL
     assert access_of(Peer(1, 0, 0), None, owner=500) is Access.ALL
     assert access_of(Peer(1, 501, 77), 77, owner=500) is Access.READ
@@ -88,7 +88,7 @@ def test_a_path_of_109_bytes_is_refused_with_its_length(tmp_path: Path) -> None:
     assert "--socket-path-prefix" in error.value.hint
 
 
-def test_a_file_that_a_killed_supervisor_left_is_replaced(runtime_folder: Path) -> None:
+def test_the_file_of_a_killed_supervisor_is_replaced(runtime_folder: Path) -> None:
     path = runtime_folder / "admin.sock"
     bind_admin(path).close()
     assert path.exists()
@@ -97,7 +97,7 @@ def test_a_file_that_a_killed_supervisor_left_is_replaced(runtime_folder: Path) 
     sock.close()
 
 
-def test_the_umask_is_as_it_was(runtime_folder: Path) -> None:
+def test_the_umask_is_restored(runtime_folder: Path) -> None:
     before = os.umask(0o022)
     try:
         bind_admin(runtime_folder / "admin.sock").close()
@@ -106,7 +106,7 @@ def test_the_umask_is_as_it_was(runtime_folder: Path) -> None:
         os.umask(before)
 
 
-def test_a_group_that_is_not_there_is_named_with_the_nearest() -> None:
+def test_an_unknown_group_is_an_error_with_the_nearest_name() -> None:
     name = grp.getgrgid(0).gr_name
     assert group_id(name) == 0
     with pytest.raises(ConfigError) as error:
@@ -114,7 +114,7 @@ def test_a_group_that_is_not_there_is_named_with_the_nearest() -> None:
     assert repr(name) in error.value.hint
 
 
-def test_the_run_directory_is_opened_for_a_group_only_where_it_can_be_reached(runtime_folder: Path) -> None:
+def test_the_run_directory_is_opened_for_a_group_only_if_the_group_can_reach_it(runtime_folder: Path) -> None:
     gid = os.getgid()
     runtime_folder.chmod(0o755)
     run = RunDirectory(runtime_folder / "prefix" / "name")

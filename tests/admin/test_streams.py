@@ -1,4 +1,4 @@
-"""Streams of the admin socket: a watch, logs and events that follow; readers that freeze, and too many of them."""
+"""Streams of the admin socket: watch, logs, events, blocked readers, and the limit of watchers."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ async def frames(admin: Admin, query: str = "hz=10") -> AsyncIterator[Frame]:
 
 
 def read_to_the_end(reader: socket.socket) -> None:
-    """Read what was left; returns only when the other end has closed the connection."""
+    """Read the rest; return when the other end has closed the connection."""
     while reader.recv(1 << 16):
         pass
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for something inside the server that no message tells of."""
+    """Wait for a state of the server that no message reports."""
     async with asyncio.timeout(LIMIT_S):
         while not condition():  # noqa: ASYNC110  a state of the part under test has no event for tests
             await asyncio.sleep(0.01)
@@ -58,13 +58,13 @@ async def test_a_watch_follows_the_deployment(admin: Admin) -> None:
     assert store.boot == "boot-1"
 
 
-async def test_a_watcher_who_leaves_is_forgotten(admin: Admin) -> None:
+async def test_a_watcher_that_disconnects_is_removed(admin: Admin) -> None:
     async for _ in frames(admin):
         break
     await until(lambda: not admin.deployment.hub.watchers)
 
 
-async def test_sixteen_watch_and_a_seventeenth_is_told_why_not(admin: Admin) -> None:
+async def test_a_seventeenth_watcher_is_refused_with_the_reason(admin: Admin) -> None:
     async with AsyncExitStack() as stack:
         for _ in range(16):
             response = await stack.enter_async_context(admin.client.stream("GET", "/v1/watch?hz=10"))
@@ -74,7 +74,7 @@ async def test_sixteen_watch_and_a_seventeenth_is_told_why_not(admin: Admin) -> 
         await admin.get("/v1/health")
 
 
-async def test_a_frozen_reader_costs_little_and_is_cut_off(started: Serving) -> None:
+async def test_a_blocked_reader_costs_little_and_is_disconnected(started: Serving) -> None:
     async with started(blocked_s=0.5) as admin:
         reader = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -89,14 +89,14 @@ async def test_a_frozen_reader_costs_little_and_is_cut_off(started: Serving) -> 
                 for handle in range(400):
                     deployment.request(handle, id=f"a-rather-long-request-id-{beat}-{handle}" + "x" * 200)
                 assert all(len(each.dirty) <= 450 for each in hub._subscriptions)
-                await admin.get("/v1/clock")  # nobody else waits for it
+                await admin.get("/v1/clock")  # other requests are not delayed
                 await asyncio.sleep(0.05)
         reader.settimeout(LIMIT_S)
         await asyncio.to_thread(read_to_the_end, reader)
         reader.close()
 
 
-async def test_logs_follow_as_lines_are_written_and_beat_in_between(admin: Admin) -> None:
+async def test_logs_follow_new_lines_with_heartbeats_in_between(admin: Admin) -> None:
     log = admin.deployment.children["worker-0"].log
     log.say('{"message": "old"}')
     lines: list[object] = []
@@ -105,7 +105,7 @@ async def test_logs_follow_as_lines_are_written_and_beat_in_between(admin: Admin
         async with admin.client.stream("GET", "/v1/logs?follow=1&from=worker/0&tail=5") as response:
             async for text in response.aiter_lines():
                 seen = json.loads(text)
-                beats += seen == {"beat": True}  # on a slow machine also before the second line
+                beats += seen == {"beat": True}  # on a slow machine, a heartbeat may precede the second line
                 if seen != {"beat": True}:
                     lines.append(seen)
                     log.say('{"message": "new"}') if len(lines) == 1 else None
@@ -123,7 +123,7 @@ async def test_old_lines_are_left_out(admin: Admin) -> None:
     assert [json.loads(line)["line"] for line in text.splitlines()] == ["no json at all"]
 
 
-async def test_events_are_given_by_type_and_number(admin: Admin) -> None:
+async def test_events_are_selected_by_type_and_number(admin: Admin) -> None:
     for kind in ("child.died", "deployment.ready", "child.spawned"):
         admin.deployment.events.add(kind)
     text = (await admin.client.get("/v1/events?since=1&type=child.*")).text

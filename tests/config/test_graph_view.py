@@ -1,4 +1,4 @@
-"""The graph of watch frames: what its edges say of modalities and chunks."""
+"""Graph of watch frames: modalities and chunk policies of its edges."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KINDS = ("text", "image", "audio", "video")
         (SlidingWindow(28, 7, first_from="frames"), "28, stride 7"),
     ],
 )
-def test_a_chunk_policy_is_a_few_short_words(policy: ChunkPolicy, words: str) -> None:
+def test_a_chunk_policy_has_a_short_description(policy: ChunkPolicy, words: str) -> None:
     assert chunk_text(Stream("s", (NodeSpec(name="codec", engine=STATELESS), "x"), policy)) == words
 
 
@@ -36,15 +36,15 @@ def test_a_chunk_policy_is_a_few_short_words(policy: ChunkPolicy, words: str) ->
         ("positions", "", ""),
     ],
 )
-def test_an_input_has_the_modality_that_it_is_named_after(port: str, node: str, kind: str) -> None:
+def test_an_input_has_the_modality_in_its_name(port: str, node: str, kind: str) -> None:
     assert input_kind(port, node, KINDS) == kind
 
 
-def test_ids_are_text_only_where_a_model_reads_text() -> None:
+def test_ids_are_text_only_if_the_model_reads_text() -> None:
     assert input_kind("tokens", "", ("image",)) == ""
 
 
-def test_what_a_client_sends_and_gets_has_its_modality_in_a_real_model() -> None:
+def test_inputs_and_outputs_of_a_real_model_have_their_modality() -> None:
     edges = graph_of(Plugins.discover().model("orpheus")).edges
     assert {edge.modality for edge in edges if not edge.source} == {"text"}
     assert {edge.modality for edge in edges if not edge.into} == {"audio"}

@@ -1,4 +1,4 @@
-"""The filter language: what each kind of term means, and what is refused by name."""
+"""Filter language: the meaning of each kind of term, and its errors."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ ALL = {"talk": TALK, "queued": QUEUED, "failed": FAILED}
         ("/r-7f[0-9]a/", "talk"),
     ],
 )
-def test_a_filter_takes(text: str, taken: str) -> None:
+def test_a_filter_matches(text: str, taken: str) -> None:
     found = Filter.parse(text, expressions=True)
     assert [name for name, request in ALL.items() if found.takes(request, NOW)] == taken.split()
 
@@ -67,19 +67,19 @@ def test_a_filter_takes(text: str, taken: str) -> None:
         ("x" * (LIMIT_CHARS + 1), "too long"),
     ],
 )
-def test_a_wrong_filter_is_an_error_and_not_an_empty_list(text: str, says: str) -> None:
+def test_an_invalid_filter_is_an_error_and_not_an_empty_list(text: str, says: str) -> None:
     with pytest.raises(UsageError) as error:
         Filter.parse(text)
     assert says in str(error.value)
     assert error.value.code == "invalid_filter"
 
 
-def test_a_server_takes_no_expressions() -> None:
+def test_a_server_refuses_regular_expressions() -> None:
     with pytest.raises(UsageError, match="does not accept regular expressions"):
         Filter.parse("/a+/")
 
 
-def test_a_filter_knows_whether_time_alone_changes_it() -> None:
+def test_a_filter_knows_if_its_result_depends_on_time() -> None:
     assert Filter.parse("!age>3 tokens>4").is_timed
     assert not Filter.parse("tokens>4 id:a").is_timed
 

@@ -1,6 +1,6 @@
-"""Frames of the watch within an api version: fields are only added, and keep their types, so that old readers go on.
+"""Frames of the watch within an API version: fields are only added and keep their types, so that old readers still work.
 
-The golden file holds what API 1 had when it was written. A field that is gone or has another type needs a new version.
+The golden file lists the fields of API 1. Removing a field or changing its type needs a new version.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ KINDS: dict[str, type[msgspec.Struct]] = {
 
 
 def fields(kind: type[msgspec.Struct]) -> dict[str, str]:
-    """Name on the wire -> type, of every field."""
+    """Return name on the wire -> type of every field."""
     return {field.encode_name: words(field.type) for field in msgspec.structs.fields(kind)}
 
 
 def words(kind: Any) -> str:
-    """A type as text that does not change with the version of Python."""
+    """Return a type as text that is independent of the Python version."""
     text = str(kind).replace("<class '", "").replace("'>", "").replace("mstar_core.observe.frames.", "")
     return golden_names(text)
 
 
-def test_the_golden_file_is_of_the_version_that_is_spoken() -> None:
+def test_the_golden_file_is_that_of_the_current_version() -> None:
     assert frames.API == 1, "write a golden file for the new version, and keep the old one for its readers"
     assert set(GOLDEN) <= set(KINDS)
 
@@ -58,8 +58,8 @@ def test_fields_are_only_added(name: str) -> None:
         assert now.get(field) == kind, f"{name}.{field} was {kind}"
 
 
-def test_a_field_that_is_new_has_a_default() -> None:
-    """A reader of today takes frames of the first server of this version."""
+def test_a_new_field_has_a_default() -> None:
+    """A current reader accepts frames of the first server of this version."""
     for name, kind in KINDS.items():
         for field in msgspec.structs.fields(kind):
             is_new = field.encode_name not in GOLDEN.get(name, {})

@@ -1,4 +1,4 @@
-"""The hub: every watcher ends in the hub's own state, whatever its pace, filter and luck; nobody can make it grow."""
+"""Telemetry hub: every watcher reaches the hub's state at any rate and filter, and its memory is bounded."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Clock:
 
 
 class Watcher:
-    """A client: reads what its subscription gives, through the wire form."""
+    """A client that reads its subscription through the wire format."""
 
     def __init__(self, subscription: Subscription) -> None:
         self.subscription = subscription
@@ -102,7 +102,7 @@ def test_many_changes_become_one_delta_with_the_latest_values() -> None:
     assert subscription.frames() == []
 
 
-def test_a_counter_that_began_anew_is_set() -> None:
+def test_a_counter_that_was_reset_is_set() -> None:
     hub, _ = make_hub()
     hub.put("edges", "e", EdgeStatus(name="e", items=100))
     watcher = Watcher(hub.subscribe())
@@ -112,7 +112,7 @@ def test_a_counter_that_began_anew_is_set() -> None:
     assert watcher.store.edges["e"].items == 3
 
 
-def test_what_is_as_it_was_is_no_change() -> None:
+def test_an_equal_object_is_no_change() -> None:
     hub, _ = make_hub()
     hub.put("nodes", "a@0", NodeStatus(name="a", rank=0))
     before = hub.store.rev
@@ -121,7 +121,7 @@ def test_what_is_as_it_was_is_no_change() -> None:
     assert hub.store.rev == before
 
 
-def test_a_silent_deployment_beats_each_two_seconds() -> None:
+def test_an_idle_deployment_sends_a_heartbeat_every_two_seconds() -> None:
     hub, clock = make_hub()
     watcher = Watcher(hub.subscribe())
     watcher.read()
@@ -131,7 +131,7 @@ def test_a_silent_deployment_beats_each_two_seconds() -> None:
     assert watcher.kinds[2:] == ["beat"] * 5
 
 
-def test_a_frozen_watcher_costs_one_entry_per_object_it_knows() -> None:
+def test_a_blocked_watcher_costs_one_entry_per_object() -> None:
     hub, _ = make_hub()
     for number in range(50):
         hub.put("requests", str(number), request(number))
@@ -144,7 +144,7 @@ def test_a_frozen_watcher_costs_one_entry_per_object_it_knows() -> None:
     assert len(frozen.dirty) == 50
 
 
-def test_a_watcher_who_lost_events_is_told_and_gets_a_snapshot() -> None:
+def test_a_watcher_that_missed_events_gets_a_resync_and_a_snapshot() -> None:
     hub, _ = make_hub()
     watcher = Watcher(hub.subscribe())
     watcher.read()
@@ -157,7 +157,7 @@ def test_a_watcher_who_lost_events_is_told_and_gets_a_snapshot() -> None:
     assert watcher.store.events[-1].n == EVENTS + 10
 
 
-def test_events_come_in_order_between_deltas_and_revisions_never_fall() -> None:
+def test_events_are_in_order_between_deltas_and_revisions_never_decrease() -> None:
     hub, _ = make_hub()
     subscription = hub.subscribe()
     revs: list[int] = [frame.rev for frame in subscription.frames()]
@@ -170,7 +170,7 @@ def test_events_come_in_order_between_deltas_and_revisions_never_fall() -> None:
     assert revs == sorted(revs)
 
 
-def test_parts_that_were_not_asked_for_are_not_sent() -> None:
+def test_parts_that_were_not_selected_are_not_sent() -> None:
     hub, _ = make_hub()
     watcher = Watcher(hub.subscribe(parts=("nodes",)))
     watcher.read()
@@ -183,7 +183,7 @@ def test_parts_that_were_not_asked_for_are_not_sent() -> None:
     assert list(watcher.store.nodes) == ["a@0"]
 
 
-def test_a_filter_follows_requests_in_and_out_of_it() -> None:
+def test_a_filter_adds_and_removes_requests_as_they_change() -> None:
     hub, _ = make_hub()
     hub.put("requests", "1", request(1, state="queue"))
     watcher = Watcher(hub.subscribe(filter_text="state:queue"))
@@ -197,7 +197,7 @@ def test_a_filter_follows_requests_in_and_out_of_it() -> None:
     assert watcher.store.requests["1"].why == "full"
 
 
-def test_a_filter_on_age_takes_requests_as_they_grow_old() -> None:
+def test_a_filter_on_age_adds_requests_over_time() -> None:
     hub, clock = make_hub()
     hub.put("requests", "1", request(1, started=clock.now))
     watcher = Watcher(hub.subscribe(filter_text="age>2s"))
@@ -208,7 +208,7 @@ def test_a_filter_on_age_takes_requests_as_they_grow_old() -> None:
     assert list(watcher.store.requests) == ["1"]
 
 
-def test_the_filter_comes_before_the_limit_and_what_was_cut_is_counted() -> None:
+def test_the_filter_applies_before_the_limit_and_the_rest_is_counted() -> None:
     hub, _ = make_hub()
     for number in range(2100):
         hub.put("requests", str(number), request(number, state="queue" if number >= 2090 else "run"))
@@ -235,14 +235,14 @@ def test_a_seventeenth_watcher_is_refused_until_one_leaves() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"parts": ("node",)}, {"hz": 0.01}, {"hz": 11}, {"filter_text": "stat:x"}])
-def test_a_wrong_watch_is_refused(wrong: dict[str, Any]) -> None:
+def test_an_invalid_watch_is_refused(wrong: dict[str, Any]) -> None:
     hub, _ = make_hub()
     with pytest.raises(UsageError):
         hub.subscribe(**wrong)
     assert hub.watchers == 0
 
 
-# -- whatever happens, and whenever somebody joins or reads, everybody ends in the hub's state ---------------------
+# -- property: all watchers reach the hub's state ------------------------------------------------------------------
 
 KEYS = st.sampled_from(["1", "2", "3", "4"])
 ITEMS = {
@@ -263,7 +263,7 @@ ACTIONS = st.one_of(
 
 @settings(max_examples=200)
 @given(actions=st.lists(ACTIONS, max_size=40))
-def test_every_watcher_ends_in_the_state_of_the_hub(actions: list[tuple[str, Any, Any]]) -> None:
+def test_every_watcher_reaches_the_state_of_the_hub(actions: list[tuple[str, Any, Any]]) -> None:
     hub, clock = make_hub()
     watchers = [(Watcher(hub.subscribe()), "")]
     number = 0
@@ -290,7 +290,7 @@ def test_every_watcher_ends_in_the_state_of_the_hub(actions: list[tuple[str, Any
         assert len(watcher.store.events) == len(hub.store.events)
 
 
-def test_the_first_frames_are_the_kinds_that_a_late_joiner_needs() -> None:
+def test_the_first_frames_are_hello_and_a_snapshot() -> None:
     hub, _ = make_hub()
     hello, snapshot = hub.subscribe().frames()
     assert isinstance(hello, HelloFrame)

@@ -1,4 +1,4 @@
-"""What the hub costs: 2000 updates a second into 500 requests, four watchers at 10 Hz of which one is frozen."""
+"""CPU cost of the hub: 2000 updates per second of 500 requests, four watchers at 10 Hz, one of them blocked."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HZ: Final = 10
 
 
 def cost(seconds: int) -> float:
-    """Share of a core, by processor time. The load comes at its own pace of the clock, as fast as it can be made."""
+    """Return the share of a core by CPU time, with a load at simulated times as fast as possible."""
     hub = TelemetryHub("boot", "d")
     for handle in range(ROWS):
         hub.put("requests", str(handle), RequestStatus(id=f"r-{handle}", handle=handle, state="run", inputs=["text"]))
@@ -45,12 +45,12 @@ def cost(seconds: int) -> float:
 
 
 @pytest.mark.slow
-def test_the_hub_takes_less_than_a_tenth_of_a_core() -> None:
-    share = min(cost(10) for _ in range(2))  # of two: a neighbour's caches count as well
+def test_the_hub_uses_less_than_a_tenth_of_a_core() -> None:
+    share = min(cost(10) for _ in range(2))  # the best of two, because other processes share the caches
     assert share < 0.10, f"{share:.1%} of a core"
 
 
-def test_the_hub_takes_a_small_part_of_a_core_on_any_machine() -> None:
-    """It took 5 % where it was written; the bound leaves room for a slow machine and finds what grows with the rows."""
+def test_the_hub_uses_a_small_share_of_a_core_on_any_machine() -> None:
+    """The bound allows for a slow machine and detects a cost that grows with the rows."""
     share = min(cost(3) for _ in range(2))
     assert share < 0.50, f"{share:.1%} of a core"

@@ -1,4 +1,4 @@
-"""docs/metrics.md and the Grafana dashboard: every exported family is on the page, and queries name nothing else."""
+"""docs/metrics.md and the Grafana dashboard: the page lists every exported family, and queries name only those."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PANELS: list[dict[str, Any]] = [panel for panel in DASHBOARD["panels"] if panel[
 NAME = re.compile(r"\bmstar_\w+")
 SERIES = {f"{name}{suffix}": family for name, family in FAMILIES.items() for suffix in SUFFIXES[family.kind]}
 SCRAPED = {"job", "instance", "le"}
-"""Labels that Prometheus adds, and that of buckets."""
+"""Labels that Prometheus adds, and the label of buckets."""
 
 QUERIES = [(panel["title"], target["expr"]) for panel in PANELS for target in panel["targets"]]
 
@@ -30,17 +30,17 @@ def test_the_page_names_every_family_and_no_other() -> None:
     assert set(NAME.findall(table)) == {
         f"{name}_total" if family.kind == "counter" else name for name, family in FAMILIES.items()
     }
-    for name in set(NAME.findall(PAGE)) - {"mstar_step"}:  # a part of a name, after --match
+    for name in set(NAME.findall(PAGE)) - {"mstar_step"}:  # a part of a name, in an example of --match
         assert name in SERIES or name in FAMILIES, name
 
 
 @pytest.mark.parametrize(("title", "query"), QUERIES, ids=[f"{title} {i}" for i, (title, _) in enumerate(QUERIES)])
-def test_a_query_of_the_dashboard_names_series_and_labels_that_the_api_exports(title: str, query: str) -> None:
+def test_queries_of_the_dashboard_name_series_and_labels_of_the_api(title: str, query: str) -> None:
     names = NAME.findall(query)
     assert names, title
     for name in names:
-        assert name in SERIES, f"{name} is no series"
-        assert SERIES[name].maker != "socket", f"{name} is not at the api, which Prometheus reads"
+        assert name in SERIES, f"{name} is not a series"
+        assert SERIES[name].maker != "socket", f"{name} is not exported by the api, which Prometheus scrapes"
     known = set().union(*(SERIES[name].labels for name in names)) | SCRAPED
     grouped = {label for group in re.findall(r"by \(([\w, ]+)\)", query) for label in re.findall(r"\w+", group)}
     matched = set(re.findall(r'(\w+)=~?"', query))
@@ -49,7 +49,7 @@ def test_a_query_of_the_dashboard_names_series_and_labels_that_the_api_exports(t
     assert all(f'{name}{{job=~"$job"' in query for name in names)
 
 
-def test_a_legend_shows_labels_that_its_query_keeps() -> None:
+def test_a_legend_shows_labels_of_its_query() -> None:
     for panel in PANELS:
         for target in panel["targets"]:
             shown = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
@@ -57,7 +57,7 @@ def test_a_legend_shows_labels_that_its_query_keeps() -> None:
             assert shown <= (kept or set(SERIES[NAME.findall(target["expr"])[0]].labels)), panel["title"]
 
 
-def test_panels_stand_apart_and_inside_of_the_grid() -> None:
+def test_panels_do_not_overlap_and_fit_the_grid() -> None:
     cells: set[tuple[int, int]] = set()
     for panel in DASHBOARD["panels"]:
         at = panel["gridPos"]
@@ -68,7 +68,7 @@ def test_panels_stand_apart_and_inside_of_the_grid() -> None:
     assert len(set(numbers)) == len(numbers)
 
 
-def test_everything_that_operators_ask_for_is_on_the_dashboard() -> None:
+def test_the_dashboard_has_the_main_metrics() -> None:
     asked = {
         "mstar_requests_total", "mstar_queue_seconds_bucket", "mstar_ttft_seconds_bucket", "mstar_ttfa_seconds_bucket",
         "mstar_inter_chunk_seconds_bucket", "mstar_real_time_factor_bucket", "mstar_step_seconds_bucket",

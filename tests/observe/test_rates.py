@@ -1,4 +1,4 @@
-"""Rates from counters and quantiles of a minute."""
+"""Rates of counters, and quantiles over one minute."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def test_a_rate_is_growth_over_about_a_second() -> None:
     assert found == 0.0
 
 
-def test_a_counter_that_fell_begins_anew() -> None:
+def test_a_counter_that_fell_restarts_its_rate() -> None:
     rate = Rate()
     rate.at(0.0, 100.0)
     assert rate.at(1.0, 4.0) == 0.0
     assert rate.at(2.0, 6.0) == pytest.approx(2.0)
 
 
-def test_looking_often_keeps_few_samples() -> None:
+def test_frequent_readings_keep_few_samples() -> None:
     rate = Rate()
     for step in range(10_000):
         found = rate.at(step / 1000, step)
@@ -33,12 +33,12 @@ def test_looking_often_keeps_few_samples() -> None:
     assert len(rate._samples) < 40
 
 
-def test_quantiles_are_values_that_were_there() -> None:
+def test_quantiles_are_recorded_values() -> None:
     assert quantiles([3.0, 1.0, 2.0], 0.0, 0.5, 1.0) == (1.0, 2.0, 3.0)
     assert quantiles([], 0.5) == (None,)
 
 
-def test_a_minute_forgets_what_is_older() -> None:
+def test_a_minute_drops_older_values() -> None:
     minute = Minute()
     minute.add(0.0, 9.0)
     minute.add(50.0, 1.0)

@@ -1,4 +1,4 @@
-"""Requests put together from what several processes tell; bounded, whatever comes and in whatever order."""
+"""Request log: merged reports of several processes, in any order, with bounded memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def shown(log: RequestLog) -> dict[int, RequestStatus | None]:
     return dict(log.take_dirty())
 
 
-def test_each_process_tells_its_own_part() -> None:
+def test_each_process_reports_its_part() -> None:
     log = RequestLog("m")
     tell(log, "worker-1", 0.0, handle=7, tokens=5, pages=2, waited_s=0.25)
     assert shown(log) == {}, "a request without a name is not shown"
@@ -33,7 +33,7 @@ def test_each_process_tells_its_own_part() -> None:
     assert shown(log) == {}
 
 
-def test_at_the_end_the_answers_own_count_holds_and_nothing_is_held() -> None:
+def test_at_the_end_the_answers_usage_counts_and_no_pages_are_shown() -> None:
     log = RequestLog("m")
     tell(log, "worker-0", 0.0, handle=7, tokens=40, pages=3, why="waits")
     tell(log, "conductor", 0.0, handle=7, node="LLM", active=["decode"])
@@ -44,13 +44,13 @@ def test_at_the_end_the_answers_own_count_holds_and_nothing_is_held() -> None:
     assert (request.state, request.error, request.ended) == ("failed", "worker_lost", 9.0)
 
 
-def test_an_ended_request_lingers_and_then_is_remembered() -> None:
+def test_an_ended_request_stays_live_for_a_moment_and_then_in_the_log() -> None:
     log, ended = RequestLog("m"), []
     log.on_end.append(lambda known: ended.append(known.handle))
     tell(log, "api", 5.0, handle=7, id="r", state="finished", started=1.0, ended=5.0)
     log.settle(5.0 + LINGER_S / 2)
     assert 7 in log.live
-    tell(log, "worker-0", 6.0, Span(1, 7, "transfer", "hidden", "", 1.0, 4.0))  # its last words come late
+    tell(log, "worker-0", 6.0, Span(1, 7, "transfer", "hidden", "", 1.0, 4.0))  # its last span arrives late
     shown(log)
     log.settle(5.1 + LINGER_S)
     assert shown(log) == {7: None}
@@ -59,11 +59,11 @@ def test_an_ended_request_lingers_and_then_is_remembered() -> None:
     assert found is not None and len(found.spans) == 1
     tell(log, "worker-0", 9.0, handle=7, tokens=99)
     assert shown(log) == {}
-    tell(log, "conductor", 9.0, handle=7, walks={"prefill": 1})  # as a process that had to wait for the processor does
+    tell(log, "conductor", 9.0, handle=7, walks={"prefill": 1})  # as a process without CPU time does
     assert found.request("m").walks == {"prefill": 1} and shown(log) == {}
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_the_log_is_bounded() -> None:
     log = RequestLog("m")
     for handle in range(ENDED + 50):
         tell(log, "api", 0.0, handle=handle, id=f"r-{handle}", state="finished", started=0.0, ended=0.0)
@@ -77,7 +77,7 @@ def test_what_is_remembered_is_bounded() -> None:
     assert known.sums["worker-0", "LLM", "decode", "compute"].spans == SPANS + 20, "sums are of all"
 
 
-def test_a_span_that_goes_on_is_replaced_and_summed_once() -> None:
+def test_an_open_span_is_replaced_and_summed_once() -> None:
     known = RequestRecord(handle=1, seen=0.0)
     for end in (1.0, 2.0):
         known.add("worker-0", Span(5, 1, "compute", "LLM", "decode", 0.0, end, 0, is_open=True))
@@ -87,14 +87,14 @@ def test_a_span_that_goes_on_is_replaced_and_summed_once() -> None:
     assert (found.spans, found.count, found.busy_s) == (1, 30, 3.0)
 
 
-def test_news_that_nobody_claims_are_forgotten() -> None:
+def test_reports_of_unnamed_requests_are_dropped() -> None:
     log = RequestLog("m")
     tell(log, "worker-0", 0.0, handle=7, tokens=1)
     log.settle(ORPHAN_S + 1)
     assert not log.live and not log.ended
 
 
-def test_the_numbers_of_a_process_go_with_it() -> None:
+def test_the_reports_of_a_dead_process_are_dropped() -> None:
     log = RequestLog("m")
     tell(log, "api", 0.0, handle=7, id="r", state="run", started=0.0)
     tell(log, "worker-0", 0.0, handle=7, tokens=5, pages=9)
@@ -105,7 +105,7 @@ def test_the_numbers_of_a_process_go_with_it() -> None:
     assert shown(log) == {7: None}
 
 
-def test_totals_only_grow_and_firsts_are_counted_once() -> None:
+def test_totals_only_grow_and_first_outputs_count_once() -> None:
     log = RequestLog("m")
     for tokens in (5, 9):
         tell(log, "worker-0", 1.0, handle=7, tokens=tokens)

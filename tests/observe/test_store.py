@@ -1,4 +1,4 @@
-"""The reducer behind every view of a deployment: frames in, the same state out, wherever a reader joins."""
+"""State store: frames lead to the same state wherever a reader joins."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from mstar_core.observe.store import Store, changed_fields
 
 
 def sent(frame: Frame) -> Frame:
-    """The frame as a reader gets it."""
+    """Return the frame as a reader decodes it."""
     line = encode(frame)
     assert line.endswith(b"\n")
     assert line.count(b"\n") == 1
@@ -42,7 +42,7 @@ def sent(frame: Frame) -> Frame:
 
 
 def state(store: Store) -> dict[str, Any]:
-    """What a reader could see, events aside."""
+    """Return the visible state without events."""
     return {"deployment": store.deployment, "graph": store.graph, **{part: store.part(part) for part in PARTS}}
 
 
@@ -57,7 +57,7 @@ def joined(rev: int = 5) -> Store:
     return store
 
 
-def test_set_replaces_fields_and_leaves_the_others() -> None:
+def test_set_replaces_only_its_fields() -> None:
     store = joined()
     store.apply(sent(DeltaFrame(rev=6, after=5, t=2.0, set={"requests": {"7": {"node": "talker", "tokens": 4}}})))
     assert store.requests["7"] == RequestStatus(id="r-7", handle=7, tokens=4, node="talker")
@@ -79,7 +79,7 @@ def test_add_sums_counters_and_del_removes() -> None:
     assert store.requests == {}
 
 
-def test_a_missing_delta_is_seen_and_nothing_is_taken_until_a_snapshot() -> None:
+def test_a_missing_delta_is_detected_and_later_ones_are_ignored_until_a_snapshot() -> None:
     store = joined(rev=5)
     before = state(store)
     store.apply(DeltaFrame(rev=9, after=8, t=2.0, delete={"requests": ["7"]}))
@@ -90,7 +90,7 @@ def test_a_missing_delta_is_seen_and_nothing_is_taken_until_a_snapshot() -> None
     assert store.requests == {}
 
 
-def test_events_and_beats_move_the_revision_that_the_next_delta_follows() -> None:
+def test_events_and_heartbeats_advance_the_revision_for_the_next_delta() -> None:
     store = joined(rev=5)
     store.apply(sent(EventFrame(rev=6, t=2.0, event=Event(n=1, type="kv.preempt", facts={"pages": 96}))))
     store.apply(sent(BeatFrame(rev=7, t=4.0)))
@@ -100,7 +100,7 @@ def test_events_and_beats_move_the_revision_that_the_next_delta_follows() -> Non
     assert [(e.type, e.facts) for e in store.events] == [("kv.preempt", {"pages": 96})]
 
 
-def test_a_new_boot_empties_the_state() -> None:
+def test_a_new_boot_clears_the_state() -> None:
     store = joined()
     store.apply(HelloFrame(boot="two", rev=0))
     assert store.requests == {}
@@ -117,7 +117,7 @@ def test_deltas_after_a_resync_wait_for_the_snapshot() -> None:
     assert list(store.requests) == ["8"]
 
 
-def test_a_newer_server_is_understood_as_far_as_we_know_it() -> None:
+def test_unknown_fields_and_frames_of_a_newer_server_are_ignored() -> None:
     store = joined()
     assert decode(b'{"k":"forecast","rev":6}') is None
     line = (
@@ -131,7 +131,7 @@ def test_a_newer_server_is_understood_as_far_as_we_know_it() -> None:
 
 
 @pytest.mark.parametrize("line", [b"", b"{", b"[]", b'"x"', b'{"k":"delta"}', b'{"k":"event","rev":"a"}'])
-def test_a_line_that_is_no_frame_is_refused(line: bytes) -> None:
+def test_a_malformed_line_is_refused(line: bytes) -> None:
     with pytest.raises(TransportError, match="could not be read"):
         decode(line)
 
@@ -143,7 +143,7 @@ def test_an_id_cannot_break_the_line() -> None:
     assert frame.requests["1"].id == request.id
 
 
-def test_a_copy_is_a_picture_of_now() -> None:
+def test_later_frames_do_not_change_a_copy() -> None:
     store = joined()
     picture = store.copy()
     store.apply(DeltaFrame(rev=6, after=5, t=2.0, set={"requests": {"7": {"tokens": 99}}}))
@@ -151,7 +151,7 @@ def test_a_copy_is_a_picture_of_now() -> None:
     assert store.requests["7"].tokens == 99
 
 
-# -- any cut of a stream, rejoined by a snapshot, ends in the same state -------------------------------------------
+# -- property: a stream joined anywhere by a snapshot leads to the same state --------------------------------------
 
 KEYS = st.sampled_from(["1", "2", "3"])
 REQUESTS = st.builds(
@@ -173,7 +173,7 @@ CHANGES = st.lists(
 
 
 def stream(changes: list[tuple[str, str, Any]], start: Store) -> Iterator[DeltaFrame]:
-    """The deltas that lead from one change to the next; `start` goes along."""
+    """Return the deltas between consecutive states; `start` is updated."""
     for part, key, new in changes:
         old = start.part(part).get(key)
         rev = start.rev + 1

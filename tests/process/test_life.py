@@ -1,4 +1,4 @@
-"""A child's life towards its supervisor, with a fake clock and a fake courier."""
+"""Link of a child to its supervisor, logs and process settings, with a fake clock and courier."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_hello_is_repeated_until_the_supervisor_answers_then_beats(life: ChildLi
     assert 2 <= len(post.sent) <= 4
 
 
-def test_an_answer_meant_for_an_earlier_life_does_not_count(life: ChildLife, post: Post, clock: Clock) -> None:
+def test_an_answer_to_an_earlier_incarnation_does_not_count(life: ChildLife, post: Post, clock: Clock) -> None:
     life.on(PeerUp(name="worker-0", incarnation=2, endpoint="ipc:///old"))
     turn(life, clock, 1.0)
     assert set(post.kinds()) == {Hello}
@@ -110,7 +110,7 @@ def test_silence_of_the_supervisor_ends_the_child(life: ChildLife, clock: Clock)
     assert life.stop_reason is not None
 
 
-def test_time_in_which_the_child_itself_stood_still_is_not_silence(life: ChildLife, clock: Clock) -> None:
+def test_time_in_which_the_child_was_stopped_is_not_silence(life: ChildLife, clock: Clock) -> None:
     up(life)
     clock.now += 60
     life.beat(clock.now)
@@ -129,7 +129,7 @@ def test_stop_is_remembered(life: ChildLife) -> None:
     assert life.stop_reason == "down"
 
 
-def test_phases_carry_name_and_life(life: ChildLife, post: Post) -> None:
+def test_phases_carry_name_and_incarnation(life: ChildLife, post: Post) -> None:
     life.phase("weights", done=1, total=2)
     assert post.sent == [("supervisor", Phase(name="worker-0", incarnation=3, phase="weights", done=1, total=2))]
 
@@ -145,7 +145,7 @@ def test_the_first_fatal_error_is_kept_and_becomes_the_exit_code(life: ChildLife
     assert "test_life.py" in record["traceback"]
 
 
-def test_a_child_that_runs_alone_sends_nothing_and_misses_nobody(tmp_path: Path, post: Post, clock: Clock) -> None:
+def test_a_child_without_a_supervisor_sends_nothing_and_never_stops(tmp_path: Path, post: Post, clock: Clock) -> None:
     life = ChildLife("api", 0, Deployed(str(tmp_path)), post, clock=clock)
     turn(life, clock, 20.0, ping=False, step=1.0)
     life.phase("ready")
@@ -182,13 +182,13 @@ def test_keys_never_reach_a_log_line() -> None:
     assert "s3cret" not in formatted("with %s", "s3cret", secrets=("s3cret",))
 
 
-def test_a_huge_line_is_cut_and_stays_json() -> None:
+def test_a_huge_line_is_shortened_and_stays_json() -> None:
     text = formatted("%s", "x" * (2 * LINE_LIMIT_BYTES))
     assert len(text) < LINE_LIMIT_BYTES
     assert json.loads(text)["cut"] > LINE_LIMIT_BYTES
 
 
-def test_what_the_start_made_is_left_out_of_collections() -> None:
+def test_objects_of_the_start_are_excluded_from_collections() -> None:
     try:
         keep_start()
         assert gc.get_freeze_count() > 1000 > len(gc.get_objects())
@@ -196,8 +196,8 @@ def test_what_the_start_made_is_left_out_of_collections() -> None:
         gc.unfreeze()
 
 
-def test_a_nap_of_a_thread_with_exact_timers_is_not_much_longer_than_told() -> None:
-    """Of many the shortest: others may use the machine. Timers are 50 us late by default (Linux)."""
+def test_sleeps_of_a_thread_with_exact_timers_are_exact() -> None:
+    """The shortest of many sleeps, because of other load. Timers are 50 us late by default (Linux)."""
     with ThreadPoolExecutor(1) as pool:
         pool.submit(set_exact_timers).result()
         assert pool.submit(lambda: min(_nap() for _ in range(300))).result() < 60e-6

@@ -1,4 +1,4 @@
-"""Why a process that could say nothing itself has ended: signal, memory, and whether the kernel ran out of it."""
+"""Death records of processes that wrote none: signal, memory, last log line, out-of-memory kills."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def child(*lines: str) -> Any:
     return SimpleNamespace(name="worker-0", pid=os.getpid(), incarnation=2, phase="weights", log=log)
 
 
-def test_a_killed_process_has_its_signal_memory_and_last_words(run: RunDirectory) -> None:
+def test_the_record_of_a_killed_process_has_signal_memory_and_last_line(run: RunDirectory) -> None:
     known = Circumstances(resident_bytes=3 << 30, memory_kills=0)
     record = death_record(child('{"message": "reading layer 7"}'), run, -signal.SIGKILL, known)
     assert (record["signal"], record["resident_bytes"], record["phase"]) == ("SIGKILL", 3 << 30, "weights")
@@ -41,18 +41,18 @@ def test_a_killed_process_has_its_signal_memory_and_last_words(run: RunDirectory
 
 
 @pytest.mark.parametrize(("age_s", "words"), [(5.0, "last log line: serving"), (3600.0, "")])
-def test_words_of_long_before_say_nothing_of_an_end(run: RunDirectory, age_s: float, words: str) -> None:
+def test_an_old_log_line_is_left_out(run: RunDirectory, age_s: float, words: str) -> None:
     said = datetime.fromtimestamp(time.time() - age_s, UTC).isoformat(timespec="milliseconds")
     line = json.dumps({"time": said, "message": "serving"})
     assert death_record(child(line), run, -signal.SIGKILL, Circumstances())["detail"] == words
 
 
-def test_the_kernels_own_kill_is_named_with_what_to_try(run: RunDirectory) -> None:
+def test_an_out_of_memory_kill_is_named_with_a_hint(run: RunDirectory) -> None:
     record = death_record(child(), run, -signal.SIGKILL, Circumstances(memory_kills=1))
     assert "killed 1 process of this host for lack of memory" in record["hint"] and "kv_cache.pages" in record["hint"]
 
 
-def test_what_a_process_wrote_of_itself_wins(run: RunDirectory) -> None:
+def test_the_record_of_the_process_itself_wins(run: RunDirectory) -> None:
     own = {"pid": os.getpid(), "message": "no such file", "phase": "kv", "class": "WeightsError"}
     (run.children / "worker-0.fatal.json").write_text(json.dumps(own))
     record = death_record(child(), run, 3, Circumstances(memory_kills=1))
@@ -62,7 +62,7 @@ def test_what_a_process_wrote_of_itself_wins(run: RunDirectory) -> None:
 def test_kills_count_for_a_few_seconds(run: RunDirectory, tmp_path: Path) -> None:
     path = tmp_path / "vmstat"
     kills = OomKills(path)
-    kills.sample(0.0)  # a kernel that tells nothing
+    kills.sample(0.0)  # a kernel without the counter
     assert kills.recent() is None
     assert "may have run out of memory" in death_record(child(), run, -signal.SIGKILL, Circumstances())["hint"]
     for second, count in enumerate((4, 4, 5, 5, 5, 5, 5)):

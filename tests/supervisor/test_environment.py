@@ -1,4 +1,4 @@
-"""The environment of children: where compiled kernels are kept, and how many threads compute."""
+"""Environment of children: cache of compiled kernels, and compute threads."""
 
 from __future__ import annotations
 
@@ -16,16 +16,14 @@ def spec(device: str, cache: Path) -> DeploymentSpec:
     return DeploymentSpec(name="d", model="m", plugin="p", run_dir="/r", log_dir="/l", plan=plan, cache_dir=str(cache))
 
 
-def test_compiled_kernels_are_kept_in_the_cache_folder_by_version(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compiled_kernels_are_cached_by_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(TRITON_CACHE, raising=False)
     folder = Path(child_environment(spec("cuda:0", tmp_path))[TRITON_CACHE])
     assert folder.parent == tmp_path / "kernels" and "torch-" in folder.name and "triton-" in folder.name
     assert TRITON_CACHE not in child_environment(spec("cpu", tmp_path))
 
 
-def test_a_folder_that_the_user_set_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_set_by_the_user_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TRITON_CACHE, "/mine")
     assert child_environment(spec("cuda:0", tmp_path))[TRITON_CACHE] == "/mine"
 

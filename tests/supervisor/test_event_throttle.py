@@ -1,4 +1,4 @@
-"""Preemptions and refusals as events: each storm is told when it begins, and bounded however long it goes on."""
+"""Throttled events of preemptions and refusals: reported at once, then as sums at bounded rates."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def events(
     return list(throttle.due(values, refused, now))
 
 
-def test_one_preemption_is_told_at_once_with_its_request_pages_and_reason() -> None:
+def test_one_preemption_is_reported_at_once_with_request_pages_and_reason() -> None:
     throttle = EventThrottle(lambda handle: f"r-{handle}")
     assert events(throttle, preempted(0, 0), 0.0) == []
     facts = {"request": "r-7", "node": "LLM", "rank": 1, "pages": 96, "why": "pool full"}
@@ -29,12 +29,12 @@ def test_one_preemption_is_told_at_once_with_its_request_pages_and_reason() -> N
     assert events(throttle, preempted(1, 96), 60.0) == []
 
 
-def test_a_request_that_nobody_knows_is_not_named() -> None:
+def test_an_unknown_request_is_not_named() -> None:
     ((_, facts),) = events(EventThrottle(lambda handle: ""), preempted(1, 5), 0.0)
     assert "request" not in facts
 
 
-def test_what_comes_close_together_is_one_event_with_its_sums() -> None:
+def test_a_burst_is_one_event_with_sums() -> None:
     throttle = EventThrottle(str)
     events(throttle, preempted(1, 10), 0.0)
     assert events(throttle, preempted(4, 40), PAUSE_MIN_S / 2) == []
@@ -43,7 +43,7 @@ def test_what_comes_close_together_is_one_event_with_its_sums() -> None:
     assert "request" not in facts
 
 
-def test_a_storm_of_an_hour_is_some_sixty_events_and_none_of_it_is_lost() -> None:
+def test_a_burst_of_an_hour_is_about_sixty_events_with_complete_sums() -> None:
     counter, told, seen = ThrottledCounter(), 0, 0
     for tick in range(36_000):
         found = counter.increase(tick * 50, tick * 100, tick / 10)
@@ -54,7 +54,7 @@ def test_a_storm_of_an_hour_is_some_sixty_events_and_none_of_it_is_lost() -> Non
     assert told == counter.reported > 36_000 * 50 - 50 * 10 * PAUSE_MAX_S - 1
 
 
-def test_after_a_pause_the_next_one_is_told_at_once_again() -> None:
+def test_after_a_pause_the_next_one_is_reported_at_once() -> None:
     counter = ThrottledCounter()
     assert counter.increase(1, 1, 0.0) == (1, 1)
     assert counter.increase(2, 2, 1.1) == (1, 1)
@@ -63,14 +63,14 @@ def test_after_a_pause_the_next_one_is_told_at_once_again() -> None:
     assert counter.pause_s == PAUSE_MIN_S
 
 
-def test_a_worker_that_begins_anew_begins_its_count_anew() -> None:
+def test_a_restarted_worker_restarts_its_count() -> None:
     throttle = EventThrottle(str)
     events(throttle, preempted(5, 50), 0.0)
     ((_, facts),) = events(throttle, preempted(1, 8), 50.0)
     assert (facts["request"], facts["pages"]) == ("7", 8)
 
 
-def test_refusals_are_told_by_code() -> None:
+def test_refusals_are_reported_by_code() -> None:
     throttle = EventThrottle(str)
     assert events(throttle, {}, 0.0, overloaded=3) == [("api.refused", {"code": "overloaded", "requests": 3})]
     assert events(throttle, {}, 0.1, overloaded=3, too_large=1) == [

@@ -1,4 +1,4 @@
-"""The start as the supervisor hears it: messages in any order, doubled, late or of other lives; and slow loads."""
+"""Start-up messages in any order, duplicated, late or of other incarnations; and slow loads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from mstar_core.transport import Courier
 PHASES = {"conductor": ("ready",), "worker-0": ("weights", "kv", "ready"), "worker-1": ("weights", "ready"),
           "api": ("pool", "ready")}  # fmt: skip
 LIFE = 2
-"""The incarnation of every child; messages of the one before come late, and of the next one nobody knows."""
+"""Current incarnation of every child. Messages of the previous one are late, those of the next one unknown."""
 
 FIXTURE_IS_NEW = settings(
     max_examples=40, deadline=None,
@@ -34,7 +34,7 @@ FIXTURE_IS_NEW = settings(
 
 
 class Told:
-    """Stands in for the courier, and keeps what each child was told."""
+    """Fake courier that keeps the messages to each child."""
 
     def __init__(self) -> None:
         self.said: dict[str, list[Message]] = {name: [] for name in PHASES}
@@ -53,7 +53,7 @@ class Told:
 
 @contextmanager
 def starting(spec: DeploymentSpec, folder: Path) -> Iterator[tuple[Supervisor, Told]]:
-    """A supervisor whose children have just been started, and who hears them through `on_batch` alone."""
+    """A supervisor whose children were just started. Tests deliver messages through `on_batch`."""
     ranks = tuple(RankPlan(rank=rank, device="cpu", nodes=("LLM",)) for rank in (0, 1))
     plan = Plan(ranks=ranks, placements=(NodePlacement(node="LLM", replicas=((0,), (1,))),))
     told = Told()
@@ -74,7 +74,7 @@ def envelope(sender: str, life: int, body: Message) -> Envelope:
 
 
 def said_in_a_start(draw: Any) -> list[Envelope]:
-    """Everything that children say in a start, each once or more often, with words of other lives, in any order."""
+    """Draw all messages of a start in any order, with duplicates and messages of other incarnations."""
     lines: list[Envelope] = []
     for name, phases in PHASES.items():
         mine: list[Message] = [
@@ -95,7 +95,7 @@ def said_in_a_start(draw: Any) -> list[Envelope]:
 
 @FIXTURE_IS_NEW
 @given(data=st.data())
-def test_a_start_told_in_any_order_doubled_and_late_becomes_ready_once(
+def test_a_start_with_messages_in_any_order_becomes_ready_once(
     data: st.DataObject, logged_spec: Callable[..., DeploymentSpec], tmp_path: Path
 ) -> None:
     lines = said_in_a_start(data.draw)
@@ -115,12 +115,12 @@ def test_a_start_told_in_any_order_doubled_and_late_becomes_ready_once(
         assert {m.incarnation for m in peers} == {LIFE}
         for peer in set(PHASES) - {name}:
             first = next(m for m in peers if m.name == peer)
-            assert isinstance(first, PeerUp), "nobody is given work before it is known where"
+            assert isinstance(first, PeerUp), "no child gets work before it is known where"
 
 
 @FIXTURE_IS_NEW
 @given(data=st.data())
-def test_a_start_that_lacks_a_word_of_one_child_never_counts_as_ready(
+def test_a_start_without_one_message_never_becomes_ready(
     data: st.DataObject, logged_spec: Callable[..., DeploymentSpec], tmp_path: Path
 ) -> None:
     lost = data.draw(st.sampled_from(sorted(PHASES)))
@@ -141,7 +141,7 @@ def loading(tmp_path: Path) -> Child:
 
 @FIXTURE_IS_NEW
 @given(gaps=st.lists(st.integers(1, 120), min_size=30, max_size=60))
-def test_a_slow_load_that_goes_on_is_left_alone_however_long_it_takes(gaps: list[int], tmp_path: Path) -> None:
+def test_a_slow_load_with_progress_never_stalls(gaps: list[int], tmp_path: Path) -> None:
     child, now = loading(tmp_path), 0  # whole seconds: sums of fractions would round across the limit
     for done, gap in enumerate(gaps):
         now += gap
@@ -151,7 +151,7 @@ def test_a_slow_load_that_goes_on_is_left_alone_however_long_it_takes(gaps: list
     assert is_stalled(child, now + 120.1, 120.0), "and nothing new for the limit ends it"
 
 
-def test_words_without_progress_are_no_progress(tmp_path: Path) -> None:
+def test_messages_without_progress_are_no_progress(tmp_path: Path) -> None:
     child = loading(tmp_path)
     for now in range(100, 300, 10):
         child.advance(Phase(name="worker-0", incarnation=1, phase="weights", done=7, total=9, detail=str(now)), now)

@@ -1,4 +1,4 @@
-"""Who is blamed for a silence: a child that says nothing, never one that was stopped together with the supervisor."""
+"""Watchdog: a silent child is killed, unless the supervisor was stopped at the same time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PACE = Pace(watch_s=0.02, stacks_s=0.0)
 
 
 class StillChild(Child):
-    """A child without a process, silent from its start on. asked: signals that it was sent; killed: with the last."""
+    """A child without a process, silent from its start. asked: signals sent to it; killed: set by SIGKILL."""
 
     asked: list[signal.Signals]
     killed: asyncio.Event
@@ -42,7 +42,7 @@ def still(state: str) -> StillChild:
 
 
 async def blamed(child: StillChild, stopped_s: float) -> tuple[float, list[dict[str, Any]]]:
-    """Watch it until it is killed, with the loop stopped for so long first. Returns how long that took, and events."""
+    """Stop the loop for `stopped_s`, then watch until the child is killed. Returns the duration and the events."""
     events = Events(None)
     watchdog = Watchdog(
         children={child.name: child}, events=events, pace=PACE, stall_s=HANG_S, hang_s=HANG_S,
@@ -50,8 +50,8 @@ async def blamed(child: StillChild, stopped_s: float) -> tuple[float, list[dict[
     )  # fmt: skip
     began = time.monotonic()
     task = asyncio.create_task(watchdog.watch())
-    await asyncio.sleep(0)  # it has begun to wait for its first look
-    time.sleep(stopped_s)  # noqa: ASYNC251 -- the loop is to stand still
+    await asyncio.sleep(0)  # the watchdog waits for its first check
+    time.sleep(stopped_s)  # noqa: ASYNC251 -- stops the loop
     await asyncio.wait_for(child.killed.wait(), LIMIT_S)
     task.cancel()
     with suppress(asyncio.CancelledError):
@@ -66,7 +66,7 @@ async def test_a_silent_child_is_killed_with_its_stacks_written() -> None:
     assert events[0]["type"] == "child.hangs" and "no sign of life" in events[0]["why"]
 
 
-async def test_a_time_in_which_the_supervisor_did_not_run_is_held_against_nobody() -> None:
+async def test_time_in_which_the_supervisor_did_not_run_is_excluded() -> None:
     for state in ("ready", "spawned"):
         took_s, _ = await blamed(still(state), 3 * HANG_S)
         assert took_s >= 4 * HANG_S - 2 * PACE.watch_s, "what came before it woke up was counted as silence"

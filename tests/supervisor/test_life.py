@@ -1,4 +1,4 @@
-"""A deployment's life in one loop: real child processes that fail on purpose, the real supervisor around them."""
+"""Life of a deployment on one loop: the real supervisor with real child processes that fail on purpose."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ QUICK = Pace(watch_s=0.1, backoff_s=(0.01,), stop_s=3.0, stacks_s=0.2)
 
 @asynccontextmanager
 async def running(spec: DeploymentSpec, pace: Pace = QUICK) -> AsyncIterator[tuple[Supervisor, asyncio.Task[ExitCode]]]:
-    """The supervisor of `spec`, ended at the end of the block."""
+    """Run the supervisor of `spec` until the end of the block."""
     run, codec = RunDirectory.of(spec.name), WireCodec("supervisor", 0)
     run.spec.write_bytes(spec.encode())
     endpoint, loop = mailbox_endpoint(run.ipc, "supervisor", 0), asyncio.get_running_loop()
@@ -53,7 +53,7 @@ async def running(spec: DeploymentSpec, pace: Pace = QUICK) -> AsyncIterator[tup
 
 
 async def event(supervisor: Supervisor, kind: str, count: int = 1, **facts: Any) -> dict[str, Any]:
-    """The count-th event of that type with those facts. Fails when it does not come."""
+    """Return the count-th event with this type and facts. Fails if it does not arrive."""
 
     async def wait() -> dict[str, Any]:
         while True:
@@ -108,7 +108,7 @@ async def test_a_failed_start_names_process_phase_and_cause(
         cause = supervisor.record()["cause"]
     assert words in cause["message"]
     assert cause["name"] == child.replace("_", "-")
-    if how == "error":  # one that dies at once may take its last message with it
+    if how == "error":  # the last message of a process that dies at once may be lost
         assert cause["phase"] == phase
     if how == "exit":
         assert "plain words before the end" in cause["detail"]
@@ -120,7 +120,7 @@ async def test_the_earliest_death_is_the_cause_and_later_ones_follow(logged_spec
         await event(supervisor, "child.died", 2)
         supervisor.stop(now=True)
         await asyncio.wait_for(task, LIMIT_S)
-    # The one that wrote its record first is the cause, whichever death was seen first.
+    # The first record is the cause, independent of the order in which deaths are seen.
     for deaths in (supervisor.deaths, supervisor.deaths[::-1]):
         record = outcome(deaths, ExitCode.START_FAILED, "")
         assert record["cause"]["monotonic"] == min(death["monotonic"] for death in deaths)
@@ -130,11 +130,11 @@ async def test_the_earliest_death_is_the_cause_and_later_ones_follow(logged_spec
 async def test_a_start_without_progress_is_stalled_and_shows_its_stacks(logged_spec: Any, play: Play) -> None:
     play(worker_0={"phase": "kv", "how": "hang"})
     async with running(logged_spec(stall_s=LIMIT_S)) as (supervisor, task):
-        for child in ("conductor", "api"):  # a busy machine may take long to start them: they are not what stalls
+        for child in ("conductor", "api"):  # a busy machine may start them late, and they must not stall
             await event(supervisor, "phase", child=child, phase="ready")
         await event(supervisor, "phase", child="worker-0", phase="kv")
         stuck = supervisor.children["worker-0"]
-        stuck.started = stuck.last_progress = time.monotonic() - LIMIT_S  # as if it had stood still for so long
+        stuck.started = stuck.last_progress = time.monotonic() - LIMIT_S  # simulates the time without progress
         assert await asyncio.wait_for(task, LIMIT_S) is ExitCode.TIMED_OUT
         cause = supervisor.record()["cause"]
         log = supervisor.children["worker-0"].log.path.read_text()
@@ -142,7 +142,7 @@ async def test_a_start_without_progress_is_stalled_and_shows_its_stacks(logged_s
     assert "signal.pause" in log or "in enter" in log
 
 
-async def test_a_fetch_that_dies_of_being_asked_for_its_stacks_has_stalled(logged_spec: Any, play: Play) -> None:
+async def test_a_fetch_that_dies_of_sigusr1_counts_as_stalled(logged_spec: Any, play: Play) -> None:
     play(weights={"phase": "fetch", "how": "deaf"})
     async with running(logged_spec(stall_s=1.0)) as (supervisor, task):
         assert await asyncio.wait_for(task, LIMIT_S) is ExitCode.TIMED_OUT
@@ -163,7 +163,7 @@ async def test_a_dead_worker_comes_back_and_the_deployment_is_ready_again(logged
         assert supervisor.last_cause is not None
 
 
-async def test_a_worker_that_dies_again_and_again_is_left_alone(logged_spec: Any, play: Play) -> None:
+async def test_a_worker_that_dies_repeatedly_is_not_restarted(logged_spec: Any, play: Play) -> None:
     pace = Pace(watch_s=0.1, backoff_s=(0.01, 0.02), stop_s=3.0, restarts_max=2)
     async with running(logged_spec(), pace) as (supervisor, _):
         await event(supervisor, "deployment.ready")
@@ -177,7 +177,7 @@ async def test_a_worker_that_dies_again_and_again_is_left_alone(logged_spec: Any
         assert waits == [0.01, 0.02]
 
 
-def test_restarts_are_spaced_ever_wider_and_five_in_ten_minutes_are_the_limit() -> None:
+def test_restarts_back_off_and_are_limited_to_five_in_ten_minutes() -> None:
     pace = Pace()
     assert pace.backoff_s == (1, 2, 4, 8, 16)
     assert (pace.restarts_max, pace.window_s) == (5, 600.0)
@@ -189,14 +189,14 @@ def test_restarts_are_spaced_ever_wider_and_five_in_ten_minutes_are_the_limit() 
 async def test_a_child_that_hangs_in_service_is_replaced(how: str, why: str, logged_spec: Any, play: Play) -> None:
     play(worker_0={"phase": "ready", "how": how, "lives": 1})
     async with running(logged_spec(hang_s=2.0)) as (supervisor, _):
-        # A busy machine may let any child seem to hang for so short a time: what counts is what worker-0 is blamed for.
+        # On a busy machine any child may seem to hang for so short a time: only the events of worker-0 count.
         hangs = await event(supervisor, "child.hangs", child="worker-0")
         assert why in hangs["why"]
         await event(supervisor, "child.spawned", child="worker-0", incarnation=2)
         await event(supervisor, "deployment.ready", 2)
 
 
-async def test_a_death_is_seen_though_a_grandchild_holds_the_output(logged_spec: Any, play: Play) -> None:
+async def test_a_death_is_seen_even_if_a_grandchild_keeps_the_output_open(logged_spec: Any, play: Play) -> None:
     play(api={"grandchild": True, "lives": 1})
     async with running(logged_spec()) as (supervisor, _):
         await event(supervisor, "deployment.ready")
@@ -214,7 +214,7 @@ async def test_a_child_that_does_not_end_is_killed(logged_spec: Any, play: Play)
         assert "conductor" in {item["child"] for item in supervisor.events.ring if item["type"] == "child.killed"}
 
 
-async def test_a_drain_that_takes_too_long_is_cut_and_said(logged_spec: Any, play: Play) -> None:
+async def test_a_drain_over_its_limit_is_cut_and_reported(logged_spec: Any, play: Play) -> None:
     play(api={"drains": False})
     async with running(logged_spec()) as (supervisor, task):
         await event(supervisor, "deployment.ready")
@@ -223,7 +223,7 @@ async def test_a_drain_that_takes_too_long_is_cut_and_said(logged_spec: Any, pla
         assert "longer than 0.1 s" in (await event(supervisor, "deployment.cut"))["why"]
 
 
-async def test_an_end_that_waits_for_nobody_says_how_many_it_cut(logged_spec: Any, play: Play) -> None:
+async def test_an_immediate_stop_reports_the_aborted_requests(logged_spec: Any, play: Play) -> None:
     async with running(logged_spec()) as (supervisor, task):
         await event(supervisor, "deployment.ready")
         supervisor.values["conductor.in_flight"] = 3.0
@@ -245,7 +245,7 @@ async def test_stopping_a_drained_deployment_waits_for_the_drain(logged_spec: An
         assert await asyncio.wait_for(task, LIMIT_S) is ExitCode.DONE
 
 
-async def test_a_drained_deployment_takes_requests_again(logged_spec: Any, play: Play) -> None:
+async def test_a_drained_deployment_can_resume(logged_spec: Any, play: Play) -> None:
     async with running(logged_spec()) as (supervisor, _):
         await event(supervisor, "deployment.ready")
         supervisor.drain()
@@ -254,14 +254,14 @@ async def test_a_drained_deployment_takes_requests_again(logged_spec: Any, play:
         assert supervisor.state == "ready"
 
 
-async def test_a_restart_renews_every_process_and_blames_none(logged_spec: Any, play: Play) -> None:
+async def test_a_restart_renews_every_process_without_a_death(logged_spec: Any, play: Play) -> None:
     async with running(logged_spec()) as (supervisor, _):
         await event(supervisor, "deployment.ready")
         first_s = supervisor.ready_s or 0.0
         supervisor.ask_restart()
         again = await event(supervisor, "deployment.ready", 2)
         second_s = supervisor.ready_s or 0.0
-        assert 0 < second_s <= time.monotonic() - supervisor.started - first_s, "each start is told with its own time"
+        assert 0 < second_s <= time.monotonic() - supervisor.started - first_s, "each start reports its own time"
         assert again["ready_s"] == round(second_s, 2) and "fetch" not in again["phases_s"]
         assert {child.incarnation for child in supervisor.children.values()} == {2}
         assert supervisor.deaths == []

@@ -1,4 +1,4 @@
-"""The supervisor as a process: sockets, locks, signals, and what is left when it is killed."""
+"""The supervisor as a process: sockets, locks, signals, and clean-up after a kill."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from mstarctl.start.launch import Started, wait_ready
 Launch = Callable[..., Started]
 LIMIT_S = 60.0
 SUPERVISOR_BYTES = 60_000_000
-"""Of a supervisor at rest, its metrics read once: what it may hold resident."""
+"""Limit of the resident memory of an idle supervisor after one read of its metrics."""
 
 
 def nothing(snapshot: dict[str, Any]) -> None:
-    """A view that shows nothing."""
+    """A view without output."""
 
 
 def outcome(started: Started) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def test_only_the_owner_reaches_the_run_directory_and_its_sockets(start: Launch)
     assert not list(run.path.glob("start-*.json"))
 
 
-def test_a_second_start_of_the_name_is_refused_and_the_first_goes_on(start: Launch) -> None:
+def test_a_second_start_of_the_name_is_refused_and_the_first_continues(start: Launch) -> None:
     first = start()
     wait_ready(first, nothing)
     second = start()
@@ -75,7 +75,7 @@ def test_a_second_start_of_the_name_is_refused_and_the_first_goes_on(start: Laun
         first.run.acquire()
 
 
-def test_sigterm_drains_and_leaves_nothing(start: Launch) -> None:
+def test_sigterm_drains_and_cleans_up(start: Launch) -> None:
     started = start()
     snapshot = wait_ready(started, nothing)
     started.process.send_signal(signal.SIGTERM)
@@ -141,7 +141,7 @@ def test_the_socket_shows_events_logs_and_errors(start: Launch) -> None:
         kinds = [item["type"] for item in admin.lines("/v1/events") if item is not None]
         assert kinds[0] == "deployment.starting" and "deployment.ready" in kinds
         assert "supervisor" in {item["from"] for item in admin.lines("/v1/logs") if item is not None}
-        list(admin.lines("/v1/logs", **{"from": "weights"}))  # its process has ended, its log is still there
+        list(admin.lines("/v1/logs", **{"from": "weights"}))  # the process has ended, its log remains
         own = [json.loads(item["line"]) for item in admin.lines("/v1/logs", **{"from": "supervisor"}) if item]
         assert any("deployment.ready" in line["message"] for line in own)
         with pytest.raises(MstarError, match="no process 'wrker'"):

@@ -1,4 +1,4 @@
-"""The picture: what children tell becomes nodes, edges, ranks and a head, each figure made once."""
+"""State publisher: reports of children become nodes, edges, ranks and a head."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_nodes_have_rates_and_the_busiest_is_the_bottleneck(deployment: FakeDepl
     assert (node.steps_s, node.batch, node.step_ms, node.is_bottleneck) == (0.0, 0, None, False)
 
 
-def test_an_edge_is_put_together_from_both_its_ends(deployment: FakeDeployment, clock: Clock) -> None:
+def test_an_edge_is_merged_from_both_its_ends(deployment: FakeDeployment, clock: Clock) -> None:
     for step in range(6):
         sent = EdgeNews("latents", "flow", "", 0, 1, False, 10 * step, 1000 * step)
         came = EdgeNews("latents", "flow", "", 0, 1, False, 0, 0, 10 * step, 0.02 * step)
@@ -74,7 +74,7 @@ def test_an_edge_is_put_together_from_both_its_ends(deployment: FakeDeployment, 
     assert (found.items, found.bytes, found.items_s, found.transfer_ms) == (50, 5000, 40.0, 2.0)
 
 
-def test_the_graph_comes_with_the_conductor_and_leaves_its_facts(deployment: FakeDeployment) -> None:
+def test_the_graph_comes_from_the_conductors_facts(deployment: FakeDeployment) -> None:
     graph = {"model": "m", "nodes": [{"name": "LLM", "partition": "text"}]}
     phase = Phase(name="conductor", incarnation=1, phase="ready", facts={GRAPH_FACT: graph, "port": 1})
     assert deployment.publisher.phase("conductor", phase) == {"port": 1}
@@ -83,7 +83,7 @@ def test_the_graph_comes_with_the_conductor_and_leaves_its_facts(deployment: Fak
     assert deployment.hub.store.nodes["LLM@0"].partition == "text"
 
 
-def test_the_graph_as_declared_is_there_before_any_process_is(tmp_path: Path) -> None:
+def test_the_declared_graph_is_shown_before_any_process_starts(tmp_path: Path) -> None:
     deployment = FakeDeployment(tmp_path)
     declared = {"model": "m", "nodes": [{"name": "LLM", "partition": "text"}], "walks": [{"name": "decode"}]}
     deployment.spec = msgspec.structs.replace(deployment.spec, graph=declared)
@@ -101,7 +101,7 @@ def test_the_memory_of_a_rank_on_the_cpu_is_that_of_its_process_on_the_host(depl
     assert 0 < (rank.memory_used or 0) < (rank.memory_total or 0)
 
 
-def test_what_a_process_held_is_known_after_its_death(deployment: FakeDeployment, clock: Clock) -> None:
+def test_the_memory_of_a_process_is_known_after_its_death(deployment: FakeDeployment, clock: Clock) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         deployment.children["worker-0"].pid = process.pid
         until = time.monotonic() + 60
@@ -111,7 +111,7 @@ def test_what_a_process_held_is_known_after_its_death(deployment: FakeDeployment
             clock.now += 2
             deployment.publisher.refresh()
         process.kill()
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # dead, and not yet noticed
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # dead, but not yet reaped
         clock.now += 2
         deployment.publisher.refresh()
         assert (deployment.publisher.circumstances("worker-0").resident_bytes or 0) >= 1 << 20
@@ -148,7 +148,7 @@ def test_a_process_has_its_share_of_a_core_and_its_memory() -> None:
 
 
 class FakeNvml:
-    """A library with two cards, one of which does not tell its power."""
+    """A fake NVML with two GPUs, one of which has no power reading."""
 
     class NVMLError(Exception):
         pass
@@ -178,7 +178,7 @@ class FakeNvml:
         return refuse
 
 
-def test_what_a_card_does_not_tell_is_unknown_and_slow_or_old_readings_are_stale(clock: Clock) -> None:
+def test_unsupported_readings_are_unknown_and_slow_or_old_ones_are_stale(clock: Clock) -> None:
     nvml = FakeNvml(clock)
     reader = GpuReader(nvml, clock)
     reader.read()
@@ -214,6 +214,6 @@ def test_a_host_without_the_library_has_no_gpus(clock: Clock) -> None:
         ("", {}),
     ],
 )
-def test_a_device_is_the_card_that_its_process_sees(visible: str | None, keys: dict[str, str]) -> None:
+def test_a_device_is_the_gpu_that_its_process_sees(visible: str | None, keys: dict[str, str]) -> None:
     gpus = [GpuStatus(index=0, uuid="GPU-0abc"), GpuStatus(index=1, uuid="GPU-1abc")]
     assert device_keys(gpus, {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}) == keys

@@ -1,4 +1,4 @@
-"""The deployments that synthetic watches tell of: stages, routes, graphs, as the plugins declare them."""
+"""Models of synthetic watches: stages, routes and graphs, as the plugins declare them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mstar_core.observe.frames import EdgeStatus, EdgeView, GraphView, NodeView,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """A node as requests see it. seconds: how long a request stays; tokens_s: what it makes there, of one request."""
+    """One stage of requests. seconds: time of a request in it; tokens_s: tokens per second of one request."""
 
     node: str
     rank: int
@@ -25,7 +25,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """One deployment to tell of. routes: (inputs, outputs, stages in order); the last of them run side by side."""
+    """One deployment to simulate. routes: (inputs, outputs, stages in order); the last stages run in parallel."""
 
     name: str
     plugin: str
@@ -79,7 +79,7 @@ def qwen() -> Model:
 
 
 def qwen_graph() -> GraphView:
-    """As the plugin declares it."""
+    """Return the graph as the plugin declares it."""
     text = ["prefill_text", "thinker_decode"]
     audio, vision = ["prefill_audio", "prefill_audio_vision"], ["prefill_vision", "prefill_audio_vision"]
     talk = ["talker_prefill", "talker_decode"]

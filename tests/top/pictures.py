@@ -1,4 +1,4 @@
-"""Pictures of recorded streams as text, compared with stored ones. `MSTAR_SNAPSHOTS=write` stores them anew."""
+"""Text snapshots of screens of recorded streams. `MSTAR_SNAPSHOTS=write` updates them."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ HINTS: tuple[Hint, ...] = (("1-7", "screen"), ("/", "filter"), ("enter", "open")
 
 @cache
 def recording(name: str) -> Recording:
-    """One of the stored recordings."""
+    """Read a stored recording."""
     return read_recording(RECORDINGS / f"{name}.mstar.gz")
 
 
 def replayed(name: str, *, glyphs: Glyphs = UNICODE) -> ReplaySession:
-    """A replay that stands at the end of a recording."""
+    """Return a replay at the end of a recording."""
     session = ReplaySession(recording(name), glyphs=glyphs, clock=lambda: 0.0)
     session.start()
     session.skip(1e6)
@@ -46,12 +46,12 @@ def replayed(name: str, *, glyphs: Glyphs = UNICODE) -> ReplaySession:
 
 @cache
 def view_of(name: str, glyphs: Glyphs = UNICODE) -> View:
-    """The picture at the end of a recording, as if it were live."""
+    """Return the view at the end of a recording, shown as live."""
     return replace(replayed(name, glyphs=glyphs).view(), link=Link(hz=4.0), zone=UTC, phase=2)
 
 
 def view_after(frames: Iterable[Frame], **changes: object) -> View:
-    """The picture after some frames."""
+    """Return the view after some frames."""
     store = Store()
     for frame in frames:
         store.apply(frame)
@@ -60,7 +60,7 @@ def view_after(frames: Iterable[Frame], **changes: object) -> View:
 
 @cache
 def state_of(page: str, name: str = "qwen3_omni") -> State:
-    """A choice that shows much: a marked row, an opened request with its spans."""
+    """Return a state with a selected row and an open request with spans."""
     state = State(page=page)
     view = view_of(name)
     if page in ("overview", "requests"):
@@ -73,17 +73,17 @@ def state_of(page: str, name: str = "qwen3_omni") -> State:
 
 
 def painted(page: str, width: int, height: int, name: str = "qwen3_omni", glyphs: Glyphs = UNICODE) -> Painted:
-    """One screen of a recording."""
+    """Draw one screen of a recording."""
     return compose(view_of(name, glyphs), state_of(page, name), width, height, HINTS)
 
 
 def text_of(lines: Sequence[Line]) -> str:
-    """The screen as text; each line ends with a bar, so that blanks at its end are seen."""
+    """Return the screen as text; a bar at the end of each line makes blanks visible."""
     return "".join(f"{row.plain}|\n" for row in lines)
 
 
 def check(name: str, text: str) -> None:
-    """Compare with the stored snapshot. A changed one is written again on request, and then read in the review."""
+    """Compare with the stored snapshot, or update it on request."""
     path = SNAPSHOTS / f"{name}.txt"
     if os.environ.get("MSTAR_SNAPSHOTS") == "write":
         path.parent.mkdir(exist_ok=True)

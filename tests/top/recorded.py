@@ -1,4 +1,4 @@
-"""Makes the recordings that tests and pictures use: `python -m tests.top.recorded`. Spans and logs are part of them."""
+"""Generator of the recordings of tests and docs, with spans and logs: `python -m tests.top.recorded`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RECORDINGS = Path(__file__).parent / "recordings"
 
 
 def trace(simulation: Simulation, r: Live) -> dict[str, Any]:
-    """What the admin socket answers for a request's spans."""
+    """Return the admin socket's answer for the trace of a request."""
     parsed = r.born + 0.012
     spans = [span_of(r, "compute", "parse", "", r.born, parsed, "api")]
     spans.append(span_of(r, "queue", "admission", "", parsed, min(simulation.t, r.admitted), "conductor"))
@@ -48,12 +48,12 @@ def trace(simulation: Simulation, r: Live) -> dict[str, Any]:
 
 def span_of(r: Live, kind: str, node: str, walk: str, start: float, end: float, process: str, **more: Any
          ) -> dict[str, Any]:  # fmt: skip
-    """One span, as the admin socket gives it."""
+    """Return one span in the admin socket's format."""
     return span(kind, node, walk, 1000 * (start - r.born), 1000 * (end - r.born), process, **more)
 
 
 def log_lines(simulation: Simulation) -> list[dict[str, Any]]:
-    """Lines as the processes write them: JSON, and now and then plain text of a native library."""
+    """Return log lines of processes: JSON, and some plain text of native libraries."""
     newest = simulation.live[-1]
     clock = f"2026-11-21T08:{int(simulation.t / 60) % 60:02d}:{int(simulation.t) % 60:02d}.120Z"
 
@@ -79,14 +79,14 @@ def log_lines(simulation: Simulation) -> list[dict[str, Any]]:
 
 
 def span(kind: str, node: str, walk: str, start_ms: float, end_ms: float, process: str, **more: Any) -> dict[str, Any]:
-    """One span of a request, as the admin socket gives it."""
+    """Return one span of a request in the admin socket's format."""
     rank = int(process.removeprefix("worker-")) if process.startswith("worker-") else None
     return {"process": process, "rank": rank, "kind": kind, "node": node, "walk": walk, "start_ms": round(start_ms, 1),
             "end_ms": round(end_ms, 1), "count": 1, "batch": 0, "size_bytes": 0, "is_open": False, **more}  # fmt: skip
 
 
 def record(path: Path, simulation: Simulation, seconds: float) -> None:
-    """Write a recording with the spans of every request, as if each had been opened, and logs."""
+    """Write a recording with logs and the spans of every request."""
     path.unlink(missing_ok=True)
     recorder = Recorder(path, simulation.model.name, at=0.0)
     second = -1
@@ -102,7 +102,7 @@ def record(path: Path, simulation: Simulation, seconds: float) -> None:
 
 
 def lost() -> Simulation:
-    """A deployment whose worker has just died."""
+    """Record a deployment whose worker has just died."""
     return Simulation(qwen(), seed=3, requests=6, uptime=600.0)
 
 
@@ -116,7 +116,7 @@ CAUSE = {
 
 
 def write_recordings() -> None:
-    """Make the recordings that tests and pictures use."""
+    """Write all recordings."""
     RECORDINGS.mkdir(exist_ok=True)
     record(RECORDINGS / "qwen3_omni.mstar.gz", Simulation(qwen(), hz=1.0), 300)
     record(RECORDINGS / "orpheus.mstar.gz", Simulation(orpheus(), hz=2.0, requests=9, uptime=95.0), 30)

@@ -1,4 +1,4 @@
-"""The program without a terminal, over a deployment that a simulation tells of. Text: the compositor's strips."""
+"""The app without a terminal, over a simulated deployment. Text comes from the compositor's strips."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SIZE: Final = (120, 34)
 
 
 class FakeFeed:
-    """A watch that the test tells: what is put here has arrived."""
+    """A fake feed: frames that are put here have arrived."""
 
     def __init__(self) -> None:
         self.waiting: list[Arrival] = []
@@ -58,7 +58,7 @@ class FakeFeed:
 
 
 class FakeLogs:
-    """Logs that were never asked for, or three lines."""
+    """A fake log feed: three lines after its start."""
 
     def __init__(self) -> None:
         self.waiting: list[dict[str, Any]] = []
@@ -74,7 +74,7 @@ class FakeLogs:
 
 
 class FakeAdmin:
-    """Answers traces and recordings; remembers what it was told to do."""
+    """A fake admin client: answers traces and recordings, and records calls."""
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
@@ -96,7 +96,7 @@ class FakeAdmin:
 
 
 class FakeOthers:
-    """What else runs on the host. gone: the deployment of this name ended since it was listed."""
+    """A fake switcher. gone: the deployment of this name has ended since it was listed."""
 
     def __init__(self, *found: OtherDeployment, gone: str = "") -> None:
         self.found, self.gone = found, gone
@@ -118,12 +118,12 @@ class FakeOthers:
 
 
 def files_in(folder: Path) -> list[Path]:
-    """What was written."""
+    """Return the written files."""
     return sorted(folder.iterdir())
 
 
 class Screen:
-    """A running app and what stands behind it."""
+    """A running app with its feed and admin client."""
 
     def __init__(self, app: TopApp, pilot: Pilot[None], feed: FakeFeed, admin: FakeAdmin) -> None:
         self.app, self.pilot, self.feed, self.admin = app, pilot, feed, admin
@@ -134,7 +134,7 @@ class Screen:
         return "\n".join("".join(segment.text for segment in strip) for strip in strips)
 
     async def press(self, *keys: str) -> str:
-        """Press keys, let everything settle, give the screen."""
+        """Press keys, wait until idle, and return the screen."""
         for key in keys:
             await self.pilot.press(key)
         return await self.settled()
@@ -147,15 +147,15 @@ class Screen:
 
 
 @cache
-def _told() -> tuple[Simulation, tuple[Frame, ...]]:
-    """A deployment after five seconds, and the frames that told of them."""
+def _simulated() -> tuple[Simulation, tuple[Frame, ...]]:
+    """Return a deployment after five seconds, and its frames."""
     simulation = Simulation(qwen(), seed=11)
     return simulation, tuple(frame for _, frame in simulation.frames(5))
 
 
 def followed(*, readonly: bool = False) -> tuple[LiveSession, FakeFeed, FakeAdmin]:
-    """A live session of a deployment that is told by a simulation, and what stands behind it."""
-    simulation, frames = _told()
+    """Return a live session of a simulated deployment, with its feed and admin client."""
+    simulation, frames = _simulated()
     feed, admin = FakeFeed(), FakeAdmin(deepcopy(simulation))
     feed.put(*frames)
     session = LiveSession(feed, FakeLogs(), readonly=readonly, clock=lambda: 0.0)  # type: ignore[arg-type]  # fakes
@@ -164,7 +164,7 @@ def followed(*, readonly: bool = False) -> tuple[LiveSession, FakeFeed, FakeAdmi
 
 @asynccontextmanager
 async def running(size: tuple[int, int] = SIZE, *, others: FakeOthers | None = None) -> AsyncIterator[Screen]:
-    """An app of its own."""
+    """Run a new app."""
     session, feed, admin = followed()
     app = TopApp(session, DeploymentQueries(admin, session), is_animated=False, switcher=others)
     async with app.run_test(size=size) as pilot:
@@ -174,7 +174,7 @@ async def running(size: tuple[int, int] = SIZE, *, others: FakeOthers | None = N
 
 
 class Shared:
-    """One app for the tests of a module: each takes it over as new. Mounting costs more than what most tests do."""
+    """One app for the tests of a module, because mounting takes longer than most tests."""
 
     def __init__(self, app: TopApp, pilot: Pilot[None]) -> None:
         self._app, self._pilot = app, pilot
@@ -190,7 +190,7 @@ class Shared:
         page: str = "overview",
         others: FakeOthers | None = None,
     ) -> AsyncIterator[Screen]:
-        """The app on a fresh session, with nothing chosen and no sheet open."""
+        """Reset the app: a new session, the initial state, no dialog."""
         app = self._app
         while len(app.screen_stack) > 1:
             app.pop_screen()

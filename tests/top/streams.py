@@ -1,4 +1,4 @@
-"""Synthetic watches: deployments that were never started, told in the frames of real ones. Seeded, no clock.
+"""Synthetic watches: frames of simulated deployments, seeded and without a clock.
 
 A deployment's figures come from requests that walk through its stages, so that all parts of a picture agree.
 """
@@ -34,7 +34,7 @@ EPOCH = 1_795_251_000.0
 
 @dataclass(slots=True)
 class Live:
-    """A request on its way. steps: stages with the time when each begins and ends; side by side from `talk` on."""
+    """A simulated request. steps: stages with start and end; parallel from `talk` on."""
 
     id: str
     handle: int
@@ -52,7 +52,7 @@ class Live:
 
 
 class Simulation:
-    """Tells a watch: `frames(seconds)`. Holds the state that it told last in `store`."""
+    """Simulates a watch with `frames(seconds)`. store: the last state that was sent."""
 
     def __init__(self, model: Model, *, seed: int = 7, requests: int = 17, hz: float = 4.0, uptime: float = 7860.0):
         self.model, self.hz = model, hz
@@ -73,7 +73,7 @@ class Simulation:
             self._arrive(self.t - self.random.uniform(0.05, 3.2))
 
     def hello(self) -> list[Frame]:
-        """The first two lines of a watch."""
+        """Return the first two frames of a watch."""
         self._fill(self.store)
         self.store.rev, self.store.is_synced, self.store.t = self.rev, True, self.t
         for ago, kind, facts in (
@@ -85,14 +85,14 @@ class Simulation:
         return [HelloFrame(boot=f"boot-{self.model.name}", hz=self.hz, rev=self.rev), self.store.snapshot(events=3)]
 
     def frames(self, seconds: float) -> Iterator[tuple[float, Frame]]:
-        """(seconds since the start of the watch, frame)."""
+        """Yield (seconds since the start of the watch, frame)."""
         yield from ((0.0, frame) for frame in self.hello())
         begun = self.t
         for _ in range(round(seconds * self.hz)):
             yield from ((self.t - begun, frame) for frame in self.step())
 
     def step(self) -> list[Frame]:
-        """The frames of one tick of 1/hz."""
+        """Return the frames of one tick of 1/hz."""
         self.t = round(self.t + 1 / self.hz, 6)
         self.rev += 35
         for request in [r for r in self.live if r.end + 0.5 < self.t]:
@@ -111,11 +111,11 @@ class Simulation:
         return found
 
     def _load(self) -> int:
-        """Requests that are wanted now: a slow wave about `wanted`, so that curves have a shape."""
+        """Return the target number of requests: a slow wave around `wanted`, which gives curves a shape."""
         return max(1, round(self.wanted * (1 + 0.3 * math.sin(self.t / 23) + 0.12 * math.sin(self.t / 5))))
 
     def lose(self, cause: dict[str, Any]) -> list[Frame]:
-        """A worker dies: the cause in the head, an event."""
+        """Simulate the death of a worker: the cause in the head, and an event."""
         self.cause = cause
         return [*self.step(), self._told("child.died", {"child": "worker-0", "cause": cause["message"]})]
 
@@ -144,7 +144,7 @@ class Simulation:
         for name in names:
             stage = self.model.stages[name]
             length = stage.seconds * self.random.uniform(0.6, 1.5)
-            if name in ("talk", "wav", "snac"):  # these run beside what feeds them
+            if name in ("talk", "wav", "snac"):  # these run in parallel with their producers
                 feeder = request.plan[-1]
                 begin = feeder[1] + self.random.uniform(0.05, 0.15)
                 request.plan.append((stage, begin, max(feeder[2], begin) + 0.25))
@@ -371,13 +371,13 @@ class Simulation:
 
 
 def _keys(item: Any) -> dict[str, Any]:
-    """The fields of an item that have no default."""
+    """Return the fields of an item that are set."""
     return {name: getattr(item, name) for name in ("name", "rank", "id", "handle", "index")
             if name in item.__struct_fields__}  # fmt: skip
 
 
 def starting() -> list[Frame]:
-    """A deployment whose weights are being read."""
+    """Return the frames of a deployment that reads its weights."""
     head = DeploymentStatus(
         name="qwen3_omni", model="qwen3_omni", state="starting", phase="weights", done=int(41.8 * GIB),
         total=int(62.1 * GIB), ranks=2, started=11.5, started_at=EPOCH,

@@ -1,4 +1,4 @@
-"""A terminal for tests: a pseudo-terminal and as much of a screen as textual writes to. Reads in a thread."""
+"""A pseudo-terminal for tests, with the part of a screen that Textual uses. It reads in a thread."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KEYS: Final = {"down": "\x1b[B", "up": "\x1b[A", "enter": "\r", "escape": "\x1b"
 
 
 class Terminal:
-    """Runs a command in `width` x `height` cells. modes: private modes that are on (1049: the other screen)."""
+    """Runs a command in `width` x `height` cells. modes: private modes that are on (1049: alternate screen)."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], *, width: int = 80, height: int = 24) -> None:
         self.width, self.height = width, height
@@ -47,26 +47,26 @@ class Terminal:
 
     @property
     def text(self) -> str:
-        """What stands on the screen."""
+        """Text of the screen."""
         return "\n".join("".join(row) for row in self.rows)
 
     @property
     def attributes(self) -> list[object]:
-        """How the terminal is set now: echo, line mode, and so on."""
+        """Current settings of the terminal: echo, line mode, and so on."""
         return list(termios.tcgetattr(self._slave))
 
     def press(self, *keys: str) -> None:
         """Send keys, by name or as text."""
         for key in keys:
             os.write(self._master, KEYS.get(key, key).encode())
-            time.sleep(0.15)  # an escape that is followed at once is the start of a longer key
+            time.sleep(0.15)  # an escape directly before another key starts an escape sequence
 
     def shows(self, text: str, within_s: float = LIMIT_S) -> None:
-        """Wait until the screen holds `text`. Fails with what stands there instead."""
+        """Wait until the screen contains `text`. Fails with its content."""
         self._wait(lambda: text in self.text, f"no {text!r}", within_s)
 
     def hides(self, text: str, within_s: float = LIMIT_S) -> None:
-        """Wait until the screen no longer holds `text`."""
+        """Wait until the screen no longer contains `text`."""
         self._wait(lambda: text not in self.text, f"still {text!r}", within_s)
 
     def _wait(self, is_so: Callable[[], bool], otherwise: str, within_s: float) -> None:
@@ -94,7 +94,7 @@ class Terminal:
             cut = max(pending.rfind(b"\n"), 0) if len(pending) > 1 << 20 else len(pending)
             try:
                 text, pending = pending[:cut].decode(), pending[cut:]
-            except UnicodeDecodeError:  # a character is not whole yet
+            except UnicodeDecodeError:  # an incomplete character
                 continue
             self._take(self._rest + text)
 

@@ -1,4 +1,4 @@
-"""Keys that act on the deployment, on files and on the program: each asks, tells and can be refused."""
+"""Keys with actions on the deployment, files and the app: confirmation, notices, errors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def test_cancel_asks_first(running: Shared) -> None:
         assert f"{request.id} is being cancelled" in text
 
 
-async def test_a_refused_act_says_why(running: Shared) -> None:
+async def test_a_refused_action_shows_the_reason(running: Shared) -> None:
     async with running() as screen:
         screen.admin.error = Refused("request r-1 has ended", "finished")
         assert "request r-1 has ended; finished" in await screen.press("down", "x", "y")
@@ -53,7 +53,7 @@ async def test_drain_asks_first_and_then_offers_to_resume(running: Shared) -> No
         assert [path for path, _ in screen.admin.acts] == ["/v1/deployment/drain", "/v1/deployment/resume"]
 
 
-async def test_readonly_has_no_keys_that_act(running: Shared) -> None:
+async def test_readonly_disables_keys_with_actions(running: Shared) -> None:
     async with running(readonly=True) as screen:
         await screen.press("down", "x", "y", "D", "y")
         assert screen.admin.acts == []
@@ -87,20 +87,20 @@ async def test_r_records_and_stops(running: Shared, tmp_path: Path) -> None:
         assert [path.name for path in files_in(tmp_path)] == ["qwen3_omni-1.mstar.gz"]
 
 
-async def test_plus_and_minus_ask_for_another_pace(running: Shared) -> None:
+async def test_plus_and_minus_change_the_frame_rate(running: Shared) -> None:
     async with running() as screen:
         assert "8 frames per second" in await screen.press("plus")
         await screen.press("minus", "minus")
         assert screen.feed.asked == [8.0, 4.0, 2.0]
 
 
-async def test_the_mouse_can_be_given_back(running: Shared) -> None:
+async def test_mouse_reporting_can_be_switched(running: Shared) -> None:
     async with running() as screen:
         assert "mouse reporting off" in await screen.press("m")
         assert "mouse reporting on" in await screen.press("m")
 
 
-async def test_o_goes_to_another_deployment(running: Shared) -> None:
+async def test_o_switches_to_another_deployment(running: Shared) -> None:
     beside = FakeOthers(
         OtherDeployment(name="qwen3_omni", state="ready"), OtherDeployment(name="speech", state="draining", load=(3, 1))
     )
@@ -117,7 +117,7 @@ async def test_o_goes_to_another_deployment(running: Shared) -> None:
         assert "speech" in await screen.settled(), "the first one's frames are read no more"
 
 
-async def test_o_says_why_it_cannot(running: Shared) -> None:
+async def test_o_shows_why_it_cannot_switch(running: Shared) -> None:
     async with running() as screen:
         assert "a replay shows one deployment" in await screen.press("o")
     alone = FakeOthers(OtherDeployment(name="qwen3_omni", state="ready"), gone="speech")

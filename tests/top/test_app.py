@@ -1,4 +1,4 @@
-"""What the terminal shows is what was laid out, at any size, and through every loss."""
+"""App: the terminal shows the layout at any size, also after lost connections."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def test_the_terminal_shows_what_was_laid_out(size: tuple[int, int]) -> No
             assert screen.text.splitlines() == [row.plain for row in laid]
 
 
-async def test_a_resize_lays_out_anew() -> None:
+async def test_a_resize_redraws_the_layout() -> None:
     async with running() as screen:
         await screen.press("slash")
         await screen.pilot.resize_terminal(80, 24)
@@ -53,7 +53,7 @@ async def test_a_lost_socket_is_stale_until_it_is_back() -> None:
         assert "▶ live" in await screen.settled()
 
 
-async def test_a_new_boot_begins_anew() -> None:
+async def test_a_new_boot_clears_the_screen() -> None:
     async with running() as screen:
         await screen.press("space")
         other = Simulation(replace(qwen(), name="other"), seed=2)
@@ -67,7 +67,7 @@ async def test_an_error_ends_the_app_and_is_kept() -> None:
         async with running() as screen:
             screen.feed.failure = RuntimeError("a bug")
             async with asyncio.timeout(60):
-                while screen.app.failure is None:  # noqa: ASYNC110  the app's own look at its feed has no event
+                while screen.app.failure is None:  # noqa: ASYNC110  the app's poll has no event
                     await asyncio.sleep(0.02)
             return screen.app
 

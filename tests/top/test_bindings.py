@@ -1,4 +1,4 @@
-"""The table of keys: help that fits, no key twice, no action that is not there."""
+"""Table of keys: help texts fit, keys are unique, actions exist."""
 
 from __future__ import annotations
 

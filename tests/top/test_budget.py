@@ -1,4 +1,4 @@
-"""What `top` costs: CPU time of the whole program over a watch of 2000 updates a second and 500 requests."""
+"""CPU cost of `top` with a watch of 2000 updates per second and 500 requests."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tests.top.streams import Simulation
 REQUESTS = 500
 HZ = 4.0
 SHARE = 0.25
-"""Of one core, by the design. Held by the long runs; the short ones find what costs many times as much, anywhere."""
+"""Limits as shares of one core. The slow tests check them; the short ones only detect a multiple of them."""
 
 
 class LineFeed(FakeFeed):
-    """Takes lines as they come from a socket, so that reading them is part of what is measured."""
+    """A fake feed of raw lines, so that the measurement includes decoding."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class LineFeed(FakeFeed):
 
 
 def stream(seconds: float) -> tuple[Simulation, list[list[bytes]]]:
-    """Lines by tick: nearly every request changes in each, which is 2000 updates a second."""
+    """Return lines by tick. Nearly every request changes in each, which makes 2000 updates per second."""
     simulation = Simulation(qwen(), seed=9, requests=REQUESTS, hz=HZ)
     ticks = [simulation.hello()]
     while len(ticks) < seconds * HZ:
@@ -43,7 +43,7 @@ def stream(seconds: float) -> tuple[Simulation, list[list[bytes]]]:
 
 
 async def cost(seconds: float, page: str, pace: float = 1.0) -> tuple[float, float]:
-    """(CPU seconds of this process, seconds of the clock) while frames come at their times and the screen is drawn."""
+    """Return (CPU seconds, elapsed seconds) of drawing the screen while frames arrive in real time."""
     simulation, ticks = stream(seconds)
     feed = LineFeed()
     session = LiveSession(feed, FakeLogs(), clock=time.monotonic)  # type: ignore[arg-type]  # fakes

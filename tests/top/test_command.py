@@ -1,4 +1,4 @@
-"""`mstarctl top` without a terminal: one picture, frames, refusals, a crash. Textual stays out."""
+"""`mstarctl top` without a live terminal: one screen, frames, errors, a crash. Textual is not imported."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ QWEN = str(RECORDINGS / "qwen3_omni.mstar.gz")
 
 @pytest.fixture(autouse=True)
 def plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A terminal's width, no colour, no host at the other end."""
+    """Set the width of the terminal, no colour and no ssh connection."""
     monkeypatch.setenv("COLUMNS", "120")
     for name in ("NO_COLOR", "SSH_CONNECTION", "COLORTERM"):
         monkeypatch.delenv(name, raising=False)
 
 
-def test_once_prints_one_picture(capsys: pytest.CaptureFixture[str]) -> None:
+def test_once_prints_one_screen(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["top", "--replay", QWEN, "--once"]) == 0
     out = capsys.readouterr().out
     assert out.startswith(" qwen3_omni ● ready") and "REQUEST" in out and "\x1b" not in out
@@ -46,7 +46,7 @@ def test_once_prints_any_screen(page: str, capsys: pytest.CaptureFixture[str]) -
     assert len(capsys.readouterr().out.splitlines()) > 3
 
 
-def test_once_and_json_say_what_the_screen_shows(capsys: pytest.CaptureFixture[str]) -> None:
+def test_once_and_json_have_the_figures_of_the_screen(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["top", "--replay", QWEN, "--once"]) == 0
     once = capsys.readouterr().out.splitlines()
     view = replace(replayed("qwen3_omni").view(), link=Link(state="replay", progress=1.0))
@@ -64,7 +64,7 @@ def test_once_and_json_say_what_the_screen_shows(capsys: pytest.CaptureFixture[s
     assert ids == {request["id"] for request in item["requests"].values()}
 
 
-def test_once_takes_the_filter(capsys: pytest.CaptureFixture[str]) -> None:
+def test_once_applies_the_filter(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["top", "--replay", QWEN, "--once", "--filter", "node:Thinker"]) == 0
     rows = [row for row in capsys.readouterr().out.splitlines() if row.startswith(" r-")]
     assert rows and all("Thinker" in row for row in rows)
@@ -88,15 +88,15 @@ def test_once_in_ascii_and_as_json(capsys: pytest.CaptureFixture[str]) -> None:
         (["--replay", QWEN], ExitCode.USAGE, "top needs a terminal"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(
+def test_invalid_options_are_refused_by_name(
     words: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["top", *words]) == code
     assert said in capsys.readouterr().err
 
 
-def test_one_picture_loads_neither_textual_nor_rich(fresh_mstarctl: Callable[..., Any]) -> None:
-    fresh = fresh_mstarctl("top", "--replay", QWEN, "--once")  # -o json stops on the way here, before the layout
+def test_once_loads_neither_textual_nor_rich(fresh_mstarctl: Callable[..., Any]) -> None:
+    fresh = fresh_mstarctl("top", "--replay", QWEN, "--once")  # -o json would return before the layout
     assert fresh.code == 0, fresh.stderr
     assert fresh.loaded(("textual", "rich", "torch", "sanic", "numpy")) == set()
 
@@ -111,7 +111,7 @@ def test_one_picture_loads_neither_textual_nor_rich(fresh_mstarctl: Callable[...
         ({"TERM": "vt100"}, "mono"),
     ],
 )
-def test_the_terminal_says_how_many_colours_it_has(
+def test_the_environment_selects_the_colours(
     environment: dict[str, str], mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in environment.items():
@@ -120,7 +120,7 @@ def test_the_terminal_says_how_many_colours_it_has(
     assert (look.mode, look.glyphs, look.is_remote) == (mode, UNICODE, False)
 
 
-def test_ssh_and_flags_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ssh_and_flags_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSH_CONNECTION", "10.0.0.1 22 10.0.0.2 22")
     look = look_of(Printer(), is_ascii=True, is_mono=True)
     assert (look.mode, look.glyphs, look.is_remote) == ("mono", ASCII, True)

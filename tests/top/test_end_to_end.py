@@ -1,4 +1,4 @@
-"""The whole way: a real deployment of the miniature, real sockets, `mstarctl top` in a pseudo-terminal of 80x24."""
+"""End to end: a real deployment of the miniature, real sockets, `mstarctl top` in a pseudo-terminal of 80x24."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WAIT_S = 100.0
 
 
 def environment(runtime: Path) -> dict[str, str]:
-    """As an operator has it, with folders of this test."""
+    """Return an operator's environment with folders of this test."""
     kept = {
         key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "SSH_CONNECTION", "COLUMNS", "LINES")
     }
@@ -39,7 +39,7 @@ def environment(runtime: Path) -> dict[str, str]:
 
 
 def start(runtime: Path, *words: str) -> subprocess.Popen[bytes]:
-    """A command line in a process of its own."""
+    """Run a command in a process."""
     command = [sys.executable, "-m", "mstarctl", *words]
     quiet = subprocess.DEVNULL
     return subprocess.Popen(command, env=environment(runtime), cwd=runtime, stdin=quiet, stdout=quiet, stderr=quiet)
@@ -47,7 +47,7 @@ def start(runtime: Path, *words: str) -> subprocess.Popen[bytes]:
 
 @pytest.fixture(scope="module")
 def runtime() -> Iterator[Path]:
-    """A folder with orpheus:tiny running in it."""
+    """Run orpheus:tiny in a folder."""
     folder = Path(tempfile.mkdtemp(prefix="mst-"))
     words = ("--host", "127.0.0.1", "--port", str(free_port()), "--cache-dir", str(cache_dir()))
     try:
@@ -60,7 +60,7 @@ def runtime() -> Iterator[Path]:
 
 @pytest.fixture
 def screen(runtime: Path) -> Iterator[Terminal]:
-    """`mstarctl top` in a terminal."""
+    """Run `mstarctl top` in a terminal."""
     terminal = Terminal([sys.executable, "-m", "mstarctl", "top"], environment(runtime))
     try:
         yield terminal
@@ -69,7 +69,7 @@ def screen(runtime: Path) -> Iterator[Terminal]:
 
 
 @pytest.mark.timeout(600)
-def test_a_request_appears_moves_and_ends_and_a_dead_worker_is_told_of(runtime: Path, screen: Terminal) -> None:
+def test_a_request_appears_moves_and_ends_and_a_dead_worker_is_shown(runtime: Path, screen: Terminal) -> None:
     screen.shows("orpheus ● ready", WAIT_S)
     screen.shows("no requests")
     call = start(runtime, "call", "orpheus", "--text", "a long sentence", "--out", str(runtime / "a.wav"), *LONG)
@@ -84,7 +84,7 @@ def test_a_request_appears_moves_and_ends_and_a_dead_worker_is_told_of(runtime: 
     screen.shows("is being cancelled")
     assert call.wait(WAIT_S) != 0
     screen.press("escape")
-    screen.hides("compute █")  # a key that follows an escape at once is read together with it
+    screen.hides("compute █")  # a key directly after an escape would be read with it
     screen.shows("cancelled")
     screen.press("2")
     screen.shows("══ SNAC")
@@ -102,7 +102,7 @@ def test_a_request_appears_moves_and_ends_and_a_dead_worker_is_told_of(runtime: 
 
 
 def worker_of(runtime: Path) -> int:
-    """The pid of rank 0."""
+    """Return the pid of rank 0."""
     before = os.environ.get("MSTAR_RUNTIME_DIR")
     os.environ["MSTAR_RUNTIME_DIR"] = str(runtime)
     try:
@@ -114,7 +114,7 @@ def worker_of(runtime: Path) -> int:
 
 
 @pytest.mark.timeout(600)
-def test_a_signal_leaves_the_terminal_as_it_was(runtime: Path, screen: Terminal) -> None:
+def test_a_signal_restores_the_terminal(runtime: Path, screen: Terminal) -> None:
     screen.shows("orpheus", WAIT_S)
     screen.process.send_signal(signal.SIGTERM)
     assert screen.process.wait(WAIT_S) == 0

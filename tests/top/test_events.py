@@ -1,4 +1,4 @@
-"""The feed of events on narrow screens: nothing of a text is cut that has room, and the marked event is in sight."""
+"""Event feed on narrow screens: no text is clipped if there is room, and the selected event is visible."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def words_of(rows: list[Any]) -> str:
 
 
 @pytest.mark.parametrize("width", [40, 54, 69])
-def test_a_narrow_feed_ends_with_the_newest_events_and_cuts_none(width: int) -> None:
+def test_a_narrow_feed_ends_with_the_newest_events_in_full(width: int) -> None:
     view = view_of(40)
     rows, keys = feed(view, width, 9, Window())
     assert (len(rows), {row.width for row in rows}) == (9, {width})
@@ -44,7 +44,7 @@ def test_a_narrow_feed_ends_with_the_newest_events_and_cuts_none(width: int) -> 
 
 
 @pytest.mark.parametrize("marked", [0, 1, 17, 38, 39])
-def test_the_marked_event_is_in_sight_in_whole(marked: int) -> None:
+def test_the_selected_event_is_visible_in_full(marked: int) -> None:
     rows, keys = feed(view_of(40), 40, 9, Window(cursor=str(marked)))
     kind, facts = FACTS[marked % 5]
     block = [row for row, key in zip(rows, keys, strict=False) if key == str(marked)]
@@ -52,19 +52,19 @@ def test_the_marked_event_is_in_sight_in_whole(marked: int) -> None:
     assert all("+selected" in span.role for row in block for span in row.spans[:1])
 
 
-def test_few_events_stand_at_the_top_without_a_scroll_bar() -> None:
+def test_few_events_are_at_the_top_without_a_scroll_bar() -> None:
     rows, keys = feed(view_of(2), 40, 9, Window())
     assert sorted(set(keys)) == ["0", "1"] and "┃" not in "".join(row.plain for row in rows)
     empty, none = feed(view_of(0), 40, 9, Window())
     assert (len(empty), none) == (9, []) and "no events yet" in empty[0].plain
 
 
-def test_a_text_without_an_end_takes_three_lines() -> None:
+def test_a_very_long_text_takes_three_lines() -> None:
     view = View(store=Store(events=deque([Event(n=1, time=0.0, type="child.died", facts={"why": "word " * 90})])))
     rows, keys = feed(view, 40, 9, Window())
     assert len(keys) == 4 and rows[3].plain.rstrip().endswith("…")
 
 
-def test_lists_sizes_and_times_of_an_event_are_told_in_words() -> None:
+def test_lists_sizes_and_times_of_an_event_are_formatted() -> None:
     facts = {"ranks": ["0 cpu: LLM", "1 cpu: codec"], "free_bytes": 3 << 30, "phases_s": {"kv": 0.22, "fetch": 21.4}}
     assert facts_text(facts) == "ranks 0 cpu: LLM, 1 cpu: codec free 3.0 GiB (kv 220 ms, fetch 21.4 s)"

@@ -1,4 +1,4 @@
-"""The picture of the graph: any graph, any rates, always inside its cells."""
+"""Geometry of the graph: any graph with any rates stays inside its cells."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES = ("encoder", "LLM", "talker", "codec", "flow", "head", "vae")
 
 @st.composite
 def graphs(draw: st.DrawFn) -> GraphView:
-    """Up to seven nodes in up to three partitions, edges between any two, some to and from the client."""
+    """Draw up to seven nodes in up to three partitions, with edges between any two and the client."""
     names = NAMES[: draw(st.integers(1, 7))]
     parts = [f"P{draw(st.integers(0, 2))}" for _ in names]
     ends = st.sampled_from([*names, ""])
@@ -44,7 +44,7 @@ def placed(graph: GraphView) -> tuple[GraphLayout, dict[str, Size]]:
 
 @FEW
 @given(graphs())
-def test_boxes_stand_inside_the_picture_and_apart(graph: GraphView) -> None:
+def test_boxes_are_inside_the_drawing_and_do_not_overlap(graph: GraphView) -> None:
     made, sizes = placed(graph)
     areas = {key: (at.x, at.y, at.x + sizes[key].width, at.y + sizes[key].height) for key, at in made.boxes.items()}
     assert set(areas) == set(sizes)
@@ -55,7 +55,7 @@ def test_boxes_stand_inside_the_picture_and_apart(graph: GraphView) -> None:
 
 @FEW
 @given(graphs())
-def test_frames_hold_the_nodes_of_their_partition_and_no_others(graph: GraphView) -> None:
+def test_frames_contain_the_nodes_of_their_partition_only(graph: GraphView) -> None:
     made, sizes = placed(graph)
     for node in graph.nodes:
         at = made.boxes[node.name]
@@ -84,7 +84,7 @@ def test_any_graph_fits_its_screen(graph: GraphView, cells: tuple[int, int]) -> 
     assert [row.width for row in rows] == [width] * height
 
 
-def test_levels_count_the_longest_way_and_forgive_circles() -> None:
+def test_levels_count_the_longest_path_without_cycles() -> None:
     assert levels("abcd", [("a", "b"), ("b", "c"), ("a", "c"), ("c", "d")]) == {"a": 0, "b": 1, "c": 2, "d": 3}
     assert levels("ab", [("a", "b"), ("b", "a")]) == {"a": 0, "b": 1}
 
@@ -100,7 +100,7 @@ def test_a_walk_dims_what_it_does_not_visit() -> None:
     )
 
 
-def test_where_all_walks_are_too_many_the_lit_one_is_drawn_alone() -> None:
+def test_if_the_graph_is_too_large_the_highlighted_walk_is_drawn_alone() -> None:
     names = [f"node_{number}" for number in range(20)]
     nodes = [NodeView(name=name, partition="P", walks=["all", *["two"] * (name in names[3:5])]) for name in names]
     edges = [EdgeView(name="x", source=a, into=b, walks=["all", *["two"] * (a == names[3])])

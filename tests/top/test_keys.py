@@ -1,4 +1,4 @@
-"""What keys and the mouse do to the picture."""
+"""Keys and mouse on the screens."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def test_numbers_choose_the_screen(running: Shared) -> None:
             assert f"{number} {page.capitalize()}" in text
 
 
-async def test_arrows_mark_rows_and_enter_opens_the_waterfall(running: Shared) -> None:
+async def test_arrows_select_rows_and_enter_opens_the_waterfall(running: Shared) -> None:
     async with running() as screen:
         await screen.press("down", "j", "up", "k", "down")
         keys = [key for kind, key in screen.app._painted.hits.values() if kind == "request"]
@@ -45,7 +45,7 @@ async def test_arrows_mark_rows_and_enter_opens_the_waterfall(running: Shared) -
         assert screen.app.state.page == "overview" and "REQUEST" in text
 
 
-async def test_enter_without_a_mark_opens_the_first_row(running: Shared) -> None:
+async def test_enter_without_a_selection_opens_the_first_row(running: Shared) -> None:
     async with running() as screen:
         first = next(key for kind, key in screen.app._painted.hits.values() if kind == "request")
         await screen.press("3", "enter")
@@ -64,7 +64,7 @@ async def test_a_waterfall_zooms_and_pans(running: Shared) -> None:
         assert screen.app.state.zoom.span_ms is None
 
 
-async def test_the_filter_works_as_one_types_and_escape_undoes_it(running: Shared) -> None:
+async def test_the_filter_applies_while_typing_and_escape_restores_it(running: Shared) -> None:
     async with running() as screen:
         text = await screen.press("slash", *"state:run")
         assert "filter: state:run" in text and "enter keep" in text
@@ -77,7 +77,7 @@ async def test_the_filter_works_as_one_types_and_escape_undoes_it(running: Share
         assert "filter: none" in text
 
 
-async def test_a_wrong_filter_says_what_is_wrong_and_keeps_the_one_before(running: Shared) -> None:
+async def test_an_invalid_filter_shows_an_error_and_keeps_the_previous_one(running: Shared) -> None:
     async with running() as screen:
         text = await screen.press("slash", *"nod:x")
         assert "did you mean 'node'" in text
@@ -87,14 +87,14 @@ async def test_a_wrong_filter_says_what_is_wrong_and_keeps_the_one_before(runnin
         assert screen.app.session.filter.text == ""
 
 
-async def test_sorting_goes_through_the_columns_and_turns_round(running: Shared) -> None:
+async def test_sorting_cycles_through_columns_and_reverses(running: Shared) -> None:
     async with running() as screen:
         text = await screen.press("s")
         assert "TTFT↓" in text and "sort: ttft ↓" in text
         assert "TTFT↑" in await screen.press("S")
 
 
-async def test_space_freezes_and_goes_on(running: Shared) -> None:
+async def test_space_pauses_and_continues(running: Shared) -> None:
     async with running() as screen:
         text = await screen.press("space")
         assert "paused" in text
@@ -104,7 +104,7 @@ async def test_space_freezes_and_goes_on(running: Shared) -> None:
         assert "▶ live" in await screen.press("space")
 
 
-async def test_commas_step_back_and_points_on(running: Shared) -> None:
+async def test_comma_steps_back_and_full_stop_forward(running: Shared) -> None:
     async with running() as screen:
         newest = screen.app.view().store.t
         await screen.press("comma", "comma")
@@ -125,7 +125,7 @@ async def test_tab_goes_to_the_ranks_and_enter_opens_one(running: Shared) -> Non
         assert screen.app.state.page == "ranks" and "memory" in text and "Talker step" in text
 
 
-async def test_the_graph_is_walked_through_and_its_nodes_opened(running: Shared) -> None:
+async def test_the_graph_highlights_walks_and_opens_nodes(running: Shared) -> None:
     async with running() as screen:
         text = await screen.press("w")
         assert "walk: prefill_text" in text
@@ -144,7 +144,7 @@ async def test_g_shows_the_node_of_the_selected_request(running: Shared) -> None
         assert screen.app.state.node == screen.app.view().store.requests[str(key)].node
 
 
-async def test_logs_are_read_and_narrowed(running: Shared) -> None:
+async def test_logs_are_read_and_filtered(running: Shared) -> None:
     async with running() as screen:
         text = await screen.press("5")
         assert "line of api" in text and "line of worker-1" in text
@@ -164,7 +164,7 @@ async def test_l_on_a_request_shows_its_lines(running: Shared) -> None:
         assert screen.app.state.log_text == request.id
 
 
-async def test_events_are_marked_filtered_and_lead_to_their_request(running: Shared) -> None:
+async def test_events_are_selected_filtered_and_open_their_request(running: Shared) -> None:
     async with running(page="events") as screen:
         simulation = screen.admin.simulation
         simulation_request = simulation.live[0]
@@ -196,7 +196,7 @@ async def test_pages_and_ends_scroll(running: Shared) -> None:
         assert screen.app.state.requests.cursor == last and rows > 12
 
 
-async def test_describe_and_json_show_what_is_marked(running: Shared) -> None:
+async def test_describe_and_json_show_the_selected_object(running: Shared) -> None:
     async with running() as screen:
         text = await screen.press("d")
         assert "deployment/qwen3_omni" in text and "ttft p50 ms" in text
@@ -230,7 +230,7 @@ async def test_the_palette_has_every_command(running: Shared) -> None:
         assert "sort (s)" in text or screen.app.state.sort.key == "ttft"
 
 
-async def test_a_click_marks_a_second_one_opens_and_a_title_sorts(running: Shared) -> None:
+async def test_a_click_selects_a_second_one_opens_and_a_title_sorts(running: Shared) -> None:
     async with running() as screen:
         hits = screen.app._painted.hits
         y = next(y for y, (kind, _) in hits.items() if kind == "request")
@@ -249,8 +249,8 @@ async def test_a_click_marks_a_second_one_opens_and_a_title_sorts(running: Share
         assert screen.app.state.page == "request"
 
 
-async def test_every_key_can_be_pressed_and_leaves_a_whole_screen(running: Shared, tmp_path: Path) -> None:
-    """Each on the first screen where it works; nothing acts, because every question is left."""
+async def test_every_key_leaves_a_complete_screen(running: Shared, tmp_path: Path) -> None:
+    """Each on the first screen where it works. Questions are closed without an answer."""
     for page in EVERY_PAGE:
         names = [name for key in KEYS if page == min(key.pages, key=EVERY_PAGE.index) for name in key.keys.split(",")]
         async with running(folder=tmp_path) as screen:
@@ -260,7 +260,7 @@ async def test_every_key_can_be_pressed_and_leaves_a_whole_screen(running: Share
                 await screen.press("down", "enter")
             start = screen.app.state
             for name in names:
-                if name in ("q", "ctrl+c"):  # a test of its own
+                if name in ("q", "ctrl+c"):  # has its own test
                     continue
                 screen.app.choose(start)
                 text = await screen.press(name)

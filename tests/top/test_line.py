@@ -1,4 +1,4 @@
-"""Lines keep their width whatever stands in them."""
+"""Lines have their exact width with any text."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_two_ends_fill_a_line(start: list[tuple[str, str]], end: list[tuple[str,
 
 @FEW
 @given(st.lists(WORDS, max_size=8), st.integers(1, 60))
-def test_taken_parts_are_whole(words: list[str], width: int) -> None:
+def test_parts_are_taken_whole(words: list[str], width: int) -> None:
     row = take([line((word, "")) for word in words], width)
     assert row.width <= width
     assert all(span.text in words or not span.text.strip() for span in row.spans)
@@ -56,5 +56,5 @@ def test_wide_characters_count_two_cells() -> None:
 
 
 @pytest.mark.parametrize("bad", ["\x1b[2Jgone", "a\nb", "\x07", "\u202eabc", "\x9b31m"])
-def test_text_from_outside_cannot_drive_the_terminal(bad: str) -> None:
+def test_external_text_cannot_control_the_terminal(bad: str) -> None:
     assert safe(bad).isprintable()

@@ -1,4 +1,4 @@
-"""Logs on narrow screens, where a message does not fit beside its time and process; and logs as the first screen."""
+"""Logs screen: narrow terminals, and logs as the first screen."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def view_of(count: int) -> View:
 
 @pytest.mark.parametrize("width", [40, 54, 69])
 @pytest.mark.parametrize("above", [0, 7])
-def test_a_narrow_screen_shows_messages_in_whole(width: int, above: int) -> None:
+def test_a_narrow_screen_shows_complete_messages(width: int, above: int) -> None:
     rows = tail(view_of(30), width, 9, above)
     assert (len(rows), {row.width for row in rows}) == (9, {width})
     text = "".join("".join(row.plain.rstrip("┃ ") for row in rows).split())
@@ -42,12 +42,12 @@ def test_a_narrow_screen_shows_messages_in_whole(width: int, above: int) -> None
     assert ("┃" in text or any("┃" in row.plain for row in rows)) and f"17:44:{newest + 1:02}" not in text
 
 
-def test_few_lines_stand_at_the_top_without_a_scroll_bar() -> None:
+def test_few_lines_are_at_the_top_without_a_scroll_bar() -> None:
     rows = tail(view_of(2), 40, 9, 0)
     assert "serving" in rows[0].plain and not any("┃" in row.plain for row in rows)
 
 
-def test_an_endless_message_takes_three_lines() -> None:
+def test_a_very_long_message_takes_three_lines() -> None:
     view = View(store=Store(), logs=[Logged(source="api", message="word " * 99, time="17:44:00"), *view_of(1).logs])
     rows = [row.plain.rstrip() for row in tail(view, 40, 9, 0)]
     assert rows[2].endswith("…") and "supervisor" in rows[3]

@@ -46,7 +46,7 @@ def test_a_bar_fills_its_width(share: float | None, width: int, glyphs: object) 
 
 @FEW
 @given(st.lists(SHARES, max_size=20), st.integers(0, 12))
-def test_a_small_history_fills_its_width(values: list[float | None], width: int) -> None:
+def test_a_sparkline_fills_its_width(values: list[float | None], width: int) -> None:
     assert len(spark(values, width, UNICODE)) == width
 
 
@@ -63,7 +63,7 @@ def test_a_chart_fills_its_cells(values: list[float | None], width: int, height:
     assert [row.width for row in rows] == [width] * height
 
 
-def test_a_small_history_shows_levels() -> None:
+def test_a_sparkline_shows_levels() -> None:
     assert spark([0, 1, 2, 4, None, 8], 6, UNICODE) == "▁▁▂▄ █"
     assert spark([1.0], 3, ASCII, peak=1.0) == "  @"
 
@@ -104,20 +104,20 @@ def test_columns_follow_the_width(width: int, keys: str) -> None:
 
 @pytest.mark.parametrize("key", SORTS)
 @pytest.mark.parametrize("is_rising", [False, True])
-def test_waiting_requests_stand_last_and_ended_ones_after_them(key: str, is_rising: bool) -> None:
+def test_waiting_requests_come_last_and_ended_ones_after_them(key: str, is_rising: bool) -> None:
     rows = [r for _, r in chosen(view_of("qwen3_omni"), Sort(key=key, is_rising=is_rising))]
     places = ["ended" if r.has_ended else "queue" if r.state == "queue" else "run" for r in rows]
     assert places == sorted(places, key=("run", "queue", "ended").index)
     assert len(rows) == len(view_of("qwen3_omni").store.requests)
 
 
-def test_the_longest_lived_stand_first() -> None:
+def test_the_oldest_requests_come_first() -> None:
     view = view_of("qwen3_omni")
     ages = [r.age_s(view.t) for _, r in chosen(view, Sort()) if r.state == "run"]
     assert ages == sorted(ages, reverse=True)
 
 
-def test_a_filter_leaves_what_it_takes() -> None:
+def test_a_filter_keeps_matching_rows() -> None:
     view = replace(view_of("qwen3_omni"), filter=Filter.parse("node:Thinker tokens>100"))
     found = [r for _, r in chosen(view, Sort())]
     assert found and all(r.node == "Thinker" and r.tokens > 100 for r in found)
@@ -206,7 +206,7 @@ def test_spans_become_lanes_by_place_node_and_walk() -> None:
     assert found[3].bars[0].end_ms == 2100
 
 
-def test_what_came_before_the_kept_spans_is_one_bar_from_the_sums() -> None:
+def test_one_bar_from_the_sums_stands_for_dropped_spans() -> None:
     spans = [span("compute", "LLM", "decode", 900 + n, 901 + n, "worker-0", batch=8) for n in range(100)]
     total = {"process": "worker-0", "rank": 0, "kind": "compute", "node": "LLM", "walk": "decode", "start_ms": 100.0,
              "end_ms": 1000.0, "busy_ms": 450.0, "spans": 900, "count": 900, "size_bytes": 0}  # fmt: skip
@@ -218,14 +218,14 @@ def test_what_came_before_the_kept_spans_is_one_bar_from_the_sums() -> None:
 # -- words --------------------------------------------------------------------------------------------------------
 
 
-def test_a_phase_of_a_start_says_what_is_entered_and_how_long_the_one_before_took() -> None:
+def test_a_phase_event_names_the_new_phase_and_the_duration_of_the_last() -> None:
     facts = {"child": "worker-0", "phase": "device", "total": 0, "detail": "cpu", "after": "spawn", "after_s": 5.12}
     assert facts_text(facts) == "worker-0 enters device (cpu)   spawn took 5.1 s"
     assert facts_text({"child": "api", "phase": "kv", "after": "device", "after_s": 0.0}) == "api enters kv"
 
 
 @pytest.mark.parametrize("width", [40, 69])
-def test_a_load_test_on_a_narrow_screen_is_its_name_state_and_share(width: int) -> None:
+def test_a_narrow_load_test_shows_name_state_and_progress(width: int) -> None:
     item: dict[str, object] = {
         "id": "r1",
         "name": "sweep-of-orpheus",
@@ -238,7 +238,7 @@ def test_a_load_test_on_a_narrow_screen_is_its_name_state_and_share(width: int) 
     assert rows[1].plain.split() == ["sweep-of-orpheus", "recording", "25", "%"]
 
 
-def test_a_chart_of_nothing_has_no_scale() -> None:
+def test_an_empty_chart_has_no_scale() -> None:
     rows = chart(View(store=Store()), Curve(title="LLM step", values=[None, None], now=None, unit="ms"), 40, 8)
     assert [row.plain.strip() for row in rows] == ["LLM step  -", "no figures", "", "", "", "", "", ""]
     assert {row.width for row in rows} == {40}
@@ -257,8 +257,8 @@ def test_a_chart_of_nothing_has_no_scale() -> None:
         (14, "▶think ▶talker_decode"),
     ],
 )
-def test_walks_are_named_as_there_is_room(width: int, text: str) -> None:
-    """Cut names are cut by the table."""
+def test_walks_are_named_if_there_is_room(width: int, text: str) -> None:
+    """The table clips long names."""
     request = RequestStatus(id="r", handle=1, state="run", active=["think", "talker_decode", "wav"], walks={"enc": 1})
     assert note(View(store=Store()), request, width).plain == text
 
@@ -287,8 +287,8 @@ def test_an_export_can_be_read_again(form: str, tmp_path: object) -> None:
     assert export(form, view, Sort(), rows, tmp_path) != path  # type: ignore[arg-type]  # a path
 
 
-def test_a_picture_draws_blocks_and_lines_itself_cell_by_cell() -> None:
-    """Fonts leave seams between them; what is drawn needs none, and fills the same cells."""
+def test_an_svg_draws_blocks_and_lines_as_shapes() -> None:
+    """Fonts leave gaps between them; shapes fill the cells exactly."""
     drawn = {*"".join((UNICODE.steps, UNICODE.eighths, UNICODE.lines, UNICODE.heavy, UNICODE.frame, UNICODE.box))}
     text = "".join(sorted(drawn | {UNICODE.full, UNICODE.rest, UNICODE.cursor, *UNICODE.spans.values()} - {" "}))
     picture = ElementTree.fromstring(svg([line("ab " + text + " cd")]))
@@ -303,7 +303,7 @@ def test_a_picture_draws_blocks_and_lines_itself_cell_by_cell() -> None:
         assert 0 <= top and 0 < height and top + height <= CELL_H + 0.01
 
 
-def test_rows_of_a_chart_meet_without_a_seam() -> None:
+def test_rows_of_a_chart_have_no_gaps() -> None:
     rows = [line((row, "chart.0")) for row in ("▂█", "██", "██")]
     areas = ElementTree.fromstring(svg(rows)).findall("{*}g")[0].findall("{*}rect")
     edges = {float(a.attrib["y"]) for a in areas}
@@ -311,12 +311,12 @@ def test_rows_of_a_chart_meet_without_a_seam() -> None:
     assert {16.5, 33.0} <= edges & ends and max(ends) == 49.5
 
 
-def test_an_export_that_cannot_be_written_says_where(tmp_path: object) -> None:
+def test_a_failed_export_names_the_path(tmp_path: object) -> None:
     with pytest.raises(MstarError, match="cannot be written"):
         export("csv", view_of("qwen3_omni"), Sort(), [], tmp_path / "no" / "such")  # type: ignore[operator]  # a path
 
 
-def test_an_id_is_no_formula_for_a_spreadsheet() -> None:
+def test_an_id_cannot_be_a_spreadsheet_formula() -> None:
     view = view_of("qwen3_omni")
     store = view.store.copy()
     store.requests = {"1": msgspec.structs.replace(next(iter(store.requests.values())), id="=HYPERLINK(1)")}

@@ -1,4 +1,4 @@
-"""Every screen at every size: exact widths, and pictures to read."""
+"""Every screen at every size: exact widths, and text snapshots."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ ODD_SIZES = ((40, 12), (41, 13), (59, 40), (60, 18), (99, 29), (100, 30), (159, 
 
 
 @pytest.mark.parametrize("page", EVERY_PAGE)
-def test_a_screen_looks_as_it_did(page: str) -> None:
+def test_a_screen_matches_its_snapshot(page: str) -> None:
     check(page, "\n".join(text_of(painted(page, *size).lines) for size in SIZES))
 
 
 @pytest.mark.parametrize("page", EVERY_PAGE)
-def test_a_screen_in_ascii_looks_as_it_did(page: str) -> None:
+def test_a_screen_in_ascii_matches_its_snapshot(page: str) -> None:
     text = "\n".join(text_of(painted(page, *size, glyphs=ASCII).lines) for size in SIZES[:2])
     assert text.isascii()
     check(f"{page}-ascii", text)
@@ -35,7 +35,7 @@ def test_a_screen_in_ascii_looks_as_it_did(page: str) -> None:
 
 @pytest.mark.parametrize("name", ["orpheus", "lost"])
 @pytest.mark.parametrize("page", ["overview", "graph"])
-def test_other_deployments_look_as_they_did(name: str, page: str) -> None:
+def test_other_deployments_match_their_snapshots(name: str, page: str) -> None:
     check(f"{page}-{name}", "\n".join(text_of(painted(page, *size, name=name).lines) for size in SIZES))
 
 
@@ -55,7 +55,7 @@ def test_every_line_fills_the_screen(page: str, glyphs: Glyphs, size: tuple[int,
 
 
 @pytest.mark.parametrize("page", EVERY_PAGE)
-def test_a_screen_of_nothing_says_so(page: str) -> None:
+def test_an_empty_screen_says_so(page: str) -> None:
     for size in ODD_SIZES:
         lines = compose(View(store=Store(), link=Link(state="connecting")), State(page=page), *size, HINTS).lines
         assert [row.width for row in lines] == [size[0]] * size[1]
@@ -68,7 +68,7 @@ def test_below_the_least_size_one_line_says_so() -> None:
     assert len(rows) == 12 and all(row.width == 39 for row in rows)
 
 
-def test_the_cause_of_a_failure_is_in_the_head() -> None:
+def test_the_cause_of_a_failure_is_in_the_header() -> None:
     rows = painted("overview", 120, 34, name="lost").lines
     assert "CUDA out of memory: 2.0 GiB wanted, 0.4 of 79.1 GiB free" in rows[2].plain
     assert "degraded" in rows[0].plain
@@ -103,14 +103,14 @@ def test_every_role_on_every_screen_has_a_style(mode: str) -> None:
             sgr(row, mode)  # type: ignore[arg-type]  # one of the three
 
 
-def test_mono_uses_bold_and_reverse_alone() -> None:
+def test_mono_uses_only_bold_and_reverse() -> None:
     for role in ROLES:
         for mark in ("", "+selected", "+bar", "+off"):
             style = style_of(role + mark, "mono")
             assert (style.fg, style.bg) == ("", "")
 
 
-def test_the_sixteen_colours_are_all_that_ansi_uses() -> None:
+def test_ansi_uses_only_the_sixteen_colours() -> None:
     for role in ROLES:
         style = style_of(role, "ansi")
         assert all(colour == "" or 0 <= int(colour) < 16 for colour in (style.fg, style.bg))
@@ -134,7 +134,7 @@ def test_sizes_follow_the_smaller_side() -> None:
     assert [size_of(*size) for size in ((40, 50), (80, 24), (120, 20), (120, 34), (160, 50))] == [0, 1, 1, 2, 3]
 
 
-def test_what_was_not_sent_is_said() -> None:
+def test_requests_that_were_not_sent_are_counted() -> None:
     view = view_of("qwen3_omni")
     store = view.store.copy()
     store.truncated = {"requests": 1200}
@@ -142,12 +142,12 @@ def test_what_was_not_sent_is_said() -> None:
     assert "1200 more were not sent" in text
 
 
-def test_a_request_that_has_gone_is_said_to_be_gone() -> None:
+def test_a_removed_request_is_reported() -> None:
     text = text_of(compose(view_of("qwen3_omni"), State(page="request", request="nope"), 120, 34, HINTS).lines)
     assert "no longer shown" in text
 
 
-def test_an_error_stands_in_the_row_of_its_request() -> None:
+def test_an_error_is_shown_in_the_row_of_its_request() -> None:
     view = view_of("qwen3_omni")
     store = view.store.copy()
     store.requests = {

@@ -1,4 +1,4 @@
-"""Sessions: following, freezing, stepping back, recording, replaying, losing the connection. Fake sockets."""
+"""Sessions: follow, pause, step back, record, replay, reconnect. Sockets are fakes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PATIENCE_S = 60.0
 
 
 class Clock:
-    """A clock that stands still until it is moved."""
+    """A clock that the test advances."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -34,7 +34,7 @@ class Clock:
 
 
 class FakeAdmin:
-    """An admin socket: each connection gives the next list of lines, then ends, or stays open."""
+    """A fake admin socket: each connection returns the next list of lines, then ends or stays open."""
 
     def __init__(self, *connections: list[bytes | Exception]) -> None:
         self.connections = list(connections)
@@ -60,12 +60,12 @@ class FakeAdmin:
 
 
 def told(seconds: float = 3.0, seed: int = 1) -> list[bytes]:
-    """The lines of a watch."""
+    """Return the lines of a watch."""
     return [encode(frame) for _, frame in Simulation(qwen(), seed=seed).frames(seconds)]
 
 
 def live(admin: FakeAdmin, clock: Clock | None = None) -> LiveSession:
-    """A session that has read all that the admin has."""
+    """Return a session that has read all lines."""
     used = clock or Clock()
     session = LiveSession(Feed(admin, 4.0, clock=used), LogFeed(admin), clock=used)
     session.start()
@@ -79,17 +79,17 @@ def end(admin: FakeAdmin, session: LiveSession) -> None:
     admin.closing.set()
 
 
-def test_a_watch_becomes_a_picture() -> None:
+def test_a_watch_becomes_a_view() -> None:
     admin = FakeAdmin(list(told()))
     session = live(admin)
     view = session.view()
     assert view.store.is_synced and view.store.deployment.name == "qwen3_omni"
     assert len(view.store.requests) > 5
-    assert admin.asked[0] == {"path": "/v1/watch", "hz": 4.0}  # without parts: all of them
+    assert admin.asked[0] == {"path": "/v1/watch", "hz": 4.0}  # without parts: all parts
     end(admin, session)
 
 
-def test_a_frozen_picture_stands_while_frames_are_applied() -> None:
+def test_a_paused_view_is_unchanged_while_frames_are_applied() -> None:
     admin = FakeAdmin(list(told(3)))
     session = live(admin)
     session.toggle_pause()
@@ -109,7 +109,7 @@ def _steps(session: LiveSession) -> Iterator[Any]:
     yield BeatFrame(rev=session.store.rev + 1, t=session.store.t + 2)
 
 
-def test_stepping_back_and_on_shows_every_picture_in_between() -> None:
+def test_stepping_back_and_forward_shows_every_state() -> None:
     frames = [frame for _, frame in Simulation(qwen(), seed=2).frames(30)]
     admin = FakeAdmin([encode(frame) for frame in frames])
     session = live(admin)
@@ -146,12 +146,12 @@ def test_the_ring_keeps_five_minutes_and_no_more_than_its_bytes() -> None:
         assert small.size_bytes <= 200_000 or small.oldest == 0
 
 
-def test_an_empty_ring_has_no_picture() -> None:
+def test_an_empty_ring_has_no_state() -> None:
     with pytest.raises(LookupError):
         Ring().at(0)
 
 
-def test_a_broken_watch_is_stale_and_comes_back() -> None:
+def test_a_broken_watch_is_stale_and_reconnects() -> None:
     clock = Clock()
     again = told(2, seed=4)
     admin = FakeAdmin([*told(1), Unreachable("gone")], [Unreachable("still gone")], list(again))
@@ -163,7 +163,7 @@ def test_a_broken_watch_is_stale_and_comes_back() -> None:
     end(admin, session)
 
 
-def test_a_silent_watch_is_stale_after_three_beats() -> None:
+def test_a_silent_watch_is_stale_after_three_heartbeats() -> None:
     clock = Clock()
     feed = Feed(FakeAdmin(), 4.0, clock=clock)
     feed._is_connected = True
@@ -172,7 +172,7 @@ def test_a_silent_watch_is_stale_after_three_beats() -> None:
     assert feed.state == ("stale", "no frame for 7 s")
 
 
-def test_a_gap_asks_for_a_new_watch() -> None:
+def test_a_gap_opens_a_new_watch() -> None:
     frames = told(3)
     admin = FakeAdmin([*frames[:4], *frames[6:]])
     session = live(admin)
@@ -180,7 +180,7 @@ def test_a_gap_asks_for_a_new_watch() -> None:
     end(admin, session)
 
 
-def test_a_deployment_of_a_newer_api_ends_the_look_with_what_to_do() -> None:
+def test_a_deployment_of_a_newer_api_ends_the_session_with_a_hint() -> None:
     admin = FakeAdmin([encode(HelloFrame(api=3, min_api=2, boot="x"))])
     feed = Feed(admin, 4.0)
     feed.start()
@@ -190,7 +190,7 @@ def test_a_deployment_of_a_newer_api_ends_the_look_with_what_to_do() -> None:
     assert caught.value.hint == "update mstarctl"
 
 
-def test_logs_are_read_once_somebody_looks() -> None:
+def test_logs_are_read_from_the_first_visit() -> None:
     admin = FakeAdmin(list(told(1)))
     session = live(admin)
     assert not list(session.view().logs)
@@ -209,7 +209,7 @@ def test_logs_are_read_once_somebody_looks() -> None:
 # -- recordings ---------------------------------------------------------------------------------------------------
 
 
-def test_what_is_recorded_is_what_is_replayed(tmp_path: Path) -> None:
+def test_a_replay_equals_the_recorded_session(tmp_path: Path) -> None:
     path = tmp_path / "a.gz"
     frames = list(Simulation(qwen(), seed=5).frames(20))
     recorder = Recorder(path, "qwen3_omni", at=0.0)
@@ -252,7 +252,7 @@ def test_a_replay_runs_with_the_clock_and_its_speed(tmp_path: Path) -> None:
     assert session.view().store.t == first
 
 
-def test_seeking_anywhere_shows_what_playing_there_shows(tmp_path: Path) -> None:
+def test_seeking_shows_the_same_state_as_playing(tmp_path: Path) -> None:
     found = read_recording(recorded(tmp_path))
     played = ReplaySession(found, clock=lambda: 0.0)
     played.start()
@@ -274,7 +274,7 @@ def recorded(folder: Path) -> Path:
     return path
 
 
-def test_a_recording_that_was_cut_plays_to_the_cut(tmp_path: Path) -> None:
+def test_an_incomplete_recording_plays_to_its_end(tmp_path: Path) -> None:
     whole = recorded(tmp_path)
     cut = tmp_path / "cut.gz"
     cut.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
@@ -282,7 +282,7 @@ def test_a_recording_that_was_cut_plays_to_the_cut(tmp_path: Path) -> None:
     assert found.is_cut and 0 < len(found.lines) < len(read_recording(whole).lines)
 
 
-def test_other_files_are_no_recordings(tmp_path: Path) -> None:
+def test_other_files_are_not_recordings(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("hello")
     with gzip.open(tmp_path / "other.gz", "wt") as file:
         file.write("{}\n")
@@ -295,7 +295,7 @@ def test_other_files_are_no_recordings(tmp_path: Path) -> None:
         read_recording(tmp_path / "nothing")
 
 
-def test_a_recording_may_begin_in_the_middle_of_a_watch(tmp_path: Path) -> None:
+def test_a_recording_may_start_during_a_watch(tmp_path: Path) -> None:
     admin = FakeAdmin(list(told(3)))
     session = live(admin)
     assert session.toggle_recording(tmp_path / "mid.gz").startswith("recording into")
