@@ -16,6 +16,15 @@ NARROWEST: Final = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """One period, in milliseconds since the request's arrival. kind: compute, queue, transfer or stall."""
+
+    kind: str
+    start_ms: float
+    end_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WaterfallRow:
     """Spans of one process, node, walk and kind. spans: (start, end) in ms. note: totals as text."""
 
@@ -134,15 +143,26 @@ def _note(
 
 
 def bar_of(row: WaterfallRow, total_ms: float, cells: int) -> str:
-    """Draw the spans of a row as one bar. A span shorter than a cell still takes one."""
-    mark, line = MARKS.get(row.kind, "#"), [FREE] * cells
-    for first, last in _cells(row.spans, total_ms, cells):
-        line[first : last + 1] = mark * (last - first + 1)
-    return "".join(line)
+    """Return the row's spans as one bar of exactly `cells` cells."""
+    bars = [Bar(kind=row.kind, start_ms=start, end_ms=end) for start, end in row.spans]
+    return "".join(MARKS.get(kind, "#") if kind else FREE for kind in filled(bars, 0.0, total_ms, cells))
 
 
-def _cells(spans: Iterable[tuple[float, float]], total_ms: float, cells: int) -> Iterable[tuple[int, int]]:
-    for start, end in spans:
-        first = min(cells - 1, max(0, int(start / total_ms * cells)))
-        last = min(cells - 1, max(first, -int(-end / total_ms * cells // 1) - 1))
-        yield first, last
+def filled(bars: Iterable[Bar], start_ms: float, span_ms: float, width: int) -> list[str]:
+    """Return the kind of each cell, empty for a free one. The bar with the largest share of a cell fills it.
+
+    Each visible bar has at least one cell, so that short steps are visible.
+    """
+    weight = [0.0] * width
+    kinds = [""] * width
+    for bar in bars:
+        first = (bar.start_ms - start_ms) / span_ms * width
+        last = (bar.end_ms - start_ms) / span_ms * width
+        if last < 0 or first > width:
+            continue
+        low = min(width - 1, max(0, int(first)))
+        for cell in range(low, min(width - 1, max(low, int(last - 1e-9))) + 1):
+            share = max(1e-6, min(last, cell + 1) - max(first, cell))
+            if share > weight[cell]:
+                weight[cell], kinds[cell] = share, bar.kind
+    return kinds

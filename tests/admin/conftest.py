@@ -1,4 +1,4 @@
-"""An admin server on the test's loop, over a real hub and state publisher, with a fake deployment that records calls."""
+"""An admin server on the test's loop, with a real hub and state publisher and a fake deployment that records calls."""
 
 from __future__ import annotations
 

@@ -33,11 +33,11 @@ print(answer.status, answer.read().decode())
 def second_user() -> pwd.struct_passwd:
     """Return another user of this host, if this process can become one."""
     if os.getuid() != 0:
-        pytest.skip("runs as root: nobody else can become the second user that it needs")
+        pytest.skip("needs root to act as a second user")
     try:
         return pwd.getpwnam("nobody")
     except KeyError:
-        pytest.skip("runs where the host has a user nobody")
+        pytest.skip("needs a user named nobody")
 
 
 async def ask_as(path: Path, method: str, target: str, uid: int, gid: int) -> str:

@@ -1,4 +1,4 @@
-"""Frames of the watch within an API version: fields are only added and keep their types, so that old readers still work.
+"""Frames of the watch within an API version: fields are only added and keep their types, for old readers.
 
 The golden file lists the fields of API 1. Removing a field or changing its type needs a new version.
 """

@@ -7,18 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from mstarctl.output.units import size_text
+from mstarctl.output.waterfall import Bar, where_of
 from mstarctl.top.drawing import numbers
 
 KINDS: Final = ("queue", "compute", "transfer", "stall")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bar:
-    """One period of a lane, in milliseconds since the request's arrival. kind: one of `KINDS`."""
-
-    kind: str
-    start_ms: float
-    end_ms: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,9 +90,8 @@ def _lane(key: Key, spans: Sequence[Record], sums: Sequence[Record], now_ms: flo
         if first - _number(total, "start_ms") > 0.5 and (not same or len(spans) < int(_number(total, "spans"))):
             bars.append(_bar(total, _number(total, "start_ms"), first))
     label = node if not walk or walk == node else f"{node} {walk}"
-    rank = next((record["rank"] for record in (*spans, *sums) if record.get("rank") is not None), None)
     return Lane(
-        place=process if rank is None else f"rank {rank}",
+        place=where_of(process),
         label=label,
         bars=tuple(bars),
         note=note(spans, sums),

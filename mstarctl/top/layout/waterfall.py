@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from mstar_core.observe.frames import RequestStatus
-from mstarctl.top.data.spans import KINDS, Bar, Lane, end_of
+from mstarctl.output.waterfall import Bar, filled
+from mstarctl.top.data.spans import KINDS, Lane, end_of
 from mstarctl.top.data.view import View
 from mstarctl.top.drawing import numbers
 from mstarctl.top.drawing.line import Line, clip, fit, join, left, line, pair, safe, take
@@ -97,28 +99,10 @@ def _tick(value: float, step: float) -> str:
 
 def cells(view: View, bars: Sequence[Bar], start_ms: float, span_ms: float, width: int) -> Line:
     """Draw bars in exactly `width` cells. The bar with the largest share of a cell fills it."""
-    weight = [0.0] * width
-    kinds = [""] * width
-    for bar in bars:
-        first = (bar.start_ms - start_ms) / span_ms * width
-        last = (bar.end_ms - start_ms) / span_ms * width
-        if last < 0 or first >= width:
-            continue
-        low, high = max(0, int(first)), min(width - 1, max(int(first), int(last - 1e-9)))
-        for cell in range(low, high + 1):
-            share = max(1e-6, min(last, cell + 1) - max(first, cell))
-            if share > weight[cell]:
-                weight[cell], kinds[cell] = share, bar.kind
+    kinds = filled(bars, start_ms, span_ms, width)
     row = line()
-    at = 0
-    while at < width:
-        until = at
-        while until < width and kinds[until] == kinds[at]:
-            until += 1
-        kind = kinds[at]
-        glyph = view.glyphs.spans.get(kind, " ") if kind else " "
-        row = row + line((glyph * (until - at), kind if kind in KINDS else ""))
-        at = until
+    for kind, run in groupby(kinds):
+        row = row + line((view.glyphs.spans.get(kind, " ") * len(list(run)), kind if kind in KINDS else ""))
     return row
 
 
