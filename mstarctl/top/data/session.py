@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, TypeAlias
 
 from mstar_core.observe.filter import Filter
 from mstar_core.observe.frames import BeatFrame, HelloFrame, SnapshotFrame
@@ -26,37 +26,6 @@ from mstarctl.top.drawing.glyphs import UNICODE, Glyphs
 LOG_LINES: Final = 10_000
 KEY_FRAMES: Final = 40
 """Number of frames between two states that a replay keeps for seeking."""
-
-
-class Session(Protocol):
-    """The interface of sessions to the screens."""
-
-    glyphs: Glyphs
-    filter: Filter
-    readonly: bool
-
-    @property
-    def changes(self) -> int:
-        """Incremented when there is something new to draw."""
-        ...
-
-    @property
-    def is_live(self) -> bool:
-        """Whether calls reach a deployment."""
-        ...
-
-    def start(self) -> None: ...
-    def stop(self) -> None: ...
-    def poll(self) -> None: ...
-    def view(self) -> View: ...
-    def toggle_pause(self) -> None: ...
-    def step(self, frames: int) -> None: ...
-    def skip(self, seconds: float) -> None: ...
-    def faster(self, factor: float) -> str: ...
-    def want_logs(self) -> None: ...
-    def answer(self, path: str) -> Any: ...
-    def note_answer(self, path: str, body: Any) -> None: ...
-    def toggle_recording(self, path: Path) -> str: ...
 
 
 class LiveSession:
@@ -87,10 +56,12 @@ class LiveSession:
 
     @property
     def is_live(self) -> bool:
+        """Whether calls reach a deployment."""
         return True
 
     @property
     def changes(self) -> int:
+        """Incremented when there is something new to draw."""
         return self._seen + self._link_changes
 
     def start(self) -> None:
@@ -363,3 +334,6 @@ class ReplaySession:
         self._known = max(self._known, self._index)
         if is_new and self._index % KEY_FRAMES == 0:
             self._keys.append((self._index, self.store.copy()))
+
+
+Session: TypeAlias = LiveSession | ReplaySession
