@@ -30,7 +30,7 @@ Graphs = Callable[[], GraphCache] | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a result may differ by. actions, frames: largest difference, or relative where `is_relative`."""
+    """Largest allowed differences of results, absolute or (`is_relative`) relative."""
 
     actions: float
     frames: float
@@ -47,11 +47,11 @@ FLOAT32: Final = Limits(actions=2e-4, frames=2e-4, clips=1e-4)
 """Largest difference; source: the golden folders' READMEs, the column of a GPU without TF32."""
 
 BFLOAT16: Final = Limits(actions=2e-2, frames=5e-2, clips=2e-2, is_relative=True)
-"""||out - ref|| / ||ref||; source: the proposal of V-JEPA's README, and for actions what the CPU's bfloat16 gives."""
+"""||out - ref|| / ||ref||; source: the proposal of V-JEPA's README, for actions the error of bfloat16 on a CPU."""
 
 
 def difference(found: Tensor, expected: Tensor, *, is_relative: bool) -> float:
-    """Largest difference, or ||found - expected|| / ||expected||, in float64; infinite where anything is no number."""
+    """Largest difference, or ||found - expected|| / ||expected||, in float64; infinite if a value is not finite."""
     a, b = found.detach().cpu().double(), expected.double()
     if not a.isfinite().all():
         return float("inf")

@@ -11,7 +11,7 @@ from mstar_core.engine.cuda_graphs.cache import GraphCache
 
 
 class Recorded:
-    """Stands in for a CUDA graph: outputs stay in one place, and the next replay overwrites them."""
+    """Replaces a CUDA graph: outputs stay in one place, and the next replay overwrites them."""
 
     def __init__(self, step: Callable[[], Any]) -> None:
         self._step = step

@@ -1,4 +1,4 @@
-"""What a client and the log are told of a node that failed: the kind of cause, never its words; and the way out."""
+"""Errors of a failed node: the client sees the kind of cause and a way out, the log the exception's text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 550.00 MiB.
 
 
 @pytest.mark.parametrize("error", [FULL, MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: 9")])
-def test_memory_that_ran_out_is_named_with_the_node_and_what_to_lower(error: Exception) -> None:
+def test_out_of_memory_names_the_node_and_the_settings_to_lower(error: Exception) -> None:
     made = node_error("scorer", error)
     assert isinstance(made, OutOfMemory) and made.facts["node"] == "scorer"
     told = error_info(made, "")
@@ -27,7 +27,7 @@ def test_memory_that_ran_out_is_named_with_the_node_and_what_to_lower(error: Exc
     assert type(error).__name__ in told.detail
 
 
-def test_another_failure_is_told_by_its_kind_alone_and_the_log_has_its_traceback(
+def test_other_failures_name_only_their_kind_and_log_the_traceback(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.ERROR):
@@ -39,7 +39,7 @@ def test_another_failure_is_told_by_its_kind_alone_and_the_log_has_its_traceback
     assert "test_failures.py" in caplog.text and "/secret/path" in caplog.text
 
 
-def test_our_own_errors_stay_what_they_are(caplog: pytest.LogCaptureFixture) -> None:
+def test_mstar_errors_are_unchanged(caplog: pytest.LogCaptureFixture) -> None:
     own = TooLarge("too many")
     assert node_error("scorer", own) is own and not caplog.records
 

@@ -1,4 +1,4 @@
-"""What loops give for the host travels within its step, and requests that wait meanwhile share the next one."""
+"""Loop outputs for the host are copied within their step, and requests that wait meanwhile share the next one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.graph.spec.nodes import Attend
 from tests.engine.recorded import RecordingCache
 from tests.engine.test_iterations_ahead import Taught
-from tests.engine.test_kv_rows import context, near, roll
+from tests.engine.test_kv_candidates import context, near, roll
 from tests.engine.test_pass_graphs import FLOWING, READ, captured, flow, flows
 from tests.engine.test_replays_ahead import STEPS, alone, begin, ready
 from tests.engine.tiny_engine import WIDTH, Driver, TinyLM, make_engine, prompt
@@ -27,7 +27,7 @@ class Acting(TinyLM):
 
 @dataclass
 class Copy:
-    """A value that arrives when `there` is set. Waited for, it must be there: nobody waits for a busy device."""
+    """A copy that is done when `there` is set. `wait` requires it: the engine never waits for a busy device."""
 
     value: Tensor
     there: bool = False
@@ -48,7 +48,7 @@ class Copy:
 
 @dataclass
 class Device:
-    """Where copies are begun, each of the values of some rows. copies: in order. is_quick: they arrive at once."""
+    """Starts copies to the host. copies: all of them, in order. is_quick: they are done at once."""
 
     copies: list[Copy] = field(default_factory=list)
     is_quick: bool = False
@@ -69,7 +69,7 @@ def engine_on(device: Device, **changes: Any) -> KVCacheEngine:
     } | changes))  # fmt: skip
 
 
-def test_only_what_a_module_names_travels_and_a_step_is_done_when_it_is_there() -> None:
+def test_only_named_outputs_are_copied_and_a_step_is_done_with_its_copies() -> None:
     device = Device()
     engine = engine_on(device)
     driver = Driver(engine, lookahead=1)
@@ -85,18 +85,18 @@ def test_only_what_a_module_names_travels_and_a_step_is_done_when_it_is_there() 
     (done,) = engine.collect(running).done
     assert int(done.job.key) == key and device.copies[0].waited
     assert torch.equal(done.outputs["velocity"], device.copies[0].value[0]), "what the job asked for"
-    # The values that a loop goes on from stay where they are.
+    # Carried values stay on the device.
     assert "velocity" not in engine._queue.requests[Handle(0)].last_values or done.outputs["velocity"].is_cpu
 
 
-def test_a_module_that_names_nothing_sends_nothing() -> None:
+def test_a_module_without_host_outputs_copies_nothing() -> None:
     device = Device()
     flows(engine_on(device, module=TinyLM()), [0, 1], lookahead=1)
     assert not device.copies
 
 
-def test_requests_that_come_while_a_flow_runs_share_the_next_one() -> None:
-    """They come one by one; without a bound on what is in flight each would get a replay of its own."""
+def test_requests_that_arrive_during_a_flow_share_the_next_one() -> None:
+    """They arrive one by one; without a limit on steps in flight each would get a replay of its own."""
     device, captures, late = Device(), RecordingCache(), 7
     engine = engine_on(device, captures=captures, max_seq_len=64)
     flows(engine, [0], lookahead=1)
@@ -105,7 +105,7 @@ def test_requests_that_come_while_a_flow_runs_share_the_next_one() -> None:
     flying: list[Any] = []
 
     def turn() -> None:
-        """As the worker does: launch what may be launched, collect what is done, oldest first."""
+        """Launch what can be launched and collect what is done, oldest first, as the worker does."""
         launched = engine.launch()
         flying.extend([launched] if launched is not None else [])
         while flying and engine.is_done(flying[0]) and not (len(flying) == 1 and launched is flying[0]):
@@ -120,7 +120,7 @@ def test_requests_that_come_while_a_flow_runs_share_the_next_one() -> None:
         flow(driver, handle)
         turn()
         turn()
-    assert device.rows == ready + 1, "nobody else flows before it is there"
+    assert device.rows == ready + 1, "no other flow starts before the copy is done"
     for _ in range(6):
         for copy in device.copies:
             copy.there = True
@@ -132,7 +132,7 @@ def test_requests_that_come_while_a_flow_runs_share_the_next_one() -> None:
     assert replays == 2 + -(-(late - 1) // 4)
 
 
-def test_rows_of_one_replay_travel_in_one_copy_and_each_gets_its_own() -> None:
+def test_outputs_of_one_replay_share_one_copy() -> None:
     device = Device(is_quick=True)
     engine = engine_on(device)
     flows(engine, [0], lookahead=1)
@@ -146,7 +146,7 @@ def test_rows_of_one_replay_travel_in_one_copy_and_each_gets_its_own() -> None:
             near(value, found.setdefault(handle, value))
 
 
-def test_values_of_emitting_loops_travel_too() -> None:
+def test_values_of_emitting_loops_are_copied() -> None:
     device = Device()
     engine = engine_on(device, lookahead=0)
     driver = Driver(engine)
@@ -165,8 +165,8 @@ class Telling(TinyWorld):
 
 
 @pytest.mark.parametrize("candidates", [1, 3])
-def test_iterations_that_are_told_travel_while_the_next_ones_run_and_the_end_stays(candidates: int) -> None:
-    """Frames of a rollout go to the client one by one; its last one may be another node's input."""
+def test_streamed_outputs_are_copied_for_emitted_iterations_only(candidates: int) -> None:
+    """Frames of a rollout are streamed to the client; the last one may be another node's input."""
     device, actions = Device(is_quick=True), numbers(3, candidates, 4, WIDTH)
     found = []
     for module in (TinyWorld(), Telling()):
@@ -186,7 +186,7 @@ class TellingTaught(Taught):
     streamed_outputs = ("next_frame",)
 
 
-def test_what_a_replay_gives_ahead_travels_together_and_each_iteration_gets_its_own() -> None:
+def test_iterations_of_one_replay_share_one_copy() -> None:
     device = Device(is_quick=True)
     engine, _ = ready(lookahead=1, module=TellingTaught, to_host=device)
     device.copies.clear()

@@ -15,7 +15,7 @@ from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.transfers import gather
 from mstar_core.layers.kv_view import KVView, SilentView
 from tests.engine.recorded import RecordingCache
-from tests.engine.test_kv_rows import closes, near, roll
+from tests.engine.test_kv_candidates import closes, near, roll
 from tests.engine.tiny_engine import WIDTH, Driver
 from tests.engine.tiny_world import FRAME, PATCHES, WORLD, TinyWorld, make_world, numbers
 
@@ -26,7 +26,7 @@ TAUGHT = replace(
 
 
 class Taught(TinyWorld):
-    """A world that is also shown known frames; lists of steps come as the entry of the pass's own."""
+    """A world that also takes known frames; of a list per step it gets the entry of its pass."""
 
     def forward(  # type: ignore[override]  # its ports are others
         self, kv: KVView, positions: Tensor, step: Tensor, actions: Tensor, frame: Tensor | None = None,
@@ -69,13 +69,13 @@ def rolled(engine: KVCacheEngine, count: int, emit: tuple[str, ...] = ()) -> Ten
 
 @pytest.mark.parametrize("page_size", [PATCHES, 4])
 @pytest.mark.parametrize("count", [1, 2, 7])
-def test_known_frames_are_read_in_one_pass(count: int, page_size: int) -> None:
+def test_known_frames_are_computed_in_one_pass(count: int, page_size: int) -> None:
     engine, module = taught(page_size=page_size)
     found = rolled(engine, count)
     assert module.passes == [count, 3, 3, 3, 3]
     single, apart = taught(page_size=page_size)
     near(found, rolled(single, count, emit=("norm",)))
-    assert apart.passes == [1] * count + [3] * 4, "who is told of each iteration gets one pass for each"
+    assert apart.passes == [1] * count + [3] * 4, "a loop that emits gets one pass per iteration"
 
 
 def test_captured_passes_hold_several_iterations_too() -> None:
@@ -90,8 +90,8 @@ def test_captured_passes_hold_several_iterations_too() -> None:
     assert len(engine._runner.passes.kinds) == 3, "lists of any length share one: of frames, of candidates, ahead"  # type: ignore[union-attr]
 
 
-def test_a_module_is_told_where_nothing_but_the_cache_is_wanted() -> None:
-    """Captured passes of known frames, not those whose frames are told, nor candidates."""
+def test_passes_without_wanted_outputs_use_a_silent_view() -> None:
+    """Captured passes of known frames, but not those that emit frames, nor candidates."""
     engine, module = taught(RecordingCache())
     found: list[tuple[int, bool]] = []
     forward = module.forward
@@ -115,7 +115,7 @@ def test_a_module_is_told_where_nothing_but_the_cache_is_wanted() -> None:
 
 
 def test_contexts_of_the_first_lengths_are_not_padded() -> None:
-    """Requests bring as many known frames each time; those of further lengths take the bucket above."""
+    """Requests bring the same number of known frames each time; other lengths take the next larger bucket."""
     engine, module = taught(RecordingCache(), spec=replace(TAUGHT, capture_sizes=(1, 2, 8)))
     ran = {}
     for count in (7, 5, 6, 4, 7, 5, 6, 4, 8):
@@ -127,7 +127,7 @@ def test_contexts_of_the_first_lengths_are_not_padded() -> None:
     assert ran == {7: 7, 5: 5, 6: 7, 4: 5, 8: 8}
 
 
-def test_known_frames_take_no_pages_but_their_own() -> None:
+def test_known_frames_take_only_their_own_pages() -> None:
     engine, _ = taught(RecordingCache())
     driver = Driver(engine)
     driver.open(0, max_tokens=60)
@@ -136,13 +136,13 @@ def test_known_frames_take_no_pages_but_their_own() -> None:
     assert engine.memory().pages_used == 4
 
 
-def test_what_no_bucket_holds_at_once_takes_several_passes() -> None:
+def test_frames_that_exceed_every_bucket_take_several_passes() -> None:
     engine, module = taught(RecordingCache(), spec=replace(TAUGHT, capture_sizes=(1, 2)))
     rolled(engine, 5)
     assert module.passes[:3] == [2, 2, 1]
 
 
-def test_requests_read_their_frames_side_by_side() -> None:
+def test_requests_compute_their_frames_in_one_batch() -> None:
     engine, module = taught(RecordingCache())
     rolled(engine, 2)
     while engine.idle():
@@ -161,7 +161,7 @@ def test_requests_read_their_frames_side_by_side() -> None:
         near(driver.done[keys[handle]].outputs["next_frame"], rolled(taught()[0], 2 + handle))
 
 
-def test_frames_of_a_preempted_request_are_read_again_and_equal_an_undisturbed_run() -> None:
+def test_frames_of_a_preempted_request_equal_an_undisturbed_run() -> None:
     engine, _ = taught(num_pages=16, max_slots=24)
     driver = Driver(engine)
     for handle in range(3):
@@ -187,7 +187,7 @@ def test_a_list_that_ends_before_its_loop_is_named() -> None:
 
 
 def test_captured_candidates_enter_by_the_batch_whatever_the_budget() -> None:
-    """The budget keeps steps short for rows that decode; frames of a rollout have no such neighbours."""
+    """The budget keeps steps short for decode batches; a node of rollouts has none."""
     engine, module = taught(RecordingCache(), token_budget=2 * PATCHES)
     expected = rolled(engine, 1)
     while engine.idle():
@@ -197,8 +197,8 @@ def test_captured_candidates_enter_by_the_batch_whatever_the_budget() -> None:
     assert module.passes[before:] == [1, 4, 4, 4, 4]
 
 
-def test_rows_that_are_told_together_stay_together() -> None:
-    """More candidates than a captured batch holds: an iteration is told before anybody is further."""
+def test_candidates_that_emit_together_stay_together() -> None:
+    """With more candidates than a captured batch holds, each iteration is emitted before any candidate goes on."""
     engine, _ = taught(RecordingCache(), spec=replace(TAUGHT, capture_sizes=(1, 2, 4)))
     rolled(engine, 1)
     while engine.idle():
@@ -213,7 +213,7 @@ def test_rows_that_are_told_together_stay_together() -> None:
 
 
 @pytest.mark.parametrize("kind", ["even", "same", "apart", "one", "backwards", "strided"])
-def test_values_of_rows_come_into_one_place(kind: str) -> None:
+def test_gather_stacks_values_of_any_layout(kind: str) -> None:
     whole = numbers(1, 5, 2, 3)
     values = {
         "even": whole.unbind(0)[1:4], "same": [whole[2]] * 3, "apart": [whole[0], whole[1], whole[4].clone()],

@@ -16,7 +16,7 @@ from tests.engine.tiny_world import numbers
 
 @pytest.mark.parametrize("lookahead", [0, 1])
 @pytest.mark.parametrize("turns", range(0, 14))
-def test_close_at_any_point_frees_everything_and_harms_nobody(turns: int, lookahead: int) -> None:
+def test_close_at_any_point_frees_everything_and_leaves_others_alone(turns: int, lookahead: int) -> None:
     driver = Driver(make_engine(lookahead=lookahead, token_budget=6, num_pages=20), lookahead)
     loops = []
     for handle in range(3):
@@ -56,7 +56,7 @@ def test_everything_that_fits_ends(work: list[tuple[int, int, int]], pages: int,
         for handle, at in closes.items():
             if at == turn:
                 engine.close(Handle(handle))
-        # Three may hold slots at once; the others come in as those end.
+        # Three hold slots at once; the others enter when those end.
         for handle, loop in loops.items():
             if loop in driver.done:
                 engine.close(Handle(handle))
@@ -72,7 +72,7 @@ def test_everything_that_fits_ends(work: list[tuple[int, int, int]], pages: int,
     assert (engine.memory().pages_used, engine.memory().slots_used) == (0, 0)
 
 
-def test_a_failing_row_fails_alone() -> None:
+def test_a_failing_sequence_fails_alone() -> None:
     def fault(handles: list[Handle]) -> None:
         if 1 in handles and driver.ids.get(4, []) != []:
             raise RuntimeError("bad row")
@@ -90,7 +90,7 @@ def test_a_failing_row_fails_alone() -> None:
 
 
 @pytest.mark.parametrize("lookahead", [0, 1])
-def test_a_row_without_finite_logits_fails_alone_and_leaves_clean_pages(lookahead: int) -> None:
+def test_a_sequence_without_finite_logits_fails_alone_and_leaves_clean_pages(lookahead: int) -> None:
     module = TinyLM()
     module.embed.weight[50] = float("nan")
     driver = Driver(make_engine(module=module, num_pages=14, lookahead=lookahead, prefix_cache=False), lookahead)
@@ -182,7 +182,7 @@ def test_requests_without_a_slot_wait_for_one() -> None:
     assert sorted(driver.done) == [1, 2]
 
 
-def test_pressure_tells_what_waits_and_since_when() -> None:
+def test_pressure_counts_waiting_jobs_and_their_age() -> None:
     now = [10.0]
     driver = Driver(make_engine(clock=lambda: now[0]))
     assert driver.engine.pressure().ready == 0 and driver.engine.pressure().oldest_s == float("inf")
@@ -203,7 +203,7 @@ def test_jobs_of_a_closed_or_unknown_request_are_dropped() -> None:
     assert driver.engine.launch() is None
 
 
-def test_an_unknown_branch_and_several_rows_are_refused() -> None:
+def test_an_unknown_branch_and_candidates_are_refused() -> None:
     driver = Driver(make_engine())
     driver.open(0)
     driver.open(1)
@@ -213,7 +213,7 @@ def test_an_unknown_branch_and_several_rows_are_refused() -> None:
     assert "nowhere" in str(driver.failed[1].error) and "2 candidates" in str(driver.failed[2].error)
 
 
-def test_backends_that_are_not_there_are_named() -> None:
+def test_missing_backends_are_named() -> None:
     with pytest.raises(NotFound, match="flashinfr"):
         make_engine(attention="flashinfr")
     with pytest.raises(StartError, match="FlashInfer needs a GPU") as caught:
@@ -226,7 +226,7 @@ def test_too_few_slots_for_the_branches_are_refused_at_start() -> None:
         make_engine(max_slots=1)
 
 
-def test_every_error_is_one_of_ours() -> None:
+def test_every_error_is_a_mstar_error() -> None:
     driver = Driver(make_engine())
     driver.open(0)
     driver.submit(0, inputs={"tokens": torch.tensor([], dtype=torch.int64)})
@@ -234,8 +234,8 @@ def test_every_error_is_one_of_ours() -> None:
     assert isinstance(driver.failed[1].error, MstarError)
 
 
-def test_a_preempted_prefix_is_computed_again_from_values_of_its_own() -> None:
-    """Small inputs stay where their owner left them, who may use that memory again once the job has ended."""
+def test_a_preempted_prefix_is_recomputed_from_copies_of_its_values() -> None:
+    """Small inputs stay on the host, where the caller may overwrite them once the job has ended."""
     found = []
     for is_overwritten in (False, True):
         engine = make_engine()

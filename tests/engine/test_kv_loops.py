@@ -85,7 +85,7 @@ def test_a_loop_without_a_start_fails() -> None:
     assert "start from" in str(driver.failed[loop].error)
 
 
-def test_a_resident_loop_reports_the_ports_it_was_asked_to_emit() -> None:
+def test_a_resident_loop_emits_its_declared_ports() -> None:
     driver = start()
     spec = LoopSpec(max_iters=4, carry={"token": "token"}, emit=("hidden",))
     loop = driver.submit(0, loop=spec)
@@ -138,7 +138,7 @@ def test_a_flow_loop_equals_its_single_steps(fused: bool, lookahead: int) -> Non
     assert driver.ids[loop] == PLAIN[1:6]
 
 
-def test_a_flow_loop_of_no_steps_gives_its_start_back() -> None:
+def test_a_flow_loop_of_no_steps_returns_its_start() -> None:
     driver = start()
     loop = flow(driver, 0, LATENTS)
     driver.run()
@@ -185,7 +185,7 @@ def test_tokens_kept_for_a_loop_are_dropped_at_its_end() -> None:
 
 
 @pytest.mark.parametrize("keep", ["loop", "request"])
-def test_nothing_seems_ready_when_a_general_loop_has_ended(keep: Literal["loop", "request"]) -> None:
+def test_nothing_is_ready_after_a_general_loop_has_ended(keep: Literal["loop", "request"]) -> None:
     driver = start()
     driver.run()
     spec = LoopSpec(max_iters=3, carry={"latents_out": "latents"}, fused=True)
@@ -195,7 +195,7 @@ def test_nothing_seems_ready_when_a_general_loop_has_ended(keep: Literal["loop",
     assert driver.engine.pressure().ready == 0
 
 
-def test_single_firings_kept_for_a_loop_are_dropped_by_the_next_job_that_stays() -> None:
+def test_tokens_of_single_passes_in_a_loop_are_dropped_by_the_next_lasting_job() -> None:
     driver = start()
     for _ in range(3):
         driver.prefill(0, [3, 4], sample=False, attend=Attend(keep="loop"))
@@ -223,7 +223,7 @@ def test_a_preempted_request_with_embeddings_equals_an_uninterrupted_one() -> No
     assert pressed == calm and none == 0 and some > 0
 
 
-def test_given_positions_move_the_branch_on() -> None:
+def test_given_positions_advance_the_branch() -> None:
     driver, plain = Driver(make_engine()), Driver(make_engine())
     for each, extra in ((driver, {"positions": torch.arange(9)}), (plain, {})):
         each.open(0)
@@ -245,7 +245,7 @@ def test_a_closed_request_ends_a_loop_that_is_not_fused() -> None:
 
 
 @pytest.mark.parametrize(("is_stop", "reason"), [(True, "stop"), (False, "length")])
-def test_a_loop_without_iterations_says_whether_the_prompt_drew_a_stop(is_stop: bool, reason: str) -> None:
+def test_a_loop_without_iterations_reports_a_stop_id_drawn_by_the_prompt(is_stop: bool, reason: str) -> None:
     drawn = reference(prompt(4, 6), 1)[0]
     driver = Driver(make_engine())
     driver.open(0)

@@ -13,7 +13,7 @@ WARM = SamplingParams(temperature=0.8, top_p=0.9, repetition_penalty=1.2, seed=5
 
 
 def dense_ids(ids: list[int], steps: int) -> list[int]:
-    """Greedy ids by running the whole sequence anew for each id, without pages: plain causal attention."""
+    """Greedy ids by recomputing the whole sequence for each id, without pages: plain causal attention."""
 
     class Dense:
         def attend(self, layer, query, key, value, scale=None):  # type: ignore[no-untyped-def]
@@ -52,7 +52,7 @@ def test_mixed_batch_equals_alone(lookahead: int, sampling: SamplingParams) -> N
     assert together == [reference(ids, steps, sampling) for ids, steps, _ in work]
 
 
-def test_greedy_and_sampled_rows_share_a_batch() -> None:
+def test_greedy_and_sampled_sequences_share_a_batch() -> None:
     work = [
         (prompt(i, 6 + i), 12, sampling)
         for i, sampling in enumerate([GREEDY, WARM, GREEDY, SamplingParams(temperature=1.0, seed=3)])
@@ -80,7 +80,7 @@ def test_preempted_equals_uninterrupted(pages: int, sampling: SamplingParams, lo
     assert generate(work, num_pages=pages, lookahead=lookahead, token_budget=16) == [reference(*each) for each in work]
 
 
-def test_pressure_really_preempts() -> None:
+def test_memory_pressure_preempts() -> None:
     driver = Driver(make_engine(num_pages=13))
     for handle in range(3):
         driver.open(handle)
@@ -160,7 +160,7 @@ def test_fork_shares_pages_until_written() -> None:
     assert driver.engine.memory().pages_used == 4
 
 
-def test_logits_of_every_token_can_be_asked_for() -> None:
+def test_logits_of_every_token_can_be_requested() -> None:
     ids = prompt(6, 11)
     whole, chunked = Driver(make_engine()), Driver(make_engine(token_budget=4))
     for driver in (whole, chunked):

@@ -123,7 +123,7 @@ def test_allocation_is_all_or_nothing() -> None:
     assert caught.value.facts["available"] == 1 and pool.used == 3
 
 
-def test_cached_pages_are_given_up_oldest_and_deepest_first() -> None:
+def test_cached_pages_are_evicted_oldest_and_deepest_first() -> None:
     pool = PagePool(4, 1)
     cache = PrefixCache(pool)
     old, new = pool.allocate(2), pool.allocate(2)

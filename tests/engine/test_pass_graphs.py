@@ -19,7 +19,7 @@ from mstar_core.engine.cuda_graphs.passes import rows_taken
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.graph.spec.nodes import Attend
 from tests.engine.recorded import Recorded, RecordingCache
-from tests.engine.test_kv_rows import CARRY, START, context, near, roll
+from tests.engine.test_kv_candidates import CARRY, START, context, near, roll
 from tests.engine.test_reading import CACHED, HEADS, KV_HEADS, PAGE, filled, plain
 from tests.engine.tiny_engine import LM, WIDTH, Driver, make_engine, prompt
 from tests.engine.tiny_world import FRAME, PATCHES, TRIAL, WORLD, TinyWorld, make_world, numbers

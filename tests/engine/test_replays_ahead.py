@@ -15,7 +15,7 @@ from mstar_core.engine.cuda_graphs.pass_keys import AHEAD, PassKind
 from mstar_core.engine.kv.engine import KVCacheEngine
 from tests.engine.recorded import Recorded, RecordingCache
 from tests.engine.test_iterations_ahead import TAUGHT, Taught
-from tests.engine.test_kv_rows import context, near, roll
+from tests.engine.test_kv_candidates import context, near, roll
 from tests.engine.test_pass_graphs import ROLLING, captured
 from tests.engine.tiny_engine import WIDTH, Driver
 from tests.engine.tiny_world import PATCHES, TRIAL, TinyWorld, make_world, numbers
@@ -96,7 +96,7 @@ def test_rollouts_of_any_length_equal_plain_ones(rows: int, lookahead: int) -> N
         assert engine.memory().pages_used == 0
 
 
-def test_lists_that_a_module_reads_by_itself_stay_whole() -> None:
+def test_lists_that_a_module_indexes_itself_stay_whole() -> None:
     engine, captures = ready(**WORLDS["whole lists"])
     driver, before = Driver(engine), replays(captures)
     key = begin(driver, 2, 1, STEPS)
@@ -106,7 +106,7 @@ def test_lists_that_a_module_reads_by_itself_stay_whole() -> None:
 
 
 @pytest.mark.parametrize(("positions", "page_size"), [("shared", PATCHES), ("shared", 2), ("running", 5)])
-def test_positions_and_pages_go_on_within_a_replay(positions: Any, page_size: int) -> None:
+def test_positions_and_pages_advance_within_a_replay(positions: Any, page_size: int) -> None:
     attend = replace(TRIAL, positions=positions)
     engine, captures = ready(page_size=page_size)
     driver = Driver(engine)
@@ -118,8 +118,8 @@ def test_positions_and_pages_go_on_within_a_replay(positions: Any, page_size: in
 
 
 @pytest.mark.parametrize(("rows", "lookahead"), [(1, 1), (2, 0)])
-def test_each_iteration_is_told_the_first_by_itself(lookahead: int, rows: int) -> None:
-    """Whoever listens gets the first as early as ever, later ones a replay at a time, in order."""
+def test_each_iteration_is_emitted_and_the_first_in_a_step_of_its_own(lookahead: int, rows: int) -> None:
+    """The client gets the first iteration as early as without replays ahead, later ones one replay at a time."""
     engine, _ = ready(lookahead)
     driver, steps = Driver(engine, lookahead), STEPS
     key = begin(driver, 3, rows, steps, emit=("next_frame",))
@@ -131,8 +131,8 @@ def test_each_iteration_is_told_the_first_by_itself(lookahead: int, rows: int) -
     assert [len(each.emissions) for each in driver.results if each.emissions] == [1, MOST, MOST, 1]
 
 
-def test_a_loop_that_is_told_does_not_run_ahead_of_who_waits() -> None:
-    """Two requests that are told meet in one batch whenever the second comes, and stay together."""
+def test_an_emitting_loop_does_not_run_ahead_of_waiting_requests() -> None:
+    """Two emitting requests join one batch whenever the second arrives, and stay together."""
     engine, _ = ready()
     driver = Driver(engine)
     first = begin(driver, 4, 1, 12, emit=("next_frame",))
@@ -147,7 +147,7 @@ def test_a_loop_that_is_told_does_not_run_ahead_of_who_waits() -> None:
     assert 2 * MOST in sizes, "both run ahead together"
 
 
-def test_a_request_that_is_closed_on_its_way_leaves_nothing() -> None:
+def test_a_request_closed_during_a_replay_leaves_nothing() -> None:
     engine, _ = ready(1)
     driver = Driver(engine, 1)
     gone = begin(driver, 6, 1, 12, emit=("next_frame",))
@@ -163,7 +163,7 @@ def test_a_request_that_is_closed_on_its_way_leaves_nothing() -> None:
 
 
 @pytest.mark.parametrize(("left", "told"), [(1, 1), (FEW + 1, FEW), (MOST, MOST)])
-def test_nobody_gives_pages_for_iterations_ahead(left: int, told: int) -> None:
+def test_iterations_ahead_preempt_no_request(left: int, told: int) -> None:
     """As many run ahead as there are pages for, and the neighbour keeps its own."""
     engine, _ = ready(num_pages=16)
     driver = Driver(engine)
@@ -174,8 +174,8 @@ def test_nobody_gives_pages_for_iterations_ahead(left: int, told: int) -> None:
     for _ in range(3):
         driver.turn()
     used = 1 + 1 + 1 + MOST
-    assert engine.memory().pages_used == used, "one that rests, a context, and what has been told"
-    assert used + left == 16 or engine._memory.tables.pool.allocate(16 - used - left)  # somebody else's
+    assert engine.memory().pages_used == used, "an idle one, a context, and the emitted iteration"
+    assert used + left == 16 or engine._memory.tables.pool.allocate(16 - used - left)  # taken by another owner
     driver.turn()
     assert len(driver.results[-1].emissions) == told
     assert engine.memory().pages_used == 16 - left + told and engine.memory().preempted == 0
@@ -183,7 +183,7 @@ def test_nobody_gives_pages_for_iterations_ahead(left: int, told: int) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_results_are_the_same_under_pressure(seed: int) -> None:
-    """Requests that come at any time, are told or not, and take each other's pages."""
+    """Requests that arrive at any time, emit or not, and preempt each other."""
     chance = random.Random(seed)
     engine, _ = ready(num_pages=16, max_slots=16)
     driver, asked = Driver(engine), {}
@@ -205,7 +205,7 @@ def test_results_are_the_same_under_pressure(seed: int) -> None:
     assert engine.memory().preempted > 0 and engine.memory().pages_used == 0
 
 
-def test_what_was_computed_ahead_goes_with_its_pages() -> None:
+def test_iterations_computed_ahead_are_discarded_with_their_pages() -> None:
     """An older one of another kind takes pages one by one while a younger one's replay is being settled."""
     engine, _ = ready(num_pages=19)
     driver, other = Driver(engine), Driver(engine_of(None))
@@ -225,7 +225,7 @@ def test_what_was_computed_ahead_goes_with_its_pages() -> None:
         near(driver.done[mine].outputs["next_frame"], other.done[plain].outputs["next_frame"])
 
 
-def test_a_replay_ahead_without_room_for_what_it_gives_is_computed_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replay_ahead_without_memory_for_its_outputs_runs_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, _ = ready()
     failures, replay = iter([False, True]), Recorded.replay
 
@@ -245,8 +245,8 @@ def test_a_replay_ahead_without_room_for_what_it_gives_is_computed_plainly(monke
     assert next(failures, None) is None and engine.memory().pages_used == 0
 
 
-def test_only_few_rows_run_ahead() -> None:
-    """With many, an iteration takes so long that what lies between two does not show, and others should come in."""
+def test_only_small_batches_run_ahead() -> None:
+    """In a large batch, host time between iterations is hidden, and other requests should be able to join."""
     frame = PassKind(tokens=258, ports=(), writes=True)
     rows = [1, 2, 4, 8, 16, 32, 64, 128]
     sizes = [replace(frame, iterations=each).sizes(rows) for each in (MOST, FEW, 1)]

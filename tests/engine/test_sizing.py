@@ -113,9 +113,9 @@ def test_a_share_that_weights_and_reserve_exceed_is_refused_with_the_sizes() -> 
     assert "2,048 MiB of reserve" in caught.value.detail and "memory_fraction" in caught.value.hint
 
 
-def test_memory_that_others_use_is_not_counted_on() -> None:
+def test_memory_of_other_processes_is_not_counted_on() -> None:
     others = budget(free_bytes=33 * GIB).check()
-    others.check_free(33 * GIB)  # a pool that is smaller than the share disturbs nobody
+    others.check_free(33 * GIB)  # a pool may be smaller than the share
     with pytest.raises(StartError, match="other processes use") as caught:
         others.check_free(others.pool_bytes)
     assert "33,792 MiB are free" in caught.value.detail and "0.50 of it" in caught.value.hint

@@ -19,7 +19,7 @@ SPEC = NodeSpec(name="codec", engine=STATELESS, ports={"x": "f32[n]", "y": "f32[
 
 
 class Doubler(nn.Module):
-    """y = 2 x + step, and remembers the batches it saw."""
+    """Computes y = 2 x + step and records the batches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Doubler(nn.Module):
 
 
 class Noisy(nn.Module):
-    """Adds noise that depends on nothing but the request and its count of firings."""
+    """Adds noise that depends only on the request and its count of runs."""
 
     def forward(self, x: Tensor, *, seeds: Tensor, counters: Tensor) -> dict[str, Tensor]:
         return {"y": x + rng.normal(seeds, counters, x.shape[1])}
@@ -104,7 +104,7 @@ def test_jobs_of_one_request_keep_their_order() -> None:
     assert module.batches == [(1, 3), (1, 4), (1, 3)]
 
 
-def test_one_bad_row_fails_alone() -> None:
+def test_one_bad_item_fails_alone() -> None:
     def fault(handles: list[Handle]) -> None:
         if 2 in handles:
             raise ValueError("broken input")
@@ -130,10 +130,10 @@ def test_a_loop_carries_counts_and_emits(fused: bool) -> None:
     emitted = [item for result in play.results for item in result.emissions]
     assert [(item.iteration, item.outputs["y"][0].item()) for item in emitted] == [(0, 2.0), (1, 5.0), (2, 12.0)]
     assert play.done[other].outputs["y"].tolist() == [0.0, 0.0]
-    assert len(play.results) == 4, "an iteration that is told ends a step, so that it is told in time"
+    assert len(play.results) == 4, "an emitted iteration ends a step, so that it is reported in time"
 
 
-def test_a_fused_loop_that_tells_nothing_runs_within_one_step() -> None:
+def test_a_fused_loop_without_emissions_runs_within_one_step() -> None:
     play = player()
     spec = LoopSpec(max_iters=3, carry={"y": "x"}, fused=True)
     keys = [play.submit(0, torch.ones(2), loop=spec), play.submit(1, torch.ones(2), loop=replace(spec, max_iters=2))]
@@ -142,7 +142,7 @@ def test_a_fused_loop_that_tells_nothing_runs_within_one_step() -> None:
     assert len(play.results) == 1
 
 
-def test_loops_whose_values_change_their_shape_part_and_meet_again() -> None:
+def test_loops_whose_values_change_shape_leave_and_rejoin_a_batch() -> None:
     class Growing(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -161,7 +161,7 @@ def test_loops_whose_values_change_their_shape_part_and_meet_again() -> None:
     assert module.batches == [(4, 2), (2, 3), (2, 4), (2, 2), (2, 2)]
 
 
-def test_a_loop_ends_at_its_stop_port_and_starts_from_what_was_held() -> None:
+def test_a_loop_ends_at_its_stop_port_and_starts_from_the_last_value() -> None:
     play = player()
     play.submit(0, torch.full((2,), 3.0))
     key = play.submit(0, None, loop=LoopSpec(max_iters=50, carry={"y": "x"}, stop_port="ends"))
@@ -169,14 +169,14 @@ def test_a_loop_ends_at_its_stop_port_and_starts_from_what_was_held() -> None:
     assert play.done[key].reason == "stop" and 3 < play.done[key].iterations < 10
 
 
-def test_a_loop_of_no_iterations_gives_its_start() -> None:
+def test_a_loop_of_no_iterations_returns_its_start() -> None:
     play = player()
     key = play.submit(0, torch.full((2,), 3.0), loop=LoopSpec(max_iters=0, carry={"y": "x"}))
     play.run()
     assert play.done[key].outputs["y"].tolist() == [3.0, 3.0] and play.done[key].iterations == 0
 
 
-def test_noise_depends_on_the_request_and_its_count_alone() -> None:
+def test_noise_depends_only_on_the_request_and_its_count() -> None:
     def noise(handles: list[int], of: int) -> list[Tensor]:
         play = player(Noisy())
         keys = [play.submit(handle, torch.zeros(8)) for handle in handles]
@@ -189,7 +189,7 @@ def test_noise_depends_on_the_request_and_its_count_alone() -> None:
     assert not torch.equal(alone[0], alone[1])
 
 
-def test_numbers_arrive_one_per_row_under_plain_names() -> None:
+def test_numbers_arrive_one_per_item_under_plain_names() -> None:
     class Facts(nn.Module):
         def forward(self, x: Tensor, *, first: Tensor, seed: Tensor) -> dict[str, list[Tensor]]:
             assert first.dtype == torch.bool and first.shape == seed.shape == x.shape[:1]
@@ -202,7 +202,7 @@ def test_numbers_arrive_one_per_row_under_plain_names() -> None:
     assert [play.done[key].outputs["y"][0].item() for key in (1, 2, 3)] == [0.0, 1.0, 2.0]
 
 
-def test_several_rows_of_one_request_share_a_batch() -> None:
+def test_several_candidates_of_one_request_share_a_batch() -> None:
     module = Doubler()
     play = player(module)
     play.submit(0, torch.arange(6.0).view(2, 3), rows=2)
@@ -211,7 +211,7 @@ def test_several_rows_of_one_request_share_a_batch() -> None:
     assert module.batches == [(3, 3)] and play.done[1].outputs["y"].tolist() == [[0, 2, 4], [6, 8, 10]]
 
 
-def test_a_value_for_all_rows_stands_beside_values_for_each() -> None:
+def test_a_shared_value_is_repeated_beside_values_per_candidate() -> None:
     class Sum(nn.Module):
         def forward(self, x: Tensor, z: Tensor, scale: Tensor) -> dict[str, Tensor]:
             assert x.shape == z.shape and scale.shape == x.shape[:1]
@@ -226,7 +226,7 @@ def test_a_value_for_all_rows_stands_beside_values_for_each() -> None:
     assert play.done[2].outputs["y"].tolist() == [2, 2, 2]
 
 
-def test_what_is_the_same_for_all_rows_runs_once_and_stays_one_value() -> None:
+def test_a_job_without_values_per_candidate_runs_once() -> None:
     module = Doubler()
     play = player(module)
     play.submit(0, torch.ones(3), rows=400)
@@ -234,7 +234,7 @@ def test_what_is_the_same_for_all_rows_runs_once_and_stays_one_value() -> None:
     assert module.batches == [(1, 3)] and play.done[1].outputs["y"].tolist() == [2, 2, 2]
 
 
-def test_rows_in_a_loop_carry_a_value_each() -> None:
+def test_candidates_in_a_loop_carry_a_value_each() -> None:
     play = player()
     spec = LoopSpec(max_iters=2, carry={"y": "x"}, fused=True)
     key = play.submit(0, torch.arange(4.0).view(2, 2), rows=2, loop=spec)
@@ -242,7 +242,7 @@ def test_rows_in_a_loop_carry_a_value_each() -> None:
     assert play.done[key].outputs["y"].tolist() == [[1, 5], [9, 13]]
 
 
-def test_a_value_of_no_row_is_refused() -> None:
+def test_a_value_of_the_wrong_candidate_count_is_refused() -> None:
     play = player()
     play.submit(0, torch.zeros(2, 3, 4), rows=3)
     play.run()
@@ -279,7 +279,7 @@ def test_outputs_do_not_keep_the_batch_alive() -> None:
     assert play.done[1].outputs["y"].untyped_storage().nbytes() == 12
 
 
-def test_a_step_on_a_cpu_is_done_when_it_was_launched() -> None:
+def test_a_step_on_a_cpu_is_done_at_once() -> None:
     play = player()
     play.submit(0, torch.ones(2))
     running = play.engine.launch()
@@ -300,7 +300,7 @@ def test_a_step_is_done_when_the_device_has_finished_it() -> None:
 
 
 class Teller(nn.Module):
-    """Remembers what it was told on the host, and makes nothing for rows without a number."""
+    """Records its host inputs, and gives nothing for items without a number."""
 
     host_ports = ("x", "step", "gain")
 
@@ -313,7 +313,7 @@ class Teller(nn.Module):
         return {"y": [torch.from_numpy(row) if number else None for row, number in zip(x, step, strict=True)]}
 
 
-def test_numbers_of_host_ports_arrive_as_one_array_each_and_a_row_may_give_nothing() -> None:
+def test_numbers_of_host_ports_arrive_as_one_array_each_and_an_item_may_give_nothing() -> None:
     module = Teller()
     play = player(module)
     first = play.submit(0, torch.tensor([1, 2]), numbers={"$step": 3, "$param:gain": 0.5})
@@ -327,8 +327,8 @@ def test_numbers_of_host_ports_arrive_as_one_array_each_and_a_row_may_give_nothi
     assert "y" not in play.done[second].outputs
 
 
-def test_only_what_travels_at_once_is_taken_on_the_own_stream() -> None:
-    """A stream is dear to enter, and a window has six inputs."""
+def test_only_large_inputs_are_uploaded_at_submission() -> None:
+    """Entering a stream is expensive, and a codec window has six inputs."""
     node = NodeSpec(name="N", engine=STATELESS, ports={"big": "f32[n]", "few": "f32[n]", "told": "f32[n]", "at": "i64"})
     module = nn.Identity()
     module.host_ports = ("told",)  # type: ignore[assignment]
@@ -364,7 +364,7 @@ def test_numbers_of_other_ports_arrive_as_tensors() -> None:
     assert play.done[key].outputs["y"].tolist() == [6.0, 6.0]
 
 
-def test_background_work_is_the_modules_own() -> None:
+def test_background_work_is_forwarded_to_the_module() -> None:
     left = [2]
 
     class Busy(Doubler):
@@ -403,8 +403,8 @@ def test_a_wrong_output_is_an_error_of_the_node() -> None:
     assert "7 of 1 batch items" in str(play.failed[1].error)
 
 
-def test_few_rows_can_wait_while_their_clients_have_sound_and_for_a_moment_only() -> None:
-    """One in four of the open requests is enough for a step; so is one that runs dry, or waits too long."""
+def test_few_jobs_are_delayed_briefly_while_playback_is_buffered() -> None:
+    """A step is not delayed if one in four requests is ready, a buffer runs low, or a job has waited too long."""
     now = [10.0]
     play = player(handles=16, clock=lambda: now[0])
     for handle in range(3):
@@ -427,7 +427,7 @@ def test_few_rows_can_wait_while_their_clients_have_sound_and_for_a_moment_only(
 
 
 class Listing(nn.Module):
-    """Wants its rows one by one."""
+    """Takes a list of items."""
 
     listed_ports = ("x",)
 
@@ -440,7 +440,7 @@ class Listing(nn.Module):
         return {"y": [row + 1 for row in x]}
 
 
-def test_a_listed_port_comes_row_by_row_and_is_not_copied() -> None:
+def test_a_listed_port_is_a_list_of_items_and_is_not_copied() -> None:
     module, given = Listing(), [torch.ones(3), torch.zeros(3)]
     made = player(module)
     keys = [made.submit(number, value) for number, value in enumerate(given)]
@@ -449,7 +449,7 @@ def test_a_listed_port_comes_row_by_row_and_is_not_copied() -> None:
     assert [made.done[key].outputs["y"].tolist() for key in keys] == [[2.0] * 3, [1.0] * 3]
 
 
-def test_one_row_by_itself_is_not_copied() -> None:
+def test_a_single_item_is_not_copied() -> None:
     seen: list[int] = []
 
     class Watching(nn.Module):

@@ -1,4 +1,4 @@
-"""A step of the stateless engine in flight, with events that end when the test says so."""
+"""Steps of the stateless engine in flight, with events that the test sets."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def running(before: Event | None, finished: Event, *, is_staying: bool = True) -
     return StatelessStep(StepResult(), 0.0, finished, is_staying, before)  # type: ignore[arg-type]
 
 
-def test_one_step_that_stays_is_handed_on_before_its_end_and_a_second_only_behind_that() -> None:
+def test_one_step_that_stays_is_collected_before_its_end_and_a_second_after_the_first() -> None:
     first, second = Event(), Event()
     steps = [running(None, first), running(first, second)]
     assert [step.is_done for step in steps] == [True, False]
@@ -67,7 +67,7 @@ def test_only_a_step_of_nothing_but_device_outputs_stays() -> None:
     ],
     ids=["nothing", "no outputs", "emissions", "failures"],
 )
-def test_what_else_a_step_brings_is_waited_for(result: StepResult) -> None:
+def test_other_results_of_a_step_are_waited_for(result: StepResult) -> None:
     assert not stays(result, frozenset({"z"}))
 
 
@@ -81,7 +81,7 @@ class Both(nn.Module):
 
 
 @pytest.mark.parametrize(("outputs", "is_staying"), [(("z",), True), (("y", "z"), False), (("y",), False), ((), False)])
-def test_the_engine_asks_what_the_jobs_of_a_step_want(outputs: tuple[str, ...], *, is_staying: bool) -> None:
+def test_a_step_stays_if_its_jobs_want_device_outputs_only(outputs: tuple[str, ...], *, is_staying: bool) -> None:
     engine = StatelessEngine(SPEC, Both(), device=torch.device("cpu"), dtype=torch.float32)
     engine.open(Handle(0), SamplingParams(), 0)
     engine.submit(Job(key=JobKey(1), handle=Handle(0), inputs={"x": torch.ones(2)}, outputs=outputs))
@@ -90,7 +90,7 @@ def test_the_engine_asks_what_the_jobs_of_a_step_want(outputs: tuple[str, ...], 
     assert set(engine.collect(step).done[0].outputs) == set(outputs)
 
 
-def test_a_request_that_is_closed_while_its_step_runs_gets_nothing() -> None:
+def test_a_request_closed_during_its_step_gets_no_result() -> None:
     engine = StatelessEngine(SPEC, Both(), device=torch.device("cpu"), dtype=torch.float32)
     engine.open(Handle(0), SamplingParams(), 0)
     engine.submit(Job(key=JobKey(1), handle=Handle(0), inputs={"x": torch.ones(2)}, outputs=("z",)))

@@ -1,4 +1,4 @@
-"""Rows of a KV node: candidates of one request with caches of their own, equal to each candidate alone."""
+"""Candidates of a KV node: each has a cache of its own and equals a request of its own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CARRY = {"next_frame": "frame"}
 
 
 def context(driver: Driver, handle: int, frames: int = 2) -> None:
-    """Known frames, which every candidate goes on from."""
+    """Known frames, from which every candidate continues."""
     for step in range(frames):
         driver.submit(
             handle, inputs={"frame": numbers(50 + step, PATCHES, WIDTH), "actions": numbers(60, 4, WIDTH),
@@ -64,7 +64,7 @@ def world(lookahead: int = 0, **changes: Any) -> tuple[Driver, TinyWorld]:
 
 
 def closes(driver: Driver, handle: int, closed: set[int] | None = None) -> Callable[[Done], None]:
-    """Ends a request when its job is done, as a program does, and notes it."""
+    """End a request when its job is done, as a program does, and note it."""
 
     def close(_: Done) -> None:
         driver.engine.close(Handle(handle))
@@ -96,7 +96,7 @@ def test_candidates_equal_each_alone_and_leave_only_the_context(emit: tuple[str,
     assert all(item.outputs["norm"].shape == (5,) and item.job is done.job for item in told)
 
 
-def test_a_loop_that_tells_its_iterations_tells_each_as_it_ends() -> None:
+def test_an_emitting_loop_reports_each_iteration_when_it_ends() -> None:
     driver, _ = world()
     key = roll(driver, 0, numbers(2, 4, 3, WIDTH), 3, emit=("next_frame",))
     told = []
@@ -127,7 +127,7 @@ def test_pages_partly_filled_by_the_context_are_copied_on_write(page_size: int) 
 
 
 @pytest.mark.parametrize("settings", [{"num_pages": 2 + 2 * 3}, {"max_slots": 7}, {"token_budget": 6}], ids=str)
-def test_more_candidates_than_there_is_room_for_take_turns(settings: dict[str, int]) -> None:
+def test_candidates_that_exceed_the_memory_take_turns(settings: dict[str, int]) -> None:
     driver, module = world(**settings)
     actions = numbers(4, 17, 3, WIDTH)
     key = roll(driver, 0, actions, 3, emit=("norm",))
@@ -141,9 +141,7 @@ def test_more_candidates_than_there_is_room_for_take_turns(settings: dict[str, i
 
 @pytest.mark.parametrize("attend", [TRIAL, FRAME], ids=["for the loop", "that stay"])
 @pytest.mark.parametrize("num_pages", [5, 6, 8, 11])
-def test_rows_of_one_request_give_way_to_each_other_where_nobody_knows_how_long_they_last(
-    num_pages: int, attend: Attend
-) -> None:
+def test_candidates_of_open_ended_loops_preempt_each_other(num_pages: int, attend: Attend) -> None:
     driver, _ = world(num_pages=num_pages)
     actions = numbers(4, 3, 3, WIDTH)
     key = roll(driver, 0, actions, 3, loop={"stop_port": "never"}, emit=("norm",), attend=attend)
@@ -152,8 +150,8 @@ def test_rows_of_one_request_give_way_to_each_other_where_nobody_knows_how_long_
     assert [item.iteration for item in driver.emissions[key]] == [0, 1, 2]
 
 
-def test_single_firings_keep_their_rows_until_the_loop_is_over() -> None:
-    """A loop over several nodes: its iterations come as jobs, and a scorer may stand between them."""
+def test_single_passes_keep_their_candidates_until_the_loop_ends() -> None:
+    """A loop over several nodes: its iterations are single jobs, with a scorer between them."""
     driver, _ = world()
     actions = numbers(5, 4, 3, WIDTH)
     for start in (START, START * 2):
@@ -173,7 +171,7 @@ def test_single_firings_keep_their_rows_until_the_loop_is_over() -> None:
     assert driver.done[key].outputs["next_frame"].shape == frame.shape
 
 
-def test_rows_of_single_firings_equal_each_alone() -> None:
+def test_candidates_of_single_passes_equal_each_alone() -> None:
     driver, _ = world(num_pages=2 + 4 * 3)
     actions, frame = numbers(5, 4, 3, WIDTH), START
     for step in range(3):
@@ -186,7 +184,7 @@ def test_rows_of_single_firings_equal_each_alone() -> None:
     near(frame, alone(actions, 3))
 
 
-def test_rows_that_stay_go_on_in_the_next_job_and_a_job_of_one_row_returns_to_the_branch() -> None:
+def test_lasting_candidates_continue_in_the_next_job_and_a_job_of_one_returns_to_the_branch() -> None:
     driver, _ = world()
     actions = numbers(6, 3, 4, WIDTH)
     first = roll(driver, 0, actions, 2, attend=FRAME)
@@ -214,7 +212,7 @@ def test_rows_that_stay_go_on_in_the_next_job_and_a_job_of_one_row_returns_to_th
     assert driver.engine.memory().pages_used == 2
 
 
-def test_rows_of_several_requests_at_different_steps_share_forwards() -> None:
+def test_candidates_of_several_requests_at_different_steps_share_forwards() -> None:
     module = TinyWorld()
     driver = Driver(make_world(module=module, num_pages=256, max_slots=24))
     keys = {}
@@ -231,14 +229,14 @@ def test_rows_of_several_requests_at_different_steps_share_forwards() -> None:
     assert 5 in module.passes, "two rows at their second step beside three at their first"
 
 
-def test_preempted_rows_are_computed_again_and_equal_an_undisturbed_run() -> None:
+def test_preempted_candidates_equal_an_undisturbed_run() -> None:
     assert WORLD.kv is not None
     spec = replace(WORLD, kv=replace(WORLD.kv, rows=9))
     driver = Driver(make_world(spec=spec, num_pages=16, max_slots=24))
     for handle in range(3):
         driver.open(handle, max_tokens=12)
         context(driver, handle)
-    stop = {"stop_port": "never"}  # how long a row's loop lasts is not known before, nor are its pages kept for it
+    stop = {"stop_port": "never"}  # the length of the loop is unknown, so no pages are reserved for it
     keys = {
         h: roll(driver, h, numbers(10 + h, 3, 3, WIDTH), 3, attend=FRAME, emit=("norm",), loop=stop) for h in range(3)
     }
@@ -268,19 +266,19 @@ def sampled(rows: int, num_pages: int = 64, **stop: Any) -> list[list[int]]:
     return drawn.T.tolist()
 
 
-def test_answers_drawn_side_by_side_differ_and_the_first_is_the_plain_one() -> None:
+def test_sampled_candidates_differ_and_the_first_equals_a_plain_request() -> None:
     several = sampled(4)
     assert several[0] == sampled(1)[0]
     assert len({tuple(each) for each in several}) == 4 and several == sampled(4)
 
 
-def test_ids_of_rows_that_lost_their_pages_are_read_again() -> None:
-    """No id stops them, so that nobody keeps pages for what is to come: they take them from each other."""
+def test_ids_of_evicted_candidates_are_recomputed() -> None:
+    """Their length is unknown, so no pages are reserved, and they preempt each other."""
     never = {"stop_port": "token", "stop_ids": (VOCAB,)}
     assert sampled(4, num_pages=7, **never) == sampled(4)
 
 
-def test_rows_that_stop_early_give_their_last_value_until_all_have_ended() -> None:
+def test_candidates_that_stop_early_repeat_their_last_value() -> None:
     assert LM.kv is not None
     spec = replace(LM, kv=replace(LM.kv, rows=3))
     driver = Driver(make_engine(spec=spec, max_slots=20))
@@ -313,7 +311,7 @@ def test_rows_that_stop_early_give_their_last_value_until_all_have_ended() -> No
         ({"rows": 6, "attend": FRAME, "steps": 9}, TooLarge, "9 for each candidate are 56; the pool has 40"),
     ],
 )
-def test_what_can_never_run_is_refused_with_numbers(fields: dict[str, Any], error: type, words: str) -> None:
+def test_impossible_jobs_are_refused_with_numbers(fields: dict[str, Any], error: type, words: str) -> None:
     driver, _ = world(num_pages=40)
     rows, steps = fields.pop("rows"), fields.pop("steps", 2)
     key = roll(driver, 0, numbers(1, fields.pop("actions", rows), 9, WIDTH), steps, rows=rows, **fields)
@@ -323,7 +321,7 @@ def test_what_can_never_run_is_refused_with_numbers(fields: dict[str, Any], erro
     assert driver.engine.memory().pages_used == 0 and driver.engine.memory().slots_used == 0
 
 
-def test_rows_are_counted_when_a_request_is_opened() -> None:
+def test_candidates_are_counted_when_a_request_is_opened() -> None:
     engine = make_world(num_pages=40)
     engine.open(Handle(1), SamplingParams(), max_tokens=6 * 12, rows=6)
     with pytest.raises(TooLarge, match="never fit"):
@@ -334,7 +332,7 @@ def test_rows_are_counted_when_a_request_is_opened() -> None:
         make_world(max_slots=6)
 
 
-def test_a_bad_row_fails_its_request_alone_and_once() -> None:
+def test_a_bad_candidate_fails_its_request_alone_and_once() -> None:
     bad: set[int] = set()
 
     def faults(handles: Any) -> None:
@@ -353,7 +351,7 @@ def test_a_bad_row_fails_its_request_alone_and_once() -> None:
     near(driver.done[keys[1]].outputs["next_frame"], alone(numbers(3, 3, 2, WIDTH), 2))
 
 
-def test_a_forked_branch_leaves_the_rows_of_the_old_one_behind() -> None:
+def test_a_forked_branch_drops_its_earlier_candidates() -> None:
     assert WORLD.kv is not None
     spec = replace(WORLD, kv=replace(WORLD.kv, branches=(MAIN, "side")))
     driver = Driver(make_world(spec=spec, max_slots=30, num_pages=128))
@@ -375,7 +373,7 @@ def engine_of(trial: random.Random) -> KVCacheEngine:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_rows_steps_and_cancels_in_any_mixture_equal_each_alone(seed: int) -> None:
+def test_candidates_steps_and_cancels_in_any_mixture_equal_each_alone(seed: int) -> None:
     trial = random.Random(seed)
     driver = Driver(engine_of(trial))
     plans, keys = {}, {}

@@ -1,4 +1,4 @@
-"""Who waits for slots or pages goes on when there is room again: no order of arrivals, sizes and ends stands still."""
+"""Requests that wait for slots or pages proceed once there is room, for any order of arrivals, sizes and ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from mstar_core.engine.base import Done, Handle, LoopSpec
 from mstar_core.graph.spec.nodes import Attend
 from tests.engine.recorded import RecordingCache
-from tests.engine.test_kv_rows import CARRY, START, context
+from tests.engine.test_kv_candidates import CARRY, START, context
 from tests.engine.tiny_engine import WIDTH, Driver
 from tests.engine.tiny_world import FRAME, TRIAL, WORLD, TinyWorld, make_world, numbers
 
@@ -79,7 +79,7 @@ class Play:
             if not self.turn():
                 break
         assert not self.driver.failed, [str(each.error) for each in self.driver.failed.values()]
-        assert not self.trials, f"nobody goes on, and these are left: {self.trials}"
+        assert not self.trials, f"no request makes progress; left: {self.trials}"
         memory = self.driver.engine.memory()
         assert (memory.pages_used, memory.slots_used) == (0, 0)
         return self
@@ -127,14 +127,14 @@ class Play:
 
 
 def play(lookahead: int = 0, rows: int = ROWS, **changes: Any) -> Play:
-    """An engine whose slots hold as many rows, beside a slot for each of eight requests."""
+    """An engine with slots for as many candidates, and one for each of eight requests."""
     assert WORLD.kv is not None
     sizes = (1, 2, 4) if "captures" in changes else ()
     spec = replace(WORLD, kv=replace(WORLD.kv, rows=rows), capture_sizes=sizes)
     settings: dict[str, Any] = {"num_pages": 256, "max_slots": 8 + rows, **changes}
     engine = make_world(spec=spec, module=TinyWorld(), lookahead=lookahead, **settings)
     found = Play(Driver(engine, lookahead))
-    if sizes:  # rows enter a few at a time where steps are captured
+    if sizes:  # with captured steps, few candidates enter per step
         found.begin(99, Trial(rows=5, steps=2, rest=1))
         found.run()
         while engine.idle():
@@ -144,8 +144,8 @@ def play(lookahead: int = 0, rows: int = ROWS, **changes: Any) -> Play:
 
 
 @pytest.mark.parametrize("lookahead", [0, 1])
-def test_requests_whose_rows_do_not_fit_together_follow_each_other(lookahead: int) -> None:
-    """The first is between two steps when the others find no slots: its next step runs all the same."""
+def test_requests_whose_candidates_do_not_fit_together_run_in_turn(lookahead: int) -> None:
+    """The first is between two steps when the others find no slots; its next step still runs."""
     found = play(lookahead)
     for handle in range(4):
         found.begin(handle, Trial(rows=5, steps=3, rest=2))
@@ -153,8 +153,8 @@ def test_requests_whose_rows_do_not_fit_together_follow_each_other(lookahead: in
     assert list(found.ended) == [0, 1, 2, 3]
 
 
-def test_rows_enter_by_and_by_although_an_older_request_waits_for_slots() -> None:
-    """Where steps are captured a look takes few rows; those behind them have their slots all the same."""
+def test_candidates_enter_while_an_older_request_waits_for_slots() -> None:
+    """With captured steps a scheduling pass takes few candidates; the later ones have their slots all the same."""
     found = play(graphs=(1,), captures=RecordingCache())
     found.begin(0, Trial(rows=6, steps=1, rest=1, frames=1))
     found.begin(1, Trial(rows=5, steps=2, rest=1))
@@ -162,8 +162,8 @@ def test_rows_enter_by_and_by_although_an_older_request_waits_for_slots() -> Non
     assert set(found.ended) == {0, 1}
 
 
-def test_who_waits_for_slots_keeps_pages_from_nobody_who_has_them() -> None:
-    """The oldest reads its context while the second takes all slots; then each needs what the other has."""
+def test_a_request_waiting_for_slots_takes_no_pages_from_slot_holders() -> None:
+    """The oldest computes its context while the second takes all slots; then each needs what the other has."""
     found = play(token_budget=3)
     found.begin(0, Trial(rows=5, steps=2, rest=1, frames=4))
     found.turn()
@@ -173,7 +173,7 @@ def test_who_waits_for_slots_keeps_pages_from_nobody_who_has_them() -> None:
 
 
 @pytest.mark.parametrize("num_pages", [4 + 5, 4 + 8, 4 + 15])
-def test_who_waits_for_slots_gives_pages_to_those_who_hold_them(num_pages: int) -> None:
+def test_a_request_waiting_for_slots_gives_pages_to_slot_holders(num_pages: int) -> None:
     found = play(token_budget=3, num_pages=num_pages)
     found.begin(0, Trial(rows=5, steps=1, rest=1, frames=4))
     found.turn()
@@ -182,8 +182,8 @@ def test_who_waits_for_slots_gives_pages_to_those_who_hold_them(num_pages: int) 
     assert set(found.ended) == {0, 1}
 
 
-def test_rows_that_take_turns_wait_for_slots_behind_rows_that_stay() -> None:
-    """All slots belong to younger requests, which go on to their ends although an older one waits for a slot."""
+def test_candidates_that_take_turns_wait_behind_lasting_ones() -> None:
+    """Younger requests hold all slots and run to their end although an older one waits for a slot."""
     found = play(token_budget=3)
     found.begin(0, Trial(rows=9, steps=2, frames=3))
     found.turn()
@@ -193,8 +193,8 @@ def test_rows_that_take_turns_wait_for_slots_behind_rows_that_stay() -> None:
     assert set(found.ended) == {0, 1, 2}
 
 
-def test_a_context_whose_rows_wait_for_slots_is_not_read_again_before_they_have_some() -> None:
-    """Else it and the rows that have the slots would take the same pages from each other for ever."""
+def test_a_context_is_recomputed_only_when_a_candidate_has_a_slot() -> None:
+    """Otherwise it and the candidates with slots would preempt each other forever."""
     found = play(token_budget=3, num_pages=18)
     found.begin(0, Trial(rows=9, steps=2, frames=3))
     found.turn()
@@ -210,7 +210,7 @@ def test_a_context_whose_rows_wait_for_slots_is_not_read_again_before_they_have_
 
 
 @pytest.mark.parametrize("lookahead", [0, 1])
-def test_who_waits_for_more_slots_holds_none_that_another_waits_for(lookahead: int) -> None:
+def test_a_request_waiting_for_slots_returns_its_spare_ones(lookahead: int) -> None:
     found = play(lookahead)
     for handle in range(3):
         found.begin(handle, Trial(rows=2, steps=2, attend=FRAME, wide=5))
@@ -218,7 +218,7 @@ def test_who_waits_for_more_slots_holds_none_that_another_waits_for(lookahead: i
     assert list(found.ended) == [0, 1, 2] and all(len(frames) == 5 for frames in found.ended.values())
 
 
-def test_what_a_request_waits_for_is_told_while_others_run() -> None:
+def test_the_wait_of_a_request_is_reported_while_others_run() -> None:
     found = play(num_pages=12)
     found.begin(0, Trial(rows=6, steps=2, rest=2))
     found.begin(1, Trial(rows=6, steps=2, rest=2))
@@ -229,7 +229,7 @@ def test_what_a_request_waits_for_is_told_while_others_run() -> None:
     assert told == sorted(told, reverse=True), "it waits without a break, and then no more"
 
 
-def test_single_rows_pass_those_that_wait_for_slots_of_rows() -> None:
+def test_plain_requests_pass_those_that_wait_for_candidate_slots() -> None:
     found = play()
     for handle in range(3):
         found.begin(handle, Trial(rows=6, steps=3, rest=6))
@@ -265,7 +265,7 @@ def trial_of(chance: random.Random) -> Trial:
 
 @pytest.mark.parametrize("is_captured", [False, True], ids=["plain", "captured"])
 @pytest.mark.parametrize("seed", range(40))
-def test_any_mixture_comes_to_its_end(seed: int, is_captured: bool) -> None:
+def test_any_mixture_of_requests_completes(seed: int, is_captured: bool) -> None:
     chance = random.Random(seed)
     changes: dict[str, Any] = {"graphs": (1,), "captures": RecordingCache()} if is_captured else {}
     found = play(

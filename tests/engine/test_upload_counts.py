@@ -1,4 +1,4 @@
-"""What a launch asks of the device: host inputs of all rows travel together, on a device that holds no values."""
+"""Uploads per step: the host inputs of all sequences share one copy. Runs on torch's meta device."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class StillCache(GraphCache):
 
 
 class Uploads(TorchDispatchMode):
-    """Counts copies from the host to the device."""
+    """Counts uploads."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -104,12 +104,12 @@ def acted(made: KVCacheEngine, rows: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("rows", [1, 4])
-def test_a_captured_step_takes_one_copy_for_all_that_the_host_brings_to_it(rows: int) -> None:
+def test_a_captured_step_takes_one_upload_for_all_host_inputs(rows: int) -> None:
     made = engine()
     acted(made, 1)
     while made.idle():
         pass
-    acted(made, 4)  # whoever comes now gets pages that others held: to clear them, their numbers travel too
+    acted(made, 4)  # these get pages that others held, whose numbers are uploaded to clear them
     assert made.counters()["graph_hits"] > 0
     assert acted(made, rows) == (2, 1)
 
@@ -146,7 +146,7 @@ def imagined(made: KVCacheEngine, rows: int, steps: int, key: int) -> int:
 
 
 @pytest.mark.parametrize("rows", [1, 4])
-def test_each_iteration_of_a_replay_that_runs_ahead_takes_one_copy(rows: int) -> None:
+def test_each_iteration_of_a_replay_ahead_takes_one_upload(rows: int) -> None:
     spec = replace(WORLD, step_ports=("actions",), capture_sizes=(1, 4))
     made = make_world(spec=spec, module=Imagined().to(META), device=META, graphs=(1,), captures=StillCache(META))
     steps = 2 * AHEAD[0]
