@@ -13,10 +13,8 @@ import torch
 from torch import nn
 
 from mstar_core.errors import StartError, did_you_mean
-from mstar_core.layers.attention import Attention
-from mstar_core.layers.embedding import Head
 from mstar_core.layers.linear import LinearWeight, QuantizedLinear
-from mstar_core.layers.mlp import GatedMLP
+from mstar_core.layers.transformer import Attention, GatedMLP, Head
 
 if TYPE_CHECKING:
     from torch import Tensor

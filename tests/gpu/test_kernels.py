@@ -125,7 +125,7 @@ def later(cuda: torch.device, rows: int, tokens: int) -> None:
 
 def prompts(cuda: torch.device, counts: tuple[int, ...], cached: tuple[int, ...], bucket: int) -> None:
     """Attention of packed prompts in fixed shapes, as the captured prompts use it."""
-    from mstar_core.engine.attention.kernels.paged_prefill import PagedPrefillAttention
+    from mstar_core.engine.attention.kernels.prefill import PagedPrefillAttention
 
     page, most, pieces = 16, 16, len(counts)
     tables = np.arange((pieces + 1) * most, dtype=np.int32).reshape(pieces + 1, most)[:, ::-1].copy()
@@ -181,7 +181,7 @@ def reads(cuda: torch.device, rows: int, cached: int, page: int = 37) -> None:
 
 def packed(cuda: torch.device, counts: tuple[int, ...], bucket: int) -> None:
     """Attention of packed prefixes in fixed shapes: with its own rotation, and behind another's."""
-    from mstar_core.engine.attention.kernels.packed_prefill import PackedPrefillAttention
+    from mstar_core.engine.attention.kernels.prefill import PackedPrefillAttention
 
     page, most, pieces = 16, 16, len(counts)
     tables = np.arange((pieces + 1) * most, dtype=np.int32).reshape(pieces + 1, most)[:, ::-1].copy()

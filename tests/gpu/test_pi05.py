@@ -121,7 +121,7 @@ def test_a_packed_prefix_in_two_kernels_equals_the_torch_form(
     counts: tuple[int, ...], tokens: int, dtype: torch.dtype, cuda: torch.device
 ) -> None:
     """Rotation, append and attention; pages that are not theirs hold what is no number before and after."""
-    from mstar_core.engine.attention.kernels.packed_prefill import PackedPrefillAttention
+    from mstar_core.engine.attention.kernels.prefill import PackedPrefillAttention
 
     page, rows, heads = 16, len(counts), 8
     tables = torch.randperm(rows * 64, generator=torch.Generator().manual_seed(5)).view(rows, 64).int().numpy()

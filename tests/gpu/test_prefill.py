@@ -103,7 +103,7 @@ def test_kernels_of_paged_prompts_against_float64(
         torch.randn(tokens, n, width, device=cuda, generator=generator) for n in (heads, kv_heads, kv_heads)
     )
     pool, query, key, value = (each.to(torch.bfloat16) for each in (pool, query, key, value))
-    from mstar_core.engine.attention.kernels.paged_prefill import PagedPrefillAttention
+    from mstar_core.engine.attention.kernels.prefill import PagedPrefillAttention
 
     prompts = AttentionBatch(rows=rows, counts=counts, cached=cached, tables=tables.ids)
     shape = AttentionShape(rows=8, tokens=tokens, pages=tables.ids.shape[1], is_causal=True, is_ragged=True)

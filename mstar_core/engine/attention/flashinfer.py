@@ -86,11 +86,11 @@ class FlashInferAttention:
         padded to the whole chip, and a plan for every replay. It cannot express passes that only read.
         """
         if shape.is_fresh:
-            from mstar_core.engine.attention.kernels.packed_prefill import PackedPrefillAttention
+            from mstar_core.engine.attention.kernels.prefill import PackedPrefillAttention
 
             return PackedPrefillAttention(self._pools, self._page_size, shape)
         if shape.is_ragged:
-            from mstar_core.engine.attention.kernels.paged_prefill import PagedPrefillAttention
+            from mstar_core.engine.attention.kernels.prefill import PagedPrefillAttention
 
             return PagedPrefillAttention(self._pools, self._page_size, shape)
         if not shape.writes:

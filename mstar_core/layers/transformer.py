@@ -1,31 +1,155 @@
-"""Self-attention over the paged KV cache, and the decoder block around it. Used by model plugins."""
+"""Transformer layers that model plugins share: embedding, head, norm, gated MLP, attention and the decoder block."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
+from torch.nn.functional import embedding
 
 from mstar_core.layers.kv_view import KeepingView, PackedView
 from mstar_core.layers.linear import (
+    LinearWeight,
+    activate,
     concatenate_weights,
     elementwise_kernels,
     project,
+    project_gated,
     project_partial,
     sum_partials,
     uses_fused_kernels,
     weight_of,
 )
-from mstar_core.layers.mlp import GatedMLP
-from mstar_core.layers.norm import RMSNorm
 from mstar_core.layers.rotary import rotate
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from mstar_core.layers.kv_view import KVView
-    from mstar_core.layers.linear import LinearWeight
+    from mstar_core.layers.linear import Activation
+
+
+class TokenEmbedding(nn.Embedding):
+    """Embedding of token ids: int64 [T] -> [T, width]."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return embedding(ids, self.weight)
+
+
+class Head(nn.Module):
+    """Language-model head: hidden [n, width] -> logits [n, vocab] in the weight's dtype. The weight may be tied."""
+
+    def __init__(self, width: int, vocab: int, tied_to: TokenEmbedding | None = None) -> None:
+        super().__init__()
+        # A tied weight stays the embedding's parameter. Registered twice, it would be loaded and counted twice.
+        self._tied = (tied_to,) if tied_to is not None else None
+        self._quantized: LinearWeight | None = None
+        if tied_to is None:
+            self.weight = nn.Parameter(nn.Linear(width, vocab, bias=False).weight.detach(), requires_grad=False)
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether the weight is the embedding's."""
+        return self._tied is not None
+
+    @property
+    def linear_weight(self) -> LinearWeight:
+        """The weight, in float8 if it was quantized."""
+        if self._quantized is not None:
+            return self._quantized
+        return LinearWeight(self._tied[0].weight if self._tied is not None else self.weight)
+
+    def replace(self, weight: LinearWeight) -> None:
+        """Replace the weight by a quantized one and free its memory. Called by `quantize`."""
+        self._quantized = weight
+        del self.weight
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        weight = self.linear_weight
+        return project(hidden if weight.scale is not None else hidden.to(weight.values.dtype), weight)
+
+    def restrict(self, spans: Sequence[range]) -> None:
+        """Restrict the vocabulary to these ids, in their order: logits [n, ids]. Called once the weights are loaded.
+
+        The rows are gathered on the weight's device; a tied embedding stays whole. The ids must lie within the
+        vocabulary.
+        """
+        weight = self.linear_weight.values
+        rows = torch.cat([torch.arange(span.start, span.stop, span.step, device=weight.device) for span in spans])
+        self._tied = None
+        self.weight = nn.Parameter(weight.detach().index_select(0, rows), requires_grad=False)
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight over the last dimension; statistics in float32, result in the input's dtype."""
+
+    def __init__(self, width: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.is_cuda and uses_fused_kernels(x):
+            fused: Tensor = elementwise_kernels().rms_norm(x, self.weight, self.eps)
+            return fused
+        wide = x.float()
+        scaled = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + self.eps)
+        return self.weight * scaled.to(x.dtype)
+
+    def after_add(self, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
+        """Return x + branch and its norm. branch: x's shape, or partial sums of it: see `linear.project_partial`."""
+        if x.is_cuda and uses_fused_kernels(x):
+            both: tuple[Tensor, Tensor] = elementwise_kernels().add_rms_norm(x, branch, self.weight, self.eps)
+            return both
+        total = x + sum_partials(branch, x)
+        return total, self(total)
+
+
+class GatedMLP(nn.Module):
+    """down(act(gate(x)) * up(x)). Parameters are named as in Llama."""
+
+    def __init__(self, width: int, inner: int, *, bias: bool = False, activation: Activation = "silu") -> None:
+        super().__init__()
+        self._activation: Activation = activation
+        self.gate_proj = nn.Linear(width, inner, bias=bias)
+        self.up_proj = nn.Linear(width, inner, bias=bias)
+        self.down_proj = nn.Linear(inner, width, bias=bias)
+        self._fused: LinearWeight | None = None
+
+    def fuse_projections(self) -> bool:
+        """Fuse the gate and up projections once. Returns whether they are fused."""
+        if self._fused is None:
+            self._fused = concatenate_weights([self.gate_proj, self.up_proj])
+        return self._fused is not None
+
+    @property
+    def fused_weight(self) -> LinearWeight | None:
+        """The fused gate and up weight; None before `fuse_projections`."""
+        return self._fused
+
+    def unfuse(self) -> bool:
+        """Drop the fused weight; the projections keep their views of it. Returns whether there was one."""
+        fused, self._fused = self._fused, None
+        return fused is not None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x's shape. x: [T, width]."""
+        return sum_partials(self.branch(x), x)
+
+    def branch(self, x: Tensor) -> Tensor:
+        """Return the same, or the partial sums of the last projection: see `linear.project_partial`."""
+        if self._fused is not None and uses_fused_kernels(x):
+            inner = project_gated(x, self._fused, self._activation)
+        else:
+            inner = activate(self.gate_proj(x), self._activation) * self.up_proj(x)
+        weight = weight_of(self.down_proj)
+        if weight is not None and inner.dim() == 2:
+            return project_partial(inner, weight)
+        out: Tensor = self.down_proj(inner)
+        return out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
