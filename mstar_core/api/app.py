@@ -91,8 +91,8 @@ def _add(app: Sanic[Any, Any], service: Service, route: HttpRoute, handler: Hand
 
     async def preflight(request: Request, **_: str) -> HTTPResponse:
         exchange = new_exchange(service, request, route.name, is_native=route.is_native)
-        asked = request.headers.get("access-control-request-headers")
-        return exchange.whole(b"", "text/plain; charset=utf-8", 204, preflight_headers(asked))
+        requested = request.headers.get("access-control-request-headers")
+        return exchange.whole(b"", "text/plain; charset=utf-8", 204, preflight_headers(requested))
 
     if route.is_socket:
         handle.is_websocket = True  # type: ignore[attr-defined]  # how Sanic knows that no answer need come back

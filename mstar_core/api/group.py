@@ -48,9 +48,9 @@ class Group:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Return the distinct warnings of all items."""
-        told = [w for s in self.sessions.values() for w in s.warnings]
-        told += [w for done in self.done.values() for w in done.warnings]
-        return tuple(dict.fromkeys(told))
+        warnings = [w for s in self.sessions.values() for w in s.warnings]
+        warnings += [w for done in self.done.values() for w in done.warnings]
+        return tuple(dict.fromkeys(warnings))
 
     @property
     def left_s(self) -> float:

@@ -87,8 +87,8 @@ class Link:
             clock=clock,
         )
         self._mailbox: Mailbox[Envelope] = Mailbox(self._context, self.life.endpoint, wire)
-        self._drained_told = True
-        self._told: dict[str, float] = {}
+        self._is_drain_reported = True
+        self._reported: dict[str, float] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -148,11 +148,11 @@ class Link:
 
     def note_change(self) -> None:
         """Handle a change in the number of requests: report a drain as finished after the last one."""
-        if self.deployment.is_draining and not len(self._registry) and not self._drained_told:
-            self._drained_told = True
-            self._tell(Drained(in_flight=0))
+        if self.deployment.is_draining and not len(self._registry) and not self._is_drain_reported:
+            self._is_drain_reported = True
+            self._notify_supervisor(Drained(in_flight=0))
 
-    def _tell(self, message: Message) -> None:
+    def _notify_supervisor(self, message: Message) -> None:
         try:
             self._courier.send(SUPERVISOR, message)
         except MstarError as error:
@@ -161,18 +161,18 @@ class Link:
     def _turn(self) -> None:
         assert self._loop is not None
         self.life.beat(self._clock())  # without work_ready: the api has no steps that could stall
-        self._tell_gauges()
+        self._report()
         self._check_stop()
         self._timer = self._loop.call_later(TURN_S, self._turn)
 
-    def _tell_gauges(self) -> None:
+    def _report(self) -> None:
         if not self.life.known:
             return
         values = self.gauges()
         news, spans = self.news()
         samples = self._metrics.news(self._clock())
-        if news or spans or samples or values != self._told:
-            self._told = values
+        if news or spans or samples or values != self._reported:
+            self._reported = values
             self.life.telemetry(values, news, spans, samples=samples)
 
     def _check_stop(self) -> None:
@@ -221,7 +221,7 @@ class Link:
                     cancelled.fail(Cancelled("the request was cancelled by an operator"))
             case Drain():
                 self.deployment.is_draining = message.on
-                self._drained_told = not message.on
+                self._is_drain_reported = not message.on
                 self.note_change()
             case Telemetry():
                 self._metrics.take_samples(message.samples)

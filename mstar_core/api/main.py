@@ -8,6 +8,8 @@ import importlib
 import logging
 import selectors
 import signal
+import socket
+import ssl
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,7 +20,6 @@ from sanic import Sanic
 
 from mstar_core.api.app import make_app
 from mstar_core.api.http.body import sweep
-from mstar_core.api.http.listener import bind, tls_context
 from mstar_core.api.http.websocket import dismiss
 from mstar_core.api.link import Link
 from mstar_core.api.metrics import Metrics
@@ -28,8 +29,8 @@ from mstar_core.api.preprocess.pool import Pool
 from mstar_core.api.preprocess.process import MakeProcess, ProcessorProcess
 from mstar_core.api.requests import Registry
 from mstar_core.api.service import KEEPALIVE_S, Service
-from mstar_core.config.deployment import DeploymentSpec
-from mstar_core.errors import PluginError, Unavailable
+from mstar_core.config.deployment import ApiConfig, DeploymentSpec
+from mstar_core.errors import PluginError, StartError, Unavailable
 from mstar_core.host.wait_spin import wait_spin_s
 from mstar_core.plugin.processor import Detokenizer
 from mstar_core.plugin.spec import ModelSpec
@@ -248,3 +249,47 @@ class BusyPollSelector(selectors.EpollSelector):
 def busy_poll_loop(spin: Spin) -> asyncio.AbstractEventLoop:
     """Return a new event loop that busy-polls until the spin window expires."""
     return asyncio.SelectorEventLoop(BusyPollSelector(spin))
+
+
+def tls_context(api: ApiConfig) -> ssl.SSLContext | None:
+    """Return the TLS context; None for plain HTTP. Raises StartError."""
+    if api.tls_cert is None and api.tls_key is None:
+        return None
+    if api.tls_cert is None or api.tls_key is None:
+        raise StartError(
+            "api.tls_cert and api.tls_key must be set together",
+            hint="set both or neither",
+            phase="plan",
+            key="api.tls_cert",
+        )
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        # Without a password, OpenSSL would prompt on the terminal for the one of an encrypted key.
+        context.load_cert_chain(api.tls_cert, api.tls_key, password="")
+    except (OSError, ssl.SSLError) as error:
+        raise StartError(
+            f"the certificate {api.tls_cert} cannot be used", str(error),
+            "use PEM files of a certificate and its unencrypted key",
+            phase="plan", key="api.tls_cert",
+        ) from error  # fmt: skip
+    return context
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Bind the port without listening. Raises StartError if the port is in use or the host is not local."""
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        made = socket.socket(family, kind, proto)
+    except OSError as error:
+        raise StartError(f"{host} is not a valid address", str(error), "use another --host", phase="plan") from error
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
+        made.setblocking(False)
+    except OSError as error:
+        made.close()
+        hint = "use another --port, or stop the process that uses it"
+        raise StartError(f"port {port} on {host} cannot be used", str(error), hint, phase="plan") from error
+    return made

@@ -233,7 +233,7 @@ class Service:
                     self.model, self.pool.postprocess, detokenizer, self.metrics, self.clock, stops=stops,
                     numbers=NumberForm.of(call.params), facts=inputs.metadata,
                 )  # fmt: skip
-                self.telemetry.shown(live, encoder, inputs.prompt_tokens)
+                self.telemetry.attach_encoder(live, encoder, inputs.prompt_tokens)
                 yield Session(self, call, live, output_queue, encoder, inputs)
             finally:
                 self.link.release(refs)
@@ -249,15 +249,15 @@ class Service:
         # A task that has nothing to wait for would still take two iterations of the event loop.
         inputs = self.pool.run_inline(prompt) if shared is None and self.admission.is_free else None
         if inputs is None:
-            asked = self.pool.prompt(prompt) if shared is None else shared.of(prompt, self.pool.prompt)
-            return await live.until(self._admitted(asked, place, live), self.clock)
+            prepared = self.pool.prompt(prompt) if shared is None else shared.of(prompt, self.pool.prompt)
+            return await live.until(self._admitted(prepared, place, live), self.clock)
         self._queue(live)
         place.enter()
         self._run(live)
         return inputs
 
-    async def _admitted(self, asked: Awaitable[Inputs], place: Place, live: LiveRequest) -> Inputs:
-        inputs = await asked
+    async def _admitted(self, prepared: Awaitable[Inputs], place: Place, live: LiveRequest) -> Inputs:
+        inputs = await prepared
         self._queue(live)
         await place.run()
         self._run(live)
@@ -328,8 +328,8 @@ class Service:
         status = "finished" if error is None else "cancelled" if is_gone or isinstance(error, Cancelled) else "failed"
         shown = None
         if error is not None:
-            told = Cancelled("the client closed the connection") if is_gone else error
-            shown = reply_of(told, live.request_id).body["error"]
+            cause = Cancelled("the client closed the connection") if is_gone else error
+            shown = reply_of(cause, live.request_id).body["error"]
         return FinishedRequest(
             request_id=live.request_id, route=live.route, key=live.key, created=live.created, status=status,
             total_s=self.clock() - live.started, error=shown, result=live.result,
@@ -355,10 +355,10 @@ def cancel_cause(error: BaseException | None) -> str:
 
 def lowered(call: ParsedRequest, inputs: Inputs) -> tuple[str, ...]:
     """Return a warning if the processor lowered the output limit without a warning of its own."""
-    asked, given = getattr(call.params, "max_output_tokens", None), inputs.max_output_tokens
-    if asked is None or given is None or given >= asked or any("max_output_tokens" in told for told in inputs.warnings):
+    limit, made = getattr(call.params, "max_output_tokens", None), inputs.max_output_tokens
+    if limit is None or made is None or made >= limit or any("max_output_tokens" in text for text in inputs.warnings):
         return ()
-    return (f"max_output_tokens was lowered from {asked} to {given}, the space left in the context",)
+    return (f"max_output_tokens was lowered from {limit} to {made}, the space left in the context",)
 
 
 def media_limits(api: ApiConfig) -> MediaLimits:

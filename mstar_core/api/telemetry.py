@@ -42,18 +42,18 @@ class WatchedRequest:
     prompt_tokens: int = 0
     prepared: float = 0.0
     admitted: float = 0.0
-    told: RequestNews | None = None
+    reported: RequestNews | None = None
     due: float = 0.0
 
     def is_due(self, state: str, now: float) -> bool:
         """Return whether the request may have changed since the last report."""
-        told, encoder = self.told, self.encoder
-        if told is None or told.state != state:
+        reported, encoder = self.reported, self.encoder
+        if reported is None or reported.state != state:
             return True
         if encoder is None:
             return False  # most requests of a long queue: nothing can have changed
-        is_first = told.ttft_s is None and encoder.first_at is not None
-        return is_first or (told.ttfa_s is None and encoder.first_sound_at is not None) or now >= self.due
+        is_first = reported.ttft_s is None and encoder.first_at is not None
+        return is_first or (reported.ttfa_s is None and encoder.first_sound_at is not None) or now >= self.due
 
 
 @dataclass(slots=True)
@@ -91,7 +91,7 @@ class RequestTelemetry:
         watched.admitted = self.clock()
         self._span(live, "queue", ADMISSION, watched.prepared, watched.admitted)
 
-    def shown(self, live: LiveRequest, encoder: OutputEncoder, prompt_tokens: int) -> None:
+    def attach_encoder(self, live: LiveRequest, encoder: OutputEncoder, prompt_tokens: int) -> None:
         """Attach the output encoder of a request, which counts its outputs."""
         watched = self._watched[live.handle]
         watched.encoder, watched.prompt_tokens, watched.due = encoder, prompt_tokens, 0.0
@@ -125,8 +125,8 @@ class RequestTelemetry:
             if not watched.is_due(state, now):
                 continue
             made, watched.due = self._news(watched, state), now + PROGRESS_S
-            if made != watched.told:
-                watched.told = made
+            if made != watched.reported:
+                watched.reported = made
                 news.append(made)
         return news, spans
 

@@ -15,7 +15,7 @@ import pytest
 
 from mstar_core.api.errors import SlowUpload
 from mstar_core.api.http.body import FLOOR_BYTES_PER_S, SKIPPED_BYTES, read_pieces
-from mstar_core.api.http.listener import tls_context
+from mstar_core.api.main import tls_context
 from mstar_core.api.service import BODIES
 from mstar_core.config.deployment import ApiConfig
 from mstar_core.errors import StartError

@@ -8,8 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from mstar_core.api.preprocess.inline import INLINE_BYTES, INLINE_FILES
-from mstar_core.api.preprocess.pool import Pool
+from mstar_core.api.preprocess.pool import INLINE_BYTES, INLINE_FILES, Pool
 from mstar_core.errors import MstarError
 from mstar_core.plugin.media.limits import MediaLimits
 from mstar_core.plugin.processor import Inputs, MediaPart, PromptRequest

@@ -6,7 +6,7 @@ import dataclasses
 import os
 from typing import Any, Final
 
-from mstar_core.api.preprocess.inline import INLINE_BYTES
+from mstar_core.api.preprocess.pool import INLINE_BYTES
 from mstar_core.errors import WeightsError
 from mstar_core.plugin import ModelSpec, TensorData
 from mstar_core.plugin.processor import Inputs, PromptRequest

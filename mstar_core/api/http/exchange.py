@@ -75,7 +75,7 @@ class Exchange:
         value = self.request.headers.get("x-request-timeout")
         return str(value) if value is not None else None
 
-    def name(self, request_id: Any) -> None:
+    def take_body_id(self, request_id: Any) -> None:
         """Use the client id of the body, which overrides the header. Raises RequestError."""
         if request_id is None:
             return

@@ -45,7 +45,7 @@ async def read_multipart(exchange: Exchange, uploads: UploadedFiles) -> Form:
     if exchange.content_type.partition(";")[0].strip().lower() != "multipart/form-data":
         raise UnsupportedType("the body must be a form", hint="send multipart/form-data")
     form = await read_form(exchange, exchange.content_type, exchange.limits, uploads)
-    exchange.name(form.fields.get("request_id"))
+    exchange.take_body_id(form.fields.get("request_id"))
     return form
 
 
@@ -131,10 +131,10 @@ def model_names(exchange: Exchange) -> list[str]:
     return list(dict.fromkeys([service.deployment.name, service.model.name, *service.model.aliases, *weights]))
 
 
-def check_name(exchange: Exchange, asked: object) -> None:
+def check_name(exchange: Exchange, requested: object) -> None:
     """Raise NotFound for the name of another model, if the deployment is strict about names."""
     service = exchange.service
-    check_model(service.model, model_names(exchange), asked, strict=service.deployment.api.strict_model)
+    check_model(service.model, model_names(exchange), requested, strict=service.deployment.api.strict_model)
 
 
 def rules_of(exchange: Exchange, outputs: tuple[str, ...], request_id: str | None = None) -> ParamRules:

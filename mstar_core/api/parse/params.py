@@ -85,7 +85,7 @@ def check_params(spec: ModelSpec, given: Mapping[str, Any], rules: ParamRules) -
     seed = check_seed(rest["seed"]) if "seed" in rest else seed_of(request_id)
     if not own_seed:
         rest.pop("seed", None)
-    stops, told = take_stops(spec, rest, rules.outputs)
+    stops, notes = take_stops(spec, rest, rules.outputs)
     for name, value in rest.items():
         _check_size(name, value)
     parsed = parse_params(spec.params, rest, unknown=rules.unknown)
@@ -95,7 +95,7 @@ def check_params(spec: ModelSpec, given: Mapping[str, Any], rules: ParamRules) -
     timeout_s, warning = _timeout(parsed.common.get("timeout_s", rules.header_s), rules.limit_s)
     if "priority" in parsed.common:
         _number("priority", parsed.common["priority"])
-    warnings = (*parsed.warnings, *told, *((warning,) if warning else ()))
+    warnings = (*parsed.warnings, *notes, *((warning,) if warning else ()))
     return RequestParams(params=params, seed=seed, timeout_s=timeout_s, warnings=warnings, stops=stops)
 
 
@@ -124,9 +124,9 @@ def openai_params(
         else:
             given[name] = value
     direct = {name: rest[name] for name in own if rest.get(name) is not None and mapped.get(name, name) == name}
-    asked = {**given, **direct}
-    spoken = {own.get(name, name) for name in asked}
-    return {**{name: v for name, v in spec.surface(route).params.items() if name not in spoken}, **asked}
+    requested = {**given, **direct}
+    spoken = {own.get(name, name) for name in requested}
+    return {**{name: v for name, v in spec.surface(route).params.items() if name not in spoken}, **requested}
 
 
 def mapped_fields(spec: ModelSpec, route: str) -> dict[str, str]:
@@ -159,37 +159,39 @@ def drop_unsupported(spec: ModelSpec, rest: Mapping[str, Any]) -> dict[str, Any]
     return {name: value for name, value in rest.items() if name in own or name not in NO_EFFECT}
 
 
-def check_model(spec: ModelSpec, names: Sequence[str], asked: object, *, strict: bool) -> None:
+def check_model(spec: ModelSpec, names: Sequence[str], requested: object, *, strict: bool) -> None:
     """Raise NotFound for the name of another model if `strict`, RequestError if it is not a string."""
-    if asked is None:
+    if requested is None:
         return
-    if not isinstance(asked, str):
+    if not isinstance(requested, str):
         raise RequestError("model must be a string", field="model")
-    if strict and asked not in names:
+    if strict and requested not in names:
         raise NotFound(
-            f"the model {asked[:80]!r} does not exist",
-            hint=did_you_mean(asked, names),
+            f"the model {requested[:80]!r} does not exist",
+            hint=did_you_mean(requested, names),
             code="model_not_found",
             field="model",
         )
 
 
-def check_outputs(spec: ModelSpec, asked: Sequence[str] | None, field: str = "output_modalities") -> tuple[str, ...]:
+def check_outputs(
+    spec: ModelSpec, requested: Sequence[str] | None, field: str = "output_modalities"
+) -> tuple[str, ...]:
     """Return the output modalities; default: text, or the model's first. Raises RequestError."""
     offered = [modality.kind for modality in spec.outputs]
-    if not asked:
+    if not requested:
         return ("text",) if "text" in offered else (offered[0],)
-    for name in asked:
+    for name in requested:
         if name not in offered:
             known = name in MODALITY_NAMES
             title = f"the model does not generate {name}" if known else f"the modality {name[:40]!r} does not exist"
             hint = f"supported: {', '.join(offered)}" if known else did_you_mean(name, MODALITY_NAMES)
             raise RequestError(title, hint=hint, field=field, code="unknown_modality")
-    return tuple(dict.fromkeys(asked))
+    return tuple(dict.fromkeys(requested))
 
 
 def check_order(
-    spec: ModelSpec, asked: Sequence[str] | None, text: str | None, media: Sequence[MediaPart]
+    spec: ModelSpec, requested: Sequence[str] | None, text: str | None, media: Sequence[MediaPart]
 ) -> list[tuple[str, int]]:
     """Return the input segments in order, as (modality, index within it). Raises RequestError."""
     offered = {modality.kind for modality in spec.inputs}
@@ -201,12 +203,12 @@ def check_order(
                 f"the model does not accept {name}", hint=accepted, field="files", code="unsupported_media_type"
             )
     check_images(spec, counts["image"])
-    if asked is None:
+    if requested is None:
         return [*count_order([part.modality for part in media]), *([("text", 0)] if text else [])]
     counts["text"] = 0 if text is None else 1
     names: list[str] = []
-    for name in asked:
-        times, count = asked.count(name), counts[name]
+    for name in requested:
+        times, count = requested.count(name), counts[name]
         if name not in offered:
             raise RequestError(
                 f"the model does not accept {name[:40]}", hint=accepted, field="input_modalities",
@@ -218,7 +220,7 @@ def check_order(
             )
         names += [name] * (count if times == 1 else 1)
     for part in media:
-        if part.modality not in asked:
+        if part.modality not in requested:
             raise RequestError(f"input_modalities omits {part.modality}", field="input_modalities")
     return count_order(names)
 

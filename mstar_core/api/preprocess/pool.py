@@ -1,4 +1,8 @@
-"""Bounded pool of processes that run the model's processor. Owned by the api."""
+"""Bounded pool of processes that run the model's processor, and the inline path beside it. Owned by the api.
+
+A job that crashes its process, or exceeds its time limit, fails alone: the process is restarted, other jobs go on.
+Prompts that are cheaper to process than to send to a pool process run inline, on the event loop.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +15,15 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 
-from mstar_core.api.preprocess.child import Answer, JobCall
-from mstar_core.api.preprocess.inline import InlineProcessing
+from mstar_core.api.preprocess.child import Answer, JobCall, answer, load_processor
 from mstar_core.api.preprocess.process import MakeProcess, ProcessorProcess
 from mstar_core.errors import Unavailable
 from mstar_core.plugin.media.limits import MediaLimits, check_decoded
-from mstar_core.plugin.processor import Inputs, MediaPart, PromptRequest
+from mstar_core.plugin.processor import InlineProcessor, Inputs, MediaPart, ParallelDecodeProcessor, PromptRequest
 
 JOBS_PER_PROCESS: Final = 500
 """A process is replaced after this many jobs, because decoders leak memory. It works until its successor is ready."""
@@ -39,6 +42,11 @@ MAX_BATCH: Final = 64
 """Waiting jobs up to `SMALL_BYTES` share a message. With many streams open, a loop iteration takes milliseconds, so
 one job per iteration would delay the last of many new requests.
 """
+
+INLINE_BYTES: Final = 1 << 20
+"""Default size limit of an inline request; copying this much takes about 0.1 ms."""
+
+INLINE_FILES: Final = 8
 
 log = logging.getLogger("mstar.api.pool")
 
@@ -367,9 +375,8 @@ class SharedInputs:
         """Return the inputs of an item. Raises the error of processing for every item."""
         if self._read is None:
             self._read = asyncio.ensure_future(read(prompt))
-            self._read.add_done_callback(
-                lambda done: done.cancelled() or done.exception()
-            )  # marks the error as retrieved: all items may be gone
+            # Marks the error as retrieved, because all items may be gone.
+            self._read.add_done_callback(lambda done: done.cancelled() or done.exception())
         inputs = await asyncio.shield(self._read)
         if inputs.params is None or not hasattr(inputs.params, "seed"):
             return inputs
@@ -379,3 +386,55 @@ class SharedInputs:
         """Cancel processing that has not begun."""
         if self._read is not None:
             self._read.cancel()
+
+
+class InlineProcessing:
+    """The api's own instance of the processor. Owned by the pool."""
+
+    def __init__(self, processor: InlineProcessor) -> None:
+        self._processor = processor
+        self._most_bytes = int(getattr(processor, "inline_bytes", INLINE_BYTES))
+
+    @classmethod
+    def load(cls, target: str, folder: Path | None, model_kwargs: Mapping[str, Any]) -> Self | None:
+        """Create the processor and warm it up, which takes long. Returns None on failure: the pool works without it."""
+        try:
+            processor = load_processor(target, folder, model_kwargs)
+            assert isinstance(processor, InlineProcessor)
+            processor.warm_up()
+        except Exception:  # isolation boundary: a plugin's code; each request reports the problem through the pool
+            log.exception("the api could not load the processor: every prompt goes to a pool process")
+            return None
+        return cls(processor)
+
+    def takes(self, request: PromptRequest) -> bool:
+        """Return whether a request can run here. Its media must be tensors, because decoders may crash or hang."""
+        if len(request.media) > INLINE_FILES or any(part.modality != "tensor" for part in request.media):
+            return False
+        if request.size_bytes > self._most_bytes:
+            return False
+        try:
+            return self._processor.is_inline(request)
+        except Exception:  # isolation boundary: a plugin's code; a pool process may still succeed
+            log.exception("the processor failed to decide whether a request runs inline: it goes to a pool process")
+            return False
+
+    def parallel_files(self, request: PromptRequest) -> Sequence[int]:
+        """Return the indices of the media that other processes may decode in parallel."""
+        if not isinstance(self._processor, ParallelDecodeProcessor) or len(request.media) > INLINE_FILES:
+            return ()
+        try:
+            return [number for number in self._processor.parallel_files(request) if 0 <= number < len(request.media)]
+        except Exception:  # isolation boundary: a plugin's code; one pool process can decode everything
+            log.exception(
+                "the processor failed to select files for parallel decoding: one pool process decodes them all"
+            )
+            return ()
+
+    def prompt(self, request: PromptRequest) -> Inputs:
+        """Run `process_prompt` as a pool process does. Raises the same errors."""
+        is_done, value = answer(self._processor, ("prompt", (request,)))
+        if not is_done:
+            raise value
+        inputs: Inputs = value
+        return inputs

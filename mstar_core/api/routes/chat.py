@@ -26,32 +26,32 @@ async def chat(exchange: Exchange) -> HTTPResponse | None:
     """Handle one request. Returns the whole response, or None if it was streamed."""
     service = exchange.service
     service.check_open(exchange.key)
-    asked, rest = await read_body(exchange, ChatRequest)
-    exchange.name(asked.request_id)
-    count = check_count(exchange, asked.n)
-    form = _format(asked)
-    call = await _call(exchange, asked, rest)
+    body, rest = await read_body(exchange, ChatRequest)
+    exchange.take_body_id(body.request_id)
+    count = check_count(exchange, body.n)
+    form = _format(body)
+    call = await _call(exchange, body, rest)
     frame = ChatFrame(
         request_id=exchange.request_id, created=int(time.time()), model=service.deployment.name, seed=call.seed
     )
     async with open_group(exchange, call, count) as group:
-        if not asked.stream:
+        if not body.stream:
             return await _whole(exchange, group, frame, form)
-        is_counted = asked.stream_options is not None and asked.stream_options.include_usage
+        is_counted = body.stream_options is not None and body.stream_options.include_usage
         await _stream(exchange, group, ChatEvents(frame, is_counted=is_counted))
     return None
 
 
-async def _call(exchange: Exchange, asked: ChatRequest, rest: dict[str, Any]) -> ParsedRequest:
+async def _call(exchange: Exchange, body: ChatRequest, rest: dict[str, Any]) -> ParsedRequest:
     service = exchange.service
     spec = service.model
-    check_name(exchange, asked.model)
-    outputs = _outputs(spec, asked)
-    voice = voice_of(spec, asked.audio.voice, "audio.voice") if asked.audio is not None else None
+    check_name(exchange, body.model)
+    outputs = _outputs(spec, body)
+    voice = voice_of(spec, body.audio.voice, "audio.voice") if body.audio is not None else None
     params = openai_parsed(exchange, rest, outputs, {"voice": voice} if voice is not None else None)
     try:
         async with asyncio.timeout(max(0.0, exchange.started + params.timeout_s - service.clock())):
-            read = await read_messages(asked.messages, spec, exchange.limits, service.fetcher)
+            read = await read_messages(body.messages, spec, exchange.limits, service.fetcher)
     except TimeoutError as error:
         raise TimedOut(
             f"the request did not finish within {params.timeout_s:g} s", hint="increase timeout_s"
@@ -63,22 +63,22 @@ async def _call(exchange: Exchange, asked: ChatRequest, rest: dict[str, Any]) ->
     )  # fmt: skip
 
 
-def _outputs(spec: ModelSpec, asked: ChatRequest) -> tuple[str, ...]:
-    wanted = [name.strip().lower() for name in asked.modalities or ()]
+def _outputs(spec: ModelSpec, body: ChatRequest) -> tuple[str, ...]:
+    wanted = [name.strip().lower() for name in body.modalities or ()]
     made = check_outputs(spec, wanted or ["text"], "modalities")
     if "audio" in made and "text" not in made and spec.output("text") is not None:
         return ("text", *made)  # audio output always comes with its text
     return made
 
 
-def _format(asked: ChatRequest) -> AudioFormat:
-    name = asked.audio.format if asked.audio is not None else None
-    if asked.stream and name not in (None, STREAMED):
+def _format(body: ChatRequest) -> AudioFormat:
+    name = body.audio.format if body.audio is not None else None
+    if body.stream and name not in (None, STREAMED):
         raise RequestError(
             f"audio.format is {str(name)[:40]!r}, but streams support only {STREAMED}",
             field="audio.format", allowed=STREAMED, code="unsupported_parameter",
         )  # fmt: skip
-    return audio_format(name or (STREAMED if asked.stream else "wav"), "audio.format", CHAT_FORMATS)
+    return audio_format(name or (STREAMED if body.stream else "wav"), "audio.format", CHAT_FORMATS)
 
 
 async def _whole(exchange: Exchange, group: Group, frame: ChatFrame, form: AudioFormat) -> HTTPResponse:

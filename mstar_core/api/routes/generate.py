@@ -56,7 +56,7 @@ async def generate(exchange: Exchange) -> HTTPResponse | None:
     service.check_open(exchange.key)
     with uploads_in(service.uploads) as uploads:
         form = await read_form(exchange, exchange.content_type, exchange.limits, uploads)
-        exchange.name(form.fields.get("request_id"))
+        exchange.take_body_id(form.fields.get("request_id"))
         wanted = _wanted(exchange, form)
         call = await _call(exchange, form, uploads)
     async with service.open(call, key=exchange.key, started=exchange.started) as session:
@@ -87,19 +87,20 @@ async def _call(exchange: Exchange, form: Form, uploads: UploadedFiles) -> Parse
     spec, fields = exchange.service.model, form.fields
     check_name(exchange, fields.get("model"))
     outputs = check_outputs(spec, _names(fields.get("output_modalities"), "output_modalities"))
-    asked = check_params(spec, _given(fields), rules_of(exchange, outputs))
+    checked = check_params(spec, _given(fields), rules_of(exchange, outputs))
     text = fields.get("text")
     if text is not None and not isinstance(text, str):
         raise RequestError("text must be a string", field="text")
     check_size("text", len((text or "").encode()), exchange.limits)
     media = await _media([*form.files, *await _json_files(fields.get("files"), exchange, uploads)])
-    if not (text or "").strip() and not media and getattr(asked.params, "prompt_token_ids", None) is None:
+    if not (text or "").strip() and not media and getattr(checked.params, "prompt_token_ids", None) is None:
         field, hint = ("files", "send files") if spec.input("text") is None else ("text", "send text or files")
         raise RequestError("the request has no input", hint=hint, field=field, code="missing_field")
     order = check_order(spec, _names(fields.get("input_modalities"), "input_modalities"), text, media)
     return ParsedRequest(
         request_id=exchange.request_id, route=exchange.route, text=text, media=media, order=order, outputs=outputs,
-        params=asked.params, seed=asked.seed, timeout_s=asked.timeout_s, warnings=asked.warnings, stops=asked.stops,
+        params=checked.params, seed=checked.seed, timeout_s=checked.timeout_s, warnings=checked.warnings,
+        stops=checked.stops,
     )  # fmt: skip
 
 

@@ -37,9 +37,9 @@ IMAGE_FIELDS: Final = ("image", "image[]")
 async def image(exchange: Exchange) -> HTTPResponse:
     """Generate images from a prompt."""
     exchange.service.check_open(exchange.key)
-    asked, rest = await read_body(exchange, ImageRequest)
-    exchange.name(asked.request_id)
-    return await _made(exchange, asked, rest, ())
+    body, rest = await read_body(exchange, ImageRequest)
+    exchange.take_body_id(body.request_id)
+    return await _made(exchange, body, rest, ())
 
 
 async def image_edit(exchange: Exchange) -> HTTPResponse:
@@ -48,41 +48,41 @@ async def image_edit(exchange: Exchange) -> HTTPResponse:
     service.check_open(exchange.key)
     with uploads_in(service.uploads) as uploads:
         form = await read_multipart(exchange, uploads)
-        asked, rest = typed(form.fields, ImageRequest)
+        body, rest = typed(form.fields, ImageRequest)
         media = await _images(service.model, form)
-    return await _made(exchange, asked, {name: json_or_text(value) for name, value in rest.items()}, media)
+    return await _made(exchange, body, {name: json_or_text(value) for name, value in rest.items()}, media)
 
 
 async def _made(
-    exchange: Exchange, asked: ImageRequest, rest: dict[str, Any], media: Sequence[MediaPart]
+    exchange: Exchange, body: ImageRequest, rest: dict[str, Any], media: Sequence[MediaPart]
 ) -> HTTPResponse:
-    count = check_count(exchange, asked.n)
-    call = _call(exchange, asked, rest, media)
+    count = check_count(exchange, body.n)
+    call = _call(exchange, body, rest, media)
     async with open_group(exchange, call, count) as group:
         chunks: list[list[EncodedChunk]] = [[] for _ in group.calls]
         async for piece in group.pieces():
             if piece is not None:
                 chunks[piece.index] += piece.chunks
-        made = [await _image(exchange, asked, group, index, found) for index, found in enumerate(chunks)]
+        made = [await _image(exchange, body, group, index, found) for index, found in enumerate(chunks)]
         exchange.warn(group.warnings)
         usage = msgspec.convert(group.usage, Usage)
-        answer = Images(created=int(time.time()), data=made, usage=usage, output_format=asked.output_format)
+        answer = Images(created=int(time.time()), data=made, usage=usage, output_format=body.output_format)
         return exchange.json(answer)
 
 
-def _call(exchange: Exchange, asked: ImageRequest, rest: dict[str, Any], media: Sequence[MediaPart]) -> ParsedRequest:
+def _call(exchange: Exchange, body: ImageRequest, rest: dict[str, Any], media: Sequence[MediaPart]) -> ParsedRequest:
     spec = exchange.service.model
-    check_name(exchange, asked.model)
-    if asked.stream:
+    check_name(exchange, body.model)
+    if body.stream:
         raise RequestError("stream is not supported", hint="omit it", field="stream", code="unsupported_parameter")
-    if not asked.prompt.strip():
+    if not body.prompt.strip():
         raise RequestError("prompt is empty", hint="describe the image", field="prompt")
-    check_size("prompt", len(asked.prompt.encode()), exchange.limits)
+    check_size("prompt", len(body.prompt.encode()), exchange.limits)
     outputs = ("image", *(kind for kind in spec.surface(exchange.route).beside if kind != "image"))
-    given, warnings = _sized(spec, exchange.route, asked.size, rest)
-    params = openai_parsed(exchange, given, outputs, {"size": asked.size} if asked.size else None)
+    given, warnings = _sized(spec, exchange.route, body.size, rest)
+    params = openai_parsed(exchange, given, outputs, {"size": body.size} if body.size else None)
     return ParsedRequest(
-        request_id=exchange.request_id, route=exchange.route, text=asked.prompt, media=media,
+        request_id=exchange.request_id, route=exchange.route, text=body.prompt, media=media,
         order=[*count_order([part.modality for part in media]), ("text", 0)], outputs=outputs, params=params.params,
         seed=params.seed, timeout_s=params.timeout_s, warnings=(*params.warnings, *warnings),
     )  # fmt: skip
@@ -120,18 +120,18 @@ async def _images(spec: ModelSpec, form: Form) -> list[MediaPart]:
 
 
 async def _image(
-    exchange: Exchange, asked: ImageRequest, group: Group, index: int, chunks: Sequence[EncodedChunk]
+    exchange: Exchange, body: ImageRequest, group: Group, index: int, chunks: Sequence[EncodedChunk]
 ) -> MadeImage:
     file = next((chunk.data for chunk in chunks if chunk.modality == "image"), None)
     if file is None:
         raise EngineError("the model returned no image")
-    if asked.output_format != "png":
+    if body.output_format != "png":
         service = exchange.service
-        file = await service.pool.recode(file, asked.output_format, service.limits)
+        file = await service.pool.recode(file, body.output_format, service.limits)
     thought = "".join(chunk.data.decode() for chunk in chunks if chunk.modality == "text")
     data = base64.b64encode(file).decode()
-    is_url = asked.response_format == "url"
+    is_url = body.response_format == "url"
     return MadeImage(
-        b64_json=None if is_url else data, url=f"data:image/{asked.output_format};base64,{data}" if is_url else None,
+        b64_json=None if is_url else data, url=f"data:image/{body.output_format};base64,{data}" if is_url else None,
         seed=group.calls[index].seed, revised_prompt=thought or None,
     )  # fmt: skip

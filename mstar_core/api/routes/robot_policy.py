@@ -80,10 +80,10 @@ async def _infer(
 ) -> dict[str, Any]:
     if isinstance(message, str):
         raise RequestError("the message is text", hint="send a binary msgpack map", field="observation")
-    asked = _asked(exchange, given, request_id)
+    checked = _asked(exchange, given, request_id)
     call = ParsedRequest(
         request_id=request_id, route=exchange.route, text=None, observation=message, outputs=(OUTPUT,),
-        params=asked.params, seed=asked.seed, timeout_s=asked.timeout_s, warnings=asked.warnings,
+        params=checked.params, seed=checked.seed, timeout_s=checked.timeout_s, warnings=checked.warnings,
     )  # fmt: skip
     async with exchange.service.open(call, key=exchange.key, started=started) as session:
         chunks = [chunk async for ready in session.chunks() for chunk in ready]

@@ -22,32 +22,32 @@ async def speech(exchange: Exchange) -> HTTPResponse | None:
     """Handle one request. Returns the whole response, or None if it was streamed."""
     service = exchange.service
     service.check_open(exchange.key)
-    asked, rest = await read_body(exchange, SpeechRequest)
-    exchange.name(asked.request_id)
-    form = audio_format(asked.response_format)
-    call = _call(exchange, asked, rest)
+    body, rest = await read_body(exchange, SpeechRequest)
+    exchange.take_body_id(body.request_id)
+    form = audio_format(body.response_format)
+    call = _call(exchange, body, rest)
     async with service.open(call, key=exchange.key, started=exchange.started) as session:
         exchange.warn(session.warnings)
         exchange.headers["X-Sample-Rate"] = str(session.encoder.rate)
-        if asked.stream_format == "sse":
+        if body.stream_format == "sse":
             await _events(exchange, session, form)
-        elif asked.stream:
+        elif body.stream:
             await _stream(exchange, session, form)
         else:
             return await _whole(exchange, session, form)
     return None
 
 
-def _call(exchange: Exchange, asked: SpeechRequest, rest: dict[str, Any]) -> ParsedRequest:
+def _call(exchange: Exchange, body: SpeechRequest, rest: dict[str, Any]) -> ParsedRequest:
     service = exchange.service
     spec = service.model
-    check_name(exchange, asked.model)
-    text = _input(asked.input, service.deployment.api.max_speech_chars)
+    check_name(exchange, body.model)
+    text = _input(body.input, service.deployment.api.max_speech_chars)
     outputs = ("audio", *(kind for kind in spec.surface("speech").beside if kind != "audio"))
-    voice = voice_of(spec, asked.voice, "voice")
+    voice = voice_of(spec, body.voice, "voice")
     params = openai_parsed(exchange, rest, outputs, {"voice": voice} if voice is not None else None)
     warnings = params.warnings
-    if asked.instructions:
+    if body.instructions:
         warnings = (*warnings, "instructions has no effect on this model")
     return ParsedRequest(
         request_id=exchange.request_id, route=exchange.route, text=text, order=[("text", 0)], outputs=outputs,

@@ -28,18 +28,18 @@ async def transcription(exchange: Exchange) -> HTTPResponse | None:
     service.check_open(exchange.key)
     with uploads_in(service.uploads) as uploads:
         form = await read_multipart(exchange, uploads)
-        asked, rest = typed(form.fields, TranscriptionRequest)
+        body, rest = typed(form.fields, TranscriptionRequest)
         file = await _file(form)
-    if asked.response_format in TIMED:
+    if body.response_format in TIMED:
         raise RequestError(
-            f"response_format {asked.response_format} needs timestamps, which the model does not provide",
+            f"response_format {body.response_format} needs timestamps, which the model does not provide",
             hint="use json or text", field="response_format", code="unsupported_parameter",
         )  # fmt: skip
-    call = _call(exchange, asked, {name: json_or_text(value) for name, value in rest.items()}, file)
+    call = _call(exchange, body, {name: json_or_text(value) for name, value in rest.items()}, file)
     async with service.open(call, key=exchange.key, started=exchange.started) as session:
         exchange.warn(session.warnings)
-        if not asked.stream:
-            return await _whole(exchange, session, asked.response_format)
+        if not body.stream:
+            return await _whole(exchange, session, body.response_format)
         await _stream(exchange, session)
     return None
 
@@ -57,11 +57,11 @@ async def _file(form: Form) -> MediaPart:
     return await part_of_upload("file", form.files[0][1], "audio")
 
 
-def _call(exchange: Exchange, asked: TranscriptionRequest, rest: dict[str, Any], file: MediaPart) -> ParsedRequest:
+def _call(exchange: Exchange, body: TranscriptionRequest, rest: dict[str, Any], file: MediaPart) -> ParsedRequest:
     spec = exchange.service.model
-    check_name(exchange, asked.model)
-    params = openai_parsed(exchange, rest, ("text",), {"language": asked.language, "prompt": asked.prompt})
-    text = instruction(spec, asked)
+    check_name(exchange, body.model)
+    params = openai_parsed(exchange, rest, ("text",), {"language": body.language, "prompt": body.prompt})
+    text = instruction(spec, body)
     return ParsedRequest(
         request_id=exchange.request_id, route=exchange.route, text=text, media=(file,),
         order=[("audio", 0), *([("text", 0)] if text else [])], outputs=("text",), params=params.params,
@@ -69,14 +69,14 @@ def _call(exchange: Exchange, asked: TranscriptionRequest, rest: dict[str, Any],
     )  # fmt: skip
 
 
-def instruction(spec: ModelSpec, asked: TranscriptionRequest) -> str | None:
+def instruction(spec: ModelSpec, body: TranscriptionRequest) -> str | None:
     """Return the text that accompanies the audio: the model's instruction, and the prompt if no parameter maps it."""
     surface = spec.surface("transcription")
     mapped = mapped_fields(spec, "transcription")
     words = surface.instruction_without_language or surface.instruction.replace("{language}", "").strip()
-    if asked.language is not None and "language" not in mapped:
-        words = surface.instruction.replace("{language}", asked.language)
-    prompt = asked.prompt if "prompt" not in mapped else None
+    if body.language is not None and "language" not in mapped:
+        words = surface.instruction.replace("{language}", body.language)
+    prompt = body.prompt if "prompt" not in mapped else None
     return "\n".join(part for part in (words, prompt) if part) or None
 
 
