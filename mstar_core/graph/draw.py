@@ -1,6 +1,6 @@
-"""Draws a model's graph as text: partitions framed, walks in layers, loops, streams and outputs. For the terminal.
+"""Text drawing of a model's graph for the terminal: framed partitions, walks in layers, loops, streams and outputs.
 
-Every character is one column wide; ascii_only replaces each by one ASCII character, so both drawings have one shape.
+Every character is one column wide. ascii_only replaces each by one ASCII character, so both drawings have one shape.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _JOINTS: Final = {  # (left, right, up, down)
 
 
 def draw_graph(graph: Graph, width: int = 100, ascii_only: bool = False) -> str:
-    """The whole graph. No line is longer than `width` columns (at least 40)."""
+    """Return the drawing of the whole graph. No line is longer than `width` columns (at least 40)."""
     width = max(width, LEAST_WIDTH)
     lines = [_clip(graph.name, width), ""]
     names = list(graph.partitions)
@@ -37,7 +37,7 @@ def draw_graph(graph: Graph, width: int = 100, ascii_only: bool = False) -> str:
 
 
 def draw_walk(graph: Graph, partition: str, name: str, width: int = 100, ascii_only: bool = False) -> str:
-    """One walk of a partition."""
+    """Return the drawing of one walk."""
     lines = _walk(graph, graph.compiled(partition)[name], max(width, LEAST_WIDTH))
     text = "\n".join(line.rstrip() for line in lines) + "\n"
     return text.translate(_ASCII).encode("ascii", "replace").decode() if ascii_only else text
@@ -69,7 +69,7 @@ def _partition(graph: Graph, partition: str, width: int) -> list[str]:
 
 
 def _below(graph: Graph, partition: str, later: list[str], width: int) -> list[str]:
-    """The streams that leave a partition."""
+    """Return the lines of the streams that leave a partition."""
     lines: list[str] = []
     for stream in graph.streams:
         if stream not in _streams_of(graph, partition):
@@ -112,7 +112,7 @@ def _walk(graph: Graph, walk: CompiledWalk, width: int) -> list[str]:
 
 
 def _packed(items: list[str], width: int) -> list[str]:
-    """As many whole items on a line as fit."""
+    """Pack as many whole items on a line as fit."""
     lines: list[str] = []
     for item in items:
         if lines and len(lines[-1]) + 3 + len(item) <= width:
@@ -123,10 +123,10 @@ def _packed(items: list[str], width: int) -> list[str]:
 
 
 def _layers(walk: CompiledWalk) -> list[list[CompiledTask]]:
-    """Tasks by the longest way of values to them."""
+    """Group tasks into layers by their longest path from an input."""
     depth: dict[int, int] = {}
     before = {t.index: {g for entry in t.inputs for g in walk.feeding(entry.source)} for t in walk.tasks}
-    for _ in walk.tasks:  # at most as many rounds as the longest chain
+    for _ in walk.tasks:  # as many rounds as the longest chain needs
         depth = {task: 1 + max((depth.get(one, 0) for one in givers), default=-1) for task, givers in before.items()}
     layers: list[list[CompiledTask]] = [[] for _ in range(max(depth.values(), default=-1) + 1)]
     for task in walk.tasks:
@@ -141,7 +141,7 @@ def _label(graph: Graph, task: CompiledTask) -> str:
 
 
 def _columns(graph: Graph, walk: CompiledWalk) -> list[list[str]]:
-    """What stands in each column: inputs, tasks by layer, and what leaves the walk."""
+    """Return the columns of a drawing: inputs, tasks by layer, outputs."""
     taken: dict[str, None] = {}
     for task in walk.tasks:
         for port in _run_ports(walk, task):
@@ -174,7 +174,7 @@ def _outlet_text(outlet: Outlet) -> str:
 
 
 def _picture(graph: Graph, walk: CompiledWalk) -> list[str]:
-    """Columns side by side, joined by a bus."""
+    """Draw columns side by side, joined by a bus."""
     columns = _columns(graph, walk)
     height = max(len(column) for column in columns)
     rows = [""] * height
@@ -192,7 +192,7 @@ def _picture(graph: Graph, walk: CompiledWalk) -> list[str]:
 
 
 def _bus(left: int, right: int, height: int) -> list[str]:
-    """Connects all rows of one column with all rows of the next."""
+    """Return a bus that connects all rows of one column with all rows of the next."""
     span = max(left, right)
     found = []
     for at in range(height):
@@ -203,7 +203,7 @@ def _bus(left: int, right: int, height: int) -> list[str]:
 
 
 def _folded(graph: Graph, walk: CompiledWalk, width: int) -> list[str]:
-    """Columns one below the other, for narrow places."""
+    """Draw columns one below the other, for narrow terminals."""
     lines: list[str] = []
     for number, column in enumerate(_columns(graph, walk)):
         if number:
@@ -232,7 +232,7 @@ def _loop_lines(loop: CompiledLoop, width: int) -> list[str]:
 
 
 def _routes(walk: CompiledWalk) -> list[str]:
-    """Each edge between nodes and to the outside, in words."""
+    """Return each edge between nodes and to the outside as text."""
     found: dict[str, None] = {}
     for task in walk.tasks:
         for entry in task.inputs:

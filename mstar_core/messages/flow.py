@@ -1,4 +1,4 @@
-"""worker -> worker and worker -> api: values on their way. One message per step and destination."""
+"""Messages from worker to worker and from worker to api: values, outputs and loans. One per step and destination."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mstar_core.messages.tensors import TensorRef
 
 
 class Value(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one rank tells another about a walk: a value, or (port begins with `$`) a mark of a loop.
+    """A value of a walk for another rank, or a mark of a loop (port begins with `$`).
 
     task: a task's index, or number of tasks + loop. iteration: loop indices, outermost first.
     ref: None when the port was not produced, and for marks.
@@ -26,14 +26,14 @@ class Value(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Values(msgspec.Struct, frozen=True, kw_only=True, tag="values"):
-    """Worker to worker: values and marks that crossed in one step. sent: CLOCK_MONOTONIC, as in all that follows."""
+    """Worker to worker: values and marks of one step. sent: CLOCK_MONOTONIC, as in all messages below."""
 
     items: list[Value]
     sent: float = 0.0
 
 
 class StreamItems(msgspec.Struct, frozen=True, kw_only=True, tag="stream_items"):
-    """Worker to worker: ids put on a stream in one step, one per row. index: number of the item in its stream."""
+    """Worker to worker: ids of one stream from one step, one per row. index: number of the item in its stream."""
 
     stream: str
     handles: list[int]
@@ -59,7 +59,7 @@ class TensorFreed(msgspec.Struct, frozen=True, kw_only=True, tag="tensor_freed")
 
 
 class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One value for the client. seq: number of the output of this request on this worker, from 0."""
+    """A value for the client. seq: number of the output within its request on this worker, from 0."""
 
     handle: int
     seq: int
@@ -70,8 +70,9 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Outputs(msgspec.Struct, frozen=True, kw_only=True, tag="outputs", omit_defaults=True):
-    """Worker to api: all outputs of one step. worker: the sender's name. finished: requests that ended with it, where
-    the conductor left it to the worker to say so.
+    """Worker to api: all outputs of one step. worker: the sender's name.
+
+    finished: requests that ended with this step and whose end the worker reports in place of the conductor.
     """
 
     worker: str

@@ -1,4 +1,4 @@
-"""Life of processes: supervisor <-> every child. Who is there, what phase a start is in, beats, drain and stop."""
+"""Messages between the supervisor and its children: peers, start-up phases, heartbeats, drain and stop."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from mstar_core.messages.telemetry import EdgeNews, MetricSample, RequestNews, S
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
-    """Child to supervisor, repeated until PeerUp of itself comes back.
+    """Child to supervisor: registration, repeated until the child receives PeerUp with its own name.
 
-    fd_endpoint: where its shared memory is handed out.
+    fd_endpoint: socket that hands out its shared memory.
     """
 
     name: str
@@ -23,9 +23,9 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
 
 
 class Phase(msgspec.Struct, frozen=True, kw_only=True, tag="phase", omit_defaults=True):
-    """Child to supervisor: a start-up phase, or progress in one: fetch, weights, kv, pool, ready.
+    """Child to supervisor: a start-up phase or its progress: fetch, weights, kv, pool, ready.
 
-    done, total: bytes, or what `detail` says. facts: with `ready`, what the process can hold.
+    done, total: bytes, or the unit in `detail`. facts: capacity of the process, with `ready`.
     """
 
     name: str
@@ -38,9 +38,9 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True, tag="phase", omit_default
 
 
 class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
-    """Child to supervisor, each second. A hang is ready work and no steps.
+    """Child to supervisor: heartbeat, each second. Ready work without steps is a hang.
 
-    work_ready: work is waiting. steps: steps so far.
+    work_ready: whether work is waiting. steps: number of steps so far.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
 
 
 class PeerUp(msgspec.Struct, frozen=True, kw_only=True, tag="peer_up"):
-    """Supervisor to everyone: this process can be spoken to."""
+    """Supervisor to everyone: this process accepts messages."""
 
     name: str
     incarnation: int
@@ -59,7 +59,7 @@ class PeerUp(msgspec.Struct, frozen=True, kw_only=True, tag="peer_up"):
 
 
 class PeerDown(msgspec.Struct, frozen=True, kw_only=True, tag="peer_down"):
-    """Supervisor to everyone: this process is gone. cause: one sentence for people."""
+    """Supervisor to everyone: this process has ended. cause: one sentence for operators."""
 
     name: str
     incarnation: int
@@ -67,7 +67,7 @@ class PeerDown(msgspec.Struct, frozen=True, kw_only=True, tag="peer_down"):
 
 
 class PeerReady(msgspec.Struct, frozen=True, kw_only=True, tag="peer_ready", omit_defaults=True):
-    """Supervisor to api and conductor: this worker finished its start and may be given work. facts: its capacity."""
+    """Supervisor to api and conductor: this worker finished its start and takes work. facts: its capacity."""
 
     name: str
     incarnation: int
@@ -75,7 +75,7 @@ class PeerReady(msgspec.Struct, frozen=True, kw_only=True, tag="peer_ready", omi
 
 
 class ServiceState(msgspec.Struct, frozen=True, kw_only=True, tag="service_state", omit_defaults=True):
-    """Supervisor to api: state of the deployment: starting ready draining unhealthy. reason: why not ready."""
+    """Supervisor to api: state of the deployment: starting, ready, draining or unhealthy. reason: why not ready."""
 
     state: str
     phase: str = ""
@@ -83,41 +83,40 @@ class ServiceState(msgspec.Struct, frozen=True, kw_only=True, tag="service_state
 
 
 class Ping(msgspec.Struct, frozen=True, kw_only=True, tag="ping"):
-    """Supervisor to child, each second: a child that misses ten has lost its supervisor and ends."""
+    """Supervisor to child: heartbeat, each second. A child that misses ten ends itself."""
 
     seq: int
 
 
 class Drain(msgspec.Struct, frozen=True, kw_only=True, tag="drain"):
-    """Supervisor to api: refuse new requests (True) or take them again (False)."""
+    """Supervisor to api: refuse new requests (True) or accept them again (False)."""
 
     on: bool = True
 
 
 class Drained(msgspec.Struct, frozen=True, kw_only=True, tag="drained"):
-    """Api to supervisor: no request is left."""
+    """Api to supervisor: all requests have ended."""
 
     in_flight: int = 0
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
-    """Supervisor to child: end now, cleanly."""
+    """Supervisor to child: shut down cleanly."""
 
     reason: str = ""
 
 
 class LogLevel(msgspec.Struct, frozen=True, kw_only=True, tag="log_level"):
-    """Supervisor to child: log from this level on, until the process ends."""
+    """Supervisor to child: set the log level until the process ends."""
 
     level: str
 
 
 class Telemetry(msgspec.Struct, frozen=True, kw_only=True, tag="telemetry", omit_defaults=True):
-    """Child to supervisor, at most every 100 ms: gauges, counters, news of requests, spans, edges. No client text.
+    """Child to supervisor: gauges, counters, requests, spans and edges, at most every 100 ms. No client text.
 
-    values: flat name -> number, absolute, e.g. "worker-0.LLM.pages_used"; those that changed. events: (type, facts).
-    dropped: spans that were too many to send, since the process began. samples: of the api's metrics, at most once a
-    second, those that changed.
+    values: changed values by flat name, absolute, such as "worker-0.LLM.pages_used". events: (type, facts). dropped:
+    spans dropped since the start of the process. samples: changed samples of the api's metrics, at most once a second.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Names of processes as mailboxes know them."""
+"""Mailbox names of processes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ SUPERVISOR: Final = "supervisor"
 
 
 def worker_name(rank: int) -> str:
-    """The mailbox name of a rank's worker."""
+    """Return the mailbox name of a rank's worker."""
     return f"worker-{rank}"
 
 
 def rank_of(name: str) -> int | None:
-    """The rank of a worker's mailbox name, None for other processes."""
+    """Return the rank of a worker's mailbox name, None for other processes."""
     kind, _, number = name.partition("-")
     return int(number) if kind == "worker" and number.isdigit() else None

@@ -1,4 +1,4 @@
-"""api <-> conductor: a request's life, seen from outside."""
+"""Messages between api and conductor: the life of a request."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mstar_core.messages.tensors import TensorRef
 
 
 class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An error as it travels: the public sentence, its code and HTTP status. detail goes to logs only."""
+    """An error in a message: the public sentence, its code and HTTP status. detail goes to logs only."""
 
     message: str
     code: str = "internal_error"
@@ -21,7 +21,7 @@ class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def error_info(error: BaseException, otherwise: str) -> ErrorInfo:
-    """An error as it travels: ours keeps its words, another says `otherwise` and leaves its own words to the log."""
+    """Return an error as a message. A foreign error becomes the sentence `otherwise`, with its own text in `detail`."""
     if not isinstance(error, MstarError):
         return ErrorInfo(message=otherwise, code="engine_error", detail=f"{type(error).__name__}: {error}")
     field = error.facts.get("field")
@@ -38,9 +38,9 @@ class SegmentRef(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NewRequest(msgspec.Struct, frozen=True, kw_only=True, tag="new_request", omit_defaults=True):
-    """Api to conductor: an admitted request. handle is unique for the api's incarnation and never reused.
+    """Api to conductor: an admitted request. handle: unique for the api's incarnation and never reused.
 
-    params: checked values by parameter name. deadline_s: seconds left to live.
+    params: checked values by parameter name. deadline_s: seconds until the deadline.
     """
 
     handle: int
@@ -55,7 +55,7 @@ class NewRequest(msgspec.Struct, frozen=True, kw_only=True, tag="new_request", o
 
 
 class CancelRequest(msgspec.Struct, frozen=True, kw_only=True, tag="cancel_request"):
-    """Api to conductor. why: `disconnect`, `by_id`, `deadline`, `stalled`, `drain`."""
+    """Api to conductor: cancel a request. why: `disconnect`, `by_id`, `deadline`, `stalled`, `drain`."""
 
     handle: int
     why: str = "by_id"
@@ -64,8 +64,8 @@ class CancelRequest(msgspec.Struct, frozen=True, kw_only=True, tag="cancel_reque
 class RequestFinished(msgspec.Struct, frozen=True, kw_only=True, tag="request_finished", omit_defaults=True):
     """Conductor or worker to api: every partition ended.
 
-    emitted: outputs each worker sent; the api waits for all of them.
-    reason: `stop` or `length`. counts: loop and port counts over all walks. cached_tokens: prompt tokens from caches.
+    emitted: number of outputs by worker; the api waits for all of them. reason: `stop` or `length`. counts: loop and
+    port counts over all walks. cached_tokens: prompt tokens found in caches.
     """
 
     handle: int
@@ -76,7 +76,7 @@ class RequestFinished(msgspec.Struct, frozen=True, kw_only=True, tag="request_fi
 
 
 class RequestFailed(msgspec.Struct, frozen=True, kw_only=True, tag="request_failed"):
-    """Conductor to api: the request ended in an error; nothing follows."""
+    """Conductor to api: the request ended with an error; no further message follows."""
 
     handle: int
     error: ErrorInfo

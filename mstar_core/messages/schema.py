@@ -1,4 +1,4 @@
-"""The wire format as JSON schema, made from the message types. Written to docs/wire/ by `make docs`, held by a test."""
+"""JSON schema of the wire format, generated from the message types and written to docs/wire/ by `make docs`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from mstar_core.messages.wire import WIRE_VERSION, Envelope
 
 
 def wire_schema() -> dict[str, Any]:
-    """JSON schema (2020-12) of an envelope and of every message in it. MessagePack follows it one to one.
+    """Return the JSON schema (2020-12) of an envelope and of every message. MessagePack follows it one to one.
 
-    Byte strings are MessagePack `bin`, shown as strings with `contentEncoding`. The tag of a union is the field `type`.
+    Byte strings are MessagePack `bin`, shown as strings with `contentEncoding`. The field `type` is the tag of a union.
     """
     (root,), components = msgspec.json.schema_components([Envelope], ref_template="#/$defs/{name}")
     return {

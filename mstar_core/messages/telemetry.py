@@ -1,4 +1,4 @@
-"""What processes tell the supervisor of their requests: facts, spans, edges. Parts of `Telemetry`; no client text.
+"""Parts of `Telemetry`: changes of requests, spans, metric samples and edges. No client text.
 
 Times are seconds of CLOCK_MONOTONIC, one clock for all processes of a host.
 """
@@ -9,11 +9,11 @@ import msgspec
 
 
 class RequestNews(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one process knows newly of one request. None: unchanged, or not known to this process.
+    """Changes of one request in one process. None: unchanged, or not known to this process.
 
-    The api tells id, route, modalities, state, times to the first output and sound, what was used, and the end;
-    the conductor tells the walks under way (`active`), those done and where the request is (node, walk, rank);
-    a worker tells ids drawn here so far (`tokens`), pages held, seconds waited, and what it waits for.
+    The api sends id, route, modalities, state, times to the first output and audio, usage and the end. The conductor
+    sends the running walks (`active`), the finished ones and the position of the request (node, walk, rank). A worker
+    sends sampled ids (`tokens`), held pages, seconds waited and the reason of the wait.
     state: prepare, queue, run, finished, failed, cancelled. error: a code.
     """
 
@@ -43,11 +43,11 @@ class RequestNews(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True):
-    """Time that one request spent on one thing. Travels as an array.
+    """Time that one request spent on one activity. Encoded as an array.
 
-    key: number of the span within its process; the same key again replaces it (an open span that went on).
+    key: number of the span within its process; a later span with the same key replaces it (an open span).
     kind: compute, queue, transfer or stall. node: of the graph, or the edge of a transfer, or a step of the api.
-    count: steps, firings or items. batch: rows of the last step. size_bytes: moved by a transfer.
+    count: steps, task runs or items. batch: rows of the last step. size_bytes: moved by a transfer.
     """
 
     key: int
@@ -64,9 +64,9 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
 
 
 class MetricSample(msgspec.Struct, frozen=True, array_like=True):
-    """One sample of a Prometheus family (observe/families.py). Travels as an array.
+    """One sample of a Prometheus family (observe/families.py). Encoded as an array.
 
-    labels: values in the order of the family's label names; of a histogram's bucket its upper bound comes last.
+    labels: values in the order of the family's label names; a histogram bucket adds its upper bound.
     """
 
     name: str
@@ -75,9 +75,9 @@ class MetricSample(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EdgeNews(msgspec.Struct, frozen=True, array_like=True):
-    """Counters of one edge since the process began. Travels as an array.
+    """Counters of one edge since the start of the process. Encoded as an array.
 
-    items, size_bytes: what went over it. transfers, transfer_s: messages whose way was timed, and their sum.
+    items, size_bytes: transferred so far. transfers, transfer_s: number of timed messages and their total time.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The small handle that stands for a tensor in a message. Made and read by the tensor transports alone.
+"""Handles of tensors in messages. Created and resolved by the tensor transports.
 
 `dtype` is a name of `mstar_core.transport.dtypes`; elements are in C order, little endian.
 """
@@ -9,7 +9,7 @@ import msgspec
 
 
 class InlineTensor(msgspec.Struct, frozen=True, kw_only=True, tag="inline"):
-    """A small tensor: its bytes travel in the message, and nothing has to be released."""
+    """A small tensor whose bytes are part of the message. It needs no release."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -17,11 +17,11 @@ class InlineTensor(msgspec.Struct, frozen=True, kw_only=True, tag="inline"):
 
 
 class ShmTensor(msgspec.Struct, frozen=True, kw_only=True, tag="shm"):
-    """A tensor in the shared memory of `owner`, lent to one reader until that reader says it is freed.
+    """A tensor in the shared memory of `owner`, lent to one reader until that reader sends TensorFreed.
 
-    owner: mailbox name of the process that wrote it. offset, size_bytes: where the elements lie in the owner's arena.
-    slot: index into the arena's slot table, which holds `generation` for as long as the loan lasts; a generation is
-    never used twice and names the owner's incarnation in its upper bits, so a stale handle cannot pass for a new one.
+    owner: mailbox name of the writing process. offset, size_bytes: position of the elements in the owner's arena.
+    slot: index into the arena's slot table, which contains `generation` during the loan. A generation is never reused
+    and has the owner's incarnation in its upper bits, so that stale handles are detected.
     """
 
     dtype: str

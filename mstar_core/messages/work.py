@@ -1,4 +1,4 @@
-"""conductor <-> worker: what to run, and what became of it. One message per walk each way."""
+"""Messages between conductor and worker: walks to run and their results. One per walk each way."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mstar_core.messages.tensors import TensorRef
 
 
 class SignalRef(msgspec.Struct, frozen=True, kw_only=True, tag="signal"):
-    """A value that an earlier walk left on a worker."""
+    """Reference to a value that an earlier walk kept on a worker."""
 
     key: int
     rank: int
@@ -21,10 +21,10 @@ RunInputRef = TensorRef | SignalRef
 
 
 class OpenRequest(msgspec.Struct, frozen=True, kw_only=True, tag="open_request", omit_defaults=True):
-    """Conductor to worker: a request whose walks will come. homes: node name -> leading rank that runs it.
+    """Conductor to worker: open a request whose walks will follow. homes: leading rank by node name.
 
-    params: checked values by parameter name. max_tokens: most tokens its caches may hold. rows: batch rows that keep
-    caches of their own at once, which hold those tokens in equal parts.
+    params: checked values by parameter name. max_tokens: limit of its caches. rows: number of batch rows with caches
+    of their own at once, which share that limit equally.
     """
 
     handle: int
@@ -37,10 +37,10 @@ class OpenRequest(msgspec.Struct, frozen=True, kw_only=True, tag="open_request",
 
 
 class RunWalk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One walk to take. run: number of the run within the request. homes: nodes placed elsewhere for this walk.
+    """One walk to run. run: number of the run within the request. homes: nodes placed elsewhere for this walk.
 
-    branches: cache branches that take part; none named means the main one. keep: ports whose values stay as signals.
-    finishes: the request ends with it, and all of it was here: the worker tells the api with its last outputs.
+    branches: cache branches of the run; empty means the main one. keep: ports whose values stay as signals. finishes:
+    the request ends with this run and used this worker only, which reports the end to the api with its last outputs.
     """
 
     run: int
@@ -57,9 +57,9 @@ class RunWalk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class RunWalks(msgspec.Struct, frozen=True, kw_only=True, tag="run_walks", omit_defaults=True):
-    """Conductor to worker: walks of one partition, taken in order with no visit in between.
+    """Conductor to worker: walks of one partition, run in order without a round trip in between.
 
-    opens: the request itself, where these are the first that its only worker hears of it.
+    opens: the request, if these are the first walks on its only worker.
     """
 
     handle: int
@@ -69,7 +69,7 @@ class RunWalks(msgspec.Struct, frozen=True, kw_only=True, tag="run_walks", omit_
 
 
 class EndStream(msgspec.Struct, frozen=True, kw_only=True, tag="end_stream"):
-    """Conductor to the consuming worker: the stream holds `total` items (before the accept filter) and no more."""
+    """Conductor to the consuming worker: the stream ends after `total` items (before the accept filter)."""
 
     handle: int
     stream: str
@@ -77,14 +77,14 @@ class EndStream(msgspec.Struct, frozen=True, kw_only=True, tag="end_stream"):
 
 
 class ReleaseSignal(msgspec.Struct, frozen=True, kw_only=True, tag="release_signal"):
-    """Conductor to worker: the program dropped the handle; free the value."""
+    """Conductor to worker: free a value whose handle the program dropped."""
 
     handle: int
     key: int
 
 
 class CloseRequest(msgspec.Struct, frozen=True, kw_only=True, tag="close_request"):
-    """Conductor to worker: free everything of the request, whatever state it is in."""
+    """Conductor to worker: free everything of the request, whatever its state."""
 
     handle: int
 
@@ -92,9 +92,9 @@ class CloseRequest(msgspec.Struct, frozen=True, kw_only=True, tag="close_request
 class WalkDone(msgspec.Struct, frozen=True, kw_only=True, tag="walk_done", omit_defaults=True):
     """Worker to conductor: its share of a run ended.
 
-    emitted: outputs sent to the api so far (whole request, this worker). streamed: stream -> items put so far (whole
-    request, this worker). counts: loop name -> iterations. signals: port -> (key, dtype, shape). is_told: the run
-    finished the request, and the api knows.
+    emitted, streamed: number of outputs and of items by stream, for the whole request on this worker. counts:
+    iterations by loop. signals: port -> (key, dtype, shape). is_told: whether the worker has reported the end of the
+    request to the api.
     """
 
     handle: int

@@ -1,4 +1,4 @@
-"""Ranks without workers: carries out what WalkStates ask for and delivers events in any order."""
+"""Ranks without workers: carries out the actions of WalkStates and delivers events in any order."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ class Ranks:
         return self.make(fire.task, fire.iteration, inputs)
 
     def fire_loop(self, rank: int, fire: FireLoop) -> tuple[str, int, dict[str, int]]:
-        """What an engine does with a resident loop."""
+        """Run a loop as the engine does."""
         inputs = {port: self.read(rank, ref) for port, ref in fire.inputs.items()}
         if fire.start is not None and says_stop(self.read(rank, fire.start)):
             return "stop", 0, {}

@@ -1,4 +1,4 @@
-"""Every contradiction of a graph is told with its place and the nearest name."""
+"""Every contradiction of a graph is reported with its place and the nearest name."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ CASES: dict[str, tuple[Walk, tuple[NodeSpec, ...], str]] = {
     "node in no walk": (
         N(A, ("x",), (OUT,)), (A, B), "node 'beta' is in no walk; use it in a walk or leave it out  @beta",
     ),
-    "circle": (
+    "cycle": (
         Sequential(N(A, ("x",), (E("y", B, into="x"),)), N(B, ("x",), (E("y", A, into="x"), OUT))), (A, B),
         "walk 'go' has a cycle: alpha and beta wait for each other; carry a value to the next iteration "
         "with a Loop's "
@@ -152,7 +152,7 @@ CASES: dict[str, tuple[Walk, tuple[NodeSpec, ...], str]] = {
         "walk 'go' has a fused loop 'again', whose body has several nodes; the engine iterates loops of one node "
         "without a stream: leave fused= out, or join the nodes  @again",
     ),
-    "outputs of nobody": (
+    "outputs without a producer": (
         Loop("again", N(A, ("x",)), outputs=(E("latents", CLIENT, modality="tensor"),)), (A,),
         "walk 'go' loop 'again' hands out port 'latents', which no node of its body has; choose one of: "
         "flag, x, y  @again",

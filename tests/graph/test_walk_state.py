@@ -1,4 +1,4 @@
-"""What a WalkState asks for, event by event."""
+"""Actions of a WalkState, event by event."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def state(walk: Walk, max_iters: int | dict[str, int] | None = None, given: set[
     )
 
 
-def test_a_resident_loop_is_one_job_that_starts_from_what_the_port_last_held() -> None:
+def test_an_engine_loop_is_one_job_that_starts_from_the_held_value() -> None:
     family = orpheus()
     run = WalkState(cut(compile_walk("decode", family.walks["decode"]), {"LLM": 0})[0], 5)
     held = Held("LLM", "token")
@@ -210,7 +210,7 @@ def test_cancelling_frees_everything_and_late_results_too() -> None:
     assert run.done(1, (), {"y"}) == [Free(Key(1, "y", ()))]
 
 
-def test_values_cross_ranks_and_the_leader_tells_when_a_loop_goes_on_and_ends() -> None:
+def test_values_cross_ranks_and_the_leader_sends_marks_of_a_loop() -> None:
     walk = compile_walk("go", pair())
     home: dict[int | str, int] = {"alpha": 0, "gamma": 1}
     one, two = (WalkState(share, 1, {"x"}) for share in cut(walk, home).values())

@@ -41,7 +41,7 @@ def check_graph(
 def walk_inputs(walk: Walk, streams: Iterable[Stream] = ()) -> dict[str, PortType]:
     """Return the inputs of a Run of this walk. A port is optional if it may be absent or start from its last value.
 
-    streams: the model's streams; a port that takes a chunk is no input of the Run. Raises GraphError.
+    streams: the model's streams; ports that take chunks are not counted. Raises GraphError.
     """
     compiled, problems = wire("walk", walk, streams)
     if compiled is None:

@@ -54,7 +54,7 @@ class TaskInput:
 
 @dataclass(frozen=True, slots=True)
 class Outlet:
-    """Where a produced port leaves the walk: to the client with `modality`, or onto `stream`."""
+    """Exit of a produced port from the walk: to the client with `modality`, or onto `stream`."""
 
     port: str
     modality: str | None = None
