@@ -88,7 +88,7 @@ class Counting(TorchDispatchMode):
 
 @dataclass(slots=True)
 class Clock:
-    """What steps cost, by their names. counts: what they ask of the device instead. profiled: the one that is."""
+    """Measure steps by name. counts: count their device calls instead. profiled: the one step to profile."""
 
     device: torch.device
     counts: bool = False

@@ -42,7 +42,7 @@ FIRST_AUDIO_ID, IDS_PER_FRAME, FRAME_SAMPLES = 128266, 7, 2048
 
 
 class Nowhere:
-    """A courier that counts, and gives loans back as the api would."""
+    """A courier that counts messages and returns loans as the api does."""
 
     def __init__(self, transport: ShmTransport) -> None:
         self.outputs = 0

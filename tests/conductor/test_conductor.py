@@ -302,7 +302,7 @@ def test_replicas_are_chosen_by_load(post: Post, clock: Clock) -> None:
 
 
 def test_a_walk_goes_to_the_rank_that_holds_its_node_for_it(post: Post, clock: Clock) -> None:
-    """What `graph_walks` of a group does to a request: another home in that walk, and the plain one in others."""
+    """`graph_walks` of a group places its nodes elsewhere in that walk only."""
     plan = placed((0,), codec=0)
     scoped = (
         NodePlacement(node="lm", replicas=((0,),), walks=("prefill",)),

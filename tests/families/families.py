@@ -1,4 +1,4 @@
-"""The specs of all families, and a driver that writes down what a program wishes. Used by the tests of this folder."""
+"""Specs of all families, and a driver that records the wishes of a program."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def sample_of(model: str, name: str) -> Sample:
 
 
 def wishes(model: str, sample: str, ended: Mapping[str, str] | None = None) -> dict[str, list[Run | Fork]]:
-    """What each partition that the sample starts wishes, lists flattened. ended: walk -> how it ends."""
+    """Return the wishes of each partition that the sample starts, with lists flattened. ended: reason by walk."""
     spec = SPECS[model]
     request = sample_request(spec, sample_of(model, sample))
     return {part.name: _drive(part, request, ended or {}) for part in spec.active_partitions(request)}

@@ -1,4 +1,4 @@
-"""What holds for every family: sound graphs, programs that end, documented parameters, honest state of this version."""
+"""Every family: sound graphs, programs that end, documented parameters, correct state of this version."""
 
 from __future__ import annotations
 

@@ -407,7 +407,7 @@ class Interpreter:
         return self.takes_part(node) and all(self.value(origin, path) is not None for origin in required)
 
     def last(self, loop: LoopPlan, node: str, port: str) -> int | None:
-        """What a node of the body produced last: through inner loops, what these hand out."""
+        """Return the last value of a node of the body; from inner loops, their result."""
         if any(direct.name == node for direct in loop.direct()):
             return self.now["out", node, port]
         inner = next(p for p in loop.body if isinstance(p, LoopPlan) and node in [n.name for n in p.nodes()])

@@ -21,7 +21,7 @@ batches = st.lists(st.integers(0, 12), max_size=12)
 
 
 def sliced(policy: ChunkPolicy, total: int, flush: bool) -> list[tuple[list[int], bool]]:
-    """What a consumer gets of `total` items: (items, whether it is the flush)."""
+    """Return the chunks of `total` items: (items, whether it is the flush)."""
     items = list(range(total))
     found: list[tuple[list[int], bool]] = []
     match policy:

@@ -21,7 +21,7 @@ SURE: Final = {"temperature": 0, "repetition_penalty": 1, "noise": "off", "ignor
 
 @dataclass(slots=True)
 class Heard:
-    """What a client got. cut: the connection ended before the stream did. Times are monotonic seconds."""
+    """Result of a client's request. cut: the connection ended before the stream. Times are monotonic seconds."""
 
     status: int = 0
     chunks: list[bytes] = field(default_factory=list)

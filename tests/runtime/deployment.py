@@ -70,7 +70,7 @@ ORPHEUS: Final = Served(
 
 
 def until(ask: Callable[[], T | None], what: str, limit_s: float = START_S) -> T:
-    """What `ask` gives as soon as it gives something true; fails the test after `limit_s`."""
+    """Return the first true result of `ask`; fails the test after `limit_s`."""
     end = time.monotonic() + limit_s
     while True:
         found = ask()
@@ -180,7 +180,7 @@ class Deployment:
             )  # fmt: skip
 
     def spec(self) -> DeploymentSpec:
-        """What the supervisor is given."""
+        """Return the spec for the supervisor."""
         settings: dict[str, Any] = {
             **self.served.settings, "model": self.served.model, "plugin": self.served.plugin,
             "weights_source": "folder" if self._folder is not None else "tiny", "cache_dir": str(cache_dir()),
@@ -266,7 +266,7 @@ class Deployment:
         return found
 
     def value(self, name: str) -> float:
-        """One telemetry value; 0 when nobody has sent it."""
+        """Return one telemetry value; 0 if no process has sent it."""
         return float(self.snapshot()["values"].get(name, 0.0))
 
     def pids(self) -> dict[str, int]:
@@ -296,7 +296,7 @@ class Deployment:
         until(lambda: self.has_event(kind, **facts), f"event {kind} {facts}", limit_s)
 
     def outcome(self) -> dict[str, Any]:
-        """How it ended, as `ps` would read it; empty before the end."""
+        """Return how it ended, as `ps` would show it; empty before the end."""
         try:
             found: dict[str, Any] = json.loads((self.log_dir / "outcome.json").read_text())
         except FileNotFoundError:
@@ -304,11 +304,11 @@ class Deployment:
         return found
 
     def last_words(self) -> str:
-        """What the supervisor said to its standard error; empty when all went well."""
+        """Return the supervisor's standard error; empty if all went well."""
         return (self.log_dir / "supervisor.err").read_text()[-2000:]
 
     def complaints(self) -> list[str]:
-        """Log lines of any process that tell of an error, and what stands in a log and is no line of ours."""
+        """Return the log lines with an error, and all text in logs that is not a log line."""
         lines = [line for path in self.log_dir.glob("*.log") for line in path.read_text().splitlines()]
         return [line for line in lines if not line.startswith("{") or '"level":"ERROR"' in line.replace('": "', '":"')]
 
@@ -344,7 +344,7 @@ class Deployment:
     # -- the probe ----------------------------------------------------------------------------------------------
 
     def leaks(self) -> dict[str, float]:
-        """What is held although nothing runs, by name; empty when all is well."""
+        """Return everything that is still held while no request runs, by name; empty if all is well."""
         values: dict[str, float] = self.snapshot()["values"]
         held = {name: value for name, value in values.items() if name.endswith(LEAK_VALUES) and value}
         held |= {name: value for name, value in values.items() if name.startswith("conductor.load.") and value}
@@ -390,6 +390,6 @@ def read_process(pid: int, mark: bytes) -> Process | None:
 
 
 def cache_dir() -> Path:
-    """Where the miniature checkpoint is kept between tests: beside the other caches of the user."""
+    """Return the folder of the miniature checkpoint, which is kept between tests."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "mstar"

@@ -1,4 +1,4 @@
-"""How deployments end: asked to, with streams under way, or without their supervisor; and that they can start again."""
+"""Ends of deployments: on request, with open streams, or without their supervisor; and a new start afterwards."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def test_a_killed_supervisor_takes_everything_along_and_the_name_is_free(r
             await asyncio.to_thread(until, lambda: not first.processes(), "the end of every process")
             heard = await streams.all_ended()
         assert all(each.cut and each.done is None for each in heard)
-        assert first.run.path.exists(), "nobody was left to take it away"
+        assert first.run.path.exists(), "no process was left to remove it"
     with Deployment(root=root, max_concurrent_requests=SLOTS, max_queue=STREAMS, hang_s=PATIENT_S) as second:
         second.assert_clean()
         await drains(second)
@@ -60,7 +60,7 @@ async def drains(deployment: Deployment) -> None:
             assert deployment.process is not None
             deployment.process.send_signal(signal.SIGTERM)
             await asyncio.to_thread(deployment.wait_event, "deployment.draining")
-            ready = f"{deployment.url}/ready"  # the api is told a moment after the event is written
+            ready = f"{deployment.url}/ready"  # the api learns of it a moment after the event is written
             await asyncio.to_thread(until, lambda: httpx.get(ready, timeout=LIMIT_S).status_code == 503, "refusal")
             late = await speak(client, request(**SURE, max_output_tokens=30))
         heard = await streams.all_ended()

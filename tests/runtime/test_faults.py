@@ -1,4 +1,4 @@
-"""Processes that die or stop in the middle of streams: who is told what and when, who goes on, what is left behind."""
+"""Processes that die or stop in the middle of streams: errors of their requests, other requests, leftovers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HANG_S = 10.0
 """The watchdog's patience."""
 
 MARGIN_S = 30.0
-"""What a busy machine may add to it."""
+"""Allowance for a busy machine."""
 
 PAUSE_S = 1.0
 TOLD_S = 8.0

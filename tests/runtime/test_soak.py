@@ -20,7 +20,7 @@ SEED: Final = 20_250
 LIMIT_S: Final = 300 + REQUESTS
 WARM: Final = REQUESTS // 3
 GROWTH_BYTES: Final = 8 << 20
-"""What a process may grow by after the warm-up: allocators and rings settle, a leak per request would not."""
+"""Allowed growth of a process after the warm-up: allocators and rings settle, a leak per request would not."""
 
 
 @pytest.fixture(scope="module")
@@ -51,4 +51,4 @@ async def test_every_request_has_one_outcome_and_nothing_grows(deployment: Deplo
     print(f"outcomes {dict(crowd.outcomes)}, grown {grown}")
     assert all(growth < GROWTH_BYTES for growth in grown.values()), grown
     assert deployment.admin("/v1")["restarts"] == 0
-    assert deployment.complaints() == [], "ends of every kind are no errors of the server"
+    assert deployment.complaints() == [], "no end of a request is an error of the server"

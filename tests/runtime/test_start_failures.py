@@ -18,7 +18,7 @@ from tests.runtime.golden import Golden
 
 SOON_S = 10.0
 MARGIN_S = 80.0
-"""What a loaded host may add to the start of processes before the failure itself."""
+"""Allowance for the start of processes on a loaded host before the failure itself."""
 
 
 @pytest.fixture

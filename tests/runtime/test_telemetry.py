@@ -91,7 +91,7 @@ async def test_a_request_is_followed_from_its_arrival_to_its_trace(deployment: D
     assert trace["request"]["walks"] == {"prefill": 1, "decode": 1, "snac_chunk": 1}
     assert all(0 <= span["start_ms"] <= span["end_ms"] <= lasted_ms for span in trace["spans"])
 
-    # Counters are told on a clock of their own, so the last of them may come after the end of the request.
+    # Counters are reported on their own interval, so the last of them may arrive after the end of the request.
     async with asyncio.timeout(LIMIT_S):
         while True:
             edge = (await ask(deployment, "/v1/snapshot"))["edges"]["audio_ids@0>1"]
@@ -103,7 +103,7 @@ async def test_a_request_is_followed_from_its_arrival_to_its_trace(deployment: D
 
 
 def in_flight(deployment: Deployment) -> tuple[dict[str, Any], ...]:
-    """What the head, the node and the list tell of the one request that decodes; empty while they do not agree."""
+    """Return the head, the node and the list for the one decoding request; empty while they disagree."""
     snapshot = deployment.admin("/v1/snapshot")
     items = deployment.admin("/v1/requests?filter=state:run")["items"]
     is_decoding = snapshot["nodes"][f"{LLM}@0"]["walks"] == {"decode": 1} and snapshot["deployment"]["running"] == 1

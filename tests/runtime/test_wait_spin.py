@@ -1,4 +1,4 @@
-"""Processes that look for messages without sleeping do so while requests come, and sleep when nobody asks."""
+"""Processes busy-poll for messages while requests come, and sleep otherwise."""
 
 from __future__ import annotations
 

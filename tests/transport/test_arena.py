@@ -132,7 +132,7 @@ def test_a_release_counts_once(arena):
     assert not arena.release(ref.slot, ref.generation)
     again = arena.put(np.zeros(10), "api")
     assert again.slot == ref.slot
-    assert not arena.release(ref.slot, ref.generation), "a late release ended somebody else's loan"
+    assert not arena.release(ref.slot, ref.generation), "a late release ended another loan"
     assert not arena.release(999, 1)
     assert (arena.live, arena.stale_releases) == (1, 3)
 
@@ -277,7 +277,7 @@ def test_closing_frees_every_descriptor_and_mapping(directory):
 
 
 def maps(name: str) -> int:
-    """How many mappings of this process are of memory called `name`."""
+    """Return the number of this process's mappings of memory called `name`."""
     with open("/proc/self/maps") as lines:
         return sum(name in line for line in lines)
 

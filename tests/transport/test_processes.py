@@ -88,7 +88,7 @@ def start(directory: Path) -> Iterator[Callable[[str], Peer]]:
 
 
 def mappings() -> int:
-    """How many mappings of a peer's arena this process has."""
+    """Return the number of this process's mappings of a peer's arena."""
     with open("/proc/self/maps") as lines:
         return sum("mstar-owner" in line for line in lines)
 
@@ -190,7 +190,7 @@ def test_a_stopped_peer_costs_its_own_messages_only_and_loses_none_of_them(start
         peer.process.stdin.write(f"take {accepted}\n")
         peer.process.stdin.flush()
         while courier.blocked():
-            assert other.wait(WAIT_S, writable=courier.blocked()), "the peer reads again and nobody noticed"
+            assert other.wait(WAIT_S, writable=courier.blocked()), "the peer reads again without a notification"
             courier.flush()
         assert peer.answer() == ",".join(map(str, range(accepted)))
 

@@ -1,4 +1,4 @@
-"""What every tensor transport promises, once for all of them; and the table they are chosen from."""
+"""Contract of every tensor transport, and the table of transports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank is built with: dtypes, pools within its share, and what it says of them."""
+"""Construction of a rank: dtypes, pools within its share, and their description."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Report:
     kinds: dict[str, Kind] = field(default_factory=lambda: {"q_proj": Kind()})
 
 
-def test_a_quantization_is_told_in_one_line() -> None:
+def test_a_quantization_is_reported_in_one_line() -> None:
     assert quantized_text(Report()) == (
         "fp8 weights: 4,096 MiB to 2,048 MiB; outputs differ by q_proj 0.0250 (worst 0.0310)"
     )

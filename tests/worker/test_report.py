@@ -1,4 +1,4 @@
-"""When a worker's report goes: at its time, and not between a request that has come and its first step."""
+"""Timing of a worker's report: when due, and not between a new request and its first step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a worker's time went: sums by node, kept apart for launching, collecting, routing and waiting."""
+"""Times of a worker: sums by node, separate for launching, collecting, routing and waiting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the log says of requests that wait for room."""
+"""Log lines about requests that wait for slots or pages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
     return found
 
 
-def test_a_long_wait_is_told_once_with_what_is_in_use_and_so_is_its_end(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_long_wait_and_its_end_are_logged_once_with_the_use(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     waits, runner = Waits(), Full()
     runners: Any = {"LLM": runner}
