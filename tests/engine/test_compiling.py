@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 
 import pytest
+import torch
 
-from mstar_core.engine.cuda_graphs.compilation import Compiling, apart, compiling_only
+from mstar_core.engine.cuda_graphs.compilation import Compiling, apart, compile_in_parallel, compiling_only
 from tests.fakes import jit
 from tests.fakes.jit import Disk, JITFunction
 
@@ -101,3 +102,26 @@ def test_a_launcher_that_is_not_built_is_left_to_the_launch(disk: Disk, monkeypa
     kernels = [JITFunction(name) for name in "ab"]
     gone_through(kernels)
     assert all(kernel.known for kernel in kernels)
+
+
+def test_steps_are_compiled_without_running_and_their_tensors_are_zero(disk: Disk) -> None:
+    kernels, made = [JITFunction(name) for name in "ab"], list[torch.Tensor]()
+
+    def steps() -> None:
+        for kernel in kernels:
+            kernel.launch(1)
+        made.extend([torch.empty(64), torch.empty_like(made[0]) if made else torch.full((4,), 7.0).new_empty(64)])
+
+    compile_in_parallel(steps, "steps")
+    assert all(kernel.known and not kernel.runs for kernel in kernels)
+    assert all(not tensor.any() for tensor in made)
+
+
+def test_steps_that_cannot_be_traced_are_reported_and_left_to_their_launch(
+    disk: Disk, caplog: pytest.LogCaptureFixture
+) -> None:
+    def steps() -> None:
+        raise RuntimeError("no trace")
+
+    compile_in_parallel(steps, "steps")
+    assert "steps: kernels are compiled one after the other: RuntimeError: no trace" in caplog.text

@@ -17,9 +17,13 @@ import contextvars
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any, Final, ParamSpec, TypeVar
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +31,9 @@ MOST_THREADS: Final = 32
 
 SWITCH: Final = "MSTAR_COMPILE_AHEAD"
 """Environment variable that turns this off: `0`."""
+
+_ATEN: Final = torch.ops.aten
+_UNINITIALISED: Final = (_ATEN.empty, _ATEN.empty_like, _ATEN.empty_strided, _ATEN.new_empty, _ATEN.new_empty_strided)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -129,6 +136,38 @@ def compiling_only() -> Iterator[Compiling]:
         JITFunction.run, knobs.compilation.listener = run, heard
         found.finish()
         waits.close()
+
+
+def compile_in_parallel(steps: Callable[[], None], what: str) -> None:
+    """Compile the Triton kernels that `steps` launches in parallel, before they first run.
+
+    The steps are traced without running their kernels. Tensors start as zeros meanwhile, so that the result of a kernel
+    that did not run is a valid index. On failure a warning is logged and each kernel compiles at its first launch.
+    """
+    if not is_wanted():
+        return
+
+    def trace() -> None:
+        started = time.monotonic()
+        with compiling_only() as compiling, _ZeroFilled():
+            steps()
+            count, traced_s = compiling.count, time.monotonic() - started
+        if count:
+            total_s = time.monotonic() - started
+            log.info("%s: %d kernels traced in %.2f s, compiled in %.2f s", what, count, traced_s, total_s - traced_s)
+
+    try:
+        apart(trace)
+    except Exception as error:  # noqa: BLE001 nothing depends on it
+        log.warning("%s: kernels are compiled one after the other: %s: %s", what, type(error).__name__, error)
+
+
+class _ZeroFilled(TorchDispatchMode):
+    """Fills new tensors with zeros in place of uninitialised memory."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        return out.zero_() if func.overloadpacket in _UNINITIALISED else out
 
 
 def _build_launcher(kernel: Any) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from mstar_core.engine.cuda_graphs.compilation import compile_in_parallel
 from mstar_core.engine.cuda_graphs.decode import DecodeSteps
 from mstar_core.engine.cuda_graphs.passes import LoopPassSteps
 from mstar_core.engine.cuda_graphs.prefill import PrefillSteps
@@ -59,12 +60,19 @@ class NodeGraphs:
         with torch.inference_mode():
             self.decode.plan(sizes.decode)
             self.prefill.plan(sizes.prefill, self._budget)
+            self._compile_queued("captured steps")
             self.cache.capture_all()
             self.decode.plan(sizes.decode_later)
             self.prefill.plan(sizes.prefill_later, self._budget)
+            self._compile_queued("steps that are captured later")
             self.cache.compile_queued()
         self.cache.report = None  # later captures are not part of the start
         self._warn_of_misses()
+
+    def _compile_queued(self, what: str) -> None:
+        """Compile the kernels of all queued steps in parallel. Compiling them one by one is most of a first start."""
+        if self._slots.device.type == "cuda":
+            compile_in_parallel(self.cache.warm_up, f"node {self._name}: {what}")
 
     def idle(self) -> bool:
         """Capture the next queued bucket. Returns whether more are queued."""
