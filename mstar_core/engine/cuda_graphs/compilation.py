@@ -149,7 +149,7 @@ def compile_in_parallel(steps: Callable[[], None], what: str) -> None:
 
     def trace() -> None:
         started = time.monotonic()
-        with compiling_only() as compiling, _ZeroFilled():
+        with compiling_only() as compiling, _ZeroFilled():  # type: ignore[no-untyped-call]  # untyped in torch
             steps()
             count, traced_s = compiling.count, time.monotonic() - started
         if count:
