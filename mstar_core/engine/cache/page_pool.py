@@ -117,13 +117,6 @@ class PagePool:
         assert self.refs[page] > 0, f"page {page} is not in use"
         self._known[page] = 1
 
-    def drop(self, page: int) -> None:
-        """Note that the prefix cache has forgotten a page."""
-        self._known[page] = 0
-        if page in self._aged:
-            del self._aged[page]
-            self._free.append(page)
-
     def _evict(self) -> None:
         page, _ = self._aged.popitem(last=False)
         self._known[page] = 0

@@ -66,9 +66,6 @@ class PrefixCache:
         self._key_of: dict[int, bytes] = {}
         pool.on_evict(self._forget)
 
-    def __len__(self) -> int:
-        return len(self._page_of)
-
     def match(self, keys: Sequence[bytes], tokens: int) -> list[int]:
         """Return the pages of the longest cached prefix that leaves at least one of `tokens` to compute."""
         most = (tokens - 1) // self._pool.page_size
@@ -88,13 +85,6 @@ class PrefixCache:
             self._page_of[key] = page
             self._key_of[page] = key
             self._pool.keep(page)
-
-    def clear(self) -> None:
-        """Remove all entries. Pages in use stay with their tables."""
-        for page in list(self._key_of):
-            self._pool.drop(page)
-        self._page_of.clear()
-        self._key_of.clear()
 
     def _forget(self, page: int) -> None:
         del self._page_of[self._key_of.pop(page)]

@@ -63,11 +63,6 @@ class Slots:
         return self.count
 
     @property
-    def free(self) -> int:
-        """Slots that no request holds."""
-        return len(self._free)
-
-    @property
     def used(self) -> int:
         """Slots that requests hold."""
         return self.count - len(self._free)

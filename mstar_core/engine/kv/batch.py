@@ -118,8 +118,8 @@ class BatchOutput:
     failed: list[tuple[Branch, MstarError]] = field(default_factory=list)
 
 
-class PendingCopy(Protocol):
-    """A copy to the host in progress, such as HostCopy. pending: the host tensor."""
+class HostTransfer(Protocol):
+    """A copy to the host in progress, such as a HostCopy. pending: the host tensor."""
 
     @property
     def pending(self) -> Tensor: ...
@@ -142,7 +142,7 @@ class KVStep:
     started: float
     dropped: set[int] = field(default_factory=set)
     held: list[Branch] = field(default_factory=list)
-    copies: list[PendingCopy] = field(default_factory=list)
+    copies: list[HostTransfer] = field(default_factory=list)
 
     @property
     def is_done(self) -> bool:
@@ -151,7 +151,7 @@ class KVStep:
         return all(each.is_done for each in ids) and all(each.is_done for each in self.copies)
 
     def copy_to_host(
-        self, ports: frozenset[str], streamed: frozenset[str], to_host: Callable[[Tensor], PendingCopy]
+        self, ports: frozenset[str], streamed: frozenset[str], to_host: Callable[[Tensor], HostTransfer]
     ) -> None:
         """Start copying loop outputs to the host, behind the step. Contiguous outputs of one pass share a copy.
 

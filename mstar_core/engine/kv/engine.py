@@ -24,7 +24,7 @@ from mstar_core.engine.cache.prefix_cache import ContentChain, PrefixCache
 from mstar_core.engine.cache.slots import Slots
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes, GraphCache, GraphCounts
 from mstar_core.engine.cuda_graphs.node import NodeGraphs
-from mstar_core.engine.kv.batch import BatchOutput, DecodeBatch, KVStep, PendingCopy, ScheduledChunk
+from mstar_core.engine.kv.batch import BatchOutput, DecodeBatch, HostTransfer, KVStep, ScheduledChunk
 from mstar_core.engine.kv.candidates import Candidates
 from mstar_core.engine.kv.inputs import InputProcessor, position_dtype
 from mstar_core.engine.kv.loops import Loops
@@ -80,7 +80,7 @@ class KVCacheEngine:
     def __init__(
         self, spec: NodeSpec, module: KVModule, settings: KVSettings, *, clock: Callable[[], float] = time.monotonic,
         faults: Faults | None = None, report: Callable[[str, str], None] | None = None,
-        captures: GraphCache | None = None, to_host: Callable[[Tensor], PendingCopy] = HostCopy,
+        captures: GraphCache | None = None, to_host: Callable[[Tensor], HostTransfer] = HostCopy,
     ) -> None:  # fmt: skip
         """report: called with the phase (`kernels` or `capture`) and the step, for each step captured here.
 

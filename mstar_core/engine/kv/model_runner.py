@@ -139,7 +139,7 @@ class ModelRunner:
             try:
                 replayed, chunks = self.passes.run(chunks)
             except torch.OutOfMemoryError:
-                # The outputs of a replay did not fit. Nothing is committed yet; run alone, only the too large fail.
+                # The outputs of a replay did not fit. Nothing is committed yet; run alone, only passes too large fail.
                 for chunk in chunks:
                     chunk.iterations = chunk.forward.iterations
                 self.passes.counts.misses += 1
