@@ -243,7 +243,7 @@ def test_lists_of_steps_may_differ_in_length_between_rows(ac: Golden, ac_nodes: 
 def test_values_of_another_number_of_rows_are_an_error(ac: Golden, ac_nodes: dict[str, Any]) -> None:
     given, predictor = ac.given, ac_nodes["ac_predictor"]
     size = predictor.frame_tokens
-    with pytest.raises(EngineError, match=f"{len(given['roll_actions'])} rows in a step of 1"):
+    with pytest.raises(EngineError, match=f"{len(given['roll_actions'])} sequences in a step of 1"):
         predictor(
             kv=RowsView(size), positions=torch.zeros(size).long(), step=torch.tensor(0), normalize_reps=YES,
             frame=latents(ac_nodes, ac)[:1], state=given["roll_state0"][0, 0], actions=given["roll_actions"],
