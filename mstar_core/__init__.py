@@ -1,7 +1,6 @@
-"""The serving runtime: graphs of components, and the processes that walk requests through them.
+"""Serving runtime for multimodal models, with the client for users' programs.
 
-Programs of users import the client from here; it is loaded when it is first named, so that every process of the runtime
-stays as light as it was.
+The client is imported when one of its names is first used, so that processes of the runtime do not load it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What can go wrong.
+"""Errors of the runtime, one tree for all processes and commands.
 
 MstarError                 title, detail, hint, exit_code, status, code
-├─ UsageError              wrong words on the command line
+├─ UsageError              invalid command line
 ├─ ConfigError             file, line, key, nearest
 ├─ PluginError             plugin, distribution, phase
 ├─ GraphError              place, nearest
@@ -18,7 +18,7 @@ MstarError                 title, detail, hint, exit_code, status, code
 ├─ StartError              phase, log
 │  └─ WeightsError         file, where it looked
 ├─ Unreachable             deployment does not answer
-├─ Refused                 the peer may not do this          403
+├─ Refused                 the peer lacks the right          403
 ├─ Unavailable             starting, draining                503
 │  └─ WorkerLost           rank, cause                       503
 └─ TransportError          peer
@@ -51,26 +51,26 @@ class ExitCode(enum.IntEnum):
 
 
 LONGEST_NAME = 200
-"""Characters of a name that are compared: a peer may send megabytes as one."""
+"""Characters of a name that are compared, because a peer may send a name of megabytes."""
 
 
 def nearest(name: str, choices: Iterable[str]) -> str | None:
-    """Return the choice that looks most like `name`, or None when none is close."""
+    """Return the choice most similar to `name`, or None if none is close."""
     found = difflib.get_close_matches(name[:LONGEST_NAME], list(choices), n=1, cutoff=0.6)
     return found[0] if found else None
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
-    """Return a hint sentence for a name that is not among `choices`."""
+    """Return a hint for a name that is not among `choices`."""
     known = sorted(set(choices))
     best = nearest(name, known)
     if best is not None:
         return f"did you mean {best!r}?"
-    return f"choose one of: {', '.join(known)}" if known else "there is none to choose from"
+    return f"choose one of: {', '.join(known)}" if known else "no choices exist"
 
 
 class MstarError(Exception):
-    """The root: what (title), why with numbers (detail), what to try (hint)."""
+    """Root of the tree. title: what failed. detail: why, with numbers. hint: what to try."""
 
     exit_code: ExitCode = ExitCode.INTERNAL
     status: int = 500
@@ -90,12 +90,12 @@ class MstarError(Exception):
         return "; ".join(part for part in (self.title, self.detail, self.hint) if part)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The media pool hands exceptions back between processes; keep every field.
+        # Exceptions of the media pool travel between processes with every field.
         return (_rebuild, (type(self), self.title, self.detail, self.hint, self.code, self.facts))
 
     @property
     def public(self) -> str:
-        """The sentence a client may see: title and hint, never paths or tracebacks."""
+        """The text for API clients: title and hint, without paths and tracebacks."""
         return "; ".join(part for part in (self.title, self.hint) if part)
 
 
@@ -112,7 +112,7 @@ class UsageError(MstarError):
 
 
 class ConfigError(MstarError):
-    """A configuration file or value is wrong. Facts: file, line, key, nearest."""
+    """A configuration file or value is invalid. Facts: file, line, key, nearest."""
 
     exit_code = ExitCode.INVALID
     status = 400
@@ -127,14 +127,14 @@ class PluginError(MstarError):
 
 
 class GraphError(MstarError):
-    """A model's graph contradicts itself. Facts: place, nearest."""
+    """A model's graph is inconsistent. Facts: place, nearest."""
 
     exit_code = ExitCode.INVALID
     code = "invalid_graph"
 
 
 class NotFound(MstarError):
-    """No object of that name. Facts: kind, name, nearest."""
+    """No object has that name. Facts: kind, name, nearest."""
 
     exit_code = ExitCode.NOT_FOUND
     status = 404
@@ -142,7 +142,7 @@ class NotFound(MstarError):
 
 
 class RequestError(MstarError):
-    """The request can never work as written. Facts: field (param), value, allowed."""
+    """The request can never work as written. Facts: field (the parameter), value, allowed."""
 
     exit_code = ExitCode.USAGE
     status = 400
@@ -194,13 +194,13 @@ class TimedOut(RequestError):
 
 
 class EngineError(MstarError):
-    """One request failed in a node; others go on. Facts: node."""
+    """One request failed in a node; other requests continue. Facts: node."""
 
     code = "engine_error"
 
 
 class OutOfMemory(EngineError):
-    """A step of one request found no memory on its device; others go on. Facts: node."""
+    """A step of one request ran out of device memory; other requests continue. Facts: node."""
 
     code = "out_of_memory"
 
@@ -220,7 +220,7 @@ class Unreachable(MstarError):
 
 
 class Refused(MstarError):
-    """The deployment belongs to another user, or may only be read."""
+    """The deployment belongs to another user, or is read-only for this one."""
 
     exit_code = ExitCode.REFUSED
     status = 403
@@ -228,7 +228,7 @@ class Refused(MstarError):
 
 
 class Unavailable(MstarError):
-    """Not now: starting or draining."""
+    """The deployment is starting or draining."""
 
     exit_code = ExitCode.UNREACHABLE
     status = 503
@@ -255,12 +255,12 @@ class TransportError(MstarError):
 
 
 class PeerStalled(TransportError):
-    """The peer does not read and its outbox is full."""
+    """The peer does not read its messages, and its outbox is full."""
 
     code = "peer_stalled"
 
 
 class ArenaFull(TransportError):
-    """No room for a tensor in shared memory. Facts: needed, free."""
+    """Shared memory has no space for a tensor. Facts: needed, free."""
 
     code = "out_of_memory"

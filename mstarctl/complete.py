@@ -1,14 +1,16 @@
-"""Words that shells complete: from package metadata and the socket, within 150 ms; never an error, nothing imported."""
+"""Shell completion of names, from package metadata and admin sockets, within 150 ms and without errors."""
 
 from __future__ import annotations
 
 import functools
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+import typer
 
 LIMIT_S: Final = 0.15
-"""A deployment that does not answer within this has no names to offer."""
+"""Time limit for the answers of deployments."""
 
 PATHS: Final = (
     "/v1/", "/v1/snapshot", "/v1/requests", "/v1/graph", "/v1/config", "/v1/events", "/v1/logs", "/v1/metrics",
@@ -18,13 +20,13 @@ KINDS: Final = ("deployment", "rank", "node", "gpu", "request", "model", "plugin
 
 
 def _quiet(names: Callable[[str], list[str]]) -> Callable[[str], list[str]]:
-    """Whatever goes wrong, there is simply nothing to offer: an error would land in the middle of a typed line."""
+    """Wrap a completer: filter its names, and return none on any error, which would disturb the typed line."""
 
     @functools.wraps(names)
     def offer(incomplete: str) -> list[str]:
         try:
             return sorted(dict.fromkeys(name for name in names(incomplete) if name.startswith(incomplete)))
-        except Exception:  # noqa: BLE001  the isolation boundary of one keystroke
+        except Exception:  # noqa: BLE001  isolation boundary of one completion
             return []
 
     return offer
@@ -32,7 +34,7 @@ def _quiet(names: Callable[[str], list[str]]) -> Callable[[str], list[str]]:
 
 @_quiet
 def plugin_names(incomplete: str) -> list[str]:
-    """Installed plugins; a plugin is called as its main model is."""
+    """Complete installed plugins, which have the names of their main models."""
     from importlib import metadata
 
     return [point.name for point in metadata.entry_points(group="mstar.plugins")]
@@ -40,7 +42,7 @@ def plugin_names(incomplete: str) -> list[str]:
 
 @_quiet
 def key_names(incomplete: str) -> list[str]:
-    """Keys of deployment files."""
+    """Complete keys of deployment files."""
     from mstar_core.config import SETTINGS
 
     return [item.key for item in SETTINGS]
@@ -48,7 +50,7 @@ def key_names(incomplete: str) -> list[str]:
 
 @_quiet
 def context_names(incomplete: str) -> list[str]:
-    """Contexts of this user."""
+    """Complete contexts of this user."""
     from mstarctl.client.contexts import Contexts
 
     return [item.name for item in Contexts.load().all()]
@@ -56,38 +58,55 @@ def context_names(incomplete: str) -> list[str]:
 
 @_quiet
 def deployment_names(incomplete: str) -> list[str]:
-    """Running deployments of this host."""
+    """Complete running deployments of this host."""
     return [run.name for run in _running()]
+
+
+DeploymentName = Annotated[
+    str | None,
+    typer.Argument(metavar="[NAME]", help="optional if only one runs", autocompletion=deployment_names),
+]
+"""The NAME argument of commands for running deployments."""
+
+PastDeploymentName = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[NAME]",
+        help="optional if only one runs; may be a deployment that has ended",
+        autocompletion=deployment_names,
+    ),
+]
+"""The NAME argument of commands that also read what an ended deployment has left."""
 
 
 @_quiet
 def configured_names(incomplete: str) -> list[str]:
-    """What has a configuration: models by name, and running deployments."""
+    """Complete models and running deployments."""
     return [*plugin_names(""), *(f"deployment/{run.name}" for run in _running())]
 
 
 @_quiet
 def request_ids(incomplete: str) -> list[str]:
-    """Requests of the running deployments."""
+    """Complete requests of running deployments."""
     return [str(item["id"]) for admin in _admins() for item in admin.get("/v1/requests", limit=200)["items"]]
 
 
 @_quiet
 def process_names(incomplete: str) -> list[str]:
-    """Processes that write logs, as `logs --from` takes them."""
+    """Complete processes for `logs --from`."""
     ranks = _parts(("ranks",)).get("ranks", {})
     return ["supervisor", "api", "conductor", "weights", *(f"worker/{rank}" for rank in ranks)]
 
 
 @_quiet
 def api_paths(incomplete: str) -> list[str]:
-    """Paths of the admin socket."""
+    """Complete paths of the admin socket."""
     return list(PATHS)
 
 
 @_quiet
 def described(incomplete: str) -> list[str]:
-    """KIND/NAME for describe: kinds until the slash is typed, then names of that kind."""
+    """Complete KIND/NAME for describe: kinds before the slash, then names of that kind."""
     kind, slash, rest = incomplete.partition("/")
     if not slash:
         return [f"{kind}/" for kind in KINDS]

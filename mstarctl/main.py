@@ -1,4 +1,4 @@
-"""Entry point of `mstarctl`: one lazy table of verbs, global flags, errors and exit codes. Imports no verb."""
+"""Entry point of `mstarctl`: a lazy table of commands, global flags, errors and exit codes. It imports no command."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROGRAM = "mstarctl"
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """One row of the command tree. target: "module:function" or "module:typer_app", imported when the verb is used."""
+    """One row of the command table. target: "module:function" or "module:typer_app", imported when it is used."""
 
     name: str
     target: str
@@ -31,34 +31,34 @@ class Verb:
     group: str
 
 
-# Verbs that print life-cycle data live in commands/NAME.py; help is the first line of the target's docstring.
+# help repeats the first line of the target's docstring, which is not imported for it.
 DEPLOYMENTS, MODELS, TOOLS = "Deployments", "Models and configuration", "Tools"
 VERBS: tuple[Verb, ...] = (
     Verb("up", "mstarctl.commands.up:up", "Start a deployment.", DEPLOYMENTS),
     Verb("down", "mstarctl.commands.down:down", "Drain a deployment, then stop it.", DEPLOYMENTS),
     Verb("restart", "mstarctl.commands.restart:restart", "Restart a deployment's processes.", DEPLOYMENTS),
-    Verb("drain", "mstarctl.commands.drain:drain", "Stop taking new requests; those in flight go on.", DEPLOYMENTS),
-    Verb("resume", "mstarctl.commands.resume:resume", "Take new requests again after a drain.", DEPLOYMENTS),
+    Verb("drain", "mstarctl.commands.drain:drain", "Refuse new requests; those in flight finish.", DEPLOYMENTS),
+    Verb("resume", "mstarctl.commands.resume:resume", "Accept new requests again after a drain.", DEPLOYMENTS),
     Verb("ps", "mstarctl.commands.ps:ps", "List the deployments of this host.", DEPLOYMENTS),
     Verb("top", "mstarctl.commands.top:top", "Watch a deployment live in the terminal.", DEPLOYMENTS),
-    Verb("describe", "mstarctl.commands.describe:describe", "Show everything known of one object.", DEPLOYMENTS),
+    Verb("describe", "mstarctl.commands.describe:describe", "Show everything known about one object.", DEPLOYMENTS),
     Verb(
         "requests",
         "mstarctl.commands.requests:requests",
-        "List the requests in flight and those that ended lately.",
+        "List requests in flight and recently ended ones.",
         DEPLOYMENTS,
     ),
     Verb(
         "trace", "mstarctl.commands.trace:trace", "Show one request as a waterfall: where its time went.", DEPLOYMENTS
     ),
-    Verb("cancel", "mstarctl.commands.cancel:cancel", "End requests and free what they hold.", DEPLOYMENTS),
+    Verb("cancel", "mstarctl.commands.cancel:cancel", "Cancel requests and free their resources.", DEPLOYMENTS),
     Verb("logs", "mstarctl.commands.logs:logs", "Show the logs of a deployment.", DEPLOYMENTS),
-    Verb("events", "mstarctl.commands.events:events", "Show what happened to a deployment.", DEPLOYMENTS),
-    Verb("metrics", "mstarctl.commands.metrics:metrics", "Print every metric in Prometheus' text form.", DEPLOYMENTS),
+    Verb("events", "mstarctl.commands.events:events", "Show the events of a deployment.", DEPLOYMENTS),
+    Verb("metrics", "mstarctl.commands.metrics:metrics", "Print every metric in Prometheus text format.", DEPLOYMENTS),
     Verb("call", "mstarctl.commands.call:call", "Send one request and write the answer to a file.", DEPLOYMENTS),
     Verb("models", "mstarctl.commands.models:app", "List, show and draw the models of the installed plugins.", MODELS),
     Verb("config", "mstarctl.commands.config:app", "Check, show and explain deployment files.", MODELS),
-    Verb("plugins", "mstarctl.commands.plugins:app", "List, check and start plugins.", MODELS),
+    Verb("plugins", "mstarctl.commands.plugins:app", "List, check and create plugins.", MODELS),
     Verb(
         "doctor",
         "mstarctl.commands.doctor:doctor",
@@ -66,7 +66,12 @@ VERBS: tuple[Verb, ...] = (
         TOOLS,
     ),
     Verb("context", "mstarctl.commands.context:app", "Name other hosts and choose one.", TOOLS),
-    Verb("api", "mstarctl.commands.api:api", "Call the admin socket once and print the answer as it comes.", TOOLS),
+    Verb(
+        "api",
+        "mstarctl.commands.api:api",
+        "Send one request to the admin socket and print the response as it arrives.",
+        TOOLS,
+    ),
     Verb("completion", "mstarctl.commands.completion:completion", "Print the completion script of a shell.", TOOLS),
     Verb(
         "version",
@@ -79,7 +84,7 @@ VERBS: tuple[Verb, ...] = (
 
 
 class LazyGroup(TyperGroup):
-    """The root group. Resolves a verb when it is called; help and completion read the table alone."""
+    """The root group. It resolves a command when it is called; help and completion read only the table."""
 
     def __init__(self, verbs: Sequence[Verb], **attrs: Any) -> None:
         super().__init__(rich_markup_mode=None, invoke_without_command=False, **attrs)
@@ -95,7 +100,7 @@ class LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name = args[0]
         if name not in self.verbs and not ctx.resilient_parsing:
-            raise UsageError(f"no command {name!r}", hint=did_you_mean(name, self.verbs))
+            raise UsageError(f"unknown command {name!r}", hint=did_you_mean(name, self.verbs))
         return name, self.get_command(ctx, name), args[1:]
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
@@ -110,7 +115,7 @@ class LazyGroup(TyperGroup):
 
 
 def resolve(verb: Verb) -> Any:
-    """Import a verb's target and make its command, global flags included."""
+    """Import the target of a verb and build its command, with global flags."""
     module, _, attribute = verb.target.partition(":")
     target = getattr(importlib.import_module(module), attribute)
     if isinstance(target, typer.Typer):
@@ -134,18 +139,24 @@ def _with_parts(command: Any) -> Iterator[Any]:
 
 
 def global_options() -> list[TyperOption]:
-    """The flags that every verb takes. Each writes into the command line's GlobalOptions."""
+    """Return the flags of every command. Each writes into the command line's GlobalOptions."""
     return [
-        _flag(["-o", "--output"], _set_output, f"form of the data: {'|'.join(FORMATS)}", metavar="FORM", is_flag=False),
         _flag(
-            ["-c", "--context"], _set_context, "the host to speak to; local is this one", metavar="NAME", is_flag=False
+            ["-o", "--output"], _set_output, f"format of the data: {'|'.join(FORMATS)}", metavar="FORMAT", is_flag=False
         ),
-        _flag(["--socket"], _set_socket, "the admin socket to speak to", metavar="PATH", is_flag=False),
-        _flag(["--no-color"], _setter("color", False), "no colour; NO_COLOR does the same"),
+        _flag(
+            ["-c", "--context"],
+            _set_context,
+            "the host to connect to; local is this one",
+            metavar="NAME",
+            is_flag=False,
+        ),
+        _flag(["--socket"], _set_socket, "the admin socket to connect to", metavar="PATH", is_flag=False),
+        _flag(["--no-color"], _setter("color", False), "no colour, as with NO_COLOR"),
         _flag(["-q", "--quiet"], _setter("quiet", True), "no narration on stderr"),
         _flag(["-v", "--verbose"], _setter("verbose", True), "more narration on stderr"),
         _flag(["--debug"], _setter("debug", True), "show tracebacks"),
-        _flag(["--yes"], _setter("assume_yes", True), "answer every question with yes"),
+        _flag(["--yes"], _setter("assume_yes", True), "confirm every question"),
     ]
 
 
@@ -178,7 +189,7 @@ def _set_output(ctx: Any, param: Any, given: str | None) -> None:
     if given is None or ctx.resilient_parsing:
         return
     if given not in FORMATS:
-        raise UsageError(f"no output form {given!r}", hint=did_you_mean(given, FORMATS))
+        raise UsageError(f"unknown output format {given!r}", hint=did_you_mean(given, FORMATS))
     ctx.obj.output = given
 
 
@@ -201,24 +212,24 @@ def _show_version(ctx: Any, param: Any, given: Any) -> None:
 
 
 def root() -> LazyGroup:
-    """The whole command line."""
+    """Return the whole command line."""
     return LazyGroup(
         VERBS,
         name=PROGRAM,
         params=[*global_options(), _flag(["--version"], _show_version, "show the version")],
-        help="Serve multimodal models, and see what they do.",
+        help="Serve and observe multimodal models.",
         epilog="mstarctl COMMAND --help explains one command; mstarctl help exit-codes lists the exit codes.",
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     )
 
 
 def run(argv: Sequence[str] | None = None) -> int:
-    """Run one command line and return its exit code. Prints every error; raises none but SystemExit."""
+    """Run one command line and return its exit code. Prints every error; raises only SystemExit."""
     try:
         code = _run(argv)
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader (`head`) has seen enough. Nothing may be flushed into its closed pipe at exit.
+        # The reader, such as `head`, closed the pipe. Nothing may be flushed into it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.DONE
     return code
@@ -245,7 +256,7 @@ def _run(argv: Sequence[str] | None) -> int:
         return _fail(usage, options)
     except MstarError as error:
         return _fail(error, options)
-    except Exception as error:  # noqa: BLE001  the isolation boundary of one command line
+    except Exception as error:  # noqa: BLE001  isolation boundary of one command line
         return ExitCode.DONE if is_completing else _crash(error, options)
 
 
@@ -273,7 +284,7 @@ def _crash(error: Exception, options: GlobalOptions) -> int:
     log = {} if path is None else {"log": str(path)}
     return _fail(
         MstarError(
-            "this is a bug in mstarctl", detail, "run it again with --debug and report the saved traceback", **log
+            "internal error in mstarctl", detail, "run it again with --debug and report the saved traceback", **log
         ),
         GlobalOptions(color=options.color),
     )

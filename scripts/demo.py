@@ -1,7 +1,7 @@
-"""Start a miniature deployment, send it a sentence, keep the sound, tell what happened, stop everything. `make demo`.
+"""Demo of `make demo`: start a miniature deployment, synthesize a sentence, report the figures, stop everything.
 
-Uses the commands that a person would use. Everything that it starts lives in a folder of its own, so that it neither
-sees nor disturbs other deployments, and is stopped at the end, on failure and on Ctrl-C too.
+It runs ordinary mstarctl commands. Everything that it starts lives in its own directory, so that it neither sees nor
+disturbs other deployments, and is stopped at the end, also on failure and on Ctrl-C.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ PARAMS = {"seed": "7"}
 OUT = ROOT / "out" / "demo.wav"
 STOP_S = 90.0
 SHORT = 48
-"""Most characters of the temporary folder: a socket's whole path may take 107 bytes."""
+"""Longest path of the temporary directory: a socket's whole path may have 107 bytes."""
 
 
 def main() -> int:
-    """Run the demo. Returns 0 when sound came and everything that was started is gone."""
+    """Run the demo. Returns 0 if audio was produced and every process has ended."""
     signal.signal(signal.SIGTERM, _interrupt)
     begun = time.monotonic()
     OUT.parent.mkdir(exist_ok=True)
     folder = tempfile.mkdtemp(prefix="mstar-demo-", dir=short_root())
-    # Its log folder lies inside and goes with it, unless something failed.
+    # The log directory inside is removed with it, unless something failed.
     environment = {**os.environ, "MSTAR_RUNTIME_DIR": folder, "OMP_NUM_THREADS": "1"}
     environment.pop("XDG_STATE_HOME", None)
     code = 1
@@ -60,42 +60,42 @@ def main() -> int:
 
 
 def short_root() -> str:
-    """The temporary folder, or /tmp when its path leaves no room for the sockets below it."""
+    """Return the temporary directory, or /tmp if its path is too long for sockets below it."""
     chosen = tempfile.gettempdir()
     return chosen if len(chosen) <= SHORT else "/tmp"
 
 
 def run(environment: dict[str, str]) -> int:
-    """Start, call, report. Raises CalledProcessError when a command fails: its own words are on the screen already."""
+    """Start, call, report. Raises CalledProcessError if a command fails; its error is already printed."""
     port = free_port()
     step(f"starting {MODEL}, the embedded checkpoint, on the CPU")
     mstarctl(
         environment, "up", MODEL, "--name", NAME, "--host", "127.0.0.1", "--port", str(port), "--device", "cpu", "-d"
     )
-    step(f"asking {VOICE} to say: {TEXT}")
+    step(f"synthesizing with voice {VOICE}: {TEXT}")
     words = ["call", NAME, "--text", TEXT, "--voice", VOICE, "--out", str(OUT), "-o", "json"]
     words += [word for key, value in PARAMS.items() for word in ("--param", f"{key}={value}")]
     answer = mstarctl(environment, *words, is_read=True)
     facts = json.loads(answer)["items"][0]
     if not facts["audio_s"]:
-        print("demo: no sound came", file=sys.stderr)
+        print("demo: no audio was produced", file=sys.stderr)
         return 1
-    step("what runs meanwhile")
+    step("running deployments")
     mstarctl(environment, "ps", "-o", "wide")
-    tell(facts)
+    report(facts)
     return 0
 
 
-def tell(facts: dict[str, Any]) -> None:
-    """What happened and what to try next, on stdout."""
-    took = f"{facts['total_ms'] / 1000:.1f} s for {facts['audio_s']:.1f} s of sound"
+def report(facts: dict[str, Any]) -> None:
+    """Print the figures and further commands on stdout."""
+    took = f"{facts['total_ms'] / 1000:.1f} s for {facts['audio_s']:.1f} s of audio"
     print()
     print(f"time to first audio  {facts['first_ms']:.0f} ms")
-    print(f"real-time factor     {facts['real_time_factor']:.2f}  ({took}; below 1 is faster than it plays)")
-    print(f"chunks               {facts['chunks']}, written as they came")
+    print(f"real-time factor     {facts['real_time_factor']:.2f}  ({took}; below 1 is faster than playback)")
+    print(f"chunks               {facts['chunks']}, written as they arrived")
     print(f"file                 {shown(OUT)}")
-    print("                     it is NOISE: the embedded checkpoint has random weights;")
-    print("                     everything else of the run is real")
+    print("                     The audio is NOISE: the embedded checkpoint has random weights.")
+    print("                     Everything else of the run is real.")
     print()
     print("try next")
     print("  . .venv/bin/activate")
@@ -107,7 +107,7 @@ def tell(facts: dict[str, Any]) -> None:
 
 
 def stop(environment: dict[str, str]) -> bool:
-    """Stop whatever runs in the demo's folder. Ctrl-C does not cut this short. Returns whether nothing is left."""
+    """Stop every deployment of the demo, ignoring Ctrl-C. Returns whether all have ended."""
     before = [(number, signal.signal(number, signal.SIG_IGN)) for number in (signal.SIGINT, signal.SIGTERM)]
     try:
         if not Path(environment["MSTAR_RUNTIME_DIR"], NAME).exists():
@@ -116,7 +116,7 @@ def stop(environment: dict[str, str]) -> bool:
         command = [*tool(), "down", "--all", "--now"]
         return subprocess.run(command, env=environment, cwd=ROOT, timeout=STOP_S, check=False).returncode in (0, 4)
     except subprocess.TimeoutExpired:
-        print(f"demo: it did not stop; look at {environment['MSTAR_RUNTIME_DIR']}", file=sys.stderr)
+        print(f"demo: the deployment did not stop; see {environment['MSTAR_RUNTIME_DIR']}", file=sys.stderr)
         return False
     finally:
         for number, handler in before:
@@ -124,12 +124,12 @@ def stop(environment: dict[str, str]) -> bool:
 
 
 def tool() -> list[str]:
-    """The command line of this environment."""
+    """Return the command that runs mstarctl in this environment."""
     return [sys.executable, "-m", "mstarctl"]
 
 
 def mstarctl(environment: dict[str, str], *words: str, is_read: bool = False) -> str:
-    """Run one command; its narration goes to our stderr. Returns its data with is_read. Raises CalledProcessError."""
+    """Run one command; its narration goes to stderr. Returns its data with is_read. Raises CalledProcessError."""
     print(
         f"$ mstarctl {shlex.join(shown(Path(word)) if word == str(OUT) else word for word in words)}",
         file=sys.stderr,
@@ -141,17 +141,17 @@ def mstarctl(environment: dict[str, str], *words: str, is_read: bool = False) ->
 
 
 def step(text: str) -> None:
-    """One line of narration."""
+    """Print one line of narration."""
     print(f"\n== {text}", file=sys.stderr, flush=True)
 
 
 def shown(path: Path) -> str:
-    """A path as people type it from the root of the project."""
+    """Return a path relative to the root of the project, if it is below it."""
     return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
 
 
 def free_port() -> int:
-    """A port that is free now."""
+    """Return a free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,4 +1,4 @@
-"""The text of docs/cli.md: every command's own help, made in this process at a fixed width. Called by docs_parts.py."""
+"""Text of docs/cli.md: the help of every command at a fixed width. Called by docs_parts.py."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GLOBAL = (
 
 
 def cli_page() -> str:
-    """A section a command, groups with their own commands below them. Options that every command has stand once."""
+    """Return a section per command, subcommands below their group. Options of every command appear once."""
     from mstarctl.main import VERBS
 
     sections = [section for verb in VERBS for section in _sections((verb.name,))]

@@ -20,7 +20,7 @@ JSON: Final = "application/json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpCall:
-    """One HTTP request to send. fields and files make a multipart body; without either there is no body.
+    """One HTTP request to send. fields and files make a multipart body; without either the body is empty.
 
     is_probe: asks for a current state, so it is never retried.
     """

@@ -171,7 +171,7 @@ def cut(url: str, why: str) -> ClientError:
 
 
 def retry_delay_s(error: ClientError, attempt: int, retries: int) -> float | None:
-    """Return the seconds to wait before attempt number `attempt` + 1 (from 0), or None if there is no retry.
+    """Return the seconds to wait before attempt number `attempt` + 1 (from 0), or None if it must not be retried.
 
     A delay that the server names is used as it is. Otherwise the delay doubles from half a second.
     """

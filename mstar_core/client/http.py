@@ -29,7 +29,7 @@ HEADERS: Final = {"User-Agent": f"mstar-python/{__version__}"}
 
 
 class HttpSession(Protocol):
-    """What differs between blocking and asynchronous exchange."""
+    """Operations that differ between blocking and asynchronous exchange."""
 
     @property
     def client(self) -> httpx.Client | httpx.AsyncClient:

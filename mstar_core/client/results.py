@@ -54,7 +54,7 @@ class GenerateResult:
     warnings: list[str] = field(default_factory=list)
 
     def save_image(self, path: str | os.PathLike[str], index: int = 0) -> Path:
-        """Write one image; an existing file is replaced. Raises ClientError if there is no image of that index."""
+        """Write one image; an existing file is replaced. Raises ClientError if the index does not exist."""
         target = Path(path)
         target.write_bytes(_output(self.images, "image", index, self))
         return target

@@ -1,4 +1,4 @@
-"""What commands know of running deployments: their admin sockets, run directories and logs."""
+"""Access of commands to deployments: admin sockets, run directories, logs, other hosts."""
 
 from __future__ import annotations
 

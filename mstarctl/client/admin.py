@@ -1,6 +1,6 @@
-"""Talks to a supervisor over its unix socket: HTTP and JSON, streams as lines. Used by every life-cycle verb.
+"""Client of a supervisor's admin socket: HTTP and JSON, streams as lines. Used by every life-cycle command.
 
-By the standard library's client: it loads in a third of httpx's time, and closes its socket when nobody answers.
+It uses http.client, which loads in a third of the time of httpx and closes its socket if the peer is silent.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from mstar_core.errors import MstarError, NotFound, Refused, TimedOut, Unavailab
 from mstar_core.host.run_dir import RunDirectory
 
 TIMEOUT_S: Final = 6.0
-"""Three beats of a stream; a supervisor that is silent for longer does not answer."""
+"""Three heartbeats of a stream; a supervisor that is silent for longer is unreachable."""
 
 API: Final = 1
 MIN_API: Final = 1
-"""Versions of the admin socket that are understood here."""
+"""Supported versions of the admin API."""
 
 
 class UnixConnection(http.client.HTTPConnection):
@@ -35,7 +35,7 @@ class UnixConnection(http.client.HTTPConnection):
         self._timeout_s = timeout_s
 
     def connect(self) -> None:
-        """Open the socket. Raises OSError; nothing stays open then."""
+        """Open the socket. Raises OSError and leaves nothing open."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.settimeout(self._timeout_s)
         try:
@@ -47,10 +47,10 @@ class UnixConnection(http.client.HTTPConnection):
 
 
 class AdminClient:
-    """Speaks to one supervisor, one connection a request. Owned by the command that made it."""
+    """Client of one supervisor, with one connection per request. Owned by the command that created it."""
 
     def __init__(self, path: Path, name: str = "", timeout_s: float = TIMEOUT_S, *, through: str = "") -> None:
-        """through: the context whose ssh the path leads to; empty when the socket is on this host."""
+        """through: the context whose ssh forwards the socket; empty for a socket of this host."""
         self._name = name or path.parent.name
         self._through = through
         self._path = path
@@ -63,39 +63,39 @@ class AdminClient:
 
     @classmethod
     def of(cls, run: RunDirectory, timeout_s: float = TIMEOUT_S) -> AdminClient:
-        """The client of a deployment's run directory."""
+        """Return the client for a run directory."""
         return cls(run.admin_socket, run.name, timeout_s)
 
     def head(self) -> dict[str, Any]:
-        """Name, state, endpoint, cause. Raises Unreachable, and UsageError when one side must be updated."""
+        """Return name, state, endpoint and cause. Raises Unreachable, and UsageError if one side must be updated."""
         facts = self.get("/v1/")
         check_api(self._name, int(facts.get("api", API)), int(facts.get("min_api", API)))
         return facts
 
     def snapshot(self, parts: Sequence[str] = ("children", "ranks")) -> dict[str, Any]:
-        """One consistent view: the deployment, and the parts asked for as objects by key. values: flat readings."""
+        """Return a consistent view: the deployment and the given parts, as objects by key, and flat `values`."""
         return self.get("/v1/snapshot", parts=",".join(parts))
 
     def act(self, verb: str, **arguments: Any) -> dict[str, Any]:
-        """POST one action on the deployment: stop, drain, resume or restart."""
+        """Send an action on the deployment: stop, drain, resume or restart."""
         return self._json("POST", f"/v1/deployment/{verb}", arguments)
 
     def get(self, path: str, **arguments: Any) -> dict[str, Any]:
-        """One read. Raises Unreachable when nobody answers, the error of the answer when it is one."""
+        """Read one path. Raises Unreachable, or the error that the supervisor reports."""
         return self._json("GET", path, arguments)
 
     def lines(self, path: str, **arguments: Any) -> Iterator[dict[str, Any] | None]:
-        """The objects of a stream; None for a beat, so that the reader may look at a clock. Ends with the stream."""
+        """Yield the objects of a stream, and None for a heartbeat, so that the caller can check its clock."""
         with self._answer("GET", path, arguments) as response:
             yield from (_object(line) for line in response if line.strip())
 
     def text(self, path: str, **arguments: Any) -> str:
-        """One answer that is no JSON: metrics. Raises as `get`."""
+        """Read one path as text, such as metrics. Raises as `get`."""
         with self._answer("GET", path, arguments) as response:
             return response.read().decode("utf-8", "replace")
 
     def raw(self, method: str, path: str, body: bytes = b"") -> tuple[int, str, Iterator[bytes]]:
-        """One call as typed: status, content type, the body in pieces as they come. Raises Unreachable alone."""
+        """Send one request; return status, content type and the body as it arrives. Raises only Unreachable."""
         connection = UnixConnection(self._path, self._timeout_s)
         headers = {"Content-Type": "application/json"} if body else {}
         try:
@@ -116,12 +116,12 @@ class AdminClient:
             connection.close()
 
     def raw_lines(self, path: str, **arguments: Any) -> Iterator[bytes]:
-        """The lines of a stream as they came, beats included, split at newlines alone. Ends with the stream."""
+        """Yield the raw lines of a stream, heartbeats included, split only at newlines."""
         with self._answer("GET", path, arguments) as response:
             yield from response
 
     def post(self, path: str, **arguments: Any) -> dict[str, Any]:
-        """One action by its path. Raises as `get`."""
+        """Send an action by its path. Raises as `get`."""
         return self._json("POST", path, arguments)
 
     def __enter__(self) -> Self:
@@ -130,7 +130,7 @@ class AdminClient:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing stays open between requests."""
+        """Do nothing: no connection stays open between requests."""
 
     def _json(self, method: str, path: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         with self._answer(method, path, arguments) as response:
@@ -153,23 +153,24 @@ class AdminClient:
 
     def _unreachable(self, error: Exception) -> Unreachable:
         if self._through and isinstance(error, ConnectionRefusedError | FileNotFoundError):
-            title, hint = f"the connection to {self._through!r} is broken", "the command again"
-            return Unreachable(title, "its ssh has ended", hint, context=self._through)
-        detail = f"its supervisor gave no answer: {error}" if str(error) else "its supervisor gave no answer"
+            title, hint = f"the connection to {self._through!r} is broken", "run the command again"
+            return Unreachable(title, "ssh has ended", hint, context=self._through)
+        detail = f"its supervisor did not answer: {error}" if str(error) else "its supervisor did not answer"
         return Unreachable(
             f"deployment {self._name!r} does not answer", detail, f"mstarctl logs {self._name} --from supervisor"
         )
 
 
 def check_api(name: str, api: int, least: int) -> None:
-    """Raises UsageError when the supervisor's version is not ours, saying which side to update."""
+    """Raise UsageError if the supervisor's API version is not supported; the hint names the side to update."""
     if least > API:
         raise UsageError(
-            f"{name} speaks admin API {least} to {api}, mstarctl speaks {API}", hint="update mstarctl on this machine"
+            f"{name} supports admin API {least} to {api}, mstarctl supports {API}",
+            hint="update mstarctl on this machine",
         )
     if api < MIN_API:
         raise UsageError(
-            f"{name} speaks admin API {api}, mstarctl speaks {MIN_API} to {API}",
+            f"{name} supports admin API {api}, mstarctl supports {MIN_API} to {API}",
             hint=f"update the host of {name}, or use the mstarctl of its version",
         )
 
@@ -180,7 +181,7 @@ def _object(line: bytes) -> dict[str, Any] | None:
 
 
 def error_of(status: int, body: bytes) -> MstarError:
-    """The error that an answer of the admin socket tells of."""
+    """Return the error of a failed response of the admin socket."""
     try:
         facts = json.loads(body)
     except ValueError:

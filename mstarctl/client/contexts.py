@@ -1,4 +1,4 @@
-"""Hosts that commands may speak to: `local`, and names for others by ssh. Kept in one file of the user."""
+"""Contexts: `local` and named hosts that ssh reaches. Stored in one file of the user."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HOST: Final = re.compile(r"[A-Za-z0-9_][^\s\x00-\x1f]{0,254}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """One host. ssh: what the system's ssh is given, None for this host. socket: the admin socket there, if fixed."""
+    """One host. ssh: destination for ssh, None for this host. socket: the admin socket there, if fixed."""
 
     name: str
     ssh: str | None = None
@@ -32,14 +32,14 @@ class Context:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contexts:
-    """Every context of this user and the one in use. A value: `save` writes it."""
+    """Every context of this user and the one in use. Immutable; `save` writes it."""
 
     current: str = LOCAL
     remote: Mapping[str, Context] = field(default_factory=dict)
 
     @classmethod
     def load(cls) -> Contexts:
-        """Read the file; without one there is `local` alone. Raises ConfigError for a file that is none of ours."""
+        """Read the file; without a file only `local` exists. Raises ConfigError for a damaged file."""
         path = contexts_file()
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
@@ -49,11 +49,14 @@ class Contexts:
             return cls()
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(
-                f"{path} cannot be read", str(error), "mend it, or remove it and add the contexts again", file=str(path)
+                f"{path} cannot be read",
+                str(error),
+                "repair it, or remove it and add the contexts again",
+                file=str(path),
             ) from error
 
     def save(self) -> None:
-        """Write the file, for its owner alone. Raises ConfigError."""
+        """Write the file, readable only by its owner. Raises ConfigError."""
         path = contexts_file()
         facts = {name: {"ssh": item.ssh, "socket": item.socket} for name, item in self.remote.items()}
         text = json.dumps({"current": self.current, "contexts": facts}, indent=1)
@@ -67,11 +70,11 @@ class Contexts:
             raise ConfigError(f"{path} cannot be written", error.strerror or str(error), file=str(path)) from error
 
     def all(self) -> list[Context]:
-        """`local` and the others by name."""
+        """Return `local` and the others, sorted by name."""
         return [Context(name=LOCAL), *(self.remote[name] for name in sorted(self.remote))]
 
     def get(self, name: str) -> Context:
-        """Raises NotFound with the nearest name."""
+        """Return a context by name. Raises NotFound with the nearest name."""
         found = next((item for item in self.all() if item.name == name), None)
         if found is None:
             known = [item.name for item in self.all()]
@@ -79,30 +82,32 @@ class Contexts:
         return found
 
     def added(self, context: Context) -> Contexts:
-        """With one more. Raises UsageError for a name that is taken and words that ssh would misread."""
+        """Return a copy with one more context. Raises UsageError for a taken name and for an invalid host."""
         if context.name == LOCAL or context.name in self.remote:
-            raise UsageError(f"context {context.name!r} exists", hint=f"mstarctl context rm {context.name}")
+            raise UsageError(f"context {context.name!r} already exists", hint=f"mstarctl context rm {context.name}")
         if not _NAME.fullmatch(context.name):
-            raise UsageError(f"{context.name!r} cannot name a context", hint="use letters, digits, '.', '_' and '-'")
+            raise UsageError(
+                f"{context.name!r} is not a valid context name", hint="use letters, digits, '.', '_' and '-'"
+            )
         if context.ssh is None or not _HOST.fullmatch(context.ssh):
             raise UsageError(f"--ssh is {context.ssh!r}", hint="write HOST or USER@HOST, as for ssh")
         return replace(self, remote={**self.remote, context.name: context})
 
     def removed(self, name: str) -> Contexts:
-        """Without that one; `local` is used when it was in use. Raises NotFound, and UsageError for `local`."""
+        """Return a copy without a context; `local` replaces one in use. Raises NotFound, and UsageError for `local`."""
         if name == LOCAL:
-            raise UsageError("local is built in and stays")
+            raise UsageError("local is built in and cannot be removed")
         self.get(name)
         rest = {key: item for key, item in self.remote.items() if key != name}
         return replace(self, remote=rest, current=LOCAL if self.current == name else self.current)
 
     def chosen(self, asked: str | None) -> Context:
-        """The context of a command line: `-c NAME`, else the one in use. Raises NotFound."""
+        """Return the context of a command line: `-c NAME`, else the one in use. Raises NotFound."""
         return self.get(self.current if asked is None else asked)
 
 
 def contexts_file() -> Path:
-    """$XDG_CONFIG_HOME/mstar/contexts.json, or the same below ~/.config."""
+    """Return $XDG_CONFIG_HOME/mstar/contexts.json, with ~/.config as the default base."""
     base = os.environ.get("XDG_CONFIG_HOME")
     return (Path(base) if base else Path.home() / ".config") / "mstar" / "contexts.json"
 

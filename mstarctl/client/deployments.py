@@ -1,4 +1,4 @@
-"""Deployments of this host as commands see them: running, stale, or ended with a cause. From folders and sockets."""
+"""Deployments of this host: running, stale, or ended with a cause. Read from directories and admin sockets."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from mstarctl.client.admin import AdminClient
 OUTCOME: Final = "outcome.json"
 SUPERVISOR: Final = "supervisor"
 REMEMBERED_S: Final = 24 * 3600.0
-"""How long `ps` lists a failed deployment that was not started again."""
+"""Time for which `ps` lists a failed deployment."""
 
 ANSWER_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """One deployment. snapshot: what its supervisor says, when it runs; outcome: how its last start ended, else.
+    """One deployment. snapshot: of its supervisor, while it runs. outcome: of its last start, after its end.
 
     run: None on another host. A deployment with a snapshot runs, whatever its pid is there.
     """
@@ -48,7 +48,7 @@ class Known:
 
     @property
     def children(self) -> list[dict[str, Any]]:
-        """Its processes but the supervisor."""
+        """Its processes without the supervisor."""
         return [child for name, child in self.snapshot.get("children", {}).items() if name != SUPERVISOR]
 
     @property
@@ -57,13 +57,13 @@ class Known:
 
     @property
     def cause(self) -> dict[str, Any] | None:
-        """Why it is not well, if it is not."""
+        """The cause of its last failure, if there is one."""
         found = self.head.get("cause") if self.is_running else self.outcome.get("cause")
         return found if isinstance(found, dict) else None
 
 
 def known_deployments() -> list[Known]:
-    """Running and stale deployments, and those whose last start failed within a day. By name."""
+    """Return running and stale deployments, and those whose last start failed within a day, by name."""
     found = {run.name: known(run) for run in deployments()}
     for name in _logged_names():
         if name not in found:
@@ -74,7 +74,7 @@ def known_deployments() -> list[Known]:
 
 
 def find_known(name: str) -> Known:
-    """The deployment called `name`, also when it has ended. Raises NotFound with the nearest name."""
+    """Return the deployment called `name`, even after its end. Raises NotFound with the nearest name."""
     run = RunDirectory.of(name)
     if run.spec.is_file():
         return known(run)
@@ -86,7 +86,7 @@ def find_known(name: str) -> Known:
 
 
 def known(run: RunDirectory) -> Known:
-    """What is known of a run directory. Never raises for a supervisor that does not answer: that is a state."""
+    """Return the deployment of a run directory. A supervisor that does not answer gives the state `silent`."""
     pid = run.holder()
     if pid is None:
         return Known(name=run.name, state="stale", run=run)
@@ -102,12 +102,12 @@ def known(run: RunDirectory) -> Known:
 
 
 def last_start(name: str) -> Known | None:
-    """The last start of a deployment that does not run, None when there was none."""
+    """Return the last start of a deployment that does not run, None if there was none."""
     folder = last_log_dir(name)
     if folder is None:
         return None
     outcome = read_outcome(folder)
-    if outcome is None:  # nobody was left to write it
+    if outcome is None:  # its supervisor was killed before it could write it
         outcome = {
             "name": name,
             "exit_code": int(ExitCode.INTERNAL),
@@ -119,14 +119,14 @@ def last_start(name: str) -> Known | None:
 
 
 def last_log_dir(name: str) -> Path | None:
-    """The log folder of the newest start called `name`."""
+    """Return the log directory of the newest start called `name`."""
     root = state_root() / check_name(name)
     folders = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
     return folders[-1] if folders else None
 
 
 def read_outcome(folder: Path) -> dict[str, Any] | None:
-    """How the start of that log folder ended; None while it runs, or when nobody wrote it."""
+    """Return the outcome in a log directory; None while the deployment runs, or if its supervisor was killed."""
     try:
         found = json.loads((folder / OUTCOME).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Which deployment knows a request: `trace` and `cancel` name requests alone, and several deployments may run."""
+"""Lookup of the deployment that knows a request, for `trace`, `cancel` and `describe request/ID`."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from mstarctl.output.options import GlobalOptions
 
 @contextmanager
 def holder_of(options: GlobalOptions, request_id: str, deployment: str | None) -> Iterator[Reached]:
-    """The deployment that knows the request, connected. Raises NotFound with the nearest id; UsageError for several."""
+    """Connect to the deployment that knows the request. Raises NotFound, and UsageError if several know it."""
     is_here = options.socket is None and context_of(options).is_local
     live = [run for run in deployments() if run.holder() is not None] if is_here else []
     if deployment is None and len(live) > 1:
         knowing = [run.name for run in live if _knows(AdminClient.of(run), request_id)]
         if len(knowing) > 1:
             raise UsageError(
-                f"{len(knowing)} deployments know a request {request_id!r}",
+                f"{len(knowing)} deployments know the request {request_id!r}",
                 hint=f"add --deployment, one of: {', '.join(knowing)}",
             )
         if not knowing:
             raise NotFound(
-                f"no deployment knows a request {request_id!r}", f"asked {', '.join(run.name for run in live)}",
+                f"no deployment knows the request {request_id!r}", f"searched {', '.join(run.name for run in live)}",
                 "mstarctl requests NAME", kind="request", name=request_id,
             )  # fmt: skip
         deployment = knowing[0]
@@ -37,7 +37,7 @@ def holder_of(options: GlobalOptions, request_id: str, deployment: str | None) -
 
 
 def request_path(request_id: str, *words: str) -> str:
-    """The path of a request on the admin socket; ids may hold anything printable."""
+    """Return the path of a request on the admin socket. Ids may contain any printable character."""
     return "/".join(("/v1/requests", quote(request_id, safe=""), *words))
 
 

@@ -1,4 +1,4 @@
-"""Lines of a deployment's logs, read from its log folder while it runs and after it. Used by `logs`."""
+"""Lines of a deployment's logs, read from its log directory during and after its run. Used by `logs`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ALIASES: Final = {"warn": "warning", "err": "error", "fatal": "critical"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogLine:
-    """One line. facts: the JSON object that a child wrote, empty for plain text (a native library, a traceback)."""
+    """One line. facts: the JSON object of a child process; empty for plain text of a native library or traceback."""
 
     source: str
     text: str
@@ -43,7 +43,7 @@ class LogLine:
 
     @property
     def time_s(self) -> float:
-        """Seconds since the epoch, 0 for a line that has no time."""
+        """Seconds since the epoch; 0 for a line without a time."""
         try:
             return datetime.fromisoformat(self.time).timestamp()
         except ValueError:
@@ -56,7 +56,7 @@ class LogLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogQuery:
-    """Which lines are wanted. level: the least; plain text has none and passes only without it.
+    """Filter for log lines. level: the lowest that passes; plain text, which has no level, passes only without one.
 
     oldest_s: seconds since the epoch; a line without a time of its own passes only without it.
     """
@@ -71,18 +71,18 @@ class LogQuery:
     def of(
         cls, *, source: str = "", level: str = "", grep: str = "", request: str = "", oldest_s: float = 0.0
     ) -> LogQuery:
-        """Raises UsageError for an unknown level or a broken expression. `worker/1` means `worker-1`."""
+        """Build a query. `worker/1` means `worker-1`. Raises UsageError for an unknown level or invalid expression."""
         word = _ALIASES.get(level.lower(), level.lower())
         if word and word not in LEVELS:
-            raise UsageError(f"no log level {level!r}", hint=did_you_mean(word, LEVELS))
+            raise UsageError(f"unknown log level {level!r}", hint=did_you_mean(word, LEVELS))
         try:
             pattern = re.compile(grep) if grep else None
         except re.error as error:
-            raise UsageError(f"--grep {grep!r} is no regular expression", str(error)) from error
+            raise UsageError(f"--grep {grep!r} is not a regular expression", str(error)) from error
         return cls(source=source.replace("/", "-"), level=word, pattern=pattern, request=request, oldest_s=oldest_s)
 
     def takes(self, line: LogLine) -> bool:
-        """Whether the line is wanted."""
+        """Return whether the line passes the filter."""
         if self.source and line.source != self.source:
             return False
         if self.level and (line.level not in LEVELS or LEVELS.index(line.level) < LEVELS.index(self.level)):
@@ -95,7 +95,7 @@ class LogQuery:
 
 
 def read_logs(folder: Path, query: LogQuery, tail: int) -> list[LogLine]:
-    """The last `tail` wanted lines of a log folder, by time. Raises NotFound for an unknown process."""
+    """Return the last `tail` lines that pass the filter, by time. Raises NotFound for an unknown process."""
     files = sorted(folder.glob("*.log"))
     if query.source and query.source not in {path.stem for path in files}:
         known = [path.stem for path in files]
@@ -108,7 +108,7 @@ def read_logs(folder: Path, query: LogQuery, tail: int) -> list[LogLine]:
 
 
 def _dated(path: Path, query: LogQuery) -> Iterator[tuple[str, LogLine]]:
-    # Plain text has no time of its own: it stays behind the line that it followed.
+    # Plain text has no time, so it keeps the time of the line before it.
     stamp = ""
     with path.open(encoding="utf-8", errors="replace") as file:
         for line in parse_lines(path.stem, file):
@@ -118,12 +118,12 @@ def _dated(path: Path, query: LogQuery) -> Iterator[tuple[str, LogLine]]:
 
 
 def parse_lines(source: str, texts: Iterable[str]) -> Iterator[LogLine]:
-    """Lines of one process."""
+    """Parse the lines of one process."""
     return (LogLine.of(source, text.rstrip("\n")) for text in texts if text.strip())
 
 
 def place_of_last_error(path: Path) -> str:
-    """`PATH:LINE` of the last critical or error line of a log; of its last line when there is none."""
+    """Return `PATH:LINE` of the last critical or error line of a log, else of its last line."""
     place, last = 0, 0
     try:
         with path.open(encoding="utf-8", errors="replace") as file:

@@ -1,4 +1,4 @@
-"""From a command line's NAME, --context and --socket to a deployment that can be spoken to. Used by every live verb."""
+"""Connection to a deployment by NAME, --context and --socket. Used by every command for running deployments."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from mstarctl.output.options import GlobalOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reached:
-    """A deployment that answers. run: its run directory, None on another host or behind --socket.
+    """A reachable deployment. run: its run directory, None on another host or behind --socket.
 
-    context: where it runs; None when only its socket is known.
+    context: its host; None if only its socket is known.
     """
 
     name: str
@@ -31,20 +31,20 @@ class Reached:
 
 
 def context_of(options: GlobalOptions) -> Context:
-    """The context of a command line. Raises NotFound, and UsageError beside --socket."""
+    """Return the context of a command line. Raises NotFound, and UsageError if --socket is given too."""
     if options.socket is not None:
         if options.context is not None:
-            raise UsageError("--socket and --context exclude each other", hint="leave one of them out")
+            raise UsageError("--socket and --context exclude each other", hint="omit one of them")
         return Context(name=LOCAL)
     return Contexts.load().chosen(options.context)
 
 
 def only_here(options: GlobalOptions, verb: str) -> None:
-    """Raises UsageError when a verb that works on this host alone is asked for another one."""
+    """Raise UsageError if a command that works only on this host is used with another context."""
     context = context_of(options)
     if not context.is_local:
         raise UsageError(
-            f"{verb} works on the host where it runs",
+            f"{verb} works only on this host",
             f"context {context.name!r} is in use",
             f"ssh -t {context.ssh} mstarctl {verb}, or here: mstarctl -c {LOCAL} {verb}",
         )
@@ -52,9 +52,9 @@ def only_here(options: GlobalOptions, verb: str) -> None:
 
 @contextmanager
 def reached(options: GlobalOptions, name: str | None) -> Iterator[Reached]:
-    """The running deployment called `name`, or the only one, while the block runs.
+    """Connect to the running deployment called `name`, or to the only one, while the block runs.
 
-    Raises NotFound with the nearest name, Unreachable when its host or its supervisor does not answer.
+    Raises NotFound with the nearest name, Unreachable if its host or its supervisor does not answer.
     """
     context = context_of(options)
     if options.socket is not None:
@@ -75,7 +75,7 @@ def reached(options: GlobalOptions, name: str | None) -> Iterator[Reached]:
 
 
 def known_at(options: GlobalOptions, name: str | None) -> Known:
-    """What is known of a running deployment, wherever it is. Raises as `reached`."""
+    """Return a running deployment of any host. Raises as `reached`."""
     with reached(options, name) as found:
         snapshot = found.admin.snapshot(("children", "ranks", "nodes", "edges", "gpus"))
         head = snapshot["deployment"]
@@ -91,7 +91,7 @@ def _behind(path: Path, name: str | None, context: Context | None = None) -> Rea
     found = str(admin.head()["name"])
     if name is not None and name != found:
         raise NotFound(
-            f"{path} leads to {found!r}, not to {name!r}",
+            f"{path} is the socket of {found!r}, not of {name!r}",
             hint=did_you_mean(name, [found]),
             kind="deployment",
             name=name,
@@ -100,7 +100,7 @@ def _behind(path: Path, name: str | None, context: Context | None = None) -> Rea
 
 
 def chosen_item(items: list[dict[str, Any]], name: str | None, context: Context) -> dict[str, Any]:
-    """The running deployment of another host. items: of `ps -o json` there. Raises NotFound."""
+    """Choose a running deployment of another host from the items of its `ps -o json`. Raises NotFound."""
     live = {str(item["name"]): item for item in items if item.get("pid") is not None and item.get("socket")}
     if name is None and len(live) == 1:
         return next(iter(live.values()))

@@ -1,6 +1,6 @@
-"""Reaches another host by the system's ssh: one child that forwards a socket, and one command run there.
+"""Connections to other hosts through ssh: a child process that forwards a socket, and remote commands.
 
-The child lives as long as the command that needs it, and has a successor when it breaks. Authority is the remote
+The child lives as long as the command that needs it, and is replaced if it breaks. Rights are those of the remote
 login's; nothing listens on TCP here.
 """
 
@@ -24,29 +24,29 @@ from mstar_core.errors import MstarError, Unreachable
 from mstarctl.client.contexts import Context
 
 CONNECT_S: Final = 20.0
-"""How long a login may take, a question for a passphrase included."""
+"""Time limit of a login, a passphrase prompt included."""
 
 POLL_S: Final = 0.02
 BACK_OFF_S: Final = (0.5, 1.0, 2.0, 5.0)
-"""Before the first, second ... try to connect again; the last for all that follow."""
+"""Delays before reconnection attempts; the last one repeats."""
 
 FORWARD: Final = (
     "-N",
     "-o", "ExitOnForwardFailure=yes",
     "-o", "StreamLocalBindUnlink=yes",
     "-o", "StreamLocalBindMask=0177",
-    "-o", "ServerAliveInterval=5",  # a host that is silent for 15 s is gone: without it ssh waits for many minutes
+    "-o", "ServerAliveInterval=5",  # detects a silent host after 15 s instead of many minutes
     "-o", "ServerAliveCountMax=3",
 )  # fmt: skip
 AGAIN: Final = ("-o", "BatchMode=yes")
-"""A login in the middle of a command asks nothing: its screen belongs to the command."""
+"""A reconnection never prompts, because the command uses the terminal."""
 
 
 @contextmanager
 def forwarded(context: Context, remote: str) -> Iterator[Path]:
-    """A local socket that leads to `remote` there: a socket's path, or HOST:PORT. Raises Unreachable.
+    """Forward a local socket to `remote`, a socket's path or HOST:PORT on the other host. Raises Unreachable.
 
-    When the connection breaks, it is made again until the block ends; what goes over it meanwhile fails.
+    A broken connection is made again until the block ends; requests fail in the meantime.
     """
     with tempfile.TemporaryDirectory(prefix="mstar-ssh-") as folder:  # 0700
         tunnel = Tunnel(context, remote, Path(folder))
@@ -58,25 +58,25 @@ def forwarded(context: Context, remote: str) -> Iterator[Path]:
 
 
 class Tunnel:
-    """One ssh that forwards, and its successors. Owned by `forwarded`; a thread of its own waits for its end."""
+    """The forwarding ssh process and its replacements. Owned by `forwarded`; a thread waits for its end."""
 
     def __init__(self, context: Context, remote: str, folder: Path) -> None:
         self.local = folder / "s"
         self._context = context
         self._words = (*FORWARD, "-L", f"{self.local}:{remote}")
-        self._said = folder / "said"  # a file, not a pipe: ssh says a line for each connection that fails there
+        self._said = folder / "said"  # a file, not a pipe: ssh writes a line per failed connection
         self._closing = threading.Event()
         self._child: subprocess.Popen[bytes] | None = None
         self._keeper = threading.Thread(target=self._keep, name="tunnel", daemon=True)
 
     def open(self) -> None:
-        """Connect. Raises Unreachable with what ssh said."""
+        """Connect. Raises Unreachable with the message of ssh."""
         self._start()
         self._wait()
         self._keeper.start()
 
     def close(self) -> None:
-        """End ssh, and try no more."""
+        """End ssh and stop reconnecting."""
         self._closing.set()
         if self._child is not None:
             _end(self._child)
@@ -99,7 +99,7 @@ class Tunnel:
                 return
             failures += 1
             child = self._start(*AGAIN)
-            if self._closing.is_set():  # closed in this moment: `close` has ended the one before
+            if self._closing.is_set():  # closed just now: `close` has ended only the previous child
                 _end(child)
                 return
 
@@ -124,15 +124,15 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def ssh() -> str:
-    """The system's ssh. Raises Unreachable."""
+    """Return the path of ssh. Raises Unreachable."""
     found = shutil.which("ssh")
     if found is None:
-        raise Unreachable("there is no ssh on this machine", hint="install OpenSSH's client, or run mstarctl there")
+        raise Unreachable("ssh is not installed", hint="install the OpenSSH client, or run mstarctl on the other host")
     return found
 
 
 def _answers(local: Path) -> bool:
-    """Whether ssh listens: its socket is there a moment before it takes connections."""
+    """Return whether ssh accepts connections; its socket file exists a moment earlier."""
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(str(local))
@@ -142,7 +142,7 @@ def _answers(local: Path) -> bool:
 
 
 def remote_items(context: Context, words: Sequence[str] = ("ps",)) -> list[dict[str, Any]]:
-    """The items that a command of mstarctl prints there as JSON. Raises Unreachable, and the error it ended with."""
+    """Return the items that a remote mstarctl command prints as JSON. Raises Unreachable, also if the command fails."""
     command = " ".join(shlex.quote(word) for word in ("mstarctl", *words, "-o", "json"))
     try:
         said = subprocess.run(
@@ -160,10 +160,10 @@ def remote_items(context: Context, words: Sequence[str] = ("ps",)) -> list[dict[
 
 
 def unreachable(context: Context, detail: str) -> MstarError:
-    """What is said when a host cannot be reached."""
+    """Return the error for a host that cannot be reached."""
     return Unreachable(
         f"context {context.name!r} cannot be reached",
         detail,
-        f"ssh {context.ssh} mstarctl ps, to see what is in the way",
+        f"ssh {context.ssh} mstarctl ps, which shows the cause",
         context=context.name,
     )

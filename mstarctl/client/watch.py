@@ -1,4 +1,4 @@
-"""Follows a deployment's state over its admin socket: frames in, one `Store` out. Used by `requests --watch`."""
+"""Watch of a deployment's state through its admin socket, kept in a `Store`. Used by `requests --watch`."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from mstar_core.observe.store import Store
 from mstarctl.client.admin import AdminClient, check_api
 
 AGAIN_S: Final = 0.5
-"""Pause before a watch is opened anew."""
+"""Pause before a watch is opened again."""
 
 STALE_S: Final = 6.0
 
 
 def watched(admin: AdminClient, parts: Sequence[str], *, filter_text: str = "", hz: float = 1.0) -> Iterator[Store]:
-    """The state after every frame, the same store each time. A watch that misses something is opened anew.
+    """Yield the state after every frame, each time in the same store. A watch that lost frames is opened again.
 
-    Raises Unreachable when nobody answered for three beats, UsageError for a wrong filter or another version.
+    Raises Unreachable after three missed heartbeats, UsageError for an invalid filter or unsupported version.
     """
     store = Store()
     arguments: dict[str, Any] = {"hz": hz, "parts": ",".join(parts)}

@@ -1,4 +1,4 @@
-"""`mstarctl api`: one raw call of the admin socket."""
+"""`mstarctl api`: sends one raw request to the admin socket."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import typer
 from mstar_core.errors import UsageError
 from mstarctl.client.admin import error_of
 from mstarctl.client.reach import reached
-from mstarctl.complete import api_paths, deployment_names
+from mstarctl.complete import DeploymentName, api_paths
 from mstarctl.output import Printer
 
 
 class Method(enum.StrEnum):
-    """What the admin socket understands."""
+    """HTTP methods of the admin socket."""
 
     GET = "GET"
     POST = "POST"
@@ -27,16 +27,13 @@ def api(
     ctx: typer.Context,
     method: Annotated[Method, typer.Argument(metavar="METHOD", help="GET, POST or DELETE", case_sensitive=False)],
     path: Annotated[str, typer.Argument(metavar="PATH", help="such as /v1/snapshot", autocompletion=api_paths)],
-    name: Annotated[
-        str | None,
-        typer.Argument(metavar="[NAME]", help="may be left out when only one runs", autocompletion=deployment_names),
-    ] = None,
-    body: Annotated[str, typer.Option("--body", metavar="JSON", help="what is sent; - reads it from stdin")] = "",
+    name: DeploymentName = None,
+    body: Annotated[str, typer.Option("--body", metavar="JSON", help="request body; - reads it from stdin")] = "",
 ) -> None:
-    """Call the admin socket once and print the answer as it comes."""
+    """Send one request to the admin socket and print the response as it arrives."""
     printer = Printer.of(ctx)
     if not path.startswith("/") or any(character.isspace() for character in path):
-        raise UsageError(f"{path!r} is no path", hint="begin with /, such as /v1/snapshot")
+        raise UsageError(f"{path!r} is not a path", hint="begin with /, such as /v1/snapshot")
     data = sys.stdin.buffer.read() if body == "-" else body.encode()
     with reached(printer.options, name) as found:
         status, _, pieces = found.admin.raw(method.value, path, data)

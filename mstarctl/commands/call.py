@@ -1,4 +1,4 @@
-"""`mstarctl call`: one request to a deployment, streamed into a file; or one a tick, as a control loop sends them."""
+"""`mstarctl call`: sends one request and writes its answer to a file, or one per tick as a control loop does."""
 
 from __future__ import annotations
 
@@ -41,71 +41,64 @@ def call(
         str | None,
         typer.Argument(
             metavar="[NAME]",
-            help="deployment or model; may be left out when only one runs",
+            help="deployment or model; optional if only one runs",
             autocompletion=deployment_names,
         ),
     ] = None,
     text: Annotated[str | None, typer.Option("--text", help="the prompt; - reads it from stdin")] = None,
     voice: Annotated[str | None, typer.Option("--voice", help="speaker, for models that have them")] = None,
-    image: Annotated[
-        list[Path] | None, typer.Option("--image", metavar="FILE", help="an image; may be repeated")
-    ] = None,
-    audio: Annotated[
-        list[Path] | None, typer.Option("--audio", metavar="FILE", help="a sound; may be repeated")
-    ] = None,
-    video: Annotated[
-        list[Path] | None, typer.Option("--video", metavar="FILE", help="a video; may be repeated")
-    ] = None,
+    image: Annotated[list[Path] | None, typer.Option("--image", metavar="FILE", help="an image; repeatable")] = None,
+    audio: Annotated[list[Path] | None, typer.Option("--audio", metavar="FILE", help="a sound; repeatable")] = None,
+    video: Annotated[list[Path] | None, typer.Option("--video", metavar="FILE", help="a video; repeatable")] = None,
     state: Annotated[
         Path | None, typer.Option("--state", metavar="FILE", help="the state of a robot: numbers, JSON or .npy")
     ] = None,
     params: Annotated[
-        list[str] | None, typer.Option("--param", metavar="KEY=VALUE", help="a parameter of the model; may be repeated")
+        list[str] | None, typer.Option("--param", metavar="KEY=VALUE", help="a parameter of the model; repeatable")
     ] = None,
     out: Annotated[
         str | None,
-        typer.Option("--out", metavar="FILE", help="where the answer goes; its ending chooses the output; - is stdout"),
+        typer.Option("--out", metavar="FILE", help="file of the answer; its ending selects the output; - is stdout"),
     ] = None,
-    request_id: Annotated[
-        str | None, typer.Option("--request-id", metavar="ID", help="your own id of the request")
-    ] = None,
+    request_id: Annotated[str | None, typer.Option("--request-id", metavar="ID", help="id of the request")] = None,
     is_streamed: Annotated[
-        bool, typer.Option("--stream/--no-stream", help="write while it is made, or once it is whole")
+        bool, typer.Option("--stream/--no-stream", help="write the answer as it arrives, or when it is complete")
     ] = True,
     rate: Annotated[
-        float | None, typer.Option("--rate", metavar="HZ", min=0.01, max=10_000, help="send so often; count misses")
+        float | None,
+        typer.Option("--rate", metavar="HZ", min=0.01, max=10_000, help="send at this rate and count missed deadlines"),
     ] = None,
-    ticks: Annotated[int, typer.Option("--ticks", min=1, help="with --rate: how many")] = TICKS,
+    ticks: Annotated[int, typer.Option("--ticks", min=1, help="with --rate: number of requests")] = TICKS,
     max_misses: Annotated[
-        int | None, typer.Option("--max-misses", min=0, help="with --rate: exit 8 when more deadlines are missed")
+        int | None, typer.Option("--max-misses", min=0, help="with --rate: exit 8 if more deadlines are missed")
     ] = None,
     api_key: Annotated[
-        str | None, typer.Option("--api-key", help=f"of another host's deployment; also {KEY_VARIABLE}")
+        str | None, typer.Option("--api-key", help=f"API key for a deployment of another host; also {KEY_VARIABLE}")
     ] = None,
 ) -> None:
     """Send one request and write the answer to a file."""
     printer = Printer.of(ctx)
     if rate is None and max_misses is not None:
-        raise UsageError("--max-misses counts nothing without --rate", hint="add --rate HZ")
+        raise UsageError("--max-misses needs --rate", hint="add --rate HZ")
     if rate is not None and request_id is not None:
-        raise UsageError("--rate sends many requests, and --request-id names one", hint="leave one of them out")
+        raise UsageError("--rate sends many requests, and --request-id names one", hint="omit one of them")
     words = sys.stdin.read() if text == "-" else text
     with served(printer.options, target, api_key) as server:
         card = server.card
         media = {"image": image, "audio": audio, "video": video}
-        # In the order of the command line, where kinds first stand: models read frames and goal, sound and picture so.
+        # Kinds keep their order on the command line, because models tell inputs (frames and goal) apart by it.
         ordered = [kind for kind in ctx.params if kind in media]
         files = tuple(file for kind in ordered for file in read_files(card, kind, media[kind]))
         given = {**parse_params(params or []), **({} if voice is None else {"voice": voice})}
         given |= {} if state is None else state_param(card, state)
         if words is None and not files:
-            raise UsageError("there is nothing to send", hint='--text "Hello there"')
+            raise UsageError("the request has no input", hint='--text "Hello there"')
         kind = chosen_output(card.name, card.outputs, out)
         ask = Ask(outputs=(kind,), text=words, files=files, params=given, request_id=request_id)
         if card.notice:
             printer.warn(card.notice)
         if server.is_tunnelled:
-            printer.warn("the answer comes through ssh: the figures hold its time too")
+            printer.warn("the answer comes through ssh, so the times include the connection")
         if rate is None:
             call_once(server, ask, Sink.of(kind, out, server.name), printer, is_streamed=is_streamed)
         else:
@@ -114,7 +107,7 @@ def call(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """The api of one deployment, connected. Lives as long as the block that `served` gives it to."""
+    """The connected api of one deployment. Valid inside the `served` block."""
 
     name: str
     client: ApiClient
@@ -125,7 +118,7 @@ class Server:
 
 @contextmanager
 def served(options: GlobalOptions, target: str | None, api_key: str | None) -> Iterator[Server]:
-    """Find a deployment by its name or its model's, here or on another host, and ask it what it serves."""
+    """Find a deployment by its name or its model's name, here or on another host, and read its model card."""
     key = api_key or os.environ.get(KEY_VARIABLE)
     name = None if target is None else target.partition(":")[0]
     with reached(options, _here(options, name)) as found:
@@ -161,7 +154,7 @@ def _card(client: ApiClient) -> Card:
 
 
 def _here(options: GlobalOptions, name: str | None) -> str | None:
-    """The deployment of this host that serves the model of that name, when none is called so. Raises NotFound."""
+    """Return the deployment of this host that serves the named model, if none has this name. Raises NotFound."""
     if name is None or options.socket is not None or not context_of(options).is_local:
         return name
     running = {run.name: run for run in deployments() if run.holder() is not None}
@@ -184,7 +177,7 @@ def _model_of(run: RunDirectory) -> str:
 
 
 def spec_of(run: RunDirectory) -> DeploymentSpec:
-    """What a running deployment runs with. Raises NotFound when it ends just now."""
+    """Return the specification of a running deployment. Raises NotFound if it has just ended."""
     try:
         return DeploymentSpec.load(run.spec)
     except OSError as error:
@@ -194,14 +187,14 @@ def spec_of(run: RunDirectory) -> DeploymentSpec:
 
 
 def endpoint_of(spec: DeploymentSpec) -> str:
-    """Where the api of a deployment of this host is reached from here."""
+    """Return the URL of the api of a deployment of this host."""
     host = "127.0.0.1" if spec.api.host in EVERYWHERE else spec.api.host
     scheme = "https" if spec.api.tls_cert else "http"
     return f"{scheme}://[{host}]:{spec.api.port}" if ":" in host else f"{scheme}://{host}:{spec.api.port}"
 
 
 def tls_transport(spec: DeploymentSpec) -> httpx.BaseTransport | None:
-    """To a deployment of this host that speaks TLS: its own certificate is trusted, whatever name it carries."""
+    """Return the transport to a TLS deployment of this host. Its certificate is trusted, whatever its host name."""
     if spec.api.tls_cert is None:
         return None
     import ssl
@@ -209,12 +202,12 @@ def tls_transport(spec: DeploymentSpec) -> httpx.BaseTransport | None:
     import httpx
 
     context = ssl.create_default_context(cafile=spec.api.tls_cert)
-    context.check_hostname = False  # it is reached by its address; that it holds the certificate's key is what counts
+    context.check_hostname = False  # the connection uses an address; the certificate's key proves the identity
     return httpx.HTTPTransport(verify=context)
 
 
 def call_once(server: Server, ask: Ask, sink: Sink, printer: Printer, *, is_streamed: bool) -> None:
-    """One request, its answer written as it comes."""
+    """Send one request and write its answer as it arrives."""
     tally = Tally(started=time.monotonic())
     progress = Progress(printer, is_streamed=is_streamed)
     lines = ask.send(server.client)
@@ -228,7 +221,7 @@ def call_once(server: Server, ask: Ask, sink: Sink, printer: Printer, *, is_stre
         progress.end()
         sink.close()
         if not tally.is_done and tally.chunks and sink.path is not None:
-            printer.warn(f"{sink.path} holds what arrived before the end: {sink.amount}")
+            printer.warn(f"{sink.path} contains a partial answer: {sink.amount}")
     report(tally, sink, server.facts, printer)
 
 
@@ -236,7 +229,7 @@ def call_at(
     server: Server, ask: Ask, kind: str, out: str | None, printer: Printer, *, rate: float, ticks: int,
     max_misses: int | None,
 ) -> None:  # fmt: skip
-    """One request a tick; with --out the last answer is kept. Raises MstarError when too many deadlines were missed."""
+    """Send one request per tick; --out keeps the last answer. Raises MstarError if too many deadlines were missed."""
     last: list[Any] = []
 
     def send() -> None:
@@ -259,9 +252,9 @@ def call_at(
 
 
 def too_many(missed: int, ticks: int, allowed: int) -> MstarError:
-    """A control loop that did not keep its rate."""
+    """Return the error of a control loop that missed too many deadlines."""
     error = MstarError(
-        f"{missed} of {ticks} deadlines were missed", f"allowed are {allowed}", "lower --rate", code="deadlines_missed"
+        f"{missed} of {ticks} deadlines were missed", f"the limit is {allowed}", "lower --rate", code="deadlines_missed"
     )
     error.exit_code = ExitCode.ASSERTION
     return error

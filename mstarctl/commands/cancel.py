@@ -1,4 +1,4 @@
-"""`mstarctl cancel`: end requests by their ids."""
+"""`mstarctl cancel`: cancels requests by their ids."""
 
 from __future__ import annotations
 
@@ -19,14 +19,19 @@ COLUMNS = (Column("REQUEST", "name"), Column("RESULT", "result"))
 def cancel(
     ctx: typer.Context,
     requests: Annotated[
-        list[str], typer.Argument(metavar="REQUEST...", help="ids as clients gave them", autocompletion=request_ids)
+        list[str],
+        typer.Argument(
+            metavar="REQUEST...", help="ids of requests, as their clients know them", autocompletion=request_ids
+        ),
     ],
     deployment: Annotated[
         str | None,
-        typer.Option("--deployment", metavar="NAME", help="when several know it", autocompletion=deployment_names),
+        typer.Option(
+            "--deployment", metavar="NAME", help="needed if several know the request", autocompletion=deployment_names
+        ),
     ] = None,
 ) -> None:
-    """End requests and free what they hold."""
+    """Cancel requests and free their resources."""
     printer = Printer.of(ctx)
     items: list[dict[str, Any]] = []
     failed: list[MstarError] = []
@@ -51,6 +56,6 @@ def _cancel(options: GlobalOptions, request: str, deployment: str | None) -> str
         try:
             answer = found.admin.post(request_path(request, "cancel"))
         except Unavailable as ended:
-            title = f"request {request!r} has ended: there is nothing to cancel"
+            title = f"request {request!r} has already ended"
             raise NotFound(title, ended.detail, kind="request", name=request) from None
     return str(answer.get("status", "cancelled"))

@@ -1,4 +1,4 @@
-"""`mstarctl completion`: the script that makes a shell complete commands and names."""
+"""`mstarctl completion`: prints the script with which a shell completes commands and names."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ COMPLETE_VARIABLE = "_MSTARCTL_COMPLETE"
 
 
 class Shell(enum.StrEnum):
-    """Shells that have a script."""
+    """Supported shells."""
 
     BASH = "bash"
     ZSH = "zsh"
     FISH = "fish"
 
 
-def completion(shell: Annotated[Shell, typer.Argument(help="the shell to complete in")]) -> None:
+def completion(shell: Annotated[Shell, typer.Argument(help="the shell of the script")]) -> None:
     """Print the completion script of a shell.
 
     In bash: eval "$(mstarctl completion bash)"

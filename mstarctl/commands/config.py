@@ -1,4 +1,4 @@
-"""`mstarctl config`: deployment files without starting anything."""
+"""`mstarctl config`: checks, shows, explains and compares deployment files. It starts nothing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ app = typer.Typer(
 )
 
 Sets = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="put a value over the file's; may be repeated")
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="override a value of the file; repeatable")
 ]
 What = Annotated[
     str,
@@ -69,9 +69,11 @@ DIFFERENT = (
 def validate(
     ctx: typer.Context,
     files: Annotated[list[str], typer.Argument(metavar="FILE...", help="files, or names of shipped configurations")],
-    devices: Annotated[int | None, typer.Option("--devices", min=1, help="refuse ranks beyond so many devices")] = None,
+    devices: Annotated[
+        int | None, typer.Option("--devices", min=1, help="number of devices that ranks may use")
+    ] = None,
 ) -> None:
-    """Check files against the model they name; exit 3 when one is wrong."""
+    """Check files against their models; exit 3 if one is invalid."""
     printer = Printer.of(ctx)
     plugins = Plugins.discover()
     items = [_validated(text, plugins, devices, printer) for text in files]
@@ -113,10 +115,10 @@ def _validated(text: str, plugins: Plugins, devices: int | None, printer: Printe
 def show(
     ctx: typer.Context,
     what: What,
-    is_resolved: Annotated[bool, typer.Option("--resolved", help="every value with the place it comes from")] = False,
+    is_resolved: Annotated[bool, typer.Option("--resolved", help="every value with its source")] = False,
     sets: Sets = None,
 ) -> None:
-    """Show a configuration as written, or with every default filled in."""
+    """Show a configuration as written, or with every default."""
     printer = Printer.of(ctx)
     target = find(what, Plugins.discover())
     if is_resolved:
@@ -124,7 +126,7 @@ def show(
         return
     _resolve(target, sets)
     if sets:
-        raise UsageError("--set changes nothing that is shown", hint="add --resolved")
+        raise UsageError("--set has no effect on the file as written", hint="add --resolved")
     if printer.is_machine:
         printer.data(target.config.root.plain(), f"config/{what}")
     else:
@@ -136,7 +138,7 @@ def _resolve(target: Target, sets: list[str] | None) -> ResolvedConfig:
 
 
 def resolved_items(config: ResolvedConfig) -> list[dict[str, Any]]:
-    """Every value with its source, one item a key."""
+    """Return every value with its source, one item per key."""
     return [{"name": key, "value": value, "source": config.source(key)} for key, value in config.values().items()]
 
 
@@ -151,10 +153,10 @@ def explain_key(
     ctx: typer.Context,
     key: Annotated[
         str | None,
-        typer.Argument(metavar="[KEY]", help="such as kv_cache.pages; all keys without it", autocompletion=key_names),
+        typer.Argument(metavar="[KEY]", help="such as kv_cache.pages; default: all keys", autocompletion=key_names),
     ] = None,
 ) -> None:
-    """Explain one key, or list all of them."""
+    """Explain one key, or list all keys."""
     printer = Printer.of(ctx)
     if key is None:
         printer.items("setting", [_setting(item) for item in SETTINGS], KEYS)
@@ -187,12 +189,10 @@ def schema(ctx: typer.Context) -> None:
 @app.command("init")
 def init(
     ctx: typer.Context,
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="the model to write a file for", autocompletion=plugin_names)
-    ],
-    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="where to write it; stdout without it")] = None,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="the model of the file", autocompletion=plugin_names)],
+    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="where to write it; default: stdout")] = None,
 ) -> None:
-    """Write a commented file for a model: every key with its default."""
+    """Write a commented file for a model, with the default of every key."""
     printer = Printer.of(ctx)
     text = commented_file(Plugins.discover().model(model))
     if file is None:
@@ -213,46 +213,48 @@ def diff(
     ctx: typer.Context,
     left: Annotated[
         str,
-        typer.Argument(metavar="MODEL|FILE|deployment/NAME", help="what stands left", autocompletion=configured_names),
+        typer.Argument(metavar="MODEL|FILE|deployment/NAME", help="the left side", autocompletion=configured_names),
     ],
     right: Annotated[
         str | None,
         typer.Argument(
             metavar="[MODEL|FILE|deployment/NAME]",
-            help="what stands right; for a deployment alone: its own file as it is now",
+            help="the right side; default for a deployment: its file as it is now",
             autocompletion=configured_names,
         ),
     ] = None,
 ) -> None:
-    """Show the values in which two configurations differ; of a deployment, what changed since it started."""
+    """Compare two configurations, or a deployment with its file as it is now."""
     printer = Printer.of(ctx)
     if right is None:
         name = running_name(left)
         if name is None:
-            raise UsageError("there is nothing to compare with", hint=f"mstarctl config diff {left} OTHER")
+            raise UsageError(
+                "only a deployment can be compared with its own file", hint=f"mstarctl config diff {left} OTHER"
+            )
         ours, theirs = running_settings(name), file_settings(name)
     else:
         ours, theirs = settings_of(left), settings_of(right)
     items = differences(ours, theirs)
-    printer.items("setting", items, DIFFERENT, empty="no difference")
+    printer.items("setting", items, DIFFERENT, empty="no differences")
     if right is None and items:
         printer.say(f"  try: mstarctl down {running_name(left)}, then mstarctl up with the file as it is now")
 
 
 def running_name(text: str) -> str | None:
-    """The NAME of `deployment/NAME`; None for anything else."""
+    """Return the NAME of `deployment/NAME`, None for other words."""
     kind, slash, name = text.partition("/")
     return name if slash and kind == "deployment" and name else None
 
 
 def settings_of(text: str) -> Settings:
-    """What a model, a file or a running deployment is configured with."""
+    """Return the settings of a model, a file or a running deployment."""
     name = running_name(text)
     return running_settings(name) if name is not None else Settings.of(resolve_target(find(text, Plugins.discover())))
 
 
 def running_spec(name: str) -> DeploymentSpec:
-    """What a running deployment was started with. Raises NotFound."""
+    """Return the specification of a running deployment. Raises NotFound."""
     from mstar_core.host.run_dir import find as find_running
 
     run = find_running(name)
@@ -263,13 +265,13 @@ def running_spec(name: str) -> DeploymentSpec:
 
 
 def running_settings(name: str) -> Settings:
-    """Every value that a running deployment has, with where it came from."""
+    """Return every value of a running deployment, with its source."""
     spec = running_spec(name)
     return Settings(values=spec.settings, sources=spec.sources)
 
 
 def file_settings(name: str) -> Settings:
-    """What the same command line would give now: the deployment's file as it is, its flags over it."""
+    """Return the settings that the same command line gives now: the current file, overridden by its options."""
     spec = running_spec(name)
     if spec.config_file is None:
         raise NotFound(f"{name} was started without a file", hint=f"mstarctl config diff deployment/{name} FILE")

@@ -1,4 +1,4 @@
-"""`mstarctl context`: names for other hosts, reached by ssh."""
+"""`mstarctl context`: manages names of other hosts, which are reached through ssh."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", autocompletion=context_name
 
 @app.command("ls")
 def list_contexts(ctx: typer.Context) -> None:
-    """List the hosts that have a name."""
+    """List the named hosts."""
     found = Contexts.load()
     Printer.of(ctx).items("context", [_item(item, found.current) for item in found.all()], COLUMNS)
 
@@ -42,21 +42,21 @@ def _item(context: Context, current: str) -> dict[str, object]:
 @app.command("add")
 def add_context(
     ctx: typer.Context,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="your word for the host")],
-    ssh: Annotated[str, typer.Option("--ssh", metavar="USER@HOST", help="what ssh is given")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="name of the host")],
+    ssh: Annotated[str, typer.Option("--ssh", metavar="USER@HOST", help="destination for ssh")],
     socket: Annotated[
-        str | None, typer.Option("--socket", metavar="THERE", help="the admin socket there; else it is asked for")
+        str | None, typer.Option("--socket", metavar="THERE", help="the admin socket there; default: found through ssh")
     ] = None,
 ) -> None:
-    """Name a host that ssh reaches; nothing is connected yet."""
+    """Name a host that ssh can reach; no connection is made."""
     Contexts.load().added(Context(name=name, ssh=ssh, socket=socket)).save()
     printer = Printer.of(ctx)
-    printer.say(f"added {name}; use it once: mstarctl -c {name} ps    from now on: mstarctl context use {name}")
+    printer.say(f"added {name}; use it once: mstarctl -c {name} ps    or by default: mstarctl context use {name}")
 
 
 @app.command("use")
 def use_context(ctx: typer.Context, name: Name) -> None:
-    """Speak to this host from now on; `local` is this one."""
+    """Use this host by default; `local` is this one."""
     found = Contexts.load()
     found.get(name)
     Contexts(current=name, remote=found.remote).save()
@@ -67,10 +67,10 @@ def use_context(ctx: typer.Context, name: Name) -> None:
 def show_context(
     ctx: typer.Context,
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="the one in use without it", autocompletion=context_names)
+        str | None, typer.Argument(metavar="[NAME]", help="default: the one in use", autocompletion=context_names)
     ] = None,
 ) -> None:
-    """Show one context, the one in use without a name."""
+    """Show one context; by default the one in use."""
     found = Contexts.load()
     item = _item(found.chosen(name), found.current)
     lines = [f"{item['name']}{'  in use' if item['in_use'] else ''}"]
@@ -82,6 +82,6 @@ def show_context(
 
 @app.command("rm")
 def remove_context(ctx: typer.Context, name: Name) -> None:
-    """Forget a context."""
+    """Remove a context."""
     Contexts.load().removed(name).save()
     Printer.of(ctx).say(f"removed {name}")

@@ -1,4 +1,4 @@
-"""`mstarctl describe`: everything known of one object."""
+"""`mstarctl describe`: shows everything known about one object."""
 
 from __future__ import annotations
 
@@ -32,18 +32,20 @@ def describe(
         str | None,
         typer.Argument(
             metavar="[DEPLOYMENT]",
-            help="whose rank, node, GPU or request; may be left out when only one runs",
+            help="deployment of the rank, node, GPU or request; optional if only one runs",
             autocompletion=deployment_names,
         ),
     ] = None,
 ) -> None:
-    """Show everything known of one object."""
+    """Show everything known about one object."""
     printer = Printer.of(ctx)
     kind, slash, of = what.partition("/")
     if kind not in KINDS:
         raise UsageError(f"cannot describe {kind!r}", hint=did_you_mean(kind, KINDS))
     if not slash or not of:
-        raise UsageError(f"{what!r} is no KIND/NAME", hint="such as deployment/orpheus, rank/0 or node/LLM")
+        raise UsageError(
+            f"{what!r} is not KIND/NAME", hint="write, for example, deployment/orpheus, rank/0 or node/LLM"
+        )
     match kind:
         case "deployment":
             known = _deployment(printer.options, of)
@@ -70,7 +72,7 @@ def _deployment(options: GlobalOptions, name: str) -> Known:
 
 
 def _any(options: GlobalOptions, name: str | None) -> Known | None:
-    """The deployment whose view of the GPUs is shown: the one named, else the first that runs here, else none."""
+    """Return the deployment whose GPUs are shown: the named one, else the first that runs here, else None."""
     is_here = options.socket is None and context_of(options).is_local
     if name is None and is_here:
         name = next((run.name for run in deployments() if run.holder() is not None), None)

@@ -1,4 +1,4 @@
-"""`mstarctl doctor`: whether this host can run deployments, and what is in the way. Finds, never mends."""
+"""`mstarctl doctor`: checks whether this host can run deployments. It changes nothing."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from mstar_core.plugin import Plugins
 from mstarctl.commands.doctor_gpu import gpu_findings
 from mstarctl.commands.finding import FAILED, NA, OK, WARN, Finding
 from mstarctl.output import Column, Printer, size_text
+from mstarctl.output.units import counted
 from mstarctl.start.devices import torch_version
 from mstarctl.start.gpus import gpu_names
 
@@ -44,7 +45,7 @@ def doctor(ctx: typer.Context) -> None:
 
 
 def findings() -> Iterator[Finding]:
-    """Every check in order."""
+    """Run every check in order."""
     for check in CHECKS:
         yield from check()
 
@@ -91,7 +92,7 @@ def _sound() -> Iterator[Finding]:
     yield Finding(
         name="soundfile",
         state=OK if has else WARN,
-        detail="flac, mp3 and opus answers" if has else "not installed: wav and pcm answers only",
+        detail="flac, mp3 and opus output" if has else "not installed: only wav and pcm output",
     )
 
 
@@ -106,7 +107,7 @@ def _memory() -> Iterator[Finding]:
 
 
 def available_memory() -> int | None:
-    """Bytes that a new process may take: the kernel's estimate, cut to what the control group leaves."""
+    """Return the memory for a new process: the kernel's estimate, limited by the control group."""
     estimate = _meminfo("MemAvailable")
     limit, used = _number(Path("/sys/fs/cgroup/memory.max")), _number(Path("/sys/fs/cgroup/memory.current"))
     left = None if limit is None or used is None else max(0, limit - used)
@@ -133,13 +134,11 @@ def _number(path: Path) -> int | None:
 def _shared_memory() -> Iterator[Finding]:
     path = Path("/dev/shm")
     if not path.is_dir():
-        yield Finding(
-            name="/dev/shm", state=FAILED, detail="missing: tensors between ranks and anonymous memory need it"
-        )
+        yield Finding(name="/dev/shm", state=FAILED, detail="missing: needed for tensors between ranks")
         return
     free = shutil.disk_usage(path).free
     left = len([found for found in path.glob("mstar*") if found != lock_folder()])
-    detail = f"{size_text(free)} free" + (f"; {left} files named mstar*" if left else "")
+    detail = f"{size_text(free)} free" + (f"; {counted(left, 'file')} named mstar*" if left else "")
     yield Finding(name="/dev/shm", state=OK if free >= LITTLE_SHM else WARN, detail=detail)
 
 
@@ -159,7 +158,7 @@ def _stale() -> Iterator[Finding]:
     runs = list(deployments())
     stale = [run for run in runs if run.holder() is None]
     detail = (
-        ", ".join(str(run.path) for run in stale) + "; mstarctl up cleans one when its name is used again"
+        ", ".join(str(run.path) for run in stale) + "; the next mstarctl up of a name cleans it up"
         if stale
         else f"none; {len(runs)} running"
     )

@@ -1,4 +1,4 @@
-"""`mstarctl down`: drain a deployment, stop it, and wait until its processes are gone."""
+"""`mstarctl down`: drains a deployment, stops it, and waits until its processes are gone."""
 
 from __future__ import annotations
 
@@ -15,31 +15,28 @@ from mstar_core.host.run_dir import RunDirectory, deployments, find
 from mstarctl.client import AdminClient
 from mstarctl.client.deployments import find_known
 from mstarctl.client.reach import context_of, reached
-from mstarctl.complete import deployment_names
+from mstarctl.complete import DeploymentName
 from mstarctl.output import Printer, duration_text
 from mstarctl.output.durations import parse_duration
 
 END_S = 60.0
-"""Beyond the drain: two times the ten seconds that children get, and room for a busy host."""
+"""Time limit after the drain: twice the ten seconds that children get, and a margin for a busy host."""
 
 POLL_S = 0.1
 
 
 def down(
     ctx: typer.Context,
-    name: Annotated[
-        str | None,
-        typer.Argument(metavar="[NAME]", help="may be left out when only one runs", autocompletion=deployment_names),
-    ] = None,
-    is_all: Annotated[bool, typer.Option("--all", help="every deployment of this host")] = False,
+    name: DeploymentName = None,
+    is_all: Annotated[bool, typer.Option("--all", help="stop every deployment of this host")] = False,
     is_now: Annotated[bool, typer.Option("--now", help="do not wait for requests in flight")] = False,
-    grace: Annotated[str, typer.Option("--grace", metavar="TIME", help="most time for requests in flight")] = "30s",
+    grace: Annotated[str, typer.Option("--grace", metavar="TIME", help="time limit for requests in flight")] = "30s",
 ) -> None:
     """Drain a deployment, then stop it."""
     printer = Printer.of(ctx)
     grace_s = 0.0 if is_now else parse_duration(grace, "--grace")
     if is_all and name is not None:
-        raise UsageError("a NAME and --all exclude each other", hint="leave one of them out")
+        raise UsageError("a NAME and --all exclude each other", hint="omit one of them")
     is_here = printer.options.socket is None and context_of(printer.options).is_local
     if not is_here:
         if is_all:
@@ -51,7 +48,7 @@ def down(
 
 
 def stop_there(printer: Printer, name: str | None, *, grace_s: float, is_now: bool) -> None:
-    """Stop a deployment of another host and wait until its socket is gone. Raises Unreachable when it does not end."""
+    """Stop a deployment of another host and wait until its socket is gone. Raises Unreachable if it does not end."""
     with reached(printer.options, name) as found:
         begun = time.monotonic()
         printer.say(f"{found.name}: {'stopping' if is_now else 'draining, then stopping'}")
@@ -80,14 +77,14 @@ def _chosen(name: str | None, is_all: bool, printer: Printer) -> list[RunDirecto
 
 
 def _not_running(name: str | None, missing: NotFound) -> NotFound:
-    """Say that there is nothing left to do when the deployment has ended, and nothing else when it never was."""
+    """Return the error for a deployment that is not running: it has ended, or it never existed."""
     if name is None:
         return missing
     with suppress(NotFound):
         known = find_known(name)
         if not known.is_running:
             return NotFound(
-                f"{name} is not running: there is nothing to stop",
+                f"{name} is not running",
                 f"its state is {known.state}",
                 kind="deployment",
                 name=name,
@@ -96,7 +93,7 @@ def _not_running(name: str | None, missing: NotFound) -> NotFound:
 
 
 def stop(run: RunDirectory, printer: Printer, *, grace_s: float, is_now: bool) -> None:
-    """Stop one deployment and wait for its end. Raises Unreachable when it does not end."""
+    """Stop one deployment and wait for its end. Raises Unreachable if it does not end."""
     pid = run.holder()
     if pid is None:
         return
@@ -105,7 +102,7 @@ def stop(run: RunDirectory, printer: Printer, *, grace_s: float, is_now: bool) -
     try:
         with AdminClient.of(run) as admin:
             admin.act("stop", **({"now": 1} if is_now else {"grace": int(grace_s)}))
-    except Unreachable:  # a supervisor without an answer still takes a signal
+    except Unreachable:  # a supervisor that does not answer still handles a signal
         if pid <= 0 or run.holder() != pid:
             return
         with suppress(ProcessLookupError):
@@ -115,17 +112,17 @@ def stop(run: RunDirectory, printer: Printer, *, grace_s: float, is_now: bool) -
 
 
 def wait_gone(run: RunDirectory, pid: int, limit_s: float) -> None:
-    """Return when the supervisor is gone; it goes last. Raises Unreachable after `limit_s`."""
+    """Wait for the end of the supervisor, the last process to exit. Raises Unreachable after `limit_s`."""
     until = time.monotonic() + limit_s
     while _is_there(pid) and run.holder() in (pid, None):
         if time.monotonic() > until:
-            hint = f"look: mstarctl logs {run.name} --from supervisor; end it: kill -9 {pid}"
-            raise Unreachable(f"{run.name} does not end", f"pid {pid} is still there after {limit_s:.0f} s", hint)
+            hint = f"see mstarctl logs {run.name} --from supervisor, or end it: kill -9 {pid}"
+            raise Unreachable(f"{run.name} does not end", f"pid {pid} still runs after {limit_s:.0f} s", hint)
         time.sleep(POLL_S)
 
 
 def _is_there(pid: int) -> bool:
-    """Whether the process lives; one that ended and was not collected by its parent does not."""
+    """Return whether the process runs; a zombie does not."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")

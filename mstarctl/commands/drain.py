@@ -1,4 +1,4 @@
-"""`mstarctl drain`: let a deployment finish what it has and take nothing new."""
+"""`mstarctl drain`: stops new requests while requests in flight finish."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from mstar_core.errors import Unavailable
 from mstarctl.client.reach import reached
-from mstarctl.complete import deployment_names
+from mstarctl.complete import DeploymentName
 from mstarctl.output import Printer
 
 POLL_S = 0.2
@@ -17,24 +17,21 @@ POLL_S = 0.2
 
 def drain(
     ctx: typer.Context,
-    name: Annotated[
-        str | None,
-        typer.Argument(metavar="[NAME]", help="may be left out when only one runs", autocompletion=deployment_names),
-    ] = None,
-    is_waiting: Annotated[bool, typer.Option("--wait", help="return when no request is left")] = False,
+    name: DeploymentName = None,
+    is_waiting: Annotated[bool, typer.Option("--wait", help="return when no request is in flight")] = False,
 ) -> None:
-    """Stop taking new requests; those in flight go on."""
+    """Refuse new requests; those in flight finish."""
     printer = Printer.of(ctx)
     with reached(printer.options, name) as found:
         admin, who = found.admin, found.name
         state = admin.act("drain")["state"]
         if state != "draining":
             raise Unavailable(f"{who} is {state} and cannot be drained", hint=f"mstarctl ps {who}")
-        printer.say(f"{who} takes no new requests; mstarctl resume {who} undoes it")
+        printer.say(f"{who} refuses new requests; mstarctl resume {who} accepts them again")
         while is_waiting and _left(admin.head()):
             time.sleep(POLL_S)
     if is_waiting:
-        printer.say("no request is left")
+        printer.say("no request is in flight")
 
 
 def _left(head: dict[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""`mstarctl events`: the life-cycle feed of a deployment."""
+"""`mstarctl events`: prints the life-cycle events of a deployment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mstar_core.errors import Unreachable
 from mstarctl.client import AdminClient
 from mstarctl.client.reach import context_of, reached
 from mstarctl.commands.logs import folder_of
-from mstarctl.complete import deployment_names
+from mstarctl.complete import PastDeploymentName
 from mstarctl.output import Printer
 from mstarctl.output.durations import parse_duration
 from mstarctl.output.facts import facts_text
@@ -26,21 +26,16 @@ FILE = "events.ndjson"
 
 def events(
     ctx: typer.Context,
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[NAME]",
-            help="may be left out when only one runs; works after its end",
-            autocompletion=deployment_names,
-        ),
-    ] = None,
-    is_following: Annotated[bool, typer.Option("-f", "--follow", help="go on with what comes, until it ends")] = False,
+    name: PastDeploymentName = None,
+    is_following: Annotated[
+        bool, typer.Option("-f", "--follow", help="print new events until the deployment ends")
+    ] = False,
     kind: Annotated[
-        str, typer.Option("--type", metavar="TYPE", help="only these, such as child.died or 'child.*'")
+        str, typer.Option("--type", metavar="TYPE", help="only events of this type, such as child.died or 'child.*'")
     ] = "*",
     since: Annotated[str, typer.Option("--since", metavar="TIME", help="only the last TIME, such as 10m")] = "",
 ) -> None:
-    """Show what happened to a deployment."""
+    """Show the events of a deployment."""
     printer = Printer.of(ctx)
     oldest = time.time() - parse_duration(since, "--since") if since else 0.0
     for event in found_events(printer.options, name, is_following=is_following):
@@ -49,7 +44,7 @@ def events(
 
 
 def found_events(options: GlobalOptions, name: str | None, *, is_following: bool) -> Iterator[dict[str, Any]]:
-    """Events of a deployment: from its file, which outlives it; from its socket to follow it, or on another host."""
+    """Yield events from the deployment's file, which outlives it, or from its socket if followed or remote."""
     if options.socket is not None or not context_of(options).is_local:
         with reached(options, name) as found:
             yield from _live(found.admin, follow=is_following)
@@ -65,7 +60,7 @@ def _written(text: str) -> Iterator[dict[str, Any]]:
     for line in text.splitlines():
         try:
             event = json.loads(line)
-        except ValueError:  # the last line of a supervisor that was killed while it wrote
+        except ValueError:  # a supervisor was killed while it wrote the last line
             continue
         yield event
 
@@ -80,11 +75,11 @@ def _live(admin: AdminClient, *, follow: bool) -> Iterator[dict[str, Any]]:
     except Unreachable:
         if not seen:
             raise
-        # The deployment has ended, and its last event was shown.
+        # The deployment has ended after its last event.
 
 
 def show(event: dict[str, Any], printer: Printer) -> None:
-    """One event."""
+    """Print one event."""
     if printer.is_machine:
         printer.line({"kind": "event", **event}, f"event/{event['n']}")
         return

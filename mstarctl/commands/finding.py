@@ -1,4 +1,4 @@
-"""What one check of `mstarctl doctor` found."""
+"""Result of one check of `mstarctl doctor`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NA: Final = "n/a"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One check. state: ok, warn, failed, or n/a where the host has no such thing."""
+    """Result of one check. state: ok, warn, failed, or n/a if the check does not apply to the host."""
 
     name: str
     state: str

@@ -1,4 +1,4 @@
-"""`mstarctl help`: exit codes, or the help of a command."""
+"""`mstarctl help`: explains a command, or the exit codes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MEANINGS: dict[ExitCode, str] = {
     ExitCode.USAGE: "wrong usage",
     ExitCode.INVALID: "invalid config, plugin or input file",
     ExitCode.NOT_FOUND: "no such object",
-    ExitCode.UNREACHABLE: "deployment not reachable, or it takes no request now",
+    ExitCode.UNREACHABLE: "deployment not reachable, or it accepts no requests now",
     ExitCode.START_FAILED: "start failed",
     ExitCode.TIMED_OUT: "timed out or stalled",
     ExitCode.ASSERTION: "assertion or regression failed",

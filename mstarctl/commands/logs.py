@@ -1,4 +1,4 @@
-"""`mstarctl logs`: what the processes of a deployment said, also after its end."""
+"""`mstarctl logs`: prints the logs of a deployment's processes, also after its end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mstarctl.client import LogLine, LogQuery, find_known, read_logs
 from mstarctl.client.deployments import last_log_dir
 from mstarctl.client.log_lines import parse_lines
 from mstarctl.client.reach import context_of, reached
-from mstarctl.complete import deployment_names, process_names
+from mstarctl.complete import PastDeploymentName, process_names
 from mstarctl.output import Printer
 from mstarctl.output.durations import parse_duration
 from mstarctl.output.options import GlobalOptions
@@ -24,23 +24,18 @@ from mstarctl.output.table import escape
 POLL_S = 0.2
 TAIL = 200
 SOCKET_TAIL = 200
-"""Lines of the past that the admin socket tells, at most."""
+"""Largest number of past lines that the admin socket returns."""
 
 COLOURS = {"warning": "yellow", "error": "red", "critical": "red"}
 
 
 def logs(
     ctx: typer.Context,
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[NAME]",
-            help="may be left out when only one runs; works after its end",
-            autocompletion=deployment_names,
-        ),
-    ] = None,
-    is_following: Annotated[bool, typer.Option("-f", "--follow", help="go on with what comes, until it ends")] = False,
-    tail: Annotated[int, typer.Option("--tail", min=0, help="how many lines from the past")] = TAIL,
+    name: PastDeploymentName = None,
+    is_following: Annotated[
+        bool, typer.Option("-f", "--follow", help="print new lines until the deployment ends")
+    ] = False,
+    tail: Annotated[int, typer.Option("--tail", min=0, help="number of past lines")] = TAIL,
     since: Annotated[str, typer.Option("--since", metavar="TIME", help="only the last TIME, such as 10m")] = "",
     source: Annotated[
         str,
@@ -52,8 +47,8 @@ def logs(
         ),
     ] = "",
     level: Annotated[str, typer.Option("--level", help="this level and above: debug, info, warning, error")] = "",
-    grep: Annotated[str, typer.Option("--grep", metavar="RE", help="lines that this expression finds")] = "",
-    request: Annotated[str, typer.Option("--request", metavar="ID", help="lines of one request")] = "",
+    grep: Annotated[str, typer.Option("--grep", metavar="RE", help="only lines that match")] = "",
+    request: Annotated[str, typer.Option("--request", metavar="ID", help="only lines of one request")] = "",
 ) -> None:
     """Show the logs of a deployment."""
     printer = Printer.of(ctx)
@@ -62,7 +57,7 @@ def logs(
     oldest_s = time.time() - parse_duration(since, "--since") if since else 0.0
     query = LogQuery.of(source=source, level=level, grep=grep, request=request, oldest_s=oldest_s)
     if printer.options.socket is not None or not context_of(printer.options).is_local:
-        for line in told(printer.options, name, query, tail, is_following=is_following):
+        for line in remote_lines(printer.options, name, query, tail, is_following=is_following):
             show(line, printer)
         return
     run, folder = folder_of(name)
@@ -75,10 +70,10 @@ def logs(
                 show(line, printer)
 
 
-def told(
+def remote_lines(
     options: GlobalOptions, name: str | None, query: LogQuery, tail: int, *, is_following: bool
 ) -> Iterator[LogLine]:
-    """Lines as the admin socket tells them: of another host, where no file can be read."""
+    """Yield lines from the admin socket of another host, whose files cannot be read here."""
     arguments: dict[str, Any] = {"tail": min(tail, SOCKET_TAIL), "follow": int(is_following)}
     if query.source:
         arguments["from"] = query.source
@@ -92,7 +87,7 @@ def told(
 
 
 def folder_of(name: str | None) -> tuple[RunDirectory | None, Path]:
-    """The log folder of a deployment: of the running one, else of its last start. Raises NotFound."""
+    """Return the log directory of the running deployment, else of its last start. Raises NotFound."""
     known = find_known(find(name).name if name is None else name)
     folder = known.log_dir or last_log_dir(known.name)
     if folder is None:
@@ -101,7 +96,7 @@ def folder_of(name: str | None) -> tuple[RunDirectory | None, Path]:
 
 
 def show(line: LogLine, printer: Printer) -> None:
-    """One line, as the object that it is with -o json and -o yaml."""
+    """Print one line, as an object with -o json and -o yaml."""
     if printer.is_machine:
         printer.line({"from": line.source, **(line.facts or {"message": line.text})}, line.source)
         return
@@ -129,7 +124,7 @@ def _short(value: Any) -> str:
 
 
 def follow(run: RunDirectory | None, folder: Path, offsets: dict[Path, int]) -> Iterator[LogLine]:
-    """Lines as they are written, from those offsets on, until the deployment has ended. Files may turn over."""
+    """Yield new lines after the given offsets until the deployment has ended. Files may be rotated."""
     rest: dict[Path, str] = {}
     while True:
         has_ended = _has_ended(run, folder)
@@ -151,7 +146,7 @@ def _has_ended(run: RunDirectory | None, folder: Path) -> bool:
 
 def _fresh(path: Path, offsets: dict[Path, int], rest: dict[Path, str]) -> Iterator[LogLine]:
     offset = offsets.get(path, 0)
-    if path.stat().st_size < offset:  # it was turned over
+    if path.stat().st_size < offset:  # the file was rotated
         offset = 0
     with path.open("rb") as file:
         file.seek(offset)

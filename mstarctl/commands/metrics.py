@@ -1,4 +1,4 @@
-"""`mstarctl metrics`: every metric of a deployment, as Prometheus reads them."""
+"""`mstarctl metrics`: prints every metric of a deployment in Prometheus text format."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from mstar_core.errors import UsageError
 from mstarctl.client.reach import reached
-from mstarctl.complete import deployment_names
+from mstarctl.complete import DeploymentName
 from mstarctl.output import Column, Printer
 
 SAMPLE: Final = re.compile(r"(?P<name>[A-Za-z_:][\w:]*)(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)(?:\s+-?\d+)?")
@@ -21,13 +21,10 @@ COLUMNS: Final = (Column("METRIC", "name"), Column("LABELS", "labels_text"), Col
 
 def metrics(
     ctx: typer.Context,
-    name: Annotated[
-        str | None,
-        typer.Argument(metavar="[NAME]", help="may be left out when only one runs", autocompletion=deployment_names),
-    ] = None,
-    match: Annotated[str, typer.Option("--match", metavar="RE", help="only metrics whose name it finds")] = "",
+    name: DeploymentName = None,
+    match: Annotated[str, typer.Option("--match", metavar="RE", help="only metrics whose name matches")] = "",
 ) -> None:
-    """Print every metric in Prometheus' text form."""
+    """Print every metric in Prometheus text format."""
     printer = Printer.of(ctx)
     pattern = compiled(match)
     with reached(printer.options, name) as found:
@@ -46,22 +43,22 @@ def metrics(
 
 
 def compiled(text: str) -> re.Pattern[str]:
-    """Raises UsageError for what is no expression."""
+    """Compile a regular expression. Raises UsageError."""
     try:
         return re.compile(text)
     except re.error as error:
-        raise UsageError(f"--match {text!r} is no regular expression", str(error)) from error
+        raise UsageError(f"--match {text!r} is not a regular expression", str(error)) from error
 
 
 def metric_of(line: str) -> str:
-    """The metric that a line of the text form is about; its comments name it third."""
+    """Return the metric name of a line; comments have it as their third word."""
     if line.startswith("#"):
         return [*line.split(maxsplit=3), "", "", ""][2]
     return line.partition("{")[0].partition(" ")[0]
 
 
 def samples(text: str) -> Iterator[dict[str, Any]]:
-    """The samples of Prometheus' text form."""
+    """Parse the samples of the Prometheus text format."""
     for line in text.splitlines():
         found = None if line.startswith("#") else SAMPLE.fullmatch(line.strip())
         if found is None:
@@ -71,7 +68,7 @@ def samples(text: str) -> Iterator[dict[str, Any]]:
 
 
 def unescaped(text: str) -> str:
-    """A label's value as it was."""
+    """Return the value of a label without escapes."""
     return re.sub(r"\\[\\\"n]", lambda match: ESCAPED[match[0]], text)
 
 

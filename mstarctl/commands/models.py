@@ -1,4 +1,4 @@
-"""`mstarctl models`: what the installed plugins serve."""
+"""`mstarctl models`: lists, shows, draws and downloads the models of installed plugins."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ COLUMNS = (
 
 
 class Drawing(enum.StrEnum):
-    """Forms of a drawn graph."""
+    """Formats of a drawn graph."""
 
     ASCII = "ascii"
     DOT = "dot"
@@ -52,25 +52,25 @@ class Drawing(enum.StrEnum):
 
 
 def list_problems(plugins: Plugins, printer: Printer) -> None:
-    """Name on stderr what a list of models leaves out."""
+    """Warn of plugins and models that a list leaves out."""
     for problem in plugins.problems():
         printer.warn(f"plugin {problem.plugin}: {problem.text}")
     for name, offers in plugins.clashes().items():
-        printer.warn(f"model {name} is offered by several plugins: ask for {' or '.join(offers)}")
+        printer.warn(f"model {name} is offered by several plugins: use {' or '.join(offers)}")
 
 
 @app.command("ls")
 def list_models(ctx: typer.Context) -> None:
-    """List the models that can be served."""
+    """List the models of installed plugins."""
     printer = Printer.of(ctx)
     plugins = Plugins.discover()
     list_problems(plugins, printer)
     items = [summary(spec, plugins) for spec in plugins.models()]
-    printer.items("model", items, COLUMNS, empty="no model is installed; try: pip install mstar-orpheus")
+    printer.items("model", items, COLUMNS, empty="no models are installed; try: pip install mstar-orpheus")
 
 
 def summary(spec: ModelSpec, plugins: Plugins) -> dict[str, Any]:
-    """One model as `models ls` lists it."""
+    """Return one model as `models ls` lists it."""
     entry = plugins.distribution_of(spec)
     return {
         "name": spec.name,
@@ -116,18 +116,16 @@ def _text(spec: ModelSpec, plugins: Plugins) -> Iterator[str]:
     facts = summary(spec, plugins)
     yield f"{spec.name}  {spec.title}  ({facts['distribution']} {facts['version']})"
     routes = ", ".join(facts["routes"]) or "native only"
-    yield f"  reads {', '.join(facts['inputs'])}; writes {', '.join(facts['outputs'])}; routes {routes}"
-    yield f"  model code: {facts['code']}; most tokens of a request: {spec.max_seq_len}"
+    yield f"  inputs {', '.join(facts['inputs'])}; outputs {', '.join(facts['outputs'])}; routes {routes}"
+    yield f"  model code: {facts['code']}; max_seq_len: {spec.max_seq_len}"
     if spec.aliases:
-        yield f"  also called {', '.join(spec.aliases)}"
+        yield f"  aliases {', '.join(spec.aliases)}"
     if spec.tiny is not None:
         yield f"  {spec.name}:tiny is the embedded default checkpoint" + (f": {spec.notice}" if spec.notice else "")
     yield "nodes"
     yield from (f"  {node.name:<22} {_node(node)}" for node in spec.nodes)
     for partition in spec.partitions:
-        yield f"partition {partition.name}" + (
-            f"  (runs when {partition.wants} is asked for)" if partition.wants else ""
-        )
+        yield f"partition {partition.name}" + (f"  (runs if {partition.wants} is requested)" if partition.wants else "")
         yield f"  walks {', '.join(partition.walks)}"
     for stream in spec.streams:
         yield f"stream {stream.name}  into {stream.into[0].name}.{stream.into[1]}  {stream.chunk}"
@@ -160,9 +158,9 @@ def draw_model(
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="model, alias or dist/model", autocompletion=plugin_names)
     ],
-    form: Annotated[Drawing, typer.Option("--format", help="how to draw")] = Drawing.ASCII,
-    width: Annotated[int, typer.Option("--width", min=40, help="columns of the drawing")] = 100,
-    is_ascii: Annotated[bool, typer.Option("--ascii", help="no line-drawing characters")] = False,
+    form: Annotated[Drawing, typer.Option("--format", help="format of the drawing")] = Drawing.ASCII,
+    width: Annotated[int, typer.Option("--width", min=40, help="width of the drawing in columns")] = 100,
+    is_ascii: Annotated[bool, typer.Option("--ascii", help="use no line-drawing characters")] = False,
 ) -> None:
     """Draw the walks of a model."""
     from mstar_core.graph.draw import draw_graph
@@ -189,7 +187,7 @@ def fetch_model(
         Path | None, typer.Option("--cache-dir", metavar="DIR", help="where weights are cached and downloaded to")
     ] = None,
 ) -> None:
-    """Download a model's weights, or go on with a download; print the folder."""
+    """Download a model's weights, or resume a download; print the directory."""
     from mstarctl.start.fetch import fetch_weights
 
     printer = Printer.of(ctx)
@@ -207,7 +205,7 @@ def fetch_model(
 
 
 class FetchView:
-    """How far a download is: redrawn on a terminal, a line a file elsewhere."""
+    """Progress of a download: redrawn on a terminal, one line per file elsewhere."""
 
     def __init__(self, printer: Printer) -> None:
         self._printer = printer
@@ -217,7 +215,7 @@ class FetchView:
         self._first: int | None = None
 
     def show(self, done: int, total: int, file: str) -> None:
-        """Bytes so far, of all files together."""
+        """Show the bytes downloaded so far, of all files together."""
         if self._first is None:
             self._first = done
         if not self._is_drawn:
@@ -233,6 +231,6 @@ class FetchView:
         self._file = file
 
     def end(self) -> None:
-        """Leave the line."""
+        """End the progress line."""
         if self._is_drawn and self._file:
             print(file=sys.stderr, flush=True)

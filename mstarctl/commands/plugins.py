@@ -1,4 +1,4 @@
-"""`mstarctl plugins`: what is installed, whether it works, and how to start a new one."""
+"""`mstarctl plugins`: lists, checks and creates plugins."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mstarctl.complete import plugin_names
 from mstarctl.output import Column, Printer
 
 app = typer.Typer(
-    add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="List, check and start plugins."
+    add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="List, check and create plugins."
 )
 
 LISTED = (
@@ -38,9 +38,9 @@ CHECKED = (
 @app.command("ls")
 def list_plugins(
     ctx: typer.Context,
-    is_names: Annotated[bool, typer.Option("--names", help="metadata alone: import nothing")] = False,
+    is_names: Annotated[bool, typer.Option("--names", help="read only metadata; import nothing")] = False,
 ) -> None:
-    """List the installed plugins and whether they work."""
+    """List the installed plugins and their state."""
     printer = Printer.of(ctx)
     empty = "no plugin is installed; try: pip install mstar-orpheus"
     if is_names:
@@ -53,7 +53,7 @@ def list_plugins(
 
 
 def summary(item: Any) -> dict[str, Any]:
-    """One plugin as `plugins ls` lists it. item: a Loaded."""
+    """Return one plugin as `plugins ls` lists it. item: a Loaded."""
     entry, problem = item.entry, item.problem
     facts = {
         "name": entry.name,
@@ -85,7 +85,7 @@ def plugin_info(
     ctx: typer.Context,
     name: Annotated[str, typer.Argument(metavar="NAME", help="plugin or distribution", autocompletion=plugin_names)],
 ) -> None:
-    """Show one plugin: version, requirements, models, and the traceback of a broken one with --debug."""
+    """Show one plugin: version, requirements, models; with --debug also the traceback of a broken one."""
     describe_plugin(name, Printer.of(ctx))
 
 
@@ -114,7 +114,7 @@ def check_plugin(
     ctx: typer.Context,
     name: Annotated[str, typer.Argument(metavar="NAME", help="plugin or distribution", autocompletion=plugin_names)],
 ) -> None:
-    """Run the conformance checks and give the grade; exit 3 when one fails."""
+    """Run the conformance checks and print the grade; exit 3 if one fails."""
     from mstar_core.plugin.conformance import grade_of, run_checks
 
     printer = Printer.of(ctx)
@@ -145,13 +145,13 @@ def check_plugin(
 def new_plugin(
     ctx: typer.Context,
     name: Annotated[str, typer.Argument(metavar="NAME", help="name of the distribution, such as mstar-foo")],
-    folder: Annotated[
-        Path | None, typer.Argument(metavar="[FOLDER]", help="where to write it; ./NAME without it")
-    ] = None,
-    engine: Annotated[str, typer.Option(help="of its first node: stateless, or kv for a language model")] = "stateless",
-    partitions: Annotated[int, typer.Option(help="the first and the stages behind it, joined by streams")] = 1,
+    folder: Annotated[Path | None, typer.Argument(metavar="[FOLDER]", help="where to write it; default ./NAME")] = None,
+    engine: Annotated[
+        str, typer.Option(help="engine of the first node: stateless, or kv for a language model")
+    ] = "stateless",
+    partitions: Annotated[int, typer.Option(help="number of partitions, joined by streams")] = 1,
 ) -> None:
-    """Write a working plugin to begin with: a byte-level toy with tests."""
+    """Write a working plugin to start from: a byte-level toy model with tests."""
     from mstar_core.plugin.scaffold import write_plugin
 
     printer = Printer.of(ctx)

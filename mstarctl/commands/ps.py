@@ -1,4 +1,4 @@
-"""`mstarctl ps`: the deployments of a host."""
+"""`mstarctl ps`: lists the deployments of a host."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ COLUMNS = (
     Column("", "note"),
 )
 NOTE_CELLS: Final = 80
-"""A longer cause is cut in the table; `describe` and -o json show all of it."""
+"""Width at which the table cuts a cause; `describe` and -o json show all of it."""
 
 FAILED: Final = ("failed", "unhealthy", "silent")
 WATCH_S: Final = 1.0
@@ -46,7 +46,7 @@ SUMS: Final = (
     "running", "waiting", "preparing", "ttft_p50_ms", "ttft_p99_ms", "ttfa_p50_ms", "tokens_s", "audio_x",
     "requests_s", "finished", "failed", "cancelled", "refused", "pages_used", "pages_total", "preempted",
 )  # fmt: skip
-"""Figures of the head, as the socket names them."""
+"""Figures of a deployment, by their names on the admin socket."""
 
 
 def ps(
@@ -55,14 +55,14 @@ def ps(
         str | None,
         typer.Argument(
             metavar="[NAME]",
-            help="one deployment, also after its end; exit 6 when it failed",
+            help="one deployment, also after its end; exit 6 if it failed",
             autocompletion=deployment_names,
         ),
     ] = None,
     is_watching: Annotated[
         bool,
         typer.Option(
-            "-w", "--watch", help="print again whenever something changed; NDJSON with -o json, documents with -o yaml"
+            "-w", "--watch", help="print again after each change; NDJSON with -o json, documents with -o yaml"
         ),
     ] = False,
 ) -> None:
@@ -103,12 +103,12 @@ def _show(items: list[dict[str, Any]], printer: Printer) -> None:
         "deployment",
         shown,
         COLUMNS if any(item["note"] for item in items) else COLUMNS[:-1],
-        empty="no deployment; start one with: mstarctl up MODEL",
+        empty="no deployments; start one with: mstarctl up MODEL",
     )
     for item in items:
         if item["state"] == "stale":
             printer.say(
-                f"{item['name']} is stale: its supervisor was killed; mstarctl up cleans it when the name is used again"
+                f"{item['name']} is stale: its supervisor was killed; the next mstarctl up of this name cleans it up"
             )
 
 
@@ -135,7 +135,7 @@ def _lasting(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def item_of(known: Known) -> dict[str, Any]:
-    """One deployment as data: base units, the supervisor's own words and sums."""
+    """Return one deployment as data in base units, as its supervisor reports it."""
     is_alive = known.is_running
     head = known.head if is_alive else known.outcome
     return {
@@ -179,7 +179,7 @@ def _progress(head: dict[str, Any]) -> str:
 
 
 def for_people(item: dict[str, Any]) -> dict[str, Any]:
-    """The item with its cells as text."""
+    """Return the item with its cells as text."""
     running, waiting, age, pages = item["running"], item["waiting"], item["age_s"], item["pages_total"]
     cause = item["cause"] or {}
     return {

@@ -1,4 +1,4 @@
-"""`mstarctl requests`: what is in flight and what ended lately."""
+"""`mstarctl requests`: lists requests in flight and recently ended ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mstar_core.observe.store import Store
 from mstarctl.client import AdminClient
 from mstarctl.client.reach import reached
 from mstarctl.client.watch import watched
-from mstarctl.complete import deployment_names
+from mstarctl.complete import DeploymentName
 from mstarctl.output import Column, Printer, age_text
 from mstarctl.output.durations import parse_duration
 
@@ -48,29 +48,28 @@ SORTS: Final = {
     "age": "age_s", "ttft": "ttft_ms", "ttfa": "ttfa_ms", "tokens": "tokens", "audio": "audio_s", "wait": "waited_ms",
     "pages": "pages", "rtf": "rtf", "id": "id", "state": "state",
 }  # fmt: skip
-"""Fields to sort by, as they are typed, with their names in the data."""
+"""Sort fields of the command line, with their names in the data."""
 
 
 def requests(
     ctx: typer.Context,
-    name: Annotated[
-        str | None,
-        typer.Argument(metavar="[NAME]", help="may be left out when only one runs", autocompletion=deployment_names),
-    ] = None,
+    name: DeploymentName = None,
     filter_text: Annotated[
         str, typer.Option("--filter", metavar="EXPR", help="such as 'state:queue node:talker ttft>500'")
     ] = "",
-    since: Annotated[str, typer.Option("--since", metavar="TIME", help="only those that began in the last TIME")] = "",
-    sort: Annotated[str, typer.Option("--sort", metavar="FIELD", help="greatest first; -FIELD: least first")] = "age",
-    limit: Annotated[int, typer.Option("--limit", min=1, max=LIMIT_MOST, help="most rows")] = 50,
+    since: Annotated[
+        str, typer.Option("--since", metavar="TIME", help="only requests that began in the last TIME")
+    ] = "",
+    sort: Annotated[str, typer.Option("--sort", metavar="FIELD", help="largest first; -FIELD: smallest first")] = "age",
+    limit: Annotated[int, typer.Option("--limit", min=1, max=LIMIT_MOST, help="number of rows")] = 50,
     is_watching: Annotated[
         bool,
         typer.Option(
-            "-w", "--watch", help="print again when something changed; NDJSON with -o json, documents with -o yaml"
+            "-w", "--watch", help="print again after each change; NDJSON with -o json, documents with -o yaml"
         ),
     ] = False,
 ) -> None:
-    """List the requests in flight and those that ended lately."""
+    """List requests in flight and recently ended ones."""
     printer = Printer.of(ctx)
     chosen = Filter.parse(filter_text, expressions=True)
     order = order_of(sort)
@@ -84,17 +83,17 @@ def requests(
 
 
 def order_of(text: str) -> tuple[str, bool]:
-    """`-ttft` -> ("ttft", is ascending). Raises UsageError with the nearest field."""
+    """Parse a sort field, such as `-ttft`, into its name and whether it is ascending. Raises UsageError."""
     field = text.removeprefix("-")
     if field not in SORTS:
-        raise UsageError(f"requests are not sorted by {field!r}", hint=did_you_mean(field, SORTS))
+        raise UsageError(f"requests cannot be sorted by {field!r}", hint=did_you_mean(field, SORTS))
     return field, text.startswith("-")
 
 
 def listed(
     admin: AdminClient, chosen: Filter, order: tuple[str, bool], since_s: float | None, limit: int
 ) -> tuple[list[dict[str, Any]], int]:
-    """Rows of now, and how many more there are."""
+    """Return the current rows, and the number of rows beyond the limit."""
     field, is_ascending = order
     is_ours = has_expression(chosen.text)
     arguments: dict[str, Any] = {
@@ -109,18 +108,18 @@ def listed(
 
 
 def request_of(item: Mapping[str, Any]) -> tuple[RequestStatus, float]:
-    """The request of an item, and a time at which it has the item's age."""
+    """Return the request of an item, and the time at which it has the item's age."""
     request = msgspec.convert(dict(item), type=RequestStatus)
     return request, request.started + float(item.get("age_s", 0.0))
 
 
 def has_expression(text: str) -> bool:
-    """Whether a filter holds a term that servers refuse: `/expression/`."""
+    """Return whether a filter contains a regular expression, `/expression/`, which servers refuse."""
     return any(len(word) > 2 and word.lstrip("!").startswith("/") and word.endswith("/") for word in text.split())
 
 
 def watched_rows(store: Store, chosen: Filter, since_s: float | None) -> list[dict[str, Any]]:
-    """The requests of a state that are wanted, as items."""
+    """Return the requests of a store that pass the filter, as items."""
     t = store.t
     taken = [request for request in store.requests.values() if chosen.takes(request, t)]
     return [item_of(r, t) for r in taken if since_s is None or t - r.started <= since_s]
@@ -129,7 +128,7 @@ def watched_rows(store: Store, chosen: Filter, since_s: float | None) -> list[di
 def cut_rows(
     items: list[dict[str, Any]], order: tuple[str, bool], limit: int, cut: int
 ) -> tuple[list[dict[str, Any]], int]:
-    """Items sorted and cut to the limit, and how many are left out. Unknown values come last either way."""
+    """Return items sorted and cut to the limit, and the number left out. Unknown values come last in both orders."""
     field, is_ascending = SORTS[order[0]], order[1]
     known = [item for item in items if item[field] is not None]
     known.sort(key=lambda item: item[field], reverse=not is_ascending)
@@ -138,7 +137,7 @@ def cut_rows(
 
 
 def item_of(request: RequestStatus, t: float) -> dict[str, Any]:
-    """One request as data: base units, as the socket gives it, with its age."""
+    """Return a request as data in base units, with its age."""
     rtf = request.rtf(t)
     facts: dict[str, Any] = {name: getattr(request, name) for name in request.__struct_fields__}
     return {
@@ -150,7 +149,7 @@ def item_of(request: RequestStatus, t: float) -> dict[str, Any]:
 
 
 def for_people(item: dict[str, Any]) -> dict[str, Any]:
-    """The item with its cells as text."""
+    """Return the item with its cells as text."""
     ended = item["ended"] is not None
     walks = [f"{walk} x{count}" if count > 1 else walk for walk, count in item["walks"].items()]
     return {
@@ -173,17 +172,17 @@ def _ms(value: float | None) -> str:
 
 
 def show(items: list[dict[str, Any]], cut: int, printer: Printer) -> None:
-    """The list in the asked-for form."""
+    """Print the list in the format of -o."""
     shown = items if printer.is_machine else [for_people(item) for item in items]
     has_notes = any(item["error"] or item["why"] for item in items)
     columns = COLUMNS if has_notes else COLUMNS[:-1]
-    printer.items("request", shown, columns, truncated=cut, empty="no request")
+    printer.items("request", shown, columns, truncated=cut, empty="no requests")
 
 
 def watch(
     admin: AdminClient, chosen: Filter, order: tuple[str, bool], since_s: float | None, limit: int, printer: Printer
 ) -> None:
-    """Print again whenever something changed, at most once a second; with -o json each changed request as a line."""
+    """Print again after each change, at most once per second; with -o json each changed request as a line."""
     before: dict[int, dict[str, Any]] = {}
     changes, due = -1, 0.0
     sent = "" if has_expression(chosen.text) else chosen.text
@@ -205,5 +204,5 @@ def watch(
 
 
 def lasting(item: dict[str, Any]) -> dict[str, Any]:
-    """The item without what changes by itself."""
+    """Return the item without fields that change with time alone."""
     return {key: value for key, value in item.items() if key not in ("age_s", "rtf")}

@@ -1,4 +1,4 @@
-"""`mstarctl restart`: end every process of a deployment and start it anew, under the same supervisor and spec."""
+"""`mstarctl restart`: restarts every process of a deployment under the same supervisor and specification."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 
 from mstar_core.errors import StartError, Unreachable
 from mstarctl.client.reach import reached
-from mstarctl.complete import deployment_names
+from mstarctl.complete import DeploymentName
 from mstarctl.output import Printer
 from mstarctl.start.progress import PlainView, SilentView, TerminalView
 
@@ -20,10 +20,7 @@ POLL_S = 0.2
 
 def restart(
     ctx: typer.Context,
-    name: Annotated[
-        str | None,
-        typer.Argument(metavar="[NAME]", help="may be left out when only one runs", autocompletion=deployment_names),
-    ] = None,
+    name: DeploymentName = None,
     is_waiting: Annotated[bool, typer.Option("--wait/--no-wait", help="return when it is ready again")] = True,
 ) -> None:
     """Restart a deployment's processes."""
@@ -51,7 +48,7 @@ def restart(
                 printer.say(f"{who} is ready")
                 return
             if head["state"] in ("unhealthy", "failed"):
-                raise StartError(f"{who} did not come back", head["reason"], f"mstarctl logs {who}")
+                raise StartError(f"{who} did not restart", head["reason"], f"mstarctl logs {who}")
             if head["state"] == "stopping":
-                raise Unreachable(f"{who} was stopped meanwhile", head["reason"])
+                raise Unreachable(f"{who} was stopped during the restart", head["reason"])
             time.sleep(POLL_S)

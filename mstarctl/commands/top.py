@@ -1,4 +1,4 @@
-"""`mstarctl top`: the live view of a deployment. Textual is imported only when a terminal is taken over."""
+"""`mstarctl top`: shows a deployment live. Textual is imported only for the full-screen view."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SSH_FPS = "15"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """How to draw, and whether this terminal is on another host."""
+    """Drawing style, and whether the terminal is remote."""
 
     glyphs: Glyphs
     mode: Mode
@@ -45,21 +45,21 @@ class Look:
 
 def top(
     ctx: typer.Context,
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="may be left out when only one runs")] = None,
-    is_once: Annotated[bool, typer.Option("--once", help="print one picture and end")] = False,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="optional if only one runs")] = None,
+    is_once: Annotated[bool, typer.Option("--once", help="print the screen once and end")] = False,
     interval: Annotated[
         float, typer.Option("--interval", metavar="S", min=0.1, max=10, help="seconds between frames; over ssh 0.5")
     ] = 0.25,
     page: Annotated[
         str, typer.Option("--view", metavar="V", help=f"the first screen: {', '.join(PAGES)}")
     ] = "overview",
-    filter_text: Annotated[str, typer.Option("--filter", metavar="EXPR", help="only these requests")] = "",
+    filter_text: Annotated[str, typer.Option("--filter", metavar="EXPR", help="only requests that match")] = "",
     is_readonly: Annotated[bool, typer.Option("--readonly", help="no cancel, no drain")] = False,
-    record: Annotated[Path | None, typer.Option("--record", metavar="F", help="write what comes to a file")] = None,
-    replay: Annotated[Path | None, typer.Option("--replay", metavar="F", help="play such a file")] = None,
-    speed: Annotated[float, typer.Option("--speed", metavar="N", min=1 / 16, max=64, help="of the replay")] = 1.0,
-    is_ascii: Annotated[bool, typer.Option("--ascii", help="no line-drawing characters")] = False,
-    is_mono: Annotated[bool, typer.Option("--mono", help="no colour: bold and reverse")] = False,
+    record: Annotated[Path | None, typer.Option("--record", metavar="F", help="record the frames in a file")] = None,
+    replay: Annotated[Path | None, typer.Option("--replay", metavar="F", help="play a recorded file")] = None,
+    speed: Annotated[float, typer.Option("--speed", metavar="N", min=1 / 16, max=64, help="speed of the replay")] = 1.0,
+    is_ascii: Annotated[bool, typer.Option("--ascii", help="use no line-drawing characters")] = False,
+    is_mono: Annotated[bool, typer.Option("--mono", help="use bold and reverse instead of colours")] = False,
     has_no_mouse: Annotated[bool, typer.Option("--no-mouse", help="leave the mouse to the terminal")] = False,
 ) -> None:
     """Watch a deployment live in the terminal."""
@@ -82,7 +82,7 @@ def top(
         if not (sys.stdin.isatty() and sys.stdout.isatty()):
             raise UsageError("top needs a terminal", "stdin or stdout is none", "mstarctl top --once, or -o json")
         if look.is_remote:
-            # Textual reads these when it is imported.
+            # Textual reads these variables at import.
             os.environ.setdefault("TEXTUAL_FPS", SSH_FPS)
             os.environ.setdefault("TEXTUAL_SMOOTH_SCROLL", "0")
             os.environ.setdefault("TEXTUAL_ANIMATIONS", "none")
@@ -98,7 +98,7 @@ def top(
 
 
 def look_of(printer: Printer, *, is_ascii: bool, is_mono: bool) -> Look:
-    """From flags and the environment. A terminal that says so gets truecolour, others the 16 colours."""
+    """Choose the style from flags and environment: truecolour if the terminal declares it, else 16 colours."""
     depth = os.environ.get("COLORTERM", "").lower()
     term = os.environ.get("TERM", "")
     is_plain = is_mono or not printer.options.color or bool(os.environ.get("NO_COLOR")) or term in ("dumb", "vt100")
@@ -159,7 +159,7 @@ def _run(
 
 
 def crashed(error: Exception, session: Session) -> MstarError:
-    """What is said when the screen itself failed: a file with the traceback and the last snapshot."""
+    """Return the error of a crashed screen, with a file of the traceback and the last snapshot."""
     from mstarctl.top.export import snapshot_json
 
     path = save_traceback(error)

@@ -1,4 +1,4 @@
-"""`mstarctl trace`: where the time of one request went."""
+"""`mstarctl trace`: shows where the time of one request went."""
 
 from __future__ import annotations
 
@@ -22,17 +22,20 @@ WIDTH: Final = 120
 def trace(
     ctx: typer.Context,
     request: Annotated[
-        str, typer.Argument(metavar="REQUEST", help="the client's id of it", autocompletion=request_ids)
+        str,
+        typer.Argument(metavar="REQUEST", help="id of the request, as its client knows it", autocompletion=request_ids),
     ],
     perfetto: Annotated[
         Path | None, typer.Option("--perfetto", metavar="FILE", help="write a file for ui.perfetto.dev instead")
     ] = None,
     handle: Annotated[
-        int | None, typer.Option("--handle", help="which of several with this id; see requests -o wide")
+        int | None, typer.Option("--handle", help="one of several requests with this id; see requests -o wide")
     ] = None,
     deployment: Annotated[
         str | None,
-        typer.Option("--deployment", metavar="NAME", help="when several know it", autocompletion=deployment_names),
+        typer.Option(
+            "--deployment", metavar="NAME", help="needed if several know the request", autocompletion=deployment_names
+        ),
     ] = None,
 ) -> None:
     """Show one request as a waterfall: where its time went."""

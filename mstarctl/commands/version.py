@@ -1,4 +1,4 @@
-"""`mstarctl version`: the tool, what runs, the versions of the admin socket and the plugin API, the plugins."""
+"""`mstarctl version`: shows versions of the tool, running deployments, admin and plugin APIs, and plugins."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def version(ctx: typer.Context) -> None:
 
 
 def running_servers(options: GlobalOptions) -> list[dict[str, Any]]:
-    """The versions of what runs here; with --context or --socket of the one that answers there."""
+    """Return the versions of running deployments of this host, or of the one that --context or --socket reaches."""
     from mstar_core.errors import MstarError
     from mstarctl.client.admin import AdminClient
     from mstarctl.client.deployments import ANSWER_S
@@ -56,7 +56,7 @@ def running_servers(options: GlobalOptions) -> list[dict[str, Any]]:
         if run.holder() is not None:
             try:
                 made.append(_server(AdminClient.of(run, ANSWER_S)))
-            except MstarError:  # silent: `ps` says so
+            except MstarError:  # a silent supervisor; `ps` reports it
                 continue
     return made
 

@@ -1,4 +1,4 @@
-"""A deployment, running or ended: state, placement, processes, folders, the last cause."""
+"""A deployment in `describe`, running or ended: state, placement, processes, directories, last cause."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from mstar_core.config.deployment import DeploymentSpec
 from mstarctl.client import Known
 from mstarctl.client.log_lines import place_of_last_error
 from mstarctl.output import age_text, duration_text, size_text
+from mstarctl.output.units import counted
 
 
 def deployment_item(known: Known) -> dict[str, Any]:
-    """A deployment as data: what its supervisor says, or how it ended."""
+    """Return a deployment as data: its supervisor's snapshot, or its outcome."""
     if not known.is_running:
         log_dir = None if known.log_dir is None else str(known.log_dir)
         return {**known.outcome, "name": known.name, "state": known.state, "log_dir": log_dir}
@@ -30,7 +31,7 @@ def deployment_item(known: Known) -> dict[str, Any]:
 
 
 def _recorded(known: Known) -> dict[str, Any]:
-    """What its own files say; nothing on another host."""
+    """Return the facts of its run directory; none on another host."""
     if known.run is None:
         return {}
     try:
@@ -47,7 +48,7 @@ def _recorded(known: Known) -> dict[str, Any]:
 
 
 def deployment_lines(known: Known) -> Iterator[str]:
-    """A deployment for people."""
+    """Return a deployment as lines of text."""
     item = deployment_item(known)
     yield f"{known.name}  {known.state}" + (f"  {age_text(item['age_s'])}" if item.get("age_s") is not None else "")
     if item.get("reason"):
@@ -75,11 +76,13 @@ def _running_lines(item: dict[str, Any]) -> Iterator[str]:
     yield f"  config    {item.get('config')}"
     ready = "not yet" if item.get("ready_s") is None else f"after {duration_text(item['ready_s'])}"
     yield f"  ready     {ready}   restarts {item.get('restarts')}"
-    yield f"  requests  {item.get('running')} run, {item.get('waiting')} wait; {item.get('finished')} finished, " + (
-        f"{item.get('failed')} failed, {item.get('cancelled')} cancelled, {item.get('refused')} refused"
+    yield (
+        f"  requests  {item.get('running')} running, {item.get('waiting')} waiting; {item.get('finished')} finished, "
+        + (f"{item.get('failed')} failed, {item.get('cancelled')} cancelled, {item.get('refused')} refused")
     )
     if item.get("pages_total"):
-        yield f"  pages     {item['pages_used']} of {item['pages_total']} in use; {item['preempted']} preemptions"
+        pages = f"{item['pages_used']} of {item['pages_total']} in use"
+        yield f"  pages     {pages}; {counted(item['preempted'], 'preemption')}"
     if item.get("transport"):
         yield f"  tensors   {item['transport']}"
     for line in item.get("unused", []):
@@ -96,7 +99,7 @@ def _process_line(child: dict[str, Any]) -> str:
 
 
 def cause_lines(known: Known) -> Iterator[str]:
-    """Why it is not well, or was not before it was restarted."""
+    """Return the lines of the last cause, if there is one."""
     cause = known.cause
     if cause is None:
         return

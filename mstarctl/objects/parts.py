@@ -1,4 +1,4 @@
-"""Parts of a running deployment: a rank, a node, a GPU, a request. Data from the snapshot, lines for people."""
+"""Parts of a deployment in `describe`: a rank, a node, a GPU, a request; as data and as lines of text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SECONDS: Final = ("age_s", "audio_s", "ahead_s")
 
 
 def rank_item(known: Known, number: str) -> dict[str, Any]:
-    """One rank: device, nodes, process, memory, readings. Raises NotFound."""
+    """Return a rank: device, nodes, process, memory, readings. Raises NotFound."""
     ranks = known.snapshot["ranks"]
     if number not in ranks:
         raise missing("rank", number, ranks, known.name)
@@ -33,7 +33,7 @@ def rank_item(known: Known, number: str) -> dict[str, Any]:
 
 
 def node_item(known: Known, name: str) -> dict[str, Any]:
-    """One node on every rank that holds it, with the edges that lead in and out. Raises NotFound with the nearest."""
+    """Return a node on every rank that runs it, with its edges. Raises NotFound with the nearest name."""
     placed = [rank for rank in known.ranks if name in rank["nodes"]]
     if not placed:
         raise missing("node", name, {node for rank in known.ranks for node in rank["nodes"]}, known.name)
@@ -51,7 +51,7 @@ def node_item(known: Known, name: str) -> dict[str, Any]:
 
 
 def gpu_item(known: Known | None, index: str) -> dict[str, Any]:
-    """One GPU of the host: readings, which ranks use it, which deployment holds it. Raises NotFound."""
+    """Return a GPU of the host: readings, and the deployment that has locked it. Raises NotFound."""
     found: dict[str, dict[str, Any]] = dict(known.snapshot["gpus"]) if known is not None else {}
     is_here = known is None or known.run is not None
     for number, gpu in enumerate([] if found or not is_here else gpus()):
@@ -74,9 +74,9 @@ def gpu_item(known: Known | None, index: str) -> dict[str, Any]:
 
 
 def _no_gpus(known: Known | None, index: str, *, is_here: bool) -> NotFound:
-    """There is no GPU at all: what the ranks run on instead, and what to look at."""
+    """Return the error for a host without GPUs, with the devices of the ranks."""
     causes = ["the driver of this host reports no GPU"] if is_here else []
-    hints = ["mstarctl doctor shows what was looked for"] if is_here else []
+    hints = ["mstarctl doctor checks for GPUs"] if is_here else []
     if known is not None and known.ranks:
         causes.insert(0, "it runs " + ", ".join(f"rank {rank['rank']} on {rank['device']}" for rank in known.ranks))
         hints.insert(0, f"mstarctl describe rank/{known.ranks[0]['rank']}")
@@ -85,7 +85,7 @@ def _no_gpus(known: Known | None, index: str, *, is_here: bool) -> NotFound:
 
 
 def missing(kind: str, name: str, known: Any, where: str) -> NotFound:
-    """There is no such part; the nearest is named as it would be typed."""
+    """Return the error for an unknown part; the hint gives the nearest as KIND/NAME."""
     hint = did_you_mean(name, known) if known else ""
     if hint.startswith("did you mean"):
         hint = hint.replace("did you mean '", f"did you mean '{kind}/", 1)
@@ -98,7 +98,7 @@ def _values(known: Known, prefix: str) -> dict[str, float]:
 
 
 def part_lines(title: str, item: dict[str, Any]) -> Iterator[str]:
-    """A part for people: what is known, sizes and times in units; what is empty is left out."""
+    """Return a part as lines of text, with units; empty values are omitted."""
     yield title
     for key, value in item.items():
         if key in ("name", "deployment", "rank") or value in (None, "", {}, []):
@@ -122,7 +122,7 @@ def _says(word: str, fact: Any, title: str) -> bool:
 
 
 def shown(key: str, value: Any) -> str:
-    """One value with its unit, by the name of its field."""
+    """Format a value with its unit, which the name of its field implies."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int | float):

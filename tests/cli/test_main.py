@@ -72,7 +72,7 @@ def test_no_words_at_all_show_the_help(cli: Cli) -> None:
 def test_an_unknown_command_names_the_nearest(cli: Cli) -> None:
     said = cli("plugin")
     assert said.code == 2
-    assert said.err == "error: no command 'plugin'; did you mean 'plugins'?  [usage, exit 2]\n"
+    assert said.err == "error: unknown command 'plugin'; did you mean 'plugins'?  [usage, exit 2]\n"
 
 
 @pytest.mark.parametrize(

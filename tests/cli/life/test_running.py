@@ -65,7 +65,7 @@ def test_a_running_deployment_is_listed_described_drained_and_stopped(tool: Cli,
     assert tool("down", "--grace", "60s").code == 0
     assert started.process.wait(60) == 0
     again = tool("down", "fake")
-    assert (again.code, "nothing to stop" in again.err) == (ExitCode.NOT_FOUND, True)
+    assert (again.code, "is not running" in again.err) == (ExitCode.NOT_FOUND, True)
     assert tool("ps").code == 0 and tool("ps", "fake", "-o", "json").items[0]["state"] == "stopped"
     assert "deployment.stopped" in tool("logs", "fake").out
 
