@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 import time
 from typing import Annotated
 
@@ -13,7 +11,7 @@ from mstar_core.errors import StartError, Unreachable
 from mstarctl.client.reach import reached
 from mstarctl.complete import DeploymentName
 from mstarctl.output import Printer
-from mstarctl.start.progress import PlainView, SilentView, TerminalView
+from mstarctl.start.progress import view_of
 
 POLL_S = 0.2
 
@@ -32,13 +30,7 @@ def restart(
         printer.say(f"{who}: draining, then restarting")
         if not is_waiting:
             return
-        view = (
-            SilentView()
-            if printer.options.quiet
-            else TerminalView(sys.stderr, shutil.get_terminal_size().columns)
-            if sys.stderr.isatty()
-            else PlainView(sys.stderr)
-        )
+        view = view_of(is_quiet=printer.options.quiet)
         while True:
             snapshot = admin.snapshot()
             head = snapshot["deployment"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 import signal
 import stat
 import subprocess
@@ -27,7 +26,7 @@ from mstarctl.start.example import example_call
 from mstarctl.start.launch import Started, failure_of, launch, wait_end, wait_ready
 from mstarctl.start.options import UpOptions, up_signature
 from mstarctl.start.plan import Planned, make_planned
-from mstarctl.start.progress import PlainView, SilentView, TerminalView, View, ready_line
+from mstarctl.start.progress import ready_line, view_of
 
 LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 SHOWN_EVENTS: Final = (
@@ -134,20 +133,11 @@ def show_dry(planned: Planned, printer: Printer) -> None:
     printer.item("deployment", item, lines)
 
 
-def view_of(printer: Printer) -> View:
-    """Return the progress view: redrawn on a terminal, line by line elsewhere, none with -q."""
-    if printer.options.quiet:
-        return SilentView()
-    if sys.stderr.isatty():
-        return TerminalView(sys.stderr, shutil.get_terminal_size().columns)
-    return PlainView(sys.stderr)
-
-
 def run_detached(started: Started, planned: Planned, printer: Printer, *, is_waiting: bool) -> None:
     """Return when the deployment is ready, or as soon as its supervisor answers. Ctrl-C ends only the wait."""
     try:
         with _interruptible():
-            snapshot = wait_ready(started, view_of(printer).show, until_known=not is_waiting)
+            snapshot = wait_ready(started, view_of(is_quiet=printer.options.quiet).show, until_known=not is_waiting)
     except KeyboardInterrupt:
         printer.say(f"\n{started.spec.name} is still starting, pid {started.process.pid}")
         _say_next(planned, printer)
@@ -171,7 +161,7 @@ def run_attached(started: Started, planned: Planned, printer: Printer) -> None:
         while True:
             try:
                 if not is_ready and presses == 0:
-                    snapshot = wait_ready(started, view_of(printer).show)
+                    snapshot = wait_ready(started, view_of(is_quiet=printer.options.quiet).show)
                     is_ready, seen = True, int(snapshot["deployment"]["last_event"])
                     _say_ready(snapshot, planned, printer)
                     printer.say("  Ctrl-C drains and stops it")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -175,3 +177,12 @@ class SilentView:
 
 
 View = TerminalView | PlainView | SilentView
+
+
+def view_of(*, is_quiet: bool) -> View:
+    """Return the view for stderr: redrawn on a terminal, line by line elsewhere, none with -q."""
+    if is_quiet:
+        return SilentView()
+    if sys.stderr.isatty():
+        return TerminalView(sys.stderr, shutil.get_terminal_size().columns)
+    return PlainView(sys.stderr)

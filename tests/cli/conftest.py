@@ -16,7 +16,7 @@ from tests.plugin.toy import install
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What one command line did."""
+    """Result of one command line."""
 
     code: int
     out: str

@@ -1,4 +1,4 @@
-"""The pages on plugins and deployment files say what the code does."""
+"""Pages on plugins and deployment files agree with the code."""
 
 from __future__ import annotations
 

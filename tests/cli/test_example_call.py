@@ -1,4 +1,4 @@
-"""The call that `up` suggests for each model."""
+"""Example call of `up` for each model."""
 
 from __future__ import annotations
 

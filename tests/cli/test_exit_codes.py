@@ -1,4 +1,4 @@
-"""Every exit code by a command line that really ends so, with the error on stderr and nothing on stdout."""
+"""A command line for every exit code, with the error on stderr and nothing on stdout."""
 
 from __future__ import annotations
 

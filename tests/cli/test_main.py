@@ -1,4 +1,4 @@
-"""The command line itself: table, global flags, errors, exit codes."""
+"""Command line: table of commands, global flags, errors, exit codes."""
 
 from __future__ import annotations
 

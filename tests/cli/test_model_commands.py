@@ -1,4 +1,4 @@
-"""models, config and plugins as an operator meets them."""
+"""Commands `models`, `config` and `plugins`, in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trace as text and as a file of trace events; requests as rows; metrics as data."""
+"""Trace as text and as trace-event file, rows of requests, metrics as data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The api's client: lines however they are cut, errors before and in a stream, WAV files that are whole at any end."""
+"""ApiClient: lines of any fragmentation, errors before and in a stream; WAV files that are valid at any end."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def streamed(*parts: bytes) -> Answer:
 
 
 @given(st.lists(st.text(max_size=20), max_size=6), st.data())
-def test_lines_are_the_same_however_the_body_is_cut(texts: list[str], data: st.DataObject) -> None:
+def test_lines_do_not_depend_on_the_fragmentation_of_the_body(texts: list[str], data: st.DataObject) -> None:
     # Text holds every separator that JSON leaves alone: U+2028, U+0085 and others.
     body = b"\n".join(
         line("text", text.encode("utf-8", "surrogatepass"), note=text.encode("utf-8", "replace").decode())
@@ -84,7 +84,7 @@ def test_an_error_in_the_middle_comes_after_what_was_before_it() -> None:
 @pytest.mark.parametrize(
     "body", [b"", line("audio", b"\1\2"), line("audio", b"\1\2")[:-9]], ids=["empty", "no done", "cut"]
 )
-def test_a_body_that_breaks_off_is_never_taken_for_whole(body: bytes) -> None:
+def test_a_body_that_breaks_off_is_an_error(body: bytes) -> None:
     with client(streamed(body)) as api, pytest.raises(TransportError, match="broke off"):
         list(api.generate(outputs=("audio",), text="hi"))
 
@@ -99,7 +99,7 @@ def test_a_body_that_breaks_off_is_never_taken_for_whole(body: bytes) -> None:
         (504, MstarError, ExitCode.TIMED_OUT),
     ],
 )
-def test_a_refusal_keeps_the_words_of_the_api(status: int, kind: type[MstarError], code: ExitCode) -> None:
+def test_an_error_keeps_the_message_of_the_api(status: int, kind: type[MstarError], code: ExitCode) -> None:
     body = {"detail": "no", "error": {"message": "voice is x", "code": "some_code", "param": "voice"}}
     answer = httpx.Response(status, json=body, headers={"Retry-After": "7"})
     with client(lambda request: answer) as api, pytest.raises(kind) as caught:
@@ -107,7 +107,7 @@ def test_a_refusal_keeps_the_words_of_the_api(status: int, kind: type[MstarError
     assert (caught.value.title, caught.value.code, caught.value.exit_code) == ("voice is x", "some_code", code)
 
 
-def test_an_answer_that_is_no_json_is_still_an_error() -> None:
+def test_a_response_without_json_is_an_error() -> None:
     with client(lambda request: httpx.Response(502, content=b"<html>bad gateway")) as api:
         with pytest.raises(MstarError, match="bad gateway"):
             list(api.generate(outputs=("text",), text="hi"))

@@ -1,4 +1,4 @@
-"""What every test of the clients uses: an api with a model of every modality, and a thread to speak to it from."""
+"""Fixtures of the client tests: an api with a model of every modality, and a thread for the synchronous client."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def in_thread(work: Callable[[MStarClient], T], url: str, **options: Any) 
 
 
 def told(command: list[str], folder: Path) -> str:
-    """What a command prints. Fails when it does."""
+    """Return the output of a command. Fails if the command fails."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=100, check=False

@@ -1,4 +1,4 @@
-"""Errors of the client: one class for each kind of answer, the api's own words, when a request is sent again."""
+"""Errors of the client: one class per kind of response, the api's messages, and retries."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def client(answer: Answer, **options: Any) -> MStarClient:
         (504, RequestTimeoutError, ExitCode.TIMED_OUT),
     ],
 )
-def test_each_status_has_its_class_and_keeps_the_words_of_the_api(
+def test_each_status_has_its_class_and_keeps_the_message_of_the_api(
     status: int, kind: type[ClientError], exit_code: ExitCode
 ) -> None:
     body = {"detail": "no", "error": {"message": "voice is x", "type": "t", "code": "some_code", "param": "voice"}}
@@ -75,7 +75,7 @@ def test_each_status_has_its_class_and_keeps_the_words_of_the_api(
     assert error.response is not None and error.response.json() == body
 
 
-def test_an_answer_that_is_no_json_is_still_an_error() -> None:
+def test_a_response_without_json_is_an_error() -> None:
     with client(lambda request: httpx.Response(502, content=b"<html>bad gateway")) as api:
         with pytest.raises(ClientError, match="bad gateway") as caught:
             api.generate(text="hi")
@@ -84,7 +84,7 @@ def test_an_answer_that_is_no_json_is_still_an_error() -> None:
         api.generate(text="hi")
 
 
-async def test_what_a_real_api_refuses() -> None:
+async def test_errors_of_a_real_api() -> None:
     def failure(work: Callable[[MStarClient], object], **options: Any) -> Any:
         async def run() -> ClientError:
             with pytest.raises(ClientError) as caught:
@@ -106,7 +106,7 @@ async def test_what_a_real_api_refuses() -> None:
         assert isinstance(late, RequestTimeoutError) and late.code == "timeout" and late.request_id
 
 
-async def test_a_request_id_in_flight_is_a_conflict_and_a_full_queue_is_told_with_the_time_to_wait() -> None:
+async def test_a_request_id_in_flight_is_a_conflict_and_a_full_queue_gives_a_retry_time() -> None:
     def work(url: str) -> tuple[ClientError, ClientError]:
         with MStarClient(url) as one:
             stream = one.stream(text="hi", output_modalities="audio", request_id="mine")
@@ -125,13 +125,13 @@ async def test_a_request_id_in_flight_is_a_conflict_and_a_full_queue_is_told_wit
 
 @contextmanager
 def nobody() -> Iterator[str]:
-    """An address where nothing listens: its port is taken, so that nobody else begins to."""
+    """Yield an address where nothing listens. Its port stays bound, so that no other process takes it."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{taken.getsockname()[1]}"
 
 
-def test_where_nothing_answers_the_error_says_so() -> None:
+def test_an_address_without_a_server_is_unreachable() -> None:
     with (
         nobody() as url,
         MStarClient(url) as api,
@@ -141,7 +141,7 @@ def test_where_nothing_answers_the_error_says_so() -> None:
     assert (caught.value.code, caught.value.status, caught.value.response) == ("unreachable", 503, None)
 
 
-def test_a_server_that_stays_silent_is_left_after_the_time_out() -> None:
+def test_a_silent_server_times_out() -> None:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen()
@@ -159,7 +159,7 @@ def test_a_server_that_stays_silent_is_left_after_the_time_out() -> None:
 
 
 class Tries:
-    """A server that gives its answers one after the other; the last one for good. waited: what the client slept."""
+    """A server that gives its responses in order and repeats the last. waited: the sleeps of the client."""
 
     def __init__(self, *answers: httpx.Response | Exception, retries: int) -> None:
         self.answers = list(answers)
@@ -183,7 +183,7 @@ BARE = httpx.Response(503, content=b"upstream")
 NO_ROUTE = httpx.ConnectError("refused")
 
 
-def test_what_never_started_is_sent_again_after_the_time_that_the_server_names() -> None:
+def test_a_request_that_has_not_started_is_retried_after_the_delay_of_the_server() -> None:
     tries = Tries(NO_ROUTE, FULL, STARTING, BARE, OK, retries=4)
     call = generate_call(text="hi", images=b"\x89PNG", model_kwargs={})
     assert run(tries.http.fetch(call)).status_code == 200
@@ -210,14 +210,14 @@ def test_without_retries_and_once_they_are_used_up_the_error_is_the_last_one() -
     ],
     ids=str,
 )
-def test_what_may_have_started_is_never_sent_again(what: httpx.Response | Exception) -> None:
+def test_a_request_that_may_have_started_is_never_retried(what: httpx.Response | Exception) -> None:
     tries = Tries(what, retries=5)
     with pytest.raises(ClientError):
         run(tries.http.fetch(get_call("/x")))
     assert len(tries.bodies) == 1 and tries.waited == []
 
 
-async def test_a_full_queue_of_a_real_api_is_waited_for() -> None:
+async def test_a_full_queue_of_a_real_api_is_retried() -> None:
     waited: list[float] = []
 
     def work(url: str) -> None:
@@ -243,12 +243,12 @@ async def test_a_full_queue_of_a_real_api_is_waited_for() -> None:
         assert len(api.fake.requests) == 2
 
 
-def test_waits_double_up_to_a_limit_where_the_server_names_no_time() -> None:
+def test_delays_double_up_to_a_limit() -> None:
     error = UnavailableError("x", status=503, code="unreachable")
     assert [retry_delay_s(error, attempt, 7) for attempt in range(8)] == [0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0, None]
 
 
-def test_errors_are_those_of_requests_too_where_a_program_has_loaded_it() -> None:
+def test_errors_are_also_those_of_requests_if_it_is_loaded() -> None:
     import requests  # of the development requirements
 
     body = {"error": {"message": "no", "code": "c", "param": None}}
@@ -273,7 +273,7 @@ def test_without_requests_the_classes_are_plain(monkeypatch: pytest.MonkeyPatch)
     assert like_requests(OverloadedError, "HTTPError") is OverloadedError
 
 
-def test_an_error_travels_between_processes() -> None:
+def test_an_error_can_be_pickled() -> None:
     answer = httpx.Response(429, json={"error": {"message": "full", "code": "queue_full", "param": "x"}})
     with client(lambda request: answer) as api, pytest.raises(OverloadedError) as caught:
         api.generate(text="hi")

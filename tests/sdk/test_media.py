@@ -1,4 +1,4 @@
-"""What callers may give as media, what is sent of it, and arrays in every form that the server sends."""
+"""Media that callers pass, the files that are sent, and arrays in every format of the server."""
 
 from __future__ import annotations
 

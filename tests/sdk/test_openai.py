@@ -132,7 +132,7 @@ async def test_a_stream_that_fails_is_cut_and_never_looks_whole(api: Api) -> Non
             with pytest.raises(broken):
                 async for _ in pieces:
                     pass
-        # and the cause is told afterwards
+        # the cause is available afterwards
         state = await api.client.get(f"/v1/requests/{answer.headers['X-Request-ID']}")
         assert state.json()["error"]["code"] == "engine_error"
 

@@ -1,4 +1,4 @@
-"""Sessions of the caller: an httpx.Client, a requests.Session; and what goes over the wire with them."""
+"""A caller's httpx.Client or requests.Session, and the bytes that are sent through them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clients written for the earlier system send, byte by byte, and what they read of the answers."""
+"""Requests of clients written for the earlier system, byte by byte, and the responses that they read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files go in the order in which their kinds stand on the command line."""
+"""Order of files in a request: that of their kinds on the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A control loop against a clock that only moves when something takes time."""
+"""Control loop of `call --rate`, with a fake clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers of every kind as files: sound, pictures, arrays in three forms, text; and what --out may be."""
+"""Answers as files: audio, images, arrays in three formats, text; and the values of --out."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ __all__ = ["make_spec", "play", "runtime", "start"]
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What one command line did."""
+    """Result of one command line."""
 
     code: int
     out: str
@@ -36,7 +36,7 @@ Cli = Callable[..., Said]
 
 @pytest.fixture
 def tool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], runtime: Path) -> Cli:
-    """Run one command line and tell its exit code, stdout and stderr."""
+    """Run one command line and return its exit code, stdout and stderr."""
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.chdir(tmp_path)
@@ -51,5 +51,5 @@ def tool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.Capture
 
 
 def own_port() -> tuple[str, str]:
-    """Options of an api that takes no port of anybody else: the usual one may be taken on any machine."""
+    """Return options for a free api port, because the default may be taken on any machine."""
     return "--port", str(free_port())

@@ -1,4 +1,4 @@
-"""A configuration that changed under a running deployment: what it runs with against its file as it is now."""
+"""`config diff` of a running deployment against its changed file."""
 
 from __future__ import annotations
 
@@ -45,5 +45,5 @@ def test_what_changed_since_the_start_is_shown_with_its_places(tool: Cli, start:
 
 def test_one_side_alone_is_compared_with_nothing(tool: Cli) -> None:
     said = tool("config", "diff", "orpheus")
-    assert (said.code, "nothing to compare" in said.err) == (ExitCode.USAGE, True)
+    assert (said.code, "only a deployment can be compared" in said.err) == (ExitCode.USAGE, True)
     assert tool("config", "diff", "deployment/none").code == ExitCode.NOT_FOUND

@@ -1,4 +1,4 @@
-"""Several starts at once: one name, one port, one GPU; exactly one wins and the other says who did."""
+"""Concurrent starts with one name, port or GPU: exactly one succeeds, and the other names it."""
 
 from __future__ import annotations
 

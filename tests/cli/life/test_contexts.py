@@ -1,4 +1,4 @@
-"""Deployments of another host, through a program that stands for ssh: the same words, the same answers."""
+"""Deployments of another host through a fake ssh: commands and output are the same as on this host."""
 
 from __future__ import annotations
 

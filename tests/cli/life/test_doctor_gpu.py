@@ -1,4 +1,4 @@
-"""The GPU checks of doctor: what fails names the package and the command, and nothing imports torch."""
+"""GPU checks of doctor: a failed check names the package and the command, and nothing imports torch."""
 
 from __future__ import annotations
 

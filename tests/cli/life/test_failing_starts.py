@@ -1,4 +1,4 @@
-"""`up` of starts that fail, one in each phase: the root cause stands in the last lines, once, with a line to open."""
+"""Failed starts, one per phase: the last lines of `up` give the root cause once, with the line of the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`models fetch`: a folder that is whole, or the reason why there is none."""
+"""`models fetch`: a complete directory, or the reason of the failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `up` says of GPUs that are taken, full or not there, from readings as the driver's tool gives them."""
+"""Errors of `up` for GPUs that are taken, full or missing, from the output of a fake nvidia-smi."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ esac
 
 @pytest.fixture
 def two_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tool: Cli) -> Path:
-    """A host whose nvidia-smi tells of two GPUs, the first one partly taken; torch is built for them."""
+    """A host whose nvidia-smi lists two GPUs, the first one partly used; torch is built for them."""
     smi = tmp_path / "bin" / "nvidia-smi"
     smi.parent.mkdir()
     smi.write_text(ANSWERS)
@@ -45,7 +45,7 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tool: Cli) -> Path
 
 
 def checkpoint(folder: Path, gib: float) -> Path:
-    """A folder whose one safetensors file says that it holds so much in bfloat16; no tensor is in it."""
+    """Create a directory with one safetensors file whose header declares `gib` of bfloat16 weights, without data."""
     header = {"w": {"dtype": "F32", "shape": [round(gib * GIB / 2)], "data_offsets": [0, 0]}}
     text = json.dumps(header).encode()
     folder.mkdir()

@@ -1,4 +1,4 @@
-"""How a start looks, from snapshots; and times as people write them."""
+"""Progress views of a start, from snapshots; and durations of the command line."""
 
 from __future__ import annotations
 

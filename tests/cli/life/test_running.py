@@ -1,4 +1,4 @@
-"""ps, describe, logs, events, drain, resume and down against a deployment of fake children."""
+"""Commands ps, describe, logs, events, drain, resume and down on a deployment of fake children."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_what_a_killed_supervisor_left_is_called_stale(tool: Cli, start: Launch)
     os.kill(started.process.pid, signal.SIGKILL)
     started.process.wait(60)
     said = tool("ps")
-    assert "stale" in said.out and "mstarctl up cleans it" in said.err
+    assert "stale" in said.out and "cleans it up" in said.err
     assert RunDirectory.of("fake").holder() is None
     assert "stale deployments" in tool("doctor").out
 

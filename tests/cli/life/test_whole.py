@@ -1,4 +1,4 @@
-"""Every live command on one real deployment of the miniature: up, call, look, trace, cancel, a killed worker, down."""
+"""Every live command on one real deployment of the miniature: up, call, ps, trace, cancel, a killed worker, down."""
 
 from __future__ import annotations
 
@@ -266,7 +266,7 @@ def test_a_worker_killed_during_the_start_is_the_last_thing_that_up_says() -> No
 
 
 def started_without_its_worker() -> tuple[int, str]:
-    """What a start ends with, and says, whose worker is killed as soon as it is there."""
+    """Return exit code and stderr of a start whose worker is killed as soon as it exists."""
     folder = Path(tempfile.mkdtemp(prefix="mst-"))
     words = ("up", "orpheus:tiny", "-d", "--name", "other", "--host", "127.0.0.1", "--port", str(free_port()))
     with mstarctl(folder, *words, "--cache-dir", str(cache_dir())) as up:
