@@ -1,10 +1,10 @@
-"""The codec's steps on one GPU: by number of windows, and beside a decode loop. Random weights in the official shapes.
+"""Codec steps on one GPU, by number of windows and beside a decode loop. Random weights in the official shapes.
 
 Run from the repository root: `python bench/gpu_codec.py [--out FILE]`. Prints JSON: device time of a captured step,
-the host's time in the engine's launch and collect, the error against float64, what warming costs, and how much a
-memory-bound loop (112 products of 32 rows with 5.6 GB of bfloat16 weights, one graph: the size of a decode step)
-slows down when every seventh of its steps brings a codec step: on its own stream, on the codec's own, and with the
-loop's stream given priority, also with tiles that end sooner.
+host time of the engine's launch and collect, error against float64, and warm-up time. It also measures how much a
+memory-bound loop of the size of a decode step (112 GEMMs of 32 rows with 5.6 GB of bfloat16 weights, one CUDA graph)
+slows down if every seventh step has a codec step: on the loop's stream, on a stream of the codec, and with priority for
+the loop's stream, also with smaller tiles.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ IDS_PER_WINDOW, STEPS, PRODUCTS = 7, 210, 112
 
 
 class Feeder:
-    """Plays the worker for the codec: so many streams, one window of each per step."""
+    """Worker loop for the codec: a number of streams with one window each per step."""
 
     def __init__(self, vocoder: Vocoder, streams: int) -> None:
         device = torch.device("cuda", 0)
@@ -59,7 +59,7 @@ class Feeder:
             self.engine.open(Handle(handle), SamplingParams(), 1)
 
     def launch(self) -> None:
-        """One step of every stream; what the oldest brought is collected when it is done."""
+        """Run one step of every stream, and collect the oldest step if it is done."""
         for handle in range(len(self.windows)):
             job = Job(
                 key=JobKey(self.count), handle=Handle(handle), inputs={"window": self.windows[handle]},
@@ -72,7 +72,7 @@ class Feeder:
         self.launch_us.append((time.perf_counter() - start) * 1e6)
 
     def collect(self, *, waits: bool) -> None:
-        """Collect steps that are done, or all."""
+        """Collect finished steps, or all."""
         while self.flight and (waits or self.engine.is_done(self.flight[0])):
             torch.cuda.synchronize() if waits else None
             start = time.perf_counter()
@@ -82,7 +82,7 @@ class Feeder:
 
 
 def by_windows(vocoder: Vocoder) -> dict[str, Any]:
-    """Device and host time of a step for each number of windows."""
+    """Measure device and host time of a step for each number of windows."""
     found = {}
     for rows in WINDOWS:
         window = torch.randint(OFFSET, OFFSET + 4096, (rows, 28), device="cuda")
@@ -101,7 +101,7 @@ def by_windows(vocoder: Vocoder) -> dict[str, Any]:
 
 
 def decode_loop(stream: torch.cuda.Stream) -> Callable[[], None]:
-    """A memory-bound step as a graph, captured and replayed on a stream."""
+    """A memory-bound step as a CUDA graph on a stream."""
     weights = [torch.randn(3072, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(PRODUCTS)]
     x = torch.randn(32, 3072, device="cuda", dtype=torch.bfloat16)
     out = torch.empty(32, 8192, device="cuda", dtype=torch.bfloat16)
@@ -115,7 +115,7 @@ def decode_loop(stream: torch.cuda.Stream) -> Callable[[], None]:
 
 
 def beside(vocoder: Vocoder, streams: int, main: torch.cuda.Stream, *, is_apart: bool) -> dict[str, float]:
-    """Milliseconds of the loop's steps with a codec step of `streams` windows every seventh; 0 streams: alone."""
+    """Measure milliseconds per loop step with a codec step of `streams` windows every seventh step (0: none)."""
     with torch.cuda.stream(main):
         replay = decode_loop(main)
         feeder = Feeder(vocoder, streams)
@@ -147,13 +147,13 @@ def beside(vocoder: Vocoder, streams: int, main: torch.cuda.Stream, *, is_apart:
 
 
 def short_tile(kind: str, rows: int, columns: int) -> Tile:
-    """The usual tile, but none that keeps a multiprocessor for long."""
+    """Return the usual tile, limited to tiles with a short run time."""
     cut = tile(kind, rows, columns)
     return cut if cut.bm * cut.bn <= 64 * 64 else Tile(bm=64, bn=64)
 
 
 def environment() -> dict[str, Any]:
-    """What it ran on."""
+    """Return the environment of the measurement."""
     import triton
 
     query = ["nvidia-smi", "--query-gpu=name,driver_version,clocks.sm,clocks.mem", "--format=csv,noheader"]
@@ -165,7 +165,7 @@ def environment() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()

@@ -1,7 +1,7 @@
-"""Tiles and precisions of the codec's kernels on one GPU: which cut is fastest per layer, and what each costs in error.
+"""Tiles and precisions of the codec's kernels on one GPU: the fastest tile per layer, and the error of each precision.
 
 Run from the repository root: `python bench/gpu_codec_tiles.py [--out FILE]`. Random weights in the official SNAC
-shapes. Kernels are compiled side by side in child processes first.
+shapes. Child processes compile the kernels in parallel first.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CHILDREN = 14
 
 
 def decoder() -> Snac:
-    """Official shapes; snakes of many slopes, so that an error in one is seen."""
+    """Build the official shapes, with different slopes per snake so that an error in one is visible."""
     torch.manual_seed(3)
     with torch.device("cuda"):
         snac = Snac(CODEC).eval().requires_grad_(False)
@@ -53,7 +53,7 @@ def decoder() -> Snac:
 
 
 def layer(fused: FusedDecoder, name: str, rows: int) -> Callable[[], object]:
-    """A call of one layer on random input."""
+    """Return a call of one layer on random input."""
     spans = fused.spans(4, KEEP)
     if name == "mixing":
         latent = torch.randn(rows * 16, CODEC.latent, device="cuda")
@@ -72,7 +72,7 @@ def layer(fused: FusedDecoder, name: str, rows: int) -> Callable[[], object]:
 
 
 def captured_us(call: Callable[[], object], count: int = 10) -> float:
-    """Microseconds of one call, from replays of a graph of `count`: the median of nine."""
+    """Measure microseconds per call: the median of nine replays of a CUDA graph with `count` calls."""
     call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -95,7 +95,7 @@ def captured_us(call: Callable[[], object], count: int = 10) -> float:
 
 
 def compile_share(share: int) -> None:
-    """Compile this child's part of the kernels."""
+    """Compile this process's part of the kernels."""
     snac = decoder()
     tasks = [(name, cut) for name in LAYERS for cut in TILES]
     for name, cut in tasks[share::CHILDREN]:
@@ -107,7 +107,7 @@ def compile_share(share: int) -> None:
 
 
 def errors(snac: Snac, precisions: Sequence[str]) -> dict[str, Any]:
-    """Relative error against float64, by norms, and the largest: plain modules and each precision."""
+    """Measure relative (by norms) and largest errors against float64, of PyTorch modules and each precision."""
     rows = 4
     window = OFFSET + torch.randint(0, 4096, (rows, 28), device="cuda")
     levels = levels_from_codes(codes_from_ids(window, OFFSET, 4096))
@@ -125,13 +125,13 @@ def errors(snac: Snac, precisions: Sequence[str]) -> dict[str, Any]:
 
 
 def difference(made: torch.Tensor, wanted: torch.Tensor) -> dict[str, float]:
-    """By norms, and the largest."""
+    """Return the relative error by norms, and the largest."""
     apart = made.double() - wanted
     return {"relative": float(apart.norm() / wanted.norm()), "largest": float(apart.abs().max())}
 
 
 def whole(snac: Snac) -> dict[str, Any]:
-    """Milliseconds of a captured decode: plain modules and each precision with the stored tiles."""
+    """Measure milliseconds of a captured decode, of PyTorch modules and each precision with the stored tiles."""
     found: dict[str, Any] = {}
     for rows in ROWS:
         window = OFFSET + torch.randint(0, 4096, (rows, 28), device="cuda")
@@ -147,7 +147,7 @@ def whole(snac: Snac) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--share", type=int)
     parser.add_argument("--out", type=Path)

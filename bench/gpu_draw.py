@@ -1,4 +1,4 @@
-"""Device time of drawing ids in a captured graph: penalty, temperature, softmax, top-p, draw. On one GPU.
+"""Device time of sampling in a CUDA graph on one GPU: penalty, temperature, softmax, top-p, draw.
 
 Run from the repository root: `python bench/gpu_draw.py [--rows 1,8,32,64,128] [--before FILE] [--out FILE]`. Logits are
 bfloat16 normals: `flat` with a deviation of 1.1, as random weights of Orpheus' shapes give them, `peaked` with 5.
@@ -29,7 +29,7 @@ BEFORE, CONVERTED = "before, float32 given", "before, with the conversion"
 
 
 def inputs(rows: int, vocab: int, spread: float, device: torch.device) -> tuple[list[torch.Tensor], dict[str, Any]]:
-    """Sets of logits, and the other arguments of a draw."""
+    """Return sets of logits and the other arguments of a draw."""
     generator = torch.Generator(device).manual_seed(rows + vocab)
     logits = [torch.randn(rows, vocab, generator=generator, device=device) * spread for _ in range(SETS)]
     seen = torch.zeros(rows, vocab, dtype=torch.bool, device=device)
@@ -47,7 +47,7 @@ def inputs(rows: int, vocab: int, spread: float, device: torch.device) -> tuple[
 
 
 def timed(work: Callable[[int], Any]) -> tuple[float, list[Any]]:
-    """Microseconds of one piece of `work` in a graph that does all sets, and what it gave."""
+    """Measure microseconds per set in a CUDA graph over all sets. Also return the results."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -70,7 +70,7 @@ def timed(work: Callable[[int], Any]) -> tuple[float, list[Any]]:
 
 
 def parts(work: Callable[[int], Any]) -> dict[str, float]:
-    """Microseconds of each kernel of one draw, by the profiler, in the order of their time."""
+    """Measure microseconds of each kernel of one draw with the profiler, slowest first."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as found:
@@ -93,7 +93,7 @@ def sampler_of(path: Path) -> Any:
 
 
 def measure(rows: int, vocab: int, spread: float, before: Any, device: torch.device) -> dict[str, Any]:
-    """One size: microseconds of a draw now and before, the share of equal ids, and the kernels of a draw."""
+    """Measure one size: microseconds per draw now and before, the fraction of equal ids, and the kernels."""
     logits, rest = inputs(rows, vocab, spread, device)
     now = NucleusSampler(rows, vocab, device)
     found: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Products of a frame of V-JEPA 2-AC on one GPU: tiles multicast within clusters beside Triton's and the library's.
+"""GEMMs of a frame of V-JEPA 2-AC on one GPU: tiles multicast within clusters beside Triton and the library.
 
 Run from the repository root: `python -m bench.gpu_frame_products [--cached 1 9 23] [--out FILE]`. First the largest
 difference of each kind of product from float64, by rows; then each product by itself, over weights that no cache holds,
@@ -58,7 +58,7 @@ TRIALS: Final[Mapping[str, tuple[tuple[int, int, int, int, int], ...]]] = {
 
 @dataclass(slots=True)
 class Case:
-    """What a product reads. pool: where keys and values go."""
+    """Inputs of a GEMM. pool: receives keys and values."""
 
     x: Tensor
     rotation: tuple[Tensor, Tensor]
@@ -66,7 +66,7 @@ class Case:
     places: Tensor
 
     def run(self, kernels: Any, kind: str, weight: Tensor, bias: Tensor) -> Tensor:
-        """The result in float32, slices summed; of turned ones the queries."""
+        """Return the result in float32 with partial sums added; the queries of rotated ones."""
         if kind == "turned":
             return kernels.qkv_rotary(self.x, weight, bias, self.rotation, self.pool, self.places)
         if kind == "gelu":
@@ -75,7 +75,7 @@ class Case:
 
 
 def case(inputs: int, rows: int = TOKENS) -> Case:
-    """Random rows of a frame."""
+    """Return random rows of a frame."""
     with torch.inference_mode():
         rotation = Rotary3D(WIDTH // HEADS).to("cuda").of_ids(torch.arange(rows, device="cuda") % TOKENS, 16, 16)
     pool = torch.zeros(3, 2, PAGE, HEADS, WIDTH // HEADS, device="cuda", dtype=torch.bfloat16)
@@ -90,7 +90,7 @@ def weights_of(kind: str) -> tuple[Tensor, Tensor]:
 
 
 def reference(given: Case, kind: str, weight: Tensor, bias: Tensor) -> list[Tensor]:
-    """In float64: what `Case.run` and the pool should hold."""
+    """Return the expected result of `Case.run` and the expected pool, in float64."""
     found = given.x.double() @ weight.double().T
     if kind in ("out", "down"):
         return [found]
@@ -107,7 +107,7 @@ def reference(given: Case, kind: str, weight: Tensor, bias: Tensor) -> list[Tens
 
 
 def check() -> bool:
-    """Every kind, by rows: whether all are right."""
+    """Check every kind by rows. Return whether all are correct."""
     is_right = True
     for kind, (_, inputs) in SHAPES.items():
         weight, bias = weights_of(kind)
@@ -133,7 +133,7 @@ def check() -> bool:
 
 
 def graph_us(run: Callable[[], object], pieces: int, repeats: int = 25) -> float:
-    """Microseconds of a piece: median of replays of one graph of `pieces`."""
+    """Measure microseconds per piece: the median of replays of one CUDA graph of `pieces`."""
     run()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -153,7 +153,7 @@ def graph_us(run: Callable[[], object], pieces: int, repeats: int = 25) -> float
 
 
 def alone() -> dict[str, dict[str, float]]:
-    """Microseconds of each product over the weights of all layers, by kernel and by cut."""
+    """Measure microseconds of each GEMM over the weights of all layers, by kernel and tiling."""
     found: dict[str, dict[str, float]] = {}
     for kind, (_, inputs) in SHAPES.items():
         given, layers = case(inputs), [weights_of(kind) for _ in range(LAYERS)]
@@ -187,7 +187,7 @@ def _by_library(x: Tensor, layers: list[tuple[Tensor, Tensor]]) -> None:
 
 @contextmanager
 def cut_as(kind: str, cut: multicast_gemm.ClusterConfig) -> Iterator[None]:
-    """Every product of this kind is cut so inside."""
+    """Use this tiling for every GEMM of this kind."""
     found = multicast_gemm.config_of
     multicast_gemm.config_of = lambda weight, asked: cut
     try:
@@ -197,7 +197,7 @@ def cut_as(kind: str, cut: multicast_gemm.ClusterConfig) -> Iterator[None]:
 
 
 class Layers:
-    """All layers of the predictor with random weights behind `cached` frames."""
+    """All layers of the predictor, with random weights and `cached` frames."""
 
     def __init__(self, cached: int) -> None:
         with building(torch.device("cuda"), torch.bfloat16):
@@ -217,7 +217,7 @@ class Layers:
         self.passes.prepare(AttentionBatch(rows=np.zeros(1, dtype=np.int64), cached=held, tables=tables))
 
     def run(self) -> Tensor:
-        """One pass."""
+        """Run one pass."""
         self.passes.reset()
         x, branch = self.given.x, None
         for layer, block in enumerate(self.blocks):
@@ -227,7 +227,7 @@ class Layers:
 
 @contextmanager
 def chosen(kinds: set[str]) -> Iterator[None]:
-    """Products of these kinds go by `multicast_gemm` inside, others by `gemm`."""
+    """Use `multicast_gemm` for GEMMs of these kinds and `gemm` for others."""
     found = linear._kernels
 
     def choose(x: Tensor, layer: nn.Linear) -> Any:
@@ -247,7 +247,7 @@ def chosen(kinds: set[str]) -> Iterator[None]:
 
 
 def in_layers(cached: int) -> dict[str, float]:
-    """Microseconds of a layer with each choice of kernels, and how far apart the results are."""
+    """Measure microseconds of a layer with each choice of kernels, and the difference of the results."""
     layers, every = Layers(cached), set(SHAPES)
     found: dict[str, float] = {}
     choices = {
@@ -268,9 +268,9 @@ def in_layers(cached: int) -> dict[str, float]:
 
 
 def main() -> int:
-    """Check, measure, write."""
+    """Check, measure and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cached", type=int, nargs="*", default=[1, 9, 23, 37], help="frames in front")
+    parser.add_argument("--cached", type=int, nargs="*", default=[1, 9, 23, 37], help="cached frames")
     parser.add_argument("--out", type=Path, help="the file of figures")
     options = parser.parse_args()
     prepare_device(resolve_device("cuda"))

@@ -1,8 +1,8 @@
 """Linear layers of Orpheus' decode step on one GPU: the small-M GEMM beside cuBLAS, and the whole captured step.
 
-Run from the repository root: `python bench/gpu_linear.py [--rows 1,2,4,8,16,32,64] [--no-step] [--out FILE]`. Every
-product of a class runs over its own random weights, at least 300 MB of them in one CUDA graph, so that no cache holds
-what is read; times are medians by events over the graph's replays. Prints a table and JSON.
+Run from the repository root: `python bench/gpu_linear.py [--rows 1,2,4,8,16,32,64] [--no-step] [--out FILE]`. Each
+GEMM of a class has its own random weights, with at least 300 MB in one CUDA graph, so that no weight is read from a
+cache. Times are medians over replays, by CUDA events. Prints a table and JSON.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CLASSES: Final = {
     "down": (3072, 8192),
     "head": (156940, 3072),
 }
-"""Name -> outputs and inputs. gate-up includes the activation, in cuBLAS' column as a kernel of its own."""
+"""Name -> outputs and inputs. gate-up includes the activation, which is a separate kernel with cuBLAS."""
 
 LEAST_BYTES: Final = 300 << 20
 MANY: Final = (128, 256, 512, 2048)
@@ -41,7 +41,7 @@ REPLAYS: Final = 30
 
 
 def products(rows: Sequence[int]) -> list[dict[str, Any]]:
-    """Time of one product of each class, kind of weights and number of rows."""
+    """Measure one GEMM of each class, kind of weights and number of rows."""
     found = []
     for name, (outputs, inputs) in CLASSES.items():
         count = max(2, -(-LEAST_BYTES // (outputs * inputs)))
@@ -57,13 +57,13 @@ def products(rows: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def by_library(name: str, x: torch.Tensor, weights: LinearWeight) -> torch.Tensor:
-    """The product by cuBLAS, and what follows it in a kernel of its own."""
+    """Run the GEMM by cuBLAS, and the activation in a separate kernel."""
     out = linear(x, weights.values)
     return elementwise_kernels().gated_activation(out) if name == "gate-up" else out
 
 
 def by_layer(name: str, x: torch.Tensor, weights: LinearWeight) -> torch.Tensor:
-    """The product as the layers compute it."""
+    """Run the GEMM as the layers do."""
     if name == "gate-up":
         return layer.project_gated(x, weights)
     return layer.project(x, weights) if name == "head" else layer.project_partial(x, weights)
@@ -73,13 +73,13 @@ Product = Callable[[str, torch.Tensor, LinearWeight], torch.Tensor]
 
 
 def over(weights: list[LinearWeight], call: Product, name: str, x: torch.Tensor) -> float:
-    """Microseconds of one call, all of them in one graph."""
+    """Measure microseconds per call, with all calls in one CUDA graph."""
     replay = gpu_orpheus.captured(lambda: [call(name, x, each) for each in weights])
     return gpu_orpheus.event_ms(replay, REPLAYS)["p50"] * 1e3 / len(weights)
 
 
 def row(name: str, kind: str, rows: int, weights: LinearWeight, own_us: float, library_us: float) -> dict[str, Any]:
-    """One line of the report. library_us: cuBLAS with bfloat16 weights, whatever the kind."""
+    """Return one line of the report. library_us: cuBLAS with bfloat16 weights, for every kind."""
     size = weights.values.numel() * weights.values.element_size()
     return {
         "class": name, "kind": kind, "rows": rows, "us": round(own_us, 2), "gb_per_s": round(size / own_us / 1e3),
@@ -88,7 +88,7 @@ def row(name: str, kind: str, rows: int, weights: LinearWeight, own_us: float, l
 
 
 def step(module: Any, device: torch.device) -> dict[str, Any]:
-    """The whole captured decode step: milliseconds of a replay with every row at 337 tokens, and of its draw."""
+    """Measure milliseconds of a captured decode step with all rows at 337 tokens, and of its sampling."""
     settings = KVSettings(
         device=device, dtype=torch.bfloat16, num_pages=64 * 44 + 64, page_size=16,
         max_slots=64, max_seq_len=2048, vocab=gpu_orpheus.VOCAB, token_budget=2048, attention="flashinfer",
@@ -101,10 +101,10 @@ def step(module: Any, device: torch.device) -> dict[str, Any]:
 
 
 def steps(device: torch.device) -> dict[str, Any]:
-    """The step with cuBLAS, with the kernels of the layers, and with float8 weights."""
+    """Measure the step with cuBLAS, with the layers' kernels, and with float8 weights."""
     module, few = gpu_orpheus.random_llama(device), layer.SMALL_M
     found: dict[str, Any] = {}
-    # A threshold of no rows sends every product to the library: the one way to compare both in one process.
+    # With a threshold of 0 rows, every GEMM uses the library.
     layer.SMALL_M = 0
     found["cublas"] = step(module, device)
     layer.SMALL_M = few
@@ -119,7 +119,7 @@ def steps(device: torch.device) -> dict[str, Any]:
 
 
 def table(report: dict[str, Any]) -> str:
-    """The figures for people."""
+    """Print the figures as a table."""
     lines = ["class    kind  rows      us   GB/s  cuBLAS bf16 us"]
     for each in report["products"]:
         lines.append(
@@ -134,10 +134,10 @@ def table(report: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", default="1,2,4,8,16,32,64")
-    parser.add_argument("--no-step", action="store_true", help="the products alone")
+    parser.add_argument("--no-step", action="store_true", help="GEMMs only")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     device = torch.device("cuda", 0)

@@ -1,4 +1,4 @@
-"""Decode steps of Orpheus' language model on one GPU: random bfloat16 weights in the official 3B shapes, made there.
+"""Decode steps of Orpheus' language model on one GPU, with random bfloat16 weights in the official 3B shapes.
 
 Run from the repository root: `python bench/gpu_orpheus.py [--batches 1,8,32,64] [--steps 574] [--out FILE]`. The engine
 is driven as the worker drives it, one step ahead. Prints JSON: per batch the device time of a step by CUDA events, the
@@ -52,7 +52,7 @@ CODEC = SnacConfig(
 
 
 def random_llama(device: torch.device) -> Llama:
-    """The decoder with normal weights of 0.02, made on the device."""
+    """Build the decoder on the device, with normal weights of deviation 0.02."""
     with torch.device("meta"):
         module = Llama(CONFIG, has_head=False)
     module = module.to(torch.bfloat16).to_empty(device=device)
@@ -71,7 +71,7 @@ def random_llama(device: torch.device) -> Llama:
 
 
 class Clock:
-    """Drives an engine as the worker does, and times its parts."""
+    """Worker loop around an engine that measures its parts."""
 
     def __init__(self, engine: KVCacheEngine) -> None:
         self.engine = engine
@@ -82,7 +82,7 @@ class Clock:
         self.rows: list[int] = []
 
     def run(self, is_over: Callable[[], bool]) -> None:
-        """Turn until nothing is left or `is_over` says so."""
+        """Run until no work is left or `is_over` returns true."""
         flight: list[Any] = []
         while not is_over():
             start = time.perf_counter()
@@ -112,7 +112,7 @@ class Clock:
 
 
 def decode(engine: KVCacheEngine, graphs: DecodeSteps | None, batch: int, steps: int, first: int) -> dict[str, Any]:
-    """One measurement: `batch` requests from prompt to end, all at once."""
+    """Measure `batch` concurrent requests from prompt to end."""
     for handle in range(first, first + batch):
         engine.open(Handle(handle), SAMPLING, PROMPT + steps + 8)
         ids = torch.randint(0, 128000, (PROMPT,), generator=torch.Generator().manual_seed(handle))
@@ -146,7 +146,7 @@ def decode(engine: KVCacheEngine, graphs: DecodeSteps | None, batch: int, steps:
 
 
 def replays(graphs: DecodeSteps, context: int, repeats: int = 60) -> dict[str, Any]:
-    """Device time of one replay of each bucket by events, every row at `context` tokens, and of its parts."""
+    """Measure device time of a replay of each bucket and of its parts, with all rows at `context` tokens."""
     import numpy as np
 
     found = {}
@@ -166,7 +166,7 @@ def replays(graphs: DecodeSteps, context: int, repeats: int = 60) -> dict[str, A
 
 
 def captured(call: Callable[[], object]) -> Callable[[], None]:
-    """A call as a graph."""
+    """Capture a call as a CUDA graph."""
     with torch.inference_mode():
         call()
         torch.cuda.synchronize()
@@ -177,7 +177,7 @@ def captured(call: Callable[[], object]) -> Callable[[], None]:
 
 
 def event_ms(call: Callable[[], object], repeats: int) -> dict[str, float]:
-    """Milliseconds by CUDA events of back-to-back calls, one by one."""
+    """Measure milliseconds of each of several back-to-back calls, by CUDA events."""
     for _ in range(5):
         call()
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
@@ -190,7 +190,7 @@ def event_ms(call: Callable[[], object], repeats: int) -> dict[str, float]:
 
 
 def codec(device: torch.device) -> dict[str, Any]:
-    """SNAC windows of four frames: eager, and captured without the choice of what is cut."""
+    """Measure SNAC windows of four frames: eager, and captured."""
     with device:
         vocoder = Vocoder(Snac(CODEC), 128266).eval().requires_grad_(False)
     found = {}
@@ -205,7 +205,7 @@ def codec(device: torch.device) -> dict[str, Any]:
 
 
 def spread(values: list[float]) -> dict[str, float]:
-    """Median, 95th percentile, least, most and count."""
+    """Return median, 95th percentile, minimum, maximum and count."""
     if not values:
         return {"n": 0}
     ordered = sorted(values)
@@ -214,7 +214,7 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def environment() -> dict[str, Any]:
-    """What it ran on."""
+    """Return the environment of the measurement."""
     query = ["nvidia-smi", "--query-gpu=name,driver_version,clocks.sm,clocks.mem,power.draw", "--format=csv,noheader"]
     smi = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
     import flashinfer
@@ -228,11 +228,11 @@ def environment() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batches", default="1,8,32,64")
     parser.add_argument("--steps", type=int, default=574)
-    parser.add_argument("--eager", action="store_true", help="also one run without graphs at each batch, 60 steps")
+    parser.add_argument("--eager", action="store_true", help="also measure each batch without CUDA graphs, 60 steps")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     device = torch.device("cuda", 0)

@@ -1,9 +1,9 @@
-"""Prompts of Orpheus' language model on one GPU: random bfloat16 weights in the official 3B shapes, made there.
+"""Prefill of Orpheus' language model on one GPU, with random bfloat16 weights in the official 3B shapes.
 
-Run from the repository root: `python bench/gpu_prefill.py [--out FILE]`. Two engines over the same weights, one with
-captured prompts and one without (both decode by graphs), driven as the worker drives them. Prints JSON: time from a
-prompt's submission to its first id (and to the second, which the decode loop draws), the host's time in launch, what
-rows that decode lose when prompts arrive, device time of each captured bucket, and of its attention alone.
+Run from the repository root: `python bench/gpu_prefill.py [--out FILE]`. Two engines share the weights; one has
+captured prefill, and both have captured decode. Prints JSON: time from a prompt's submission to its first id (and to
+the second, sampled by the decode loop), host time of launch, delay of decoding rows when prompts arrive, and device
+time of each captured bucket and of its attention.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DECODE_LATER = (2, 4, 16, 48, 64)
 
 
 class Bench:
-    """One engine with running numbers for handles and keys, and the clock readings of its launches."""
+    """One engine with counters for handles and keys, and the times of its launches."""
 
     def __init__(self, engine: KVCacheEngine) -> None:
         self.engine = engine
@@ -39,7 +39,7 @@ class Bench:
         self.launch_s: list[float] = []
 
     def prompt(self, tokens: int, iterations: int) -> tuple[int, int]:
-        """Open a request and submit its prompt and its loop (0 iterations: none). Returns handle and prompt key."""
+        """Open a request and submit its prompt and loop (0 iterations: none). Return handle and prompt key."""
         handle, self.next = self.next, self.next + 1
         self.engine.open(Handle(handle), SAMPLING, tokens + iterations + 8)
         ids = torch.randint(0, 128000, (tokens,), generator=torch.Generator().manual_seed(handle))
@@ -52,7 +52,7 @@ class Bench:
         return handle, 2 * handle
 
     def turn(self) -> StepResult | None:
-        """One turn of the worker, one step ahead."""
+        """Run one iteration of the worker loop, with one step of lookahead."""
         start = time.perf_counter()
         running = self.engine.launch()
         self.launch_s.append(time.perf_counter() - start)
@@ -65,13 +65,13 @@ class Bench:
         return result
 
     def drain(self) -> None:
-        """Turn until nothing is left."""
+        """Run until no work is left."""
         while self.turn() is not None or self.flight:
             pass
 
 
 def first_ids(bench: Bench, rows: int, tokens: int, repeats: int) -> dict[str, Any]:
-    """Milliseconds from submission to the last prompt's first and second id; host time of the launches with prompts."""
+    """Measure milliseconds from submission to the last prompt's first two ids, and host time of prefill launches."""
     first: list[float] = []
     second, host, steps = [], [], []
     for repeat in range(repeats + 3):
@@ -104,7 +104,7 @@ def first_ids(bench: Bench, rows: int, tokens: int, repeats: int) -> dict[str, A
 
 
 def stall(bench: Bench, running: int, arriving: int, tokens: int, repeats: int) -> dict[str, Any]:
-    """Gaps between the steps of rows that decode, quiet and in the ten steps after prompts arrive."""
+    """Measure gaps between decode steps, without prompts and in the ten steps after prompts arrive."""
     rows = [bench.prompt(40, 4000) for _ in range(running)]
     for _ in range(60):
         bench.turn()
@@ -137,7 +137,7 @@ def stall(bench: Bench, running: int, arriving: int, tokens: int, repeats: int) 
 
 
 def replays(prompts: PrefillSteps, engine: KVCacheEngine) -> dict[str, Any]:
-    """Device time of a replay of each bucket, full of 45-token prompts, and of the attention of one layer in it."""
+    """Measure device time of a replay of each bucket, full of 45-token prompts, and of one layer's attention."""
     found: dict[str, Any] = {}
     for size in prompts.sizes:
         bucket = prompts.buckets[(size,)]
@@ -166,7 +166,7 @@ def replays(prompts: PrefillSteps, engine: KVCacheEngine) -> dict[str, Any]:
 
 
 def library(engine: KVCacheEngine, packed: Any, query: torch.Tensor) -> Any:
-    """The same attention by FlashInfer's kernel, planned outside of the graph for exactly these prompts."""
+    """Measure the same attention by FlashInfer, planned outside of the graph for these prompts."""
     attention: Any = engine._runner._attention
     starts = torch.from_numpy(packed.starts.astype(np.int32))
     pages = torch.from_numpy(packed.tables[:, :3].reshape(-1).copy())
@@ -183,7 +183,7 @@ def library(engine: KVCacheEngine, packed: Any, query: torch.Tensor) -> Any:
 
 
 def made(module: Any, device: torch.device, *, prompts: bool, budget: int) -> KVCacheEngine:
-    """An engine with captured decode steps, with captured prompts or without."""
+    """Build an engine with captured decode, with or without captured prefill."""
     later = CaptureSizes(
         decode=FIRST.decode, prefill=FIRST.prefill if prompts else (), decode_later=DECODE_LATER,
         prefill_later=LATER if prompts else (),
@@ -197,7 +197,7 @@ def made(module: Any, device: torch.device, *, prompts: bool, budget: int) -> KV
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--out", type=Path)

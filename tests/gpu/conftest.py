@@ -1,4 +1,4 @@
-"""What the GPU tests share. They are chosen by the mark `gpu`; without a device they fail rather than skip."""
+"""Fixtures of the GPU tests. The mark `gpu` selects them; without a device they fail instead of skipping."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which Triton kernels a package has, and which of them have run in this process. Used by the kernel tests."""
+"""Triton kernels of a package, and whether they have run in this process. Used by the kernel tests."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 
 def launched(*packages: str) -> dict[str, bool]:
-    """Every kernel below the packages by `module:name`, and whether it was launched.
+    """Return every kernel of the packages as `module:name`, and whether it was launched.
 
-    A kernel is what triton compiles and whose name ends in `kernel`; the others are functions that kernels call.
+    Kernels are JIT functions whose names end in `kernel`; other JIT functions are called by kernels.
     """
     from triton.runtime.jit import JITFunction
 
@@ -26,12 +26,12 @@ def launched(*packages: str) -> dict[str, bool]:
 
 
 def has_run(kernel: Any) -> bool:
-    """Whether some device holds a compiled form of it."""
+    """Return whether a device has a compiled version of the kernel."""
     return any(cache[0] for cache in kernel.device_caches.values())
 
 
 def modules(package: str) -> list[ModuleType]:
-    """A package's modules, itself included."""
+    """Return the modules of a package, itself included."""
     top = importlib.import_module(package)
     names = [found.name for found in pkgutil.walk_packages(getattr(top, "__path__", []), f"{package}.")]
     return [top, *(importlib.import_module(name) for name in names)]

@@ -1,4 +1,4 @@
-"""Rotation, append and attention of decode rows in one kernel, against float64."""
+"""Decode attention (rotation, append and attention in one kernel) against float64."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PAGE, WIDTH = 16, 128
 
 
 class Rows:
-    """Random rows of these lengths (the new token included) in a pool whose unused places hold NaN."""
+    """Random rows of these lengths (with the new token) in a pool whose unused slots contain NaN."""
 
     def __init__(self, device: torch.device, lengths: list[int], heads: int, kv_heads: int, parts: int) -> None:
         self.lengths, self.heads, self.kv_heads = lengths, heads, kv_heads
@@ -41,7 +41,7 @@ class Rows:
         }
 
     def expected(self) -> tuple[Tensor, Tensor]:
-        """Outputs in float64, and the pool with the new tokens in it."""
+        """Return outputs in float64, and the pool with the new tokens."""
         whole = (self.packed.sum(0) if self.packed.dim() == 3 else self.packed).bfloat16()
         split = [self.heads, self.kv_heads, self.kv_heads]
         query, key, value = whole.view(len(self.lengths), -1, WIDTH).split(split, dim=1)
@@ -83,7 +83,7 @@ def test_one_kernel_equals_float64(
 
 
 def test_layers_share_the_scratch_in_one_graph(cuda: torch.device) -> None:
-    """Kernels of a graph overlap; one that read or reset the scratch of its neighbour would differ."""
+    """Kernels of a graph overlap, so a race on the shared scratch memory would change the results."""
     from mstar_core.engine.attention.kernels.decode import DecodeAttention
 
     layers = [Rows(cuda, [338, 60, 1], 24, 8, 3) for _ in range(12)]

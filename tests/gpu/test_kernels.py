@@ -1,4 +1,4 @@
-"""Every kernel of the core once, at small and odd sizes: what `make sanitize` watches for accesses out of bounds.
+"""Every kernel of the core at small and odd sizes, for `make sanitize`, which detects accesses out of bounds.
 
 Values are looked at elsewhere, against references; here each result need only be finite and in range.
 """
@@ -46,7 +46,7 @@ def draws(cuda: torch.device, rows: int, vocab: int) -> None:
 
 
 def steps(cuda: torch.device, count: int, graphs: tuple[int, ...]) -> None:
-    """A language model from prompts of odd lengths to odd ends: layers, pages, attention, sampling."""
+    """Run a language model with prompts and outputs of odd lengths: layers, pages, attention, sampling."""
     module = WideLM(vocab=1001).to(cuda, torch.bfloat16)
     fuse_projections(module)
     engine = wide_engine(cuda, module, vocab=1001, graphs=graphs, num_pages=64, token_budget=48)
@@ -56,7 +56,7 @@ def steps(cuda: torch.device, count: int, graphs: tuple[int, ...]) -> None:
 
 
 def gates(cuda: torch.device, rows: int, width: int) -> None:
-    """The gated activation of many rows alone: few rows take it inside of the product before it."""
+    """Run the gated activation of many rows. For few rows it is part of the GEMM."""
     from mstar_core.layers.kernels.elementwise import gated_activation
 
     out = gated_activation(torch.randn(rows, 2 * width, device=cuda, dtype=torch.bfloat16))
@@ -64,7 +64,7 @@ def gates(cuda: torch.device, rows: int, width: int) -> None:
 
 
 def sums(cuda: torch.device, rows: int, width: int) -> None:
-    """A residual sum and its LayerNorm: without a branch, with one, and with slices of one and a bias."""
+    """Run a residual sum and its LayerNorm: without a branch, with one, and with partial sums and a bias."""
     from mstar_core.layers.kernels.elementwise import add_layer_norm
 
     norm = torch.nn.LayerNorm(width, device=cuda, dtype=torch.bfloat16).requires_grad_(False)
@@ -75,7 +75,7 @@ def sums(cuda: torch.device, rows: int, width: int) -> None:
 
 
 def linears(cuda: torch.device, rows: int, outputs: int) -> None:
-    """Products over few rows of float8 weights: in slices, gated both ways, and widened for the library."""
+    """Run GEMMs of few rows with float8 weights: split-K, both gates, and dequantized for the library."""
     from mstar_core.layers.kernels import elementwise, launch, small_m_gemm
 
     values = torch.randn(2 * outputs, 384, device=cuda).to(torch.float8_e4m3fn)
@@ -94,7 +94,7 @@ def linears(cuda: torch.device, rows: int, outputs: int) -> None:
 
 
 def norms(cuda: torch.device, rows: int, width: int) -> None:
-    """Norms in both roundings, with a sum of slices in front and without."""
+    """Run norms with both roundings, with and without partial sums."""
     from mstar_core.layers.kernels import elementwise
 
     x, weight = torch.randn(rows, width, device=cuda).bfloat16(), torch.randn(width, device=cuda).bfloat16()
@@ -106,7 +106,7 @@ def norms(cuda: torch.device, rows: int, width: int) -> None:
 
 
 def later(cuda: torch.device, rows: int, tokens: int) -> None:
-    """Whole padded steps in fixed shapes, as a start compiles the steps that it captures later."""
+    """Run whole padded steps in fixed shapes, as warm-up does for steps that are captured later."""
     module, vocab = WideLM(vocab=1001).to(cuda, torch.bfloat16), 1001
     fuse_projections(module)
     assert WIDE.kv is not None
@@ -124,7 +124,7 @@ def later(cuda: torch.device, rows: int, tokens: int) -> None:
 
 
 def prompts(cuda: torch.device, counts: tuple[int, ...], cached: tuple[int, ...], bucket: int) -> None:
-    """Attention of packed prompts in fixed shapes, as the captured prompts use it."""
+    """Run attention of packed prompts in fixed shapes, as captured prefill does."""
     from mstar_core.engine.attention.kernels.prefill import PagedPrefillAttention
 
     page, most, pieces = 16, 16, len(counts)
@@ -141,7 +141,7 @@ def prompts(cuda: torch.device, counts: tuple[int, ...], cached: tuple[int, ...]
 
 
 def passes(cuda: torch.device, rows: int, cached: int, page: int, tokens: int = 70) -> None:
-    """Attention of passes that append, as captured frames use it: by one kernel, or by two where rows are few.
+    """Run dense attention of passes that append, as captured frames do: one kernel, or two for few rows.
 
     On Hopper few rows of whole tiles of tokens are taken by the kernel of frames.
     """
@@ -160,8 +160,8 @@ def passes(cuda: torch.device, rows: int, cached: int, page: int, tokens: int = 
     assert torch.equal(fixed.view.attend_placed(0, query), out) and fixed.view.places(0)[0] is pool
 
 
-def reads(cuda: torch.device, rows: int, cached: int, page: int = 37) -> None:
-    """Attention of passes that only read, as captured flow steps use it: shared out by block where rows are few.
+def prefix(cuda: torch.device, rows: int, cached: int, page: int = 37) -> None:
+    """Run prefix attention, as captured flow steps do: one block of keys per program for few rows.
 
     On Hopper many rows of pages of whole blocks are taken by the kernel that folds queries.
     """
@@ -180,7 +180,7 @@ def reads(cuda: torch.device, rows: int, cached: int, page: int = 37) -> None:
 
 
 def packed(cuda: torch.device, counts: tuple[int, ...], bucket: int) -> None:
-    """Attention of packed prefixes in fixed shapes: with its own rotation, and behind another's."""
+    """Run packed prefill attention in fixed shapes, with and without its own rotation."""
     from mstar_core.engine.attention.kernels.prefill import PackedPrefillAttention
 
     page, most, pieces = 16, 16, len(counts)
@@ -199,7 +199,7 @@ def packed(cuda: torch.device, counts: tuple[int, ...], bucket: int) -> None:
 
 
 def fixed_rows(cuda: torch.device, rows: int, cached: int) -> None:
-    """A decode step over fixed shapes, as it is captured, without the graph around it."""
+    """Run a decode step in fixed shapes, as it is captured, without a CUDA graph."""
     module, page, most = WideLM(vocab=1001).to(cuda, torch.bfloat16), 16, 16
     fuse_projections(module)
     assert WIDE.kv is not None
@@ -230,10 +230,10 @@ CASES: dict[str, Callable[[torch.device], None]] = {
     "passes-few": lambda cuda: passes(cuda, 2, 0, 37),
     "passes-many": lambda cuda: passes(cuda, 150, 75, 70),
     "passes-frames": lambda cuda: passes(cuda, 1, 131, 131, tokens=130),
-    "reads-few": lambda cuda: reads(cuda, 2, 0),
-    "reads-some": lambda cuda: reads(cuda, 30, 150),
-    "reads-many": lambda cuda: reads(cuda, 70, 150),
-    "reads-folded": lambda cuda: reads(cuda, 30, 150, page=64),
+    "prefix-few": lambda cuda: prefix(cuda, 2, 0),
+    "prefix-some": lambda cuda: prefix(cuda, 30, 150),
+    "prefix-many": lambda cuda: prefix(cuda, 70, 150),
+    "prefix-gqa-packed": lambda cuda: prefix(cuda, 30, 150, page=64),
     "rows-1": lambda cuda: fixed_rows(cuda, 1, 0),
     "rows-5": lambda cuda: fixed_rows(cuda, 5, 130),
     "rows-19": lambda cuda: fixed_rows(cuda, 19, 15),
@@ -254,13 +254,13 @@ def test_kernels(name: str, cuda: torch.device) -> None:
 
 
 def test_kernels_when_captured(cuda: torch.device) -> None:
-    """Apart: torch cannot allocate inside a capture unless its allocator pools, and then no tensor has bounds."""
+    """Run separately: torch can allocate during capture only with its pooling allocator, which hides tensor bounds."""
     with torch.inference_mode():
         steps(cuda, 5, (1, 8))
 
 
 def test_kernels_are_all_run_here(cuda: torch.device) -> None:
-    """A kernel that is new has to be reached by a case above: else nobody looks for its errors."""
+    """The cases must launch every kernel, because `make sanitize` checks only what runs here."""
     for name in CASES.keys() - RAN:
         run(name, cuda)
     found = launched("mstar_core.engine", "mstar_core.layers")

@@ -1,4 +1,4 @@
-"""Linear layers over few rows, and the kernels around them, against float64."""
+"""Linear layers of few rows, and the elementwise kernels, against float64."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def error(found: Tensor, expected: Tensor) -> float:
 
 
 def poison(device: torch.device) -> None:
-    """Leave NaN in the memory that the next outputs come from."""
+    """Fill the memory of the next outputs with NaN."""
     blocks = [torch.full((1 << size,), float("nan"), device=device) for size in range(8, 22)]
     del blocks
 
@@ -88,7 +88,7 @@ def test_gates_of_many_rows_equal_float64(cuda: torch.device, kind: str) -> None
     assert error(linear.project_gated(x, weights, "gelu_tanh"), gelu(gate, approximate="tanh") * up) < 8e-3
 
 
-def test_a_row_has_the_same_bits_whatever_shares_its_batch(cuda: torch.device) -> None:
+def test_the_bits_of_a_row_do_not_depend_on_its_batch(cuda: torch.device) -> None:
     for kind in ("bfloat16", "fp8"):
         weights, x = random_weight(cuda, 3072, 3072, kind), drawn(cuda, 64, 3072)
         alone = linear.project_partial(x[:1].contiguous(), weights)
@@ -114,7 +114,7 @@ def test_replays_give_the_same_bits(cuda: torch.device) -> None:
             assert all(torch.equal(one, two) for one, two in zip(eager, captured, strict=True))
 
 
-def test_what_the_kernels_do_not_take_goes_to_the_library(cuda: torch.device) -> None:
+def test_unsupported_products_use_the_library(cuda: torch.device) -> None:
     narrow, weights = random_weight(cuda, 96, 100, "bfloat16"), random_weight(cuda, 96, 256, "bfloat16")
     assert not linear.uses_small_m(drawn(cuda, 2, 100), narrow)
     assert not linear.uses_small_m(drawn(cuda, linear.SMALL_M + 1, 256), weights)
@@ -128,7 +128,7 @@ def test_many_rows_of_float8_weights_equal_float64(cuda: torch.device) -> None:
         weights, x = random_weight(cuda, 3001, 384, "fp8"), drawn(cuda, rows, 384)
         poison(cuda)
         assert not linear.uses_small_m(x, weights)
-        # One more rounding than above: that of the widened weights.
+        # One more rounding than above, of the dequantized weights.
         assert error(linear.project(x, weights), exact(x, weights)) < 6e-3
 
 
@@ -151,7 +151,7 @@ def test_a_quantized_model_on_a_gpu_computes_as_on_a_cpu(cuda: torch.device) -> 
 
 @pytest.mark.parametrize("rows", [1, 5, 16, 200])
 @pytest.mark.parametrize("parts", [1, 4])
-def test_norm_of_slices_equals_float64(cuda: torch.device, rows: int, parts: int) -> None:
+def test_norm_of_partial_sums_equals_float64(cuda: torch.device, rows: int, parts: int) -> None:
     from mstar_core.layers.kernels import elementwise
 
     for width in (512, 3072, 3000):
@@ -172,7 +172,7 @@ def test_norm_of_slices_equals_float64(cuda: torch.device, rows: int, parts: int
 
 @pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("rows", [1, 7, 64])
-def test_rotation_of_slices_equals_float64(cuda: torch.device, rows: int, parts: int) -> None:
+def test_rotation_of_partial_sums_equals_float64(cuda: torch.device, rows: int, parts: int) -> None:
     from mstar_core.layers import Rotary, RotarySpec, rotate
     from mstar_core.layers.kernels import elementwise
 

@@ -10,18 +10,18 @@ from types import ModuleType
 import pytest
 
 
-@pytest.mark.parametrize(("version", "is_taken"), [("3.6.0", True), ("3.6.1+cuda", True), ("3.7.0", False)])
-def test_kernels_are_taken_with_their_triton(
-    version: str, is_taken: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("version", "is_imported"), [("3.6.0", True), ("3.6.1+cuda", True), ("3.7.0", False)])
+def test_kernels_need_their_triton_release(
+    version: str, is_imported: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     triton = ModuleType("triton")
     triton.__version__ = version  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "triton", triton)
     monkeypatch.delitem(sys.modules, "mstar_core.layers.kernels.gluon", raising=False)
     gluon = importlib.import_module("mstar_core.layers.kernels.gluon")
-    monkeypatch.setitem(sys.modules, "mstar_core.layers.kernels.gluon", gluon)  # undone with the rest
+    monkeypatch.setitem(sys.modules, "mstar_core.layers.kernels.gluon", gluon)  # restored by monkeypatch
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             found = gluon.gluon_kernels("colorsys", "tests")
-            assert (found is importlib.import_module("colorsys")) if is_taken else found is None
-    assert [version in record.getMessage() for record in caplog.records] == ([] if is_taken else [True])
+            assert (found is importlib.import_module("colorsys")) if is_imported else found is None
+    assert [version in record.getMessage() for record in caplog.records] == ([] if is_imported else [True])

@@ -20,7 +20,7 @@ LLAMA3 = {
 }  # fmt: skip
 
 
-def test_norm_keeps_its_statistics_in_float32() -> None:
+def test_norm_statistics_are_float32() -> None:
     norm = RMSNorm(4, eps=1e-6).to(torch.bfloat16)
     x = torch.tensor([[300.0, -200.0, 100.0, 50.0]], dtype=torch.bfloat16)
     expected = x.float() / x.float().square().mean().add(1e-6).sqrt()
@@ -53,7 +53,7 @@ def test_an_unknown_scaling_is_refused() -> None:
         RotarySpec.from_config({"rope_scaling": {"rope_type": "yarn"}}, 16)
 
 
-def test_rotation_turns_pairs_by_their_angle() -> None:
+def test_rotation_rotates_pairs_by_their_angle() -> None:
     x = torch.randn(3, 2, 8)
     cosine, sine = Rotary(RotarySpec(width=8))(torch.tensor([0, 1, 5]))
     turned = rotate(x, cosine, sine)
@@ -65,7 +65,7 @@ def test_rotation_turns_pairs_by_their_angle() -> None:
     assert torch.allclose(turned.norm(dim=-1), x.norm(dim=-1), atol=1e-5)
 
 
-def test_rotation_leaves_the_rest_of_a_head() -> None:
+def test_rotation_leaves_the_other_dimensions_of_a_head() -> None:
     x = torch.randn(2, 1, 12)
     assert torch.equal(rotate(x, *Rotary(RotarySpec(width=8))(torch.tensor([1, 2])))[..., 8:], x[..., 8:])
 
@@ -77,8 +77,8 @@ def test_gated_mlp() -> None:
     assert torch.allclose(mlp(x), expected, atol=1e-6)
 
 
-def test_a_gate_may_open_by_gelu() -> None:
-    """In the tanh form, from its formula; joined weights give the same."""
+def test_gelu_gate() -> None:
+    """Compare with the formula of the tanh form, and with fused weights."""
     mlp, x = GatedMLP(4, 6, activation="gelu_tanh"), torch.randn(2, 4)
     gate = x @ mlp.gate_proj.weight.T
     open_to = gate * (1 + torch.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3))) / 2
@@ -88,7 +88,7 @@ def test_a_gate_may_open_by_gelu() -> None:
     assert torch.allclose(project_gated(x, joined, "gelu_tanh"), inner, atol=1e-6)
 
 
-def test_a_tied_head_shares_the_matrix_and_is_no_parameter_of_its_own() -> None:
+def test_a_tied_head_has_no_parameter_of_its_own() -> None:
     embedding = TokenEmbedding(7, 4)
     tied, own = Head(4, 7, tied_to=embedding), Head(4, 7)
     assert list(tied.state_dict()) == [] and list(own.state_dict()) == ["weight"]

@@ -1,4 +1,4 @@
-"""Float8 weights: what they keep, what they save, what is refused."""
+"""Float8 weights: errors, sizes, and refused models."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Model(nn.Module):
 
 
 class EveryToken:
-    """A cache in which a token sees itself alone."""
+    """A cache in which each token attends only to itself."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
         return value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
@@ -57,7 +57,7 @@ def test_each_output_uses_the_whole_range() -> None:
     made = to_float8(weight)
     assert made.values.dtype == torch.float8_e4m3fn and made.scale is not None and made.scale.dtype == torch.float32
     assert made.values.float().abs().amax(dim=1).tolist() == [448.0] * 5
-    # Three bits of mantissa: half a step of 1/8, relative to the power of two below.
+    # Three mantissa bits: half a step of 1/8, relative to the power of two below.
     off = (made.dequantized(torch.float32) - weight).abs()
     assert (off <= weight.abs() / 16 + made.scale[:, None] * 2**-10 * 1.01).all()
 
@@ -85,7 +85,7 @@ def test_layers_compute_with_the_dequantized_weights(dtype: torch.dtype) -> None
     assert torch.equal(model.attention(x, EveryToken(), still(3)), mixed @ out.T)
 
 
-def test_the_report_says_what_was_lost_and_saved_by_kind() -> None:
+def test_the_report_gives_errors_and_sizes_by_kind() -> None:
     model = Model().to(torch.bfloat16)
     before = {name: layer.weight.clone() for name, layer in model.mlp.named_children() if isinstance(layer, nn.Linear)}
     report = quantize(model, "fp8")
@@ -165,7 +165,7 @@ def test_weights_that_are_not_loaded_are_refused() -> None:
         quantize(model, "fp8")
 
 
-def test_slices_add_up_and_whole_results_stay_as_they_are() -> None:
+def test_partial_sums_are_reduced_and_full_results_unchanged() -> None:
     x, weights = torch.randn(3, 16), LinearWeight(torch.randn(5, 16))
     assert torch.equal(sum_partials(project_partial(x, weights), x), project(x, weights))
     assert torch.equal(sum_partials(torch.ones(4, 3, 5), x.bfloat16()), torch.full((3, 5), 4.0, dtype=torch.bfloat16))

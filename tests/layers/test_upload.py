@@ -1,4 +1,4 @@
-"""Bytes of safetensors files on their way to tensors: every cut, cast and gap gives what the file holds."""
+"""Upload of safetensors files: every split, cast and gap gives the values of the file."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def load(path: Path, dtype: torch.dtype | None, chunk_bytes: int, threads: int) 
 
 @pytest.mark.parametrize("dtype", [None, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("chunk", [16, 48, 1000, 1 << 20])
-def test_every_cut_and_cast_gives_what_the_file_holds(tmp_path: Path, chunk: int, dtype: torch.dtype | None) -> None:
+def test_every_split_and_cast_gives_the_file_values(tmp_path: Path, chunk: int, dtype: torch.dtype | None) -> None:
     values = write(tmp_path / "w.safetensors")
     found = load(tmp_path / "w.safetensors", dtype, chunk_bytes=chunk, threads=3)
     for name, value in values.items():
         assert torch.equal(found[name], value.to(dtype or value.dtype)), name
 
 
-def test_chunks_cover_each_wanted_byte_once_and_no_other(tmp_path: Path) -> None:
+def test_chunks_cover_each_requested_byte_once_and_no_other(tmp_path: Path) -> None:
     write(tmp_path / "w.safetensors")
     stored = [tensor for tensor in stored_tensors(tmp_path / "w.safetensors") if tensor.name != "c.float"]
     made = list(chunks(stored, 64))
@@ -61,7 +61,7 @@ def test_chunks_cover_each_wanted_byte_once_and_no_other(tmp_path: Path) -> None
     assert all(chunk.size <= 64 for chunk in made)
 
 
-def test_a_place_that_is_a_view_across_rows_is_filled(tmp_path: Path) -> None:
+def test_a_non_contiguous_target_is_filled(tmp_path: Path) -> None:
     values = write(tmp_path / "w.safetensors", ["a.wide"])
     (stored,) = stored_tensors(tmp_path / "w.safetensors")
     whole = torch.zeros(37, 30, dtype=torch.float32)
@@ -70,7 +70,7 @@ def test_a_place_that_is_a_view_across_rows_is_filled(tmp_path: Path) -> None:
     assert not whole[:, :5].any() and not whole[:, 24:].any()
 
 
-def test_places_of_an_inference_mode_are_filled_and_cast(tmp_path: Path) -> None:
+def test_targets_of_inference_mode_are_filled_and_cast(tmp_path: Path) -> None:
     values = write(tmp_path / "w.safetensors", ["a.wide", "c.float"])
     stored = stored_tensors(tmp_path / "w.safetensors")
     with torch.inference_mode():
@@ -91,7 +91,7 @@ def test_several_files_report_growing_progress(tmp_path: Path) -> None:
     assert seen == sorted(seen) and seen[-1] == sum(target.stored.size for target in targets)
 
 
-def test_a_file_that_shrinks_meanwhile_is_named(tmp_path: Path) -> None:
+def test_a_file_that_shrinks_during_the_upload_is_named(tmp_path: Path) -> None:
     path = tmp_path / "w.safetensors"
     write(path)
     stored = stored_tensors(path)
@@ -114,7 +114,7 @@ def test_an_interrupted_progress_ends_every_thread(tmp_path: Path) -> None:
         )
 
 
-def test_a_header_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
+def test_an_inconsistent_header_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "w.safetensors"
     write(path, ["g.half"])
     path.write_bytes(path.read_bytes().replace(b'"F16"', b'"F32"'))

@@ -1,4 +1,4 @@
-"""Reading checkpoints: every layout, and every way in which one can be wrong."""
+"""Checkpoint reader: every layout, and every kind of invalid checkpoint."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_every_layout_loads_and_casts(tmp_path: Path, layout: str) -> None:
     assert seen[-1][0] == seen[-1][1] > 0 and [each[0] for each in seen] == sorted(each[0] for each in seen)
 
 
-def test_names_are_mapped_and_left_out(tmp_path: Path) -> None:
+def test_names_are_mapped_and_skipped(tmp_path: Path) -> None:
     values = {f"model.{name}": value for name, value in state().items()}
     save_file({**values, "extra.thing": torch.zeros(1)}, tmp_path / "model.safetensors")
     module = Small()
@@ -100,7 +100,7 @@ def test_a_damaged_torch_file_is_named(tmp_path: Path, content: bytes) -> None:
         Checkpoint.find(tmp_path)
 
 
-def test_a_torch_file_may_hold_nothing_but_tensors(tmp_path: Path) -> None:
+def test_a_torch_file_must_contain_only_tensors(tmp_path: Path) -> None:
     torch.save({"weights": [1, 2]}, tmp_path / "pytorch_model.bin")
     with pytest.raises(WeightsError, match="does not contain only tensors"):
         Checkpoint.find(tmp_path)
@@ -127,7 +127,7 @@ def test_an_index_that_names_a_tensor_its_file_lacks_is_refused(tmp_path: Path) 
         Checkpoint.find(tmp_path)
 
 
-def test_an_empty_or_missing_folder_says_what_was_looked_for(tmp_path: Path) -> None:
+def test_an_empty_or_missing_folder_is_an_error_with_the_names_tried(tmp_path: Path) -> None:
     with pytest.raises(WeightsError) as caught:
         Checkpoint.find(tmp_path)
     assert "model.safetensors" in caught.value.detail

@@ -1,4 +1,4 @@
-"""Reading checkpoints: layouts, heads, dtypes, damaged files, the full-size key lists."""
+"""Checkpoints: layouts, heads, dtypes, damaged files, the full-size key lists."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def reconfigure(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def test_the_llm_may_lie_in_the_folder_itself_with_the_vocoder_below(checkpoint: Path, tmp_path: Path) -> None:
+def test_the_llm_may_be_in_the_folder_itself_with_the_vocoder_below(checkpoint: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(checkpoint / "lm", other)
     shutil.copytree(checkpoint / "snac", other / "snac_24khz")
@@ -50,7 +50,7 @@ def test_the_llm_may_lie_in_the_folder_itself_with_the_vocoder_below(checkpoint:
 
 
 @pytest.mark.parametrize("part", ["lm", "snac"])
-def test_a_missing_part_is_named_with_the_places_looked_at(part: str, checkpoint: Path) -> None:
+def test_a_missing_part_is_an_error_with_the_paths_tried(part: str, checkpoint: Path) -> None:
     shutil.rmtree(checkpoint / part)
     with pytest.raises(WeightsError) as caught:
         read_config(checkpoint)
@@ -86,7 +86,7 @@ def test_pickled_weights_are_read_as_weights_only(checkpoint: Path, reference: A
 
 
 class Planted:
-    """What a hostile file would carry: an object that runs a call when it is unpickled."""
+    """An object of a hostile file, which runs a call when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -214,7 +214,7 @@ def test_full_size_names_and_shapes_fit_the_decoder(golden: Any) -> None:
 
 
 @pytest.mark.parametrize("ties", [True, False])
-def test_a_restricted_head_is_the_rows_of_the_ids_of_speech(checkpoint: Path, ties: bool) -> None:
+def test_a_restricted_head_has_the_rows_of_the_speech_ids(checkpoint: Path, ties: bool) -> None:
     tensors = state(checkpoint)
     tensors[HEAD_KEY] = tensors["model.embed_tokens.weight"] * 2
     rewrite(checkpoint, tensors)

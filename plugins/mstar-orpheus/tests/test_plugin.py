@@ -1,4 +1,4 @@
-"""The light half: what is imported, the graph, binding to a checkpoint, parameters."""
+"""The plugin without torch: imports, the graph, binding to a checkpoint, parameters."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ HEAVY = ("torch", "numpy", "tokenizers", "transformers", "safetensors", "hugging
 @pytest.mark.parametrize(
     ("module", "heavy"), [("plugin", HEAVY), ("checkpoint.download", HEAVY), ("processor", ("torch", "transformers"))]
 )
-def test_what_runs_outside_the_workers_loads_nothing_heavy(module: str, heavy: tuple[str, ...]) -> None:
-    """Listing and planning wait for this import; torch alone costs more than a second."""
+def test_modules_outside_the_workers_import_nothing_heavy(module: str, heavy: tuple[str, ...]) -> None:
+    """Listing and planning import these modules; torch takes more than a second."""
     code = f"import mstar_orpheus.{module}; print([name for name in {heavy} if name in sys.modules])"
     path = [entry for entry in sys.path if entry]
     run = subprocess.run(
@@ -33,7 +33,7 @@ def test_what_runs_outside_the_workers_loads_nothing_heavy(module: str, heavy: t
     assert run.stdout.strip() == "[]"
 
 
-def test_the_spec_is_sound() -> None:
+def test_the_spec_is_valid() -> None:
     assert check_spec(ORPHEUS) == []
 
 
@@ -57,7 +57,7 @@ def test_binding_takes_ids_and_sizes_from_the_checkpoint(checkpoint: Path, golde
     assert check_spec(spec) == []
 
 
-def test_without_a_checkpoint_the_official_ids_stand() -> None:
+def test_without_a_checkpoint_the_official_ids_apply() -> None:
     assert ORPHEUS.bound(None, {}).streams[0].accept == range(128266, 156938)
     assert SpecialIds().stop == 128258
     assert OFFICIAL.audio_ids[-1] < OFFICIAL.vocab_size
@@ -66,7 +66,7 @@ def test_without_a_checkpoint_the_official_ids_stand() -> None:
     assert kv.bytes_per_token(2) == 114_688
 
 
-def test_a_wrong_start_option_is_refused_with_the_nearest() -> None:
+def test_an_unknown_model_kwarg_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match="did you mean 'allow_any_voice'"):
         ORPHEUS.bound(None, {"allow_any_voices": True})
     with pytest.raises(ConfigError, match="true or false"):
@@ -75,7 +75,7 @@ def test_a_wrong_start_option_is_refused_with_the_nearest() -> None:
         ORPHEUS.bound(None, {"restrict_vocabulary": 1})
 
 
-def test_ids_that_can_be_drawn_are_cut_down_only_when_asked() -> None:
+def test_the_vocabulary_is_restricted_only_on_request() -> None:
     whole, cut = (ORPHEUS.bound(None, {"restrict_vocabulary": given}).node("LLM").sampling for given in (False, True))
     assert whole is not None and whole.vocabulary == () and ORPHEUS.node("LLM").sampling == whole
     assert cut is not None and cut.vocabulary == (range(128258, 128259), range(128266, 128266 + 7 * 4096))
@@ -84,7 +84,7 @@ def test_ids_that_can_be_drawn_are_cut_down_only_when_asked() -> None:
     assert spec_from_json(spec_to_json(spec)).nodes == spec.nodes and check_spec(spec) == []
 
 
-def test_both_parameter_classes_differ_in_the_voice_check_alone() -> None:
+def test_both_parameter_classes_differ_only_in_the_voice_check() -> None:
     assert param_specs(Params) == param_specs(OpenParams)
     assert parse_params(OpenParams, {"voice": "anyone"}).params.voice == "anyone"
 

@@ -1,4 +1,4 @@
-"""Prompts, refusals and bytes: what a client can notice of the processor."""
+"""The processor: prompts, refused requests and bytes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_an_unknown_voice_is_refused_with_the_list(tiny_folder: Path) -> None:
     assert "did you mean 'tara'" in str(caught.value)
 
 
-def test_any_voice_passes_where_the_deployment_allows_it(tiny_folder: Path) -> None:
+def test_any_voice_is_accepted_if_the_deployment_allows_it(tiny_folder: Path) -> None:
     kwargs = {"allow_any_voice": True}
     params = parse_params(ORPHEUS.bound(tiny_folder, kwargs).params, {"voice": "Jürgen"}).params
     open_processor = Processor(tiny_folder, kwargs)
@@ -80,7 +80,7 @@ def test_text_over_the_context_is_refused_with_both_numbers(processor: Processor
     assert ask(processor, "word " * 50, limit=length + 1).max_output_tokens == 1
 
 
-def test_the_output_limit_is_lowered_to_the_room_left_and_said(processor: Processor) -> None:
+def test_the_output_limit_is_lowered_with_a_warning(processor: Processor) -> None:
     free = ask(processor, "hi", max_output_tokens=50, limit=200)
     assert (free.max_output_tokens, list(free.warnings)) == (50, [])
     cut = ask(processor, "hi", max_output_tokens=500, limit=200)
@@ -144,12 +144,12 @@ def test_a_damaged_tokenizer_is_named(checkpoint: Path) -> None:
         ask(Processor(checkpoint, {}), "hi")
 
 
-def test_no_folder_is_an_error_that_names_the_way_out() -> None:
+def test_a_missing_folder_is_an_error_with_a_hint() -> None:
     with pytest.raises(WeightsError, match="orpheus:tiny"):
         Processor(None, {})
 
 
-def test_params_are_left_alone_but_for_the_limit(processor: Processor) -> None:
+def test_only_the_limit_of_the_parameters_changes(processor: Processor) -> None:
     params = Params(voice="leo", temperature=0.0, max_output_tokens=9)
     made = processor.process_prompt(PromptRequest(text="hi", params=params))
     assert made.params == replace(params)

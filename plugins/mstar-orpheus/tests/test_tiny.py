@@ -1,4 +1,4 @@
-"""The embedded default checkpoint: the same everywhere, whole or absent, and alive."""
+"""The generated tiny checkpoint: reproducible, complete, and speaking."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from mstar_orpheus.vocoder.frames import misplaced
 MIB = 1 << 20
 
 
-def test_it_is_a_whole_small_official_checkpoint(tiny_folder: Path) -> None:
+def test_it_is_a_complete_checkpoint_in_the_official_layout(tiny_folder: Path) -> None:
     checked(tiny_folder)
     found = CheckpointLayout.find(tiny_folder)
     assert len(weight_files(found.lm)) > 1, "sharded, to take the path of the real one"
@@ -35,7 +35,7 @@ def test_it_is_a_whole_small_official_checkpoint(tiny_folder: Path) -> None:
     assert sum(path.stat().st_size for path in tiny_folder.rglob("*") if path.is_file()) < 4 * MIB
 
 
-def test_it_is_the_same_each_time(tiny_folder: Path, tmp_path: Path) -> None:
+def test_it_is_reproducible(tiny_folder: Path, tmp_path: Path) -> None:
     again = write_tiny(tmp_path / "again")
     for part in ("lm", "snac"):
         one, two = (dict(Checkpoint.find(folder / part).tensors()) for folder in (tiny_folder, again))
@@ -45,7 +45,7 @@ def test_it_is_the_same_each_time(tiny_folder: Path, tmp_path: Path) -> None:
         assert (again / name).read_bytes() == (tiny_folder / name).read_bytes()
 
 
-def test_a_second_call_touches_nothing_and_another_version_is_replaced(tmp_path: Path) -> None:
+def test_a_second_call_writes_nothing_and_another_version_is_replaced(tmp_path: Path) -> None:
     folder = write_tiny(tmp_path / "orpheus")
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     write_tiny(folder)
@@ -57,7 +57,7 @@ def test_a_second_call_touches_nothing_and_another_version_is_replaced(tmp_path:
     checked(folder)
 
 
-def test_a_broken_folder_is_made_again(tmp_path: Path) -> None:
+def test_a_broken_folder_is_written_again(tmp_path: Path) -> None:
     folder = tmp_path / "orpheus"
     (folder / "lm").mkdir(parents=True)
     assert checked(write_tiny(folder)) == folder
@@ -72,14 +72,14 @@ def test_processes_that_start_at_once_agree(tmp_path: Path) -> None:
     checked(tmp_path / "orpheus")
 
 
-def test_a_place_that_cannot_be_written_is_an_error_with_a_way_out(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_an_error_with_a_hint(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StartError, match="--cache-dir"):
         write_tiny(tmp_path / "file" / "orpheus")
 
 
 def speak(tiny: Any, cache: Any, text: str, seed: int, limit: int = 3000) -> list[int]:
-    """Ids of one request by the default parameters, up to the stop id."""
+    """Return the ids of one request with the default parameters, up to the stop id."""
     params = Params()
     inputs = Processor(tiny.folder, {}).process_prompt(PromptRequest(text=text, params=params))
     prompt = torch.from_numpy(inputs.arrays["text_tokens"])
@@ -103,7 +103,7 @@ def speak(tiny: Any, cache: Any, text: str, seed: int, limit: int = 3000) -> lis
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_a_sentence_takes_seconds_ends_by_itself_and_keeps_the_slots(seed: int, tiny: Any, dense_cache: Any) -> None:
+def test_speech_lasts_seconds_ends_by_itself_and_keeps_the_slot_order(seed: int, tiny: Any, dense_cache: Any) -> None:
     ids = speak(tiny, dense_cache, "Hello there, this is a test.", seed)
     config = read_config(tiny.folder)
     seconds = len(ids) / IDS_PER_FRAME * config.frame_samples / config.sample_rate

@@ -1,4 +1,4 @@
-"""Finding official weights: a given folder, the cache, a download, and every way of not finding them."""
+"""Resolution of the weights: a given folder, the cache, a download, and failures of each."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LM, SNAC = (ORPHEUS.weights[name].repo for name in ("lm", "snac"))
 
 @dataclass
 class FakeHub:
-    """A hub on disk: `remote` holds repositories, `cache` what was fetched. fails_at: a file that cannot be fetched."""
+    """A hub on disk with repositories in `remote` and downloads in `cache`. fails_at: a file whose download fails."""
 
     remote: Path
     cache: Path
@@ -70,7 +70,7 @@ def test_a_download_reports_bytes_up_to_the_total_and_gives_one_folder(hub: Fake
     assert weights[0] == lm_total
 
 
-def test_what_is_cached_is_used_also_offline_and_fetched_once(hub: FakeHub) -> None:
+def test_cached_files_are_used_offline_and_downloaded_once(hub: FakeHub) -> None:
     first = resolve_weights(hub=hub)
     count = len(hub.fetched)
     hub.is_offline = True
@@ -78,7 +78,7 @@ def test_what_is_cached_is_used_also_offline_and_fetched_once(hub: FakeHub) -> N
     assert len(hub.fetched) == count
 
 
-def test_a_half_finished_download_goes_on_where_it_was(hub: FakeHub) -> None:
+def test_an_interrupted_download_resumes(hub: FakeHub) -> None:
     resolve_weights(hub=hub)
     lost = next(name for name in hub.fetched if name.endswith("00002.safetensors"))
     (hub.cache / LM / lost).unlink()
@@ -87,7 +87,7 @@ def test_a_half_finished_download_goes_on_where_it_was(hub: FakeHub) -> None:
     assert hub.fetched == [lost]
 
 
-def test_offline_names_the_file_the_place_and_the_ways_out(hub: FakeHub) -> None:
+def test_offline_errors_give_the_file_the_cache_and_the_options(hub: FakeHub) -> None:
     hub.is_offline = True
     with pytest.raises(WeightsError) as caught:
         resolve_weights(hub=hub)
@@ -95,7 +95,7 @@ def test_offline_names_the_file_the_place_and_the_ways_out(hub: FakeHub) -> None
     assert all(part in text for part in ("config.json", LM, str(hub.cache), "--weights", "--cache-dir", "orpheus:tiny"))
 
 
-def test_a_failed_download_names_the_file_the_place_and_the_ways_out(hub: FakeHub) -> None:
+def test_a_failed_download_gives_the_file_the_cache_and_the_options(hub: FakeHub) -> None:
     hub.fails_at = "pytorch_model.bin"
     with pytest.raises(WeightsError) as caught:
         resolve_weights(hub=hub)
@@ -103,23 +103,23 @@ def test_a_failed_download_names_the_file_the_place_and_the_ways_out(hub: FakeHu
     assert all(part in text for part in ("pytorch_model.bin", SNAC, str(hub.cache), "--weights", "orpheus:tiny"))
 
 
-def test_a_folder_of_ones_own_is_taken_as_it_is(checkpoint: Path) -> None:
+def test_a_given_folder_is_used_as_it_is(checkpoint: Path) -> None:
     assert resolve_weights(checkpoint) == checkpoint
 
 
-def test_a_folder_of_ones_own_with_a_cut_file_is_refused(checkpoint: Path) -> None:
+def test_a_given_folder_with_a_truncated_file_is_refused(checkpoint: Path) -> None:
     path = checkpoint / "lm" / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(WeightsError, match=r"model\.safetensors is damaged"):
         resolve_weights(checkpoint)
 
 
-def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match="nowhere"):
         resolve_weights(tmp_path / "nowhere")
 
 
-def test_safetensors_are_preferred_and_bin_is_taken_where_there_is_nothing_else() -> None:
+def test_safetensors_are_preferred_to_bin() -> None:
     ref = WeightRef(repo="a/b")
     listed = {"config.json": 1, "model.safetensors": 2, "pytorch_model.bin": 3, "optimizer.bin": 4}
     assert set(wanted_files(listed, ref)) == {"config.json", "model.safetensors"}
@@ -129,7 +129,7 @@ def test_safetensors_are_preferred_and_bin_is_taken_where_there_is_nothing_else(
         wanted_files({"config.json": 1}, ref)
 
 
-def test_the_real_cache_layout_is_understood(hub: FakeHub, tmp_path: Path, monkeypatch: Any) -> None:
+def test_the_hub_cache_layout_is_supported(hub: FakeHub, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     cache = tmp_path / "hub"
     for repo in (LM, SNAC):
