@@ -61,7 +61,7 @@ class PlacedView(KVView, Protocol):
 
 
 @runtime_checkable
-class SilentView(KVView, Protocol):
+class AppendOnlyView(KVView, Protocol):
     """A view of passes that only fill the cache: a module may return once its last layer has appended."""
 
     @property

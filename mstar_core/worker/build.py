@@ -26,7 +26,7 @@ from mstar_core.engine.cache.sizing import (
     working_bytes,
 )
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes, GraphCache, sizes_for
-from mstar_core.engine.cuda_graphs.warmup import Rehearsal, Rehearses, compile_ahead, rehearse
+from mstar_core.engine.cuda_graphs.warmup import HasWarmup, WarmupRequest, compile_ahead, run_warmup
 from mstar_core.engine.device import check_device, prepare_device, resolve_device
 from mstar_core.engine.kv.engine import KVCacheEngine, KVSettings
 from mstar_core.engine.stateless.engine import StatelessEngine
@@ -130,7 +130,7 @@ def build_runners(spec: DeploymentSpec, model: ModelSpec, rank: RankPlan, life: 
             warm_module(module)
             if samples_only_ids(node):
                 warm_prefill(runners[node.name], node)
-        rehearse_nodes([(runners[node.name], module) for node, module, _ in loaded], life)
+        warm_up_nodes([(runners[node.name], module) for node, module, _ in loaded], life)
         warm_walks(
             model,
             rank.rank,
@@ -142,16 +142,16 @@ def build_runners(spec: DeploymentSpec, model: ModelSpec, rank: RankPlan, life: 
     return runners
 
 
-def rehearse_nodes(nodes: Sequence[tuple[NodeRunner, nn.Module]], life: ChildLife) -> None:
-    """Run the modules' own warm-up requests (`rehearsals`) and capture the CUDA graphs that they need."""
-    asked: list[tuple[NodeRunner, Sequence[Rehearsal]]] = [
-        (runner, module.rehearsals()) for runner, module in nodes if isinstance(module, Rehearses)
+def warm_up_nodes(nodes: Sequence[tuple[NodeRunner, nn.Module]], life: ChildLife) -> None:
+    """Run the modules' own warm-up requests (`requests`) and capture the CUDA graphs that they need."""
+    asked: list[tuple[NodeRunner, Sequence[WarmupRequest]]] = [
+        (runner, module.warmup_requests()) for runner, module in nodes if isinstance(module, HasWarmup)
     ]
     if asked:
         life.phase("kernels", detail=", ".join(runner.name for runner, _ in asked))
         compile_ahead(asked)
-    for runner, rehearsals in asked:
-        rehearse(runner, rehearsals, partial(_report_capture, life, runner.name))
+    for runner, requests in asked:
+        run_warmup(runner, requests, partial(_report_capture, life, runner.name))
 
 
 def _report_capture(life: ChildLife, name: str, what: str) -> None:

@@ -1,6 +1,6 @@
 """Warm-up of a GPU's nodes before the first request: kernels load, compile and choose their plans at first use.
 
-A module may warm itself up (`warm_up`, `rehearsals`). For the others the model's samples run through their walks, with
+A module may warm itself up (`warm_up`, `requests`). For the others the model's samples run through their walks, with
 zeros of the declared shapes and dtypes.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from mstar_core.engine.base import Handle, Job, JobKey, NodeRunner, SamplingParams
-from mstar_core.engine.cuda_graphs.warmup import Rehearses
+from mstar_core.engine.cuda_graphs.warmup import HasWarmup
 from mstar_core.engine.kv.inputs import id_port
 from mstar_core.errors import MstarError
 from mstar_core.graph import KV_CACHE, GraphNode, NodeSpec, PortType, graph_nodes, loops, walk_inputs
@@ -66,7 +66,7 @@ def samples_only_ids(node: NodeSpec) -> bool:
 
 def needs_samples(node: NodeSpec, module: nn.Module) -> bool:
     """Whether a node has weights and nothing but the model's samples can warm it up."""
-    warms_itself = isinstance(module, Rehearses) or callable(getattr(module, "warm_up", None))
+    warms_itself = isinstance(module, HasWarmup) or callable(getattr(module, "warm_up", None))
     has_weights = next(module.parameters(), None) is not None
     return has_weights and not warms_itself and not samples_only_ids(node)
 

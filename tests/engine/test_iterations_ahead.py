@@ -13,7 +13,7 @@ from mstar_core.engine.base import Handle, LoopSpec
 from mstar_core.engine.cuda_graphs.cache import GraphCache
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.transfers import gather
-from mstar_core.layers.kv_view import KVView, SilentView
+from mstar_core.layers.kv_view import AppendOnlyView, KVView
 from tests.engine.recorded import RecordingCache
 from tests.engine.test_kv_candidates import closes, near, roll
 from tests.engine.tiny_engine import WIDTH, Driver
@@ -98,8 +98,8 @@ def test_passes_without_wanted_outputs_use_a_silent_view() -> None:
 
     def watched(kv: KVView, **given: Any) -> dict[str, Tensor]:
         made = forward(kv=kv, **given)
-        found.append((len(given["actions"]), isinstance(kv, SilentView)))
-        return {} if isinstance(kv, SilentView) else made
+        found.append((len(given["actions"]), isinstance(kv, AppendOnlyView)))
+        return {} if isinstance(kv, AppendOnlyView) else made
 
     module.forward = watched  # type: ignore[method-assign, assignment]
     for emit in ((), ("norm",)):
@@ -108,10 +108,10 @@ def test_passes_without_wanted_outputs_use_a_silent_view() -> None:
             pass
     found.clear()
     near(rolled(engine, 4), rolled(taught()[0], 4))
-    assert found[0] == (4, True) and not any(is_silent for _, is_silent in found[1:])
+    assert found[0] == (4, True) and not any(is_append_only for _, is_append_only in found[1:])
     found.clear()
     near(rolled(engine, 4, ("norm",)), rolled(taught()[0], 4))
-    assert not any(is_silent for _, is_silent in found)
+    assert not any(is_append_only for _, is_append_only in found)
 
 
 def test_contexts_of_the_first_lengths_are_not_padded() -> None:

@@ -14,8 +14,7 @@ from mstar_core.engine.attention.reference import page_buckets, torch_static
 from mstar_core.engine.attention.static import AttentionBatch, AttentionBuffers, AttentionShape
 from mstar_core.engine.base import Handle, LoopSpec
 from mstar_core.engine.cuda_graphs.cache import GraphCache
-from mstar_core.engine.cuda_graphs.pass_keys import PassKind, Port
-from mstar_core.engine.cuda_graphs.passes import rows_taken
+from mstar_core.engine.cuda_graphs.passes import PassKind, Port, rows_taken
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.graph.spec.nodes import Attend
 from tests.engine.recorded import Recorded, RecordingCache

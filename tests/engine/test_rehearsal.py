@@ -13,7 +13,7 @@ import torch
 from bench.families.policy import Acting, Place, observation, random_modules
 from mstar_core.engine.base import NodeRunner
 from mstar_core.engine.cuda_graphs.compilation import SWITCH
-from mstar_core.engine.cuda_graphs.warmup import Act, Rehearsal, Rehearses, compile_ahead, rehearse
+from mstar_core.engine.cuda_graphs.warmup import HasWarmup, WarmupRequest, WarmupStep, compile_ahead, run_warmup
 from mstar_core.errors import MstarError
 from mstar_core.graph.spec.nodes import Attend
 from mstar_pi05.checkpoint.config import Sizes, Tower, Vision
@@ -48,8 +48,8 @@ def test_the_first_request_of_an_expected_kind_is_replayed() -> None:
     policy.expected_steps = (4,)
     for name, runner in engines.driver.runners.items():
         module = engines.modules[name]
-        assert isinstance(module, Rehearses)
-        rehearse(runner, module.rehearsals(), told.append)
+        assert isinstance(module, HasWarmup)
+        run_warmup(runner, module.warmup_requests(), told.append)
     assert told[0] == "one camera" and "a flow of 4 steps" in told and told.count("captures") > 2
     before = engines.counters()
     seen = [observation(SMALL, cameras, 7, seed=cameras, steps=4) for cameras in (2, 3)]
@@ -67,12 +67,12 @@ def test_the_first_request_of_an_expected_kind_is_replayed() -> None:
 
 def test_what_fails_in_a_rehearsal_fails_the_start_and_holds_nothing() -> None:
     engine = make_engine()
-    wrong = Act(inputs={"tokens": torch.tensor([10_000])}, attend=Attend(mask="full"))
+    wrong = WarmupStep(inputs={"tokens": torch.tensor([10_000])}, attend=Attend(mask="full"))
     with pytest.raises(MstarError, match="vocabulary"):
-        rehearse(engine, [Rehearsal(what="a wrong id", tokens=4, acts=(wrong,))], lambda what: None)
+        run_warmup(engine, [WarmupRequest(title="a wrong id", tokens=4, steps=(wrong,))], lambda what: None)
     assert engine.memory().slots_used == 0 and not engine._queue.requests
     with pytest.raises(MstarError):
-        rehearse(engine, [Rehearsal(what="too long", tokens=1 << 20, acts=())], lambda what: None)
+        run_warmup(engine, [WarmupRequest(title="too long", tokens=1 << 20, steps=())], lambda what: None)
 
 
 class Watched:
@@ -89,16 +89,16 @@ class Watched:
         policy.register_forward_pre_hook(self._before_policy, with_kwargs=True)
         cameras = self.engines.modules["vit_encoder"]
         cameras.get_submodule("tower").register_forward_pre_hook(self._before_tower)
-        self.cast: list[tuple[NodeRunner, Sequence[Rehearsal]]] = []
+        self.cast: list[tuple[NodeRunner, Sequence[WarmupRequest]]] = []
         for name, runner in self.engines.driver.runners.items():
             module = self.engines.modules[name]
-            assert isinstance(module, Rehearses)
-            self.cast.append((runner, module.rehearsals()))
+            assert isinstance(module, HasWarmup)
+            self.cast.append((runner, module.warmup_requests()))
 
-    def rehearse(self) -> dict[str, list[str]]:
+    def run_warmup(self) -> dict[str, list[str]]:
         """What comes after `compile_ahead`. Returns by node who compiled its kernels."""
-        for runner, rehearsals in self.cast:
-            rehearse(runner, rehearsals, lambda what: None)
+        for runner, requests in self.cast:
+            run_warmup(runner, requests, lambda what: None)
         return {name: [made.by for made in kernel.known.values()] for name, kernel in self.kernels.items()}
 
     @property
@@ -125,7 +125,7 @@ def test_kernels_of_rehearsals_and_captures_are_compiled_before_the_first_of_the
 ) -> None:
     disk = jit.installed(monkeypatch)
     plain = Watched()
-    by = plain.rehearse()
+    by = plain.run_warmup()
     disk.kernels.clear()
     watched = Watched()
     before = watched.engines.counters()
@@ -135,7 +135,7 @@ def test_kernels_of_rehearsals_and_captures_are_compiled_before_the_first_of_the
     assert watched.engines.counters() == before, "what is only gone through does not count"
     memory = watched.engines.driver.runners["LLM"].memory()
     assert (memory.pages_used, memory.pages_cached, memory.slots_used) == (0, 0, 0)
-    ahead = watched.rehearse()
+    ahead = watched.run_warmup()
     assert known == {name: kernel.known for name, kernel in watched.kernels.items()}, "nothing was left to compile"
     assert {name: len(made) for name, made in by.items()} == {name: len(made) for name, made in ahead.items()}
     threads = [each for made in ahead.values() for each in made if each.startswith("compile")]
@@ -151,7 +151,7 @@ def test_kernels_of_rehearsals_and_captures_are_compiled_before_the_first_of_the
 
 def test_where_the_cache_has_the_first_kernels_nothing_more_is_gone_through(monkeypatch: pytest.MonkeyPatch) -> None:
     jit.installed(monkeypatch)
-    Watched().rehearse()
+    Watched().run_warmup()
     watched = Watched()
     compile_ahead(watched.cast)
     places = SMALL.vision.tokens
@@ -161,7 +161,7 @@ def test_where_the_cache_has_the_first_kernels_nothing_more_is_gone_through(monk
 def test_what_must_see_its_numbers_is_not_gone_through(monkeypatch: pytest.MonkeyPatch) -> None:
     jit.installed(monkeypatch)
     watched = Watched()
-    compile_ahead([(runner, [replace(each, is_blind=False) for each in given]) for runner, given in watched.cast])
+    compile_ahead([(runner, [replace(each, is_value_free=False) for each in given]) for runner, given in watched.cast])
     monkeypatch.setenv(SWITCH, "0")
     compile_ahead(watched.cast)
     assert not watched.plays
@@ -191,6 +191,6 @@ def test_what_fails_when_it_is_gone_through_fails_no_start(
     told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert [each.startswith("kernels are compiled one after the other") for each in told] == [True]
     watched.kernels["vit_encoder"].launch(0)
-    watched.rehearse()
-    plain.rehearse()
+    watched.run_warmup()
+    plain.run_warmup()
     assert watched.captured == plain.captured

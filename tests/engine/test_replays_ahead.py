@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mstar_core.engine.base import Handle
-from mstar_core.engine.cuda_graphs.pass_keys import AHEAD, PassKind
+from mstar_core.engine.cuda_graphs.passes import AHEAD, PassKind
 from mstar_core.engine.kv.engine import KVCacheEngine
 from tests.engine.recorded import Recorded, RecordingCache
 from tests.engine.test_iterations_ahead import TAUGHT, Taught

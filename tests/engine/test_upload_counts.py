@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, SamplingParams
 from mstar_core.engine.cuda_graphs.cache import GraphCache
-from mstar_core.engine.cuda_graphs.pass_keys import AHEAD
+from mstar_core.engine.cuda_graphs.passes import AHEAD
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.graph.spec.nodes import Attend
 from mstar_core.layers.kv_view import KVView

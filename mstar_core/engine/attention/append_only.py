@@ -1,4 +1,4 @@
-"""Views of passes of which nothing but the cache is wanted. Made by the pass graphs; see `kv_view.SilentView`."""
+"""Views of passes that only fill the cache. Made by captured passes; see `kv_view.AppendOnlyView`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Silent:
-    """The view within, marked."""
+class AppendOnly:
+    """An AppendOnlyView over a KVView."""
 
     inner: KVView
 
@@ -25,8 +25,8 @@ class Silent:
 
 
 @dataclass(frozen=True, slots=True)
-class SilentPlaced:
-    """The same of a PlacedView."""
+class AppendOnlyPlaced:
+    """An AppendOnlyView over a PlacedView."""
 
     inner: PlacedView
 
@@ -43,6 +43,6 @@ class SilentPlaced:
         return self.inner.attend_placed(layer, query, scale)
 
 
-def silent(view: KVView) -> KVView:
-    """A view that says so."""
-    return SilentPlaced(view) if isinstance(view, PlacedView) else Silent(view)
+def append_only(view: KVView) -> KVView:
+    """Mark a view as append-only."""
+    return AppendOnlyPlaced(view) if isinstance(view, PlacedView) else AppendOnly(view)

@@ -1,4 +1,4 @@
-"""What an attention backend is given and gives, and the table of backends. Used by the KV engine's step."""
+"""Contract and table of attention backends, and the KV pools. Used by the KV engine."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ BACKENDS: Final = {
     "torch": "mstar_core.engine.attention.eager:EagerAttention",
     "flashinfer": "mstar_core.engine.attention.flashinfer:FlashInferAttention",
 }
-"""Name -> where the backend lives."""
+"""Name -> class path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """Several tokens of one row in one forward: a prefill chunk or a pass that only reads.
+    """Several tokens of one sequence in one forward: a prefill chunk or a pass that only reads.
 
-    start: first packed token; count: tokens; row: page table; cached: tokens of the row already in the cache.
+    start: first packed token; count: tokens; row: page table; cached: tokens of the sequence already in the cache.
     """
 
     start: int
@@ -45,10 +45,10 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedRows:
-    """Where the packed tokens of one forward belong.
+    """Packed tokens of one uncaptured forward.
 
-    The first len(decode) tokens are one token each of the rows `decode` (int64), which already hold `cached`
-    tokens (int64) and append theirs. Segments follow in token order. tables: int32 [rows, max_pages].
+    The first len(decode) tokens are one token each of the sequences `decode` (int64), which hold `cached` tokens
+    (int64) and append theirs. Segments follow in token order. tables: int32 [slots, max_pages].
     """
 
     decode: np.ndarray
@@ -58,30 +58,30 @@ class PackedRows:
 
 
 class AttentionBackend(Protocol):
-    """Reads and writes the pools of all layers. Made once per node."""
+    """Attention over the pools of all layers. Made once per node."""
 
     name: str
 
     def plan(self, packed: PackedRows) -> KVView:
-        """Prepare one forward; what it returns is valid until the next step changes the tables."""
+        """Prepare one forward. The view is valid until the next step changes the tables."""
 
     def static(self, shape: AttentionShape) -> StaticAttention:
         """Make the attention of one bucket of captured steps. Padding uses the spare page, the last of the pools."""
 
     def pass_pages(self, most_pages: int, writes: bool) -> list[int]:
-        """Pages of a row for which passes need a bucket each, ascending; the last is `most_pages`."""
+        """Return the page counts that passes need a bucket for, ascending; the last is `most_pages`."""
 
     def clear_pages(self, pages: Sequence[int]) -> None:
-        """Zero pages whose earlier owner's values must not be read, not even behind a mask."""
+        """Zero pages whose earlier values must not be read, not even behind a mask."""
 
     def copy_pages(self, copies: Sequence[PageCopy]) -> None:
-        """Copy whole pages of every layer, before the next forward writes."""
+        """Copy whole pages of every layer before the next forward."""
 
 
 def backend(name: str, pools: list[Tensor], page_size: int) -> AttentionBackend:
     """Make the attention backend called `name`.
 
-    Raises NotFound for a name that is not in BACKENDS and StartError when it cannot run here; never another one.
+    Raises NotFound for an unknown name and StartError if the backend cannot run here. There is no fallback.
     """
     if name not in BACKENDS:
         raise NotFound(
@@ -113,7 +113,7 @@ def backend(name: str, pools: list[Tensor], page_size: int) -> AttentionBackend:
 def make_pools(spec: KVSpec, pages: int, page_size: int, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
     """One pool per layer: [pages + 1, 2 (keys, values), page_size, kv_heads, head_dim], zeroed.
 
-    The page past the last is nobody's: captured steps pad with it.
+    The last page is spare: captured steps use it for padding.
     """
     shape = (pages + 1, 2, page_size, spec.kv_heads, spec.head_dim)
     return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(spec.layers)]

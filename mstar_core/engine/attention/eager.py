@@ -1,7 +1,7 @@
-"""Attention over pages in plain torch: the CPU path, and the reference of every other backend.
+"""Attention over pages in PyTorch: the CPU path and the reference of other backends.
 
-Query heads that share a key head are folded into the query length, so keys and values are never repeated.
-Masked places take part with weight exactly zero; the kernel keeps its softmax in float32.
+Query heads that share a KV head are folded into the query length, so keys and values are never repeated. Masked
+places have weight exactly zero, and the softmax is float32.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from mstar_core.engine.cache.page_table import PageCopy
 
 PADDING_LIMIT: Final = 2.0
-"""Decode rows are split by length when padding to the longest would more than double the keys to read."""
+"""A decode batch is split by length if padding to the longest would more than double the keys to read."""
 
 
 class EagerAttention:
-    """Reads and writes the pools with index operations. Owned by one KV engine."""
+    """Attention by index operations over the pools. Owned by one KV engine."""
 
     name = "torch"
 
@@ -40,7 +40,7 @@ class EagerAttention:
         self._page_size = page_size
 
     def plan(self, packed: PackedRows) -> EagerView:
-        """Prepare one forward. The indices are made when the first layer attends."""
+        """See AttentionBackend. The indices are made when the first layer attends."""
         return EagerView(self._pools, self._page_size, packed)
 
     def static(self, shape: AttentionShape) -> TorchStaticAttention:
@@ -48,11 +48,11 @@ class EagerAttention:
         return torch_static(self._pools, self._page_size, shape)
 
     def pass_pages(self, most_pages: int, writes: bool) -> list[int]:
-        """See AttentionBackend: every page of a bucket is read, so there are several."""
+        """See AttentionBackend. Every page of a bucket is read, so there are several buckets."""
         return page_buckets(most_pages)
 
     def clear_pages(self, pages: Sequence[int]) -> None:
-        """Zero pages of every layer: masked places are read here, and a NaN times zero is a NaN."""
+        """See AttentionBackend. Masked places are read here, and NaN times zero is NaN."""
         if not pages or not self._pools:
             return
         target = upload(np.array(pages, dtype=np.int64), self._pools[0].device)
@@ -70,7 +70,7 @@ class EagerAttention:
 
 @dataclass(frozen=True, slots=True)
 class _Bucket:
-    """Decode rows of similar length, padded to the longest.
+    """Decode sequences of similar length, padded to the longest.
 
     rows: int64 [n], None = all. keys, values: int64 [n * width], half pages of a pool, key halves before value halves.
     mask: bool [n, 1, 1, width * page].
@@ -191,7 +191,7 @@ class EagerView:
         return chosen, self._on_device(keys), self._on_device(keys + page)
 
     def _places(self, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Where a flat pool keeps the keys of these tokens of these rows; their values are one page later."""
+        """Return where a flat pool keeps the keys of these tokens; their values are one page later."""
         page = self._page_size
         at = self._packed.tables[rows, tokens // page].astype(np.int64)
         places: np.ndarray = at * (2 * page) + tokens % page
@@ -216,7 +216,7 @@ class EagerView:
         mask = None
         if int(cached.min()) + 1 < size:
             mask = self._on_device(np.arange(size)[None] <= cached[:, None])[:, None, None]
-        # Places past a row's last page repeat its first one: readable, and masked out.
+        # Table entries past the last page are readable pages, and masked.
         keys = self._on_device(self._packed.tables[tables, :width].astype(np.int64).reshape(-1) * 2)
         return _Bucket(None if rows is None else self._on_device(rows), len(tables), keys, keys + 1, mask)
 

@@ -1,7 +1,7 @@
 """Attention over pages by FlashInfer: the CUDA path for bfloat16 and float16.
 
-Nothing is planned per layer, and nothing in a plan is a Python object per row. Passes that only read the cache, which
-FlashInfer's paged kernels cannot express, go to the torch form, all of a forward together.
+A forward is planned once for all layers, without Python objects per sequence. FlashInfer's paged kernels cannot express
+passes that only read the cache; those of a forward go to the PyTorch backend together.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ AOT_DIR: Final = "FLASHINFER_AOT_DIR"
 """Environment variable that names the folder of kernels built ahead (see `make kernels`)."""
 
 TOOLS: Final = {"nvcc": "packages cuda-nvcc-13-0 and cuda-cudart-dev-13-0", "ninja": "pip install ninja"}
-"""What brings each tool that builds kernels."""
+"""Packages of the tools that build kernels."""
 
 WORKSPACE_BYTES: Final = 256 << 20
 DECODE_GROUPS: Final = (1, 2, 3, 4, 8)
-"""Query heads per key head that the decode kernel knows; others go through the prefill kernel."""
+"""Query heads per KV head that the decode kernel supports; others use the prefill kernel."""
 
 HEAD_DIMS: Final = (64, 128, 256)
 
@@ -52,11 +52,11 @@ PLAN_BUFFERS: Final = 4
 """Pinned buffers of the plans of one wrapper. More are in flight only if a step plans several times."""
 
 PACKAGES: Final = {"flashinfer": "flashinfer-python", "tvm_ffi": "apache-tvm-ffi", "pynvml": "nvidia-ml-py"}
-"""Module -> the package that brings it, where they are called differently."""
+"""Module -> its package, where the names differ."""
 
 
 class FlashInferAttention:
-    """Reads and writes the pools with FlashInfer's kernels. Owned by one KV engine.
+    """Attention by FlashInfer's kernels over the pools. Owned by one KV engine.
 
     origins: kernel name -> `prebuilt` or `jit`, decided when this is made.
     """
@@ -76,7 +76,7 @@ class FlashInferAttention:
         self._rings: dict[int, BufferRing[Tensor]] = {}
 
     def plan(self, packed: PackedRows) -> FlashInferView:
-        """Prepare one forward; the kernels are planned when the first layer attends and the head count is known."""
+        """See AttentionBackend. The kernels are planned when the first layer attends and the head count is known."""
         return FlashInferView(self, packed)
 
     def static(self, shape: AttentionShape) -> StaticAttention:
@@ -104,11 +104,11 @@ class FlashInferAttention:
         return FlashInferDecode(self, shape)
 
     def pass_pages(self, most_pages: int, writes: bool) -> list[int]:
-        """See AttentionBackend: the kernels read what a row holds and no more, so one bucket of pages is enough."""
+        """See AttentionBackend. The kernels read only used pages, so one bucket is enough."""
         return [most_pages]
 
     def clear_pages(self, pages: Sequence[int]) -> None:
-        """Nothing: these kernels never read past a row's last token."""
+        """See AttentionBackend: nothing, as the kernels never read past the last token of a sequence."""
 
     def copy_pages(self, copies: Sequence[PageCopy]) -> None:
         """Copy whole pages of every layer."""
@@ -128,11 +128,11 @@ class FlashInferAttention:
 
     @property
     def plain(self) -> EagerAttention:
-        """The torch form over the same pools."""
+        """PyTorch backend over the same pools."""
         return self._plain
 
     def decode_wrapper(self, groups: int) -> Any:
-        """The wrapper of decode rows outside graphs."""
+        """Return the wrapper of uncaptured decode."""
         by_cores = groups not in DECODE_GROUPS
         if by_cores not in self._decode_wrappers:
             self._decode_wrappers[by_cores] = self._library.BatchDecodeWithPagedKVCacheWrapper(
@@ -141,7 +141,7 @@ class FlashInferAttention:
         return self._decode_wrappers[by_cores]
 
     def prefill_wrapper(self, is_causal: bool) -> Any:
-        """The wrapper of segments with one kind of mask."""
+        """Return the wrapper of uncaptured segments with one kind of mask."""
         if is_causal not in self._prefill_wrappers:
             self._prefill_wrappers[is_causal] = self._library.BatchPrefillWithPagedKVCacheWrapper(
                 self.workspace, "NHD", backend="fa2"
@@ -149,7 +149,7 @@ class FlashInferAttention:
         return self._prefill_wrappers[is_causal]
 
     def plan_kernel(self, wrapper: Any, *given: object, **kind: object) -> None:
-        """Plan a wrapper outside of graphs, from pinned memory that no earlier plan still leaves from."""
+        """Plan an uncaptured wrapper from pinned memory that no earlier plan still uses."""
 
         def write(buffer: Tensor) -> None:
             wrapper._pin_memory_int_workspace_buffer = buffer
@@ -162,7 +162,7 @@ class FlashInferAttention:
         self._rings[id(wrapper)].use(write)
 
     def graph_wrapper(self, groups: int, fields: Mapping[str, Tensor]) -> Any:
-        """A decode wrapper over buffers that stay where they are."""
+        """Return a decode wrapper over static buffers."""
         return self._library.BatchDecodeWithPagedKVCacheWrapper(
             self.workspace, "NHD", use_cuda_graph=True, use_tensor_cores=groups not in DECODE_GROUPS, backend="fa2",
             paged_kv_indptr_buffer=fields["starts"], paged_kv_indices_buffer=fields["pages"],
@@ -172,10 +172,10 @@ class FlashInferAttention:
     def replan(
         self, wrapper: Any, counts: tuple[Tensor, Tensor], fields: Mapping[str, Tensor], sizes: tuple[int, int, int]
     ) -> None:
-        """Plan a graph's wrapper again from host data only.
+        """Plan the wrapper of a graph again from host data only.
 
-        counts: first page of each row, int32 [rows + 1], and tokens of its last page, int32 [rows], on the host: the
-        kernel for groups that DECODE_GROUPS lacks reads the second one, and would wait for it on the device.
+        counts: first page of each sequence, int32 [rows + 1], and tokens of its last page, int32 [rows], on the host.
+        The kernel of groups that DECODE_GROUPS lacks reads the latter and would otherwise wait for the device.
         """
         dtype = self._pools[0].dtype
         self._library.decode.fast_decode_plan(
@@ -223,7 +223,7 @@ class FlashInferView:
 
     @cached_property
     def _reading(self) -> tuple[Tensor | slice, EagerView] | None:
-        """Packed tokens of the passes that only read, and the torch form of these alone; made once for all layers."""
+        """Packed tokens of the passes that only read, with their PyTorch view; made once for all layers."""
         chosen = [segment for segment in self._packed.segments if not segment.writes]
         if not chosen:
             return None
@@ -273,7 +273,7 @@ class FlashInferView:
             self._groups.append((wrapper, self._tokens(chosen)))
 
     def _tokens(self, segments: list[Segment]) -> Tensor | slice:
-        """Packed tokens of these segments: a slice where they lie side by side."""
+        """Return the packed tokens of these segments, as a slice if they are contiguous."""
         end = segments[-1].start + segments[-1].count
         if end - segments[0].start == sum(segment.count for segment in segments):
             return slice(segments[0].start, end)
@@ -281,7 +281,7 @@ class FlashInferView:
         return upload(np.concatenate(spans), self._attention.pools[0].device)
 
     def _pages(self, rows: np.ndarray, held: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
-        """Starts [n + 1], page numbers, and tokens of the last page [n], int32 on the host."""
+        """Return starts [n + 1], page numbers, and tokens of the last page [n], int32 on the host."""
         starts, pages, last = pages_of(rows, held, self._packed.tables, self._attention.page_size)
         return torch.from_numpy(starts), torch.from_numpy(pages), torch.from_numpy(last)
 
@@ -360,7 +360,7 @@ class FlashInferDecode:
     def attend_packed(
         self, layer: int, packed: Tensor, rotation: tuple[Tensor, Tensor], heads: int, scale: float | None = None
     ) -> Tensor | None:
-        """See PackedView. A kernel of its own: it asks for no plan, and its cache lines while projections run."""
+        """See PackedView. A kernel of our own, which needs no plan and loads its cache while projections run."""
         from mstar_core.engine.attention.kernels.decode import DecodeAttention, supports
 
         pool = self._attention.pools[layer]
@@ -394,7 +394,7 @@ class FlashInferDecode:
 def pages_of(
     rows: np.ndarray, held: np.ndarray, tables: np.ndarray, page_size: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The pages of rows that hold `held` tokens: starts int32 [n + 1], page numbers int32, tokens of the last page."""
+    """Return the pages of sequences of `held` tokens: starts int32 [n + 1], page numbers, tokens of the last page."""
     counts = -(-held // page_size)
     starts = np.zeros(len(rows) + 1, dtype=np.int32)
     np.cumsum(counts, out=starts[1:])
@@ -421,7 +421,7 @@ _TORCH: Final = 'set attention to "torch"'
 
 
 def import_library() -> ModuleType:
-    """FlashInfer. Raises StartError naming the package that is missing."""
+    """Import FlashInfer. Raises StartError naming a missing package."""
     try:
         return importlib.import_module("flashinfer")
     except ModuleNotFoundError as error:
@@ -434,7 +434,7 @@ def import_library() -> ModuleType:
 
 
 def _kernel_origins(dtype: torch.dtype, head_dim: int) -> dict[str, str]:
-    """Where each kernel will come from. Raises StartError when one is neither built ahead nor can be built here."""
+    """Return the origin of each kernel. Raises StartError for one that is neither prebuilt nor can be built here."""
     from flashinfer.jit import env
     from flashinfer.jit.attention.modules import gen_batch_decode_module, gen_batch_prefill_module
 

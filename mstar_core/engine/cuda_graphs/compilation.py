@@ -1,13 +1,12 @@
-"""Compiles the Triton kernels of many steps side by side before the first of them runs. Used by rehearsals.
+"""Parallel compilation of the Triton kernels of many steps before the first of them runs. Used by the warm-up.
 
-A kernel is compiled when it is first launched, one after the other, and then a C compiler builds what launches it: on
-a machine that has none of them that is most of a start. Here steps are gone through without running their kernels,
-which are noted instead; at the end threads compile all of them. Most of that time the compiler leaves the interpreter
-to others, and its assembler and the C compiler are processes of their own.
+A kernel is compiled at its first launch, one after the other, and then a C compiler builds its launcher; with an empty
+cache that is most of a start. Here steps are gone through without running their kernels, which are recorded and then
+compiled by threads. The compiler mostly releases the GIL, and its assembler and the C compiler are processes.
 
-Cost model: nothing is compiled while steps are gone through, for each of torch's calls gives the interpreter away and
-would wait for it behind every thread. Where the first kernels come from the cache on disk, as on each later start,
-they are loaded, which they would be anyway, and `has_missed` stays false: the caller need go no further.
+Cost model: nothing is compiled while steps are gone through, because each torch call releases the GIL and would wait
+for every compiling thread. On later starts the first kernels are in the cache on disk: they are loaded, which they would
+be anyway, `has_missed` stays false, and the caller can stop.
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ T = TypeVar("T")
 
 
 class Compiling:
-    """What is compiled inside of `compiling_only`. Made there.
+    """Kernels recorded inside `compiling_only`, which makes it.
 
-    has_missed: whether a kernel was not in the cache; from then on all kernels wait for the end. count: those that do.
+    has_missed: whether a kernel was not in the cache; from then on all kernels wait for the end. count: those kernels.
     """
 
     def __init__(self) -> None:
@@ -51,17 +50,17 @@ class Compiling:
 
     @property
     def count(self) -> int:
-        """Pieces of work that wait for the end."""
+        """Work that waits for the end."""
         return len(self._waiting)
 
     def later(self, work: Callable[[], Any]) -> Future[Any]:
-        """Do this with all the rest at the end."""
+        """Queue work for the end."""
         future: Future[Any] = Future()
         self._waiting.append((future, work))
         return future
 
     def finish(self) -> None:
-        """Do what waits, by as many threads as there are processors for it. Errors are left in the futures."""
+        """Do the queued work with one thread per processor. Errors are left in the futures."""
         if not self._waiting:
             return
         count = min(MOST_THREADS, len(self._waiting), max(2, len(os.sched_getaffinity(0))))
@@ -73,13 +72,13 @@ class Compiling:
 
 
 class _Queue(Executor):
-    """Triton's way to hand over what is to be compiled; what launches the kernel is built with it."""
+    """Executor that Triton submits compilations to. The launcher of a kernel is built with it."""
 
     def __init__(self, compiling: Compiling) -> None:
         self._compiling = compiling
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """See Executor: done at the end."""
+        """See Executor: queued for the end."""
 
         def both() -> T:
             kernel = fn(*args, **kwargs)
@@ -90,22 +89,22 @@ class _Queue(Executor):
 
 
 def is_wanted() -> bool:
-    """Whether the environment leaves this on."""
+    """Return whether the environment enables parallel compilation."""
     return os.environ.get(SWITCH, "1") != "0"
 
 
 def apart(work: Callable[[], None]) -> None:
-    """Do something whose context variables end with it: triton keeps in one who compiles."""
+    """Run work in a copy of the context: Triton keeps its compile mode in a context variable."""
     contextvars.copy_context().run(work)
 
 
 @contextlib.contextmanager
 def compiling_only() -> Iterator[Compiling]:
-    """Triton kernels launched inside by this thread are compiled and do not run; at the end all are ready to.
+    """Compile Triton kernels that this thread launches in the block instead of running them; all are ready at the end.
 
-    The first that the cache lacks is compiled at once, those after it at the end, side by side; so they are when the
-    block raises. One that cannot be compiled is left to its first real launch, which says why. To be used `apart`.
-    Raises ImportError or AttributeError where triton is missing or is another one than this knows.
+    The first kernel that the cache lacks is compiled at once and later ones at the end, in parallel, also if the block
+    raises. A kernel that fails to compile is left to its first launch, which reports the error. To be used in `apart`.
+    Raises ImportError or AttributeError if Triton is missing or an unknown version.
     """
     import triton
     from triton import knobs
@@ -171,20 +170,20 @@ class _ZeroFilled(TorchDispatchMode):
 
 
 def _build_launcher(kernel: Any) -> None:
-    """Build what launches a kernel, which a C compiler takes a third of a second for, and leave it in the cache.
+    """Build the launcher of a kernel, which takes the C compiler a third of a second, and leave it in the cache.
 
-    Its first launch builds it where this could not.
+    If this fails, the first launch builds it.
     """
     try:
         from triton.runtime.driver import driver
 
         driver.active.launcher_cls(kernel.src, kernel.metadata)
-    except Exception:  # a launch does the same, and says in its own words what is wrong
+    except Exception:  # the first launch does the same and reports the error
         log.debug("a launcher was not built ahead", exc_info=True)
 
 
 def _fulfil(future: Future[Any], work: Callable[[], Any]) -> None:
     try:
         future.set_result(work())
-    except BaseException as error:  # noqa: BLE001 whoever asks for the result gets it
+    except BaseException as error:  # noqa: BLE001 the future passes it on
         future.set_exception(error)

@@ -10,32 +10,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
 
-from mstar_core.engine.attention.append_only import silent
+from mstar_core.engine.attention.append_only import append_only
 from mstar_core.engine.attention.staging import host_array, port_field
 from mstar_core.engine.attention.static import AttentionBatch, AttentionBuffers, AttentionShape, empty_batch
 from mstar_core.engine.cuda_graphs.cache import Size, StaticStep, StepBuckets
 from mstar_core.engine.cuda_graphs.decode import up_to
-from mstar_core.engine.cuda_graphs.pass_keys import (
-    MOST_ITERATIONS,
-    STEP_PORT,
-    PassKind,
-    Port,
-    is_graphable,
-    is_of_loop,
-    later,
-    one_pass,
-    passes_ahead,
-    whole_loop,
-)
 from mstar_core.engine.cuda_graphs.prefixes import PrefixSteps
+from mstar_core.engine.jobs import keyword
 from mstar_core.engine.kv.batch import pass_positions
-from mstar_core.engine.transfers import gather, join, upload
+from mstar_core.engine.transfers import SMALL_BYTES, gather, join, upload
+from mstar_core.graph.spec.nodes import STEP
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,6 +37,21 @@ if TYPE_CHECKING:
     from mstar_core.engine.kv.sequence import ForwardPass
     from mstar_core.graph.spec.nodes import NodeSpec
     from mstar_core.layers.kv_view import KVModule
+
+MOST_ITERATIONS: Final = 64
+"""Most iterations of a loop in one graph; a longer loop runs uncaptured."""
+
+MOST_BYTES: Final = 256 << 20
+"""Most bytes of one bucket's inputs: passes with a whole clip per sequence are captured for few sequences."""
+
+AHEAD: Final = (5, 2)
+"""Iterations in one replay of a loop that appends and may run ahead. New requests wait for no more than these."""
+
+AHEAD_TOKENS: Final = 2600
+"""Most tokens of such a replay: with more, an iteration outlasts the host's work between two iterations."""
+
+STEP_PORT: Final = keyword(STEP)
+"""Keyword of the iteration number."""
 
 MOST_KINDS: Final = 16
 """Kinds of passes that a node captures; later ones run uncaptured and count as misses."""
@@ -65,6 +70,69 @@ POSITIONS: Final = "positions"
 
 Replayed = tuple[list["ScheduledChunk"], dict[str, "Tensor"]]
 """Chunks of one replay with copies of their packed outputs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Port:
+    """An input of static shape. shape: of the value of one sequence, or of one token if it is not per sequence."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    is_per_row: bool
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of one value."""
+        return self.dtype.itemsize * math.prod(self.shape)
+
+    def count(self, rows: int, tokens: int) -> int:
+        """Return the number of values of so many sequences of so many tokens each."""
+        return rows if self.is_per_row else rows * tokens
+
+    def is_small(self, tokens: int) -> bool:
+        """Return whether it shares the copy of small inputs: small host values stay on the host until their step."""
+        return self.size_bytes * self.count(1, tokens) <= SMALL_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassKind:
+    """Static properties that passes of one graph share. tokens: of each sequence. carry: output -> input keyword.
+
+    is_append_only: whether only the appended keys and values are used.
+    """
+
+    tokens: int
+    ports: tuple[Port, ...]
+    writes: bool
+    iterations: int = 1
+    carry: tuple[tuple[str, str], ...] = ()
+    is_append_only: bool = False
+
+    def __hash__(self) -> int:
+        """Hash a few fields: this runs several times per replay, and hashing all ports takes as long as the rest."""
+        return hash((self.tokens, self.writes, self.iterations, len(self.ports)))
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether it holds several iterations that each append."""
+        return self.writes and self.iterations > 1
+
+    @property
+    def carried(self) -> frozenset[str]:
+        """Inputs that each iteration but the first takes from the one before."""
+        return frozenset(into for _, into in self.carry)
+
+    def sizes(self, rows: Sequence[int]) -> list[int]:
+        """Return the bucket sizes that are worth a graph: the smallest, and others whose inputs are not too large."""
+        if self.runs_ahead:
+            return [count for count in rows if count * self.tokens * self.iterations <= AHEAD_TOKENS]
+        each = sum(port.size_bytes * port.count(1, self.tokens) for port in self.ports)
+        return [count for count in rows if count * each <= MOST_BYTES or count == min(rows)]
+
+    def __str__(self) -> str:
+        often = f", {self.iterations} iterations" if self.iterations > 1 else ""
+        return f"{self.tokens} tokens {'appended' if self.writes else 'beside the cache'}{often}"
 
 
 class PassStep(StaticStep[list[dict[str, "Tensor"]]]):
@@ -146,7 +214,7 @@ class PassStep(StaticStep[list[dict[str, "Tensor"]]]):
             given = {**own._ports, **carried}
             if STEP_PORT in given and iteration and not self.later:
                 given[STEP_PORT] = given[STEP_PORT] + iteration
-            view = silent(own._buffers.view) if self.kind.is_silent else own._buffers.view
+            view = append_only(own._buffers.view) if self.kind.is_append_only else own._buffers.view
             outputs.append(self._node.module(kv=view, positions=own._buffers.device[POSITIONS], **given))
             carried = {into: outputs[-1][port].to(self._ports[into].dtype) for port, into in self.kind.carry}
         for each in steps:
@@ -305,6 +373,81 @@ class LoopPassSteps:
         count = sum(chunk.forward.iterations for chunk in group)
         taken = rows_taken(count, kind.tokens if kind.writes else 0, {rows for rows, _ in fits})
         return buckets[min(size for size in fits if size[0] == taken)]
+
+
+def is_graphable(chunk: ScheduledChunk) -> bool:
+    """Return whether this is one whole, unmasked pass of a loop."""
+    forward = chunk.forward
+    if (
+        forward.is_ids
+        or forward.is_replay
+        or forward.given is not None
+        or chunk.samples
+        or chunk.count != forward.tokens
+    ):
+        return False
+    if isinstance(forward.position, float):  # the buffers hold whole positions
+        return False
+    return forward.attend.mask == "full" and is_of_loop(chunk)
+
+
+def one_pass(forward: ForwardPass, *, is_wanted: bool) -> PassKind | None:
+    """Return the kind of such passes, None if an input is neither per token nor per sequence.
+
+    is_wanted: whether their outputs are used.
+    """
+    ports = []
+    for name in sorted(forward.ports):
+        value, is_per_row = forward.ports[name], name in forward.per_row
+        if not is_per_row and (forward.axes[name] != 0 or value.shape[0] != forward.tokens):
+            return None
+        leads = not is_per_row or forward.iterations > 1
+        shape = tuple(value.shape[1:]) if leads else tuple(value.shape)
+        ports.append(Port(name=name, dtype=value.dtype, shape=shape, is_per_row=is_per_row))
+    writes = forward.attend.write
+    return PassKind(
+        tokens=forward.row_tokens, ports=tuple(ports), writes=writes, is_append_only=writes and not is_wanted
+    )
+
+
+def is_of_loop(chunk: ScheduledChunk) -> bool:
+    """Return whether a pass is an iteration of a loop. Other passes have too many lengths to capture."""
+    return chunk.job is not None and (chunk.job.loop is not None or STEP_PORT in chunk.forward.ports)
+
+
+def whole_loop(chunk: ScheduledChunk, one: PassKind) -> PassKind | None:
+    """Return the kind of all iterations of a loop that only reads, None if a stop rule may end it or it has begun."""
+    loop, state = chunk.job.loop if chunk.job is not None else None, chunk.branch.loop
+    if loop is None or state is None or loop.stop_port is not None or state.iteration:
+        return None
+    carry = tuple((port, keyword(into)) for port, into in sorted(loop.carry.items()))
+    if not 1 <= state.limit <= MOST_ITERATIONS or any(into not in chunk.forward.ports for _, into in carry):
+        return None
+    return replace(one, iterations=state.limit, carry=carry)
+
+
+def passes_ahead(chunks: Sequence[ScheduledChunk], one: PassKind) -> PassKind | None:
+    """Return the kind of several iterations of these chunks, whose kind is `one`, if all of them may run ahead."""
+    iterations = min(chunk.ahead for chunk in chunks)
+    if not one.writes or iterations == 1:
+        return None
+    carries = {tuple(sorted(chunk.job.loop.carry.items())) for chunk in chunks if chunk.job and chunk.job.loop}
+    carry = tuple((port, keyword(into)) for port, into in carries.pop())
+    of_rows = {port.name for port in one.ports if port.is_per_row}
+    fits = carry and not carries and of_rows.issuperset(into for _, into in carry)
+    return replace(one, iterations=iterations, carry=carry) if fits else None
+
+
+def later(chunk: ScheduledChunk, ahead: int) -> ForwardPass:
+    """Return the pass of a chunk's loop so many iterations later, without its carried inputs."""
+    forward, loop = chunk.forward, chunk.branch.loop_state
+    apart, found = forward.next_position - forward.position, forward.bare()
+    found.position += ahead * apart
+    at = loop.iteration + ahead
+    found.ports = forward.ports | {name: value[at : at + 1] for name, value in loop.lists.items()}
+    if STEP_PORT in found.ports:
+        found.ports[STEP_PORT] = found.ports[STEP_PORT] + ahead
+    return found
 
 
 def _replay(step: PassStep, chunks: Sequence[ScheduledChunk]) -> dict[str, Tensor]:

@@ -1,8 +1,8 @@
-"""What a node runs before the first request, so that kernels are loaded, compiled and captured by then. For the worker.
+"""Warm-up of a node: requests that load, compile and capture its kernels before the first real one. For the worker.
 
-A module that knows which requests to expect offers `rehearsals() -> Sequence[Rehearsal]`. They run as any request does,
-so that a node learns from them which passes come and captures these. On a machine that has compiled none of the kernels
-yet, `compile_ahead` goes through all of it once without running them, so that they are compiled side by side.
+A module that knows which requests to expect offers `warmup_requests`. They run like real requests, so the node learns
+which passes arrive and captures them. With an empty kernel cache, `compile_ahead` first goes through all of them
+without running their kernels, which are then compiled in parallel.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-NOBODY: Final = Handle(-1)
-"""A handle that no request has."""
+WARMUP_HANDLE: Final = Handle(-1)
+"""A handle that no real request has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Act:
-    """One job of a rehearsal; fields as those of `Job`."""
+class WarmupStep:
+    """One job of a warm-up request; the fields are those of `Job`."""
 
     inputs: dict[str, Tensor]
     attend: Attend = field(default_factory=Attend)
@@ -43,68 +43,67 @@ class Act:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rehearsal:
-    """A request of nobody. tokens: most that its cache holds; what: a few words for the operator.
+class WarmupRequest:
+    """A synthetic warm-up request. tokens: the most that its cache holds; title: a few words for the operator.
 
-    is_blind: whether it, and the captures that it teaches, may be gone through with numbers that mean nothing: no
-    Triton kernel makes an index that another operation takes, the host reads no value, and no kernel is chosen by
-    trying out.
+    is_value_free: whether the request, and the captures that it causes, may be gone through with meaningless numbers:
+    no Triton kernel makes an index for another operation, the host reads no value, and no kernel is chosen by timing.
     """
 
-    what: str
+    title: str
     tokens: int
-    acts: tuple[Act, ...]
-    is_blind: bool = False
+    steps: tuple[WarmupStep, ...]
+    is_value_free: bool = False
 
 
 @runtime_checkable
-class Rehearses(Protocol):
-    """A module that knows what will be asked of it."""
+class HasWarmup(Protocol):
+    """A module that knows which requests to expect."""
 
-    def rehearsals(self) -> Sequence[Rehearsal]:
-        """What to run before the first request, in this order."""
+    def warmup_requests(self) -> Sequence[WarmupRequest]:
+        """Return the requests to run before the first real one, in order."""
 
 
 @runtime_checkable
 class CompilesLater(Protocol):
-    """A runner that can go through what it is still to capture."""
+    """A runner that can run its queued captures without capturing them."""
 
     @property
     def graph_counts(self) -> GraphCounts | None:
-        """What its graphs count in, so that this does not."""
+        """Return the counts of its graphs, which this leaves unchanged."""
 
     def compile_later(self) -> None:
-        """Run each step that is still to be captured once, with nobody's rows: its kernels are compiled by that."""
+        """Run each queued step once on padding, which compiles its kernels."""
 
 
-Cast = Sequence[tuple[NodeRunner, Sequence[Rehearsal]]]
-"""Runners with what they rehearse."""
+Warmups = Sequence[tuple[NodeRunner, Sequence[WarmupRequest]]]
+"""Runners with their warm-up requests."""
 
 
-def compile_ahead(cast: Cast) -> None:
-    """Compile the kernels of blind rehearsals, and of the captures that they teach, side by side before these run.
+def compile_ahead(warmups: Warmups) -> None:
+    """Compile the kernels of value-free requests, and of the captures that they cause, in parallel.
 
-    Where the cache has those of a runner's first act, as on all later starts, nothing else is gone through. What fails
-    is said once, and the start goes on as it would have without: each kernel is then compiled when it is first met.
+    Stops after a runner's first step if the cache has its kernels, as on every later start. A failure is logged and
+    does not fail the start: each kernel is then compiled at its first launch.
     """
-    blind = [(runner, given) for runner, given in cast if given and all(each.is_blind for each in given)]
-    if not blind or not is_wanted():
+    chosen = [(runner, given) for runner, given in warmups if given and all(each.is_value_free for each in given)]
+    if not chosen or not is_wanted():
         return
     try:
-        apart(lambda: _compile_ahead(blind))
-    except Exception as error:  # noqa: BLE001 nothing depends on it
-        log.warning("kernels are compiled one after the other: %s: %s", type(error).__name__, error)
+        apart(lambda: _compile_ahead(chosen))
+    except Exception as error:  # noqa: BLE001 an optimisation only
+        log.warning("kernels are compiled one by one: %s: %s", type(error).__name__, error)
 
 
-def _compile_ahead(cast: Cast) -> None:
+def _compile_ahead(warmups: Warmups) -> None:
     started = time.monotonic()
     with compiling_only() as compiling:
-        for runner, rehearsals in cast:
+        for runner, requests in warmups:
             with _uncounted(runner):
-                _go_through(runner, rehearsals, compiling)
+                _go_through(runner, requests, compiling)
         if not compiling.has_missed:
             return
-        for runner, _ in cast:
+        for runner, _ in warmups:
             if isinstance(runner, CompilesLater):
                 with _uncounted(runner):
                     runner.compile_later()
@@ -112,12 +111,12 @@ def _compile_ahead(cast: Cast) -> None:
     log.info("%d kernels noted in %.2f s, compiled in %.2f s", count, gone_s, time.monotonic() - started - gone_s)
 
 
-def _go_through(runner: NodeRunner, rehearsals: Sequence[Rehearsal], compiling: Compiling) -> None:
-    """Play acts without their kernels; all of them, unless the cache has those of the first."""
-    for each in rehearsals:
+def _go_through(runner: NodeRunner, requests: Sequence[WarmupRequest], compiling: Compiling) -> None:
+    """Go through steps without running their kernels; all steps, unless the cache has the kernels of the first."""
+    for each in requests:
         with _opened(runner, each):
-            for act in each.acts:
-                _run(runner, act)
+            for step in each.steps:
+                _run(runner, step)
                 if not compiling.has_missed:
                     return
 
@@ -127,33 +126,33 @@ def _uncounted(runner: NodeRunner) -> AbstractContextManager[None]:
     return contextlib.nullcontext() if counts is None else counts.held()
 
 
-def rehearse(runner: NodeRunner, rehearsals: Sequence[Rehearsal], tell: Callable[[str], None]) -> None:
-    """Run rehearsals and then all idle work, which captures what they taught. Nothing of them stays.
+def run_warmup(runner: NodeRunner, requests: Sequence[WarmupRequest], report: Callable[[str], None]) -> None:
+    """Run warm-up requests and then all idle work, which captures the passes that arrived. Their state is freed.
 
-    tell: told what is done, before each piece of work. Raises what fails.
+    report: called with a title before each piece of work. Raises the first error.
     """
-    for each in rehearsals:
-        tell(each.what)
+    for each in requests:
+        report(each.title)
         with _opened(runner, each):
-            for act in each.acts:
-                _run(runner, act)
-    tell("captures")
+            for step in each.steps:
+                _run(runner, step)
+    report("captures")
     while isinstance(runner, WorksWhenIdle) and runner.idle():
-        tell("captures")
+        report("captures")
 
 
 @contextlib.contextmanager
-def _opened(runner: NodeRunner, rehearsal: Rehearsal) -> Iterator[None]:
-    runner.open(NOBODY, SamplingParams(), rehearsal.tokens)
+def _opened(runner: NodeRunner, request: WarmupRequest) -> Iterator[None]:
+    runner.open(WARMUP_HANDLE, SamplingParams(), request.tokens)
     try:
         yield
     finally:
-        runner.close(NOBODY)
+        runner.close(WARMUP_HANDLE)
 
 
-def _run(runner: NodeRunner, act: Act) -> None:
-    job = Job(key=JobKey(-1), handle=NOBODY, inputs=dict(act.inputs), outputs=act.outputs, sample=False)
-    job.attend, job.loop = act.attend, act.loop
+def _run(runner: NodeRunner, step: WarmupStep) -> None:
+    job = Job(key=JobKey(-1), handle=WARMUP_HANDLE, inputs=dict(step.inputs), outputs=step.outputs, sample=False)
+    job.attend, job.loop = step.attend, step.loop
     runner.submit(job)
     while (running := runner.launch()) is not None:
         for failed in runner.collect(running).failed:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from mstar_core.engine.cache.page_pool import OutOfPages
-from mstar_core.engine.cuda_graphs.pass_keys import AHEAD, AHEAD_TOKENS
+from mstar_core.engine.cuda_graphs.passes import AHEAD, AHEAD_TOKENS
 from mstar_core.engine.kv.batch import ScheduledChunk
 from mstar_core.engine.kv.candidates import tokens_ahead
 from mstar_core.engine.kv.sequence import Branch, ForwardPass, KVRequest

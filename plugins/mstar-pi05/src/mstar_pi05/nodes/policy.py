@@ -24,7 +24,7 @@ from mstar_pi05.nodes.warm_up import of_policy
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.engine.cuda_graphs.warmup import Rehearsal
+    from mstar_core.engine.cuda_graphs.warmup import WarmupRequest
     from mstar_core.layers.kv_view import KVView
     from mstar_pi05.checkpoint.config import Sizes
 
@@ -117,8 +117,8 @@ class Policy(nn.Module):
         hidden: Tensor = self.expert(self.action_in_proj(actions), modulation, kv, self.rotary(positions))
         return hidden
 
-    def rehearsals(self) -> Sequence[Rehearsal]:
-        """See Rehearses. Returns flows of the expected numbers of steps."""
+    def warmup_requests(self) -> Sequence[WarmupRequest]:
+        """See HasWarmup. Returns flows of the expected numbers of steps."""
         return of_policy(self._sizes, self.expected_steps)
 
     def tabulate(self, times: Tensor, rows: Tensor) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mstar_core.engine.cuda_graphs.cache import GraphCache, GraphCounts
-    from mstar_core.engine.cuda_graphs.warmup import Rehearsal
+    from mstar_core.engine.cuda_graphs.warmup import WarmupRequest
     from mstar_pi05.checkpoint.config import Sizes, Vision
 
 
@@ -173,8 +173,8 @@ class Cameras(nn.Module):
             block.self_attn.join()
         self._replayed = CapturedFunction(self.vectors, CAPTURED, captures)
 
-    def rehearsals(self) -> Sequence[Rehearsal]:
-        """See Rehearses."""
+    def warmup_requests(self) -> Sequence[WarmupRequest]:
+        """See HasWarmup."""
         return of_cameras(self._sizes)
 
     def idle(self) -> bool:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from mstar_core.errors import EngineError
-from mstar_core.layers.kv_view import SilentView
+from mstar_core.layers.kv_view import AppendOnlyView
 from mstar_vjepa2.nodes.blocks import Block, MixCached, attend_all, stack, sum_norm
 from mstar_vjepa2.nodes.encoder import LATENT_EPS, latents_of
 from mstar_vjepa2.nodes.linear import Branch, branch_of, linear_into
@@ -117,7 +117,7 @@ class ActionPredictor(nn.Module):
         action = _chosen(moves, at, rows, POSE_RANK + 1)
         camera = None if cameras is None else _chosen(cameras, at, rows, POSE_RANK + 1)
         x, rotation, next_state = self.begin(latents, action, own, camera, positions)
-        if isinstance(kv, SilentView):
+        if isinstance(kv, AppendOnlyView):
             self.keep(x, rotation, kv)
             return {}
         following = self.end(self.run(x, rotation, kv), self._per_row(normalize_reps, rows))[:, None]
