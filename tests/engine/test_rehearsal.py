@@ -189,7 +189,7 @@ def test_what_fails_when_it_is_gone_through_fails_no_start(
         compile_ahead(watched.cast)
     # What the pass itself failed of is told too, where nodes tell of that.
     told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert [each.startswith("kernels are compiled one after the other") for each in told] == [True]
+    assert [each.startswith("kernels are compiled one by one") for each in told] == [True]
     watched.kernels["vit_encoder"].launch(0)
     watched.run_warmup()
     plain.run_warmup()

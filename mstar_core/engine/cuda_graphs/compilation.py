@@ -5,8 +5,8 @@ cache that is most of a start. Here steps are gone through without running their
 compiled by threads. The compiler mostly releases the GIL, and its assembler and the C compiler are processes.
 
 Cost model: nothing is compiled while steps are gone through, because each torch call releases the GIL and would wait
-for every compiling thread. On later starts the first kernels are in the cache on disk: they are loaded, which they would
-be anyway, `has_missed` stays false, and the caller can stop.
+for every compiling thread. On later starts the first kernels are in the cache on disk: they are loaded, which happens
+anyway, `has_missed` stays false, and the caller can stop.
 """
 
 from __future__ import annotations
