@@ -88,12 +88,8 @@ def _conditions(stream: Stream) -> str:
 
 
 def _streams_of(graph: Graph, partition: str) -> list[Stream]:
-    found: list[Stream] = []
-    for walk in graph.compiled(partition).values():
-        outlets = [outlet for task in walk.tasks for outlet in task.outlets]
-        outlets += [outlet for loop in walk.loops for result in loop.results for outlet in result.outlets]
-        found += [outlet.stream for outlet in outlets if outlet.stream is not None]
-    return found
+    found = (outlet.stream for walk in graph.compiled(partition).values() for outlet in _outlets(walk))
+    return [stream for stream in found if stream is not None]
 
 
 # one walk

@@ -6,11 +6,11 @@ import importlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import torch
 
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from mstar_core.layers.kv_view import KVModule
+    from mstar_core.layers.quantize import QuantizationReport
     from mstar_core.process.life import ChildLife
 
 log = logging.getLogger(__name__)
@@ -49,32 +50,6 @@ PROGRESS_S: Final = 0.1
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CUDA_DTYPE, CPU_DTYPE = "bfloat16", "float32"
 PRELOADED: Final = ("triton", "flashinfer", "flashinfer.jit.attention.modules")
-
-
-class QuantizedKind(Protocol):
-    """Relative output errors of the layers of one kind."""
-
-    @property
-    def output_error_mean(self) -> float: ...
-
-    @property
-    def output_error_worst(self) -> float: ...
-
-
-class Quantized(Protocol):
-    """Report of a quantization."""
-
-    @property
-    def method(self) -> str: ...
-
-    @property
-    def before_bytes(self) -> int: ...
-
-    @property
-    def after_bytes(self) -> int: ...
-
-    @property
-    def kinds(self) -> Mapping[str, QuantizedKind]: ...
 
 
 def compute_dtype(name: str | None, device: torch.device) -> torch.dtype:
@@ -257,8 +232,8 @@ def pool_plans(
     return plans
 
 
-def quantized_text(report: Quantized) -> str:
-    """`fp8 weights: 5,376 to 2,690 MiB; outputs differ by q_proj 0.0263 (worst 0.0270), ...`."""
+def quantized_text(report: QuantizationReport) -> str:
+    """Return `fp8 weights: 5,376 to 2,690 MiB; outputs differ by q_proj 0.0263 (worst 0.0270), ...`."""
     errors = (f"{name} {kind.output_error_mean:.4f} (worst {kind.output_error_worst:.4f})"
               for name, kind in report.kinds.items())  # fmt: skip
     sizes = f"{mib(report.before_bytes)} to {mib(report.after_bytes)}"

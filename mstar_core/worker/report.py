@@ -52,7 +52,7 @@ class Waits:
 
     _waits: dict[tuple[Handle, str], _Wait] = field(default_factory=dict)
 
-    def look(self, now: float, runners: Mapping[str, NodeRunner], steps: int) -> None:
+    def update(self, now: float, runners: Mapping[str, NodeRunner], steps: int) -> None:
         """Update the waits and log each long one once. steps: number of collected steps of all nodes.
 
         A wait without a single step is a warning: the requests that hold the slots or pages do not run either.
@@ -140,7 +140,7 @@ class Report:
             return [], []
         self.next_requests = now + REQUESTS_S
         self.in_walks = self._walks()
-        self.waits.look(now, self.runners, self.steps.collected)
+        self.waits.update(now, self.runners, self.steps.collected)
         return self.requests(), self.executor.edges.news(self.executor.requests.values())
 
     def requests(self) -> list[RequestNews]:

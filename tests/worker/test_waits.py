@@ -35,19 +35,19 @@ def test_a_long_wait_and_its_end_are_logged_once_with_the_use(caplog: pytest.Log
     waits, runner = Waits(), Full()
     runners: Any = {"LLM": runner}
     for number in range(40):
-        waits.look(100.0 + number, runners, steps=number)
+        waits.update(100.0 + number, runners, steps=number)
     (told,) = said(caplog)
     in_use = "402 of 520 slots, 800 of 2,547 pages in use"
     assert told == ("INFO", f"request 7 waits for slots of LLM ({in_use}) for {LONG_S:.0f} s")
     runner.why = ""
-    waits.look(150.0, runners, steps=50)
+    waits.update(150.0, runners, steps=50)
     assert said(caplog) == [("INFO", "request 7 no longer waits for slots or pages of LLM, after 50.0 s")]
 
 
 def test_a_long_wait_in_which_nothing_ran_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     waits, runners = Waits(), dict[str, Any](LLM=Full())
-    waits.look(100.0, runners, steps=5)
-    waits.look(100.0 + LONG_S, runners, steps=5)
+    waits.update(100.0, runners, steps=5)
+    waits.update(100.0 + LONG_S, runners, steps=5)
     ((level, text),) = said(caplog)
     assert level == "WARNING" and text.endswith("for 10 s, and no step ran meanwhile")
 
@@ -57,5 +57,5 @@ def test_short_waits_are_not_told(caplog: pytest.LogCaptureFixture) -> None:
     waits, runner = Waits(), Full()
     for number in range(40):
         runner.why = "" if number % 9 == 0 else "waits for pages"
-        waits.look(100.0 + number, {"LLM": runner}, steps=number)  # type: ignore[dict-item]
+        waits.update(100.0 + number, {"LLM": runner}, steps=number)  # type: ignore[dict-item]
     assert said(caplog) == []

@@ -168,13 +168,6 @@ class CompiledWalk:
         """Return the address of a loop."""
         return len(self.tasks) + loop
 
-    def loop_named(self, name: str) -> CompiledLoop:
-        """Return the loop called `name`. Raises KeyError."""
-        for loop in self.loops:
-            if loop.name == name:
-                return loop
-        raise KeyError(name)
-
     def frame_tasks(self, frame: int) -> tuple[int, ...]:
         """Return the tasks directly in a frame."""
         return self.root_tasks if frame == ROOT else self.loops[frame].tasks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from mstar_core.graph.compile.compiled import CompiledLoop
@@ -20,6 +21,7 @@ PENDING: Final = Pending.PENDING
 Slot = Ref | Pending | None
 
 
+@dataclass(slots=True, eq=False)
 class Scope:
     """One open frame: the root, or one iteration of a loop.
 
@@ -27,17 +29,14 @@ class Scope:
     required input.
     """
 
-    __slots__ = ("frame", "inputs", "loops", "missing", "path", "pending", "run", "waiting")
-
-    def __init__(self, frame: int, path: Iteration, run: LoopRun | None) -> None:
-        self.frame = frame
-        self.path = path
-        self.run = run
-        self.pending = 0
-        self.waiting: dict[int, int] = {}
-        self.inputs: dict[int, dict[str, Ref]] = {}
-        self.missing: set[int] = set()
-        self.loops: dict[int, LoopRun] = {}
+    frame: int
+    path: Iteration
+    run: LoopRun | None
+    pending: int = 0
+    waiting: dict[int, int] = field(default_factory=dict)
+    inputs: dict[int, dict[str, Ref]] = field(default_factory=dict)
+    missing: set[int] = field(default_factory=set)
+    loops: dict[int, LoopRun] = field(default_factory=dict)
 
     @property
     def loop_run(self) -> LoopRun:
@@ -46,6 +45,7 @@ class Scope:
         return self.run
 
 
+@dataclass(slots=True, eq=False)
 class LoopRun:
     """One run of a loop inside an open scope.
 
@@ -55,44 +55,26 @@ class LoopRun:
     asked: an answer is due, from the stream or from the engine.
     """
 
-    __slots__ = (
-        "allowed",
-        "asked",
-        "chunk",
-        "end",
-        "imports",
-        "index",
-        "inner",
-        "last",
-        "limit",
-        "loop",
-        "over",
-        "owned",
-        "scope",
-        "stream_ended",
-        "values",
-        "verdicts",
-    )
+    loop: CompiledLoop
+    scope: Scope
+    limit: int | None
+    owned: Sequence[bool]
+    imports: list[Slot]
+    values: list[Slot] = field(init=False)
+    last: list[Ref | None] = field(init=False)
+    index: int = -1
+    allowed: int = -1
+    inner: Scope | None = None
+    end: tuple[int, str] | None = None
+    over: bool = False
+    verdicts: dict[int, str] = field(default_factory=dict)
+    chunk: Slot = PENDING
+    asked: bool = False
+    stream_ended: bool = False
 
-    def __init__(
-        self, loop: CompiledLoop, scope: Scope, limit: int | None, owned: Sequence[bool], imports: list[Slot]
-    ) -> None:
-        self.loop = loop
-        self.scope = scope
-        self.limit = limit
-        self.owned = owned
-        self.imports = imports
-        self.values: list[Slot] = [PENDING] * len(loop.variables)
-        self.last: list[Ref | None] = [None] * len(loop.results)
-        self.index = -1
-        self.allowed = -1
-        self.inner: Scope | None = None
-        self.end: tuple[int, str] | None = None
-        self.over = False
-        self.verdicts: dict[int, str] = {}
-        self.chunk: Slot = PENDING
-        self.asked = False
-        self.stream_ended = False
+    def __post_init__(self) -> None:
+        self.values = [PENDING] * len(self.loop.variables)
+        self.last = [None] * len(self.loop.results)
 
     def value_of(self, port: str) -> Slot:
         """Return the start of the next iteration for the carried input `port`."""
