@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from mstar_core.engine.attention import PackedRows, Segment
+from mstar_core.engine.cache import slot_update
 from mstar_core.engine.failures import node_error
 from mstar_core.engine.kv.batch import BatchOutput, DecodeBatch, ScheduledChunk, sampling_parameters
 from mstar_core.engine.kv.inputs import id_port, packed_ports, packed_positions
@@ -262,21 +263,14 @@ class ModelRunner:
         counter = upload(slots.drawn[indices], slots.device) if not sampling.all_greedy else device_slots
         ids = self._columns.drawn(sampler.sample(logits, sampling, seen, counter))
         if self._runs_ahead and decode is not None:
-            ids = self._hold_stopped(decode, ids)
+            # Sequences that stopped in a step not yet collected repeat their last id.
+            count, own = len(decode.branches), decode.on_device(slots)[0]
+            drawn = slot_update.commit_ids_plainly(slots, own, ids[:count], sees=False)
+            ids = torch.cat([drawn, ids[count:]]) if len(ids) > count else drawn
         slots.device_last.index_copy_(0, device_slots, ids)
         if is_penalised:
             slots.device_seen[device_slots, ids] = True
         return ids
-
-    def _hold_stopped(self, decode: DecodeBatch, ids: Tensor) -> Tensor:
-        """Repeat the last id of sequences that stopped in a step not yet collected, and mark those that stop now."""
-        slots, indices = self._slots, decode.on_device(self._slots)[0]
-        count = len(decode.branches)
-        stopped = slots.device_stopped.index_select(0, indices)
-        drawn = torch.where(stopped, slots.device_last.index_select(0, indices), ids[:count])
-        hit = (drawn[:, None] == slots.device_stop_ids.index_select(0, indices)).any(dim=1)
-        slots.device_stopped.index_copy_(0, indices, stopped | hit)
-        return torch.cat([drawn, ids[count:]]) if len(ids) > count else drawn
 
     # -- outputs -----------------------------------------------------------------------------------------------------
 
