@@ -13,24 +13,14 @@ from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.observe.frames import API, MIN_API, PARTS, SnapshotFrame
 
 if TYPE_CHECKING:
-    from mstar_core.admin.streams import Log
     from mstar_core.observe.hub import TelemetryHub
-    from mstar_core.observe.request_log import RequestLog
+    from mstar_core.supervisor.log_file import LogFile
+    from mstar_core.supervisor.state_publisher import StatePublisher
 
 FEATURES = ("watch", "trace", "filter", "recordings", "log-level", "cancel", "metrics")
 """Features that a client can rely on besides the version. Names are only added."""
 
 HIDDEN = "[hidden]"
-
-
-class StatePublisherLike(Protocol):
-    """The part of the state publisher that is used here."""
-
-    requests: RequestLog
-
-    def refresh(self, *, now_all: bool = False) -> None: ...
-
-    def exposition(self) -> bytes: ...
 
 
 class AdminTarget(Protocol):
@@ -47,15 +37,13 @@ class AdminTarget(Protocol):
     values: dict[str, float]
     events: Any
     hub: TelemetryHub
-
-    @property
-    def publisher(self) -> StatePublisherLike: ...
+    publisher: StatePublisher
 
     @property
     def children(self) -> Mapping[str, object]: ...
 
     @property
-    def logs(self) -> Mapping[str, Log]: ...
+    def logs(self) -> Mapping[str, LogFile]: ...
 
     @property
     def phases_s(self) -> dict[str, float]: ...

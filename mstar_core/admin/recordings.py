@@ -10,10 +10,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Final, Protocol
+from typing import IO, TYPE_CHECKING, Any, Final
 
 from mstar_core.admin.messages import StateConflict
 from mstar_core.errors import NotFound, UsageError, did_you_mean
+
+if TYPE_CHECKING:
+    from mstar_core.observe.request_log import RequestRecord
 
 LIMIT_BYTES: Final = 1 << 30
 MOST: Final = 4
@@ -48,12 +51,6 @@ class Recording:
             "dropped": self.dropped,
             "progress": self.progress,
         }
-
-
-class Traced(Protocol):
-    """A request that ended."""
-
-    def trace(self, model: str) -> dict[str, Any]: ...
 
 
 class Recordings:
@@ -108,7 +105,7 @@ class Recordings:
         with recording.path.open("rb") as file:
             yield from iter(lambda: file.read(CHUNK_BYTES), b"")
 
-    def ended(self, request: Traced) -> None:
+    def ended(self, request: RequestRecord) -> None:
         """Write a request that ended to every recording that has room."""
         if not self._all:
             return

@@ -10,11 +10,10 @@ import fnmatch
 import json
 import socket
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from mstar_core.admin.messages import as_json
 from mstar_core.observe.frames import BEAT_S, encode
@@ -23,23 +22,11 @@ if TYPE_CHECKING:
     from sanic.request import Request
 
     from mstar_core.observe.hub import Subscription
+    from mstar_core.supervisor.log_file import LogFile
 
 BLOCKED_S: Final = 30.0
 SEND_BUFFER: Final = 256 * 1024
 NDJSON: Final = "application/x-ndjson; charset=utf-8"
-
-
-class Log(Protocol):
-    """The part of a LogFile that is used here. lines: written so far; listeners: set with each line."""
-
-    @property
-    def lines(self) -> int: ...
-
-    @property
-    def tail(self) -> deque[str]: ...
-
-    @property
-    def listeners(self) -> set[asyncio.Event]: ...
 
 
 Line = dict[str, Any] | None
@@ -105,7 +92,7 @@ class NdjsonStreams:
                 yield None
 
     async def logs(
-        self, logs: Mapping[str, Log], *, tail: int, since_s: float | None, follow: bool
+        self, logs: Mapping[str, LogFile], *, tail: int, since_s: float | None, follow: bool
     ) -> AsyncIterator[Line]:
         """Yield lines of these logs: the last `tail` of each within `since_s`, then new ones with `follow`."""
         wake = asyncio.Event()

@@ -116,7 +116,8 @@ class Telemetry(msgspec.Struct, frozen=True, kw_only=True, tag="telemetry", omit
     """Child to supervisor: gauges, counters, requests, spans and edges, at most every 100 ms. No client text.
 
     values: changed values by flat name, absolute, such as "worker-0.LLM.pages_used". events: (type, facts). dropped:
-    spans dropped since the start of the process. samples: changed samples of the api's metrics, at most once a second.
+    spans dropped since the start of the process. samples: metrics, at most once a second: the api sends changed ones,
+    the supervisor all that the api shows of it.
     """
 
     name: str
