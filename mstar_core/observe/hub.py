@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
@@ -18,6 +19,7 @@ from mstar_core.observe.frames import (
     BEAT_S,
     COUNTERS,
     PARTS,
+    SNAPSHOT_EVENTS,
     SNAPSHOT_REQUESTS,
     BeatFrame,
     DeltaFrame,
@@ -33,8 +35,6 @@ from mstar_core.observe.frames import (
     ResyncFrame,
     SnapshotFrame,
 )
-from mstar_core.observe.frames import SNAPSHOT_EVENTS as EVENTS_SHOWN
-from mstar_core.observe.frames import SNAPSHOT_REQUESTS as LIMIT
 from mstar_core.observe.store import Store, changed_fields
 
 SUBSCRIBERS: Final = 16
@@ -131,42 +131,31 @@ class TelemetryHub:
             self._subscriptions.remove(subscription)
 
     def snapshot(
-        self, *, parts: Collection[str] = (), filter_text: str = "", events: int = EVENTS_SHOWN
+        self, *, parts: Collection[str] = (), filter_text: str = "", events: int = SNAPSHOT_EVENTS
     ) -> SnapshotFrame:
         """Return a consistent snapshot. Raises UsageError for an unknown part or a bad filter."""
         return self.filtered_snapshot(check_parts(parts), Filter.parse(filter_text), events)
 
-    def filtered_snapshot(self, parts: Collection[str], chosen: Filter, events: int = EVENTS_SHOWN) -> SnapshotFrame:
+    def filtered_snapshot(self, parts: Collection[str], chosen: Filter, events: int = SNAPSHOT_EVENTS) -> SnapshotFrame:
         """Return a snapshot of validated parts with a parsed filter."""
         store, now = self.store, self.now()
         store.t = now
-        requests, cut = self.matching(chosen, now) if "requests" in parts else ({}, 0)
-        chosen_parts: dict[str, Any] = {part: dict(store.part(part)) for part in PARTS if part in parts}
+        selected: dict[str, Any] = {part: dict(store.part(part)) for part in PARTS if part in parts}
+        cut = 0
         if "requests" in parts:
-            chosen_parts["requests"] = requests
+            found = {key: request for key, request in store.requests.items() if chosen.takes(request, now)}
+            cut = max(0, len(found) - SNAPSHOT_REQUESTS)
+            selected["requests"] = dict(islice(found.items(), SNAPSHOT_REQUESTS))
         newest = list(store.events)[-events:] if events and "events" in parts else []
         return SnapshotFrame(
             rev=store.rev,
             t=now,
             deployment=store.deployment,
             graph=store.graph if "graph" in parts else GraphView(),
-            **chosen_parts,
+            **selected,
             events=[event.flat() for event in newest],
             truncated={"requests": cut},
         )
-
-    def matching(self, chosen: Filter, now: float) -> tuple[dict[str, RequestStatus], int]:
-        """Return the requests that match a filter, at most 2000, and the number of further matches."""
-        found: dict[str, RequestStatus] = {}
-        cut = 0
-        for key, request in self.store.requests.items():
-            if not chosen.takes(request, now):
-                continue
-            if len(found) < LIMIT:
-                found[key] = request
-            else:
-                cut += 1
-        return found, cut
 
     def events_after(self, number: int) -> Iterator[Event]:
         """Yield the events of the ring with a higher number, oldest first."""

@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 from mstar_core.errors import MstarError
 from mstar_core.messages.life import Beat, Hello, LogLevel, PeerDown, PeerUp, Phase, Ping, Stop, Telemetry
 from mstar_core.messages.telemetry import EdgeNews, MetricSample, RequestNews, Span
-from mstar_core.process.failures import HasRunDir, guarded_run, note_fatal
+from mstar_core.process.failures import HasRunDir, guarded_run
 
 HELLO_S: Final = 0.2
 BEAT_S: Final = 1.0
@@ -153,7 +153,6 @@ class ChildLife:
         spans: list[Span] | None = None,
         edges: list[EdgeNews] | None = None,
         *,
-        events: list[tuple[str, dict[str, Any]]] | None = None,
         dropped: int = 0,
         samples: list[MetricSample] | None = None,
     ) -> None:
@@ -161,14 +160,9 @@ class ChildLife:
         self._send(
             Telemetry(
                 name=self.name, incarnation=self.incarnation, values=values, requests=requests or [],
-                spans=spans or [], edges=edges or [], events=events or [], dropped=dropped,
-                samples=samples or [],
+                spans=spans or [], edges=edges or [], dropped=dropped, samples=samples or [],
             )
         )  # fmt: skip
-
-    def fatal(self, error: BaseException) -> None:
-        """Record a fatal error in the run directory and the log. Never raises; the first record stays."""
-        note_fatal(error, self.name, self.incarnation, self._run_dir, self._phase)
 
     @contextmanager
     def guarded(self) -> Iterator[None]:

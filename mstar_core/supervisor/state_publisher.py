@@ -401,7 +401,7 @@ class StatePublisher:
 
 
 def endpoint(host: str, port: int) -> str:
-    """The api's address as a client of this host would use it."""
+    """Return the api's URL for a client on this host."""
     return f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from mstar_core.errors import ExitCode, StartError
 from mstar_core.messages.life import Beat, Hello, PeerDown, PeerUp, Phase, Ping, Stop
+from mstar_core.process.failures import note_fatal
 from mstar_core.process.life import PING_LIMIT_S, ChildLife
 from mstar_core.process.logs import LINE_LIMIT_BYTES, JsonFormatter, request_scope
 from mstar_core.process.system import keep_start, set_exact_timers
@@ -137,7 +138,7 @@ def test_phases_carry_name_and_incarnation(life: ChildLife, post: Post) -> None:
 def test_the_first_fatal_error_is_kept_and_becomes_the_exit_code(life: ChildLife, tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as ended, life.guarded():
         raise StartError("no weights", "looked in x", "give --weights", file="x")
-    life.fatal(ValueError("later"))
+    note_fatal(ValueError("later"), life.name, life.incarnation, tmp_path)
     record = json.loads((tmp_path / "children" / "worker-0.fatal.json").read_text())
     assert ended.value.code == int(ExitCode.START_FAILED)
     assert (record["class"], record["message"], record["hint"]) == ("StartError", "no weights", "give --weights")
