@@ -90,7 +90,7 @@ class StatePublisher:
         self._kills = OomKills()
         self._loads: dict[str, ProcessLoad] = {}
         self._edges: dict[str, dict[str, EdgeNews]] = {}
-        self._rates: dict[tuple[str, ...], Rate] = {}
+        self._rates: defaultdict[tuple[str, ...], Rate] = defaultdict(Rate)
         self._partitions: dict[str, str] = {}
         self._next_parts = self._next_loads = 0.0
         if view.spec.graph:  # as declared; the conductor sends the graph of the checkpoint later
@@ -394,10 +394,7 @@ class StatePublisher:
         )
 
     def _rate(self, now: float, value: float, *what: str) -> float:
-        found = self._rates.get(what)
-        if found is None:
-            found = self._rates[what] = Rate()
-        return found.at(now, value)
+        return self._rates[what].at(now, value)
 
 
 def endpoint(host: str, port: int) -> str:
