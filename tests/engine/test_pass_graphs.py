@@ -16,7 +16,7 @@ from mstar_core.engine.base import Handle, LoopSpec
 from mstar_core.engine.cuda_graphs.cache import GraphCache
 from mstar_core.engine.cuda_graphs.passes import PassKind, Port, rows_taken
 from mstar_core.engine.kv.engine import KVCacheEngine
-from mstar_core.graph.spec.nodes import Attend
+from mstar_core.graph.spec.nodes import STEP, Attend
 from tests.engine.recorded import Recorded, RecordingCache
 from tests.engine.test_kv_candidates import CARRY, START, context, near, roll
 from tests.engine.test_reading import CACHED, HEADS, KV_HEADS, PAGE, filled, plain
@@ -147,6 +147,42 @@ def test_one_bucket_that_does_not_fit_is_left_out(caplog: pytest.LogCaptureFixtu
     captures.fails = None
     captured(engine)
     assert len(captures.graphs) == 17 and "is left out" in caplog.text
+
+
+def branches_at(engine: KVCacheEngine, step: int) -> dict[str, Tensor]:
+    """One denoising step of both branches of one request, over prefixes of different lengths."""
+    driver = Driver(engine)
+    driver.open(0)
+    for branch, length in (("main", 9), ("side", 4)):
+        driver.prefill(
+            0, prompt(length, length), sample=False, outputs=(), attend=Attend(mask="full"), branch=branch
+        )  # fmt: skip
+    driver.run()
+    keys = {
+        branch: driver.submit(
+            0, inputs={"latents": numbers(5, 4, 32), STEP: torch.tensor(step)}, outputs=("velocity",), sample=False,
+            attend=READ, branch=branch,
+        )
+        for branch in ("main", "side")
+    }  # fmt: skip
+    driver.run()
+    assert not driver.failed, driver.failed
+    engine.close(Handle(0))
+    return {branch: driver.done[key].outputs["velocity"] for branch, key in keys.items()}
+
+
+def test_branches_of_one_request_share_a_captured_step() -> None:
+    """The branches of guidance run in one replay although the worker iterates their loop."""
+    cache = RecordingCache()
+    engine = flow_engine(cache)
+    branches_at(engine, 0)
+    captured(engine)
+    assert all(graph.replays == 0 for graph in cache.graphs)
+    found, expected = branches_at(engine, 3), branches_at(flow_engine(None), 3)
+    assert sum(graph.replays for graph in cache.graphs) == 1
+    for branch in ("main", "side"):
+        near(found[branch], expected[branch])
+    assert not torch.allclose(found["main"], found["side"])
 
 
 # -- loops that append -----------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""Which id each column of a node's logits stands for: all ids in order, or those that the node can draw.
+"""Map from the columns of a node's logits to ids: all ids in order, or the subset that the node can draw.
 
-Used by the plain step and by the captured ones. A head of fewer rows gives fewer columns; what is kept per id (seen
-ids, stop ids, prompts) stays indexed by id.
+Used by uncaptured and captured steps. A head of fewer rows gives fewer columns; seen ids, stop ids and prompts stay
+indexed by id.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class Columns:
-    """The columns of one node's logits. Owned by what samples them; never changes.
+    """The columns of one node's logits. Immutable; owned by the code that samples them.
 
-    ids: int64 [columns] on the device, None where column and id are the same. Raises ConfigError when the declared
-    ids are not ascending or lie outside of the vocabulary.
+    ids: int64 [columns] on the device, None if column and id are the same. Raises ConfigError if the declared ids are
+    not ascending or lie outside the vocabulary.
     """
 
     def __init__(self, spec: NodeSpec, vocab: int, device: torch.device) -> None:
@@ -41,13 +41,13 @@ class Columns:
 
     @property
     def are_some(self) -> bool:
-        """Whether there are columns for some of the ids only."""
+        """Whether the columns are a subset of the ids."""
         return self.ids is not None
 
     def suppress(self, logits: Tensor) -> Tensor:
-        """Put the columns that are never drawn at minus infinity, in place. logits: [n, columns]; returned.
+        """Set the columns that are never drawn to minus infinity, in place. logits: [n, columns]; returned.
 
-        Raises EngineError when the head gave another number of columns: their ids would be wrong.
+        Raises EngineError if the head gave another number of columns.
         """
         if logits.shape[1] != self.count:
             raise EngineError(
@@ -60,11 +60,11 @@ class Columns:
         return logits if self._suppressed is None else logits.masked_fill_(self._suppressed, float("-inf"))
 
     def seen(self, seen: Tensor) -> Tensor:
-        """The marks of the columns' ids: bool [n, vocab] -> bool [n, columns]."""
+        """Return the marks of the columns' ids: bool [n, vocab] -> bool [n, columns]."""
         return seen if self.ids is None else seen.index_select(1, self.ids)
 
     def drawn(self, columns: Tensor) -> Tensor:
-        """Ids of drawn columns, int64 [n]; what is no column (BAD_ROW) stays."""
+        """Return the ids of drawn columns, int64 [n]; BAD_ROW stays."""
         if self.ids is None:
             return columns
         return torch.where(columns < 0, columns, self.ids.index_select(0, columns.clamp(min=0)))

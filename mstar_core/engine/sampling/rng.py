@@ -1,4 +1,4 @@
-"""Random numbers as a function of (seed, counter): the same on any device, in any batch, after any preemption.
+"""Random numbers as a function of (seed, counter), the same on any device, in any batch, after any preemption.
 
 Used by the sampler and by nodes that need noise. Integer mixing after Steele, Lea, Flood, "Fast splittable
 pseudorandom number generators" (2014), the 64-bit finaliser, on torch's wrapping int64.
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def _signed(value: int) -> int:
-    """The int64 with the bits of an unsigned 64-bit constant."""
+    """Return the int64 with the bits of an unsigned 64-bit constant."""
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
@@ -36,23 +36,23 @@ def mix(state: Tensor) -> Tensor:
 
 
 def seeded(seed: Tensor) -> Tensor:
-    """State of a seed: int64 [...] -> int64 [...]. Worth keeping while the seed stays the same."""
+    """Return the state of a seed: int64 [...] -> int64 [...]. Callers keep it while the seed is the same."""
     return mix(seed * _STREAM + _GOLDEN)
 
 
 def uniform_of(state: Tensor, counter: Tensor) -> Tensor:
-    """float64 [...] in [0, 1) of a `seeded` state and int64 counters that broadcast with it."""
+    """Return float64 [...] in [0, 1) of a `seeded` state and int64 counters that broadcast with it."""
     bits = mix(state + (counter + 1) * _GOLDEN)
     return ((bits >> 11) & ((1 << 53) - 1)).to(torch.float64) * _UNIT
 
 
 def uniform(seed: Tensor, counter: Tensor) -> Tensor:
-    """float64 in [0, 1). seed, counter: int64, broadcast together."""
+    """Return float64 in [0, 1). seed, counter: int64, broadcast together."""
     return uniform_of(seeded(seed), counter)
 
 
 def normal(seed: Tensor, counter: Tensor, count: int) -> Tensor:
-    """Standard normals: float32 [B, count]. seed, counter: int64 [B]; one counter value is one whole draw."""
+    """Return standard normals: float32 [B, count]. seed, counter: int64 [B]; one counter value is one whole draw."""
     state = mix(seeded(seed) + (counter + 1) * _GOLDEN)[:, None]
     index = torch.arange(count, dtype=torch.int64, device=seed.device)[None]
     # 1 - u lies in (0, 1], so that the logarithm is finite.
@@ -67,7 +67,7 @@ def seeded_host(seed: np.ndarray) -> np.ndarray:
 
 
 def uniform_host(state: np.ndarray, counter: np.ndarray) -> np.ndarray:
-    """`uniform_of` for a handful of rows on the host, without torch's cost per call. int64 in, float64 out."""
+    """`uniform_of` for a few items on the host, without torch's cost per call. int64 in, float64 out."""
     bits = _mix_host(state + (counter + 1) * np.int64(_GOLDEN))
     chance: np.ndarray = ((bits >> 11) & ((1 << 53) - 1)).astype(np.float64) * _UNIT
     return chance

@@ -1,8 +1,8 @@
-"""Draws ids from logits: penalty, temperature, top-k, top-p, min-p, draw. Used by the KV engine's step.
+"""Sampler: penalty, temperature, top-k, top-p, min-p, draw. Used by the model runner.
 
 Every truncation keeps a prefix of the descending distribution, so one sorted pass serves all of them. Only the
-largest HEAD logits are sorted; a row that its HEAD does not settle is sorted whole. Which way a row goes depends
-on that row alone, so its ids do not depend on the batch.
+largest HEAD logits are sorted; a row that its HEAD does not settle is sorted whole. That choice depends on the row
+alone, so its ids do not depend on the batch.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from mstar_core.engine.base import SamplingParams
 
 HEAD: Final = 512
-"""Logits that are sorted at first. Nucleus sets of speech and text models are rarely larger."""
+"""Logits that are sorted first. Top-p sets of speech and text models are rarely larger."""
 
 BAD_ROW: Final = -1
-"""Id of a row whose logits hold no finite maximum."""
+"""Id of a row whose logits have no finite maximum."""
 
 TOP_K_OFF: Final = 1 << 62
 """Value of `SamplingRows.top_k` that keeps all ids."""
@@ -33,7 +33,7 @@ _INFINITY: Final = float("inf")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingRows:
-    """Parameters of the rows of one batch, made once per change of membership.
+    """Sampling parameters of one batch, made once per change of membership.
 
     All tensors have one row per sequence on the logits' device. temperature [B, 1] float32 (1 for greedy rows);
     top_p, min_p [B, 1] float64; top_k [B, 1] int64; penalty [B, 1] float32; state int64 [B] of the seeds.
@@ -56,7 +56,7 @@ class SamplingRows:
 
     @classmethod
     def of(cls, rows: Sequence[SamplingParams], device: torch.device) -> SamplingRows:
-        """Gather the parameters of these rows."""
+        """Gather the parameters of a batch."""
 
         def column(values: list[float] | list[int], dtype: torch.dtype) -> Tensor:
             return torch.tensor(values, dtype=dtype, device=device)[:, None]
@@ -81,7 +81,7 @@ class SamplingRows:
         )
 
     def select(self, index: Tensor) -> SamplingRows:
-        """The parameters of some of the rows."""
+        """Return the parameters of some of the rows."""
         return replace(
             self,
             temperature=self.temperature[index],
@@ -120,13 +120,13 @@ def sample_at(logits: Tensor, rows: SamplingRows, seen: Tensor | None, chance: T
 def penalised(logits: Tensor, rows: SamplingRows, seen: Tensor) -> Tensor:
     """Divide the positive and multiply the negative logits of seen ids. logits: [B, vocab]; seen: bool [B, vocab]."""
     divided, multiplied = logits / rows.penalty, logits * rows.penalty
-    # From 1 up the smaller of the two is the right one whatever the sign, at a fifth of the cost of asking for it.
+    # For penalties of 1 or more the smaller value is right for both signs, at a fifth of the cost of a comparison.
     changed = torch.where(logits > 0, divided, multiplied) if rows.has_bonus else torch.minimum(divided, multiplied)
     return torch.where(seen, changed, logits)
 
 
 def probabilities(logits: Tensor, rows: SamplingRows, seen: Tensor | None) -> Tensor:
-    """The distribution that `sample` draws from: float64 [B, vocab]. For tests and for inspecting a step."""
+    """Return the distribution that `sample` draws from: float64 [B, vocab]. For tests."""
     if rows.is_penalised and seen is not None:
         logits = penalised(logits, rows, seen)
     values, ids = (logits / rows.temperature).sort(dim=-1, descending=True, stable=True)
@@ -153,7 +153,7 @@ def _draw(logits: Tensor, rows: SamplingRows, chance: Tensor) -> Tensor:
 
 
 def _largest(scaled: Tensor) -> tuple[Tensor, Tensor]:
-    """The HEAD largest values of each row and their ids, equal ones in the order of their ids. Both [B, HEAD].
+    """Return the HEAD largest values of each row and their ids, equal ones in order of id. Both [B, HEAD].
 
     topk takes equal values in any order, and bfloat16 logits are often equal: with the ids sorted first, a stable
     sort by value is the one order that does not depend on the kernel. Among those equal to the last one topk may
@@ -166,7 +166,7 @@ def _largest(scaled: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _kept(values: Tensor, log_mass: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor, Tensor]:
-    """Probabilities of sorted values, how many of them stay [B, 1], and their running sum (float64: it is compared)."""
+    """Return probabilities of sorted values, how many are kept [B, 1], and their running sum in float64."""
     share = torch.exp((values - log_mass).to(torch.float64))
     total = share.cumsum(dim=-1)
     width = values.shape[1]
@@ -200,7 +200,7 @@ def _pick(values: Tensor, ids: Tensor, log_mass: Tensor, rows: SamplingRows, cha
         closed = closed | (is_whole & (at < width))
     drawn = ids.gather(1, place)[:, 0]
     best = values[:, :1]
-    # Ties of the last value may be incomplete. With everything sorted this unsettles nothing that anybody asks for.
+    # Ties of the last value may be incomplete. With everything sorted no caller reads `settled`.
     closed = closed & (values.gather(1, place) > values[:, -1:])
     settled = closed | ~(best.abs() < _INFINITY)
     if rows.any_greedy:
@@ -209,7 +209,7 @@ def _pick(values: Tensor, ids: Tensor, log_mass: Tensor, rows: SamplingRows, cha
 
 
 def _checked(best: Tensor, ids: Tensor) -> Tensor:
-    # A comparison, not isfinite: that one is five kernels, and this runs in every step.
+    # A comparison instead of isfinite, which is five kernels; this runs in every step.
     return torch.where(best.abs() < _INFINITY, ids, BAD_ROW)
 
 

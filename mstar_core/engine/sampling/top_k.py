@@ -14,7 +14,7 @@ from mstar_core.engine.sampling.top_p_bins import INFINITY, LEAST, OUTSIDE, orde
 
 @triton.jit
 def _count(keys, row, vocab, limit, chunk: tl.constexpr):
-    """How many keys of a row are at or above a limit."""
+    """Count the keys of a row at or above a limit."""
     found = tl.zeros((chunk,), tl.int32)
     for start in range(0, vocab, chunk):
         at = start + tl.arange(0, chunk)

@@ -1,10 +1,10 @@
-"""Draws ids from logits in seven kernels, without sorting and without asking the host: the sampler of captured steps.
+"""Top-p sampling in eight Triton kernels, without sorting or a host decision. Used by captured steps.
 
-The same distribution and the same random numbers as `sampler.sample` for rows that use temperature, top-p, penalty or
-the arg-max. Two elements of the descending order are looked for: the edge of the nucleus, then the drawn one. A count
-of the whole row by distance from its largest value says in which bins they must lie; what is in these bins is listed
-and narrowed once more, and one program per row finds both among the few that are left. Masses are sums of integers,
-so no result depends on the order of a sum, on the number of programs or on the bucket of rows.
+It draws from the same distribution with the same random numbers as `sampler.sample`. Top-k and min-p first truncate
+the row (`top_k`). Then two elements of the descending order are searched: the edge of the top-p set and the drawn one.
+A histogram of the row by distance from its largest value gives the bins that must hold them; the elements of these bins
+are listed and narrowed once more, and one program per row finds both among the few that are left. Masses are sums of
+integers, so no result depends on the order of a sum, on the number of programs or on the bucket of rows.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 UNIT_BITS: Final = 44
-"""Fraction bits of a share, relative to the largest of its row: 2 ** 18 of them fit a sum with a bit to spare."""
+"""Fraction bits of a probability relative to the largest of its row: 2 ** 18 of them fit a sum with a spare bit."""
 
 LIST_PARTS: Final = 32
-"""Programs per row that share a list."""
+"""Programs per row that process a list."""
 
 
 @triton.jit
@@ -43,9 +43,9 @@ def _scale_kernel(
     vocab, chunks, logits_stride, seen_stride, is_penalised: tl.constexpr, is_restricted: tl.constexpr,
     chunk: tl.constexpr, bins: tl.constexpr, ways: tl.constexpr,
 ):  # fmt: skip
-    """Penalise, divide by the temperature, write as keys; the largest logit (with its place) and value of each chunk.
+    """Penalise, divide by the temperature and write keys, with the largest logit, its place and value of each chunk.
 
-    Also empties the sums and counts of the kernels after it.
+    Also clears the sums and counts of the next kernels.
     """
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     at = part * chunk + tl.arange(0, chunk)
@@ -74,7 +74,7 @@ def _scale_kernel(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pieces:
-    """How the work on a row is cut: elements of a program and its warps. No result depends on it."""
+    """Elements and warps per program of each kernel. No result depends on them."""
 
     scale: int = 1024
     scale_warps: int = 4
@@ -92,12 +92,12 @@ class Pieces:
 
 
 class NucleusSampler:
-    """Draws `rows` ids at a time. One call is always the same kernels, so it can be captured."""
+    """Draws `rows` ids at a time. A call always launches the same kernels, so it can be captured."""
 
     def __init__(self, rows: int, vocab: int, device: torch.device, ids: Tensor | None = None) -> None:
         """ids: int32 [vocab] on the device, ascending: the id of each column; None where they are the same."""
         self.rows, self.vocab, self._device, self._ids = rows, vocab, device, ids
-        # One row alone leaves the chip nearly empty: its last kernel is bound by barriers, not by elements.
+        # With few rows the last kernel is bound by barriers, not by elements.
         self.pieces = Pieces() if rows > 8 else Pieces(finish=1024, finish_warps=4)
         self._unit = float(1 << min(UNIT_BITS, 62 - vocab.bit_length()))
 
@@ -115,7 +115,7 @@ class NucleusSampler:
         assert logits.shape == (rows, vocab) and logits.stride(1) == 1, (logits.shape, logits.stride())
         chunks = triton.cdiv(vocab, cut.scale)
         cells, ways = triton.next_power_of_2(chunks), cut.ways
-        # Made here, not kept: while a graph is captured they come from its pool, which all buckets share.
+        # Not kept: during a capture they come from the graphs' memory pool, which all buckets share.
         keys, first, second = (self._made(torch.int32, rows, vocab) for _ in range(3))
         peaks, places = self._made(torch.float32, rows, chunks, 2), self._made(torch.int32, rows, chunks)
         histogram, chosen = self._made(torch.int32, rows, BINS), self._made(torch.int32, rows, 4)
@@ -145,7 +145,7 @@ class NucleusSampler:
             keys, first, peaks, flags, chosen, masses, counts, extents, vocab, chunks, unit,
             bins=BINS, cells=cells, chunk=cut.gather, ways=ways, num_warps=cut.gather_warps,
         )  # fmt: skip
-        # The lists' lengths are known to the device alone: as many programs as a long one needs.
+        # Only the device knows the lengths of the lists: launch enough programs for a long one.
         narrow, collect = (min(triton.cdiv(vocab, piece), LIST_PARTS) for piece in (cut.narrow, cut.collect))
         narrow_kernel[(narrow, rows)](
             keys, first, peaks, flags, masses, counts, extents, vocab, chunks, unit,

@@ -1,8 +1,8 @@
-"""First narrowing of a row: counts by distance below its largest value, and the bins that must hold an element.
+"""Top-p kernels, first narrowing: a histogram of a row by distance from its maximum, and the bins of an element.
 
 A goal is a mass; its element is the first, from the largest key down, at which the running sum of shares reaches it.
 A count bounds the mass of its bin from both sides, which is enough to say which bins can hold the element of a goal:
-the bounds choose what is looked at, never what is drawn. Also the arithmetic of keys and shares. Kernels of `nucleus`.
+the bounds choose what is looked at, never what is drawn. Also the arithmetic of keys and shares.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def ordered(x):
 
 @triton.jit
 def _below(key, peak):
-    """How far the value of a key lies below the largest."""
+    """Distance of the value of a key from the largest."""
     bits = tl.where(key < 0, key ^ 0x7FFFFFFF, key)
     return peak - bits.to(tl.float32, bitcast=True)
 

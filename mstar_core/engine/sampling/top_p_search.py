@@ -1,4 +1,4 @@
-"""Narrows what the bins left, to one key and one place. Kernels of `nucleus`.
+"""Top-p kernels, second narrowing: from the elements of the bins to one key and one place.
 
 A bracket is an interval of keys, both ends in, with the mass above it, that is known to hold the element of a goal.
 The masses of a row, int64 [4 + ways]: above the drawn element's bracket, above the edge's, of all, unused; then the
@@ -55,7 +55,7 @@ def _goal(mass, chance):
 
 @triton.jit
 def _edge_goal(total, limit):
-    """What the nucleus must reach; the whole mass without top-p."""
+    """Mass that the top-p set must reach; the whole mass without top-p."""
     wanted = tl.ceil(tl.minimum(limit, 1.0) * total.to(tl.float64)).to(tl.int64)
     return tl.where(limit > 1, total, tl.minimum(wanted, total))
 
