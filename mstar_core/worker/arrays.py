@@ -31,7 +31,10 @@ class PendingCopy(Protocol):
 
 def start_copy(tensor: Tensor) -> PendingCopy | None:
     """Start copying a GPU tensor to the host, behind the work of the current stream. Returns None for a host tensor."""
-    return HostCopy(tensor.detach()) if tensor.is_cuda else None
+    if not tensor.is_cuda:
+        return None
+    _keep(tensor)
+    return HostCopy(tensor.detach())
 
 
 def narrowed(tensor: Tensor, modality: str, dtype: object) -> Tensor:
@@ -40,7 +43,10 @@ def narrowed(tensor: Tensor, modality: str, dtype: object) -> Tensor:
     dtype: `output_dtype` of the request. Other tensors stay as they are. Rounds to nearest, ties to even, like the api.
     """
     half = HALVES.get(dtype) if modality in NUMBERS and isinstance(dtype, str) else None
-    return tensor if half is None or tensor.dtype is not torch.float32 else tensor.to(half)
+    if half is None or tensor.dtype is not torch.float32:
+        return tensor
+    _keep(tensor)
+    return tensor.to(half)
 
 
 def to_array(tensor: Tensor) -> tuple[np.ndarray, str | None]:
@@ -60,3 +66,9 @@ def to_tensor(array: np.ndarray, dtype: str) -> Tensor:
     else:
         tensor = torch.from_numpy(np.array(array))
     return tensor.view(torch.bfloat16) if dtype == "bfloat16" else tensor
+
+
+def _keep(tensor: Tensor) -> None:
+    """Delay the reuse of a tensor's memory until the current stream has read it: its node may have its own stream."""
+    if tensor.is_cuda:
+        tensor.record_stream(torch.cuda.current_stream(tensor.device))
