@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from mstar_orpheus.captured import FACTS, CapturedWindows, first_buckets, later_buckets
 from mstar_orpheus.config import EARLY_FRAMES, IDS_PER_FRAME, WINDOW_FRAMES
+from mstar_orpheus.vocoder.cuda_graphs import NOISE_PARAMS, CapturedWindows, first_buckets, later_buckets
 from mstar_orpheus.vocoder.frames import codes_from_ids, levels_from_codes, misplaced
 from mstar_orpheus.vocoder.noise import GLOBAL, window_noise
 
@@ -96,7 +96,7 @@ class Vocoder(nn.Module):
         lengths = tuple(frames * IDS_PER_FRAME for frames in (WINDOW_FRAMES, *EARLY_FRAMES))
         with fused.compiling():
             for rows, ids in (*first_buckets(lengths), *later_buckets(lengths)):
-                noise_params = torch.ones((FACTS, rows), dtype=torch.int64, device=device)
+                noise_params = torch.ones((NOISE_PARAMS, rows), dtype=torch.int64, device=device)
                 self._middle(torch.zeros((rows, ids), dtype=torch.int64, device=device), noise_params)
         self._captured = CapturedWindows(self._middle, lengths, self.audio_offset, device)
 

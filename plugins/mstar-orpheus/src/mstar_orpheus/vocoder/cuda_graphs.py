@@ -23,7 +23,7 @@ LATER_BUCKETS: Final = (64, 16, 4, 2, 24, 48)
 """In the order of their capture."""
 SHORT_BUCKETS: Final = (1, 8)
 """Buckets of the shorter windows that start a stream early."""
-FACTS: Final = 3
+NOISE_PARAMS: Final = 3
 
 Step = Callable[["Tensor", "Tensor"], "Tensor"]
 
@@ -34,25 +34,25 @@ class WindowStep(StaticStep["Tensor"]):
     def __init__(self, step: Step, count: int, ids: int, fill: int, device: torch.device) -> None:
         self._step = step
         self._count = count
-        self._shapes = {"facts": (FACTS, count), "window": (count, ids)}
+        self._shapes = {"noise_params": (NOISE_PARAMS, count), "window": (count, ids)}
         sizes = {name: (torch.int64, shape[0] * shape[1]) for name, shape in self._shapes.items()}
         self._staging = Staging(sizes, device)
-        self.load(np.full((count, ids), fill), np.ones((FACTS, count), dtype=np.int64))
+        self.load(np.full((count, ids), fill), np.ones((NOISE_PARAMS, count), dtype=np.int64))
 
-    def load(self, window: np.ndarray, facts: np.ndarray) -> None:
-        """Fill the buffers with one copy. window: int64 [n, ids]; facts: int64 [3, n]."""
-        padded = np.ones((FACTS, self._count), dtype=np.int64)
-        padded[:, : len(window)] = facts
-        self._staging.put({"facts": padded, "window": window})
+    def load(self, window: np.ndarray, noise_params: np.ndarray) -> None:
+        """Fill the buffers with one copy. window: int64 [n, ids]; noise_params: int64 [3, n]."""
+        padded = np.ones((NOISE_PARAMS, self._count), dtype=np.int64)
+        padded[:, : len(window)] = noise_params
+        self._staging.put({"noise_params": padded, "window": window})
 
     def forward(self) -> Tensor:
         """See StaticStep: samples of each window."""
         own = self._staging.device
-        return self._step(*(own[name].view(self._shapes[name]) for name in ("window", "facts")))
+        return self._step(*(own[name].view(self._shapes[name]) for name in ("window", "noise_params")))
 
 
 class CapturedWindows:
-    """Captured steps of a function of window (int64 [B, n]) and facts (int64 [3, B]: noise mode, seed, place).
+    """Captured steps of a function of window (int64 [B, n]) and noise_params (int64 [3, B]: noise mode, seed, place).
 
     ids: lengths of windows, the usual one first; shorter ones start a stream early and get small buckets only.
     """
@@ -71,8 +71,8 @@ class CapturedWindows:
         """Capture one more bucket. Returns whether more are queued."""
         return self.cache.capture_next()
 
-    def run(self, window: np.ndarray, facts: np.ndarray) -> Tensor | None:
-        """Return samples of each window on the device, None if no bucket holds the batch. facts: int64 [3, B].
+    def run(self, window: np.ndarray, noise_params: np.ndarray) -> Tensor | None:
+        """Return samples of each window on the device, None if no bucket holds the batch. noise_params: int64 [3, B].
 
         The next call overwrites them.
         """
@@ -83,7 +83,7 @@ class CapturedWindows:
             self.cache.counts.misses += 1
             return None
         self.cache.counts.hits += 1
-        step.load(window, facts)
+        step.load(window, noise_params)
         return step.run()[:count]
 
     def _of_length(self, ids: int) -> StepBuckets[WindowStep]:
