@@ -1,4 +1,4 @@
-"""The conductor's process: one mailbox, one thread, every wait an event."""
+"""Process of the conductor: one mailbox and one thread that only waits for events."""
 
 from __future__ import annotations
 

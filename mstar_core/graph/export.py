@@ -1,4 +1,4 @@
-"""A model's graph as the drawing, JSON and dot forms take it, and its dot form."""
+"""Graph of a model, the input of its drawing, JSON and dot forms; and the dot form."""
 
 from __future__ import annotations
 

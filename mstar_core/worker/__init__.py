@@ -1,1 +1,1 @@
-"""One worker per rank: drains messages, schedules, launches steps, routes what comes out. Started by the supervisor."""
+"""Worker process, one per rank: schedules and launches steps and routes their results. Started by the supervisor."""

@@ -1,4 +1,4 @@
-"""A program that says which Run is its last: who tells the client of the end, and how few messages that takes."""
+"""Programs that mark their last Run: the worker reports the end to the api, which saves messages."""
 
 from __future__ import annotations
 

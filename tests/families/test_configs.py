@@ -1,4 +1,4 @@
-"""Every deployment file: parses, fits its model, is shipped unchanged in its plugin, says what it is for."""
+"""Every deployment file parses, fits its model, equals the copy in its plugin and states its purpose."""
 
 from __future__ import annotations
 

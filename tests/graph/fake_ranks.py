@@ -167,7 +167,7 @@ class Ranks:
                 return step
 
     def make(self, task: int, iteration: tuple[int, ...], inputs: dict[str, int]) -> dict[str, int]:
-        """Record a firing and give the outputs that it produces."""
+        """Record a task's run and return its outputs."""
         spec = self.walk.tasks[task].node.spec
         assert (spec.name, iteration) not in self.firings, "a task runs once per iteration"
         self.firings[spec.name, iteration] = dict(inputs)

@@ -1,4 +1,4 @@
-"""Random walks on random placements, with events in any order, do what a plain interpreter says."""
+"""Random walks on random placements, with events in any order, equal a plain interpreter."""
 
 from __future__ import annotations
 

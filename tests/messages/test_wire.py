@@ -1,4 +1,4 @@
-"""The wire format: stable, bounded in what it accepts, and the same as its written schema."""
+"""Wire format: stable, bounded, and equal to its written schema."""
 
 from __future__ import annotations
 

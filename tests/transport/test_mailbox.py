@@ -1,4 +1,4 @@
-"""The inbox: nothing is lost, nothing raises for what a peer sent, nothing stays behind."""
+"""Mailbox: loses no message, never raises for bad messages, leaves no file."""
 
 from __future__ import annotations
 

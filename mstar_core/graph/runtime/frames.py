@@ -40,7 +40,7 @@ class Scope:
 
     @property
     def loop_run(self) -> LoopRun:
-        """The loop whose iteration this scope is."""
+        """Run of the loop that this scope is an iteration of."""
         assert self.run is not None, "only an iteration of a loop has one"
         return self.run
 

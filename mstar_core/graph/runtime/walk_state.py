@@ -67,7 +67,7 @@ class WalkState:
         return self._queue.settle()
 
     def done(self, task: int, iteration: Iteration, ports: Collection[str], stop: bool | None = None) -> Actions:
-        """A fired task ended. ports: outputs it produced. stop: verdict of the loop's stop rule, if it has one."""
+        """Take the end of a fired task. ports: its outputs. stop: verdict of the loop's stop rule, if it has one."""
         keys = {port: Key(task, port, iteration) for port in ports}
         if self.ended:
             return [Free(key) for key in keys.values()]
@@ -81,7 +81,7 @@ class WalkState:
     def loop_done(
         self, loop: int, iteration: Iteration, reason: str, iterations: int, ports: Collection[str]
     ) -> Actions:
-        """An engine loop ended. ports: outputs of its last iteration, named (task, port, iteration + (last,))."""
+        """Take the end of an engine loop. ports: last outputs, stored under (task, port, iteration + (last,))."""
         task = self.walk.loops[loop].tasks[0]
         keys = {port: Key(task, port, (*iteration, iterations - 1)) for port in ports}
         if self.ended:
@@ -95,13 +95,13 @@ class WalkState:
         return self._queue.settle()
 
     def tested(self, loop: int, iteration: Iteration, stop: bool) -> Actions:
-        """Answer to AskStop."""
+        """Take the answer to AskStop."""
         if not self.ended:
             self._judge(self._loop_run(loop, iteration), -1, "stop" if stop else "keep")
         return self._queue.settle()
 
     def chunk(self, address: int, iteration: Iteration) -> Actions:
-        """Answer to Want: the chunk is stored under Key(address, "$chunk", iteration)."""
+        """Take the chunk of a Want, stored under Key(address, "$chunk", iteration)."""
         key = Key(address, "$chunk", iteration)
         if self.ended:
             return [Free(key)]
@@ -110,13 +110,13 @@ class WalkState:
         return self._queue.settle()
 
     def stream_ended(self, address: int, iteration: Iteration) -> Actions:
-        """Answer to Want: the stream has no further chunk."""
+        """Take the end of the stream of a Want."""
         if not self.ended:
             self._take_chunk(address, iteration, None)
         return self._queue.settle()
 
     def arrived(self, address: int, port: str, iteration: Iteration, present: bool) -> Actions:
-        """A message from another rank. present: whether it carried a value."""
+        """Take a message from another rank. present: whether it carries a value."""
         if self.ended:
             return [Free(Key(address, port, iteration))] if present else []
         if present:

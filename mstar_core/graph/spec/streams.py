@@ -184,7 +184,7 @@ class ChunkCursor:
 
     @property
     def oldest_needed(self) -> int:
-        """The lowest item number that a later chunk may take."""
+        """Lowest item number that a later chunk may hold."""
         if self.finished:
             return self._pushed
         match self._policy:
