@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from mstar_core.client.api import ApiClient
 from mstar_core.client.async_client import AsyncMStarClient
 from mstar_core.client.audio import AudioBuffer, WavFile
 from mstar_core.client.errors import (
@@ -38,7 +37,7 @@ from mstar_core.client.events import (
 from mstar_core.client.reader import Line
 from mstar_core.client.results import GenerateResult, LatentResult, ModelInfo
 from mstar_core.client.streams import AsyncStream
-from mstar_core.client.sync_client import MStarClient, Stream
+from mstar_core.client.sync_client import ApiClient, MStarClient, Stream
 
 __all__ = [
     "ActionChunk",
