@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from mstar_core.api.preprocess.child import Answer
+from mstar_core.api.preprocess.pipe import Note
 from mstar_core.api.preprocess.pool import Pool
 from mstar_core.api.preprocess.process import MakeProcess, ProcessorProcess
 from mstar_core.errors import BadMedia, PluginError, RequestError
@@ -34,6 +36,19 @@ class Counted(ProcessorProcess):
     def start(self) -> None:
         Counted.starts += 1
         super().start()
+
+
+class Unreadable(ProcessorProcess):
+    """The real process, whose first answer cannot be unpickled."""
+
+    reads = 0
+
+    def load(self, note: Note) -> list[Answer]:
+        found = super().load(note)
+        self.reads += 1
+        if self.reads == 1:
+            raise ValueError("unreadable")
+        return found
 
 
 @asynccontextmanager
@@ -77,6 +92,14 @@ async def test_errors_come_back_as_they_are_and_others_as_ours() -> None:
         with pytest.raises(PluginError):
             await pool.prompt(PromptRequest(text="unsendable"))
         assert pool.pids == [pid], "it works on"
+        assert (await pool.prompt(PromptRequest(text="abc"))).prompt_tokens == 3
+
+
+async def test_an_answer_that_cannot_be_read_fails_its_job_alone() -> None:
+    async with pool_of(make=Unreadable) as pool:
+        with pytest.raises(ValueError, match="unreadable"):
+            await pool.prompt(PromptRequest(text="abc"))
+        assert pool.busy == 0
         assert (await pool.prompt(PromptRequest(text="abc"))).prompt_tokens == 3
 
 
@@ -180,6 +203,8 @@ async def test_a_processor_that_cannot_be_made_is_a_failed_start() -> None:
 
 HOLDER = f"""
 import asyncio
+from mstar_core.api.preprocess.child import Answer
+from mstar_core.api.preprocess.pipe import Note
 from mstar_core.api.preprocess.pool import Pool
 
 async def hold():

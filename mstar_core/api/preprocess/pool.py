@@ -253,7 +253,11 @@ class Pool:
             note = process.note()
             if note is not None and note.is_in_memory and note.size <= LOOP_BYTES:
                 limit.cancel()
-                self._settle(jobs, process.load(note))
+                try:
+                    answers = process.load(note)
+                except Exception as error:  # noqa: BLE001  reported to the callers
+                    answers = [(False, error)] * len(jobs)
+                self._settle(jobs, answers)
                 self._end(process)
             else:
                 self._spawn(self._collect(process, jobs, limit, process.answer, note))
