@@ -48,6 +48,14 @@ def test_top_k_and_min_p_are_captured_and_change_no_id() -> None:
 
 
 @pytest.mark.parametrize("lookahead", [0, 1])
+def test_a_batch_beyond_the_largest_bucket_takes_several_replays(lookahead: int) -> None:
+    engine = make_engine(graphs=(2,), lookahead=lookahead)
+    assert generate(REQUESTS, lookahead=lookahead, engine=engine) == generate(REQUESTS, lookahead=lookahead)
+    counts = engine.graph_counts
+    assert counts is not None and counts.hits > 3 * counts.misses > 0, "each step is one miss and up to four replays"
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
 def test_a_captured_step_gives_the_ports_that_loops_emit(lookahead: int) -> None:
     """Loops that emit hidden states per token share a captured step with loops that emit nothing."""
     found: list[list[list[Tensor]]] = []

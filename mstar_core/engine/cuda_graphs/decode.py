@@ -124,16 +124,18 @@ class DecodeSteps:
         """Queue captures. Of the sizes that the slots cannot fill only the smallest is taken."""
         self.buckets.plan(up_to(self.slots.count, sizes, [*self.buckets.sizes, *self.buckets.planned]))
 
-    def takes(self, batch: DecodeBatch) -> bool:
-        """Return whether a captured step can run this batch; count a miss otherwise."""
+    def replayable(self, batch: DecodeBatch) -> list[DecodeBatch]:
+        """Return the batches whose replays run this one, empty if nothing is captured.
+
+        A batch beyond the largest bucket takes several replays, which are faster than an uncaptured step. It counts as
+        a miss, and so does one without a bucket.
+        """
         if self._stop_ids is not self.slots.device_stop_ids:  # they moved to a wider array
             self._stop_ids = self.slots.device_stop_ids
             self.buckets.rebuild()
         largest = self.buckets.largest
-        if largest is not None and len(batch.slots) <= largest[0]:
-            return True
-        self.counts.misses += 1
-        return False
+        self.counts.misses += largest is None or len(batch.slots) > largest[0]
+        return [] if largest is None else batch.split(largest[0], self.slots)
 
     def run(self, batch: DecodeBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Run one step.
@@ -142,7 +144,7 @@ class DecodeSteps:
         """
         count = len(batch.slots)
         step = self.buckets.smallest(count)
-        assert step is not None, "`takes` has found a bucket"
+        assert step is not None, "`replayable` has found a bucket"
         plans = step.buffers.attention.plans
         step.load(batch)
         outputs = step.run()

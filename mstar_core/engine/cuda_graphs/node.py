@@ -87,12 +87,12 @@ class NodeGraphs:
             self.cache.warm_up()
 
     def _warn_of_misses(self) -> None:
-        """Log what runs uncaptured although the deployment's limits allow it."""
+        """Log decode steps that the deployment's limits allow and no single graph covers."""
         assert self.decode is not None
         largest = max([size for (size,) in (*self.decode.buckets.sizes, *self.decode.buckets.planned)], default=0)
         if self._slots.device.type == "cuda" and 0 < largest < self._slots.count:
             log.warning(
-                "node %s: decode steps of more than %d sequences run uncaptured, at about a third of the speed; "
-                "%d sequences are admitted. Lower max_concurrent_requests to %d or free memory for larger graphs",
+                "node %s: decode steps of more than %d sequences take several CUDA-graph replays each, and %d are "
+                "admitted; lower max_concurrent_requests to %d or leave more memory for larger graphs",
                 self._name, largest, self._slots.count, largest,
             )  # fmt: skip

@@ -63,10 +63,20 @@ class DecodeBatch:
     keys: np.ndarray
     reports: frozenset[str]
     _device: tuple[Tensor, SamplingRows] | None = None
+    _parts: tuple[int, list[DecodeBatch]] = field(default_factory=lambda: (0, []))
 
     def only(self, index: int, slots: Slots) -> DecodeBatch:
         """Return the batch of one of its branches."""
         return decode_batch([self.branches[index]], slots)
+
+    def split(self, size: int, slots: Slots) -> list[DecodeBatch]:
+        """Return batches of up to `size` branches that together are this one, the same ones on each call."""
+        if len(self.branches) <= size:
+            return [self]
+        if self._parts[0] != size:
+            starts = range(0, len(self.branches), size)
+            self._parts = size, [decode_batch(self.branches[start : start + size], slots) for start in starts]
+        return self._parts[1]
 
     def on_device(self, slots: Slots) -> tuple[Tensor, SamplingRows]:
         """Return slots (int64 [n]) and sampling parameters on the device, for an uncaptured step."""

@@ -78,8 +78,9 @@ class ModelRunner:
             self._slots.flush()
             self._attention.clear_pages(self._tables.pool.take_stale())
             outs = []
-            if decode is not None and self.decode is not None and self._faults is None and self.decode.takes(decode):
-                outs.append(self._replay_decode(self.decode, decode))
+            if decode is not None and self.decode is not None and self._faults is None:
+                outs = [self._replay_decode(self.decode, part) for part in self.decode.replayable(decode)]
+            if outs:
                 decode = None
                 if not chunks:
                     return outs
