@@ -19,7 +19,7 @@ from mstar_core.engine.cache.page_pool import PagePool
 from mstar_core.engine.cache.page_table import PageTables
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes
 from mstar_core.engine.kv.batch import KVStep
-from mstar_core.engine.kv.engine import KVCacheEngine
+from mstar_core.engine.kv.engine import KVCacheEngine, KVSettings
 from mstar_core.layers.linear import fuse_projections
 from tests.engine.tiny_engine import Driver, TinyLM, generate, make_engine, prompt
 from tests.gpu.test_engine import REQUESTS, SAMPLINGS, WIDE, WideLM, wide_engine
@@ -140,11 +140,11 @@ def test_captured_bfloat16_stays_with_the_plain_prompt(cuda: torch.device, wide:
 
 def test_no_launch_waits_for_the_device(cuda: torch.device, wide: WideLM) -> None:
     """Prompts, chunks, decode, mixtures, ends, closes, cached prefixes: nothing in `launch` asks the device."""
-    engine = Unwaiting(
-        WIDE, wide, device=cuda, dtype=torch.bfloat16, num_pages=60, page_size=16, max_slots=8, max_seq_len=256,
-        vocab=2000, token_budget=64, attention="flashinfer", lookahead=1,
-        graphs=CaptureSizes(decode=(1, 8), prefill=(16, 64)),
+    settings = KVSettings(
+        device=cuda, dtype=torch.bfloat16, num_pages=60, page_size=16, max_slots=8, max_seq_len=256, vocab=2000,
+        token_budget=64, attention="flashinfer", lookahead=1, graphs=CaptureSizes(decode=(1, 8), prefill=(16, 64)),
     )  # fmt: skip
+    engine = Unwaiting(WIDE, wide, settings)
     storm(engine, 20, random.Random(1))
     engine.is_watched = True
     storm(engine, 200, random.Random(2))

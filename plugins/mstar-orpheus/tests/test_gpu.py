@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, SamplingParams
+from mstar_core.engine.cuda_graphs.cache import CaptureSizes
 from mstar_core.engine.device import prepare_device
 from mstar_core.engine.kv.engine import KVCacheEngine, KVSettings
 from mstar_core.engine.stateless.engine import StatelessEngine
@@ -70,11 +71,9 @@ def greedy(engine: KVCacheEngine, prompts: list[Tensor], steps: int, penalty: fl
                     ids[owner[key]].append(value)
 
 
-@pytest.mark.parametrize("graphs", [(), (1, 8)], ids=["eager", "captured"])
+@pytest.mark.parametrize("graphs", [CaptureSizes(), CaptureSizes(decode=(1, 8))], ids=["eager", "captured"])
 @pytest.mark.parametrize("is_penalized", [False, True], ids=["plain", "penalized"])
-def test_float32_gives_the_reference_ids(
-    graphs: tuple[int, ...], is_penalized: bool, golden: Any, reference: Any
-) -> None:
+def test_float32_gives_the_reference_ids(graphs: CaptureSizes, is_penalized: bool, golden: Any, reference: Any) -> None:
     prompts = [golden.lm[f"prompt_{index}"] for index in golden.prompts]
     name, penalty = ("greedy_penalised_tokens", golden.penalty) if is_penalized else ("greedy_tokens", 1.0)
     wanted = [golden.lm[f"{name}_{index}"].tolist() for index in golden.prompts]
