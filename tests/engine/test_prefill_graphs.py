@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from mstar_core.engine.attention import PackedRows, Segment
+from mstar_core.engine.attention import AttentionSegment, PackedRows
 from mstar_core.engine.attention.eager import EagerAttention
 from mstar_core.engine.attention.static import AttentionBatch, AttentionBuffers, AttentionShape
 from mstar_core.engine.base import Handle, SamplingParams
@@ -159,7 +159,7 @@ def test_fixed_attention_equals_the_plain_one(cached: int) -> None:
     query, key, value = (torch.randn(tokens, n, width, generator=generator) for n in (heads, kv_heads, kv_heads))
     plain, fixed = [pool.clone()], [pool.clone()]
     segments = [
-        Segment(start=int(start), count=int(count), row=int(row), cached=int(at), is_causal=True, writes=True)
+        AttentionSegment(start=int(start), count=int(count), row=int(row), cached=int(at), is_causal=True, writes=True)
         for start, count, row, at in zip((0, 7), counts, rows, held, strict=True)
     ]
     none = np.zeros(0, dtype=np.int64)

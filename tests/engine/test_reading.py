@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from mstar_core.engine.attention import PackedRows, Segment
+from mstar_core.engine.attention import AttentionSegment, PackedRows
 from mstar_core.engine.attention.eager import EagerAttention
 from mstar_core.engine.attention.flashinfer import FlashInferView
 from mstar_core.engine.base import LoopSpec
@@ -33,7 +33,9 @@ def filled() -> tuple[list[Tensor], np.ndarray]:
 def packed(tables: np.ndarray, order: list[int]) -> PackedRows:
     starts = np.cumsum([0, *(COUNTS[row] for row in order)])
     segments = [
-        Segment(start=int(start), count=COUNTS[row], row=row, cached=CACHED[row], is_causal=False, writes=False)
+        AttentionSegment(
+            start=int(start), count=COUNTS[row], row=row, cached=CACHED[row], is_causal=False, writes=False
+        )
         for start, row in zip(starts, order, strict=False)
     ]
     none = np.zeros(0, dtype=np.int64)

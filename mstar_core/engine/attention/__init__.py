@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
-from mstar_core.engine.attention.backend import BACKENDS, AttentionBackend, PackedRows, Segment, backend, make_pools
+from mstar_core.engine.attention.backend import (
+    BACKENDS,
+    AttentionBackend,
+    AttentionSegment,
+    PackedRows,
+    backend,
+    make_pools,
+)
 
-__all__ = ["BACKENDS", "AttentionBackend", "PackedRows", "Segment", "backend", "make_pools"]
+__all__ = ["BACKENDS", "AttentionBackend", "AttentionSegment", "PackedRows", "backend", "make_pools"]

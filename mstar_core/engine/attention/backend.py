@@ -29,7 +29,7 @@ BACKENDS: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
+class AttentionSegment:
     """Several tokens of one sequence in one forward: a prefill chunk or a pass that only reads.
 
     start: first packed token; count: tokens; row: page table; cached: tokens of the sequence already in the cache.
@@ -53,7 +53,7 @@ class PackedRows:
 
     decode: np.ndarray
     cached: np.ndarray
-    segments: Sequence[Segment]
+    segments: Sequence[AttentionSegment]
     tables: np.ndarray
 
 

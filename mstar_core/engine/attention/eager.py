@@ -21,7 +21,7 @@ from mstar_core.engine.transfers import upload
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.engine.attention.backend import PackedRows, Segment
+    from mstar_core.engine.attention.backend import AttentionSegment, PackedRows
     from mstar_core.engine.attention.reference import TorchStaticAttention
     from mstar_core.engine.attention.static import AttentionShape
     from mstar_core.engine.cache.page_table import PageCopy
@@ -87,7 +87,7 @@ class _Bucket:
 class _SegmentPlan:
     """A segment with its earlier half pages (int64 [m] each) and its mask [groups * count, cached + count] or None."""
 
-    segment: Segment
+    segment: AttentionSegment
     keys: Tensor
     values: Tensor
     mask: Tensor | None
@@ -229,7 +229,7 @@ class EagerView:
     def _segment_plans(self) -> list[_SegmentPlan]:
         return []
 
-    def _segment_plan(self, segment: Segment, groups: int) -> _SegmentPlan:
+    def _segment_plan(self, segment: AttentionSegment, groups: int) -> _SegmentPlan:
         held = -(-segment.cached // self._page_size)
         keys = self._on_device(self._packed.tables[segment.row, :held].astype(np.int64) * 2)
         if not segment.is_causal or segment.count == 1:

@@ -29,7 +29,7 @@ from mstar_core.errors import StartError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.engine.attention.backend import Segment
+    from mstar_core.engine.attention.backend import AttentionSegment
     from mstar_core.engine.attention.eager import EagerView
     from mstar_core.engine.attention.kernels.decode import DecodeAttention
     from mstar_core.engine.attention.staging import Fields, Values
@@ -218,7 +218,7 @@ class FlashInferView:
         return out
 
     @cached_property
-    def _writing(self) -> list[Segment]:
+    def _writing(self) -> list[AttentionSegment]:
         return [segment for segment in self._packed.segments if segment.writes]
 
     @cached_property
@@ -272,7 +272,7 @@ class FlashInferView:
             self._attention.plan_kernel(wrapper, starts, *pages, *shape, causal=is_causal, **kind)
             self._groups.append((wrapper, self._tokens(chosen)))
 
-    def _tokens(self, segments: list[Segment]) -> Tensor | slice:
+    def _tokens(self, segments: list[AttentionSegment]) -> Tensor | slice:
         """Return the packed tokens of these segments, as a slice if they are contiguous."""
         end = segments[-1].start + segments[-1].count
         if end - segments[0].start == sum(segment.count for segment in segments):

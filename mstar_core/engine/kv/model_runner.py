@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
-from mstar_core.engine.attention import PackedRows, Segment
+from mstar_core.engine.attention import AttentionSegment, PackedRows
 from mstar_core.engine.cache import slot_update
 from mstar_core.engine.failures import node_error
 from mstar_core.engine.kv.batch import BatchOutput, DecodeBatch, ScheduledChunk, sampling_parameters
@@ -204,13 +204,13 @@ class ModelRunner:
         self._commit(out, shares)
         return out
 
-    def _segments(self, start: int, chunks: list[ScheduledChunk]) -> list[Segment]:
+    def _segments(self, start: int, chunks: list[ScheduledChunk]) -> list[AttentionSegment]:
         segments = []
         for chunk in chunks:
             attend, slot = chunk.forward.attend, chunk.branch.slot
             cached, count = int(self._tables.length[slot]), chunk.count // chunk.forward.iterations
             for before in range(0, chunk.count, count):
-                segment = Segment(
+                segment = AttentionSegment(
                     start=start, count=count, row=slot, cached=cached + before, is_causal=attend.mask == "causal",
                     writes=attend.write,
                 )  # fmt: skip
