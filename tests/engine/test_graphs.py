@@ -112,8 +112,8 @@ def test_memory_pressure_changes_no_id() -> None:
     assert engine.memory().preempted > 0 and engine.memory().pages_used == 0
 
 
-def test_later_steps_run_once_before_serving_and_harm_no_row() -> None:
-    """What their kernels need is compiled then; a request that meets their capture waits for the capture alone."""
+def test_later_steps_run_once_before_serving_and_change_no_sequence() -> None:
+    """Their kernels are compiled before serving, so a request during their capture waits for the capture alone."""
     buckets = CaptureSizes(decode=(1,), decode_later=(2, 8), prefill=(16,), prefill_later=(32, 64))
     engine = make_engine(graphs=buckets)
     ran = engine._graphs.decode, engine._graphs.prefill  # type: ignore[union-attr]

@@ -144,7 +144,7 @@ def test_what_a_replay_gave_stays_when_the_next_one_runs() -> None:
 
 
 def test_what_is_left_of_a_bucket_reaches_no_page() -> None:
-    """Other rows' pages hold what is no number before and after; own ones are written up to the last token."""
+    """Pages of other sequences hold NaN before and after; own pages are written up to the last token."""
     page, tokens, tables = 4, 16, np.arange(12, dtype=np.int32).reshape(3, 4)[:, ::-1].copy()
     pool = torch.full((13, 2, page, 2, 8), float("nan"))
     shape = AttentionShape(rows=3, tokens=tokens, pages=0, is_ragged=True, is_fresh=True)
@@ -154,7 +154,7 @@ def test_what_is_left_of_a_bucket_reaches_no_page() -> None:
     form.prepare(given)
     query, key, value = numbers(1, tokens, 4, 8), numbers(2, tokens, 2, 8), numbers(3, tokens, 2, 8)
     out = form.view.attend(0, query, key, value)
-    assert out.isfinite().all(), "nobody's tokens see each other"
+    assert out.isfinite().all(), "padding attends to padding"
     held = ~pool[:12].isnan().flatten(3).any(-1)
     assert held.sum() == 2 * counts.sum()
     for row, start, count in ((2, 0, 5), (0, 5, 6)):

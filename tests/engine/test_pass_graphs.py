@@ -267,7 +267,7 @@ def test_each_iteration_is_told_from_a_replay_of_its_own() -> None:
 @pytest.mark.parametrize("writes", [True, False])
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 0], [2]])
 def test_each_row_sees_its_own_places_and_none_that_are_unused(order: list[int], writes: bool) -> None:
-    """Places behind a row's last token, other rows' and spare ones hold what is no number."""
+    """Places behind the last token of a sequence, those of other sequences and spare ones hold NaN."""
     pools, tables = filled()
     for pool in pools:
         for row, cached in enumerate(CACHED):

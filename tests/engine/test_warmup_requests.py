@@ -1,4 +1,4 @@
-"""What a module expects is run and captured before the first request. Nothing is captured on the CPU, but recorded."""
+"""Warm-up runs and captures the requests that a module expects before the first real one."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Watched:
             self.cast.append((runner, module.warmup_requests()))
 
     def run_warmup(self) -> dict[str, list[str]]:
-        """What comes after `compile_ahead`. Returns by node who compiled its kernels."""
+        """Run the warm-up after `compile_ahead`. Returns the compiler of each kernel by node."""
         for runner, requests in self.cast:
             run_warmup(runner, requests, lambda what: None)
         return {name: [made.by for made in kernel.known.values()] for name, kernel in self.kernels.items()}
