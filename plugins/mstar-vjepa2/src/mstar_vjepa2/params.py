@@ -184,8 +184,8 @@ class ActionParams(Common):
     @property
     def steps(self) -> int:
         """Rollout steps."""
-        asked = self.horizon or self.rollout_horizon
-        return asked or max(1, self.action_count - self.context_frames + 1)
+        steps = self.horizon or self.rollout_horizon
+        return steps or max(1, self.action_count - self.context_frames + 1)
 
     @property
     def plan_steps(self) -> int:

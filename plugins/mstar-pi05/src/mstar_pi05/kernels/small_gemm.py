@@ -178,8 +178,8 @@ def supports(x: Tensor, inner: int, across: int, head_dim: int) -> bool:
     if not x.is_cuda or not 0 < x.shape[0] <= ROWS or x.dtype not in _DTYPES or not x.is_contiguous():
         return False
     width = x.shape[1]
-    is_held = width % CHUNK == 0 and width <= WIDEST
-    return is_held and across % SLICE == 0 and inner % SLICE == 0 and head_dim % 32 == 0 and is_hopper(x.device)
+    fits = width % CHUNK == 0 and width <= WIDEST
+    return fits and across % SLICE == 0 and inner % SLICE == 0 and head_dim % 32 == 0 and is_hopper(x.device)
 
 
 def qkv_rotary(

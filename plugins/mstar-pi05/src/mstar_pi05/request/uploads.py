@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from mstar_core.codec import NPY_MAGIC, npy_header
 from mstar_core.errors import BadMedia, RequestError
 from mstar_pi05.checkpoint.config import ACTION_WIDTH, CAMERAS
 from mstar_pi05.request.images import FIELD, Floats, Pixels, decoded, from_array
@@ -23,13 +24,12 @@ if TYPE_CHECKING:
     from mstar_core.plugin.processor import MediaPart
     from mstar_pi05.params import Params
 
-NPY: Final = b"\x93NUMPY"
 MOST_FILES: Final = len(CAMERAS) + 2
 """Maximum files: cameras, state and noise."""
 
 CAMERA_AXES: Final = 3
 SMALL_BYTES: Final = 16 << 10
-PLAIN: Final = NPY + b"\x01\x00"
+PLAIN: Final = NPY_MAGIC + b"\x01\x00"
 PLAIN_BYTES: Final = 10
 HEAD_BYTES: Final = 256
 """npy version 1: its magic, the bytes before its header including the header's length, and the maximum
@@ -90,17 +90,12 @@ def _is_no_camera(data: bytes) -> bool:
         return False
 
 
+_npy_header = functools.lru_cache(maxsize=64)(npy_header)
+
+
 def as_npy(pixels: Pixels) -> bytes:
     """Return an image [h, w, 3] as an npy file."""
-    return b"".join((_head_of(pixels.shape), np.ascontiguousarray(pixels).data))
-
-
-@functools.lru_cache(maxsize=64)
-def _head_of(shape: tuple[int, ...]) -> bytes:
-    file = io.BytesIO()
-    said = {"descr": "|u1", "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(file, said)
-    return file.getvalue()
+    return b"".join((_npy_header(pixels.shape, "uint8"), np.ascontiguousarray(pixels).data))
 
 
 def _is_inline(data: bytes, side: int) -> bool:
@@ -143,7 +138,7 @@ def sort_uploads(media: Sequence[MediaPart]) -> Uploads:
 def read_array(data: bytes, number: int) -> np.ndarray:
     """Return the only array of an npy or safetensors file. Only plain numbers are deserialised. Raises BadMedia."""
     try:
-        found = _npy(data) if data.startswith(NPY) else _safetensors(data)
+        found = _npy(data) if data.startswith(NPY_MAGIC) else _safetensors(data)
     except Exception as error:  # parsers may raise any exception on damaged data
         raise _unreadable(number, f"{type(error).__name__}: {error}") from error
     if found.dtype.kind not in "fiu" or not found.size:

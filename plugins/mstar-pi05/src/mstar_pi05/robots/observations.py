@@ -90,21 +90,21 @@ def read_observation(given: Any, robot: str | None) -> Observation:
 
 
 def _images(given: Mapping[str, Any], layout: Layout) -> list[Pixels | None]:
-    held = given if layout.images_in is None else _required(given, layout.images_in)
-    if not isinstance(held, Mapping):
+    sent = given if layout.images_in is None else _required(given, layout.images_in)
+    if not isinstance(sent, Mapping):
         raise RequestError(
             f"{layout.images_in} must be a map", hint="send a map from camera to image", field=str(layout.images_in)
         )
     if layout.images_in is not None:
         known = [key for key in layout.images if key] + sorted(IGNORED)
-        for key in held:
+        for key in sent:
             if key not in known:
                 raise RequestError(
                     f"unknown camera {str(key)[:40]!r}", hint=did_you_mean(str(key), known), field="images"
                 )
     found: list[Pixels | None] = []
     for key, _ in zip(layout.images, CAMERAS, strict=True):
-        value = held.get(key) if key is not None else None
+        value = sent.get(key) if key is not None else None
         if value is None and key in layout.needed:
             raise RequestError(f"{key} is missing", hint="send the image", field=str(key), code="missing_field")
         found.append(None if value is None else image(value, str(key)))

@@ -30,33 +30,33 @@ PARTS: Final = ("encoder", "predictor")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Tensors of a checkpoint by plain name. stored: plain name -> name in the file. held: the tensors of a .pt."""
+    """Tensors of a checkpoint by plain name. stored: plain name -> name in the file. mapped: the tensors of a .pt."""
 
     path: Path
     stored: Mapping[str, str]
-    held: Mapping[str, Tensor] | None = None
+    mapped: Mapping[str, Tensor] | None = None
 
     @classmethod
     def find(cls, folder: Path) -> Source:
         """Open the checkpoint in `folder`. Raises WeightsError naming a missing, truncated or ambiguous file."""
         path = weight_file(folder)
         if path.suffix == ".pt":
-            held = _official(path)
-            return cls(path, _plainly(held, path), held)
+            mapped = _official(path)
+            return cls(path, _plainly(mapped, path), mapped)
         return cls(path, _plainly(Checkpoint.find(folder).file_of, path))
 
     def tensors(self, names: Sequence[str], progress: WeightProgress | None) -> Iterator[tuple[str, Tensor]]:
         """Yield these plain names with their tensors on the host."""
         back = {self.stored[name]: name for name in names}
-        if self.held is None:
+        if self.mapped is None:
             for stored, value in Checkpoint.find(self.path.parent).tensors(back, progress):
                 yield back[stored], value
             return
-        total = sum(self.held[stored].nbytes for stored in back)
+        total = sum(self.mapped[stored].nbytes for stored in back)
         done = 0
         for stored, name in back.items():
-            yield name, self.held[stored]
-            done += self.held[stored].nbytes
+            yield name, self.mapped[stored]
+            done += self.mapped[stored].nbytes
             if progress is not None:
                 progress(done, total, self.path.name)
 
@@ -143,8 +143,8 @@ def _official(path: Path) -> dict[str, Tensor]:
         ) from error
     found: dict[str, Tensor] = {}
     for part in PARTS:
-        held = whole.get(part) if isinstance(whole, dict) else None
-        if not isinstance(held, dict) or not all(isinstance(value, torch.Tensor) for value in held.values()):
+        tensors = whole.get(part) if isinstance(whole, dict) else None
+        if not isinstance(tensors, dict) or not all(isinstance(value, torch.Tensor) for value in tensors.values()):
             raise WeightsError(f"{path} has no {part} of tensors", hint="use an official file", file=str(path))
-        found |= {f"{part}.{name}": value for name, value in held.items()}
+        found |= {f"{part}.{name}": value for name, value in tensors.items()}
     return found

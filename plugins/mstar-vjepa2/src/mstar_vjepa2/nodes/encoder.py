@@ -151,10 +151,8 @@ def latents_of(hidden: Tensor, wanted: Tensor) -> Tensor:
     return torch.where(wanted.bool().view(-1, *[1] * (plain.dim() - 1)), normed, plain)
 
 
-class ClipEncoder(nn.Module):
-    """The node of V-JEPA 2: encodes whole clips. Outputs to the client are float32."""
-
-    host_ports: Final = ("layers", "pooling")
+class _EncoderNode(nn.Module):
+    """Base of the encoder nodes. Forwards the engine's calls to the encoder."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -171,6 +169,12 @@ class ClipEncoder(nn.Module):
     def warm_up(self) -> None:
         """See Encoder."""
         self.encoder.warm_up()
+
+
+class ClipEncoder(_EncoderNode):
+    """The node of V-JEPA 2: encodes whole clips. Outputs to the client are float32."""
+
+    host_ports: Final = ("layers", "pooling")
 
     def forward(
         self, *, pixel_values_videos: Tensor, pooling: Tensor | None = None, layers: Tensor | None = None
@@ -207,24 +211,8 @@ class ClipEncoder(nn.Module):
         return hidden.mean(0)
 
 
-class FrameEncoder(nn.Module):
+class FrameEncoder(_EncoderNode):
     """The node of V-JEPA 2-AC: encodes each frame alone, repeated to fill a tubelet. Latents are float32."""
-
-    def __init__(self, config: EncoderConfig) -> None:
-        super().__init__()
-        self.encoder = Encoder(config)
-
-    def idle(self) -> bool:
-        """See Encoder."""
-        return self.encoder.idle()
-
-    def counters(self) -> dict[str, float]:
-        """See Encoder."""
-        return self.encoder.counters()
-
-    def warm_up(self) -> None:
-        """See Encoder."""
-        self.encoder.warm_up()
 
     def forward(
         self,

@@ -149,7 +149,7 @@ def _counted(part: MediaPart) -> tuple[int, float]:
         with _opened(part) as container:
             stream = container.streams.video[0]
             _check_pixels(stream.codec_context.width, stream.codec_context.height, "video")
-            told = stream.average_rate or stream.guessed_rate or stream.base_rate
+            rate = stream.average_rate or stream.guessed_rate or stream.base_rate
             count = 0
             for packet in container.demux(stream):
                 count += packet.size > 0
@@ -161,7 +161,7 @@ def _counted(part: MediaPart) -> tuple[int, float]:
         raise _unreadable("video", error) from error
     if not count:
         raise BadMedia("the video has no frames", hint="send a complete MP4, WebM or AVI", field="video")
-    return count, float(told) if told else 0.0
+    return count, float(rate) if rate else 0.0
 
 
 def _opened(part: MediaPart) -> Any:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from mstar_core.codec import NPY_MAGIC
 from mstar_core.errors import BadMedia, RequestError
 from mstar_vjepa2.request.transforms import normalised
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     Array = npt.NDArray[Any]
 
 FIELD: Final = "tensor"
-NPY: Final = b"\x93NUMPY"
 NPY_VERSIONS: Final = ((1, 0), (2, 0), (3, 0))
 """npy versions that numpy writes. Version 3 differs from 2 only in field names, which pixels do not have."""
 
@@ -37,7 +37,7 @@ def read_tensor(part: MediaPart, prefix: str = "") -> Array:
 
     Floats must be finite. Only plain numbers are deserialised.
     """
-    found = _npy(part.data) if part.data.startswith(NPY) else _safetensors(part.data, prefix)
+    found = _npy(part.data) if part.data.startswith(NPY_MAGIC) else _safetensors(part.data, prefix)
     if found.dtype.kind not in "fiu" or found.size == 0:
         raise RequestError(
             f"the tensor contains {found.dtype.name} of shape {list(found.shape)}",
@@ -91,7 +91,7 @@ def as_float32(value: Any, field: str) -> Array:
 
 def is_plain_clip(part: MediaPart, encoder: EncoderConfig) -> bool:
     """Whether an upload is pixels in the encoder's format, by its unverified header."""
-    if not part.data.startswith(NPY):
+    if not part.data.startswith(NPY_MAGIC):
         return False
     try:
         head = _npy_head(part.data)
