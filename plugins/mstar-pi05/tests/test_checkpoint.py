@@ -21,8 +21,8 @@ from mstar_core.weights.sources import STAMP
 from mstar_pi05.checkpoint.config import Sizes, read_sizes
 from mstar_pi05.deployment import MODEL_KWARGS, read_deployment, tower_dtype
 from mstar_pi05.plugin import mstar_models
+from mstar_pi05.request.prompt import PromptTokenizer
 from mstar_pi05.request.sentencepiece import read_sentencepiece
-from mstar_pi05.request.tokenizer import PromptTokenizer
 from mstar_pi05.robots.statistics import Moments, find_statistics
 from mstar_pi05.tiny import write_tiny
 

@@ -17,8 +17,7 @@ from mstar_core.plugin.processor import Inputs, MediaPart, PromptRequest, Segmen
 from mstar_pi05.checkpoint.config import ACTION_WIDTH, CAMERAS, IMAGE, read_sizes
 from mstar_pi05.deployment import read_deployment
 from mstar_pi05.request.images import FIELD, Floats, Pixels, decoded, fit_pillow, fitted, signed
-from mstar_pi05.request.prompt import pieces
-from mstar_pi05.request.tokenizer import PromptTokenizer
+from mstar_pi05.request.prompt import PromptTokenizer, pieces
 from mstar_pi05.request.uploads import are_quick, as_npy, image_files, sort_uploads
 from mstar_pi05.robots.conversion import Values, as_lines, normalise, state_to_model
 from mstar_pi05.robots.observations import read_observation

@@ -15,10 +15,9 @@ from mstar_vjepa2.checkpoint.config import ActionConfig, read_action
 from mstar_vjepa2.graph import MOST_SCORED
 from mstar_vjepa2.program import CLIP
 from mstar_vjepa2.request.answers import check_wire, missing_media, sent_as_video
-from mstar_vjepa2.request.cem import planning
 from mstar_vjepa2.request.media import read_image, read_video
 from mstar_vjepa2.request.tensors import as_float32, float_clip_of, read_tensor
-from mstar_vjepa2.request.trajectories import Trajectories, read_trajectories, require_movements, taught
+from mstar_vjepa2.request.trajectories import Trajectories, planning, read_trajectories, require_movements, taught
 from mstar_vjepa2.request.transforms import squared
 
 if TYPE_CHECKING:

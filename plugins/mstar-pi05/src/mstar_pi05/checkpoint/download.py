@@ -17,7 +17,7 @@ from mstar_core.errors import WeightsError
 from mstar_core.weights.sources import HuggingFace, WeightHub, fetch_files, linked_folder
 from mstar_pi05.checkpoint.config import CONFIG, read_json, read_sizes
 from mstar_pi05.plugin import TOKENIZER_REPO, WEIGHTS_REPO
-from mstar_pi05.request.tokenizer import FILES as TOKENIZERS
+from mstar_pi05.request.prompt import FILES as TOKENIZERS
 
 if TYPE_CHECKING:
     from mstar_core.plugin.model import WeightProgress
