@@ -14,7 +14,10 @@ FAMILIES: Final[tuple[tuple[str, str], ...]] = (
         "attention",
         r"flash|fmha|attention|attn|_prefill_kernel|BatchPrefill|_(split_kv|dense|combine|combine_few|prefix|prefix_single_block|gqa_packed)_kernel",
     ),
-    ("products", r"gemm|cutlass|cublas|matmul|nvjet|addmm|linear|splitk|xmma|mm_|_product_kernel"),
+    (
+        "products",
+        r"gemm|cutlass|cublas|matmul|nvjet|addmm|linear|splitk|xmma|mm_|_product_kernel|_(qkv_rotary|split_k|gate_up_gelu)_",
+    ),
     ("norms", r"norm"),
     ("copies", r"memcpy|memset|copy|cat|gather|index|scatter"),
 )

@@ -203,6 +203,8 @@ def test_floors_are_those_of_the_design() -> None:
         ("fmha_cutlassF_bf16_aligned_64x64", "attention"), ("nvjet_tst_128x256", "products"),
         ("vectorized_layer_norm_kernel", "norms"), ("Memcpy HtoD (Pinned -> Device)", "copies"),
         ("vectorized_elementwise_kernel", "elementwise"), ("ampere_bf16_s16816gemm", "products"),
+        ("_qkv_rotary_kernel", "products"), ("_split_k_kernel", "products"), ("_gate_up_gelu_kernel", "products"),
+        ("_split_kv_kernel", "attention"), ("multicast_gemm_kernel", "products"),
     ],
 )  # fmt: skip
 def test_kernels_are_counted_in_families(kernel: str, expected: str) -> None:
