@@ -201,7 +201,7 @@ def test_a_sound_file_has_no_picture() -> None:
         sound.sample_rate = 16000
         for packet in [*stream.encode(sound), *stream.encode()]:
             container.mux(packet)
-    with pytest.raises(BadMedia, match="no picture"):
+    with pytest.raises(BadMedia, match="no video stream"):
         levels(MediaPart(modality="video", data=file.getvalue()), [0])
 
 
