@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from mstar_core.config.budgets import with_budgets
 from mstar_core.config.deployment import NodePlacement, Plan, RankPlan
 from mstar_core.config.located import Located
-from mstar_core.config.read import Value
+from mstar_core.config.read import CheckedValue
 from mstar_core.config.resolved import NodeGroup, ResolvedConfig
 from mstar_core.errors import did_you_mean
 from mstar_core.graph import NodeSpec, graph_nodes
 from mstar_core.plugin import ModelSpec, PlanRequest, Plugins
 
 
-def node_groups(spec: ModelSpec, values: Mapping[str, Value]) -> tuple[NodeGroup, ...]:
+def node_groups(spec: ModelSpec, values: Mapping[str, CheckedValue]) -> tuple[NodeGroup, ...]:
     """The groups of a file, names checked and walk aliases resolved. Raises ConfigError."""
     count = values["node_groups"].value
     groups = tuple(_group(spec, values, f"node_groups.{index}") for index in range(count))
@@ -23,7 +23,7 @@ def node_groups(spec: ModelSpec, values: Mapping[str, Value]) -> tuple[NodeGroup
     return groups
 
 
-def _group(spec: ModelSpec, values: Mapping[str, Value], key: str) -> NodeGroup:
+def _group(spec: ModelSpec, values: Mapping[str, CheckedValue], key: str) -> NodeGroup:
     names, ranks = values[f"{key}.node_names"], values[f"{key}.ranks"]
     walks, size = values.get(f"{key}.graph_walks"), values.get(f"{key}.tp_size")
     memory = values.get(f"{key}.memory_fraction")
@@ -49,7 +49,7 @@ def _group(spec: ModelSpec, values: Mapping[str, Value], key: str) -> NodeGroup:
     return group
 
 
-def _walks(spec: ModelSpec, value: Value, key: str) -> tuple[str, ...]:
+def _walks(spec: ModelSpec, value: CheckedValue, key: str) -> tuple[str, ...]:
     known = all_walks(spec)
     found: list[str] = []
     for index, name in enumerate(value.value):
@@ -74,7 +74,7 @@ def all_walks(spec: ModelSpec) -> dict[str, tuple[NodeSpec, ...]]:
     }
 
 
-def _check_scope(spec: ModelSpec, group: NodeGroup, walks: Value) -> None:
+def _check_scope(spec: ModelSpec, group: NodeGroup, walks: CheckedValue) -> None:
     if group.walks is None:
         return
     uses = all_walks(spec)
@@ -90,7 +90,7 @@ def _check_scope(spec: ModelSpec, group: NodeGroup, walks: Value) -> None:
             )
 
 
-def _check_tp(spec: ModelSpec, group: NodeGroup, size: Value) -> None:
+def _check_tp(spec: ModelSpec, group: NodeGroup, size: CheckedValue) -> None:
     key = f"{group.key}.tp_size"
     if len(group.ranks) % group.tp_size:
         raise size.place.error(

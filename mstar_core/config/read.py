@@ -12,7 +12,7 @@ from mstar_core.errors import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class CheckedValue:
     """A validated value. key: with indices (`node_groups.0.ranks`)."""
 
     key: str
@@ -21,14 +21,14 @@ class Value:
     setting: Setting
 
 
-def read(root: Located) -> dict[str, Value]:
+def read(root: Located) -> dict[str, CheckedValue]:
     """Return every value of the file by key. Raises ConfigError for the first invalid one."""
     if not isinstance(root.value, dict):
         raise root.error("the file must contain a mapping", "", hint="begin with model: NAME")
     return {value.key: value for value in _section(root, "", "")}
 
 
-def _section(place: Located, schema_key: str, key: str) -> Iterator[Value]:
+def _section(place: Located, schema_key: str, key: str) -> Iterator[CheckedValue]:
     words = words_of(schema_key)
     if not isinstance(place.value, dict):
         raise place.error(f"{key} is {shown(place)}", key, hint=f"a section with {', '.join(words)}")
@@ -52,18 +52,18 @@ def example(item: Setting) -> str:
     }.get(item.kind, "NAME")
 
 
-def _value(place: Located, item: Setting, key: str) -> Iterator[Value]:
+def _value(place: Located, item: Setting, key: str) -> Iterator[CheckedValue]:
     match item.kind:
         case "section":
             yield from _section(place, item.key, key)
         case "list of section":
             if not isinstance(place.value, list) or not place.value:
                 raise place.error(f"{key} is {shown(place)}", key, hint="a list with at least one entry")
-            yield Value(key, len(place.value), place, item)
+            yield CheckedValue(key, len(place.value), place, item)
             for index, part in enumerate(place.value):
                 yield from _section(part, item.key + ITEM, f"{key}.{index}")
         case _:
-            yield Value(key, check(place, item, key), place, item)
+            yield CheckedValue(key, check(place, item, key), place, item)
 
 
 def check(place: Located, item: Setting, key: str) -> Any:

@@ -11,7 +11,7 @@ from mstar_core.config.load import TINY, ConfigFile, Target, split_name
 from mstar_core.config.located import Located
 from mstar_core.config.overrides import Override, apply
 from mstar_core.config.placement import check_coverage, node_groups
-from mstar_core.config.read import Value, read, shown
+from mstar_core.config.read import CheckedValue, read, shown
 from mstar_core.config.resolved import ResolvedConfig
 from mstar_core.config.schema import SETTINGS
 from mstar_core.errors import NotFound, did_you_mean
@@ -67,18 +67,18 @@ def resolve(
 _DEFAULTS: Final = {item.key: item.default for item in SETTINGS}
 
 
-def _or(values: Mapping[str, Value], key: str, default: Any = None) -> Any:
+def _or(values: Mapping[str, CheckedValue], key: str, default: Any = None) -> Any:
     given = values.get(key)
     fallback = default if default is not None else _DEFAULTS[key]
     return fallback if given is None or given.value is None else given.value
 
 
-def _struct(values: Mapping[str, Value], section: str) -> dict[str, Any]:
+def _struct(values: Mapping[str, CheckedValue], section: str) -> dict[str, Any]:
     given = ((key, value) for key, value in values.items() if key.startswith(f"{section}.") and value.value is not None)
     return {key.removeprefix(f"{section}."): value.value for key, value in given}
 
 
-def _check_model(spec: ModelSpec, value: Value) -> bool:
+def _check_model(spec: ModelSpec, value: CheckedValue) -> bool:
     try:
         name, is_tiny = split_name(value.value)
     except NotFound as error:
@@ -93,7 +93,7 @@ def _check_model(spec: ModelSpec, value: Value) -> bool:
     return is_tiny
 
 
-def _check_tiny(spec: ModelSpec, values: Mapping[str, Value], root: Located, is_tiny: bool) -> None:
+def _check_tiny(spec: ModelSpec, values: Mapping[str, CheckedValue], root: Located, is_tiny: bool) -> None:
     if not is_tiny:
         return
     place = values["model"].place
@@ -106,7 +106,7 @@ def _check_tiny(spec: ModelSpec, values: Mapping[str, Value], root: Located, is_
         )
 
 
-def _check_name(values: Mapping[str, Value]) -> None:
+def _check_name(values: Mapping[str, CheckedValue]) -> None:
     name = values.get("name")
     if name is not None and name.value is not None and not _DEPLOYMENT.match(name.value):
         raise name.place.error(
@@ -116,7 +116,7 @@ def _check_name(values: Mapping[str, Value]) -> None:
         )
 
 
-def _kv_cache(spec: ModelSpec, values: Mapping[str, Value]) -> KVCacheConfig:
+def _kv_cache(spec: ModelSpec, values: Mapping[str, CheckedValue]) -> KVCacheConfig:
     given = _struct(values, "kv_cache")
     if "pages" in given and "tokens" in given:
         raise values["kv_cache.tokens"].place.error(
@@ -140,7 +140,7 @@ def _shares(spec: ModelSpec, place: Located) -> dict[str, float]:
     return {name: float(item.value) for name, item in place.value.items()}
 
 
-def _model_kwargs(spec: ModelSpec, value: Value | None) -> dict[str, Any]:
+def _model_kwargs(spec: ModelSpec, value: CheckedValue | None) -> dict[str, Any]:
     given = {} if value is None else value.place.value
     for name, place in given.items():
         key = f"model_kwargs.{name}"
@@ -174,5 +174,5 @@ def _check_like(place: Located, key: str, default: Any) -> None:
         raise place.error(f"{key} is {shown(place)}", key, hint=f"a {word}, like its default {default!r}")
 
 
-def _kwargs_sources(value: Value | None) -> dict[str, str]:
+def _kwargs_sources(value: CheckedValue | None) -> dict[str, str]:
     return {} if value is None else {f"model_kwargs.{name}": place.source for name, place in value.place.value.items()}

@@ -101,7 +101,7 @@ class SampleRequest:
 
 
 @dataclass(slots=True)
-class OpenRequest:
+class SentRequest:
     """A request in flight. Owned by the fake api, which sets `outcome` at its end."""
 
     handle: int
@@ -133,7 +133,7 @@ class FakeApi:
     def __init__(
         self, spec: ModelSpec, processor: Processor, box: FakeMailbox, transport: MemoryTransport, max_seq_len: int
     ) -> None:
-        self.calls: dict[int, OpenRequest] = {}
+        self.calls: dict[int, SentRequest] = {}
         self._spec = spec
         self._processor = processor
         self._box = box
@@ -141,7 +141,7 @@ class FakeApi:
         self._max_seq_len = max_seq_len
         self.sent = 0
 
-    def send(self, ask: SampleRequest) -> OpenRequest:
+    def send(self, ask: SampleRequest) -> SentRequest:
         """Check a request and send it to the conductor. Raises RequestError where the api would refuse it."""
         params = parse_params(self._spec.params, ask.params).params
         if getattr(params, "seed", 0) is None:
@@ -154,7 +154,7 @@ class FakeApi:
             )
         )  # fmt: skip
         self.sent += 1
-        call = self.calls[self.sent] = OpenRequest(self.sent, ask)
+        call = self.calls[self.sent] = SentRequest(self.sent, ask)
         segments = [
             SegmentRef(kind=s.kind, length=s.length, inputs=self._lend(call, s.arrays)) for s in inputs.segments
         ]
@@ -166,7 +166,7 @@ class FakeApi:
         self._box.send(CONDUCTOR, request)
         return call
 
-    def cancel(self, call: OpenRequest) -> None:
+    def cancel(self, call: SentRequest) -> None:
         """Cancel a request as a client disconnect does."""
         if not call.is_over:
             self._box.send(CONDUCTOR, CancelRequest(handle=call.handle, why="disconnect"))
@@ -213,13 +213,13 @@ class FakeApi:
             call.finished = message
             self._close_if_complete(call)
 
-    def _close_if_complete(self, call: OpenRequest) -> None:
+    def _close_if_complete(self, call: SentRequest) -> None:
         if call.finished is None:
             return
         if all(call.taken.get(worker, 0) >= count for worker, count in call.finished.emitted.items()):
             self._end(call, "finished")
 
-    def _end(self, call: OpenRequest, status: Status, error: ErrorInfo | None = None) -> None:
+    def _end(self, call: SentRequest, status: Status, error: ErrorInfo | None = None) -> None:
         for ref in call.lent:
             if isinstance(ref, ShmTensor):
                 self._transport.release(ref.slot, ref.generation)
@@ -249,7 +249,7 @@ class FakeApi:
         rest = text.flush() if text is not None else ""
         return (*chunks, RenderedChunk(modality="text", data=rest.encode())) if rest else tuple(chunks)
 
-    def _lend(self, call: OpenRequest, arrays: Mapping[str, Array]) -> dict[str, TensorRef]:
+    def _lend(self, call: SentRequest, arrays: Mapping[str, Array]) -> dict[str, TensorRef]:
         refs = {name: self._transport.put(np.asarray(array), CONDUCTOR) for name, array in arrays.items()}
         call.lent.extend(refs.values())
         return dict(refs)

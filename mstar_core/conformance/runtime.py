@@ -16,7 +16,7 @@ import torch
 
 from mstar_core.conductor.conductor import Conductor
 from mstar_core.config.deployment import NodePlacement, Plan, RankPlan
-from mstar_core.conformance.fake_api import FakeApi, OpenRequest, RequestOutcome, SampleRequest, make_processor
+from mstar_core.conformance.fake_api import FakeApi, RequestOutcome, SampleRequest, SentRequest, make_processor
 from mstar_core.conformance.mailbox import FakeMailbox, MailboxNetwork
 from mstar_core.conformance.nodes import BuiltNode, Faults, RuntimeSettings, build_nodes, make_runners
 from mstar_core.conformance.transport import LoanLedger, MemoryTransport
@@ -138,11 +138,11 @@ class LocalRuntime:
         self.run()
         return [ended(call) for call in calls]
 
-    def send(self, ask: SampleRequest) -> OpenRequest:
+    def send(self, ask: SampleRequest) -> SentRequest:
         """Start a request. Raises RequestError if it is refused."""
         return self.api.send(ask)
 
-    def cancel(self, call: OpenRequest) -> None:
+    def cancel(self, call: SentRequest) -> None:
         """Disconnect the client of a request."""
         self.api.cancel(call)
 
@@ -243,7 +243,7 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def ended(call: OpenRequest) -> RequestOutcome:
+def ended(call: SentRequest) -> RequestOutcome:
     """Return the outcome of a request that has ended."""
     if call.outcome is None:
         raise EngineError(f"request {call.ask.name or call.handle} has not ended")
