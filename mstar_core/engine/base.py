@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, NewType, Protocol, runtime_checkable
 from mstar_core.graph.spec.nodes import MAIN, Attend
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     import numpy as np
     from torch import Tensor
 
@@ -147,6 +149,12 @@ class StepResult:
     rows: int = 0
     tokens: int = 0
     duration_s: float = 0.0
+
+    def drop_closed(self, requests: Container[Handle]) -> None:
+        """Remove the results of requests that are not among the open ones."""
+        self.done = [done for done in self.done if done.job.handle in requests]
+        self.failed = [failed for failed in self.failed if failed.job.handle in requests]
+        self.emissions = [item for item in self.emissions if item.job.handle in requests]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

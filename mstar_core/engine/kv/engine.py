@@ -304,9 +304,7 @@ class KVCacheEngine:
         if result.done or result.failed or result.emissions:
             with torch.inference_mode():
                 self._candidates.merge(result)
-            result.done = [done for done in result.done if done.job.handle in queue.requests]
-            result.failed = [failed for failed in result.failed if failed.job.handle in queue.requests]
-            result.emissions = [item for item in result.emissions if item.job.handle in queue.requests]
+            result.drop_closed(queue.requests)
         result.duration_s = queue.clock() - running.started
         return result
 

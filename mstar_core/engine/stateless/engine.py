@@ -254,9 +254,7 @@ class StatelessEngine:
         self._in_flight.pop(0)
         result = running.result
         running.hand_over(self._device)
-        result.done = [done for done in result.done if done.job.handle in self._requests]
-        result.failed = [failed for failed in result.failed if failed.job.handle in self._requests]
-        result.emissions = [item for item in result.emissions if item.job.handle in self._requests]
+        result.drop_closed(self._requests)
         result.duration_s = self._clock() - running.started
         return result
 
