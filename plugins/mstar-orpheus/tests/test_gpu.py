@@ -22,6 +22,7 @@ from mstar_orpheus.vocoder.frames import codes_from_ids, levels_from_codes
 
 pytestmark = pytest.mark.gpu
 
+NO_GRAPHS = CaptureSizes()
 LOGITS_FLOAT32, WAVEFORM_FLOAT32 = 2e-4, 2e-4
 FLOAT32 = 2e-6
 """Largest relative error, by norms, in float32."""
@@ -34,12 +35,12 @@ def node(reference: Any, name: str, dtype: torch.dtype) -> Any:
     return Orpheus(context).get_submodule(reference.spec.node(name))
 
 
-def engine_of(reference: Any, dtype: torch.dtype, graphs: tuple[int, ...] = (), **changes: Any) -> KVCacheEngine:
+def engine_of(reference: Any, dtype: torch.dtype, graphs: CaptureSizes = NO_GRAPHS, **changes: Any) -> KVCacheEngine:
     sizes = {"num_pages": 256, "page_size": 8, "max_slots": 8, "max_seq_len": 512, "token_budget": 64} | changes
     module = node(reference, "LLM", dtype)
     settings = KVSettings(
         device=torch.device("cuda", 0), dtype=dtype, attention="torch", vocab=module.model.embed_tokens.num_embeddings,
-        lookahead=1, prefix_cache=False, graphs=CaptureSizes(decode=graphs), **sizes,
+        lookahead=1, prefix_cache=False, graphs=graphs, **sizes,
     )  # fmt: skip
     return KVCacheEngine(reference.spec.node("LLM"), module, settings)
 
