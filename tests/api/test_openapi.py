@@ -112,7 +112,7 @@ class Page(HTMLParser):
         self.fetched: list[str] = []
         self.scripts = 0
         self.words: list[str] = []
-        self.telemetry(text)
+        self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = dict(attrs)
