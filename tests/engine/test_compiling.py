@@ -6,6 +6,7 @@ import threading
 
 import pytest
 import torch
+import torch._dynamo
 
 from mstar_core.engine.cuda_graphs.compilation import Compiling, apart, compile_in_parallel, compiling_only
 from tests.fakes import jit
