@@ -162,7 +162,7 @@ BAD: dict[str, tuple[tuple[bytes, ...], dict[str, Any], int, str, str]] = {
     "horizon of a request": ((), {"action_horizon": "20"}, 400, "action_horizon", "action_horizon"),
     "noise of another horizon": ((), {"noise": json.dumps([[0.0] * 32] * 11)}, 400, "noise", "10"),
     "noise of another width": ((), {"noise": "[[0.0]]"}, 400, "noise", "32"),
-    "no text": ((), {"text": ""}, 400, "text", "say what to do"),
+    "no text": ((), {"text": ""}, 400, "text", "send an instruction"),
 }  # fmt: skip
 
 
