@@ -40,10 +40,10 @@ fuzz: install ## fuzz what reads strangers' bytes; needs atheris (pip install at
 sanitize: $(INSTALL) ## run every own GPU kernel under compute-sanitizer; needs a GPU and the CUDA toolkit
 	@$(PY) scripts/sanitize.py $(ARGS)
 
-lint: install ## check format, lint, types, layering contracts and docs
+lint: install ## check format, lint, types, layering contracts, docs and language
 	@$(PY) scripts/lint.py
 
-format: install ## format the code and mend what the linter can mend
+format: install ## format the code and apply the fixes of the linter
 	$(PY) -m ruff format .
 	$(PY) -m ruff check --fix .
 

@@ -102,7 +102,7 @@ def measured(options: argparse.Namespace, scratch: Path) -> tuple[dict[str, Any]
 
 
 def one_deployment(plan: Plan, options: argparse.Namespace, figures: Figures, first_seed: int) -> dict[str, Any]:
-    """Start, warm up, every section, stop. Adds to `figures`; returns the conditions and what is no percentile."""
+    """Start, warm up, run every section and stop. Adds to `figures`; returns the conditions and single values."""
     target = Target(port=plan.port, ids=options.ids, kwargs=options.param)
     with Served(plan) as served:
         at_ready, began = served.resident_bytes(), served.snapshot()
@@ -131,7 +131,7 @@ def one_deployment(plan: Plan, options: argparse.Namespace, figures: Figures, fi
 
 
 def not_measured(plan: Plan, error: Exception) -> dict[str, Any]:
-    """What a report holds of a deployment that did not start or broke off."""
+    """Return the report of a deployment that did not start or ended early."""
     return {
         "model": plan.model, "config": {"device": plan.device, "settings": list(plan.settings)}, "ready_s": None,
         "phases": {}, "sections": {}, "errors": {"deployment": 1}, "held": {}, "error": str(error)[-3000:],
@@ -139,7 +139,7 @@ def not_measured(plan: Plan, error: Exception) -> dict[str, Any]:
 
 
 def sections_of(run: Run, options: argparse.Namespace) -> list[Callable[[], None]]:
-    """What was asked for, in order."""
+    """Return the requested sections, in order."""
     found = [partial(run.closed, int(streams), int(rounds)) for streams, rounds in options.closed]
     found += [partial(run.open, streams, span_s) for streams, span_s in options.open]
     found += [partial(run.bursts, int(count), int(rounds)) for count, rounds in options.burst]
@@ -175,7 +175,7 @@ def merged(before: Mapping[str, Any] | None, now: dict[str, Any]) -> dict[str, A
 
 
 def workload(options: argparse.Namespace) -> str:
-    """What was asked for, in words."""
+    """Describe the requested load in words."""
     parts = [f"closed loop of {s:g} streams, {n:g} requests each" for s, n in options.closed]
     parts += [f"Poisson arrivals for {s:g} streams in real time over {n:g} s" for s, n in options.open]
     parts += [f"{s:g} at once, {n:g} times" for s, n in options.burst]

@@ -1,8 +1,8 @@
-"""Where a start on a GPU spends its time: reading weights, and whole deployments with cold and warm caches.
+"""Benchmark of a start on a GPU: reading of weights, and whole deployments with cold and warm caches.
 
 Run from the repository root: `python -m bench.gpu_start [--folder DIR] [--out FILE]`. Writes an Orpheus checkpoint in
 the official shapes (6.6 GB of bfloat16), reads it in several ways, then starts deployments: nothing cached, everything
-cached, and two replicas on one GPU. Page cache: of the checkpoint alone, emptied by POSIX_FADV_DONTNEED. Prints JSON.
+cached, and two replicas on one GPU. POSIX_FADV_DONTNEED drops the checkpoint from the page cache. Prints JSON.
 """
 
 from __future__ import annotations

@@ -221,7 +221,7 @@ def by_name(deployment: Deployment, read: Any) -> dict[str, float]:
 
 
 def idle(figures: Figures, deployment: Deployment, span_s: float) -> None:
-    """CPU share of every process while nobody asks for anything."""
+    """Measure the CPU share of every process without requests."""
     before = cpu_s(deployment)
     time.sleep(span_s)
     spent = spent_s(before, cpu_s(deployment))

@@ -1,4 +1,4 @@
-"""Run the measurements under bench/ and show them beside the stored ones: a report, not a gate.
+"""Report of the measurements under bench/ beside the stored baseline. It is not a gate.
 
 Run by `make bench`. Each bench/NAME.py prints one JSON object; numbers in it, nested or not, are compared with those of
 bench/baseline/NAME.json. --save stores this run as the new baseline.
@@ -20,10 +20,10 @@ BASELINE = BENCH / "baseline"
 
 
 def main() -> int:
-    """Returns 1 when a measurement did not run; figures never decide."""
+    """Run the measurements. Returns 1 if one did not run; figures never decide."""
     known = sorted(path.stem for path in BENCH.glob("*.py"))
     parser = argparse.ArgumentParser(description="run the measurements and show them beside the stored ones")
-    parser.add_argument("names", nargs="*", help=f"which to run; all when none is named ({', '.join(known)})")
+    parser.add_argument("names", nargs="*", help=f"measurements to run; default: all ({', '.join(known)})")
     parser.add_argument("--save", action="store_true", help="store this run as the new baseline")
     arguments = parser.parse_args()
     unknown = sorted(set(arguments.names) - set(known))
@@ -36,7 +36,7 @@ def main() -> int:
 
 
 def report(name: str, is_saving: bool) -> bool:
-    """Run one measurement and print its table. False when it failed; its own message is then on stderr."""
+    """Run one measurement and print its table. Returns False if it failed; its message is then on stderr."""
     print(f"{name}", flush=True)
     result = subprocess.run(
         [sys.executable, str(BENCH / f"{name}.py")], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False
@@ -54,7 +54,7 @@ def report(name: str, is_saving: bool) -> bool:
 
 
 def numbers(value: Any, key: str = "") -> Iterator[tuple[str, float]]:
-    """Every number in a JSON value, with the dotted path to it."""
+    """Yield every number in a JSON value, with its dotted path."""
     match value:
         case bool() | None | str():
             return
@@ -69,7 +69,7 @@ def numbers(value: Any, key: str = "") -> Iterator[tuple[str, float]]:
 
 
 def change(now: float, before: float | None) -> str:
-    """How far a figure moved from the stored one."""
+    """Format the relative change from the stored value."""
     return "" if not before else f"{(now - before) / abs(before):+.0%}"
 
 

@@ -1,4 +1,4 @@
-"""Write the generated parts of the docs, or check that they are current and that every local link leads somewhere.
+"""Generator of the docs' generated parts, and check that they are current and that local links resolve.
 
 Run by `make docs`, and with --check by `make lint`. A page marks a generated part with two comments:
 
@@ -27,7 +27,7 @@ HEADING = re.compile(r"^#+ +(?P<text>.+?) *$", re.MULTILINE)
 
 
 def main() -> int:
-    """Returns 1 when --check finds a stale part, an unknown or unused part, or a dead link."""
+    """Write the parts. Returns 1 if --check finds a stale, unknown or unused part, or a dead link."""
     parser = argparse.ArgumentParser(description="write or check the generated parts of the docs")
     parser.add_argument("--check", action="store_true", help="change nothing; say what make docs would change")
     is_check = parser.parse_args().check
@@ -38,13 +38,13 @@ def main() -> int:
 
 
 def pages() -> list[Path]:
-    """Every page of ours."""
+    """Return the project's pages."""
     found = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("plugins/*/*.md")]
     return sorted(found)
 
 
 def refresh(parts: Mapping[str, Callable[[], str]], is_check: bool) -> Iterator[str]:
-    """Write the parts anew, or only compare. Gives one line for each thing that is wrong."""
+    """Write the parts, or only compare them. Yields a line for each problem."""
     used: set[str] = set()
     for page in pages():
         before = page.read_text(encoding="utf-8")
@@ -68,7 +68,7 @@ def refresh(parts: Mapping[str, Callable[[], str]], is_check: bool) -> Iterator[
 
 
 def rewrite(files: Mapping[str, Callable[[], str]], is_check: bool) -> Iterator[str]:
-    """Write the files that are generated whole, or only compare. Gives one line for each that is stale."""
+    """Write the generated files, or only compare them. Yields a line for each stale file."""
     for name, make in files.items():
         path = ROOT / name
         text = make()
@@ -83,7 +83,7 @@ def rewrite(files: Mapping[str, Callable[[], str]], is_check: bool) -> Iterator[
 
 
 def dead_links() -> Iterator[str]:
-    """Links to files and headings of this repository that are not there. Links with a scheme are not followed."""
+    """Find links to missing files and headings of this repository. Links with a scheme are not followed."""
     for page in pages():
         for match in LINK.finditer(FENCE.sub("", page.read_text(encoding="utf-8"))):
             target, _, anchor = match["target"].partition("#")
@@ -97,7 +97,7 @@ def dead_links() -> Iterator[str]:
 
 
 def anchors(page: Path) -> set[str]:
-    """The headings of a page as link targets, by the rule that hosts of repositories share."""
+    """Return the headings of a page as link targets, by the rule of the common repository hosts."""
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
     return {re.sub(r"[^\w\- ]", "", match["text"].lower()).replace(" ", "-") for match in HEADING.finditer(text)}
 

@@ -1,4 +1,4 @@
-"""The generated parts of docs/admin-api.md: endpoints, frames and objects, fields of filters."""
+"""Generated parts of docs/admin-api.md: endpoints, frames and objects, fields of filters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text of docs/cli.md: the help of every command at a fixed width. Called by docs_parts.py."""
+"""Text of docs/cli.md: the help of every command at a fixed width. Used by docs_parts.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The generated table of docs/metrics.md, and the Grafana dashboard beside it: docs/grafana/deployment.json."""
+"""Generated table of docs/metrics.md, and the Grafana dashboard docs/grafana/deployment.json."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The generated parts of the docs: each gives Markdown made from the code that it describes. Read by docs.py."""
+"""Generated parts of the docs: functions that return Markdown from the code they describe. Used by docs.py."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ SHOWN = (
     "api_cpu_per_chunk_streams_32",
     "idle_cpu",
 )
-"""Figures of the performance page; the file has all of them."""
+"""Figures on the performance page, a selection from the file."""
 
 
 def make_targets() -> str:
-    """The Makefile's targets with their own words."""
+    """Return the table of the Makefile's targets with their help texts."""
     found = re.findall(r"^([a-z-]+):.*?## (.+)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     return table(("command", "does"), ((f"`make {name}`", text) for name, text in found))
 
 
 def distributions() -> str:
-    """Every distribution of this repository, with what it adds."""
+    """Return the table of the distributions of this repository."""
     rows = [(f"`{each['name']}`", each["description"]) for each in projects()]
     return table(("distribution", "holds"), rows)
 
 
 def extras() -> str:
-    """The extras of the root distribution with what each brings."""
+    """Return the table of the root distribution's extras and their packages."""
     extras = next(projects())["optional-dependencies"]
     names = {
         extra: ", ".join(f"`{re.split('[<>=!~ ]', line)[0]}`" for line in lines) for extra, lines in extras.items()
@@ -55,7 +55,7 @@ def extras() -> str:
 
 
 def config_keys() -> str:
-    """Every key of a deployment file."""
+    """Return the table of the keys of a deployment file."""
     from mstar_core.config import SETTINGS
 
     rows = ((f"`{each.key}`", each.allowed, each.default_shown, each.doc) for each in SETTINGS)
@@ -63,7 +63,7 @@ def config_keys() -> str:
 
 
 def plugin_hooks() -> str:
-    """Every hook with its signature and its own words."""
+    """Return every hook with its signature and docstring."""
     import inspect
 
     from mstar_core.plugin.hookspecs import HOOKS
@@ -76,7 +76,7 @@ def plugin_hooks() -> str:
 
 
 def exit_codes() -> str:
-    """Every exit code with its name and meaning."""
+    """Return the table of exit codes with names and meanings."""
     from mstar_core.errors import ExitCode
     from mstarctl.commands.help import MEANINGS
 
@@ -85,7 +85,7 @@ def exit_codes() -> str:
 
 
 def error_tree() -> str:
-    """The tree of errors as its module draws it, and what each class answers with."""
+    """Return the tree of errors as its module draws it, and each class's status and exit code."""
     from mstar_core import errors
 
     drawing = (errors.__doc__ or "").partition("\n\n")[2].strip()
@@ -95,7 +95,7 @@ def error_tree() -> str:
 
 
 def wire_messages() -> str:
-    """Every message of the wire format: tag, file of its link, sender and reader, first sentence of its own words."""
+    """Return the table of wire messages: tag, module of the link, sender, receiver, first sentence of the docstring."""
     from typing import get_args
 
     from mstar_core.messages.wire import Message
@@ -113,14 +113,14 @@ def wire_messages() -> str:
 
 
 def wire_schema() -> str:
-    """The whole of docs/wire/schema.json."""
+    """Return the content of docs/wire/schema.json."""
     from mstar_core.messages.schema import wire_schema as schema
 
     return json.dumps(schema(), indent=1) + "\n"
 
 
 def figures() -> str:
-    """Table of the chosen figures in the newest file under bench/results/, with its conditions."""
+    """Return the table of selected figures in the newest file under bench/results/, with its conditions."""
     found = (ROOT / "bench" / "results").glob("*.json")
     stored = sorted(path for path in found if not path.name.endswith(".samples.json"))  # names begin with the time
     if not stored:
@@ -148,13 +148,13 @@ def _cell(value: Any) -> str:
 
 
 def projects() -> Iterator[dict[str, Any]]:
-    """The `project` tables, the root first, then the plugins by name."""
+    """Return the `project` tables, the root first, then the plugins by name."""
     for path in (ROOT / "pyproject.toml", *sorted(ROOT.glob("plugins/*/pyproject.toml"))):
         yield tomllib.loads(path.read_text(encoding="utf-8"))["project"]
 
 
 def table(head: tuple[str, ...], rows: Any) -> str:
-    """A Markdown table. A bar inside a cell is escaped."""
+    """Return a Markdown table. Bars in cells are escaped."""
     lines = [head, ("---",) * len(head), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 

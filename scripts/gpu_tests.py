@@ -1,4 +1,4 @@
-"""Run the GPU tests with several processes on one device, and say which failed.
+"""Run of the GPU tests with several processes on one device, with a report of the failures.
 
 Most of their time is the compiling of kernels, which one process does on one core. Files run side by side; those that
 need the device's memory to themselves, or start servers, come one by one behind them. A file that is not done in time
@@ -22,12 +22,12 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[1]
 ALONE: Final = ("tests/gpu/test_memory.py", "tests/gpu/test_server.py")
 GRACE_S: Final = 20.0
-"""For a file that was interrupted to write its report."""
+"""Seconds that an interrupted file has to write its report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """One file: exit status of pytest, seconds, what it printed."""
+    """Result of one file: exit status of pytest, seconds and output."""
 
     file: str
     status: int
@@ -36,24 +36,24 @@ class Ran:
 
     @property
     def is_good(self) -> bool:
-        """Whether every chosen test passed; 5 says that none was chosen."""
+        """Whether every selected test passed. Status 5 means that none was selected."""
         return self.status in (0, 5)
 
     @property
     def last(self) -> str:
-        """Pytest's own summary."""
+        """The last line of pytest's summary."""
         lines = self.text.strip().splitlines()
         return lines[-1].strip("= ") if lines else "printed nothing"
 
 
 def gpu_files(root: Path = ROOT) -> list[str]:
-    """Every file with tests that need a GPU, those that run alone last."""
+    """Return the files with GPU tests; those that need the device alone come last."""
     found = [*root.glob("tests/gpu/test_*.py"), *root.glob("plugins/*/tests/test_gpu*.py")]
     return sorted((str(path.relative_to(root)) for path in found), key=lambda name: (name in ALONE, name))
 
 
 def run(file: str, words: Sequence[str], until: float) -> Ran:
-    """Run one file; it is interrupted at the moment `until` of the monotonic clock."""
+    """Run one file and interrupt it at `until` (monotonic clock)."""
     started = time.monotonic()
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", *words, file]
     process = subprocess.Popen(
@@ -73,7 +73,7 @@ def run(file: str, words: Sequence[str], until: float) -> Ran:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the files, print the reports of those that failed and a line for each. 1 when one failed."""
+    """Run the files; print the output of failed ones and a line for each. Returns 1 if any failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=6, help="files at a time (default 6)")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds for all (default 600)")

@@ -1,4 +1,4 @@
-"""Make `.venv` and install the project with all plugins into it, once for each state of the requirements.
+"""Installation of the project and all plugins into `.venv`, once for each state of the requirements.
 
 Run by `make install` through install.sh, with any Python 3.11 or newer; uses the standard library alone.
 What is installed is described by a stamp in the environment. While it holds nothing is done, so that every
@@ -26,10 +26,10 @@ OLDEST = (3, 11)
 
 
 def main() -> int:
-    """Bring the environment up to date. Returns the exit code; says on stderr what to try when that is not 0."""
+    """Update the environment and return the exit code. A failure prints a hint on stderr."""
     if is_current():
         return 0
-    with (ROOT / ".venv.lock").open("w") as lock:  # two targets at once: the second waits and finds the work done
+    with (ROOT / ".venv.lock").open("w") as lock:  # a second make target waits and finds the environment ready
         fcntl.flock(lock, fcntl.LOCK_EX)
         if is_current():
             return 0
@@ -47,12 +47,12 @@ def main() -> int:
 
 
 def is_current() -> bool:
-    """Whether the environment works and holds what the files ask for."""
+    """Return whether the environment works and satisfies the requirements."""
     return PYTHON.exists() and STAMP.is_file() and STAMP.read_text() == state()
 
 
 def state() -> str:
-    """Hash of all that decides what is installed: requirements, constraints, this script, the place, the Python."""
+    """Return a hash of everything that decides the installation: requirements, constraints, script, path and Python."""
     digest = hashlib.sha256(f"{ROOT}\n{PYTHON.resolve()}\n".encode())
     for path in (
         *(plugin / "pyproject.toml" for plugin in plugins()),
@@ -65,44 +65,44 @@ def state() -> str:
 
 
 def plugins() -> tuple[Path, ...]:
-    """The folders of the plugin distributions."""
+    """Return the folders of the plugin distributions."""
     return tuple(sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml")))
 
 
 def make_environment() -> None:
-    """Create `.venv`, or adopt the one that is there. Clears only what has no Python: nobody can be running from it."""
+    """Create `.venv`, or use the existing one. Clears a folder only if it has no Python, so no process runs from it."""
     if not PYTHON.exists():
         print(f"making {VENV.name} with Python {sys.version.split()[0]}", flush=True)
         run([sys.executable, "-m", "venv", "--clear", str(VENV)])
         return
     run([str(PYTHON), "-c", f"import sys; sys.exit(sys.version_info < {OLDEST})"])
-    STAMP.unlink(missing_ok=True)  # an install that breaks off must not look finished
-    if not list(VENV.glob("lib/*/site-packages/pip")):  # making it broke off
+    STAMP.unlink(missing_ok=True)  # an interrupted install must not look finished
+    if not list(VENV.glob("lib/*/site-packages/pip")):  # its creation was interrupted
         run([str(PYTHON), "-m", "ensurepip"])
 
 
 def install() -> None:
-    """One pip call for everything, so that one resolution sees every requirement.
+    """Install everything with one pip call, so that one resolution sees every requirement.
 
     setuptools goes first: building without isolation spares one environment for each of our distributions.
     """
     pip = [str(PYTHON), "-m", "pip", "install", "-c", str(CONSTRAINTS), "--disable-pip-version-check"]
     if not sys.stdout.isatty():
         pip.append("--quiet")
-    print("installing mstarctl, its plugins and what they need; torch alone takes most of the first time", flush=True)
+    print("installing mstarctl, its plugins and their dependencies; the first time, torch takes most of it", flush=True)
     run([*pip, "setuptools"])
     targets = [f"{ROOT}[{EXTRAS}]", *(str(plugin) for plugin in plugins())]
     run([*pip, "--no-build-isolation", *(word for target in targets for word in ("-e", target))])
 
 
 def run(command: Iterable[str]) -> None:
-    """Run one child to its end. Raises CalledProcessError when it fails."""
+    """Run a command. Raises CalledProcessError if it fails."""
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     subprocess.run(list(command), check=True, cwd=ROOT, env=environment)
 
 
 def hint_for(error: Exception) -> str:
-    """What to try next."""
+    """Return the hint for an error."""
     command = error.cmd if isinstance(error, subprocess.CalledProcessError) else []
     if "venv" in command or "ensurepip" in command:
         return "install the venv module of this Python (Debian: python3-venv), or PYTHON=/path/to/python make install"

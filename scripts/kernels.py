@@ -1,4 +1,4 @@
-"""Builds FlashInfer's paged attention kernels ahead of time, on any machine with nvcc; no GPU is needed.
+"""Ahead-of-time build of FlashInfer's paged attention kernels, on any machine with nvcc and without a GPU.
 
 Called by `make kernels` and by scripts/wheelhouse.py. Each kernel becomes OUT/<name>/<name>.so, the layout that
 FlashInfer looks for, beside a kernels.json that says what it was built with.
@@ -25,11 +25,11 @@ LOCK = ROOT / "scripts" / "wheelhouse.lock"
 BUILD_ONLY = ("requests", "tqdm", "einops", "ninja", "nvidia-ml-py", "tabulate", "click", "packaging", "jinja2",
               "markupsafe", "filelock", "cuda-bindings", "cuda-core", "cuda-pathfinder", "urllib3", "certifi", "idna",
               "charset-normalizer")  # fmt: skip
-"""What FlashInfer imports, besides torch and numpy, before it can write a build file."""
+"""Packages that FlashInfer imports, besides torch and numpy, before it can write a build file."""
 
 
 def main() -> None:
-    """Build what was asked for; kernels that are there and were built the same way are kept."""
+    """Build the selected kernels. Existing kernels of the same build are kept."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", nargs="?", type=Path, default=BUILD / "aot")
     parser.add_argument("--arch", default="9.0a", help="CUDA architectures, separated by blanks")
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def build(out: Path, options: argparse.Namespace) -> None:
-    """Compile every kernel of the list; runs where FlashInfer can be imported."""
+    """Compile every kernel of the list. Runs in an environment with FlashInfer."""
     out.mkdir(parents=True, exist_ok=True)
     record = out / "kernels.json"
     known: dict[str, Any] = json.loads(record.read_text()) if record.exists() else {}
@@ -79,7 +79,7 @@ def build(out: Path, options: argparse.Namespace) -> None:
 
 
 def specs(head_dims: list[str], dtypes: list[str]) -> list[Any]:
-    """What the attention backend asks for: page append, and decode and prefill of each head size and dtype."""
+    """Return the kernels of the attention backend: page append, and decode and prefill of each head size and dtype."""
     import torch
     from flashinfer.jit.attention.modules import gen_batch_decode_module, gen_batch_prefill_module
     from flashinfer.jit.page import gen_page_module
@@ -93,7 +93,7 @@ def specs(head_dims: list[str], dtypes: list[str]) -> list[Any]:
 
 
 def find_nvcc() -> Path:
-    """nvcc inside a toolkit, with the headers beside it; ends the script where there is none."""
+    """Return the nvcc of a toolkit that has its headers. Exits if there is none."""
     on_path = shutil.which("nvcc")
     homes = [
         os.environ.get("CUDA_HOME"),
@@ -109,7 +109,7 @@ def find_nvcc() -> Path:
 
 
 def nvcc_version() -> str:
-    """The release that `nvcc --version` prints."""
+    """Return the release that `nvcc --version` prints."""
     text = subprocess.run(["nvcc", "--version"], capture_output=True, text=True, check=True).stdout
     found = re.search(r"release \S+, V(\S+)", text)
     return found.group(1) if found else text.strip()
@@ -122,7 +122,7 @@ def flashinfer_version() -> str:
 
 
 def libcuda_stub() -> Path:
-    """A folder with an empty libcuda.so: the linker asks for it, and only a driver brings the real one."""
+    """Return a folder with an empty libcuda.so. The linker needs one, and only a driver installs the real one."""
     folder = BUILD / "stub"
     folder.mkdir(parents=True, exist_ok=True)
     library = folder / "libcuda.so"
@@ -135,7 +135,7 @@ def libcuda_stub() -> Path:
 
 
 def build_python() -> Path:
-    """A Python with the locked FlashInfer beside this environment's torch, set up once under build/."""
+    """Return a Python with the locked FlashInfer beside this environment's torch, installed once under build/."""
     pins = [f"{name}=={version}" for name, version, group in locked() if group == "attention"]
     folder = BUILD / "env"
     python, mark = folder / "bin" / "python", folder / "pins.txt"
@@ -151,13 +151,13 @@ def build_python() -> Path:
 
 
 def locked() -> list[tuple[str, str, str]]:
-    """Name, version and group of every pin in the lock file."""
+    """Return name, version and group of every pin in the lock file."""
     lines = (line.split() for line in LOCK.read_text().splitlines() if line and not line.startswith("#"))
     return [(fields[0], fields[1], fields[2]) for fields in lines]
 
 
 def digest(path: Path) -> str:
-    """sha256 of a file."""
+    """Return the SHA-256 of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 

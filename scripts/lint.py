@@ -1,4 +1,4 @@
-"""Run every static check and say which failed. `make lint` calls this; all run, so that one visit shows everything."""
+"""Static checks of the tree. `make lint` runs all of them, also after a failure, so that one run reports everything."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ CHECKS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("types", (sys.executable, "-m", "mypy")),
     ("contracts", (str(BIN / "lint-imports"),)),
     ("docs", (sys.executable, "scripts/docs.py", "--check")),
+    ("prose", (sys.executable, "scripts/prose.py")),
 )
 
 
 def main() -> int:
-    """Run the checks in turn. Returns 1 when any failed; prints the output of those alone."""
+    """Run the checks in turn and print the output of those that fail. Returns 1 if any failed."""
     failed = [name for name, command in CHECKS if not passes(name, command)]
     if failed:
-        print(f"failed: {', '.join(failed)}; make format mends the first two where it can", file=sys.stderr)
+        print(f"failed: {', '.join(failed)}; make format fixes what it can of the first two", file=sys.stderr)
     return 1 if failed else 0
 
 

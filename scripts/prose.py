@@ -1,7 +1,7 @@
-"""Language check: finds headless clauses and people-words in docstrings, comments, messages and pages.
+"""Language check of docstrings, comments, messages and pages: headless clauses and words for people.
 
-`make lint` runs it over the tree; `python scripts/prose.py PATH ...` checks some files or folders. It sees only what a
-pattern can see. The rules themselves stand in docs/development.md.
+`make lint` checks the whole tree, `python scripts/prose.py PATH ...` single files or folders. Patterns find only a part
+of what docs/development.md asks for in its section "Language".
 """
 
 from __future__ import annotations

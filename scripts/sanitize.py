@@ -1,4 +1,4 @@
-"""Run every own GPU kernel under compute-sanitizer and say what it found. `make sanitize` calls this; needs a GPU.
+"""Run of the project's GPU kernels under compute-sanitizer. `make sanitize` calls this; it needs a GPU.
 
 The kernel tests (`-k kernels`) call each kernel at small and odd sizes. memcheck looks for accesses out of bounds and
 misaligned ones; torch's allocator is then told not to pool, so that every tensor has bounds of its own. racecheck looks
@@ -27,20 +27,20 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parent.parent
 TOOLKIT: Final = Path("/usr/local/cuda")
 TOOLS: Final = {"memcheck": "kernels and not captured", "racecheck": "kernels", "synccheck": "kernels"}
-"""Tool -> the tests that run under it. Without a pooling allocator, which memcheck needs, nothing can be captured."""
+"""Tool -> its tests. memcheck runs without a pooling allocator, and therefore without CUDA graph capture."""
 
 UNPOOLED: Final = {"memcheck": {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}}
 OPTIONS: Final = {"memcheck": ("--report-api-errors", "no")}
-"""Tool -> options of its own. Functions that cuda-bindings looks for in the driver and does not find are no errors."""
+"""Tool -> its options. memcheck would otherwise report driver functions that cuda-bindings probes and does not find."""
 
 FOUND: Final = 99
-"""Exit status of compute-sanitizer when it found something and the tests passed."""
+"""Exit status of compute-sanitizer if the tests passed and it reported errors."""
 
 LAUNCH_S: Final = 120
-"""For Python to come as far as CUDA; three at once that import torch from a cold disk take longer than the default."""
+"""Time limit for a Python process to reach CUDA. Three that import torch from a cold disk exceed the default."""
 
 OWN: Final = "^[a-z_]+_kernel$"
-"""Names of own kernels: Triton keeps that of the function; C++ has digits and capitals in its mangled ones."""
+"""Names of the project's kernels: Triton keeps the function's name, C++ names have digits and capitals."""
 
 TESTS: Final = (
     "tests/gpu/test_kernels.py",
@@ -59,7 +59,7 @@ FAILED: Final = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What one tool said. errors: None when it came to no summary. summary: its last, or why there is none.
+    """Result of one tool. errors: None without a summary. summary: the tool's last, or the reason for its absence.
 
     kernels: reports by kernel; failed: tests that failed.
     """
@@ -74,11 +74,11 @@ class Finding:
 
     @property
     def is_clean(self) -> bool:
-        """Whether the tests ran to their end and the tool found nothing."""
+        """Whether the tests completed and the tool reported no errors."""
         return self.errors == 0 and self.tests_passed
 
     def lines(self) -> list[str]:
-        """One line for the tool, then one for each kernel with reports and each test that failed."""
+        """Return a line for the tool and one for each kernel with errors and each failed test."""
         state = "ok" if self.is_clean else "FAILED"
         found = [f"{self.tool:<10} {state:<7}{self.wall_s:6.1f} s  {self.summary}"]
         found += [f"  {self.tool} {count:4} x {name}" for name, count in sorted(self.kernels.items())]
@@ -86,11 +86,11 @@ class Finding:
 
 
 def main() -> int:
-    """Returns 1 when a tool found something, a test failed, or compute-sanitizer is not there."""
+    """Run the tools. Returns 1 if one reported errors, a test failed, or compute-sanitizer is missing."""
     parser = argparse.ArgumentParser(description="run the GPU kernels under compute-sanitizer")
     parser.add_argument("tools", nargs="*", default=list(TOOLS), help=f"which of {', '.join(TOOLS)}; default: all")
     parser.add_argument("--limit", type=int, default=300, help="seconds that all tools together may take")
-    parser.add_argument("--logs", type=Path, help="a folder for all that the tools print")
+    parser.add_argument("--logs", type=Path, help="folder for the tools' output")
     options = parser.parse_args()
     if unknown := sorted(set(options.tools) - set(TOOLS)):
         parser.error(f"no tool {', '.join(unknown)}; there are {', '.join(TOOLS)}")
@@ -109,7 +109,7 @@ def main() -> int:
 
 
 def sanitizer() -> str | None:
-    """Where compute-sanitizer is: on the path, in the toolkit, or in NVIDIA's Python package of it."""
+    """Find compute-sanitizer on the path, in the toolkit, or in NVIDIA's Python package of it."""
     places = [TOOLKIT / folder / "compute-sanitizer" for folder in ("bin", "compute-sanitizer")]
     package = importlib.util.find_spec("nvidia")
     for folder in package.submodule_search_locations or () if package else ():
@@ -118,7 +118,7 @@ def sanitizer() -> str | None:
 
 
 def watched(program: str, tool: str) -> list[str]:
-    """compute-sanitizer with its options: after an error in one kernel the others still run."""
+    """Return the command of compute-sanitizer. The other kernels still run after an error in one."""
     return [
         program, "--tool", tool, "--error-exitcode", str(FOUND), "--target-processes", "application-only",
         "--launch-timeout", str(LAUNCH_S), "--kernel-name", f"regex={OWN}", "--destroy-on-device-error", "kernel",
@@ -127,12 +127,12 @@ def watched(program: str, tool: str) -> list[str]:
 
 
 def command(tests: str) -> list[str]:
-    """The tests of the kernels. tests: which, as pytest's -k."""
+    """Return the command of the kernels' tests. tests: an expression for pytest's -k."""
     return [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-k", tests, "-p", "no:cacheprovider", *TESTS]
 
 
 def warm_up(limit_s: float) -> None:
-    """Compile what will run, so that no compiler is watched. A failure here is shown by the first tool again."""
+    """Compile the kernels first, so that no compiler runs under a tool. The first tool repeats a failure."""
     start = time.monotonic()
     _, code = run(command("kernels"), os.environ, limit_s)
     ended = "no end" if code is None else f"exit status {code}"
@@ -140,9 +140,9 @@ def warm_up(limit_s: float) -> None:
 
 
 def run(words: Sequence[str], given: Mapping[str, str], limit_s: float) -> tuple[str, int | None]:
-    """What a program printed, and its exit status; None when the limit ended it, and all that it had started.
+    """Run a program and return its output and exit status, None if it exceeded the limit and was killed.
 
-    The tests are a child of compute-sanitizer: left behind, they would keep the device busy for whoever comes next.
+    Kills its process group: the tests are a child of compute-sanitizer and would otherwise keep the device busy.
     """
     with subprocess.Popen(
         words, cwd=ROOT, env=given, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
@@ -155,8 +155,12 @@ def run(words: Sequence[str], given: Mapping[str, str], limit_s: float) -> tuple
 
 
 def check(program: str, tool: str, ends_at: float, logs: Path | None) -> Finding:
-    """Run the tests under one tool, until `ends_at` by the monotonic clock, and print what came of it."""
-    given = {**os.environ, "PYTEST_ADDOPTS": "-o timeout=0", **UNPOOLED.get(tool, {})}  # slow: no limit for one test
+    """Run the tests under one tool until `ends_at` (monotonic clock) and print the result."""
+    given = {
+        **os.environ,
+        "PYTEST_ADDOPTS": "-o timeout=0",
+        **UNPOOLED.get(tool, {}),
+    }  # the tools are too slow for a limit per test
     start = time.monotonic()
     output, code = run([*watched(program, tool), *command(TOOLS[tool])], given, max(ends_at - start, 1.0))
     wall_s = time.monotonic() - start
@@ -170,13 +174,13 @@ def check(program: str, tool: str, ends_at: float, logs: Path | None) -> Finding
 
 
 def read(tool: str, output: str, code: int, wall_s: float) -> Finding:
-    """Read a tool's output. code: 0, FOUND, or the status of tests that failed."""
+    """Parse a tool's output. code: 0, FOUND, or the status of failed tests."""
     summaries = SUMMARY.findall(output)
     counts = [int(found.group(1)) for text in summaries if (found := COUNT.search(text))]
     passed = re.search(r"^\d+ passed", output, re.MULTILINE) is not None and code in (0, FOUND)
     errors = sum(counts) if counts else None
     if code == FOUND and not errors:
-        errors = 1  # it says so by its status, in words that are not known here
+        errors = 1  # the status reports an error that no pattern matches
     summary = summaries[-1] if summaries else f"no summary, exit status {code}"
     return Finding(
         tool=tool, errors=errors, tests_passed=passed, summary=summary, wall_s=wall_s, kernels=kernels_in(output),
@@ -185,7 +189,7 @@ def read(tool: str, output: str, code: int, wall_s: float) -> Finding:
 
 
 def unfinished(tool: str, output: str, wall_s: float) -> Finding:
-    """What is known of a tool that was ended by its limit."""
+    """Return the finding of a tool that exceeded its limit."""
     return Finding(
         tool=tool, errors=None, tests_passed=False, summary=f"no end within {wall_s:.0f} s", wall_s=wall_s,
         kernels=kernels_in(output),
@@ -193,7 +197,7 @@ def unfinished(tool: str, output: str, wall_s: float) -> Finding:
 
 
 def kernels_in(output: str) -> dict[str, int]:
-    """Reports by kernel. A report's first line may name the kernel, or the line below does."""
+    """Return the reports by kernel. A report's first or second line names the kernel."""
     found: Counter[str] = Counter()
     for report in REPORT.finditer(output):
         first = report.group().partition("\n")[0]

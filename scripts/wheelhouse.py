@@ -1,4 +1,4 @@
-"""Gathers wheels and kernels with which a GPU machine without network runs the project beside its own torch.
+"""Collection of wheels and kernels to install the project on a GPU machine without network, beside its own torch.
 
 Run by `make wheelhouse`. Pins come from wheelhouse.lock alone. The folder holds the wheels, `aot/` with the attention
 kernels, manifest.json, and install.sh, which checks hashes and versions, installs and proves every import.
@@ -22,21 +22,21 @@ ROOT = Path(__file__).resolve().parents[1]
 LOCK = ROOT / "scripts" / "wheelhouse.lock"
 GLIBC_MINORS = (39, 35, 34, 31, 28, 27, 26, 24, 17, 12, 5)
 OPTIONAL = {"attention": "cuda", "terminal": "tui", "video": "video"}
-"""Group -> option that asks for it; the other groups are always there."""
+"""Group -> option that adds it; the other groups are always included."""
 
 IMPORTS = {
     "flashinfer-python": "flashinfer", "apache-tvm-ffi": "tvm_ffi", "sanic-routing": "sanic_routing", "pyzmq": "zmq",
     "pytest-asyncio": "pytest_asyncio", "mdit-py-plugins": "mdit_py_plugins", "linkify-it-py": "linkify_it",
     "uc-micro-py": "uc_micro",
 }  # fmt: skip
-"""Distributions whose import name differs from their own."""
+"""Distributions whose import name differs from their name."""
 
 
 STANDALONE = ("pyzmq", "msgspec", "httptools", "ujson", "websockets", "multidict", "aiofiles", "cffi", "pycparser")
-"""What imports without anything that the target's image brings."""
+"""Packages that import without any package of the target's image."""
 
 OWN = ("mstar_core.errors", "mstar_core.config.deployment", "mstar_core.messages.wire")
-"""Modules of the project that need nothing else."""
+"""Modules of the project that import without other packages."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class Pin:
 
 
 def main() -> int:
-    """Build the folder. Returns 1 when it would not fit beside the repository."""
+    """Build the folder. Returns 1 if folder and repository together exceed the limit."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--python", default="3.12", help="version of the target's Python")
@@ -82,13 +82,13 @@ def main() -> int:
 
 
 def locked() -> list[Pin]:
-    """Every pin of the lock file."""
+    """Return every pin of the lock file."""
     lines = (line.split() for line in LOCK.read_text().splitlines() if line and not line.startswith("#"))
     return [Pin(name=name, version=version, group=group, sha256=digest) for name, version, group, digest in lines]
 
 
 def fetch(out: Path, pins: Iterable[Pin], python: str) -> dict[Path, Pin | None]:
-    """Download what is not there with the right hash. Ends the script when a hash differs from the lock."""
+    """Download wheels that are missing or have another hash. Exits if a download differs from the lock."""
     by_hash = {sha256(path): path for path in out.glob("*.whl")}
     missing = [pin for pin in pins if pin.sha256 not in by_hash]
     if missing:
@@ -109,7 +109,7 @@ def fetch(out: Path, pins: Iterable[Pin], python: str) -> dict[Path, Pin | None]
 
 
 def own_wheels(out: Path) -> dict[Path, Pin | None]:
-    """The project's and its plugins' wheels, built anew."""
+    """Build the wheels of the project and its plugins."""
     with tempfile.TemporaryDirectory(prefix="mstar-wheelhouse-") as folder:
         subprocess.run([sys.executable, ROOT / "scripts" / "wheels.py", folder], check=True, stdout=subprocess.DEVNULL)
         made = sorted(Path(folder).glob("*.whl"))
@@ -117,7 +117,7 @@ def own_wheels(out: Path) -> dict[Path, Pin | None]:
 
 
 def write_manifest(out: Path, wheels: dict[Path, Pin | None], python: str) -> None:
-    """manifest.json: every file with its hash, size, group and where it comes from."""
+    """Write manifest.json: every file with its hash, size, group and source."""
     files = [
         {"file": path.name, "sha256": sha256(path), "bytes": path.stat().st_size}
         | (asdict(pin) if pin is not None else {"group": "project"})
@@ -131,7 +131,7 @@ def write_manifest(out: Path, wheels: dict[Path, Pin | None], python: str) -> No
 
 
 def write_install(out: Path, pins: Iterable[Pin], python: str) -> None:
-    """install.sh: checks, installs into SITE and writes SITE/env.sh, which is then sourced."""
+    """Write install.sh, which checks the files, installs into SITE and writes SITE/env.sh to source."""
     modules = " ".join(IMPORTS.get(pin.name, pin.name.replace("-", "_")) for pin in pins if pin.name != "html5tagger")
     script = out / "install.sh"
     script.write_text(f"""#!/bin/sh
@@ -159,7 +159,7 @@ echo "installed into $SITE; now: . $SITE/env.sh"
 
 
 def verify(wheels: dict[Path, Pin | None], python: str, chosen: str) -> None:
-    """Install the wheels that need no CUDA in a fresh environment without network, and import what can stand alone."""
+    """Install the wheels that need no CUDA in a fresh environment without network, and import standalone modules."""
     interpreter = chosen or find_python(python)
     light = [path for path, pin in wheels.items() if pin is None or pin.group != "attention"]
     names = {pin.name for pin in wheels.values() if pin is not None}
@@ -176,7 +176,7 @@ def verify(wheels: dict[Path, Pin | None], python: str, chosen: str) -> None:
 
 
 def find_python(python: str) -> str:
-    """An interpreter of this version that really runs: a version manager's stand-in may be on the path without one."""
+    """Return a working interpreter of this version. A version manager's shim on the path may have none installed."""
     for folder in os.environ.get("PATH", "").split(os.pathsep):
         path = Path(folder) / f"python{python}"
         if path.exists() and subprocess.run([path, "-c", ""], capture_output=True, check=False).returncode == 0:
@@ -185,7 +185,7 @@ def find_python(python: str) -> str:
 
 
 def weigh(out: Path, limit: int) -> int:
-    """Whether the folder and the repository's files fit; prints the sum, and the five largest when they do not."""
+    """Return whether folder and repository fit. Prints the total, and the five largest files if they do not."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     files = [path for path in (ROOT / name for name in listed.splitlines()) if path.is_file()]
     files += [path for path in out.rglob("*") if path.is_file()]
@@ -200,7 +200,7 @@ def weigh(out: Path, limit: int) -> int:
 
 
 def sha256(path: Path) -> str:
-    """Hash of a file."""
+    """Return the hash of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""Build the wheels of the project and every plugin. Run by `make wheels` and by the packaging tests.
+"""Build of the wheels of the project and every plugin. Run by `make wheels` and by the packaging tests.
 
 Sources are copied first, so that no build output is left in the tree and two builds do not meet. No network.
 """
@@ -19,7 +19,7 @@ LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.egg-info")
 
 
 def sources() -> tuple[Path, ...]:
-    """The folders of all distributions: the root first, then the plugins by name."""
+    """Return the folders of all distributions: the root first, then the plugins by name."""
     return (ROOT, *sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml")))
 
 
@@ -33,7 +33,7 @@ def build(target: Path, folders: Sequence[Path]) -> None:
 
 
 def copy(folder: Path, to: Path) -> Path:
-    """Copy what a distribution is built from and nothing else: old build output would go into the wheel."""
+    """Copy only the sources of a distribution. Old build output would be packed into the wheel."""
     to.mkdir()
     for part in PARTS:
         shutil.copy2(folder / part, to / part)
@@ -43,9 +43,9 @@ def copy(folder: Path, to: Path) -> Path:
 
 
 def main() -> int:
-    """Build all into the folder that is named."""
+    """Build all wheels into the given folder."""
     parser = argparse.ArgumentParser(description="build the wheels of the project and every plugin")
-    parser.add_argument("target", type=Path, help="folder for the wheels; made when it is not there")
+    parser.add_argument("target", type=Path, help="folder for the wheels; created if missing")
     target: Path = parser.parse_args().target
     build(target.resolve(), sources())
     for wheel in sorted(target.glob("*.whl")):

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-# A slow moment of a shared host is no failure; the time-out per test still ends what hangs. Examples are the same in
-# each run: what is right once stays right. To look further: pytest --hypothesis-profile=explore.
+# A slow moment of a shared host must not fail a test; the time-out per test still ends one that hangs. Examples are the
+# same in each run, so that no run fails by chance. For random ones: pytest --hypothesis-profile=explore.
 settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("shared-host", settings.get_profile("explore"), derandomize=True, database=None)
 settings.load_profile("shared-host")
@@ -41,7 +41,7 @@ finally:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fresh:
-    """What one fresh process did. modules: every module that it loaded beyond those of a bare interpreter."""
+    """Result of one fresh process. modules: the modules that it loaded beyond those of a bare interpreter."""
 
     code: int
     modules: frozenset[str]
@@ -49,7 +49,7 @@ class Fresh:
     stderr: str
 
     def loaded(self, names: Sequence[str]) -> set[str]:
-        """Which of the top-level names were loaded."""
+        """Return those of the top-level names that were loaded."""
         return {name for name in names if name in self.tops()}
 
     def tops(self) -> set[str]:

@@ -1,4 +1,4 @@
-"""What a fresh process really loads. The import contracts see the graph of imports; only this sees what runs."""
+"""Modules that a fresh process loads. The import contracts see only static imports."""
 
 from __future__ import annotations
 

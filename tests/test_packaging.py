@@ -29,7 +29,7 @@ PLUGIN_NAMES = {
     "mstar-vjepa2": "vjepa2",
 }
 NOT_OURS = "mstar"
-"""A distribution of this name belongs to somebody else: pip would install a stranger's code."""
+"""Another project owns this distribution name: pip would install its code."""
 
 
 def name_of(folder: Path) -> str:

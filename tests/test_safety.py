@@ -1,4 +1,4 @@
-"""What must never stand in our code: ways for bytes from outside to become code, or to be read without a check."""
+"""Forbidden calls: those that execute bytes from outside, or decode them without validation."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A checkpoint of Orpheus in the official layout and shapes with random weights whose head gives audio ids only.
 
-Run as `python -m bench.serving.checkpoint FOLDER`, in a process of its own: it makes the weights on the GPU, and
-whoever measures afterwards must not keep a device context.
+Run as `python -m bench.serving.checkpoint FOLDER`, in a process of its own: it makes the weights on the GPU, and the
+measuring process must not keep a device context.
 """
 
 from __future__ import annotations

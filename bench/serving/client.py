@@ -20,7 +20,7 @@ CHUNKED: Final = b"transfer-encoding: chunked"
 
 
 class Line(msgspec.Struct):
-    """One line of the answer. data: the JSON text of a base64 string, left undecoded because only its length counts."""
+    """One line of the response. data: JSON text of a base64 string, not decoded because only its length is needed."""
 
     modality: str
     data: msgspec.Raw = msgspec.Raw(b'""')
@@ -28,17 +28,17 @@ class Line(msgspec.Struct):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that the base64 text stands for."""
+        """Number of decoded bytes."""
         text = bytes(self.data)
         return (len(text) - 2) // 4 * 3 - text[-3:-1].count(b"=")
 
 
 @dataclass(slots=True)
 class Heard:
-    """What one request brought. Times are monotonic seconds; marks[i] is when chunk i came, samples[i] its length.
+    """Result of one request. marks[i]: arrival time of chunk i in monotonic seconds; samples[i]: its length.
 
-    code: empty when the stream ended well, else the error's code, `http_N`, `cut`, or `left` when the client went away.
-    usage: what the server said of itself in its last line (queue_ms, ttft_ms, total_ms and counts).
+    code: empty if the stream completed, else the error's code, `http_N`, `cut`, or `left` if the client disconnected.
+    usage: the server's own figures in its last line (queue_ms, ttft_ms, total_ms and counts).
     """
 
     sent_s: float = 0.0
@@ -51,7 +51,7 @@ class Heard:
 
 
 class Answer(asyncio.Protocol):
-    """Reads one chunked answer from a connection of its own. Owned by `ask`; `over` is set at its end."""
+    """Protocol that reads one chunked response. Owned by `ask`; `over` is set at its end."""
 
     def __init__(self, request: bytes, heard: Heard, on_chunk: Callable[[Heard], bool] | None) -> None:
         self.heard = heard
@@ -174,7 +174,7 @@ async def ask(
 ) -> Heard:
     """Send one request and read it to its end, or go away: after `leave_after_s`, or when `on_chunk` says so.
 
-    Time begins before the connection is made. Raises TimeoutError past `limit_s`, OSError when nobody listens.
+    Time starts before the connection is made. Raises TimeoutError after `limit_s`, OSError if the port is closed.
     """
     heard = Heard(sent_s=time.monotonic())
     loop = asyncio.get_running_loop()

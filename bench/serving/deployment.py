@@ -29,7 +29,7 @@ CAPTURES: Final = (".graphs_captured",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is started. settings: KEY=VALUE as `mstarctl up --set` takes them, the last of a key wins.
+    """Deployment to start. settings: KEY=VALUE as for `mstarctl up --set`; the last value of a key wins.
 
     model: `orpheus` with a checkpoint folder, or `orpheus:tiny`. root: an empty folder for run directory and logs.
     tree: the sources that run; another tree than this one is put first on the path of every process. shares_gpu:
@@ -137,7 +137,7 @@ class Served:
         return now
 
     def traces(self, count: int) -> list[dict[str, Any]]:
-        """Where the time of the newest finished requests went, at most `count` of them."""
+        """Return the time breakdown of the newest finished requests, at most `count`."""
         assert self._client is not None
         rows = self._client.get("http://admin/v1/requests").raise_for_status().json()["items"]
         ended = sorted((row for row in rows if row["state"] == "finished"), key=lambda row: row["ended"])
@@ -173,7 +173,7 @@ class Served:
         return found
 
     def held(self) -> dict[str, float]:
-        """What is held although nothing should run; empty when all is well."""
+        """Return resources still held when no request runs; empty if all were freed."""
         values = self.values()
         found = {name: value for name, value in values.items() if value and name.endswith(HELD)}
         return found | {name: value for name, value in values.items() if value and name.startswith("conductor.load.")}
@@ -195,7 +195,7 @@ class Served:
         return counts
 
     def captures(self) -> dict[str, float]:
-        """Captured steps so far, by node; empty where nobody counts them."""
+        """Return the number of captured steps by node; empty if the deployment does not count them."""
         return {name: value for name, value in self.values().items() if name.endswith(CAPTURES)}
 
 

@@ -59,7 +59,7 @@ def at(ordered: list[float], share: float) -> float:
 
 
 def head() -> dict[str, Any]:
-    """When, which source, which command, which machine."""
+    """Return the date, source version, command and machine of a report."""
     return {
         "schema": 1, "when": datetime.now(UTC).isoformat(timespec="seconds"), **source(),
         "command": " ".join(["python", *(_relative(word) for word in sys.argv)]), "env": environment(),

@@ -1,4 +1,4 @@
-"""What measurements of trees in turn (`trees`) have in common: their command line, medians by figure, the file."""
+"""Common parts of alternating measurements of source trees (`trees`): command line, medians by figure, report file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bench.serving.trees import Tree
 RESULTS: Final = ROOT / "bench" / "results" / "api"
 
 Windows = list[dict[str, Any]]
-"""What each window found, with the name of its tree."""
+"""Results of each window, with the name of its tree."""
 
 
 def parser_of(text: str | None, requests: int) -> argparse.ArgumentParser:

@@ -1,6 +1,6 @@
-"""How requests arrive: a closed loop, a Poisson stream, all at once, and a storm of which many go away.
+"""Load patterns: closed loop, Poisson arrivals, burst, and a storm in which many clients disconnect.
 
-Every load returns what each client heard; nothing is judged here.
+Every load returns the results of its clients without judging them.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ WORDS: Final = "the quick brown fox jumps over a lazy dog while sun goes down be
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Where requests go and what they ask for. ids: audio ids of a request, all of them drawn."""
+    """Destination and content of requests. ids: number of audio ids of a request, all of them sampled."""
 
     port: int
     ids: int
     kwargs: dict[str, Any] = field(default_factory=dict)
 
     def body(self, number: int, ids: int | None = None) -> dict[str, Any]:
-        """Request `number`: its own words in its own order, so that no prefix cache helps, and its own seed."""
+        """Return the body of request `number`. Words and seed are its own, so that no prefix cache helps."""
         words = random.Random(number).sample(WORDS, len(WORDS))
         return {
             "text": " ".join(words), "output_modalities": "audio", "stream_events": "full", "model_kwargs": {
@@ -38,14 +38,14 @@ class Target:
 
 @dataclass(slots=True)
 class Round:
-    """What one load brought, and how long it took by the wall."""
+    """Results of one load, with its wall time."""
 
     heard: list[Heard] = field(default_factory=list)
     wall_s: float = 0.0
 
 
 async def closed_loop(target: Target, streams: int, rounds: int, first: int = 0) -> Round:
-    """`streams` clients that each send `rounds` requests, the next when the one before has ended."""
+    """Run `streams` clients that send `rounds` requests each, one after the other."""
 
     async def one(client: int) -> list[Heard]:
         return [await ask(target.port, target.body(first + client * rounds + turn)) for turn in range(rounds)]
@@ -56,7 +56,7 @@ async def closed_loop(target: Target, streams: int, rounds: int, first: int = 0)
 
 
 async def open_loop(target: Target, per_s: float, span_s: float, first: int = 0, seed: int = 1) -> Round:
-    """Requests that arrive at random at `per_s` on average for `span_s` seconds, whatever became of those before."""
+    """Send requests with Poisson arrivals at `per_s` for `span_s` seconds, regardless of earlier requests."""
     chance, at, arrivals = random.Random(seed), 0.0, []
     while (at := at + chance.expovariate(per_s)) < span_s:
         arrivals.append(at)
@@ -64,7 +64,7 @@ async def open_loop(target: Target, per_s: float, span_s: float, first: int = 0,
 
 
 async def burst(target: Target, count: int, first: int = 0) -> Round:
-    """`count` requests that arrive at the same moment."""
+    """Send `count` requests at the same time."""
     return await arriving(target, [0.0] * count, first)
 
 

@@ -1,4 +1,4 @@
-"""When a listener would hear silence: sound played at its own speed from chunks that come at theirs."""
+"""Playback simulation: the gaps that a listener would hear if chunks were played as they arrive."""
 
 from __future__ import annotations
 

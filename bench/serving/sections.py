@@ -21,7 +21,7 @@ from bench.serving.playback import dry_moments
 from bench.serving.watch import TELEMETRY_S, watched
 
 BUFFERS_S: Final = (0.0, 0.1)
-"""How long a player may wait after the first sound before it begins."""
+"""Playback buffers: seconds between the first chunk and the start of playback."""
 
 GAP_S: Final = 0.1
 COUNTED_S: Final = 30.0

@@ -1,4 +1,4 @@
-"""What a load cost: CPU of every process, and where a worker's time went, from its own sums."""
+"""Cost of a load: CPU time of every process, and the breakdown of a worker's time from its own counters."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def cpu_table(metrics: Mapping[str, Any], labels: list[str]) -> str:
 
 
 def storm_line(facts: Mapping[str, Any]) -> str:
-    """What the storm left behind."""
+    """Format the state after the storm."""
     grown = ", ".join(f"{name} {size / 2**20:+.1f}" for name, size in facts["grown_bytes"].items())
     return (
         f"Storm: outcomes {facts['outcomes']}, unaccounted {facts['unaccounted']}, held {facts['held'] or 'nothing'}, "

@@ -1,4 +1,4 @@
-"""What a deployment does while a load runs: seconds of every process, and the stations of its requests."""
+"""Observation of a deployment under load: CPU seconds of every process, and the stages of its requests."""
 
 from __future__ import annotations
 

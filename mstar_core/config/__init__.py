@@ -1,7 +1,7 @@
-"""Deployment files: their schema, loading with provenance, placement, explanation. No torch.
+"""Deployment files: schema, loading with provenance, placement and explanation. Imports no torch.
 
-Names are imported when they are first used: `ps` and every child process need the run directory and the spec alone,
-and loading what reads files and plans costs ten times as much.
+Names are imported on first use: `ps` and every child process need only the spec, and importing the loader and the
+planner takes ten times as long.
 """
 
 from __future__ import annotations

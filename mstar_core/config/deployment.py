@@ -1,4 +1,4 @@
-"""What one deployment is: resolved configuration, placement and limits. Written by `up`, read by every child."""
+"""Deployment spec: resolved configuration, placement and limits. Written by `up`, read by every child process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 
 class NodePlacement(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a node runs. walks: only for these walks (None = all). replicas: one tuple of tp_size ranks each."""
+    """Replicas of a node. walks: the walks they serve (None = all). replicas: one tuple of tp_size ranks each."""
 
     node: str
     replicas: tuple[tuple[int, ...], ...]
@@ -21,7 +21,7 @@ class NodePlacement(msgspec.Struct, frozen=True, kw_only=True):
 class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
     """One worker process and its device: `cpu` or `cuda:INDEX`.
 
-    memory_fraction: its share of the device's memory, for weights, reserve and pools; None: kv_cache.memory_fraction.
+    memory_fraction: share of the device's memory for weights, reserve and pools; None: kv_cache.memory_fraction.
     """
 
     rank: int
@@ -37,7 +37,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     placements: tuple[NodePlacement, ...]
 
     def replicas(self, node: str, walk: str) -> tuple[tuple[int, ...], ...]:
-        """Replicas that run `node` in `walk`; a placement scoped to the walk wins over one for all walks."""
+        """Return the replicas that run `node` in `walk`. A placement for this walk wins over one for all walks."""
         for placement in self.placements:
             if placement.node == node and placement.walks is not None and walk in placement.walks:
                 return placement.replicas
@@ -48,10 +48,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KVCacheConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Page pools. pages or tokens fix each node's size; else the nodes of a rank divide its memory by `share`.
+    """Page pools. `pages` or `tokens` sets each node's size; otherwise a rank's nodes divide its memory by `share`.
 
-    memory_fraction: what the ranks on one device may use of its memory together. reserve_bytes: of each rank, kept free
-    of pools (None: the device's default).
+    memory_fraction: share of a device's memory for all ranks on it. reserve_bytes: memory of each rank that pools leave
+    free (None: the device's default).
     """
 
     page_size: int = 16
@@ -66,10 +66,9 @@ class KVCacheConfig(msgspec.Struct, frozen=True, kw_only=True):
 class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The api's address and limits (docs/http-api.md). Sizes in bytes, times in seconds.
 
-    tls_cert, tls_key: PEM files; with them the api speaks HTTPS alone. cors_origins: origins that browsers may call
-    from. remote_media: hosts that media may be fetched from.
-    pool_processes: None: as many as the model and the machine's cores have use for.
-    max_requests_per_key: 0 is no limit.
+    tls_cert, tls_key: PEM files; with them the api serves HTTPS only. cors_origins: allowed origins of browsers.
+    remote_media: hosts that media may be fetched from. pool_processes: None chooses by the model and the machine's
+    cores. max_requests_per_key: 0 disables the limit.
     """
 
     host: str = "0.0.0.0"  # the documented default; `up` warns when no key is set
@@ -103,23 +102,23 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeploymentSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a child needs to know of its deployment.
+    """Configuration and placement of a deployment, as its child processes read it.
 
-    folder: checkpoint folder (None: random weights are refused, so every model names one).
+    folder: checkpoint folder; required, because random weights are refused.
     max_concurrent_requests: requests that run at once; max_queue: requests that wait beyond them.
     weights_source: `tiny`, `folder` or `official`.
-    attention: backend of KV nodes (None: flashinfer on CUDA, torch on the CPU); never replaced by another one.
-    admin_group: members may read the admin socket.
-    quantization: of the weights of KV nodes, `none` or `fp8`.
-    wait_spin_us: for how long processes look for messages without sleeping after the last (None: config/wait_spin.py).
-    settings, sources: every configuration key with its value, and where that came from (file and line, flag, default).
-    gpus: device -> key of its lock (config/gpu_locks.py). upload_dir: below it request media is spooled (None: in the
-    run directory). log_stats: write one line per finished request to stats_file (None: stats.ndjson beside the logs).
-    needed_bytes: of weights, at least (0: not known before they are found); free_bytes: of the plan's devices when it
-    was made. nvtx: mark steps for Nsight Systems. unused: options that were given and have no effect, and why.
-    cautions: what is served otherwise than the options suggest, and what to name instead.
-    graph: the model's, as it is declared (a `Graph` of observe/frames.py), for screens until the conductor has read the
-    checkpoint.
+    attention: backend of KV nodes (None: flashinfer on CUDA, torch on the CPU); there is no fallback to another.
+    admin_group: group whose members may read the admin socket.
+    quantization: weight format of KV nodes, `none` or `fp8`.
+    wait_spin_us: busy-poll window of the processes (None: host/wait_spin.py decides).
+    settings, sources: every configuration key with its value and its source (file and line, flag, default).
+    gpus: device -> key of its lock (host/gpu_locks.py).
+    upload_dir: parent of the folder that spools request media (None: the run directory).
+    log_stats: write one line per finished request to stats_file (None: stats.ndjson beside the logs).
+    needed_bytes: lower bound of the weights' size (0: unknown); free_bytes: free memory of the devices at planning.
+    nvtx: mark steps for Nsight Systems. unused: options without effect, with the reason.
+    cautions: warnings about served behaviour that differs from what the options suggest, with alternatives.
+    graph: declared graph of the model (`GraphView`), shown until the conductor has read the checkpoint.
     """
 
     name: str
@@ -170,16 +169,16 @@ class DeploymentSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def uploads(self) -> Path:
-        """The spool of request media: of this deployment alone, also where upload_dir is shared."""
+        """Spool folder of request media; private to this deployment even if upload_dir is shared."""
         if self.upload_dir is None:
             return Path(self.run_dir) / "uploads"
         return Path(self.upload_dir) / f"mstar-{self.name}-{zlib.crc32(self.run_dir.encode()):08x}"
 
     def encode(self) -> bytes:
-        """JSON as written to spec.json."""
+        """Encode as JSON, the content of spec.json."""
         return msgspec.json.format(msgspec.json.encode(self), indent=1)
 
     @classmethod
     def load(cls, path: Path) -> DeploymentSpec:
-        """Read spec.json. Raises msgspec.ValidationError when the file is of another version."""
+        """Read spec.json. Raises msgspec.ValidationError if another version wrote the file."""
         return msgspec.json.decode(path.read_bytes(), type=cls)

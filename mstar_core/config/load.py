@@ -1,4 +1,4 @@
-"""Finds and reads deployment files: paths, names shipped by plugins, model names. Used by `up` and `config`."""
+"""Lookup and reading of deployment files by path, shipped name or model name. Used by `up` and `config`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from mstar_core.plugin import ModelSpec, Plugins
 
 SUFFIXES: Final = (".yaml", ".yml")
 TINY: Final = "tiny"
-"""`MODEL:tiny` takes the model's embedded default checkpoint."""
+"""`MODEL:tiny` selects the model's embedded default checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigFile:
-    """A file that was read. shown: its name in messages. root: its values with their lines."""
+    """A deployment file. shown: its name in messages. root: its values with their lines."""
 
     shown: str
     root: Located
@@ -27,20 +27,20 @@ class ConfigFile:
 
     @property
     def model(self) -> str:
-        """The model it names. Raises ConfigError when it names none."""
+        """The model that the file names. Raises ConfigError if it names none."""
         if not isinstance(self.root.value, dict):
-            raise self.root.error("the file is no mapping", "", hint="begin with model: NAME")
+            raise self.root.error("the file must contain a mapping", "", hint="begin with model: NAME")
         place = self.root.value.get("model")
         if place is None:
             raise self.root.error("key 'model' is missing", "model", hint="add model: NAME")
         if not isinstance(place.value, str):
-            raise place.error(f"model is {place.value!r}", "model", hint="the name of a model, as text")
+            raise place.error(f"model is {place.value!r}", "model", hint="it must be the name of a model")
         return place.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What `up MODEL|FILE` means: the model's spec, the file, whether the embedded checkpoint is asked for."""
+    """The model and file that `up MODEL|FILE` selects. is_tiny: the embedded checkpoint is requested."""
 
     spec: ModelSpec
     config: ConfigFile
@@ -48,7 +48,7 @@ class Target:
 
 
 def split_name(text: str) -> tuple[str, bool]:
-    """`orpheus:tiny` -> ("orpheus", True). Raises NotFound for another word after the colon."""
+    """Split `orpheus:tiny` into ("orpheus", True). Raises NotFound for another word after the colon."""
     name, colon, variant = text.partition(":")
     if colon and variant != TINY:
         hint = did_you_mean(variant, [TINY]) if nearest(variant, [TINY]) else f"write {name} or {name}:{TINY}"
@@ -57,17 +57,17 @@ def split_name(text: str) -> tuple[str, bool]:
 
 
 def read_text(text: str, shown: str) -> ConfigFile:
-    """A configuration from text. Raises ConfigError."""
+    """Parse a deployment file from text. Raises ConfigError."""
     return ConfigFile(shown=shown, root=parse(text, shown))
 
 
 def read_file(path: Path) -> ConfigFile:
-    """Read one file. Raises ConfigError when it cannot be read or is no YAML."""
+    """Read a deployment file. Raises ConfigError if it cannot be read or is not YAML."""
     shown = _shown(path)
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ConfigError("the file is no UTF-8 text", str(error), file=shown, line=1, key="") from error
+        raise ConfigError("the file is not UTF-8 text", str(error), file=shown, line=1, key="") from error
     except OSError as error:
         raise ConfigError(
             f"{shown} cannot be read", error.strerror or str(error), file=shown, line=None, key=""
@@ -83,7 +83,7 @@ def _shown(path: Path) -> str:
 
 
 def shipped(spec: ModelSpec) -> dict[str, Path]:
-    """The files that a plugin ships for `spec`, by stem; none when it ships no folder."""
+    """Return the files that a plugin ships for `spec`, by stem."""
     if not spec.configs:
         return {}
     folders = [folder for folder in config_folders(spec) if folder.is_dir()]
@@ -91,7 +91,7 @@ def shipped(spec: ModelSpec) -> dict[str, Path]:
 
 
 def config_folders(spec: ModelSpec) -> tuple[Path, ...]:
-    """Where a plugin keeps its files: the folder that `configs` names inside its package."""
+    """Return the folders of a plugin's files: `configs` of the spec names them inside its package."""
     package, _, folder = spec.configs.partition(":")
     return tuple(Path(root) / folder for root in getattr(importlib.import_module(package), "__path__", []))
 
@@ -102,14 +102,14 @@ def _all_shipped(specs: Sequence[ModelSpec]) -> Iterator[tuple[str, Path]]:
 
 
 def looks_like_file(text: str) -> bool:
-    """Whether a word on the command line means a file rather than a model."""
+    """Return whether a command-line word is a file rather than a model."""
     return text.endswith(SUFFIXES) or "/" in text and Path(text).is_file()
 
 
 def find(text: str, plugins: Plugins) -> Target:
-    """What a MODEL, a shipped configuration's name, or a FILE means.
+    """Find a target by the name of a model, the name of a shipped file, or a path.
 
-    Raises NotFound with the nearest name, ConfigError for a bad file, PluginError for a plugin that cannot be used.
+    Raises NotFound with the nearest name, ConfigError for a bad file, PluginError for an unusable plugin.
     """
     if looks_like_file(text):
         return _of_file(read_file(Path(text)), plugins, is_tiny=False)
@@ -128,12 +128,12 @@ def find(text: str, plugins: Plugins) -> Target:
 
 
 def default_config(spec: ModelSpec) -> ConfigFile:
-    """The file that a model starts with. Raises PluginError when the plugin does not ship it."""
+    """Return the default file of a model. Raises PluginError if the plugin does not ship it."""
     files = shipped(spec)
     stem = spec.default_config.removesuffix(".yaml")
     if stem not in files:
         hint = did_you_mean(stem, files) if files else f"write a file: mstarctl config init {spec.name}"
-        looked = f"looked in {', '.join(map(str, config_folders(spec)))}" if spec.configs else "it ships none"
+        looked = f"searched {', '.join(map(str, config_folders(spec)))}" if spec.configs else "it ships none"
         raise PluginError(f"{spec.name} ships no default configuration {stem!r}", looked, hint, plugin=spec.plugin)
     return read_file(files[stem])
 

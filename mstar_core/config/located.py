@@ -1,4 +1,4 @@
-"""YAML with places: every value knows its file and line. Made by `load`, changed by overrides, read by `read`."""
+"""YAML values with their file and line. Made by `load`, changed by `overrides`, validated by `read`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from mstar_core.errors import ConfigError
 MOST_BYTES: Final = 1024 * 1024
 MOST_DEPTH: Final = 32
 MOST_VALUES: Final = 20_000
-"""Bounds of a file, far above any real one: anchors can make a small file very large."""
+"""Maximum number of values in a file. YAML anchors can make a small file very large."""
 
 
 @dataclass(slots=True)
 class Located:
-    """A value and where it stands. value: a scalar, a list of Located, or a dict of them.
+    """A value with its position. value: a scalar, a list of Located, or a dict of them.
 
     source: `FILE:LINE`, or the flag that set it.
     """
@@ -30,7 +30,7 @@ class Located:
     line: int | None = None
 
     def plain(self) -> Any:
-        """The value without places."""
+        """Return the value without positions."""
         if isinstance(self.value, dict):
             return {key: item.plain() for key, item in self.value.items()}
         if isinstance(self.value, list):
@@ -38,23 +38,23 @@ class Located:
         return self.value
 
     def error(self, title: str, key: str, detail: str = "", hint: str = "") -> ConfigError:
-        """A ConfigError at this place."""
+        """Return a ConfigError at this position."""
         return config_error(title, key, self.file, self.line, self.source, detail, hint)
 
 
 def config_error(
     title: str, key: str, file: str | None, line: int | None, source: str, detail: str = "", hint: str = ""
 ) -> ConfigError:
-    """A ConfigError that names key, file and line, or the flag."""
+    """Return a ConfigError that names the key and its file and line, or its flag."""
     near = hint.removeprefix("did you mean '").removesuffix("'?") if hint.startswith("did you mean") else None
-    where = "" if file else f"given by {source}"
+    where = "" if file else f"from {source}"
     return ConfigError(
         title, "\n".join(part for part in (where, detail) if part), hint, file=file, line=line, key=key, nearest=near
     )
 
 
 def parse(text: str, file: str) -> Located:
-    """Read YAML with a line for every value. Raises ConfigError with the line for whatever is not plain data."""
+    """Parse YAML and record the line of every value. Raises ConfigError with the line if it is not plain data."""
     if len(text.encode("utf-8", "surrogatepass")) > MOST_BYTES:
         raise ConfigError("the file is too large", f"at most {MOST_BYTES} bytes", file=file, line=1, key="")
     loader = yaml.SafeLoader(text)
@@ -69,20 +69,20 @@ def parse(text: str, file: str) -> Located:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         raise ConfigError(
-            "the file is no YAML",
+            "the file is not valid YAML",
             str(error.problem or error.context or ""),
             file=file,
             line=(mark.line + 1) if mark else 1,
             key="",
         ) from error
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
-        raise ConfigError("the file is no YAML", str(error), file=file, line=1, key="") from error
+        raise ConfigError("the file is not valid YAML", str(error), file=file, line=1, key="") from error
     finally:
         loader.dispose()
 
 
 def parse_scalar(text: str) -> Any:
-    """Read a value as it is written in YAML, for `--set`. Raises ConfigError."""
+    """Parse a YAML value, for `--set`. Raises ConfigError."""
     return parse(text, "--set").plain() if text.strip() else ""
 
 
@@ -111,7 +111,7 @@ def _located(
             raise ConfigError(f"{key} is {node.value}", hint="write a finite number", file=file, line=line, key=key)
         if not (value is None or isinstance(value, str | int | float | bool)):
             raise ConfigError(
-                f"{key} is a {type(value).__name__}", hint="put quotes around a text", file=file, line=line, key=key
+                f"{key} is a {type(value).__name__}", hint="put quotes around text", file=file, line=line, key=key
             )
     return Located(value, f"{file}:{line}", file, line)
 
@@ -132,15 +132,15 @@ def _mapping(
             written = getattr(name_node, "value", "")
             shown = written if isinstance(written, str) else type(name_node).__name__
             raise ConfigError(
-                f"key {shown!r} is no text",
-                hint="keys are plain words; merge keys are not read",
+                f"key {shown!r} is not a string",
+                hint="keys must be plain words; merge keys are not supported",
                 file=file,
                 line=line,
                 key=shown,
             )
         if name in found:
             raise ConfigError(
-                f"key {path!r} stands twice",
+                f"key {path!r} is repeated",
                 f"first on line {found[name].line}",
                 "keep one of them",
                 file=file,

@@ -1,4 +1,4 @@
-"""A deployment's configuration after all checks, with the source of every value. Made by `resolve`."""
+"""Checked configuration of a deployment, with the source of every value. Made by `resolve`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mstar_core.config.located import Located
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeGroup:
-    """Nodes that share ranks. walks: canonical names, None = all. place: where the group stands in the file."""
+    """Nodes that share ranks. walks: canonical names, None = all. place: the group's position in the file."""
 
     nodes: tuple[str, ...]
     ranks: tuple[int, ...]
@@ -24,13 +24,13 @@ class NodeGroup:
 
     @property
     def replicas(self) -> tuple[tuple[int, ...], ...]:
-        """The ranks in groups of tp_size, in the order given."""
+        """The ranks in groups of tp_size, in the order of the file."""
         return tuple(self.ranks[i : i + self.tp_size] for i in range(0, len(self.ranks), self.tp_size))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedConfig:
-    """What a deployment runs with. provenance: key -> `FILE:LINE`, `default`, or the flag that set it."""
+    """Configuration of a deployment. provenance: key -> `FILE:LINE`, `default`, or the flag that set it."""
 
     model: str
     name: str
@@ -53,11 +53,11 @@ class ResolvedConfig:
 
     @property
     def rank_count(self) -> int:
-        """Ranks that the node groups use; they are 0 .. rank_count - 1."""
+        """Number of ranks that the node groups use: 0 .. rank_count - 1."""
         return max(rank for group in self.node_groups for rank in group.ranks) + 1
 
     def values(self) -> dict[str, Any]:
-        """Every value by its key, as `config show --resolved` prints them."""
+        """Return every value by its key, as `config show --resolved` prints them."""
         flat: dict[str, Any] = {
             "model": f"{self.model}:tiny" if self.is_tiny else self.model,
             "name": self.name,
@@ -87,5 +87,5 @@ class ResolvedConfig:
         return flat
 
     def source(self, key: str) -> str:
-        """Where the value of `key` comes from."""
+        """Return the source of the value of `key`."""
         return self.provenance.get(key, "default")

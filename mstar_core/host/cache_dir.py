@@ -1,5 +1,7 @@
-"""Where what can be made again is kept: default checkpoints and compiled kernels. Used by the first child and by the
-supervisor for all children."""
+"""Cache folders of default checkpoints and compiled kernels.
+
+Used by `up`, by the supervisor for its children, and by workers that download weights.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ _GPUS: Final = Path("/proc/driver/nvidia/gpus")
 
 
 def cache_root(chosen: str | None) -> Path:
-    """Where things are kept: --cache-dir, $MSTAR_CACHE_DIR or $XDG_CACHE_HOME/mstar."""
+    """Return the cache folder: --cache-dir, $MSTAR_CACHE_DIR or $XDG_CACHE_HOME/mstar, whichever is set first."""
     if chosen:
         return Path(chosen)
     own = os.environ.get("MSTAR_CACHE_DIR")
@@ -27,7 +29,7 @@ def cache_root(chosen: str | None) -> Path:
 
 
 def triton_cache(chosen: str | None) -> Path:
-    """The folder of compiled Triton kernels of these versions on this host's GPU: $TRITON_CACHE_DIR when it is set."""
+    """Return the folder of compiled Triton kernels: $TRITON_CACHE_DIR, or one for these versions and this GPU model."""
     own = os.environ.get(TRITON_CACHE)
     if own:
         return Path(own)
@@ -43,7 +45,7 @@ def _version(distribution: str) -> str:
 
 
 def _gpu() -> str:
-    """The model of the first GPU as the driver tells it, without asking the driver's tool, which takes a second."""
+    """Return the model of the first GPU. The driver's files answer at once, nvidia-smi takes a second."""
     for path in sorted(_GPUS.glob("*/information")):
         for line in path.read_text(errors="replace").splitlines():
             if line.startswith("Model:"):

@@ -1,6 +1,7 @@
-"""One lock file per GPU of this host: no two deployments take one GPU. Held by supervisors, looked at by `up`.
+"""Lock files, one per GPU of this host, that keep two deployments off one GPU.
 
-The files stay: a lock is held by the open file, and a file that went away between two looks would be two locks.
+Supervisors hold the locks; `up` checks them. A lock belongs to the open file, so lock files are never removed: a new
+file of the same name would be a second lock.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """Who holds a GPU. pid: 0 when it is not known."""
+    """The deployment that holds a GPU. pid: 0 if unknown."""
 
     pid: int = 0
     name: str = ""
@@ -42,7 +43,7 @@ class Holder:
 
 
 def lock_folder() -> Path:
-    """Where the locks of this host are: $MSTAR_GPU_LOCK_DIR, else shared memory, which no clean-up by age touches."""
+    """Return the folder of the locks: $MSTAR_GPU_LOCK_DIR, else /dev/shm, where old files are not cleaned up."""
     chosen = os.environ.get(FOLDER_VARIABLE)
     if chosen:
         return Path(chosen)
@@ -51,12 +52,12 @@ def lock_folder() -> Path:
 
 
 def lock_path(key: str) -> Path:
-    """The lock of one GPU. key: its uuid, or what else names it on this host."""
+    """Return the path of a GPU's lock. key: its UUID, or another name that is unique on this host."""
     return lock_folder() / _UNSAFE.sub("_", key)
 
 
 def gpu_holder(key: str) -> Holder | None:
-    """Who holds a GPU now; None when it is free. Takes nothing."""
+    """Return the current holder of a GPU, None if it is free. Does not keep the lock."""
     try:
         fd = os.open(lock_path(key), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -71,13 +72,13 @@ def gpu_holder(key: str) -> Holder | None:
 
 
 def acquire_gpus(gpus: Mapping[str, str], name: str) -> list[int]:
-    """Take the lock of every GPU; the descriptors hold them. gpus: device -> key. All or none.
+    """Lock all the GPUs or none, and return the descriptors that hold the locks. gpus: device -> key.
 
-    Raises StartError naming who holds one that is taken.
+    Raises StartError that names the holder of a GPU in use.
     """
     held: list[int] = []
     try:
-        for device, key in sorted(gpus.items(), key=lambda pair: pair[1]):  # one order for all: none waits for another
+        for device, key in sorted(gpus.items(), key=lambda pair: pair[1]):  # a fixed order prevents deadlock
             held.append(_acquire(device, key, name))
     except BaseException:
         release(held)
@@ -86,14 +87,14 @@ def acquire_gpus(gpus: Mapping[str, str], name: str) -> list[int]:
 
 
 def release(held: list[int]) -> None:
-    """Give the locks back."""
+    """Release the locks."""
     for fd in held:
         os.close(fd)
 
 
 def taken_error(device: str, holder: Holder) -> StartError:
-    """What a start is told that wants a taken GPU."""
-    hint = f"mstarctl down {holder.name}, or take others with --gpus" if holder.name else "take others with --gpus"
+    """Return the error of a start that needs a GPU in use."""
+    hint = f"mstarctl down {holder.name}, or choose others with --gpus" if holder.name else "choose others with --gpus"
     return StartError(
         f"GPU {device.partition(':')[2] or device} is in use",
         f"{holder} holds it",
@@ -109,13 +110,13 @@ def _acquire(device: str, key: str, name: str) -> int:
     except OSError as error:
         raise StartError(
             "the lock of a GPU cannot be opened", f"{lock_path(key)}: {error.strerror}",
-            f"set {FOLDER_VARIABLE} to a folder that all users of this host can write", phase="plan", code="gpu_lock",
+            f"set {FOLDER_VARIABLE} to a folder that every user of this host can write", phase="plan", code="gpu_lock",
         ) from error  # fmt: skip
     if not lock_soon(fd):
         holder = _read(fd)
         os.close(fd)
         raise taken_error(device, holder) from None
-    with suppress(OSError):  # another user's file can be locked, not written: then its holder is named by nobody
+    with suppress(OSError):  # another user's file can be locked but not written: its holder stays unnamed
         facts = {"pid": os.getpid(), "name": name, "user": _user(), "since": round(time.time())}
         os.ftruncate(fd, 0)
         os.pwrite(fd, json.dumps(facts).encode(), 0)
@@ -123,7 +124,7 @@ def _acquire(device: str, key: str, name: str) -> int:
 
 
 def _open(path: Path) -> int:
-    """Open a lock for writing where that is allowed; made with the first use, for every user of the host."""
+    """Open a lock, for writing if permitted. The first use creates it with access for every user of the host."""
     if not path.parent.is_dir():
         path.parent.mkdir(parents=True, exist_ok=True)
         with suppress(OSError):
@@ -139,7 +140,7 @@ def _open(path: Path) -> int:
         fd = os.open(path, flags | os.O_RDONLY)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise OSError(0, "not a plain file")
+        raise OSError(0, "not a regular file")
     return fd
 
 
@@ -151,7 +152,7 @@ def _read(fd: int) -> Holder:
         return Holder(pid=pid, name=str(facts["name"]), user=str(facts["user"]))
     except PermissionError:
         return Holder(pid=pid, name=str(facts["name"]), user=str(facts["user"]))
-    except (ValueError, KeyError, TypeError, OSError):  # nothing written yet, or by a holder that is gone
+    except (ValueError, KeyError, TypeError, OSError):  # nothing is written yet, or its writer has exited
         return Holder()
 
 

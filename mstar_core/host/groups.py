@@ -1,4 +1,4 @@
-"""Groups of this host, for `--admin-group`: who else may read the admin socket."""
+"""User groups of this host, for `--admin-group`, whose members may read the admin socket."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mstar_core.errors import ConfigError, nearest
 
 
 def group_id(name: str) -> int:
-    """The number of a group. Raises ConfigError with the nearest name."""
+    """Return the id of a group. Raises ConfigError with the nearest name."""
     try:
         return grp.getgrnam(name).gr_gid
     except KeyError:
@@ -20,7 +20,7 @@ def group_id(name: str) -> int:
 
 
 def closed_to(path: Path, gid: int) -> Path | None:
-    """The first folder on the way to `path` (and itself) that members of a group cannot enter; None when all can."""
+    """Return the first folder on the way to `path`, or `path`, that the group cannot enter; None if none."""
     for folder in reversed((path, *path.parents)):
         facts = folder.stat()
         mode = stat.S_IMODE(facts.st_mode)

@@ -1,6 +1,6 @@
-"""Names and folder of the attention kernels that can be built ahead (`make kernels`). Read by doctor; no torch.
+"""Names and folder of prebuilt attention kernels (`make kernels`), for `mstarctl doctor`.
 
-The names are FlashInfer's own for paged decode and prefill with one dtype for query, cache and output.
+The names are FlashInfer's for paged decode and prefill with one dtype for query, cache and output.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Final
 
 AOT_DIR: Final = "FLASHINFER_AOT_DIR"
-"""Environment variable that names the folder of kernels built ahead."""
+"""Environment variable that names the folder of prebuilt kernels."""
 
 SHORT: Final = {"bfloat16": "bf16", "float16": "f16"}
 
 
 def kernel_names(head_dim: int, dtype: str = "bfloat16") -> tuple[str, str]:
-    """The decode and the prefill kernel of a head size."""
+    """Return the names of the decode and the prefill kernel for a head size."""
     short = SHORT[dtype]
     same = (
         f"dtype_q_{short}_dtype_kv_{short}_dtype_o_{short}_dtype_idx_i32_head_dim_qk_{head_dim}_head_dim_vo_{head_dim}"
@@ -26,11 +26,11 @@ def kernel_names(head_dim: int, dtype: str = "bfloat16") -> tuple[str, str]:
 
 
 def prebuilt_folder() -> Path | None:
-    """The folder that the environment names, None when it names none."""
+    """Return the folder that the environment names, None if it names none."""
     named = os.environ.get(AOT_DIR)
     return Path(named) if named else None
 
 
 def is_prebuilt(folder: Path | None, name: str) -> bool:
-    """Whether a kernel lies in a folder of prebuilt ones."""
+    """Return whether the folder contains the kernel."""
     return folder is not None and (folder / name / f"{name}.so").is_file()

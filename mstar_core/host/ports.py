@@ -1,4 +1,4 @@
-"""Whether the api's port can be taken. Asked by `up` before it starts anything and again by the supervisor."""
+"""Availability of the api's port. Checked by `up` before it starts any process, and again by the supervisor."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from mstar_core.host.run_dir import RunDirectory, deployments
 
 EVERYWHERE: Final = ("0.0.0.0", "::")
 SEARCHED: Final = 64
-"""How many ports above a taken one are looked at for a free one to name."""
+"""Ports above the one in use among which the hint looks for a free one."""
 
 
 def check_port(host: str, port: int, holder: str = "") -> None:
-    """Raises StartError when nothing can listen there. holder: who is known to have the port, for the error."""
+    """Raise StartError if the api cannot listen there. holder: the known owner of the port, for the error."""
     error = bind_error(host, port)
     if error is None:
         if holder:
@@ -28,7 +28,7 @@ def check_port(host: str, port: int, holder: str = "") -> None:
         return
     if error.errno != errno.EADDRINUSE:
         raise StartError(
-            f"{host}:{port} cannot be listened on",
+            f"cannot listen on {host}:{port}",
             error.strerror or str(error),
             "choose another with --host or --port",
             phase="plan",
@@ -44,13 +44,16 @@ def _taken(host: str, port: int, detail: str) -> StartError:
 
 
 def port_claimant(host: str, port: int, run: RunDirectory) -> str:
-    """Another deployment beside `run` that will listen there, "" for none: one that starts has not bound it yet."""
+    """Return the other deployment that is configured to listen there, "" if none.
+
+    A deployment that is starting has claimed its port before it binds it.
+    """
     for other in deployments(run.path.parent):
         if other.name == run.name:
             continue
         try:
             api = DeploymentSpec.load(other.spec).api
-        except (OSError, ValueError):  # gone meanwhile, or of another version
+        except (OSError, ValueError):  # it has ended meanwhile, or is of another version
             continue
         overlaps = api.host == host or host in EVERYWHERE or api.host in EVERYWHERE
         if api.port == port and overlaps and other.holder() is not None:
@@ -60,7 +63,7 @@ def port_claimant(host: str, port: int, run: RunDirectory) -> str:
 
 @contextmanager
 def one_start(run: RunDirectory) -> Iterator[None]:
-    """Let one start at a time compare its port with its neighbours' and write its own down."""
+    """Hold the lock under which a start compares its port with other deployments' and writes its own spec."""
     fd = os.open(run.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
@@ -70,7 +73,7 @@ def one_start(run: RunDirectory) -> Iterator[None]:
 
 
 def bind_error(host: str, port: int) -> OSError | None:
-    """What binding gives just now; None when it works."""
+    """Return the error of binding the port, None if it succeeds."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:

@@ -1,4 +1,4 @@
-"""Where a deployment lives on this host: its run directory and its logs. Used by `up`, `ps` and the supervisor."""
+"""Run directory and log folders of a deployment on this host. Used by `up`, `ps` and the supervisor."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mstar_core.errors import ConfigError, NotFound, did_you_mean
 from mstar_core.host.groups import closed_to
 
 SOCKET_PATH_LIMIT: Final = 107
-"""Bytes that a unix socket's path may take (108 with the closing NUL)."""
+"""Maximum length of a Unix socket's path in bytes (108 with the closing NUL)."""
 
 LONGEST_SOCKET: Final = "ipc/worker-000.000.fd"
 KEPT_STARTS: Final = 10
@@ -30,7 +30,7 @@ _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
 
 
 def runtime_root() -> Path:
-    """The folder of all run directories: $MSTAR_RUNTIME_DIR, $XDG_RUNTIME_DIR/mstar, or TMPDIR/mstar-UID."""
+    """Return the folder of all run directories: $MSTAR_RUNTIME_DIR, $XDG_RUNTIME_DIR/mstar, or TMPDIR/mstar-UID."""
     chosen = os.environ.get("MSTAR_RUNTIME_DIR")
     if chosen:
         return Path(chosen)
@@ -39,7 +39,7 @@ def runtime_root() -> Path:
 
 
 def state_root() -> Path:
-    """The folder of logs and outcomes: beside $MSTAR_RUNTIME_DIR when that is set, else $XDG_STATE_HOME/mstar."""
+    """Return the folder of logs and outcomes: in $MSTAR_RUNTIME_DIR if that is set, else $XDG_STATE_HOME/mstar."""
     chosen = os.environ.get("MSTAR_RUNTIME_DIR")
     if chosen and not os.environ.get("XDG_STATE_HOME"):
         return Path(chosen) / ".state"
@@ -58,13 +58,13 @@ def check_name(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
-    """Paths of one deployment's run directory. The supervisor holds its lock for as long as it lives."""
+    """Paths of one deployment's run directory. The supervisor holds its lock until it exits."""
 
     path: Path
 
     @classmethod
     def of(cls, name: str) -> RunDirectory:
-        """The run directory of the deployment called `name`, whether it exists or not."""
+        """Return the run directory of the deployment called `name`, which need not exist."""
         return cls(runtime_root() / check_name(name))
 
     @property
@@ -96,20 +96,20 @@ class RunDirectory:
         return self.path / "uploads"
 
     def check_length(self) -> None:
-        """Raises ConfigError when the sockets inside would have too long a path."""
+        """Raise ConfigError if the paths of the sockets inside would be too long."""
         size = len(os.fsencode(self.path / LONGEST_SOCKET))
         if size > SOCKET_PATH_LIMIT:
             raise ConfigError(
                 "the run directory's path is too long for sockets",
                 f"{self.path}: {size} bytes, at most {SOCKET_PATH_LIMIT}",
-                "set MSTAR_RUNTIME_DIR to a shorter folder or take a shorter --name",
+                "set MSTAR_RUNTIME_DIR to a shorter folder or choose a shorter --name",
                 key="name",
             )
 
     def create(self, gid: int | None = None) -> None:
-        """Make the directory (0700) and its folders. gid: a group that may enter it (0710), for its admin socket alone.
+        """Create the directory (0700) and its folders. gid: a group that may enter it (0710) for the admin socket only.
 
-        Raises ConfigError when it cannot be written, is not ours, or lies where that group cannot get.
+        Raises ConfigError if it cannot be written, belongs to another user, or the group cannot reach it.
         """
         self.check_length()
         mode = 0o700 if gid is None else 0o710
@@ -125,12 +125,12 @@ class RunDirectory:
             raise ConfigError(
                 "the run directory cannot be written",
                 f"{self.path}: {error.strerror}",
-                "set MSTAR_RUNTIME_DIR to a folder of yours",
+                "set MSTAR_RUNTIME_DIR to a folder that you own",
             ) from error
         facts = self.path.stat()
         if facts.st_uid != os.getuid() or stat.S_IMODE(facts.st_mode) & 0o777 & ~mode:
             raise ConfigError(
-                "the run directory is open to others",
+                "the run directory is open to other users",
                 f"{self.path}: owner {facts.st_uid}, mode {stat.S_IMODE(facts.st_mode):o}",
                 f"run: chmod 700 {self.path}",
             )  # fmt: skip
@@ -139,8 +139,8 @@ class RunDirectory:
         if closed is not None:
             raise ConfigError(
                 "the admin group cannot reach the run directory",
-                f"its members may not enter {closed}",
-                "give a --socket-path-prefix that they can enter, such as a folder under /var/run",
+                f"its members cannot enter {closed}",
+                "choose a --socket-path-prefix that they can enter, such as a folder under /var/run",
                 key="admin_group",
             )
 
@@ -151,7 +151,7 @@ class RunDirectory:
             folder.chmod(0o710)
 
     def holder(self) -> int | None:
-        """The pid that holds the lock, or None when nobody does."""
+        """Return the pid of the process that holds the lock, None if the lock is free, 0 if the pid is unknown."""
         try:
             with self.lock.open("r+") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -163,10 +163,10 @@ class RunDirectory:
             return None
 
     def acquire(self) -> int:
-        """Take the lock and write our pid. Returns the descriptor to keep open. Raises ConfigError when it is held."""
+        """Take the lock, write the pid and return the descriptor to keep open. Raises ConfigError if it is held."""
         fd = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            if not lock_soon(fd) or not self._is_lock(fd):  # whoever ended just now took the directory away
+            if not lock_soon(fd) or not self._is_lock(fd):  # a deployment that just ended removed the directory
                 raise BlockingIOError
         except BlockingIOError:
             os.close(fd)
@@ -176,8 +176,8 @@ class RunDirectory:
         return fd
 
     def running_error(self, pid: int) -> ConfigError:
-        """What a second start of this name is told. pid: 0 when it is not known."""
-        detail = f"pid {pid}" if pid else "its pid is not known"
+        """Return the error of a second start with this name. pid: 0 if unknown."""
+        detail = f"pid {pid}" if pid else "its pid is unknown"
         return ConfigError(
             f"deployment {self.name!r} is already running",
             detail,
@@ -192,14 +192,17 @@ class RunDirectory:
             return False
 
     def clean(self) -> None:
-        """Remove what an earlier start left behind. Only under the lock."""
+        """Remove the files of an earlier start. The caller holds the lock."""
         for folder in (self.ipc, self.children, self.uploads):
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(mode=0o700, exist_ok=True)
         self.admin_socket.unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """Remove everything. Only under the lock. Moved away first: no later start may see one half removed."""
+        """Remove the directory. The caller holds the lock.
+
+        It is renamed first, so that a later start never sees it half removed.
+        """
         ended = self.path.with_name(f".{self.name}.ended-{os.getpid()}")
         try:
             self.path.rename(ended)
@@ -209,7 +212,10 @@ class RunDirectory:
 
 
 def lock_soon(fd: int) -> bool:
-    """Take the lock of an open file; False when somebody keeps it. A look at who holds it takes it for a moment too."""
+    """Take the lock of an open file, False if another process keeps it.
+
+    Several tries are needed because `holder` takes the lock for a moment too.
+    """
     for _ in range(LOCK_TRIES):
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -220,7 +226,7 @@ def lock_soon(fd: int) -> bool:
 
 
 def deployments(root: Path | None = None) -> Iterator[RunDirectory]:
-    """Run directories on this host (or below `root`) with a spec, running or stale, by name."""
+    """Yield the run directories with a spec below `root`, running or stale, sorted by name."""
     root = runtime_root() if root is None else root
     if not root.is_dir():
         return
@@ -230,7 +236,7 @@ def deployments(root: Path | None = None) -> Iterator[RunDirectory]:
 
 
 def find(name: str | None) -> RunDirectory:
-    """The running deployment called `name`, or the only one. Raises NotFound with the nearest name."""
+    """Return the running deployment called `name`, or the only one. Raises NotFound with the nearest name."""
     live = {run.name: run for run in deployments() if run.holder() is not None}
     if name is None:
         if len(live) == 1:
@@ -245,7 +251,7 @@ def find(name: str | None) -> RunDirectory:
 
 
 def new_log_dir(name: str) -> Path:
-    """Make the log folder of a new start, and drop those of all but the last ten. Raises ConfigError."""
+    """Create the log folder of a new start and remove all but the last ten. Raises ConfigError."""
     root = state_root() / check_name(name)
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -254,7 +260,9 @@ def new_log_dir(name: str) -> Path:
         return _new_folder(root)
     except OSError as error:
         raise ConfigError(
-            "the log folder cannot be written", f"{root}: {error.strerror}", "set XDG_STATE_HOME to a folder of yours"
+            "the log folder cannot be written",
+            f"{root}: {error.strerror}",
+            "set XDG_STATE_HOME to a folder that you own",
         ) from error
 
 

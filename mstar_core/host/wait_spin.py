@@ -1,6 +1,6 @@
-"""How long the processes of a deployment look for messages without sleeping: as told, or as the machine allows.
+"""Busy-poll window of a deployment's processes, as configured or as the machine's cores allow.
 
-Called by api, conductor and workers when they start.
+Called by api, conductor and workers at start.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from typing import Final
 from mstar_core.config.deployment import DeploymentSpec
 
 AUTOMATIC_US: Final = 50_000
-"""Where it is on by itself: longer than most requests for which a wake-up is a noticeable part of their time."""
+"""Default window beside accelerators. It outlasts most requests that are so short that a wake-up shows."""
 
 CORES_EACH: Final = 4
-"""Cores per process that spins from which on it is: the others are for clients, pools, drivers and the kernel."""
+"""Cores per polling process that the default requires. The rest serve clients, pools, drivers and the kernel."""
 
 _CPU_MAX: Final = Path("/sys/fs/cgroup/cpu.max")
 
 
 def wait_spin_s(spec: DeploymentSpec, cores: float | None = None) -> float:
-    """Seconds. cores: that the process may use; None asks the machine.
+    """Return the busy-poll window in seconds. cores: usable cores; None reads them from the machine.
 
-    Unless told it is on only beside accelerators, whose price a few busy cores do not change, and with cores to spare.
+    Without a configured value, processes poll only beside accelerators and with enough cores.
     """
     if spec.wait_spin_us is not None:
         return spec.wait_spin_us / 1e6
@@ -35,9 +35,9 @@ def wait_spin_s(spec: DeploymentSpec, cores: float | None = None) -> float:
 
 
 def usable_cores(limit: Path = _CPU_MAX) -> float:
-    """Cores that this process may run on, or the share of them that its control group has of their time.
+    """Return the cores that this process may use, limited by the CPU quota of its control group.
 
-    limit: the group's file: microseconds, or `max`, of so many. A container's is the root that it sees.
+    limit: the group's `cpu.max` file: quota (or `max`) and period in microseconds.
     """
     cores = float(len(os.sched_getaffinity(0)))
     try:

@@ -1,4 +1,4 @@
-"""What a plugin imports: the model spec, parameters, programs. No torch."""
+"""Interface for plugins: model specs, parameters and programs. Imports no torch."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def _drive(dry: Dry, partition: Partition) -> None:
 
 
 def has_finish(wish: Any) -> bool:
-    """Whether a wish finishes the program. Raises GraphError if a list of runs goes on after one that finishes."""
+    """Return whether a wish finishes the program. Raises GraphError if a list of runs continues after one that does."""
     runs = wish if isinstance(wish, list) else [wish]
     says = [isinstance(run, Run) and run.finishes for run in runs]
     if any(says[:-1]):

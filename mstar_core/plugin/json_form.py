@@ -161,7 +161,7 @@ def name_of(target: Any) -> str:
 
 
 def named(name: str) -> Any:
-    """What "pkg.mod:name" points to. Raises PluginError when the module has no such name."""
+    """Import the object that "pkg.mod:name" names. Raises PluginError if the module has no such name."""
     module, _, attribute = name.partition(":")
     target: Any = importlib.import_module(module)
     for part in attribute.split("."):

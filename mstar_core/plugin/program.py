@@ -84,17 +84,17 @@ RunInput = InputFact | Segment | Signal
 class Run:
     """Request of a program to run a walk.
 
-    max_iters: limit of the walk's loop, or {loop: limit} when there are several; None = until it stops itself.
-    branches: cache branches that take part. rows: batch rows of this request (candidates). Each goes on from the
-    branch's cache, which they share, with one of its own; inputs have their values on a first axis, [rows, ...], or are
-    the same for all, and outputs are stacked on one. A Run of one row goes on from the branch again.
-    row_tokens: tokens that each row keeps beside the shared ones, where all rows exist at once: rows * row_tokens are
-    counted when the request is admitted. 0: nothing is counted before, as where rows take turns (loops that an engine
-    iterates alone and that keep nothing).
-    row_passes: the same counted in passes, each of as many tokens as `Attend.tokens` of the walk's KV node says.
-    sample: whether a prefill samples from its last row. keep: output ports of the walk's nodes whose last value comes
-    back as a signal. inputs: walk input -> request input, segment or signal.
-    finishes: the program wants nothing after it. The rank that takes it may then tell the client of the end itself.
+    max_iters: limit of the walk's loop, or {loop: limit} if there are several; None: until the loop stops itself.
+    branches: cache branches that take part.
+    rows: candidates of this request. They share the branch's cache and each extends it with its own. Inputs have a
+    first axis [rows, ...] or are the same for all; outputs are stacked. A later Run of one row extends the branch.
+    row_tokens: tokens that each candidate keeps beside the shared ones if all exist at once. Admission then reserves
+    rows * row_tokens. 0 reserves none, for example if an engine runs the candidates in turn and keeps nothing.
+    row_passes: the same in forward passes, each of `Attend.tokens` tokens of the walk's KV node.
+    sample: whether a prefill samples from its last position.
+    keep: output ports of the walk's nodes whose last value is returned as a signal.
+    inputs: walk input -> request input, segment or signal.
+    finishes: the program ends after this Run. Its rank may then report the end to the client itself.
     """
 
     walk: str

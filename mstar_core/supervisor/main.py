@@ -113,7 +113,7 @@ def prepare(run: RunDirectory, spec: DeploymentSpec) -> None:
 
 
 def _unwritable(run: RunDirectory, error: OSError) -> ConfigError:
-    hint = "set MSTAR_RUNTIME_DIR to a folder of yours"
+    hint = "set MSTAR_RUNTIME_DIR to a folder that you own"
     return ConfigError("the run directory cannot be written", f"{run.path}: {error.strerror}", hint)
 
 

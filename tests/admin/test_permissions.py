@@ -37,7 +37,7 @@ def second_user() -> pwd.struct_passwd:
     try:
         return pwd.getpwnam("nobody")
     except KeyError:
-        pytest.skip("needs a user named nobody")
+        pytest.skip("needs the unprivileged system user")
 
 
 async def ask_as(path: Path, method: str, target: str, uid: int, gid: int) -> str:

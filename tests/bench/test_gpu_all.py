@@ -1,4 +1,4 @@
-"""The one call for a GPU: steps run within their limits, what fails is told and stops nothing else."""
+"""GPU run of all steps: time limits hold, and a failing step is reported and does not stop the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a listener would hear silence."""
+"""Gaps in simulated playback."""
 
 from __future__ import annotations
 

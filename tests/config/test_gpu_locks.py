@@ -1,4 +1,4 @@
-"""Locks of GPUs: one holder, named to whoever comes second, free the moment its process is gone."""
+"""GPU locks: one holder, named in the error of a second start, released when its process exits."""
 
 from __future__ import annotations
 

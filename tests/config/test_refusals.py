@@ -1,4 +1,4 @@
-"""What a deployment file may not say: each refusal names file, line, key and the nearest valid name."""
+"""Invalid deployment files: each error names file, line, key and the nearest valid name."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ REFUSED = {
     "unknown variant": (GOOD.replace("model: toy", "model: toy:tyny"), 1, "model", "tiny"),
     "bad name": (GOOD + "name: a/b\n", 6, "name", None),
     "key twice": (GOOD + "model: toy\n", 6, "model", None),
-    "a key that is no text": (GOOD + "1: 2\n", 6, "1", None),
+    "a key that is not a string": (GOOD + "1: 2\n", 6, "1", None),
     "a merge key": (GOOD + "api: &a\n  port: 1\nkv_cache:\n  <<: *a\n", 9, "<<", None),
     "a date": (GOOD + "name: 2026-01-01\n", 6, "name", None),
     "a list for a section": (GOOD + "api: [1]\n", 6, "api", None),

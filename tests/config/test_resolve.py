@@ -1,4 +1,4 @@
-"""What a deployment file means: values, their sources, placement, names on the command line."""
+"""Resolution of deployment files: values, their sources, placement, names on the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long processes look for messages without sleeping: as the file says, and else only where cores are to spare."""
+"""Busy-poll window: as configured, otherwise only beside accelerators and with enough cores."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def loaded_by_name() -> Iterator[None]:
 
 
 def installed(home: Path) -> None:
-    """What pip would leave beside the sources: metadata with the requirements and the entry point."""
+    """Write the metadata that pip would install: requirements and the entry point."""
     project = tomllib.loads((home / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     info = home / "src" / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
     info.mkdir()

@@ -187,7 +187,7 @@ def test_what_fails_when_it_is_gone_through_fails_no_start(
     watched.engines.modules["vit_encoder"].get_submodule("tower").register_forward_pre_hook(fail)
     with caplog.at_level(logging.WARNING):
         compile_ahead(watched.cast)
-    # What the pass itself failed of is told too, where nodes tell of that.
+    # The failure of the forward pass itself is reported too, if the node reports such failures.
     told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert [each.startswith("kernels are compiled one by one") for each in told] == [True]
     watched.kernels["vit_encoder"].launch(0)

@@ -1,4 +1,4 @@
-"""A child process that plays conductor, worker, api or weights towards a real supervisor, and fails as it is told.
+"""Fake child process (conductor, worker, api or weights) of a real supervisor, with scripted failures.
 
 Started as `python -m tests.fakes.child`. MSTAR_FAKE_CHILDREN holds JSON: name -> Script fields.
 """
@@ -38,12 +38,11 @@ SPOKEN_S: Final = 0.3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """What a child does wrong. phase: where (spawn: before any); how: exit, error, signal, hang, deaf, silent.
+    """Scripted failure of a child. phase: when it fails (spawn: before any).
 
-    lives: how often; 0 always.
-
-    how `busy`: ready, and from then on work is waiting and no step runs. grandchild: leave a process that holds our
-    output. stubborn: neither Stop nor SIGTERM ends it. drains: answers a drain.
+    how: exit, error, signal, hang, deaf, silent or busy (ready, with work waiting and no step running).
+    lives: number of lives that fail; 0 means all. grandchild: leave a process that keeps the output open.
+    stubborn: ignore Stop and SIGTERM. drains: answer a drain.
     """
 
     phase: str = ""

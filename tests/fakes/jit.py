@@ -20,7 +20,7 @@ Key = tuple[object, ...]
 
 
 class Disk:
-    """What outlives a process. broken: keys that do not compile. launchers: what was built, and by which thread."""
+    """Fake disk cache. broken: keys that do not compile. launchers: the compiled keys, each with its thread."""
 
     def __init__(self) -> None:
         self.kernels: set[Key] = set()
@@ -77,7 +77,7 @@ class JITFunction:
         self.runs: list[Key] = []
 
     def launch(self, *args: object) -> None:
-        """What a caller does."""
+        """Launch the kernel as a caller does."""
         self.run(*args, grid=(1,), warmup=False)
 
     def run(self, *args: object, grid: object, warmup: bool) -> Any:

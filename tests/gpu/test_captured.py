@@ -1,4 +1,4 @@
-"""What happens around a capture: it must not be ended by what the interpreter, or another thread, does meanwhile."""
+"""CUDA graph capture: the interpreter and other threads must not invalidate it."""
 
 from __future__ import annotations
 

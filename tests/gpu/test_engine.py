@@ -124,7 +124,7 @@ def test_flashinfer_gives_the_logits_of_torch_attention(cuda: torch.device) -> N
 
 
 def test_captured_bfloat16_parts_from_the_plain_step_at_near_ties_alone(cuda: torch.device) -> None:
-    """Where greedy ids first differ, float32 logits of the two must lie closer than bfloat16 can tell apart."""
+    """At the first difference of greedy ids, float32 logits of the two must be closer than bfloat16 can resolve."""
     module, exact = WideLM().to(cuda, torch.bfloat16), WideLM().to(cuda)
     fuse_projections(module)
     rows = [(prompt(seed, 5 + 9 * seed), 40, SamplingParams(repetition_penalty=1.1)) for seed in range(5)]

@@ -17,7 +17,7 @@ from tests.gpu.test_engine import WideLM, wide_engine
 pytestmark = pytest.mark.gpu
 REQUESTS, WARM, AT_ONCE = 10_000, 1_000, 32
 GROWTH_BYTES = 4 << 20
-"""What the process, or the device, may grow by after the warm-up."""
+"""Allowed growth of process and device memory after the warm-up."""
 
 
 class Crowd:

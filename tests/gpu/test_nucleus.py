@@ -18,7 +18,7 @@ def drawn(
     device: torch.device, logits: torch.Tensor, params: list[SamplingParams], counter: torch.Tensor,
     ids: torch.Tensor | None = None,
 ) -> list[int]:  # fmt: skip
-    """What the kernels draw; every third id is seen."""
+    """Return the ids that the kernels sample; every third id has been seen."""
     from mstar_core.engine.sampling.top_p import NucleusSampler
 
     rows = sampler.SamplingRows.of(params, device)

@@ -76,7 +76,7 @@ def test_captured_equals_plain(attention: str, cuda: torch.device) -> None:
 def test_reading_a_cached_prefix_in_one_kernel_equals_the_torch_form(
     rows: int, given: int, tokens: int, dtype: torch.dtype, cuda: torch.device
 ) -> None:
-    """By a graph, for two sets of rows one after the other; places that are not in use hold what is no number."""
+    """One graph serves two sets of sequences in turn; unused slots contain NaN."""
     from mstar_core.engine.attention.kernels.prefix import PagedPrefixAttention
 
     page, pages, held = 16, 64, torch.Generator().manual_seed(3)
@@ -120,7 +120,7 @@ def test_reading_a_cached_prefix_in_one_kernel_equals_the_torch_form(
 def test_a_packed_prefix_in_two_kernels_equals_the_torch_form(
     counts: tuple[int, ...], tokens: int, dtype: torch.dtype, cuda: torch.device
 ) -> None:
-    """Rotation, append and attention; pages that are not theirs hold what is no number before and after."""
+    """Rotation, append and attention; foreign pages contain NaN before and after."""
     from mstar_core.engine.attention.kernels.prefill import PackedPrefillAttention
 
     page, rows, heads = 16, len(counts), 8
@@ -211,7 +211,7 @@ def test_prefixes_that_wait_behind_a_busy_device_keep_their_plans(attention: str
         handles.append(acting.submit(each, is_flowing=False))
         acting.driver.once("vit_encoder")
         running = runner.launch()
-        assert running is not None and runner.is_done(running), "nobody waits for a prefix"
+        assert running is not None and runner.is_done(running), "the host must not wait for a prefix"
         acting.driver.take(runner.collect(running))
     for handle, each in zip(handles, seen, strict=True):
         acting.flow(handle, each)

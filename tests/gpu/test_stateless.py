@@ -131,7 +131,7 @@ def test_a_step_for_the_device_alone_is_done_when_the_one_before_it_is(cuda: tor
         assert running is not None
         assert engine.is_done(running) == (number == 0), "one step may be gone on with before it is there, not two"
         found.append(engine.collect(running).done[0].outputs["z"] + 1)
-    assert not torch.cuda.current_stream().query(), "nobody has waited for either"
+    assert not torch.cuda.current_stream().query(), "the host must not wait for either"
     assert [value.tolist() for value in found] == [[4.0] * 4, [7.0] * 4]
 
 

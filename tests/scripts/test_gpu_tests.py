@@ -1,4 +1,4 @@
-"""GPU tests side by side: every file is found, what fails is told, what does not end is interrupted and says where."""
+"""Parallel GPU tests: every file is found, failures are reported, and a hanging file prints its traceback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What compute-sanitizer prints is read as what it means."""
+"""Parsing of compute-sanitizer's output."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_program_that_takes_too_long_ends_with_all_that_it_started(tmp_path: P
         output, code = run([sys.executable, "-c", parent], os.environ, 6.0)
         assert (output, code) == ("begun\n", None)
         os.set_blocking(ends, True)
-        assert [os.read(ends, 1), os.read(ends, 1)] == [b"x", b""], "nobody holds the other end any more"
+        assert [os.read(ends, 1), os.read(ends, 1)] == [b"x", b""], "the other end must be closed"
     finally:
         os.close(ends)
 
