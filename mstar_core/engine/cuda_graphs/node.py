@@ -58,21 +58,27 @@ class NodeGraphs:
             self.cache.report = None
             return
         with torch.inference_mode():
-            self.decode.plan(sizes.decode)
-            self.prefill.plan(sizes.prefill, self._budget)
-            self._compile_queued("captured steps")
+            self._plan(sizes.decode, sizes.prefill)
+            self._compile_in_parallel(sizes)
             self.cache.capture_all()
-            self.decode.plan(sizes.decode_later)
-            self.prefill.plan(sizes.prefill_later, self._budget)
-            self._compile_queued("steps that are captured later")
+            self._plan(sizes.decode_later, sizes.prefill_later)
             self.cache.compile_queued()
         self.cache.report = None  # later captures are not part of the start
         self._warn_of_misses()
 
-    def _compile_queued(self, what: str) -> None:
-        """Compile the kernels of all queued steps in parallel. Compiling them one by one is most of a first start."""
-        if self._slots.device.type == "cuda":
-            compile_in_parallel(self.cache.warm_up, f"node {self._name}: {what}")
+    def _plan(self, decode: tuple[int, ...], prefill: tuple[int, ...]) -> None:
+        assert self.decode is not None and self.prefill is not None
+        self.decode.plan(decode)
+        self.prefill.plan(prefill, self._budget)
+
+    def _compile_in_parallel(self, sizes: CaptureSizes) -> None:
+        """Compile the kernels of all sizes in one parallel pass. One by one, they are most of a first start."""
+        if self._slots.device.type != "cuda":
+            return
+        first = [*self.cache.queue]
+        self._plan(sizes.decode_later, sizes.prefill_later)
+        compile_in_parallel(self.cache.warm_up, f"node {self._name}")
+        self.cache.queue = first
 
     def idle(self) -> bool:
         """Capture the next queued bucket. Returns whether more are queued."""
