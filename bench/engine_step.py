@@ -1,8 +1,8 @@
-"""Host cost of a decode step of the KV engine: a counter model that computes next to nothing, so what is left is ours.
+"""Host cost of a decode step of the KV engine, with a counter model that computes almost nothing.
 
 Run from the repository root: `python bench/engine_step.py [--attention] [--sampling] [--steps 1000]`. Prints JSON:
 microseconds of process CPU time per step at each batch size, and the slope per extra sequence. With --attention the
-model also writes and reads a one-head cache, with --sampling the rows draw with temperature and top-p.
+model also writes and reads a one-head cache; with --sampling the sequences use temperature and top-p.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SPEC = NodeSpec(
 
 
 class Counter(nn.Module):
-    """Gives the next id after its input; with `attends`, also uses the cache."""
+    """Model that returns its input id plus one; with `attends`, it also uses the cache."""
 
     def __init__(self, attends: bool) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Counter(nn.Module):
 
 
 def measure(batch: int, steps: int, *, attends: bool, sampling: SamplingParams) -> float:
-    """CPU microseconds per decode step."""
+    """Measure CPU microseconds per decode step."""
     length = steps + 100
     settings = KVSettings(
         device=torch.device("cpu"), dtype=torch.float32, num_pages=batch * (length // 16 + 2), page_size=16,
@@ -78,7 +78,7 @@ def measure(batch: int, steps: int, *, attends: bool, sampling: SamplingParams) 
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--attention", action="store_true")

@@ -1,9 +1,9 @@
-"""Everything that a GPU has to show, in one call: tests, sanitizer, parts, server. Writes a log and a result per step.
+"""All GPU checks in one call: tests, sanitizer, benchmarks of parts, server. Writes a log and a result per step.
 
-Run from the repository root on a machine with a GPU: `python bench/gpu_all.py OUT [STEP ...]`. Steps run in the order
-given, each within its limit; one that fails does not stop the others. The checkpoint is written once, outside of OUT.
+Run from the repository root on a machine with a GPU: `python bench/gpu_all.py OUT [STEP ...]`. Steps run in the given
+order, each within its limit; a failed step does not stop the others. The checkpoint is written once, outside of OUT.
 `--tree FOLDER` adds the steps of another tree of sources, such as a branch: its kernel tests, its decode step, and the
-whole server in turn with this tree's. Prints one line per step. The exit code is 1 when a step failed.
+whole server in turn with this tree's. Prints one line per step. The exit code is 1 if a step failed.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 TAIL: Final = 1500
-"""Characters of a step's log that are printed when it fails."""
+"""Characters of a failed step's log that are printed."""
 
 SERVER: Final = ("bench/gpu_server.py", "--folder", "{weights}", "--open", "", "--burst", "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One program. words: after the interpreter; {out}, {weights} and {tree} are filled in.
+    """One program. words: its arguments after the interpreter; {out}, {weights} and {tree} are replaced.
 
-    limit_s: it is ended after that. is_other: it is that of the other tree.
+    limit_s: time limit. is_other: run the program of the other tree.
     """
 
     words: Sequence[str]
@@ -38,7 +38,7 @@ class Step:
     is_other: bool = False
 
     def run(self, name: str, out: Path, weights: Path, tree: Path = ROOT) -> tuple[bool, float]:
-        """Run it; what it prints goes to OUT/NAME.log. Whether it ended well, and seconds."""
+        """Run the program with its output in OUT/NAME.log. Return whether it succeeded, and its seconds."""
         started, home = time.monotonic(), tree if self.is_other else ROOT
         words = [word.format(out=out / f"{name}.json", weights=weights, tree=tree) for word in self.words]
         with (out / f"{name}.log").open("wb") as log:
@@ -54,13 +54,13 @@ class Step:
 
 
 def environment(tree: Path) -> dict[str, str]:
-    """The environment of a program of this tree: its sources come first for all processes that it starts."""
+    """Return the environment of a program of this tree, whose sources come first on the path."""
     paths = [tree, *sorted(tree.glob("plugins/*/src")), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
 
 
 def steps() -> dict[str, Step]:
-    """Every step by name, in the order in which they run when none is named."""
+    """Return every step by name, in the default order."""
     loads = ("--closed", "1:20,8:4,32:3,64:3", "--open", "32:30", "--burst", "32:3")
     compared = ("--closed", "1:6,32:2,64:2", "--out", "{out}", "--compare")
     crowded = ("--closed", "32:2,64:3", "--open", "32:20", "--burst", "32:2", "--out", "{out}", "--compare")
@@ -87,7 +87,7 @@ def steps() -> dict[str, Step]:
 
 
 def tree_steps() -> dict[str, Step]:
-    """Steps of another tree, which runs in turn with this one where figures are compared."""
+    """Return the steps of another tree; comparisons alternate between the trees."""
     tests = ("tests/gpu", "-k", "kernels or decode or advance or nucleus or engine or prefill")
     step = ("bench/gpu_orpheus.py", "--steps", "200", "--out", "{out}")
     loads = ("--closed", "1:8,32:2,64:3", "--compare-tree", "{tree}", "--out", "{out}")
@@ -102,13 +102,13 @@ def tree_steps() -> dict[str, Step]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the steps that were asked for."""
+    """Run the selected steps."""
     known = {**steps(), **tree_steps()}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("step", nargs="*", choices=[*known, []], help="default: all, in this order")
     parser.add_argument("--tree", type=Path, help="folder with the sources of another tree")
-    parser.add_argument("--weights", type=Path, help="where the checkpoint of the server steps is, or is written")
+    parser.add_argument("--weights", type=Path, help="folder of the server steps' checkpoint; written if missing")
     options = parser.parse_args(arguments)
     chosen = options.step or [*steps(), *(tree_steps() if options.tree else ())]
     if options.tree is None and (lacking := [name for name in chosen if name in tree_steps()]):

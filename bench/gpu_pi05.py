@@ -247,9 +247,9 @@ def read_options() -> argparse.Namespace:
     parser.add_argument(
         "--set", nargs="*", default=[], metavar="KEY=VALUE", help="of the server, as `up --set` takes it"
     )
-    parser.add_argument("--folder", type=Path, help="where the checkpoint is, or is written and kept")
+    parser.add_argument("--folder", type=Path, help="folder of the checkpoint; written if missing, and kept")
     parser.add_argument("--port", type=int, default=18124)
-    parser.add_argument("--out", type=Path, help="the file of figures; raw samples go beside it")
+    parser.add_argument("--out", type=Path, help="report file; raw samples are written beside it")
     options = parser.parse_args()
     options.attention = options.attention or (["flashinfer", "torch"] if options.device == "cuda" else ["torch"])
     return options

@@ -1,4 +1,4 @@
-"""Print files of figures that `bench/gpu_server.py` wrote as Markdown tables: `python bench/gpu_report.py FILE...`."""
+"""Markdown tables of the reports of `bench/gpu_server.py`. Usage: `python bench/gpu_report.py FILE...`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bench.serving.tables import tables
 
 
 def main() -> None:
-    """One block of tables for each file, under its name."""
+    """Print the tables of each file under its name."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("files", nargs="+", type=Path)
     for path in parser.parse_args().files:

@@ -145,11 +145,11 @@ def read_options() -> argparse.Namespace:
         "--set", nargs="*", default=["model_kwargs.vision_dtype=bfloat16", "kv_cache.tokens=65536"],
         help="settings of both deployments, KEY=VALUE",
     )  # fmt: skip
-    parser.add_argument("--folder", type=Path, help="where the checkpoint is, or is written and kept")
+    parser.add_argument("--folder", type=Path, help="folder of the checkpoint; written if missing, and kept")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--tiny", action="store_true", help="the miniature in place of the official shapes")
     parser.add_argument("--port", type=int, default=18150)
-    parser.add_argument("--out", type=Path, help="the file of figures; raw samples go beside it")
+    parser.add_argument("--out", type=Path, help="report file; raw samples are written beside it")
     return parser.parse_args()
 
 

@@ -108,7 +108,7 @@ def main() -> int:
     parser.add_argument("--each", type=int, default=5, help="requests of a window")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--tiny", action="store_true", help="small sizes in place of the official shapes")
-    parser.add_argument("--out", type=Path, help="the file of figures; raw samples go beside it")
+    parser.add_argument("--out", type=Path, help="report file; raw samples are written beside it")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:

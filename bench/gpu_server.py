@@ -1,11 +1,11 @@
-"""Orpheus through the whole server: HTTP `/generate`, streamed, under several loads. Writes one file of figures.
+"""Benchmark of the Orpheus server: streamed HTTP `/generate` requests under several loads. Writes one report.
 
 Run from the repository root on a machine with a GPU: `python bench/gpu_server.py --out bench/results/gpu/server.json`.
-Random bf16 weights in the official shapes, written once; a head that gives audio ids only, so that every request has
-its full length. What runs is chosen by the options: each takes SIZE:HOW_MUCH pairs, and an empty text leaves it out.
-`--compare KEY=VALUE` starts a second deployment with that setting, in turn with the first, and gives the ratios;
-`--compare-tree FOLDER` does so with the sources of another tree, such as a branch.
-`--tiny --device cpu` does the same with the miniature, to try the measurement itself.
+The weights are random bf16 numbers in the official shapes, written once. The head gives audio ids only, so that every
+request has its full length. Each load option takes SIZE:AMOUNT pairs; an empty string skips that load.
+`--compare KEY=VALUE` also runs a second deployment with that setting, in turn with the first, and reports the ratios;
+`--compare-tree FOLDER` does the same with the sources of another tree, such as a branch.
+`--tiny --device cpu` uses the miniature, to test the benchmark itself.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ IDS, TINY_IDS = 574, 120
 
 
 def write_checkpoint(folder: Path) -> None:
-    """Make `folder` hold the checkpoint, by a process that ends: this one then has no device context. Needs a GPU."""
+    """Write the checkpoint in a separate process, so that this one has no device context. Needs a GPU."""
     part = folder.with_name(f"{folder.name}.part")
-    shutil.rmtree(part, ignore_errors=True)  # what a run that was cut off had left
+    shutil.rmtree(part, ignore_errors=True)  # left by an interrupted run
     subprocess.run([sys.executable, "-m", "bench.serving.checkpoint", str(part)], cwd=ROOT, check=True)
     os.rename(part, folder)
 
 
 def main() -> int:
-    """Write, start, measure, stop, report. Returns 1 when a request failed or something is still held."""
+    """Run the benchmark. Returns 1 if a request failed or a resource is still held."""
     options = read_options()
     scratch = Path(tempfile.mkdtemp(prefix="mr-", dir="/tmp"))
     try:
@@ -60,7 +60,7 @@ def main() -> int:
 
 
 def measured(options: argparse.Namespace, scratch: Path) -> tuple[dict[str, Any], dict[str, list[float]]]:
-    """All deployments of one call in turn. Returns the report and the raw samples by metric."""
+    """Measure all deployments of one call in turn. Returns the report and the raw samples by metric."""
     begun, weights = head(), options.folder
     start = time.monotonic()
     if not options.tiny:
@@ -83,7 +83,7 @@ def measured(options: argparse.Namespace, scratch: Path) -> tuple[dict[str, Any]
         )  # fmt: skip
         try:
             one = one_deployment(plan, options, found[name], first_seed=1 + 100_000 * (number // len(found)))
-        except Exception as error:  # noqa: BLE001 isolation boundary: one deployment; what the others gave is kept
+        except Exception as error:  # noqa: BLE001 isolation boundary: one deployment; the others' results are kept
             traceback.print_exc()
             one = not_measured(plan, error)
         last[name] = merged(last.get(name), one)
@@ -148,7 +148,7 @@ def sections_of(run: Run, options: argparse.Namespace) -> list[Callable[[], None
 
 
 def warm_up(run: Run, streams: list[float]) -> None:
-    """Requests that do not count, but for the very first: what a client meets right after ready."""
+    """Send warm-up requests. Only the first is recorded, as the latency right after ready."""
     first = run.drive(closed_loop(run.target, 1, 1, run.numbers(1))).heard[0]
     if first.marks:
         run.figures.add("first_request_first_audio", [first.marks[0] - first.sent_s])
@@ -159,7 +159,7 @@ def warm_up(run: Run, streams: list[float]) -> None:
 
 
 def settings_of(options: argparse.Namespace) -> tuple[str, ...]:
-    """Settings of every deployment of this call: room for the largest load, then what was asked for."""
+    """Return the settings of every deployment of this call: room for the largest load, then the given ones."""
     sizes = [streams for streams, _ in options.closed + options.burst] + [at_once for _, at_once in options.storm]
     most = int(max([*sizes, *(2 * streams for streams, _ in options.open), 1]))
     memory = () if options.tiny else ("kv_cache.tokens=200000",)
@@ -167,7 +167,7 @@ def settings_of(options: argparse.Namespace) -> tuple[str, ...]:
 
 
 def merged(before: Mapping[str, Any] | None, now: dict[str, Any]) -> dict[str, Any]:
-    """The later deployment's facts, with the errors of both; those of the one before stand where it did not start."""
+    """Return the later deployment's facts with the errors of both; the earlier one's facts if it did not start."""
     errors = dict(before["errors"]) if before else {}
     for code, count in now["errors"].items():
         errors[code] = errors.get(code, 0) + count
@@ -184,25 +184,25 @@ def workload(options: argparse.Namespace) -> str:
 
 
 def read_options() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--closed", type=pairs, default="1:20,8:4,32:4,64:3", help="STREAMS:REQUESTS of each stream")
     parser.add_argument("--open", type=pairs, default="32:30", help="STREAMS:SECONDS of Poisson arrivals")
-    parser.add_argument("--burst", type=pairs, default="32:4", help="REQUESTS:TIMES of arrivals at one moment")
-    parser.add_argument("--storm", type=pairs, default="", help="REQUESTS:CLIENTS with random lengths and departures")
+    parser.add_argument("--burst", type=pairs, default="32:4", help="REQUESTS:TIMES of simultaneous arrivals")
+    parser.add_argument("--storm", type=pairs, default="", help="REQUESTS:CLIENTS with random lengths and disconnects")
     parser.add_argument("--storm-ids", type=int, default=60, help="most ids of a request of the storm")
     parser.add_argument("--ids", type=int, help=f"ids of a request; default {IDS}, with --tiny {TINY_IDS}")
     parser.add_argument("--param", type=parameter, action="append", default=[], help="NAME=JSON for every request")
     parser.add_argument("--set", action="append", default=[], help="KEY=VALUE for `mstarctl up`; may be repeated")
     parser.add_argument("--compare", action="append", default=[], help="KEY=VALUE of a second deployment, in turn")
     parser.add_argument("--compare-tree", type=Path, help="folder with the sources of that second deployment")
-    parser.add_argument("--repeats", type=int, default=1, help="how often each deployment of a comparison is started")
+    parser.add_argument("--repeats", type=int, default=1, help="number of starts of each deployment of a comparison")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--tiny", action="store_true", help="the miniature in place of the official shapes")
-    parser.add_argument("--folder", type=Path, help="where the checkpoint is, or is written and kept")
+    parser.add_argument("--folder", type=Path, help="folder of the checkpoint; written if missing, and kept")
     parser.add_argument("--port", type=int, default=18123)
-    parser.add_argument("--commit", help="the source's commit, where the tree has no history")
-    parser.add_argument("--out", type=Path, help="the file of figures; raw samples go beside it")
+    parser.add_argument("--commit", help="commit of the source, for a tree without history")
+    parser.add_argument("--out", type=Path, help="report file; raw samples are written beside it")
     options = parser.parse_args()
     options.ids = options.ids or (TINY_IDS if options.tiny else IDS)
     options.param = dict(options.param)
@@ -210,13 +210,13 @@ def read_options() -> argparse.Namespace:
 
 
 def pairs(text: str) -> list[tuple[float, float]]:
-    """`1:20,8:4` as pairs of numbers."""
+    """Parse `1:20,8:4` as pairs of numbers."""
     found = [part.partition(":") for part in text.split(",") if part]
     return [(float(size), float(amount)) for size, _, amount in found]
 
 
 def parameter(text: str) -> tuple[str, Any]:
-    """`name=1.5` as a name and a JSON value."""
+    """Parse `name=1.5` as a name and a JSON value."""
     name, _, value = text.partition("=")
     return name, json.loads(value)
 

@@ -26,9 +26,9 @@ LIMITS = ("max_concurrent_requests=64", "max_seq_len=2048")
 
 
 def main() -> int:
-    """Measure, print, write."""
+    """Measure, print and write the report."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, help="where the checkpoint is written, or is already")
+    parser.add_argument("--folder", type=Path, help="folder of the checkpoint; written if missing")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--starts", default="cold,warm,replicas", help="of cold, warm, replicas and fp8, in this order")
     parser.add_argument("--weights-only", type=Path, help=argparse.SUPPRESS)
@@ -65,19 +65,19 @@ def main() -> int:
 
 
 class Replicas(Plan):
-    """Two ranks on the first GPU."""
+    """Plan with two ranks on the first GPU."""
 
     def command(self) -> list[str]:
-        """As Plan's, with the packaged file of replicas and one GPU named twice."""
+        """Return the command of Plan with the packaged replicas file and the same GPU twice."""
         plain = super().command()
         at = plain.index("--device")
         return [*plain[:at], "--gpus", "0,0", *plain[at + 2 :]]
 
 
 def started(root: Path, folder: Path, name: str) -> dict[str, Any]:
-    """Start one deployment and stop it. name: `replicas`, `fp8`, or anything else for a plain one.
+    """Start and stop one deployment. name: `replicas`, `fp8`, or any other for a plain one.
 
-    Returns seconds to ready, by phase and process, and what its caches hold.
+    Returns the seconds to ready, by phase and process, and the contents of its caches.
     """
     root.mkdir()
     kind, model = (Replicas, "orpheus_replicas") if name == "replicas" else (Plan, "orpheus")
@@ -101,7 +101,7 @@ def started(root: Path, folder: Path, name: str) -> dict[str, Any]:
 
 
 def steps(root: Path) -> list[dict[str, Any]]:
-    """Phases of workers as events told them: what began, and how long the one before took."""
+    """Return the duration of each phase of the workers, from the events of their starts."""
     found = []
     for path in sorted(root.rglob("events.ndjson")):
         for line in path.read_text().splitlines():
@@ -112,7 +112,7 @@ def steps(root: Path) -> list[dict[str, Any]]:
 
 
 def reading(folder: Path) -> dict[str, Any]:
-    """Seconds and GB/s of reading the language model's file to the device, and of joining matrices afterwards."""
+    """Measure seconds and GB/s of reading the language model to the device, and of fusing matrices afterwards."""
     import torch
 
     from mstar_core.layers import Checkpoint
@@ -148,7 +148,7 @@ def reading(folder: Path) -> dict[str, Any]:
 
 
 def timed(work: Callable[[], object], size: int) -> dict[str, float]:
-    """Seconds until the device is done, and GB/s of `size` bytes."""
+    """Return the seconds until the device is idle, and GB/s for `size` bytes."""
     import torch
 
     torch.cuda.synchronize()
@@ -160,7 +160,7 @@ def timed(work: Callable[[], object], size: int) -> dict[str, float]:
 
 
 def drop(folder: Path) -> None:
-    """Ask the kernel to forget the pages of every file in a folder."""
+    """Drop the files of a folder from the page cache."""
     for path in folder.rglob("*"):
         if path.is_file():
             with path.open("rb") as file:
@@ -169,7 +169,7 @@ def drop(folder: Path) -> None:
 
 
 def filesystem(path: Path) -> str:
-    """Type of the filesystem that holds a file."""
+    """Return the type of a file's filesystem."""
     command = ["stat", "-f", "-c", "%T", str(path)]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 

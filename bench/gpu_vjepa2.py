@@ -291,7 +291,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--port", type=int, default=18134)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--tiny", action="store_true", help="small sizes in place of the official shapes")
-    parser.add_argument("--out", type=Path, help="the file of figures; raw samples go beside it")
+    parser.add_argument("--out", type=Path, help="report file; raw samples are written beside it")
     options = parser.parse_args()
     options.attention = options.attention or ("flashinfer" if options.device == "cuda" else "torch")
     return options

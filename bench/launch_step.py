@@ -1,10 +1,10 @@
 """Host time of the captured steps of a request: cameras, prefixes and flows of Pi0.5, contexts and rollouts of 2-AC.
 
 Run from the repository root: `python -m bench.launch_step [--rows 1 8] [--repeats 60]`. Prints JSON, a line per step:
-microseconds of the host from before its jobs are submitted until its launch returns, begun on an idle device, and of
-its collection; medians and quartiles. Replays do nothing and sizes are small, so that the host is left. Then the same
-on torch's `meta` device counts what a step asks of a device: launches beside the replays, and those of them that bring
-host memory there. `--device cuda --official` runs real graphs on a GPU; `replay_us` is what starting them takes of it.
+host microseconds from the submission of its jobs until its launch returns, started on an idle device, and of its
+collection, as medians and quartiles. Replays do nothing and sizes are small, so that only host work remains. A second
+run on torch's `meta` device counts device calls per step: launches beside the replays, and those that copy from host
+memory. `--device cuda --official` runs real graphs on a GPU; `replay_us` is the host time of their launches.
 `--profile STEP` prints where the time of one kind of step goes.
 """
 
@@ -53,20 +53,20 @@ READ = Attend(mask="full", write=False)
 
 
 class Still:
-    """A graph that does nothing when it is replayed."""
+    """A fake graph whose replay does nothing."""
 
     def replay(self) -> None: ...
 
 
 class StillCache(GraphCache):
-    """Makes such graphs: the step runs once, for its outputs."""
+    """Capture that runs the step once for its outputs and returns fake graphs."""
 
     def capture(self, step: Callable[[], Any]) -> tuple[Any, Any]:
         return Still(), step()
 
 
 class Counting(TorchDispatchMode):
-    """Counts what a step asks of the device: launches, those that bring host memory there among them."""
+    """Counter of a step's device calls: launches, and those that copy from host memory."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -100,7 +100,7 @@ class Clock:
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """Around what the host does for a step, begun on an idle device."""
+        """Time the host work of a step, started on an idle device."""
         if self.counts:
             with Counting(self.device) as self.asked[name]:
                 yield
@@ -115,7 +115,7 @@ class Clock:
         self.replays[name].append(sum(replays))
 
     def run(self, what: str, runner: NodeRunner, submit: Callable[[], None], take: Callable[[Any], None]) -> None:
-        """One step: its jobs, its launch and its collection."""
+        """Run one step: submit its jobs, launch and collect."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         with self.step(f"{what}, launch"):
@@ -128,7 +128,7 @@ class Clock:
             take(runner.collect(running))
 
     def figures(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Microseconds of each step, by its name: median and quartiles."""
+        """Return median and quartiles of each step in microseconds, by name."""
         for name, samples in self.spent.items():
             low, middle, high = (round(1e6 * value, 1) for value in statistics.quantiles(samples, n=4))
             replay = round(1e6 * statistics.median(self.replays[name]), 1)
@@ -137,7 +137,7 @@ class Clock:
 
 @contextmanager
 def timed_replays() -> Iterator[list[float]]:
-    """Seconds that the host spends on starting each graph."""
+    """Record the host seconds of each graph launch."""
     plain, found = torch.cuda.CUDAGraph.replay, list[float]()
 
     def replay(graph: torch.cuda.CUDAGraph) -> None:
@@ -156,7 +156,7 @@ def timed_replays() -> Iterator[list[float]]:
 
 
 def policy_steps(options: argparse.Namespace, clock: Clock) -> None:
-    """Cameras, prefixes and flows of so many requests at once."""
+    """Measure cameras, prefixes and flows of several concurrent requests."""
     here = _acting(options, clock.device)
     for rows in options.rows:
         seen = [observation(here.sizes, 3, 60, seed=number) for number in range(rows)]
@@ -182,7 +182,7 @@ def _acting(options: argparse.Namespace, device: torch.device) -> Acting:
 
 
 def _act(here: Acting, seen: list[Observation], clock: Clock) -> None:
-    """One request each, step by step; images come as they come out of shared memory."""
+    """Run one request each, step by step. Images have the layout of shared memory."""
     driver, count = here.driver, len(seen)
     language, tower = driver.runners["LLM"], driver.runners["vit_encoder"]
     places, arrays = here.sizes.vision.tokens, [each.images.numpy() for each in seen]
@@ -224,7 +224,7 @@ def _flow(seen: Observation) -> tuple[dict[str, Tensor], LoopSpec]:
 
 
 def world_steps(options: argparse.Namespace, clock: Clock) -> None:
-    """The context pass behind which a rollout begins, and that rollout."""
+    """Measure the context pass and the rollout after it."""
     here = _rolling(options, clock.device)
     wanted = trial(here.facts, CONTEXT, 1, HORIZON)
     wanted = replace(wanted, clip=wanted.clip.to(clock.device))
@@ -247,7 +247,7 @@ def _rolling(options: argparse.Namespace, device: torch.device) -> Rolling:
 
 
 def _imagine(here: Rolling, wanted: Trial, clock: Clock) -> None:
-    """One request, step by step."""
+    """Run one request step by step."""
     driver, known = here.driver, len(wanted.clip) - 1
     whole = Attend(
         mask="full", positions="shared", tokens=here.facts.encoder.frame_tokens + here.facts.conditions
@@ -284,14 +284,14 @@ def _close(here: Acting | Rolling, handles: list[Handle]) -> None:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print the figures."""
     options = read_options()
     clocks = [Clock(torch.empty(0, device=options.device).device, profiled=options.profile)]
     if options.device == "cpu":
         clocks.append(Clock(torch.device("meta"), counts=True))
     prepare_device(clocks[0].device)
     for clock in clocks:
-        if clock.device.type == "meta":  # there is nothing to pin: a copy stands in for it
+        if clock.device.type == "meta":  # there is no pinned memory without a GPU: use a copy
             torch.Tensor.pin_memory = torch.Tensor.clone  # type: ignore[method-assign, assignment]
         if options.rows:
             policy_steps(options, clock)
@@ -309,7 +309,7 @@ def main() -> None:
 
 
 def read_options() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 8], help="requests of Pi0.5 at once")
     parser.add_argument("--no-world", action="store_true", help="leave 2-AC out")

@@ -1,7 +1,8 @@
-"""The whole runtime around the miniature speech model: start, latency, streams, memory, idle. Prints one JSON object.
+"""Benchmark of the runtime with the miniature speech model: start, latency, streams, memory, idle. Prints JSON.
 
-Run from the repository root: `python bench/runtime_figures.py [--save] [--quick]`. What the model computes is small, so
-what is left is ours. Times are the client's monotonic clock, CPU times are /proc's; clients share the machine's cores.
+Run from the repository root: `python bench/runtime_figures.py [--save] [--quick]`. The model computes little, so the
+figures show the runtime's cost. Times are from the client's monotonic clock, CPU times from /proc. Clients share the
+machine's cores.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ RESULTS: Final = REPO / "bench" / "results"
 TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
 PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 IDS: Final = 200
-"""Ids of a stream: 25 chunks, 2.1 s of sound."""
+"""Ids of a stream: 25 chunks, 2.1 s of audio."""
 
 ROUNDS: Final = {1: 20, 8: 4, 32: 3}
-"""Streams at once -> how often."""
+"""Concurrent streams -> repetitions."""
 
 IDLE_S: Final = 10.0
 WORKER: Final = "worker-0"
@@ -42,7 +43,7 @@ WORKER: Final = "worker-0"
 
 @dataclass(slots=True)
 class Figures:
-    """Samples by metric, as they were taken. Written out as percentiles that their number allows."""
+    """Samples by metric. Reports contain the percentiles that their number allows."""
 
     samples: dict[str, list[float]] = field(default_factory=dict)
     units: dict[str, str] = field(default_factory=dict)
@@ -56,7 +57,7 @@ class Figures:
 
 
 def summary(values: list[float], unit: str) -> dict[str, Any]:
-    """Median, p95 from 100 samples on, extremes, number."""
+    """Return median, p95 (from 100 samples on), extremes and count."""
     ordered = sorted(values)
     found: dict[str, Any] = {"p50": statistics.median(ordered), "min": ordered[0], "max": ordered[-1]}
     if len(ordered) >= 100:
@@ -65,10 +66,10 @@ def summary(values: list[float], unit: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, print, and keep with --save."""
+    """Measure, print, and save with --save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--save", action="store_true", help=f"also write it to {RESULTS.relative_to(REPO)}/")
-    parser.add_argument("--quick", action="store_true", help="a tenth of the samples, to see that it runs")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the samples, to test the benchmark")
     options = parser.parse_args()
     figures = Figures()
     report = measure(figures, 0.1 if options.quick else 1.0)
@@ -82,7 +83,7 @@ def main() -> None:
 
 
 def measure(figures: Figures, share: float) -> dict[str, Any]:
-    """Everything, in one order. share: of the full number of samples."""
+    """Run all measurements in order. share: fraction of the full number of samples."""
     load = os.getloadavg()[0]
     help_times(figures, times(10, share))
     for _ in range(times(2, share)):
@@ -122,7 +123,7 @@ def times(count: int, share: float) -> int:
 
 
 async def requests(figures: Figures, deployment: Deployment, share: float) -> Counter[str]:
-    """All requests of one deployment. Returns the failed ones by code."""
+    """Send all requests of one deployment. Returns the number of failed ones by code."""
     errors: Counter[str] = Counter()
     stream = request(max_output_tokens=IDS, ignore_eos=True, seed=1)
     await together(deployment, [stream] * 3)
@@ -133,7 +134,7 @@ async def requests(figures: Figures, deployment: Deployment, share: float) -> Co
             heard = await together(deployment, [{**stream, "seed": number} for number in range(count)])
             wall = time.monotonic() - start
             errors.update(each.code or "cut" for each in heard if not each.is_whole)
-            await asyncio.sleep(0.3)  # the last telemetry of the worker is on its way
+            await asyncio.sleep(0.3)  # wait for the worker's last telemetry
             spent = spent_s(before, cpu_s(deployment))
             note_round(figures, count, heard, wall, spent, difference(values, deployment.snapshot()["values"]))
     return errors
@@ -147,7 +148,7 @@ def note_round(
     cpu: Mapping[str, float],
     worker: Mapping[str, float],
 ) -> None:
-    """Figures of `count` streams that ran together."""
+    """Record the figures of `count` concurrent streams."""
     chunks = sum(len(each.chunks) for each in heard)
     figures.add(f"first_audio_streams_{count}", [each.chunk_s[0] - each.sent_s for each in heard if each.chunk_s])
     figures.add(f"chunks_per_s_streams_{count}", [chunks / wall], "1/s")
@@ -163,11 +164,13 @@ def note_round(
 
 
 def added_latency(figures: Figures, deployment: Deployment, count: int) -> None:
-    """One-id requests, one after the other: the whole time, the engine's share of it, and the rest."""
+    """Measure sequential one-id requests: total time, engine time and the rest."""
     body = json.dumps(request(max_output_tokens=1, stream=False, stream_events="data"))
     walls, inside, busy = [], [], f"{WORKER}.LLM.busy_s"
     before = deployment.snapshot()["values"]
-    connection = http.client.HTTPConnection("127.0.0.1", deployment.port)  # kept open; a client that costs little
+    connection = http.client.HTTPConnection(
+        "127.0.0.1", deployment.port
+    )  # a cheap client that keeps its connection open
     for _ in range(count):
         start = time.monotonic()
         connection.request("POST", "/generate", body, {"Content-Type": "application/json"})
@@ -193,7 +196,7 @@ def difference(before: Mapping[str, float], after: Mapping[str, float]) -> dict[
 
 
 def cpu_s(deployment: Deployment) -> dict[str, float]:
-    """CPU seconds so far by process; the pool's processes count as `pool`."""
+    """Return the CPU seconds so far by process; the pool's processes count as `pool`."""
     return by_name(deployment, lambda pid: sum(map(int, stat(pid)[11:13])) * TICK_S)
 
 
@@ -202,12 +205,12 @@ def spent_s(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str
 
 
 def resident(deployment: Deployment) -> dict[str, float]:
-    """Resident bytes by process."""
+    """Return the resident bytes by process."""
     return by_name(deployment, lambda pid: int(stat(pid)[21]) * PAGE)
 
 
 def stat(pid: int) -> list[str]:
-    """/proc/PID/stat from the state on."""
+    """Return the fields of /proc/PID/stat from the state on."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
@@ -231,7 +234,7 @@ def idle(figures: Figures, deployment: Deployment, span_s: float) -> None:
 
 
 def help_times(figures: Figures, count: int) -> None:
-    """The command line's help, and the proof that it loads no torch."""
+    """Measure `mstarctl --help`, and check that it loads no torch."""
     environment = {**os.environ, "PYTHONPATH": str(REPO)}
     for _ in range(count):
         start = time.monotonic()
@@ -249,7 +252,7 @@ def help_times(figures: Figures, count: int) -> None:
 
 
 def source() -> dict[str, Any]:
-    """The commit that was measured, and whether the tree had changes."""
+    """Return the measured commit, and whether the tree had changes."""
 
     def git(*words: str) -> str:
         return subprocess.run(["git", *words], cwd=REPO, check=False, capture_output=True, text=True).stdout.strip()
@@ -258,7 +261,7 @@ def source() -> dict[str, Any]:
 
 
 def environment(load: float) -> dict[str, Any]:
-    """The machine and the packages."""
+    """Describe the machine and the packages."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     cpu = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
     packages = {name: version(name) for name in ("numpy", "msgspec", "pyzmq", "sanic", "httpx")}

@@ -1,4 +1,4 @@
-"""Measure mailboxes and the shared-memory transport between two processes; print one JSON object.
+"""Benchmark of mailboxes and the shared-memory transport between two processes. Prints one JSON object.
 
 Run: python bench/transport.py [--rounds 2000] [--messages 100000] [--tensor-mib 64]
 """
@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 import zmq
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a checkout that is not installed
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for a checkout that is not installed
 
 from mstar_core.messages.tensors import ShmTensor
 from mstar_core.transport import Courier, Mailbox, loan_of, mailbox_endpoint
@@ -54,7 +54,7 @@ class End:
 
     def take(self) -> list[bytes]:
         if not self.mailbox.wait(WAIT_S, writable=self.courier.blocked()):
-            raise SystemExit("the other process does not answer")
+            raise SystemExit("the other process does not respond")
         self.courier.flush()
         return [message for message in self.mailbox.drain() if isinstance(message, bytes)]
 
@@ -72,7 +72,7 @@ class End:
 
 
 def serve(directory: Path) -> None:
-    """The other process: e echo, f flood, o open a tensor, s open and read it, c copy it, q quit."""
+    """Run the other process. Commands: e echo, f flood, o open a tensor, s open and read it, c copy it, q quit."""
     end = End("server", "client", directory)
     while True:
         for message in end.take():
@@ -106,7 +106,7 @@ def flood(end: End, count: int) -> None:
 
 
 def timed(rounds: int, act: Callable[[], object]) -> list[float]:
-    """Seconds of each round."""
+    """Return the seconds of each round."""
     times = []
     for _ in range(rounds):
         begin = time.perf_counter()

@@ -1,7 +1,7 @@
-"""Host CPU of the worker around a decode step: ids routed to streams, windows handed to the codec, outputs sent.
+"""Host CPU time of the worker around a decode step: routing of ids to streams, codec windows, sent outputs.
 
-Run from the repository root: `python bench/worker_step.py [--streams 64] [--frames 40]`. Runners that compute nothing
-stand in for the model, the tensor transport is real, messages go nowhere. Prints JSON: microseconds of CPU per id and
+Run from the repository root: `python bench/worker_step.py [--streams 64] [--frames 40]`. Fake runners replace the model
+and compute nothing. The tensor transport is real, messages are discarded. Prints JSON: microseconds of CPU per id and
 per window.
 """
 
@@ -42,14 +42,14 @@ FIRST_AUDIO_ID, IDS_PER_FRAME, FRAME_SAMPLES = 128266, 7, 2048
 
 
 class Nowhere:
-    """A courier that counts messages and returns loans as the api does."""
+    """Fake courier that counts messages and returns loans as the api does."""
 
     def __init__(self, transport: ShmTransport) -> None:
         self.outputs = 0
         self._transport = transport
 
     def send(self, name: str, message: Message) -> bool:
-        """Take a message."""
+        """Count a message."""
         if isinstance(message, Outputs):
             self.outputs += len(message.items)
             for item in message.items:
@@ -61,7 +61,7 @@ class Nowhere:
 
 
 class Speaker:
-    """Stands in for the language model: each step gives one audio id to every loop."""
+    """Fake language model: each step gives one audio id to every loop."""
 
     def __init__(self) -> None:
         self.name = "LLM"
@@ -76,7 +76,7 @@ class Speaker:
     def close(self, handle: Handle) -> None: ...
 
     def submit(self, job: Job) -> None:
-        """Prompts end at once, loops go on for ever."""
+        """Queue a job. Prompts end at once, loops never end."""
         if job.loop is None:
             self._done.append(Done(job=job, outputs={"token": torch.tensor([FIRST_AUDIO_ID])}))
         else:
@@ -89,7 +89,7 @@ class Speaker:
         return self
 
     def collect(self, running: Running) -> StepResult:
-        """One id for each."""
+        """Return one id for each loop."""
         done, self._done = self._done, []
         keys = np.array(self.keys, dtype=np.int64)
         self._count += 1
@@ -104,7 +104,7 @@ class Speaker:
 
 
 class Silence:
-    """Stands in for the codec: every window becomes a frame of silence."""
+    """Fake codec: every window becomes a frame of silence."""
 
     def __init__(self) -> None:
         self.name = "snac_decoder"
@@ -127,7 +127,7 @@ class Silence:
         return self
 
     def collect(self, running: Running) -> StepResult:
-        """All windows that wait."""
+        """Take all waiting windows."""
         jobs, self.jobs = self.jobs, []
         return StepResult(done=[Done(job=job, outputs={"pcm": self._frame}) for job in jobs])
 
@@ -139,7 +139,7 @@ class Silence:
 
 
 def measure(streams: int, frames: int, folder: Path) -> dict[str, Any]:
-    """CPU per id and per window with so many streams in step."""
+    """Measure CPU time per id and per window with synchronous streams."""
     transport = ShmTransport("worker-0", 1, folder)
     post = Nowhere(transport)
     speaker, codec = Speaker(), Silence()
@@ -154,7 +154,7 @@ def measure(streams: int, frames: int, folder: Path) -> dict[str, Any]:
         )  # fmt: skip
         executor.run(RunWalks(handle=handle, partition="SNAC", runs=[RunWalk(run=1, walk="snac_chunk")]))
         executor.run(RunWalks(handle=handle, partition="LLM", runs=[RunWalk(run=2, walk="decode", max_iters=1 << 30)]))
-    # The decode walk starts from what the prefill held.
+    # The decode walk starts from the value that the prefill kept.
     ids = windows = 0
     id_s = window_s = 0.0
     for step in range(IDS_PER_FRAME * (frames + 4)):
@@ -182,7 +182,7 @@ def measure(streams: int, frames: int, folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--streams", default="1,8,32,64")
     parser.add_argument("--frames", type=int, default=40)

@@ -1,4 +1,4 @@
-"""A checkpoint of Orpheus in the official layout and shapes with random weights whose head gives audio ids only.
+"""Orpheus checkpoint in the official layout and shapes, with random weights and a head that gives audio ids only.
 
 Run as `python -m bench.serving.checkpoint FOLDER`, in a process of its own: it makes the weights on the GPU, and the
 measuring process must not keep a device context.
@@ -23,7 +23,7 @@ WIDTH, MLP, HEADS, KV_HEADS, HEAD_DIM = 3072, 8192, 24, 8, 128
 
 
 def write_checkpoint(folder: Path) -> None:
-    """Both parts in the official layout and shapes; the tokenizer is the tiny checkpoint's. Needs a GPU."""
+    """Write both parts in the official layout and shapes, with the tiny checkpoint's tokenizer. Needs a GPU."""
     tiny = write_tiny(folder.parent / "tiny")
     for part in ("lm", "snac"):
         (folder / part).mkdir(parents=True)
@@ -45,7 +45,7 @@ def write_checkpoint(folder: Path) -> None:
 
 
 def language_weights() -> dict[str, torch.Tensor]:
-    """Normal weights of 0.02. One hidden dimension is constant, so that the head can rule ids out."""
+    """Draw normal weights of deviation 0.02. One hidden dimension is constant, so that the head can exclude ids."""
     generator = torch.Generator("cuda").manual_seed(1)
 
     def normal(rows: int, columns: int) -> torch.Tensor:

@@ -1,7 +1,7 @@
-"""A client of `/generate` that costs little: HTTP/1.1 on a bare connection, one line of JSON at a time.
+"""Cheap client of `/generate`: HTTP/1.1 on a plain connection, one line of JSON at a time.
 
-Used by the loads in `load.py`. What arrives is stamped in the callback that receives it. A client that cannot keep up
-would still stamp late, so its CPU time stands beside every figure.
+Used by the loads in `load.py`. The receiving callback takes the time of each chunk. An overloaded client would take it
+late, so reports contain the client's CPU time.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Answer(asyncio.Protocol):
         self._wire += data
         if self._status or self._read_head():
             if not self._is_chunked:
-                return  # an error: its body is read at the connection's end
+                return  # an error: its body is read when the connection ends
             while not self.over.done() and self._take_chunk(now):
                 pass
 
@@ -87,13 +87,13 @@ class Answer(asyncio.Protocol):
         self.end(self.heard.code or "cut")
 
     def leave(self) -> None:
-        """Go away without reading on, as a client does whose user closed the window."""
+        """Disconnect without reading further, like a closed browser window."""
         if self._transport is not None:
             self._transport.abort()
         self.end("left")
 
     def end(self, code: str) -> None:
-        """Close, and note how it ended."""
+        """Close the connection and record the outcome."""
         if not self.over.done():
             self.heard.code = code
             self.heard.ended_s = time.monotonic()
@@ -112,7 +112,7 @@ class Answer(asyncio.Protocol):
         return True
 
     def _take_chunk(self, now: float) -> bool:
-        """Take one chunk of the transfer coding; whether there may be another."""
+        """Parse one chunk of the transfer coding. Return whether another may follow."""
         at = self._wire.find(b"\r\n")
         if at < 0:
             return False
@@ -155,7 +155,7 @@ class Answer(asyncio.Protocol):
 
 
 def request_bytes(port: int, body: dict[str, Any]) -> bytes:
-    """The bytes of one POST to `/generate`; the server closes the connection after its answer."""
+    """Return the bytes of a POST to `/generate`. The server closes the connection after its response."""
     payload = json.dumps(body).encode()
     head = (
         f"POST /generate HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
@@ -172,7 +172,7 @@ async def ask(
     on_chunk: Callable[[Heard], bool] | None = None,
     limit_s: float = 300.0,
 ) -> Heard:
-    """Send one request and read it to its end, or go away: after `leave_after_s`, or when `on_chunk` says so.
+    """Send one request and read its response. Disconnects after `leave_after_s`, or if `on_chunk` returns true.
 
     Time starts before the connection is made. Raises TimeoutError after `limit_s`, OSError if the port is closed.
     """

@@ -1,4 +1,4 @@
-"""One deployment under measurement: started with `mstarctl up`, watched by its admin socket and by /proc, stopped."""
+"""Measured deployment: started with `mstarctl up`, observed through its admin socket and /proc, then stopped."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from bench.serving.figures import ROOT, smi
 NAME: Final = "bench"
 TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
 HELD: Final = (".pages_used", ".slots_used", ".requests", ".shm_live", ".shm_bytes", ".ready", ".waiting", ".in_flight")
-"""Endings of the telemetry values that are zero when nothing runs; pages of the prefix cache count apart."""
+"""Suffixes of telemetry values that are zero without requests. Pages of the prefix cache are counted separately."""
 
 CAPTURES: Final = (".graphs_captured",)
 
@@ -32,8 +32,8 @@ class Plan:
     """Deployment to start. settings: KEY=VALUE as for `mstarctl up --set`; the last value of a key wins.
 
     model: `orpheus` with a checkpoint folder, or `orpheus:tiny`. root: an empty folder for run directory and logs.
-    tree: the sources that run; another tree than this one is put first on the path of every process. shares_gpu:
-    another deployment may be on its GPU, which the locks there would refuse.
+    tree: the sources to run; they come first on the path of every process. shares_gpu: another deployment may use the
+    same GPU, despite the GPU locks.
     """
 
     model: str
@@ -46,7 +46,7 @@ class Plan:
     shares_gpu: bool = False
 
     def command(self) -> list[str]:
-        """The command line that starts it and returns when it is ready."""
+        """Return the command line that starts the deployment and returns when it is ready."""
         weights = ["--weights", str(self.weights)] if self.weights is not None else []
         settings = [word for setting in self.settings for word in ("--set", setting)]
         return [
@@ -66,7 +66,7 @@ class Served:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            # A measurement that is ended from outside ends what it started: else that keeps the device.
+            # A terminated measurement stops its deployment, which would otherwise keep the device.
             signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
         start = time.monotonic()
         code = subprocess.run(self.plan.command(), env=self.environment(), cwd=self.plan.tree, check=False).returncode
@@ -86,7 +86,7 @@ class Served:
         self.end()
 
     def end(self) -> None:
-        """Stop it, with whatever still runs."""
+        """Stop the deployment and its running requests."""
         if self._client is not None:
             self._client.close()
         down = [sys.executable, "-m", "mstarctl", "down", "--all", "--now"]
@@ -95,7 +95,7 @@ class Served:
         )
 
     def environment(self) -> dict[str, str]:
-        """The environment of its commands: this run's folder, and the working tree first on the path."""
+        """Return the environment of its commands: this run's folder, and the sources first on the path."""
         found = {**os.environ, "MSTAR_RUNTIME_DIR": str(self.plan.root)}
         if self.plan.shares_gpu:
             found["MSTAR_GPU_LOCK_DIR"] = str(self.plan.root / "locks")
@@ -105,20 +105,20 @@ class Served:
         return found
 
     def last_words(self, size: int = 2500) -> str:
-        """The end of every log, for an error that has to be understood from afar."""
+        """Return the end of every log, for error reports."""
         logs = sorted((self.plan.root / ".state").rglob("*.log"))
         return "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')[-size:]}" for path in logs)
 
     @contextmanager
     def telling(self, size: int = 8000) -> Iterator[None]:
-        """Around requests: what they raise carries the end of every log, which is gone when the run is over."""
+        """Add the end of every log to errors of the block. The logs are removed after the run."""
         try:
             yield
         except Exception as error:
             raise RuntimeError(f"{type(error).__name__}: {error}\n{self.last_words(size)}") from error
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything that the supervisor knows."""
+        """Return the supervisor's snapshot."""
         assert self._client is not None
         answer = self._client.get("http://admin/v1/snapshot")
         answer.raise_for_status()
@@ -126,11 +126,11 @@ class Served:
         return found
 
     def values(self) -> dict[str, float]:
-        """Telemetry as of the last report of each process; at most a tenth of a second old."""
+        """Return the telemetry of each process's last report, at most a tenth of a second old."""
         return {name: float(value) for name, value in self.snapshot()["values"].items()}
 
     def fresh_values(self, limit_s: float = 10.0) -> dict[str, float]:
-        """Telemetry right after a worker's report. A worker that idles reports once a second: sums lag by that much."""
+        """Return the telemetry right after a worker's report. An idle worker reports once a second, so sums may lag."""
         before, end = _of_workers(self.values()), time.monotonic() + limit_s
         while _of_workers(now := self.values()) == before and time.monotonic() < end:
             time.sleep(0.02)
@@ -149,13 +149,13 @@ class Served:
         return found
 
     def metrics(self) -> dict[str, float]:
-        """The api's own counters, by series with labels."""
+        """Return the api's counters, by series with labels."""
         text = httpx.get(f"http://127.0.0.1:{self.plan.port}/metrics", timeout=60).text
         lines = (line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#"))
         return {name: float(value) for name, _, value in lines}
 
     def cpu_s(self) -> dict[str, float]:
-        """CPU seconds so far by process; what a process started counts as `NAME children`."""
+        """Return the CPU seconds so far by process; child processes count as `NAME children`."""
         found = {name: _cpu_s(pid) for name, pid in self.pids.items()}
         owners = {pid: name for name, pid in self.pids.items()}
         for pid, parent in _parents().items():
@@ -165,7 +165,7 @@ class Served:
         return found
 
     def resident_bytes(self) -> dict[str, float]:
-        """Resident bytes by process, and the most that each has had."""
+        """Return the resident bytes by process, and the high-water mark of each."""
         found: dict[str, float] = {}
         for name, pid in self.pids.items():
             found[name] = _status_bytes(pid, "VmRSS")
@@ -179,14 +179,14 @@ class Served:
         return found | {name: value for name, value in values.items() if value and name.startswith("conductor.load.")}
 
     def wait_clean(self, limit_s: float = 30.0) -> dict[str, float]:
-        """Wait until nothing is held. Returns what still is at the end of the limit."""
+        """Wait until no resource is held. Returns those still held after the limit."""
         end = time.monotonic() + limit_s
         while (found := self.held()) and time.monotonic() < end:
             time.sleep(0.05)
         return found
 
     def wait_captured(self, quiet_s: float = 2.5, limit_s: float = 120.0) -> dict[str, float]:
-        """Wait until no step has been captured for a while: none may be in a measurement. Returns the counts."""
+        """Wait until no step has been captured for a while, so that none is measured. Returns the counts."""
         counts, since, end = self.captures(), time.monotonic(), time.monotonic() + limit_s
         while counts and time.monotonic() - since < quiet_s and time.monotonic() < end:
             time.sleep(0.25)
@@ -204,7 +204,7 @@ def _of_workers(values: dict[str, float]) -> dict[str, float]:
 
 
 def gpu_state() -> dict[str, float]:
-    """Memory in bytes, clocks in MHz and power in watts of the first GPU; empty without one."""
+    """Return memory in bytes, clocks in MHz and power in watts of the first GPU; empty without one."""
     found = smi("memory.used", "clocks.sm", "clocks.mem", "power.draw")
     if not found:
         return {}
@@ -216,7 +216,7 @@ def gpu_state() -> dict[str, float]:
 def _number(text: str) -> float:
     try:
         return float(text)
-    except ValueError:  # [N/A] where the driver does not tell
+    except ValueError:  # [N/A] if the driver does not report it
         return float("nan")
 
 

@@ -1,4 +1,4 @@
-"""The file of figures that a measurement writes: samples by metric, percentiles, and the conditions beside them."""
+"""Report of a measurement: samples by metric, percentiles and conditions."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from typing import Any, Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 PACKAGES: Final = ("torch", "triton", "flashinfer-python", "numpy", "msgspec", "pyzmq", "sanic", "transformers")
 LEAST_FOR: Final = {"p95": (0.95, 100), "p99": (0.99, 500)}
-"""Percentile -> its share, and the fewest samples that allow it."""
+"""Percentile -> its fraction, and the minimum number of samples."""
 
 
 @dataclass(slots=True)
 class Figures:
-    """Samples by metric, as they were taken. Owned by one run."""
+    """Samples by metric. Owned by one run."""
 
     samples: dict[str, list[float]] = field(default_factory=dict)
     units: dict[str, str] = field(default_factory=dict)
@@ -35,12 +35,12 @@ class Figures:
         self.units[name] = unit
 
     def summary(self) -> dict[str, dict[str, Any]]:
-        """Every metric that has a sample, as percentiles that their number allows."""
+        """Return every metric with samples, as the percentiles that their number allows."""
         return {name: summary(values, self.units[name]) for name, values in self.samples.items() if values}
 
 
 def summary(values: Iterable[float], unit: str) -> dict[str, Any]:
-    """Median, p95 from 100 samples on, p99 from 500 on, extremes, number, unit. Six digits."""
+    """Return median, p95 (from 100 samples on), p99 (from 500 on), extremes, count and unit, with six digits."""
     ordered = sorted(values)
     found = {"p50": median(ordered), "min": ordered[0], "max": ordered[-1]}
     found |= {name: at(ordered, share) for name, (share, least) in LEAST_FOR.items() if len(ordered) >= least}
@@ -48,13 +48,13 @@ def summary(values: Iterable[float], unit: str) -> dict[str, Any]:
 
 
 def median(ordered: list[float]) -> float:
-    """The middle of sorted values."""
+    """Return the median of sorted values."""
     middle = len(ordered) // 2
     return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
 def at(ordered: list[float], share: float) -> float:
-    """The value below which `share` of the sorted values lie."""
+    """Return the quantile `share` of sorted values."""
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
@@ -67,7 +67,7 @@ def head() -> dict[str, Any]:
 
 
 def source() -> dict[str, Any]:
-    """The commit that was measured and whether the tree had changes; both None where the tree has no history."""
+    """Return the measured commit and whether the tree had changes; both None for a tree without history."""
 
     def git(*words: str) -> str | None:
         done = subprocess.run(["git", *words], cwd=ROOT, check=False, capture_output=True, text=True)
@@ -78,7 +78,7 @@ def source() -> dict[str, Any]:
 
 
 def environment() -> dict[str, Any]:
-    """The machine and the packages."""
+    """Describe the machine and the packages."""
     cores = len(os.sched_getaffinity(0))
     packages = {name: found for name in PACKAGES if (found := _version(name)) is not None}
     return {
@@ -88,13 +88,13 @@ def environment() -> dict[str, Any]:
 
 
 def gpu() -> dict[str, Any]:
-    """Name and driver by nvidia-smi, and the CUDA that torch was built with; None where there is none."""
+    """Return the GPU's name and driver by nvidia-smi, and torch's CUDA version; None without a GPU."""
     values: list[str] | list[None] = smi("name", "driver_version") or [None, None]
     return {"gpu": values[0], "driver": values[1], "cuda": torch_cuda()}
 
 
 def torch_cuda() -> str | None:
-    """The CUDA version in torch's version file, read without importing torch."""
+    """Return the CUDA version in torch's version file, without importing torch."""
     spec = importlib.util.find_spec("torch")
     path = Path(spec.origin).with_name("version.py") if spec is not None and spec.origin else None
     text = path.read_text() if path is not None and path.is_file() else ""
@@ -103,7 +103,7 @@ def torch_cuda() -> str | None:
 
 
 def smi(*fields: str) -> list[str]:
-    """Fields of the first GPU as nvidia-smi gives them, without units; empty without a GPU."""
+    """Return nvidia-smi's fields of the first GPU, without units; empty without a GPU."""
     command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits", "--id=0"]
     try:
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=20)
@@ -113,7 +113,7 @@ def smi(*fields: str) -> list[str]:
 
 
 def cpu_name() -> str:
-    """The processor's name."""
+    """Return the processor's name."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 

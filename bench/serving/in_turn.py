@@ -18,7 +18,7 @@ Windows = list[dict[str, Any]]
 
 
 def parser_of(text: str | None, requests: int) -> argparse.ArgumentParser:
-    """The command line. requests: of a window, unless told otherwise."""
+    """Return the parser of the command line. requests: default number per window."""
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--against", type=Path, help="another source tree, measured in turn with this one")
     parser.add_argument("--rounds", type=int, default=6)
@@ -31,7 +31,7 @@ def parser_of(text: str | None, requests: int) -> argparse.ArgumentParser:
 
 
 def measured(options: argparse.Namespace, script: str, kinds: list[str]) -> tuple[dict[str, Windows], dict[str, Any]]:
-    """Windows by kind, the trees in turn, and how a report of them begins."""
+    """Measure windows by kind with alternating trees. Return them with the head of a report."""
     load = os.getloadavg()[0]
     folders = (("before", options.against), ("now", ROOT))
     trees = [Tree(name, folder, script) for name, folder in folders if folder is not None]
@@ -46,7 +46,7 @@ def measured(options: argparse.Namespace, script: str, kinds: list[str]) -> tupl
 
 
 def by_figure(windows: Windows) -> dict[str, dict[str, Any]]:
-    """Each tree's figures, in milliseconds, over its windows."""
+    """Return each tree's figures over its windows, in milliseconds."""
     found: dict[str, dict[str, Any]] = {}
     for tree in dict.fromkeys(window["tree"] for window in windows):
         mine = [window for window in windows if window["tree"] == tree]
@@ -55,7 +55,7 @@ def by_figure(windows: Windows) -> dict[str, dict[str, Any]]:
 
 
 def ratios(windows: Windows) -> dict[str, float]:
-    """Now by before, the median over neighbouring windows."""
+    """Return the ratio of this tree to the other, as the median over adjacent windows."""
     before, now = ([found for found in windows if found["tree"] == name] for name in ("before", "now"))
     names = [name for name in now[0] if name != "tree"] if before else []
     pairs = {name: sorted(b[name] / a[name] for a, b in zip(before, now, strict=True)) for name in names}
@@ -63,7 +63,7 @@ def ratios(windows: Windows) -> dict[str, float]:
 
 
 def keep(report: dict[str, Any], name: str | None) -> None:
-    """Print a report, and write it where it has a name."""
+    """Print a report, and write it if it has a name."""
     print(json.dumps(report, indent=1))
     if name:
         RESULTS.mkdir(parents=True, exist_ok=True)

@@ -69,7 +69,7 @@ async def burst(target: Target, count: int, first: int = 0) -> Round:
 
 
 async def arriving(target: Target, arrivals: list[float], first: int) -> Round:
-    """One request at each of the moments, in seconds from now. A request's time begins at its own arrival."""
+    """Send one request at each time, in seconds from now. A request's clock starts at its own arrival."""
     start = time.monotonic()
 
     async def one(number: int, at_s: float) -> Heard:
@@ -82,7 +82,7 @@ async def arriving(target: Target, arrivals: list[float], first: int) -> Round:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storm:
-    """Requests of random lengths, of which a share goes away at a random moment. at_once: clients."""
+    """Requests of random lengths, a share of which disconnects at a random time. at_once: number of clients."""
 
     requests: int
     at_once: int
@@ -93,7 +93,7 @@ class Storm:
 
 
 async def storm(target: Target, plan: Storm, tally: Callable[[Heard], None]) -> float:
-    """Send them all; `tally` gets each when it has ended, so that nothing is kept. Returns the seconds it took."""
+    """Send all requests and return the seconds taken. `tally` receives each result; none is kept."""
     chance, left = random.Random(plan.seed), iter(range(plan.requests))
 
     async def one() -> None:

@@ -1,4 +1,4 @@
-"""The parts of a run: each puts one load on a deployment, and notes what clients heard and what the processes spent."""
+"""Sections of a run. Each applies one load to a deployment and records client results and process costs."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ GAP_S: Final = 0.1
 COUNTED_S: Final = 30.0
 T = TypeVar("T")
 GOOD_FIRST_S: Final = 0.5
-"""The objective of goodput: first audio within this time, and no silence with the longest start buffer."""
+"""Goodput objective: first audio within this time, and no gap with the longest start buffer."""
 
 
 @dataclass(slots=True)
 class Run:
-    """One deployment's measurements. Owned by the caller, filled by the sections in their order."""
+    """Measurements of one deployment. Owned by the caller, filled by the sections in order."""
 
     served: Served
     target: Target
@@ -43,12 +43,12 @@ class Run:
     sections: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def numbers(self, count: int) -> int:
-        """The first of `count` request numbers that no section has used, so that no two requests are alike."""
+        """Reserve `count` request numbers and return the first, so that no two requests are alike."""
         first, self.next_seed = self.next_seed, self.next_seed + count
         return first
 
     def closed(self, streams: int, rounds: int) -> None:
-        """`streams` clients, `rounds` requests each."""
+        """Measure `streams` clients with `rounds` requests each."""
         label = f"streams_{streams}"
         with self.section(label):
             made = self.drive(load.closed_loop(self.target, streams, rounds, self.numbers(streams * rounds)))
@@ -59,7 +59,7 @@ class Run:
         self.figures.add(f"audio_s_per_s_{label}", [sound / made.wall_s], "1")
 
     def open(self, streams: float, span_s: float) -> None:
-        """Poisson arrivals of so many requests that `streams` of them would play at any time, for `span_s` seconds."""
+        """Measure Poisson arrivals for `span_s` seconds, at a rate that keeps `streams` requests playing."""
         label, each_s = f"open_{streams:g}", self.expected_sound_s()
         per_s = streams / each_s
         with self.section(label) as facts:
@@ -71,14 +71,14 @@ class Run:
         self.figures.add(f"good_share_{label}", [sum(map(self.is_good, made.heard)) / max(1, len(made.heard))], "1")
 
     def bursts(self, count: int, rounds: int) -> None:
-        """`count` requests at the same moment, `rounds` times; the next when all have ended."""
+        """Measure `count` simultaneous requests, `rounds` times; each round starts after the previous one."""
         label = f"burst_{count}"
         with self.section(label):
             made = [self.drive(load.burst(self.target, count, self.numbers(count))) for _ in range(rounds)]
         self.note([heard for each in made for heard in each.heard], label)
 
     def storm(self, plan: Storm) -> None:
-        """Requests of which many go away. Afterwards nothing may be held, and each must be accounted for."""
+        """Measure requests many of which disconnect. Afterwards all must be accounted for and no resource held."""
         warm = max(plan.at_once, plan.requests // 10)
         outcomes: Counter[str] = Counter()
         with self.section("storm") as facts:
@@ -100,7 +100,7 @@ class Run:
         self.errors.update({code: n for code, n in outcomes.items() if code not in ("", "left")})
 
     def _unaccounted(self, total: float) -> int:
-        """Requests that the api has not counted, once it had time to see that their clients went away."""
+        """Return the requests that the api has not counted, after the time it needs to notice disconnects."""
         end = time.monotonic() + COUNTED_S
         while (left := round(total - handled(self.served.metrics()))) and time.monotonic() < end:
             time.sleep(TELEMETRY_S)
@@ -112,11 +112,11 @@ class Run:
         return wall_s
 
     def drive(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a load to its end on an event loop of its own."""
+        """Run a load on a new event loop."""
         return asyncio.run(coroutine)
 
     def note(self, heard: list[Heard], label: str) -> None:
-        """Metrics of what clients heard; a request that failed counts in `errors` alone."""
+        """Record the clients' metrics. A failed request counts in `errors` only."""
         self.errors.update(each.code for each in heard if each.code)
         good = [each for each in heard if not each.code and each.marks]
         silent = sum(1 for each in heard if not each.code and not each.marks)
@@ -146,29 +146,29 @@ class Run:
                 add(f"requests_with_underrun_{name}", [sum(map(bool, dry)) / len(dry)], "1")
 
     def sound_s(self, heard: Heard) -> float:
-        """Seconds of sound that a client got."""
+        """Return the seconds of audio that a client received."""
         return sum(heard.samples) / self.sample_rate
 
     def expected_sound_s(self) -> float:
-        """Seconds of sound of one request, from what has been measured so far."""
+        """Return the seconds of audio per request, from the measurements so far."""
         known = [s for name, values in self.figures.samples.items() if name.startswith("sound_each_") for s in values]
         if not known:
             raise RuntimeError("no request has been measured yet: the length of an open loop's requests is not known")
         return sum(known) / len(known)
 
     def dry(self, heard: Heard, buffer_s: float) -> list[float]:
-        """Silences that a listener would hear, in seconds."""
+        """Return the gaps that a listener would hear, in seconds."""
         return dry_moments(heard.marks, [samples / self.sample_rate for samples in heard.samples], buffer_s)
 
     def is_good(self, heard: Heard) -> bool:
-        """Whether a request met the objective."""
+        """Return whether a request met the objective."""
         if heard.code or not heard.marks or heard.marks[0] - heard.sent_s > GOOD_FIRST_S:
             return False
         return not self.dry(heard, BUFFERS_S[-1])
 
     @contextmanager
     def section(self, label: str) -> Iterator[dict[str, Any]]:
-        """Note what every process spent while the block ran. Yields the section's facts, for the block to add to."""
+        """Record the costs of every process during the block. Yields the section's facts, which the block extends."""
         with watched(self.served, self.figures, label) as facts:
             yield facts
         facts["gpu"] = gpu_state()
@@ -179,11 +179,11 @@ class Run:
 
 
 def gaps_of(marks: list[float]) -> list[float]:
-    """Seconds between chunks."""
+    """Return the seconds between chunks."""
     return [later - earlier for earlier, later in itertools.pairwise(marks)]
 
 
 def handled(metrics: dict[str, float]) -> float:
-    """Requests to `/generate` that the api has answered, refused or seen go away."""
+    """Return the number of requests to `/generate` that were answered, refused or disconnected."""
     counted = (name for name in metrics if name.startswith("mstar_requests_total{") and 'route="generate"' in name)
     return sum(metrics[name] for name in counted)

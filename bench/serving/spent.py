@@ -8,7 +8,7 @@ from typing import Final
 from bench.serving.figures import Figures
 
 PARTS: Final = ("launch_s", "collect_s", "route_s")
-"""A node's sums of host seconds; together with `wait_s` and `idle_s` of its worker, and a rest, they are its time."""
+"""A node's sums of host seconds. With `wait_s` and `idle_s` of its worker and a rest they add up to the wall time."""
 
 
 def note_spent(
@@ -50,12 +50,12 @@ def _note_node(figures: Figures, prefix: str, node: str, label: str, changed: Ma
 
 
 def workers(values: Mapping[str, float]) -> list[str]:
-    """Names of the workers that have reported."""
+    """Return the names of the workers that have reported."""
     return sorted({name.partition(".")[0] for name in values if name.startswith("worker-")})
 
 
 def nodes_of(worker: str, values: Mapping[str, float]) -> Iterator[str]:
-    """Nodes of a worker that have stepped."""
+    """Return the nodes of a worker that have run steps."""
     for name, value in values.items():
         owner, _, rest = name.partition(".")
         node, _, field = rest.rpartition(".")

@@ -1,4 +1,4 @@
-"""The tables of a file of figures, in Markdown: what the docs quote and what a run prints last."""
+"""Markdown tables of a report, as quoted in the docs and printed at the end of a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final
 MS: Final = 1e3
 Report = Mapping[str, Any]
 Column = tuple[str, str, float, str]
-"""Heading, metric without its label, factor, and which figure of it."""
+"""Heading, metric without its label, factor, and the statistic."""
 
 CLIENT: Final[tuple[Column, ...]] = (
     ("n", "request", 1, "n"),
@@ -38,7 +38,7 @@ SHARES: Final[tuple[Column, ...]] = tuple(
 
 
 def tables(report: Report) -> str:
-    """Everything worth reading of one report: conditions, clients, steps, the worker's time, CPU, the storm, ratios."""
+    """Format one report: conditions, clients, steps, the worker's time, CPU, the storm, ratios."""
     labels, metrics = list(report["sections"]), report["metrics"]
     parts = [conditions(report)]
     parts.append(table("load", CLIENT, {label: pick(metrics, label, "") for label in labels}))
@@ -57,7 +57,7 @@ def tables(report: Report) -> str:
 
 
 def conditions(report: Report) -> str:
-    """One paragraph: where, when, which source, how it was started."""
+    """Format the conditions as a paragraph: machine, date, source and command."""
     env = report["env"]
     where = f"{env['gpu'] or 'no GPU'}, {env['cores']} cores, torch {env['torch']}, python {env['python']}"
     source = f"commit {report['commit']}{' with changes' if report['dirty'] else ''}"
@@ -70,7 +70,7 @@ def conditions(report: Report) -> str:
 
 
 def pick(metrics: Mapping[str, Any], label: str, prefix: str) -> Callable[[Column], str]:
-    """Reads a column's cell for one section."""
+    """Function that returns a column's cell for one section."""
 
     def cell(column: Column) -> str:
         _, name, factor, which = column
@@ -81,7 +81,7 @@ def pick(metrics: Mapping[str, Any], label: str, prefix: str) -> Callable[[Colum
 
 
 def table(title: str, columns: Iterable[Column], rows: Mapping[str, Callable[[Column], str]]) -> str:
-    """A Markdown table; rows and columns that hold nothing are left out, and so is a table without rows."""
+    """Format a Markdown table without its empty rows and columns. A table without rows is empty."""
     cells = {label: {column: cell(column) for column in columns} for label, cell in rows.items()}
     cells = {label: row for label, row in cells.items() if any(row.values())}
     kept = [column for column in columns if any(row[column] for row in cells.values())]
@@ -93,12 +93,12 @@ def table(title: str, columns: Iterable[Column], rows: Mapping[str, Callable[[Co
 
 
 def nodes(metrics: Mapping[str, Any]) -> list[str]:
-    """Nodes whose steps were counted."""
+    """Return the nodes whose steps were counted."""
     return sorted({name.partition("_launch_per_step_")[0] for name in metrics if "_launch_per_step_" in name})
 
 
 def cpu_table(metrics: Mapping[str, Any], labels: list[str]) -> str:
-    """Share of a core by process and section."""
+    """Format the share of a core by process and section."""
     names = {name.removeprefix("cpu_").removesuffix(f"_{label}") for label in labels for name in metrics
              if name.startswith("cpu_") and name.endswith(f"_{label}")}  # fmt: skip
     columns: list[Column] = [(name, f"cpu_{name}", 1, "p50") for name in sorted(names)]
@@ -115,7 +115,7 @@ def storm_line(facts: Mapping[str, Any]) -> str:
 
 
 def ratio_table(report: Report) -> str:
-    """Medians of the changed deployment over the base's, for what clients see."""
+    """Format the ratios of the changed deployment's medians to the base's, for client metrics."""
     compared = report["compare"]
     wanted = ("ids_per_s", "audio_s_per_s", "realtime_factor", "first_audio", "longest_gap", "request", "ready_s")
     lines = []

@@ -1,4 +1,4 @@
-"""Two source trees measured in turn by one script: a process each, which waits while the other is measured."""
+"""Alternating measurement of two source trees by one script: one process each, idle while the other is measured."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from bench.serving.figures import ROOT
 
 
 class Tree:
-    """A process that imports the packages of one source tree, and what that tree lacks from this one.
+    """Process that imports the packages of one source tree, and missing ones from this tree.
 
-    It runs `script --serve` with the words of this command line and its name in BENCH_TREE, says `{}` when it is ready,
-    and answers each line of its standard input with one JSON object.
+    It runs `script --serve` with the arguments of this command line and its name in BENCH_TREE. It prints `{}` when it
+    is ready, and then one JSON object for each line of its standard input.
     """
 
     def __init__(self, name: str, folder: Path, script: str) -> None:
         self.name = name
         command = [sys.executable, str(Path(script).resolve()), "--serve", *sys.argv[1:]]
         own = [folder.resolve(), *sorted(folder.resolve().glob("plugins/*/src")), ROOT]
-        others = filter(None, [os.environ.get("PYTHONPATH")])  # where libraries come that way
+        others = filter(None, [os.environ.get("PYTHONPATH")])  # libraries may come from there
         env = {**os.environ, "BENCH_TREE": name, "PYTHONPATH": os.pathsep.join([*map(str, own), *others])}
         self._process = subprocess.Popen(
             command, cwd=folder, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -31,7 +31,7 @@ class Tree:
         self._answer()
 
     def window(self, word: str) -> dict[str, Any]:
-        """Let it measure once, as `word` says."""
+        """Run one measurement, selected by `word`."""
         assert self._process.stdin is not None
         print(word, file=self._process.stdin, flush=True)
         found = self._answer()

@@ -13,14 +13,14 @@ from bench.serving.figures import Figures
 from bench.serving.spent import note_spent
 
 TELEMETRY_S: Final = 0.3
-"""Longer than the tenth of a second in which every process reports."""
+"""Longer than the telemetry interval of a tenth of a second."""
 
 MOST_TRACES: Final = 60
 
 
 @contextmanager
 def watched(served: Served, figures: Figures, label: str) -> Iterator[dict[str, Any]]:
-    """Note what every process spent while the block ran. Yields the section's facts, for the block to add to."""
+    """Record the costs of every process during the block. Yields the section's facts, which the block extends."""
     time.sleep(TELEMETRY_S)
     facts: dict[str, Any] = {}
     values = served.fresh_values()
@@ -29,7 +29,7 @@ def watched(served: Served, figures: Figures, label: str) -> Iterator[dict[str, 
     own = time.process_time() - own
     loaded_s = time.monotonic() - start
     now = served.cpu_s()
-    # A pool process that ended has taken its seconds along, so a sum over processes may shrink.
+    # An ended pool process takes its seconds with it, so a sum over processes may decrease.
     spent = {name: max(0.0, now[name] - cpu.get(name, 0.0)) for name in now} | {"client": own}
     time.sleep(TELEMETRY_S)
     after = served.fresh_values()
@@ -44,10 +44,10 @@ def watched(served: Served, figures: Figures, label: str) -> Iterator[dict[str, 
 
 
 def note_stations(served: Served, figures: Figures, label: str, count: int) -> None:
-    """Add where the newest requests were when, by their traces: seconds from arrival to begin and to end of each.
+    """Add the stages of the newest requests from their traces: seconds from arrival to the start and end of each.
 
-    count: how many requests the load had; at most 60 are read. A station is a process with its node and walk; a
-    request that waited there has one more, whose name ends in `queue`.
+    count: number of requests of the load; at most 60 are read. A stage is a process with its node and walk. Waiting
+    time is a stage whose name ends in `queue`.
     """
     begins: dict[str, list[float]] = defaultdict(list)
     ends: dict[str, list[float]] = defaultdict(list)
