@@ -1,4 +1,4 @@
-"""Fixtures for every test of the root: a fresh interpreter that tells what it loaded."""
+"""Fixtures for every test of the root: a fresh interpreter that reports its loaded modules."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ settings.register_profile("explore", deadline=None, suppress_health_check=[Healt
 settings.register_profile("shared-host", settings.get_profile("explore"), derandomize=True, database=None)
 settings.load_profile("shared-host")
 
-# A shell starts what runs in the background with SIGINT ignored, and every process that a test starts would inherit it.
+# Shells start background jobs with SIGINT ignored, and every process that a test starts would inherit that.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -53,7 +53,7 @@ class Fresh:
         return {name for name in names if name in self.tops()}
 
     def tops(self) -> set[str]:
-        """The top-level names of all that was loaded."""
+        """Return the top-level names of the loaded modules."""
         return {module.partition(".")[0] for module in self.modules}
 
 
@@ -62,7 +62,7 @@ FreshPython = Callable[[str], Fresh]
 
 @pytest.fixture
 def fresh_python(tmp_path: Path) -> FreshPython:
-    """Run statements in a new interpreter, in an empty home, and tell what it loaded. Fails when they raise."""
+    """Run statements in a new interpreter with an empty home and return its modules. Fails if they raise."""
 
     def run(body: str) -> Fresh:
         report = tmp_path / "loaded.json"
@@ -85,7 +85,7 @@ def fresh_python(tmp_path: Path) -> FreshPython:
 
 @pytest.fixture
 def fresh_mstarctl(fresh_python: FreshPython) -> Callable[..., Fresh]:
-    """Run one command line of mstarctl in a new interpreter and tell what it loaded."""
+    """Run one command line of mstarctl in a new interpreter and return its modules."""
 
     def run(*argv: str) -> Fresh:
         return fresh_python(f"sys.argv = ['mstarctl', *{list(argv)!r}]; from mstarctl.main import main; main()")

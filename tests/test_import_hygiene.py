@@ -19,7 +19,7 @@ LIGHT = ("mstar_core.errors", "mstar_core.graph", "mstar_core.plugin", "mstar_co
     "argv", [("--help",), ("--version",), ("plugins", "ls"), ("ps",), ("context", "ls")], ids=" ".join
 )
 def test_everyday_commands_stay_light(argv: tuple[str, ...], fresh_mstarctl: Callable[..., Any]) -> None:
-    """An operator waits on these; torch alone costs more than a second."""
+    """These commands must start fast; torch alone takes more than a second to import."""
     fresh = fresh_mstarctl(*argv)
     assert fresh.code == 0, fresh.stderr
     assert fresh.loaded(HEAVY) == set()
@@ -29,7 +29,7 @@ def test_everyday_commands_stay_light(argv: tuple[str, ...], fresh_mstarctl: Cal
 def test_a_light_module_loads_only_the_standard_library_and_the_light_packages(
     package: str, fresh_python: Callable[[str], Any]
 ) -> None:
-    """One heavy plugin slows every command that lists models. pluggy holds the mark of a hook."""
+    """One heavy plugin slows every command that lists models. Plugins load pluggy for the hook marker."""
     fresh = fresh_python(f"import {package}.plugin")
     strangers = fresh.tops() - {*sys.stdlib_module_names, "mstar_core", "pluggy", package}
     assert {name for name in strangers if not name.startswith("_")} == set()
@@ -41,12 +41,12 @@ def test_a_light_module_loads_only_the_standard_library_and_the_light_packages(
     "package", [f"mstar_core.{name}" for name in ("client", "config", "graph", "messages", "observe", "plugin")]
 )
 def test_a_light_package_of_the_core_loads_without_torch(package: str, fresh_python: Callable[[str], Any]) -> None:
-    """A model is listed, planned and drawn where torch is not installed."""
+    """Models are listed, planned and drawn without torch installed."""
     assert fresh_python(f"import {package}").loaded(("torch", "transformers", "sanic", "textual")) == set()
 
 
 def is_light(module: str) -> bool:
-    """Whether a module is one of the packages that a light module may load, or part of one."""
+    """Return whether a module belongs to a package that a light module may load."""
     return any(module == name or module.startswith(f"{name}.") for name in LIGHT)
 
 

@@ -1,4 +1,4 @@
-"""The distributions of this repository: versions, pins, entry points, wheels, licences, and what they may depend on."""
+"""Distributions of this repository: versions, pins, entry points, wheels, licences and dependencies."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def project(folder: Path) -> dict[str, Any]:
 
 
 def requirements(folder: Path) -> list[Requirement]:
-    """Everything that a pyproject asks for: to build, to run, in every extra."""
+    """Return all requirements of a pyproject.toml: build, runtime and extras."""
     table = pyproject(folder)
     extras = table["project"].get("optional-dependencies", {}).values()
     lines = [
@@ -72,7 +72,7 @@ def package(folder: Path) -> Path:
 
 
 def data_files(packages: list[Path]) -> set[str]:
-    """Files beside the code that a wheel must hold, as names in the wheel."""
+    """Return the data files that a wheel must contain, by their names in the wheel."""
     found = (path for each in packages for path in each.rglob("*") if path.is_file())
     names = {
         str(path.relative_to(root_of(path)))
@@ -141,7 +141,7 @@ def test_nothing_depends_on_the_distribution_of_a_stranger(folder: Path) -> None
 
 @every_distribution
 def test_every_dependency_says_why_it_is_there(folder: Path) -> None:
-    """House rule: few dependencies, each with a comment why it is there and what bounds it."""
+    """Each dependency has a comment with its reason and its bounds."""
     text = (folder / "pyproject.toml").read_text(encoding="utf-8")
     for need in requirements(folder):
         line = next(line for line in text.splitlines() if re.search(rf'"{re.escape(need.name)}(\[|[<>=])', line))
@@ -171,7 +171,7 @@ def test_constraints_lie_inside_the_bounds(folder: Path) -> None:
 
 
 def test_everything_that_is_installed_for_tests_is_pinned() -> None:
-    """av alone stays open: the newest differs between the supported Pythons. The extras for GPUs are not installed."""
+    """Only av is not pinned: its newest release depends on the Python version. GPU extras are not installed."""
     extras = project(ROOT)["optional-dependencies"]
     lines = [*project(ROOT)["dependencies"], *extras["runtime"], *extras["dev"]]
     asked = {canonicalize_name(Requirement(line).name) for line in lines}
@@ -179,7 +179,7 @@ def test_everything_that_is_installed_for_tests_is_pinned() -> None:
 
 
 def test_every_wheel_builds_and_holds_its_data(tmp_path: Path) -> None:
-    """Without network. A file beside the code that package-data forgets would be missing on every machine but ours."""
+    """Installs without network. A data file missing in package-data would be missing in every installation."""
     wheels = runpy.run_path(str(ROOT / "scripts" / "wheels.py"))
     wheels["build"](tmp_path, wheels["sources"]())
     built = {path.name.split("-")[0]: path for path in tmp_path.glob("*.whl")}

@@ -20,7 +20,7 @@ FORBIDDEN_CALLS = {"eval", "exec", "compile"}
 
 
 def sins(tree: ast.AST) -> Iterator[str]:
-    """Each forbidden thing in a module, in words."""
+    """Describe each forbidden call in a module."""
     for node in ast.walk(tree):
         match node:
             case ast.Import(names=names):

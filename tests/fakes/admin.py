@@ -1,4 +1,4 @@
-"""An admin socket that answers what a test says: other versions, refusals, silence. Standard library, one thread."""
+"""Fake admin socket with scripted responses: other versions, errors, silence. Standard library, one thread."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ HEAD: Mapping[str, Any] = {"api": 1, "min_api": 1, "name": "canned", "state": "r
 
 @contextmanager
 def canned(path: Path, answers: Mapping[str, tuple[int, Any]], *, wait_s: float = 0.0) -> Iterator[list[str]]:
-    """Serve until the block ends; gives the lines that were asked. answers: path -> status and body.
+    """Serve until the block ends; yields the received request lines. answers: path -> status and body.
 
-    A list as body is a stream, one JSON object a line. wait_s: before each answer.
+    A list as body is a stream with one JSON object per line. wait_s: delay of each response.
     """
     asked: list[str] = []
     over = threading.Event()
@@ -34,7 +34,7 @@ def canned(path: Path, answers: Mapping[str, tuple[int, Any]], *, wait_s: float 
         def _answer(self) -> None:
             asked.append(f"{self.command} {self.path}")
             if over.wait(wait_s):
-                return  # who asked has long gone
+                return  # the client has disconnected
             status, body = answers.get(
                 self.path.partition("?")[0], (404, {"code": "not_found", "title": "no such path"})
             )
@@ -46,7 +46,7 @@ def canned(path: Path, answers: Mapping[str, tuple[int, Any]], *, wait_s: float 
             self.wfile.write(data)
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Nothing."""
+            """Log nothing."""
 
     class Server(ThreadingUnixStreamServer):
         daemon_threads = True

@@ -51,7 +51,7 @@ SPEC: Final[ModelSpec] = dataclasses.replace(
 
 
 class Processor(SpeechProcessor):
-    """Its warnings list its inputs in order: modality, name, and the first digits of the SHA-256 of the content."""
+    """Processor whose warnings list its inputs in order: modality, name, and the first digits of their SHA-256."""
 
     def __init__(self, folder: Path | None, model_kwargs: Mapping[str, Any]) -> None:
         super().__init__(folder, model_kwargs)

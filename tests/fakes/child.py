@@ -99,7 +99,7 @@ def main() -> None:
 
 
 def enter(life: ChildLife, phase: str, script: Script) -> None:
-    """Report a phase, and misbehave in it when the script says so."""
+    """Report a phase, and fail in it if the script says so."""
     life.phase(phase, done=1, total=2, detail="part")
     if script.phase != phase:
         life.phase(phase, done=2, total=2)
@@ -108,8 +108,8 @@ def enter(life: ChildLife, phase: str, script: Script) -> None:
 
 
 def misbehave(life: ChildLife, phase: str, script: Script) -> None:
-    """Do what the script says."""
-    # What a process said last leaves by a thread of its own: one that dies in the same instant was not heard.
+    """Run the scripted failure."""
+    # A separate thread sends messages: a process that exits at once would lose the last one.
     time.sleep(max(script.wait_s, SPOKEN_S if script.how in ("exit", "signal") else 0.0))
     match script.how:
         case "exit":
@@ -119,16 +119,16 @@ def misbehave(life: ChildLife, phase: str, script: Script) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         case "error":
             raise WeightsError(f"{life.name} lacks a file", "looked in a folder", "use another folder", phase=phase)
-        case "deaf":  # as before a process is prepared: the ask for its stacks ends it
+        case "deaf":  # the state before a process is prepared: the signal for its stacks ends it
             signal.signal(signal.SIGUSR1, signal.SIG_DFL)
             signal.pause()
         case "hang":
-            while True:  # until the supervisor has had enough
+            while True:  # until the supervisor kills it
                 signal.pause()
 
 
 def serve(life: ChildLife, box: Mailbox[Envelope], courier: Courier[Message], name: str, script: Script) -> None:
-    """Start, be ready, and answer until told to end."""
+    """Start, become ready, and respond until a stop is requested."""
     life.beat(time.monotonic())
     for phase in PHASES.get(name, WORKER_PHASES):
         enter(life, phase, script)

@@ -26,7 +26,7 @@ Launch = Callable[..., Started]
 
 @pytest.fixture
 def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A short folder for run directories; the one of a test is too long for sockets."""
+    """Create a short folder for run directories. A test's own path is too long for sockets."""
     folder = Path(tempfile.mkdtemp(prefix="mst-"))
     monkeypatch.setenv("MSTAR_RUNTIME_DIR", str(folder))
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
@@ -36,7 +36,7 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Say what children do wrong: `play(worker_0={"phase": "kv", "how": "exit"})`."""
+    """Return a function that scripts failures: `play(worker_0={"phase": "kv", "how": "exit"})`."""
 
     def set_scripts(**scripts: dict[str, Any]) -> None:
         named = {name.replace("_", "-"): script for name, script in scripts.items()}
@@ -48,7 +48,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 @pytest.fixture
 def make_spec(runtime: Path) -> MakeSpec:
-    """A spec with one rank on the CPU; keywords replace fields."""
+    """Return a spec with one rank on the CPU; keywords replace fields."""
 
     def make(name: str = "fake", **fields: Any) -> DeploymentSpec:
         spec = DeploymentSpec(
@@ -70,7 +70,7 @@ def make_spec(runtime: Path) -> MakeSpec:
 
 @pytest.fixture
 def logged_spec(make_spec: MakeSpec) -> MakeSpec:
-    """As make_spec, with the folders that `up` would have made."""
+    """Return make_spec's result after creating the folders, as `up` does."""
 
     def make(name: str = "fake", **fields: Any) -> DeploymentSpec:
         spec = make_spec(name, **fields)
@@ -82,7 +82,7 @@ def logged_spec(make_spec: MakeSpec) -> MakeSpec:
 
 @pytest.fixture
 def start(make_spec: MakeSpec, play: Callable[..., None]) -> Iterator[Launch]:
-    """Start a supervisor process with fake children; whatever is left of it is killed at the end."""
+    """Start a supervisor process with fake children. Its remaining processes are killed at the end."""
     running: list[Started] = []
 
     def begin(name: str = "fake", **fields: Any) -> Started:

@@ -1,7 +1,7 @@
-"""Stands in for triton: kernels that note when they are compiled and run, a cache on disk, its way to compile later.
+"""Fake triton: kernels that record compilation and launches, a disk cache, and asynchronous compilation.
 
-`installed` puts it in triton's place. It keeps triton 3.6's rules: a launch compiles what is not known for its
-arguments, or hands that to the mode that is on; the listener hears of each; with `warmup` a kernel does not run.
+`installed` replaces triton by it. It follows the rules of triton 3.6: a launch compiles a variant that is new for its
+arguments, or submits it to the active mode; the listener is called for each; with `warmup` a kernel does not run.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class Disk:
 
 
 class Compiled:
-    """A compiled kernel. by: the thread that compiled it, `cache` where the disk had it."""
+    """A compiled kernel. by: the thread that compiled it, or `cache` if it was on disk."""
 
     def __init__(self, key: Key, by: str) -> None:
         self.src, self.metadata, self.by = SimpleNamespace(key=key), None, by
 
 
 class Mode:
-    """Triton's AsyncCompileMode."""
+    """Fake of triton's AsyncCompileMode."""
 
     def __init__(self, executor: Executor, *, ignore_errors: bool = False) -> None:
         self.executor, self.ignore_errors = executor, ignore_errors
@@ -66,7 +66,7 @@ active: ContextVar[Mode | None] = ContextVar("active", default=None)
 
 
 class JITFunction:
-    """A kernel. known: by arguments, what is compiled in this process; runs: arguments in the order of launches."""
+    """A kernel. known: variants compiled in this process, by arguments; runs: arguments in the order of launches."""
 
     disk: Disk
     knobs: SimpleNamespace
@@ -84,7 +84,7 @@ class JITFunction:
         key, mode = (self.name, *args), active.get()
         if key not in self.known and mode is not None:
             mode.submit(key, lambda: self._compile(key), lambda made: self.known.update({key: made}))
-            return object()  # triton gives what will be the kernel
+            return object()  # triton returns a future of the kernel
         if key not in self.known:
             self.known[key] = self._compile(key)
         if not warmup:
@@ -106,7 +106,7 @@ def _build(src: SimpleNamespace, metadata: object) -> None:
 
 
 def installed(monkeypatch: pytest.MonkeyPatch) -> Disk:
-    """Put it in triton's place for a test. Returns its empty disk."""
+    """Replace triton for a test. Returns the empty disk cache."""
     parts = ("triton", "triton.knobs", "triton.runtime", "triton.runtime.jit", "triton.runtime.driver")
     made: dict[str, Any] = {name: ModuleType(name) for name in parts}
     made["triton"].AsyncCompileMode, made["triton"].knobs = Mode, made["triton.knobs"]

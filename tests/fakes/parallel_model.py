@@ -15,14 +15,14 @@ from tests.fakes.inline_model import Processor as InlineProcessor
 
 BROKEN: Final = "broken"
 KILLS: Final = "kills"
-"""Names of files: one that cannot be read, one whose reading ends the process."""
+"""Names of files: one that cannot be decoded, one whose decoding ends the process."""
 
 UNSURE: Final = "unsure"
-"""Of this text the processor cannot say which files are read apart."""
+"""For this text the processor fails to select the files to decode in parallel."""
 
 
 class Processor(InlineProcessor):
-    """`Inputs.metadata["audio"]["read"]` holds what became of each file: (its process, its number)."""
+    """`Inputs.metadata["audio"]["read"]` contains (decoding process, number) of each file."""
 
     def parallel_files(self, request: PromptRequest) -> Sequence[int]:
         assert request.text not in (WRONG, UNSURE)

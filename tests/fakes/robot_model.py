@@ -31,7 +31,7 @@ class Params:
 
 
 class Processor(SpeechProcessor):
-    """Returns the state as ids of the prompt."""
+    """Processor that returns the state as ids of the prompt."""
 
     def __init__(self, folder: Path | None, model_kwargs: Mapping[str, Any]) -> None:
         super().__init__(folder, model_kwargs)

@@ -1,4 +1,4 @@
-"""A node runner without a model: every job is answered at once, ids come from a script."""
+"""Fake node runner without a model: every job completes at once, ids come from a script."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mstar_core.errors import EngineError
 
 @dataclass
 class FakeRunner:
-    """Implements NodeRunner. answer: one firing's outputs. ids: what a request's loop samples, in order."""
+    """Fake NodeRunner. answer: outputs of one task run. ids: sampled ids of a request's loop, in order."""
 
     name: str
     answer: Callable[[Job], dict[str, torch.Tensor]]

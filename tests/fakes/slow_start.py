@@ -1,4 +1,4 @@
-"""A processor that is made only while a gate is open: a start that lasts as long as a test wants."""
+"""Processor that starts only while a gate is open, for starts of controlled length."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LOOK_S: Final = 0.01
 
 
 class Processor(speech_model.Processor):
-    """Works as the one of the speech model, once it is there. model_kwargs: `gate`, a file; open while it exists."""
+    """The speech model's processor behind a gate. model_kwargs: `gate`, a file; the gate is open while it exists."""
 
     def __init__(self, folder: Path | None, model_kwargs: Mapping[str, Any]) -> None:
         while not Path(model_kwargs["gate"]).exists():

@@ -1,7 +1,8 @@
-"""Plays the system's ssh for one machine: runs commands here, and forwards a socket with real relays.
+"""Fake ssh for one machine: runs commands locally, and forwards a socket with real relays.
 
-Understands what mstarctl types: `ssh -N OPTIONS -L LOCAL:REMOTE -- HOST` and `ssh -- HOST COMMAND`. Host `nowhere`
-refuses the login. Run as a program; $FAKE_SSH_LOG gets each call's words, $FAKE_SSH_LOG.pid the last one's process.
+Accepts the commands of mstarctl: `ssh -N OPTIONS -L LOCAL:REMOTE -- HOST` and `ssh -- HOST COMMAND`. Host `nowhere`
+refuses the login. Run as a program; it writes the arguments of each call to $FAKE_SSH_LOG, and the last pid to
+$FAKE_SSH_LOG.pid.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Entry point. Ends as ssh would."""
+    """Entry point. Exits as ssh does."""
     words = sys.argv[1:]
     with Path(os.environ["FAKE_SSH_LOG"]).open("a", encoding="utf-8") as log:
         log.write(json.dumps(words) + "\n")
@@ -44,7 +45,7 @@ def forward(local: str, remote: str) -> None:
 
 
 def connect(remote: str) -> socket.socket:
-    """The other end: a unix socket's path, or HOST:PORT."""
+    """Connect to the other end: the path of a Unix socket, or HOST:PORT."""
     if remote.startswith("/"):
         there = socket.socket(socket.AF_UNIX)
         there.connect(remote)
@@ -54,7 +55,7 @@ def connect(remote: str) -> socket.socket:
 
 
 def join(here: socket.socket, there: socket.socket) -> None:
-    """Both ways at once, until either end closes."""
+    """Relay in both directions until either end closes."""
     back = threading.Thread(target=pump, args=(there, here), daemon=True)
     back.start()
     pump(here, there)

@@ -167,6 +167,6 @@ class Update(nn.Module):
 
 
 def built() -> dict[str, BuiltNode]:
-    """Every node with fresh modules; the world's remembers the rows of its passes."""
+    """Build every node with new modules; the world's records the batch sizes of its passes."""
     modules = {ENCODER: Encoder(), WORLD: TinyWorld(), SCORER: Scorer(), SAMPLER: Sampler(), UPDATE: Update()}
     return {node.name: BuiltNode(node=node, module=module, vocab=0) for node, module in modules.items()}
