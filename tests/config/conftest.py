@@ -1,4 +1,4 @@
-"""The toy plugin as a spec, and a way to resolve a text against it."""
+"""Fixtures: the spec of the toy plugin, and resolution of a text against it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def spec(plugins: Plugins) -> ModelSpec:
 
 @pytest.fixture
 def resolved(spec: ModelSpec) -> Resolve:
-    """Resolve the text of a file, called `toy.yaml`, with `--set` words over it."""
+    """Resolve the text of a file called `toy.yaml`, with `--set` overrides."""
 
     def run(text: str, *sets: str) -> ResolvedConfig:
         return resolve(spec, read_text(text, "toy.yaml"), [parse_set(item) for item in sets])

@@ -1,4 +1,4 @@
-"""Shares of memory in a plan: divided evenly, declared by groups, refused with numbers when they cannot add up."""
+"""Memory shares of a plan: divided evenly, declared by groups, refused with numbers if the sum is too large."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every key of a deployment file acts while the deployment runs: the table names the test that shows it, key by key."""
+"""Effect of every key of a deployment file. The table names the test of each key."""
 
 from __future__ import annotations
 

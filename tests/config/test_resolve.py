@@ -132,7 +132,7 @@ def test_differences_name_values_and_sources(spec: ModelSpec, resolved: Resolve)
 
 
 def test_every_key_changes_the_result(spec: ModelSpec, resolved: Resolve) -> None:
-    """Nothing that is accepted is ignored."""
+    """Every accepted key has an effect."""
     other: dict[str, Any] = {
         "name": "mine",
         "weights": "/weights",

@@ -1,4 +1,4 @@
-"""A small model with one text node and one sound node, whose parts can be exchanged for wrong ones."""
+"""Small model with a text node and a sound node, whose parts can be replaced by faulty ones."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def write(folder: Path) -> Path:
 
 
 def write_nothing(folder: Path) -> None:
-    """Forgets to say where."""
+    """Faulty part that omits the location."""
 
 
 class Processor:

@@ -1,4 +1,4 @@
-"""Candidates through the whole runtime: dealt among rows, scored together, planned with, and gone without a trace."""
+"""Candidates through the whole runtime: distributed over rows, scored together, used in plans, and freed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def ask(task: str, steps: int = 2, context: int = 0, **arrays: Tensor) -> Sample
 
 
 def alone(actions: Tensor, steps: int, context: int = 0) -> list[Tensor]:
-    """Frames of one candidate [h, WIDTH] after each step, by single passes of an engine of its own."""
+    """Return the frames of one candidate [h, WIDTH] after each step, from single passes of a separate engine."""
     driver = Driver(make_world(num_pages=64))
     driver.open(0, max_tokens=48)
     for n in range(context):
@@ -121,7 +121,7 @@ def test_a_walk_frees_the_rows_of_its_loops_though_its_request_goes_on() -> None
 def test_planning_keeps_its_context_and_frees_each_rollout() -> None:
     rounds, rows, steps = 3, 6, 2
     mean, noise = numbers(5, steps, WIDTH), numbers(6, rounds, rows, steps, WIDTH)
-    # Two pages of context and those of two candidates: what a rollout leaves behind would show in the next one.
+    # Pages of the context and of two candidates only, so that leaked pages of a rollout make the next one fail.
     made = bench(RuntimeSettings(page_size=PATCHES, max_seq_len=18, pages=6))
     outcome = made.ask(ask("plan", steps, 2, mean=mean, noise=noise, goal=GOAL))[0]
     for each in noise:

@@ -1,4 +1,4 @@
-"""Each runtime check finds the flaw that it is there for, in a toy that otherwise passes all of them."""
+"""Runtime checks: each finds its flaw in a toy model that otherwise passes all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fresh plugin of each shape is a working toy: written, installed, and held to the checks of every plugin."""
+"""New plugins of each shape: written, installed, and subject to the checks of every plugin."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHAPES = [("stateless", 1), ("stateless", 3), ("kv", 1), ("kv", 2)]
 
 @pytest.fixture
 def loaded_by_name() -> Iterator[None]:
-    """Whatever a test imports of its new plugin goes with it."""
+    """Unload the modules of a new plugin after its test."""
     before = set(sys.modules)
     yield
     for name in [name for name in sys.modules if name not in before and name.startswith("mstar_new")]:

@@ -1,4 +1,4 @@
-"""The bench itself: what it serves, on one rank and on two, and that its probe sees what is held."""
+"""Fake runtime: serving on one rank and on two, and detection of held resources by its probe."""
 
 from __future__ import annotations
 

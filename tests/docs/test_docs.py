@@ -1,4 +1,4 @@
-"""The pages name what exists, and their commands run."""
+"""Docs: pages name existing things, and their commands run."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def ids(path: Path) -> str:
 
 
 def shell_blocks(page: Path) -> list[str]:
-    """Fenced blocks that a reader may type, continuation lines joined."""
+    """Return the fenced blocks of commands, with continuation lines joined."""
     found = FENCE.finditer(page.read_text(encoding="utf-8"))
     return [match["text"].replace("\\\n", " ") for match in found if match["kind"] in SHELL]
 
 
 def typed_lines(page: Path) -> Iterator[str]:
-    """Lines of shell blocks and code spans that call mstarctl or make."""
+    """Return the lines of shell blocks and code spans that call mstarctl or make."""
     text = page.read_text(encoding="utf-8")
     for block in shell_blocks(page):
         yield from (line.removeprefix("$ ") for line in block.splitlines())
@@ -52,14 +52,14 @@ def typed_lines(page: Path) -> Iterator[str]:
 
 
 def commands(page: Path) -> list[list[str]]:
-    """The words after `mstarctl` of every command on a page; placeholders and comments are left out."""
+    """Return the arguments of every `mstarctl` command on a page, without placeholders and comments."""
     lines = (line.partition("#")[0] for line in typed_lines(page))
     found = [match[1] for line in lines for match in COMMAND.finditer(line)]
     return [shlex.split(words.replace("…", "")) for words in found if words.strip()]
 
 
 def generator() -> ModuleType:
-    """scripts/docs.py as a module."""
+    """Import scripts/docs.py as a module."""
     spec = importlib.util.spec_from_file_location("docs", ROOT / "scripts" / "docs.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -145,9 +145,9 @@ def test_the_example_of_the_wire_page_runs() -> None:
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Iterator[Callable[[str], str]]:
-    """Runs one command in a folder of its own, with a port and run directory of its own; stops what was started."""
+    """Return a function that runs a command in a new folder with its own port and run directory. Stops deployments."""
     port = free_port()
-    runtime = tempfile.mkdtemp(prefix="md-")  # short: sockets live below
+    runtime = tempfile.mkdtemp(prefix="md-")  # short, because it contains sockets
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "MSTAR_RUNTIME_DIR": runtime}
     (tmp_path / "configs").symlink_to(ROOT / "configs")
@@ -181,7 +181,7 @@ def test_the_tour_and_the_operators_commands_run(shell: Callable[[str], str], tm
         pytest.skip("runs where curl is installed")
     lines = [line for page in TOUR for block in shell_blocks(ROOT / page) for line in block.splitlines()]
     typed = [line for line in dict.fromkeys(lines) if line.startswith(("mstarctl ", "curl "))]
-    # One deployment for all: it is started once and stopped once; doctor judges this host, not the page.
+    # One deployment for all commands. doctor is left out, because it checks the host.
     apart = ("mstarctl up", "mstarctl down", "mstarctl doctor")
     ups = [line for line in typed if line.startswith("mstarctl up")]
     shell(ups[0])

@@ -1,4 +1,4 @@
-"""Loading in two stages: what works, what is broken, and that one plugin's failure stays its own."""
+"""Loading in two stages: working plugins, broken plugins, and isolation of their failures."""
 
 from __future__ import annotations
 

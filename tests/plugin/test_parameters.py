@@ -1,4 +1,4 @@
-"""Parameters at the edge: any JSON value is refused by name or lies in its range (property P17)."""
+"""Request parameters: any JSON value is refused by name or is within its range (property P17)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text of small plugins and a way to install them into a folder as real distributions."""
+"""Sources of small plugins, and their installation into a folder as real distributions."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def write_plugin(
 def install(
     patch: pytest.MonkeyPatch, folder: Path, code: str = TOY, *, package: str = "toy_plugin", **facts: str
 ) -> Path:
-    """Write a plugin and put it on the path of this process, in place of one that an earlier test wrote."""
+    """Write a plugin and put it on the path of this process, replacing that of an earlier test."""
     home = write_plugin(folder, code, package=package, **facts)
     for module in [name for name in sys.modules if name.partition(".")[0] == package]:
         del sys.modules[module]
@@ -115,5 +115,5 @@ def install(
 
 
 def entries(*names: str) -> tuple[PluginEntry, ...]:
-    """The installed plugins of these names alone."""
+    """Return the installed plugins, limited to these names."""
     return tuple(entry for entry in plugin_entries() if entry.name in names)

@@ -1,4 +1,4 @@
-"""A client for tests: sends one request, reads its lines as they come, and tells how it ended."""
+"""Test client: sends a request, reads its lines as they arrive, and records the outcome."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import httpx
 
 LIMIT_S: Final = 120.0
 SURE: Final = {"temperature": 0, "repetition_penalty": 1, "noise": "off", "ignore_eos": True}
-"""Parameters under which the sound depends on the prompt alone."""
+"""Parameters with which the audio depends on the prompt only."""
 
 
 @dataclass(slots=True)
@@ -59,13 +59,13 @@ class Heard:
 
 
 def request(**params: Any) -> dict[str, Any]:
-    """A body for /generate: text unless ids are given, every event in the stream."""
+    """Return a body for /generate: text unless ids are given, every event in the stream."""
     text = {} if "prompt_token_ids" in params else {"text": "hello there"}
     return {**text, "output_modalities": ["audio"], "stream_events": "full", **params}
 
 
 def new_client(url: str) -> httpx.AsyncClient:
-    """A client without a limit on connections, with a limit on waiting."""
+    """Return a client with a time-out and without a limit on connections."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     return httpx.AsyncClient(base_url=url, timeout=LIMIT_S, limits=limits)
 
@@ -76,7 +76,7 @@ async def speak(
     heard: Heard | None = None,
     leave: Callable[[Heard], bool] | None = None,
 ) -> Heard:
-    """Send one request to /generate and read it to its end, or until `leave` says so after a line."""
+    """Send one request to /generate and read its response, until the end or until `leave` returns true for a line."""
     heard = heard if heard is not None else Heard()
     heard.sent_s = time.monotonic()
     try:
@@ -118,7 +118,7 @@ def take(heard: Heard, line: str) -> None:
 
 
 class Streams:
-    """Several requests under way at once. Leaving the block ends those that still run."""
+    """Concurrent requests. Leaving the block cancels those that still run."""
 
     def __init__(self, url: str, bodies: list[dict[str, Any]]) -> None:
         self.heard = [Heard() for _ in bodies]
@@ -142,24 +142,24 @@ class Streams:
         await self._client.aclose()
 
     async def all_begun(self) -> None:
-        """Return when each has brought sound, or its end."""
+        """Wait until each request has produced audio or has ended."""
         async with asyncio.timeout(LIMIT_S):
             for heard in self.heard:
                 await heard.first.wait()
 
     @property
     def have_ended(self) -> bool:
-        """Whether each has ended, however that was."""
+        """Whether each request has ended, with any outcome."""
         return all(task.done() for task in self._tasks)
 
     async def some_ended(self, count: int) -> None:
-        """Return when so many have ended, however that was."""
+        """Wait until `count` requests have ended, with any outcome."""
         async with asyncio.timeout(LIMIT_S):
             for task in islice(asyncio.as_completed(self._tasks), count):
                 await task
 
     async def all_ended(self) -> list[Heard]:
-        """Return when each has ended, however that was."""
+        """Wait until each request has ended, with any outcome."""
         async with asyncio.timeout(LIMIT_S):
             await asyncio.gather(*self._tasks)
         return self.heard

@@ -1,4 +1,4 @@
-"""Clients that send seeded requests to a deployment and leave them in seeded ways; each request has one outcome."""
+"""Clients with seeded requests and seeded disconnects; each request has one outcome."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.runtime.deployment import Deployment
 
 AT_ONCE: Final = 10
 LONG: Final = 1500
-"""Ids of a request that its client means to end early: 15 s of sound."""
+"""Ids of a request that its client ends early: 15 s of audio."""
 
 
 class Crowd:
-    """`AT_ONCE` clients. outcomes: how requests ended, by code. sound: the bytes of whole answers by their length."""
+    """`AT_ONCE` clients. outcomes: numbers of requests by code. sound: bytes of complete responses by length."""
 
     def __init__(self, deployment: Deployment, seed: int) -> None:
         self.outcomes: Counter[str] = Counter()
@@ -32,7 +32,7 @@ class Crowd:
 
     @property
     def sent(self) -> int:
-        """Requests so far."""
+        """Number of requests so far."""
         return self._number
 
     async def run(self, count: int) -> None:
@@ -42,7 +42,7 @@ class Crowd:
             await asyncio.gather(*(self._visit(client) for _ in range(AT_ONCE)))
 
     async def run_short(self, count: int) -> None:
-        """Send `count` requests of one id, so that whatever is remembered of ended requests is full."""
+        """Send `count` requests of one id, so that all records of ended requests are full."""
         async with new_client(self._deployment.url) as client:
             for _ in range(0, count, AT_ONCE):
                 heard = [speak(client, request(max_output_tokens=1)) for _ in range(AT_ONCE)]
@@ -98,12 +98,12 @@ class Crowd:
 
 
 def resident(deployment: Deployment) -> dict[str, int]:
-    """Resident bytes of every process that stays, by name."""
+    """Return the resident bytes of every permanent process, by name."""
     page = os.sysconf("SC_PAGE_SIZE")
     read = {name: Path(f"/proc/{pid}/statm").read_text() for name, pid in deployment.pids().items()}
     return {name: int(text.split()[1]) * page for name, text in read.items()}
 
 
 def descriptors(deployment: Deployment) -> dict[str, int]:
-    """Open file descriptors by name of process."""
+    """Return the number of open file descriptors by process."""
     return {name: len(os.listdir(f"/proc/{pid}/fd")) for name, pid in deployment.pids().items()}

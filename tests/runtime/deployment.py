@@ -1,4 +1,4 @@
-"""A deployment of real processes for tests: started, watched by its files and sockets, stopped, probed for leaks."""
+"""Deployment of real processes for tests: started, observed by files and sockets, stopped, checked for leaks."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from tests.fakes.ports import free_port
 REPO: Final = Path(__file__).resolve().parents[2]
 START_S: Final = 90.0
 END_S: Final = 60.0
-"""Limits of waits that a healthy deployment ends much sooner: a busy machine may take long over each of them."""
+"""Time limits of waits. They are generous, because a busy machine may be slow."""
 
 PATIENT_S: Final = 120.0
-"""hang_s of deployments whose processes a test stops for as long as it looks at something."""
+"""hang_s of deployments whose processes a test suspends."""
 
 TURN_S: Final = 0.01
 LLM, SNAC = "LLM", "snac_decoder"
 LEAK_VALUES: Final = (
     ".pages_used", ".slots_used", ".requests", ".shm_live", ".shm_bytes", ".ready", ".waiting", ".in_flight",
 )  # fmt: skip
-"""Endings of the telemetry values that are zero when nothing runs."""
+"""Suffixes of telemetry values that are zero without requests."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """A model as its tests deploy it. nodes: all of them, for one rank. settings: fields of DeploymentSpec."""
+    """A model and its test settings. nodes: all nodes, for one rank. settings: fields of DeploymentSpec."""
 
     model: str
     plugin: str
@@ -52,7 +52,7 @@ class Served:
 
     @property
     def source(self) -> Path:
-        """The folder that holds the plugin's package."""
+        """Return the folder of the plugin's package."""
         return REPO / "plugins" / f"mstar-{self.plugin}" / "src"
 
     @property
@@ -70,7 +70,7 @@ ORPHEUS: Final = Served(
 
 
 def until(ask: Callable[[], T | None], what: str, limit_s: float = START_S) -> T:
-    """Return the first true result of `ask`; fails the test after `limit_s`."""
+    """Return the first true result of `ask`. Fails the test after `limit_s`."""
     end = time.monotonic() + limit_s
     while True:
         found = ask()
@@ -81,12 +81,12 @@ def until(ask: Callable[[], T | None], what: str, limit_s: float = START_S) -> T
 
 
 def one_rank() -> Plan:
-    """Both nodes of the speech model on one rank."""
+    """Plan both nodes of the speech model on one rank."""
     return ORPHEUS.one_rank
 
 
 def plan(ranks: dict[int, Sequence[str]]) -> Plan:
-    """Nodes by rank; a node that stands on several ranks has a replica on each."""
+    """Plan nodes by rank; a node on several ranks has a replica on each."""
     nodes = dict.fromkeys(node for names in ranks.values() for node in names)
     return Plan(
         ranks=tuple(RankPlan(rank=rank, device="cpu", nodes=tuple(names)) for rank, names in ranks.items()),
@@ -99,7 +99,7 @@ def plan(ranks: dict[int, Sequence[str]]) -> Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """One process of a deployment as /proc shows it."""
+    """A process of a deployment, from /proc."""
 
     pid: int
     command: str
@@ -108,10 +108,10 @@ class Process:
 
 
 class Deployment:
-    """One deployment with a runtime folder of its own. Entering starts it and waits for ready, leaving ends everything.
+    """A deployment with a separate runtime folder. Entering starts it and waits for ready, leaving stops everything.
 
-    served: the model, and what its deployments have unless said otherwise. folder: a checkpoint; None is the
-    miniature. name: the model's by default. changes: fields of DeploymentSpec; api: fields of ApiConfig.
+    served: the model with its default settings. folder: a checkpoint; None is the miniature. name: by default the
+    model's. changes: fields of DeploymentSpec; api: fields of ApiConfig.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class Deployment:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self, *, makes_directory: bool = True, entry: Sequence[str] = ("-m", "mstar_core.supervisor")) -> None:
-        """Write the spec and start the supervisor; returns at once. entry: what Python runs, in front of the spec."""
+        """Write the spec and start the supervisor without waiting. entry: Python's arguments before the spec."""
         self.log_dir = self.root / ".state" / self.name / f"{time.time_ns()}"
         self.log_dir.mkdir(parents=True)
         if makes_directory:
@@ -199,21 +199,21 @@ class Deployment:
         )
 
     def environment(self) -> dict[str, str]:
-        """The supervisor's environment; the runtime folder in it marks every process of this deployment."""
+        """Return the supervisor's environment. Its runtime folder marks every process of this deployment."""
         dropped = ("MSTAR", "XDG", "PYTEST", "COV")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
         paths = os.pathsep.join((str(REPO), str(self.served.source)))
         return {**kept, "MSTAR_RUNTIME_DIR": str(self.root), "PYTHONPATH": paths}
 
     def wait_ready(self, limit_s: float = START_S) -> None:
-        """Return when every process is ready; fails with the cause when the start fails."""
+        """Wait until every process is ready. Fails with the cause if the start fails."""
         until(lambda: self.has_ended or self.has_event("deployment.ready"), "ready", limit_s)
         assert not self.has_ended, f"the start failed: {self.outcome().get('cause') or self.last_words()}"
         self.ready_s = time.monotonic() - self.started_s
         self.at_ready = self.snapshot()
 
     def wait_again_ready(self, restarts: int, limit_s: float = START_S) -> dict[str, Any]:
-        """Return the snapshot when `restarts` restarts have happened and every process is ready again."""
+        """Wait for `restarts` restarts and for every process to be ready again, and return the snapshot."""
 
         def look() -> dict[str, Any] | None:
             head = self.admin("/v1")
@@ -223,18 +223,18 @@ class Deployment:
         return self.snapshot()
 
     def stop(self, limit_s: float = END_S) -> int:
-        """SIGTERM, and the exit status when it has ended."""
+        """Send SIGTERM and return the exit status."""
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
         return self.wait_ended(limit_s)
 
     def wait_ended(self, limit_s: float = END_S) -> int:
-        """The supervisor's exit status once it has ended."""
+        """Wait for the supervisor's end and return its exit status."""
         assert self.process is not None
         return self.process.wait(limit_s)
 
     def end(self) -> None:
-        """End whatever is left of it and take its files away. Safe at any time, any number of times."""
+        """Kill the remaining processes and remove the files. May be called at any time and repeatedly."""
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
@@ -254,14 +254,14 @@ class Deployment:
         return self.process is not None and self.process.poll() is not None
 
     def admin(self, path: str, method: str = "GET") -> Any:
-        """An answer of the admin socket."""
+        """Return a response of the admin socket."""
         with httpx.Client(transport=httpx.HTTPTransport(uds=str(self.run.admin_socket)), timeout=END_S) as client:
             answer = client.request(method, f"http://admin{path}")
             answer.raise_for_status()
             return answer.json()
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything that the supervisor knows."""
+        """Return the supervisor's snapshot."""
         found: dict[str, Any] = self.admin("/v1/snapshot")
         return found
 
@@ -270,13 +270,13 @@ class Deployment:
         return float(self.snapshot()["values"].get(name, 0.0))
 
     def pids(self) -> dict[str, int]:
-        """Process ids by name: the supervisor and the children that run."""
+        """Return the process ids of the supervisor and its running children, by name."""
         assert self.process is not None
         children = {child["name"]: child["pid"] for child in self.admin("/v1/children") if child["state"] != "ended"}
         return {"supervisor": self.process.pid, **children}
 
     def events(self) -> list[dict[str, Any]]:
-        """The life-cycle events so far; also readable after the end."""
+        """Return the life-cycle events so far; also possible after the end."""
         try:
             text = (self.log_dir / "events.ndjson").read_text()
         except FileNotFoundError:
@@ -285,18 +285,18 @@ class Deployment:
         return [json.loads(line) for line in lines]
 
     def has_event(self, kind: str, **facts: Any) -> bool:
-        """Whether an event of that type with those facts has come."""
+        """Return whether an event of this type with these facts has been written."""
         return any(
             event["type"] == kind and all(event.get(name) == value for name, value in facts.items())
             for event in self.events()
         )
 
     def wait_event(self, kind: str, limit_s: float = START_S, **facts: Any) -> None:
-        """Return when such an event has come."""
+        """Wait for an event of this type with these facts."""
         until(lambda: self.has_event(kind, **facts), f"event {kind} {facts}", limit_s)
 
     def outcome(self) -> dict[str, Any]:
-        """Return how it ended, as `ps` would show it; empty before the end."""
+        """Return the outcome as `ps` shows it; empty before the end."""
         try:
             found: dict[str, Any] = json.loads((self.log_dir / "outcome.json").read_text())
         except FileNotFoundError:
@@ -313,7 +313,7 @@ class Deployment:
         return [line for line in lines if not line.startswith("{") or '"level":"ERROR"' in line.replace('": "', '":"')]
 
     def processes(self) -> list[Process]:
-        """Every live process that this deployment started, also those that it has lost."""
+        """Return every live process that this deployment started, orphans included."""
         mark = f"MSTAR_RUNTIME_DIR={self.root}".encode()
         found = []
         for entry in Path("/proc").iterdir():
@@ -325,7 +325,7 @@ class Deployment:
 
     @contextmanager
     def paused(self, name: str) -> Iterator[None]:
-        """Stop a process, and let it go on at the end of the block; hang_s has to be longer than the block lasts."""
+        """Suspend a process during the block. hang_s must be longer than the block."""
         pid = self.pids()[name]
         self.kill(pid, signal.SIGSTOP)
         try:
@@ -335,7 +335,7 @@ class Deployment:
 
     @staticmethod
     def kill(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
-        """Send one process a signal; one that is gone is fine."""
+        """Send a signal to a process, which may have ended."""
         try:
             os.kill(pid, number)
         except ProcessLookupError:
@@ -344,7 +344,7 @@ class Deployment:
     # -- the probe ----------------------------------------------------------------------------------------------
 
     def leaks(self) -> dict[str, float]:
-        """Return everything that is still held while no request runs, by name; empty if all is well."""
+        """Return the resources still held without requests, by name; empty if all were freed."""
         values: dict[str, float] = self.snapshot()["values"]
         held = {name: value for name, value in values.items() if name.endswith(LEAK_VALUES) and value}
         held |= {name: value for name, value in values.items() if name.startswith("conductor.load.") and value}
@@ -353,12 +353,12 @@ class Deployment:
         return held
 
     def strangers(self) -> list[Process]:
-        """Processes that are neither the supervisor, nor a child of it, nor a child of a child."""
+        """Return the processes that are neither the supervisor, nor its children, nor their children."""
         known = set(self.pids().values())
         return [each for each in self.processes() if each.pid not in known and each.parent not in known]
 
     def assert_clean(self, limit_s: float = END_S) -> None:
-        """Nothing is held and no process is there beyond those of the start; waits for late words of children first."""
+        """Check that no resource is held and no extra process runs, after waiting for the children's last telemetry."""
         end = time.monotonic() + limit_s
         wanted, held, strangers = set(self.at_ready["children"]), {}, list[Process]()
         while time.monotonic() < end:
@@ -370,14 +370,14 @@ class Deployment:
         assert set(self.pids()) == wanted
 
     def assert_gone(self) -> None:
-        """After the end: no process, no run directory."""
+        """Check after the end that no process and no run directory are left."""
         until(lambda: not self.processes(), "the end of every process", END_S)
         assert not self.run.path.exists()
         assert [p.name for p in self.root.iterdir() if p.name.startswith(f".{self.name}.ended")] == []
 
 
 def read_process(pid: int, mark: bytes) -> Process | None:
-    """The process if it lives and carries the mark in its environment."""
+    """Return the process if it is alive and has the mark in its environment."""
     base = Path("/proc") / str(pid)
     try:
         if mark not in (base / "environ").read_bytes().split(b"\0"):
