@@ -324,9 +324,8 @@ def test_a_stream_needs_a_producer_a_consumer_and_two_partitions() -> None:
 def test_a_stream_that_is_not_declared_is_named() -> None:
     stream = Stream("ids", (B, "x"), FixedChunk(1))
     assert problems(N(A, ("x",), (S("y", replace(stream, name="idz")), OUT)), A, streams=()) == [
-        "walk 'go' puts port 'y' of 'alpha' on stream 'idz', which is not among the streams; there is none "
-        "to choose from"
-        "  @go.alpha"
+        "walk 'go' puts port 'y' of 'alpha' on stream 'idz', which is not among the streams; "
+        "no choices exist  @go.alpha"
     ]
 
 
