@@ -36,7 +36,7 @@ WALK: Final = (
 
 PROGRAM: Final = '''
 def turner_$number(request: ProgramRequest) -> ProgramGenerator:
-    """Take what comes until the stream ends."""
+    """Run the walk until its stream ends."""
     yield Run("turn_$number")
 
 '''

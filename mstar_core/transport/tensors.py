@@ -91,8 +91,8 @@ class TransportFactory(Protocol):
 
 TRANSPORTS = {"SHM": "mstar_core.transport.shm:ShmTransport"}
 
-PLANNED = ("TCP", "RDMA")
-"""Transports between hosts, which need the Mooncake transfer engine. This version refuses them."""
+BETWEEN_HOSTS = ("TCP", "RDMA")
+"""Transports between hosts, which this version refuses by name."""
 
 
 def open_transport(protocol: str, *, name: str, incarnation: int, directory: Path) -> TensorTransport:
@@ -100,20 +100,20 @@ def open_transport(protocol: str, *, name: str, incarnation: int, directory: Pat
 
     Raises NotFound for an unknown protocol, TransportError for one that is not available.
     """
-    if protocol in PLANNED:
+    if protocol in BETWEEN_HOSTS:
         raise TransportError(
             f"tensors cannot be sent by {protocol} in this version",
-            "transport between hosts is planned on the Mooncake transfer engine and not implemented yet",
+            "it would need the Mooncake transfer engine; this version uses shared memory of one host only",
             "use --tensor-comm-protocol SHM, with all ranks on one host",
         )
     target = TRANSPORTS.get(protocol)
     if target is None:
         raise NotFound(
             f"no tensor transport is called {protocol!r}",
-            hint=did_you_mean(protocol, [*TRANSPORTS, *PLANNED]),
+            hint=did_you_mean(protocol, [*TRANSPORTS, *BETWEEN_HOSTS]),
             kind="tensor transport",
             name=protocol,
-            nearest=nearest(protocol, [*TRANSPORTS, *PLANNED]),
+            nearest=nearest(protocol, [*TRANSPORTS, *BETWEEN_HOSTS]),
         )
     module, _, attribute = target.partition(":")
     factory: TransportFactory = vars(importlib.import_module(module))[attribute]

@@ -33,11 +33,11 @@ print(answer.status, answer.read().decode())
 def second_user() -> pwd.struct_passwd:
     """Return another user of this host, if this process can become one."""
     if os.getuid() != 0:
-        pytest.skip("needs root to act as a second user")
+        pytest.skip("runs as root, which can act as a second user")
     try:
         return pwd.getpwnam("nobody")
     except KeyError:
-        pytest.skip("needs the unprivileged system user")
+        pytest.skip("runs where the unprivileged system user exists")
 
 
 async def ask_as(path: Path, method: str, target: str, uid: int, gid: int) -> str:

@@ -15,7 +15,7 @@ from mstar_core.errors import ArenaFull, NotFound, TransportError
 from mstar_core.messages.tensors import InlineTensor, ShmTensor, TensorRef
 from mstar_core.transport import TensorTransport, loan_of, open_transport
 from mstar_core.transport.shm import INLINE_BYTES, ShmTransport
-from mstar_core.transport.tensors import PLANNED
+from mstar_core.transport.tensors import BETWEEN_HOSTS
 
 MIB = 1 << 20
 
@@ -195,7 +195,7 @@ def test_an_unknown_protocol_suggests_the_nearest(directory):
         open_transport("SHMM", name="worker-0", incarnation=1, directory=directory)
 
 
-@pytest.mark.parametrize("protocol", PLANNED)
+@pytest.mark.parametrize("protocol", BETWEEN_HOSTS)
 def test_transports_between_hosts_are_refused_with_a_hint(protocol, directory):
     with pytest.raises(TransportError) as refused:
         open_transport(protocol, name="worker-0", incarnation=1, directory=directory)

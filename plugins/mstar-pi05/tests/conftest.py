@@ -271,7 +271,7 @@ def golden() -> Golden:
 def pair() -> tuple[int, int]:
     """Return two items of the set."""
     if len(ITEMS) < 2:
-        pytest.skip(f"the set in {GOLDEN.folder} holds one item, and this test needs two")
+        pytest.skip(f"runs with a golden set of two items or more; {GOLDEN.folder} holds {len(ITEMS)}")
     return ITEMS[0], ITEMS[1]
 
 

@@ -37,7 +37,9 @@ def same_crop(pre: Golden, model: Golden) -> None:
     """Skip unless the preprocessed frames have the size that the model takes."""
     given, wanted = pre.json("config.json")["crop_size"], model.encoder.crop
     if given != wanted:
-        pytest.skip(f"the set's preprocessed frames have {given} pixels, its {model.folder.name} model takes {wanted}")
+        pytest.skip(
+            f"runs with a golden set whose frames have {wanted} pixels as its {model.folder.name} model; not {given}"
+        )
 
 
 def only(outcome: RequestOutcome, port: str) -> Any:
