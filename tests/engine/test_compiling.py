@@ -8,7 +8,8 @@ import pytest
 import torch
 import torch._dynamo
 
-from mstar_core.engine.cuda_graphs.compilation import Compiling, apart, compile_in_parallel, compiling_only
+from mstar_core.engine.cuda_graphs.cache import GraphCache, StaticStep
+from mstar_core.engine.cuda_graphs.compilation import Compiling, apart, compile_in_parallel, compiling_only, zero_filled
 from tests.fakes import jit
 from tests.fakes.jit import Disk, JITFunction
 
@@ -108,10 +109,11 @@ def test_a_launcher_that_is_not_built_is_left_to_the_launch(disk: Disk, monkeypa
 def test_steps_are_compiled_without_running_and_their_tensors_are_zero(disk: Disk) -> None:
     kernels, made = [JITFunction(name) for name in "ab"], list[torch.Tensor]()
 
-    def steps() -> None:
+    def steps(_: Compiling) -> None:
         for kernel in kernels:
             kernel.launch(1)
-        made.extend([torch.empty(64), torch.empty_like(made[0]) if made else torch.full((4,), 7.0).new_empty(64)])
+        with zero_filled():
+            made.extend([torch.empty(64), torch.full((4,), 7.0).new_empty(64), torch.empty_like(torch.ones(4))])
 
     compile_in_parallel(steps, "steps")
     assert all(kernel.known and not kernel.runs for kernel in kernels)
@@ -121,8 +123,30 @@ def test_steps_are_compiled_without_running_and_their_tensors_are_zero(disk: Dis
 def test_steps_that_cannot_be_traced_are_reported_and_left_to_their_launch(
     disk: Disk, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def steps() -> None:
+    def steps(_: Compiling) -> None:
         raise RuntimeError("no trace")
 
     compile_in_parallel(steps, "steps")
-    assert "steps: kernels are compiled one after the other: RuntimeError: no trace" in caplog.text
+    assert "kernels are compiled one by one (steps): RuntimeError: no trace" in caplog.text
+
+
+def test_a_trace_ends_after_the_first_step_where_the_cache_has_its_kernels(disk: Disk) -> None:
+    """A later start must not build and trace every size."""
+
+    def traced() -> list[tuple[int, ...]]:
+        cache, kernel, seen = GraphCache(torch.device("cpu")), JITFunction("a"), list[tuple[int, ...]]()
+
+        class Step(StaticStep[None]):
+            def forward(self) -> None:
+                kernel.launch(1)
+
+        def build(size: tuple[int, ...]) -> Step:
+            seen.append(size)
+            return Step()
+
+        cache.buckets(build, str).plan([(1,), (2,), (3,)])
+        compile_in_parallel(lambda found: cache.warm_up(lambda: not found.has_missed), "steps")
+        return seen
+
+    assert traced() == [(1,), (2,), (3,)]
+    assert traced() == [(1,)]

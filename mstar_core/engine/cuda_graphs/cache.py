@@ -320,10 +320,15 @@ class GraphCache:
                 phase="kernels",
             ) from shortage
 
-    def warm_up(self) -> None:
-        """Run each queued step once, uncaptured, so that its capture compiles nothing. Keeps no buffers."""
+    def warm_up(self, is_enough: Callable[[], bool] = lambda: False) -> None:
+        """Run each queued step once, uncaptured, so that its capture compiles nothing. Keeps no buffers.
+
+        is_enough: asked after each step; True ends the warm-up.
+        """
         for planned in self.queue:
             planned.buckets.build(planned.size).warm_up()
+            if is_enough():
+                return
 
     def compile_queued(self) -> None:
         """Run queued steps once before serving: a request that meets their capture then waits for milliseconds.

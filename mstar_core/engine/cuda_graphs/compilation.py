@@ -137,28 +137,33 @@ def compiling_only() -> Iterator[Compiling]:
         waits.close()
 
 
-def compile_in_parallel(steps: Callable[[], None], what: str) -> None:
-    """Compile the Triton kernels that `steps` launches in parallel, before they first run.
+def compile_in_parallel(trace: Callable[[Compiling], None], what: str) -> None:
+    """Compile the Triton kernels that `trace` launches in parallel, without running them.
 
-    The steps are traced without running their kernels. Tensors start as zeros meanwhile, so that the result of a kernel
-    that did not run is a valid index. On failure a warning is logged and each kernel compiles at its first launch.
+    trace: may return early while `has_missed` is false, as on every later start. what: for the log.
+    A failure is logged and does not fail the start: each kernel is then compiled at its first launch.
     """
     if not is_wanted():
         return
 
-    def trace() -> None:
+    def run() -> None:
         started = time.monotonic()
-        with compiling_only() as compiling, _ZeroFilled():  # type: ignore[no-untyped-call]  # untyped in torch
-            steps()
+        with compiling_only() as compiling:
+            trace(compiling)
             count, traced_s = compiling.count, time.monotonic() - started
         if count:
             total_s = time.monotonic() - started
             log.info("%s: %d kernels traced in %.2f s, compiled in %.2f s", what, count, traced_s, total_s - traced_s)
 
     try:
-        apart(trace)
-    except Exception as error:  # noqa: BLE001 nothing depends on it
-        log.warning("%s: kernels are compiled one after the other: %s: %s", what, type(error).__name__, error)
+        apart(run)
+    except Exception as error:  # noqa: BLE001 an optimisation only
+        log.warning("kernels are compiled one by one (%s): %s: %s", what, type(error).__name__, error)
+
+
+def zero_filled() -> TorchDispatchMode:
+    """Return a context in which new tensors are zeros, so that a kernel that did not run still gave valid indices."""
+    return _ZeroFilled()  # type: ignore[no-untyped-call]  # untyped in torch
 
 
 class _ZeroFilled(TorchDispatchMode):

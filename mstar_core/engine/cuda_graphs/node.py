@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from mstar_core.engine.cuda_graphs.compilation import compile_in_parallel
+from mstar_core.engine.cuda_graphs.compilation import compile_in_parallel, zero_filled
 from mstar_core.engine.cuda_graphs.decode import DecodeSteps
 from mstar_core.engine.cuda_graphs.passes import LoopPassSteps
 from mstar_core.engine.cuda_graphs.prefill import PrefillSteps
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.cache.page_table import PageTables
     from mstar_core.engine.cache.slots import Slots
     from mstar_core.engine.cuda_graphs.cache import CaptureSizes, GraphCache
+    from mstar_core.engine.cuda_graphs.compilation import Compiling
     from mstar_core.graph.spec.nodes import NodeSpec
     from mstar_core.layers.kv_view import KVModule
 
@@ -77,8 +78,13 @@ class NodeGraphs:
             return
         first = [*self.cache.queue]
         self._plan(sizes.decode_later, sizes.prefill_later)
-        compile_in_parallel(self.cache.warm_up, f"node {self._name}")
+        compile_in_parallel(self._trace, f"node {self._name}")
         self.cache.queue = first
+
+    def _trace(self, compiling: Compiling) -> None:
+        """Trace the queued steps; only the first if the kernel cache has all of its kernels, as on a later start."""
+        with zero_filled():
+            self.cache.warm_up(lambda: not compiling.has_missed)
 
     def idle(self) -> bool:
         """Capture the next queued bucket. Returns whether more are queued."""

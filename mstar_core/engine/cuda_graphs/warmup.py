@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, NodeRunner, SamplingParams, WorksWhenIdle
-from mstar_core.engine.cuda_graphs.compilation import apart, compiling_only, is_wanted
+from mstar_core.engine.cuda_graphs.compilation import compile_in_parallel
 from mstar_core.graph.spec.nodes import Attend
 
 if TYPE_CHECKING:
@@ -87,28 +87,21 @@ def compile_ahead(warmups: Warmups) -> None:
     does not fail the start: each kernel is then compiled at its first launch.
     """
     chosen = [(runner, given) for runner, given in warmups if given and all(each.is_value_free for each in given)]
-    if not chosen or not is_wanted():
+    if chosen:
+        names = ", ".join(runner.name for runner, _ in chosen)
+        compile_in_parallel(partial(_trace, chosen), f"warm-up of {names}")
+
+
+def _trace(warmups: Warmups, compiling: Compiling) -> None:
+    for runner, requests in warmups:
+        with _uncounted(runner):
+            _go_through(runner, requests, compiling)
+    if not compiling.has_missed:
         return
-    try:
-        apart(lambda: _compile_ahead(chosen))
-    except Exception as error:  # noqa: BLE001 an optimisation only
-        log.warning("kernels are compiled one by one: %s: %s", type(error).__name__, error)
-
-
-def _compile_ahead(warmups: Warmups) -> None:
-    started = time.monotonic()
-    with compiling_only() as compiling:
-        for runner, requests in warmups:
+    for runner, _ in warmups:
+        if isinstance(runner, CompilesLater):
             with _uncounted(runner):
-                _go_through(runner, requests, compiling)
-        if not compiling.has_missed:
-            return
-        for runner, _ in warmups:
-            if isinstance(runner, CompilesLater):
-                with _uncounted(runner):
-                    runner.compile_later()
-        count, gone_s = compiling.count, time.monotonic() - started
-    log.info("%d kernels noted in %.2f s, compiled in %.2f s", count, gone_s, time.monotonic() - started - gone_s)
+                runner.compile_later()
 
 
 def _go_through(runner: NodeRunner, requests: Sequence[WarmupRequest], compiling: Compiling) -> None:
