@@ -100,7 +100,8 @@ class InputProcessor:
         after: Position = 0
         if given is not None:
             given = given.to(self._position_dtype)
-            after = given.max().item() + 1 if given.numel() else 0
+            # Positions of one pass may end before those of an earlier one, such as the sound of a video.
+            after = max(position, given.max().item() + 1) if given.numel() else position
             given = upload(given, self._device)
         ids = self._only_ids(found, attend)
         if ids is not None and given is None:

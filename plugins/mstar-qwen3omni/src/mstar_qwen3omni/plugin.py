@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mstar_core.plugin import Audio, Image, ModelSpec, Partition, Sample, Text, Video, WeightRef, hookimpl
-from mstar_qwen3omni.checkpoint import read_sizes
+from mstar_qwen3omni.checkpoint.sizes import read_sizes
 from mstar_qwen3omni.graph import OmniGraph, Sizes, build
 from mstar_qwen3omni.params import Params
 from mstar_qwen3omni.program import code2wav, talker, thinker
