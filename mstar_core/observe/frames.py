@@ -1,4 +1,4 @@
-"""Frames of the admin socket's watch: one JSON object per line, made by the hub and read by `Store`.
+"""Frames of the admin socket's watch: one JSON object per line, made by the hub and read by `mstarctl`.
 
 Base units: seconds, milliseconds if the name ends in `_ms`, bytes, shares from 0 to 1. The times `t`, `started` and
 `ended` are seconds of the deployment's monotonic clock; a frame's `t` is its current time. None: unknown.
@@ -11,16 +11,11 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from mstar_core.errors import TransportError
-
 API: Final = 1
 MIN_API: Final = 1
 """Major versions of the admin socket: the current one, and the oldest that is supported."""
 
 BEAT_S: Final = 2.0
-STALE_S: Final = 6.0
-"""A client calls its view stale after three missing heartbeats."""
-
 SNAPSHOT_REQUESTS: Final = 2000
 SNAPSHOT_EVENTS: Final = 200
 """Most requests, and events, in a snapshot."""
@@ -402,15 +397,6 @@ class ResyncFrame(msgspec.Struct, frozen=True, kw_only=True, tag_field="k", tag=
 StateFrame: TypeAlias = HelloFrame | SnapshotFrame | DeltaFrame | BeatFrame | ResyncFrame
 Frame: TypeAlias = StateFrame | EventFrame
 
-_EVENT_FIELDS: Final = frozenset({"k", "n", "type", "time", "t", "rev"})
-
-
-def event_of(flat: dict[str, Any]) -> Event:
-    """Return the event of a flat record, as made by `Event.flat` or read from an event frame."""
-    facts = {key: value for key, value in flat.items() if key not in _EVENT_FIELDS}
-    head: dict[str, Any] = {key: flat[key] for key in ("n", "type", "time", "t", "rev") if key in flat}
-    return msgspec.convert({**head, "facts": facts}, type=Event)
-
 
 def encode(frame: Frame) -> bytes:
     """Encode one line of a watch, with its newline. msgspec escapes all other line breaks."""
@@ -420,27 +406,3 @@ def encode(frame: Frame) -> bytes:
                 "type": event.type}  # fmt: skip
         return msgspec.json.encode(flat, enc_hook=str) + b"\n"
     return msgspec.json.encode(frame, enc_hook=str) + b"\n"
-
-
-def decode(line: bytes | str) -> Frame | None:
-    """Decode one line; None for a kind that a newer server added. Raises TransportError for a malformed line."""
-    try:
-        raw = msgspec.json.decode(line)
-        kind = raw.get("k")
-        if kind == "event":
-            event = event_of(raw)
-            return EventFrame(rev=event.rev, t=event.t, event=event)
-        if kind not in _KINDS:
-            return None
-        return msgspec.convert(raw, type=_KINDS[kind])
-    except (msgspec.MsgspecError, AttributeError, TypeError, ValueError) as error:
-        raise TransportError("a frame of the admin socket could not be read", f"{len(line)} bytes: {error}") from error
-
-
-_KINDS: Final[dict[str, type[StateFrame]]] = {
-    "hello": HelloFrame,
-    "snapshot": SnapshotFrame,
-    "delta": DeltaFrame,
-    "beat": BeatFrame,
-    "resync": ResyncFrame,
-}

@@ -7,7 +7,9 @@ that frame. A blocked watcher costs one entry per object and delays nothing.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
 
@@ -22,26 +24,62 @@ from mstar_core.observe.frames import (
     SNAPSHOT_EVENTS,
     SNAPSHOT_REQUESTS,
     BeatFrame,
+    ChildStatus,
     DeltaFrame,
     DeploymentStatus,
+    EdgeStatus,
     Event,
     EventFrame,
     Frame,
+    GpuStatus,
     GraphView,
     HelloFrame,
     Item,
+    NodeStatus,
     Part,
+    RankStatus,
     RequestStatus,
     ResyncFrame,
     SnapshotFrame,
 )
-from mstar_core.observe.store import Store, changed_fields
 
 SUBSCRIBERS: Final = 16
 HZ_MIN: Final = 0.1
 HZ_MAX: Final = 10.0
 SELECTABLE: Final = (*PARTS, "graph", "events")
 """Parts that a reader may select. The head is always included."""
+
+
+EVENTS: Final = 2000
+"""Size of the ring of events."""
+
+NO_DEPLOYMENT: Final = DeploymentStatus(name="")
+NO_GRAPH: Final = GraphView()
+
+
+@dataclass(slots=True, kw_only=True)
+class HubState:
+    """The state of one deployment. Owned by the hub; clients extend it by the frames that they apply. rev: revision."""
+
+    boot: str = ""
+    rev: int = -1
+    t: float = 0.0
+    deployment: DeploymentStatus = NO_DEPLOYMENT
+    graph: GraphView = NO_GRAPH
+    ranks: dict[str, RankStatus] = field(default_factory=dict)
+    nodes: dict[str, NodeStatus] = field(default_factory=dict)
+    requests: dict[str, RequestStatus] = field(default_factory=dict)
+    edges: dict[str, EdgeStatus] = field(default_factory=dict)
+    gpus: dict[str, GpuStatus] = field(default_factory=dict)
+    children: dict[str, ChildStatus] = field(default_factory=dict)
+    events: deque[Event] = field(default_factory=lambda: deque(maxlen=EVENTS))
+
+    def part(self, name: str) -> dict[str, Item]:
+        """Return the objects of one of `PARTS` by key. Raises KeyError for another name."""
+        if name not in PARTS:
+            raise KeyError(name)
+        items: dict[str, Item] = getattr(self, name)
+        return items
 
 
 class TelemetryHub:
@@ -51,10 +89,9 @@ class TelemetryHub:
     """
 
     def __init__(self, boot: str, name: str = "", clock: Callable[[], float] = time.monotonic) -> None:
-        self.store = Store(boot=boot, rev=0, is_synced=True, deployment=DeploymentStatus(name=name))
+        self.store = HubState(boot=boot, rev=0, deployment=DeploymentStatus(name=name))
         self._clock = clock
         self._subscriptions: list[Subscription] = []
-        self._parts = {part: self.store.part(part) for part in PARTS}
 
     @property
     def watchers(self) -> int:
@@ -69,7 +106,7 @@ class TelemetryHub:
 
     def put(self, part: Part, key: str, item: Item) -> None:
         """Set one object of a part. An equal object changes nothing."""
-        items = self._items(part)
+        items = self.store.part(part)
         old = items.get(key)
         if old == item:
             return
@@ -78,7 +115,7 @@ class TelemetryHub:
 
     def remove(self, part: Part, key: str) -> None:
         """Remove one object, if it exists."""
-        old = self._items(part).pop(key, None)
+        old = self.store.part(part).pop(key, None)
         if old is not None:
             self._changed(part, key, old)
 
@@ -165,9 +202,6 @@ class TelemetryHub:
         yield from (event for event in list(events) if event.n > number)
 
     # -- internal -----------------------------------------------------------------------------------------------------
-
-    def _items(self, part: Part) -> dict[str, Item]:
-        return self._parts[part]  # type: ignore[return-value]  # the hub is the store's one writer
 
     def _changed(self, part: Part, key: str, old: Item | None) -> None:
         self.store.rev += 1
@@ -367,3 +401,10 @@ class _Changes:
                     del fields[name]
             if fields:
                 self.set.setdefault(part, {})[key] = fields
+
+
+def changed_fields(old: msgspec.Struct, new: msgspec.Struct) -> dict[str, Any]:
+    """Return the fields of `new` that differ from `old`. Called for each object of each frame."""
+    before, after = msgspec.structs.astuple(old), msgspec.structs.astuple(new)
+    fields = zip(new.__struct_fields__, before, after, strict=True)
+    return {name: value for name, was, value in fields if value is not was and value != was}

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from mstar_core.messages.telemetry import MetricSample
 from mstar_core.observe.frames import GpuStatus, NodeStatus, RankStatus
+from mstar_core.observe.hub import HubState
 from mstar_core.observe.metrics import STEP_READINGS, Labelled, samples, step_samples
-from mstar_core.observe.store import Store
 
 PAGE_STATES = ("total", "used", "cached")
 GRAPH_READINGS = {
@@ -20,7 +20,7 @@ GRAPH_READINGS = {
 """Reading of a node -> labels of `mstar_graph_steps`."""
 
 
-def shared_samples(store: Store, values: Mapping[str, float], restarts: int) -> Iterator[MetricSample]:
+def shared_samples(store: HubState, values: Mapping[str, float], restarts: int) -> Iterator[MetricSample]:
     """Yield the samples that the api shows too: restarts, bytes sent, and nodes summed over ranks."""
     nodes = list(store.nodes.values())
     yield from samples("mstar_restarts", {(): restarts})
@@ -56,7 +56,7 @@ def _sums(nodes: Sequence[NodeStatus], values: Mapping[str, float], reading: str
     return found
 
 
-def socket_samples(store: Store, state: str, watchers: int) -> Iterator[MetricSample]:
+def socket_samples(store: HubState, state: str, watchers: int) -> Iterator[MetricSample]:
     """Yield the samples of the admin socket: state, processes, nodes by rank, ranks, GPUs and edges."""
     children, ranks, gpus = store.children, store.ranks, store.gpus
     yield from samples("mstar_state", {(state,): 1})

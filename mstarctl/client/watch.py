@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from mstar_core.errors import TransportError, Unreachable
-from mstar_core.observe.frames import HelloFrame, decode
-from mstar_core.observe.store import Store
+from mstar_core.observe.frames import HelloFrame
 from mstarctl.client.admin import AdminClient, check_api
+from mstarctl.client.store import Store, decode
 
 AGAIN_S: Final = 0.5
 """Pause before a watch is opened again."""

@@ -12,9 +12,9 @@ import typer
 from mstar_core.errors import UsageError, did_you_mean
 from mstar_core.observe.filter import Filter
 from mstar_core.observe.frames import RequestStatus
-from mstar_core.observe.store import Store
 from mstarctl.client import AdminClient
 from mstarctl.client.reach import reached
+from mstarctl.client.store import Store
 from mstarctl.client.watch import watched
 from mstarctl.complete import DeploymentName
 from mstarctl.output import Column, Printer, age_text

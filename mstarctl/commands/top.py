@@ -23,8 +23,8 @@ from mstarctl.top.drawing.theme import Mode, sgr
 from mstarctl.top.layout.state import PAGES, State
 
 if TYPE_CHECKING:
-    from mstar_core.observe.store import Store
     from mstarctl.client import AdminClient
+    from mstarctl.client.store import Store
     from mstarctl.output.options import GlobalOptions
     from mstarctl.top.data.deployments import DeploymentSwitcher
     from mstarctl.top.data.history import History

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from mstar_core.errors import Unreachable
-from mstar_core.observe.frames import HelloFrame, decode
-from mstar_core.observe.store import Store
+from mstar_core.observe.frames import HelloFrame
+from mstarctl.client.store import Store, decode
 from mstarctl.top.data.feed import Lines, check
 from mstarctl.top.data.history import History
 from mstarctl.top.data.logs import Logged, merged, parse

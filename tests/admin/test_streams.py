@@ -8,8 +8,8 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 
-from mstar_core.observe.frames import Frame, decode
-from mstar_core.observe.store import Store
+from mstar_core.observe.frames import Frame
+from mstarctl.client.store import Store, decode
 from tests.admin.conftest import Admin, Serving
 
 LIMIT_S = 60.0

@@ -10,8 +10,8 @@ from mstar_core.api.metrics import Metrics
 from mstar_core.messages.life import Telemetry
 from mstar_core.observe.frames import ChildStatus, NodeStatus
 from mstar_core.observe.metrics import FAMILIES, SUFFIXES, made_by, samples
-from mstar_core.observe.store import Store
 from mstar_core.supervisor.metrics import shared_samples
+from mstarctl.client.store import Store
 from tests.api.conftest import Api, Started
 from tests.fakes.conductor import say, speak
 

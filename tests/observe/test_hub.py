@@ -26,11 +26,10 @@ from mstar_core.observe.frames import (
     RequestStatus,
     ResyncFrame,
     SnapshotFrame,
-    decode,
     encode,
 )
-from mstar_core.observe.hub import SUBSCRIBERS, Subscription, TelemetryHub
-from mstar_core.observe.store import EVENTS, Store
+from mstar_core.observe.hub import EVENTS, SUBSCRIBERS, Subscription, TelemetryHub
+from mstarctl.client.store import Store, decode
 
 
 class Clock:

@@ -12,9 +12,9 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from mstar_core.observe.frames import Frame, RequestStatus, decode
+from mstar_core.observe.frames import Frame, RequestStatus
 from mstar_core.observe.metrics import FAMILIES, SUFFIXES
-from mstar_core.observe.store import Store
+from mstarctl.client.store import Store, decode
 from tests.runtime.client import SURE, Heard, Streams, request
 from tests.runtime.deployment import LLM, SNAC, Deployment, plan, until
 

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from mstar_core.observe.frames import Frame
-from mstar_core.observe.store import Store
+from mstarctl.client.store import Store
 from mstarctl.top import navigation
 from mstarctl.top.data.queries import DeploymentQueries
 from mstarctl.top.data.recording import Recording, read_recording

@@ -25,7 +25,8 @@ from mstar_core.observe.frames import (
     RankStatus,
     RequestStatus,
 )
-from mstar_core.observe.store import Store, changed_fields
+from mstar_core.observe.hub import changed_fields
+from mstarctl.client.store import Store
 from tests.top.models import Model, Stage, qwen_graph
 
 GIB = 2**30

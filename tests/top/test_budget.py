@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from mstar_core.observe.frames import decode, encode
+from mstar_core.observe.frames import encode
+from mstarctl.client.store import decode
 from mstarctl.top.app import TopApp
 from mstarctl.top.data.feed import Arrival
 from mstarctl.top.data.queries import DeploymentQueries

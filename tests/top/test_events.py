@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mstar_core.observe.frames import Event
-from mstar_core.observe.store import Store
+from mstarctl.client.store import Store
 from mstarctl.output.facts import facts_text
 from mstarctl.top.data.view import View
 from mstarctl.top.layout.events import feed

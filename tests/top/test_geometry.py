@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mstar_core.observe.frames import EdgeStatus, EdgeView, GraphView, NodeView, WalkView
-from mstar_core.observe.store import Store
+from mstarctl.client.store import Store
 from mstarctl.top.data.view import View, size_of
 from mstarctl.top.layout.geometry import GraphLayout, Size, levels, place, wires
 from mstarctl.top.layout.graph import drawing, graph_page

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mstar_core.observe.store import Store
+from mstarctl.client.store import Store
 from mstarctl.top.app import TopApp
 from mstarctl.top.data.logs import Logged
 from mstarctl.top.data.queries import DeploymentQueries

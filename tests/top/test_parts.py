@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from mstar_core.errors import MstarError
 from mstar_core.observe.filter import Filter
 from mstar_core.observe.frames import RequestStatus
-from mstar_core.observe.store import Store
+from mstarctl.client.store import Store
 from mstarctl.output.facts import facts_text
 from mstarctl.top.data.spans import Bar, Lane, lanes
 from mstarctl.top.data.view import View

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from mstar_core.observe.frames import GpuStatus, RankStatus, RequestStatus
-from mstar_core.observe.store import Store
+from mstarctl.client.store import Store
 from mstarctl.top.data.view import NORMAL, Link, View, size_of
 from mstarctl.top.drawing.glyphs import ASCII, UNICODE, Glyphs
 from mstarctl.top.drawing.theme import ROLES, sgr, style_of

@@ -13,7 +13,7 @@ import pytest
 
 from mstar_core.errors import NotFound, Unreachable, UsageError
 from mstar_core.observe.frames import BeatFrame, HelloFrame, encode
-from mstar_core.observe.store import Store
+from mstarctl.client.store import Store
 from mstarctl.top.data.feed import Feed, LogFeed
 from mstarctl.top.data.recording import Recorder, Ring, read_recording
 from mstarctl.top.data.session import LiveSession, ReplaySession

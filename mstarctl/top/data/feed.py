@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from mstar_core.errors import MstarError, TransportError, Unreachable, UsageError
-from mstar_core.observe.frames import API, STALE_S, Frame, HelloFrame, decode
+from mstar_core.observe.frames import API, Frame, HelloFrame
+from mstarctl.client.store import decode
+from mstarctl.client.watch import STALE_S
 
 HELD: Final = 2000
 """Most frames that wait for the screen. The reader blocks at this limit, which stops the socket too."""

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, Final
 
-from mstar_core.observe.store import Store
+from mstarctl.client.store import Store
 from mstarctl.top.drawing.numbers import part
 
 SECONDS: Final = 300

@@ -14,8 +14,8 @@ from typing import IO, Any, Final, cast
 import msgspec
 
 from mstar_core.errors import MstarError, NotFound, UsageError
-from mstar_core.observe.frames import Frame, HelloFrame, decode, encode
-from mstar_core.observe.store import Store
+from mstar_core.observe.frames import Frame, HelloFrame, encode
+from mstarctl.client.store import Store, decode
 
 FORMAT: Final = 1
 LIMIT_BYTES: Final = 512 * 2**20

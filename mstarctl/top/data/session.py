@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 
 from mstar_core.observe.filter import Filter
 from mstar_core.observe.frames import BeatFrame, HelloFrame, SnapshotFrame
-from mstar_core.observe.store import Store
+from mstarctl.client.store import Store
 from mstarctl.top.data.feed import Feed, LogFeed
 from mstarctl.top.data.history import History
 from mstarctl.top.data.logs import Logged, merged, parse

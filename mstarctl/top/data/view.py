@@ -9,7 +9,7 @@ from typing import Final
 
 from mstar_core.observe.filter import Filter
 from mstar_core.observe.frames import NodeStatus
-from mstar_core.observe.store import Store
+from mstarctl.client.store import Store
 from mstarctl.top.data.history import History
 from mstarctl.top.data.logs import Logged
 from mstarctl.top.drawing.glyphs import UNICODE, Glyphs

@@ -1,6 +1,7 @@
-"""State store: a pure reducer of watch frames, shared by the hub, `ps --watch`, `top`, replay and tests.
+"""Client's copy of a deployment's state: decodes the frames of a watch and applies them.
 
-It has no clock and no sockets. Objects are frozen, so later frames do not change a shallow copy.
+It has no clock and no sockets. Objects are frozen, so later frames do not change a shallow copy. Used by
+`requests --watch`, `top` and replay.
 """
 
 from __future__ import annotations
@@ -12,41 +13,29 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from mstar_core.errors import TransportError
 from mstar_core.observe.frames import (
     COUNTERS,
     ITEM_TYPES,
     PARTS,
     BeatFrame,
-    ChildStatus,
     DeltaFrame,
-    DeploymentStatus,
-    EdgeStatus,
     Event,
     EventFrame,
     Frame,
-    GpuStatus,
-    GraphView,
     HelloFrame,
     Item,
-    NodeStatus,
-    RankStatus,
-    RequestStatus,
     ResyncFrame,
     SnapshotFrame,
-    event_of,
+    StateFrame,
 )
-
-EVENTS: Final = 2000
-"""Size of a store's ring of events."""
-
-NO_DEPLOYMENT: Final = DeploymentStatus(name="")
-NO_GRAPH: Final = GraphView()
+from mstar_core.observe.hub import EVENTS, NO_DEPLOYMENT, NO_GRAPH, HubState
 
 S = TypeVar("S", bound=msgspec.Struct)
 
 
 @dataclass(slots=True, kw_only=True)
-class Store:
+class Store(HubState):
     """The state of one deployment. Owned by the object that applies frames to it.
 
     rev: of the last applied frame. changes: incremented by each frame with a visible change (not by heartbeats).
@@ -54,25 +43,13 @@ class Store:
     a client that sees `has_gap` opens a new watch.
     """
 
-    boot: str = ""
     api: int = 0
     min_api: int = 0
     hz: float = 0.0
     readonly: bool = False
-    rev: int = -1
-    t: float = 0.0
     changes: int = 0
     is_synced: bool = False
     has_gap: bool = False
-    deployment: DeploymentStatus = NO_DEPLOYMENT
-    graph: GraphView = NO_GRAPH
-    ranks: dict[str, RankStatus] = field(default_factory=dict)
-    nodes: dict[str, NodeStatus] = field(default_factory=dict)
-    requests: dict[str, RequestStatus] = field(default_factory=dict)
-    edges: dict[str, EdgeStatus] = field(default_factory=dict)
-    gpus: dict[str, GpuStatus] = field(default_factory=dict)
-    children: dict[str, ChildStatus] = field(default_factory=dict)
-    events: deque[Event] = field(default_factory=lambda: deque(maxlen=EVENTS))
     truncated: dict[str, int] = field(default_factory=dict)
 
     def apply(self, frame: Frame) -> None:
@@ -92,10 +69,6 @@ class Store:
             case ResyncFrame():
                 self.rev = frame.rev
                 self.is_synced = False
-
-    def part(self, name: str) -> Mapping[str, Item]:
-        """Return the objects of one of `PARTS` by key. Raises KeyError for another name."""
-        return self._parts()[name]
 
     def copy(self) -> Store:
         """Return a copy that later frames do not change."""
@@ -181,14 +154,7 @@ class Store:
         self.t = 0.0
 
     def _parts(self) -> dict[str, dict[str, Any]]:
-        return {
-            "ranks": self.ranks,
-            "nodes": self.nodes,
-            "requests": self.requests,
-            "edges": self.edges,
-            "gpus": self.gpus,
-            "children": self.children,
-        }
+        return {name: self.part(name) for name in PARTS}
 
 
 def _set(items: dict[str, Any], kind: type[Item], changed: Mapping[str, Mapping[str, Any]]) -> None:
@@ -210,11 +176,35 @@ def replaced(old: S, fields: Mapping[str, Any]) -> S:
     return msgspec.convert({**msgspec.structs.asdict(old), **fields}, type=type(old))
 
 
-def changed_fields(old: msgspec.Struct, new: msgspec.Struct) -> dict[str, Any]:
-    """Return the fields of `new` that differ from `old`. Called for each object of each frame."""
-    before, after = msgspec.structs.astuple(old), msgspec.structs.astuple(new)
-    fields = zip(new.__struct_fields__, before, after, strict=True)
-    return {name: value for name, was, value in fields if value is not was and value != was}
+_EVENT_FIELDS: Final = frozenset({"k", "n", "type", "time", "t", "rev"})
 
 
-assert tuple(ITEM_TYPES) == PARTS
+def event_of(flat: dict[str, Any]) -> Event:
+    """Return the event of a flat record, as made by `Event.flat` or read from an event frame."""
+    facts = {key: value for key, value in flat.items() if key not in _EVENT_FIELDS}
+    head: dict[str, Any] = {key: flat[key] for key in ("n", "type", "time", "t", "rev") if key in flat}
+    return msgspec.convert({**head, "facts": facts}, type=Event)
+
+
+def decode(line: bytes | str) -> Frame | None:
+    """Decode one line; None for a kind that a newer server added. Raises TransportError for a malformed line."""
+    try:
+        raw = msgspec.json.decode(line)
+        kind = raw.get("k")
+        if kind == "event":
+            event = event_of(raw)
+            return EventFrame(rev=event.rev, t=event.t, event=event)
+        if kind not in _KINDS:
+            return None
+        return msgspec.convert(raw, type=_KINDS[kind])
+    except (msgspec.MsgspecError, AttributeError, TypeError, ValueError) as error:
+        raise TransportError("a frame of the admin socket could not be read", f"{len(line)} bytes: {error}") from error
+
+
+_KINDS: Final[dict[str, type[StateFrame]]] = {
+    "hello": HelloFrame,
+    "snapshot": SnapshotFrame,
+    "delta": DeltaFrame,
+    "beat": BeatFrame,
+    "resync": ResyncFrame,
+}

@@ -25,10 +25,10 @@ from mstar_core.observe.frames import (
     RequestStatus,
     ResyncFrame,
     SnapshotFrame,
-    decode,
     encode,
 )
-from mstar_core.observe.store import Store, changed_fields
+from mstar_core.observe.hub import changed_fields
+from mstarctl.client.store import Store, decode
 
 
 def sent(frame: Frame) -> Frame:
