@@ -22,6 +22,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from mstar_core.errors import WeightsError, did_you_mean
+from mstar_core.weights.random_fill import fill_randomly, random_seed
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -35,10 +36,14 @@ SINGLE_FILES: Final = ("model.safetensors", "pytorch_model.bin")
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Index of a checkpoint's tensors and files. Made by `find` or `of_files`; holds no tensors."""
+    """Index of a checkpoint's tensors and files. Made by `find` or `of_files`; holds no tensors.
+
+    seed: of random weights in place of files, see `random_fill`; None for a real checkpoint.
+    """
 
     folder: Path
     file_of: Mapping[str, Path]
+    seed: int | None = None
 
     @classmethod
     def find(cls, folder: Path) -> Checkpoint:
@@ -48,6 +53,9 @@ class Checkpoint:
         """
         if not folder.is_dir():
             raise WeightsError(f"no such folder: {folder}", hint="give the folder of a checkpoint", file=str(folder))
+        seed = random_seed(folder)
+        if seed is not None:
+            return cls(folder, {}, seed)
         for name in INDEXES:
             if (folder / name).is_file():
                 return cls(folder, _read_index(folder / name))
@@ -138,6 +146,9 @@ def load_weights(
     Checkpoint and module must have the same names. Raises WeightsError with file and key otherwise, before anything
     changes; a file that ends early fails in the middle.
     """
+    if checkpoint.seed is not None:
+        fill_randomly(module, checkpoint.seed)
+        return
     names = names or NameMap()
     targets = module.state_dict(keep_vars=True)
     source_of: dict[str, str] = {}
