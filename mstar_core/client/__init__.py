@@ -37,11 +37,10 @@ from mstar_core.client.events import (
 from mstar_core.client.reader import Line
 from mstar_core.client.results import GenerateResult, LatentResult, ModelInfo
 from mstar_core.client.streams import AsyncStream
-from mstar_core.client.sync_client import ApiClient, MStarClient, Stream
+from mstar_core.client.sync_client import MStarClient, Stream
 
 __all__ = [
     "ActionChunk",
-    "ApiClient",
     "AsyncMStarClient",
     "AsyncStream",
     "AudioBuffer",

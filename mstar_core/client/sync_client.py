@@ -1,26 +1,20 @@
-"""Synchronous clients of one deployment: MStarClient with its streams, and ApiClient for `mstarctl call`.
+"""Synchronous client of one deployment, and its streams.
 
 It drives the coroutines of ApiCalls over a SyncSession, which never suspends, so no event loop exists.
 """
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, overload
+from typing import Any, Literal, Self, TypeVar, overload
 
 from mstar_core.client.async_client import ApiCalls
 from mstar_core.client.audio import AudioBuffer
-from mstar_core.client.calls import generate_call, get_call
 from mstar_core.client.events import ActionChunk, Event
-from mstar_core.client.media import Media, MediaFile
-from mstar_core.client.reader import Line, LineReader, error_event
+from mstar_core.client.media import Media
 from mstar_core.client.results import GenerateResult, LatentResult, ModelInfo
-from mstar_core.client.streams import AsyncEventStream, OnError, StreamFacts, error_of_event
-from mstar_core.errors import TransportError
-
-if TYPE_CHECKING:
-    import httpx
+from mstar_core.client.streams import AsyncEventStream, OnError, StreamFacts
 
 T = TypeVar("T")
 
@@ -228,79 +222,6 @@ class MStarClient:
     def close(self) -> None:
         """Close the connections of this client. Safe to call twice."""
         run(self._calls.close())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-SILENCE_S: Final = 60.0
-"""Four of the heartbeats that the server sends every 15 s; a longer silence means that the peer is gone."""
-
-
-class ApiClient:
-    """Client of one API. Closing it, or leaving a stream early, closes the connection, which cancels the request."""
-
-    def __init__(
-        self, base_url: str, *, api_key: str | None = None, transport: httpx.BaseTransport | None = None
-    ) -> None:
-        """transport: replaces TCP, for tunnels, TLS and tests. Proxies of the environment are not used."""
-        import httpx
-
-        from mstar_core.client.http import Http, SyncSession  # here, because httpx is slow to import
-
-        self.base_url = base_url
-        self._client = httpx.Client(transport=transport, trust_env=False)
-        self._http = Http(SyncSession(self._client), base_url, timeout_s=SILENCE_S, api_key=api_key)
-
-    def generate(
-        self,
-        *,
-        outputs: Sequence[str],
-        text: str | None = None,
-        files: Sequence[tuple[str, bytes]] = (),
-        params: Mapping[str, Any] | None = None,
-        request_id: str | None = None,
-    ) -> Iterator[Line]:
-        """Stream one request: a `start` line, output lines as they are made, a `done` line.
-
-        files: name and content of each. Raises the error that the API reports, also in the middle of the stream, and
-        TransportError if the body ends without a `done` line. Close the iterator to cancel.
-        """
-        call = generate_call(
-            text=text, output_modalities=outputs, stream=True, request_id=request_id, model_kwargs=params or {},
-            files=[MediaFile(name, data, "tensor") for name, data in files], may_frame=False,
-        )  # fmt: skip
-        response = run(self._http.open(call))
-        body = self._http.session.body(response)
-        reader = LineReader()
-        try:
-            while (data := run(self._http.next_chunk(body))) is not None:
-                for line in reader.push(data):
-                    if line.modality == "error":
-                        raise error_of_event(error_event(line))
-                    yield line
-                    if line.modality == "done":
-                        return
-        finally:
-            response.close()
-        raise TransportError(
-            "the response broke off before its end", hint="see mstarctl logs for the cause, then send it again",
-            peer=self.base_url,
-        )  # fmt: skip
-
-    def models(self) -> list[dict[str, Any]]:
-        """Return the models that the deployment serves."""
-        found: list[dict[str, Any]] = run(self._http.fetch(get_call("/v1/models"))).json()["data"]
-        return found
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._client.close()
 
     def __enter__(self) -> Self:
         return self

@@ -1,4 +1,4 @@
-"""Deployment files: schema, loading with provenance, placement and explanation. Imports no torch.
+"""Deployment files: schema, loading with provenance, and placement. Imports no torch.
 
 Names are imported on first use: `ps` and every child process need only the spec, and importing the loader and the
 planner takes ten times as long.
@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from mstar_core.config.placement import make_plan
     from mstar_core.config.resolution import resolve, resolve_target
     from mstar_core.config.resolved import NodeGroup, ResolvedConfig
-    from mstar_core.config.schema import SETTINGS, Setting, explain, json_schema
-    from mstar_core.config.show import Settings, commented_file, differences
+    from mstar_core.config.schema import SETTINGS, Setting
 
 _HOMES = {
     "SETTINGS": "schema",
@@ -32,13 +31,8 @@ _HOMES = {
     "RankPlan": "deployment",
     "ResolvedConfig": "resolved",
     "Setting": "schema",
-    "Settings": "show",
     "Target": "load",
-    "commented_file": "show",
-    "differences": "show",
-    "explain": "schema",
     "find": "load",
-    "json_schema": "schema",
     "make_plan": "placement",
     "parse_set": "overrides",
     "read_file": "load",
@@ -73,13 +67,8 @@ __all__ = [
     "RankPlan",
     "ResolvedConfig",
     "Setting",
-    "Settings",
     "Target",
-    "commented_file",
-    "differences",
-    "explain",
     "find",
-    "json_schema",
     "make_plan",
     "parse_set",
     "read_file",

@@ -1,4 +1,4 @@
-"""The graph language: nodes, edges, streams and walks, their checks, compilation, execution and drawings. No torch."""
+"""The graph language: nodes, edges, streams and walks, their checks, compilation and execution. No torch."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ from mstar_core.graph.check.graph_check import check_graph, walk_inputs
 from mstar_core.graph.compile.compiled import CompiledLoop, CompiledTask, CompiledWalk, Kind, Outlet, Source, TaskInput
 from mstar_core.graph.compile.cut import Crossing, RankWalk, crossings, cut
 from mstar_core.graph.compile.wiring import compile_graph, compile_walk, held_ports, wire
-from mstar_core.graph.draw import draw_graph, draw_walk
-from mstar_core.graph.export import Graph, graph_to_dot
-from mstar_core.graph.json_form import graph_to_dict
 from mstar_core.graph.runtime.actions import (
     Action,
     Actions,
@@ -98,7 +95,6 @@ __all__ = [
     "FireLoop",
     "FixedChunk",
     "Free",
-    "Graph",
     "GraphEdge",
     "GraphNode",
     "Held",
@@ -137,12 +133,8 @@ __all__ = [
     "compile_walk",
     "crossings",
     "cut",
-    "draw_graph",
-    "draw_walk",
     "from_param",
     "graph_nodes",
-    "graph_to_dict",
-    "graph_to_dot",
     "held_ports",
     "loop_limits",
     "loops",

@@ -1,7 +1,4 @@
-"""JSON forms of a graph: the full form, which can be read back, and the shorter published one.
-
-Nodes and streams are referenced by name. The plugin's spec contains the full form; `models graph` prints the other.
-"""
+"""JSON form of nodes, streams and walks, which can be read back. Nodes and streams are referenced by name."""
 
 from __future__ import annotations
 
@@ -10,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from mstar_core.errors import GraphError, did_you_mean
-from mstar_core.graph.export import Graph
 from mstar_core.graph.spec.edges import Edge, GraphEdge, StreamingGraphEdge
 from mstar_core.graph.spec.nodes import CLIENT, Attend, EngineKind, KVSpec, NodeSpec, Sampling
 from mstar_core.graph.spec.streams import ChunkPolicy, FixedChunk, LeftContext, SlidingWindow, Stream
@@ -19,64 +15,6 @@ from mstar_core.graph.spec.walks import GraphNode, Loop, Parallel, Sequential, S
 Json = dict[str, Any]
 _CHUNKS: dict[str, type[ChunkPolicy]] = {"fixed": FixedChunk, "window": SlidingWindow, "left": LeftContext}
 _CHUNK_KINDS = {kind: name for name, kind in _CHUNKS.items()}
-
-
-def graph_to_dict(graph: Graph) -> Json:
-    """Return the published form: nodes, streams and partitions with their walks, without fields that are not set."""
-    return {
-        "name": graph.name,
-        "nodes": [_published_node(graph, node) for node in graph.nodes],
-        "streams": [_published_stream(graph, stream) for stream in graph.streams],
-        "partitions": [
-            {"name": name, "walks": {walk: _published_walk(walk_to_json(part)) for walk, part in walks.items()}}
-            for name, walks in graph.partitions.items()
-        ],
-    }
-
-
-def _published_node(graph: Graph, node: NodeSpec) -> Json:
-    full = node_to_json(node)
-    shown = ("name", "engine", "ports", *(("of", "branch") if node.of is not None else ()))
-    found = {name: full[name] for name in shown}
-    if node.sampling is not None:
-        found["samples"] = node.sampling.port
-    found |= {name: full[name] for name in ("kv", "tensor_parallel", "doc") if full[name]}
-    ranks = graph.ranks(node)
-    return {**found, "ranks": list(ranks)} if ranks else found
-
-
-def _published_stream(graph: Graph, stream: Stream) -> Json:
-    full = stream_to_json(stream)
-    node, port = full["into"]
-    found: Json = {
-        "name": stream.name,
-        "into": {"node": node, "port": port, "partition": graph.consumer(stream)},
-        "chunk": {**full["chunk"], "policy": type(stream.chunk).__name__},
-    }
-    if stream.accept is not None:
-        found["accept"] = [stream.accept.start, stream.accept.stop]
-    return found if stream.flush_if is None else {**found, "flush_if": stream.flush_if}
-
-
-def _published_walk(form: Json) -> Json:
-    found = {name: value for name, value in form.items() if value is not None}
-    if "outputs" in found:
-        found["outputs"] = [_published_edge(edge) for edge in found["outputs"]]
-    if "body" in found:
-        found["body"] = _published_walk(found["body"])
-    if "parts" in found:
-        found["parts"] = [_published_walk(part) for part in found["parts"]]
-    if "stop" in found:
-        found["stop"] = {name: value for name, value in found["stop"].items() if name != "kind"}
-    return found
-
-
-def _published_edge(form: Json) -> Json:
-    if "stream" in form:
-        return form
-    if form["to"] == CLIENT:
-        return {name: form[name] for name in ("port", "to", "modality")}
-    return {"port": form["port"], "to": form["to"], "into": form["into"] or form["port"]}
 
 
 def node_to_json(node: NodeSpec) -> Json:

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from mstar_core.client import ApiClient, Line
+from mstar_core.client import Line
 from mstar_core.codec import NPY_MAGIC, read_npy
 from mstar_core.errors import ConfigError, UsageError
+from mstarctl.client.api import ApiClient
 
 STATE_NAMES: Final = ("robot_state", "states")
 """Parameters that take the state of a robot, by preference."""

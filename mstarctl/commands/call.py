@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 
 import typer
 
-from mstar_core.client import ApiClient
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.errors import ExitCode, MstarError, NotFound, UsageError
 from mstar_core.host.run_dir import RunDirectory, deployments
@@ -22,6 +21,7 @@ from mstarctl.call.ask import Ask, Card, parse_params, read_files, state_param
 from mstarctl.call.pace import keep_pace
 from mstarctl.call.report import Progress, Tally, report, report_pace
 from mstarctl.call.sink import Sink, chosen_output
+from mstarctl.client.api import ApiClient
 from mstarctl.client.reach import Reached, context_of, reached
 from mstarctl.client.tunnel import forwarded
 from mstarctl.complete import deployment_names

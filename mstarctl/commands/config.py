@@ -15,13 +15,8 @@ from mstar_core.config import (
     Override,
     ResolvedConfig,
     Setting,
-    Settings,
     Target,
-    commented_file,
-    differences,
-    explain,
     find,
-    json_schema,
     make_plan,
     parse_set,
     read_file,
@@ -29,6 +24,8 @@ from mstar_core.config import (
 )
 from mstar_core.errors import ConfigError, ExitCode, MstarError, NotFound, UsageError
 from mstar_core.plugin import Plugins
+from mstarctl.authoring.config_file import Settings, commented_file, differences
+from mstarctl.authoring.config_schema import explain, json_schema
 from mstarctl.complete import configured_names, key_names, plugin_names
 from mstarctl.output import Column, Printer
 from mstarctl.output.errors import render_error

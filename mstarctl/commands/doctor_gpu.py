@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Final
 
 from mstar_core.errors import MstarError
-from mstar_core.host.kernels import AOT_DIR, is_prebuilt, kernel_names, prebuilt_folder
 from mstar_core.plugin import Plugins
 from mstarctl.commands.finding import FAILED, NA, OK, WARN, Finding
 from mstarctl.output import size_text
 from mstarctl.start.gpus import Gpu, gpus
+from mstarctl.start.kernels import AOT_DIR, is_prebuilt, kernel_names, prebuilt_folder
 
 LITTLE_MEMORY: Final = 4 << 30
 UNUSED: Final = "; unused without a GPU"

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from mstar_core.config import shipped, split_name
-from mstar_core.graph import Graph, NodeSpec, graph_to_dict, graph_to_dot
+from mstar_core.graph import NodeSpec
 from mstar_core.plugin import ModelSpec, Plugins, param_specs
 from mstarctl.complete import plugin_names
 from mstarctl.output import Column, Printer, duration_text, size_text
@@ -163,7 +163,10 @@ def draw_model(
     is_ascii: Annotated[bool, typer.Option("--ascii", help="use no line-drawing characters")] = False,
 ) -> None:
     """Draw the walks of a model."""
-    from mstar_core.graph.draw import draw_graph
+    from mstarctl.graphs.dot import graph_to_dot
+    from mstarctl.graphs.drawing import draw_graph
+    from mstarctl.graphs.graph import Graph
+    from mstarctl.graphs.published import graph_to_dict
 
     printer = Printer.of(ctx)
     spec = Plugins.discover().model(name)

@@ -152,7 +152,7 @@ def new_plugin(
     partitions: Annotated[int, typer.Option(help="number of partitions, joined by streams")] = 1,
 ) -> None:
     """Write a working plugin to start from: a byte-level toy model with tests."""
-    from mstar_core.plugin.scaffold import write_plugin
+    from mstarctl.authoring.scaffold import write_plugin
 
     printer = Printer.of(ctx)
     files = write_plugin(name, folder or Path(name), engine=engine, partitions=partitions)

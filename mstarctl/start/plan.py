@@ -18,7 +18,6 @@ from mstar_core.config import (
     DeploymentSpec,
     Override,
     ResolvedConfig,
-    Settings,
     Target,
     find,
     make_plan,
@@ -33,6 +32,7 @@ from mstar_core.host.groups import group_id
 from mstar_core.host.ports import check_port, port_claimant
 from mstar_core.host.run_dir import RunDirectory, check_name
 from mstar_core.plugin import ModelSpec, Plugins
+from mstarctl.authoring.config_file import Settings
 from mstarctl.output.durations import parse_duration
 from mstarctl.start.capacity import check_free, check_memory, concurrent_requests, free_bytes, weights_bytes
 from mstarctl.start.devices import Devices, choose_devices, torch_version

@@ -14,7 +14,7 @@ import pytest
 from mstar_core.config import SETTINGS, Setting, read_text, resolve
 from mstar_core.plugin import Plugins
 from mstar_core.plugin.hookspecs import HOOKS
-from mstar_core.plugin.scaffold import write_plugin
+from mstarctl.authoring.scaffold import write_plugin
 from mstarctl.main import run
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mstar_core.client import ApiClient, BadRequestError, ConflictError, Line, OverloadedError, WavFile
+from mstar_core.client import BadRequestError, ConflictError, Line, OverloadedError, WavFile
 from mstar_core.client.reader import LineReader
 from mstar_core.errors import ExitCode, MstarError, TransportError
+from mstarctl.client.api import ApiClient
 
 Answer = Callable[[httpx.Request], httpx.Response]
 

@@ -14,12 +14,7 @@ from hypothesis import strategies as st
 
 from mstar_core.config import (
     SETTINGS,
-    Settings,
-    commented_file,
-    differences,
-    explain,
     find,
-    json_schema,
     make_plan,
     read_text,
     resolve,
@@ -28,6 +23,8 @@ from mstar_core.config import (
 from mstar_core.config.load import default_config
 from mstar_core.errors import ConfigError, NotFound
 from mstar_core.plugin import ModelSpec, Plugins
+from mstarctl.authoring.config_file import Settings, commented_file, differences
+from mstarctl.authoring.config_schema import explain, json_schema
 from tests.config.conftest import Resolve
 from tests.config.test_refusals import GOOD, TWO
 

@@ -11,7 +11,7 @@ import pytest
 
 from mstar_core.errors import UsageError
 from mstar_core.plugin.conformance import grade_of, run_checks
-from mstar_core.plugin.scaffold import write_plugin
+from mstarctl.authoring.scaffold import write_plugin
 from mstarctl.main import run
 
 SHAPES = [("stateless", 1), ("stateless", 3), ("kv", 1), ("kv", 2)]

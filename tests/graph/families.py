@@ -12,7 +12,6 @@ from mstar_core.graph import (
     STEP,
     Attend,
     FixedChunk,
-    Graph,
     GraphNode,
     KVSpec,
     LeftContext,
@@ -29,6 +28,7 @@ from mstar_core.graph import (
 from mstar_core.graph import GraphEdge as E
 from mstar_core.graph import GraphNode as N
 from mstar_core.graph import StreamingGraphEdge as S
+from mstarctl.graphs.graph import Graph
 
 FULL = Attend(mask="full")
 READ = Attend(mask="full", positions="shared", write=False)

@@ -12,12 +12,12 @@ from mstar_core.graph import (
     WalkState,
     check_graph,
     compile_graph,
-    draw_graph,
-    graph_to_dict,
-    graph_to_dot,
     walk_inputs,
 )
 from mstar_core.graph.compile.cut import cut
+from mstarctl.graphs.dot import graph_to_dot
+from mstarctl.graphs.drawing import draw_graph
+from mstarctl.graphs.published import graph_to_dict
 from tests.graph.families import FAMILIES, Family, bagel, orpheus, qwen3_omni
 
 

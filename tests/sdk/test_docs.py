@@ -19,7 +19,7 @@ from tests.sdk.conftest import ROOT, SHARED, told
 
 PAGE = (ROOT / "docs" / "sdk.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
-TOLD_ELSEWHERE = {"ApiClient", "Line", "Event", "AsyncStream"}
+TOLD_ELSEWHERE = {"Line", "Event", "AsyncStream"}
 """The command line's own, and names that the page tells of under another name."""
 
 

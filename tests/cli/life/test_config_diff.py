@@ -6,9 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mstar_core.config import Settings, Target, parse_set, read_file, resolve_target
+from mstar_core.config import Target, parse_set, read_file, resolve_target
 from mstar_core.errors import ExitCode
 from mstar_core.plugin import Plugins
+from mstarctl.authoring.config_file import Settings
 from mstarctl.start.launch import Started, wait_ready
 
 Cli = Callable[..., Any]

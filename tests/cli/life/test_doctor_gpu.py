@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from mstar_core.host.kernels import AOT_DIR, kernel_names
 from mstarctl.commands.doctor_gpu import gpu_findings, missing_kernels, torch_cuda
 from mstarctl.commands.finding import FAILED, NA, OK, WARN, Finding
 from mstarctl.start.gpus import Gpu, parse_smi
+from mstarctl.start.kernels import AOT_DIR, kernel_names
 
 GIB = 1 << 30
 H100 = Gpu(name="NVIDIA H100", driver="580.1", free=70 * GIB, total=80 * GIB)

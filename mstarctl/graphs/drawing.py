@@ -10,9 +10,9 @@ from typing import Final
 
 from mstar_core.graph.check.graph_check import run_input
 from mstar_core.graph.compile.compiled import CompiledLoop, CompiledTask, CompiledWalk, Outlet
-from mstar_core.graph.export import Graph, policy_text
 from mstar_core.graph.spec.streams import Stream
 from mstar_core.graph.spec.walks import StopOn
+from mstarctl.graphs.graph import Graph, policy_text
 
 LEAST_WIDTH: Final = 40
 _ASCII: Final = str.maketrans("─│┐┘┌└┬┴├┤┼▶▼↻≋═║╔╗╚╝…→", "-|+++++++++>v@~=|++++~>")
@@ -32,13 +32,6 @@ def draw_graph(graph: Graph, width: int = 100, ascii_only: bool = False) -> str:
         lines += _frame(partition, _partition(graph, partition, width - 4), width)
         lines += _below(graph, partition, names[number + 1 :], width)
     lines += _legend(width)
-    text = "\n".join(line.rstrip() for line in lines) + "\n"
-    return text.translate(_ASCII).encode("ascii", "replace").decode() if ascii_only else text
-
-
-def draw_walk(graph: Graph, partition: str, name: str, width: int = 100, ascii_only: bool = False) -> str:
-    """Return the drawing of one walk."""
-    lines = _walk(graph, graph.compiled(partition)[name], max(width, LEAST_WIDTH))
     text = "\n".join(line.rstrip() for line in lines) + "\n"
     return text.translate(_ASCII).encode("ascii", "replace").decode() if ascii_only else text
 
@@ -64,7 +57,7 @@ def _legend(width: int) -> list[str]:
 def _partition(graph: Graph, partition: str, width: int) -> list[str]:
     lines: list[str] = []
     for walk in graph.compiled(partition).values():
-        lines += [*([""] if lines else []), *_walk(graph, walk, width)]
+        lines += [*([""] if lines else []), *_walk(walk, width)]
     return lines
 
 
@@ -95,11 +88,11 @@ def _streams_of(graph: Graph, partition: str) -> list[Stream]:
 # one walk
 
 
-def _walk(graph: Graph, walk: CompiledWalk, width: int) -> list[str]:
+def _walk(walk: CompiledWalk, width: int) -> list[str]:
     inner = width - 2
-    picture = _picture(graph, walk)
+    picture = _picture(walk)
     if max(map(len, picture), default=0) > inner:
-        picture = _folded(graph, walk, inner)
+        picture = _folded(walk, inner)
     lines = picture + [line for loop in walk.loops for line in _loop_lines(loop, inner)]
     routes = _routes(walk)
     if routes:
@@ -130,19 +123,17 @@ def _layers(walk: CompiledWalk) -> list[list[CompiledTask]]:
     return layers
 
 
-def _label(graph: Graph, task: CompiledTask) -> str:
-    ranks = graph.ranks(task.node.spec)
-    where = f" @{','.join(map(str, ranks))}" if ranks else ""
-    return "↻ " * len(task.path) + task.name + where
+def _label(task: CompiledTask) -> str:
+    return "↻ " * len(task.path) + task.name
 
 
-def _columns(graph: Graph, walk: CompiledWalk) -> list[list[str]]:
+def _columns(walk: CompiledWalk) -> list[list[str]]:
     """Return the columns of a drawing: inputs, tasks by layer, outputs."""
     taken: dict[str, None] = {}
     for task in walk.tasks:
         for port in _run_ports(walk, task):
             taken[port] = None
-    columns = [[_label(graph, task) for task in layer] for layer in _layers(walk)]
+    columns = [[_label(task) for task in layer] for layer in _layers(walk)]
     left = list(dict.fromkeys(_outlet_text(outlet) for outlet in _outlets(walk)))
     return [column for column in ([*taken], *columns, left) if column]
 
@@ -169,9 +160,9 @@ def _outlet_text(outlet: Outlet) -> str:
     return f"≋{outlet.stream.name}" if outlet.stream is not None else f"[{outlet.modality}]"
 
 
-def _picture(graph: Graph, walk: CompiledWalk) -> list[str]:
+def _picture(walk: CompiledWalk) -> list[str]:
     """Draw columns side by side, joined by a bus."""
-    columns = _columns(graph, walk)
+    columns = _columns(walk)
     height = max(len(column) for column in columns)
     rows = [""] * height
     for number, column in enumerate(columns):
@@ -198,10 +189,10 @@ def _bus(left: int, right: int, height: int) -> list[str]:
     return found
 
 
-def _folded(graph: Graph, walk: CompiledWalk, width: int) -> list[str]:
+def _folded(walk: CompiledWalk, width: int) -> list[str]:
     """Draw columns one below the other, for narrow terminals."""
     lines: list[str] = []
-    for number, column in enumerate(_columns(graph, walk)):
+    for number, column in enumerate(_columns(walk)):
         if number:
             lines.append("  ▼")
         lines += textwrap.wrap(", ".join(column), width, break_long_words=True)

@@ -1,0 +1,1 @@
+"""Files that mstarctl writes for authors: new plugins and commented configurations."""

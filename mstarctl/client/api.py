@@ -1,0 +1,90 @@
+"""Client of one API for `mstarctl call` and `api`, which shows the lines of an answer as they arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from mstar_core.client import Line
+from mstar_core.client.calls import generate_call, get_call
+from mstar_core.client.media import MediaFile
+from mstar_core.client.reader import LineReader, error_event
+from mstar_core.client.streams import error_of_event
+from mstar_core.client.sync_client import run
+from mstar_core.errors import TransportError
+
+if TYPE_CHECKING:
+    import httpx
+
+SILENCE_S: Final = 60.0
+"""Four of the heartbeats that the server sends every 15 s; a longer silence means that the peer is gone."""
+
+
+class ApiClient:
+    """Client of one API. Closing it, or leaving a stream early, closes the connection, which cancels the request."""
+
+    def __init__(
+        self, base_url: str, *, api_key: str | None = None, transport: httpx.BaseTransport | None = None
+    ) -> None:
+        """transport: replaces TCP, for tunnels, TLS and tests. Proxies of the environment are not used."""
+        import httpx
+
+        from mstar_core.client.http import Http, SyncSession  # here, because httpx is slow to import
+
+        self.base_url = base_url
+        self._client = httpx.Client(transport=transport, trust_env=False)
+        self._http = Http(SyncSession(self._client), base_url, timeout_s=SILENCE_S, api_key=api_key)
+
+    def generate(
+        self,
+        *,
+        outputs: Sequence[str],
+        text: str | None = None,
+        files: Sequence[tuple[str, bytes]] = (),
+        params: Mapping[str, Any] | None = None,
+        request_id: str | None = None,
+    ) -> Iterator[Line]:
+        """Stream one request: a `start` line, output lines as they are made, a `done` line.
+
+        files: name and content of each. Raises the error that the API reports, also in the middle of the stream, and
+        TransportError if the body ends without a `done` line. Close the iterator to cancel.
+        """
+        call = generate_call(
+            text=text, output_modalities=outputs, stream=True, request_id=request_id, model_kwargs=params or {},
+            files=[MediaFile(name, data, "tensor") for name, data in files], may_frame=False,
+        )  # fmt: skip
+        response = run(self._http.open(call))
+        body = self._http.session.body(response)
+        reader = LineReader()
+        try:
+            while (data := run(self._http.next_chunk(body))) is not None:
+                for line in reader.push(data):
+                    if line.modality == "error":
+                        raise error_of_event(error_event(line))
+                    yield line
+                    if line.modality == "done":
+                        return
+        finally:
+            response.close()
+        raise TransportError(
+            "the response broke off before its end", hint="see mstarctl logs for the cause, then send it again",
+            peer=self.base_url,
+        )  # fmt: skip
+
+    def models(self) -> list[dict[str, Any]]:
+        """Return the models that the deployment serves."""
+        found: list[dict[str, Any]] = run(self._http.fetch(get_call("/v1/models"))).json()["data"]
+        return found
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,1 @@
+"""Drawings and exports of a model's graph: text, dot and JSON."""
