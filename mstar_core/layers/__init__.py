@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mstar_core.layers.moe import MoESpec, SparseMoE
 from mstar_core.layers.rotary import Llama3Scaling, Rotary, RotarySpec, frequencies, rotate
 from mstar_core.layers.transformer import (
     Attention,
@@ -22,10 +23,12 @@ __all__ = [
     "GatedMLP",
     "Head",
     "Llama3Scaling",
+    "MoESpec",
     "NameMap",
     "RMSNorm",
     "Rotary",
     "RotarySpec",
+    "SparseMoE",
     "TokenEmbedding",
     "frequencies",
     "load_weights",

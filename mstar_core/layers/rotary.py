@@ -1,9 +1,12 @@
-"""Rotary position embedding, half-split layout, with Llama 3 frequency scaling. Used by model plugins."""
+"""Rotary position embedding, half-split layout: Llama 3 frequency scaling, and positions of several axes (M-RoPE).
+
+Used by model plugins.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,11 +32,15 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RotarySpec:
-    """Parameters of a rotary embedding. width: rotated dimensions of a head (even)."""
+    """Parameters of a rotary embedding. width: rotated dimensions of a head (even).
+
+    sections: frequencies of (time, height, width), interleaved: see `section_axes`. Empty: one axis.
+    """
 
     width: int
     base: float = 10000.0
     scaling: Llama3Scaling | None = None
+    sections: tuple[int, ...] = ()
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], width: int) -> RotarySpec:
@@ -71,21 +78,50 @@ def frequencies(spec: RotarySpec) -> Tensor:
     return (1 - share) * plain / scaling.factor + share * plain
 
 
+def section_axes(sections: Sequence[int]) -> Tensor:
+    """Return the axis of each frequency: int64 [width / 2], 0 = time, 1 = height, 2 = width of an image.
+
+    Axes alternate while they last: frequency i takes the height if i % 3 == 1 and i < 3 * sections[1], the width if
+    i % 3 == 2 and i < 3 * sections[2], else the time. Source: Qwen3-VL and Qwen3-Omni ("interleaved M-RoPE").
+    """
+    axes = torch.zeros(sum(sections), dtype=torch.int64)
+    for axis, count in enumerate(sections[1:], start=1):
+        axes[axis : 3 * count : 3] = axis
+    return axes
+
+
 class Rotary(nn.Module):
-    """Rotary angles of packed tokens. Frequencies are float32 for every model dtype."""
+    """Rotary angles of packed tokens. Frequencies are float32 for every model dtype.
+
+    Raises ConfigError if the sections do not add up to half the width.
+    """
 
     frequencies: Tensor
+    axes: Tensor | None
 
     def __init__(self, spec: RotarySpec) -> None:
         super().__init__()
+        if spec.sections and (len(spec.sections) != 3 or 2 * sum(spec.sections) != spec.width):
+            detail = f"{list(spec.sections)} for {spec.width} rotated dimensions"
+            hint = "three sections must add up to half the dimensions"
+            raise ConfigError("invalid sections of a rotary embedding", detail, hint, key="mrope_section")
         self.register_buffer("frequencies", frequencies(spec), persistent=False)
+        axes = section_axes(spec.sections) if spec.sections else None
+        self.register_buffer("axes", axes, persistent=False)
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cosine and sine, float32 [T, 1, width]. positions: int64 [T]."""
-        if positions.is_cuda and positions.dim() == 1 and positions.is_contiguous():
-            made: tuple[Tensor, Tensor] = elementwise_kernels().rotary_angles(positions, self.frequencies)
+        """Return cosine and sine, float32 [T, 1, width].
+
+        positions: int64 or float32, [T], or one row per axis [3, T] if the spec has sections. They can be fractional.
+        """
+        if positions.is_cuda and positions.is_contiguous():
+            made: tuple[Tensor, Tensor] = elementwise_kernels().rotary_angles(positions, self.frequencies, self.axes)
             return made
-        angles = positions[:, None].float() * self.frequencies.float()[None]
+        if positions.dim() == 2:
+            each = positions.float()[0 if self.axes is None else self.axes].reshape(-1, positions.shape[1]).T
+        else:
+            each = positions.float()[:, None]
+        angles = each * self.frequencies.float()[None]
         both = torch.cat([angles, angles], dim=-1)[:, None]
         return both.cos(), both.sin()
 

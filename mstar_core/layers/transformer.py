@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import nn
@@ -186,11 +186,11 @@ class Attention(nn.Module):
         self._fused: LinearWeight | None = None
 
     def fuse_projections(self) -> bool:
-        """Fuse the QKV projections, unless a norm follows them. Returns whether they are fused.
+        """Fuse the QKV projections. Returns whether they are fused.
 
         A second call keeps the fused weight, because captured graphs read it by address.
         """
-        if self._fused is None and self.spec.norm_eps is None:
+        if self._fused is None:
             self._fused = concatenate_weights([self.q_proj, self.k_proj, self.v_proj])
         return self._fused is not None
 
@@ -213,11 +213,13 @@ class Attention(nn.Module):
         spec, tokens = self.spec, x.shape[0]
         if self._fused is not None and rotation[0].shape[-1] == spec.head_dim and uses_fused_kernels(x):
             packed = project_partial(x, self._fused)
-            if isinstance(kv, PackedView):
+            if isinstance(kv, PackedView) and spec.norm_eps is None:
                 attended = kv.attend_packed(self.layer, packed, rotation, spec.heads, spec.scale)
                 if attended is not None:
                     return self._output(attended.view(tokens, -1))
-            query, key, value = elementwise_kernels().rotate_qkv(packed, spec.heads, spec.kv_heads, *rotation, x.dtype)
+            query, key, value = elementwise_kernels().rotate_qkv(
+                packed, spec.heads, spec.kv_heads, *rotation, x.dtype, self._norms(), spec.norm_eps or 0.0
+            )
             mixed = kv.attend(self.layer, query, key, value, spec.scale)
             return self._output(mixed.reshape(tokens, -1))
         query = self.q_proj(x).view(tokens, spec.heads, spec.head_dim)
@@ -246,6 +248,9 @@ class Attention(nn.Module):
             value = self.v_proj(x).view(tokens, spec.kv_heads, spec.head_dim)
         kv.keep(self.layer, key, value)
 
+    def _norms(self) -> tuple[Tensor, Tensor] | None:
+        return None if self.spec.norm_eps is None else (self.q_norm.weight, self.k_norm.weight)
+
     def _output(self, mixed: Tensor) -> Tensor:
         weight = weight_of(self.o_proj)
         if weight is not None:
@@ -254,15 +259,29 @@ class Attention(nn.Module):
         return out
 
 
-class DecoderBlock(nn.Module):
-    """Pre-norm decoder block: x + attention(norm(x)), then x + mlp(norm(x)). Parameters are named as in Llama."""
+class FeedForward(Protocol):
+    """The module that follows attention in a decoder block: `GatedMLP` or `moe.SparseMoE`."""
 
-    def __init__(self, spec: AttentionSpec, inner: int, layer: int, eps: float) -> None:
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+    def branch(self, x: Tensor) -> Tensor:
+        """Return x's shape [T, width], or partial sums of it [S, T, width] that the next norm adds."""
+
+
+class DecoderBlock(nn.Module):
+    """Pre-norm decoder block: x + attention(norm(x)), then x + mlp(norm(x)). Parameters are named as in Llama.
+
+    inner: width of a gated MLP, or the module that replaces it.
+    """
+
+    mlp: FeedForward
+
+    def __init__(self, spec: AttentionSpec, inner: int | FeedForward, layer: int, eps: float) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(spec.width, eps)
         self.self_attn = Attention(spec, layer)
         self.post_attention_layernorm = RMSNorm(spec.width, eps)
-        self.mlp = GatedMLP(spec.width, inner)
+        self.mlp = GatedMLP(spec.width, inner) if isinstance(inner, int) else inner
 
     def forward(self, x: Tensor, kv: KVView, rotation: tuple[Tensor, Tensor]) -> Tensor:
         """Return [T, width]. x: [T, width]."""

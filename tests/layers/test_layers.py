@@ -8,7 +8,18 @@ import pytest
 import torch
 
 from mstar_core.errors import ConfigError
-from mstar_core.layers import GatedMLP, Head, RMSNorm, Rotary, RotarySpec, TokenEmbedding, frequencies, rotate
+from mstar_core.layers import (
+    Attention,
+    AttentionSpec,
+    GatedMLP,
+    Head,
+    RMSNorm,
+    Rotary,
+    RotarySpec,
+    TokenEmbedding,
+    frequencies,
+    rotate,
+)
 from mstar_core.layers.linear import LinearWeight, project_gated
 
 LLAMA3 = {
@@ -63,6 +74,62 @@ def test_rotation_rotates_pairs_by_their_angle() -> None:
     assert turned[2, 0, 1] == pytest.approx(float(first * math.cos(angle) - second * math.sin(angle)), abs=1e-5)
     assert turned[2, 0, 5] == pytest.approx(float(second * math.cos(angle) + first * math.sin(angle)), abs=1e-5)
     assert torch.allclose(turned.norm(dim=-1), x.norm(dim=-1), atol=1e-5)
+
+
+def test_three_axes_share_the_frequencies_in_turns() -> None:
+    """Sections (24, 20, 20) of Qwen3-Omni: time 0, 3, .., 57 and 60 to 63; height 1, 4, ..; width 2, 5, .."""
+    spec = RotarySpec(width=128, base=1e6, sections=(24, 20, 20))
+    positions = torch.tensor([[0.0, 7.5], [0.0, 3.0], [0.0, 11.0]])
+    cosine, sine = Rotary(spec)(positions)
+    assert cosine.dtype == torch.float32 and cosine.shape == (2, 1, 128)
+    for pair, frequency in enumerate(frequencies(spec).tolist()):
+        axis = pair % 3 if pair < 60 else 0
+        angle = float(positions[axis, 1]) * frequency
+        assert float(cosine[1, 0, pair]) == pytest.approx(math.cos(angle), abs=1e-5)
+        assert float(sine[1, 0, 64 + pair]) == pytest.approx(math.sin(angle), abs=1e-5)
+
+
+def test_sections_of_different_lengths() -> None:
+    axes = Rotary(RotarySpec(width=32, sections=(8, 3, 5))).axes
+    assert axes is not None and axes.tolist() == [0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 0, 2, 0, 0, 2, 0]
+
+
+def test_equal_axes_rotate_as_one_axis() -> None:
+    one, three = RotarySpec(width=32), RotarySpec(width=32, sections=(6, 5, 5))
+    at = torch.tensor([0.0, 1.5, 40.0])
+    for positions in (at, at.expand(3, 3)):
+        for found, plain in zip(Rotary(three)(positions), Rotary(one)(at), strict=True):
+            torch.testing.assert_close(found, plain)
+
+
+def test_sections_must_fit_the_width() -> None:
+    with pytest.raises(ConfigError, match="sections"):
+        Rotary(RotarySpec(width=32, sections=(6, 5, 4)))
+
+
+class Seen:
+    """A KV view that keeps what it was given."""
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None = None
+    ) -> torch.Tensor:
+        self.query, self.key = query, key
+        return query
+
+
+def test_heads_are_normalized_before_rotation() -> None:
+    spec = AttentionSpec(width=16, heads=4, kv_heads=2, head_dim=8, norm_eps=1e-6)
+    attention, x, seen = Attention(spec, 0).requires_grad_(False), torch.randn(3, 16), Seen()
+    attention.q_norm.weight.copy_(torch.rand(8) + 0.5)
+    attention.k_norm.weight.copy_(torch.rand(8) + 0.5)
+    rotation = Rotary(RotarySpec(width=8))(torch.tensor([0, 1, 5]))
+    attention(x, seen, rotation)
+    for found, layer, norm in (
+        (seen.query, attention.q_proj, attention.q_norm), (seen.key, attention.k_proj, attention.k_norm)
+    ):  # fmt: skip
+        heads = layer(x).view(3, -1, 8)
+        scaled = heads / heads.square().mean(-1, keepdim=True).add(1e-6).sqrt() * norm.weight
+        torch.testing.assert_close(found, rotate(scaled, *rotation))
 
 
 def test_rotation_leaves_the_other_dimensions_of_a_head() -> None:

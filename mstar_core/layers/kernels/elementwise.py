@@ -118,8 +118,8 @@ def _gate_kernel(pair, out, width, block: tl.constexpr, overlaps: tl.constexpr, 
 
 @triton.jit
 def _rotate_kernel(
-    source, cosine, sine, query, key, value, row_stride, part_stride, heads, kv_heads, width,
-    head_dim: tl.constexpr, half: tl.constexpr, parts: tl.constexpr, overlaps: tl.constexpr,
+    source, cosine, sine, query, key, value, query_gain, key_gain, row_stride, part_stride, heads, kv_heads, width, eps,
+    head_dim: tl.constexpr, half: tl.constexpr, parts: tl.constexpr, has_norms: tl.constexpr, overlaps: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -132,6 +132,19 @@ def _rotate_kernel(
     start = source + row * row_stride + head * head_dim
     first = sum_partials(start, part_stride, at, inside, parts, dtype)
     second = sum_partials(start + width // 2, part_stride, at, inside, parts, dtype)
+    if has_norms:
+        if head < heads + kv_heads:
+            gain = query_gain
+            if head >= heads:
+                gain = key_gain
+            scale = tl.rsqrt((tl.sum(first * first, axis=0) + tl.sum(second * second, axis=0)) / width + eps)
+            # Rounded where separate layers would round: after the division, and after the product.
+            first = (first * scale).to(dtype).to(tl.float32)
+            second = (second * scale).to(dtype).to(tl.float32)
+            first *= tl.load(gain + at, mask=inside, other=0.0).to(tl.float32)
+            second *= tl.load(gain + width // 2 + at, mask=inside, other=0.0).to(tl.float32)
+            first = first.to(dtype).to(tl.float32)
+            second = second.to(dtype).to(tl.float32)
     if head < heads + kv_heads:
         c = tl.load(cosine + row * width + at, mask=inside, other=0.0)
         s = tl.load(sine + row * width + at, mask=inside, other=0.0)
@@ -148,11 +161,16 @@ def _rotate_kernel(
 
 
 @triton.jit
-def _angles_kernel(positions, frequencies, cosine, sine, half_width, half: tl.constexpr):
+def _angles_kernel(
+    positions, frequencies, axes, cosine, sine, half_width, rows, half: tl.constexpr, has_axes: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, half)
     inside = at < half_width
-    position = tl.load(positions + row).to(tl.float32)
+    if has_axes:
+        position = tl.load(positions + tl.load(axes + at, mask=inside, other=0) * rows + row).to(tl.float32)
+    else:
+        position = tl.load(positions + row).to(tl.float32)
     angle = position * tl.load(frequencies + at, mask=inside, other=0.0).to(tl.float32)
     c, s, into = tl.cos(angle), tl.sin(angle), row * 2 * half_width + at
     tl.store(cosine + into, c, mask=inside)
@@ -253,21 +271,29 @@ def dequantize(values: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     return out
 
 
-def rotary_angles(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
+def rotary_angles(positions: Tensor, frequencies: Tensor, axes: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return cosine and sine of each token's angles, repeated for both halves: float32 [T, 1, 2 * pairs].
 
-    positions: int64 [T], contiguous; frequencies: [pairs], radians per token.
+    positions: int64 or float32 [T], or one row per axis [A, T], contiguous; frequencies: [pairs], radians per token;
+    axes: int64 [pairs], the row of positions that each pair reads, the first if None.
     """
-    rows, half = len(positions), len(frequencies)
+    rows, half = positions.shape[-1], len(frequencies)
     made = [torch.empty((rows, 1, 2 * half), dtype=torch.float32, device=positions.device) for _ in range(2)]
-    _angles_kernel[(rows,)](positions, frequencies, *made, half, half=triton.next_power_of_2(half), num_warps=1)
+    has_axes = axes is not None and positions.dim() == 2
+    _angles_kernel[(rows,)](
+        positions, frequencies, axes if has_axes else positions, *made, half, rows, half=triton.next_power_of_2(half),
+        has_axes=has_axes, num_warps=1,
+    )  # fmt: skip
     return made[0], made[1]
 
 
 def rotate_qkv(
-    packed: Tensor, heads: int, kv_heads: int, cosine: Tensor, sine: Tensor, dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor]:
+    packed: Tensor, heads: int, kv_heads: int, cosine: Tensor, sine: Tensor, dtype: torch.dtype,
+    norms: tuple[Tensor, Tensor] | None = None, eps: float = 0.0,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Return rotated queries, rotated keys and values of a fused QKV projection. Whole heads are rotated.
+
+    norms: weights of an RMSNorm of each query head and of each key head before rotation, [head_dim], with `eps`.
 
     packed: [T, (heads + 2 * kv_heads) * head_dim], queries first, or its partial sums [S, T, ...], contiguous;
     cosine, sine: float32 [T, 1, head_dim]. Queries are [T, heads, head_dim], keys and values [T, kv_heads, head_dim].
@@ -280,9 +306,9 @@ def rotate_qkv(
     made = {name: packed.new_empty((rows, size, head_dim), dtype=dtype) for name, size in sizes.items()}
     value = made.get("value", made["key"])
     _rotate_kernel[(rows, sum(sizes.values()))](
-        packed, cosine, sine, made["query"], made["key"], value, across, rows * across, heads, kv_heads, head_dim,
-        head_dim=head_dim, half=triton.next_power_of_2(head_dim // 2), parts=parts, num_warps=1,
-        **launch_options(packed.device),
+        packed, cosine, sine, made["query"], made["key"], value, *(norms or (cosine, cosine)), across, rows * across,
+        heads, kv_heads, head_dim, eps, head_dim=head_dim, half=triton.next_power_of_2(head_dim // 2), parts=parts,
+        has_norms=norms is not None, num_warps=1, **launch_options(packed.device),
     )  # fmt: skip
     if "value" not in made:
         made["value"] = packed.view(rows, across)[:, (heads + kv_heads) * head_dim :].view(rows, kv_heads, head_dim)

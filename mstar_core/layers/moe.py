@@ -1,0 +1,111 @@
+"""Sparse mixture-of-experts layer: router, fused experts and an optional shared expert. Used by model plugins.
+
+On CUDA the experts run as Triton kernels in half precision; elsewhere as plain PyTorch. No token is ever dropped, and
+the sum over a token's experts has a fixed order, so a token's result does not depend on its batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.nn.functional import linear, sigmoid, silu
+
+from mstar_core.layers.linear import sum_partials
+from mstar_core.layers.transformer import GatedMLP
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoESpec:
+    """Sizes of a mixture of experts. inner: width of an expert's MLP.
+
+    normalizes: divide the weights of a token's experts by their sum. shared_inner: width of the expert that every
+    token uses, 0 without one.
+    """
+
+    width: int
+    inner: int
+    experts: int
+    experts_per_token: int
+    normalizes: bool = True
+    shared_inner: int = 0
+
+    @property
+    def shared_parts(self) -> int:
+        """Experts of width `inner` that the shared expert is equal to; 0 if it cannot be divided."""
+        return self.shared_inner // self.inner if self.shared_inner % self.inner == 0 else 0
+
+
+class Experts(nn.Module):
+    """Weights of all experts. gate_up_proj: [E, 2 * inner, width], gate rows first; down_proj: [E, width, inner]."""
+
+    def __init__(self, spec: MoESpec) -> None:
+        super().__init__()
+        self.gate_up_proj = nn.Parameter(torch.empty(spec.experts, 2 * spec.inner, spec.width))
+        self.down_proj = nn.Parameter(torch.empty(spec.experts, spec.width, spec.inner))
+        for weight in (self.gate_up_proj, self.down_proj):
+            nn.init.normal_(weight, std=weight.shape[-1] ** -0.5)
+
+    def forward(self, x: Tensor, chosen: Tensor) -> Tensor:
+        """Return the outputs of the chosen experts: [T, k, width]. x: [T, width]; chosen: int64 [T, k]."""
+        out = x.new_empty(*chosen.shape, x.shape[1])
+        for expert in chosen.unique().tolist():
+            token, place = torch.where(chosen == expert)
+            gate, up = linear(x[token], self.gate_up_proj[expert]).chunk(2, dim=-1)
+            out[token, place] = linear(silu(gate) * up, self.down_proj[expert])
+        return out
+
+
+class SparseMoE(nn.Module):
+    """Weighted sum of the experts that a router chooses for each token. Parameters are named as in Qwen's checkpoints.
+
+    p = softmax of the router's logits over all experts, in float32. The k greatest of p are the weights, after division
+    by their sum, in the model's dtype. A shared expert adds sigmoid(shared_expert_gate(x)) * shared_expert(x).
+    Source: Qwen3-MoE, and Qwen2-MoE for the shared expert.
+    """
+
+    def __init__(self, spec: MoESpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.gate = nn.Linear(spec.width, spec.experts, bias=False)
+        self.experts = Experts(spec)
+        if spec.shared_inner:
+            self.shared_expert = GatedMLP(spec.width, spec.shared_inner)
+            self.shared_expert_gate = nn.Linear(spec.width, 1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x's shape. x: [T, width]."""
+        return sum_partials(self.branch(x), x)
+
+    def branch(self, x: Tensor) -> Tensor:
+        """Return the same, or the terms of the weighted sum, [S, T, width]."""
+        weights, chosen = self.route(x)
+        return self._shared(x, _weighted_sum(self.experts(x, chosen), weights))
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the weights in x's dtype and the experts, int64, of each token: [T, k], the greatest weight first."""
+        spec = self.spec
+        shares = torch.softmax(self.gate(x).float(), dim=-1)
+        weights, chosen = shares.topk(spec.experts_per_token, dim=-1)
+        if spec.normalizes:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        return weights.to(x.dtype), chosen
+
+    def _shared(self, x: Tensor, total: Tensor) -> Tensor:
+        if not self.spec.shared_inner:
+            return total
+        shared: Tensor = sigmoid(self.shared_expert_gate(x)) * self.shared_expert(x)
+        return total + shared
+
+
+def _weighted_sum(outputs: Tensor, weights: Tensor) -> Tensor:
+    """Return the sum over k in order: [T, width]. outputs: [T, k, width]; weights: [T, k]."""
+    total = outputs[:, 0] * weights[:, :1]
+    for place in range(1, weights.shape[1]):
+        total = total + outputs[:, place] * weights[:, place : place + 1]
+    return total
