@@ -45,6 +45,16 @@ def draws(cuda: torch.device, rows: int, vocab: int) -> None:
     assert all(0 <= drawn < vocab for drawn in ids), ids
 
 
+def module_draws(cuda: torch.device, rows: int, vocab: int) -> None:
+    """Draw inside a module: greedy, in pairs, and by narrowing keys."""
+    from mstar_core.layers.sampling import draw
+
+    row = torch.arange(rows, device=cuda)
+    logits, uniform = torch.randn(rows, vocab, device=cuda), torch.rand(rows, device=cuda)
+    drawn = draw(logits, uniform, (row % 4).float(), row % 3 * 50, 0.5 + 0.1 * row)
+    assert all(0 <= each < vocab for each in drawn.tolist())
+
+
 def steps(cuda: torch.device, count: int, graphs: tuple[int, ...]) -> None:
     """Run a language model with prompts and outputs of odd lengths: layers, pages, attention, sampling."""
     module = WideLM(vocab=1001).to(cuda, torch.bfloat16)
@@ -217,6 +227,7 @@ CASES: dict[str, Callable[[torch.device], None]] = {
     "draws-1": lambda cuda: draws(cuda, 1, 53),
     "draws-3": lambda cuda: draws(cuda, 3, 4099),
     "draws-17": lambda cuda: draws(cuda, 17, 1000),
+    "module-draws": lambda cuda: module_draws(cuda, 12, 1001),
     "gates": lambda cuda: gates(cuda, 37, 1001),
     "linears": lambda cuda: linears(cuda, 3, 33),
     "sums": lambda cuda: sums(cuda, 3, 36),

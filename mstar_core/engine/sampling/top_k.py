@@ -9,7 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from mstar_core.engine.sampling.top_p_bins import INFINITY, LEAST, OUTSIDE, ordered, peak_of, share_of
+from mstar_core.engine.sampling.top_p_bins import peak_of
+from mstar_core.layers.kernels.logit_keys import INFINITY, LEAST, OUTSIDE, ordered, share_of
 
 
 @triton.jit

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from mstar_core.engine.sampling.top_k import truncate_kernel
-from mstar_core.engine.sampling.top_p_bins import BINS, INFINITY, OUTSIDE, choose_kernel, count_kernel, ordered
+from mstar_core.engine.sampling.top_p_bins import BINS, choose_kernel, count_kernel
 from mstar_core.engine.sampling.top_p_search import (
     STATE,
     SUMS,
@@ -26,6 +26,7 @@ from mstar_core.engine.sampling.top_p_search import (
     gather_kernel,
     narrow_kernel,
 )
+from mstar_core.layers.kernels.logit_keys import INFINITY, OUTSIDE, ordered
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -2,7 +2,7 @@
 
 A goal is a mass; its element is the first, from the largest key down, at which the running sum of shares reaches it.
 A count bounds the mass of its bin from both sides, which is enough to say which bins can hold the element of a goal:
-the bounds choose what is looked at, never what is drawn. Also the arithmetic of keys and shares.
+the bounds choose what is looked at, never what is drawn.
 """
 
 from __future__ import annotations
@@ -12,42 +12,19 @@ from typing import Final
 import triton
 import triton.language as tl
 
+from mstar_core.layers.kernels.logit_keys import INFINITY, LEAST, distance_below
+
 BINS: Final = 256
 
-LEAST: Final = tl.constexpr(-2139095041)
-"""Key of minus infinity: every element is at or above it. Places outside of a row get a key below."""
-
-OUTSIDE: Final = tl.constexpr(-(1 << 31))
-INFINITY: Final = tl.constexpr(float("inf"))
 _PER_UNIT: Final = tl.constexpr(8.0)  # bins to a nat; a power of two, so that only the subtraction before it rounds
 _ROUNDING: Final = tl.constexpr(1e-4)  # far above the error of a float32 exponential
 _SLACK: Final = tl.constexpr(1e-12)  # far above the error of a float64 sum
 
 
 @triton.jit
-def ordered(x):
-    """int32 that orders as the float32 does; -0 counts as 0."""
-    bits = (x + 0.0).to(tl.int32, bitcast=True)
-    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-
-
-@triton.jit
-def _below(key, peak):
-    """Distance of the value of a key from the largest."""
-    bits = tl.where(key < 0, key ^ 0x7FFFFFFF, key)
-    return peak - bits.to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def share_of(key, peak, unit):
-    """exp(value - peak) in fixed point, int64: 0 to unit."""
-    return (tl.exp(-_below(key, peak)) * unit).to(tl.int64)
-
-
-@triton.jit
 def bin_of(key, peak, bins: tl.constexpr):
     """Bin of a key: rises as keys fall, equal for equal keys, the same in every kernel."""
-    return tl.minimum(_below(key, peak) * _PER_UNIT, bins - 1.0).to(tl.int32)
+    return tl.minimum(distance_below(key, peak) * _PER_UNIT, bins - 1.0).to(tl.int32)
 
 
 @triton.jit

@@ -15,7 +15,8 @@ from typing import Final
 import triton
 import triton.language as tl
 
-from mstar_core.engine.sampling.top_p_bins import INFINITY, LEAST, OUTSIDE, bin_of, peak_of, share_of
+from mstar_core.engine.sampling.top_p_bins import bin_of, peak_of
+from mstar_core.layers.kernels.logit_keys import INFINITY, LEAST, OUTSIDE, share_of
 
 STATE: Final = 8
 """Numbers in the state of a row."""
