@@ -61,6 +61,26 @@ class Experts(nn.Module):
         return out
 
 
+def expert_parts(module: nn.Module) -> dict[str, dict[str, Tensor]]:
+    """Return the views of each expert in the fused weights of a module, as `load_weights` takes them.
+
+    Their names are those of Qwen's checkpoints: `experts.5.gate_proj.weight` and so on.
+    """
+    found: dict[str, dict[str, Tensor]] = {}
+    for name, experts in module.named_modules():
+        if isinstance(experts, Experts):
+            pairs = (pair.chunk(2) for pair in experts.gate_up_proj.detach())
+            found[f"{name}.gate_up_proj"] = {
+                f"{name}.{expert}.{kind}_proj.weight": view
+                for expert, pair in enumerate(pairs)
+                for kind, view in zip(("gate", "up"), pair, strict=True)
+            }
+            found[f"{name}.down_proj"] = {
+                f"{name}.{expert}.down_proj.weight": view for expert, view in enumerate(experts.down_proj.detach())
+            }
+    return found
+
+
 class SparseMoE(nn.Module):
     """Weighted sum of the experts that a router chooses for each token. Parameters are named as in Qwen's checkpoints.
 

@@ -139,10 +139,12 @@ class NameMap:
 
 
 def load_weights(
-    module: nn.Module, checkpoint: Checkpoint, names: NameMap | None = None, progress: Progress | None = None
-) -> None:
+    module: nn.Module, checkpoint: Checkpoint, names: NameMap | None = None, progress: Progress | None = None,
+    parts: Mapping[str, Mapping[str, Tensor]] | None = None,
+) -> None:  # fmt: skip
     """Load a module's parameters and persistent buffers, each cast to its own dtype.
 
+    parts: name of a fused parameter -> the names that replace it, each with its view of the parameter.
     Checkpoint and module must have the same names. Raises WeightsError with file and key otherwise, before anything
     changes; a file that ends early fails in the middle.
     """
@@ -151,6 +153,9 @@ def load_weights(
         return
     names = names or NameMap()
     targets = module.state_dict(keep_vars=True)
+    for fused, views in (parts or {}).items():
+        del targets[fused]
+        targets.update(views)
     source_of: dict[str, str] = {}
     for name in checkpoint.file_of:
         target = names.target(name)

@@ -1,0 +1,78 @@
+"""Nodes of Qwen3-Omni, built from a checkpoint. Created once per worker."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Final
+
+from mstar_core.errors import StartError, WeightsError
+from mstar_core.layers import Checkpoint
+from mstar_qwen3omni.checkpoint.config import OmniConfig, read_config
+from mstar_qwen3omni.checkpoint.weights import building, load
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from mstar_core.graph import NodeSpec
+    from mstar_core.plugin.model import ModelContext
+
+MODULES: Final = {
+    "audio_encoder": "mstar_qwen3omni.encoders.audio:AudioEncoder",
+    "vision_encoder": "mstar_qwen3omni.encoders.vision:VisionEncoder",
+    "Thinker": "mstar_qwen3omni.thinker.thinker:Thinker",
+    "Talker": "mstar_qwen3omni.talker.talker:Talker",
+    "Code2Wav": "mstar_qwen3omni.vocoder.code2wav:Code2Wav",
+}
+"""Module and class of each node."""
+
+SPEECH: Final = ("Talker", "Code2Wav")
+"""Nodes that a checkpoint without speech does not have."""
+
+
+class Qwen3Omni:
+    """Qwen3-Omni on one worker. Raises WeightsError if the checkpoint folder is missing or of another model."""
+
+    def __init__(self, ctx: ModelContext) -> None:
+        if ctx.folder is None:
+            hint = "start it with --weights DIR, or start qwen3_omni:tiny"
+            raise WeightsError("qwen3_omni has no checkpoint folder", hint=hint)
+        self._ctx = ctx
+        self._config = read_config(ctx.folder)
+        self._files = Checkpoint.find(ctx.folder)
+
+    def get_submodule(self, node: NodeSpec) -> nn.Module:
+        """Build a node with its weights, in the context's dtype and on its device.
+
+        Raises StartError for an unknown node and for tensor parallelism, WeightsError for a node without tensors.
+        """
+        ctx = self._ctx
+        if node.name not in MODULES:
+            hint = f"its nodes are {', '.join(MODULES)}"
+            raise StartError(f"qwen3_omni has no node {node.name!r}", hint=hint, phase="weights")
+        if ctx.tp_size > 1:
+            raise StartError(
+                f"qwen3_omni cannot split {node.name} over {ctx.tp_size} ranks", "its layers are whole on each rank",
+                "set tp_size: 1; more ranks than tp_size make replicas", phase="weights",
+            )  # fmt: skip
+        if node.name in SPEECH and not self._config.has_speech:
+            raise WeightsError(
+                f"{self._files.folder} has no speech", f"{node.name} needs the talker's tensors",
+                "use the Instruct checkpoint, or serve text only", file=str(self._files.folder),
+            )  # fmt: skip
+        with building(ctx.device, ctx.dtype):
+            module = _module(node.name, self._config)
+        load(module, self._files, node.name, ctx.progress)
+        return module.eval().requires_grad_(False)
+
+    def vocab_size(self, node: NodeSpec) -> int:
+        """Return the size of the node's vocabulary; 0 for a node that does not sample."""
+        if node.sampling is None:
+            return 0
+        return {"Thinker": self._config.thinker.vocab, "Talker": self._config.talker.vocab}[node.name]
+
+
+def _module(name: str, config: OmniConfig) -> nn.Module:
+    """Return a node without weights. Imports only that node's modules."""
+    place, _, kind = MODULES[name].partition(":")
+    module: nn.Module = getattr(importlib.import_module(place), kind)(config)
+    return module

@@ -1,0 +1,1 @@
+"""The thinker: the text model that reads all inputs."""
