@@ -1,159 +1,167 @@
-"""ModelSpec as plain JSON data and back: programs, bind and the parameter class go by name ("pkg.mod:name")."""
+"""ModelSpec as plain JSON data and back. Programs, bind and the parameter class go by name ("pkg.mod:name").
+
+The form of an object holds its fields. Nodes and streams inside other objects are referenced by name. A class that
+shares its place with others has a tag, such as {"kind": "loop"} of a walk.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import enum
 import importlib
-from collections.abc import Mapping
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from mstar_core.errors import PluginError
-from mstar_core.graph.json_form import (
-    Json,
-    node_from_json,
-    node_to_json,
-    stream_from_json,
-    stream_to_json,
-    walk_from_json,
-    walk_to_json,
+from mstar_core.errors import GraphError, PluginError, did_you_mean
+from mstar_core.graph import (
+    CLIENT,
+    FixedChunk,
+    GraphNode,
+    LeftContext,
+    Loop,
+    NodeSpec,
+    Parallel,
+    Sequential,
+    SlidingWindow,
+    StopOn,
+    StopWhen,
+    Stream,
 )
 from mstar_core.plugin.params import param_schema
-from mstar_core.plugin.spec import ModelSpec, Partition, Sample, WeightRef
-from mstar_core.plugin.surface import MODALITIES, Modality, Surface
+from mstar_core.plugin.spec import ModelSpec
+from mstar_core.plugin.surface import MODALITIES, Modality
 
+Json = dict[str, Any]
 FORM_VERSION: Final = 1
-_PLAIN: Final = (
-    "name",
-    "title",
-    "plugin",
-    "processor",
-    "model",
-    "configs",
-    "default_config",
-    "tiny",
-    "resolve",
-    "notice",
-    "max_seq_len",
-)
+_TAGS: Final[Mapping[Any, tuple[str, str]]] = {
+    FixedChunk: ("policy", "fixed"),
+    SlidingWindow: ("policy", "window"),
+    LeftContext: ("policy", "left"),
+    GraphNode: ("kind", "node"),
+    Sequential: ("kind", "sequential"),
+    Parallel: ("kind", "parallel"),
+    Loop: ("kind", "loop"),
+    StopOn: ("kind", "on"),
+    StopWhen: ("kind", "when"),
+    **{modality: ("kind", modality.kind) for modality in MODALITIES},
+}
 
 
 def spec_to_json(spec: ModelSpec) -> Json:
-    """The whole spec as JSON data. Raises PluginError for a program or parameter class that has no importable name."""
-    return {
-        "form": FORM_VERSION,
-        **{name: getattr(spec, name) for name in _PLAIN},
-        "aliases": list(spec.aliases),
-        "inputs": [_modality_to_json(item) for item in spec.inputs],
-        "outputs": [_modality_to_json(item) for item in spec.outputs],
-        "params": name_of(spec.params),
-        "params_schema": param_schema(spec.params),
-        "routes": sorted(spec.routes),
-        "surfaces": {name: _surface_to_json(surface) for name, surface in spec.surfaces.items()},
-        "nodes": [node_to_json(node) for node in spec.nodes],
-        "streams": [stream_to_json(stream) for stream in spec.streams],
-        "partitions": [_partition_to_json(partition) for partition in spec.partitions],
-        "bind": None if spec.bind is None else name_of(spec.bind),
-        "misfit": None if spec.misfit is None else name_of(spec.misfit),
-        "weights": {name: {**dataclasses.asdict(ref), "files": list(ref.files)} for name, ref in spec.weights.items()},
-        "walk_aliases": dict(spec.walk_aliases),
-        "samples": [_sample_to_json(sample) for sample in spec.samples],
-        "requires": dict(spec.requires),
-        "model_kwargs": dict(spec.model_kwargs),
-    }
+    """Return the whole spec. Raises PluginError for a program or parameter class that has no importable name."""
+    parts = {"nodes": [form_of(node) for node in spec.nodes], "streams": [form_of(stream) for stream in spec.streams]}
+    return {"form": FORM_VERSION, **form_of(spec), **parts, "params_schema": param_schema(spec.params)}
 
 
 def spec_from_json(data: Mapping[str, Any]) -> ModelSpec:
-    """The spec again. Imports the modules that its names point to. Raises PluginError for another form version."""
+    """Return the spec again. Imports the modules that its names point to. Raises PluginError for another form version."""
     if data.get("form") != FORM_VERSION:
         raise PluginError(
             f"the spec has form {data.get('form')!r}, this reads {FORM_VERSION}",
             hint="use the same version on both sides",
         )
-    nodes: dict[str, Any] = {}
+    reader = _Reader()
     for item in data["nodes"]:
-        nodes[item["name"]] = node_from_json(item, nodes)
-    streams = {item["name"]: stream_from_json(item, nodes) for item in data["streams"]}
-    return ModelSpec(
-        **{name: data[name] for name in _PLAIN},
-        aliases=tuple(data["aliases"]),
-        inputs=tuple(_modality_from_json(item) for item in data["inputs"]),
-        outputs=tuple(_modality_from_json(item) for item in data["outputs"]),
-        params=named(data["params"]),
-        routes=frozenset(data["routes"]),
-        surfaces={name: _surface_from_json(surface) for name, surface in data["surfaces"].items()},
-        nodes=tuple(nodes.values()),
-        streams=tuple(streams.values()),
-        partitions=tuple(
-            Partition(
-                name=item["name"],
-                program=named(item["program"]),
-                walks={name: walk_from_json(walk, nodes, streams) for name, walk in item["walks"].items()},
-                wants=item["wants"],
-            )
-            for item in data["partitions"]
-        ),
-        bind=None if data["bind"] is None else named(data["bind"]),
-        misfit=None if data["misfit"] is None else named(data["misfit"]),
-        weights={name: WeightRef(**{**ref, "files": tuple(ref["files"])}) for name, ref in data["weights"].items()},
-        walk_aliases=dict(data["walk_aliases"]),
-        samples=tuple(_sample_from_json(item) for item in data["samples"]),
-        requires=dict(data["requires"]),
-        model_kwargs=dict(data["model_kwargs"]),
-    )
+        reader.nodes[item["name"]] = reader.made(NodeSpec, item)
+    for item in data["streams"]:
+        reader.streams[item["name"]] = reader.made(Stream, item)
+    parts = {"nodes": tuple(reader.nodes), "streams": tuple(reader.streams)}
+    spec: ModelSpec = reader.made(ModelSpec, {**data, **parts})
+    return spec
 
 
-def _partition_to_json(partition: Partition) -> Json:
-    walks = {name: walk_to_json(walk) for name, walk in partition.walks.items()}
-    return {"name": partition.name, "program": name_of(partition.program), "walks": walks, "wants": partition.wants}
+def form_of(value: Any) -> Json:
+    """Return the form of a node, a stream, a walk or another declaration."""
+    tag = [_TAGS[type(value)]] if type(value) in _TAGS else []
+    return dict(tag) | {key: _plain(getattr(value, name)) for key, name in _keys(type(value)).items()}
 
 
-def _modality_to_json(modality: Modality) -> Json:
-    return {"kind": modality.kind, **dataclasses.asdict(modality)}
+def _keys(kind: Any) -> dict[str, str]:
+    """Return the field names of a class by their keys in its form."""
+    return {"node" if f.name == "spec" else f.name: f.name for f in dataclasses.fields(kind)}
 
 
-def _modality_from_json(data: Mapping[str, Any]) -> Modality:
-    facts = dict(data)
-    kinds = {kind.kind: kind for kind in MODALITIES}
-    return kinds[facts.pop("kind")](**facts)
+def _plain(value: Any) -> Any:
+    match value:
+        case NodeSpec() | Stream():
+            return value.name
+        case enum.Enum():
+            return str(value)
+        case range():
+            return [value.start, value.stop, value.step]
+        case frozenset():
+            return sorted(value)
+        case Mapping():
+            return {name: _plain(item) for name, item in value.items()}
+        case list() | tuple():
+            return [_plain(item) for item in value]
+        case _ if callable(value):
+            return name_of(value)
+        case _:
+            return form_of(value) if dataclasses.is_dataclass(value) else value
 
 
-def _surface_to_json(surface: Surface) -> Json:
-    maps = {"params": dict(surface.params), "metadata": dict(surface.metadata)}
-    return {**dataclasses.asdict(surface), **maps, "beside": list(surface.beside)}
+class _Reader:
+    """Reads forms by the type hints of the fields. nodes, streams: those that a form may refer to, by name."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, Any] = {}
+        self.streams: dict[str, Any] = {}
+
+    def made(self, kind: Any, data: Mapping[str, Any]) -> Any:
+        """Return the object of class `kind` whose form this is."""
+        hints = typing.get_type_hints(kind)
+        values = {name: self.read(hints[name], data[key]) for key, name in _keys(kind).items()}
+        return kind(*values["parts"]) if kind in (Sequential, Parallel) else kind(**values)
+
+    def read(self, hint: Any, data: Any) -> Any:
+        """Return the value of a field of type `hint`."""
+        origin, args = typing.get_origin(hint), typing.get_args(hint)
+        if data is None or hint is Any:
+            return data
+        if hint in (NodeSpec, Stream):
+            return _known(data, self.nodes if hint is NodeSpec else self.streams, hint.__name__)
+        if origin in (typing.Union, types.UnionType) or hint is Modality:
+            return self._one_of(MODALITIES if hint is Modality else args, data)
+        if origin is tuple and args[-1] is not Ellipsis:
+            return tuple(self.read(each, item) for each, item in zip(args, data, strict=True))
+        if origin in (tuple, Sequence):
+            return tuple(self.read(args[0], item) for item in data)
+        if origin in (dict, Mapping):
+            return {name: self.read(args[1], item) for name, item in data.items()}
+        if origin in (type, Callable):
+            return named(data)
+        if hint is range or origin is frozenset:
+            return range(*data) if hint is range else frozenset(data)
+        if dataclasses.is_dataclass(hint):
+            return self.made(hint, data)
+        return hint(data) if isinstance(hint, enum.EnumType) else data
+
+    def _one_of(self, kinds: Sequence[Any], data: Any) -> Any:
+        """Return the value of a union: a tagged or otherwise distinct class, or a node unless it is CLIENT."""
+        kinds = [kind for kind in kinds if kind is not types.NoneType]
+        if isinstance(data, Mapping):
+            for kind in kinds:
+                key, tag = _TAGS.get(kind, ("", None))
+                if data.get(key) == tag and {*_keys(kind), key} - {""} == set(data):
+                    return self.made(kind, data)
+            if all(map(dataclasses.is_dataclass, kinds)):
+                raise GraphError(f"no {' or '.join(kind.__name__ for kind in kinds)} has the JSON form {data}")
+        if len(kinds) == 1 or (NodeSpec in kinds and data != CLIENT):
+            return self.read(kinds[0], data)
+        return data
 
 
-def _surface_from_json(data: Mapping[str, Any]) -> Surface:
-    return Surface(**{**data, "beside": tuple(data["beside"])})
-
-
-def _sample_to_json(sample: Sample) -> Json:
-    return {
-        "name": sample.name,
-        "inputs": {name: list(shape) for name, shape in sample.inputs.items()},
-        "segments": [[kind, {name: list(shape) for name, shape in inputs.items()}] for kind, inputs in sample.segments],
-        "outputs": sorted(sample.outputs),
-        "params": dict(sample.params),
-        "files": list(sample.files),
-        "tiny": dict(sample.tiny),
-    }
-
-
-def _sample_from_json(data: Mapping[str, Any]) -> Sample:
-    return Sample(
-        name=data["name"],
-        inputs={name: tuple(shape) for name, shape in data["inputs"].items()},
-        segments=tuple(
-            (kind, {name: tuple(shape) for name, shape in inputs.items()}) for kind, inputs in data["segments"]
-        ),
-        outputs=frozenset(data["outputs"]),
-        params=dict(data["params"]),
-        files=tuple(data["files"]),
-        tiny=dict(data["tiny"]),
-    )
+def _known(name: str, known: Mapping[str, Any], kind: str) -> Any:
+    if name not in known:
+        raise GraphError(f"the JSON form names {kind} {name!r}", hint=did_you_mean(name, known), place=name)
+    return known[name]
 
 
 def name_of(target: Any) -> str:
-    """ "pkg.mod:name" of a function or class. Raises PluginError for one that cannot be imported by name."""
+    """Return "pkg.mod:name" of a function or class. Raises PluginError for one that cannot be imported by name."""
     name = f"{getattr(target, '__module__', '?')}:{getattr(target, '__qualname__', repr(target))}"
     if "<" in name:
         raise PluginError(f"{name} has no importable name", hint="define it at the top of plugin.py", phase="spec")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mstar_core.graph import CLIENT, NodeSpec, Stream
-from mstar_core.graph.json_form import Json, node_to_json, stream_to_json, walk_to_json
+from mstar_core.plugin.json_form import Json, form_of
 from mstarctl.graphs.graph import Graph
 
 
@@ -14,14 +14,14 @@ def graph_to_dict(graph: Graph) -> Json:
         "nodes": [_published_node(node) for node in graph.nodes],
         "streams": [_published_stream(graph, stream) for stream in graph.streams],
         "partitions": [
-            {"name": name, "walks": {walk: _published_walk(walk_to_json(part)) for walk, part in walks.items()}}
+            {"name": name, "walks": {walk: _published_walk(form_of(part)) for walk, part in walks.items()}}
             for name, walks in graph.partitions.items()
         ],
     }
 
 
 def _published_node(node: NodeSpec) -> Json:
-    full = node_to_json(node)
+    full = form_of(node)
     shown = ("name", "engine", "ports", *(("of", "branch") if node.of is not None else ()))
     found = {name: full[name] for name in shown}
     if node.sampling is not None:
@@ -31,7 +31,7 @@ def _published_node(node: NodeSpec) -> Json:
 
 
 def _published_stream(graph: Graph, stream: Stream) -> Json:
-    full = stream_to_json(stream)
+    full = form_of(stream)
     node, port = full["into"]
     found: Json = {
         "name": stream.name,
