@@ -43,7 +43,7 @@ def plugin_names(incomplete: str) -> list[str]:
 @_quiet
 def key_names(incomplete: str) -> list[str]:
     """Complete keys of deployment files."""
-    from mstar_core.config import SETTINGS
+    from mstar_core.config.schema import SETTINGS
 
     return [item.key for item in SETTINGS]
 

@@ -56,7 +56,7 @@ def extras() -> str:
 
 def config_keys() -> str:
     """Return the table of the keys of a deployment file."""
-    from mstar_core.config import SETTINGS
+    from mstar_core.config.schema import SETTINGS
 
     rows = ((f"`{each.key}`", each.allowed, each.default_shown, each.doc) for each in SETTINGS)
     return table(("key", "type", "default", "meaning"), rows)

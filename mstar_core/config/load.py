@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from mstar_core.config.located import Located, parse
 from mstar_core.errors import ConfigError, NotFound, PluginError, did_you_mean, nearest
-from mstar_core.plugin import ModelSpec, Plugins
+from mstar_core.plugin import ModelSpec
 
 SUFFIXES: Final = (".yaml", ".yml")
 TINY: Final = "tiny"
@@ -36,15 +35,6 @@ class ConfigFile:
         if not isinstance(place.value, str):
             raise place.error(f"model is {place.value!r}", "model", hint="it must be the name of a model")
         return place.value
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """The model and file that `up MODEL|FILE` selects. is_tiny: the embedded checkpoint is requested."""
-
-    spec: ModelSpec
-    config: ConfigFile
-    is_tiny: bool = False
 
 
 def split_name(text: str) -> tuple[str, bool]:
@@ -96,37 +86,6 @@ def config_folders(spec: ModelSpec) -> tuple[Path, ...]:
     return tuple(Path(root) / folder for root in getattr(importlib.import_module(package), "__path__", []))
 
 
-def _all_shipped(specs: Sequence[ModelSpec]) -> Iterator[tuple[str, Path]]:
-    for spec in specs:
-        yield from shipped(spec).items()
-
-
-def looks_like_file(text: str) -> bool:
-    """Return whether a command-line word is a file rather than a model."""
-    return text.endswith(SUFFIXES) or "/" in text and Path(text).is_file()
-
-
-def find(text: str, plugins: Plugins) -> Target:
-    """Find a target by the name of a model, the name of a shipped file, or a path.
-
-    Raises NotFound with the nearest name, ConfigError for a bad file, PluginError for an unusable plugin.
-    """
-    if looks_like_file(text):
-        return _of_file(read_file(Path(text)), plugins, is_tiny=False)
-    name, is_tiny = split_name(text)
-    try:
-        spec = plugins.model(name)
-    except NotFound as missing:
-        layouts = dict(_all_shipped(plugins.models()))
-        if name in layouts:
-            return _of_file(read_file(layouts[name]), plugins, is_tiny=is_tiny)
-        hint = (
-            did_you_mean(name, layouts) if nearest(name, layouts) and not missing.facts.get("nearest") else missing.hint
-        )
-        raise NotFound(missing.title, missing.detail, hint, **missing.facts) from None
-    return Target(spec=spec, config=default_config(spec), is_tiny=is_tiny)
-
-
 def default_config(spec: ModelSpec) -> ConfigFile:
     """Return the default file of a model. Raises PluginError if the plugin does not ship it."""
     files = shipped(spec)
@@ -136,12 +95,3 @@ def default_config(spec: ModelSpec) -> ConfigFile:
         looked = f"searched {', '.join(map(str, config_folders(spec)))}" if spec.configs else "it ships none"
         raise PluginError(f"{spec.name} ships no default configuration {stem!r}", looked, hint, plugin=spec.plugin)
     return read_file(files[stem])
-
-
-def _of_file(config: ConfigFile, plugins: Plugins, *, is_tiny: bool) -> Target:
-    place = config.root.value["model"] if config.model else config.root
-    try:
-        name, tiny = split_name(config.model)
-        return Target(spec=plugins.model(name), config=config, is_tiny=tiny or is_tiny)
-    except NotFound as error:
-        raise place.error(error.title, "model", error.detail, error.hint) from None

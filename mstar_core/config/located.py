@@ -1,4 +1,4 @@
-"""YAML values with their file and line. Made by `load`, changed by `overrides`, validated by `read`."""
+"""YAML values with their file and line. Made by `load`, validated by `read`."""
 
 from __future__ import annotations
 

@@ -1,15 +1,14 @@
-"""Resolution of a file and the command line into a checked configuration with the source of every value."""
+"""Resolution of a file into a checked configuration with the source of every value."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 from mstar_core.config.deployment import ApiConfig, KVCacheConfig
-from mstar_core.config.load import TINY, ConfigFile, Target, split_name
+from mstar_core.config.load import TINY, ConfigFile, split_name
 from mstar_core.config.located import Located
-from mstar_core.config.overrides import Override, apply
 from mstar_core.config.placement import check_coverage, node_groups
 from mstar_core.config.read import CheckedValue, read, shown
 from mstar_core.config.resolved import ResolvedConfig
@@ -20,19 +19,11 @@ from mstar_core.plugin import ModelSpec
 _DEPLOYMENT: Final = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")
 
 
-def resolve_target(target: Target, overrides: Sequence[Override] = ()) -> ResolvedConfig:
-    """Resolve a target that `find` returned."""
-    return resolve(target.spec, target.config, overrides, is_tiny=target.is_tiny)
-
-
-def resolve(
-    spec: ModelSpec, config: ConfigFile, overrides: Sequence[Override] = (), *, is_tiny: bool = False
-) -> ResolvedConfig:
-    """Check a file with its overrides against a model. Raises ConfigError with file, line, key and nearest name."""
-    root = apply(config.root, overrides)
-    values = read(root)
+def resolve(spec: ModelSpec, config: ConfigFile, *, is_tiny: bool = False) -> ResolvedConfig:
+    """Check a file against a model. Raises ConfigError with file, line, key and nearest name."""
+    values = read(config.root)
     tiny = _check_model(spec, values["model"]) or is_tiny
-    _check_tiny(spec, values, root, tiny)
+    _check_tiny(spec, values, tiny)
     _check_name(values)
     kwargs = _model_kwargs(spec, values.get("model_kwargs"))
     groups = node_groups(spec, values)
@@ -93,7 +84,7 @@ def _check_model(spec: ModelSpec, value: CheckedValue) -> bool:
     return is_tiny
 
 
-def _check_tiny(spec: ModelSpec, values: Mapping[str, CheckedValue], root: Located, is_tiny: bool) -> None:
+def _check_tiny(spec: ModelSpec, values: Mapping[str, CheckedValue], is_tiny: bool) -> None:
     if not is_tiny:
         return
     place = values["model"].place

@@ -56,7 +56,7 @@ def spec_to_json(spec: ModelSpec) -> Json:
 
 
 def spec_from_json(data: Mapping[str, Any]) -> ModelSpec:
-    """Return the spec again. Imports the modules that its names point to. Raises PluginError for another form version."""
+    """Return the spec again, importing what it names. Raises PluginError for another form version."""
     if data.get("form") != FORM_VERSION:
         raise PluginError(
             f"the spec has form {data.get('form')!r}, this reads {FORM_VERSION}",

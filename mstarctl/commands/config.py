@@ -8,20 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from mstar_core.config import (
-    SETTINGS,
-    ConfigFile,
-    DeploymentSpec,
-    Override,
-    ResolvedConfig,
-    Setting,
-    Target,
-    find,
-    make_plan,
-    parse_set,
-    read_file,
-    resolve_target,
-)
+from mstar_core.config.deployment import DeploymentSpec
+from mstar_core.config.load import ConfigFile, read_file
+from mstar_core.config.placement import make_plan
+from mstar_core.config.resolved import ResolvedConfig
+from mstar_core.config.schema import SETTINGS, Setting
 from mstar_core.errors import ConfigError, ExitCode, MstarError, NotFound, UsageError
 from mstar_core.plugin import Plugins
 from mstarctl.authoring.config_file import Settings, commented_file, differences
@@ -29,6 +20,7 @@ from mstarctl.authoring.config_schema import explain, json_schema
 from mstarctl.complete import configured_names, key_names, plugin_names
 from mstarctl.output import Column, Printer
 from mstarctl.output.errors import render_error
+from mstarctl.start.target import Override, Target, find, parse_set, resolve_target
 
 app = typer.Typer(
     add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="Check, show and explain deployment files."

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from mstar_core.config import DeploymentSpec
+from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.errors import ExitCode, MstarError, StartError, Unreachable
 from mstar_core.host.groups import group_id
 from mstar_core.host.run_dir import RunDirectory, new_log_dir

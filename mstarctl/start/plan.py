@@ -14,19 +14,11 @@ from typing import Final
 
 import msgspec
 
-from mstar_core.config import (
-    DeploymentSpec,
-    Override,
-    ResolvedConfig,
-    Target,
-    find,
-    make_plan,
-    parse_set,
-    read_file,
-    resolve_target,
-)
-from mstar_core.config.deployment import Plan
+from mstar_core.config.deployment import DeploymentSpec, Plan
 from mstar_core.config.graph_view import graph_of
+from mstar_core.config.load import read_file
+from mstar_core.config.placement import make_plan
+from mstar_core.config.resolved import ResolvedConfig
 from mstar_core.errors import ConfigError, PluginError, UsageError, WeightsError, did_you_mean
 from mstar_core.host.groups import group_id
 from mstar_core.host.ports import check_port, port_claimant
@@ -38,6 +30,7 @@ from mstarctl.start.capacity import check_free, check_memory, concurrent_request
 from mstarctl.start.devices import Devices, choose_devices, torch_version
 from mstarctl.start.gpus import count_gpus, gpu_keys, gpu_processes, gpus
 from mstarctl.start.options import UpOptions
+from mstarctl.start.target import Override, Target, find, parse_set, resolve_target
 from mstarctl.version import client_version
 
 LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR")

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from mstar_core.config import SETTINGS, Setting, read_text, resolve
+from mstar_core.config.load import read_text
+from mstar_core.config.resolution import resolve
+from mstar_core.config.schema import SETTINGS, Setting
 from mstar_core.plugin import Plugins
 from mstar_core.plugin.hookspecs import HOOKS
 from mstarctl.authoring.scaffold import write_plugin

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from mstar_core.config import ResolvedConfig, parse_set, read_text, resolve
+from mstar_core.config.load import read_text
+from mstar_core.config.resolved import ResolvedConfig
 from mstar_core.plugin import ModelSpec, Plugins
+from mstarctl.start.target import parse_set, resolve_with
 from tests.plugin.toy import entries, install
 
 Resolve = Callable[..., ResolvedConfig]
@@ -30,6 +32,6 @@ def resolved(spec: ModelSpec) -> Resolve:
     """Resolve the text of a file called `toy.yaml`, with `--set` overrides."""
 
     def run(text: str, *sets: str) -> ResolvedConfig:
-        return resolve(spec, read_text(text, "toy.yaml"), [parse_set(item) for item in sets])
+        return resolve_with(spec, read_text(text, "toy.yaml"), [parse_set(item) for item in sets])
 
     return run

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from mstar_core.config import find, make_plan, parse_set, resolve_target
+from mstar_core.config.placement import make_plan
 from mstar_core.errors import ConfigError
 from mstar_core.plugin import ModelSpec, Plugins
+from mstarctl.start.target import find, parse_set, resolve_target
 from tests.config.conftest import Resolve
 
 REPLICAS = "model: toy\nnode_groups:\n  - node_names: [LLM, vocoder]\n    ranks: [0, 1]\n"

@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from mstar_core.config import SETTINGS
+from mstar_core.config.schema import SETTINGS
 
 ROOT = Path(__file__).resolve().parents[2]
 

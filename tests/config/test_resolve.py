@@ -12,19 +12,15 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mstar_core.config import (
-    SETTINGS,
-    find,
-    make_plan,
-    read_text,
-    resolve,
-    resolve_target,
-)
-from mstar_core.config.load import default_config
+from mstar_core.config.load import default_config, read_text
+from mstar_core.config.placement import make_plan
+from mstar_core.config.resolution import resolve
+from mstar_core.config.schema import SETTINGS
 from mstar_core.errors import ConfigError, NotFound
 from mstar_core.plugin import ModelSpec, Plugins
 from mstarctl.authoring.config_file import Settings, commented_file, differences
 from mstarctl.authoring.config_schema import explain, json_schema
+from mstarctl.start.target import find, resolve_target
 from tests.config.conftest import Resolve
 from tests.config.test_refusals import GOOD, TWO
 

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mstar_core.config import make_plan, read_file, resolve
+from mstar_core.config.load import read_file
+from mstar_core.config.placement import make_plan
+from mstar_core.config.resolution import resolve
 from tests.families.families import ROOT, SPECS
 
 FILES = sorted((ROOT / "configs").glob("*.yaml"))

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mstar_core.config import Target, parse_set, read_file, resolve_target
+from mstar_core.config.load import read_file
 from mstar_core.errors import ExitCode
 from mstar_core.plugin import Plugins
 from mstarctl.authoring.config_file import Settings
 from mstarctl.start.launch import Started, wait_ready
+from mstarctl.start.target import Target, parse_set, resolve_target
 
 Cli = Callable[..., Any]
 Launch = Callable[..., Started]

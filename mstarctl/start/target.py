@@ -1,13 +1,67 @@
-"""Command-line overrides of a file's values: `--set a.b=1` and flags. Used by `resolve`."""
+"""Configuration that the command line selects: a model or file, with overrides of its values."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from mstar_core.config.load import SUFFIXES, ConfigFile, default_config, read_file, shipped, split_name
 from mstar_core.config.located import Located, parse_scalar
-from mstar_core.errors import UsageError
+from mstar_core.config.resolution import resolve
+from mstar_core.config.resolved import ResolvedConfig
+from mstar_core.errors import NotFound, UsageError, did_you_mean, nearest
+from mstar_core.plugin import ModelSpec, Plugins
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """The model and file that `up MODEL|FILE` selects. is_tiny: the embedded checkpoint is requested."""
+
+    spec: ModelSpec
+    config: ConfigFile
+    is_tiny: bool = False
+
+
+def _all_shipped(specs: Sequence[ModelSpec]) -> Iterator[tuple[str, Path]]:
+    for spec in specs:
+        yield from shipped(spec).items()
+
+
+def looks_like_file(text: str) -> bool:
+    """Return whether a command-line word is a file rather than a model."""
+    return text.endswith(SUFFIXES) or "/" in text and Path(text).is_file()
+
+
+def find(text: str, plugins: Plugins) -> Target:
+    """Find a target by the name of a model, the name of a shipped file, or a path.
+
+    Raises NotFound with the nearest name, ConfigError for a bad file, PluginError for an unusable plugin.
+    """
+    if looks_like_file(text):
+        return _of_file(read_file(Path(text)), plugins, is_tiny=False)
+    name, is_tiny = split_name(text)
+    try:
+        spec = plugins.model(name)
+    except NotFound as missing:
+        layouts = dict(_all_shipped(plugins.models()))
+        if name in layouts:
+            return _of_file(read_file(layouts[name]), plugins, is_tiny=is_tiny)
+        hint = (
+            did_you_mean(name, layouts) if nearest(name, layouts) and not missing.facts.get("nearest") else missing.hint
+        )
+        raise NotFound(missing.title, missing.detail, hint, **missing.facts) from None
+    return Target(spec=spec, config=default_config(spec), is_tiny=is_tiny)
+
+
+def _of_file(config: ConfigFile, plugins: Plugins, *, is_tiny: bool) -> Target:
+    place = config.root.value["model"] if config.model else config.root
+    try:
+        name, tiny = split_name(config.model)
+        return Target(spec=plugins.model(name), config=config, is_tiny=tiny or is_tiny)
+    except NotFound as error:
+        raise place.error(error.title, "model", error.detail, error.hint) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,3 +141,15 @@ def _copy(place: Located) -> Located:
     elif isinstance(value, list):
         value = [_copy(item) for item in value]
     return Located(value, place.source, place.file, place.line)
+
+
+def resolve_with(
+    spec: ModelSpec, config: ConfigFile, overrides: Sequence[Override] = (), *, is_tiny: bool = False
+) -> ResolvedConfig:
+    """Check a file with its overrides against a model. Raises ConfigError with file, line, key and nearest name."""
+    return resolve(spec, replace(config, root=apply(config.root, overrides)), is_tiny=is_tiny)
+
+
+def resolve_target(target: Target, overrides: Sequence[Override] = ()) -> ResolvedConfig:
+    """Resolve a target that `find` returned."""
+    return resolve_with(target.spec, target.config, overrides, is_tiny=target.is_tiny)
