@@ -117,24 +117,24 @@ class ApiCalls:
             text=prompt, images=images, audio=audio, output_modalities=output_modalities, stream=stream, **model_kwargs
         )
 
-    async def generate_image(self, prompt: str, **model_kwargs: Any) -> bytes:
+    async def generate_image(self, /, prompt: str, **model_kwargs: Any) -> bytes:
         """Generate an image from a prompt. Returns a PNG file."""
         return image_of(await self._whole(model_kwargs, text=prompt, output_modalities=("image",)))
 
-    async def edit_image(self, prompt: str, image: Media, **model_kwargs: Any) -> bytes:
+    async def edit_image(self, /, prompt: str, image: Media, **model_kwargs: Any) -> bytes:
         """Edit an image as the prompt says. Returns a PNG file."""
         return image_of(await self._whole(model_kwargs, text=prompt, images=image, output_modalities=("image",)))
 
-    async def tts(self, text: str, *, voice: str | None = None, **model_kwargs: Any) -> AudioBuffer:
+    async def tts(self, /, text: str, *, voice: str | None = None, **model_kwargs: Any) -> AudioBuffer:
         """Speak a text."""
         return audio_of(await self._whole(model_kwargs, text=text, voice=voice, output_modalities=("audio",)))
 
-    async def transcribe(self, audio: Media, **params: Any) -> str:
+    async def transcribe(self, /, audio: Media, **params: Any) -> str:
         """Transcribe speech. params: fields of /v1/audio/transcriptions, such as `language`."""
         call = await self._http.session.call_in_thread(partial(transcribe_call, audio, params))
         return str((await self._json(call))["text"])
 
-    async def act(self, images: Media, text: str | None, robot_state: Any, **model_kwargs: Any) -> ActionChunk:
+    async def act(self, /, images: Media, text: str | None, robot_state: Any, **model_kwargs: Any) -> ActionChunk:
         """Return a robot's next actions. images: its cameras, in the model's order. robot_state: joint values."""
         return actions_of(
             await self._whole(
@@ -142,14 +142,14 @@ class ApiCalls:
             )
         )
 
-    async def encode(self, video: Any, **model_kwargs: Any) -> LatentResult:
+    async def encode(self, /, video: Any, **model_kwargs: Any) -> LatentResult:
         """Return the features of a clip. video: a file, frames as files, or an array of pixels."""
         return latents_of(
             await self._whole(model_kwargs, **_frames(video), task="encode", output_modalities=("tensor",))
         )
 
     async def rollout(
-        self, video: Any, actions: Any = None, states: Any = None, *, goal: Any = None, **model_kwargs: Any
+        self, /, video: Any, actions: Any = None, states: Any = None, *, goal: Any = None, **model_kwargs: Any
     ) -> LatentResult:
         """Predict the continuation of a clip under given actions. goal: an image or array that scores the outcomes."""
         return latents_of(
@@ -159,7 +159,7 @@ class ApiCalls:
             )
         )  # fmt: skip
 
-    async def plan(self, image: Any, goal: Any, state: Any, **model_kwargs: Any) -> LatentResult:
+    async def plan(self, /, image: Any, goal: Any, state: Any, **model_kwargs: Any) -> LatentResult:
         """Plan actions that lead from `image` to `goal`. state: the robot's state, seven numbers."""
         return latents_of(
             await self._whole(

@@ -6,10 +6,10 @@ import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, BinaryIO, Final, Literal, Self
+from typing import TYPE_CHECKING, BinaryIO, Final, Literal
 
 from mstar_core.client.arrays import array_of
+from mstar_core.closing import Closing
 
 if TYPE_CHECKING:
     from mstar_core.client.arrays import Array
@@ -72,7 +72,7 @@ def wav_header(rate: int, channels: int, size_bytes: int | None) -> bytes:
     return struct.pack("<4sI4s4sIHHIIHH4sI", b"RIFF", riff, b"WAVE", b"fmt ", *form, b"data", data)
 
 
-class WavFile:
+class WavFile(Closing):
     """Writes PCM16 little endian samples into a file that is valid after `close`. Owned by its creator.
 
     A stream that cannot seek (a pipe) keeps sizes that mean "unknown".
@@ -112,11 +112,3 @@ class WavFile:
             self._file.seek(0)
             self._file.write(wav_header(self._rate, self._channels, self.size_bytes))
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 import httpx
 
@@ -37,38 +37,6 @@ CONNECT_REASONS: Final = frozenset(("NewConnectionError", "NameResolutionError",
 """Reasons of urllib3 inside a requests.ConnectionError that mean that nothing was sent."""
 
 
-class HttpSession(Protocol):
-    """Operations that differ between blocking and asynchronous exchange."""
-
-    @property
-    def client(self) -> httpx.Client | httpx.AsyncClient:
-        """The httpx client; it builds the requests."""
-
-    async def send(self, request: httpx.Request) -> httpx.Response:
-        """Send a request and return the response, its body still to be read."""
-
-    async def read(self, response: httpx.Response) -> None:
-        """Read the whole body."""
-
-    def body(self, response: httpx.Response) -> Any:
-        """Return an iterator of the body for `next_chunk`."""
-
-    async def next_chunk(self, body: Any) -> bytes | None:
-        """Return the next bytes of a body, None at its end."""
-
-    async def close_response(self, response: httpx.Response) -> None: ...
-
-    def drop(self, response: httpx.Response) -> None:
-        """Close a response that has no owner left; called by the garbage collector, from any thread."""
-
-    async def call_in_thread(self, make: Callable[[], T]) -> T:
-        """Call a function that reads files, without blocking an event loop."""
-
-    async def sleep(self, seconds: float) -> None: ...
-
-    async def close(self) -> None: ...
-
-
 class SyncSession:
     """An httpx.Client, or a requests.Session behind one. A caller's session stays open; one made here is closed."""
 
@@ -85,24 +53,30 @@ class SyncSession:
         self.client: httpx.Client = session
 
     async def send(self, request: httpx.Request) -> httpx.Response:
+        """Send a request and return the response, its body still to be read."""
         return self.client.send(request, stream=True)
 
     async def read(self, response: httpx.Response) -> None:
+        """Read the whole body."""
         response.read()
 
     def body(self, response: httpx.Response) -> Iterator[bytes]:
+        """Return an iterator of the body for `next_chunk`."""
         return response.iter_bytes()
 
     async def next_chunk(self, body: Iterator[bytes]) -> bytes | None:
+        """Return the next bytes of a body, None at its end."""
         return next(body, None)
 
     async def close_response(self, response: httpx.Response) -> None:
         response.close()
 
     def drop(self, response: httpx.Response) -> None:
+        """Close a response that has no owner left; called by the garbage collector, from any thread."""
         response.close()
 
     async def call_in_thread(self, make: Callable[[], T]) -> T:
+        """Call a function that reads files, without blocking an event loop."""
         return make()
 
     async def sleep(self, seconds: float) -> None:
@@ -162,6 +136,10 @@ class AsyncSession:
         task = asyncio.ensure_future(response.aclose())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
+
+
+HttpSession = SyncSession | AsyncSession
+"""Blocking or asynchronous exchange: the same operations, as coroutines."""
 
 
 class Http:

@@ -5,18 +5,19 @@ It drives the coroutines of ApiCalls over a SyncSession, which never suspends, s
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator, Sequence
-from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, overload
+import functools
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
 from mstar_core.client.async_client import ApiCalls
-from mstar_core.client.audio import AudioBuffer
-from mstar_core.client.events import ActionChunk, Event
+from mstar_core.client.events import Event
 from mstar_core.client.media import Media
-from mstar_core.client.results import GenerateResult, LatentResult, ModelInfo
+from mstar_core.client.results import GenerateResult
 from mstar_core.client.streams import AsyncEventStream, OnError, StreamFacts
+from mstar_core.closing import Closing
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
@@ -29,7 +30,17 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     raise AssertionError("a SyncSession does not suspend")
 
 
-class EventStream(StreamFacts):
+def _blocking(call: Callable[Concatenate[ApiCalls, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:
+    """Return the method of MStarClient that runs a call to its end. Signature and documentation are the call's."""
+
+    @functools.wraps(call)
+    def method(self: MStarClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return run(call(self._calls, *args, **kwargs))
+
+    return method
+
+
+class EventStream(StreamFacts, Closing):
     """Iterator over the events of a request. Leaving its `with` block, or dropping it, closes it.
 
     A failure raises StreamError after the events before it; with on_error="event" it is the last event instead.
@@ -60,20 +71,12 @@ class EventStream(StreamFacts):
         """Close the connection, which cancels a running request. Safe to call twice."""
         run(self._events.close())
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 Stream = EventStream
 """Public name of EventStream."""
 
 
-class MStarClient:
+class MStarClient(Closing):
     """Client of one deployment; threads may share it. Every call raises ClientError on failure.
 
     timeout: seconds without a byte after which a call fails; also the longest wait for a response to begin.
@@ -169,64 +172,19 @@ class MStarClient:
             text=prompt, images=images, audio=audio, output_modalities=output_modalities, stream=stream, **model_kwargs
         )
 
-    def generate_image(self, prompt: str, **model_kwargs: Any) -> bytes:
-        """Generate an image from a prompt. Returns a PNG file."""
-        return run(self._calls.generate_image(prompt, **model_kwargs))
-
-    def edit_image(self, prompt: str, image: Media, **model_kwargs: Any) -> bytes:
-        """Edit an image as the prompt says. Returns a PNG file."""
-        return run(self._calls.edit_image(prompt, image, **model_kwargs))
-
-    def tts(self, text: str, *, voice: str | None = None, **model_kwargs: Any) -> AudioBuffer:
-        """Speak a text."""
-        return run(self._calls.tts(text, voice=voice, **model_kwargs))
-
-    def transcribe(self, audio: Media, **params: Any) -> str:
-        """Transcribe speech. params: fields of /v1/audio/transcriptions, such as `language`."""
-        return run(self._calls.transcribe(audio, **params))
-
-    def act(self, images: Media, text: str | None, robot_state: Any, **model_kwargs: Any) -> ActionChunk:
-        """Return a robot's next actions. images: its cameras, in the model's order. robot_state: joint values."""
-        return run(self._calls.act(images, text, robot_state, **model_kwargs))
-
-    def encode(self, video: Any, **model_kwargs: Any) -> LatentResult:
-        """Return the features of a clip. video: a file, frames as files, or an array of pixels."""
-        return run(self._calls.encode(video, **model_kwargs))
-
-    def rollout(
-        self, video: Any, actions: Any = None, states: Any = None, *, goal: Any = None, **model_kwargs: Any
-    ) -> LatentResult:
-        """Predict the continuation of a clip under given actions. goal: an image or array that scores the outcomes."""
-        return run(self._calls.rollout(video, actions, states, goal=goal, **model_kwargs))
-
-    def plan(self, image: Any, goal: Any, state: Any, **model_kwargs: Any) -> LatentResult:
-        """Plan actions that lead from `image` to `goal`. state: the robot's state, seven numbers."""
-        return run(self._calls.plan(image, goal, state, **model_kwargs))
-
-    def cancel(self, request_id: str) -> bool:
-        """Cancel a request. Returns False if it has ended, or if the server does not know the id."""
-        return run(self._calls.cancel(request_id))
-
-    def health(self) -> bool:
-        """Return whether every process of the deployment is alive and its start is complete."""
-        return run(self._calls.health())
-
-    def ready(self) -> bool:
-        """Return whether the deployment accepts a request now."""
-        return run(self._calls.ready())
-
-    def models(self) -> list[ModelInfo]:
-        """Return the models that the deployment serves."""
-        return run(self._calls.models())
+    generate_image = _blocking(ApiCalls.generate_image)
+    edit_image = _blocking(ApiCalls.edit_image)
+    tts = _blocking(ApiCalls.tts)
+    transcribe = _blocking(ApiCalls.transcribe)
+    act = _blocking(ApiCalls.act)
+    encode = _blocking(ApiCalls.encode)
+    rollout = _blocking(ApiCalls.rollout)
+    plan = _blocking(ApiCalls.plan)
+    cancel = _blocking(ApiCalls.cancel)
+    health = _blocking(ApiCalls.health)
+    ready = _blocking(ApiCalls.ready)
+    models = _blocking(ApiCalls.models)
 
     def close(self) -> None:
         """Close the connections of this client. Safe to call twice."""
         run(self._calls.close())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -18,11 +18,11 @@ import threading
 from bisect import bisect_left
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
+from mstar_core.closing import Closing
 from mstar_core.errors import ArenaFull, TransportError
 from mstar_core.messages.tensors import ShmTensor
 from mstar_core.transport.address import check_path
@@ -106,7 +106,7 @@ class _Loan:
     to: str
 
 
-class Arena:
+class Arena(Closing):
     """Pooled shared memory of one process. Not thread-safe. Owned by its `ShmTransport`."""
 
     def __init__(
@@ -220,12 +220,6 @@ class Arena:
         self._memory.close()
         os.close(self.reader_fd)
         os.close(self._fd)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _take(self, size: int) -> int:
         if self._memory.closed:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import zmq
 
+from mstar_core.closing import Closing
 from mstar_core.errors import PeerStalled, TransportError
 
 M = TypeVar("M")
@@ -75,7 +76,7 @@ class _Peer:
         return int(self.socket.getsockopt(zmq.FD))
 
 
-class Courier(Generic[M]):
+class Courier(Closing, Generic[M]):
     """Sends messages to peers by name, in order per peer, each once."""
 
     def __init__(
@@ -184,12 +185,6 @@ class Courier(Generic[M]):
             self._drop(peer, linger_ms=round(linger_s * 1000))
         self._peers.clear()
         self._loop = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _push(self, peer: _Peer, data: bytes) -> bool:
         try:

@@ -12,10 +12,11 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import zmq
 
+from mstar_core.closing import Closing
 from mstar_core.errors import TransportError
 from mstar_core.transport.address import check_path, socket_file
 
@@ -39,7 +40,7 @@ class Malformed:
     size_bytes: int
 
 
-class Mailbox(Generic[M]):
+class Mailbox(Closing, Generic[M]):
     """The inbox of one process. received, malformed: numbers of messages."""
 
     def __init__(
@@ -140,12 +141,6 @@ class Mailbox(Generic[M]):
         self._socket.close(0)
         if self._file is not None:
             self._file.unlink(missing_ok=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _turn(self) -> None:
         loop, callback = self._loop, self._callback

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Self
 
+from mstar_core.closing import Closing
 from mstar_core.messages.tensors import InlineTensor, TensorRef
 from mstar_core.transport.address import arena_path
 from mstar_core.transport.arena import MIB, Arena, ArenaReader, FdServer
@@ -14,7 +14,7 @@ from mstar_core.transport.tensors import inline, inline_array
 INLINE_BYTES = 32 * 1024  # below this size a copy through the socket is cheaper than a loan and its return
 
 
-class ShmTransport:
+class ShmTransport(Closing):
     """`TensorTransport` over an `Arena`. Owns the arena, its descriptor server and the mappings of peers."""
 
     def __init__(
@@ -87,9 +87,3 @@ class ShmTransport:
         self._server.close()
         self._reader.close()
         self.arena.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

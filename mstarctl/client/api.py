@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 from mstar_core.client import Line
 from mstar_core.client.calls import generate_call, get_call
@@ -12,6 +11,7 @@ from mstar_core.client.media import MediaFile
 from mstar_core.client.reader import LineReader, error_event
 from mstar_core.client.streams import error_of_event
 from mstar_core.client.sync_client import run
+from mstar_core.closing import Closing
 from mstar_core.errors import TransportError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ SILENCE_S: Final = 60.0
 """Four of the heartbeats that the server sends every 15 s; a longer silence means that the peer is gone."""
 
 
-class ApiClient:
+class ApiClient(Closing):
     """Client of one API. Closing it, or leaving a stream early, closes the connection, which cancels the request."""
 
     def __init__(
@@ -80,11 +80,3 @@ class ApiClient:
     def close(self) -> None:
         """Close the connections."""
         self._client.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

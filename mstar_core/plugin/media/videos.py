@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
+from mstar_core.closing import Closing
 from mstar_core.errors import BadMedia, MstarError
 from mstar_core.plugin.media.containers import open_container
 from mstar_core.plugin.media.limits import FIELD, MediaLimits, check_decoded, too_large, undecodable
@@ -20,7 +20,7 @@ MOST_RATE = 240
 """Highest frame rate. With the longest length it bounds the number of frames that are scanned."""
 
 
-class VideoFile:
+class VideoFile(Closing):
     """A video, open for the length of a `with` block. Size and length are checked when it is opened.
 
     Raises TooLarge, BadMedia.
@@ -99,12 +99,6 @@ class VideoFile:
     def close(self) -> None:
         """Free the decoder. Safe to call twice."""
         self._container.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
     def _again(self) -> Any:
         return open_container(self._data)
