@@ -76,7 +76,7 @@ class Others:
         """Handle messages until the end."""
         supervisor, worker = self._boxes["supervisor"], self._boxes[WORKER]
         while not self.is_over:
-            worker.wait(0.2, fds=[supervisor.fd])
+            worker.wait(0.02)
             for box in (worker, supervisor):
                 for item in box.drain():
                     if isinstance(item, Envelope):

@@ -22,7 +22,7 @@ MstarError                 title, detail, hint, exit_code, status, code
 ├─ Unavailable             starting, draining                503
 │  └─ WorkerLost           rank, cause                       503
 └─ TransportError          peer
-   ├─ PeerStalled          outbox full
+   ├─ PeerStalled          queue full
    └─ ArenaFull            needed, free
 """
 
@@ -255,7 +255,7 @@ class TransportError(MstarError):
 
 
 class PeerStalled(TransportError):
-    """The peer does not read its messages, and its outbox is full."""
+    """The peer does not read its messages, and its queue is full."""
 
     code = "peer_stalled"
 

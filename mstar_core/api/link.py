@@ -36,7 +36,7 @@ from mstar_core.messages.telemetry import RequestNews, Span
 from mstar_core.messages.tensors import InlineTensor, TensorRef
 from mstar_core.messages.wire import Envelope, Message, WireCodec
 from mstar_core.process.life import SUPERVISOR, ChildLife
-from mstar_core.transport import Courier, Mailbox, Malformed, OutboxLimits, Spin, loan_of, open_transport
+from mstar_core.transport import Courier, Mailbox, Malformed, Spin, loan_of, open_transport
 from mstar_core.transport.dtypes import Array
 
 TURN_S: Final = 0.1
@@ -75,7 +75,7 @@ class Link:
         self._clock = clock
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         wire = WireCodec("api", incarnation)
-        self._courier: Courier[Message] = Courier(self._context, wire, OutboxLimits(message_bytes=MESSAGE_BYTES))
+        self._courier: Courier[Message] = Courier(self._context, wire, message_bytes=MESSAGE_BYTES)
         self._tensors = open_transport(spec.transport, name="api", incarnation=incarnation, directory=spec.ipc_dir)
         self.life = ChildLife(
             "api",
@@ -95,7 +95,6 @@ class Link:
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """Start to receive, and announce the process."""
         self._loop = loop
-        self._courier.attach(loop)
         self._mailbox.attach(loop, self._receive)
         self._turn()
 

@@ -34,7 +34,7 @@ from mstar_core.errors import PluginError, StartError, Unavailable
 from mstar_core.host.wait_spin import wait_spin_s
 from mstar_core.plugin.processor import Detokenizer
 from mstar_core.plugin.spec import ModelSpec
-from mstar_core.process.failures import guarded_process
+from mstar_core.process.failures import guarded_run
 from mstar_core.process.logs import start_logging
 from mstar_core.process.system import keep_freed_memory, keep_start, prepare_process
 from mstar_core.transport import Spin
@@ -217,7 +217,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(spec: DeploymentSpec, incarnation: int, supervisor: str) -> int:
     """Serve a deployment until it stops. Errors are written to the run directory before the process ends."""
-    with guarded_process("api", incarnation, spec):
+    with guarded_run("api", incarnation, Path(spec.run_dir)):
         spin = Spin(wait_spin_s(spec))
         process = ApiProcess(spec, incarnation, supervisor, load_model(spec), spin=spin)
         with asyncio.Runner(loop_factory=partial(busy_poll_loop, spin)) as runner:

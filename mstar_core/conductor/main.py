@@ -45,14 +45,11 @@ class PatientSender:
 
 
 class ConductorLoop:
-    """Main loop of the process. Owns the mailbox, the courier and the conductor."""
+    """Main loop of the process. Owns the mailbox and the conductor."""
 
-    def __init__(
-        self, conductor: Conductor, mailbox: Mailbox[Envelope], courier: Courier[Message], life: ChildLife, spin: Spin
-    ) -> None:
+    def __init__(self, conductor: Conductor, mailbox: Mailbox[Envelope], life: ChildLife, spin: Spin) -> None:
         self._conductor = conductor
         self._mailbox = mailbox
-        self._courier = courier
         self._life = life
         self._spin = spin
         self._next_expire = 0.0
@@ -66,8 +63,7 @@ class ConductorLoop:
             now = time.monotonic()
             self._life.beat(now, steps=self._conductor.finished)
             self._timers(now)
-            self._mailbox.wait(self._wait_s(now), writable=self._courier.blocked(), spin_s=self._spin.left_s)
-            self._courier.flush()
+            self._mailbox.wait(self._wait_s(now), spin_s=self._spin.left_s)
             for item in self._mailbox.drain():
                 if not isinstance(item, Envelope):
                     log.warning("a message could not be read: %s", item.error)
@@ -129,4 +125,4 @@ def main(argv: list[str] | None = None) -> None:
                 life.phase("ready", facts={GRAPH_FACT: msgspec.to_builtins(graph_of(model, spec.plan))})
                 spin = Spin(wait_spin_s(spec))
                 log.info("processes of this deployment spin for %g ms before they sleep", 1000 * spin.span_s)
-                ConductorLoop(conductor, mailbox, courier, life, spin).run()
+                ConductorLoop(conductor, mailbox, life, spin).run()

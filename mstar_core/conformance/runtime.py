@@ -34,7 +34,7 @@ from mstar_core.worker.steps import FairShare, Steps
 if TYPE_CHECKING:
     from mstar_core.messages.wire import Envelope, Message
     from mstar_core.process.life import ChildLife
-    from mstar_core.transport import Courier, Mailbox
+    from mstar_core.transport import Mailbox
 
 TICK_S: Final = 1e-4
 """Time that passes with each reading of the clock, so that shares of device time are the same in every run."""
@@ -220,9 +220,9 @@ class LocalRuntime:
         box, transport = FakeMailbox(self.post, name), self._transport(name)
         runners = make_runners(built, rank.nodes, self.settings, self.clock, faults)
         outbox = Outbox(name, rank.rank, box, transport)
-        # The fake mailbox has the methods of a mailbox and a courier that the loop calls.
+        # The fake mailbox has the methods of a mailbox that the loop calls.
         return Worker(
-            mailbox=cast("Mailbox[Envelope]", box), courier=cast("Courier[Message]", box), transport=transport,
+            mailbox=cast("Mailbox[Envelope]", box), transport=transport,
             life=cast("ChildLife", QuietLife(name)), outbox=outbox, runners=runners,
             executor=Executor(spec, rank.rank, runners, outbox, transport, self.clock),
             steps=Steps(

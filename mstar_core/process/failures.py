@@ -12,26 +12,14 @@ import resource
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from mstar_core.errors import ExitCode, MstarError
 from mstar_core.process.logs import REQUEST_ID
 
 log = logging.getLogger("mstar.child")
-
-
-class HasRunDir(Protocol):
-    """The part of a DeploymentSpec that is used here."""
-
-    @property
-    def run_dir(self) -> str: ...
-
-
-def guarded_process(name: str, incarnation: int, spec: HasRunDir) -> AbstractContextManager[None]:
-    """Return `ChildLife.guarded` for the time before a ChildLife exists: reading the model, opening sockets."""
-    return guarded_run(name, incarnation, Path(spec.run_dir))
 
 
 @contextmanager

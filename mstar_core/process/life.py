@@ -11,12 +11,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from mstar_core.errors import MstarError
 from mstar_core.messages.life import Beat, Hello, LogLevel, PeerDown, PeerUp, Phase, Ping, Stop, Telemetry
 from mstar_core.messages.telemetry import EdgeNews, MetricSample, RequestNews, Span
-from mstar_core.process.failures import HasRunDir, guarded_run
+from mstar_core.process.failures import guarded_run
+
+if TYPE_CHECKING:
+    from mstar_core.config.deployment import DeploymentSpec
+    from mstar_core.messages.wire import Message
+    from mstar_core.transport import Courier
 
 HELLO_S: Final = 0.2
 BEAT_S: Final = 1.0
@@ -31,23 +36,6 @@ SUPERVISOR: Final = "supervisor"
 log = logging.getLogger("mstar.child")
 
 
-class Deployed(HasRunDir, Protocol):
-    """The part of a DeploymentSpec that is used here."""
-
-    @property
-    def ipc_dir(self) -> Path: ...
-
-
-class MessageSender(Protocol):
-    """The part of a Courier that is used here."""
-
-    def connect(self, name: str, endpoint: str, incarnation: int) -> bool: ...
-
-    def disconnect(self, name: str, incarnation: int | None = None) -> int: ...
-
-    def send(self, name: str, message: Any) -> bool: ...
-
-
 class ChildLife:
     """State of one process towards its supervisor. Owned by the process's main loop.
 
@@ -58,8 +46,8 @@ class ChildLife:
         self,
         name: str,
         incarnation: int,
-        spec: Deployed,
-        courier: MessageSender,
+        spec: DeploymentSpec,
+        courier: Courier[Message],
         *,
         supervisor: str = "",
         fd_endpoint: str = "",

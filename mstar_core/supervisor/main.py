@@ -136,7 +136,6 @@ async def _run(
     ):
         supervisor = Supervisor(spec, run, courier, endpoint, kinds)
         supervisor.logs[NAME] = own_log
-        courier.attach(loop)
         mailbox.attach(loop, supervisor.on_batch)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, lambda: supervisor.stop(reason="asked to stop by a signal"))
@@ -152,5 +151,4 @@ async def _run(
             requests.settle(math.inf)  # report requests that ended in the last moment too
             await server.stop()
             mailbox.detach()
-            courier.detach()
         return code, supervisor.record()

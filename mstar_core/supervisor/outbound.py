@@ -40,10 +40,6 @@ class Outbound:
             if child.state in REACHABLE and child.name != except_for:
                 self.send(child.name, message)
 
-    def flush(self) -> None:
-        """Retry messages that children have not accepted yet."""
-        self._courier.flush()
-
     def introduce(self, child: Child, hello: Hello) -> bool:
         """Answer a hello: introduce the child to all others. Returns True for the first hello of an incarnation."""
         first = not child.endpoint

@@ -448,7 +448,6 @@ class Supervisor:
             self._pings += 1
             self._outbound.broadcast(Ping(seq=self._pings))
             self._share_samples()
-            self._outbound.flush()
             await asyncio.sleep(self._pace.ping_s)
 
     async def _publish_forever(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mstar_core.transport.address import arena_path, mailbox_endpoint
 from mstar_core.transport.arena import Arena, ArenaReader, FdServer
-from mstar_core.transport.courier import Backlog, Courier, CourierCounters, OutboxLimits
+from mstar_core.transport.courier import Courier
 from mstar_core.transport.mailbox import Decodes, Mailbox, Malformed
 from mstar_core.transport.spin import Spin
 from mstar_core.transport.tensors import TRANSPORTS, Loan, TensorTransport, loan_of, open_transport
@@ -13,16 +13,12 @@ __all__ = [
     "TRANSPORTS",
     "Arena",
     "ArenaReader",
-    "Backlog",
     "Courier",
-    "CourierCounters",
     "Decodes",
-    "Encodes",
     "FdServer",
     "Loan",
     "Mailbox",
     "Malformed",
-    "OutboxLimits",
     "Spin",
     "TensorTransport",
     "arena_path",

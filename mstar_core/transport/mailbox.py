@@ -10,7 +10,7 @@ import asyncio
 import math
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -93,28 +93,19 @@ class Mailbox(Closing, Generic[M]):
         self.received += len(taken)
         return taken
 
-    def wait(
-        self, timeout_s: float, *, fds: Iterable[int] = (), writable: Iterable[zmq.Socket[bytes]] = (),
-        spin_s: float = 0.0,
-    ) -> bool:  # fmt: skip
-        """Wait for a message, a readable one of `fds`, or a `writable` socket. For loops without asyncio.
+    def wait(self, timeout_s: float, *, spin_s: float = 0.0) -> bool:
+        """Wait for a message. For loops without asyncio. Returns False on timeout.
 
-        writable: `Courier.blocked()`, so that unsent messages also end the wait. spin_s: time to busy-poll before
-        sleeping (`Spin.left_s`). Returns False on timeout.
+        spin_s: time to busy-poll before sleeping (`Spin.left_s`).
         """
-        others = [*((fd, zmq.POLLIN) for fd in fds), *((socket, zmq.POLLOUT) for socket in writable)]
-        poller = self._poller if not others else zmq.Poller()
-        for other, event in others:
-            poller.register(other, event)
-        if others:
-            poller.register(self._socket, zmq.POLLIN)
+        poll = self._poller.poll
         if spin_s > 0 and timeout_s > 0:
             end = time.monotonic() + min(spin_s, timeout_s)
             while time.monotonic() < end:  # each poll releases the interpreter lock
-                if poller.poll(0):
+                if poll(0):
                     return True
             timeout_s = max(0.0, timeout_s - spin_s)
-        return bool(poller.poll(math.ceil(timeout_s * 1000)))
+        return bool(poll(math.ceil(timeout_s * 1000)))
 
     def attach(self, loop: asyncio.AbstractEventLoop, callback: Callable[[list[M | Malformed]], None]) -> None:
         """Call `callback` on `loop` with each batch of messages until `detach`."""

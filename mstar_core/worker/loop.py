@@ -15,7 +15,7 @@ from mstar_core.messages.names import CONDUCTOR
 from mstar_core.messages.wire import Envelope, Message
 from mstar_core.messages.work import CloseRequest, EndStream, OpenRequest, ReleaseSignal, RunWalks
 from mstar_core.process.life import ChildLife
-from mstar_core.transport import Courier, Mailbox, Malformed, Spin, TensorTransport
+from mstar_core.transport import Mailbox, Malformed, Spin, TensorTransport
 from mstar_core.worker.early_messages import EarlyMessages
 from mstar_core.worker.executor import Executor
 from mstar_core.worker.outbox import Outbox
@@ -39,7 +39,6 @@ class Worker:
     """
 
     mailbox: Mailbox[Envelope]
-    courier: Courier[Message]
     transport: TensorTransport
     life: ChildLife
     executor: Executor
@@ -76,7 +75,6 @@ class Worker:
         self.report.has_news = self.report.has_news or collected > 0
         self.give_back()
         self.outbox.flush()
-        self.courier.flush()
         in_flight = self.steps.count
         self.life.beat(now, work_ready=bool(launched or in_flight), steps=self.steps.collected)
         self.report.send(now, is_busy=bool(came or launched or collected))
@@ -84,11 +82,11 @@ class Worker:
             self.quiet_since = now
             self.spin.rouse()
         elif in_flight:
-            self.steps.wait(lambda: self.outbox.can_send or self.mailbox.wait(0.0, writable=self.courier.blocked()))
+            self.steps.wait(lambda: self.outbox.can_send or self.mailbox.wait(0.0))
         elif self.outbox.is_waiting:
             time.sleep(COPY_NAP_S)
         elif not self.work_in_the_quiet(now):
-            self.mailbox.wait(self.wait_s(now), writable=self.courier.blocked(), spin_s=self.spin.left_s)
+            self.mailbox.wait(self.wait_s(now), spin_s=self.spin.left_s)
             self.report.idle_s += time.monotonic() - now
 
     def work_in_the_quiet(self, now: float) -> bool:

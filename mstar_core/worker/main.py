@@ -90,7 +90,7 @@ def _worker(
         ranges=ranges_on(rank.device, is_wanted=spec.nvtx), spin_s=spin.span_s,
     )  # fmt: skip
     return Worker(
-        mailbox=mailbox, courier=courier, transport=transport, life=life, executor=executor, outbox=outbox,
+        mailbox=mailbox, transport=transport, life=life, executor=executor, outbox=outbox,
         runners=runners, steps=steps, spin=spin,
     )  # fmt: skip
 

@@ -141,8 +141,7 @@ def serve(life: ChildLife, box: Mailbox[Envelope], courier: Courier[Message], na
     while life.stop_reason is None or script.stubborn:
         now = time.monotonic()
         life.beat(now, work_ready=script.how == "busy")
-        box.wait(life.wait_s(now), writable=courier.blocked())
-        courier.flush()
+        box.wait(life.wait_s(now))
         for item in box.drain():
             if isinstance(item, Envelope) and not life.on(item.body) and isinstance(item.body, Drain) and item.body.on:
                 if script.drains:

@@ -46,8 +46,6 @@ class FakeDeployment:
         loop = asyncio.get_running_loop()
         for name, box in self._boxes.items():
             box.attach(loop, lambda batch, name=name: self._take(name, batch))  # type: ignore[misc]
-        for courier in self._couriers.values():
-            courier.attach(loop)
 
     def close(self) -> None:
         for box in self._boxes.values():

@@ -10,7 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -72,7 +72,9 @@ def clock() -> Clock:
 
 @pytest.fixture
 def life(tmp_path: Path, post: Post, clock: Clock) -> ChildLife:
-    return ChildLife("worker-0", 3, Deployed(str(tmp_path)), post, supervisor="ipc:///s", clock=clock)
+    return ChildLife(
+        "worker-0", 3, cast("Any", Deployed(str(tmp_path))), cast("Any", post), supervisor="ipc:///s", clock=clock
+    )
 
 
 def turn(life: ChildLife, clock: Clock, seconds: float, *, ping: bool = True, step: float = 0.1) -> None:
@@ -147,7 +149,7 @@ def test_the_first_fatal_error_is_kept_and_becomes_the_exit_code(life: ChildLife
 
 
 def test_a_child_without_a_supervisor_sends_nothing_and_never_stops(tmp_path: Path, post: Post, clock: Clock) -> None:
-    life = ChildLife("api", 0, Deployed(str(tmp_path)), post, clock=clock)
+    life = ChildLife("api", 0, cast("Any", Deployed(str(tmp_path))), cast("Any", post), clock=clock)
     turn(life, clock, 20.0, ping=False, step=1.0)
     life.phase("ready")
     assert post.sent == []

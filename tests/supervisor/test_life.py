@@ -40,7 +40,6 @@ async def running(spec: DeploymentSpec, pace: Pace = QUICK) -> AsyncIterator[tup
         Mailbox[Envelope](context, endpoint, codec) as box,
     ):
         supervisor = Supervisor(spec, run, courier, endpoint, fake_kinds, pace)
-        courier.attach(loop)
         box.attach(loop, supervisor.on_batch)
         task = asyncio.create_task(supervisor.run())
         try:
@@ -49,7 +48,6 @@ async def running(spec: DeploymentSpec, pace: Pace = QUICK) -> AsyncIterator[tup
             supervisor.stop(now=True)
             await asyncio.wait_for(task, LIMIT_S)
             box.detach()
-            courier.detach()
 
 
 async def event(supervisor: Supervisor, kind: str, count: int = 1, **facts: Any) -> dict[str, Any]:

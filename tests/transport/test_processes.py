@@ -15,7 +15,7 @@ import pytest
 
 from mstar_core.errors import PeerStalled, TransportError
 from mstar_core.messages.tensors import ShmTensor
-from mstar_core.transport import ArenaReader, Courier, Mailbox, OutboxLimits, mailbox_endpoint
+from mstar_core.transport import ArenaReader, Courier, Mailbox, mailbox_endpoint
 from mstar_core.transport.shm import ShmTransport
 
 ROOT = Path(__file__).parents[2]
@@ -169,13 +169,13 @@ def send_until_stalled(courier: Courier[bytes]) -> int:
     raise AssertionError("a stopped peer took ten thousand messages")
 
 
-LIMITS = OutboxLimits(messages=30, queue_messages=2)
+QUEUE = 30
 
 
 def test_a_stopped_peer_costs_its_own_messages_only_and_loses_none_of_them(start, context, codec, directory):
     peer = start("listen")
     with (
-        Courier(context, codec, LIMITS) as courier,
+        Courier(context, codec, queue_messages=QUEUE) as courier,
         Mailbox(context, mailbox_endpoint(directory, "other", 1), codec) as other,
     ):
         courier.connect("peer", peer.endpoint, 1)
@@ -189,21 +189,18 @@ def test_a_stopped_peer_costs_its_own_messages_only_and_loses_none_of_them(start
         assert peer.process.stdin is not None
         peer.process.stdin.write(f"take {accepted}\n")
         peer.process.stdin.flush()
-        while courier.blocked():
-            assert other.wait(WAIT_S, writable=courier.blocked()), "the peer reads again without a notification"
-            courier.flush()
         assert peer.answer() == ",".join(map(str, range(accepted)))
 
 
 def test_a_killed_peer_never_blocks_its_senders(start, context, codec):
     peer = start("listen")
-    with Courier(context, codec, LIMITS) as courier:
+    with Courier(context, codec, queue_messages=QUEUE) as courier:
         courier.connect("peer", peer.endpoint, 1)
         courier.send("peer", b"000000")
         assert peer.ask("take 1") == "0"
         peer.kill()
-        assert send_until_stalled(courier) >= LIMITS.messages
-        assert courier.disconnect("peer") == LIMITS.messages
+        assert send_until_stalled(courier) >= QUEUE // 2, "the high-water mark of ZMQ is not exact"
+        courier.disconnect("peer")
         assert courier.send("peer", b"x") is False
 
 
