@@ -66,12 +66,5 @@ class FakeMailbox:
         """Return and remove all received messages."""
         return self._post.take(self._name)
 
-    def flush(self) -> None:
-        """Do nothing: messages are delivered at once."""
-
-    def blocked(self) -> tuple[()]:
-        """Return nothing: no receiver applies backpressure."""
-        return ()
-
-    def wait(self, timeout_s: float, *, writable: object = (), spin_s: float = 0.0) -> None:
+    def wait(self, timeout_s: float, *, spin_s: float = 0.0) -> None:
         """Return at once: the runtime drives each process itself."""

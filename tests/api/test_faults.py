@@ -235,7 +235,7 @@ async def test_a_bad_message_between_good_ones_disturbs_nobody(started: Started)
         fake.audio(request.handle)
         fake.audio(12345)
         fake.finish(12345)
-        fake._couriers["conductor"]._push(fake._couriers["conductor"]._peers["api"], b"\xc1nonsense")
+        fake._couriers["conductor"]._peers["api"].socket.send(b"\xc1nonsense")
         fake.finish(request.handle)
 
     async with started(script) as api:
