@@ -19,7 +19,6 @@ from typing import Any, Final
 from sanic import Sanic
 
 from mstar_core.api.app import make_app
-from mstar_core.api.http.body import sweep
 from mstar_core.api.http.websocket import dismiss
 from mstar_core.api.link import Link
 from mstar_core.api.metrics import Metrics
@@ -109,7 +108,6 @@ class ApiProcess:
         self.stopped = loop.create_future()
         self.link.on_stop = self.stop
         self.link.attach(loop)
-        sweep(self.spec.uploads)
         self.life.phase("pool", total=self.spec.api.pool_processes or 1)
         app = self._make_app(await self._detokenizer())
         if not self.spec.api.bind_when_ready:

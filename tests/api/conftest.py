@@ -87,6 +87,7 @@ async def running(
             **{k: v for k, v in changes.items() if k not in api_fields},
         )
         spec.ipc_dir.mkdir(mode=0o700)
+        spec.uploads.mkdir(mode=0o700)
         fake = FakeDeployment(spec.ipc_dir, script)
         fake.attach()
         process = ApiProcess(

@@ -33,6 +33,7 @@ def spec_in(folder: str, model: ModelSpec, *, api: dict[str, Any] | None = None,
         plan=Plan(ranks=(), placements=()), api=ApiConfig(**{"host": "127.0.0.1", "port": 0, **(api or {})}), **changes,
     )  # fmt: skip
     spec.ipc_dir.mkdir(mode=0o700, exist_ok=True)
+    spec.uploads.mkdir(mode=0o700, exist_ok=True)
     return spec
 
 

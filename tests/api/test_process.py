@@ -20,6 +20,7 @@ def start(folder: Path, port: int) -> subprocess.CompletedProcess[str]:
         plan=Plan(ranks=(), placements=()), api=ApiConfig(host="127.0.0.1", port=port),
     )  # fmt: skip
     spec.ipc_dir.mkdir(mode=0o700)
+    spec.uploads.mkdir(mode=0o700)
     (folder / "spec.json").write_bytes(spec.encode())
     supervisor = f"ipc://{folder}/ipc/supervisor.0"
     command = [

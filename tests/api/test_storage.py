@@ -16,18 +16,16 @@ from pathlib import Path
 
 import httpx
 import numpy as np
-import pytest
 
-from mstar_core.api.http.body import sweep
 from mstar_core.messages.flow import Output, Outputs
 from mstar_core.messages.tensors import InlineTensor
 from tests.api.conftest import LIMIT_S, Started
 from tests.fakes import media
-from tests.fakes.conductor import echo, speak
+from tests.fakes.conductor import echo
 from tests.fakes.omni_model import SPEC
 
 ROOM = 512 * 1024
-LARGE = media.image(900, 800, "BMP")  # over 1 MiB, so it is spooled to a file
+LARGE = media.image(900, 800, "BMP")
 SPOKEN = {"text": "x", "output_modalities": "audio"}
 
 
@@ -42,10 +40,6 @@ def full_disk() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
 def open_files(folder: Path) -> list[str]:
     """Return the files of the folder that this process holds open, including unnamed ones."""
     links = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
@@ -53,41 +47,8 @@ def open_files(folder: Path) -> list[str]:
     return [target for target in targets if target.startswith(str(folder))]
 
 
-@pytest.fixture(autouse=True)
-def forms_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Disable whole bodies, because forms received whole keep their files in memory."""
-    monkeypatch.setattr("mstar_core.api.http.body.WHOLE_BYTES", 1 << 20)
-
-
 def told(answer: httpx.Response) -> tuple[int, str]:
     return answer.status_code, "" if answer.status_code == 200 else answer.json()["error"]["code"]
-
-
-async def test_an_upload_that_the_disk_does_not_take_is_refused_and_others_go_on(
-    started: Started, record_property: Callable[[str, object], None]
-) -> None:
-    form, tries = {"text": "x", "streaming": "false"}, 20
-    async with started(echo, model=SPEC) as api:
-
-        async def send(data: bytes) -> httpx.Response:
-            return await api.client.post("/generate", data=form, files={"files": ("a", data)})
-
-        assert told(await send(LARGE)) == (200, "")
-        small = (await send(media.image())).json()["outputs"]
-        before = descriptors()
-        with full_disk():
-            for _ in range(tries):
-                refused, served = await asyncio.gather(send(LARGE), send(media.image()))
-                assert told(refused) == (503, "storage_full")
-                assert int(refused.headers["retry-after"]) >= 1
-                assert not any(word in refused.text for word in ("Errno", "File too large", api.process.spec.run_dir))
-                assert served.json()["outputs"] == small
-            many = [{"name": "a", "data": "QUJD" * 600_000}]
-            assert told(await api.client.post("/generate", json={"text": "x", "files": many})) == (503, "storage_full")
-        assert told(await send(LARGE)) == (200, "")
-        await api.clean()
-        await api.until(lambda: descriptors() <= before + 2)
-    record_property("full_disk_tries", tries + 1)
 
 
 async def test_an_answer_that_cannot_wait_on_the_disk_fails_alone(started: Started) -> None:
@@ -149,21 +110,6 @@ async def test_an_output_that_cannot_be_read_fails_its_request_and_no_other_of_i
         await api.until(lambda: api.service_is_clean)
 
 
-async def test_a_folder_that_is_gone_is_a_refusal_and_no_failure(started: Started) -> None:
-    async with started(speak(1), model=SPEC) as api:
-        folder = api.process.spec.uploads
-        folder.rmdir()
-        folder.write_bytes(b"")  # a file in place of the folder: nothing can be stored below it
-        answer = await api.client.post("/generate", data={"text": "x"}, files={"files": ("a", LARGE)})
-        assert told(answer) == (503, "storage_full")
-        small = await api.client.post("/generate", data=SPOKEN, files={"files": ("a", media.image())})
-        assert small.status_code == 200, "what stays in memory needs no folder"
-        folder.unlink()
-        folder.mkdir(mode=0o700)
-        answer = await api.client.post("/generate", data=SPOKEN, files={"files": ("a", media.image())})
-        assert answer.status_code == 200
-
-
 async def test_large_uploads_are_gone_however_their_request_ends(
     started: Started, record_property: Callable[[str, object], None]
 ) -> None:
@@ -186,9 +132,3 @@ async def test_large_uploads_are_gone_however_their_request_ends(
         assert open_files(api.process.spec.uploads) == [], "nothing is held"
         assert not list(api.process.spec.uploads.iterdir()), "no file has a name that could stay"
     record_property("large_uploads", len(ends) + 2)
-
-
-def test_what_a_former_life_left_in_the_folder_is_swept(tmp_path: Path) -> None:
-    (tmp_path / "upload").write_bytes(b"x")
-    sweep(tmp_path)
-    assert not list(tmp_path.iterdir()) and tmp_path.stat().st_mode & 0o777 == 0o700

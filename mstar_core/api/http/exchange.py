@@ -182,18 +182,17 @@ class Exchange:
         except BadRequest:
             raise RequestError("the body is not valid HTTP", code="bad_request") from None
         if piece is not None:
-            self.service.held.take(len(piece))
-            self.held_bytes += len(piece)
-        if piece is None:
+            self._hold(len(piece))
+        else:
             self._listen()
         return piece
 
-    async def whole_body(self, most: int, room: int) -> bytearray | None:
-        """Return the whole body behind `room` bytes; None, without reading, if its length is unknown or exceeds `most`.
+    async def whole_body(self, most: int) -> bytearray | None:
+        """Return the whole body; None, without reading, if its length is unknown or exceeds `most`.
 
         Raises SlowUpload, Overloaded.
         """
-        body = WholeBody.of(self.request, min(most, self.limits.body), room, self._hold)
+        body = WholeBody.of(self.request, most, self._hold)
         if body is None:
             return None
         if not await body.receive(FLOOR_BYTES_PER_S * FLOOR_WINDOW_S, FLOOR_WINDOW_S):

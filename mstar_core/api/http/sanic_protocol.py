@@ -131,11 +131,10 @@ class WholeBody(asyncio.BufferedProtocol):
     Replaces Sanic's protocol during `receive`; owned by the exchange. Sanic's own path copies the data several times
     and takes a loop iteration per 64 KiB. Memory grows to at most twice the bytes that have arrived.
 
-    data: `room` bytes reserved for the parser, then the body. missing: bytes not yet received. take: called before each
-    allocation; its exceptions end the body.
+    missing: bytes not yet received. take: called before each allocation; its exceptions end the body.
     """
 
-    def __init__(self, http: Any, room: int, take: Callable[[int], None] = lambda size: None) -> None:
+    def __init__(self, http: Any, take: Callable[[int], None] = lambda size: None) -> None:
         self._http = http
         self._take = take
         self._sanic = http.protocol
@@ -145,19 +144,19 @@ class WholeBody(asyncio.BufferedProtocol):
         self.missing = int(http.request_bytes_left)
         first = min(self.missing, max(FIRST_BYTES, len(http.recv_buffer)))
         take(first)
-        self.data = bytearray(room + first)
-        self._end = room
+        self.data = bytearray(first)
+        self._end = 0
         with memoryview(http.recv_buffer) as received:
             self._place(received[: self.missing])
-        del http.recv_buffer[: self._end - room]
+        del http.recv_buffer[: self._end]
 
     @classmethod
-    def of(cls, request: Request, most: int, room: int, take: Callable[[int], None]) -> Self | None:
+    def of(cls, request: Request, most: int, take: Callable[[int], None]) -> Self | None:
         """Return the unread body of a request; None if its length is unknown or exceeds `most`. Raises as `take`."""
         http: Any = request.stream
         if http is None or http.request_body is not True or http.expecting_continue:
             return None
-        return cls(http, room, take) if 0 < http.request_bytes_left <= most else None
+        return cls(http, take) if 0 < http.request_bytes_left <= most else None
 
     def _place(self, received: memoryview) -> None:
         self.data[self._end : self._end + len(received)] = received

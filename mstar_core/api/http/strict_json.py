@@ -17,12 +17,12 @@ MAX_VALUES: Final = MAX_LIST + 65_536
 _FLAT: Final = frozenset({int, float, bool, type(None)})
 
 
-def parse_json(data: bytes | str, what: str = "the body") -> Any:
+def parse_json(data: bytes | bytearray | str, what: str = "the body") -> Any:
     """Parse one JSON value. Raises RequestError (`invalid_json`) with the position of the error."""
-    if (data.count(b",") if isinstance(data, bytes) else data.count(",")) >= MAX_VALUES:
+    if (data.count(",") if isinstance(data, str) else data.count(b",")) >= MAX_VALUES:
         raise bad_json(what, f"it has more than {MAX_VALUES} values")
     try:
-        text = data.decode() if isinstance(data, bytes) else data
+        text = data if isinstance(data, str) else data.decode()
         value = json.loads(text, object_pairs_hook=_object, parse_constant=_constant)
     except RecursionError as error:
         raise bad_json(what, f"it is nested deeper than {MAX_DEPTH} levels") from error
@@ -38,7 +38,7 @@ def parse_json(data: bytes | str, what: str = "the body") -> Any:
     return value
 
 
-def parse_object(data: bytes | str, what: str = "the body") -> dict[str, Any]:
+def parse_object(data: bytes | bytearray | str, what: str = "the body") -> dict[str, Any]:
     """Parse a JSON object. Raises RequestError for any other value."""
     value = parse_json(data, what)
     if not isinstance(value, dict):

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import inspect
 
 from mstar_core.api.errors import UnsupportedType
-from mstar_core.api.http.body import Form, UploadedFiles, read_form, read_json
+from mstar_core.api.http.body import Form, read_form, read_json
 from mstar_core.api.http.exchange import Exchange
 from mstar_core.api.http.strict_json import parse_json
 from mstar_core.api.parse.params import (
@@ -40,11 +40,11 @@ async def read_body(exchange: Exchange, kind: type[T]) -> tuple[T, dict[str, Any
     return typed(await read_json(exchange, exchange.limits), kind)
 
 
-async def read_multipart(exchange: Exchange, uploads: UploadedFiles) -> Form:
+async def read_multipart(exchange: Exchange) -> Form:
     """Return the multipart body, and take its request id. Raises RequestError, TooLarge, UnsupportedType."""
     if exchange.content_type.partition(";")[0].strip().lower() != "multipart/form-data":
         raise UnsupportedType("the body must be a form", hint="send multipart/form-data")
-    form = await read_form(exchange, exchange.content_type, exchange.limits, uploads)
+    form = await read_form(exchange, exchange.content_type, exchange.limits)
     exchange.take_body_id(form.fields.get("request_id"))
     return form
 

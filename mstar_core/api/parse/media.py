@@ -242,11 +242,10 @@ INLINE_BYTES: Final = 512 * 1024
 NAME_CHARS: Final = 200
 
 
-async def part_of_upload(field: str, upload: UploadedFile, wanted: str | None = None) -> MediaPart:
+def part_of_upload(field: str, upload: UploadedFile, wanted: str | None = None) -> MediaPart:
     """Return an uploaded file as media. wanted: modality of the field. Raises UnsupportedType."""
-    modality = checked(sniff(upload.head(), upload.name, upload.content_type), wanted, field)
-    data = upload.read() if upload.is_in_memory else await asyncio.to_thread(upload.read)
-    return MediaPart(modality=modality, data=data, name=upload.name[:NAME_CHARS])
+    modality = checked(sniff(upload.data[:64], upload.name, upload.content_type), wanted, field)
+    return MediaPart(modality=modality, data=upload.data, name=upload.name[:NAME_CHARS])
 
 
 async def part_of_url(field: str, url: str, wanted: str, fetcher: Fetcher, allowance: ByteAllowance) -> MediaPart:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from sanic.response import HTTPResponse
 
 from mstar_core.api.errors import reply_of
-from mstar_core.api.http.body import Form, UploadedFile, UploadedFiles, check_size, read_form, uploads_in
+from mstar_core.api.http.body import Form, UploadedFile, check_size, read_form
 from mstar_core.api.http.exchange import Exchange, streaming
 from mstar_core.api.http.strict_json import parse_object
 from mstar_core.api.output.line_formats import (
@@ -54,11 +54,10 @@ async def generate(exchange: Exchange) -> HTTPResponse | None:
     """Handle one request. The response was sent when this returns."""
     service = exchange.service
     service.check_open(exchange.key)
-    with uploads_in(service.uploads) as uploads:
-        form = await read_form(exchange, exchange.content_type, exchange.limits, uploads)
-        exchange.take_body_id(form.fields.get("request_id"))
-        wanted = _wanted(exchange, form)
-        call = await _call(exchange, form, uploads)
+    form = await read_form(exchange, exchange.content_type, exchange.limits)
+    exchange.take_body_id(form.fields.get("request_id"))
+    wanted = _wanted(exchange, form)
+    call = await _call(exchange, form)
     async with service.open(call, key=exchange.key, started=exchange.started) as session:
         exchange.warn(session.warnings)
         if wanted.is_streamed:
@@ -83,7 +82,7 @@ def _wanted(exchange: Exchange, form: Form) -> GenerateOptions:
     return GenerateOptions(is_streamed, is_binary or events == "full", Frames() if is_binary else Ndjson())
 
 
-async def _call(exchange: Exchange, form: Form, uploads: UploadedFiles) -> ParsedRequest:
+async def _call(exchange: Exchange, form: Form) -> ParsedRequest:
     spec, fields = exchange.service.model, form.fields
     check_name(exchange, fields.get("model"))
     outputs = check_outputs(spec, _names(fields.get("output_modalities"), "output_modalities"))
@@ -92,7 +91,7 @@ async def _call(exchange: Exchange, form: Form, uploads: UploadedFiles) -> Parse
     if text is not None and not isinstance(text, str):
         raise RequestError("text must be a string", field="text")
     check_size("text", len((text or "").encode()), exchange.limits)
-    media = await _media([*form.files, *await _json_files(fields.get("files"), exchange, uploads)])
+    media = _media([*form.files, *await _json_files(fields.get("files"), exchange)])
     if not (text or "").strip() and not media and getattr(checked.params, "prompt_token_ids", None) is None:
         field, hint = ("files", "send files") if spec.input("text") is None else ("text", "send text or files")
         raise RequestError("the request has no input", hint=hint, field=field, code="missing_field")
@@ -122,33 +121,26 @@ def _names(value: Any, field: str) -> list[str] | None:
     return [item.strip().lower() for item in items if item.strip()] or None
 
 
-async def _json_files(value: Any, exchange: Exchange, uploads: UploadedFiles) -> list[tuple[str, UploadedFile]]:
+async def _json_files(value: Any, exchange: Exchange) -> list[UploadedFile]:
     if value is None:
         return []
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise RequestError("files must be a list of objects", hint='send [{"name", "data"}]', field="files")
     if len(value) > exchange.limits.files:
         raise TooLarge(f"the request has more than {exchange.limits.files} files", code="too_many_files")
-    return [("files", await _json_file(item, uploads)) for item in value]
+    return [await _json_file(item) for item in value]
 
 
-async def _json_file(item: dict[str, Any], uploads: UploadedFiles) -> UploadedFile:
+async def _json_file(item: dict[str, Any]) -> UploadedFile:
     if not isinstance(item.get("data"), str):
         raise RequestError("a file has no base64 `data`", field="files")
-    data = await decoded("files", item["data"])
-    upload = uploads.new(str(item.get("name") or ""), "")
-    await asyncio.to_thread(upload.write, data)
-    upload.finish()
-    return upload
+    return UploadedFile("files", str(item.get("name") or ""), "", await decoded("files", item["data"]))
 
 
-async def _media(files: Sequence[tuple[str, UploadedFile]]) -> list[MediaPart]:
-    parts = []
-    for field, upload in files:
-        if field not in ("files", "files[]"):
-            raise RequestError(f"{field[:40]} is not a file field", hint="upload files as `files`", field=field[:40])
-        parts.append(await part_of_upload("files", upload))
-    return parts
+def _media(files: Sequence[UploadedFile]) -> list[MediaPart]:
+    for field in (file.field[:40] for file in files if file.field not in ("files", "files[]")):
+        raise RequestError(f"{field} is not a file field", hint="upload files as `files`", field=field)
+    return [part_of_upload("files", file) for file in files]
 
 
 async def _whole(exchange: Exchange, session: Session, wanted: GenerateOptions) -> HTTPResponse:

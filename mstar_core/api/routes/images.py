@@ -11,7 +11,7 @@ import msgspec
 from sanic.response import HTTPResponse
 
 from mstar_core.api.group import Group, open_group
-from mstar_core.api.http.body import Form, check_size, uploads_in
+from mstar_core.api.http.body import Form, check_size
 from mstar_core.api.http.exchange import Exchange
 from mstar_core.api.output.encode import EncodedChunk
 from mstar_core.api.parse.fields import (
@@ -44,12 +44,10 @@ async def image(exchange: Exchange) -> HTTPResponse:
 
 async def image_edit(exchange: Exchange) -> HTTPResponse:
     """Edit images by a prompt."""
-    service = exchange.service
-    service.check_open(exchange.key)
-    with uploads_in(service.uploads) as uploads:
-        form = await read_multipart(exchange, uploads)
-        body, rest = typed(form.fields, ImageRequest)
-        media = await _images(service.model, form)
+    exchange.service.check_open(exchange.key)
+    form = await read_multipart(exchange)
+    body, rest = typed(form.fields, ImageRequest)
+    media = _images(exchange.service.model, form)
     return await _made(exchange, body, {name: json_or_text(value) for name, value in rest.items()}, media)
 
 
@@ -101,8 +99,8 @@ def _sized(
     return {"width": int(width), "height": int(height), **rest}, ()
 
 
-async def _images(spec: ModelSpec, form: Form) -> list[MediaPart]:
-    for field, _ in form.files:
+def _images(spec: ModelSpec, form: Form) -> list[MediaPart]:
+    for field in (file.field for file in form.files):
         if field not in IMAGE_FIELDS:
             code = "unsupported_parameter" if field == "mask" else "invalid_value"
             raise RequestError(
@@ -116,7 +114,7 @@ async def _images(spec: ModelSpec, form: Form) -> list[MediaPart]:
     if not form.files:
         raise RequestError("image is missing", hint="upload it as `image`", field="image", code="missing_field")
     check_images(spec, len(form.files), "image")
-    return [await part_of_upload("image", upload, "image") for _, upload in form.files]
+    return [part_of_upload("image", file, "image") for file in form.files]
 
 
 async def _image(

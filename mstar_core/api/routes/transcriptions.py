@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from sanic.response import HTTPResponse
 
-from mstar_core.api.http.body import Form, uploads_in
+from mstar_core.api.http.body import Form
 from mstar_core.api.http.exchange import EVENTS, PING, Exchange, event, streaming
 from mstar_core.api.parse.fields import check_name, json_or_text, openai_parsed, read_multipart, typed
 from mstar_core.api.parse.media import part_of_upload
@@ -26,10 +26,9 @@ async def transcription(exchange: Exchange) -> HTTPResponse | None:
     """Handle one request. Returns the whole response, or None if it was streamed."""
     service = exchange.service
     service.check_open(exchange.key)
-    with uploads_in(service.uploads) as uploads:
-        form = await read_multipart(exchange, uploads)
-        body, rest = typed(form.fields, TranscriptionRequest)
-        file = await _file(form)
+    form = await read_multipart(exchange)
+    body, rest = typed(form.fields, TranscriptionRequest)
+    file = _file(form)
     if body.response_format in TIMED:
         raise RequestError(
             f"response_format {body.response_format} needs timestamps, which the model does not provide",
@@ -44,8 +43,8 @@ async def transcription(exchange: Exchange) -> HTTPResponse | None:
     return None
 
 
-async def _file(form: Form) -> MediaPart:
-    for field, _ in form.files:
+def _file(form: Form) -> MediaPart:
+    for field in (file.field for file in form.files):
         if field != "file":
             raise RequestError(
                 f"{field[:40]} is not supported by this route", hint="upload the audio as `file`", field=field[:40]
@@ -54,7 +53,7 @@ async def _file(form: Form) -> MediaPart:
         what = "file is missing" if not form.files else f"file was sent {len(form.files)} times"
         code = "missing_field" if not form.files else "invalid_value"
         raise RequestError(what, hint="upload one audio file as `file`", field="file", code=code)
-    return await part_of_upload("file", form.files[0][1], "audio")
+    return part_of_upload("file", form.files[0], "audio")
 
 
 def _call(exchange: Exchange, body: TranscriptionRequest, rest: dict[str, Any], file: MediaPart) -> ParsedRequest:
