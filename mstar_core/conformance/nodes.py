@@ -19,10 +19,12 @@ from mstar_core.graph import KV_CACHE, NodeSpec
 from mstar_core.plugin.model import Model, ModelContext
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.worker.build import compute_dtype, most_rows
+from mstar_core.worker.walks import resident_loops
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from mstar_core.graph import LoopPorts
     from mstar_core.layers.kv_view import KVModule
 
 CPU: Final = torch.device("cpu")
@@ -51,11 +53,12 @@ class RuntimeSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltNode:
-    """One node with its weights."""
+    """One node with its weights. loop: ports per sequence of its resident loop."""
 
     node: NodeSpec
     module: nn.Module
     vocab: int
+    loop: LoopPorts | None = None
 
 
 def build_nodes(spec: ModelSpec, folder: Path) -> dict[str, BuiltNode]:
@@ -67,8 +70,11 @@ def build_nodes(spec: ModelSpec, folder: Path) -> dict[str, BuiltNode]:
     )
     module, _, name = spec.model.partition(":")
     made: Model = vars(importlib.import_module(module))[name](context)
-    own = [node for node in spec.nodes if node.of is None]
-    return {n.name: BuiltNode(node=n, module=made.get_submodule(n), vocab=made.vocab_size(n)) for n in own}
+    own, loops = [node for node in spec.nodes if node.of is None], resident_loops(spec)
+    return {
+        n.name: BuiltNode(node=n, module=made.get_submodule(n), vocab=made.vocab_size(n), loop=loops.get(n.name))
+        for n in own
+    }
 
 
 def make_runners(
@@ -104,7 +110,7 @@ def _runner(
     sizes = KVSettings(
         device=CPU, dtype=dtype, num_pages=pool.pages, page_size=pool.page_size, max_slots=slots,
         max_seq_len=settings.max_seq_len, vocab=built.vocab, token_budget=settings.token_budget,
-        lookahead=settings.lookahead, prefix_cache=settings.prefix_cache,
+        lookahead=settings.lookahead, prefix_cache=settings.prefix_cache, loop=built.loop,
     )  # fmt: skip
     return KVCacheEngine(node, cast("KVModule", built.module), sizes, clock=clock, faults=own)
 

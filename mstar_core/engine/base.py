@@ -7,12 +7,12 @@ everything of its node on one device: module, slots, pages, and the batch that i
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NewType, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, NewType, Protocol, runtime_checkable
 
 from mstar_core.graph.spec.nodes import MAIN, Attend
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Container, Sequence
 
     import numpy as np
     from torch import Tensor
@@ -49,7 +49,10 @@ class LoopSpec:
     max_iters: 0 skips the loop. carry: output port -> input port. stop_port: the id or boolean port that ends it.
     stop_ids: ids that end it (empty with a boolean stop_port); the starting value is tested too.
     fused: iterate without returning to the worker. All iterations run within one step, up to a limit on its tokens;
-    with `emit`, one iteration runs per step. emit: ports to report after each iteration.
+    with `emit`, one iteration runs per step. emit: ports to report after each iteration; host_emit: those among them
+    that the engine copies to the host, all sequences of a step at once.
+    feed: input that takes one id of a stream per iteration; the ids come by `TakesFeed.feed`. An iteration waits for
+    its id. After the last one, `after_end` ends the loop (`stop`) or gives -1 from then on (`empty`).
     """
 
     max_iters: int
@@ -58,6 +61,9 @@ class LoopSpec:
     stop_ids: tuple[int, ...] = ()
     fused: bool = False
     emit: tuple[str, ...] = ()
+    host_emit: tuple[str, ...] = ()
+    feed: str | None = None
+    after_end: Literal["stop", "empty"] = "stop"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -98,7 +104,8 @@ class Done:
     A `host_outputs` port of a stateless node is a view of a buffer that is reused three steps of its runner later: a
     receiver that keeps it longer must copy it. That of a KV node's loop has memory of its own.
 
-    reason: `done` for a single run, `stop` or `length` for a loop. iterations: loop iterations that counted.
+    reason: `done` for a single run and for a loop that ended with its stream, else `stop` or `length`.
+    iterations: loop iterations that counted.
     cached_tokens: tokens of this job that the prefix cache supplied.
     """
 
@@ -246,6 +253,17 @@ class ReportsPages(Protocol):
 
     def pages_and_waits(self) -> dict[Handle, tuple[int, str]]:
         """Return by open request the pages of its caches, and in words what it waits for (empty: nothing). Cheap."""
+
+
+@runtime_checkable
+class TakesFeed(Protocol):
+    """A runner whose loops take ids of a stream, see `LoopSpec.feed`."""
+
+    def feed(self, key: JobKey, ids: Sequence[int], ended: bool) -> None:
+        """Give the loop of a submitted job its next ids, in order. ended: no more follow.
+
+        At any time after `submit`; ids of a loop that has ended are dropped. Cheap: called once per id or for many.
+        """
 
 
 @runtime_checkable

@@ -1,4 +1,4 @@
-"""Rules for jobs that both engines share: keywords of inputs, values of candidates, start and stop of loops."""
+"""Rules for jobs that both engines share: inputs of modules, values of candidates, start and stop of loops."""
 
 from __future__ import annotations
 
@@ -7,18 +7,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from mstar_core.errors import EngineError
-from mstar_core.graph.spec.nodes import PARAM_PREFIX, PortType
+from mstar_core.graph.spec.nodes import PortType
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from mstar_core.engine.base import LoopSpec
     from mstar_core.graph.spec.nodes import NodeSpec
-
-
-def keyword(name: str) -> str:
-    """Return the keyword of an input: `$step` -> `step`, `$first` -> `first`, `$param:scale` -> `scale`."""
-    return name.removeprefix(PARAM_PREFIX).removeprefix("$")
 
 
 def accepts(module: object, name: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mstar_core.graph.check.graph_check import check_graph, walk_inputs
 from mstar_core.graph.compile.compiled import CompiledLoop, CompiledTask, CompiledWalk, Kind, Outlet, Source, TaskInput
 from mstar_core.graph.compile.cut import Crossing, RankWalk, crossings, cut
+from mstar_core.graph.compile.resident import LoopPorts, loop_ports, resident_ports
 from mstar_core.graph.compile.wiring import compile_graph, compile_walk, held_ports, wire
 from mstar_core.graph.runtime.actions import (
     Action,
@@ -36,6 +37,7 @@ from mstar_core.graph.spec.nodes import (
     CLIENT,
     KV_CACHE,
     MAIN,
+    RANDOM,
     STATELESS,
     STEP,
     Attend,
@@ -74,6 +76,7 @@ __all__ = [
     "CLIENT",
     "KV_CACHE",
     "MAIN",
+    "RANDOM",
     "STATELESS",
     "STEP",
     "Action",
@@ -105,6 +108,7 @@ __all__ = [
     "Kind",
     "LeftContext",
     "Loop",
+    "LoopPorts",
     "NodeSpec",
     "Outlet",
     "Parallel",
@@ -137,8 +141,10 @@ __all__ = [
     "graph_nodes",
     "held_ports",
     "loop_limits",
+    "loop_ports",
     "loops",
     "policy_for",
+    "resident_ports",
     "walk_inputs",
     "wire",
 ]

@@ -35,6 +35,7 @@ from mstar_core.graph import KV_CACHE, NodeSpec
 from mstar_core.layers.linear import fuse_projections
 from mstar_core.plugin.model import Model, ModelContext
 from mstar_core.plugin.spec import ModelSpec
+from mstar_core.worker.walks import resident_loops
 from mstar_core.worker.warmup import needs_samples, samples_only_ids, warm_module, warm_prefill, warm_walks
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def build_runners(spec: DeploymentSpec, model: ModelSpec, rank: RankPlan, life: 
         if node.engine is KV_CACHE:
             captures = GraphCache(device, spare_bytes=working)
             runners[node.name] = _kv_runner(
-                spec, node, module, vocab, device, dtype, plans[node.name], life, captures
+                spec, model, node, module, vocab, device, dtype, plans[node.name], life, captures
             )  # fmt: skip
         else:
             runners[node.name] = StatelessEngine(
@@ -168,6 +169,7 @@ def _load(model: ModelSpec, context: ModelContext, nodes: list[NodeSpec]) -> lis
 
 def _kv_runner(
     spec: DeploymentSpec,
+    model: ModelSpec,
     node: NodeSpec,
     module: nn.Module,
     vocab: int,
@@ -190,6 +192,7 @@ def _kv_runner(
         token_budget=spec.token_budget,
         attention=attention_of(spec, device),
         lookahead=lookahead_on(device),
+        loop=resident_loops(model).get(node.name),
         graphs=sizes_for(slots) if device.type == "cuda" else CaptureSizes(),
         prefix_cache=spec.kv_cache.prefix_cache,
     )

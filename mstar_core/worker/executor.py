@@ -44,7 +44,7 @@ from mstar_core.plugin.spec import ModelSpec
 from mstar_core.process.failures import attempt
 from mstar_core.transport import TensorTransport
 from mstar_core.worker.arrays import narrowed, to_tensor
-from mstar_core.worker.jobs import Jobs, loop_job, loop_spec
+from mstar_core.worker.jobs import Jobs, feeder, leaving_ports, loop_job, loop_spec
 from mstar_core.worker.outbox import Outbox
 from mstar_core.worker.request import (
     ActiveRun,
@@ -308,6 +308,8 @@ class Executor:
             run.cached_tokens += done.cached_tokens
             if isinstance(entry, LoopJob):
                 self.tracer.loop(entry, run.share.walk.tasks[entry.task].name, done)
+                if entry.feed is not None:
+                    self._streams.end_feed(request, entry.feed, done.iterations)
                 last = (*entry.iteration, done.iterations - 1)
                 for port, tensor in done.outputs.items():
                     run.values[Key(entry.task, port, last)] = tensor
@@ -456,12 +458,16 @@ class Executor:
         loop = run.share.walk.loops[fire.loop]
         inputs = gather(request, run, fire.inputs, (*fire.iteration, 0))
         branch = (fire.branches or (MAIN,))[0]
-        spec: LoopSpec = loop_spec(loop, task, fire.limit, request.params)
+        leaving = leaving_ports(request, task, self._rank)
+        spec: LoopSpec = loop_spec(loop, task, fire.limit, request.params, leaving)
         wanted, rows = wanted_ports(run, task), run.message.rows
         job = self._jobs.make(request, task, inputs, wanted, branch, sample=True, rows=rows)
         job.loop = spec
         entry = loop_job(request, run, fire, task, self._streams, self._clock())
-        self._jobs.submit(self._jobs.runner(task), job, entry)
+        runner = self._jobs.runner(task)
+        self._jobs.submit(runner, job, entry)
+        if entry.feed is not None:
+            self._streams.feed(request, entry.feed, feeder(runner, job.key))
 
     def _local_runners(self, request: WorkerRequest) -> list[tuple[str, NodeRunner]]:
         return [(name, runner) for name, runner in self._runners.items() if name in request.homes]

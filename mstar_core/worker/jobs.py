@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from mstar_core.engine.base import Job, JobKey, LoopSpec, NodeRunner
+from mstar_core.engine.base import Job, JobKey, LoopSpec, NodeRunner, TakesFeed
 from mstar_core.errors import EngineError
 from mstar_core.graph.spec.nodes import Attend
 from mstar_core.graph.spec.walks import StopOn
@@ -121,6 +122,7 @@ def loop_job(
     targets = tuple(outlet.stream for outlet in sampled if outlet.stream is not None)
     modality = next((outlet.modality for outlet in sampled if outlet.modality is not None), None)
     is_single = len(targets) == 1 and modality is None
+    over = run.share.walk.loops[fire.loop].loop.over
     return LoopJob(
         request=request,
         run=run,
@@ -132,12 +134,15 @@ def loop_job(
         modality=modality,
         outlets=tuple(outlet for outlet in task.outlets if outlet.port != port),
         inbox=streams.local_inbox(request, targets[0]) if is_single else None,
+        feed=None if over is None else over.name,
         since=now,
     )
 
 
-def loop_spec(loop: CompiledLoop, task: CompiledTask, limit: int | None, params: Mapping[str, Any]) -> LoopSpec:
-    """Return the description of a loop for the engine."""
+def loop_spec(
+    loop: CompiledLoop, task: CompiledTask, limit: int | None, params: Mapping[str, Any], leaving: Collection[str] = ()
+) -> LoopSpec:
+    """Return the description of a loop for the engine. leaving: ports whose values leave this process."""
     stop = loop.loop.stop
     ids: tuple[int, ...] = ()
     port = None if stop is None else stop.port
@@ -147,6 +152,8 @@ def loop_spec(loop: CompiledLoop, task: CompiledTask, limit: int | None, params:
         port = None if switched_off else port
     sampled = task.node.spec.sampling.port if task.node.spec.sampling is not None else None
     emit = tuple(dict.fromkeys(outlet.port for outlet in task.outlets if outlet.port != sampled))
+    over = loop.loop.over
+    goes_on = over is not None and over.chunk.after_end == "empty" and (limit is not None or stop is not None)
     return LoopSpec(
         max_iters=UNLIMITED if limit is None else limit,
         carry=dict(loop.loop.carry),
@@ -154,4 +161,24 @@ def loop_spec(loop: CompiledLoop, task: CompiledTask, limit: int | None, params:
         stop_ids=ids,
         fused=loop.loop.fused,
         emit=emit,
+        host_emit=tuple(port for port in emit if port in leaving),
+        feed=None if over is None else over.into[1],
+        after_end="empty" if goes_on else "stop",
     )
+
+
+def feeder(runner: NodeRunner, key: JobKey) -> Callable[[Sequence[int], bool], None]:
+    """Return the function that gives a loop the next ids of its stream. Raises EngineError if its runner takes none."""
+    if not isinstance(runner, TakesFeed):
+        raise EngineError(f"node {runner.name} takes no stream while its loop runs", node=runner.name)
+    return partial(runner.feed, key)
+
+
+def leaving_ports(request: WorkerRequest, task: CompiledTask, rank: int) -> set[str]:
+    """Return the output ports of a task that go to the client, or by a stream to another rank."""
+    return {
+        outlet.port
+        for outlet in task.outlets
+        if (outlet.stream is None and (not request.outputs or outlet.modality in request.outputs))
+        or (outlet.stream is not None and request.homes.get(outlet.stream.into[0].name, rank) != rank)
+    }

@@ -162,7 +162,8 @@ class LoopJob:
     """Job of a whole loop that the engine iterates.
 
     port: the sampled port. streams, modality: targets of its ids in each iteration. outlets: those of other ports.
-    inbox: set if the only target is one stream of ids on this rank. since: time of submission.
+    inbox: set if the only target is one stream of ids on this rank. feed: stream that the loop takes ids from.
+    since: time of submission.
     """
 
     request: WorkerRequest
@@ -175,6 +176,7 @@ class LoopJob:
     modality: str | None
     outlets: tuple[Outlet, ...]
     inbox: StreamInbox | None = None
+    feed: str | None = None
     since: float = 0.0
     total: SpanTotal = field(default_factory=SpanTotal)
 

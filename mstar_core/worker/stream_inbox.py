@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -19,20 +20,24 @@ TRIM: Final = 256
 
 _ANY: Final = range(-(1 << 63), 1 << 63)
 
+Takes = Callable[[Sequence[int], bool], None]
+"""Called with new ids of a stream, and whether it has ended."""
+
 
 class StreamInbox:
     """Items of a stream that do not make a chunk yet. Owned by the request.
 
     policy: the stream's chunk policy with this request's parameters. The producer numbers items; a gap or a repetition
-    is an error. received: number of items, before the stream's accept range filters them. transfers, transfer_s:
-    messages from another rank and their total time. first_sent, last_came: times of the first and the last of them.
+    is an error. received: number of items, before the stream's `accept` and `reject` filter them. transfers,
+    transfer_s: messages from another rank and their total time. first_sent, last_came: times of the first and the last.
 
     Cost model: one id is a comparison and an append; the chunk policy runs only when a chunk may be ready.
     """
 
     __slots__ = (
-        "_base", "_count", "_cursor", "_due", "_high", "_ids", "_low", "_pushed", "_tensor_bytes", "_tensors", "_total",
-        "first_sent", "last_came", "received", "stream", "transfer_s", "transfers",
+        "_base", "_count", "_cursor", "_due", "_fed", "_high", "_ids", "_low", "_pushed", "_reject", "_takes",
+        "_tensor_bytes", "_tensors", "_total", "first_sent", "last_came", "received", "stream", "transfer_s",
+        "transfers",
     )  # fmt: skip
 
     def __init__(self, stream: Stream, policy: ChunkPolicy, *, flush: bool) -> None:
@@ -46,6 +51,9 @@ class StreamInbox:
         self._total: int | None = None
         accept = stream.accept or _ANY
         self._low, self._high = accept.start, accept.stop
+        self._reject = stream.reject
+        self._takes: Takes | None = None
+        self._fed = 0
         self._ids: list[int] = []
         self._tensors: list[Tensor] = []
         self._base = 0
@@ -55,7 +63,7 @@ class StreamInbox:
     def take_id(self, value: int) -> bool:
         """Append the next id. Returns whether a chunk or the end may be ready."""
         self.received += 1
-        if self._low <= value < self._high:
+        if self._low <= value < self._high and value not in self._reject:
             self._ids.append(value)
             self._count += 1
         if self._total is not None:
@@ -81,6 +89,29 @@ class StreamInbox:
         """Set the total number of items. Idempotent."""
         self._total = total
         self._close_if_complete()
+
+    def feed(self, takes: Takes) -> None:
+        """Hand all further ids to a loop in the engine, those that wait here at once. Chunks are single ids."""
+        self._push()
+        self._takes, self._fed, self._due = takes, self._cursor.due - 1, 0
+        self.hand_over()
+
+    def hand_over(self) -> None:
+        """Give the loop in the engine, if there is one, its new ids."""
+        if self._takes is None:
+            return
+        start, self._fed = self._fed, self._count
+        self._takes(self._ids[start - self._base :], self._total is not None and self.received >= self._total)
+
+    def end_feed(self, count: int) -> None:
+        """End the loop in the engine, which has taken `count` ids, or all if there are fewer."""
+        self._takes = None
+        self._push()
+        for _ in range(count):
+            if self._cursor.pop() is None:
+                break
+        self._due = self._cursor.due
+        self._trim(self._cursor.oldest_needed)
 
     def came(self, sent: float, now: float) -> None:
         """Count a message from another rank. sent: time of sending, 0.0 if unknown."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from mstar_core.graph.spec.streams import Chunk, LeftContext, SlidingWindow, Stream
@@ -52,7 +52,7 @@ class Streams:
             return  # the request does not use the consumer's partition
         if rank == self._rank:
             request.produced.add(stream.name)
-            if self.inbox(request, stream.name).take_id(value) and stream.name in request.waiting:
+            if self.inbox(request, stream.name).take_id(value):
                 self.serve(request, stream.name)
         else:
             self._outbox.stream_id(rank, stream.name, request.handle, _count(request, stream), value)
@@ -63,6 +63,14 @@ class Streams:
             return None
         request.produced.add(stream.name)
         return self.inbox(request, stream.name)
+
+    def feed(self, request: WorkerRequest, name: str, takes: Callable[[Sequence[int], bool], None]) -> None:
+        """Give a loop in the engine all ids of a stream as they come. takes: called with new ids, and the end."""
+        self.inbox(request, name).feed(takes)
+
+    def end_feed(self, request: WorkerRequest, name: str, count: int) -> None:
+        """Take note that a loop in the engine has ended after `count` iterations. A later walk gets the other ids."""
+        self.inbox(request, name).end_feed(count)
 
     def inbox(self, request: WorkerRequest, name: str) -> StreamInbox:
         """Return the consumer's buffer of a stream."""
@@ -76,9 +84,12 @@ class Streams:
         return found
 
     def serve(self, request: WorkerRequest, name: str) -> None:
-        """Hand the waiting walk its next chunk, or the end of the stream."""
+        """Hand the waiting walk its next chunk, or the end of the stream; a loop in the engine gets all new ids."""
         waiting = request.waiting.get(name)
         if waiting is None:
+            found = request.inboxes.get(name)
+            if found is not None:
+                found.hand_over()
             return
         inbox = self.inbox(request, name)
         popped = inbox.pop()

@@ -10,7 +10,7 @@ import torch
 
 from mstar_core.errors import EngineError
 from mstar_core.graph.runtime.actions import Held, Iteration, Key, Ref, RunInput, Special
-from mstar_core.graph.spec.nodes import CHUNK_FIRST, CHUNK_LAST, PARAM_PREFIX, STEP
+from mstar_core.graph.spec.nodes import CHUNK_FIRST, CHUNK_LAST, PARAM_PREFIX, RANDOM, STEP
 from mstar_core.graph.spec.walks import StopOn, StopWhen
 from mstar_core.worker.request import ActiveRun, WorkerRequest, parameter_name
 
@@ -43,6 +43,8 @@ def _special(request: WorkerRequest, run: ActiveRun, ref: Special, iteration: It
     # Stream loops need these several times a second, so they are cached.
     if ref.name == STEP:
         return constant(ref.step)
+    if ref.name == RANDOM:
+        return None  # the engine makes them, per iteration
     if ref.name in (CHUNK_FIRST, CHUNK_LAST):
         first, last = run.flags.get(iteration, (False, False))
         return constant(first if ref.name == CHUNK_FIRST else last)

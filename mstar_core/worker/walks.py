@@ -8,6 +8,7 @@ from typing import Final
 
 from mstar_core.graph.compile.compiled import ROOT, CompiledLoop, CompiledTask, CompiledWalk, Kind
 from mstar_core.graph.compile.cut import RankWalk, cut
+from mstar_core.graph.compile.resident import LoopPorts, resident_ports
 from mstar_core.graph.compile.wiring import compile_graph
 from mstar_core.graph.spec.nodes import CHUNK_FIRST, CHUNK_LAST, STATELESS, STEP
 from mstar_core.messages.work import RunWalk
@@ -67,6 +68,12 @@ def stream_loop_of(share: RankWalk) -> StreamLoop | None:
         loop=loop, task=task, stream=over.name, chunk=chunk, changing=tuple(changing), fixed=tuple(fixed),
         outputs=tuple(dict.fromkeys(outlet.port for outlet in task.outlets)),
     )  # fmt: skip
+
+
+def resident_loops(spec: ModelSpec) -> dict[str, LoopPorts]:
+    """Return the ports per sequence of the resident loop of each node that has one with more than its id."""
+    walks = {name: walk for partition in spec.partitions for name, walk in partition.walks.items()}
+    return resident_ports(compile_graph(walks, spec.streams).values())
 
 
 class RankWalks:

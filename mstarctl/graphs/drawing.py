@@ -77,6 +77,8 @@ def _below(graph: Graph, partition: str, later: list[str], width: int) -> list[s
 
 def _conditions(stream: Stream) -> str:
     accept = f" accepts {stream.accept.start} to {stream.accept.stop - 1}" if stream.accept is not None else ""
+    if stream.reject:
+        accept += f" rejects {', '.join(map(str, stream.reject))}"
     return accept + (f" flushed if {stream.flush_if}" if stream.flush_if is not None else "")
 
 

@@ -40,6 +40,8 @@ def _published_stream(graph: Graph, stream: Stream) -> Json:
     }
     if stream.accept is not None:
         found["accept"] = [stream.accept.start, stream.accept.stop]
+    if stream.reject:
+        found["reject"] = list(stream.reject)
     return found if stream.flush_if is None else {**found, "flush_if": stream.flush_if}
 
 

@@ -16,6 +16,7 @@ policies: st.SearchStrategy[ChunkPolicy] = st.one_of(
     st.builds(SlidingWindow, window=sizes, stride=sizes, tail=tails),
     st.builds(SlidingWindow, window=st.just(9), stride=sizes, tail=tails, first=sizes),
     st.builds(LeftContext, chunk=sizes, left=st.integers(0, 9), tail=tails),
+    st.builds(LeftContext, chunk=st.just(9), left=st.integers(0, 9), tail=tails, first=sizes),
 )
 batches = st.lists(st.integers(0, 12), max_size=12)
 
@@ -29,9 +30,11 @@ def sliced(policy: ChunkPolicy, total: int, flush: bool) -> list[tuple[list[int]
             whole = total // size * size
             found = [(items[at : at + size], False) for at in range(0, whole, size)]
             rest = items[whole:]
-        case LeftContext(chunk=chunk, left=left):
-            whole = total // chunk * chunk
-            found = [(items[max(0, at - left) : at + chunk], False) for at in range(0, whole, chunk)]
+        case LeftContext(chunk=chunk, left=left, first=first):
+            stops = range(chunk if first is None else first, total + 1, chunk)
+            starts = [0, *stops]
+            found = [(items[max(0, at - left) : stop], False) for at, stop in zip(starts, stops, strict=False)]
+            whole = starts[-1]
             rest = items[max(0, whole - left) :] if whole < total else []
         case SlidingWindow(window=window, stride=stride, first=first):
             begin = window if first is None else first
@@ -190,3 +193,23 @@ def test_sizes_come_from_the_request_where_the_policy_says_so() -> None:
     assert policy_for(policy, {}) == policy
     with pytest.raises(GraphError, match="'frames' = 0"):
         policy_for(policy, {"frames": 0})
+
+
+def test_an_early_first_chunk_of_left_context_moves_the_later_ones() -> None:
+    cursor = ChunkCursor(LeftContext(chunk=25, left=25, first=8))
+    cursor.push(7)
+    assert cursor.pop() is None and cursor.due == 8
+    cursor.push(26)
+    chunks = [cursor.pop(), cursor.pop()]
+    assert chunks == [Chunk(0, 8, 0, True, False), Chunk(0, 33, 8, False, False)] and cursor.due == 58
+    cursor.end(33)
+    assert cursor.finished
+
+
+def test_the_first_chunk_of_a_request_is_at_most_a_whole_one() -> None:
+    policy = LeftContext(25, 25, chunk_from="chunk", first=8, first_from="first")
+    assert policy_for(policy, {}) == LeftContext(25, 25, chunk_from="chunk", first=8, first_from="first")
+    assert policy_for(policy, {"first": 4, "chunk": 10}).first == 4  # type: ignore[union-attr]
+    assert policy_for(policy, {"first": 40, "chunk": 10}).first == 10  # type: ignore[union-attr]
+    with pytest.raises(GraphError, match="'first' = 0"):
+        policy_for(policy, {"first": 0})

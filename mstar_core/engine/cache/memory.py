@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from mstar_core.engine.base import Handle, MemoryUse
 
 if TYPE_CHECKING:
+    from mstar_core.engine.cache.feeds import Feeds
+    from mstar_core.engine.cache.loop_rows import LoopRows
     from mstar_core.engine.cache.page_pool import PagePool
     from mstar_core.engine.cache.page_table import PageTables
     from mstar_core.engine.cache.prefix_cache import PrefixCache
@@ -17,15 +19,24 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class KVMemory:
-    """Pages and slots of one node, and how often requests were preempted. Owned by its KV engine."""
+    """Pages and slots of one node, and how often requests were preempted. Owned by its KV engine.
+
+    rows: values per sequence of its resident loop, None if that carries only ids.
+    """
 
     pool: PagePool
     tables: PageTables
     slots: Slots
     prefixes: PrefixCache | None
+    rows: LoopRows | None = None
     preempted: int = 0
     preempted_pages: int = 0
     last_preempted: Handle | None = None
+
+    @property
+    def feeds(self) -> Feeds | None:
+        """Stream items of its resident loop, None without a stream."""
+        return self.rows.feeds if self.rows is not None else None
 
     def pages_of(self, slots: Sequence[int]) -> int:
         """Return the pages that these slots hold, shared ones counted once per slot."""

@@ -1,7 +1,8 @@
 """Captured decode steps, one bucket per number of sequences: from last ids to drawn ids without a host decision.
 
-A replay covers embedding, layers, head, penalty, draw, stop check and the update of the slots. Padding runs on a spare
-slot and a spare page. Used by the model runner.
+A replay covers embedding, layers, head, penalty, draw, stop check and the update of the slots. At a node whose loop has
+values per sequence it also gathers these before the module and stores the new state. Padding runs on a spare slot and a
+spare page. Used by the model runner.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mstar_core.engine.attention import AttentionBackend
+    from mstar_core.engine.cache.loop_rows import LoopRows
     from mstar_core.engine.cache.page_table import PageTables
     from mstar_core.engine.cache.slots import Slots
     from mstar_core.engine.cuda_graphs.cache import GraphCache
@@ -48,12 +50,14 @@ class DecodeStep(StaticStep[dict[str, "Tensor"]]):
         self._parameters = Staging(parameter_fields(count), device)
         shape = AttentionShape(rows=count, tokens=1, pages=node.tables.ids.shape[1], is_causal=True)
         own = {"positions": (node.slots.position_dtype, count), "chance": (torch.float64, count)}
+        if node.rows is not None:
+            own |= node.rows.fields(count)
         self.buffers = AttentionBuffers(node.attention.static(shape), device, own)
         self.sampler = StaticSampler(
             count, node.columns, node.slots, self._parameters.device, self.buffers.device["chance"], sees=node.sees
         )
         self._batch: DecodeBatch | None = None
-        self._states = _NONE
+        self._states = self._random = _NONE
         self.park()
 
     def park(self) -> None:
@@ -71,23 +75,32 @@ class DecodeStep(StaticStep[dict[str, "Tensor"]]):
     def _load(self, rows: np.ndarray, chance: np.ndarray) -> None:
         tables = self._node.tables
         batch = AttentionBatch(rows=rows, cached=tables.length[rows], tables=tables.ids)
-        self.buffers.prepare(batch, {"positions": self._node.slots.next_position[rows], "chance": chance})
+        values = {"positions": self._node.slots.next_position[rows], "chance": chance}
+        if self._node.rows is not None:
+            values |= self._node.rows.values(rows, self._random)
+        self.buffers.prepare(batch, values)
 
     def _load_parameters(self, batch: DecodeBatch | None) -> None:
         slots = self._node.slots
         rows = _NONE if batch is None else batch.slots
         values, self._states = parameter_values(self._count, rows, [slots.sampling[row] for row in rows], slots.spare)
         self._parameters.put(values)
+        if self._node.rows is not None:
+            self._random = self._node.rows.random_states(rows)
         self._batch = batch
 
     def forward(self) -> dict[str, Tensor]:
         """Run the step. Returns the drawn ids, int64 [count], and the module's outputs of one row per sequence."""
         node, rows = self._node, self._parameters.device["slots"]
         ports = {node.id_port: slot_update.next_ids(node.slots, rows)}
+        if node.rows is not None:
+            ports = node.rows.inputs(rows, self.buffers.device) | {node.rows.ports.id_port: ports[node.id_port]}
         self.buffers.reset()
         outputs = node.module(kv=self.buffers.view, positions=self.buffers.device["positions"], **ports)
         self.buffers.reset()
         drawn = self.sampler.draw(node.module.head(outputs["hidden"]))
+        if node.rows is not None:
+            node.rows.store(rows, ports, outputs, node.slots.device_stopped.index_select(0, rows))
         kept = {port: value for port, value in outputs.items() if value.dim() and value.shape[0] == self._count}
         return {**kept, DRAWN: slot_update.commit_ids(node.slots, rows, drawn, sees=node.sees)}
 
@@ -97,13 +110,14 @@ class DecodeSteps:
 
     def __init__(
         self, spec: NodeSpec, module: KVModule, attention: AttentionBackend, slots: Slots, tables: PageTables,
-        *, id_port: str, vocab: int, cache: GraphCache,
+        *, id_port: str, vocab: int, cache: GraphCache, rows: LoopRows | None = None,
     ) -> None:  # fmt: skip
         assert spec.sampling is not None
         self.module = module
         self.attention = attention
         self.slots = slots
         self.tables = tables
+        self.rows = rows
         self.id_port = id_port
         self.columns = Columns(spec, vocab, slots.device)
         self.sees = spec.sampling.history != "none"

@@ -17,6 +17,7 @@ from mstar_core.engine.cuda_graphs.prefill import PrefillSteps
 
 if TYPE_CHECKING:
     from mstar_core.engine.attention import AttentionBackend
+    from mstar_core.engine.cache.loop_rows import LoopRows
     from mstar_core.engine.cache.page_table import PageTables
     from mstar_core.engine.cache.slots import Slots
     from mstar_core.engine.cuda_graphs.cache import CaptureSizes, GraphCache
@@ -30,13 +31,15 @@ log = logging.getLogger(__name__)
 class NodeGraphs:
     """The captured decode, prefill and loop passes of one node, in one cache. Owned by its KV engine.
 
-    decode, prefill: None for a node that draws no ids. passes: None for a node without `capture_sizes`.
+    decode, prefill: None for a node that draws no ids; prefill also for one whose decode steps take more than ids.
+    passes: None for a node without `capture_sizes`.
     """
 
     def __init__(
         self, spec: NodeSpec, module: KVModule, attention: AttentionBackend, slots: Slots, tables: PageTables,
-        *, id_port: str, vocab: int, token_budget: int, cache: GraphCache,
+        *, id_port: str, vocab: int, token_budget: int, cache: GraphCache, rows: LoopRows | None = None,
     ) -> None:  # fmt: skip
+        """rows: values per sequence of the node's resident loop. Prompts of such a node are not captured."""
         self.cache = cache
         self.decode: DecodeSteps | None = None
         self.prefill: PrefillSteps | None = None
@@ -45,8 +48,10 @@ class NodeGraphs:
         self._slots = slots
         self._budget = token_budget
         if spec.sampling is not None and vocab:
-            self.decode = DecodeSteps(spec, module, attention, slots, tables, id_port=id_port, vocab=vocab, cache=cache)
-            self.prefill = PrefillSteps(self.decode, cache)
+            self.decode = DecodeSteps(
+                spec, module, attention, slots, tables, id_port=id_port, vocab=vocab, cache=cache, rows=rows
+            )  # fmt: skip
+            self.prefill = PrefillSteps(self.decode, cache) if rows is None else None
         if spec.capture_sizes or spec.capture_tokens:
             self.passes = LoopPassSteps(spec, module, attention, tables, slots.count, cache, token_budget)
 
@@ -55,7 +60,7 @@ class NodeGraphs:
 
         Raises StartError if memory is short for all sizes of a kind.
         """
-        if self.decode is None or self.prefill is None:
+        if self.decode is None:
             self.cache.report = None
             return
         with torch.inference_mode():
@@ -68,9 +73,10 @@ class NodeGraphs:
         self._warn_of_misses()
 
     def _plan(self, decode: tuple[int, ...], prefill: tuple[int, ...]) -> None:
-        assert self.decode is not None and self.prefill is not None
+        assert self.decode is not None
         self.decode.plan(decode)
-        self.prefill.plan(prefill, self._budget)
+        if self.prefill is not None:
+            self.prefill.plan(prefill, self._budget)
 
     def _compile_in_parallel(self, sizes: CaptureSizes) -> None:
         """Compile the kernels of all sizes in one parallel pass. One by one, they are most of a first start."""

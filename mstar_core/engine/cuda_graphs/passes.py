@@ -22,10 +22,9 @@ from mstar_core.engine.attention.static import AttentionBatch, AttentionBuffers,
 from mstar_core.engine.cuda_graphs.cache import Size, StaticStep, StepBuckets
 from mstar_core.engine.cuda_graphs.decode import up_to
 from mstar_core.engine.cuda_graphs.prefixes import PrefixSteps
-from mstar_core.engine.jobs import keyword
 from mstar_core.engine.kv.batch import pass_positions
 from mstar_core.engine.transfers import SMALL_BYTES, gather, join, upload
-from mstar_core.graph.spec.nodes import STEP
+from mstar_core.graph.spec.nodes import STEP, keyword
 
 if TYPE_CHECKING:
     from torch import Tensor

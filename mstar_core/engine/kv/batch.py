@@ -55,13 +55,16 @@ class ScheduledChunk:
 class DecodeBatch:
     """Branches in resident loops, one token each. Rebuilt when membership changes, else reused.
 
-    reports: ports other than the id that loops emit.
+    reports: ports other than the id that loops emit; to_host: those that the engine copies to the host.
+    random_states: of the sequences, see `LoopRows`; None until a step needs them.
     """
 
     branches: list[Branch]
     slots: np.ndarray
     keys: np.ndarray
     reports: frozenset[str]
+    to_host: frozenset[str] = frozenset()
+    random_states: np.ndarray | None = None
     _device: tuple[Tensor, SamplingRows] | None = None
     _parts: tuple[int, list[DecodeBatch]] = field(default_factory=lambda: (0, []))
 
@@ -88,13 +91,13 @@ class DecodeBatch:
 def decode_batch(branches: list[Branch], slots: Slots) -> DecodeBatch:
     """Build the decode batch of branches in resident loops."""
     indices = np.array([branch.slot for branch in branches], dtype=np.int64)
+    loops = [branch.job.loop for branch in branches if branch.job is not None and branch.job.loop is not None]
     return DecodeBatch(
         branches=branches,
         slots=indices,
         keys=slots.key[indices],
-        reports=frozenset[str]().union(
-            *(branch.job.loop.emit for branch in branches if branch.job is not None and branch.job.loop is not None)
-        ),
+        reports=frozenset[str]().union(*(loop.emit for loop in loops)),
+        to_host=frozenset[str]().union(*(loop.host_emit for loop in loops)),
     )
 
 
@@ -168,6 +171,9 @@ class KVStep:
         ports: copied at the end of loops and for emitted iterations; streamed: for emitted iterations only.
         """
         wanted = [(item.outputs, ports) for item in self.result.done]
+        for out in self.batches:
+            if out.decode is not None and out.outputs:
+                self._copy_decode(out, out.decode.to_host | ports | streamed, to_host)
         wanted += [(item.outputs, ports | streamed) for item in self.result.emissions]
         for port in sorted(ports | streamed):
             owners = [outputs for outputs, names in wanted if port in names and port in outputs]
@@ -175,6 +181,12 @@ class KVStep:
                 self.copies.append(to_host(values))
                 for outputs, value in zip(owners[span], self.copies[-1].pending, strict=True):
                     outputs[port] = value
+
+    def _copy_decode(self, out: BatchOutput, ports: frozenset[str], to_host: Callable[[Tensor], HostTransfer]) -> None:
+        """Start copying what a decode batch reports, one copy per port."""
+        for port in sorted(ports & out.outputs.keys()):
+            self.copies.append(to_host(out.outputs[port]))
+            out.outputs[port] = self.copies[-1].pending
 
 
 def chunk_positions(forward: ForwardPass, count: int) -> Tensor:

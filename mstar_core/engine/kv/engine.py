@@ -8,7 +8,7 @@ log, so results equal those of an undisturbed run.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -17,10 +17,12 @@ import torch
 
 from mstar_core.engine.attention import backend, make_pools
 from mstar_core.engine.base import Done, Emission, Failed, Handle, LoopStep, MemoryUse, Pressure, StepResult
+from mstar_core.engine.cache.loop_rows import LoopRows
 from mstar_core.engine.cache.memory import KVMemory
 from mstar_core.engine.cache.page_pool import PagePool
 from mstar_core.engine.cache.page_table import PageTables
 from mstar_core.engine.cache.prefix_cache import ContentChain, PrefixCache
+from mstar_core.engine.cache.saved_pages import PageStore
 from mstar_core.engine.cache.slots import Slots
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes, GraphCache, GraphCounts
 from mstar_core.engine.cuda_graphs.node import NodeGraphs
@@ -28,7 +30,7 @@ from mstar_core.engine.kv.batch import BatchOutput, DecodeBatch, HostTransfer, K
 from mstar_core.engine.kv.candidates import Candidates
 from mstar_core.engine.kv.inputs import InputProcessor, position_dtype
 from mstar_core.engine.kv.loops import Loops
-from mstar_core.engine.kv.model_runner import Faults, ModelRunner
+from mstar_core.engine.kv.model_runner import Faults, ModelRunner, fixed_ranks
 from mstar_core.engine.kv.queue import RequestQueue
 from mstar_core.engine.kv.scheduler import Scheduler
 from mstar_core.engine.kv.sequence import Branch, KVRequest
@@ -39,7 +41,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mstar_core.engine.attention import AttentionBackend
-    from mstar_core.engine.base import Job, Running, SamplingParams
+    from mstar_core.engine.base import Job, JobKey, Running, SamplingParams
+    from mstar_core.engine.cache.feeds import Feeds
+    from mstar_core.graph.compile.resident import LoopPorts
     from mstar_core.graph.spec.nodes import NodeSpec
     from mstar_core.layers.kv_view import KVModule
 
@@ -53,7 +57,8 @@ class KVSettings:
 
     num_pages, page_size, max_slots: of its cache; max_seq_len: most tokens of a sequence. vocab: ids that it can draw,
     0 without sampling. token_budget: of a step. attention: name of a backend. lookahead: steps that may be launched
-    before an earlier one is collected. graphs: sizes of the steps to capture.
+    before an earlier one is collected. graphs: sizes of the steps to capture. loop: ports per sequence of the node's
+    resident loop, see `graph.compile.resident`; None if it carries only its sampled id.
     """
 
     device: torch.device
@@ -68,6 +73,7 @@ class KVSettings:
     lookahead: int = 0
     prefix_cache: bool = True
     graphs: CaptureSizes = field(default_factory=CaptureSizes)
+    loop: LoopPorts | None = None
 
 
 class KVCacheEngine:
@@ -94,6 +100,7 @@ class KVCacheEngine:
         self._to_host = to_host
         self._host_outputs = frozenset[str](getattr(module, "host_outputs", ()))
         self._streamed_outputs = frozenset[str](getattr(module, "streamed_outputs", ()))
+        self._fixed_ranks = fixed_ranks(spec)
         self._opened = 0
         device, dtype, vocab = settings.device, settings.dtype, settings.vocab
         pool = PagePool(settings.num_pages, settings.page_size)
@@ -105,10 +112,12 @@ class KVCacheEngine:
             ),
             PrefixCache(pool) if settings.prefix_cache else None,
         )
+        if settings.loop is not None:
+            memory.rows = LoopRows(spec, settings.loop, memory.slots, dtype, settings.max_seq_len + 1)
         pools = make_pools(spec.kv, settings.num_pages, settings.page_size, dtype, device)
         attention = backend(settings.attention, pools, settings.page_size)
         self._runner = ModelRunner(
-            spec, module, attention, memory, runs_ahead=settings.lookahead > 0, faults=faults
+            spec, module, attention, memory, PageStore(pools), runs_ahead=settings.lookahead > 0, faults=faults
         )  # fmt: skip
         self._graphs = self._capture(module, attention, settings, captures, report)
         inputs = InputProcessor(spec, module, device, dtype)
@@ -132,7 +141,7 @@ class KVCacheEngine:
         cache.name, cache.report = spec.name, report
         graphs = NodeGraphs(
             spec, module, attention, self._memory.slots, self._memory.tables, id_port=self._runner.id_port,
-            vocab=settings.vocab, token_budget=settings.token_budget, cache=cache,
+            vocab=settings.vocab, token_budget=settings.token_budget, cache=cache, rows=self._memory.rows,
         )  # fmt: skip
         graphs.capture(sizes)
         self._runner.decode, self._runner.prefill, self._runner.passes = graphs.decode, graphs.prefill, graphs.passes
@@ -180,9 +189,27 @@ class KVCacheEngine:
             return
         if not branch.has_work:
             branch.waiting_since = self._queue.clock()
+        if job.loop is not None and job.loop.feed is not None and self._memory.feeds is not None:
+            is_empty = job.loop.after_end == "empty"
+            self._memory.feeds.open(int(job.key), int(job.handle), empty_after_end=is_empty)
         branch.queue.append(job)
         self._queue.pending[branch.key] = branch
         self._queue.has_changed = True  # it may be older than those that wait
+
+    def feed(self, key: JobKey, ids: Sequence[int], ended: bool) -> None:
+        """See TakesFeed."""
+        queue, feeds, number = self._queue, self._memory.feeds, int(key)
+        if feeds is None:
+            return
+        feeds.add(number, ids, ended=ended)
+        branch = queue.starving.get(number)
+        if branch is None:
+            return
+        if not feeds.is_dry(branch.slot):
+            del queue.starving[number]
+            queue.join_decode(branch)
+        elif ended:
+            self._end_with_stream(queue.ready)
 
     def fork(self, handle: Handle, source: str, into: str) -> None:
         """See NodeRunner. Does nothing at a node without these branches. Raises EngineError for a busy one."""
@@ -203,6 +230,9 @@ class KVCacheEngine:
         if not is_incomplete:
             self._memory.tables.fork(old.slot, new.slot)
         new.is_evicted = is_incomplete and new.logged > 0
+        new.saves_pages, new.saved = old.saves_pages, old.saved
+        if new.is_evicted and new.saves_pages and new.saved is None:
+            new.saved = self._scheduler.saved_pages(old)
         self._queue.has_changed = True
 
     def close(self, handle: Handle) -> None:
@@ -218,6 +248,8 @@ class KVCacheEngine:
             if branch.slot >= 0:
                 self._memory.tables.release(branch.slot)
         self._memory.slots.give_back(request.slots)
+        if self._memory.feeds is not None:
+            self._memory.feeds.forget(int(handle))
         self._queue.has_changed = True
 
     def end_loops(self, handle: Handle) -> None:
@@ -259,6 +291,8 @@ class KVCacheEngine:
         if queue.active:
             self._scheduler.grow_decode_batch()
         chunks = self._scheduler.schedule_chunks() if queue.pending else []
+        if queue.starving:
+            self._end_with_stream(queue.ready)
         decode = queue.decode if queue.is_decode_current else queue.current_decode()
         result, queue.ready = queue.ready, StepResult()
         step = KVStep([], result, started)
@@ -291,6 +325,8 @@ class KVCacheEngine:
                 self._collect_decode(running, out, ids, steps)
             for chunk in out.chunks:
                 self._collect_chunk(result, out, chunk, ids)
+        if queue.starving:
+            self._end_with_stream(result)
         for branch in running.held:
             branch.in_flight -= 1
             if not branch.has_work:  # a general loop has ended, and no job follows yet
@@ -369,6 +405,25 @@ class KVCacheEngine:
                 for index in np.nonzero(out.left == 0)[0].tolist():
                     queue.leave_decode(int(decode.keys[index]))
                 queue.is_decode_current = False
+            if self._memory.feeds is not None:
+                self._starve(decode, out.left, self._memory.feeds)
+
+    def _starve(self, decode: DecodeBatch, left: np.ndarray, feeds: Feeds) -> None:
+        """Take the loops out of the decode batch whose next item has not come."""
+        for index in np.nonzero(feeds.dry(decode.slots) & (left > 0))[0].tolist():
+            key = int(decode.keys[index])
+            if self._queue.leave_decode(key):
+                self._queue.starving[key] = decode.branches[index]
+
+    def _end_with_stream(self, result: StepResult) -> None:
+        """End the loops whose stream is over once their last iteration is collected."""
+        feeds = self._memory.feeds
+        assert feeds is not None
+        for key, branch in list(self._queue.starving.items()):
+            if feeds.is_over(branch.slot) and not self._queue.is_in_flight(key):
+                slots, loop = self._memory.slots, branch.loop_state
+                iterations = loop.limit - int(slots.left[branch.slot])
+                self._end_loop(result, branch, int(slots.last[branch.slot]), "done", iterations)
 
     def _settle(self, step: KVStep, out: BatchOutput, chunk: ScheduledChunk) -> bool:
         """Move a branch on after its chunk. True when a fused loop goes on within this step."""
@@ -461,16 +516,20 @@ class KVCacheEngine:
                 has_bad = True
                 self._queue.fail(result, branch, job, self._no_id())
                 continue
-            reason = "stop" if stopped[index] else "length"
-            outputs = self._loops.last_id(job, int(ids[index]))
-            result.done.append(Done(job=job, outputs=outputs, reason=reason, iterations=iterations))
-            self._memory.slots.set_last(branch.slot, int(ids[index]))
-            branch.request.last_values.update(outputs)
-            self._loops.sync_log(branch)
-            self._queue.stop_decoding(branch)
-            branch.job = branch.loop = None
-            self._queue.requeue(branch)
+            self._end_loop(result, branch, int(ids[index]), "stop" if stopped[index] else "length", iterations)
         return has_bad
+
+    def _end_loop(self, result: StepResult, branch: Branch, last: int, reason: str, iterations: int) -> None:
+        """Report the end of a resident loop and let its branch go on."""
+        assert branch.job is not None
+        outputs = self._loops.last_outputs(branch, branch.job, last)
+        result.done.append(Done(job=branch.job, outputs=outputs, reason=reason, iterations=iterations))
+        self._memory.slots.set_last(branch.slot, last)
+        branch.request.last_values.update(outputs)
+        self._loops.sync_log(branch)
+        self._queue.stop_decoding(branch)
+        branch.job = branch.loop = None
+        self._queue.requeue(branch)
 
     def _undo(self, branch: Branch, key: int) -> None:
         """Undo what later steps in flight have done for a loop that had already ended."""
@@ -481,20 +540,29 @@ class KVCacheEngine:
                     self._memory.tables.truncate(branch.slot, 1)
                     self._memory.slots.next_position[branch.slot] -= 1
                     self._memory.slots.drawn[branch.slot] -= 1
+                    if self._memory.feeds is not None:
+                        self._memory.feeds.put_back(branch.slot)
 
     def _emit(self, step: KVStep, out: BatchOutput, kept: np.ndarray | None, left: np.ndarray) -> None:
         """Report what loops of the decode batch emit besides their ids."""
         assert out.decode is not None
         at = 0
+        shares = {port: self._shares(port, value) for port, value in out.outputs.items()}
         for index, branch in enumerate(out.decode.branches):
             if kept is not None and not kept[index]:
                 continue
             job, loop = branch.job, branch.loop
             if job is not None and loop is not None and job.loop is not None and job.loop.emit:
-                values = {port: out.outputs[port][index : index + 1] for port in job.loop.emit if port in out.outputs}
+                values = {port: shares[port][index] for port in job.loop.emit if port in shares}
                 iteration = loop.limit - int(left[at]) - 1
                 step.result.emissions.append(Emission(job=job, iteration=iteration, outputs=values))
             at += 1
+
+    def _shares(self, port: str, value: Tensor) -> Sequence[Tensor]:
+        """Return each sequence's share of a reported port: its value where the type is fixed, else one row."""
+        is_whole = value.dim() - 1 == self._fixed_ranks.get(port)
+        shares: tuple[Tensor, ...] = value.unbind(0) if is_whole else value.split(1)
+        return shares
 
     def _collect_chunk(
         self, result: StepResult, out: BatchOutput, chunk: ScheduledChunk, ids: np.ndarray | None

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from mstar_core.engine.jobs import accepts, keyword
+from mstar_core.engine.jobs import accepts
 from mstar_core.engine.kv.batch import chunk_positions
 from mstar_core.engine.kv.sequence import ForwardPass, Logged, Position
 from mstar_core.engine.transfers import is_small_on_host, upload
 from mstar_core.errors import EngineError
-from mstar_core.graph.spec.nodes import STEP, Attend, PortType
+from mstar_core.graph.spec.nodes import STEP, Attend, PortType, keyword
 
 if TYPE_CHECKING:
     import numpy as np

@@ -1,7 +1,8 @@
 """Jobs of a branch: starting passes and loops, carrying values between iterations, logging the cache.
 
-A loop that feeds its sampled id back is resident: it runs in the decode batch. Every other loop is a sequence of passes
-whose outputs become inputs of the next. Called by the KV engine and its scheduler.
+A loop that feeds its sampled id back is resident: it runs in the decode batch. It may also carry state of fixed shape,
+take items of a stream and inputs that stay, if these are the `LoopPorts` of its node. Every other loop is a sequence of
+passes whose outputs become inputs of the next. Called by the KV engine and its scheduler.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ from mstar_core.engine.cache.slots import NO_ID
 from mstar_core.engine.jobs import carried_values, no_start, stops
 from mstar_core.engine.kv.sequence import Branch, CandidateJob, ForwardPass, Logged, LoopState, RollbackPoint
 from mstar_core.errors import EngineError, TooLarge
-from mstar_core.graph.spec.nodes import MAIN, STEP
+from mstar_core.graph.spec.nodes import MAIN, STEP, Attend
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from mstar_core.engine.base import Job, LoopSpec
+    from mstar_core.engine.cache.loop_rows import LoopRows
     from mstar_core.engine.cache.memory import KVMemory
     from mstar_core.engine.kv.inputs import InputProcessor
+    from mstar_core.graph.compile.resident import LoopPorts
     from mstar_core.graph.spec.nodes import NodeSpec
 
 
@@ -43,6 +46,7 @@ class Loops:
 
     def __init__(self, spec: NodeSpec, memory: KVMemory, inputs: InputProcessor, vocab: int) -> None:
         self._slots = memory.slots
+        self._rows = memory.rows
         self._tables = memory.tables
         self._inputs = inputs
         self._spec = spec
@@ -68,6 +72,8 @@ class Loops:
             return None
         if self._is_resident(branch, job, job.loop):
             return self._start_resident(branch, job, job.loop)
+        if job.loop.feed is not None:
+            raise self._not_fed(job.loop)
         return self._start_general(branch, job, job.loop)
 
     def advance(
@@ -104,10 +110,16 @@ class Loops:
         branch.forward = self._iteration(branch, job, loop)
         return emission, None
 
-    def last_id(self, job: Job, value: int) -> dict[str, Tensor]:
-        """Return the outputs of a resident loop that ended: its last id, int64 [1] on the host."""
+    def last_outputs(self, branch: Branch, job: Job, value: int) -> dict[str, Tensor]:
+        """Return the outputs of a resident loop that ended: its last id, int64 [1] on the host, and wanted state."""
         assert self._port is not None
-        return {self._port: torch.tensor([value], dtype=torch.int64)}
+        outputs = {self._port: torch.tensor([value], dtype=torch.int64)}
+        if self._rows is not None:
+            for port in job.outputs:
+                state = self._rows.state(branch.slot, port)
+                if state is not None:
+                    outputs[port] = state
+        return outputs
 
     def finish_pass(self, branch: Branch, forward: ForwardPass) -> None:
         """Move a branch past a computed pass, and log how the cache was made. A pass that only reads moves nothing."""
@@ -234,13 +246,33 @@ class Loops:
     # -- loops -------------------------------------------------------------------------------------------------------
 
     def _is_resident(self, branch: Branch, job: Job, loop: LoopSpec) -> bool:
+        if self._rows is not None:
+            return self._fits_rows(branch, job, loop, self._rows.ports)
         if branch.parent is not None or self._port is None or set(loop.carry) != {self._port}:
             return False
         if loop.stop_port not in (None, self._port) or job.attend.keep == "loop":
             return False
         into = loop.carry[self._port]
         plain = job.attend.mask == "causal" and job.attend.positions == "running" and job.attend.write
-        return plain and self._inputs.is_id_port(into) and set(job.inputs) <= {into}
+        return plain and self._inputs.is_id_port(into) and set(job.inputs) <= {into} and loop.feed is None
+
+    def _fits_rows(self, branch: Branch, job: Job, loop: LoopSpec, ports: LoopPorts) -> bool:
+        """Return whether a loop is the node's resident one, whose decode batch has one form."""
+        if branch.parent is not None or job.attend not in (Attend(), Attend(tokens=1)) or self._port is None:
+            return False
+        if loop.feed != ports.feed or loop.stop_port not in (None, self._port):
+            return False
+        carry = {out: into for into, out in ports.states} | {self._port: ports.id_port}
+        may_have = {*carry.values(), *ports.constants}
+        return loop.carry == carry and set(ports.constants) <= job.inputs.keys() <= may_have
+
+    def _not_fed(self, loop: LoopSpec) -> EngineError:
+        return EngineError(
+            f"a loop of node {self._spec.name} cannot take its stream",
+            f"input {loop.feed!r}: its other inputs differ from those of the node's resident loop",
+            "give every input of the loop a value, and run it for one candidate",
+            node=self._spec.name,
+        )
 
     def _start_resident(self, branch: Branch, job: Job, loop: LoopSpec) -> Done | None:
         assert self._port is not None
@@ -265,7 +297,11 @@ class Loops:
         limit = min(loop.max_iters, self._tables.max_tokens - branch.logged)
         if value in loop.stop_ids or limit <= 0:
             reason = "stop" if value in loop.stop_ids else "length"
-            return Done(job=job, outputs=self.last_id(job, value), reason=reason)
+            if self._rows is not None and self._rows.feeds is not None:
+                self._rows.feeds.end(int(job.key))
+            return Done(job=job, outputs={self._port: torch.tensor([value], dtype=torch.int64)}, reason=reason)
+        if self._rows is not None:
+            self._begin_rows(branch, job, self._rows)
         slots.set_last(slot, value)
         slots.history[slot, branch.logged] = value
         if given is not None:
@@ -276,6 +312,20 @@ class Loops:
         branch.loop = LoopState(carried={}, limit=limit)
         branch.is_decoding = True
         return None
+
+    def _begin_rows(self, branch: Branch, job: Job, rows: LoopRows) -> None:
+        """Set the slot's rows to the loop's starting values. Raises EngineError if one is missing."""
+        values = dict(job.inputs)
+        for into, out in rows.ports.states:
+            if into not in values:
+                last = branch.request.last_values.get(out)
+                if last is None:
+                    raise no_start(self._spec.name, out)
+                values[into] = last
+        rows.begin(branch.slot, values)
+        if rows.feeds is not None:
+            rows.feeds.begin(int(job.key), branch.slot)
+        branch.saves_pages = True
 
     def _start_general(self, branch: Branch, job: Job, loop: LoopSpec) -> Done | None:
         values = carried_values(loop, job.inputs, branch.request.last_values, self._spec.name)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.base import Handle
     from mstar_core.engine.cache.memory import KVMemory
     from mstar_core.engine.cache.page_table import PageCopy
+    from mstar_core.engine.cache.saved_pages import PageStore, SavedPages
     from mstar_core.engine.cuda_graphs.decode import DecodeSteps
     from mstar_core.engine.cuda_graphs.passes import LoopPassSteps
     from mstar_core.engine.cuda_graphs.prefill import PrefillSteps
@@ -53,13 +54,15 @@ class ModelRunner:
     """
 
     def __init__(
-        self, spec: NodeSpec, module: KVModule, attention: AttentionBackend, memory: KVMemory, *, runs_ahead: bool,
-        faults: Faults | None,
+        self, spec: NodeSpec, module: KVModule, attention: AttentionBackend, memory: KVMemory, store: PageStore,
+        *, runs_ahead: bool, faults: Faults | None,
     ) -> None:  # fmt: skip
         self._spec = spec
         self._module = module
         self._attention = attention
         self._slots = memory.slots
+        self._rows = memory.rows
+        self._store = store
         self._tables = memory.tables
         self._runs_ahead = runs_ahead
         self._faults = faults
@@ -69,13 +72,15 @@ class ModelRunner:
         self.id_port = id_port(spec)
         self._history = spec.sampling.history if spec.sampling else "none"
         self._row_ports = frozenset(spec.row_ports)
-        self._fixed_ranks = _fixed_ranks(spec)
+        self._fixed_ranks = fixed_ranks(spec)
         self._columns = Columns(spec, self._slots.device_seen.shape[1], self._slots.device)
 
     def run(self, decode: DecodeBatch | None, chunks: Sequence[ScheduledChunk]) -> list[BatchOutput]:
         """Run one step. A sequence that fails is reported in its output; the others are computed and committed."""
         with torch.inference_mode():
             self._slots.flush()
+            if self._rows is not None:
+                self._rows.flush()
             self._attention.clear_pages(self._tables.pool.take_stale())
             outs = []
             if decode is not None and self.decode is not None and self._faults is None:
@@ -92,6 +97,9 @@ class ModelRunner:
             if decode is None and plain and prompts is not None and prompts.most_tokens:
                 replayed, plain = self._replay_prompts(prompts, plain)
                 outs += replayed
+            if decode is not None and self._rows is not None:  # its ports differ from those of prompts
+                outs += self._isolated(decode, [])
+                decode = None
             if decode is not None or plain:
                 outs += self._isolated(decode, plain)
             for group in groups.values():
@@ -103,6 +111,16 @@ class ModelRunner:
         with torch.inference_mode():
             self._attention.clear_pages(self._tables.pool.take_stale())
             self._attention.copy_pages(copies)
+
+    def save_pages(self, pages: Sequence[int]) -> SavedPages:
+        """Start copying pages to the host."""
+        return self._store.save(pages)
+
+    def restore_pages(self, saved: SavedPages, pages: Sequence[int]) -> None:
+        """Write saved pages into these pages."""
+        with torch.inference_mode():
+            self._attention.clear_pages(self._tables.pool.take_stale())  # or the next step would clear them
+        self._store.restore(saved, pages)
 
     # -- captured steps ----------------------------------------------------------------------------------------------
 
@@ -190,6 +208,7 @@ class ModelRunner:
         segments = self._segments(len(slots), chunks)
         view = self._attention.plan(PackedRows(decode=slots, cached=cached, segments=segments, tables=tables.ids))
         ports, positions = self._packed(decode, chunks)
+        stopped = self._stopped(decode)
         outputs = self._module(kv=view, positions=positions, **ports)
         total = int(positions.shape[-1])
         if LOGITS not in outputs and any(LOGITS in chunk.wants for chunk in chunks):
@@ -201,8 +220,16 @@ class ModelRunner:
         out.ids = self._sampled(decode, chunks, outputs, total)
         if out.ids is not None:
             out.host_ids = HostCopy(out.ids)
+        if self._rows is not None and decode is not None and stopped is not None:
+            self._rows.store(decode.on_device(self._slots)[0], ports, outputs, stopped)  # type: ignore[arg-type]
         self._commit(out, shares)
         return out
+
+    def _stopped(self, decode: DecodeBatch | None) -> Tensor | None:
+        """Return which sequences of a decode batch with state had stopped before this step: bool [n]."""
+        if self._rows is None or decode is None:
+            return None
+        return self._slots.device_stopped.index_select(0, decode.on_device(self._slots)[0])
 
     def _segments(self, start: int, chunks: list[ScheduledChunk]) -> list[AttentionSegment]:
         segments = []
@@ -226,9 +253,19 @@ class ModelRunner:
         ids = slots.device_last.index_select(0, decode.on_device(slots)[0]) if decode is not None else None
         own = upload(slots.positions(decode.slots), slots.device) if decode is not None else None
         if not chunks:
-            assert ids is not None and own is not None
-            return {self.id_port: ids}, own
+            assert ids is not None and own is not None and decode is not None
+            return self._decode_ports(decode, ids), own
         return packed_ports(chunks, ids, slots.device), packed_positions(chunks, own, slots.device)
+
+    def _decode_ports(self, decode: DecodeBatch, ids: Tensor) -> dict[str, Tensor | list[Tensor]]:
+        rows, slots = self._rows, self._slots
+        if rows is None:
+            return {self.id_port: ids}
+        if decode.random_states is None:
+            decode.random_states = rows.random_states(decode.slots)
+        values = rows.values(decode.slots, decode.random_states)
+        host = {name: upload(value, slots.device) for name, value in values.items()}
+        return {rows.ports.id_port: ids, **rows.inputs(decode.on_device(slots)[0], host)}
 
     def _sampled(
         self, decode: DecodeBatch | None, chunks: list[ScheduledChunk], outputs: dict[str, Tensor], total: int
@@ -323,6 +360,8 @@ class ModelRunner:
             slots.next_position[indices] += 1
             slots.drawn[indices] += 1
             slots.left[indices] -= 1
+            if self._rows is not None and self._rows.feeds is not None:
+                self._rows.feeds.take(indices)
             out.place = tables.length[indices]
             out.left = slots.left[indices]
         for chunk in out.chunks:
@@ -342,7 +381,7 @@ def _no_logits(node: str) -> EngineError:
     )
 
 
-def _fixed_ranks(spec: NodeSpec) -> dict[str, int]:
+def fixed_ranks(spec: NodeSpec) -> dict[str, int]:
     """Return the ranks of ports whose types declare every dimension as a number: one value per sequence."""
     shapes = {name: PortType.parse(text).shape for name, text in spec.ports.items()}
     return {name: len(shape) for name, shape in shapes.items() if shape and all(isinstance(n, int) for n in shape)}

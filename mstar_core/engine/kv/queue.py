@@ -27,7 +27,8 @@ class RequestQueue:
     """Requests in order of age, and their branches with work. Owned by the KV engine.
 
     pending: branches with work outside the decode batch, by `Branch.key`. looping: job key -> branch of a resident
-    loop; active: those in the next decode batch, which is rebuilt when `is_decode_current` is false.
+    loop; active: those in the next decode batch, which is rebuilt when `is_decode_current` is false; starving: those
+    that wait for the next item of their stream.
     ready: results that belong to no step. waits_for_slots, waits_for_pages: the last scheduling pass found a branch
     that waits for them; has_changed: something has changed since, so it may be able to run.
     """
@@ -39,6 +40,7 @@ class RequestQueue:
     pending: dict[tuple[int, str], Branch] = field(default_factory=dict)
     looping: dict[int, Branch] = field(default_factory=dict)
     active: dict[int, Branch] = field(default_factory=dict)
+    starving: dict[int, Branch] = field(default_factory=dict)
     decode: DecodeBatch | None = None
     is_decode_current: bool = True
     decode_since: float = float("inf")
@@ -90,11 +92,9 @@ class RequestQueue:
     def oldest_with_work(self) -> int | None:
         """Return the age of the oldest request that has work and slots, or None.
 
-        A request that waits for slots does not count: the holders of slots must go on, and may need its pages.
+        A request that waits for slots or for its stream does not count: others must go on, and may need its pages.
         """
-        able = (r.order for r in self.requests.values()
-                if any(b.has_work and not b.needs_slots for b in r.branches.values()))  # fmt: skip
-        return next(able, None)
+        return next((r.order for r in self.requests.values() if any(map(self._can_go_on, r.branches.values()))), None)
 
     def page_holders(self) -> Iterator[tuple[KVRequest, int]]:
         """Yield requests that hold pages, with their number."""
@@ -105,6 +105,9 @@ class RequestQueue:
     def pages_and_waits(self) -> dict[Handle, tuple[int, str]]:
         """See ReportsPages."""
         counts, waits = self.memory.tables.count.tolist(), dict[int, str]()
+        for branch in self.starving.values():
+            if branch.job is not None and branch.job.loop is not None:
+                waits[branch.request.order] = f"waits for input {branch.job.loop.feed}"
         for branch in self.pending.values() if self.is_blocked else ():
             if not branch.in_flight and (missing := self.missing(branch)):
                 waits[branch.request.order] = f"waits for {missing}"
@@ -116,16 +119,33 @@ class RequestQueue:
     # -- the decode batch --------------------------------------------------------------------------------------------
 
     def join_decode(self, branch: Branch) -> None:
-        """Move a branch from the queue to the decode batch."""
-        assert branch.job is not None
+        """Move a branch from the queue to the decode batch, or let it wait there for its stream."""
+        assert branch.job is not None and branch.job.loop is not None
         self.remove(branch)
+        feeds, key = self.memory.feeds, int(branch.job.key)
+        if feeds is not None and branch.job.loop.feed is not None and feeds.is_dry(branch.slot):
+            self.starving[key] = branch
+            return
         if not self.active:
             self.decode_since = self.clock()
-        self.active[int(branch.job.key)] = branch
+        self.active[key] = branch
         self.is_decode_current = False
+
+    def is_starving(self, branch: Branch) -> bool:
+        """Return whether a branch in a resident loop waits for the next item of its stream."""
+        return bool(self.starving) and branch.job is not None and int(branch.job.key) in self.starving
+
+    def _can_go_on(self, branch: Branch) -> bool:
+        return branch.has_work and not branch.needs_slots and not self.is_starving(branch)
+
+    def is_in_flight(self, key: int) -> bool:
+        """Return whether a step in flight computes an iteration of a resident loop."""
+        return any(out.decode is not None and key in out.decode.keys and key not in step.dropped
+                   for step in self.in_flight for out in step.batches)  # fmt: skip
 
     def leave_decode(self, key: int) -> bool:
         """Take a loop out of the next decode batch. Returns whether it was in it."""
+        self.starving.pop(key, None)
         if self.active.pop(key, None) is None:
             return False
         self.is_decode_current = False
@@ -139,6 +159,8 @@ class RequestQueue:
         branch.is_decoding = False
         self.looping.pop(key, None)
         self.leave_decode(key)
+        if self.memory.feeds is not None:
+            self.memory.feeds.end(key)
         for step in self.in_flight:
             step.dropped.add(key)
 

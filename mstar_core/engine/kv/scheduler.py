@@ -20,6 +20,7 @@ from mstar_core.errors import TooLarge
 if TYPE_CHECKING:
     from mstar_core.engine.base import Job
     from mstar_core.engine.cache.page_table import PageCopy
+    from mstar_core.engine.cache.saved_pages import SavedPages
     from mstar_core.engine.kv.candidates import Candidates
     from mstar_core.engine.kv.loops import Loops
     from mstar_core.engine.kv.model_runner import ModelRunner
@@ -223,11 +224,12 @@ class Scheduler:
         """Get the pages of a branch's current pass. Only the oldest request with work preempts others for them."""
         if branch.parent is not None and not self._candidates.attach(branch):
             return False
-        if branch.is_evicted and not branch.replay:
+        if branch.is_evicted and not branch.replay and branch.saved is None:
             self._loops.rebuild(branch)
             branch.is_evicted = bool(branch.replay)
         self._adopt_prefix(branch)
         wanted = sum(forward.left for forward in branch.replay) + branch.is_decoding
+        wanted += branch.logged if branch.saved is not None else 0
         if branch.forward is not None and branch.forward.attend.write:
             wanted += branch.forward.left
             if branch.parent is not None:
@@ -247,6 +249,7 @@ class Scheduler:
                 self._queue.fail(self._queue.ready, branch, branch.job, error)
                 return False
             else:
+                self._restore(branch)
                 branch.is_reserved = True
                 return True
 
@@ -282,7 +285,7 @@ class Scheduler:
     def _adopt_prefix(self, branch: Branch) -> None:
         """Take over pages of the prefix cache at the start of an empty cache."""
         memory, slot = self._memory, branch.slot
-        if memory.prefixes is None or memory.tables.count[slot] or memory.tables.length[slot]:
+        if memory.prefixes is None or memory.tables.count[slot] or memory.tables.length[slot] or branch.saved:
             return
         tokens = sum(forward.tokens for forward in branch.replay)
         forward = branch.forward
@@ -349,6 +352,7 @@ class Scheduler:
     def _evict(self, branch: Branch) -> None:
         """Take the pages of one branch."""
         self._loops.sync_log(branch)
+        self._save(branch)
         self._memory.tables.release(branch.slot)
         branch.replay.clear()
         branch.is_evicted = branch.logged > 0
@@ -367,6 +371,25 @@ class Scheduler:
             # Its last id may not have arrived; the log is complete once that step is collected.
             branch.in_flight += 1
             self._queue.in_flight[-1].held.append(branch)
+
+    def _save(self, branch: Branch) -> None:
+        """Copy the pages of a branch to the host if its log cannot recompute them."""
+        if branch.saves_pages and branch.logged and branch.saved is None:
+            branch.saved = self.saved_pages(branch)
+
+    def saved_pages(self, branch: Branch) -> SavedPages:
+        """Start copying the logged tokens of a branch to the host."""
+        tables = self._memory.tables
+        return self._runner.save_pages(tables.pages(branch.slot)[: tables.pool.pages_for(branch.logged)])
+
+    def _restore(self, branch: Branch) -> None:
+        """Write the saved pages of a branch into its new ones."""
+        if branch.saved is None:
+            return
+        tables = self._memory.tables
+        self._runner.restore_pages(branch.saved, tables.pages(branch.slot)[: tables.pool.pages_for(branch.logged)])
+        tables.length[branch.slot] = branch.logged
+        branch.saved, branch.is_evicted = None, False
 
     def _outgrown(self, shortage: OutOfPages) -> TooLarge:
         return TooLarge(

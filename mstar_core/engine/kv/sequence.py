@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from mstar_core.engine.base import Done, Handle, SamplingParams
     from mstar_core.engine.cache.prefix_cache import ContentChain
+    from mstar_core.engine.cache.saved_pages import SavedPages
 
 Position = int | float
 """Position of a token; a float at nodes whose `positions` port is one."""
@@ -146,6 +147,7 @@ class Branch:
     slot: its place in the arrays, -1 before admission. parent: the branch that a candidate was forked from;
     shared: tokens that it shares with it, which its log leaves out. candidates: caches forked from this one.
     is_starved: candidates of its job wait for slots, and none of them has one.
+    saves_pages: its log does not tell how its tokens were computed, so a preemption copies its pages to `saved`.
     """
 
     request: KVRequest
@@ -170,6 +172,8 @@ class Branch:
     parent: Branch | None = None
     shared: int = 0
     is_starved: bool = False
+    saves_pages: bool = False
+    saved: SavedPages | None = None
 
     @property
     def key(self) -> tuple[int, str]:
@@ -220,7 +224,7 @@ class Branch:
         """Drop all work of this branch."""
         self.queue.clear()
         self.replay.clear()
-        self.job = self.forward = self.loop = None
+        self.job = self.forward = self.loop = self.saved = None
 
 
 @dataclass(slots=True)

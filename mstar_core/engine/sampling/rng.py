@@ -73,6 +73,27 @@ def uniform_host(state: np.ndarray, counter: np.ndarray) -> np.ndarray:
     return chance
 
 
+def named_host(seed: np.ndarray, name: int) -> np.ndarray:
+    """Return the states of a named series of random numbers, apart from the one that ids are drawn with.
+
+    seed: int64 [n]. Returns int64 [n] for `uniforms_host`.
+    """
+    with np.errstate(over="ignore"):
+        return _mix_host(seeded_host(seed) + np.int64(name) * np.int64(_STREAM))
+
+
+def uniforms_host(state: np.ndarray, counter: np.ndarray, count: int) -> np.ndarray:
+    """Return `count` numbers in [0, 1) for each state and counter: float32 [n, count]. state, counter: int64 [n].
+
+    They have 24 random bits, so that no number rounds up to 1.
+    """
+    each = counter[:, None] * np.int64(count) + np.arange(count, dtype=np.int64)
+    with np.errstate(over="ignore"):
+        bits = _mix_host(state[:, None] + (each + 1) * np.int64(_GOLDEN))
+    found: np.ndarray = ((bits >> 40) & ((1 << 24) - 1)).astype(np.float32) * np.float32(1.0 / (1 << 24))
+    return found
+
+
 def _mix_host(state: np.ndarray) -> np.ndarray:
     state = (state ^ ((state >> 30) & ((1 << 34) - 1))) * np.int64(_MIX_1)
     state = (state ^ ((state >> 27) & ((1 << 37) - 1))) * np.int64(_MIX_2)

@@ -18,12 +18,12 @@ import torch
 
 from mstar_core.engine.base import Done, Emission, Failed, Handle, MemoryUse, Pressure, StepResult
 from mstar_core.engine.failures import node_error
-from mstar_core.engine.jobs import CandidateInputs, accepts, carried_values, declares, keyword, stops
+from mstar_core.engine.jobs import CandidateInputs, accepts, carried_values, declares, stops
 from mstar_core.engine.sampling.sampler import to_int64
 from mstar_core.engine.stateless.inputs import BatchPorts, Number, is_on_gpu
 from mstar_core.engine.transfers import HostRing
 from mstar_core.errors import EngineError, MstarError
-from mstar_core.graph.spec.nodes import STEP
+from mstar_core.graph.spec.nodes import STEP, keyword
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
-from mstar_core.engine.jobs import keyword
 from mstar_core.engine.transfers import upload
-from mstar_core.graph.spec.nodes import PortType
+from mstar_core.graph.spec.nodes import PortType, keyword
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

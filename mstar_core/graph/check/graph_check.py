@@ -196,9 +196,10 @@ class _Check:
                 sizes, least = {"size": size}, {"size": 1}
             case SlidingWindow(window=window, stride=stride, first=first):
                 sizes, least = {"window": window, "stride": stride}, {"window": 1, "stride": 1}
-                self.first_window(stream, first, window, place)
-            case LeftContext(chunk=chunk, left=left):
+                self.first_chunk(stream, first, window, place, "the window's size")
+            case LeftContext(chunk=chunk, left=left, first=first):
                 sizes, least = {"chunk": chunk, "left": left}, {"chunk": 1, "left": 0}
+                self.first_chunk(stream, first, chunk, place, "the size of later chunks")
         for param in bound_parameters(stream.chunk):
             self.declared.param(param, place, f"chunk policy of stream {stream.name!r}")
         for name, value in sizes.items():
@@ -209,20 +210,20 @@ class _Check:
                     f"{name} is at least {least[name]}",
                 )
 
-    def first_window(self, stream: Stream, first: int | None, window: int, place: str) -> None:
-        if first is not None and not 1 <= first <= window:
+    def first_chunk(self, stream: Stream, first: int | None, most: int, place: str, what: str) -> None:
+        if first is not None and not 1 <= first <= most:
             self.declared.problem(
                 f"chunk policy of stream {stream.name!r} has first={first}",
                 place,
-                f"the first chunk holds 1 to {window} items, the window's size",
+                f"the first chunk holds 1 to {most} items, {what}",
             )
 
 
 def bound_parameters(policy: ChunkPolicy) -> list[str]:
     """Return the parameters that a chunk policy takes numbers from."""
     match policy:
-        case LeftContext(chunk_from=chunk, left_from=left):
-            names = [chunk, left]
+        case LeftContext(chunk_from=chunk, left_from=left, first_from=first):
+            names = [chunk, left, first]
         case SlidingWindow(first_from=first):
             names = [first]
         case _:

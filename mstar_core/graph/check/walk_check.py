@@ -8,9 +8,10 @@ from typing import Final
 
 from mstar_core.errors import GraphError, did_you_mean
 from mstar_core.graph.compile.compiled import CompiledWalk, Kind, Source
+from mstar_core.graph.compile.resident import is_fixed, loop_ports
 from mstar_core.graph.compile.wiring import is_special, wire
 from mstar_core.graph.spec.edges import Edge, StreamingGraphEdge
-from mstar_core.graph.spec.nodes import CHUNK_FIRST, CHUNK_LAST, KV_CACHE, PARAM_PREFIX, STEP, NodeSpec
+from mstar_core.graph.spec.nodes import CHUNK_FIRST, CHUNK_LAST, KV_CACHE, PARAM_PREFIX, RANDOM, STEP, NodeSpec, keyword
 from mstar_core.graph.spec.streams import Stream
 from mstar_core.graph.spec.walks import GraphNode, Loop, StopOn, Walk, graph_nodes, loops, parts_of
 
@@ -100,6 +101,8 @@ class WalkCheck:
             elif port == STEP:
                 if not inside:
                     self.problem(f"gives {port} to {spec.name!r} outside a loop", spec.name, "put the node into a Loop")
+            elif port == RANDOM:
+                self.random(use, inside)
             elif port.startswith(PARAM_PREFIX):
                 where = f"walk {self.name!r}, node {spec.name!r}"
                 self.declared.param(port.removeprefix(PARAM_PREFIX), f"{self.name}.{spec.name}", where)
@@ -110,6 +113,23 @@ class WalkCheck:
                 self.problem(f"sends {edge.port} of {spec.name!r}, which is an input", spec.name, "send an output port")
             elif self.has_port(spec, edge.port, "sends"):
                 self.edge(edge, spec.name)
+
+    def random(self, use: GraphNode, inside: tuple[Loop, ...]) -> None:
+        """Report random numbers outside a resident loop, and a node without a port for them."""
+        spec, port = use.spec, keyword(RANDOM)
+        if not self.has_port(spec, port, f"gives {RANDOM} as"):
+            return
+        kind = spec.port(port)
+        if kind.dtype != "f32" or not is_fixed(spec, port):
+            self.problem(
+                f"gives {RANDOM} to port {port!r} of {spec.name!r}, whose type is {kind}", spec.name,
+                'declare it as float32 of a fixed shape, such as "f32[15]"',
+            )  # fmt: skip
+        elif not inside or inside[-1].body != use or loop_ports(inside[-1], use) is None:
+            self.problem(
+                f"gives {RANDOM} to {spec.name!r} outside a resident loop", spec.name,
+                "put the node alone into a Loop that carries its sampled id and inputs of fixed shapes",
+            )  # fmt: skip
 
     def known(self, spec: NodeSpec) -> bool:
         """Whether a node is declared. Reports one that is not."""

@@ -35,7 +35,7 @@ class Source(NamedTuple):
 
     TASK: output `port` of task `at`. LOOP: `port` of the last iteration of loop `at`. VAR: carried input port of
     loop `at`. IMPORT: number `port` of `imports` of loop `at`. CHUNK: a chunk taken at address `at`.
-    RUN: the Run's input called `port`. SPECIAL: STEP, CHUNK_FIRST, CHUNK_LAST or `$param:name`.
+    RUN: the Run's input called `port`. SPECIAL: STEP, RANDOM, CHUNK_FIRST, CHUNK_LAST or `$param:name`.
     """
 
     kind: Kind
@@ -115,7 +115,8 @@ class CompiledLoop:
     """One loop. path: enclosing loops; tasks and loops: direct parts of the body.
 
     stop_task: the task that produces the stop port. tap: the task that takes the stream's chunk.
-    runs_in_engine: the engine iterates the loop as one job (a body of one node, no stream).
+    runs_in_engine: the engine iterates the loop as one job (a body of one node, and no stream or one that feeds a
+    resident loop, see `resident.loop_ports`).
     """
 
     index: int

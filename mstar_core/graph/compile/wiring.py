@@ -5,7 +5,7 @@ Called when a model is loaded (compile_graph) and by the graph check.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from mstar_core.errors import GraphError, did_you_mean
@@ -22,15 +22,16 @@ from mstar_core.graph.compile.compiled import (
     Variable,
 )
 from mstar_core.graph.compile.cycles import find_cycle
+from mstar_core.graph.compile.resident import loop_ports, resident_ports
 from mstar_core.graph.spec.edges import Edge, GraphEdge, StreamingGraphEdge
-from mstar_core.graph.spec.nodes import CHUNK_FIRST, CHUNK_LAST, PARAM_PREFIX, STEP
+from mstar_core.graph.spec.nodes import CHUNK_FIRST, CHUNK_LAST, PARAM_PREFIX, RANDOM, STEP
 from mstar_core.graph.spec.streams import Stream
 from mstar_core.graph.spec.walks import GraphNode, Loop, Walk, parts_of
 
 
 def is_special(name: str) -> bool:
-    """Whether an input name is filled in by the runtime (STEP, chunk flags, parameters)."""
-    return name in (STEP, CHUNK_FIRST, CHUNK_LAST) or name.startswith(PARAM_PREFIX)
+    """Whether an input name is filled in by the runtime (STEP, RANDOM, chunk flags, parameters)."""
+    return name in (STEP, RANDOM, CHUNK_FIRST, CHUNK_LAST) or name.startswith(PARAM_PREFIX)
 
 
 def compile_walk(
@@ -44,9 +45,14 @@ def compile_walk(
 
 
 def compile_graph(walks: Mapping[str, Walk], streams: Iterable[Stream] = ()) -> dict[str, CompiledWalk]:
-    """Compile all walks of a model and hold every port that a loop may start from. Raises GraphError."""
+    """Compile all walks of a model and hold every port that a loop may start from. Raises GraphError.
+
+    A loop over a stream runs in the engine only if its node has no loop with other ports per sequence.
+    """
     streams = tuple(streams)
     compiled = {name: compile_walk(name, walk, streams, {}) for name, walk in walks.items()}
+    resident = resident_ports(compiled.values())
+    compiled = {name: _with_fed(walk, resident) for name, walk in compiled.items()}
     holds = held_ports(compiled.values())
     return {name: _with_holds(walk, holds) for name, walk in compiled.items()}
 
@@ -70,6 +76,17 @@ def _with_holds(walk: CompiledWalk, holds: Mapping[str, frozenset[str]]) -> Comp
         return replace(task, holds=ports, wanted=tuple(sorted({*task.wanted, *ports})))
 
     return replace(walk, tasks=tuple(held(task) for task in walk.tasks))
+
+
+def _with_fed(walk: CompiledWalk, resident: Collection[str]) -> CompiledWalk:
+    """Return a walk whose loops over streams run in the engine only at resident nodes."""
+    loops = tuple(
+        replace(each, runs_in_engine=walk.tasks[each.tasks[0]].name in resident)
+        if each.runs_in_engine and each.loop.over is not None
+        else each
+        for each in walk.loops
+    )
+    return replace(walk, loops=loops)
 
 
 def wire(name: str, walk: Walk, streams: Iterable[Stream] = ()) -> tuple[CompiledWalk | None, list[GraphError]]:
@@ -436,6 +453,9 @@ class _Wiring:
                 body.loop.name,
                 "the engine iterates loops of one node without a stream: leave fused= out, or join the nodes",
             )
+        if body.loop.over is not None and has_one_node:
+            ports = loop_ports(body.loop, self.nodes[tasks[0]][0])
+            return ports is not None and ports.feed is not None and tasks[0] not in self.bare_taps
         return has_one_node and not has_stream
 
     def takes_chunk(self, task: int, port: str, frame: int) -> bool:

@@ -36,7 +36,7 @@ class Held(NamedTuple):
 
 
 class Special(NamedTuple):
-    """An input that the runtime fills in: STEP with its value, CHUNK_FIRST, CHUNK_LAST or `$param:name`."""
+    """An input that the runtime fills in: STEP with its value, RANDOM, CHUNK_FIRST, CHUNK_LAST or `$param:name`."""
 
     name: str
     step: int
@@ -60,6 +60,8 @@ class Fire(NamedTuple):
 
 class FireLoop(NamedTuple):
     """Run an engine loop as one job, then call `loop_done`. iteration: indices of the enclosing loops.
+
+    A loop over a stream takes its items from there while it runs; they are not among the inputs.
 
     inputs: starting values of the body. limit: maximum number of iterations, or None. start: the value to test the
     stop rule on before the first iteration, or None.

@@ -53,7 +53,7 @@ class EngineLoops:
         inputs = self._running.pop((run.loop.index, run.scope.path))
         if iterations > 0:
             self._take_last(run, keys)
-        if reason == "length" and run.loop.loop.stop is None:
+        if reason == "length" and run.loop.loop.stop is None and run.loop.loop.over is None:
             reason = "done"
         run.end = (iterations, reason)
         self._queue.release_all(inputs)
@@ -65,6 +65,8 @@ class EngineLoops:
         for entry in task.inputs:
             ref: Slot
             match entry.source.kind:
+                case Kind.CHUNK:
+                    continue  # the stream feeds the engine
                 case Kind.SPECIAL:
                     ref = Special(entry.source.port, 0)
                 case Kind.RUN:

@@ -200,9 +200,21 @@ CHUNK_FIRST: Final = "$first"
 CHUNK_LAST: Final = "$last"
 """Input name inside a loop over a stream: true (b8, 0-d) in the final flush of the request."""
 
+RANDOM: Final = "$random"
+"""Input name inside a resident loop: uniform float32 numbers in [0, 1) of the declared shape of port `random`.
+
+They are a function of the request's seed, the node's name and the number of ids that the node has drawn for the
+request: the same in any batch, captured or not, on any device and after a preemption.
+"""
+
 PARAM_PREFIX: Final = "$param:"
 
 
 def from_param(name: str) -> str:
     """Return the input name of a request parameter: a number, a bool, or the index of a choice (0-d)."""
     return PARAM_PREFIX + name
+
+
+def keyword(name: str) -> str:
+    """Return the keyword of an input: `$step` -> `step`, `$random` -> `random`, `$param:scale` -> `scale`."""
+    return name.removeprefix(PARAM_PREFIX).removeprefix("$")

@@ -53,6 +53,8 @@ class LeftContext:
     """Ready when `chunk` new items are buffered; a pop hands them over with up to `left` earlier items in front.
 
     chunk_from, left_from: names of whole-number parameters that replace the numbers per request.
+    first: new items of the first chunk, at most `chunk`; a smaller one is ready earlier. The chunks after it are whole.
+    first_from: name of a whole-number parameter that sets `first` per request.
     """
 
     chunk: int
@@ -61,15 +63,20 @@ class LeftContext:
     after_end: Literal["stop", "empty"] = "stop"
     chunk_from: str | None = None
     left_from: str | None = None
+    first: int | None = None
+    first_from: str | None = None
 
     def for_request(self, params: Mapping[str, object]) -> LeftContext:
         """Return the policy of one request. params: its checked parameters."""
         chunk = params.get(self.chunk_from) if self.chunk_from is not None else None
         left = params.get(self.left_from) if self.left_from is not None else None
+        first = params.get(self.first_from) if self.first_from is not None else None
+        size, first = chunk if isinstance(chunk, int) else self.chunk, first if isinstance(first, int) else self.first
         return replace(
             self,
-            chunk=chunk if isinstance(chunk, int) else self.chunk,
+            chunk=size,
             left=left if isinstance(left, int) else self.left,
+            first=None if first is None else min(first, size),
         )
 
 
@@ -81,7 +88,8 @@ class Stream:
     """A stream of items into one port of a node in another partition.
 
     into: (node, input port). chunk: when the consumer may run. accept: ids outside this range are dropped before
-    they are counted, so that special ids never enter a window. flush_if: name of a boolean parameter. When it is true,
+    they are counted, so that special ids never enter a window. reject: ids that are dropped too, such as a stop id.
+    flush_if: name of a boolean parameter. When it is true,
     the end of the stream hands over one final chunk with CHUNK_LAST true, whatever `tail` says. For a sliding window
     that chunk holds the last whole strides, at most `window` items, even if an earlier chunk held them.
     """
@@ -91,6 +99,7 @@ class Stream:
     chunk: ChunkPolicy
     accept: range | None = None
     flush_if: str | None = None
+    reject: tuple[int, ...] = ()
 
 
 class Chunk(NamedTuple):
@@ -117,8 +126,11 @@ def policy_for(policy: ChunkPolicy, params: Mapping[str, object]) -> ChunkPolicy
         return policy.for_request(params)
     if not isinstance(policy, LeftContext):
         return policy
-    chunk = _size(policy.chunk_from, params, policy.chunk, least=1)
-    return replace(policy, chunk=chunk, left=_size(policy.left_from, params, policy.left, least=0))
+    if policy.first_from is not None:
+        _size(policy.first_from, params, 1, least=1)
+    _size(policy.chunk_from, params, policy.chunk, least=1)
+    _size(policy.left_from, params, policy.left, least=0)
+    return policy.for_request(params)
 
 
 def _size(name: str | None, params: Mapping[str, object], default: int, least: int) -> int:
@@ -173,7 +185,7 @@ class ChunkCursor:
     @property
     def due(self) -> int:
         """Number of items that makes the next whole chunk ready."""
-        if not self._popped and isinstance(self._policy, SlidingWindow) and self._policy.first is not None:
+        if not self._popped and not isinstance(self._policy, FixedChunk) and self._policy.first is not None:
             return self._policy.first
         return self._next + self._whole
 
@@ -203,6 +215,8 @@ class ChunkCursor:
         self._popped = max(self._popped, chunk.stop)
         if chunk.last:
             self._flushed = True
+        elif isinstance(self._policy, LeftContext):
+            self._next = chunk.stop
         else:
             self._next += self._advance
         return chunk
