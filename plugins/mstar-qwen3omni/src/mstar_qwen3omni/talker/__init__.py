@@ -1,0 +1,1 @@
+"""Speech model: the talker, its projections and its residual code predictor."""
