@@ -99,7 +99,7 @@ class Session:
         prompt = self._inputs.prompt_tokens
         media: Counter[str] = Counter()
         for segment in self._inputs.segments:
-            media[segment.kind] += segment.length
+            media.update(segment.counts or {segment.kind: segment.length})
         usage = usage_of(
             self._service.model, self._service.sampled, self.encoder, prompt_tokens=prompt,
             cached_tokens=self._ending.cached_tokens, counts=self._ending.counts, media=media,

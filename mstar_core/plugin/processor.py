@@ -75,11 +75,15 @@ class PromptRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentInputs:
-    """Arrays of one prompt segment, by walk input name."""
+    """Arrays of one prompt segment, by walk input name. length: its tokens.
+
+    counts: its tokens by modality, if the segment holds more than the one modality that `kind` names.
+    """
 
     kind: str
     arrays: Mapping[str, np.ndarray]
     length: int = 0
+    counts: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from mstar_core.plugin import param
 VOICES: Final = ("ethan", "chelsie", "aiden")
 CODEC_CHUNK: Final = 25
 CODEC_LEFT: Final = 25
+CODEC_FIRST: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +33,11 @@ class Params:
     ignore_eos: bool = param(False, "for load tests: text goes on to its limit")
     seed: int | None = param(None, "same seed, same text and sound", ge=0, le=2**63 - 1, openai="seed")
     voice: str = param("ethan", "speaker of the answer", choices=VOICES, openai="voice")
-    talker_temperature: float = param(0.9, "of the sound; 0 is greedy, which tends to drone", ge=0, le=2)
+    talker_temperature: float = param(
+        0.9, "of the sound; 0 is greedy, which tends to drone", ge=0, le=2, openai="speech:temperature"
+    )
     talker_top_k: int = param(50, "most likely codes to draw from; 0 is off", ge=0)
-    talker_top_p: float = param(1.0, "nucleus mass of codes; 1 is off", gt=0, le=1)
+    talker_top_p: float = param(1.0, "nucleus mass of codes; 1 is off", gt=0, le=1, openai="speech:top_p")
     talker_repetition_penalty: float = param(1.05, "over the codes of this answer; 1 is off", gt=0, le=10)
     talker_max_tokens: int = param(
         4096, "most codec frames, 12.5 per second", ge=1, aliases=("talker_max_output_tokens",)
@@ -43,6 +46,9 @@ class Params:
     code_predictor_top_k: int = param(50, "most likely residual codes to draw from; 0 is off", ge=0)
     code_predictor_top_p: float = param(0.8, "nucleus mass of residual codes; 1 is off", gt=0, le=1)
     codec_chunk_frames: int = param(CODEC_CHUNK, "frames per piece of sound, 80 ms each", ge=1, le=1000)
+    codec_first_frames: int = param(
+        CODEC_FIRST, "frames in the first piece of sound, smaller for an early start", ge=1, le=1000
+    )
     codec_left_context_frames: int = param(CODEC_LEFT, "earlier frames that each piece is decoded with", ge=0, le=1000)
     use_audio_in_video: bool = param(False, "hear a video's sound track too", aliases=("load_audio_from_video",))
     fps: float = param(2.0, "frames per second taken from a video", gt=0, le=60)
@@ -51,6 +57,9 @@ class Params:
     max_pixels: int = param(12_845_056, "most pixels of an image after resizing", ge=1024, le=12_845_056)
     video_min_pixels: int = param(131_072, "least pixels of a video frame after resizing", ge=1)
     video_max_pixels: int = param(786_432, "most pixels of a video frame after resizing", ge=1024, le=12_845_056)
+    prompt_token_ids: tuple[int, ...] | None = param(
+        None, "the whole prompt as ids with its pads, in place of text; media are tensors in order", ge=0
+    )
 
     def check(self) -> Iterator[RequestError]:
         """Check rules across fields."""

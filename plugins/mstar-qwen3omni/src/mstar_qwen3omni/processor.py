@@ -1,0 +1,219 @@
+"""Processor of Qwen3-Omni: conversations and media to prompt segments, outputs to bytes and text.
+
+Runs in the api's process pool; the api itself detokenizes and prepares short text prompts. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from mstar_core.errors import BadMedia, RequestError, WeightsError
+from mstar_core.plugin.media import read_image
+from mstar_core.plugin.processor import Detokenizer, Inputs, PromptRequest, Turn
+from mstar_qwen3omni.checkpoint.config import read_config
+from mstar_qwen3omni.request.chat import SPOKEN_SYSTEM, ChatLayout, Prompt
+from mstar_qwen3omni.request.images import PixelRange, grid_of, patches_of, resized, target_size
+from mstar_qwen3omni.request.media import Media, picture_media, sound_media, video_media
+from mstar_qwen3omni.request.segments import split
+from mstar_qwen3omni.request.sounds import read_samples
+from mstar_qwen3omni.request.tensors import read_media
+from mstar_qwen3omni.request.tokenizer import NumberDetokenizer, TextTokenizer, has_tokenizer, read_tokenizer
+from mstar_qwen3omni.request.videos import Sampling, read_clip
+
+if TYPE_CHECKING:
+    from mstar_qwen3omni.params import Params
+
+INLINE_BYTES: Final = 4096
+"""Longest text that the api tokenizes itself: about a millisecond."""
+
+INLINE_IDS: Final = 4096
+
+ANSWER_START: Final = 6
+"""Talker tokens between the prompt and the first codec frame."""
+
+
+class Processor:
+    """Processor of Qwen3-Omni. Created once per pool process, and in the api. Raises WeightsError."""
+
+    def __init__(self, folder: Path | None, model_kwargs: Mapping[str, Any]) -> None:
+        if folder is None:
+            raise WeightsError(
+                "qwen3_omni has no checkpoint folder", hint="start it with --weights DIR, or start qwen3_omni:tiny"
+            )
+        self._folder = folder
+        self._config = read_config(folder)
+        self._tokenizer: TextTokenizer | None = None
+
+    def process_prompt(self, request: PromptRequest) -> Inputs:
+        """Return the prompt's segments and the output limits that the context leaves. Raises RequestError."""
+        warnings: list[str] = []
+        is_spoken = "audio" in request.outputs
+        if is_spoken:
+            self._check_speech(request.params)
+        limit = min(request.max_seq_len or self._config.max_positions, self._config.max_positions)
+        prompt = self._prompt(request, limit, warnings)
+        count = len(prompt.ids)
+        check_room(count, limit)
+        ids = np.asarray(prompt.ids, dtype=np.int64)
+        segments = split(ids, prompt.media, self._config.ids, is_spoken=is_spoken)
+        params = self._limited(request.params, limit - count, warnings, "max_output_tokens")
+        if is_spoken:
+            room = limit - segments.talker_tokens - ANSWER_START
+            check_room(limit - room, limit)
+            params = self._limited(params, room, warnings, "talker_max_tokens")
+        return Inputs(
+            segments=segments.made, prompt_tokens=count, params=params, max_output_tokens=params.max_output_tokens,
+            warnings=warnings,
+        )  # fmt: skip
+
+    def postprocess(self, output: np.ndarray, modality: str) -> tuple[bytes, dict[str, Any]]:
+        """Return sound as little-endian PCM16. output: int16, or float in [-1, 1]."""
+        if output.dtype.kind == "f":
+            output = (np.clip(output, -1, 1) * 32767).round()
+        samples = np.ascontiguousarray(output, dtype="<i2").reshape(-1)
+        return samples.tobytes(), {"samples": len(samples)}
+
+    def detokenizer(self) -> Detokenizer:
+        """Return a detokenizer for one answer. Without tokenizer files it writes ids as decimal numbers."""
+        return self.tokenizer.detokenizer() if has_tokenizer(self._folder) else NumberDetokenizer()
+
+    def warm_up(self) -> None:
+        """Load the tokenizer."""
+        if has_tokenizer(self._folder):
+            self.tokenizer.encode("Hello")
+
+    def is_inline(self, request: PromptRequest) -> bool:
+        """Whether the request is a short text without media."""
+        ids = request.params.prompt_token_ids
+        return not request.media and len(request.text or "") <= INLINE_BYTES and len(ids or ()) <= INLINE_IDS
+
+    @property
+    def tokenizer(self) -> TextTokenizer:
+        """The checkpoint's tokenizer, read at first use, because `prompt_token_ids` needs none."""
+        if self._tokenizer is None:
+            ids = self._config.ids
+            control = [getattr(ids, name) for name in ids.__slots__ if name not in ("system", "user", "assistant")]
+            self._tokenizer = read_tokenizer(self._folder, control)
+        return self._tokenizer
+
+    # -- prompt -------------------------------------------------------------------------------------------------------
+
+    def _prompt(self, request: PromptRequest, limit: int, warnings: list[str]) -> Prompt:
+        if request.params.prompt_token_ids is not None:
+            if (request.text or "").strip():
+                warnings.append("prompt_token_ids was given, so the text has no effect")
+            return self._given(request.params.prompt_token_ids, request, limit)
+        reader = MediaReader(self, request, limit, warnings)
+        turns: Sequence[Turn] = request.turns or (Turn(role="user", order=tuple(request.order)),)
+        texts = list(request.texts) or ([request.text] if request.text else [])
+        if "audio" in request.outputs and not any(turn.role == "system" for turn in turns):
+            texts.append(SPOKEN_SYSTEM)
+            turns = (Turn(role="system", order=(("text", len(texts) - 1),)), *turns)
+        return ChatLayout(self._config.ids, self.tokenizer.encode, texts.__getitem__, reader.read).write(turns)
+
+    def _given(self, given: Sequence[int], request: PromptRequest, limit: int) -> Prompt:
+        vocab = self._config.thinker.vocab
+        wrong = next((token for token in given if token >= vocab), None)
+        if wrong is not None or not given:
+            allowed = f"ids from 0 to {vocab - 1}"
+            title = "prompt_token_ids is empty" if wrong is None else f"prompt_token_ids contains {wrong}"
+            raise RequestError(title, f"allowed are {allowed}", field="prompt_token_ids", allowed=allowed)
+        check_room(len(given), limit, "prompt_token_ids")
+        ids = np.asarray(given, dtype=np.int64)
+        return Prompt(list(given), read_media(ids, request.media, self._config, request.params.fps))
+
+    # -- limits -------------------------------------------------------------------------------------------------------
+
+    def _check_speech(self, params: Params) -> None:
+        if not self._config.has_speech:
+            raise RequestError(
+                "this checkpoint does not speak", "it has no talker", "request text only", field="modalities",
+                code="unknown_modality",
+            )  # fmt: skip
+        if params.voice not in self._config.voices:
+            allowed = ", ".join(sorted(self._config.voices))
+            raise RequestError(
+                f"this checkpoint has no voice {params.voice}", hint=f"use one of {allowed}", field="voice",
+                value=params.voice, allowed=allowed,
+            )  # fmt: skip
+
+    def _limited(self, params: Params, room: int, warnings: list[str], name: str) -> Params:
+        wanted = getattr(params, name)
+        if wanted <= room:
+            return params
+        warnings.append(f"{name} was lowered from {wanted} to {room}, the space left in the context")
+        lowered: dict[str, Any] = {name: room}
+        return replace(params, **lowered)
+
+
+class MediaReader:
+    """Reads the files of one request as media."""
+
+    def __init__(self, processor: Processor, request: PromptRequest, limit: int, warnings: list[str]) -> None:
+        self._config = processor._config
+        self._request, self._params = request, request.params
+        self._limit, self._warnings = limit, warnings
+
+    def read(self, modality: str, index: int, before: int) -> Media:
+        """Read a file. before: ids of the prompt before it. Raises RequestError, BadMedia, TooLarge."""
+        data = self._request.media_at(modality, index).data
+        match modality:
+            case "image":
+                return self._image(data)
+            case "audio":
+                return sound_media(read_samples(data, self._request.limits), self._config)
+            case "video":
+                return self._video(data, before)
+            case _:
+                raise RequestError(
+                    f"a {modality} file needs prompt_token_ids", hint="send image, audio or video files", field="files"
+                )
+
+    def _image(self, data: bytes) -> Media:
+        params, sizes = self._params, self._config.vision
+        image = read_image(data, self._request.limits)
+        pixels = PixelRange(least=params.min_pixels, most=params.max_pixels)
+        height, width = target_size(image.height, image.width, sizes.patch * sizes.merge, pixels)
+        grid = grid_of(1, height, width, sizes)
+        return picture_media(patches_of([resized(image, height, width)], grid, sizes), grid, self._config)
+
+    def _video(self, data: bytes, before: int) -> Media:
+        params, limits = self._params, self._request.limits
+        clip = read_clip(
+            data,
+            limits,
+            Sampling(fps=params.fps, most=min(params.max_frames, limits.video_frames)),
+            PixelRange(least=params.video_min_pixels, most=params.video_max_pixels),
+            self._config.vision,
+            self._config.ticks,
+            lambda tokens: check_room(before + tokens, self._limit, hint=SHORTER_VIDEO),
+        )
+        return video_media(clip.patches, clip.grid, self._config, self._sound_of(data))
+
+    def _sound_of(self, data: bytes) -> np.ndarray | None:
+        if not self._params.use_audio_in_video:
+            return None
+        try:
+            return read_samples(data, self._request.limits)
+        except BadMedia as error:
+            if error.code != "media_has_no_audio":
+                raise
+            self._warnings.append("a video has no sound, so use_audio_in_video has no effect on it")
+            return None
+
+
+SHORTER_VIDEO: Final = "send a shorter video, or lower fps, max_frames or video_max_pixels"
+
+
+def check_room(count: int, limit: int, field: str = "messages", hint: str = "shorten the prompt or its media") -> None:
+    """Raise RequestError if a prompt of `count` tokens leaves no room for output in a context of `limit`."""
+    if count >= limit:
+        raise RequestError(
+            f"the prompt has {count} tokens or more, and the context {limit}", "at least one must be left for output",
+            hint, field=field, value=str(count), allowed=f"< {limit}", code="context_length_exceeded",
+        )  # fmt: skip

@@ -1,0 +1,168 @@
+"""Tokenizer of a checkpoint, and the incremental detokenizer. Byte-level BPE with Qwen2's splitting rule.
+
+The files are tokenizer.json, or vocab.json and merges.txt with the added tokens of tokenizer_config.json.
+"""
+
+from __future__ import annotations
+
+import codecs
+import functools
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from mstar_core.errors import WeightsError
+from mstar_core.plugin.processor import Detokenizer
+
+WHOLE: Final = "tokenizer.json"
+VOCAB, MERGES, SETTINGS = "vocab.json", "merges.txt", "tokenizer_config.json"
+SPLIT: Final = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""Pre-tokenizer pattern of Qwen2: digits stand alone, line breaks end a run of white space."""
+
+
+class TextTokenizer:
+    """Tokenizer of prompts. Control tokens that are spelled out in a text are tokenized as letters."""
+
+    def __init__(self, tokenizer: Tokenizer, control: Sequence[int]) -> None:
+        """control: ids that a text must never contain, besides the special ids of the tokenizer itself."""
+        self._tokenizer = tokenizer
+        self._added = tokenizer.get_added_tokens_decoder()
+        special = (number for number, token in self._added.items() if token.special)
+        self._control = frozenset((*control, *special))
+        self._bytes = functools.lru_cache(maxsize=1 << 14)(self._bytes_of)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of `text`."""
+        encoded = self._tokenizer.encode(text, add_special_tokens=False)
+        spelled = [span for token, span in zip(encoded.ids, encoded.offsets, strict=True) if token in self._control]
+        if not spelled:
+            return list(encoded.ids)
+        cuts = [0, *(start + 1 for start, _ in spelled), len(text)]  # splits each token after its first character
+        pieces = [text[start:end] for start, end in itertools.pairwise(cuts)]
+        if text in pieces:  # a token of one character cannot be split
+            return [token for token in encoded.ids if token not in self._control]
+        return [token for piece in pieces for token in self.encode(piece)]
+
+    def detokenizer(self) -> Detokenizer:
+        """Return a detokenizer for one answer."""
+        return ByteDetokenizer(self)
+
+    def bytes_of(self, token: int) -> bytes:
+        """Return the UTF-8 bytes of an id, which may be part of a character; nothing for control and unknown ids."""
+        return self._bytes(token)
+
+    def _bytes_of(self, token: int) -> bytes:
+        if token in self._control:
+            return b""
+        added = self._added.get(token)
+        if added is not None:
+            return str(added.content).encode()
+        spelled = self._tokenizer.id_to_token(token) or ""
+        return bytes(_byte_letters()[letter] for letter in spelled)
+
+
+class ByteDetokenizer:
+    """Incremental detokenizer of one answer. Incomplete characters are held back."""
+
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, ids: Sequence[int]) -> str:
+        """Return the characters that these ids complete."""
+        return self._decoder.decode(b"".join(map(self._tokenizer.bytes_of, ids)))
+
+    def flush(self) -> str:
+        """Return the replacement character for an incomplete character at the end, else an empty text."""
+        return self._decoder.decode(b"", final=True)
+
+
+class NumberDetokenizer:
+    """Detokenizer of a checkpoint without tokenizer files: ids as decimal numbers, each followed by a space."""
+
+    def push(self, ids: Sequence[int]) -> str:
+        """Return the numbers of these ids."""
+        return "".join(f"{token} " for token in ids)
+
+    def flush(self) -> str:
+        """Return nothing: numbers are never held back."""
+        return ""
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a checkpoint folder contains tokenizer files."""
+    return (folder / WHOLE).is_file() or (folder / VOCAB).is_file()
+
+
+def read_tokenizer(folder: Path, control: Sequence[int]) -> TextTokenizer:
+    """Read the tokenizer of a checkpoint. Raises WeightsError for a missing or broken file."""
+    path = folder / (WHOLE if (folder / WHOLE).is_file() else VOCAB)
+    if not path.is_file():
+        hint = f"download {WHOLE}, or {VOCAB}, {MERGES} and {SETTINGS}; or send prompt_token_ids"
+        raise WeightsError(f"{folder} has no tokenizer", "text cannot be tokenized without it", hint, file=str(path))
+    try:
+        tokenizer = Tokenizer.from_file(str(path)) if path.name == WHOLE else _from_parts(folder)
+    except Exception as error:  # the library raises plain Exception
+        raise WeightsError(
+            f"{path} cannot be read", f"{type(error).__name__}: {error}", "download the tokenizer again", file=str(path)
+        ) from error
+    return TextTokenizer(tokenizer, control)
+
+
+def _from_parts(folder: Path) -> Tokenizer:
+    vocab: dict[str, int] = json.loads((folder / VOCAB).read_text(encoding="utf-8"))
+    lines = (folder / MERGES).read_text(encoding="utf-8").splitlines()
+    merges = [_pair(line) for line in lines if line and not line.startswith("#version")]
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, fuse_unk=False, byte_fallback=False))
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(SPLIT), behavior="isolated", invert=False),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    _add_tokens(tokenizer, folder / SETTINGS)
+    return tokenizer
+
+
+def _pair(line: str) -> tuple[str, str]:
+    left, right = line.split(" ")
+    return left, right
+
+
+def _add_tokens(tokenizer: Tokenizer, settings: Path) -> None:
+    """Add the tokens of tokenizer_config.json, in the order of their ids."""
+    given: Mapping[str, Any] = json.loads(settings.read_text(encoding="utf-8"))["added_tokens_decoder"]
+    for number, token in sorted((int(number), token) for number, token in given.items()):
+        tokenizer.add_tokens([_added(token)])
+        if tokenizer.token_to_id(token["content"]) != number:
+            raise ValueError(f"{token['content']} is id {tokenizer.token_to_id(token['content'])}, not {number}")
+
+
+def _added(token: Mapping[str, Any]) -> AddedToken:
+    return AddedToken(
+        token["content"],
+        single_word=bool(token.get("single_word", False)),
+        lstrip=bool(token.get("lstrip", False)),
+        rstrip=bool(token.get("rstrip", False)),
+        normalized=bool(token.get("normalized", False)),
+        special=bool(token.get("special", False)),
+    )
+
+
+@functools.cache
+def _byte_letters() -> Mapping[str, int]:
+    """Return the byte of each letter of a byte-level vocabulary. Source: GPT-2.
+
+    Printable Latin-1 letters are their own bytes; the other bytes are the letters from 256 on.
+    """
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + at): byte for at, byte in enumerate(others)}
