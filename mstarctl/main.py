@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import shutil
 import sys
@@ -15,6 +14,7 @@ import typer
 from typer.core import TyperGroup, TyperOption
 
 from mstar_core.errors import ExitCode, MstarError, UsageError, did_you_mean
+from mstar_core.targets import load_target
 from mstarctl.output.errors import render_error, save_traceback
 from mstarctl.output.options import FORMATS, GlobalOptions
 
@@ -116,8 +116,7 @@ class LazyGroup(TyperGroup):
 
 def resolve(verb: Verb) -> Any:
     """Import the target of a verb and build its command, with global flags."""
-    module, _, attribute = verb.target.partition(":")
-    target = getattr(importlib.import_module(module), attribute)
+    target = load_target(verb.target)
     if isinstance(target, typer.Typer):
         app = target
     else:

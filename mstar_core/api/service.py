@@ -25,7 +25,7 @@ from mstar_core.api.preprocess.pool import Pool, SharedInputs
 from mstar_core.api.requests import FinishedRequest, LiveRequest, Registry, timed_out
 from mstar_core.api.telemetry import RequestTelemetry
 from mstar_core.config.deployment import ApiConfig, DeploymentSpec
-from mstar_core.errors import Cancelled, MstarError, RequestError, TimedOut
+from mstar_core.errors import Cancelled, MstarError, TimedOut
 from mstar_core.messages.requests import NewRequest, SegmentRef
 from mstar_core.messages.tensors import TensorRef
 from mstar_core.plugin.media.limits import MediaLimits
@@ -284,7 +284,7 @@ class Service:
             raise problem
         segments = [SegmentRef(kind=s.kind, length=s.length, inputs=lend(s.arrays)) for s in inputs.segments]
         request = NewRequest(
-            handle=live.handle, request_id=live.request_id, params=plain_params(call.params, inputs),
+            handle=live.handle, request_id=live.request_id, params=inputs.plain_params(call.params),
             outputs=list(call.outputs), inputs=lend(inputs.arrays), segments=segments, seed=call.seed,
             deadline_s=max(0.001, live.deadline - self.clock()), prompt_tokens=inputs.prompt_tokens,
         )  # fmt: skip
@@ -368,15 +368,3 @@ def media_limits(api: ApiConfig) -> MediaLimits:
         video_s=api.max_video_s, video_frames=api.max_video_frames, video_width=api.max_video_width,
         video_height=api.max_video_height, decoded_bytes=api.max_decoded_bytes,
     )  # fmt: skip
-
-
-def plain_params(params: Any, inputs: Inputs) -> dict[str, Any]:
-    """Return the parameters as sent to the conductor: those returned by the processor, with its output limit."""
-    chosen = inputs.params if inputs.params is not None else params
-    values = {field.name: getattr(chosen, field.name) for field in dataclasses.fields(chosen)}
-    if inputs.max_output_tokens is not None and "max_output_tokens" in values:
-        values["max_output_tokens"] = inputs.max_output_tokens
-    for name, value in values.items():
-        if isinstance(value, int) and not -(2**63) <= value < 2**64:
-            raise RequestError(f"{name} has too many digits", field=name)
-    return values

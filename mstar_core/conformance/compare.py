@@ -9,7 +9,8 @@ import numpy as np
 from mstar_core.errors import EngineError
 
 if TYPE_CHECKING:
-    from mstar_core.conformance.fake_api import ReceivedOutput, RequestOutcome
+    from mstar_core.api.output.queue import OutputItem
+    from mstar_core.conformance.fake_api import RequestOutcome
     from mstar_core.transport.dtypes import Array
 
 RELATIVE: Final = 1e-4
@@ -46,7 +47,7 @@ def require_same_bytes(wanted: RequestOutcome, got: RequestOutcome, what: str) -
             raise EngineError(f"{what}: {modality} differs", f"first at {where}")
 
 
-def joined_values(items: list[ReceivedOutput]) -> Array:
+def joined_values(items: list[OutputItem]) -> Array:
     """Join all elements of some outputs, in order."""
     return _flat([item.array for item in items])
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from mstar_core.api.output.queue import OutputItem
 from mstar_core.conformance.compare import joined_values, require_equal, require_same_bytes
-from mstar_core.conformance.fake_api import ReceivedOutput, joined
+from mstar_core.conformance.fake_api import joined
 from mstar_core.conformance.miniature import miniature
 from mstar_core.conformance.nodes import RuntimeSettings
 from mstar_core.conformance.samples import greedy, mixed
@@ -64,11 +65,11 @@ def stream_joined(subject: Subject) -> None:
                 )
 
 
-def _merged(items: tuple[ReceivedOutput, ...]) -> list[ReceivedOutput]:
+def _merged(items: tuple[OutputItem, ...]) -> list[OutputItem]:
     """Merge the outputs of each modality that is sent in pieces."""
     merged = [item for item in items if item.modality not in IN_PIECES]
     for modality in IN_PIECES:
         pieces = [item for item in items if item.modality == modality]
         if pieces:
-            merged.append(ReceivedOutput(modality=modality, port=pieces[0].port, array=joined_values(pieces)))
+            merged.append(OutputItem(modality=modality, port=pieces[0].port, array=joined_values(pieces)))
     return merged

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from mstar_core.api.output.queue import OutputItem
+from mstar_core.api.parse.params import check_outputs
 from mstar_core.conformance.mailbox import FakeMailbox
 from mstar_core.conformance.transport import MemoryTransport
-from mstar_core.errors import EngineError, PluginError
 from mstar_core.messages.flow import Outputs, TensorFreed
 from mstar_core.messages.names import CONDUCTOR
 from mstar_core.messages.requests import (
@@ -26,7 +25,7 @@ from mstar_core.messages.requests import (
 )
 from mstar_core.messages.tensors import ShmTensor, TensorRef
 from mstar_core.plugin.params import parse_params
-from mstar_core.plugin.processor import Inputs, MediaPart, Processor, PromptRequest
+from mstar_core.plugin.processor import MediaPart, Processor, PromptRequest
 from mstar_core.plugin.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -38,16 +37,6 @@ NUMBERS = ("action", "scalar", "tensor")
 
 
 Status = Literal["finished", "failed", "cancelled"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReceivedOutput:
-    """One output value that a worker sent for the client."""
-
-    modality: str
-    port: str
-    array: Array
-    meta: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +58,7 @@ class RequestOutcome:
     status: Status
     outputs: Mapping[str, bytes]
     chunks: tuple[RenderedChunk, ...]
-    items: tuple[ReceivedOutput, ...]
+    items: tuple[OutputItem, ...]
     reason: str = ""
     counts: Mapping[str, int] = field(default_factory=dict)
     error: ErrorInfo | None = None
@@ -107,8 +96,8 @@ class SentRequest:
     handle: int
     ask: SampleRequest
     lent: list[TensorRef] = field(default_factory=list)
-    items: list[ReceivedOutput] = field(default_factory=list)
-    early: dict[tuple[str, int], ReceivedOutput] = field(default_factory=dict)
+    items: list[OutputItem] = field(default_factory=list)
+    early: dict[tuple[str, int], OutputItem] = field(default_factory=dict)
     taken: dict[str, int] = field(default_factory=dict)
     finished: RequestFinished | None = None
     outcome: RequestOutcome | None = None
@@ -116,15 +105,6 @@ class SentRequest:
     @property
     def is_over(self) -> bool:
         return self.outcome is not None
-
-
-def make_processor(spec: ModelSpec, folder: Path) -> Processor:
-    """Make the model's processor as a pool process of the api does."""
-    if spec.processor is None:
-        raise PluginError(f"{spec.name} names no processor", hint='"package.module:Class"', plugin=spec.plugin)
-    module, _, name = spec.processor.partition(":")
-    made: Processor = vars(importlib.import_module(module))[name](folder, spec.model_kwargs)
-    return made
 
 
 class FakeApi:
@@ -146,7 +126,7 @@ class FakeApi:
         params = parse_params(self._spec.params, ask.params).params
         if getattr(params, "seed", 0) is None:
             params = dataclasses.replace(params, seed=ask.seed)
-        outputs = tuple(ask.outputs) or default_outputs(self._spec)
+        outputs = check_outputs(self._spec, ask.outputs)
         inputs = self._processor.process_prompt(
             PromptRequest(
                 text=ask.text, media=ask.media, order=ask.order, params=params, outputs=frozenset(outputs),
@@ -159,7 +139,7 @@ class FakeApi:
             SegmentRef(kind=s.kind, length=s.length, inputs=self._lend(call, s.arrays)) for s in inputs.segments
         ]
         request = NewRequest(
-            handle=call.handle, request_id=f"runtime-{call.handle}", params=plain_params(params, inputs),
+            handle=call.handle, request_id=f"runtime-{call.handle}", params=inputs.plain_params(params),
             outputs=list(outputs), inputs=self._lend(call, inputs.arrays), segments=segments, seed=ask.seed,
             deadline_s=ask.deadline_s, prompt_tokens=inputs.prompt_tokens,
         )  # fmt: skip
@@ -179,7 +159,7 @@ class FakeApi:
             match letter.body:
                 case Outputs(worker=worker, items=items, finished=ends):
                     for item in items:
-                        found = ReceivedOutput(
+                        found = OutputItem(
                             modality=item.modality, port=item.port, array=self._read(item.ref), meta=dict(item.meta)
                         )
                         self._take(worker, item.handle, item.seq, found)
@@ -197,7 +177,7 @@ class FakeApi:
 
     # -- what comes back --------------------------------------------------------------------------------------
 
-    def _take(self, worker: str, handle: int, seq: int, item: ReceivedOutput) -> None:
+    def _take(self, worker: str, handle: int, seq: int, item: OutputItem) -> None:
         call = self.calls.get(handle)
         if call is None or call.is_over:
             return
@@ -232,7 +212,7 @@ class FakeApi:
 
     # -- bytes ------------------------------------------------------------------------------------------------
 
-    def rendered(self, items: Sequence[ReceivedOutput]) -> tuple[RenderedChunk, ...]:
+    def rendered(self, items: Sequence[OutputItem]) -> tuple[RenderedChunk, ...]:
         """Encode outputs as a client receives them, one chunk each. Text ids pass the detokenizer."""
         make = getattr(self._processor, "detokenizer", None)
         text = make() if make is not None and any(item.modality == "text" for item in items) else None
@@ -267,20 +247,3 @@ def joined(chunks: Sequence[RenderedChunk]) -> dict[str, bytes]:
     for chunk in chunks:
         found[chunk.modality] = found.get(chunk.modality, b"") + chunk.data
     return found
-
-
-def default_outputs(spec: ModelSpec) -> tuple[str, ...]:
-    """Return the output modalities of a request that names none."""
-    offered = [modality.kind for modality in spec.outputs]
-    if not offered:
-        raise EngineError(f"{spec.name} has no output", hint="name one in its spec")
-    return ("text",) if "text" in offered else (offered[0],)
-
-
-def plain_params(params: Any, inputs: Inputs) -> dict[str, Any]:
-    """Return the parameters by name as they are sent: the processor's own, with its output limit."""
-    chosen = inputs.params if inputs.params is not None else params
-    values = {item.name: getattr(chosen, item.name) for item in dataclasses.fields(chosen)}
-    if inputs.max_output_tokens is not None and "max_output_tokens" in values:
-        values["max_output_tokens"] = inputs.max_output_tokens
-    return values

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import shutil
 import tempfile
 import weakref
 from collections.abc import Collection
 from pathlib import Path
 
-from mstar_core.conformance.fake_api import RequestOutcome, SampleRequest, make_processor
+from mstar_core.api.preprocess.child import load_processor
+from mstar_core.conformance.fake_api import RequestOutcome, SampleRequest
 from mstar_core.conformance.nodes import Faults, RuntimeSettings, build_nodes
 from mstar_core.conformance.runtime import LocalRuntime
 from mstar_core.conformance.samples import asks_of
 from mstar_core.errors import EngineError, PluginError
 from mstar_core.plugin.conformance import CheckSkipped, Subject
 from mstar_core.plugin.spec import ModelSpec
+from mstar_core.targets import load_target
 
 
 class Miniature:
@@ -34,7 +35,7 @@ class Miniature:
         self.folder = _written(spec.tiny, home / spec.name)
         self.spec = spec.bound(self.folder, spec.model_kwargs)
         self.asks = asks_of(self.spec)
-        self.processor = make_processor(self.spec, self.folder)
+        self.processor = load_processor(spec.processor, self.folder, self.spec.model_kwargs)
         self.built = build_nodes(self.spec, self.folder)
         self._alone: dict[str, RequestOutcome] = {}
         self.walks_alone: set[str] = set()
@@ -106,8 +107,7 @@ def _miniature(key: _Same) -> Miniature:
 
 def _written(target: str, folder: Path) -> Path:
     """Write the tiny checkpoint as a deployment does: the target function makes the folder and returns its path."""
-    module, _, name = target.partition(":")
-    given = vars(importlib.import_module(module))[name](folder)
+    given = load_target(target)(folder)
     if given is None or not Path(given).is_dir():
         raise PluginError(
             f"{target} returned {given!r}", "it must return the folder that it wrote", "return the folder"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +13,10 @@ from mstar_core.engine.base import Handle, NodeRunner
 from mstar_core.engine.cache.sizing import PoolRequest, plan_pool
 from mstar_core.engine.kv.engine import KVCacheEngine, KVSettings
 from mstar_core.engine.stateless.engine import StatelessEngine
-from mstar_core.errors import PluginError
 from mstar_core.graph import KV_CACHE, NodeSpec
-from mstar_core.plugin.model import Model, ModelContext
+from mstar_core.plugin.model import ModelContext
 from mstar_core.plugin.spec import ModelSpec
-from mstar_core.worker.build import compute_dtype, most_rows
+from mstar_core.worker.build import compute_dtype, load_nodes, most_rows
 from mstar_core.worker.walks import resident_loops
 
 if TYPE_CHECKING:
@@ -63,17 +61,13 @@ class BuiltNode:
 
 def build_nodes(spec: ModelSpec, folder: Path) -> dict[str, BuiltNode]:
     """Build every node of a model on the CPU in float32. Raises PluginError if it has no model code."""
-    if spec.model is None:
-        raise PluginError(f"{spec.name} names no model", hint='"package.module:Class"', plugin=spec.plugin)
     context = ModelContext(
         spec=spec, folder=folder, device=CPU, dtype=compute_dtype(None, CPU), model_kwargs=spec.model_kwargs
     )
-    module, _, name = spec.model.partition(":")
-    made: Model = vars(importlib.import_module(module))[name](context)
-    own, loops = [node for node in spec.nodes if node.of is None], resident_loops(spec)
+    loops = resident_loops(spec)
     return {
-        n.name: BuiltNode(node=n, module=made.get_submodule(n), vocab=made.vocab_size(n), loop=loops.get(n.name))
-        for n in own
+        node.name: BuiltNode(node=node, module=module, vocab=vocab, loop=loops.get(node.name))
+        for node, module, vocab in load_nodes(spec, context, spec.nodes)
     }
 
 

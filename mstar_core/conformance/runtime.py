@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
 
+from mstar_core.api.preprocess.child import load_processor
 from mstar_core.conductor.conductor import Conductor
 from mstar_core.config.deployment import NodePlacement, Plan, RankPlan
-from mstar_core.conformance.fake_api import FakeApi, RequestOutcome, SampleRequest, SentRequest, make_processor
+from mstar_core.conformance.fake_api import FakeApi, RequestOutcome, SampleRequest, SentRequest
 from mstar_core.conformance.mailbox import FakeMailbox, MailboxNetwork
 from mstar_core.conformance.nodes import BuiltNode, Faults, RuntimeSettings, build_nodes, make_runners
 from mstar_core.conformance.transport import LoanLedger, MemoryTransport
@@ -115,10 +116,9 @@ class LocalRuntime:
         self.workers = [self._worker(spec, rank, nodes, faults) for rank in plan.ranks]
         for rank in plan.ranks:
             self.conductor.on(PeerReady(name=worker_name(rank.rank), incarnation=1))
-        self.api = FakeApi(
-            spec, processor or make_processor(spec, folder), FakeMailbox(self.post, API), self._transport(API),
-            self.settings.max_seq_len,
-        )  # fmt: skip
+        processor = processor or load_processor(str(spec.processor), folder, spec.model_kwargs)
+        box = FakeMailbox(self.post, API)
+        self.api = FakeApi(spec, processor, box, self._transport(API), self.settings.max_seq_len)
 
     # -- requests ---------------------------------------------------------------------------------------------
 

@@ -14,7 +14,8 @@ from mstar_core.plugin.conformance import Subject
 from mstar_core.plugin.surface import Action, Audio
 
 if TYPE_CHECKING:
-    from mstar_core.conformance.fake_api import ReceivedOutput, RenderedChunk, RequestOutcome
+    from mstar_core.api.output.queue import OutputItem
+    from mstar_core.conformance.fake_api import RenderedChunk, RequestOutcome
 
 SIGNATURES: Final = {
     "image": (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"RIFF"),
@@ -78,7 +79,7 @@ def _ports(small: Miniature) -> dict[str, list[PortType]]:
     return found
 
 
-def _check_item(small: Miniature, item: ReceivedOutput, ports: dict[str, list[PortType]], name: str) -> None:
+def _check_item(small: Miniature, item: OutputItem, ports: dict[str, list[PortType]], name: str) -> None:
     if small.spec.output(item.modality) is None:
         raise PluginError(f"{name} produced {item.modality}, which the model does not declare")
     allowed = ports.get(item.port, [])
@@ -99,7 +100,7 @@ def _check_item(small: Miniature, item: ReceivedOutput, ports: dict[str, list[Po
             )
 
 
-def _fits(kind: PortType, item: ReceivedOutput, has_rows: bool) -> bool:
+def _fits(kind: PortType, item: OutputItem, has_rows: bool) -> bool:
     """Return whether a value matches a port type.
 
     has_rows: requests of this model may have several candidates, on a leading axis that the types do not show.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
@@ -10,6 +9,7 @@ from typing import Any, Final, Literal
 from mstar_core.errors import MstarError, PluginError
 from mstar_core.plugin.loader import PluginEntry, find_entry, load_plugin
 from mstar_core.plugin.spec import ModelSpec
+from mstar_core.targets import load_target
 
 Grade = Literal["bronze", "silver", "gold"]
 GRADES: Final[tuple[Grade, ...]] = ("bronze", "silver", "gold")
@@ -180,12 +180,10 @@ def run_check(check: ConformanceCheck, subject: Subject) -> CheckResult:
 
 def function(check: ConformanceCheck) -> Callable[[Subject], None]:
     """Import the function of a check. Raises CheckSkipped if a package that it needs is not installed."""
-    module, _, name = check.target.partition(":")
     try:
-        holder = importlib.import_module(module)
+        found: Callable[[Subject], None] = load_target(check.target)
     except ModuleNotFoundError as error:
         raise CheckSkipped(f"{error.name} is not installed here") from error
-    found: Callable[[Subject], None] = getattr(holder, name)
     return found
 
 

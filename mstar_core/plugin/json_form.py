@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import importlib
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +31,7 @@ from mstar_core.graph import (
 from mstar_core.plugin.params import param_schema
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.plugin.surface import MODALITIES, Modality
+from mstar_core.targets import load_target
 
 Json = dict[str, Any]
 FORM_VERSION: Final = 1
@@ -132,7 +132,7 @@ class _Reader:
         if origin in (dict, Mapping):
             return {name: self.read(args[1], item) for name, item in data.items()}
         if origin in (type, Callable):
-            return named(data)
+            return load_target(data)
         if hint is range or origin is frozenset:
             return range(*data) if hint is range else frozenset(data)
         if dataclasses.is_dataclass(hint):
@@ -166,16 +166,3 @@ def name_of(target: Any) -> str:
     if "<" in name:
         raise PluginError(f"{name} has no importable name", hint="define it at the top of plugin.py", phase="spec")
     return name
-
-
-def named(name: str) -> Any:
-    """Import the object that "pkg.mod:name" names. Raises PluginError if the module has no such name."""
-    module, _, attribute = name.partition(":")
-    target: Any = importlib.import_module(module)
-    for part in attribute.split("."):
-        if not hasattr(target, part):
-            raise PluginError(
-                f"{module} has no {attribute!r}", hint="install the version that wrote this spec", phase="spec"
-            )
-        target = getattr(target, part)
-    return target

@@ -6,10 +6,11 @@ Processors run in the api's process pool. An `InlineProcessor` also runs in the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
+from mstar_core.errors import RequestError
 from mstar_core.plugin.media.limits import MediaLimits
 
 if TYPE_CHECKING:
@@ -103,6 +104,20 @@ class Inputs:
     metadata: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     usage: Mapping[str, int] = field(default_factory=dict)
     warnings: Sequence[str] = ()
+
+    def plain_params(self, params: Any) -> dict[str, Any]:
+        """Return the parameters as sent to the conductor: those returned by the processor, with its output limit.
+
+        params: those of the request. Raises RequestError for a number that no message can hold.
+        """
+        chosen = params if self.params is None else self.params
+        values = {item.name: getattr(chosen, item.name) for item in fields(chosen)}
+        if self.max_output_tokens is not None and "max_output_tokens" in values:
+            values["max_output_tokens"] = self.max_output_tokens
+        for name, value in values.items():
+            if isinstance(value, int) and not -(2**63) <= value < 2**64:
+                raise RequestError(f"{name} has too many digits", field=name)
+        return values
 
 
 class Detokenizer(Protocol):

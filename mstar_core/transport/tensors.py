@@ -6,7 +6,6 @@ sends TensorFreed to the owner, which releases the loan.
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -14,6 +13,7 @@ import numpy as np
 
 from mstar_core.errors import NotFound, TransportError, did_you_mean, nearest
 from mstar_core.messages.tensors import InlineTensor, ShmTensor, TensorRef
+from mstar_core.targets import load_target
 from mstar_core.transport.dtypes import Array, check_size, name_of, storage
 
 
@@ -115,8 +115,7 @@ def open_transport(protocol: str, *, name: str, incarnation: int, directory: Pat
             name=protocol,
             nearest=nearest(protocol, [*TRANSPORTS, *BETWEEN_HOSTS]),
         )
-    module, _, attribute = target.partition(":")
-    factory: TransportFactory = vars(importlib.import_module(module))[attribute]
+    factory: TransportFactory = load_target(target)
     return factory(name, incarnation, directory)
 
 

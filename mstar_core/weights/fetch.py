@@ -6,12 +6,11 @@ It writes the folder's path to the run directory and exits, so that the workers 
 from __future__ import annotations
 
 import argparse
-import importlib
 import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import zmq
 
@@ -24,6 +23,7 @@ from mstar_core.plugin.spec import ModelSpec
 from mstar_core.process.life import ChildLife
 from mstar_core.process.logs import start_logging
 from mstar_core.process.system import prepare_process
+from mstar_core.targets import load_target
 from mstar_core.transport import Courier
 
 log = logging.getLogger(__name__)
@@ -33,13 +33,6 @@ RESULT: Final = "weights.folder"
 REPORT_S: Final = 0.1
 
 
-def import_function(target: str) -> Callable[..., Any]:
-    """Import the function of a target "pkg.mod:name"."""
-    module, _, name = target.partition(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    return found
-
-
 def checkpoint_folder(spec: DeploymentSpec, model: ModelSpec, progress: Callable[[int, int, str], None]) -> Path:
     """Return the folder with the deployment's weights. Raises WeightsError with what is missing and what to try."""
     if spec.weights_source == "tiny":
@@ -47,7 +40,7 @@ def checkpoint_folder(spec: DeploymentSpec, model: ModelSpec, progress: Callable
             raise WeightsError(
                 f"{model.name} has no embedded default checkpoint", hint="use --weights DIR", phase="weights"
             )
-        return Path(import_function(model.tiny)(cache_root(spec.cache_dir) / "tiny" / model.name))
+        return Path(load_target(model.tiny)(cache_root(spec.cache_dir) / "tiny" / model.name))
     if model.resolve is None:
         if spec.folder is None:
             raise WeightsError(
@@ -56,7 +49,7 @@ def checkpoint_folder(spec: DeploymentSpec, model: ModelSpec, progress: Callable
         return Path(spec.folder)
     folder = Path(spec.folder) if spec.folder else None
     cache = Path(spec.cache_dir) if spec.cache_dir else None
-    return Path(import_function(model.resolve)(folder, cache, progress))
+    return Path(load_target(model.resolve)(folder, cache, progress))
 
 
 class _DownloadProgress:

@@ -35,6 +35,7 @@ from mstar_core.graph import KV_CACHE, NodeSpec
 from mstar_core.layers.linear import fuse_projections
 from mstar_core.plugin.model import Model, ModelContext
 from mstar_core.plugin.spec import ModelSpec
+from mstar_core.targets import load_target
 from mstar_core.worker.walks import resident_loops
 from mstar_core.worker.warmup import needs_samples, samples_only_ids, warm_module, warm_prefill, warm_walks
 
@@ -79,7 +80,7 @@ def build_runners(spec: DeploymentSpec, model: ModelSpec, rank: RankPlan, life: 
         model_kwargs=spec.model_kwargs,
         progress=_weight_progress(life),
     )
-    loaded = _load(model, context, [model.node(name) for name in rank.nodes])
+    loaded = load_nodes(model, context, [model.node(name) for name in rank.nodes])
     _prepare(spec, loaded, device, dtype)
     life.phase("kv")
     working = working_bytes([module for _, module, _ in loaded], spec.token_budget)
@@ -154,7 +155,10 @@ def _prepare(
                 log.info("node %s: %s", node.name, quantized_text(report))
 
 
-def _load(model: ModelSpec, context: ModelContext, nodes: list[NodeSpec]) -> list[tuple[NodeSpec, nn.Module, int]]:
+def load_nodes(
+    model: ModelSpec, context: ModelContext, nodes: Sequence[NodeSpec]
+) -> list[tuple[NodeSpec, nn.Module, int]]:
+    """Return the nodes with weights of their own, their modules and vocabularies. Raises PluginError without code."""
     if model.model is None:
         raise PluginError(
             f"the model code of {model.name} is not part of this version",
@@ -162,8 +166,7 @@ def _load(model: ModelSpec, context: ModelContext, nodes: list[NodeSpec]) -> lis
             "see which models can run with: mstarctl models ls",
             plugin=model.plugin,
         )
-    module_name, _, name = model.model.partition(":")
-    made: Model = getattr(importlib.import_module(module_name), name)(context)
+    made: Model = load_target(model.model)(context)
     return [(node, made.get_submodule(node), made.vocab_size(node)) for node in nodes if node.of is None]
 
 

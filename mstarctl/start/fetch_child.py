@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mstar_core.errors import MstarError
+from mstar_core.targets import load_target
 
 REPORT_S: Final = 0.1
 
@@ -43,8 +43,7 @@ def send_error(title: str, detail: str, hint: str = "", code: str = "weights", s
 
 def fetch(target: str, cache: str | None, tiny_folder: str | None) -> Path:
     """Call a plugin's function: it creates the embedded checkpoint in a directory, or downloads official weights."""
-    module, _, name = target.partition(":")
-    function = getattr(importlib.import_module(module), name)
+    function = load_target(target)
     if tiny_folder is not None:
         return Path(function(Path(tiny_folder)))
     return Path(function(None, None if cache is None else Path(cache), ProgressReporter()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import resource
 import signal
@@ -20,6 +19,7 @@ from mstar_core.plugin.media.check import decoded_bytes
 from mstar_core.plugin.media.limits import MediaLimits, check_decoded
 from mstar_core.plugin.processor import InlineProcessor, MediaPart, ParallelDecodeProcessor, Processor
 from mstar_core.process.system import die_with_parent
+from mstar_core.targets import load_target
 
 HEADROOM_BYTES: Final = 3 << 30
 """Address space of one job beyond the processor's own: 1 GiB of decoded media, a copy of it, and working memory."""
@@ -36,10 +36,9 @@ Answer = tuple[bool, Any]
 
 def load_processor(target: str, folder: Path | None, model_kwargs: Mapping[str, Any]) -> Processor:
     """Create the processor of `target` ("pkg.mod:Class"). Raises PluginError if the class does not exist."""
-    module, _, name = target.partition(":")
     try:
-        made = vars(importlib.import_module(module))[name]
-    except (ImportError, KeyError) as error:
+        made = load_target(target)
+    except (ImportError, PluginError) as error:
         raise PluginError(f"the processor {target} cannot be loaded", str(error), phase="processor") from error
     processor: Processor = made(folder, model_kwargs)
     return processor

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, Protocol, cast
 import torch
 
 from mstar_core.errors import NotFound, StartError, did_you_mean
+from mstar_core.targets import load_target
 
 if TYPE_CHECKING:
     import numpy as np
@@ -90,7 +91,7 @@ def backend(name: str, pools: list[Tensor], page_size: int) -> AttentionBackend:
             kind="attention backend",
             name=name,
         )
-    module, _, attribute = BACKENDS[name].partition(":")
+    module = BACKENDS[name].partition(":")[0]
     if importlib.util.find_spec(module) is None:
         raise StartError(
             f"the attention backend {name!r} is not part of this version",
@@ -99,7 +100,7 @@ def backend(name: str, pools: list[Tensor], page_size: int) -> AttentionBackend:
             phase="kernels",
         )
     try:
-        made = getattr(importlib.import_module(module), attribute)(pools, page_size)
+        made = load_target(BACKENDS[name])(pools, page_size)
     except ImportError as error:
         raise StartError(
             f"the attention backend {name!r} cannot be loaded",

@@ -12,8 +12,9 @@ from typing import Any, Final
 import httpx
 import numpy as np
 
+from mstar_core.api.output.queue import OutputItem
 from mstar_core.config.deployment import KVCacheConfig
-from mstar_core.conformance.fake_api import ReceivedOutput, RequestOutcome, SampleRequest
+from mstar_core.conformance.fake_api import RequestOutcome, SampleRequest
 from mstar_core.plugin.processor import MediaPart
 from tests.runtime.deployment import Deployment, Served
 
@@ -90,6 +91,6 @@ def outcome_of(lines: str) -> RequestOutcome:
                 outputs["video"] = outputs.get("video", b"") + data
             case modality:
                 array = np.frombuffer(data, np.dtype(meta["dtype"]).newbyteorder("<")).reshape(meta["shape"])
-                items.append(ReceivedOutput(modality=modality, port=meta["name"], array=array, meta=meta))
+                items.append(OutputItem(modality=modality, port=meta["name"], array=array, meta=meta))
                 outputs[modality] = outputs.get(modality, b"") + data
     return RequestOutcome(status="failed" if error else "finished", outputs=outputs, chunks=(), items=tuple(items))
