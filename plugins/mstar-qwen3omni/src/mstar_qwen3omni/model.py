@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from mstar_core.errors import StartError, WeightsError
 from mstar_core.layers import Checkpoint
 from mstar_qwen3omni.checkpoint.config import OmniConfig, read_config
-from mstar_qwen3omni.checkpoint.weights import building, load
+from mstar_qwen3omni.checkpoint.weights import building, load, own_tensors
 
 if TYPE_CHECKING:
     from torch import nn
@@ -59,9 +59,10 @@ class Qwen3Omni:
                 f"{self._files.folder} has no speech", f"{node.name} needs the talker's tensors",
                 "use the Instruct checkpoint, or serve text only", file=str(self._files.folder),
             )  # fmt: skip
+        own = own_tensors(self._files, node.name)
         with building(ctx.device, ctx.dtype):
-            module = _module(node.name, self._config)
-        load(module, self._files, node.name, ctx.progress)
+            module = new_module(node.name, self._config)
+        load(module, own, node.name, ctx.progress)
         return module.eval().requires_grad_(False)
 
     def vocab_size(self, node: NodeSpec) -> int:
@@ -71,7 +72,7 @@ class Qwen3Omni:
         return {"Thinker": self._config.thinker.vocab, "Talker": self._config.talker.vocab}[node.name]
 
 
-def _module(name: str, config: OmniConfig) -> nn.Module:
+def new_module(name: str, config: OmniConfig) -> nn.Module:
     """Return a node without weights. Imports only that node's modules."""
     place, _, kind = MODULES[name].partition(":")
     module: nn.Module = getattr(importlib.import_module(place), kind)(config)

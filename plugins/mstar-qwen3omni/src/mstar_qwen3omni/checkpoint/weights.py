@@ -37,11 +37,8 @@ TENSORS: Final[Mapping[str, NodeTensors]] = {
 """Tensors of each node. The talker embeds text ids itself, from the thinker's table."""
 
 
-def load(module: nn.Module, files: Checkpoint, node: str, progress: WeightProgress | None) -> None:
-    """Load a node. Only its own tensors are read; experts go straight into their fused tensors.
-
-    Raises WeightsError with file and key for a missing, unknown or misshapen tensor.
-    """
+def own_tensors(files: Checkpoint, node: str) -> Checkpoint:
+    """Return the part of a checkpoint that a node reads. Raises WeightsError if it has no tensors of the node."""
     prefixes = TENSORS[node].prefixes
     own = {name: path for name, path in files.file_of.items() if name.startswith(tuple(prefixes))}
     if not own and files.seed is None:
@@ -49,8 +46,15 @@ def load(module: nn.Module, files: Checkpoint, node: str, progress: WeightProgre
             f"{files.folder} contains no tensors of {node}", f"their names start with {' or '.join(prefixes)}",
             "use the folder of a Qwen3-Omni checkpoint", file=str(files.folder),
         )  # fmt: skip
-    found = Checkpoint(files.folder, own, files.seed)
-    load_weights(module, found, NameMap(prefixes=prefixes), progress, expert_parts(module))
+    return Checkpoint(files.folder, own, files.seed)
+
+
+def load(module: nn.Module, own: Checkpoint, node: str, progress: WeightProgress | None) -> None:
+    """Load a node from its tensors. Experts go straight into their fused tensors.
+
+    Raises WeightsError with file and key for a missing, unknown or misshapen tensor.
+    """
+    load_weights(module, own, NameMap(prefixes=TENSORS[node].prefixes), progress, expert_parts(module))
 
 
 @contextlib.contextmanager
