@@ -70,7 +70,11 @@ class Signal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WalkResult:
-    """Result of a walk. reason: `done`, `stop` or `length`. counts: loop name -> iterations, port -> items."""
+    """Result of a walk. reason: `done`, `stop`, `length` or `ended`. counts: loop name -> iterations, port -> items.
+
+    ended: a node outside loops takes an item of a stream, and the stream has ended without one. The node is skipped,
+    and so are the later runs of the same list on its rank.
+    """
 
     reason: str = "done"
     counts: Mapping[str, int] = field(default_factory=dict)

@@ -39,7 +39,7 @@ from mstar_core.graph.spec.streams import Chunk
 from mstar_core.messages.flow import StreamItems, StreamTensor, Value
 from mstar_core.messages.requests import error_info
 from mstar_core.messages.tensors import TensorRef
-from mstar_core.messages.work import EndStream, OpenRequest, ReleaseSignal, RunWalks, SignalRef, WalkDone
+from mstar_core.messages.work import EndStream, OpenRequest, ReleaseSignal, RunWalk, RunWalks, SignalRef, WalkDone
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.process.failures import attempt
 from mstar_core.transport import TensorTransport
@@ -418,17 +418,40 @@ class Executor:
         if reason == "cancelled":
             return
         request.count(counts, run.cached_tokens)
-        if run.message.finishes:
+        signals = {port: described(key, request.signals[key]) for port, key in run.signals.items()}
+        self._report(request, run.message, reason, counts, signals, run.cached_tokens)
+        if reason == "ended":
+            self._skip_queued(request, run.partition)
+        self._begin_next(request, run.partition)
+
+    def _report(
+        self, request: WorkerRequest, message: RunWalk, reason: str, counts: dict[str, int],
+        signals: dict[str, tuple[int, str, list[int]]], cached_tokens: int,
+    ) -> None:  # fmt: skip
+        """Report the end of this rank's share of a run."""
+        if message.finishes:
             self._outbox.finished(request.handle, request.emitted, request.counts, request.cached_tokens)
         self._outbox.walk_done(
             WalkDone(
-                handle=request.handle, run=run.number, rank=self._rank, reason=reason, counts=counts,
-                emitted=request.emitted, streamed=sent_items(request),
-                signals={port: described(key, request.signals[key]) for port, key in run.signals.items()},
-                cached_tokens=run.cached_tokens, is_told=run.message.finishes,
+                handle=request.handle, run=message.run, rank=self._rank, reason=reason, counts=counts,
+                emitted=request.emitted, streamed=sent_items(request), signals=signals, cached_tokens=cached_tokens,
+                is_told=message.finishes,
             )
         )  # fmt: skip
-        self._begin_next(request, run.partition)
+
+    def _skip_queued(self, request: WorkerRequest, partition: str) -> None:
+        """End the queued runs of a partition, which belong to the list of a run whose stream had no item for it."""
+        queue = request.queues.get(partition)
+        while queue:
+            message = queue.popleft()
+            share = self._walks.share(message.walk, {**request.homes, **message.homes})
+            if len(share.tasks) < len(share.walk.tasks):
+                raise EngineError(
+                    f"walk {message.walk} cannot be skipped",
+                    "it runs on several ranks, and a walk before it found its stream empty",
+                    "run the walks one by one, and stop at the reason 'ended'",
+                )  # fmt: skip
+            self._report(request, message, "ended", {}, {}, 0)
 
     def _end_loops(self, request: WorkerRequest, run: ActiveRun) -> None:
         """Free the cached tokens that live as long as a loop of this walk."""

@@ -145,11 +145,11 @@ class Speech:
 
 
 @torch.inference_mode()
-def reference(speech: Speech) -> tuple[list[int], list[list[int]]]:
+def reference(speech: Speech, name: str = TALKER.name) -> tuple[list[int], list[list[int]]]:
     """Ids and frames of one request, by the rules in plain words."""
     module, view, params = TinyTalker(), PlainView(), speech.sampling
     rows = sampler.SamplingRows.of([params], torch.device("cpu"))
-    states = rng.named_host(np.array([params.seed]), crc32(f"{TALKER.name}{RANDOM}".encode()))
+    states = rng.named_host(np.array([params.seed]), crc32(f"{name}{RANDOM}".encode()))
     seen = torch.zeros((1, VOCAB), dtype=torch.bool)
     ids: list[int] = []
     frames: list[list[int]] = []

@@ -346,7 +346,10 @@ class Interpreter:
             value = self.value(origin, path)
             if value is not None:
                 inputs["$step" if origin == ("step",) else port] = value
-            complete = complete and (optional or value is not None)
+            is_needed = not optional or (
+                origin[0] == "chunk" and not path
+            )  # an ended stream skips a task outside loops
+            complete = complete and (value is not None or not is_needed)
         runs = complete and self.takes_part(node)
         if runs:
             self.firings[node.name, path] = inputs

@@ -13,6 +13,7 @@ from mstar_core.graph import (
     RANDOM,
     STEP,
     Attend,
+    EndWalk,
     FixedChunk,
     GraphEdge,
     GraphNode,
@@ -26,8 +27,12 @@ from mstar_core.graph import (
     Stream,
     StreamingGraphEdge,
     Walk,
+    WalkState,
+    Want,
     check_graph,
     compile_graph,
+    compile_walk,
+    cut,
     from_param,
     resident_ports,
 )
@@ -120,3 +125,13 @@ def test_the_check_knows_random_numbers() -> None:
         assert "fixed shape" in problems(speak(node=node), node)[0]
     node = replace(SPEAKER, ports={name: kind for name, kind in SPEAKER.ports.items() if name != "random"})
     assert "does not have" in problems(speak(node=node), node)[0]
+
+
+@pytest.mark.parametrize("port", ["text", "code"])
+def test_a_task_outside_loops_whose_stream_ends_empty_is_skipped_and_reported(port: str) -> None:
+    """Whether or not its port is optional: there is nothing left to do."""
+    stream = replace(TEXT, into=(SPEAKER, port))
+    walk = compile_walk("open", GraphNode(SPEAKER, (port,), OUT, attend=Attend(tokens=3)), [stream])
+    state = WalkState(cut(walk, {"speaker": 0})[0])
+    assert state.start() == [Want(0, "text", ())]
+    assert state.stream_ended(0, ()) == [EndWalk("ended", {})] and state.alive == 0

@@ -145,7 +145,10 @@ class Free(NamedTuple):
 
 
 class EndWalk(NamedTuple):
-    """This rank's share is over. reason: done, stop, length or cancelled. counts: iterations by loop name."""
+    """This rank's share is over. reason: done, stop, length, ended or cancelled. counts: iterations by loop name.
+
+    ended: a task outside loops takes a chunk of a stream that has ended without one, and was skipped.
+    """
 
     reason: str
     counts: dict[str, int]

@@ -242,6 +242,10 @@ class WalkState:
             task = self.walk.tasks[address]
             scope = self._scopes[task.frame, iteration]
             source = next(e.source for e in task.inputs if e.source.kind is Kind.CHUNK and e.source.at == address)
+            if key is None and not task.path:
+                # Outside loops nothing is left to do for this task, even if its port is optional.
+                scope.missing.add(task.index)
+                self._reason = "ended"
             self._deliver(scope, source, key)
             self._queue.release(key)
             return
