@@ -108,14 +108,16 @@ class ApiCalls:
         *,
         images: Media | None = None,
         audio: Media | None = None,
+        video: Media | None = None,
         output_modalities: Sequence[str] | str = ("text",),
         stream: bool = False,
         **model_kwargs: Any,
     ) -> GenerateResult | AsyncEventStream:
-        """Answer a prompt, with optional images or audio."""
+        """Answer a prompt, with optional images, audio or video before it."""
         return await self.generate(
-            text=prompt, images=images, audio=audio, output_modalities=output_modalities, stream=stream, **model_kwargs
-        )
+            text=prompt, images=images, audio=audio, video=video, output_modalities=output_modalities, stream=stream,
+            **model_kwargs,
+        )  # fmt: skip
 
     async def generate_image(self, /, prompt: str, **model_kwargs: Any) -> bytes:
         """Generate an image from a prompt. Returns a PNG file."""

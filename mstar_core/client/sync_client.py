@@ -163,14 +163,16 @@ class MStarClient(Closing):
         *,
         images: Media | None = None,
         audio: Media | None = None,
+        video: Media | None = None,
         output_modalities: Sequence[str] | str = ("text",),
         stream: bool = False,
         **model_kwargs: Any,
     ) -> GenerateResult | EventStream:
-        """Answer a prompt, with optional images or audio."""
+        """Answer a prompt, with optional images, audio or video before it."""
         return self.generate(
-            text=prompt, images=images, audio=audio, output_modalities=output_modalities, stream=stream, **model_kwargs
-        )
+            text=prompt, images=images, audio=audio, video=video, output_modalities=output_modalities, stream=stream,
+            **model_kwargs,
+        )  # fmt: skip
 
     generate_image = _blocking(ApiCalls.generate_image)
     edit_image = _blocking(ApiCalls.edit_image)

@@ -27,11 +27,16 @@ class Image(Modality):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audio(Modality):
-    """rate: samples per second."""
+    """rate: samples per second.
+
+    token_loop: of an output beside text, the loop whose iterations are its tokens in the usage object. Empty: all
+    sampled ids that are not text.
+    """
 
     kind: ClassVar[str] = "audio"
     rate: int = 24000
     channels: int = 1
+    token_loop: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,6 +58,11 @@ class Ask:
         )
 
 
+def requested_outputs(card: Card, kind: str) -> tuple[str, ...]:
+    """Return the modalities to request for an answer of one kind. Speech comes with its text if the model writes it."""
+    return ("text", kind) if kind == "audio" and "text" in card.outputs else (kind,)
+
+
 def parse_params(texts: Sequence[str]) -> dict[str, Any]:
     """Parse `k=v` words. A value is parsed as JSON if possible, else taken as text. Raises UsageError."""
     made: dict[str, Any] = {}

@@ -18,9 +18,13 @@ REDRAW_S: Final = 0.1
 
 @dataclass(slots=True)
 class Tally:
-    """Counts and times of one request, from its lines and a clock. Times in seconds since it was sent."""
+    """Counts and times of one request, from its lines and a clock. Times in seconds since it was sent.
+
+    kind: the modality whose chunks are counted.
+    """
 
     started: float
+    kind: str
     chunks: int = 0
     first_s: float | None = None
     total_s: float = 0.0
@@ -33,6 +37,8 @@ class Tally:
         if line.modality in ("start", "done"):
             self.facts |= line.metadata
             self.is_done = line.modality == "done"
+            return
+        if line.modality != self.kind:
             return
         self.chunks += 1
         if self.first_s is None:

@@ -17,7 +17,7 @@ import typer
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.errors import ExitCode, MstarError, NotFound, UsageError
 from mstar_core.host.run_dir import RunDirectory, deployments
-from mstarctl.call.ask import Ask, Card, parse_params, read_files, state_param
+from mstarctl.call.ask import Ask, Card, parse_params, read_files, requested_outputs, state_param
 from mstarctl.call.pace import keep_pace
 from mstarctl.call.report import Progress, Tally, report, report_pace
 from mstarctl.call.sink import Sink, chosen_output
@@ -94,7 +94,7 @@ def call(
         if words is None and not files:
             raise UsageError("the request has no input", hint='--text "Hello there"')
         kind = chosen_output(card.name, card.outputs, out)
-        ask = Ask(outputs=(kind,), text=words, files=files, params=given, request_id=request_id)
+        ask = Ask(outputs=requested_outputs(card, kind), text=words, files=files, params=given, request_id=request_id)
         if card.notice:
             printer.warn(card.notice)
         if server.is_tunnelled:
@@ -208,7 +208,7 @@ def tls_transport(spec: DeploymentSpec) -> httpx.BaseTransport | None:
 
 def call_once(server: Server, ask: Ask, sink: Sink, printer: Printer, *, is_streamed: bool) -> None:
     """Send one request and write its answer as it arrives."""
-    tally = Tally(started=time.monotonic())
+    tally = Tally(started=time.monotonic(), kind=sink.kind)
     progress = Progress(printer, is_streamed=is_streamed)
     lines = ask.send(server.client)
     try:

@@ -75,9 +75,9 @@ async def test_roles_and_parts_reach_the_template_in_order(started: Started) -> 
         assert (choice["index"], choice["finish_reason"], choice["message"]["role"]) == (0, "stop", "assistant")
         assert answer["system_fingerprint"] == f"seed-{api.fake.requests[0].seed}"
         usage = answer["usage"]
-        assert (
-            usage["prompt_tokens_details"]["image_tokens"] == 6 and usage["prompt_tokens_details"]["audio_tokens"] == 3
-        )
+        read = usage["prompt_tokens_details"]
+        assert [read[f"{kind}_tokens"] for kind in ("image", "audio", "video")] == [6, 4, 2]
+        assert read["text_tokens"] == usage["prompt_tokens"] - 12
         assert usage["completion_tokens"] == len(choice["message"]["content"])
         await api.clean()
 

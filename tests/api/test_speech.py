@@ -44,6 +44,7 @@ async def test_without_a_format_a_whole_wav_with_true_sizes_comes_back(started: 
         assert int(answer.headers["content-length"]) == len(body) == 44 + 3 * 4096
         assert struct.unpack_from("<I", body, 4) == (len(body) - 8,)
         assert struct.unpack_from("<I", body, 40) == (len(body) - 44,)
+        assert answer.headers["x-speech"] == "verbatim"
         assert api.fake.requests[0].params["voice"] == "leo"
         assert api.fake.requests[0].outputs == ["audio"]
 

@@ -31,6 +31,8 @@ async def test_the_sound_comes_with_the_models_instruction(started: Started) -> 
         told = await send(api.client, media.wav(0.1), language="German", prompt="Names: Öz.", temperature="0.5")
         assert told.json()["text"] == "[audio 1600]Write down the German speech.\nNames: Öz."
         assert api.fake.requests[1].params["temperature"] == 0.5
+        coded = await send(api.client, media.wav(0.1), language="de")
+        assert coded.json()["text"] == "[audio 1600]Write down the German speech."
 
 
 async def test_every_kind_of_sound_is_heard_at_the_models_rate(started: Started) -> None:

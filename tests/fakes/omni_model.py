@@ -87,6 +87,13 @@ TEXT_ONLY = replace(
 )
 
 
+def _segment(modality: str) -> SegmentInputs:
+    """Return a segment of three tokens. A video brings its sound along."""
+    if modality == "video":
+        return SegmentInputs(kind="audio_video", arrays={}, length=3, counts={"video": 2, "audio": 1})
+    return SegmentInputs(kind=modality, arrays={}, length=3)
+
+
 class Processor:
     """One id per byte of the formatted prompt; media become words with their size."""
 
@@ -100,7 +107,7 @@ class Processor:
         else:
             laid = self._words(request, request.order)
         ids = np.frombuffer(laid.encode(), dtype=np.uint8).astype(np.int64)
-        media = [SegmentInputs(kind=part.modality, arrays={}, length=3) for part in request.media]
+        media = [_segment(part.modality) for part in request.media]
         return Inputs(arrays={"tokens": ids}, segments=media, prompt_tokens=len(ids))
 
     def postprocess(self, output: np.ndarray, modality: str) -> tuple[bytes, dict[str, Any]]:

@@ -9,6 +9,7 @@ from typing import Any, Final
 from mstar_core.api.output.encode import OutputEncoder
 from mstar_core.graph.spec.walks import Walk, graph_nodes, loops
 from mstar_core.plugin.spec import ModelSpec
+from mstar_core.plugin.surface import Audio
 
 MEDIA: Final = ("image", "audio", "video")
 
@@ -58,8 +59,7 @@ def usage_of(
     media: Mapping[str, int],
 ) -> dict[str, Any]:
     """Return the usage object. media: prompt tokens by kind of segment; other kinds count as text."""
-    made = max(sampled.tokens(counts), encoder.text_tokens)
-    has_audio = spec.output("audio") is not None
+    made, sound = _made(spec, sampled, encoder.text_tokens, counts)
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": made,
@@ -71,10 +71,21 @@ def usage_of(
         },
         "completion_tokens_details": {
             "text_tokens": encoder.text_tokens,
-            "audio_tokens": made - encoder.text_tokens if has_audio else 0,
+            "audio_tokens": sound,
             "reasoning_tokens": 0,
         },
     }
+
+
+def _made(spec: ModelSpec, sampled: SampledPorts, shown: int, counts: Mapping[str, int]) -> tuple[int, int]:
+    """Return all generated tokens, and those of audio among them. shown: ids of text that were sent."""
+    audio = spec.output("audio")
+    if isinstance(audio, Audio) and audio.token_loop:
+        written = sampled.tokens({name: count for name, count in counts.items() if name != audio.token_loop})
+        sound = counts.get(audio.token_loop, 0)
+        return max(written, shown) + sound, sound
+    made = max(sampled.tokens(counts), shown)
+    return made, made - shown if audio is not None else 0
 
 
 def native_usage(usage: Mapping[str, Any], encoder: OutputEncoder, times_ms: Mapping[str, float]) -> dict[str, Any]:

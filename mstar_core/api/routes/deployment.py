@@ -11,6 +11,7 @@ from mstar_core.api.http.exchange import Exchange
 from mstar_core.api.link import CONDUCTOR
 from mstar_core.api.metrics import CONTENT_TYPE
 from mstar_core.api.parse.fields import model_names
+from mstar_core.api.routes.speech import speech_kind
 from mstar_core.errors import NotFound, did_you_mean
 from mstar_core.plugin.params import param_schema
 from mstar_core.plugin.spec import ModelSpec
@@ -49,7 +50,7 @@ def _card(exchange: Exchange) -> dict[str, Any]:
         "parameters": param_schema(spec.params),
     }
     if "speech" in spec.routes:
-        card["speech"] = "answer" if "chat" in spec.routes else "verbatim"
+        card["speech"] = speech_kind(spec)
     if service.deployment.weights_source == "tiny" and spec.notice:
         card["notice"] = spec.notice
     return card

@@ -16,6 +16,12 @@ from mstar_core.api.parse.params import ParsedRequest
 from mstar_core.api.schema import SpeechDelta, SpeechDone, SpeechRequest, SpeechUsage
 from mstar_core.api.service import Session
 from mstar_core.errors import MstarError, RequestError, TooLarge
+from mstar_core.plugin.spec import ModelSpec
+
+
+def speech_kind(spec: ModelSpec) -> str:
+    """Return `answer` if the sound is a model's answer to the text, `verbatim` if it is the text itself."""
+    return "answer" if "chat" in spec.routes else "verbatim"
 
 
 async def speech(exchange: Exchange) -> HTTPResponse | None:
@@ -29,6 +35,7 @@ async def speech(exchange: Exchange) -> HTTPResponse | None:
     async with service.open(call, key=exchange.key, started=exchange.started) as session:
         exchange.warn(session.warnings)
         exchange.headers["X-Sample-Rate"] = str(session.encoder.rate)
+        exchange.headers["X-Speech"] = speech_kind(service.model)
         if body.stream_format == "sse":
             await _events(exchange, session, form)
         elif body.stream:

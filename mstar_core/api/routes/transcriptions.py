@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 import msgspec
 from sanic.response import HTTPResponse
@@ -20,6 +21,14 @@ from mstar_core.plugin.spec import ModelSpec
 
 TEXT = "text/plain; charset=utf-8"
 TIMED = ("verbose_json", "srt", "vtt")
+LANGUAGES: Final[Mapping[str, str]] = {
+    "ar": "Arabic", "cs": "Czech", "da": "Danish", "de": "German", "el": "Greek", "en": "English", "es": "Spanish",
+    "fi": "Finnish", "fr": "French", "he": "Hebrew", "hi": "Hindi", "hu": "Hungarian", "id": "Indonesian",
+    "it": "Italian", "ja": "Japanese", "ko": "Korean", "ms": "Malay", "nl": "Dutch", "no": "Norwegian",
+    "pl": "Polish", "pt": "Portuguese", "ro": "Romanian", "ru": "Russian", "sv": "Swedish", "th": "Thai",
+    "tr": "Turkish", "uk": "Ukrainian", "ur": "Urdu", "vi": "Vietnamese", "yue": "Cantonese", "zh": "Chinese",
+}  # fmt: skip
+"""English names of ISO 639 codes, for instructions. Other values of `language` are used as they are."""
 
 
 async def transcription(exchange: Exchange) -> HTTPResponse | None:
@@ -74,7 +83,7 @@ def instruction(spec: ModelSpec, body: TranscriptionRequest) -> str | None:
     mapped = mapped_fields(spec, "transcription")
     words = surface.instruction_without_language or surface.instruction.replace("{language}", "").strip()
     if body.language is not None and "language" not in mapped:
-        words = surface.instruction.replace("{language}", body.language)
+        words = surface.instruction.replace("{language}", LANGUAGES.get(body.language.lower(), body.language))
     prompt = body.prompt if "prompt" not in mapped else None
     return "\n".join(part for part in (words, prompt) if part) or None
 

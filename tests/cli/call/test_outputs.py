@@ -1,0 +1,31 @@
+"""Outputs that a call requests."""
+
+from __future__ import annotations
+
+import pytest
+
+from mstar_core.client import Line
+from mstarctl.call.ask import Card, requested_outputs
+from mstarctl.call.report import Tally
+
+
+@pytest.mark.parametrize(
+    ("outputs", "kind", "expected"),
+    [
+        (("text", "audio"), "audio", ("text", "audio")),
+        (("text", "audio"), "text", ("text",)),
+        (("audio",), "audio", ("audio",)),
+        (("text", "image"), "image", ("image",)),
+    ],
+)
+def test_speech_is_requested_with_its_text(outputs: tuple[str, ...], kind: str, expected: tuple[str, ...]) -> None:
+    card = Card(name="m", inputs=("text",), outputs=outputs, parameters=frozenset())
+    assert requested_outputs(card, kind) == expected
+
+
+def test_only_chunks_of_the_written_kind_are_counted() -> None:
+    tally = Tally(started=0.0, kind="audio")
+    for modality in ("start", "text", "audio", "text", "audio"):
+        tally.add(Line(modality=modality, data=b"ab", metadata={}))
+        assert (tally.first_s is None) == (modality in ("start", "text") and not tally.chunks)
+    assert tally.chunks == 2
