@@ -30,7 +30,7 @@ def test_the_first_of_a_shape_runs_plainly_and_later_ones_are_replayed() -> None
     assert not graphs.capture_next(), "nothing is known yet"
     assert torch.equal(graphs(rows(2)), doubled(rows(2)))
     captured(graphs)
-    assert graphs.sizes == {(torch.float32, (3,)): [1, 2, 4]}
+    assert graphs.sizes == {((torch.float32, (3,)),): [1, 2, 4]}
     kept = [graphs(rows(count)) for count in (1, 2, 3, 4)]
     assert all(torch.equal(made, doubled(rows(count))) for made, count in zip(kept, (1, 2, 3, 4), strict=True))
     assert [graph.replays for graph in captures.graphs] == [2, 1, 1]
@@ -95,3 +95,18 @@ def test_without_captures_it_is_the_function() -> None:
     graphs = CapturedFunction(doubled, (1, 2))
     assert torch.equal(graphs(rows(2)), doubled(rows(2)))
     assert not graphs.capture_next() and graphs.counters() == {} and graphs.sizes == {}
+
+
+def test_several_inputs_share_their_batch_and_every_shape_has_its_own_graphs() -> None:
+    def scaled(values: Tensor, by: Tensor) -> Tensor:
+        return values * by[:, None]
+
+    graphs = CapturedFunction(scaled, (1, 2), RecordingCache())
+    by = torch.tensor([3, 5])
+    graphs(rows(2), by)
+    graphs(rows(2, 4), by)
+    captured(graphs)
+    assert [*graphs.sizes.values()] == [[1, 2], [1, 2]]
+    assert torch.equal(graphs(rows(2), by), scaled(rows(2), by))
+    assert torch.equal(graphs(rows(1, 4), by[1:]), scaled(rows(1, 4), by[1:]))
+    assert graphs.counters()["graph_hits"] == 2

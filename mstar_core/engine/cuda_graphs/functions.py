@@ -22,31 +22,35 @@ MOST_SHAPES: Final = 8
 """Shapes that are captured; later ones run uncaptured and count as misses."""
 
 ItemShape = tuple[torch.dtype, tuple[int, ...]]
-"""Dtype and shape of one batch item."""
+"""Dtype and shape of one item of an input."""
+
+ItemShapes = tuple[ItemShape, ...]
+"""Those of each input."""
 
 
 class FunctionStep(StaticStep["Tensor"]):
-    """The function over one static input."""
+    """The function over static inputs."""
 
-    def __init__(self, function: Callable[[Tensor], Tensor], given: Tensor) -> None:
+    def __init__(self, function: Callable[..., Tensor], given: Sequence[Tensor]) -> None:
         self._function = function
         self.given = given
 
     def forward(self) -> Tensor:
         """See StaticStep."""
-        return self._function(self.given)
+        return self._function(*self.given)
 
 
 class CapturedFunction:
-    """A function of a batch [B, ...] that gives a batch [B, ...], replayed where a bucket holds it.
+    """A function of batches [B, ...] that gives a batch [B, ...], replayed where a bucket holds them.
 
-    sizes: batch sizes of the buckets. is_worth: whether a batch of a shape [B, ...] is worth a graph; where kernels are
-    long, the host runs ahead without one. Without a cache the function is called as it is.
+    sizes: batch sizes of the buckets. is_worth: whether a batch whose first input has this shape [B, ...] is worth a
+    graph; where kernels are long, the host runs ahead without one. Without a cache the function is called as it is.
+    The items of a batch must not depend on each other: padding keeps values of earlier batches.
     """
 
     def __init__(
         self,
-        function: Callable[[Tensor], Tensor],
+        function: Callable[..., Tensor],
         sizes: Sequence[int],
         cache: GraphCache | None = None,
         is_worth: Callable[[tuple[int, ...]], bool] = lambda shape: True,
@@ -55,40 +59,42 @@ class CapturedFunction:
         self._sizes = sorted(sizes)
         self._cache = cache
         self._is_worth = is_worth
-        self._buckets: dict[ItemShape, StepBuckets[FunctionStep]] = {}
+        self._buckets: dict[ItemShapes, StepBuckets[FunctionStep]] = {}
 
-    def __call__(self, batch: Tensor) -> Tensor:
-        """Return the function of a batch [B, ...] in memory of its own."""
-        step = self._chosen(batch)
-        return self._function(batch) if step is None else self._replay(step, batch).clone()
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        """Return the function of a batch, inputs [B, ...], in memory of its own."""
+        step = self._chosen(inputs)
+        return self._function(*inputs) if step is None else self._replay(step, inputs).clone()
 
-    def borrow(self, batch: Tensor) -> Tensor:
+    def borrow(self, *inputs: Tensor) -> Tensor:
         """Return the function of a batch, possibly in memory that the next call overwrites."""
-        step = self._chosen(batch)
-        return self._function(batch) if step is None else self._replay(step, batch)
+        step = self._chosen(inputs)
+        return self._function(*inputs) if step is None else self._replay(step, inputs)
 
-    def _chosen(self, batch: Tensor) -> FunctionStep | None:
+    def _chosen(self, inputs: tuple[Tensor, ...]) -> FunctionStep | None:
         """Return the smallest bucket that holds the batch, padded by half at most; learn and count a missing one."""
         if self._cache is None:
             return None
-        shape: ItemShape = (batch.dtype, tuple(batch.shape[1:]))
-        self._learn(shape)
-        count, buckets = len(batch), self._buckets.get(shape)
+        shapes = tuple((each.dtype, tuple(each.shape[1:])) for each in inputs)
+        self._learn(shapes)
+        count, buckets = len(inputs[0]), self._buckets.get(shapes)
         step = None if buckets is None else buckets.smallest(count, most=count * 3 // 2)
         if step is not None:
             self._cache.counts.hits += 1
-        elif self._is_worth(tuple(batch.shape)):
+        elif self._is_worth(tuple(inputs[0].shape)):
             self._cache.counts.misses += 1
         return step
 
-    def _replay(self, step: FunctionStep, batch: Tensor) -> Tensor:
-        step.given[: len(batch)].copy_(batch)
-        return step.run()[: len(batch)]
+    def _replay(self, step: FunctionStep, inputs: tuple[Tensor, ...]) -> Tensor:
+        count = len(inputs[0])
+        for static, given in zip(step.given, inputs, strict=True):
+            static[:count].copy_(given)
+        return step.run()[:count]
 
     @property
-    def sizes(self) -> dict[ItemShape, list[int]]:
+    def sizes(self) -> dict[ItemShapes, list[int]]:
         """Batch sizes of the captured buckets, by shape."""
-        return {shape: [size for (size,) in buckets.sizes] for shape, buckets in self._buckets.items()}
+        return {shapes: [size for (size,) in buckets.sizes] for shapes, buckets in self._buckets.items()}
 
     def capture_next(self) -> bool:
         """Capture the largest missing bucket; the others fit its memory. Returns whether more are missing."""
@@ -108,16 +114,17 @@ class CapturedFunction:
         """Return the counts since the start by metric name, empty without a cache."""
         return {} if self._cache is None else self._cache.counts.as_counters()
 
-    def _learn(self, shape: ItemShape) -> None:
-        if self._cache is None or shape in self._buckets or len(self._buckets) >= MOST_SHAPES:
+    def _learn(self, shapes: ItemShapes) -> None:
+        if self._cache is None or shapes in self._buckets or len(self._buckets) >= MOST_SHAPES:
             return
-        dtype, item = shape
         device = self._cache.device
 
         def build(size: Size) -> FunctionStep:
-            return FunctionStep(self._function, torch.zeros((*size, *item), dtype=dtype, device=device))
+            given = [torch.zeros((*size, *item), dtype=dtype, device=device) for dtype, item in shapes]
+            return FunctionStep(self._function, given)
 
-        self._buckets[shape] = self._cache.buckets(
-            build, lambda size: f"captured function of {size[0]} items {list(item)}", lambda size: (-size[0],)
+        first = shapes[0][1]
+        self._buckets[shapes] = self._cache.buckets(
+            build, lambda size: f"captured function of {size[0]} items {list(first)}", lambda size: (-size[0],)
         )
-        self._buckets[shape].plan((size,) for size in self._sizes if self._is_worth((size, *item)))
+        self._buckets[shapes].plan((size,) for size in self._sizes if self._is_worth((size, *first)))

@@ -1,0 +1,1 @@
+"""Sound, images and videos to vectors of the thinker's width."""

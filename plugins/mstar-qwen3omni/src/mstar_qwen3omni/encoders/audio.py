@@ -1,0 +1,270 @@
+"""Node `audio_encoder`: clips of sound to 13 vectors per second. Run by the stateless engine.
+
+Clips of several requests share a batch of attention windows. A clip's result never depends on other clips. Parameters
+are named as in the checkpoint after `thinker.audio_tower.`. Source: specification section 5.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, cast
+
+import torch
+from torch import nn
+from torch.nn.functional import gelu, linear, pad, scaled_dot_product_attention
+from torch.nn.utils.rnn import pad_sequence
+
+from mstar_core.engine.cuda_graphs.functions import CapturedFunction
+from mstar_core.engine.cuda_graphs.warmup import WarmupRequest, WarmupStep
+from mstar_core.engine.transfers import upload
+from mstar_qwen3omni.encoders.blocks import add_norm
+from mstar_qwen3omni.encoders.mel import LogMel, frames_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mstar_core.engine.cuda_graphs.cache import GraphCache, GraphCounts
+    from mstar_qwen3omni.checkpoint.config import AudioSizes, OmniConfig
+
+CAPTURED: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+"""Batch sizes in attention windows with a CUDA graph."""
+
+MOST_TOKENS: Final = 4096
+"""Tokens of the largest captured batch. The kernels of larger ones are long, so the host runs ahead without a graph."""
+
+WARM_SECONDS: Final = (0.5, 1, 2, 4, 30)
+"""Clips of the warm-up: one for each number of chunks per window."""
+
+
+def halved(frames: int) -> int:
+    """Return the steps that the three convolutions leave of so many."""
+    for _ in range(3):
+        frames = (frames + 1) // 2
+    return frames
+
+
+def token_count(frames: int, chunk: int) -> int:
+    """Return the tokens of a clip. frames: of mel; chunk: frames that are convolved together."""
+    return frames // chunk * halved(chunk) + halved(frames % chunk)
+
+
+def sinusoids(length: int, width: int) -> Tensor:
+    """Return positions, sines first: float32 [length, width]. Base 10000."""
+    frequency = torch.exp(-math.log(10_000.0) / (width // 2 - 1) * torch.arange(width // 2, dtype=torch.float32))
+    angle = torch.arange(length, dtype=torch.float32)[:, None] * frequency
+    return torch.cat([angle.sin(), angle.cos()], dim=1)
+
+
+class AudioAttention(nn.Module):
+    """Attention among the tokens of a window."""
+
+    def __init__(self, sizes: AudioSizes) -> None:
+        super().__init__()
+        self.heads = sizes.heads
+        self.q_proj = nn.Linear(sizes.width, sizes.width)
+        self.k_proj = nn.Linear(sizes.width, sizes.width)
+        self.v_proj = nn.Linear(sizes.width, sizes.width)
+        self.out_proj = nn.Linear(sizes.width, sizes.width)
+        self._joined: tuple[Tensor, Tensor] | None = None
+
+    def join(self) -> None:
+        """Join the three input projections into one matrix. Their weights become views of it."""
+        parts = (self.q_proj, self.k_proj, self.v_proj)
+        weight = torch.cat([each.weight.detach() for each in parts])
+        bias = torch.cat([each.bias.detach() for each in parts])
+        for part, own, shift in zip(parts, weight.chunk(3), bias.chunk(3), strict=True):
+            part.weight.data, part.bias.data = own, shift
+        self._joined = weight, bias
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """Return x's shape. x: [W, tokens, width]; mask: bool [W, 1, 1, tokens], true for keys that are seen."""
+        if self._joined is not None:
+            parts = linear(x, *self._joined).chunk(3, dim=-1)
+        else:
+            parts = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        query, key, value = (each.unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in parts)
+        mixed = scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        out: Tensor = self.out_proj(mixed.transpose(1, 2).flatten(2))
+        return out
+
+
+class AudioBlock(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, sizes: AudioSizes) -> None:
+        super().__init__()
+        self.self_attn = AudioAttention(sizes)
+        self.self_attn_layer_norm = nn.LayerNorm(sizes.width)
+        self.fc1 = nn.Linear(sizes.width, sizes.mlp)
+        self.fc2 = nn.Linear(sizes.mlp, sizes.width)
+        self.final_layer_norm = nn.LayerNorm(sizes.width)
+
+    def forward(self, x: Tensor, normed: Tensor, mask: Tensor, after: nn.LayerNorm) -> tuple[Tensor, Tensor]:
+        """Run the block between norms: `normed` is x after the first norm; `after` norms the last sum.
+
+        x: [W, tokens, width]. Returns the sum and its norm in x's shape.
+        """
+        x, inner = add_norm(x, self.self_attn(normed, mask), self.final_layer_norm)
+        return add_norm(x, self.fc2(gelu(self.fc1(inner))), after)
+
+
+class AudioEncoder(nn.Module):
+    """The audio encoder with its features.
+
+    Cost model: one pass per batch over [windows, chunks per window]; a window has as many chunks as the longest clip
+    needs, rounded up to a power of two. Clips shorter than a chunk are a batch of their own, because their
+    convolutions end with the clip, while the last chunk of a longer clip is filled up with zeros.
+    """
+
+    listed_ports: Final = ("audio",)
+
+    positions: Tensor
+
+    def __init__(self, config: OmniConfig) -> None:
+        super().__init__()
+        sizes = config.audio
+        self.sizes = sizes
+        self.conv2d1 = nn.Conv2d(1, sizes.channels, 3, 2, 1)
+        self.conv2d2 = nn.Conv2d(sizes.channels, sizes.channels, 3, 2, 1)
+        self.conv2d3 = nn.Conv2d(sizes.channels, sizes.channels, 3, 2, 1)
+        self.conv_out = nn.Linear(sizes.channels * halved(sizes.mel_bins), sizes.width, bias=False)
+        self.layers = nn.ModuleList(AudioBlock(sizes) for _ in range(sizes.layers))
+        self.ln_post = nn.LayerNorm(sizes.width)
+        self.proj1 = nn.Linear(sizes.width, sizes.width)
+        self.proj2 = nn.Linear(sizes.width, sizes.output)
+        self.log_mel = LogMel(sizes.mel_bins)
+        self.register_buffer("positions", sinusoids(halved(sizes.chunk), sizes.width), persistent=False)
+        self._replayed = CapturedFunction(self.encode_windows, CAPTURED)
+
+    # -- the node ----------------------------------------------------------------------------------------------------
+
+    def forward(self, *, audio: Sequence[Tensor]) -> dict[str, list[Tensor]]:
+        """Encode clips. audio: per clip 16 kHz samples [1, s], or log-mel frames [bins, f]; float32.
+
+        Returns {"embeds": B tensors [tokens, output]}; a clip shorter than a mel frame has no tokens.
+        """
+        features = self._features(audio)
+        if features[0].device.type == "cpu":
+            # One by one, so that a clip's bits do not depend on the others.
+            return {"embeds": [self._encoded([each])[0] for each in features]}
+        return {"embeds": self._encoded(features)}
+
+    def _features(self, audio: Sequence[Tensor]) -> list[Tensor]:
+        """Return the mel frames of each clip: float32 [f, bins]."""
+        found: dict[int, Tensor] = {}
+        sounds = {index: each[0] for index, each in enumerate(audio) if each.shape[0] == 1}
+        if sounds:
+            spectra = self.log_mel([each.float() for each in sounds.values()])
+            lengths = [frames_of(len(each)) for each in sounds.values()]
+            found = {index: own[:length] for index, own, length in zip(sounds, spectra, lengths, strict=True)}
+        return [found[index] if index in found else each.float().t() for index, each in enumerate(audio)]
+
+    def _encoded(self, features: list[Tensor]) -> list[Tensor]:
+        """Return the vectors of each clip: [tokens, output]. features: [f, bins]."""
+        chunk = self.sizes.chunk
+        found = [each.new_zeros(0, self.sizes.output, dtype=self.proj2.weight.dtype) for each in features]
+        short = [index for index, each in enumerate(features) if 0 < len(each) < chunk]
+        whole = [index for index, each in enumerate(features) if len(each) >= chunk]
+        for chosen in (short, whole):
+            if chosen:
+                made = self._batch([features[index] for index in chosen], is_short=chosen is short)
+                for index, vectors in zip(chosen, made, strict=True):
+                    found[index] = vectors
+        return found
+
+    def _batch(self, features: list[Tensor], *, is_short: bool) -> list[Tensor]:
+        """Encode clips that are all shorter than a chunk, or all at least as long."""
+        sizes, frames = self.sizes, [len(each) for each in features]
+        across = self._chunks_per_window(max(frames))
+        windows = [math.ceil(count / (across * sizes.chunk)) for count in frames]
+        tokens = [token_count(count, sizes.chunk) for count in frames]
+        size = across * sizes.chunk
+        padded = [pad(each, (0, 0, 0, count * size - len(each))) for each, count in zip(features, windows, strict=True)]
+        mel = torch.cat(padded).unflatten(0, (-1, size)).to(self.proj2.weight.dtype)
+        most = across * halved(sizes.chunk)
+        seen = [min(most, total - index * most) for count, total in zip(windows, tokens, strict=True)
+                for index in range(count)]  # fmt: skip
+        ends = frames if is_short else [0] * len(seen)
+        numbers = upload(torch.tensor([seen, ends]).t().contiguous(), mel.device)
+        # Short clips are of another shape, so that long ones need no masks in their convolutions.
+        given = numbers if is_short else numbers[:, :1]
+        made = self._replayed(mel, given).split(windows)
+        return [own.flatten(0, 1)[:count] for own, count in zip(made, tokens, strict=True)]
+
+    def _chunks_per_window(self, frames: int) -> int:
+        chunks, most = math.ceil(frames / self.sizes.chunk), self.sizes.window // self.sizes.chunk
+        return min(most, 1 << (chunks - 1).bit_length())
+
+    # -- encoding ----------------------------------------------------------------------------------------------------
+
+    def encode_windows(self, mel: Tensor, numbers: Tensor) -> Tensor:
+        """Encode attention windows: [W, tokens, output].
+
+        mel: [W, chunks * chunk, bins], zeros behind a clip's end. numbers: int64 [W, 1 or 2], a window's tokens, and
+        for clips shorter than a chunk their frames.
+        """
+        ends = numbers[:, 1] if numbers.shape[1] > 1 else None
+        steps = self._convolved(mel.unflatten(1, (-1, self.sizes.chunk)).flatten(0, 1), ends)
+        x = self.conv_out(steps) + self.positions.to(steps.dtype)
+        x = x.unflatten(0, (len(mel), -1)).flatten(1, 2)
+        seen = numbers[:, :1].clamp(min=1)  # padding of a bucket has no tokens, and a row without keys no softmax
+        mask = (torch.arange(x.shape[1], device=x.device) < seen)[:, None, None]
+        blocks = cast("list[AudioBlock]", list(self.layers))
+        norms = [*(block.self_attn_layer_norm for block in blocks), self.ln_post]
+        normed: Tensor = norms[0](x)
+        for block, after in zip(blocks, norms[1:], strict=True):
+            x, normed = block(x, normed, mask, after)
+        out: Tensor = self.proj2(gelu(self.proj1(normed)))
+        return out
+
+    def _convolved(self, chunks: Tensor, ends: Tensor | None) -> Tensor:
+        """Return the convolved steps of each chunk, [C, steps, channels * bins]. chunks: [C, frames, bins].
+
+        ends: frames of each chunk after which every convolution sees zeros; None: none.
+        """
+        x = chunks.transpose(1, 2)[:, None]
+        for conv in (self.conv2d1, self.conv2d2, self.conv2d3):
+            x = gelu(conv(x))
+            if ends is not None:
+                ends = (ends + 1) // 2
+                x = x * (torch.arange(x.shape[-1], device=x.device) < ends[:, None])[:, None, None]
+        return x.permute(0, 3, 1, 2).flatten(2)
+
+    # -- CUDA graphs -------------------------------------------------------------------------------------------------
+
+    def capture(self, captures: GraphCache) -> None:
+        """Use CUDA graphs for small batches, with joined projections. Called once the weights are loaded."""
+        for block in self.layers:
+            assert isinstance(block, AudioBlock)
+            block.self_attn.join()
+        for conv in (self.conv2d2, self.conv2d3):
+            # The tensor cores' layout. torch stubs do not know the argument for modules.
+            conv.weight.data = conv.weight.data.contiguous(memory_format=torch.channels_last)
+        self._replayed = CapturedFunction(self.encode_windows, CAPTURED, captures, self._is_small)
+
+    def _is_small(self, shape: tuple[int, ...]) -> bool:
+        return shape[0] * token_count(shape[1], self.sizes.chunk) <= MOST_TOKENS
+
+    def warmup_requests(self) -> Sequence[WarmupRequest]:
+        """See HasWarmup: one clip for each number of chunks per window."""
+        clips = [torch.zeros(1, int(seconds * 16_000)) for seconds in WARM_SECONDS]
+        steps = tuple(WarmupStep(inputs={"audio": clip}, outputs=("embeds",)) for clip in clips)
+        return [WarmupRequest(title="clips of sound", tokens=1024, steps=steps, is_value_free=True)]
+
+    def idle(self) -> bool:
+        """Capture the next missing bucket. Returns True if more are missing."""
+        return self._replayed.capture_next()
+
+    def compile_later(self) -> None:
+        """See CompilesLater."""
+        self._replayed.compile_later()
+
+    @property
+    def graph_counts(self) -> GraphCounts | None:
+        """See CompilesLater."""
+        return self._replayed.graph_counts
+
+    def counters(self) -> dict[str, float]:
+        """Return the counters of the CUDA graphs."""
+        return self._replayed.counters()

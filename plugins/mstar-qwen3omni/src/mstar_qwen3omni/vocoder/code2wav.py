@@ -1,0 +1,214 @@
+"""Node `Code2Wav`: windows of codec frames to 16-bit samples at 24 kHz. Run by the stateless engine.
+
+Windows of several requests share a batch, also with different contexts. Parameters are named as in the checkpoint
+after `code2wav.`. Source: specification section 13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import torch
+from torch import nn
+
+from mstar_core.engine.cuda_graphs.functions import CapturedFunction
+from mstar_core.engine.cuda_graphs.warmup import WarmupRequest, WarmupStep
+from mstar_core.engine.transfers import upload
+from mstar_core.errors import EngineError
+from mstar_core.graph.spec.nodes import STEP, from_param
+from mstar_qwen3omni.vocoder.decoder import decoded, decoding, upsampled, upsampling
+from mstar_qwen3omni.vocoder.transformer import PreTransformer
+from mstar_qwen3omni.vocoder.windows import USUAL, Chunking, fresh_samples
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mstar_core.engine.cuda_graphs.cache import GraphCache, GraphCounts
+    from mstar_qwen3omni.checkpoint.config import OmniConfig
+    from mstar_qwen3omni.vocoder.fused_decoder import FusedDecoder
+
+CAPTURED: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+"""Batch sizes in windows with a CUDA graph."""
+
+MOST_FRAMES: Final = 1024
+"""Frames of the largest captured batch. The kernels of larger ones are long, so the host runs ahead without a graph."""
+
+STARTS: Final = tuple(USUAL.length(step) for step in range(3))
+"""Frames of the first windows of a stream with default parameters; the last length repeats."""
+
+
+class Code2Wav(nn.Module):
+    """The vocoder. Codes and numbers stay on the host, which selects the samples to send."""
+
+    host_ports: Final = (
+        "codes", "step", "codec_first_frames", "codec_chunk_frames", "codec_left_context_frames",
+    )  # fmt: skip
+    host_outputs: Final = ("pcm",)
+
+    offsets: Tensor
+
+    def __init__(self, config: OmniConfig) -> None:
+        super().__init__()
+        sizes = config.vocoder
+        self.sizes = sizes
+        self.code_embedding = nn.Embedding(sizes.codebook * sizes.groups, sizes.width)
+        self.pre_transformer = PreTransformer(sizes)
+        self.upsample = upsampling(sizes)
+        self.decoder = decoding(sizes)
+        self.register_buffer("offsets", torch.arange(sizes.groups) * sizes.codebook, persistent=False)
+        self._replayed = CapturedFunction(self.pcm, CAPTURED)
+        self._captures: GraphCache | None = None
+        self._fused: FusedDecoder | None = None
+        self._lengths: set[int] = set()
+
+    # -- the node ----------------------------------------------------------------------------------------------------
+
+    def forward(
+        self,
+        *,
+        codes: np.ndarray | Sequence[np.ndarray],
+        step: np.ndarray,
+        codec_first_frames: np.ndarray,
+        codec_chunk_frames: np.ndarray,
+        codec_left_context_frames: np.ndarray,
+    ) -> dict[str, Tensor | list[Tensor | None]]:
+        """Decode windows and return their new samples.
+
+        codes: int64 [B, n, groups], or a list of B [n, groups]. Per row, all [B]: step, index of the window in its
+        stream; the others as in `Chunking`. All on the host. Returns {"pcm": int16 [B, s]}, or a list of B tensors if
+        rows differ in length, with None for a row without new samples. On CUDA they are valid until the next call.
+        Raises EngineError for an id that is not a code.
+        """
+        rows = [np.asarray(each) for each in codes]
+        given = zip(codec_first_frames, codec_chunk_frames, codec_left_context_frames, strict=True)
+        streams = [Chunking(first=int(first), chunk=int(chunk), left=int(left)) for first, chunk, left in given]
+        sizes, steps = self.sizes, [int(each) for each in step]
+        self._check(rows)
+        spans = [
+            fresh_samples(stream, at, len(row), frame=sizes.frame_samples, lost=sizes.lost_samples)
+            for stream, at, row in zip(streams, steps, rows, strict=True)
+        ]
+        for stream, at, row in zip(streams, steps, rows, strict=True):
+            if len(row) == stream.length(at):
+                self._lengths.add(len(row))
+        if len({len(row) for row in rows}) == 1 and spans[0].start < spans[0].stop and spans.count(spans[0]) == len(
+            spans
+        ):
+            return {"pcm": self._decoded(np.stack(rows))[:, spans[0]]}
+        return {"pcm": self._by_length(rows, spans)}
+
+    def _by_length(self, rows: list[np.ndarray], spans: list[slice]) -> list[Tensor | None]:
+        """Decode rows of one length together, so that a row's samples do not depend on its batch."""
+        found: list[Tensor | None] = [None] * len(rows)
+        for length in dict.fromkeys(map(len, rows)):
+            chosen = [index for index, row in enumerate(rows) if len(row) == length]
+            samples = self._decoded(np.stack([rows[index] for index in chosen]))
+            for row, index in zip(samples, chosen, strict=True):
+                if spans[index].start < spans[index].stop:
+                    found[index] = row[spans[index]].clone()
+        return found
+
+    def _decoded(self, codes: np.ndarray) -> Tensor:
+        """Decode windows of one length: int16 [B, samples] in memory that the next call may overwrite."""
+        frames = codes.shape[1]
+        if self._captures is None:
+            return self.pcm(self._sent(codes))
+        length = min((each for each in self._lengths if each >= frames), default=0)
+        if not length:
+            return self.pcm(self._sent(codes))
+        # The last window of a stream is short. Codes behind its end change no sample that it returns.
+        padded = np.pad(codes, ((0, 0), (0, length - frames), (0, 0)))
+        samples = self._replayed.borrow(self._sent(padded))
+        return samples[:, : self.sizes.frame_samples * frames - self.sizes.lost_samples]
+
+    def _sent(self, codes: np.ndarray) -> Tensor:
+        return upload(torch.from_numpy(np.ascontiguousarray(codes, dtype=np.int64)), self.offsets.device)
+
+    def _check(self, rows: list[np.ndarray]) -> None:
+        worst = max((int(row.max()) for row in rows if row.size), default=0)
+        if worst >= self.sizes.codebook:
+            raise EngineError(
+                f"Code2Wav got {worst}, which is not a code", f"codes are 0 to {self.sizes.codebook - 1}",
+                "the talker must not emit the frame of a special id", node="Code2Wav",
+            )  # fmt: skip
+
+    # -- decoding ----------------------------------------------------------------------------------------------------
+
+    def pcm(self, codes: Tensor) -> Tensor:
+        """Decode windows: int16 [B, samples]. codes: int64 [B, n, groups]."""
+        if codes.is_cuda:
+            return self._on_cuda().decode(self.frames(codes), is_pcm=True)
+        return to_pcm16(self.decode(codes))
+
+    def decode(self, codes: Tensor) -> Tensor:
+        """Decode windows: samples [B, n * frame_samples - lost_samples] in [-1, 1]. codes: int64 [B, n, groups]."""
+        if codes.is_cuda:
+            return self._on_cuda().decode(self.frames(codes), is_pcm=False)
+        # On a CPU one row at a time is as fast, and its bits do not depend on the batch.
+        return torch.cat([decoded(self.decoder, self.frames(row[None])) for row in codes])
+
+    def frames(self, codes: Tensor) -> Tensor:
+        """Return the decoder's input [B, n * product of ratios, width]. codes: int64 [B, n, groups]."""
+        return upsampled(self.upsample, self.pre_transformer(self.embed(codes)))
+
+    def embed(self, codes: Tensor) -> Tensor:
+        """Return the mean of the embeddings of a frame's codes: [B, n, width]. Each group has its own table."""
+        return self.code_embedding(codes + self.offsets).mean(-2)
+
+    def _on_cuda(self) -> FusedDecoder:
+        if self._fused is None:
+            from mstar_qwen3omni.vocoder.fused_decoder import FusedDecoder  # needs triton, which comes with CUDA
+
+            self._fused = FusedDecoder(self.decoder)
+        return self._fused
+
+    # -- CUDA graphs -------------------------------------------------------------------------------------------------
+
+    def capture(self, captures: GraphCache) -> None:
+        """Use CUDA graphs, by length of windows and batch size. Called once the weights are loaded."""
+        self._captures = captures
+        self._replayed = CapturedFunction(
+            self.pcm, CAPTURED, captures, lambda shape: shape[0] * shape[1] <= MOST_FRAMES
+        )
+
+    def warmup_requests(self) -> Sequence[WarmupRequest]:
+        """See HasWarmup: the windows of a stream with default parameters."""
+        numbers = {
+            "codec_first_frames": USUAL.first, "codec_chunk_frames": USUAL.chunk,
+            "codec_left_context_frames": USUAL.left,
+        }  # fmt: skip
+        fixed = {from_param(name): torch.tensor(value) for name, value in numbers.items()}
+        steps = tuple(
+            WarmupStep(
+                inputs={
+                    "codes": torch.zeros(frames, self.sizes.groups, dtype=torch.int64), STEP: torch.tensor(at), **fixed
+                },
+                outputs=("pcm",),
+            )
+            for at, frames in enumerate(STARTS)
+        )  # fmt: skip
+        return [WarmupRequest(title="windows of codes", tokens=sum(STARTS), steps=steps, is_value_free=True)]
+
+    def idle(self) -> bool:
+        """Capture the next missing bucket. Returns True if more are missing."""
+        return self._replayed.capture_next()
+
+    def compile_later(self) -> None:
+        """See CompilesLater."""
+        self._replayed.compile_later()
+
+    @property
+    def graph_counts(self) -> GraphCounts | None:
+        """See CompilesLater."""
+        return self._replayed.graph_counts
+
+    def counters(self) -> dict[str, float]:
+        """Return the counters of the CUDA graphs."""
+        return self._replayed.counters()
+
+
+def to_pcm16(samples: Tensor) -> Tensor:
+    """Convert samples in [-1, 1] to int16: multiply by 32767 and round."""
+    return (samples.float() * 32767.0).round().to(torch.int16)
