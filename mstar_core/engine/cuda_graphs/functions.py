@@ -7,7 +7,7 @@ that arrive and captured when the engine asks the module for idle work.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 import torch
 
@@ -26,6 +26,14 @@ ItemShape = tuple[torch.dtype, tuple[int, ...]]
 
 ItemShapes = tuple[ItemShape, ...]
 """Those of each input."""
+
+
+@runtime_checkable
+class UsesGraphs(Protocol):
+    """A stateless module with captured functions."""
+
+    def capture(self, captures: GraphCache) -> None:
+        """Use CUDA graphs of this cache. Called once the weights are loaded, on CUDA only."""
 
 
 class FunctionStep(StaticStep["Tensor"]):

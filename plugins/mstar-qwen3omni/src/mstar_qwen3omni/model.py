@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Final
 
+from mstar_core.engine.cuda_graphs.cache import GraphCache
+from mstar_core.engine.cuda_graphs.functions import UsesGraphs
 from mstar_core.errors import StartError, WeightsError
 from mstar_core.layers import Checkpoint
 from mstar_qwen3omni.checkpoint.config import OmniConfig, read_config
@@ -63,7 +65,10 @@ class Qwen3Omni:
         with building(ctx.device, ctx.dtype):
             module = new_module(node.name, self._config)
         load(module, own, node.name, ctx.progress)
-        return module.eval().requires_grad_(False)
+        module.eval().requires_grad_(False)
+        if ctx.device.type == "cuda" and isinstance(module, UsesGraphs):
+            module.capture(GraphCache(ctx.device, name=node.name))
+        return module
 
     def vocab_size(self, node: NodeSpec) -> int:
         """Return the size of the node's vocabulary; 0 for a node that does not sample."""

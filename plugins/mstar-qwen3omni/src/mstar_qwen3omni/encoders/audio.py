@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final, cast
 import torch
 from torch import nn
 from torch.nn.functional import gelu, linear, pad, scaled_dot_product_attention
-from torch.nn.utils.rnn import pad_sequence
 
 from mstar_core.engine.cuda_graphs.functions import CapturedFunction
 from mstar_core.engine.cuda_graphs.warmup import WarmupRequest, WarmupStep

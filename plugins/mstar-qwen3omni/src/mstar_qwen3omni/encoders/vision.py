@@ -35,7 +35,7 @@ CAPTURED: Final = (1, 2, 3, 4, 6, 8, 12, 16)
 """Batch sizes in frames with a CUDA graph."""
 
 MOST_CAPTURED: Final = 4096
-"""Patches of the largest captured batch. The kernels of larger ones are long, so the host runs ahead without a graph."""
+"""Patches of the largest captured batch. Kernels of larger ones are long, so the host runs ahead without a graph."""
 
 MOST_PATCHES: Final = 65_536
 """Patches of one pass, which bounds its memory: the widest layer takes 0.6 GB of bfloat16."""

@@ -6,16 +6,15 @@ after `code2wav.`. Source: specification section 13.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
 import torch
 from torch import nn
+from torch.nn.functional import pad
 
-from mstar_core.engine.cuda_graphs.functions import CapturedFunction
+from mstar_core.engine.cuda_graphs.functions import MOST_SHAPES, CapturedFunction
 from mstar_core.engine.cuda_graphs.warmup import WarmupRequest, WarmupStep
-from mstar_core.engine.transfers import upload
 from mstar_core.errors import EngineError
 from mstar_core.graph.spec.nodes import STEP, from_param
 from mstar_qwen3omni.vocoder.decoder import decoded, decoding, upsampled, upsampling
@@ -23,6 +22,7 @@ from mstar_qwen3omni.vocoder.transformer import PreTransformer
 from mstar_qwen3omni.vocoder.windows import USUAL, Chunking, fresh_samples
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
     from mstar_core.engine.cuda_graphs.cache import GraphCache, GraphCounts
@@ -40,11 +40,12 @@ STARTS: Final = tuple(USUAL.length(step) for step in range(3))
 
 
 class Code2Wav(nn.Module):
-    """The vocoder. Codes and numbers stay on the host, which selects the samples to send."""
+    """The vocoder. The numbers of a stream stay on the host, which selects the samples to send.
 
-    host_ports: Final = (
-        "codes", "step", "codec_first_frames", "codec_chunk_frames", "codec_left_context_frames",
-    )  # fmt: skip
+    Codes do not: they may come from the talker on this device, and reading them would make the host wait.
+    """
+
+    host_ports: Final = ("step", "codec_first_frames", "codec_chunk_frames", "codec_left_context_frames")
     host_outputs: Final = ("pcm",)
 
     offsets: Tensor
@@ -68,7 +69,7 @@ class Code2Wav(nn.Module):
     def forward(
         self,
         *,
-        codes: np.ndarray | Sequence[np.ndarray],
+        codes: Tensor | Sequence[Tensor],
         step: np.ndarray,
         codec_first_frames: np.ndarray,
         codec_chunk_frames: np.ndarray,
@@ -77,62 +78,50 @@ class Code2Wav(nn.Module):
         """Decode windows and return their new samples.
 
         codes: int64 [B, n, groups], or a list of B [n, groups]. Per row, all [B]: step, index of the window in its
-        stream; the others as in `Chunking`. All on the host. Returns {"pcm": int16 [B, s]}, or a list of B tensors if
+        stream; the others as in `Chunking`, on the host. Returns {"pcm": int16 [B, s]}, or a list of B tensors if
         rows differ in length, with None for a row without new samples. On CUDA they are valid until the next call.
-        Raises EngineError for an id that is not a code.
+        Raises EngineError on the CPU for an id that is not a code.
         """
-        rows = [np.asarray(each) for each in codes]
         given = zip(codec_first_frames, codec_chunk_frames, codec_left_context_frames, strict=True)
         streams = [Chunking(first=int(first), chunk=int(chunk), left=int(left)) for first, chunk, left in given]
         sizes, steps = self.sizes, [int(each) for each in step]
-        self._check(rows)
         spans = [
             fresh_samples(stream, at, len(row), frame=sizes.frame_samples, lost=sizes.lost_samples)
-            for stream, at, row in zip(streams, steps, rows, strict=True)
+            for stream, at, row in zip(streams, steps, codes, strict=True)
         ]
-        for stream, at, row in zip(streams, steps, rows, strict=True):
-            if len(row) == stream.length(at):
-                self._lengths.add(len(row))
-        if len({len(row) for row in rows}) == 1 and spans[0].start < spans[0].stop and spans.count(spans[0]) == len(
-            spans
-        ):
-            return {"pcm": self._decoded(np.stack(rows))[:, spans[0]]}
-        return {"pcm": self._by_length(rows, spans)}
+        self._learn(len(row) for stream, at, row in zip(streams, steps, codes, strict=True)
+                    if len(row) == stream.length(at))  # fmt: skip
+        is_even = spans.count(spans[0]) == len(spans) and spans[0].start < spans[0].stop
+        if isinstance(codes, torch.Tensor) and is_even:
+            return {"pcm": self._decoded(codes)[:, spans[0]]}
+        return {"pcm": self._by_length(list(codes), spans)}
 
-    def _by_length(self, rows: list[np.ndarray], spans: list[slice]) -> list[Tensor | None]:
+    def _learn(self, lengths: Iterable[int]) -> None:
+        """Remember lengths of whole windows, which are worth a graph."""
+        for length in lengths:
+            if len(self._lengths) < MOST_SHAPES:
+                self._lengths.add(length)
+
+    def _by_length(self, rows: list[Tensor], spans: list[slice]) -> list[Tensor | None]:
         """Decode rows of one length together, so that a row's samples do not depend on its batch."""
         found: list[Tensor | None] = [None] * len(rows)
         for length in dict.fromkeys(map(len, rows)):
             chosen = [index for index, row in enumerate(rows) if len(row) == length]
-            samples = self._decoded(np.stack([rows[index] for index in chosen]))
+            samples = self._decoded(torch.stack([rows[index] for index in chosen]))
             for row, index in zip(samples, chosen, strict=True):
                 if spans[index].start < spans[index].stop:
                     found[index] = row[spans[index]].clone()
         return found
 
-    def _decoded(self, codes: np.ndarray) -> Tensor:
+    def _decoded(self, codes: Tensor) -> Tensor:
         """Decode windows of one length: int16 [B, samples] in memory that the next call may overwrite."""
         frames = codes.shape[1]
-        if self._captures is None:
-            return self.pcm(self._sent(codes))
         length = min((each for each in self._lengths if each >= frames), default=0)
-        if not length:
-            return self.pcm(self._sent(codes))
+        if self._captures is None or not length:
+            return self.pcm(codes)
         # The last window of a stream is short. Codes behind its end change no sample that it returns.
-        padded = np.pad(codes, ((0, 0), (0, length - frames), (0, 0)))
-        samples = self._replayed.borrow(self._sent(padded))
-        return samples[:, : self.sizes.frame_samples * frames - self.sizes.lost_samples]
-
-    def _sent(self, codes: np.ndarray) -> Tensor:
-        return upload(torch.from_numpy(np.ascontiguousarray(codes, dtype=np.int64)), self.offsets.device)
-
-    def _check(self, rows: list[np.ndarray]) -> None:
-        worst = max((int(row.max()) for row in rows if row.size), default=0)
-        if worst >= self.sizes.codebook:
-            raise EngineError(
-                f"Code2Wav got {worst}, which is not a code", f"codes are 0 to {self.sizes.codebook - 1}",
-                "the talker must not emit the frame of a special id", node="Code2Wav",
-            )  # fmt: skip
+        samples = self._replayed.borrow(pad(codes, (0, 0, 0, length - frames)))
+        return samples[:, : max(0, self.sizes.frame_samples * frames - self.sizes.lost_samples)]
 
     # -- decoding ----------------------------------------------------------------------------------------------------
 
@@ -155,7 +144,16 @@ class Code2Wav(nn.Module):
 
     def embed(self, codes: Tensor) -> Tensor:
         """Return the mean of the embeddings of a frame's codes: [B, n, width]. Each group has its own table."""
-        return self.code_embedding(codes + self.offsets).mean(-2)
+        most = self.sizes.codebook - 1
+        if codes.is_cuda:
+            codes = codes.clamp(max=most)  # beyond the last table, an index would end the process
+        elif codes.numel() and int(codes.max()) > most:
+            raise EngineError(
+                f"Code2Wav got {int(codes.max())}, which is not a code", f"codes are 0 to {most}",
+                "the talker must not emit the frame of a special id", node="Code2Wav",
+            )  # fmt: skip
+        embedded: Tensor = self.code_embedding(codes + self.offsets)
+        return embedded.mean(-2)
 
     def _on_cuda(self) -> FusedDecoder:
         if self._fused is None:

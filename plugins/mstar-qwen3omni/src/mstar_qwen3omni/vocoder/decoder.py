@@ -128,9 +128,7 @@ class DecoderBlock(nn.Module):
 def upsampling(sizes: VocoderSizes) -> nn.ModuleList:
     """Return the stages that multiply the rate of frames."""
     width = sizes.width
-    stages = (
-        nn.ModuleList([TransposedConv(width, width, ratio, ratio), ConvNeXt(width)]) for ratio in sizes.ratios
-    )
+    stages = (nn.ModuleList([TransposedConv(width, width, ratio, ratio), ConvNeXt(width)]) for ratio in sizes.ratios)
     return nn.ModuleList(stages)
 
 

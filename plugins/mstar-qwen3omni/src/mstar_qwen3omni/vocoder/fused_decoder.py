@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -76,13 +76,12 @@ class FusedDecoder:
 
     def __init__(self, layers: nn.ModuleList, *, precision: str = "tf32x3") -> None:
         self._precision = precision
-        entry, *blocks, last, out = cast("list[Any]", list(layers))
+        parts: list[Any] = list(layers)
+        entry, *blocks, last, out = parts
         assert all(isinstance(block, DecoderBlock) for block in blocks)
         snakes = [block.block[0] for block in blocks] + [last]
         self._entry = Conv.causal(entry, snakes[0])
-        self._blocks = [
-            _block(list(block.block), after) for block, after in zip(blocks, snakes[1:], strict=True)
-        ]
+        self._blocks = [_block(list(block.block), after) for block, after in zip(blocks, snakes[1:], strict=True)]
         assert isinstance(out, CausalConv) and out.conv.bias is not None
         self._taps = out.conv.weight.detach()[0].t().float().contiguous()
         self._bias = out.conv.bias.detach().float()

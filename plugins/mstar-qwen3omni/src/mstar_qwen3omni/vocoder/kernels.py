@@ -73,7 +73,7 @@ def output_kernel(
     x, weight, bias, out, steps, channels: tl.constexpr, padded: tl.constexpr, taps: tl.constexpr,
     is_pcm: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Convolve [windows, steps, channels] causally to one channel in [-1, 1]; as PCM, int16. weight: [taps, channels]."""
+    """Convolve [windows, steps, channels] causally to one channel in [-1, 1], or int16. weight: [taps, channels]."""
     first = tl.program_id(0).to(tl.int64) * steps
     step = tl.program_id(1) * block + tl.arange(0, block)
     channel = tl.arange(0, padded)

@@ -5,14 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from mstar_qwen3omni.params import CODEC_CHUNK, CODEC_FIRST, CODEC_LEFT
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunking:
-    """Frames of the windows of one stream: `first`, then `chunk` new ones each, behind up to `left` earlier ones."""
+    """Frames of the windows of one stream: `first`, then `chunk` new ones each, behind up to `left` earlier ones.
+
+    A first window is never longer than `chunk`, as in `LeftContext`.
+    """
 
     first: int
     chunk: int
     left: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "first", min(self.first, self.chunk))
 
     def start(self, step: int) -> int:
         """Return the first new frame of window `step`."""
@@ -27,7 +35,7 @@ class Chunking:
         return self.context(step) + (self.first if step == 0 else self.chunk)
 
 
-USUAL: Final = Chunking(first=8, chunk=25, left=25)
+USUAL: Final = Chunking(first=CODEC_FIRST, chunk=CODEC_CHUNK, left=CODEC_LEFT)
 """The windows of requests with default parameters, which are captured before the first one."""
 
 
