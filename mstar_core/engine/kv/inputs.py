@@ -194,7 +194,9 @@ class InputProcessor:
 
     def _new_form(self, inputs: dict[str, Tensor], attend: Attend, iterations: int) -> _Form:
         solid = {name: value for name, value in inputs.items() if name not in self._row_ports and value.dim()}
-        tokens, is_cut = self._counted(solid, attend, iterations, ", ".join(inputs))
+        # A port with one value per batch item may hold the item's tokens, such as the vectors of an image.
+        items = {name: inputs[name] for name in self._spec.sequence if name in self._row_ports and name in inputs}
+        tokens, is_cut = self._counted({**solid, **items}, attend, iterations, ", ".join(inputs))
         words = tuple((name, name if name in self._row_ports else keyword(name)) for name in inputs)
         axes: dict[str, int | None] = {}
         per_row = set(self._row_ports & inputs.keys())

@@ -328,9 +328,13 @@ class ModelRunner:
             start += chunk.count
         return shares
 
-    def _share(self, out: BatchOutput, port: str, value: Tensor, place: tuple[int, int, int, int]) -> Tensor:
+    def _share(
+        self, out: BatchOutput, port: str, value: Tensor | list[Tensor], place: tuple[int, int, int, int]
+    ) -> Tensor:
         """Return one chunk's share of a packed output: its tokens, else its batch item, else (alone) the whole."""
         index, start, count, total = place
+        if isinstance(value, list):
+            return value[index]
         is_by_item = out.decode is None and value.dim() > 0 and value.shape[0] == len(out.chunks)
         if port in self._row_ports:
             if is_by_item:

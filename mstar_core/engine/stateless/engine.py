@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
 import torch
 
 from mstar_core.engine.base import Done, Emission, Failed, Handle, MemoryUse, Pressure, StepResult
@@ -140,7 +141,7 @@ class StatelessEngine:
 
     Optional attributes of the module:
     - host_ports: inputs that stay on the host, as numpy arrays [B, ...] (a list of B where shapes differ); numbers as
-      int64 (booleans too) or float64.
+      int64 (booleans too) or float64. `seeds` and `counters` may be among them.
     - listed_ports: inputs given as a list of B tensors, because they are too large to stack.
     - host_outputs: outputs that are copied to the host, one copy per step, into buffers that are reused three steps
       later. On CUDA the module may compute such an output in a buffer that its next step overwrites.
@@ -427,9 +428,9 @@ class StatelessEngine:
             counts = [(entry.width, name in entry.split) for entry in batch]
             ports[self._ports.word(name)] = self._ports.stacked(name, [each[name] for each in given], counts)
         if self._takes_seeds:
-            ports["seeds"] = self._per_item(batch, [entry.request.seed for entry in batch])
+            ports["seeds"] = self._per_item("seeds", batch, [entry.request.seed for entry in batch])
         if self._takes_counters:
-            ports["counters"] = self._per_item(batch, self._counters(batch))
+            ports["counters"] = self._per_item("counters", batch, self._counters(batch))
         outputs = self._module(**ports)
         if self._stream is not None:
             for port in self._host_outputs & set(outputs):
@@ -457,8 +458,10 @@ class StatelessEngine:
             ahead[entry.request.handle] = ahead.get(entry.request.handle, 0) + 1
         return counters
 
-    def _per_item(self, batch: list[_Entry], values: list[int]) -> Tensor:
+    def _per_item(self, name: str, batch: list[_Entry], values: list[int]) -> Tensor | np.ndarray:
         spread = [value for entry, value in zip(batch, values, strict=True) for _ in range(entry.width)]
+        if self._ports.is_host(name):
+            return np.array(spread, dtype=np.int64)
         return self._ports.sent(torch.tensor(spread, dtype=torch.int64))
 
     def _shares(

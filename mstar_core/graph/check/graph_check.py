@@ -30,8 +30,9 @@ def check_graph(
     check.names(nodes, streams)
     for node in nodes:
         check.node(node)
-    for _, name, walk in check.walks():
-        WalkCheck(declared, name).run(walk)
+    for partition, name, walk in check.walks():
+        others = [other for each, other in partitions[partition].items() if each != name]
+        WalkCheck(declared, name, others).run(walk)
     for stream in streams:
         check.stream(stream)
     check.unused()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -52,9 +52,11 @@ class Declared:
 class WalkCheck:
     """Adds the problems of one walk to those of the graph."""
 
-    def __init__(self, declared: Declared, name: str) -> None:
+    def __init__(self, declared: Declared, name: str, others: Sequence[Walk] = ()) -> None:
+        """others: walks of the same partition, which may start from a value of this one."""
         self.declared = declared
         self.name = name
+        self.others = others
 
     def problem(self, text: str, place: str, hint: str = "") -> None:
         self.declared.problem(f"walk {self.name!r} {text}", f"{self.name}.{place}", hint)
@@ -285,12 +287,23 @@ class WalkCheck:
         writes = any(
             use.spec.engine is KV_CACHE and (use.attend is None or use.attend.write) for use in graph_nodes(walk)
         )
-        if not out and not writes:
+        if not out and not writes and not self._is_kept(walk):
             self.problem(
                 "reaches no output, no stream and no cache",
                 "outputs",
                 "add an edge to CLIENT or to a stream, or let a node with a cache write to it",
             )
+
+    def _is_kept(self, walk: Walk) -> bool:
+        """Return whether another walk takes a port that this one ends with: kept by the program, or a last value."""
+        ends = {port for loop in loops(walk) for port in loop.carry}
+        ends |= {
+            port
+            for use in graph_nodes(walk)
+            for port in use.spec.ports
+            if use.spec.engine is not KV_CACHE and not use.outputs and port not in use.inputs
+        }
+        return any(ends & set(use.inputs) for other in self.others for use in graph_nodes(other))
 
 
 def _ordered(walk: CompiledWalk, first: int, second: int) -> bool:
