@@ -12,31 +12,37 @@ from tests.families.families import SPECS, loop_of, told, wishes
 
 ALL = "main+cfg_text+cfg_img"
 CLOSED = ["decode", "prefill_text"]
+PAINTED = ["first_noise", "denoise main+cfg_text", "image_gen"]
+EDITED = ["first_noise", f"image_gen {ALL}"]
 
 PROGRAMS = {
     "chat": ["prefill_text", "decode"],
     "describe": ["prefill_vit", "prefill_text", "decode"],
     "describe, think": ["prefill_text", "prefill_vit", "prefill_text", "decode"],
     "interleaved": ["prefill_text", "prefill_vit", "prefill_text", "prefill_vit", "decode"],
-    "paint": ["prefill_text", "image_gen main+cfg_text"],
-    "paint, unguided": ["prefill_text", "image_gen"],
-    "paint, two texts": ["prefill_text", "main > cfg_text", "prefill_text", "image_gen main+cfg_text"],
-    "paint, think": ["prefill_text", "main > cfg_text", "prefill_text", *CLOSED, "image_gen main+cfg_text"],
+    "paint": ["prefill_text", *PAINTED],
+    "paint, unguided": ["prefill_text", "first_noise", "image_gen"],
+    "paint, guided in the middle": ["prefill_text", "first_noise", "denoise", "denoise main+cfg_text", "image_gen"],
+    "paint, two texts": ["prefill_text", "main > cfg_text", "prefill_text", *PAINTED],
+    "paint, think": ["prefill_text", "main > cfg_text", "prefill_text", *CLOSED, *PAINTED],
     "paint, think, image guided": [
-        "prefill_text main+cfg_img", "main > cfg_text", "prefill_text main+cfg_img", *CLOSED, f"image_gen {ALL}",
+        "prefill_text main+cfg_img", "main > cfg_text", "prefill_text main+cfg_img", *CLOSED, "first_noise",
+        f"denoise {ALL}", "image_gen",
     ],
-    "edit": ["prefill_vae", "prefill_vit", "main > cfg_text", "prefill_text main+cfg_img", f"image_gen {ALL}"],
+    "edit": ["prefill_vae", "prefill_vit", "main > cfg_text", "prefill_text main+cfg_img", *EDITED],
     "edit, text first": [
-        "prefill_text main+cfg_img", "prefill_vae", "prefill_vit", "main > cfg_text", f"image_gen {ALL}",
+        "prefill_text main+cfg_img", "prefill_vae", "prefill_vit", "main > cfg_text", *EDITED,
     ],
     "edit, two images": [
         "prefill_vae", "prefill_vit", "prefill_text main+cfg_img", "prefill_vae", "prefill_vit", "main > cfg_text",
-        "prefill_text main+cfg_img", f"image_gen {ALL}",
+        "prefill_text main+cfg_img", *EDITED,
     ],
-    "edit, text guided": ["prefill_vae", "prefill_vit", "main > cfg_text", "prefill_text", "image_gen main+cfg_text"],
+    "edit, text guided": [
+        "prefill_vae", "prefill_vit", "main > cfg_text", "prefill_text", "first_noise", "image_gen main+cfg_text",
+    ],
     "edit, think": [
         "prefill_text main+cfg_img", "prefill_vae", "prefill_vit", "main > cfg_text", "prefill_text main+cfg_img",
-        *CLOSED, f"image_gen {ALL}",
+        *CLOSED, *EDITED,
     ],
 }  # fmt: skip
 
@@ -51,8 +57,11 @@ def runs(sample: str, walk: str, ended: dict[str, str] | None = None) -> list[Ru
     return [wish for wish in found if isinstance(wish, Run) and wish.walk == walk]
 
 
-def test_grid_points_give_one_step_less() -> None:
-    assert [run.max_iters for run in runs("paint", "image_gen")] == [49]
+def test_an_image_takes_the_steps_of_its_flow_times_and_only_guided_ones_take_branches() -> None:
+    assert [(run.max_iters, len(run.branches)) for run in runs("paint", "denoise")] == [(41, 2)]
+    assert [(run.max_iters, len(run.branches)) for run in runs("paint", "image_gen")] == [(8, 1)]
+    assert [(run.max_iters, len(run.branches)) for run in runs("edit", "image_gen")] == [(49, 3)]
+    assert not any(run.sample for walk in ("denoise", "image_gen") for run in runs("paint", walk))
 
 
 def test_decoding_starts_from_the_start_id_and_no_prefill_samples() -> None:
@@ -90,10 +99,13 @@ def test_the_denoising_loop_keeps_its_older_walk_name() -> None:
 
 def test_guidance_defaults_depend_on_the_task() -> None:
     made = Params()
-    assert guidance(made, is_edit=False).numbers() == (4.0, 1.0, 0.4, 1.0, 0.0, 0.0)
-    assert guidance(made, is_edit=True).numbers() == (4.0, 2.0, 0.0, 1.0, 2.0, 0.0)
+    assert guidance(made, is_edit=False).numbers() == (4.0, 1.0, 0.0, 0.0)
+    assert guidance(made, is_edit=True).numbers() == (4.0, 2.0, 2.0, 0.0)
+    assert [(guidance(made, is_edit=each).low, guidance(made, is_edit=each).high) for each in (False, True)] == [
+        (0.4, 1.0), (0.0, 1.0),
+    ]  # fmt: skip
     given = Params(cfg_img_scale=1.5, cfg_interval=(0.2, 0.9), cfg_renorm_type="channel")
-    assert guidance(given, is_edit=True).numbers() == (4.0, 1.5, 0.2, 0.9, 1.0, 0.0)
+    assert guidance(given, is_edit=True).numbers() == (4.0, 1.5, 1.0, 0.0)
 
 
 @pytest.mark.parametrize(

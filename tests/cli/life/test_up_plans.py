@@ -31,7 +31,11 @@ Cli = Callable[..., Any]
     [
         (["orpheuss"], ExitCode.NOT_FOUND, "did you mean 'orpheus'?"),
         (["orpheus:tinny"], ExitCode.NOT_FOUND, "did you mean 'tiny'?"),
-        (["bagel"], ExitCode.INVALID, "bagel: this version has no code for the model (the plugin declares only its"),
+        (
+            ["qwen3_omni"],
+            ExitCode.INVALID,
+            "qwen3_omni: this version has no code for the model (the plugin declares only its",
+        ),
         (["orpheus_tp2"], ExitCode.INVALID, "tensor parallelism is not supported by this version"),
         (["orpheus_pd_disaggregated"], ExitCode.INVALID, "prefill on rank 0; decode on rank 1"),
         (["orpheus", "--device", "cuda"], ExitCode.INVALID, "no GPU was found"),

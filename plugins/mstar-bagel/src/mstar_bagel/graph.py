@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from mstar_bagel.checkpoint.config import Sizes
 from mstar_bagel.program import CFG_IMG, CFG_TEXT
 from mstar_core.graph import (
     CLIENT,
@@ -12,6 +13,7 @@ from mstar_core.graph import (
     STATELESS,
     STEP,
     Attend,
+    Edge,
     GraphEdge,
     GraphNode,
     KVSpec,
@@ -22,7 +24,6 @@ from mstar_core.graph import (
     Sequential,
     StopOn,
     Walk,
-    from_param,
 )
 
 MARKERS = 2
@@ -30,17 +31,8 @@ MARKERS = 2
 
 IMAGE = Attend(mask="full", positions="shared", extra=MARKERS)
 LOOK = Attend(mask="full", positions="shared", extra=MARKERS, write=False)
-FLOW_TIME = (STEP, from_param("num_timesteps"), from_param("timestep_shift"))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
-    """Sizes of a checkpoint that the graph depends on. Defaults: ByteDance-Seed/BAGEL-7B-MoT."""
-
-    layers: int = 28
-    kv_heads: int = 4
-    head_dim: int = 128
-    stop_id: int = 151645
+TIMES = "f32[s,2]"
+"""Flow time and length of each step of a run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +43,31 @@ class BagelGraph:
     walks: Mapping[str, Walk]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Nodes:
+    """All nodes. The branch nodes share the weights of `llm`."""
+
+    llm: NodeSpec
+    cfg_text: NodeSpec
+    cfg_img: NodeSpec
+    vit: NodeSpec
+    vae_encoder: NodeSpec
+    vae_decoder: NodeSpec
+    combine: NodeSpec
+
+
 def build(sizes: Sizes) -> BagelGraph:
     """Build the graph: one transformer on up to three cache branches, image encoders, and the image decoder."""
+    nodes = _nodes(sizes)
+    every = (
+        nodes.llm, nodes.cfg_text, nodes.cfg_img, nodes.vit, nodes.vae_encoder, nodes.vae_decoder, nodes.combine,
+    )  # fmt: skip
+    return BagelGraph(nodes=every, walks=_walks(nodes, sizes.ids.end))
+
+
+def _nodes(sizes: Sizes) -> _Nodes:
+    latents = f"f32[h,w,{sizes.latent_width}]"
+    language = sizes.language
     llm = NodeSpec(
         name="LLM",
         engine=KV_CACHE,
@@ -61,97 +76,111 @@ def build(sizes: Sizes) -> BagelGraph:
             "token": "i64[1]",
             "embeds": "any[n,d]",
             "latent_embeds": "any[n,d]",
-            "latents": "f32[h,w,64]",
-            "velocity": "f32[h,w,64]",
-            "num_timesteps": "i64",
-            "timestep_shift": "f32",
+            "latents": latents,
+            "velocity": latents,
+            "times": TIMES,
         },
         kv=KVSpec(
-            layers=sizes.layers, kv_heads=sizes.kv_heads, head_dim=sizes.head_dim, branches=("main", CFG_TEXT, CFG_IMG)
+            layers=language.layers, kv_heads=language.kv_heads, head_dim=language.head_dim,
+            branches=("main", CFG_TEXT, CFG_IMG),
         ),
         sampling=Sampling(port="token"),
         sequence=("tokens", "token", "embeds", "latent_embeds", "latents"),
+        # Images of any size share a forward pass.
+        row_ports=("embeds", "latent_embeds", "latents", "velocity", "times"),
+        step_ports=("times",),
+        batch_key=("times",),
         tensor_parallel=True,
         doc="text model and denoiser: two experts per layer, joined in attention",
-    )
-    cfg_text, cfg_img = llm.on_branch("LLM_cfg_text", CFG_TEXT), llm.on_branch("LLM_cfg_img", CFG_IMG)
-    vit = NodeSpec(
-        name="vit_encoder",
-        engine=STATELESS,
-        ports={"image": "f32[3,y,x]", "features": "any[n,d]"},
-        batch_key=("image",),
-        doc="image to vectors of understanding, connector and grid positions included",
-    )
-    vae_encoder = NodeSpec(
-        name="vae_encoder",
-        engine=STATELESS,
-        ports={"image": "f32[3,y,x]", "features": "any[n,d]"},
-        batch_key=("image",),
-        dtype="float32",
-        doc="image to clean latents at flow time 0, as vectors of the transformer",
-    )
-    vae_decoder = NodeSpec(
-        name="vae_decoder",
-        engine=STATELESS,
-        ports={"latents": "f32[h,w,64]", "image": "u8[y,x,3]"},
-        batch_key=("latents",),
-        dtype="float32",
-        doc="latents to pixels",
-    )
-    combine = NodeSpec(
-        name="combine_cfg",
-        engine=STATELESS,
-        ports={
-            "latents": "f32[h,w,64]",
-            "v": "f32[h,w,64]",
-            "v_text": "f32[h,w,64]?",
-            "v_img": "f32[h,w,64]?",
-            "guidance": "f32[6]",
-            "num_timesteps": "i64",
-            "timestep_shift": "f32",
-        },
-        batch_key=("latents",),
-        dtype="float32",
-        doc="guidance and one Euler step; without v_img main's velocity stands in, without v_text there is no guidance",
+    )  # fmt: skip
+    return _Nodes(
+        llm=llm,
+        cfg_text=llm.on_branch("LLM_cfg_text", CFG_TEXT),
+        cfg_img=llm.on_branch("LLM_cfg_img", CFG_IMG),
+        vit=NodeSpec(
+            name="vit_encoder",
+            engine=STATELESS,
+            ports={"image": "f32[3,y,x]", "features": "any[n,d]"},
+            ragged=("image",),
+            doc="image to vectors of understanding, connector and grid positions included",
+        ),
+        vae_encoder=NodeSpec(
+            name="vae_encoder",
+            engine=STATELESS,
+            ports={"image": "f32[3,y,x]", "features": "any[n,d]"},
+            ragged=("image",),
+            dtype="float32",
+            doc="image to clean latents at flow time 0, as vectors of the transformer",
+        ),
+        vae_decoder=NodeSpec(
+            name="vae_decoder",
+            engine=STATELESS,
+            ports={"latents": latents, "image": "u8[y,x,3]"},
+            ragged=("latents",),
+            dtype="float32",
+            doc="latents to pixels",
+        ),
+        combine=NodeSpec(
+            name="combine_cfg",
+            engine=STATELESS,
+            ports={
+                "latents": latents,
+                "v": latents,
+                "v_text": f"{latents}?",
+                "v_img": f"{latents}?",
+                "guidance": "f32[4]",
+                "times": TIMES,
+                "grid": "i64[2]",
+            },
+            ragged=("latents", "v", "v_text", "v_img", "times"),
+            dtype="float32",
+            doc="first noise from the seed; then guidance and an Euler step: without v_text nothing is guided, "
+            "without v_img the velocity of main takes its place",
+        ),
     )
 
-    to_image = GraphEdge("latents", vae_decoder)
-    passes = ((llm, "v"), (cfg_text, "v_text"), (cfg_img, "v_img"))
-    velocity = Parallel(
-        *(
-            GraphNode(node, ("latents", *FLOW_TIME), (GraphEdge("velocity", combine, into=port),), attend=LOOK)
-            for node, port in passes
-        )
-    )
-    guided_step = GraphNode(combine, ("latents", "v", "v_text", "v_img", "guidance", *FLOW_TIME))
-    walks: dict[str, Walk] = {
+
+def _walks(nodes: _Nodes, stop_id: int) -> dict[str, Walk]:
+    llm, cfg_img = nodes.llm, nodes.cfg_img
+    return {
         # The Run names the branches that read the text. A branch node without a placement runs as part of LLM.
         "prefill_text": Parallel(
             GraphNode(llm, ("tokens",), attend=Attend(mask="causal")),
             GraphNode(cfg_img, ("tokens",), attend=Attend(mask="causal")),
         ),
         "prefill_vit": Sequential(
-            GraphNode(vit, ("image",), (GraphEdge("features", llm, into="embeds"),)),
+            GraphNode(nodes.vit, ("image",), (GraphEdge("features", llm, into="embeds"),)),
             GraphNode(llm, ("embeds",), attend=IMAGE),
         ),
         "prefill_vae": Sequential(
-            GraphNode(vae_encoder, ("image",), (GraphEdge("features", llm, into="latent_embeds"),)),
+            GraphNode(nodes.vae_encoder, ("image",), (GraphEdge("features", llm, into="latent_embeds"),)),
             GraphNode(llm, ("latent_embeds",), attend=IMAGE),
         ),
         "decode": Loop(
             "decode_loop",
             GraphNode(llm, ("token",), (GraphEdge("token", CLIENT, modality="text"),)),
             carry={"token": "token"},
-            stop=StopOn("token", (sizes.stop_id,), unless="ignore_eos"),
+            stop=StopOn("token", (stop_id,), unless="ignore_eos"),
         ),
+        # The loops below start from the last latents of this node.
+        "first_noise": GraphNode(nodes.combine, ("grid",)),
+        # Runs of this loop follow each other where guidance begins or ends.
+        "denoise": _denoise(nodes),
         "image_gen": Sequential(
-            Loop(
-                "denoise",
-                Sequential(velocity, guided_step),
-                carry={"latents": "latents"},
-                outputs=(to_image,),
-            ),
-            GraphNode(vae_decoder, ("latents",), (GraphEdge("image", CLIENT, modality="image"),)),
+            _denoise(nodes, GraphEdge("latents", nodes.vae_decoder)),
+            GraphNode(nodes.vae_decoder, ("latents",), (GraphEdge("image", CLIENT, modality="image"),)),
         ),
     }
-    return BagelGraph(nodes=(llm, cfg_text, cfg_img, vit, vae_encoder, vae_decoder, combine), walks=walks)
+
+
+def _denoise(nodes: _Nodes, *outputs: Edge) -> Loop:
+    """Return the loop of Euler steps. Its branches and its number of steps are those of the Run."""
+    passes = ((nodes.llm, "v"), (nodes.cfg_text, "v_text"), (nodes.cfg_img, "v_img"))
+    velocity = Parallel(
+        *(
+            GraphNode(node, ("latents", "times", STEP), (GraphEdge("velocity", nodes.combine, into=port),), attend=LOOK)
+            for node, port in passes
+        )
+    )
+    step = GraphNode(nodes.combine, ("latents", "v", "v_text", "v_img", "guidance", "times", STEP))
+    return Loop("denoise", Sequential(velocity, step), carry={"latents": "latents"}, outputs=outputs)

@@ -10,7 +10,10 @@ from typing import Final
 from mstar_core.errors import RequestError
 from mstar_core.plugin import param
 
-RENORM_TYPES: Final = ("global", "channel", "text_channel")
+GLOBAL: Final = "global"
+CHANNEL: Final = "channel"
+TEXT_CHANNEL: Final = "text_channel"
+RENORM_TYPES: Final = (GLOBAL, CHANNEL, TEXT_CHANNEL)
 SIDE_MULTIPLE: Final = 16
 LONGEST_SIDE: Final = 1024
 TEXT_TEMPERATURE: Final = 0.3
@@ -88,9 +91,12 @@ class Params:
                 "cfg_interval is not [low, high]", hint="two numbers from 0 to 1, the lower first", field="cfg_interval"
             )
 
-    def image_size(self) -> tuple[int, int]:
-        """Return width and height of a new image in pixels; for an edit, the box that it must fit in."""
-        return self.width or LONGEST_SIDE, self.height or LONGEST_SIDE
+    def image_size(self, longest: int = LONGEST_SIDE) -> tuple[int, int]:
+        """Return width and height of a new image in pixels; for an edit, the box that it must fit in.
+
+        longest: longest side that the checkpoint can generate.
+        """
+        return self.width or min(longest, LONGEST_SIDE), self.height or min(longest, LONGEST_SIDE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,16 +115,13 @@ class Guidance:
         """Whether guidance is on: a text scale of at most 1 disables it."""
         return self.text_scale > 1
 
+    def guides(self, time: float) -> bool:
+        """Whether a step at this flow time is guided. The interval is open below and closed above."""
+        return self.is_on and self.low < time <= self.high
+
     def numbers(self) -> tuple[float, ...]:
-        """Return the port `guidance`: text scale, image scale, low, high, index of the renorm type, renorm minimum."""
-        return (
-            self.text_scale,
-            self.image_scale,
-            self.low,
-            self.high,
-            float(RENORM_TYPES.index(self.renorm_type)),
-            self.renorm_min,
-        )
+        """Return the port `guidance`: text scale, image scale, index of the renorm type, renorm minimum."""
+        return (self.text_scale, self.image_scale, float(RENORM_TYPES.index(self.renorm_type)), self.renorm_min)
 
 
 def guidance(params: Params, *, is_edit: bool) -> Guidance:
@@ -130,6 +133,6 @@ def guidance(params: Params, *, is_edit: bool) -> Guidance:
         image_scale=image_scale,
         low=low,
         high=high,
-        renorm_type=params.cfg_renorm_type or ("text_channel" if is_edit else "global"),
+        renorm_type=params.cfg_renorm_type or (TEXT_CHANNEL if is_edit else GLOBAL),
         renorm_min=params.cfg_renorm_min,
     )

@@ -7,21 +7,32 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mstar_bagel.checkpoint import read_sizes
-from mstar_bagel.graph import Sizes, build
+from mstar_bagel.checkpoint.config import Sizes, read_sizes
+from mstar_bagel.graph import build
 from mstar_bagel.params import Params
 from mstar_bagel.program import bagel
-from mstar_core.plugin import Image, ModelSpec, Partition, Sample, Text, WeightRef, hookimpl
+from mstar_core.plugin import Image, ModelSpec, Partition, Sample, Surface, Text, WeightRef, hookimpl
 
 PLUGIN_API = 1
+REPO = "ByteDance-Seed/BAGEL-7B-MoT"
+WANTED = ("*.json", "merges.txt", "ema.safetensors", "ae.safetensors")
+"""Patterns of the repository's files that a deployment reads."""
 
 TEXT = ("text", {"tokens": (12,)})
 SYSTEM = ("system", {"tokens": (60,)})
 SEEN = ("image", {"vit_image": (3, 602, 798)})
 PICTURE = ("image", {"vit_image": (3, 602, 798), "vae_image": (3, 608, 800)})
 WRITE = {"start": (1,)}
-PAINT = {"noise": (64, 64, 64), "guidance": (6,)}
-THINK_PAINT = {**PAINT, "start": (1,), "end": (1,)}
+GRID = {"grid": (2,), "guidance": (4,)}
+PAINT = {**GRID, "times_guided": (41, 2), "times_after": (8, 2)}
+PLAIN = {**GRID, "times_after": (49, 2)}
+EDIT = {**GRID, "times_guided": (49, 2)}
+THINK = {"start": (1,), "end": (1,)}
+SMALL = {"width": 64, "height": 48, "num_timesteps": 6}
+"""Parameters of an image for the tiny checkpoint."""
+
+SMALL_EDIT = {"num_timesteps": 4}
+SMALL_THINK = {**SMALL, "max_think_tokens": 24}
 
 SAMPLES = (
     Sample(name="chat", inputs=WRITE, segments=(TEXT,), outputs=frozenset({"text"})),
@@ -36,13 +47,22 @@ SAMPLES = (
         params={"think": True},
     ),
     Sample(name="interleaved", inputs=WRITE, segments=(TEXT, SEEN, TEXT, SEEN), outputs=frozenset({"text"})),
-    Sample(name="paint", inputs=PAINT, segments=(TEXT,), outputs=frozenset({"image"})),
+    Sample(name="paint", inputs=PAINT, segments=(TEXT,), outputs=frozenset({"image"}), tiny=SMALL),
     Sample(
         name="paint, unguided",
-        inputs=PAINT,
+        inputs=PLAIN,
         segments=(TEXT,),
         outputs=frozenset({"image"}),
         params={"cfg_text_scale": 1.0},
+        tiny=SMALL,
+    ),
+    Sample(
+        name="paint, guided in the middle",
+        inputs={**GRID, "times_before": (5, 2), "times_guided": (36, 2), "times_after": (8, 2)},
+        segments=(TEXT,),
+        outputs=frozenset({"image"}),
+        params={"cfg_interval": [0.4, 0.95]},
+        tiny={**SMALL, "width": 32},
     ),
     Sample(
         name="paint, two texts",
@@ -50,39 +70,50 @@ SAMPLES = (
         segments=(TEXT, TEXT),
         outputs=frozenset({"image"}),
         params={"cfg_img_scale": 1.5},
+        tiny=SMALL,
     ),
     Sample(
         name="paint, think",
-        inputs=THINK_PAINT,
+        inputs={**PAINT, **THINK},
         segments=(SYSTEM, TEXT),
         outputs=frozenset({"text", "image"}),
         params={"think_mode": True},
+        tiny=SMALL_THINK,
     ),
     Sample(
         name="paint, think, image guided",
-        inputs=THINK_PAINT,
+        inputs={**PAINT, **THINK},
         segments=(SYSTEM, TEXT),
         outputs=frozenset({"image"}),
         params={"think_mode": True, "cfg_img_scale": 1.5},
+        tiny={**SMALL, "max_think_tokens": 5},
     ),
-    Sample(name="edit", inputs=PAINT, segments=(PICTURE, TEXT), outputs=frozenset({"image"})),
-    Sample(name="edit, text first", inputs=PAINT, segments=(TEXT, PICTURE), outputs=frozenset({"image"})),
+    Sample(name="edit", inputs=EDIT, segments=(PICTURE, TEXT), outputs=frozenset({"image"}), tiny=SMALL_EDIT),
     Sample(
-        name="edit, two images", inputs=PAINT, segments=(PICTURE, TEXT, PICTURE, TEXT), outputs=frozenset({"image"})
+        name="edit, text first", inputs=EDIT, segments=(TEXT, PICTURE), outputs=frozenset({"image"}), tiny=SMALL_EDIT
+    ),
+    Sample(
+        name="edit, two images",
+        inputs=EDIT,
+        segments=(PICTURE, TEXT, PICTURE, TEXT),
+        outputs=frozenset({"image"}),
+        tiny=SMALL_EDIT,
     ),
     Sample(
         name="edit, text guided",
-        inputs=PAINT,
+        inputs=EDIT,
         segments=(PICTURE, TEXT),
         outputs=frozenset({"image"}),
         params={"cfg_img_scale": 1.0},
+        tiny=SMALL_EDIT,
     ),
     Sample(
         name="edit, think",
-        inputs=THINK_PAINT,
+        inputs={**EDIT, **THINK},
         segments=(SYSTEM, PICTURE, TEXT),
         outputs=frozenset({"text", "image"}),
         params={"think": True},
+        tiny={**SMALL_EDIT, "max_think_tokens": 24},
     ),
 )
 
@@ -99,20 +130,24 @@ def spec(sizes: Sizes) -> ModelSpec:
         outputs=(Text(), Image(max_count=1)),
         params=Params,
         routes=frozenset({"chat", "image", "image_edit"}),
+        surfaces={"image": Surface(beside=("text",)), "image_edit": Surface(beside=("text",))},
         nodes=graph.nodes,
         partitions=(Partition(name="main", program=bagel, walks=graph.walks),),
         walk_aliases={"image_gen_cfg": "image_gen"},
+        processor="mstar_bagel.processor:Processor",
+        model="mstar_bagel.model:Bagel",
         bind=bind,
         configs="mstar_bagel:configs",
         default_config="bagel_single_gpu",
         weights={
-            "bagel": WeightRef(
-                repo="ByteDance-Seed/BAGEL-7B-MoT", files=("*.json", "merges.txt", "ema.safetensors", "ae.safetensors")
-            )
+            "bagel": WeightRef(repo=REPO, files=WANTED),
         },
         requires={"vram_gib": 40, "compute_capability": "8.0"},
-        max_seq_len=32768,
+        max_seq_len=min(32768, sizes.language.max_positions),
         samples=SAMPLES,
+        tiny="mstar_bagel.checkpoint.tiny:write_tiny",
+        resolve="mstar_bagel.checkpoint.download:resolve_weights",
+        notice="bagel:tiny has random weights: its text and images are noise",
     )
 
 
@@ -120,9 +155,15 @@ def bind(given: ModelSpec, folder: Path | None, model_kwargs: Mapping[str, Any])
     """Bind the spec to the sizes and the stop id of the checkpoint in `folder`."""
     if folder is None:
         return given
-    graph = build(read_sizes(folder))
+    sizes = read_sizes(folder)
+    graph = build(sizes)
     (partition,) = given.partitions
-    return replace(given, nodes=graph.nodes, partitions=(replace(partition, walks=graph.walks),))
+    return replace(
+        given,
+        nodes=graph.nodes,
+        partitions=(replace(partition, walks=graph.walks),),
+        max_seq_len=min(given.max_seq_len, sizes.language.max_positions),
+    )
 
 
 @hookimpl

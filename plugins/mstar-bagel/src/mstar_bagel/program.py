@@ -16,6 +16,13 @@ SYSTEM: Final = "system"
 """Kind of a think instruction. It is not user text, so it never starts a new text-free branch."""
 IMAGE: Final = "image"
 
+GUIDED: Final = "times_guided"
+PHASES: Final = ("times_before", GUIDED, "times_after")
+"""Request inputs with the flow times of an image, in order: those before, inside and after the guidance interval.
+
+A phase without steps is absent. Only the guided phase runs the branches of guidance.
+"""
+
 
 def bagel(request: ProgramRequest) -> ProgramGenerator:
     """Run prompt segments in order, then text, then the image. A request has at most one image."""
@@ -35,24 +42,20 @@ def bagel(request: ProgramRequest) -> ProgramGenerator:
     if request.params.think_mode or not request.generates_image:
         yield from _write(request)
     if request.generates_image:
-        inputs = request.inputs
-        steps = request.params.num_timesteps - 1
-        yield Run("image_gen", latents=inputs["noise"], guidance=inputs["guidance"], max_iters=steps, branches=branches)
+        yield from _paint(request, branches)
 
 
 def image_branches(request: ProgramRequest) -> tuple[str, ...]:
-    """Return the cache branches that the image needs.
+    """Return the cache branches that the guided steps of the image need.
 
     Without input image and thought, cfg_img equals main, so no third pass runs and main's velocity is used.
     """
-    if not request.generates_image:
+    if not request.generates_image or GUIDED not in request.inputs:
         return (MAIN,)
     is_edit = any(segment.kind == IMAGE for segment in request.segments)
-    guide = guidance(request.params, is_edit=is_edit)
-    if not guide.is_on:
-        return (MAIN,)
     differs = is_edit or request.params.think_mode
-    return (MAIN, CFG_TEXT, CFG_IMG) if guide.image_scale > 1 and differs else (MAIN, CFG_TEXT)
+    scale = guidance(request.params, is_edit=is_edit).image_scale
+    return (MAIN, CFG_TEXT, CFG_IMG) if scale > 1 and differs else (MAIN, CFG_TEXT)
 
 
 def _reads(request: ProgramRequest, segment: Segment, branches: tuple[str, ...]) -> Iterator[Run]:
@@ -78,3 +81,19 @@ def _write(request: ProgramRequest) -> ProgramGenerator:
         # The last id is not in the cache yet. After a stop it is the end id, which the cache lacks as well.
         closing.insert(0, Run("prefill_text", tokens=thought.signals["token"], sample=False))
     yield closing
+
+
+def _paint(request: ProgramRequest, branches: tuple[str, ...]) -> ProgramGenerator:
+    """Denoise in up to three runs of one loop, so that steps outside the guidance interval run main alone.
+
+    Each run starts from the last latents.
+    """
+    inputs = request.inputs
+    yield Run("first_noise", grid=inputs["grid"])
+    phases = [name for name in PHASES if name in inputs]
+    for phase in phases:
+        yield Run(
+            "image_gen" if phase == phases[-1] else "denoise",
+            guidance=inputs["guidance"], times=inputs[phase], max_iters=len(inputs[phase]),
+            branches=branches if phase == GUIDED else (MAIN,), sample=False,
+        )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Files of a checkpoint: sizes, download, weights, and the generated tiny checkpoint."""

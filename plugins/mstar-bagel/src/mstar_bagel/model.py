@@ -1,0 +1,71 @@
+"""Nodes of BAGEL, built from a checkpoint. Created once per worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+
+from mstar_bagel.checkpoint.config import read_sizes
+from mstar_bagel.checkpoint.weights import building, load
+from mstar_bagel.nodes.autoencoder import CleanLatents, Pixels
+from mstar_bagel.nodes.flow import FlowSteps
+from mstar_bagel.nodes.language import BagelLLM
+from mstar_bagel.nodes.vision import ImageFeatures
+from mstar_core.errors import StartError, WeightsError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from mstar_core.graph import NodeSpec
+    from mstar_core.plugin.model import ModelContext
+
+
+class Bagel:
+    """BAGEL on one worker. Raises WeightsError if the checkpoint folder is missing or of another model."""
+
+    def __init__(self, ctx: ModelContext) -> None:
+        if ctx.folder is None:
+            raise WeightsError(
+                "bagel has no checkpoint folder", hint="start it with --weights DIR, or start bagel:tiny"
+            )
+        self._ctx = ctx
+        self._folder = ctx.folder
+        self._sizes = read_sizes(ctx.folder)
+
+    def get_submodule(self, node: NodeSpec) -> nn.Module:
+        """Build one node with its weights, on the context's device: the autoencoder in float32, others in its dtype."""
+        sizes = self._sizes
+        match node.name:
+            case "LLM" | "LLM_cfg_text" | "LLM_cfg_img":
+                self._check_whole()
+                return self._loaded(lambda: BagelLLM(sizes), "LLM", self._ctx.dtype)
+            case "vit_encoder":
+                return self._loaded(lambda: ImageFeatures(sizes), node.name, self._ctx.dtype)
+            case "vae_encoder":
+                return self._loaded(lambda: CleanLatents(sizes), node.name, torch.float32)
+            case "vae_decoder":
+                return self._loaded(lambda: Pixels(sizes), node.name, torch.float32)
+            case "combine_cfg":
+                return FlowSteps(sizes.latent_width, self._ctx.device)
+            case name:
+                known = "LLM, vit_encoder, vae_encoder, vae_decoder and combine_cfg"
+                raise StartError(f"bagel has no node {name!r}", hint=f"its nodes are {known}", phase="weights")
+
+    def vocab_size(self, node: NodeSpec) -> int:
+        """Return the size of the node's vocabulary; 0 for a node that does not sample."""
+        return self._sizes.language.vocab if node.sampling is not None else 0
+
+    def _loaded(self, make: Callable[[], nn.Module], node: str, dtype: torch.dtype) -> nn.Module:
+        with building(self._ctx.device, dtype):
+            module = make()
+        load(module, node, self._folder, self._ctx.progress)
+        return module.eval().requires_grad_(False)
+
+    def _check_whole(self) -> None:
+        if self._ctx.tp_size > 1:
+            raise StartError(
+                f"bagel cannot split its LLM over {self._ctx.tp_size} ranks", "tensor parallelism is not supported",
+                "set tp_size: 1; more ranks than tp_size make replicas", phase="weights",
+            )  # fmt: skip

@@ -1,0 +1,284 @@
+"""The node `LLM`: a Mixture-of-Transformers, text model and denoiser of images in one. Run by the KV engine.
+
+Each layer has two experts with projections, norms and MLPs of their own. Tokens of both meet in one attention. Modules
+are nested like the checkpoint's keys.
+
+The markers of an image come after its vectors, so that the vectors of an image are one slice. The order has no effect
+on the result, because all tokens of an image share one position and see each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar, cast
+
+import torch
+from torch import nn
+
+from mstar_bagel.graph import MARKERS
+from mstar_bagel.nodes.flow import GridTable, TimeEmbedder
+from mstar_core.layers import GatedMLP, Head, RMSNorm, Rotary, RotarySpec, TokenEmbedding, rotate
+from mstar_core.layers.linear import project_partial, sum_partials, weight_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mstar_bagel.checkpoint.config import Language, Sizes
+    from mstar_core.layers.kv_view import KVView
+
+Part = TypeVar("Part", bound=nn.Module)
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Places of both experts' tokens in a step of images. lengths: latent tokens of each image, before its markers."""
+
+    lengths: tuple[int, ...]
+
+    def join(self, gen: Tensor, und: Tensor) -> Tensor:
+        """Return the tokens of all images in packed order. gen: [sum of lengths, ...]; und: [2 * images, ...]."""
+        if len(self.lengths) == 1:
+            return torch.cat([gen, und])
+        pairs = zip(gen.split(list(self.lengths)), und.split(MARKERS), strict=True)
+        return torch.cat([part for pair in pairs for part in pair])
+
+    def split(self, x: Tensor) -> list[Tensor]:
+        """Return the latent tokens of all images, then all markers. x: in packed order."""
+        if len(self.lengths) == 1:
+            return list(x.split([self.lengths[0], MARKERS]))
+        sizes = [size for length in self.lengths for size in (length, MARKERS)]
+        parts = x.split(sizes)
+        return [torch.cat(parts[0::2]), torch.cat(parts[1::2])]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionExpert:
+    """One expert's projections and norms of a layer. The modules are owned by the layer."""
+
+    query: nn.Linear
+    key: nn.Linear
+    value: nn.Linear
+    output: nn.Linear
+    query_norm: RMSNorm
+    key_norm: RMSNorm
+
+    def project(self, x: Tensor, head_dim: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values before rotation, [T, heads, head_dim] each. Norms act per head."""
+        query, key, value = (layer(x).unflatten(-1, (-1, head_dim)) for layer in (self.query, self.key, self.value))
+        return self.query_norm(query), self.key_norm(key), value
+
+    def branch(self, mixed: Tensor) -> Tensor:
+        """Return the output projection, or partial sums of it: see `linear.project_partial`. mixed: [T, width]."""
+        weight = weight_of(self.output)
+        return self.output(mixed) if weight is None else project_partial(mixed, weight)
+
+
+class MixedAttention(nn.Module):
+    """Self-attention with the projections of two experts."""
+
+    def __init__(self, sizes: Language, layer: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.head_dim = sizes.head_dim
+        inner, shared = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
+        self.q_proj, self.q_proj_moe_gen = _twice(lambda: nn.Linear(sizes.width, inner))
+        self.k_proj, self.k_proj_moe_gen = _twice(lambda: nn.Linear(sizes.width, shared))
+        self.v_proj, self.v_proj_moe_gen = _twice(lambda: nn.Linear(sizes.width, shared))
+        self.o_proj, self.o_proj_moe_gen = _twice(lambda: nn.Linear(inner, sizes.width, bias=False))
+        self.q_norm, self.q_norm_moe_gen = _norms(sizes.head_dim, sizes.eps)
+        self.k_norm, self.k_norm_moe_gen = _norms(sizes.head_dim, sizes.eps)
+
+    @property
+    def und(self) -> AttentionExpert:
+        """The expert of text, image features and markers."""
+        return AttentionExpert(self.q_proj, self.k_proj, self.v_proj, self.o_proj, self.q_norm, self.k_norm)
+
+    @property
+    def gen(self) -> AttentionExpert:
+        """The expert of latent tokens."""
+        return AttentionExpert(
+            self.q_proj_moe_gen, self.k_proj_moe_gen, self.v_proj_moe_gen, self.o_proj_moe_gen, self.q_norm_moe_gen,
+            self.k_norm_moe_gen,
+        )  # fmt: skip
+
+    def text(self, x: Tensor, kv: KVView, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        """Return the branch [T, width], or partial sums, of tokens that all use `und`. x: [T, width], normalized."""
+        query, key, value = self.und.project(x, self.head_dim)
+        return self.und.branch(self._attend(kv, query, key, value, rotation))
+
+    def images(
+        self, gen: Tensor, und: Tensor, kv: KVView, rotation: tuple[Tensor, Tensor], packing: Packing
+    ) -> tuple[Tensor, Tensor]:
+        """Return the branches of latent tokens and of markers. Arguments: both, normalized, [T, width]."""
+        pairs = zip(self.gen.project(gen, self.head_dim), self.und.project(und, self.head_dim), strict=True)
+        query, key, value = (packing.join(*pair) for pair in pairs)
+        mixed = packing.split(self._attend(kv, query, key, value, rotation))
+        return self.gen.branch(mixed[0]), self.und.branch(mixed[1])
+
+    def _attend(self, kv: KVView, query: Tensor, key: Tensor, value: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        return kv.attend(self.layer, rotate(query, *rotation), rotate(key, *rotation), value).flatten(1)
+
+
+class MixedBlock(nn.Module):
+    """Pre-norm decoder block with two experts."""
+
+    def __init__(self, sizes: Language, layer: int) -> None:
+        super().__init__()
+        self.self_attn = MixedAttention(sizes, layer)
+        self.mlp, self.mlp_moe_gen = _twice(lambda: GatedMLP(sizes.width, sizes.mlp))
+        self.input_layernorm, self.input_layernorm_moe_gen = _norms(sizes.width, sizes.eps)
+        self.post_attention_layernorm, self.post_attention_layernorm_moe_gen = _norms(sizes.width, sizes.eps)
+
+    def text(self, x: Tensor, kv: KVView, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        """Return [T, width]. x: [T, width], all of `und`."""
+        branch = self.self_attn.text(self.input_layernorm(x), kv, rotation)
+        x, normed = self.post_attention_layernorm.after_add(x, branch)
+        return x + sum_partials(self.mlp.branch(normed), x)
+
+    def images(
+        self, gen: Tensor, und: Tensor, kv: KVView, rotation: tuple[Tensor, Tensor], packing: Packing
+    ) -> tuple[Tensor, Tensor]:
+        """Return latent tokens and markers, [T, width] each."""
+        attended = self.self_attn.images(
+            self.input_layernorm_moe_gen(gen), self.input_layernorm(und), kv, rotation, packing
+        )
+        gen, normed_gen = self.post_attention_layernorm_moe_gen.after_add(gen, attended[0])
+        und, normed_und = self.post_attention_layernorm.after_add(und, attended[1])
+        gen = gen + sum_partials(self.mlp_moe_gen.branch(normed_gen), gen)
+        return gen, und + sum_partials(self.mlp.branch(normed_und), und)
+
+
+class MixedDecoder(nn.Module):
+    """All blocks between embeddings and normalized states."""
+
+    def __init__(self, sizes: Language) -> None:
+        super().__init__()
+        self.embed_tokens = TokenEmbedding(sizes.vocab, sizes.width)
+        self.layers = nn.ModuleList(MixedBlock(sizes, layer) for layer in range(sizes.layers))
+        self.norm, self.norm_moe_gen = _norms(sizes.width, sizes.eps)
+        self.rotary = Rotary(RotarySpec(width=sizes.head_dim, base=sizes.rope_theta))
+
+    @property
+    def blocks(self) -> list[MixedBlock]:
+        return cast("list[MixedBlock]", list(self.layers))
+
+    def text(self, x: Tensor, positions: Tensor, kv: KVView) -> Tensor:
+        """Return normalized states [T, width]. x: embeddings of tokens of `und`."""
+        rotation = self.rotary(positions)
+        for block in self.blocks:
+            x = block.text(x, kv, rotation)
+        out: Tensor = self.norm(x)
+        return out
+
+    def images(self, gen: Tensor, und: Tensor, positions: Tensor, kv: KVView, packing: Packing) -> Tensor:
+        """Return normalized states of the latent tokens, [sum of lengths, width]."""
+        rotation = self.rotary(positions)
+        for block in self.blocks:
+            gen, und = block.images(gen, und, kv, rotation, packing)
+        out: Tensor = self.norm_moe_gen(gen)
+        return out
+
+
+class LanguageModel(nn.Module):
+    """Decoder and head."""
+
+    def __init__(self, sizes: Language) -> None:
+        super().__init__()
+        self.model = MixedDecoder(sizes)
+        self.lm_head = Head(sizes.width, sizes.vocab)
+
+
+class BagelLLM(nn.Module):
+    """Text to logits, image vectors to cache, noisy latents to a velocity: one forward, chosen by the ports."""
+
+    marker_ids: Tensor
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        width, ids = sizes.language.width, sizes.ids
+        self.language_model = LanguageModel(sizes.language)
+        self.vae2llm = nn.Linear(sizes.latent_width, width)
+        self.llm2vae = nn.Linear(width, sizes.latent_width)
+        self.time_embedder = TimeEmbedder(width)
+        self.latent_pos_embed = GridTable(sizes.latent_grid, width)
+        self.register_buffer("marker_ids", torch.tensor([ids.image_start, ids.image_end]), persistent=False)
+
+    def forward(
+        self,
+        *,
+        kv: KVView,
+        positions: Tensor,
+        tokens: Tensor | None = None,
+        embeds: Tensor | Sequence[Tensor] | None = None,
+        latent_embeds: Tensor | Sequence[Tensor] | None = None,
+        latents: Tensor | Sequence[Tensor] | None = None,
+        times: Tensor | None = None,
+        **_: Tensor,
+    ) -> dict[str, Tensor] | dict[str, list[Tensor]]:
+        """Run one kind of input.
+
+        positions: int64 [T]. tokens: int64 [T] → {"hidden": [T, width]}. embeds: features of each image [n, width] →
+        the same with its markers. latent_embeds: clean latents of each image [n, width] → nothing. latents: float32
+        [h, w, channels] of each image, with times float32 [images, 1, 2] (flow time first) → {"velocity": as latents}.
+        """
+        decoder = self.language_model.model
+        if tokens is not None:
+            return {"hidden": decoder.text(decoder.embed_tokens(tokens), positions, kv)}
+        if embeds is not None:
+            markers = self._markers(1)
+            x = torch.cat([part for each in embeds for part in (each, markers)])
+            return {"hidden": decoder.text(x, positions, kv)}
+        if latent_embeds is not None:
+            packing = Packing(tuple(len(each) for each in latent_embeds))
+            decoder.images(_flat(latent_embeds), self._markers(len(latent_embeds)), positions, kv, packing)
+            return {}
+        assert latents is not None and times is not None
+        return self._velocity(latents, times, positions, kv)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Return logits [n, vocab]. hidden: [n, width]."""
+        logits: Tensor = self.language_model.lm_head(hidden)
+        return logits
+
+    def embed_latents(self, latents: Sequence[Tensor], times: Tensor) -> Tensor:
+        """Return the embeddings of latent tokens, [T, width]. latents: [h, w, channels] each; times: [images]."""
+        dtype = self.vae2llm.weight.dtype
+        moments = self.time_embedder(times)
+        parts = [
+            self.vae2llm(each.flatten(0, 1).to(dtype)) + moment + self.latent_pos_embed(each.shape[0], each.shape[1])
+            for each, moment in zip(latents, moments, strict=True)
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _velocity(
+        self, latents: Tensor | Sequence[Tensor], times: Tensor, positions: Tensor, kv: KVView
+    ) -> dict[str, Tensor] | dict[str, list[Tensor]]:
+        images = list(latents)
+        packing = Packing(tuple(each.shape[0] * each.shape[1] for each in images))
+        gen = self.embed_latents(images, times[:, 0, 0])
+        states = self.language_model.model.images(gen, self._markers(len(images)), positions, kv, packing)
+        found = self.llm2vae(states).float()
+        if isinstance(latents, torch.Tensor):
+            return {"velocity": found.view(latents.shape)}
+        parts = found.split(list(packing.lengths))
+        return {"velocity": [part.view(each.shape) for part, each in zip(parts, images, strict=True)]}
+
+    def _markers(self, images: int) -> Tensor:
+        """Return the embeddings of the markers of so many images, [2 * images, width]."""
+        rows: Tensor = self.language_model.model.embed_tokens(self.marker_ids)
+        return rows.repeat(images, 1)
+
+
+def _flat(parts: Tensor | Sequence[Tensor]) -> Tensor:
+    """Return vectors of all images, [T, width]."""
+    return parts.flatten(0, 1) if isinstance(parts, torch.Tensor) else torch.cat(list(parts))
+
+
+def _twice(make: Callable[[], Part]) -> tuple[Part, Part]:
+    """Return a module for each expert: `und`, `gen`."""
+    return make(), make()
+
+
+def _norms(width: int, eps: float) -> tuple[RMSNorm, RMSNorm]:
+    return RMSNorm(width, eps), RMSNorm(width, eps)

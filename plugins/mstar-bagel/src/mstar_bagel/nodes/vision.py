@@ -1,0 +1,162 @@
+"""The node `vit_encoder`: SigLIP at any resolution, connector and grid positions, from images to vectors of the LLM.
+
+Images of all requests of a batch are packed along one token axis; attention stays within an image. Modules are nested
+like the checkpoint's keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, cast
+
+import torch
+from torch import nn
+from torch.nn.functional import gelu, scaled_dot_product_attention
+
+from mstar_bagel.nodes.flow import GridTable
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mstar_bagel.checkpoint.config import Sizes, Vision
+
+
+def patches(image: Tensor, side: int) -> Tensor:
+    """Return the patches of an image in row-major order, [h * w, side * side * channels], channels last in each.
+
+    image: [channels, y, x], y and x multiples of side.
+    """
+    channels, height, width = image.shape
+    grid = image.view(channels, height // side, side, width // side, side)
+    return grid.permute(1, 3, 2, 4, 0).reshape(-1, side * side * channels)
+
+
+class PatchEmbeddings(nn.Module):
+    """Patch embeddings and learned positions, anchored at the top left of a square table."""
+
+    def __init__(self, vision: Vision) -> None:
+        super().__init__()
+        self.patch_embedding = nn.Linear(vision.patch**2 * vision.channels, vision.width)
+        self.position_embedding = nn.Embedding(vision.grid**2, vision.width)
+        self._patch = vision.patch
+        self._grid = vision.grid
+
+    def forward(self, images: Sequence[Tensor]) -> Tensor:
+        """Return [T, width] of all images. images: [channels, y, x] in [-1, 1]."""
+        weight = self.patch_embedding.weight
+        packed = torch.cat([patches(image.to(weight.dtype), self._patch) for image in images])
+        out: Tensor = self.patch_embedding(packed) + torch.cat([self._positions(image) for image in images])
+        return out
+
+    def _positions(self, image: Tensor) -> Tensor:
+        table = self.position_embedding.weight.view(self._grid, self._grid, -1)
+        return table[: image.shape[1] // self._patch, : image.shape[2] // self._patch].flatten(0, 1)
+
+
+class PatchAttention(nn.Module):
+    """Attention among all patches of an image."""
+
+    def __init__(self, vision: Vision) -> None:
+        super().__init__()
+        self.heads = vision.heads
+        self.q_proj = nn.Linear(vision.width, vision.width)
+        self.k_proj = nn.Linear(vision.width, vision.width)
+        self.v_proj = nn.Linear(vision.width, vision.width)
+        self.out_proj = nn.Linear(vision.width, vision.width)
+
+    def forward(self, x: Tensor, lengths: list[int]) -> Tensor:
+        """Return x's shape. x: [T, width]; lengths: patches of each image."""
+        heads = [
+            layer(x).unflatten(-1, (self.heads, -1)).transpose(0, 1).split(lengths, dim=1)
+            for layer in (self.q_proj, self.k_proj, self.v_proj)
+        ]
+        mixed = [
+            scaled_dot_product_attention(query[None], key[None], value[None])[0].transpose(0, 1).flatten(1)
+            for query, key, value in zip(*heads, strict=True)
+        ]
+        out: Tensor = self.out_proj(mixed[0] if len(mixed) == 1 else torch.cat(mixed))
+        return out
+
+
+class PatchMLP(nn.Module):
+    """Two linear layers with a tanh GELU. Also the connector, whose widths differ."""
+
+    def __init__(self, width: int, inner: int, outer: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(width, inner)
+        self.fc2 = nn.Linear(inner, outer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [T, outer]. x: [T, width]."""
+        out: Tensor = self.fc2(gelu(self.fc1(x), approximate="tanh"))
+        return out
+
+
+class PatchBlock(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, vision: Vision) -> None:
+        super().__init__()
+        self.layer_norm1 = nn.LayerNorm(vision.width, vision.eps)
+        self.self_attn = PatchAttention(vision)
+        self.layer_norm2 = nn.LayerNorm(vision.width, vision.eps)
+        self.mlp = PatchMLP(vision.width, vision.mlp, vision.width)
+
+    def forward(self, x: Tensor, lengths: list[int]) -> Tensor:
+        """Return x's shape. x: [T, width]."""
+        x = x + self.self_attn(self.layer_norm1(x), lengths)
+        out: Tensor = x + self.mlp(self.layer_norm2(x))
+        return out
+
+
+class PatchEncoder(nn.Module):
+    def __init__(self, vision: Vision) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(PatchBlock(vision) for _ in range(vision.layers))
+
+
+class VisionModel(nn.Module):
+    """SigLIP without pooling head."""
+
+    def __init__(self, vision: Vision) -> None:
+        super().__init__()
+        self.embeddings = PatchEmbeddings(vision)
+        self.encoder = PatchEncoder(vision)
+        self.post_layernorm = nn.LayerNorm(vision.width, vision.eps)
+
+    def forward(self, images: Sequence[Tensor], lengths: list[int]) -> Tensor:
+        """Return [T, width] of all images."""
+        x = self.embeddings(images)
+        for block in cast("list[PatchBlock]", list(self.encoder.layers)):
+            x = block(x, lengths)
+        out: Tensor = self.post_layernorm(x)
+        return out
+
+
+class VisionTower(nn.Module):
+    def __init__(self, vision: Vision) -> None:
+        super().__init__()
+        self.vision_model = VisionModel(vision)
+
+
+class ImageFeatures(nn.Module):
+    """Images to vectors of the LLM's width."""
+
+    device_outputs: Final = ("features",)
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        width = sizes.language.width
+        self.vit_model = VisionTower(sizes.vision)
+        self.connector = PatchMLP(sizes.vision.width, width, width)
+        self.vit_pos_embed = GridTable(sizes.vision.grid, width)
+        self._patch = sizes.vision.patch
+
+    def forward(self, *, image: Tensor | Sequence[Tensor]) -> dict[str, list[Tensor]]:
+        """Return {"features": one tensor [n, width] per image}. image: [channels, y, x] each, in [-1, 1]."""
+        images = list(image)
+        grids = [(each.shape[1] // self._patch, each.shape[2] // self._patch) for each in images]
+        lengths = [rows * columns for rows, columns in grids]
+        positions = torch.cat([self.vit_pos_embed(rows, columns) for rows, columns in grids])
+        packed = self.connector(self.vit_model.vision_model(images, lengths)) + positions
+        return {"features": list(packed.split(lengths))}

@@ -1,0 +1,232 @@
+"""Processor of BAGEL: interleaved text and images to segments, pixels to PNG. Runs in the api's pool, without torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from mstar_bagel.checkpoint.config import read_sizes
+from mstar_bagel.graph import MARKERS
+from mstar_bagel.params import guidance
+from mstar_bagel.program import IMAGE, SYSTEM
+from mstar_bagel.request.images import fitted_size, resize, signed
+from mstar_bagel.request.prompt import THINK_TO_ANSWER, THINK_TO_PAINT, PromptIds
+from mstar_bagel.request.schedule import phases
+from mstar_bagel.request.tokenizer import TextStream, TextTokenizer
+from mstar_core.errors import RequestError, WeightsError
+from mstar_core.plugin.media.images import encode_image, read_image
+from mstar_core.plugin.processor import Inputs, PromptRequest, SegmentInputs
+
+if TYPE_CHECKING:
+    from mstar_bagel.params import Params
+
+TEXT: Final = "text"
+CHATML: Final = "chatml"
+DIRECT: Final = "vllm"
+"""`image_preprocess` of servers that resize an image once for the image encoder."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """The prompt's segments, and the size of the last input image after the first rule."""
+
+    segments: list[SegmentInputs]
+    image_size: tuple[int, int] | None
+
+    @property
+    def tokens(self) -> int:
+        return sum(segment.length for segment in self.segments)
+
+
+class Processor:
+    """Processor of one checkpoint. Created once per pool process."""
+
+    def __init__(self, folder: Path | None, model_kwargs: Mapping[str, Any]) -> None:
+        if folder is None:
+            raise WeightsError(
+                "bagel has no checkpoint folder", hint="start it with --weights DIR, or start bagel:tiny"
+            )
+        self._sizes = read_sizes(folder)
+        self._folder = folder
+        self._tokenizer: TextTokenizer | None = None
+
+    @property
+    def tokenizer(self) -> TextTokenizer:
+        """The checkpoint's tokenizer, read at first use."""
+        if self._tokenizer is None:
+            self._tokenizer = TextTokenizer(self._folder)
+        return self._tokenizer
+
+    def detokenizer(self) -> TextStream:
+        """Return a detokenizer for one answer."""
+        return TextStream(self.tokenizer)
+
+    def process_prompt(self, request: PromptRequest) -> Inputs:
+        """Return segments and arrays of a request. Raises RequestError with the field name for invalid input."""
+        params: Params = request.params
+        paints = IMAGE in request.outputs
+        self._check(request, params, paints=paints)
+        read = self._read(request, params, paints=paints)
+        arrays: dict[str, np.ndarray] = {}
+        ids = self._sizes.ids
+        if params.think_mode or not paints:
+            arrays["start"] = np.array([ids.start], dtype=np.int64)
+        if paints:
+            arrays |= self._painted(params, read.image_size)
+            if params.think_mode:
+                arrays["end"] = np.array([ids.end], dtype=np.int64)
+        elif params.prompt_format == CHATML:
+            *header, last = PromptIds(self.tokenizer, ids).answer()
+            read.segments.append(_text_segment(header))
+            arrays["start"] = np.array([last], dtype=np.int64)
+        return self._limited(request, params, read, arrays, paints=paints)
+
+    def postprocess(self, output: np.ndarray, modality: str) -> tuple[bytes, dict[str, Any]]:
+        """Return an image as PNG with its size. output: uint8 [y, x, 3]."""
+        from PIL import Image
+
+        height, width = output.shape[:2]
+        return encode_image(Image.fromarray(np.ascontiguousarray(output))), {"width": width, "height": height}
+
+    # -- prompt ----------------------------------------------------------------------------------------------------
+
+    def _read(self, request: PromptRequest, params: Params, *, paints: bool) -> _Read:
+        prompt = PromptIds(self.tokenizer, self._sizes.ids)
+        segments: list[SegmentInputs] = []
+        size: tuple[int, int] | None = None
+        if params.think_mode:
+            segments.append(_text_segment(prompt.text(THINK_TO_PAINT if paints else THINK_TO_ANSWER), SYSTEM))
+        for role, modality, index in _parts(request):
+            if modality == IMAGE:
+                segment, size = self._image(request, params, index, paints=paints)
+                segments.append(segment)
+            elif text := request.text_at(index):
+                is_chat = params.prompt_format == CHATML
+                segments.append(_text_segment(prompt.message(role, text) if is_chat else prompt.text(text)))
+        return _Read(segments, size)
+
+    def _image(
+        self, request: PromptRequest, params: Params, index: int, *, paints: bool
+    ) -> tuple[SegmentInputs, tuple[int, int]]:
+        sizes = self._sizes
+        given = read_image(request.media_at(IMAGE, index).data, request.limits)
+        first = resize(given, sizes.vae_rule)
+        seen = resize(given if params.image_preprocess == DIRECT else first, sizes.vit_rule)
+        arrays = {"vit_image": signed(seen)}
+        length = _tokens(seen.size, sizes.vision.patch)
+        if paints:
+            clean = resize(first, sizes.vae_rule)
+            arrays["vae_image"] = signed(clean)
+            length += _tokens(clean.size, sizes.token_pixels)
+        return SegmentInputs(kind=IMAGE, arrays=arrays, length=length), first.size
+
+    def _check(self, request: PromptRequest, params: Params, *, paints: bool) -> None:
+        parts = _parts(request)
+        has_text = any(modality == TEXT and request.text_at(index).strip() for _, modality, index in parts)
+        if not has_text and (paints or not request.media):
+            code = "missing_field" if request.text is None else "invalid_value"
+            what = "describe the image" if paints else "send a text or an image"
+            raise RequestError("text is empty", hint=what, field="text", code=code)
+        odd = next((part for part in request.media if part.modality != IMAGE), None)
+        if odd is not None:
+            raise RequestError(f"{odd.modality} is not an input of this model", hint="send images", field="files")
+        if paints and params.prompt_format == CHATML:
+            raise RequestError(
+                "prompt_format chatml cannot make an image", "the layout has no place for one", "use reference",
+                field="prompt_format", value=CHATML, allowed="reference",
+            )  # fmt: skip
+
+    # -- image -----------------------------------------------------------------------------------------------------
+
+    def _painted(self, params: Params, given: tuple[int, int] | None) -> dict[str, np.ndarray]:
+        """Return the arrays of the image to make. given: size of the last input image."""
+        sizes = self._sizes
+        width, height = self._size(params, given)
+        guide = guidance(params, is_edit=given is not None)
+        rows, columns = height // sizes.token_pixels, width // sizes.token_pixels
+        return {
+            "grid": np.array([rows, columns], dtype=np.int64),
+            "guidance": np.array(guide.numbers(), dtype=np.float32),
+            **phases(params.num_timesteps, params.timestep_shift, guide),
+        }
+
+    def _size(self, params: Params, given: tuple[int, int] | None) -> tuple[int, int]:
+        sizes, longest = self._sizes, self._sizes.longest_side
+        for name, side in (("width", params.width), ("height", params.height)):
+            if side is not None and (side > longest or side % sizes.token_pixels):
+                allowed = f"a multiple of {sizes.token_pixels} up to {longest}"
+                raise RequestError(
+                    f"{name} is {side}, allowed is {allowed}", "this checkpoint's position table ends there",
+                    field=name, value=str(side), allowed=allowed,
+                )  # fmt: skip
+        if given is None:
+            return params.image_size(longest)
+        return fitted_size(given, (params.width, params.height), sizes.token_pixels)
+
+    # -- limits ----------------------------------------------------------------------------------------------------
+
+    def _limited(
+        self, request: PromptRequest, params: Params, read: _Read, arrays: dict[str, np.ndarray], *, paints: bool
+    ) -> Inputs:
+        limit = min(request.max_seq_len or self._sizes.language.max_positions, self._sizes.language.max_positions)
+        writes = params.think_mode or not paints
+        closing = 2 if paints and writes else 1  # the start id, and the end id of a thought
+        room = limit - read.tokens - (closing if writes else 0)
+        if room < (1 if writes else 0):
+            raise RequestError(
+                f"the prompt has {read.tokens} tokens and the context {limit}",
+                _told(read.segments), "send fewer or smaller images, or a shorter text", field="text",
+                code="context_length_exceeded", value=str(read.tokens), allowed=f"< {limit}",
+            )  # fmt: skip
+        warnings: list[str] = []
+        usage = {"guidance": int(any(name == "times_guided" for name in arrays))} if paints else {}
+        if not paints:
+            return Inputs(
+                arrays=arrays, segments=read.segments, prompt_tokens=read.tokens,
+                max_output_tokens=min(params.max_output_tokens, room), warnings=warnings,
+            )  # fmt: skip
+        thought = min(params.max_think_tokens, room) if writes else 0
+        if thought < params.max_think_tokens and writes:
+            warnings.append(
+                f"max_think_tokens was lowered from {params.max_think_tokens} to {thought}, the space in the context"
+            )
+        # The conductor reserves cache for max_output_tokens: here the thought and the ids around it.
+        changed = dataclasses.replace(
+            params, max_think_tokens=max(1, thought), max_output_tokens=thought + closing if writes else 1
+        )
+        return Inputs(
+            arrays=arrays, segments=read.segments, prompt_tokens=read.tokens, params=changed, usage=usage,
+            warnings=warnings,
+        )  # fmt: skip
+
+
+def _parts(request: PromptRequest) -> list[tuple[str, str, int]]:
+    """Return role, modality and index of each part of the prompt, in order."""
+    if request.turns:
+        return [(turn.role, modality, index) for turn in request.turns for modality, index in turn.order]
+    order: Sequence[tuple[str, int]] = request.order
+    if not order:
+        images = [(IMAGE, index) for index in range(len(request.media))]
+        order = [*images, *([(TEXT, 0)] if request.text else [])]
+    return [("user", modality, index) for modality, index in order]
+
+
+def _text_segment(ids: list[int], kind: str = TEXT) -> SegmentInputs:
+    return SegmentInputs(kind=kind, arrays={"tokens": np.array(ids, dtype=np.int64)}, length=len(ids))
+
+
+def _tokens(size: tuple[int, int], pixels: int) -> int:
+    """Return the tokens of an image with its markers."""
+    return (size[0] // pixels) * (size[1] // pixels) + MARKERS
+
+
+def _told(segments: Sequence[SegmentInputs]) -> str:
+    counts: dict[str, int] = {}
+    for segment in segments:
+        counts[segment.kind] = counts.get(segment.kind, 0) + segment.length
+    return ", ".join(f"{kind}: {count}" for kind, count in counts.items())

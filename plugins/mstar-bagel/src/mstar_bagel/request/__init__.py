@@ -1,0 +1,1 @@
+"""Preparation of a request: tokens, images, segments and flow times. Imports no torch."""

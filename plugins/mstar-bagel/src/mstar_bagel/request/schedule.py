@@ -1,0 +1,43 @@
+"""Flow times of an image: the grid, its shift toward noise, and the steps inside the guidance interval."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mstar_bagel.program import PHASES
+
+if TYPE_CHECKING:
+    from mstar_bagel.params import Guidance
+
+
+def flow_times(points: int, shift: float) -> np.ndarray:
+    """Return the flow times of a grid, float32 [points], from 1 to 0. shift: above 1 they lie closer to noise.
+
+    Source: the specification, section 8.
+    """
+    linear = np.linspace(1.0, 0.0, points, dtype=np.float64).astype(np.float32)
+    warp = np.float32(shift)
+    times: np.ndarray = warp * linear / (np.float32(1) + (warp - np.float32(1)) * linear)
+    return times
+
+
+def steps(points: int, shift: float) -> np.ndarray:
+    """Return time and length of each Euler step, float32 [points - 1, 2]."""
+    times = flow_times(points, shift)
+    return np.stack([times[:-1], times[:-1] - times[1:]], axis=1)
+
+
+def phases(points: int, shift: float, guide: Guidance) -> dict[str, np.ndarray]:
+    """Return the steps before, inside and after the guidance interval, by the program's input names.
+
+    Times fall, so each phase is one run of steps. Empty phases are left out; an image without guidance has one phase.
+    """
+    every = steps(points, shift)
+    guided = np.array([guide.guides(float(time)) for time, _ in every])
+    if not guided.any():
+        return {PHASES[-1]: every}
+    first, end = int(guided.argmax()), len(guided) - int(guided[::-1].argmax())
+    found = dict(zip(PHASES, (every[:first], every[first:end], every[end:]), strict=True))
+    return {name: part for name, part in found.items() if len(part)}

@@ -1,0 +1,118 @@
+"""Tokenizer of the checkpoint, which reads spelled-out control tokens as text, and its detokenizer."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from mstar_bagel.checkpoint.config import TOKENIZER_CONFIG, read_json
+from mstar_core.errors import WeightsError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+FILE: Final = "tokenizer.json"
+VOCAB: Final = "vocab.json"
+MERGES: Final = "merges.txt"
+PATTERN: Final = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""Words of Qwen2's tokenizer, for folders without tokenizer.json."""
+
+INCOMPLETE: Final = "\N{REPLACEMENT CHARACTER}"
+
+
+class TextTokenizer:
+    """Byte-level BPE without control tokens from the text."""
+
+    def __init__(self, folder: Path) -> None:
+        self._tokenizer = read_tokenizer(folder)
+        self._control = frozenset(self._tokenizer.get_added_tokens_decoder())
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of plain text. A spelled-out control token is split after its first character."""
+        encoded = self._tokenizer.encode(text, add_special_tokens=False)
+        spelled = [span for token, span in zip(encoded.ids, encoded.offsets, strict=True) if token in self._control]
+        if not spelled:
+            return list(encoded.ids)
+        cuts = [0, *(start + 1 for start, _ in spelled), len(text)]
+        pieces = [text[a:b] for a, b in itertools.pairwise(cuts)]
+        if text in pieces:  # a control token of one character cannot be split
+            return [token for token in encoded.ids if token not in self._control]
+        return [token for piece in pieces for token in self.encode(piece)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids without control tokens; an incomplete character becomes U+FFFD."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+
+class TextStream:
+    """Incremental detokenizer: returns text as soon as its characters are complete."""
+
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._ids: list[int] = []
+
+    def push(self, ids: Sequence[int]) -> str:
+        """Return the text that these ids complete. Byte-level tokens never change earlier characters."""
+        self._ids += ids
+        text = self._tokenizer.decode(self._ids)
+        if text.endswith(INCOMPLETE):
+            return ""
+        self._ids = []
+        return text
+
+    def flush(self) -> str:
+        """Return what is left, with U+FFFD for an incomplete character."""
+        text, self._ids = self._tokenizer.decode(self._ids), []
+        return text
+
+
+def read_tokenizer(folder: Path) -> Tokenizer:
+    """Read tokenizer.json, else vocab.json and merges.txt. Raises WeightsError with the file."""
+    from tokenizers import Tokenizer
+
+    path = folder / FILE
+    if not path.is_file() and not ((folder / VOCAB).is_file() and (folder / MERGES).is_file()):
+        detail = f"there is neither {FILE}, nor {VOCAB} with {MERGES}"
+        raise WeightsError(f"{folder} has no tokenizer", detail, "download these files", file=str(path))
+    try:
+        return Tokenizer.from_file(str(path)) if path.is_file() else _from_parts(folder)
+    except WeightsError:
+        raise
+    except Exception as error:
+        path = path if path.is_file() else folder / VOCAB
+        raise WeightsError(f"{path} cannot be read", str(error), "download this file again", file=str(path)) from error
+
+
+def _from_parts(folder: Path) -> Tokenizer:
+    from tokenizers import AddedToken, models
+
+    made = qwen_tokenizer(models.BPE.from_file(str(folder / VOCAB), str(folder / MERGES)))
+    config = read_json(folder / TOKENIZER_CONFIG) if (folder / TOKENIZER_CONFIG).is_file() else {}
+    added = sorted((int(number), token) for number, token in config.get("added_tokens_decoder", {}).items())
+    for _, token in added:
+        made.add_tokens([AddedToken(token["content"], normalized=False, special=bool(token.get("special", False)))])
+    wrong = next((token["content"] for number, token in added if made.token_to_id(token["content"]) != number), None)
+    if wrong is not None:
+        raise WeightsError(
+            f"{folder / VOCAB} and {TOKENIZER_CONFIG} disagree", f"{wrong} would get another id",
+            "download the tokenizer's files again", file=str(folder / VOCAB),
+        )  # fmt: skip
+    return made
+
+
+def qwen_tokenizer(model: Any) -> Tokenizer:
+    """Return a tokenizer of Qwen2's kind around a BPE model, without added tokens."""
+    from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
+
+    made = Tokenizer(model)
+    made.normalizer = normalizers.NFC()
+    words = pre_tokenizers.Split(Regex(PATTERN), behavior="isolated")
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    made.decoder = decoders.ByteLevel()
+    return made
