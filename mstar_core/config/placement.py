@@ -11,7 +11,7 @@ from mstar_core.config.read import CheckedValue
 from mstar_core.config.resolved import NodeGroup, ResolvedConfig
 from mstar_core.errors import did_you_mean
 from mstar_core.graph import NodeSpec, graph_nodes
-from mstar_core.plugin import ModelSpec, PlanRequest, Plugins
+from mstar_core.plugin import ModelSpec
 
 
 def node_groups(spec: ModelSpec, values: Mapping[str, CheckedValue]) -> tuple[NodeGroup, ...]:
@@ -179,15 +179,13 @@ def _root(node: NodeSpec) -> NodeSpec:
     return node if node.of is None else _root(node.of)
 
 
-def make_plan(spec: ModelSpec, config: ResolvedConfig, devices: Sequence[str], plugins: Plugins | None = None) -> Plan:
-    """The placement on devices: entry i of `devices` for rank i, or ("cpu",) for plain processes.
+def make_plan(spec: ModelSpec, config: ResolvedConfig, devices: Sequence[str], own: Plan | None = None) -> Plan:
+    """Return the placement on devices: entry i of `devices` for rank i, or ("cpu",) for plain processes.
 
-    A plugin's `mstar_plan` is asked first. Raises ConfigError for a rank that no device backs.
+    own: the placement by the model's plugin. Raises ConfigError for a rank that no device backs.
     """
-    if plugins is not None:
-        own = plugins.plan(spec, PlanRequest(config=config, devices=tuple(devices)))
-        if own is not None:
-            return with_budgets(spec, config, own)
+    if own is not None:
+        return with_budgets(spec, config, own)
     names = device_names(config, devices)
     placements = tuple(_placements(spec, config))
     ranks = tuple(

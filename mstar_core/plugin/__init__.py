@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from mstar_core.plugin.hookspecs import hookimpl, hookspec
 from mstar_core.plugin.loader import Loaded, PluginEntry, Problem, load_plugin, plugin_entries
-from mstar_core.plugin.manager import Plugins
 from mstar_core.plugin.offers import Check, FetchProgress, LifeEvent, PlanRequest, TransportSpec, WorkloadSpec
 from mstar_core.plugin.params import ParamSpec, param, param_schema, param_specs, parse_params
 from mstar_core.plugin.program import Fork, InputFact, ProgramRequest, Run, Segment, Signal, WalkResult
@@ -28,7 +27,6 @@ __all__ = [
     "Partition",
     "PlanRequest",
     "PluginEntry",
-    "Plugins",
     "Problem",
     "ProgramRequest",
     "Run",

@@ -1,4 +1,4 @@
-"""Hooks that a plugin may implement. Only `Plugins` calls them; each has a section in docs/plugins.md."""
+"""Hooks that a plugin may implement. `mstarctl.plugins` calls them; each has a section in docs/plugins.md."""
 
 from __future__ import annotations
 

@@ -62,22 +62,6 @@ def find_entry(name: str, entries: tuple[PluginEntry, ...] | None = None) -> Plu
     raise NotFound(f"no plugin {name!r} is installed", hint=hint, kind="plugin", name=name)
 
 
-def allowed_names(
-    entries: tuple[PluginEntry, ...], environment: Mapping[str, str] | None = None
-) -> frozenset[str] | None:
-    """Return the names in MSTAR_PLUGINS, None if it is unset. Raises PluginError for a name that is not installed."""
-    text = (os.environ if environment is None else environment).get("MSTAR_PLUGINS")
-    if text is None:
-        return None
-    names = frozenset(part.strip() for part in text.split(",") if part.strip())
-    for name in sorted(names):
-        try:
-            find_entry(name, entries)
-        except NotFound as error:
-            raise PluginError(f"MSTAR_PLUGINS: {error.title}", hint=error.hint, plugin=name) from None
-    return names
-
-
 State = Literal["broken", "incompatible", "invalid"]
 Phase = Literal["requirement", "import", "api", "hooks", "models", "spec"]
 _STATES: dict[str, State] = {

@@ -10,16 +10,15 @@ import typer
 
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.config.load import ConfigFile, read_file
-from mstar_core.config.placement import make_plan
 from mstar_core.config.resolved import ResolvedConfig
 from mstar_core.config.schema import SETTINGS, Setting
 from mstar_core.errors import ConfigError, ExitCode, MstarError, NotFound, UsageError
-from mstar_core.plugin import Plugins
 from mstarctl.authoring.config_file import Settings, commented_file, differences
 from mstarctl.authoring.config_schema import explain, json_schema
 from mstarctl.complete import configured_names, key_names, plugin_names
 from mstarctl.output import Column, Printer
 from mstarctl.output.errors import render_error
+from mstarctl.plugins import Plugins
 from mstarctl.start.target import Override, Target, find, parse_set, resolve_target
 
 app = typer.Typer(
@@ -75,9 +74,8 @@ def _validated(text: str, plugins: Plugins, devices: int | None, printer: Printe
     try:
         target = find(text, plugins)
         config = resolve_target(target)
-        plan = make_plan(
-            target.spec, config, ("cpu",) if devices is None else tuple(f"cuda:{i}" for i in range(devices)), plugins
-        )
+        names = ("cpu",) if devices is None else tuple(f"cuda:{i}" for i in range(devices))
+        plan = plugins.plan(target.spec, config, names)
     except MstarError as error:
         if not printer.is_machine:
             printer.problem(render_error(error))

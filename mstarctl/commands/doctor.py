@@ -18,11 +18,11 @@ from mstar_core.errors import ExitCode, MstarError
 from mstar_core.host.gpu_locks import gpu_holder, lock_folder
 from mstar_core.host.ports import bind_error
 from mstar_core.host.run_dir import deployments, runtime_root, state_root
-from mstar_core.plugin import Plugins
 from mstarctl.commands.doctor_gpu import gpu_findings
 from mstarctl.commands.finding import FAILED, NA, OK, WARN, Finding
 from mstarctl.output import Column, Printer, size_text
 from mstarctl.output.units import counted
+from mstarctl.plugins import Plugins
 from mstarctl.start.devices import torch_version
 from mstarctl.start.gpus import gpu_names
 

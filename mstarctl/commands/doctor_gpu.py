@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Final
 
 from mstar_core.errors import MstarError
-from mstar_core.plugin import Plugins
 from mstarctl.commands.finding import FAILED, NA, OK, WARN, Finding
 from mstarctl.output import size_text
+from mstarctl.plugins import Plugins
 from mstarctl.start.gpus import Gpu, gpus
 from mstarctl.start.kernels import AOT_DIR, is_prebuilt, kernel_names, prebuilt_folder
 

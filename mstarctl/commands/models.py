@@ -14,10 +14,11 @@ import typer
 
 from mstar_core.config.load import shipped, split_name
 from mstar_core.graph import NodeSpec
-from mstar_core.plugin import ModelSpec, Plugins, param_specs
+from mstar_core.plugin import ModelSpec, param_specs
 from mstarctl.complete import plugin_names
 from mstarctl.output import Column, Printer, duration_text, size_text
 from mstarctl.output.table import escape
+from mstarctl.plugins import Plugins
 from mstarctl.start.progress import bar
 
 app = typer.Typer(

@@ -47,7 +47,7 @@ def list_plugins(
         items = [{"name": e.name, "distribution": e.distribution, "version": e.version} for e in plugin_entries()]
         printer.items("plugin", items, NAMED, empty=empty)
         return
-    from mstar_core.plugin import Plugins
+    from mstarctl.plugins import Plugins
 
     printer.items("plugin", [summary(item) for item in Plugins.discover().loaded], LISTED, empty=empty)
 
@@ -91,7 +91,7 @@ def plugin_info(
 
 def describe_plugin(name: str, printer: Printer) -> None:
     """Print one plugin. Raises NotFound with the nearest name."""
-    from mstar_core.plugin import Plugins
+    from mstarctl.plugins import Plugins
 
     item = Plugins.discover().plugin(name)
     facts = {**summary(item), "requires": list(item.entry.requires)}

@@ -17,15 +17,15 @@ import msgspec
 from mstar_core.config.deployment import DeploymentSpec, Plan
 from mstar_core.config.graph_view import graph_of
 from mstar_core.config.load import read_file
-from mstar_core.config.placement import make_plan
 from mstar_core.config.resolved import ResolvedConfig
 from mstar_core.errors import ConfigError, PluginError, UsageError, WeightsError, did_you_mean
 from mstar_core.host.groups import group_id
 from mstar_core.host.ports import check_port, port_claimant
 from mstar_core.host.run_dir import RunDirectory, check_name
-from mstar_core.plugin import ModelSpec, Plugins
+from mstar_core.plugin import ModelSpec
 from mstarctl.authoring.config_file import Settings
 from mstarctl.output.durations import parse_duration
+from mstarctl.plugins import Plugins
 from mstarctl.start.capacity import check_free, check_memory, concurrent_requests, free_bytes, weights_bytes
 from mstarctl.start.devices import Devices, choose_devices, torch_version
 from mstarctl.start.gpus import count_gpus, gpu_keys, gpu_processes, gpus
@@ -66,7 +66,7 @@ def make_planned(options: UpOptions, *, api_keys: tuple[str, ...] = (), argv: tu
     model = target.spec
     check_code(model)
     devices = choose_devices(options.device, options.gpus, count_gpus(), torch_version())
-    plan = make_plan(model, config, devices.names, plugins)
+    plan = plugins.plan(model, config, devices.names)
     check_placement(model, config, plan)
     run = run_directory(config.name, options.run_root)
     check_host(run, config)

@@ -12,7 +12,8 @@ from mstar_core.config.located import Located, parse_scalar
 from mstar_core.config.resolution import resolve
 from mstar_core.config.resolved import ResolvedConfig
 from mstar_core.errors import NotFound, UsageError, did_you_mean, nearest
-from mstar_core.plugin import ModelSpec, Plugins
+from mstar_core.plugin import ModelSpec
+from mstarctl.plugins import Plugins
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

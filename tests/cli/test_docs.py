@@ -14,10 +14,10 @@ import pytest
 from mstar_core.config.load import read_text
 from mstar_core.config.resolution import resolve
 from mstar_core.config.schema import SETTINGS, Setting
-from mstar_core.plugin import Plugins
 from mstar_core.plugin.hookspecs import HOOKS
 from mstarctl.authoring.scaffold import write_plugin
 from mstarctl.main import run
+from mstarctl.plugins import Plugins
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PLUGINS = (DOCS / "plugins.md").read_text(encoding="utf-8")

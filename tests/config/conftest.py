@@ -9,7 +9,8 @@ import pytest
 
 from mstar_core.config.load import read_text
 from mstar_core.config.resolved import ResolvedConfig
-from mstar_core.plugin import ModelSpec, Plugins
+from mstar_core.plugin import ModelSpec
+from mstarctl.plugins import Plugins
 from mstarctl.start.target import parse_set, resolve_with
 from tests.plugin.toy import entries, install
 

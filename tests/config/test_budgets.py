@@ -6,7 +6,8 @@ import pytest
 
 from mstar_core.config.placement import make_plan
 from mstar_core.errors import ConfigError
-from mstar_core.plugin import ModelSpec, Plugins
+from mstar_core.plugin import ModelSpec
+from mstarctl.plugins import Plugins
 from mstarctl.start.target import find, parse_set, resolve_target
 from tests.config.conftest import Resolve
 

@@ -7,7 +7,7 @@ import pytest
 from mstar_core.config.graph_view import chunk_text, graph_of, input_kind
 from mstar_core.graph.spec.nodes import STATELESS, NodeSpec
 from mstar_core.graph.spec.streams import ChunkPolicy, FixedChunk, LeftContext, SlidingWindow, Stream
-from mstar_core.plugin import Plugins
+from mstarctl.plugins import Plugins
 
 KINDS = ("text", "image", "audio", "video")
 

@@ -17,9 +17,10 @@ from mstar_core.config.placement import make_plan
 from mstar_core.config.resolution import resolve
 from mstar_core.config.schema import SETTINGS
 from mstar_core.errors import ConfigError, NotFound
-from mstar_core.plugin import ModelSpec, Plugins
+from mstar_core.plugin import ModelSpec
 from mstarctl.authoring.config_file import Settings, commented_file, differences
 from mstarctl.authoring.config_schema import explain, json_schema
+from mstarctl.plugins import Plugins
 from mstarctl.start.target import find, resolve_target
 from tests.config.conftest import Resolve
 from tests.config.test_refusals import GOOD, TWO
@@ -81,8 +82,8 @@ def test_a_plugin_may_plan_itself(spec: ModelSpec, plugins: Plugins, resolved: R
             return own if request.devices == ("cuda:0",) else None
 
     plugins.manager.register(Planner())
-    assert make_plan(spec, resolved(TWO), ("cuda:0",), plugins) == own
-    assert make_plan(spec, resolved(TWO), ("cpu",), plugins) != own
+    assert plugins.plan(spec, resolved(TWO), ("cuda:0",)) == own
+    assert plugins.plan(spec, resolved(TWO), ("cpu",)) != own
 
 
 def test_a_name_means_a_model_a_shipped_file_or_a_path(plugins: Plugins, tmp_path: Path) -> None:
@@ -239,7 +240,7 @@ def test_the_schema_holds_every_key() -> None:
 def test_every_file_of_the_repository_validates_and_plans(path: Path) -> None:
     installed = Plugins.discover(environment={})
     target = find(str(path), installed)
-    plan = make_plan(target.spec, resolve_target(target), ("cpu",), installed)
+    plan = installed.plan(target.spec, resolve_target(target), ("cpu",))
     assert {node for rank in plan.ranks for node in rank.nodes} <= {node.name for node in target.spec.nodes}
 
 

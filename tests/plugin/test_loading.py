@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from mstar_core.errors import NotFound, PluginError
-from mstar_core.plugin import LifeEvent, Plugins, load_plugin, plugin_entries
+from mstar_core.plugin import LifeEvent, load_plugin, plugin_entries
+from mstarctl.plugins import Plugins
 from tests.plugin.toy import TOY, entries, install
 
 OTHER = TOY.replace('name="toy"', 'name="other"').replace('plugin="toy"', 'plugin="other"').replace("toi", "oth")

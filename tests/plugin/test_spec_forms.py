@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from mstar_core.errors import GraphError, PluginError
-from mstar_core.plugin import Fork, ModelSpec, Plugins, ProgramRequest, Run, Sample
+from mstar_core.plugin import Fork, ModelSpec, ProgramRequest, Run, Sample
 from mstar_core.plugin.dry_run import dry_run
 from mstar_core.plugin.json_form import spec_from_json, spec_to_json
 from mstar_core.plugin.program import ProgramGenerator
 from mstar_core.plugin.spec_check import check_spec
+from mstarctl.plugins import Plugins
 from tests.plugin.toy import entries, install
 
 

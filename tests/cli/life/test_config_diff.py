@@ -8,8 +8,8 @@ from typing import Any
 
 from mstar_core.config.load import read_file
 from mstar_core.errors import ExitCode
-from mstar_core.plugin import Plugins
 from mstarctl.authoring.config_file import Settings
+from mstarctl.plugins import Plugins
 from mstarctl.start.launch import Started, wait_ready
 from mstarctl.start.target import Target, parse_set, resolve_target
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mstar_core.errors import ExitCode, WeightsError
-from mstar_core.plugin import Plugins
+from mstarctl.plugins import Plugins
 from mstarctl.start.fetch import fetch_weights
 
 Cli = Callable[..., Any]

@@ -18,7 +18,7 @@ from mstar_core.plugin.loader import (
     PluginEntry,
     Problem,
     Trace,
-    allowed_names,
+    find_entry,
     load,
     new_manager,
     plugin_entries,
@@ -29,6 +29,7 @@ from mstar_core.plugin.spec import ModelSpec, WeightRef
 
 if TYPE_CHECKING:
     from mstar_core.config.deployment import Plan
+    from mstar_core.config.resolved import ResolvedConfig
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -53,7 +54,7 @@ class Plugins:
         """
         settings = os.environ if environment is None else environment
         known = plugin_entries() if entries is None else tuple(entries)
-        allowed = allowed_names(known, settings)
+        allowed = _allowed_names(known, settings)
         trace = trace_of(settings)
         manager = new_manager()
         if trace is not None:
@@ -132,10 +133,14 @@ class Plugins:
         hint = did_you_mean(name, known) if known else "install a plugin: pip install mstar-orpheus"
         return NotFound(f"no model {name!r}", hint=hint, kind="model", name=name, nearest=nearest(name, known))
 
-    def plan(self, model: ModelSpec, request: PlanRequest) -> Plan | None:
-        """Return a plugin's own placement, None for the default planner."""
+    def plan(self, model: ModelSpec, config: ResolvedConfig, devices: Sequence[str]) -> Plan:
+        """Return the placement of a model: its plugin's own, else the default planner's. Raises as `make_plan`."""
         call: Callable[..., Plan | None] = self.manager.hook.mstar_plan
-        return self._guarded("mstar_plan", None, lambda: call(model=model, request=request))
+        request = PlanRequest(config=config, devices=tuple(devices))
+        from mstar_core.config.placement import make_plan  # here, because most commands plan nothing
+
+        own = self._guarded("mstar_plan", None, lambda: call(model=model, request=request))
+        return make_plan(model, config, devices, own)
 
     def resolve_weights(self, model: ModelSpec, ref: WeightRef, progress: FetchProgress | None = None) -> Path | None:
         """Return a plugin's own weights folder, None for the local directory and the hub cache."""
@@ -197,6 +202,22 @@ class Plugins:
         return next(
             (i.entry.name for i in self.loaded if i.module is not None and i.module.__file__ in files), "unknown"
         )
+
+
+def _allowed_names(
+    entries: tuple[PluginEntry, ...], environment: Mapping[str, str] | None = None
+) -> frozenset[str] | None:
+    """Return the names in MSTAR_PLUGINS, None if it is unset. Raises PluginError for a name that is not installed."""
+    text = (os.environ if environment is None else environment).get("MSTAR_PLUGINS")
+    if text is None:
+        return None
+    names = frozenset(part.strip() for part in text.split(",") if part.strip())
+    for name in sorted(names):
+        try:
+            find_entry(name, entries)
+        except NotFound as error:
+            raise PluginError(f"MSTAR_PLUGINS: {error.title}", hint=error.hint, plugin=name) from None
+    return names
 
 
 def _load_allowed(
