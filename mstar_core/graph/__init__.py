@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mstar_core.graph.check.graph_check import check_graph, walk_inputs
 from mstar_core.graph.compile.compiled import CompiledLoop, CompiledTask, CompiledWalk, Kind, Outlet, Source, TaskInput
-from mstar_core.graph.compile.cut import Crossing, RankWalk, crossings, cut
+from mstar_core.graph.compile.cut import RankWalk, cut
 from mstar_core.graph.compile.resident import LoopPorts, loop_ports, resident_ports
 from mstar_core.graph.compile.wiring import compile_graph, compile_walk, held_ports, wire
 from mstar_core.graph.runtime.actions import (
@@ -89,7 +89,6 @@ __all__ = [
     "CompiledLoop",
     "CompiledTask",
     "CompiledWalk",
-    "Crossing",
     "Edge",
     "Emit",
     "EndWalk",
@@ -135,7 +134,6 @@ __all__ = [
     "check_graph",
     "compile_graph",
     "compile_walk",
-    "crossings",
     "cut",
     "from_param",
     "graph_nodes",

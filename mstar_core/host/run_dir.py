@@ -1,4 +1,4 @@
-"""Run directory and log folders of a deployment on this host. Used by `up`, `ps` and the supervisor."""
+"""Run directory of a deployment on this host. Used by `up`, `ps` and the supervisor."""
 
 from __future__ import annotations
 
@@ -10,20 +10,17 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from mstar_core.errors import ConfigError, NotFound, did_you_mean
+from mstar_core.errors import ConfigError
 from mstar_core.host.groups import closed_to
 
 SOCKET_PATH_LIMIT: Final = 107
 """Maximum length of a Unix socket's path in bytes (108 with the closing NUL)."""
 
 LONGEST_SOCKET: Final = "ipc/worker-000.000.fd"
-KEPT_STARTS: Final = 10
 LOCK_TRIES: Final = 5
 LOCK_PAUSE_S: Final = 0.02
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
@@ -36,15 +33,6 @@ def runtime_root() -> Path:
         return Path(chosen)
     session = os.environ.get("XDG_RUNTIME_DIR")
     return Path(session) / "mstar" if session else Path(tempfile.gettempdir()) / f"mstar-{os.getuid()}"
-
-
-def state_root() -> Path:
-    """Return the folder of logs and outcomes: in $MSTAR_RUNTIME_DIR if that is set, else $XDG_STATE_HOME/mstar."""
-    chosen = os.environ.get("MSTAR_RUNTIME_DIR")
-    if chosen and not os.environ.get("XDG_STATE_HOME"):
-        return Path(chosen) / ".state"
-    home = os.environ.get("XDG_STATE_HOME")
-    return (Path(home) if home else Path.home() / ".local" / "state") / "mstar"
 
 
 def check_name(name: str) -> str:
@@ -233,42 +221,3 @@ def deployments(root: Path | None = None) -> Iterator[RunDirectory]:
     for path in sorted(root.iterdir()):
         if not path.name.startswith(".") and (path / "spec.json").is_file():
             yield RunDirectory(path)
-
-
-def find(name: str | None) -> RunDirectory:
-    """Return the running deployment called `name`, or the only one. Raises NotFound with the nearest name."""
-    live = {run.name: run for run in deployments() if run.holder() is not None}
-    if name is None:
-        if len(live) == 1:
-            return next(iter(live.values()))
-        hint = "start one with: mstarctl up MODEL" if not live else f"name one of: {', '.join(sorted(live))}"
-        title = "no deployment is running" if not live else f"{len(live)} deployments are running"
-        raise NotFound(title, hint=hint, kind="deployment", name="")
-    if name not in live:
-        hint = did_you_mean(name, live) if live else "start one with: mstarctl up MODEL"
-        raise NotFound(f"no deployment {name!r} is running", hint=hint, kind="deployment", name=name)
-    return live[name]
-
-
-def new_log_dir(name: str) -> Path:
-    """Create the log folder of a new start and remove all but the last ten. Raises ConfigError."""
-    root = state_root() / check_name(name)
-    try:
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for old in sorted(p for p in root.iterdir() if p.is_dir())[: -(KEPT_STARTS - 1)]:
-            shutil.rmtree(old, ignore_errors=True)
-        return _new_folder(root)
-    except OSError as error:
-        raise ConfigError(
-            "the log folder cannot be written",
-            f"{root}: {error.strerror}",
-            "set XDG_STATE_HOME to a folder that you own",
-        ) from error
-
-
-def _new_folder(root: Path) -> Path:
-    while True:
-        path = root / datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%S.%f")[:-3]
-        with suppress(FileExistsError):  # another start of this name in the same millisecond
-            path.mkdir(mode=0o700)
-            return path

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from mstar_core.errors import ExitCode, NotFound, Unreachable, did_you_mean
-from mstar_core.host.run_dir import RunDirectory, check_name, deployments, state_root
+from mstar_core.host.run_dir import RunDirectory, check_name, deployments
 from mstarctl.client.admin import AdminClient
+from mstarctl.client.log_dirs import state_root
 
 OUTCOME: Final = "outcome.json"
 SUPERVISOR: Final = "supervisor"
@@ -83,6 +84,21 @@ def find_known(name: str) -> Known:
         names = {run.name for run in deployments()} | set(_logged_names())
         raise NotFound(f"no deployment {name!r}", hint=did_you_mean(name, names), kind="deployment", name=name)
     return last
+
+
+def find_running(name: str | None) -> RunDirectory:
+    """Return the running deployment called `name`, or the only one. Raises NotFound with the nearest name."""
+    live = {run.name: run for run in deployments() if run.holder() is not None}
+    if name is None:
+        if len(live) == 1:
+            return next(iter(live.values()))
+        hint = "start one with: mstarctl up MODEL" if not live else f"name one of: {', '.join(sorted(live))}"
+        title = "no deployment is running" if not live else f"{len(live)} deployments are running"
+        raise NotFound(title, hint=hint, kind="deployment", name="")
+    if name not in live:
+        hint = did_you_mean(name, live) if live else "start one with: mstarctl up MODEL"
+        raise NotFound(f"no deployment {name!r} is running", hint=hint, kind="deployment", name=name)
+    return live[name]
 
 
 def known(run: RunDirectory) -> Known:

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from mstar_core.errors import NotFound, UsageError, did_you_mean
-from mstar_core.host.run_dir import RunDirectory, find
+from mstar_core.host.run_dir import RunDirectory
 from mstarctl.client.admin import AdminClient
 from mstarctl.client.contexts import LOCAL, Context, Contexts
-from mstarctl.client.deployments import Known
+from mstarctl.client.deployments import Known, find_running
 from mstarctl.client.tunnel import forwarded, remote_items
 from mstarctl.output.options import GlobalOptions
 
@@ -61,7 +61,7 @@ def reached(options: GlobalOptions, name: str | None) -> Iterator[Reached]:
         yield _behind(options.socket, name)
         return
     if context.is_local:
-        run = find(name)
+        run = find_running(name)
         yield Reached(name=run.name, admin=AdminClient.of(run), run=run, context=context)
         return
     if context.socket is not None:

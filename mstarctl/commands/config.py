@@ -242,7 +242,7 @@ def settings_of(text: str) -> Settings:
 
 def running_spec(name: str) -> DeploymentSpec:
     """Return the specification of a running deployment. Raises NotFound."""
-    from mstar_core.host.run_dir import find as find_running
+    from mstarctl.client.deployments import find_running
 
     run = find_running(name)
     try:

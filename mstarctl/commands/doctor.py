@@ -17,7 +17,8 @@ import typer
 from mstar_core.errors import ExitCode, MstarError
 from mstar_core.host.gpu_locks import gpu_holder, lock_folder
 from mstar_core.host.ports import bind_error
-from mstar_core.host.run_dir import deployments, runtime_root, state_root
+from mstar_core.host.run_dir import deployments, runtime_root
+from mstarctl.client.log_dirs import state_root
 from mstarctl.commands.doctor_gpu import gpu_findings
 from mstarctl.commands.finding import FAILED, NA, OK, WARN, Finding
 from mstarctl.output import Column, Printer, size_text

@@ -11,9 +11,9 @@ from typing import Annotated
 import typer
 
 from mstar_core.errors import ExitCode, NotFound, Unreachable, UsageError
-from mstar_core.host.run_dir import RunDirectory, deployments, find
+from mstar_core.host.run_dir import RunDirectory, deployments
 from mstarctl.client import AdminClient
-from mstarctl.client.deployments import find_known
+from mstarctl.client.deployments import find_known, find_running
 from mstarctl.client.reach import context_of, reached
 from mstarctl.complete import DeploymentName
 from mstarctl.output import Printer, duration_text
@@ -66,7 +66,7 @@ def stop_there(printer: Printer, name: str | None, *, grace_s: float, is_now: bo
 def _chosen(name: str | None, is_all: bool, printer: Printer) -> list[RunDirectory]:
     if not is_all:
         try:
-            return [find(name)]
+            return [find_running(name)]
         except NotFound as missing:
             raise _not_running(name, missing) from None
     running = [run for run in deployments() if run.holder() is not None]

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from mstar_core.errors import NotFound, UsageError
-from mstar_core.host.run_dir import RunDirectory, deployments, find
+from mstar_core.host.run_dir import RunDirectory, deployments
 from mstarctl.client import LogLine, LogQuery, find_known, read_logs
-from mstarctl.client.deployments import last_log_dir
+from mstarctl.client.deployments import find_running, last_log_dir
 from mstarctl.client.log_lines import parse_lines
 from mstarctl.client.reach import context_of, reached
 from mstarctl.complete import PastDeploymentName, process_names
@@ -88,7 +88,7 @@ def remote_lines(
 
 def folder_of(name: str | None) -> tuple[RunDirectory | None, Path]:
     """Return the log directory of the running deployment, else of its last start. Raises NotFound."""
-    known = find_known(find(name).name if name is None else name)
+    known = find_known(find_running(name).name if name is None else name)
     folder = known.log_dir or last_log_dir(known.name)
     if folder is None:
         raise NotFound(f"{known.name} has no logs", kind="deployment", name=known.name)

@@ -16,9 +16,10 @@ import msgspec
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.errors import ExitCode, MstarError, StartError, Unreachable
 from mstar_core.host.groups import group_id
-from mstar_core.host.run_dir import RunDirectory, new_log_dir
+from mstar_core.host.run_dir import RunDirectory
 from mstarctl.client import AdminClient
 from mstarctl.client.deployments import read_outcome
+from mstarctl.client.log_dirs import new_log_dir
 from mstarctl.client.log_lines import place_of_last_error
 
 SUPERVISOR: Final = "mstar_core.supervisor"

@@ -15,7 +15,8 @@ import msgspec
 import pytest
 
 from mstar_core.config.deployment import ApiConfig, DeploymentSpec, NodePlacement, Plan, RankPlan
-from mstar_core.host.run_dir import RunDirectory, new_log_dir
+from mstar_core.host.run_dir import RunDirectory
+from mstarctl.client.log_dirs import new_log_dir
 from mstarctl.start.launch import Started, launch
 from tests.fakes.child import SCRIPTS
 from tests.fakes.ports import free_port

@@ -29,7 +29,6 @@ from mstar_core.graph import (
     WalkState,
     Want,
     compile_walk,
-    crossings,
 )
 from mstar_core.graph import GraphEdge as E
 from mstar_core.graph import GraphNode as N
@@ -228,7 +227,8 @@ def test_values_cross_ranks_and_the_leader_sends_marks_of_a_loop() -> None:
     assert two.arrived(0, "y", (0,), True) == []
     assert two.arrived(2, "$end:done", (1,), False) == [Fire(1, (0,), {"x": value}, ())]
     assert two.done(1, (0,), set()) == [Free(value), EndWalk("done", {})]
-    assert [(crossing.producer, crossing.consumer) for crossing in crossings(walk, home)] == [(0, 1)]
+    crossing = [(rank, fanout.ranks) for rank, share in cut(walk, home).items() for fanout in share.fanouts.values()]
+    assert [(rank, others) for rank, others in crossing if others] == [(0, [1])]
 
 
 def test_a_node_without_a_place_is_named() -> None:

@@ -1,6 +1,6 @@
 """Placement of a compiled walk: the share of each rank, the values that cross ranks and the leader of each loop.
 
-Used by workers, and by planners that show what crosses. All functions are pure.
+Used by workers. All functions are pure.
 """
 
 from __future__ import annotations
@@ -31,14 +31,6 @@ class Fanout:
 
     uses: list[Use] = field(default_factory=list)
     ranks: list[int] = field(default_factory=list)
-
-
-class Crossing(NamedTuple):
-    """A value that moves between two ranks."""
-
-    source: Source
-    producer: int
-    consumer: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,17 +67,6 @@ def cut(walk: CompiledWalk, home: Mapping[int | str, int]) -> dict[int, RankWalk
     ranks = [_home(task, walk, home) for task in walk.tasks]
     plan = _Cut(walk, ranks)
     return {rank: plan.share(rank) for rank in sorted(set(ranks))}
-
-
-def crossings(walk: CompiledWalk, home: Mapping[int | str, int]) -> list[Crossing]:
-    """Return the values that move between ranks under a placement."""
-    shares = cut(walk, home)
-    return sorted(
-        Crossing(source, rank, other)
-        for rank, share in shares.items()
-        for source, fanout in share.fanouts.items()
-        for other in fanout.ranks
-    )
 
 
 def _home(task: CompiledTask, walk: CompiledWalk, home: Mapping[int | str, int]) -> int:

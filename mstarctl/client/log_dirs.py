@@ -1,0 +1,48 @@
+"""Log folders of deployments, one for each start. Used by `up`, `ps` and `logs`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from mstar_core.errors import ConfigError
+from mstar_core.host.run_dir import check_name
+
+KEPT_STARTS: Final = 10
+
+
+def state_root() -> Path:
+    """Return the folder of logs and outcomes: in $MSTAR_RUNTIME_DIR if that is set, else $XDG_STATE_HOME/mstar."""
+    chosen = os.environ.get("MSTAR_RUNTIME_DIR")
+    if chosen and not os.environ.get("XDG_STATE_HOME"):
+        return Path(chosen) / ".state"
+    home = os.environ.get("XDG_STATE_HOME")
+    return (Path(home) if home else Path.home() / ".local" / "state") / "mstar"
+
+
+def new_log_dir(name: str) -> Path:
+    """Create the log folder of a new start and remove all but the last ten. Raises ConfigError."""
+    root = state_root() / check_name(name)
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for old in sorted(p for p in root.iterdir() if p.is_dir())[: -(KEPT_STARTS - 1)]:
+            shutil.rmtree(old, ignore_errors=True)
+        return _new_folder(root)
+    except OSError as error:
+        raise ConfigError(
+            "the log folder cannot be written",
+            f"{root}: {error.strerror}",
+            "set XDG_STATE_HOME to a folder that you own",
+        ) from error
+
+
+def _new_folder(root: Path) -> Path:
+    while True:
+        path = root / datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%S.%f")[:-3]
+        with suppress(FileExistsError):  # another start of this name in the same millisecond
+            path.mkdir(mode=0o700)
+            return path
