@@ -31,7 +31,7 @@ PATIENCE_S: Final = 0.02
 """Maximum delay of a report in favour of turns with other work; a new request should not wait for a report."""
 
 LONG_S: Final = 10.0
-"""Length of a wait for slots or pages that is logged."""
+"""Length of a wait for slots, pages or a stream that is logged."""
 
 Facts = tuple[int, int, str, float]
 """(sampled ids, pages, reason of the wait, seconds waited) of one request."""
@@ -39,10 +39,11 @@ Facts = tuple[int, int, str, float]
 
 @dataclass(slots=True)
 class _Wait:
-    """Wait of one request at one node. since, steps: time and step count at its begin."""
+    """Wait of one request at one node. since, steps: time and step count at its begin. why: what it waits for."""
 
     since: float
     steps: int
+    why: str
     is_logged: bool = False
 
 
@@ -55,7 +56,7 @@ class Waits:
     def update(self, now: float, runners: Mapping[str, NodeRunner], steps: int) -> None:
         """Update the waits and log each long one once. steps: number of collected steps of all nodes.
 
-        A wait without a single step is a warning: the requests that hold the slots or pages do not run either.
+        A wait without a single step is a warning: the requests that it depends on do not run either.
         """
         whys = {
             (handle, node): why
@@ -67,7 +68,8 @@ class Waits:
         for ended in self._waits.keys() - whys.keys():
             self._end(ended, now)
         for key, why in whys.items():
-            wait = self._waits.setdefault(key, _Wait(now, steps))
+            wait = self._waits.setdefault(key, _Wait(now, steps, why))
+            wait.why = why
             if not wait.is_logged and now - wait.since >= LONG_S:
                 wait.is_logged = True
                 level = logging.INFO if steps > wait.steps else logging.WARNING
@@ -77,7 +79,7 @@ class Waits:
     def _end(self, key: tuple[Handle, str], now: float) -> None:
         wait = self._waits.pop(key)
         if wait.is_logged:
-            log.info("request %d no longer waits for slots or pages of %s, after %.1f s", *key, now - wait.since)
+            log.info("request %d no longer %s of %s, after %.1f s", key[0], wait.why, key[1], now - wait.since)
 
 
 def _room(runner: NodeRunner) -> str:

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from mstar_core.engine.base import Handle, LoopSpec, SamplingParams
+from mstar_core.engine.transfers import HostCopy
 from tests.engine.tiny_engine import Driver
-from tests.engine.tiny_talker import CARRY, Speech, Talk, TinyTalker, make_talker, reference, speak
+from tests.engine.tiny_talker import CARRY, GROUPS, Speech, Talk, TinyTalker, make_talker, reference, speak
 
 WARM = SamplingParams(temperature=0.9, top_k=20, repetition_penalty=1.05, seed=5)
 SPEECHES = (
@@ -161,8 +162,10 @@ def test_a_preempted_sequence_that_waits_for_its_stream_comes_back_unchanged() -
     waits.feed(6)
     goes.feed()
     driver.run()
-    assert goes.result == EXPECTED[3] and driver.engine.memory().preempted > 0
+    assert goes.result == EXPECTED[3] and driver.engine.memory().preempted == 1
     driver.engine.close(Handle(0))
+    assert driver.engine.memory().pages_used == 0, "it takes no page back before it can use it"
+    assert driver.engine.pressure().ready == 0
     waits.feed()
     driver.run()
     assert waits.result == EXPECTED[1]
@@ -231,3 +234,19 @@ def test_a_failing_sequence_leaves_the_state_of_the_others() -> None:
     driver.run()
     assert talks[0].loop in driver.failed
     assert [talk.result for talk in talks[1:]] == EXPECTED[1:]
+
+
+@pytest.mark.parametrize("graphs", [(), (8,)])
+def test_frames_that_leave_the_process_are_copied_once_per_step(graphs: tuple[int, ...]) -> None:
+    copied: list[tuple[int, ...]] = []
+
+    def to_host(value: torch.Tensor) -> HostCopy:
+        copied.append(tuple(value.shape))
+        return HostCopy(value)
+
+    driver = spoken(graphs=graphs, to_host=to_host)
+    talks = [Talk(driver, handle, SPEECHES[1]).open(host_emit=("frame",)) for handle in range(3)]
+    for talk in talks:
+        talk.feed()
+    driver.run()
+    assert [talk.result for talk in talks] == [EXPECTED[1]] * 3 and copied == [(3, GROUPS)] * 14

@@ -41,7 +41,7 @@ def test_a_long_wait_and_its_end_are_logged_once_with_the_use(caplog: pytest.Log
     assert told == ("INFO", f"request 7 waits for slots of LLM ({in_use}) for {LONG_S:.0f} s")
     runner.why = ""
     waits.update(150.0, runners, steps=50)
-    assert said(caplog) == [("INFO", "request 7 no longer waits for slots or pages of LLM, after 50.0 s")]
+    assert said(caplog) == [("INFO", "request 7 no longer waits for slots of LLM, after 50.0 s")]
 
 
 def test_a_long_wait_in_which_nothing_ran_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:

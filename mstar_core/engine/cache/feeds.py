@@ -100,10 +100,6 @@ class Feeds:
         """Count the items that a launched step reads."""
         self.taken[slots] += 1
 
-    def put_back(self, slot: int) -> None:
-        """Undo `take` for one slot."""
-        self.taken[slot] -= 1
-
     def dry(self, slots: np.ndarray) -> np.ndarray:
         """Return, as bool [n], which of these slots have no item for another iteration."""
         found: np.ndarray = (self.taken[slots] >= self.came[slots]) & ~self.goes_on[slots]

@@ -206,8 +206,7 @@ class KVCacheEngine:
         if branch is None:
             return
         if not feeds.is_dry(branch.slot):
-            del queue.starving[number]
-            queue.join_decode(branch)
+            queue.wake(branch)
         elif ended:
             self._end_with_stream(queue.ready)
 
@@ -540,8 +539,6 @@ class KVCacheEngine:
                     self._memory.tables.truncate(branch.slot, 1)
                     self._memory.slots.next_position[branch.slot] -= 1
                     self._memory.slots.drawn[branch.slot] -= 1
-                    if self._memory.feeds is not None:
-                        self._memory.feeds.put_back(branch.slot)
 
     def _emit(self, step: KVStep, out: BatchOutput, kept: np.ndarray | None, left: np.ndarray) -> None:
         """Report what loops of the decode batch emit besides their ids."""

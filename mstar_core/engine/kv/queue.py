@@ -120,16 +120,38 @@ class RequestQueue:
 
     def join_decode(self, branch: Branch) -> None:
         """Move a branch from the queue to the decode batch, or let it wait there for its stream."""
-        assert branch.job is not None and branch.job.loop is not None
+        assert branch.job is not None
         self.remove(branch)
-        feeds, key = self.memory.feeds, int(branch.job.key)
-        if feeds is not None and branch.job.loop.feed is not None and feeds.is_dry(branch.slot):
+        key = int(branch.job.key)
+        if self._is_dry(branch):
             self.starving[key] = branch
             return
         if not self.active:
             self.decode_since = self.clock()
         self.active[key] = branch
         self.is_decode_current = False
+
+    def await_pages(self, branch: Branch) -> None:
+        """Queue a preempted branch of the decode batch; first it waits for its stream, if it has to."""
+        assert branch.job is not None
+        if self._is_dry(branch):
+            self.starving[int(branch.job.key)] = branch
+        else:
+            self.add(branch)
+
+    def wake(self, branch: Branch) -> None:
+        """Let a branch go on whose next item has come."""
+        assert branch.job is not None
+        del self.starving[int(branch.job.key)]
+        if branch.is_reserved:
+            self.join_decode(branch)
+        else:
+            self.add(branch)
+            self.has_changed = True
+
+    def _is_dry(self, branch: Branch) -> bool:
+        """Return whether a branch in a resident loop has no item for its next iteration."""
+        return self.memory.feeds is not None and self.memory.feeds.is_dry(branch.slot)
 
     def is_starving(self, branch: Branch) -> bool:
         """Return whether a branch in a resident loop waits for the next item of its stream."""

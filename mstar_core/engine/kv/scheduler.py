@@ -364,7 +364,7 @@ class Scheduler:
             branch.loop.ready.clear()  # the log does not have these iterations
         if branch.is_decoding and branch.job is not None:
             self._queue.leave_decode(int(branch.job.key))
-            self._queue.add(branch)
+            self._queue.await_pages(branch)
         if branch.runs_candidates:
             self._queue.pending[branch.key] = branch
         if self._queue.in_flight:
