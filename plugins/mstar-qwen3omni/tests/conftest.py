@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +13,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from mstar_qwen3omni.checkpoint.config import OmniConfig, read_config
+
+from .golden_set import golden_folder
 
 CASES = ("text", "text_multiturn", "text_eos", "image", "audio", "video", "mixed", "audio_in_video")
 """Cases of the whole set. The plugin's own folder holds some of them."""
@@ -28,8 +29,7 @@ class Golden:
     @classmethod
     def find(cls) -> Golden:
         """Return the set of MSTAR_GOLDEN, or the one beside the tests."""
-        root = os.environ.get("MSTAR_GOLDEN")
-        return cls(Path(root) / "qwen3_omni" if root else Path(__file__).parent / "golden")
+        return cls(golden_folder())
 
     def json(self, name: str) -> Any:
         return json.loads((self.folder / name).read_text())

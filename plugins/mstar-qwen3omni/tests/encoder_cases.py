@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from functools import cache
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -19,8 +17,9 @@ from mstar_qwen3omni.encoders.audio import AudioEncoder
 from mstar_qwen3omni.encoders.vision import VisionEncoder
 from mstar_qwen3omni.vocoder.code2wav import Code2Wav
 
-ROOT: Final = os.environ.get("MSTAR_GOLDEN")
-FOLDER: Final = Path(ROOT) / "qwen3_omni" if ROOT else Path(__file__).parent / "golden"
+from .golden_set import golden_folder
+
+FOLDER: Final = golden_folder()
 
 CLASSES: Final = {"audio_encoder": AudioEncoder, "vision_encoder": VisionEncoder, "Code2Wav": Code2Wav}
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,8 +22,9 @@ from mstar_qwen3omni.model import Qwen3Omni
 from mstar_qwen3omni.plugin import mstar_models
 from mstar_qwen3omni.thinker.thinker import Thinker
 
-FOLDER = Path(os.environ.get("MSTAR_GOLDEN") or Path(__file__).parent / "golden")
-FOLDER = FOLDER / "qwen3_omni" if os.environ.get("MSTAR_GOLDEN") else FOLDER
+from .golden_set import golden_folder
+
+FOLDER = golden_folder()
 CASES = sorted(path.stem.removeprefix("case_") for path in FOLDER.glob("case_*.safetensors"))
 STATES = 2e-3
 """Tolerance of the set for hidden states and logits."""

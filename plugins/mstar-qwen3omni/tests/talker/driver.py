@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,8 +19,9 @@ from mstar_qwen3omni.params import VOICES
 from mstar_qwen3omni.plugin import mstar_models
 from mstar_qwen3omni.talker.talker import Talker
 
-ROOT = os.environ.get("MSTAR_GOLDEN")
-FOLDER = Path(ROOT) / "qwen3_omni" if ROOT else Path(__file__).parent.parent / "golden"
+from ..golden_set import golden_folder
+
+FOLDER = golden_folder()
 CASES = sorted(path.stem.removeprefix("case_") for path in FOLDER.glob("case_*.safetensors"))
 HAS_WEIGHTS = (FOLDER / "model.safetensors").is_file()
 SPECIAL_CODES = 1024
