@@ -113,10 +113,24 @@ def wire_messages() -> str:
 
 
 def wire_schema() -> str:
-    """Return the content of docs/wire/schema.json."""
-    from mstar_core.messages.schema import wire_schema as schema
+    """Return the content of docs/wire/schema.json: the JSON schema (2020-12) of an envelope and of every message.
 
-    return json.dumps(schema(), indent=1) + "\n"
+    MessagePack follows it one to one. Byte strings are MessagePack `bin`, shown as strings with `contentEncoding`. The
+    field `type` is the tag of a union.
+    """
+    import msgspec
+
+    from mstar_core.messages.wire import WIRE_VERSION, Envelope
+
+    (root,), components = msgspec.json.schema_components([Envelope], ref_template="#/$defs/{name}")
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "mstarctl wire format",
+        "version": WIRE_VERSION,
+        **root,
+        "$defs": dict(sorted(components.items())),
+    }
+    return json.dumps(schema, indent=1) + "\n"
 
 
 def figures() -> str:

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.observe.frames import API, MIN_API, PARTS, SnapshotFrame
 
 if TYPE_CHECKING:
-    from mstar_core.observe.hub import TelemetryHub
-    from mstar_core.supervisor.log_file import LogFile
-    from mstar_core.supervisor.state_publisher import StatePublisher
+    from mstar_core.supervisor.supervisor import Supervisor
 
 FEATURES = ("watch", "trace", "filter", "recordings", "log-level", "cancel", "metrics")
 """Features that a client can rely on besides the version. Names are only added."""
@@ -23,48 +19,7 @@ FEATURES = ("watch", "trace", "filter", "recordings", "log-level", "cancel", "me
 HIDDEN = "[hidden]"
 
 
-class AdminTarget(Protocol):
-    """The part of the supervisor that the admin socket reads and controls."""
-
-    spec: DeploymentSpec
-    state: str
-    reason: str
-    started: float
-    started_at: float
-    ready_s: float | None
-    restarts: int
-    last_cause: dict[str, Any] | None
-    values: dict[str, float]
-    events: Any
-    hub: TelemetryHub
-    publisher: StatePublisher
-
-    @property
-    def children(self) -> Mapping[str, object]: ...
-
-    @property
-    def logs(self) -> Mapping[str, LogFile]: ...
-
-    @property
-    def phases_s(self) -> dict[str, float]: ...
-
-    @property
-    def is_drained(self) -> bool: ...
-
-    def stop(self, *, now: bool = False, reason: str = "", grace_s: float | None = None) -> None: ...
-
-    def drain(self, reason: str = "") -> None: ...
-
-    def resume(self) -> None: ...
-
-    def ask_restart(self) -> None: ...
-
-    def cancel(self, handle: int) -> None: ...
-
-    def log_level(self, level: str, names: Iterable[str] = ()) -> list[str]: ...
-
-
-def head(target: AdminTarget) -> dict[str, Any]:
+def head(target: Supervisor) -> dict[str, Any]:
     """Return versions, features and the head of the deployment."""
     return {
         "api": API,
@@ -75,7 +30,7 @@ def head(target: AdminTarget) -> dict[str, Any]:
     }
 
 
-def deployment(target: AdminTarget) -> dict[str, Any]:
+def deployment(target: Supervisor) -> dict[str, Any]:
     """Return the head of the deployment: name, place, state, cause, and the hub's totals."""
     spec = target.spec
     return {
@@ -101,12 +56,12 @@ def deployment(target: AdminTarget) -> dict[str, Any]:
     }
 
 
-def children(target: AdminTarget) -> list[dict[str, Any]]:
+def children(target: Supervisor) -> list[dict[str, Any]]:
     """Return every child with its state and start-up phase. The supervisor itself is in the head."""
     return [plain(child) for name, child in target.hub.store.children.items() if name in target.children]
 
 
-def snapshot(target: AdminTarget, frame: SnapshotFrame) -> dict[str, Any]:
+def snapshot(target: Supervisor, frame: SnapshotFrame) -> dict[str, Any]:
     """Return a snapshot with all fields, the whole head, and the flat readings of all processes."""
     return {
         "rev": frame.rev,
@@ -121,7 +76,7 @@ def snapshot(target: AdminTarget, frame: SnapshotFrame) -> dict[str, Any]:
     }
 
 
-def config(target: AdminTarget) -> dict[str, Any]:
+def config(target: Supervisor) -> dict[str, Any]:
     """Return the resolved configuration. API keys are hidden."""
     spec = target.spec
     resolved: dict[str, Any] = msgspec.to_builtins(spec)

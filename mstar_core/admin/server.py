@@ -37,7 +37,6 @@ from mstar_core.admin.messages import (
     problem,
     whole,
 )
-from mstar_core.admin.payloads import AdminTarget
 from mstar_core.admin.recordings import Recordings
 from mstar_core.admin.streams import NDJSON, NdjsonStreams
 from mstar_core.errors import NotFound, Refused, UsageError, did_you_mean
@@ -48,6 +47,8 @@ from mstar_core.observe.request_log import RequestRecord, request_item
 if TYPE_CHECKING:
     from sanic.request import Request
     from sanic.response import HTTPResponse
+
+    from mstar_core.supervisor.supervisor import Supervisor
 
 BODY_LIMIT: Final = 64 * 1024
 RESPONSE_S: Final = 3600
@@ -62,7 +63,7 @@ class AdminServer:
     """The admin socket's server. Owned by the supervisor's main. gid: the group that may read."""
 
     def __init__(
-        self, deployment: AdminTarget, sock: socket.socket, gid: int | None = None, streams: NdjsonStreams | None = None
+        self, deployment: Supervisor, sock: socket.socket, gid: int | None = None, streams: NdjsonStreams | None = None
     ) -> None:
         self._deployment = deployment
         self._sock = sock

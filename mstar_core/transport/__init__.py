@@ -6,11 +6,11 @@ from mstar_core.transport.address import arena_path, mailbox_endpoint
 from mstar_core.transport.arena import Arena, ArenaReader, FdServer
 from mstar_core.transport.courier import Courier
 from mstar_core.transport.mailbox import Decodes, Mailbox, Malformed
+from mstar_core.transport.shm import open_transport
 from mstar_core.transport.spin import Spin
-from mstar_core.transport.tensors import TRANSPORTS, Loan, TensorTransport, loan_of, open_transport
+from mstar_core.transport.tensors import Loan, TensorTransport, loan_of
 
 __all__ = [
-    "TRANSPORTS",
     "Arena",
     "ArenaReader",
     "Courier",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import math
 import mmap
 import os
@@ -28,6 +29,8 @@ from mstar_core.messages.tensors import ShmTensor
 from mstar_core.transport.address import check_path
 from mstar_core.transport.dtypes import Array, check_size, name_of, storage
 
+log = logging.getLogger(__name__)
+
 
 class FreeList:
     """Free extents of an address range: sorted, first fit, merged on return. Sizes and offsets in bytes."""
@@ -35,10 +38,6 @@ class FreeList:
     def __init__(self) -> None:
         self._offsets: list[int] = []
         self._sizes: dict[int, int] = {}
-
-    @property
-    def free_bytes(self) -> int:
-        return sum(self._sizes.values())
 
     @property
     def largest_bytes(self) -> int:
@@ -128,7 +127,6 @@ class Arena(Closing):
         self.max_bytes = _round_up(max_bytes, mmap.PAGESIZE)
         table_bytes = _round_up(slots * 8, mmap.PAGESIZE)
         self.shape = ArenaShape(size_bytes=table_bytes + self.max_bytes, slots=slots)
-        self.stale_releases = 0
         self._next_generation = (incarnation << COUNTER_BITS) + 1
         self._base = self._end = table_bytes
         self._free = FreeList()
@@ -163,10 +161,6 @@ class Arena(Closing):
         """Number of tensors lent to readers."""
         return len(self._loans)
 
-    def lent_to(self, peer: str) -> int:
-        """Return the number of tensors that `peer` has not returned."""
-        return sum(loan.to == peer for loan in self._loans.values())
-
     def reserve(self, size_bytes: int) -> None:
         """Commit memory for at least `size_bytes` of tensors now, so that the first ones cause no page faults.
 
@@ -194,10 +188,9 @@ class Arena(Closing):
         return self._lend(name, array, to, offset, size)
 
     def release(self, slot: int, generation: int) -> bool:
-        """End a loan. Returns False and counts the call if the loan has ended already."""
+        """End a loan. Returns False if the loan has ended already."""
         loan = self._loans.get(slot)
         if loan is None or loan.generation != generation:
-            self.stale_releases += 1
             return False
         self._end_loan(slot, loan)
         return True
@@ -302,8 +295,6 @@ class FdServer:
     def __init__(self, path: Path, arena: Arena) -> None:
         """Start listening. Raises TransportError when the socket cannot be created."""
         self.path = path
-        self.served = 0
-        self.refused = 0
         self._fd = arena.reader_fd
         self._greeting = GREETING.pack(arena.shape.size_bytes, arena.shape.slots)
         check_path(path)
@@ -346,12 +337,10 @@ class FdServer:
                 connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
             )
             if uid != os.geteuid():
-                self.refused += 1
                 return
             socket.send_fds(connection, [self._greeting], [self._fd])
-            self.served += 1
-        except OSError:  # isolation boundary: one reader
-            self.refused += 1
+        except OSError as error:  # isolation boundary: one reader
+            log.warning("shared memory was not handed to a reader: %s", error)
 
 
 def fetch(path: Path, timeout_s: float) -> tuple[int, ArenaShape]:

@@ -7,32 +7,17 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from mstar_core.codec import BFLOAT16, DTYPES
 from mstar_core.errors import TransportError, did_you_mean
 
 Array = npt.NDArray[np.generic]
 
 # numpy lacks bfloat16: its bits travel as uint16, and a reader with torch views them as bfloat16.
 STORAGE: dict[str, np.dtype[np.generic]] = {
-    name: np.dtype(stored).newbyteorder("<")
-    for name, stored in {
-        "bool": "bool",
-        "int8": "int8",
-        "int16": "int16",
-        "int32": "int32",
-        "int64": "int64",
-        "uint8": "uint8",
-        "uint16": "uint16",
-        "uint32": "uint32",
-        "uint64": "uint64",
-        "float16": "float16",
-        "float32": "float32",
-        "float64": "float64",
-        "complex64": "complex64",
-        "bfloat16": "uint16",
-    }.items()
+    name: np.dtype("uint16" if name == BFLOAT16 else name).newbyteorder("<") for name in DTYPES
 }
 
-_NAMES = {stored: name for name, stored in STORAGE.items() if name != "bfloat16"}  # a numpy lookup costs a microsecond
+_NAMES = {stored: name for name, stored in STORAGE.items() if name != BFLOAT16}  # a numpy lookup costs a microsecond
 
 
 def storage(name: str) -> np.dtype[np.generic]:

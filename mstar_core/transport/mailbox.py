@@ -41,7 +41,7 @@ class Malformed:
 
 
 class Mailbox(Closing, Generic[M]):
-    """The inbox of one process. received, malformed: numbers of messages."""
+    """The inbox of one process."""
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, codec: Decodes[M], *, queue_messages: int = 1000
@@ -51,8 +51,6 @@ class Mailbox(Closing, Generic[M]):
         Raises TransportError when the path is too long, taken, or in a directory that others can open.
         """
         self.endpoint = endpoint
-        self.received = 0
-        self.malformed = 0
         self._decode = codec.decode
         self._file = socket_file(endpoint)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -90,7 +88,6 @@ class Mailbox(Closing, Generic[M]):
                 taken.append(self._open(receive(zmq.NOBLOCK)))
         except zmq.Again:
             pass
-        self.received += len(taken)
         return taken
 
     def wait(self, timeout_s: float, *, spin_s: float = 0.0) -> bool:
@@ -150,5 +147,4 @@ class Mailbox(Closing, Generic[M]):
         try:
             return self._decode(data)
         except Exception as error:  # noqa: BLE001  isolation boundary: one message
-            self.malformed += 1
             return Malformed(error=f"{type(error).__name__}: {error}", size_bytes=len(data))

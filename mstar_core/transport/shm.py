@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from mstar_core.closing import Closing
+from mstar_core.errors import NotFound, TransportError, did_you_mean, nearest
 from mstar_core.messages.tensors import InlineTensor, TensorRef
 from mstar_core.transport.address import arena_path
 from mstar_core.transport.arena import MIB, Arena, ArenaReader, FdServer
 from mstar_core.transport.dtypes import Array
-from mstar_core.transport.tensors import inline, inline_array
+from mstar_core.transport.tensors import TensorTransport, inline, inline_array
 
 INLINE_BYTES = 32 * 1024  # below this size a copy through the socket is cheaper than a loan and its return
 
@@ -87,3 +88,30 @@ class ShmTransport(Closing):
         self._server.close()
         self._reader.close()
         self.arena.close()
+
+
+BETWEEN_HOSTS = ("TCP", "RDMA")
+"""Transports between hosts, which this version refuses by name."""
+
+
+def open_transport(protocol: str, *, name: str, incarnation: int, directory: Path) -> TensorTransport:
+    """Open the tensor transport of the process `name`. protocol: `--tensor-comm-protocol`. directory: of its sockets.
+
+    Raises NotFound for an unknown protocol, TransportError for one that is not available.
+    """
+    if protocol in BETWEEN_HOSTS:
+        raise TransportError(
+            f"tensors cannot be sent by {protocol} in this version",
+            "it would need the Mooncake transfer engine; this version uses shared memory of one host only",
+            "use --tensor-comm-protocol SHM, with all ranks on one host",
+        )
+    if protocol != "SHM":
+        known = ("SHM", *BETWEEN_HOSTS)
+        raise NotFound(
+            f"no tensor transport is called {protocol!r}",
+            hint=did_you_mean(protocol, known),
+            kind="tensor transport",
+            name=protocol,
+            nearest=nearest(protocol, known),
+        )
+    return ShmTransport(name, incarnation, directory)

@@ -6,14 +6,11 @@ sends TensorFreed to the owner, which releases the loan.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from mstar_core.errors import NotFound, TransportError, did_you_mean, nearest
 from mstar_core.messages.tensors import InlineTensor, ShmTensor, TensorRef
-from mstar_core.targets import load_target
 from mstar_core.transport.dtypes import Array, check_size, name_of, storage
 
 
@@ -81,42 +78,6 @@ class TensorTransport(Protocol):
     def close(self) -> None:
         """Free everything. Safe to call twice."""
         ...
-
-
-class TransportFactory(Protocol):
-    """Signature of the targets in TRANSPORTS."""
-
-    def __call__(self, name: str, incarnation: int, directory: Path) -> TensorTransport: ...
-
-
-TRANSPORTS = {"SHM": "mstar_core.transport.shm:ShmTransport"}
-
-BETWEEN_HOSTS = ("TCP", "RDMA")
-"""Transports between hosts, which this version refuses by name."""
-
-
-def open_transport(protocol: str, *, name: str, incarnation: int, directory: Path) -> TensorTransport:
-    """Open the tensor transport of the process `name`. protocol: `--tensor-comm-protocol`. directory: of its sockets.
-
-    Raises NotFound for an unknown protocol, TransportError for one that is not available.
-    """
-    if protocol in BETWEEN_HOSTS:
-        raise TransportError(
-            f"tensors cannot be sent by {protocol} in this version",
-            "it would need the Mooncake transfer engine; this version uses shared memory of one host only",
-            "use --tensor-comm-protocol SHM, with all ranks on one host",
-        )
-    target = TRANSPORTS.get(protocol)
-    if target is None:
-        raise NotFound(
-            f"no tensor transport is called {protocol!r}",
-            hint=did_you_mean(protocol, [*TRANSPORTS, *BETWEEN_HOSTS]),
-            kind="tensor transport",
-            name=protocol,
-            nearest=nearest(protocol, [*TRANSPORTS, *BETWEEN_HOSTS]),
-        )
-    factory: TransportFactory = load_target(target)
-    return factory(name, incarnation, directory)
 
 
 def loan_of(ref: TensorRef) -> Loan | None:

@@ -14,8 +14,7 @@ import pytest
 from mstar_core.errors import ArenaFull, NotFound, TransportError
 from mstar_core.messages.tensors import InlineTensor, ShmTensor, TensorRef
 from mstar_core.transport import TensorTransport, loan_of, open_transport
-from mstar_core.transport.shm import INLINE_BYTES, ShmTransport
-from mstar_core.transport.tensors import BETWEEN_HOSTS
+from mstar_core.transport.shm import BETWEEN_HOSTS, INLINE_BYTES, ShmTransport
 
 MIB = 1 << 20
 
