@@ -116,32 +116,53 @@ class AdminServer:
 
     def handlers(self) -> Mapping[str, Handler]:
         """Return the handlers by the names of their endpoints."""
+        target = self._deployment
         return {
-            "head": self._head, "snapshot": self._snapshot, "watch": self._watch, "requests": self._requests,
-            "request": self._request, "trace": self._trace, "cancel": self._cancel, "graph": self._graph,
-            "config": self._config, "children": self._children, "logs": self._logs, "events": self._events,
-            "metrics": self._metrics, "health": self._health, "ready": self._ready, "clock": self._clock,
-            "openapi": self._openapi, "drain": self._drain, "resume": self._resume, "restart": self._restart,
-            "stop": self._stop, "log_level": self._log_level, "recordings": self._list_recordings,
-            "record": self._record, "recording": self._recording, "progress": self._progress, "erase": self._erase,
+            "head": self._reads(lambda: payloads.head(target), is_fresh=True),
+            "children": self._reads(lambda: payloads.children(target), is_fresh=True),
+            "graph": self._reads(lambda: msgspec.to_builtins(target.hub.store.graph)),
+            "config": self._reads(lambda: payloads.config(target)),
+            "clock": self._reads(lambda: {"monotonic": target.hub.now(), "time": time.time()}),
+            "openapi": self._reads(openapi_document),
+            "recordings": self._reads(lambda: {"items": [each.facts() for each in self._recordings.all()]}),
+            "drain": self._acts(lambda: target.drain("asked to drain")),
+            "resume": self._acts(target.resume),
+            "restart": self._acts(target.ask_restart),
+            "health": self._checks(lambda state: state not in NOT_HEALTHY),
+            "ready": self._checks(lambda state: state in SERVING),
+            "snapshot": self._snapshot, "watch": self._watch, "requests": self._requests, "request": self._request,
+            "trace": self._trace, "cancel": self._cancel, "logs": self._logs, "events": self._events,
+            "metrics": self._metrics, "stop": self._stop, "log_level": self._log_level, "record": self._record,
+            "recording": self._recording, "progress": self._progress, "erase": self._erase,
         }  # fmt: skip
+
+    def _reads(self, made: Callable[[], Any], *, is_fresh: bool = False) -> Handler:
+        async def read(request: Request) -> HTTPResponse:
+            if is_fresh:
+                self._deployment.publisher.refresh(now_all=True)
+            return _json(made())
+
+        return read
+
+    def _acts(self, act: Callable[[], None]) -> Handler:
+        async def acted(request: Request) -> HTTPResponse:
+            return self._act(request, act)
+
+        return acted
+
+    def _checks(self, is_good: Callable[[str], bool]) -> Handler:
+        async def checked(request: Request) -> HTTPResponse:
+            state = self._deployment.state
+            return _json({"state": state, "reason": self._deployment.reason}, 200 if is_good(state) else 503)
+
+        return checked
 
     # -- reads --------------------------------------------------------------------------------------------------------
 
-    async def _head(self, request: Request) -> HTTPResponse:
-        return self._current(lambda: payloads.head(self._deployment))
-
     async def _snapshot(self, request: Request) -> HTTPResponse:
-        def made() -> dict[str, Any]:
-            hub = self._deployment.hub
-            return payloads.snapshot(
-                self._deployment, hub.snapshot(parts=parts(request), filter_text=request.args.get("filter", ""))
-            )
-
-        return self._current(made)
-
-    async def _children(self, request: Request) -> HTTPResponse:
-        return self._current(lambda: payloads.children(self._deployment))
+        self._deployment.publisher.refresh(now_all=True)
+        frame = self._deployment.hub.snapshot(parts=parts(request), filter_text=request.args.get("filter", ""))
+        return _json(payloads.snapshot(self._deployment, frame))
 
     async def _requests(self, request: Request) -> HTTPResponse:
         chosen = Filter.parse(request.args.get("filter", ""))
@@ -160,28 +181,8 @@ class AdminServer:
         record = self._find(request, key)
         return _json(record.trace(self._deployment.spec.model, self._deployment.hub.now()))
 
-    async def _graph(self, request: Request) -> HTTPResponse:
-        return _json(msgspec.to_builtins(self._deployment.hub.store.graph))
-
-    async def _config(self, request: Request) -> HTTPResponse:
-        return _json(payloads.config(self._deployment))
-
     async def _metrics(self, request: Request) -> HTTPResponse:
         return raw(self._deployment.publisher.exposition(), content_type=CONTENT_TYPE)
-
-    async def _health(self, request: Request) -> HTTPResponse:
-        state = self._deployment.state
-        return _json({"state": state, "reason": self._deployment.reason}, 503 if state in NOT_HEALTHY else 200)
-
-    async def _ready(self, request: Request) -> HTTPResponse:
-        state = self._deployment.state
-        return _json({"state": state, "reason": self._deployment.reason}, 200 if state in SERVING else 503)
-
-    async def _clock(self, request: Request) -> HTTPResponse:
-        return _json({"monotonic": self._deployment.hub.now(), "time": time.time()})
-
-    async def _openapi(self, request: Request) -> HTTPResponse:
-        return _json(openapi_document())
 
     # -- streams ------------------------------------------------------------------------------------------------------
 
@@ -224,15 +225,6 @@ class AdminServer:
 
         return self._acted(request, act)
 
-    async def _drain(self, request: Request) -> HTTPResponse:
-        return self._act(request, lambda: self._deployment.drain("asked to drain"))
-
-    async def _resume(self, request: Request) -> HTTPResponse:
-        return self._act(request, self._deployment.resume)
-
-    async def _restart(self, request: Request) -> HTTPResponse:
-        return self._act(request, self._deployment.ask_restart)
-
     async def _stop(self, request: Request) -> HTTPResponse:
         grace = whole(request, "grace", 0) if "grace" in request.args else None
         now = flag(request, "now")
@@ -256,9 +248,6 @@ class AdminServer:
             return {"level": level, "children": reached}
 
         return self._acted(request, act)
-
-    async def _list_recordings(self, request: Request) -> HTTPResponse:
-        return _json({"items": [recording.facts() for recording in self._recordings.all()]})
 
     async def _record(self, request: Request) -> HTTPResponse:
         asked = body(request, {"name": str, "max_bytes": int})
@@ -288,10 +277,6 @@ class AdminServer:
 
     def _find(self, request: Request, key: str) -> RequestRecord:
         return find_request(self._deployment.publisher.requests, request, key)
-
-    def _current(self, made: Callable[[], Any]) -> HTTPResponse:
-        self._deployment.publisher.refresh(now_all=True)
-        return _json(made())
 
     def _act(self, request: Request, act: Callable[[], None]) -> HTTPResponse:
         def answered() -> dict[str, Any]:

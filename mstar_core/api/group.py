@@ -105,7 +105,6 @@ class Group:
                 if chunks:
                     await self._queue.put(GroupPart(index=index, chunks=chunks))
             done = session.done()
-            session.count(done)
         await self._queue.put(GroupPart(index=index, done=done))
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -57,6 +57,12 @@ class Metrics:
         self.inflight = gauge("mstar_inflight")
         self.queue_depth = gauge("mstar_queue_depth")
         self.pool_busy = gauge("mstar_pool_busy")
+
+    def count_tokens(self, usage: Mapping[str, Any]) -> None:
+        """Count the tokens of a finished request."""
+        self.tokens.labels("prompt").inc(usage["prompt_tokens"])
+        self.tokens.labels("completion").inc(usage["completion_tokens"])
+        self.tokens.labels("cached").inc(usage["prompt_tokens_details"]["cached_tokens"])
 
     def ended(self, news: RequestNews) -> None:
         """Record the audio metrics of a finished request."""

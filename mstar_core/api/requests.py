@@ -9,9 +9,10 @@ import secrets
 import time
 import urllib.parse
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from mstar_core.errors import Duplicate, MstarError, RequestError, TimedOut
@@ -104,20 +105,6 @@ def timed_out(live: LiveRequest) -> TimedOut:
     return TimedOut(f"the request did not finish within {allowed:g} s", hint="increase timeout_s")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FinishedRequest:
-    """Result of a request. status: finished, failed or cancelled."""
-
-    request_id: str
-    route: str
-    key: str
-    created: float
-    status: str
-    total_s: float
-    error: dict[str, Any] | None = None
-    result: dict[str, Any] = field(default_factory=dict)
-
-
 class Registry:
     """Registry of the requests of one incarnation of the api."""
 
@@ -129,7 +116,7 @@ class Registry:
         self._by_handle: dict[int, LiveRequest] = {}
         self._by_id: dict[str, LiveRequest] = {}
         self._arriving: dict[tuple[str, str], ReceivingRequest] = {}
-        self._ended: OrderedDict[str, FinishedRequest] = OrderedDict()
+        self._ended: OrderedDict[str, tuple[str, dict[str, Any]]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._by_handle)
@@ -181,13 +168,7 @@ class Registry:
             if self._arriving.get((request_id, key)) is made:
                 del self._arriving[request_id, key]
             if made.is_cancelled:
-                total_s = time.time() - made.created
-                self.remember(
-                    FinishedRequest(
-                        request_id=request_id, route=route, key=key, created=made.created, status="cancelled",
-                        total_s=total_s,
-                    )
-                )  # fmt: skip
+                self.remember(made, "cancelled", time.time() - made.created)
 
     def arrives(self, request_id: str, key: str) -> ReceivingRequest | None:
         """Return the request with a client id whose body is being received, if `key` sent it."""
@@ -211,17 +192,32 @@ class Registry:
         """Return all live items of a client id that `key` sent."""
         return [live for live in self._by_handle.values() if live.group == request_id and live.key == key]
 
-    def remember(self, outcome: FinishedRequest) -> None:
-        """Store the outcome of a request and drop the oldest one."""
-        self._ended.pop(outcome.request_id, None)
-        self._ended[outcome.request_id] = outcome
+    def remember(
+        self, request: LiveRequest | ReceivingRequest, status: str, total_s: float, *,
+        error: dict[str, Any] | None = None, result: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
+        """Store the outcome of a request and drop the oldest one. status: finished, failed or cancelled."""
+        self._ended.pop(request.request_id, None)
+        self._ended[request.request_id] = (
+            request.key,
+            {
+                "id": request.request_id,
+                "object": "request",
+                "status": status,
+                "route": request.route,
+                "created": request.created,
+                "total_ms": round(total_s * 1000, 3),
+                "error": error,
+                **{name: value for name, value in result.items() if name != "first"},
+            },
+        )
         while len(self._ended) > REMEMBERED:
             self._ended.popitem(last=False)
 
-    def outcome(self, request_id: str, key: str) -> FinishedRequest | None:
-        """Return the outcome of a finished request, if `key` sent it."""
-        found = self._ended.get(request_id)
-        return found if found is not None and found.key == key else None
+    def outcome(self, request_id: str, key: str) -> dict[str, Any] | None:
+        """Return the outcome of a finished request as clients see it, if `key` sent it."""
+        owner, found = self._ended.get(request_id, (None, None))
+        return found if owner == key else None
 
 
 HANDLE_BITS: Final = 40

@@ -22,7 +22,7 @@ from mstar_core.api.output.usage import SampledPorts, usage_of
 from mstar_core.api.parse.media import Fetcher
 from mstar_core.api.parse.params import ParsedRequest
 from mstar_core.api.preprocess.pool import Pool, SharedInputs
-from mstar_core.api.requests import FinishedRequest, LiveRequest, Registry, timed_out
+from mstar_core.api.requests import LiveRequest, Registry, timed_out
 from mstar_core.api.telemetry import RequestTelemetry
 from mstar_core.config.deployment import ApiConfig, DeploymentSpec
 from mstar_core.errors import Cancelled, MstarError, TimedOut
@@ -94,7 +94,7 @@ class Session:
                 yield chunks
 
     def done(self) -> Completion:
-        """Return the completion of the request. Call it after all chunks were read."""
+        """Return the completion of the request and count its tokens. Call it once, after all chunks were read."""
         assert self._ending is not None
         prompt = self._inputs.prompt_tokens
         media: Counter[str] = Counter()
@@ -118,14 +118,8 @@ class Session:
             times_ms={name: value * 1000 for name, value in times.items()},
         )
         self.live.result = {"finish_reason": done.finish_reason, "usage": usage, "seed": self.call.seed}
+        asyncio.get_running_loop().call_soon(self._service.metrics.count_tokens, usage)  # sends the response first
         return done
-
-    def count(self, done: Completion) -> None:
-        """Add the request to the token counters."""
-        tokens = self._service.metrics.tokens
-        tokens.labels("prompt").inc(done.usage["prompt_tokens"])
-        tokens.labels("completion").inc(done.usage["completion_tokens"])
-        tokens.labels("cached").inc(done.usage["prompt_tokens_details"]["cached_tokens"])
 
     def _note_first(self, modality: str) -> None:
         if modality and "first" not in self.live.result:
@@ -318,22 +312,19 @@ class Service:
                 self.link.cancel(live.handle, why)
             if error is not None and isinstance(error, (Cancelled, TimedOut, asyncio.CancelledError, GeneratorExit)):
                 self.metrics.cancelled.labels(why).inc()
-            outcome = self._outcome(live, error)
-            self.registry.remember(outcome)
-            self.telemetry.ended(live, outcome.status, str((outcome.error or {}).get("code") or ""))
+            status, shown = self._outcome(live, error)
+            self.registry.remember(live, status, self.clock() - live.started, error=shown, result=live.result)
+            self.telemetry.ended(live, status, str((shown or {}).get("code") or ""))
             asyncio.get_running_loop().call_soon(self.link.note_change)
 
-    def _outcome(self, live: LiveRequest, error: BaseException | None) -> FinishedRequest:
+    def _outcome(self, live: LiveRequest, error: BaseException | None) -> tuple[str, dict[str, Any] | None]:
+        """Return the status of a request that has ended, and its error as clients see it."""
         is_gone = isinstance(error, (asyncio.CancelledError, GeneratorExit))
         status = "finished" if error is None else "cancelled" if is_gone or isinstance(error, Cancelled) else "failed"
-        shown = None
-        if error is not None:
-            cause = Cancelled("the client closed the connection") if is_gone else error
-            shown = reply_of(cause, live.request_id).body["error"]
-        return FinishedRequest(
-            request_id=live.request_id, route=live.route, key=live.key, created=live.created, status=status,
-            total_s=self.clock() - live.started, error=shown, result=live.result,
-        )  # fmt: skip
+        if error is None:
+            return status, None
+        cause = Cancelled("the client closed the connection") if is_gone else error
+        return status, reply_of(cause, live.request_id).body["error"]
 
 
 def cancel_cause(error: BaseException | None) -> str:

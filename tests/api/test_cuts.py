@@ -89,7 +89,7 @@ class Cutter:
         """Return one outcome per request that ran."""
         registry = self.api.process.registry
         found = [registry.outcome(name, "") for name in self.names]
-        return [outcome.status for outcome in found if outcome is not None]
+        return [outcome["status"] for outcome in found if outcome is not None]
 
 
 class Neighbour:

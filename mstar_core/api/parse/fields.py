@@ -11,18 +11,17 @@ import msgspec
 from msgspec import inspect
 
 from mstar_core.api.errors import UnsupportedType
-from mstar_core.api.http.body import Form, read_form, read_json
+from mstar_core.api.http.body import UploadedFile, read_form, read_json
 from mstar_core.api.http.exchange import Exchange
 from mstar_core.api.http.strict_json import parse_json
 from mstar_core.api.parse.params import (
     ParamRules,
     RequestParams,
-    check_model,
     check_params,
     drop_unsupported,
     openai_params,
 )
-from mstar_core.errors import RequestError
+from mstar_core.errors import NotFound, RequestError, did_you_mean
 from mstar_core.plugin.params import param_specs, parse_bool
 from mstar_core.plugin.spec import ModelSpec
 
@@ -33,20 +32,32 @@ _MISSING = re.compile(r"missing required field `(?P<name>[^`]*)`")
 
 
 async def read_body(exchange: Exchange, kind: type[T]) -> tuple[T, dict[str, Any]]:
-    """Return the JSON body as `kind`, and its remaining fields. Raises RequestError, UnsupportedType."""
+    """Check that a request is accepted. Return its JSON body as `kind`, and its remaining fields.
+
+    Takes its request id. Raises Unavailable, Overloaded, RequestError, UnsupportedType.
+    """
+    exchange.service.check_open(exchange.key)
     content_type = exchange.content_type.partition(";")[0].strip().lower()
     if content_type != "application/json":
         raise UnsupportedType("the body must be JSON", hint="send application/json")
-    return typed(await read_json(exchange, exchange.limits), kind)
+    fields = await read_json(exchange, exchange.limits)
+    found = typed(fields, kind)
+    exchange.take_body_id(fields.get("request_id"))
+    return found
 
 
-async def read_multipart(exchange: Exchange) -> Form:
-    """Return the multipart body, and take its request id. Raises RequestError, TooLarge, UnsupportedType."""
+async def read_multipart(exchange: Exchange, kind: type[T]) -> tuple[T, dict[str, Any], list[UploadedFile]]:
+    """Return a multipart body as `read_body` does, and its files. Remaining fields are read as JSON if they are.
+
+    Raises like `read_body`, and TooLarge.
+    """
+    exchange.service.check_open(exchange.key)
     if exchange.content_type.partition(";")[0].strip().lower() != "multipart/form-data":
         raise UnsupportedType("the body must be a form", hint="send multipart/form-data")
     form = await read_form(exchange, exchange.content_type, exchange.limits)
     exchange.take_body_id(form.fields.get("request_id"))
-    return form
+    body, rest = typed(form.fields, kind)
+    return body, {name: json_or_text(value) for name, value in rest.items()}, form.files
 
 
 def typed(body: Mapping[str, Any], kind: type[T]) -> tuple[T, dict[str, Any]]:
@@ -132,9 +143,20 @@ def model_names(exchange: Exchange) -> list[str]:
 
 
 def check_name(exchange: Exchange, requested: object) -> None:
-    """Raise NotFound for the name of another model, if the deployment is strict about names."""
+    """Raise NotFound for the name of another model, if the deployment is strict, RequestError for other types."""
     service = exchange.service
-    check_model(service.model, model_names(exchange), requested, strict=service.deployment.api.strict_model)
+    if requested is None:
+        return
+    if not isinstance(requested, str):
+        raise RequestError("model must be a string", field="model")
+    names = model_names(exchange)
+    if service.deployment.api.strict_model and requested not in names:
+        raise NotFound(
+            f"the model {requested[:80]!r} does not exist",
+            hint=did_you_mean(requested, names),
+            code="model_not_found",
+            field="model",
+        )
 
 
 def rules_of(exchange: Exchange, outputs: tuple[str, ...], request_id: str | None = None) -> ParamRules:

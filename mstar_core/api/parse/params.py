@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from mstar_core.api.errors import UnsupportedType
 from mstar_core.api.requests import check_seed, seed_of
-from mstar_core.errors import NotFound, RequestError, did_you_mean
+from mstar_core.errors import RequestError, did_you_mean
 from mstar_core.plugin.params import LENGTH_NAMES, param_specs, parse_params
 from mstar_core.plugin.processor import MediaPart, Turn
 from mstar_core.plugin.spec import ModelSpec
@@ -157,21 +157,6 @@ def drop_unsupported(spec: ModelSpec, rest: Mapping[str, Any]) -> dict[str, Any]
         if name in rest and name not in own and rest[name] not in harmless:
             raise RequestError(f"{name} is not supported", hint="omit it", field=name, code="unsupported_parameter")
     return {name: value for name, value in rest.items() if name in own or name not in NO_EFFECT}
-
-
-def check_model(spec: ModelSpec, names: Sequence[str], requested: object, *, strict: bool) -> None:
-    """Raise NotFound for the name of another model if `strict`, RequestError if it is not a string."""
-    if requested is None:
-        return
-    if not isinstance(requested, str):
-        raise RequestError("model must be a string", field="model")
-    if strict and requested not in names:
-        raise NotFound(
-            f"the model {requested[:80]!r} does not exist",
-            hint=did_you_mean(requested, names),
-            code="model_not_found",
-            field="model",
-        )
 
 
 def check_outputs(

@@ -25,9 +25,7 @@ STREAMED = "pcm16"
 async def chat(exchange: Exchange) -> HTTPResponse | None:
     """Handle one request. Returns the whole response, or None if it was streamed."""
     service = exchange.service
-    service.check_open(exchange.key)
     body, rest = await read_body(exchange, ChatRequest)
-    exchange.take_body_id(body.request_id)
     count = check_count(exchange, body.n)
     form = _format(body)
     call = await _call(exchange, body, rest)

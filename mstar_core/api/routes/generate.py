@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 from collections.abc import Sequence
 from typing import Any, Final
@@ -28,17 +27,13 @@ from mstar_core.api.output.usage import native_usage
 from mstar_core.api.parse.fields import check_name, rules_of
 from mstar_core.api.parse.media import decoded, part_of_upload
 from mstar_core.api.parse.params import ParsedRequest, check_order, check_outputs, check_params
+from mstar_core.api.schema import GenerateRequest
 from mstar_core.api.service import Completion, Session
 from mstar_core.errors import MstarError, RequestError, TooLarge
 from mstar_core.plugin.params import parse_bool
 from mstar_core.plugin.processor import MediaPart
 
-OWN: Final = frozenset(
-    (
-        "text", "files", "input_modalities", "output_modalities", "streaming", "stream", "model_kwargs", "request_id",
-        "stream_events", "model",
-    )
-)  # fmt: skip
+OWN: Final = frozenset(GenerateRequest.__struct_fields__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -146,7 +141,6 @@ def _media(files: Sequence[UploadedFile]) -> list[MediaPart]:
 async def _whole(exchange: Exchange, session: Session, wanted: GenerateOptions) -> HTTPResponse:
     chunks = [chunk async for ready in session.chunks() for chunk in ready]
     done = session.done()
-    asyncio.get_running_loop().call_soon(session.count, done)  # sends the response first
     exchange.warn(done.warnings)
     if wanted.form.content_type == FRAMES:
         lines = [*chunk_lines(wanted.form, joined_chunks(chunks)), _done_line(session, done, wanted.form)]
@@ -176,7 +170,6 @@ async def _stream(exchange: Exchange, session: Session, wanted: GenerateOptions)
                 if data:
                     await exchange.write(data, form.content_type, session.live.deadline - exchange.service.clock())
         done = session.done()
-        session.count(done)
         last = _done_line(session, done, form) if wanted.is_full else b""
         await exchange.write(last, form.content_type)
 

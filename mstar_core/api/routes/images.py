@@ -11,17 +11,15 @@ import msgspec
 from sanic.response import HTTPResponse
 
 from mstar_core.api.group import Group, open_group
-from mstar_core.api.http.body import Form, check_size
+from mstar_core.api.http.body import UploadedFile, check_size
 from mstar_core.api.http.exchange import Exchange
 from mstar_core.api.output.encode import EncodedChunk
 from mstar_core.api.parse.fields import (
     check_count,
     check_name,
-    json_or_text,
     openai_parsed,
     read_body,
     read_multipart,
-    typed,
 )
 from mstar_core.api.parse.media import part_of_upload
 from mstar_core.api.parse.params import ParsedRequest, check_images, count_order, mapped_fields
@@ -36,19 +34,16 @@ IMAGE_FIELDS: Final = ("image", "image[]")
 
 async def image(exchange: Exchange) -> HTTPResponse:
     """Generate images from a prompt."""
-    exchange.service.check_open(exchange.key)
     body, rest = await read_body(exchange, ImageRequest)
-    exchange.take_body_id(body.request_id)
     return await _made(exchange, body, rest, ())
 
 
 async def image_edit(exchange: Exchange) -> HTTPResponse:
     """Edit images by a prompt."""
-    exchange.service.check_open(exchange.key)
-    form = await read_multipart(exchange)
-    body, rest = typed(form.fields, ImageRequest)
-    media = _images(exchange.service.model, form)
-    return await _made(exchange, body, {name: json_or_text(value) for name, value in rest.items()}, media)
+    body, rest, files = await read_multipart(exchange, ImageRequest)
+    if "mask" in rest:
+        raise RequestError("mask is not supported", hint="omit it", field="mask", code="unsupported_parameter")
+    return await _made(exchange, body, rest, _images(exchange.service.model, files))
 
 
 async def _made(
@@ -99,8 +94,8 @@ def _sized(
     return {"width": int(width), "height": int(height), **rest}, ()
 
 
-def _images(spec: ModelSpec, form: Form) -> list[MediaPart]:
-    for field in (file.field for file in form.files):
+def _images(spec: ModelSpec, files: Sequence[UploadedFile]) -> list[MediaPart]:
+    for field in (file.field for file in files):
         if field not in IMAGE_FIELDS:
             code = "unsupported_parameter" if field == "mask" else "invalid_value"
             raise RequestError(
@@ -109,12 +104,10 @@ def _images(spec: ModelSpec, form: Form) -> list[MediaPart]:
                 field=field[:40],
                 code=code,
             )
-    if "mask" in form.fields:
-        raise RequestError("mask is not supported", hint="omit it", field="mask", code="unsupported_parameter")
-    if not form.files:
+    if not files:
         raise RequestError("image is missing", hint="upload it as `image`", field="image", code="missing_field")
-    check_images(spec, len(form.files), "image")
-    return [part_of_upload("image", file, "image") for file in form.files]
+    check_images(spec, len(files), "image")
+    return [part_of_upload("image", file, "image") for file in files]
 
 
 async def _image(

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from sanic.response import HTTPResponse
 
 from mstar_core.api.http.exchange import Exchange
-from mstar_core.api.requests import FinishedRequest
 from mstar_core.errors import Cancelled, NotFound
 
 
@@ -26,7 +23,7 @@ async def request_state(exchange: Exchange) -> HTTPResponse:
     outcome = registry.outcome(name, exchange.key)
     if outcome is None:
         raise unknown()
-    return exchange.json(_ended(outcome))
+    return exchange.json(outcome)
 
 
 async def cancel(exchange: Exchange) -> HTTPResponse:
@@ -45,7 +42,7 @@ async def cancel(exchange: Exchange) -> HTTPResponse:
     outcome = registry.outcome(name, exchange.key)
     if outcome is None:
         raise unknown()
-    return exchange.json({"id": name, "status": "cancelled" if outcome.status == "cancelled" else "finished"})
+    return exchange.json({"id": name, "status": "cancelled" if outcome["status"] == "cancelled" else "finished"})
 
 
 def unknown() -> NotFound:
@@ -55,17 +52,3 @@ def unknown() -> NotFound:
         hint="finished requests are remembered only for a while",
         code="request_not_found",
     )
-
-
-def _ended(outcome: FinishedRequest) -> dict[str, Any]:
-    result = {name: value for name, value in outcome.result.items() if name != "first"}
-    return {
-        "id": outcome.request_id,
-        "object": "request",
-        "status": outcome.status,
-        "route": outcome.route,
-        "created": outcome.created,
-        "total_ms": round(outcome.total_s * 1000, 3),
-        "error": outcome.error,
-        **result,
-    }

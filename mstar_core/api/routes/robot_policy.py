@@ -88,7 +88,6 @@ async def _infer(
     async with exchange.service.open(call, key=exchange.key, started=started) as session:
         chunks = [chunk async for ready in session.chunks() for chunk in ready]
         done = session.done()
-        session.count(done)
     return answer_of(chunks, done, request_id)
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from typing import Any
+from collections.abc import AsyncIterator, Callable
+from typing import Any, ParamSpec, TypeVar
 
 from sanic.response import HTTPResponse
 
 from mstar_core.api.http.exchange import EVENTS, PING, Exchange, event, streaming
-from mstar_core.api.output.audio import AudioFormat, Encoder, audio_format, content_type, encode_whole, stream_encoder
-from mstar_core.api.output.encode import EncodedChunk
+from mstar_core.api.output.audio import AudioFormat, audio_format, content_type, encode_whole, stream_encoder
 from mstar_core.api.parse.fields import check_name, openai_parsed, read_body, voice_of
 from mstar_core.api.parse.params import ParsedRequest
 from mstar_core.api.schema import SpeechDelta, SpeechDone, SpeechRequest, SpeechUsage
@@ -23,13 +23,14 @@ def speech_kind(spec: ModelSpec) -> str:
     """Return `answer` if the sound is a model's answer to the text, `verbatim` if it is the text itself."""
     return "answer" if "chat" in spec.routes else "verbatim"
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 
 async def speech(exchange: Exchange) -> HTTPResponse | None:
     """Handle one request. Returns the whole response, or None if it was streamed."""
     service = exchange.service
-    service.check_open(exchange.key)
     body, rest = await read_body(exchange, SpeechRequest)
-    exchange.take_body_id(body.request_id)
     form = audio_format(body.response_format)
     call = _call(exchange, body, rest)
     async with service.open(call, key=exchange.key, started=exchange.started) as session:
@@ -79,24 +80,18 @@ async def _whole(exchange: Exchange, session: Session, form: AudioFormat) -> HTT
     pcm = b"".join([chunk.data async for ready in session.chunks() for chunk in ready if chunk.modality == "audio"])
     output = session.encoder
     done = session.done()
-    session.count(done)
     exchange.warn(done.warnings)
     file = await asyncio.to_thread(encode_whole, form, pcm, output.rate, output.channels)
     return exchange.whole(file, content_type(form, output.rate, output.channels))
 
 
 async def _stream(exchange: Exchange, session: Session, form: AudioFormat) -> None:
-    output = session.encoder
-    kind = content_type(form, output.rate, output.channels)
-    encoder = await _encoder(session, form)
+    kind = content_type(form, session.encoder.rate, session.encoder.channels)
     try:
-        async for ready in session.chunks():
-            pcm = _sound_of(ready)
-            data = await _push(encoder, form, pcm) if pcm else b""
-            if data:
+        async for data in _pieces(session, form):
+            if data is not None:
                 await exchange.write(data, kind, session.live.deadline - exchange.service.clock())
-        await exchange.write(await _end(encoder, form), kind)
-        session.count(session.done())
+        session.done()
     except MstarError as error:
         if exchange.has_begun:  # an audio body cannot carry an error: only an aborted connection signals it
             exchange.abort(drops=error.code == "stalled")
@@ -105,46 +100,34 @@ async def _stream(exchange: Exchange, session: Session, form: AudioFormat) -> No
 
 
 async def _events(exchange: Exchange, session: Session, form: AudioFormat) -> None:
-    encoder = await _encoder(session, form)
     async with streaming(exchange):
-        async for ready in session.chunks():
-            pcm = _sound_of(ready)
-            data = await _push(encoder, form, pcm) if pcm else b""
+        async for data in _pieces(session, form):
             if data:
-                await exchange.write(_delta(data), EVENTS, session.live.deadline - exchange.service.clock())
-            elif not ready:
+                delta = event(SpeechDelta(audio=base64.b64encode(data).decode()))
+                await exchange.write(delta, EVENTS, session.live.deadline - exchange.service.clock())
+            elif data is None:
                 await exchange.write(PING, EVENTS)
-        rest = await _end(encoder, form)
         done = session.done()
-        session.count(done)
         usage = done.usage
         tokens = SpeechUsage(
             input_tokens=usage["prompt_tokens"], output_tokens=usage["completion_tokens"],
             total_tokens=usage["total_tokens"],
         )  # fmt: skip
-        last = event(SpeechDone(usage=tokens, warnings=list(done.warnings)))
-        await exchange.write((_delta(rest) if rest else b"") + last, EVENTS)
+        await exchange.write(event(SpeechDone(usage=tokens, warnings=list(done.warnings))), EVENTS)
 
 
-def _sound_of(chunks: list[EncodedChunk]) -> bytes:
-    pcm = [chunk.data for chunk in chunks if chunk.modality == "audio"]
-    return pcm[0] if len(pcm) == 1 else b"".join(pcm)
-
-
-async def _encoder(session: Session, form: AudioFormat) -> Encoder:
+async def _pieces(session: Session, form: AudioFormat) -> AsyncIterator[bytes | None]:
+    """Yield the encoded audio, None after each keep-alive interval without output, and the encoder's last bytes."""
     output = session.encoder
-    if not form.codec:
-        return stream_encoder(form, output.rate, output.channels)
-    return await asyncio.to_thread(stream_encoder, form, output.rate, output.channels)
+    encoder = await _run(form, stream_encoder, form, output.rate, output.channels)
+    async for ready in session.chunks():
+        pcm = b"".join([chunk.data for chunk in ready if chunk.modality == "audio"])
+        data = await _run(form, encoder.push, pcm) if pcm else b""
+        if data or not ready:
+            yield data or None
+    yield await _run(form, encoder.end)
 
 
-async def _end(encoder: Encoder, form: AudioFormat) -> bytes:
-    return await asyncio.to_thread(encoder.end) if form.codec else encoder.end()
-
-
-async def _push(encoder: Encoder, form: AudioFormat, pcm: bytes) -> bytes:
-    return await asyncio.to_thread(encoder.push, pcm) if form.codec else encoder.push(pcm)
-
-
-def _delta(data: bytes) -> bytes:
-    return event(SpeechDelta(audio=base64.b64encode(data).decode()))
+async def _run(form: AudioFormat, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call a function of an encoder, on a thread if the format has a codec."""
+    return await asyncio.to_thread(call, *args, **kwargs) if form.codec else call(*args, **kwargs)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 from sanic.response import HTTPResponse
 
-from mstar_core.api.http.body import Form
+from mstar_core.api.http.body import UploadedFile
 from mstar_core.api.http.exchange import EVENTS, PING, Exchange, event, streaming
-from mstar_core.api.parse.fields import check_name, json_or_text, openai_parsed, read_multipart, typed
+from mstar_core.api.parse.fields import check_name, openai_parsed, read_multipart
 from mstar_core.api.parse.media import part_of_upload
 from mstar_core.api.parse.params import ParsedRequest, mapped_fields
 from mstar_core.api.schema import TranscriptDelta, TranscriptDone, Transcription, TranscriptionRequest, Usage
@@ -34,16 +34,14 @@ LANGUAGES: Final[Mapping[str, str]] = {
 async def transcription(exchange: Exchange) -> HTTPResponse | None:
     """Handle one request. Returns the whole response, or None if it was streamed."""
     service = exchange.service
-    service.check_open(exchange.key)
-    form = await read_multipart(exchange)
-    body, rest = typed(form.fields, TranscriptionRequest)
-    file = _file(form)
+    body, rest, files = await read_multipart(exchange, TranscriptionRequest)
+    file = _file(files)
     if body.response_format in TIMED:
         raise RequestError(
             f"response_format {body.response_format} needs timestamps, which the model does not provide",
             hint="use json or text", field="response_format", code="unsupported_parameter",
         )  # fmt: skip
-    call = _call(exchange, body, {name: json_or_text(value) for name, value in rest.items()}, file)
+    call = _call(exchange, body, rest, file)
     async with service.open(call, key=exchange.key, started=exchange.started) as session:
         exchange.warn(session.warnings)
         if not body.stream:
@@ -52,17 +50,17 @@ async def transcription(exchange: Exchange) -> HTTPResponse | None:
     return None
 
 
-def _file(form: Form) -> MediaPart:
-    for field in (file.field for file in form.files):
+def _file(files: Sequence[UploadedFile]) -> MediaPart:
+    for field in (file.field for file in files):
         if field != "file":
             raise RequestError(
                 f"{field[:40]} is not supported by this route", hint="upload the audio as `file`", field=field[:40]
             )
-    if len(form.files) != 1:
-        what = "file is missing" if not form.files else f"file was sent {len(form.files)} times"
-        code = "missing_field" if not form.files else "invalid_value"
+    if len(files) != 1:
+        what = "file is missing" if not files else f"file was sent {len(files)} times"
+        code = "missing_field" if not files else "invalid_value"
         raise RequestError(what, hint="upload one audio file as `file`", field="file", code=code)
-    return part_of_upload("file", form.files[0], "audio")
+    return part_of_upload("file", files[0], "audio")
 
 
 def _call(exchange: Exchange, body: TranscriptionRequest, rest: dict[str, Any], file: MediaPart) -> ParsedRequest:
@@ -91,7 +89,6 @@ def instruction(spec: ModelSpec, body: TranscriptionRequest) -> str | None:
 async def _whole(exchange: Exchange, session: Session, form: str) -> HTTPResponse:
     parts = [chunk.data async for ready in session.chunks() for chunk in ready if chunk.modality == "text"]
     done = session.done()
-    session.count(done)
     exchange.warn(done.warnings)
     text = b"".join(parts).decode().strip()
     if form == "text":
@@ -109,6 +106,5 @@ async def _stream(exchange: Exchange, session: Session) -> None:
             if data or not ready:
                 await exchange.write(data or PING, EVENTS, session.live.deadline - exchange.service.clock())
         done = session.done()
-        session.count(done)
         usage = msgspec.convert(done.usage, Usage)
         await exchange.write(event(TranscriptDone(text=text.strip(), usage=usage)), EVENTS)
