@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import importlib
 import logging
 import selectors
 import signal
@@ -31,11 +29,12 @@ from mstar_core.api.service import KEEPALIVE_S, Service
 from mstar_core.config.deployment import ApiConfig, DeploymentSpec
 from mstar_core.errors import PluginError, StartError, Unavailable
 from mstar_core.host.wait_spin import wait_spin_s
+from mstar_core.plugin.loader import bound_model
 from mstar_core.plugin.processor import Detokenizer
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.process.failures import guarded_run
-from mstar_core.process.logs import start_logging
-from mstar_core.process.system import keep_freed_memory, keep_start, prepare_process
+from mstar_core.process.life import start_child
+from mstar_core.process.system import keep_freed_memory, keep_start
 from mstar_core.transport import Spin
 
 CLOSE_S: Final = 5.0
@@ -175,17 +174,6 @@ class ApiProcess:
         log.info("serving", extra={"facts": {"host": self.spec.api.host, "port": self.port}})
 
 
-def load_model(spec: DeploymentSpec) -> ModelSpec:
-    """Return the deployment's model, bound to its checkpoint. Raises PluginError."""
-    load_plugin = importlib.import_module("mstar_core.plugin.loader").load_plugin
-    models: Sequence[ModelSpec] = load_plugin(spec.plugin)
-    for model in models:
-        if model.name == spec.model:
-            folder = Path(spec.folder) if spec.folder is not None else None
-            return model.bound(folder, spec.model_kwargs)
-    raise PluginError(f"the plugin {spec.plugin} has no model {spec.model!r}", plugin=spec.plugin)
-
-
 async def serve(process: ApiProcess) -> str:
     """Run until stopped. Returns the reason."""
     loop = asyncio.get_running_loop()
@@ -202,22 +190,21 @@ async def serve(process: ApiProcess) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `python -m mstar_core.api SPEC --incarnation N --supervisor ENDPOINT`."""
-    parser = argparse.ArgumentParser(prog="mstar_core.api", description="The api process of a deployment.")
-    parser.add_argument("spec", type=Path)
-    parser.add_argument("--incarnation", type=int, required=True)
-    parser.add_argument("--supervisor", required=True)
-    args = parser.parse_args(argv)
-    prepare_process()
-    spec = DeploymentSpec.load(args.spec)
-    start_logging("api", spec.log_level, secrets=spec.api.api_keys)
-    return run(spec, args.incarnation, args.supervisor)
+    _, spec, incarnation, supervisor, _ = start_child("api", argv)
+    return run(spec, incarnation, supervisor)
 
 
 def run(spec: DeploymentSpec, incarnation: int, supervisor: str) -> int:
     """Serve a deployment until it stops. Errors are written to the run directory before the process ends."""
     with guarded_run("api", incarnation, Path(spec.run_dir)):
         spin = Spin(wait_spin_s(spec))
-        process = ApiProcess(spec, incarnation, supervisor, load_model(spec), spin=spin)
+        process = ApiProcess(
+            spec,
+            incarnation,
+            supervisor,
+            bound_model(spec.plugin, spec.model, spec.folder, spec.model_kwargs),
+            spin=spin,
+        )
         with asyncio.Runner(loop_factory=partial(busy_poll_loop, spin)) as runner:
             reason = runner.run(serve(process))
         log.info("stopped: %s", reason)

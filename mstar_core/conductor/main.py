@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import time
-from pathlib import Path
 
 import msgspec
 import zmq
 
 from mstar_core.conductor.conductor import Conductor
-from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.config.graph_view import graph_of
 from mstar_core.errors import PeerStalled
 from mstar_core.host.wait_spin import wait_spin_s
 from mstar_core.messages.wire import Envelope, Message, WireCodec
 from mstar_core.observe.frames import GRAPH_FACT
 from mstar_core.plugin.loader import bound_model
-from mstar_core.process.life import ChildLife
-from mstar_core.process.logs import start_logging
-from mstar_core.process.system import keep_start, prepare_process
+from mstar_core.process.life import ChildLife, start_child
+from mstar_core.process.system import keep_start
 from mstar_core.transport import Courier, Mailbox, Spin, mailbox_endpoint
 
 log = logging.getLogger(__name__)
@@ -103,20 +99,13 @@ class ConductorLoop:
 
 def main(argv: list[str] | None = None) -> None:
     """Entry point: `python -m mstar_core.conductor SPEC --incarnation N --supervisor ENDPOINT`."""
-    parser = argparse.ArgumentParser(prog="mstar_core.conductor")
-    parser.add_argument("spec", type=Path)
-    parser.add_argument("--incarnation", type=int, required=True)
-    parser.add_argument("--supervisor", default="")
-    args = parser.parse_args(argv)
-    prepare_process()
-    spec = DeploymentSpec.load(args.spec)
-    start_logging(NAME, spec.log_level)
-    codec = WireCodec(NAME, args.incarnation)
+    _, spec, incarnation, supervisor, _ = start_child(NAME, argv)
+    codec = WireCodec(NAME, incarnation)
     with zmq.Context() as context, Courier[Message](context, codec) as courier:
-        life = ChildLife(NAME, args.incarnation, spec, courier, supervisor=args.supervisor)
+        life = ChildLife(NAME, incarnation, spec, courier, supervisor=supervisor)
         with life.guarded():
             model = bound_model(spec.plugin, spec.model, spec.folder, spec.model_kwargs)
-            endpoint = mailbox_endpoint(spec.ipc_dir, NAME, args.incarnation)
+            endpoint = mailbox_endpoint(spec.ipc_dir, NAME, incarnation)
             with Mailbox[Envelope](context, endpoint, codec) as mailbox:
                 conductor = Conductor(
                     model, spec.plan, PatientSender(courier), max_seq_len=spec.max_seq_len, clock=time.monotonic

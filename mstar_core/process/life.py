@@ -5,21 +5,25 @@ Used by api, conductor and worker. It never waits and owns no socket: the proces
 
 from __future__ import annotations
 
+import argparse
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.errors import MstarError
 from mstar_core.messages.life import Beat, Hello, LogLevel, PeerDown, PeerUp, Phase, Ping, Stop, Telemetry
+from mstar_core.messages.names import worker_name
 from mstar_core.messages.telemetry import EdgeNews, MetricSample, RequestNews, Span
 from mstar_core.process.failures import guarded_run
+from mstar_core.process.logs import start_logging
+from mstar_core.process.system import prepare_process
 
 if TYPE_CHECKING:
-    from mstar_core.config.deployment import DeploymentSpec
     from mstar_core.messages.wire import Message
     from mstar_core.transport import Courier
 
@@ -34,6 +38,32 @@ The kernel ends the children of a dead supervisor (see `die_with_parent`); this 
 SUPERVISOR: Final = "supervisor"
 
 log = logging.getLogger("mstar.child")
+
+
+class ChildArguments(NamedTuple):
+    """Arguments of a child process. name: of its mailbox. supervisor: endpoint of the supervisor's mailbox."""
+
+    name: str
+    spec: DeploymentSpec
+    incarnation: int
+    supervisor: str
+    rank: int = -1
+
+
+def start_child(kind: str, argv: Sequence[str] | None) -> ChildArguments:
+    """Parse `SPEC --incarnation N --supervisor ENDPOINT [--rank R]`, prepare the process and start its log."""
+    parser = argparse.ArgumentParser(prog=f"mstar_core.{kind}")
+    parser.add_argument("spec", type=Path)
+    parser.add_argument("--incarnation", type=int, required=True)
+    parser.add_argument("--supervisor", default="")
+    if kind == "worker":
+        parser.add_argument("--rank", type=int, required=True)
+    args = parser.parse_args(argv)
+    prepare_process()
+    args.spec = DeploymentSpec.load(args.spec)
+    made = ChildArguments(**{"name": worker_name(args.rank) if kind == "worker" else kind, **vars(args)})
+    start_logging(made.name, made.spec.log_level, secrets=made.spec.api.api_keys)
+    return made
 
 
 class ChildLife:

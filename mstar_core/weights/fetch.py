@@ -5,7 +5,6 @@ It writes the folder's path to the run directory and exits, so that the workers 
 
 from __future__ import annotations
 
-import argparse
 import logging
 import time
 from collections.abc import Callable
@@ -20,9 +19,7 @@ from mstar_core.host.cache_dir import cache_root
 from mstar_core.messages.wire import Message, WireCodec
 from mstar_core.plugin.loader import served_model
 from mstar_core.plugin.spec import ModelSpec
-from mstar_core.process.life import ChildLife
-from mstar_core.process.logs import start_logging
-from mstar_core.process.system import prepare_process
+from mstar_core.process.life import ChildLife, start_child
 from mstar_core.targets import load_target
 from mstar_core.transport import Courier
 
@@ -68,17 +65,10 @@ class _DownloadProgress:
 
 def main(argv: list[str] | None = None) -> None:
     """Entry point: `python -m mstar_core.weights.fetch SPEC --incarnation N --supervisor ENDPOINT`."""
-    parser = argparse.ArgumentParser(prog="mstar_core.weights.fetch")
-    parser.add_argument("spec", type=Path)
-    parser.add_argument("--incarnation", type=int, required=True)
-    parser.add_argument("--supervisor", default="")
-    args = parser.parse_args(argv)
-    prepare_process()
-    spec = DeploymentSpec.load(args.spec)
-    start_logging(NAME, spec.log_level)
-    codec = WireCodec(NAME, args.incarnation)
+    _, spec, incarnation, supervisor, _ = start_child(NAME, argv)
+    codec = WireCodec(NAME, incarnation)
     with zmq.Context() as context, Courier[Message](context, codec) as courier:
-        life = ChildLife(NAME, args.incarnation, spec, courier, supervisor=args.supervisor)
+        life = ChildLife(NAME, incarnation, spec, courier, supervisor=supervisor)
         with life.guarded():
             life.phase("fetch")
             model = served_model(spec.plugin, spec.model)

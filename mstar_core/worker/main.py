@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import time
 from contextlib import closing
-from pathlib import Path
 
 import zmq
 
@@ -14,12 +12,10 @@ from mstar_core.config.deployment import DeploymentSpec, RankPlan
 from mstar_core.engine.device import resolve_device
 from mstar_core.errors import ConfigError
 from mstar_core.host.wait_spin import wait_spin_s
-from mstar_core.messages.names import worker_name
 from mstar_core.messages.wire import Envelope, Message, WireCodec
 from mstar_core.plugin.loader import bound_model
-from mstar_core.process.life import ChildLife
-from mstar_core.process.logs import start_logging
-from mstar_core.process.system import keep_freed_memory, keep_start, prepare_process, set_exact_timers
+from mstar_core.process.life import ChildLife, start_child
+from mstar_core.process.system import keep_freed_memory, keep_start, set_exact_timers
 from mstar_core.transport import Courier, Mailbox, Spin, TensorTransport, mailbox_endpoint, open_transport
 from mstar_core.worker.build import build_runners, lookahead_on
 from mstar_core.worker.executor import Executor
@@ -32,33 +28,22 @@ log = logging.getLogger(__name__)
 
 def main(argv: list[str] | None = None) -> None:
     """Entry point: `python -m mstar_core.worker SPEC --rank R --incarnation N --supervisor ENDPOINT`."""
-    parser = argparse.ArgumentParser(prog="mstar_core.worker")
-    parser.add_argument("spec", type=Path)
-    parser.add_argument("--rank", type=int, required=True)
-    parser.add_argument("--incarnation", type=int, required=True)
-    parser.add_argument("--supervisor", default="")
-    args = parser.parse_args(argv)
-    prepare_process()
+    name, spec, incarnation, supervisor, number = start_child("worker", argv)
     set_exact_timers()  # waits for steps are short naps
     keep_freed_memory()
-    spec = DeploymentSpec.load(args.spec)
-    name = worker_name(args.rank)
-    start_logging(name, spec.log_level)
-    codec = WireCodec(name, args.incarnation)
+    codec = WireCodec(name, incarnation)
     with (
         zmq.Context() as context,
         Courier[Message](context, codec) as courier,
         closing(
-            open_transport(spec.transport, name=name, incarnation=args.incarnation, directory=spec.ipc_dir)
+            open_transport(spec.transport, name=name, incarnation=incarnation, directory=spec.ipc_dir)
         ) as transport,
     ):
-        life = ChildLife(
-            name, args.incarnation, spec, courier, supervisor=args.supervisor, fd_endpoint=transport.endpoint
-        )
+        life = ChildLife(name, incarnation, spec, courier, supervisor=supervisor, fd_endpoint=transport.endpoint)
         with life.guarded():
-            endpoint = mailbox_endpoint(spec.ipc_dir, name, args.incarnation)
+            endpoint = mailbox_endpoint(spec.ipc_dir, name, incarnation)
             with Mailbox[Envelope](context, endpoint, codec) as mailbox:
-                worker = _worker(spec, rank_plan(spec, args.rank), life, mailbox, courier, transport)
+                worker = _worker(spec, rank_plan(spec, number), life, mailbox, courier, transport)
                 keep_start()
                 life.phase("ready", facts=capacity(worker))
                 worker.run()
