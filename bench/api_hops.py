@@ -60,10 +60,10 @@ class Others:
         self._ipc = spec.ipc_dir
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._codecs = {name: WireCodec(name, 0) for name in ("supervisor", WORKER)}
-        self._boxes: dict[str, Mailbox[Envelope]] = {
+        self._boxes: dict[str, Mailbox] = {
             name: Mailbox(self._context, self.endpoint(name), codec) for name, codec in self._codecs.items()
         }
-        self._couriers = {name: Courier[Message](self._context, codec) for name, codec in self._codecs.items()}
+        self._couriers = {name: Courier(self._context, codec) for name, codec in self._codecs.items()}
         self._tensors = open_transport("SHM", name=WORKER, incarnation=0, directory=self._ipc)
         self._up: set[str] = set()
         self._last_ping = 0.0

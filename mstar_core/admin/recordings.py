@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
-from mstar_core.admin.messages import StateConflict
+from mstar_core.admin.messages import StateConflict, as_json
 from mstar_core.errors import NotFound, UsageError, did_you_mean
 
 if TYPE_CHECKING:
@@ -56,10 +56,9 @@ class Recording:
 class Recordings:
     """All recordings of a deployment. Owned by the admin server; the request log calls `ended`."""
 
-    def __init__(self, folder: Path, model: str, encode: Any) -> None:
+    def __init__(self, folder: Path, model: str) -> None:
         self._folder = folder
         self._model = model
-        self._encode = encode
         self._all: dict[str, Recording] = {}
 
     def begin(self, name: str = "", max_bytes: int | None = None) -> Recording:
@@ -110,7 +109,7 @@ class Recordings:
         if not self._all:
             return
         trace = request.trace(self._model)
-        line = (self._encode({"request": trace["request"], "sums": trace["sums"]}) + "\n").encode()
+        line = (as_json({"request": trace["request"], "sums": trace["sums"]}) + "\n").encode()
         for recording in self._all.values():
             if recording.dropped or recording.size_bytes + len(line) > recording.limit_bytes:
                 recording.dropped += 1

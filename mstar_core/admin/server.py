@@ -71,7 +71,7 @@ class AdminServer:
         self._server: Any = None
         self._streams = streams or NdjsonStreams()
         self._answers = IdempotentAnswers()
-        self._recordings = Recordings(Path(deployment.spec.run_dir) / "recordings", deployment.spec.model, as_json)
+        self._recordings = Recordings(Path(deployment.spec.run_dir) / "recordings", deployment.spec.model)
         deployment.publisher.requests.on_end.append(self._recordings.ended)
         self._app = self._make_app()
 

@@ -147,9 +147,7 @@ def _failed(exchange: Exchange, error: Exception) -> HTTPResponse | None:
         log.error(
             "a request failed: %s", error.title, extra={"facts": {"detail": error.detail, "id": exchange.request_id}}
         )
-    if reply.status in (409, 413, 429, 503):
-        exchange.service.metrics.rejected.labels(reply.code).inc()
-        exchange.service.telemetry.counts["refused"] += 1
+    exchange.service.count_refusal(reply)
     if exchange.has_begun:
         if exchange.code in ("internal_error", "stalled"):
             exchange.abort(
@@ -162,19 +160,7 @@ def _failed(exchange: Exchange, error: Exception) -> HTTPResponse | None:
 def _note(exchange: Exchange, route: HttpRoute, total_s: float) -> None:
     if route.is_socket and exchange.has_begun:
         return  # the handler logs each of its requests
-    metrics = exchange.service.metrics
-    metrics.requests.labels(route.name, exchange.code).inc()
-    if route.reads_body:
-        metrics.request_s.labels(route.name).observe(total_s)
-    with request_scope(exchange.request_id):
-        facts = {
-            "route": route.name,
-            "status": exchange.status,
-            "code": exchange.code,
-            "total_ms": round(total_s * 1000, 3),
-            "trace": exchange.trace_id,
-        }
-        log.log(logging.INFO if route.reads_body else logging.DEBUG, "answered", extra={"facts": facts})
+    exchange.note(exchange.request_id, exchange.code, exchange.status, total_s, is_work=route.reads_body)
 
 
 class _Errors(ErrorHandler):

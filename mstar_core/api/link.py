@@ -75,7 +75,7 @@ class Link:
         self._clock = clock
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         wire = WireCodec("api", incarnation)
-        self._courier: Courier[Message] = Courier(self._context, wire, message_bytes=MESSAGE_BYTES)
+        self._courier: Courier = Courier(self._context, wire, message_bytes=MESSAGE_BYTES)
         self._tensors = open_transport(spec.transport, name="api", incarnation=incarnation, directory=spec.ipc_dir)
         self.life = ChildLife(
             "api",
@@ -86,7 +86,7 @@ class Link:
             fd_endpoint=self._tensors.endpoint,
             clock=clock,
         )
-        self._mailbox: Mailbox[Envelope] = Mailbox(self._context, self.life.endpoint, wire)
+        self._mailbox: Mailbox = Mailbox(self._context, self.life.endpoint, wire)
         self._is_drain_reported = True
         self._reported: dict[str, float] = {}
         self._timer: asyncio.TimerHandle | None = None

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final
 
 from mstar_core.api.admission import AdmissionQueue, BodyMemory, Place
-from mstar_core.api.errors import Stalled, reply_of
+from mstar_core.api.errors import ErrorReply, Stalled, reply_of
 from mstar_core.api.http.sanic_protocol import WriteBatch
 from mstar_core.api.link import Link
 from mstar_core.api.metrics import Metrics
@@ -194,6 +194,12 @@ class Service:
         if problem is not None:
             raise problem
         self.admission.check(key, count)
+
+    def count_refusal(self, reply: ErrorReply) -> None:
+        """Count a response if it refuses a request."""
+        if reply.status in (409, 413, 429, 503):
+            self.metrics.rejected.labels(reply.code).inc()
+            self.telemetry.counts["refused"] += 1
 
     @asynccontextmanager
     async def open(

@@ -29,7 +29,7 @@ TELEMETRY_S = 0.1
 class PatientSender:
     """Sender that logs a stalled peer instead of raising; the supervisor decides about such a peer."""
 
-    def __init__(self, courier: Courier[Message]) -> None:
+    def __init__(self, courier: Courier) -> None:
         self._courier = courier
 
     def send(self, name: str, message: Message) -> bool:
@@ -43,7 +43,7 @@ class PatientSender:
 class ConductorLoop:
     """Main loop of the process. Owns the mailbox and the conductor."""
 
-    def __init__(self, conductor: Conductor, mailbox: Mailbox[Envelope], life: ChildLife, spin: Spin) -> None:
+    def __init__(self, conductor: Conductor, mailbox: Mailbox, life: ChildLife, spin: Spin) -> None:
         self._conductor = conductor
         self._mailbox = mailbox
         self._life = life
@@ -101,12 +101,12 @@ def main(argv: list[str] | None = None) -> None:
     """Entry point: `python -m mstar_core.conductor SPEC --incarnation N --supervisor ENDPOINT`."""
     _, spec, incarnation, supervisor, _ = start_child(NAME, argv)
     codec = WireCodec(NAME, incarnation)
-    with zmq.Context() as context, Courier[Message](context, codec) as courier:
+    with zmq.Context() as context, Courier(context, codec) as courier:
         life = ChildLife(NAME, incarnation, spec, courier, supervisor=supervisor)
         with life.guarded():
             model = bound_model(spec.plugin, spec.model, spec.folder, spec.model_kwargs)
             endpoint = mailbox_endpoint(spec.ipc_dir, NAME, incarnation)
-            with Mailbox[Envelope](context, endpoint, codec) as mailbox:
+            with Mailbox(context, endpoint, codec) as mailbox:
                 conductor = Conductor(
                     model, spec.plan, PatientSender(courier), max_seq_len=spec.max_seq_len, clock=time.monotonic
                 )

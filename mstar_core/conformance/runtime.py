@@ -33,7 +33,7 @@ from mstar_core.worker.outbox import Outbox
 from mstar_core.worker.steps import FairShare, Steps
 
 if TYPE_CHECKING:
-    from mstar_core.messages.wire import Envelope, Message
+    from mstar_core.messages.wire import Message
     from mstar_core.process.life import ChildLife
     from mstar_core.transport import Mailbox
 
@@ -222,7 +222,7 @@ class LocalRuntime:
         outbox = Outbox(name, rank.rank, box, transport)
         # The fake mailbox has the methods of a mailbox that the loop calls.
         return Worker(
-            mailbox=cast("Mailbox[Envelope]", box), transport=transport,
+            mailbox=cast("Mailbox", box), transport=transport,
             life=cast("ChildLife", QuietLife(name)), outbox=outbox, runners=runners,
             executor=Executor(spec, rank.rank, runners, outbox, transport, self.clock),
             steps=Steps(

@@ -24,7 +24,6 @@ from mstar_core.process.logs import start_logging
 from mstar_core.process.system import prepare_process
 
 if TYPE_CHECKING:
-    from mstar_core.messages.wire import Message
     from mstar_core.transport import Courier
 
 HELLO_S: Final = 0.2
@@ -77,7 +76,7 @@ class ChildLife:
         name: str,
         incarnation: int,
         spec: DeploymentSpec,
-        courier: Courier[Message],
+        courier: Courier,
         *,
         supervisor: str = "",
         fd_endpoint: str = "",

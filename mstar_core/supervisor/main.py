@@ -25,7 +25,7 @@ from mstar_core.host.gpu_locks import acquire_gpus, release
 from mstar_core.host.groups import group_id
 from mstar_core.host.ports import check_port, one_start, port_claimant
 from mstar_core.host.run_dir import RunDirectory
-from mstar_core.messages.wire import Envelope, Message, WireCodec
+from mstar_core.messages.wire import WireCodec
 from mstar_core.process.logs import start_logging
 from mstar_core.supervisor.child import Kinds, child_kinds, write_spec
 from mstar_core.supervisor.deaths import outcome, write_outcome
@@ -131,8 +131,8 @@ async def _run(
     endpoint = mailbox_endpoint(run.ipc, NAME, 0)
     with (
         zmq.Context() as context,
-        Courier[Message](context, codec) as courier,
-        Mailbox[Envelope](context, endpoint, codec) as mailbox,
+        Courier(context, codec) as courier,
+        Mailbox(context, endpoint, codec) as mailbox,
     ):
         supervisor = Supervisor(spec, run, courier, endpoint, kinds)
         supervisor.logs[NAME] = own_log

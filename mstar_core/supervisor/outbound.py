@@ -23,7 +23,7 @@ class Outbound:
     A failed send is logged; the watchdog deals with a child that does not read.
     """
 
-    def __init__(self, courier: Courier[Message], children: Mapping[str, Child]) -> None:
+    def __init__(self, courier: Courier, children: Mapping[str, Child]) -> None:
         self._courier = courier
         self._children = children
 

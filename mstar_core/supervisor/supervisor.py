@@ -71,7 +71,7 @@ class Supervisor:
         self,
         spec: DeploymentSpec,
         run: RunDirectory,
-        courier: Courier[Message],
+        courier: Courier,
         endpoint: str,
         kinds: Kinds = child_kinds,
         pace: Pace = DEFAULT_PACE,

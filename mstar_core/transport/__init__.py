@@ -5,7 +5,7 @@ from __future__ import annotations
 from mstar_core.transport.address import arena_path, mailbox_endpoint
 from mstar_core.transport.arena import Arena, ArenaReader, FdServer
 from mstar_core.transport.courier import Courier
-from mstar_core.transport.mailbox import Decodes, Mailbox, Malformed
+from mstar_core.transport.mailbox import Mailbox, Malformed
 from mstar_core.transport.shm import open_transport
 from mstar_core.transport.spin import Spin
 from mstar_core.transport.tensors import Loan, TensorTransport, loan_of
@@ -14,7 +14,6 @@ __all__ = [
     "Arena",
     "ArenaReader",
     "Courier",
-    "Decodes",
     "FdServer",
     "Loan",
     "Mailbox",

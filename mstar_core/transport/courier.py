@@ -7,25 +7,17 @@ loses its own messages and never stalls the loop.
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple
 
 import zmq
 
 from mstar_core.closing import Closing
 from mstar_core.errors import PeerStalled, TransportError
-
-M = TypeVar("M")
-Sent_contra = TypeVar("Sent_contra", contravariant=True)
+from mstar_core.messages.wire import Message, WireCodec
 
 RECONNECT_MS = 20  # short, because a peer may be announced before it has bound its socket
 QUEUE_MESSAGES = 4000
 MESSAGE_BYTES = 16 << 20
-
-
-class Encodes(Protocol[Sent_contra]):
-    """The sending half of a codec."""
-
-    def encode(self, message: Sent_contra, /) -> bytes: ...
 
 
 class _Peer(NamedTuple):
@@ -33,13 +25,13 @@ class _Peer(NamedTuple):
     socket: zmq.Socket[bytes]
 
 
-class Courier(Closing, Generic[M]):
+class Courier(Closing):
     """Sends messages to peers by name, in order per peer, each once. ZMQ's thread delivers them."""
 
     def __init__(
         self,
         context: zmq.Context[zmq.Socket[bytes]],
-        codec: Encodes[M],
+        codec: WireCodec,
         *,
         queue_messages: int = QUEUE_MESSAGES,
         message_bytes: int = MESSAGE_BYTES,
@@ -87,7 +79,7 @@ class Courier(Closing, Generic[M]):
             del self._peers[name]
             peer.socket.close(0)
 
-    def send(self, name: str, message: M) -> bool:
+    def send(self, name: str, message: Message) -> bool:
         """Queue a message. Returns False for an unknown peer.
 
         Raises PeerStalled when the peer's queue is full and TransportError when the message is too large. Neither

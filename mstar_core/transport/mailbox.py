@@ -12,24 +12,15 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
 
 import zmq
 
 from mstar_core.closing import Closing
 from mstar_core.errors import TransportError
+from mstar_core.messages.wire import Envelope, WireCodec
 from mstar_core.transport.address import check_path, socket_file
 
-M = TypeVar("M")
-Taken_co = TypeVar("Taken_co", covariant=True)
-
 DRAIN_LIMIT = 256  # messages per turn of a loop: 0.3 ms at one microsecond each, so that timers stay on time
-
-
-class Decodes(Protocol[Taken_co]):
-    """The receiving half of a codec. Raises for bytes that are not a message."""
-
-    def decode(self, data: bytes, /) -> Taken_co: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +31,11 @@ class Malformed:
     size_bytes: int
 
 
-class Mailbox(Closing, Generic[M]):
+class Mailbox(Closing):
     """The inbox of one process."""
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, codec: Decodes[M], *, queue_messages: int = 1000
+        self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, codec: WireCodec, *, queue_messages: int = 1000
     ) -> None:
         """Bind `endpoint`. queue_messages: high-water mark of ZMQ per sender.
 
@@ -54,7 +45,7 @@ class Mailbox(Closing, Generic[M]):
         self._decode = codec.decode
         self._file = socket_file(endpoint)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._callback: Callable[[list[M | Malformed]], None] | None = None
+        self._callback: Callable[[list[Envelope | Malformed]], None] | None = None
         self._again: asyncio.Handle | None = None
         if self._file is not None:
             check_path(self._file)
@@ -76,12 +67,12 @@ class Mailbox(Closing, Generic[M]):
         """The edge-triggered descriptor. After each wake-up drain until the list is shorter than its limit."""
         return int(self._socket.getsockopt(zmq.FD))
 
-    def drain(self, limit: int = DRAIN_LIMIT) -> list[M | Malformed]:
+    def drain(self, limit: int = DRAIN_LIMIT) -> list[Envelope | Malformed]:
         """Return up to `limit` waiting messages in order. Never blocks and never raises for bad messages.
 
         A list of `limit` messages means that more may wait.
         """
-        taken: list[M | Malformed] = []
+        taken: list[Envelope | Malformed] = []
         receive = self._socket.recv
         try:
             while len(taken) < limit:
@@ -104,7 +95,7 @@ class Mailbox(Closing, Generic[M]):
             timeout_s = max(0.0, timeout_s - spin_s)
         return bool(poll(math.ceil(timeout_s * 1000)))
 
-    def attach(self, loop: asyncio.AbstractEventLoop, callback: Callable[[list[M | Malformed]], None]) -> None:
+    def attach(self, loop: asyncio.AbstractEventLoop, callback: Callable[[list[Envelope | Malformed]], None]) -> None:
         """Call `callback` on `loop` with each batch of messages until `detach`."""
         if self._loop is not None:
             raise TransportError("a mailbox is attached already", self.endpoint)
@@ -143,7 +134,7 @@ class Mailbox(Closing, Generic[M]):
         if taken:
             callback(taken)
 
-    def _open(self, data: bytes) -> M | Malformed:
+    def _open(self, data: bytes) -> Envelope | Malformed:
         try:
             return self._decode(data)
         except Exception as error:  # noqa: BLE001  isolation boundary: one message

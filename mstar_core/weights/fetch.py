@@ -16,7 +16,7 @@ import zmq
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.errors import WeightsError
 from mstar_core.host.cache_dir import cache_root
-from mstar_core.messages.wire import Message, WireCodec
+from mstar_core.messages.wire import WireCodec
 from mstar_core.plugin.loader import served_model
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.process.life import ChildLife, start_child
@@ -67,7 +67,7 @@ def main(argv: list[str] | None = None) -> None:
     """Entry point: `python -m mstar_core.weights.fetch SPEC --incarnation N --supervisor ENDPOINT`."""
     _, spec, incarnation, supervisor, _ = start_child(NAME, argv)
     codec = WireCodec(NAME, incarnation)
-    with zmq.Context() as context, Courier[Message](context, codec) as courier:
+    with zmq.Context() as context, Courier(context, codec) as courier:
         life = ChildLife(NAME, incarnation, spec, courier, supervisor=supervisor)
         with life.guarded():
             life.phase("fetch")

@@ -12,7 +12,7 @@ from mstar_core.engine.base import Handle, NodeRunner, WorksWhenIdle
 from mstar_core.messages.flow import StreamItems, StreamTensor, TensorFreed, Values
 from mstar_core.messages.life import PeerDown, PeerReady, PeerUp
 from mstar_core.messages.names import CONDUCTOR
-from mstar_core.messages.wire import Envelope, Message
+from mstar_core.messages.wire import Message
 from mstar_core.messages.work import CloseRequest, EndStream, OpenRequest, ReleaseSignal, RunWalks
 from mstar_core.process.life import ChildLife
 from mstar_core.transport import Mailbox, Malformed, Spin, TensorTransport
@@ -38,7 +38,7 @@ class Worker:
     quiet_since: time of the last step or message. has_idle_work: whether runners may have deferred work.
     """
 
-    mailbox: Mailbox[Envelope]
+    mailbox: Mailbox
     transport: TensorTransport
     life: ChildLife
     executor: Executor

@@ -12,7 +12,7 @@ from mstar_core.config.deployment import DeploymentSpec, RankPlan
 from mstar_core.engine.device import resolve_device
 from mstar_core.errors import ConfigError
 from mstar_core.host.wait_spin import wait_spin_s
-from mstar_core.messages.wire import Envelope, Message, WireCodec
+from mstar_core.messages.wire import WireCodec
 from mstar_core.plugin.loader import bound_model
 from mstar_core.process.life import ChildLife, start_child
 from mstar_core.process.system import keep_freed_memory, keep_start, set_exact_timers
@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> None:
     codec = WireCodec(name, incarnation)
     with (
         zmq.Context() as context,
-        Courier[Message](context, codec) as courier,
+        Courier(context, codec) as courier,
         closing(
             open_transport(spec.transport, name=name, incarnation=incarnation, directory=spec.ipc_dir)
         ) as transport,
@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> None:
         life = ChildLife(name, incarnation, spec, courier, supervisor=supervisor, fd_endpoint=transport.endpoint)
         with life.guarded():
             endpoint = mailbox_endpoint(spec.ipc_dir, name, incarnation)
-            with Mailbox[Envelope](context, endpoint, codec) as mailbox:
+            with Mailbox(context, endpoint, codec) as mailbox:
                 worker = _worker(spec, rank_plan(spec, number), life, mailbox, courier, transport)
                 keep_start()
                 life.phase("ready", facts=capacity(worker))
@@ -61,8 +61,8 @@ def _worker(
     spec: DeploymentSpec,
     rank: RankPlan,
     life: ChildLife,
-    mailbox: Mailbox[Envelope],
-    courier: Courier[Message],
+    mailbox: Mailbox,
+    courier: Courier,
     transport: TensorTransport,
 ) -> Worker:
     model = bound_model(spec.plugin, spec.model, spec.folder, spec.model_kwargs)

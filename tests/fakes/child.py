@@ -21,7 +21,7 @@ import zmq
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.errors import WeightsError
 from mstar_core.messages.life import Drain, Drained
-from mstar_core.messages.wire import Envelope, Message, WireCodec
+from mstar_core.messages.wire import Envelope, WireCodec
 from mstar_core.process.life import ChildLife
 from mstar_core.process.logs import start_logging
 from mstar_core.process.system import prepare_process
@@ -81,7 +81,7 @@ def main() -> None:
     if script.stubborn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     codec = WireCodec(args.name, args.incarnation)
-    with zmq.Context() as context, Courier[Message](context, codec) as courier:
+    with zmq.Context() as context, Courier(context, codec) as courier:
         life = ChildLife(args.name, args.incarnation, spec, courier, supervisor=args.supervisor)
         with life.guarded():
             if script.phase == "spawn":
@@ -91,9 +91,7 @@ def main() -> None:
                     enter(life, phase, script)
                 (Path(spec.run_dir) / "weights.folder").write_text(spec.run_dir)
             else:
-                with Mailbox[Envelope](
-                    context, mailbox_endpoint(spec.ipc_dir, args.name, args.incarnation), codec
-                ) as box:
+                with Mailbox(context, mailbox_endpoint(spec.ipc_dir, args.name, args.incarnation), codec) as box:
                     serve(life, box, courier, args.name, script)
         courier.close(linger_s=0.5)
 
@@ -127,7 +125,7 @@ def misbehave(life: ChildLife, phase: str, script: Script) -> None:
                 signal.pause()
 
 
-def serve(life: ChildLife, box: Mailbox[Envelope], courier: Courier[Message], name: str, script: Script) -> None:
+def serve(life: ChildLife, box: Mailbox, courier: Courier, name: str, script: Script) -> None:
     """Start, become ready, and respond until a stop is requested."""
     life.beat(time.monotonic())
     for phase in PHASES.get(name, WORKER_PHASES):

@@ -172,10 +172,10 @@ class FakeDeployment:
                 for slot, generation in message.slots:  # type: ignore[union-attr]
                     self._tensors.release(slot, generation)
 
-    def _box(self, name: str) -> Mailbox[Envelope]:
+    def _box(self, name: str) -> Mailbox:
         return Mailbox(self._context, mailbox_endpoint(self.ipc, name, 0), WireCodec(name, 0))
 
-    def _courier(self, name: str) -> Courier[Message]:
+    def _courier(self, name: str) -> Courier:
         return Courier(self._context, WireCodec(name, 0))
 
 

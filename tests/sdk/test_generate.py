@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 import pytest
 
-from mstar_core.api.output.line_formats import Frames
+from mstar_core.api.output.line_formats import BINARY
 from mstar_core.client import ClientError, ErrorEvent, Event, GenerateResult, MStarClient, TensorChunk
 from mstar_core.client.reader import FrameReader
 from mstar_core.errors import TransportError
@@ -211,7 +211,7 @@ async def test_a_failure_in_frames_is_raised_as_in_lines(api: Api) -> None:
 
 @pytest.mark.parametrize("size", [1, 5, 13, 10_000])
 def test_frames_are_read_in_pieces_of_any_size(size: int) -> None:
-    body = b"".join(Frames().line("tensor", bytes([n]) * n, {"step": n}) for n in range(5))
+    body = b"".join(BINARY.line("tensor", bytes([n]) * n, {"step": n}) for n in range(5))
     reader, lines = FrameReader(), []
     for at in range(0, len(body), size):
         lines += reader.push(body[at : at + size])

@@ -58,7 +58,7 @@ def starting(spec: DeploymentSpec, folder: Path) -> Iterator[tuple[Supervisor, T
     plan = Plan(ranks=ranks, placements=(NodePlacement(node="LLM", replicas=((0,), (1,))),))
     told = Told()
     spec = msgspec.structs.replace(spec, plan=plan)
-    supervisor = Supervisor(spec, RunDirectory.of(spec.name), cast("Courier[Message]", told), "")
+    supervisor = Supervisor(spec, RunDirectory.of(spec.name), cast("Courier", told), "")
     for name in PHASES:
         kind = ChildKind(name=name, module="none")
         supervisor.children[name] = Child(

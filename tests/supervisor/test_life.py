@@ -16,7 +16,7 @@ import zmq
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.errors import ExitCode
 from mstar_core.host.run_dir import RunDirectory
-from mstar_core.messages.wire import Envelope, Message, WireCodec
+from mstar_core.messages.wire import WireCodec
 from mstar_core.supervisor.child import Pace
 from mstar_core.supervisor.deaths import outcome
 from mstar_core.supervisor.supervisor import Supervisor
@@ -36,8 +36,8 @@ async def running(spec: DeploymentSpec, pace: Pace = QUICK) -> AsyncIterator[tup
     endpoint, loop = mailbox_endpoint(run.ipc, "supervisor", 0), asyncio.get_running_loop()
     with (
         zmq.Context() as context,
-        Courier[Message](context, codec) as courier,
-        Mailbox[Envelope](context, endpoint, codec) as box,
+        Courier(context, codec) as courier,
+        Mailbox(context, endpoint, codec) as box,
     ):
         supervisor = Supervisor(spec, run, courier, endpoint, fake_kinds, pace)
         box.attach(loop, supervisor.on_batch)

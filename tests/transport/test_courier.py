@@ -35,7 +35,7 @@ def courier(context, codec, mailbox):
         yield opened
 
 
-def fill(courier: Courier[bytes], name: str = "worker-0") -> int:
+def fill(courier: Courier, name: str = "worker-0") -> int:
     """Send until the peer counts as stalled. Returns how many messages were accepted."""
     for number in range(10_000):
         try:
@@ -45,7 +45,7 @@ def fill(courier: Courier[bytes], name: str = "worker-0") -> int:
     raise AssertionError("an unread peer took ten thousand messages")
 
 
-def drain_all(mailbox: Mailbox[bytes], count: int) -> list[int]:
+def drain_all(mailbox: Mailbox, count: int) -> list[int]:
     taken: list[int] = []
     while len(taken) < count:
         assert mailbox.wait(WAIT_S), f"only {len(taken)} of {count} came"

@@ -16,7 +16,7 @@ from mstar_core.transport.mailbox import DRAIN_LIMIT
 WAIT_S = 60.0
 
 
-def take(mailbox: Mailbox[bytes], count: int) -> list[bytes | Malformed]:
+def take(mailbox: Mailbox, count: int) -> list[bytes | Malformed]:
     """Drain until `count` messages came."""
     taken: list[bytes | Malformed] = []
     while len(taken) < count:

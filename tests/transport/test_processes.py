@@ -160,7 +160,7 @@ def test_a_stopped_owner_is_an_error_after_the_time_limit_and_harmless_afterward
     assert int(patient.open(ref)[0]) == 7
 
 
-def send_until_stalled(courier: Courier[bytes]) -> int:
+def send_until_stalled(courier: Courier) -> int:
     for number in range(10_000):
         try:
             courier.send("peer", b"%06d" % number + bytes(64 * 1024))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import struct
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -22,7 +23,7 @@ from mstar_core.api.http.sanic_protocol import LARGE_BYTES, ChunkedBody, WholeBo
 from mstar_core.api.requests import check_request_id, new_request_id, trace_id_of, unescaped
 from mstar_core.api.service import Service
 from mstar_core.errors import MstarError, RequestError, TooLarge
-from mstar_core.process.logs import REQUEST_ID
+from mstar_core.process.logs import REQUEST_ID, request_scope
 
 JSON = "application/json; charset=utf-8"
 PART_BYTES = 1 << 20
@@ -30,6 +31,9 @@ PART_BYTES = 1 << 20
 
 RESET = struct.pack("ii", 1, 0)
 """SO_LINGER with timeout 0: closing sends a reset and frees the send buffer."""
+
+
+log = logging.getLogger("mstar.api")
 
 
 @dataclass(slots=True)
@@ -199,6 +203,17 @@ class Exchange:
             raise too_slow()
         await self.read()  # Sanic requires that the end is read
         return body.data
+
+    def note(self, request_id: str, code: str, status: int, total_s: float, *, is_work: bool = True) -> None:
+        """Count and log an answer. is_work: that of an inference request."""
+        metrics = self.service.metrics
+        metrics.requests.labels(self.route, code).inc()
+        if is_work:
+            metrics.request_s.labels(self.route).observe(total_s)
+        with request_scope(request_id):
+            facts = {"route": self.route, "status": status, "code": code, "total_ms": round(total_s * 1000, 3)}
+            level = logging.INFO if is_work else logging.DEBUG
+            log.log(level, "answered", extra={"facts": {**facts, "trace": self.trace_id}})
 
     def _hold(self, size: int) -> None:
         self.service.held.take(size)

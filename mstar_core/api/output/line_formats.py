@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final, Protocol
+from dataclasses import dataclass
+from typing import Any, Final
 
 import msgspec
 
@@ -25,50 +26,32 @@ UNCOPIED_BYTES: Final = 256 << 10
 Data = bytes | memoryview
 
 
-class LineFormat(Protocol):
-    """Encodes the lines of a streamed response."""
+@dataclass(frozen=True, slots=True)
+class LineFormat:
+    """Encodes the lines of a streamed response. keepalive: sent in pauses."""
 
     content_type: str
     keepalive: bytes
 
-    def line(self, modality: str, data: Data, metadata: dict[str, Any]) -> bytes: ...
-
-    def buffers(self, modality: str, data: Data, metadata: dict[str, Any]) -> Iterable[Data]:
-        """Return a line as buffers; a large payload is a buffer of its own."""
-        ...
-
-
-class Ndjson:
-    """One JSON object per line, with data in base64."""
-
-    content_type = NDJSON
-    keepalive = b"\n"
-
     def line(self, modality: str, data: Data, metadata: dict[str, Any]) -> bytes:
-        body = {"modality": modality, "data": base64.b64encode(data).decode(), "metadata": metadata}
-        return msgspec.json.encode(body) + b"\n"
+        """Return a line."""
+        return b"".join(self.buffers(modality, data, metadata))
 
-    def buffers(self, modality: str, data: Data, metadata: dict[str, Any]) -> Iterable[Data]:
-        return (self.line(modality, data, metadata),)
-
-
-class Frames:
-    """Binary frames: u32 header length, u64 payload length (little endian), JSON header, payload."""
-
-    content_type = FRAMES
-    keepalive = b""
-
-    def line(self, modality: str, data: Data, metadata: dict[str, Any]) -> bytes:
-        return b"".join((self._head(modality, data, metadata), data))
-
-    def buffers(self, modality: str, data: Data, metadata: dict[str, Any]) -> Iterable[Data]:
-        if len(data) < UNCOPIED_BYTES:
-            return (self.line(modality, data, metadata),)
-        return self._head(modality, data, metadata), data
-
-    def _head(self, modality: str, data: Data, metadata: dict[str, Any]) -> bytes:
+    def buffers(self, modality: str, data: Data, metadata: dict[str, Any]) -> tuple[Data, ...]:
+        """Return a line as buffers; a large payload of a frame is a buffer of its own."""
+        if self.content_type == NDJSON:
+            body = {"modality": modality, "data": base64.b64encode(data).decode(), "metadata": metadata}
+            return (msgspec.json.encode(body) + b"\n",)
         header = msgspec.json.encode({"modality": modality, "metadata": metadata})
-        return struct.pack("<IQ", len(header), len(data)) + header
+        head = struct.pack("<IQ", len(header), len(data)) + header
+        return (head, data) if len(data) >= UNCOPIED_BYTES else (b"".join((head, data)),)
+
+
+LINES: Final = LineFormat(NDJSON, b"\n")
+"""One JSON object per line, with data in base64."""
+
+BINARY: Final = LineFormat(FRAMES, b"")
+"""Binary frames: u32 header length, u64 payload length (little endian), JSON header, payload."""
 
 
 def chunk_lines(form: LineFormat, chunks: Sequence[EncodedChunk]) -> Iterator[Data]:

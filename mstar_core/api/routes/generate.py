@@ -13,10 +13,10 @@ from mstar_core.api.http.body import Form, UploadedFile, check_size, read_form
 from mstar_core.api.http.exchange import Exchange, streaming
 from mstar_core.api.http.strict_json import parse_object
 from mstar_core.api.output.line_formats import (
+    BINARY,
     FRAMES,
-    Frames,
+    LINES,
     LineFormat,
-    Ndjson,
     chunk_lines,
     error_line,
     joined_chunks,
@@ -74,7 +74,7 @@ def _wanted(exchange: Exchange, form: Form) -> GenerateOptions:
     if events not in (None, "data", "full"):
         raise RequestError("stream_events must be data or full", field="stream_events", allowed="data, full")
     is_binary = FRAMES in (exchange.request.headers.get("accept") or "")
-    return GenerateOptions(is_streamed, is_binary or events == "full", Frames() if is_binary else Ndjson())
+    return GenerateOptions(is_streamed, is_binary or events == "full", BINARY if is_binary else LINES)
 
 
 async def _call(exchange: Exchange, form: Form) -> ParsedRequest:

@@ -20,7 +20,6 @@ from mstar_core.api.service import Completion
 from mstar_core.codec import BFLOAT16, widen_bfloat16
 from mstar_core.errors import MstarError, RequestError
 from mstar_core.plugin.observation import packed
-from mstar_core.process.logs import request_scope
 
 OUTPUT: Final = "action"
 PACKING: Final = frozenset(("shape", "dtype", "name", "format"))
@@ -72,7 +71,7 @@ async def _converse(exchange: Exchange, socket: WebSocket, given: Mapping[str, A
             code, status = await _fail(exchange, socket, error, request_id)
             return
         finally:
-            _note(exchange, request_id, code, status, service.clock() - started)
+            exchange.note(request_id, code, status, service.clock() - started)
 
 
 async def _infer(
@@ -142,20 +141,9 @@ async def _fail(exchange: Exchange, socket: WebSocket, error: Exception, request
     reply = reply_of(error, request_id)
     if not isinstance(error, MstarError):
         log.error("an observation failed", exc_info=error)
-    if reply.status in (409, 413, 429, 503):
-        exchange.service.metrics.rejected.labels(reply.code).inc()
-        exchange.service.telemetry.counts["refused"] += 1
+    exchange.service.count_refusal(reply)
     try:
         await socket.fail(reply.message, reply.code)
     except Exception:  # noqa: BLE001 the connection is broken or not read, so the error cannot be reported
         exchange.abort()
     return reply.code, reply.status
-
-
-def _note(exchange: Exchange, request_id: str, code: str, status: int, total_s: float) -> None:
-    metrics = exchange.service.metrics
-    metrics.requests.labels(exchange.route, code).inc()
-    metrics.request_s.labels(exchange.route).observe(total_s)
-    with request_scope(request_id):
-        facts = {"route": exchange.route, "status": status, "code": code, "total_ms": round(total_s * 1000, 3)}
-        log.info("answered", extra={"facts": facts})
