@@ -23,6 +23,7 @@ def speech_kind(spec: ModelSpec) -> str:
     """Return `answer` if the sound is a model's answer to the text, `verbatim` if it is the text itself."""
     return "answer" if "chat" in spec.routes else "verbatim"
 
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
