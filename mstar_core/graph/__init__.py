@@ -56,7 +56,6 @@ from mstar_core.graph.spec.streams import (
     LeftContext,
     SlidingWindow,
     Stream,
-    policy_for,
 )
 from mstar_core.graph.spec.walks import (
     GraphNode,
@@ -141,7 +140,6 @@ __all__ = [
     "loop_limits",
     "loop_ports",
     "loops",
-    "policy_for",
     "resident_ports",
     "walk_inputs",
     "wire",

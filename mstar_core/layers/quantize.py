@@ -14,7 +14,7 @@ from torch import nn
 
 from mstar_core.errors import StartError, did_you_mean
 from mstar_core.layers.linear import LinearWeight, QuantizedLinear
-from mstar_core.layers.transformer import Attention, GatedMLP, Head
+from mstar_core.layers.transformer import Attention, GatedMLP
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,7 +46,7 @@ class KindReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizationReport:
-    """Result of `quantize` by kind of layer: q_proj, k_proj, ..., head."""
+    """Result of `quantize` by kind of layer: q_proj, k_proj, ..."""
 
     method: str
     kinds: dict[str, KindReport]
@@ -72,20 +72,16 @@ class _LayerErrors:
     after_bytes: int
 
 
-def quantize(module: nn.Module, method: str, *, head: bool = False) -> QuantizationReport:
+def quantize(module: nn.Module, method: str) -> QuantizationReport:
     """Quantize the projections of every Attention and GatedMLP, layer by layer, and free the old weights.
 
-    head: quantize also a Head with a weight of its own. A tied head stays, because its weight is the embedding's.
     Raises StartError (phase `weights`) for an unsupported method, dtype or device, before anything changes.
     """
     dtype = _dtype_of(method)
     owners = [each for each in module.modules() if isinstance(each, Attention | GatedMLP)]
-    heads = [each for each in module.modules() if head and isinstance(each, Head) and not each.is_tied]
     for owner in owners:
         for name, layer in _projections(owner):
             _check(f"{type(owner).__name__}.{name}", layer.weight)
-    for each in heads:
-        _check("Head", each.linear_weight.values)
     found: dict[str, list[_LayerErrors]] = {}
     with torch.no_grad():
         for owner in owners:
@@ -99,10 +95,6 @@ def quantize(module: nn.Module, method: str, *, head: bool = False) -> Quantizat
             if was_fused:
                 owner.fuse_projections()
             del layer
-        for each in heads:
-            made, figures = _quantized(each.linear_weight.values.detach(), dtype)
-            each.replace(made)
-            found.setdefault("head", []).append(figures)
     return QuantizationReport(method=method, kinds={name: _report(each) for name, each in found.items()})
 
 

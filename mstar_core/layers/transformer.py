@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import torch
 from torch import nn
@@ -46,30 +46,16 @@ class Head(nn.Module):
         super().__init__()
         # A tied weight stays the embedding's parameter. Registered twice, it would be loaded and counted twice.
         self._tied = (tied_to,) if tied_to is not None else None
-        self._quantized: LinearWeight | None = None
         if tied_to is None:
             self.weight = nn.Parameter(nn.Linear(width, vocab, bias=False).weight.detach(), requires_grad=False)
 
     @property
-    def is_tied(self) -> bool:
-        """Whether the weight is the embedding's."""
-        return self._tied is not None
-
-    @property
-    def linear_weight(self) -> LinearWeight:
-        """The weight, in float8 if it was quantized."""
-        if self._quantized is not None:
-            return self._quantized
-        return LinearWeight(self._tied[0].weight if self._tied is not None else self.weight)
-
-    def replace(self, weight: LinearWeight) -> None:
-        """Replace the weight by a quantized one and free its memory. Called by `quantize`."""
-        self._quantized = weight
-        del self.weight
+    def _values(self) -> Tensor:
+        return self._tied[0].weight if self._tied is not None else self.weight
 
     def forward(self, hidden: Tensor) -> Tensor:
-        weight = self.linear_weight
-        return project(hidden if weight.scale is not None else hidden.to(weight.values.dtype), weight)
+        weight = self._values
+        return project(hidden.to(weight.dtype), LinearWeight(weight))
 
     def restrict(self, spans: Sequence[range]) -> None:
         """Restrict the vocabulary to these ids, in their order: logits [n, ids]. Called once the weights are loaded.
@@ -77,7 +63,7 @@ class Head(nn.Module):
         The rows are gathered on the weight's device; a tied embedding stays whole. The ids must lie within the
         vocabulary.
         """
-        weight = self.linear_weight.values
+        weight = self._values
         rows = torch.cat([torch.arange(span.start, span.stop, span.step, device=weight.device) for span in spans])
         self._tied = None
         self.weight = nn.Parameter(weight.detach().index_select(0, rows), requires_grad=False)
@@ -108,8 +94,39 @@ class RMSNorm(nn.Module):
         return total, self(total)
 
 
-class GatedMLP(nn.Module):
+class FusibleLayer(nn.Module):
+    """Layer that projects one input several times. projections: their names, in the order of the fused weight."""
+
+    projections: ClassVar[tuple[str, ...]]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._fused: LinearWeight | None = None
+
+    def fuse_projections(self) -> bool:
+        """Fuse the projections into one weight. Returns whether they are fused.
+
+        A second call keeps the fused weight, because captured graphs read it by address.
+        """
+        if self._fused is None:
+            self._fused = concatenate_weights([self.get_submodule(name) for name in self.projections])
+        return self._fused is not None
+
+    @property
+    def fused_weight(self) -> LinearWeight | None:
+        """The fused weight; None before `fuse_projections`."""
+        return self._fused
+
+    def unfuse(self) -> bool:
+        """Drop the fused weight; the projections keep their views of it. Returns whether there was one."""
+        fused, self._fused = self._fused, None
+        return fused is not None
+
+
+class GatedMLP(FusibleLayer):
     """down(act(gate(x)) * up(x)). Parameters are named as in Llama."""
+
+    projections = ("gate_proj", "up_proj")
 
     def __init__(self, width: int, inner: int, *, bias: bool = False, activation: Activation = "silu") -> None:
         super().__init__()
@@ -117,23 +134,6 @@ class GatedMLP(nn.Module):
         self.gate_proj = nn.Linear(width, inner, bias=bias)
         self.up_proj = nn.Linear(width, inner, bias=bias)
         self.down_proj = nn.Linear(inner, width, bias=bias)
-        self._fused: LinearWeight | None = None
-
-    def fuse_projections(self) -> bool:
-        """Fuse the gate and up projections once. Returns whether they are fused."""
-        if self._fused is None:
-            self._fused = concatenate_weights([self.gate_proj, self.up_proj])
-        return self._fused is not None
-
-    @property
-    def fused_weight(self) -> LinearWeight | None:
-        """The fused gate and up weight; None before `fuse_projections`."""
-        return self._fused
-
-    def unfuse(self) -> bool:
-        """Drop the fused weight; the projections keep their views of it. Returns whether there was one."""
-        fused, self._fused = self._fused, None
-        return fused is not None
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x's shape. x: [T, width]."""
@@ -169,8 +169,10 @@ class AttentionSpec:
     scale: float | None = None
 
 
-class Attention(nn.Module):
+class Attention(FusibleLayer):
     """Self-attention of packed tokens. The engine's KVView appends to the cache and attends."""
+
+    projections = ("q_proj", "k_proj", "v_proj")
 
     def __init__(self, spec: AttentionSpec, layer: int) -> None:
         super().__init__()
@@ -183,26 +185,6 @@ class Attention(nn.Module):
         if spec.norm_eps is not None:
             self.q_norm = RMSNorm(spec.head_dim, spec.norm_eps)
             self.k_norm = RMSNorm(spec.head_dim, spec.norm_eps)
-        self._fused: LinearWeight | None = None
-
-    def fuse_projections(self) -> bool:
-        """Fuse the QKV projections. Returns whether they are fused.
-
-        A second call keeps the fused weight, because captured graphs read it by address.
-        """
-        if self._fused is None:
-            self._fused = concatenate_weights([self.q_proj, self.k_proj, self.v_proj])
-        return self._fused is not None
-
-    @property
-    def fused_weight(self) -> LinearWeight | None:
-        """The fused QKV weight; None before `fuse_projections`."""
-        return self._fused
-
-    def unfuse(self) -> bool:
-        """Drop the fused weight; the projections keep their views of it. Returns whether there was one."""
-        fused, self._fused = self._fused, None
-        return fused is not None
 
     def forward(self, x: Tensor, kv: KVView, rotation: tuple[Tensor, Tensor]) -> Tensor:
         """Return [T, width]. x: [T, width]; rotation: cosine and sine [T, 1, head_dim]."""

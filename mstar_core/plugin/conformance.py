@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from mstar_core.errors import MstarError, PluginError
-from mstar_core.plugin.loader import PluginEntry, find_entry, load_plugin
+from mstar_core.plugin.loader import PluginEntry
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.targets import load_target
 
@@ -185,24 +185,3 @@ def function(check: ConformanceCheck) -> Callable[[Subject], None]:
     except ModuleNotFoundError as error:
         raise CheckSkipped(f"{error.name} is not installed here") from error
     return found
-
-
-def run_checks(name: str, checks: Sequence[ConformanceCheck] = CHECKS) -> tuple[CheckResult, ...]:
-    """Run every check on the plugin called `name` and each of its models. Raises PluginError if it cannot be loaded."""
-    entry = find_entry(name)
-    models = load_plugin(entry.name)
-    return tuple(run_check(check, subject) for check in checks for subject in subjects(check, entry, models))
-
-
-def grade_of(results: Sequence[CheckResult]) -> Grade | None:
-    """Return the highest grade that the plugin reaches, None below bronze.
-
-    A grade counts if all its checks and those of the grades below passed. A skipped check has not passed.
-    """
-    reached: Grade | None = None
-    for grade in GRADES:
-        of_grade = [result for result in results if result.check.grade == grade]
-        if not of_grade or any(result.outcome != "passed" for result in of_grade):
-            break
-        reached = grade
-    return reached

@@ -115,7 +115,7 @@ def check_plugin(
     name: Annotated[str, typer.Argument(metavar="NAME", help="plugin or distribution", autocompletion=plugin_names)],
 ) -> None:
     """Run the conformance checks and print the grade; exit 3 if one fails."""
-    from mstar_core.plugin.conformance import grade_of, run_checks
+    from mstarctl.authoring.checks import grade_of, run_checks
 
     printer = Printer.of(ctx)
     results = run_checks(name)

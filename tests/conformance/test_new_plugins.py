@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mstar_core.errors import UsageError
-from mstar_core.plugin.conformance import grade_of, run_checks
+from mstarctl.authoring.checks import grade_of, run_checks
 from mstarctl.authoring.scaffold import write_plugin
 from mstarctl.main import run
 

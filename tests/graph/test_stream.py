@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mstar_core.errors import GraphError
-from mstar_core.graph import Chunk, ChunkCursor, ChunkPolicy, FixedChunk, LeftContext, SlidingWindow, policy_for
+from mstar_core.graph import Chunk, ChunkCursor, ChunkPolicy, FixedChunk, LeftContext, SlidingWindow
 
 sizes = st.integers(1, 9)
 tails = st.sampled_from(["drop", "flush"])
@@ -173,11 +173,9 @@ def test_an_early_first_window_is_due_at_its_own_size() -> None:
 
 def test_the_first_window_of_a_request_is_counted_in_strides() -> None:
     policy = SlidingWindow(28, 7, first_from="frames")
-    assert policy_for(policy, {"frames": 2}) == SlidingWindow(28, 7, first=14, first_from="frames")
-    assert policy_for(policy, {"frames": 4}).first == 28  # type: ignore[union-attr]
-    assert policy_for(policy, {}) == policy
-    with pytest.raises(GraphError, match="'frames' = 0"):
-        policy_for(policy, {"frames": 0})
+    assert policy.for_request({"frames": 2}) == SlidingWindow(28, 7, first=14, first_from="frames")
+    assert policy.for_request({"frames": 4}).first == 28
+    assert policy.for_request({}) == policy
 
 
 def test_more_items_than_announced_are_an_error() -> None:
@@ -189,10 +187,8 @@ def test_more_items_than_announced_are_an_error() -> None:
 
 def test_sizes_come_from_the_request_where_the_policy_says_so() -> None:
     policy = LeftContext(25, left=25, chunk_from="frames")
-    assert policy_for(policy, {"frames": 10}) == LeftContext(10, left=25, chunk_from="frames")
-    assert policy_for(policy, {}) == policy
-    with pytest.raises(GraphError, match="'frames' = 0"):
-        policy_for(policy, {"frames": 0})
+    assert policy.for_request({"frames": 10}) == LeftContext(10, left=25, chunk_from="frames")
+    assert policy.for_request({}) == policy
 
 
 def test_an_early_first_chunk_of_left_context_moves_the_later_ones() -> None:
@@ -208,8 +204,6 @@ def test_an_early_first_chunk_of_left_context_moves_the_later_ones() -> None:
 
 def test_the_first_chunk_of_a_request_is_at_most_a_whole_one() -> None:
     policy = LeftContext(25, 25, chunk_from="chunk", first=8, first_from="first")
-    assert policy_for(policy, {}) == LeftContext(25, 25, chunk_from="chunk", first=8, first_from="first")
-    assert policy_for(policy, {"first": 4, "chunk": 10}).first == 4  # type: ignore[union-attr]
-    assert policy_for(policy, {"first": 40, "chunk": 10}).first == 10  # type: ignore[union-attr]
-    with pytest.raises(GraphError, match="'first' = 0"):
-        policy_for(policy, {"first": 0})
+    assert policy.for_request({}) == LeftContext(25, 25, chunk_from="chunk", first=8, first_from="first")
+    assert policy.for_request({"first": 4, "chunk": 10}).first == 4
+    assert policy.for_request({"first": 40, "chunk": 10}).first == 10

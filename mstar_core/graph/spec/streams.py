@@ -115,35 +115,6 @@ class Chunk(NamedTuple):
     last: bool
 
 
-def policy_for(policy: ChunkPolicy, params: Mapping[str, object]) -> ChunkPolicy:
-    """Return the policy of one request with all sizes filled in. params: values by parameter name.
-
-    Raises GraphError when a parameter is not a whole number in range.
-    """
-    if isinstance(policy, SlidingWindow):
-        if policy.first_from is not None:
-            _size(policy.first_from, params, 1, least=1)
-        return policy.for_request(params)
-    if not isinstance(policy, LeftContext):
-        return policy
-    if policy.first_from is not None:
-        _size(policy.first_from, params, 1, least=1)
-    _size(policy.chunk_from, params, policy.chunk, least=1)
-    _size(policy.left_from, params, policy.left, least=0)
-    return policy.for_request(params)
-
-
-def _size(name: str | None, params: Mapping[str, object], default: int, least: int) -> int:
-    value = default if name is None else params.get(name, default)
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise GraphError(
-            f"a chunk policy takes {name!r} = {value!r}",
-            hint=f"give a whole number of at least {least}",
-            place=name or "",
-        )
-    return value
-
-
 class ChunkCursor:
     """Position of a stream's consumer in one request. Owned by the consumer's stream buffer.
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mstar_core.engine.base import Handle, Job, JobKey, SamplingParams
 from mstar_core.engine.stateless.engine import StatelessEngine
-from mstar_core.graph import ChunkCursor, from_param, policy_for
+from mstar_core.graph import ChunkCursor, from_param
 from mstar_orpheus.config import EARLY_FRAMES, IDS_PER_FRAME, NOISE_MODES, WINDOW_FRAMES
 from mstar_orpheus.vocoder.node import to_pcm16
 from mstar_orpheus.vocoder.noise import window_noise
@@ -150,7 +150,7 @@ def test_without_flush_the_flags_change_nothing(golden: Any, reference: Any) -> 
 def heard(built: Any, ids: Tensor, frames: int, flush: bool) -> list[bytes]:
     """Chunks of one stream, in the order of its windows, with seeded noise."""
     stream = built.spec.streams[0]
-    cursor = ChunkCursor(policy_for(stream.chunk, {"first_window_frames": frames}), flush)
+    cursor = ChunkCursor(stream.chunk.for_request({"first_window_frames": frames}), flush)
     cursor.push(len(ids))
     cursor.end(len(ids))
     found = []

@@ -1,0 +1,29 @@
+"""Run of all conformance checks on one plugin, and the grade that it reaches. Used by `mstarctl plugins check`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mstar_core.plugin.conformance import CHECKS, GRADES, CheckResult, Grade, run_check, subjects
+from mstar_core.plugin.loader import find_entry, load_plugin
+
+
+def run_checks(name: str) -> tuple[CheckResult, ...]:
+    """Run every check on the plugin called `name` and each of its models. Raises PluginError if it cannot be loaded."""
+    entry = find_entry(name)
+    models = load_plugin(entry.name)
+    return tuple(run_check(check, subject) for check in CHECKS for subject in subjects(check, entry, models))
+
+
+def grade_of(results: Sequence[CheckResult]) -> Grade | None:
+    """Return the highest grade that the plugin reaches, None below bronze.
+
+    A grade counts if all its checks and those of the grades below passed. A skipped check has not passed.
+    """
+    reached: Grade | None = None
+    for grade in GRADES:
+        of_grade = [result for result in results if result.check.grade == grade]
+        if not of_grade or any(result.outcome != "passed" for result in of_grade):
+            break
+        reached = grade
+    return reached
