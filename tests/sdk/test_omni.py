@@ -47,6 +47,8 @@ async def test_our_clients_chat_paint_and_transcribe(omni: Api) -> None:
         with MStarClient(omni.url) as client:
             chat = client.chat("see ", images=media.image(8, 6), max_output_tokens=30)
             assert isinstance(chat, GenerateResult)
+            watched = client.chat("watch ", video=media.video())
+            assert isinstance(watched, GenerateResult) and watched.text == "[video 2x32x16]watch "
             first = client.generate_image("a cat", width=24)
             second = client.edit_image("bluer", first)
             return chat.text, first, second, client.transcribe(media.wav(0.1), language="en")
@@ -135,6 +137,9 @@ async def test_the_examples_run(omni: Api, tmp_path: Path) -> None:
 
     said = await asyncio.to_thread(run, "chat.py", "What is this?", "a.png")
     assert said.startswith("[image 8x6]What is this?\n[stop; ")
+    answered = await asyncio.to_thread(run, "converse.py", "What is this?", "a.png")
+    assert answered == "<user>[image 8x6]What is this?<assistant>\nwrote answer.wav\n"
+    assert (tmp_path / "answer.wav").stat().st_size >= 44
     await asyncio.to_thread(run, "image.py", "a red bicycle", "make it blue")
     assert (tmp_path / "first.png").read_bytes()[:8] == (tmp_path / "second.png").read_bytes()[:8] == PNG
 

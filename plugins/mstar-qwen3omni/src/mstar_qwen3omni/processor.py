@@ -28,8 +28,8 @@ from mstar_qwen3omni.request.videos import Sampling, read_clip
 if TYPE_CHECKING:
     from mstar_qwen3omni.params import Params
 
-INLINE_BYTES: Final = 4096
-"""Longest text that the api tokenizes itself: about a millisecond."""
+INLINE_CHARS: Final = 1024
+"""Longest text that the api tokenizes itself, in about two milliseconds."""
 
 INLINE_IDS: Final = 4096
 
@@ -90,7 +90,7 @@ class Processor:
     def is_inline(self, request: PromptRequest) -> bool:
         """Whether the request is a short text without media."""
         ids = request.params.prompt_token_ids
-        return not request.media and len(request.text or "") <= INLINE_BYTES and len(ids or ()) <= INLINE_IDS
+        return not request.media and len(request.text or "") <= INLINE_CHARS and len(ids or ()) <= INLINE_IDS
 
     @property
     def tokenizer(self) -> TextTokenizer:
