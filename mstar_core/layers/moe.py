@@ -1,19 +1,21 @@
 """Sparse mixture-of-experts layer: router, fused experts and an optional shared expert. Used by model plugins.
 
-On CUDA the experts run as Triton kernels in half precision; elsewhere as plain PyTorch. No token is ever dropped, and
-the sum over a token's experts has a fixed order, so a token's result does not depend on its batch.
+On CUDA the layer runs as Triton kernels, elsewhere as plain PyTorch. No token is ever dropped, and the sum over a
+token's experts has a fixed order, so a token's result does not depend on its batch.
 """
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 from torch.nn.functional import linear, sigmoid, silu
 
-from mstar_core.layers.linear import sum_partials
+from mstar_core.layers.linear import LinearWeight, project_partial, sum_partials
 from mstar_core.layers.transformer import GatedMLP
 
 if TYPE_CHECKING:
@@ -97,15 +99,45 @@ class SparseMoE(nn.Module):
         if spec.shared_inner:
             self.shared_expert = GatedMLP(spec.width, spec.shared_inner)
             self.shared_expert_gate = nn.Linear(spec.width, 1, bias=False)
+        self._router: LinearWeight | None = None
+
+    def fuse_projections(self) -> bool:
+        """Append the shared expert to the routed ones, as experts that every token uses. Returns whether it is there.
+
+        SwiGLU is a sum over its inner width, so an expert of twice the width equals the sum of two experts. Called once
+        after loading on CUDA; the shared expert's own weights stay.
+        """
+        spec = self.spec
+        if self._router is None and spec.shared_parts:
+            shared, experts = self.shared_expert, self.experts
+            halves = [layer.weight.view(-1, spec.inner, spec.width) for layer in (shared.gate_proj, shared.up_proj)]
+            down = shared.down_proj.weight.view(spec.width, -1, spec.inner).transpose(0, 1)
+            with torch.no_grad():
+                experts.gate_up_proj.data = torch.cat([experts.gate_up_proj, torch.cat(halves, dim=1)])
+                experts.down_proj.data = torch.cat([experts.down_proj, down])
+                self._router = LinearWeight(torch.cat([self.gate.weight, self.shared_expert_gate.weight]))
+        return self._router is not None
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x's shape. x: [T, width]."""
         return sum_partials(self.branch(x), x)
 
     def branch(self, x: Tensor) -> Tensor:
-        """Return the same, or the terms of the weighted sum, [S, T, width]."""
+        """Return the same, or the terms of the weighted sum, [S, T, width], for the next norm to add."""
+        if x.is_cuda and _kernels().supports(x, self.experts.gate_up_proj, self.experts.down_proj):
+            return self.terms(x)
         weights, chosen = self.route(x)
         return self._shared(x, _weighted_sum(self.experts(x, chosen), weights))
+
+    def terms(self, x: Tensor) -> Tensor:
+        """Return the result of `branch` from the Triton kernels. x: [T, width], contiguous."""
+        spec, experts = self.spec, self.experts
+        logits = project_partial(x, self._router or LinearWeight(self.gate.weight))
+        found: Tensor = _kernels().expert_terms(
+            x, logits, experts.gate_up_proj, experts.down_proj, spec.experts_per_token,
+            shared=spec.shared_parts if self._router is not None else 0, normalizes=spec.normalizes,
+        )  # fmt: skip
+        return found if self._router is not None or not spec.shared_inner else self._shared(x, sum_partials(found, x))
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the weights in x's dtype and the experts, int64, of each token: [T, k], the greatest weight first."""
@@ -121,6 +153,11 @@ class SparseMoE(nn.Module):
             return total
         shared: Tensor = sigmoid(self.shared_expert_gate(x)) * self.shared_expert(x)
         return total + shared
+
+
+def _kernels() -> ModuleType:
+    """Import the kernels. They need triton, which comes with CUDA builds of torch."""
+    return importlib.import_module("mstar_core.layers.kernels.moe")
 
 
 def _weighted_sum(outputs: Tensor, weights: Tensor) -> Tensor:

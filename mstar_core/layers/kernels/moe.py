@@ -1,0 +1,337 @@
+"""Triton kernels of a sparse mixture of experts. Called by `layers.moe` on CUDA, and captured in CUDA graphs.
+
+Four kernels: route tokens to experts, sort the (token, expert) pairs by expert, gate-up GEMM with the activation in its
+epilogue, down GEMM with the weight of the pair in its epilogue. The result is one term per expert of a token; the next
+kernel of the layer adds the terms in a fixed order. There are no atomics and no host synchronization.
+
+Cost model for few tokens: bytes of the chosen experts over the memory bandwidth. A program reads the weights of one
+block of outputs of one expert and multiplies them with the few tokens of that expert. The grid is an upper bound of the
+tiles, so programs without a tile end at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from mstar_core.layers.kernels.elementwise import activation, sum_partials
+from mstar_core.layers.kernels.launch import has_large_shared_memory, launch_options
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FEW_TOKENS: Final = 64
+"""Most tokens of a decode step: tiles of 16 rows, and bandwidth decides."""
+
+SORT_CHUNK: Final = 1024
+"""Pairs that a program of the sort reads at once."""
+
+MANY_ROWS: Final = 128
+"""Mean pairs per expert from which tiles have 128 rows."""
+
+LEAST_STEP: Final = 16
+"""Widths must be multiples of this, the inputs of one tensor-core instruction."""
+
+DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoETiling:
+    """Tiling of one GEMM: `block` outputs by `step` inputs by `rows` pairs per tile, `stages` tiles in flight."""
+
+    block: int
+    step: int
+    rows: int
+    stages: int
+    warps: int = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routing:
+    """Pairs of one step, by pair, and their tiles.
+
+    Pair p is term p // T of token p % T. experts: int32 [P]; weights: [P] in the model's dtype. order: int32 [P], the
+    pairs by expert; tiles: int32 [3, most tiles], the expert (-1: none), the first place in `order` and the rows.
+    """
+
+    experts: Tensor
+    weights: Tensor
+    order: Tensor
+    tiles: Tensor
+
+
+@triton.jit
+def _route_kernel(
+    logits, experts, weights, tokens, columns, part_stride, count: tl.constexpr, chosen: tl.constexpr,
+    shared: tl.constexpr, block: tl.constexpr, slots: tl.constexpr, parts: tl.constexpr, normalizes: tl.constexpr,
+    overlaps: tl.constexpr,
+):  # fmt: skip
+    """Choose the experts of one token. A further column of logits is the gate of the shared expert."""
+    token = tl.program_id(0)
+    at = tl.arange(0, block)
+    dtype: tl.constexpr = weights.dtype.element_ty
+    if overlaps:
+        gdc_launch_dependents()
+        gdc_wait()
+    row = logits + token.to(tl.int64) * columns
+    value = sum_partials(row, part_stride, at, at < count, parts, dtype)
+    value = tl.where(at < count, value, float("-inf"))
+    share = tl.exp(value - tl.max(value, axis=0))
+    share = share / tl.sum(share, axis=0)
+    slot = tl.arange(0, slots)
+    best = tl.zeros((slots,), tl.float32)
+    expert = tl.zeros((slots,), tl.int32)
+    for place in tl.static_range(chosen):
+        top = tl.argmax(share, axis=0)
+        best = tl.where(slot == place, tl.max(share, axis=0), best)
+        expert = tl.where(slot == place, top, expert)
+        share = tl.where(at == top, -1.0, share)
+    if normalizes:
+        best = best / tl.sum(best, axis=0)
+    if shared > 0:
+        only = tl.arange(0, 1)
+        gate = sum_partials(row + count, part_stride, only, only < 1, parts, dtype)
+        is_shared = slot >= chosen
+        best = tl.where(is_shared, 1.0 / (1.0 + tl.exp(-tl.sum(gate, axis=0))), best)
+        expert = tl.where(is_shared, count + slot - chosen, expert)
+    into = slot * tokens + token
+    tl.store(experts + into, expert, mask=slot < chosen + shared)
+    tl.store(weights + into, best.to(dtype), mask=slot < chosen + shared)
+
+
+@triton.jit
+def _sort_kernel(
+    experts, order, tiles, pairs, most_tiles, chunk: tl.constexpr, bins: tl.constexpr, rows: tl.constexpr,
+    overlaps: tl.constexpr,
+):  # fmt: skip
+    """Write the pairs and the tiles of one expert behind those of the experts before it. Grid: (experts,)."""
+    own = tl.program_id(0)
+    at = tl.arange(0, chunk)
+    bin_of = tl.arange(0, bins)
+    if overlaps:
+        gdc_launch_dependents()
+        gdc_wait()
+    counts = tl.zeros((bins,), tl.int32)
+    for start in range(0, pairs, chunk):
+        # The last bin takes the lanes past the end.
+        expert = tl.load(experts + start + at, mask=start + at < pairs, other=bins - 1)
+        counts += tl.histogram(expert, bins)
+    counts = tl.where(bin_of == bins - 1, 0, counts)
+    tile_counts = (counts + rows - 1) // rows
+    first = tl.sum(tl.where(bin_of < own, counts, 0), axis=0)
+    first_tile = tl.sum(tl.where(bin_of < own, tile_counts, 0), axis=0)
+    count = tl.sum(tl.where(bin_of == own, counts, 0), axis=0)
+    for number in range(0, (count + rows - 1) // rows):
+        into = tiles + first_tile + number
+        tl.store(into, own)
+        tl.store(into + most_tiles, first + number * rows)
+        tl.store(into + 2 * most_tiles, tl.minimum(count - number * rows, rows))
+    if own == 0:
+        for start in range(tl.sum(tile_counts, axis=0), most_tiles, chunk):
+            tl.store(tiles + start + at, tl.full((chunk,), -1, tl.int32), mask=start + at < most_tiles)
+    done = first
+    for start in range(0, pairs, chunk):
+        expert = tl.load(experts + start + at, mask=start + at < pairs, other=bins - 1)
+        is_own = (expert == own).to(tl.int32)
+        tl.store(order + done + tl.cumsum(is_own, axis=0) - 1, start + at, mask=is_own > 0)
+        done += tl.sum(is_own, axis=0)
+
+
+@triton.jit
+def _tile(experts, order, tiles, number, most_tiles, row, is_single: tl.constexpr):
+    """Return the expert (-1: none), the first place, the rows and the pairs of a tile. row: 0, 1, ... of the tile."""
+    if is_single:
+        # The experts of a single token differ, so each pair is a tile.
+        expert = tl.load(experts + number)
+        first = number
+        count = 1
+        pair = row + number
+    else:
+        expert = tl.load(tiles + number)
+        first = tl.load(tiles + most_tiles + number, mask=expert >= 0, other=0)
+        count = tl.load(tiles + 2 * most_tiles + number, mask=expert >= 0, other=0)
+        pair = tl.load(order + first + row, mask=row < count, other=0)
+    return expert, first, count, pair
+
+
+@triton.jit
+def _product(x_at, w_at, inside, inputs, total, step: tl.constexpr, stages: tl.constexpr, precision: tl.constexpr):
+    """Return the product of weights [outputs, inputs] and rows [rows, inputs], transposed: float32 [outputs, rows]."""
+    for _ in tl.range(0, inputs, step, num_stages=stages):
+        weight = tl.load(w_at)
+        given = tl.load(x_at, mask=inside[:, None], other=0.0)
+        total = tl.dot(weight, given.T, total, input_precision=precision)
+        w_at += step
+        x_at += step
+    return total
+
+
+@triton.jit
+def _gate_up_kernel(
+    x, weight, experts, order, tiles, out, tokens, inner, inputs, most_tiles,
+    block: tl.constexpr, step: tl.constexpr, rows: tl.constexpr, stages: tl.constexpr, precision: tl.constexpr,
+    is_single: tl.constexpr, overlaps: tl.constexpr,
+):  # fmt: skip
+    """Compute silu(gate) * up of one tile: out[place in order, inner]. Grid: (blocks of inner, tiles).
+
+    weight: [experts, 2 * inner, inputs]. A program reads half a block of gate rows and the half block of up rows.
+    """
+    half: tl.constexpr = block // 2
+    start = tl.program_id(0) * half
+    row = tl.arange(0, rows)
+    lane = tl.arange(0, block)
+    if overlaps:
+        gdc_launch_dependents()
+        gdc_wait()
+    expert, first, count, pair = _tile(experts, order, tiles, tl.program_id(1), most_tiles, row, is_single)
+    if expert >= 0:
+        # Outputs past the end read the last weights again. Their results are not stored.
+        output = tl.minimum(start + lane % half, inner - 1) + (lane // half) * inner
+        at = tl.arange(0, step)
+        w_at = weight + (expert.to(tl.int64) * 2 * inner + output)[:, None] * inputs + at[None, :]
+        x_at = x + (pair % tokens).to(tl.int64)[:, None] * inputs + at[None, :]
+        total = tl.zeros((block, rows), tl.float32)
+        total = _product(x_at, w_at, row < count, inputs, total, step, stages, precision)
+        # Rounded where separate layers would round.
+        dtype: tl.constexpr = out.dtype.element_ty
+        both = total.to(dtype).to(tl.float32)
+        gate, up = tl.split(both.reshape(2, half, rows).permute(1, 2, 0))
+        into = start + tl.arange(0, half)
+        place = out + (first + row).to(tl.int64)[None, :] * inner + into[:, None]
+        inside = (into[:, None] < inner) & (row[None, :] < count)
+        tl.store(place, (activation(gate, dtype, False) * up).to(dtype), mask=inside)
+
+
+@triton.jit
+def _down_kernel(
+    x, weight, experts, weights, order, tiles, out, width, inputs, most_tiles,
+    block: tl.constexpr, step: tl.constexpr, rows: tl.constexpr, stages: tl.constexpr, precision: tl.constexpr,
+    is_single: tl.constexpr, overlaps: tl.constexpr,
+):  # fmt: skip
+    """Compute weight of the pair * down(x) of one tile: out[pair, width]. Grid: (blocks of width, tiles).
+
+    x: [pairs, inputs] by place in `order`; weight: [experts, width, inputs].
+    """
+    start = tl.program_id(0) * block
+    row = tl.arange(0, rows)
+    if overlaps:
+        gdc_launch_dependents()
+        gdc_wait()
+    expert, first, count, pair = _tile(experts, order, tiles, tl.program_id(1), most_tiles, row, is_single)
+    if expert >= 0:
+        into = start + tl.arange(0, block)
+        output = tl.minimum(into, width - 1)
+        at = tl.arange(0, step)
+        w_at = weight + (expert.to(tl.int64) * width + output)[:, None] * inputs + at[None, :]
+        x_at = x + (first + row).to(tl.int64)[:, None] * inputs + at[None, :]
+        total = tl.zeros((block, rows), tl.float32)
+        total = _product(x_at, w_at, row < count, inputs, total, step, stages, precision)
+        total *= tl.load(weights + pair, mask=row < count, other=0.0).to(tl.float32)[None, :]
+        place = out + pair.to(tl.int64)[None, :] * width + into[:, None]
+        inside = (into[:, None] < width) & (row[None, :] < count)
+        tl.store(place, total.to(out.dtype.element_ty), mask=inside)
+
+
+def supports(x: Tensor, gate_up: Tensor, down: Tensor) -> bool:
+    """Return whether the kernels can process these tensors: see `expert_terms`."""
+    are_known = x.dtype in DTYPES and gate_up.dtype == x.dtype == down.dtype
+    are_contiguous = x.dim() == 2 and x.is_contiguous() and gate_up.is_contiguous() and down.is_contiguous()
+    return are_known and are_contiguous and not gate_up.shape[2] % LEAST_STEP and not down.shape[2] % LEAST_STEP
+
+
+def tilings(x: Tensor, inner: int, pairs: int, experts: int) -> tuple[MoETiling, MoETiling]:
+    """Return the tilings of the gate-up and of the down GEMM. Fixed per device and range of tokens, never measured.
+
+    Within a range a row's bits do not depend on its batch. x: [T, width].
+    """
+    tokens, width = x.shape
+    has_room = has_large_shared_memory(x.device)
+    if x.dtype == torch.float32:
+        found = MoETiling(block=64, step=32, rows=16, stages=2)
+    elif tokens <= FEW_TOKENS:
+        found = MoETiling(block=64, step=128, rows=16, stages=4 if has_room else 3)
+    elif pairs <= MANY_ROWS * experts:
+        found = MoETiling(block=128, step=64, rows=64, stages=4 if has_room else 2)
+    else:
+        found = MoETiling(block=128, step=64, rows=128, stages=4 if has_room else 2, warps=8)
+    return _fitted(found, width), _fitted(found, inner)
+
+
+def _fitted(tiling: MoETiling, inputs: int) -> MoETiling:
+    """Return the tiling with the greatest step that divides the inputs."""
+    return replace(tiling, step=min(tiling.step, inputs & -inputs))
+
+
+def most_tiles(pairs: int, experts: int, rows: int) -> int:
+    """Return the greatest number of tiles: every expert may have one that is not full."""
+    return min(pairs, experts + pairs // rows)
+
+
+def route(
+    logits: Tensor, experts: int, chosen: int, dtype: torch.dtype, rows: int, *, shared: int = 0,
+    normalizes: bool = True,
+) -> Routing:  # fmt: skip
+    """Route tokens by the router's logits, and sort the pairs by expert into tiles of at most `rows` pairs.
+
+    logits: [T, experts], or with one more column for the gate of the shared expert; or partial sums of them,
+    [S, T, ...]; contiguous. They are rounded to dtype once, like the output of a linear layer.
+    shared: experts behind the `experts` routed ones that every token uses.
+    """
+    tokens, columns, device = logits.shape[-2], logits.shape[-1], logits.device
+    slots, total = chosen + shared, experts + shared
+    pairs = tokens * slots
+    most = most_tiles(pairs, total, rows)
+    found, order = (torch.empty(pairs, dtype=torch.int32, device=device) for _ in range(2))
+    weights = torch.empty(pairs, dtype=dtype, device=device)
+    tiles = torch.empty((3, most), dtype=torch.int32, device=device)
+    _route_kernel[(tokens,)](
+        logits, found, weights, tokens, columns, tokens * columns, count=experts, chosen=chosen, shared=shared,
+        block=triton.next_power_of_2(experts), slots=triton.next_power_of_2(slots),
+        parts=logits.shape[0] if logits.dim() == 3 else 1, normalizes=normalizes, num_warps=1, **launch_options(device),
+    )  # fmt: skip
+    if tokens > 1:
+        _sort_kernel[(total,)](
+            found, order, tiles, pairs, most, chunk=min(SORT_CHUNK, max(32, triton.next_power_of_2(pairs))),
+            bins=triton.next_power_of_2(total + 1), rows=rows, num_warps=4, **launch_options(device),
+        )  # fmt: skip
+    return Routing(experts=found, weights=weights, order=order, tiles=tiles)
+
+
+def expert_terms(
+    x: Tensor, logits: Tensor, gate_up: Tensor, down: Tensor, chosen: int, *, shared: int = 0, normalizes: bool = True,
+    forced: tuple[MoETiling, MoETiling] | None = None,
+) -> Tensor:  # fmt: skip
+    """Return the weighted outputs of each token's experts, to be summed: [chosen + shared, T, width].
+
+    x: [T, width]; logits: see `route`; gate_up: [E, 2 * inner, width], gate rows first; down: [E, width, inner].
+    The last `shared` of the E experts are used by every token. forced: tilings to measure, for benchmarks; of equal
+    rows.
+    """
+    (tokens, width), (total, _, inner) = x.shape, down.shape
+    slots = chosen + shared
+    out = x.new_empty(slots, tokens, width)
+    if not tokens:
+        return out
+    first, second = forced or tilings(x, inner, tokens * slots, total)
+    routing = route(
+        logits, total - shared, chosen, x.dtype, first.rows, shared=shared, normalizes=normalizes
+    )  # fmt: skip
+    hidden = x.new_empty(tokens * slots, inner)
+    most, is_single = routing.tiles.shape[1], tokens == 1
+    precision, options = "ieee" if x.dtype == torch.float32 else "tf32", launch_options(x.device)
+    _gate_up_kernel[(triton.cdiv(inner, first.block // 2), most)](
+        x, gate_up, routing.experts, routing.order, routing.tiles, hidden, tokens, inner, width, most,
+        block=first.block, step=first.step, rows=first.rows, stages=first.stages, precision=precision,
+        is_single=is_single, num_warps=first.warps, **options,
+    )  # fmt: skip
+    _down_kernel[(triton.cdiv(width, second.block), most)](
+        hidden, down, routing.experts, routing.weights, routing.order, routing.tiles, out, width, inner, most,
+        block=second.block, step=second.step, rows=second.rows, stages=second.stages, precision=precision,
+        is_single=is_single, num_warps=second.warps, **options,
+    )  # fmt: skip
+    return out
