@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
 
 SAMPLE_BYTES: Final = 2
+BOUNDARY: Final = "bench-form"
 CHUNKED: Final = b"transfer-encoding: chunked"
 
 
@@ -37,6 +38,7 @@ class Line(msgspec.Struct):
 class Heard:
     """Result of one request. marks[i]: arrival time of chunk i in monotonic seconds; samples[i]: its length.
 
+    text_marks: arrival times of pieces of text.
     code: empty if the stream completed, else the error's code, `http_N`, `cut`, or `left` if the client disconnected.
     usage: the server's own figures in its last line (queue_ms, ttft_ms, total_ms and counts).
     """
@@ -45,6 +47,7 @@ class Heard:
     ended_s: float = 0.0
     marks: list[float] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
+    text_marks: list[float] = field(default_factory=list)
     usage: dict[str, Any] = field(default_factory=dict)
     is_done: bool = False
     code: str = ""
@@ -141,6 +144,8 @@ class Answer(asyncio.Protocol):
                 self.heard.samples.append(line.size_bytes // SAMPLE_BYTES)
                 if self._on_chunk is not None and self._on_chunk(self.heard):
                     self.leave()
+            case "text":
+                self.heard.text_marks.append(now)
             case "done":
                 self.heard.is_done = True
                 self.heard.usage = line.metadata.get("usage", {})
@@ -154,20 +159,37 @@ class Answer(asyncio.Protocol):
             self.heard.code = f"http_{self._status}"
 
 
-def request_bytes(port: int, body: dict[str, Any]) -> bytes:
-    """Return the bytes of a POST to `/generate`. The server closes the connection after its response."""
-    payload = json.dumps(body).encode()
+def request_bytes(port: int, body: dict[str, Any], files: Mapping[str, bytes] | None = None) -> bytes:
+    """Return the bytes of a POST to `/generate`. The server closes the connection after its response.
+
+    files: name -> content; with files the request is a multipart form.
+    """
+    payload, kind = (_form(body, files), f"multipart/form-data; boundary={BOUNDARY}") if files else (
+        json.dumps(body).encode(), "application/json"
+    )  # fmt: skip
     head = (
-        f"POST /generate HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
+        f"POST /generate HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: {kind}\r\n"
         f"Content-Length: {len(payload)}\r\nConnection: close\r\n\r\n"
     )
     return head.encode() + payload
+
+
+def _form(body: Mapping[str, Any], files: Mapping[str, bytes]) -> bytes:
+    lines = []
+    for name, value in body.items():
+        text = value if isinstance(value, str) else json.dumps(value)
+        lines += [f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{text}\r\n'.encode()]
+    for name, content in files.items():
+        head = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="files"; filename="{name}"\r\n\r\n'
+        lines += [head.encode(), content, b"\r\n"]
+    return b"".join([*lines, f"--{BOUNDARY}--\r\n".encode()])
 
 
 async def ask(
     port: int,
     body: dict[str, Any],
     *,
+    files: Mapping[str, bytes] | None = None,
     leave_after_s: float | None = None,
     on_chunk: Callable[[Heard], bool] | None = None,
     limit_s: float = 300.0,
@@ -178,7 +200,7 @@ async def ask(
     """
     heard = Heard(sent_s=time.monotonic())
     loop = asyncio.get_running_loop()
-    content = request_bytes(port, body)
+    content = request_bytes(port, body, files)
     _, answer = await loop.create_connection(lambda: Answer(content, heard, on_chunk), "127.0.0.1", port)
     timer = loop.call_later(leave_after_s, answer.leave) if leave_after_s is not None else None
     try:

@@ -33,7 +33,7 @@ class Plan:
 
     model: `orpheus` with a checkpoint folder, or `orpheus:tiny`. root: an empty folder for run directory and logs.
     tree: the sources to run; they come first on the path of every process. shares_gpu: another deployment may use the
-    same GPU, despite the GPU locks.
+    same GPU, despite the GPU locks. config: a deployment file; by default the model's own.
     """
 
     model: str
@@ -44,11 +44,14 @@ class Plan:
     settings: tuple[str, ...] = ()
     tree: Path = ROOT
     shares_gpu: bool = False
+    config: Path | None = None
 
     def command(self) -> list[str]:
         """Return the command line that starts the deployment and returns when it is ready."""
         weights = ["--weights", str(self.weights)] if self.weights is not None else []
         settings = [word for setting in self.settings for word in ("--set", setting)]
+        if self.config is not None:
+            settings = ["--config", str(self.config), *settings]
         return [
             sys.executable, "-m", "mstarctl", "up", self.model, *weights, "--name", NAME, "--device", self.device,
             "--host", "127.0.0.1", "--port", str(self.port), *settings, "-d",
