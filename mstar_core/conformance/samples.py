@@ -131,7 +131,7 @@ def wav(number: int) -> bytes:
 
 
 def mp4(number: int) -> bytes:
-    """Encode two seconds of a moving ramp whose colour depends on `number`."""
+    """Encode two seconds of a moving ramp whose colour depends on `number`, with one second of a tone."""
     import av
     import numpy as np
 
@@ -140,9 +140,15 @@ def mp4(number: int) -> bytes:
     with av.open(file, "w", format="mp4") as out:
         stream = out.add_stream("mpeg4", rate=FRAME_RATE)
         stream.width, stream.height, stream.pix_fmt = IMAGE_SIDE, IMAGE_SIDE, "yuv420p"
+        sound = out.add_stream("aac", rate=AUDIO_RATE, layout="mono")
+        wave_form = np.sin(0.1 * np.arange(AUDIO_RATE), dtype=np.float32)[None]
+        tone = av.AudioFrame.from_ndarray(wave_form, format="fltp", layout="mono")
+        tone.sample_rate = AUDIO_RATE
         for index in range(FRAMES):
             pixels = np.stack([8 * (across + index), 8 * down, 0 * down + 60 * number], axis=-1) % 256
             frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels.astype(np.uint8)), format="rgb24")
             out.mux(stream.encode(frame))
         out.mux(stream.encode(None))
+        out.mux(sound.encode(tone))
+        out.mux(sound.encode(None))
     return file.getvalue()
