@@ -7,37 +7,41 @@ import pytest
 from mstar_core.errors import RequestError
 from mstar_core.graph import LeftContext, StopOn, StreamingGraphEdge, graph_nodes
 from mstar_core.plugin import Run, parse_params
+from mstar_qwen3omni.checkpoint.config import OmniConfig
 from mstar_qwen3omni.params import Params
+from mstar_qwen3omni.plugin import spec
 from tests.families.families import SPECS, loop_of, told, wishes
 
 SPEECH = ["talker_last_prefill", "talker_decode"]
 
-PROGRAMS = {
-    "text": (["prefill_history", "prefill_text", "thinker_decode"], None),
-    "text, spoken": (["prefill_history", "prefill_text", "thinker_decode"], 1),
-    "audio": (["prefill_text", "prefill_audio", "prefill_text", "thinker_decode"], None),
-    "audio, spoken": (["prefill_text", "prefill_audio", "prefill_text", "thinker_decode"], 3),
-    "image": (["prefill_text", "prefill_vision", "prefill_text", "thinker_decode"], None),
+TEXT, SOUND, SEEN = "talker_prefill_text", "talker_prefill_media", "talker_prefill_placed_media"
+PROGRAMS: dict[str, tuple[list[str], list[str] | None]] = {
+    "text": (["prefill_text"], None),
+    "text, spoken": (["prefill_text"], [TEXT]),
+    "audio": (["prefill_text", "prefill_audio", "prefill_text"], None),
+    "audio, spoken": (["prefill_text", "prefill_audio", "prefill_text"], [TEXT, SOUND, TEXT]),
+    "image": (["prefill_text", "prefill_vision", "prefill_text"], None),
     "image and audio, spoken": (
-        ["prefill_text", "prefill_vision", "prefill_text", "prefill_audio", "prefill_text", "thinker_decode"], 5,
+        ["prefill_text", "prefill_vision", "prefill_text", "prefill_audio", "prefill_text"],
+        [TEXT, SEEN, TEXT, SOUND, TEXT],
     ),
-    "video": (["prefill_text", "prefill_vision", "prefill_text", "thinker_decode"], None),
-    "video with sound, spoken": (["prefill_text", "prefill_audio_vision", "prefill_text", "thinker_decode"], 3),
-    "second turn, spoken": (
-        ["prefill_history", "prefill_text", "prefill_history", "prefill_text", "thinker_decode"], 2,
+    "video": (["prefill_text", "prefill_vision", "prefill_text"], None),
+    "video with sound, spoken": (
+        ["prefill_text", "prefill_audio_vision", "prefill_placed_text"], [TEXT, SOUND, TEXT],
     ),
-    "load test": (["prefill_text", "thinker_decode"], None),
-    "one token": (["prefill_text", "thinker_decode"], 1),
+    "second turn, spoken": (["prefill_text", "prefill_text"], [TEXT, TEXT]),
+    "load test": (["prefill_text"], None),
+    "one token": (["prefill_text"], [TEXT]),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("sample", [sample.name for sample in SPECS["qwen3_omni"].samples])
 def test_the_thinker_reads_in_order_and_the_talker_follows_its_user_segments(sample: str) -> None:
-    thinker, heard = PROGRAMS[sample]
+    read, heard = PROGRAMS[sample]
     found = {name: told(wanted) for name, wanted in wishes("qwen3_omni", sample).items()}
-    expected = {"Thinker": thinker}
+    expected = {"Thinker": [*read, "thinker_decode"]}
     if heard is not None:
-        expected |= {"Talker": ["talker_prefill"] * heard + SPEECH, "Code2Wav": ["code2wav_chunk"]}
+        expected |= {"Talker": heard + SPEECH, "Code2Wav": ["code2wav_chunk"]}
     assert found == expected
 
 
@@ -47,14 +51,26 @@ def test_only_the_last_prefill_samples_and_limits_count_its_token() -> None:
     assert thinker[-1].max_iters == 2047
     spoken = wishes("qwen3_omni", "one token")
     limits = [run.max_iters for part in ("Thinker", "Talker") for run in spoken[part][-1:] if isinstance(run, Run)]
-    assert limits == [0, 0]
+    assert limits == [0, 1]
 
 
-def test_no_state_of_history_reaches_the_talker() -> None:
+def test_only_media_send_hidden_states_and_every_walk_sends_its_ids() -> None:
     graph = SPECS["qwen3_omni"]
     for name, walk in graph.partitions[0].walks.items():
-        streams = [edge for use in graph_nodes(walk) for edge in use.outputs if isinstance(edge, StreamingGraphEdge)]
-        assert bool(streams) == (name != "prefill_history"), name
+        edges = [edge for use in graph_nodes(walk) for edge in use.outputs if isinstance(edge, StreamingGraphEdge)]
+        media = {"prefill_audio", "prefill_vision", "prefill_audio_vision"}
+        assert {edge.port for edge in edges} == ({"token", "states"} if name in media else {"token"}), name
+
+
+def test_the_stop_id_of_text_is_not_spoken() -> None:
+    loop = loop_of("qwen3_omni", "talker_decode", "talker_loop")
+    assert loop.over is not None and loop.over.reject == (151645,)
+
+
+def test_a_checkpoint_without_a_talker_serves_text_alone() -> None:
+    silent = spec(OmniConfig(has_speech=False))
+    assert [partition.name for partition in silent.partitions] == ["Thinker"]
+    assert {node.name for node in silent.nodes} == {"audio_encoder", "vision_encoder", "Thinker"}
 
 
 def test_the_talker_goes_on_after_the_text_and_stops_at_its_own_id() -> None:
@@ -75,7 +91,14 @@ def test_specials_but_the_stop_id_are_suppressed() -> None:
 def test_the_vocoder_takes_its_chunk_sizes_from_the_request() -> None:
     chunk = loop_of("qwen3_omni", "code2wav_chunk", "chunks").over
     assert chunk is not None
-    assert chunk.chunk == LeftContext(25, 25, chunk_from="codec_chunk_frames", left_from="codec_left_context_frames")
+    assert chunk.chunk == LeftContext(
+        25,
+        25,
+        chunk_from="codec_chunk_frames",
+        left_from="codec_left_context_frames",
+        first=8,
+        first_from="codec_first_frames",
+    )
 
 
 def test_earlier_names_and_defaults() -> None:
@@ -110,7 +133,14 @@ def test_wrong_values_name_their_field(given: dict[str, object], field: str) -> 
 
 
 def test_a_request_sets_its_own_chunk_sizes() -> None:
-    chunk = LeftContext(25, 25, chunk_from="codec_chunk_frames", left_from="codec_left_context_frames")
+    chunk = LeftContext(
+        25,
+        25,
+        chunk_from="codec_chunk_frames",
+        left_from="codec_left_context_frames",
+        first=8,
+        first_from="codec_first_frames",
+    )
     own = chunk.for_request({"codec_chunk_frames": 300, "codec_left_context_frames": 0})
     assert (own.chunk, own.left) == (300, 0)
     assert chunk.for_request({}) == chunk

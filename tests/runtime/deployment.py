@@ -43,17 +43,21 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """A model and its test settings. nodes: all nodes, for one rank. settings: fields of DeploymentSpec."""
+    """A model and its test settings. nodes: all nodes, for one rank. settings: fields of DeploymentSpec.
+
+    package: the end of its package's name, by default that of the plugin.
+    """
 
     model: str
     plugin: str
     nodes: tuple[str, ...]
     settings: Mapping[str, Any] = field(default_factory=dict)
+    package: str = ""
 
     @property
     def source(self) -> Path:
         """Return the folder of the plugin's package."""
-        return REPO / "plugins" / f"mstar-{self.plugin}" / "src"
+        return REPO / "plugins" / f"mstar-{self.package or self.plugin}" / "src"
 
     @property
     def one_rank(self) -> Plan:

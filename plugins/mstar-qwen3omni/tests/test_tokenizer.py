@@ -109,5 +109,5 @@ def test_missing_and_broken_files_are_named(made: tuple[Path, TextIds], tmp_path
 
 
 def test_without_a_tokenizer_ids_are_numbers() -> None:
-    decoder = NumberDetokenizer()
+    decoder = NumberDetokenizer(stop_id=9)
     assert decoder.push([5, 17]) + decoder.push([3]) + decoder.flush() == "5 17 3 "

@@ -1,4 +1,9 @@
-"""Qwen3-Omni's nodes, streams and walks for the sizes of one checkpoint. Built by `plugin.py`."""
+"""Qwen3-Omni's nodes, streams and walks for one checkpoint (specification section 14). Built by `plugin.py`.
+
+Three partitions run at the same time. The thinker reads the prompt and writes text. The talker reads the user's turns
+again: text as ids, media as the thinker's hidden states, which are the only tensors between the two. Generated text
+reaches it as ids. Its frames of codes go to Code2Wav, which returns sound.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,7 @@ from typing import Final
 from mstar_core.graph import (
     CLIENT,
     KV_CACHE,
+    RANDOM,
     STATELESS,
     STEP,
     Attend,
@@ -27,38 +33,23 @@ from mstar_core.graph import (
     Walk,
     from_param,
 )
-from mstar_qwen3omni.params import CODEC_CHUNK, CODEC_LEFT
+from mstar_qwen3omni.checkpoint.config import OmniConfig
+from mstar_qwen3omni.params import CODEC_CHUNK, CODEC_FIRST, CODEC_LEFT
 
 SPECIAL_CODES: Final = 1024
-"""Ids at the top of the talker's vocabulary that are not codes. All but the stop id are suppressed."""
+"""Ids at the top of the talker's vocabulary that are not codes. All but the stop id are suppressed (section 12)."""
 
 OPENING: Final = 6
-"""Vectors before the first frame and after the three that start the answer: think marks, speaker, first text."""
+"""Vectors that open the talker's answer after those of `<|im_start|>assistant` and a new line (section 10, 3 to 8)."""
 
-PREDICTOR = tuple(from_param(f"code_predictor_{name}") for name in ("temperature", "top_k", "top_p"))
-WINDOW = (from_param("codec_chunk_frames"), from_param("codec_left_context_frames"))
-GIVEN = Attend(positions="given")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
-    """Sizes of a checkpoint that the graph depends on. Defaults: Qwen/Qwen3-Omni-30B-A3B-Instruct."""
-
-    thinker_layers: int = 48
-    thinker_kv_heads: int = 4
-    thinker_head_dim: int = 128
-    talker_layers: int = 20
-    talker_kv_heads: int = 2
-    talker_head_dim: int = 128
-    talker_vocab: int = 3072
-    code_groups: int = 16
-    stop_id: int = 151645
-    codec_stop_id: int = 2150
+PREDICTOR: Final = tuple(from_param(f"code_predictor_{name}") for name in ("temperature", "top_k", "top_p"))
+WINDOW: Final = tuple(from_param(f"codec_{name}") for name in ("first_frames", "chunk_frames", "left_context_frames"))
+PLACED: Final = Attend(positions="given")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OmniGraph:
-    """Nodes, streams and walks of one checkpoint."""
+    """Nodes, streams and walks of one checkpoint. Without speech there are neither talker nor vocoder."""
 
     nodes: tuple[NodeSpec, ...]
     streams: tuple[Stream, ...]
@@ -67,158 +58,184 @@ class OmniGraph:
     code2wav: Mapping[str, Walk]
 
 
-def build(sizes: Sizes) -> OmniGraph:
-    """Build the graph: thinker, talker and vocoder, connected by two streams."""
-    audio, vision = _encoders()
-    thinker, talker, code2wav = _thinker(sizes), _talker(sizes), _code2wav(sizes)
-    states = Stream("thinker_states", into=(talker, "states"), chunk=FixedChunk(1, after_end="empty"))
-    chunk = LeftContext(CODEC_CHUNK, CODEC_LEFT, chunk_from="codec_chunk_frames", left_from="codec_left_context_frames")
-    codes = Stream("codec_tokens", into=(code2wav, "codes"), chunk=chunk)
+def build(config: OmniConfig) -> OmniGraph:
+    """Build the graph of a checkpoint."""
+    audio, vision = _encoders(config)
+    thinker = _thinker(config)
+    if not config.has_speech:
+        return OmniGraph(
+            nodes=(audio, vision, thinker), streams=(), talker={}, code2wav={},
+            thinker=_thinker_walks(config, audio, vision, thinker, None, None),
+        )  # fmt: skip
+    talker, code2wav = _talker(config), _code2wav(config)
+    states = Stream("media_states", into=(talker, "states"), chunk=FixedChunk(1))
+    text = Stream(
+        "text_ids", into=(talker, "text"), chunk=FixedChunk(1, after_end="empty"), reject=(config.ids.im_end,)
+    )
+    codes = Stream("codec_frames", into=(code2wav, "codes"), chunk=_windows())
     return OmniGraph(
         nodes=(audio, vision, thinker, talker, code2wav),
-        streams=(states, codes),
-        thinker=_thinker_walks(sizes, audio, vision, thinker, states),
-        talker=_talker_walks(sizes, talker, states, codes),
-        code2wav={
-            "code2wav_chunk": Loop(
-                "chunks",
-                GraphNode(code2wav, ("codes", STEP, *WINDOW), (GraphEdge("pcm", CLIENT, modality="audio"),)),
-                over=codes,
-            )
-        },
+        streams=(states, text, codes),
+        thinker=_thinker_walks(config, audio, vision, thinker, states, text),
+        talker=_talker_walks(config, talker, states, text, codes),
+        code2wav={"code2wav_chunk": Loop("chunks", _decode_window(code2wav), over=codes)},
     )
 
 
-def _encoders() -> tuple[NodeSpec, NodeSpec]:
+def _windows() -> LeftContext:
+    return LeftContext(
+        CODEC_CHUNK, CODEC_LEFT, first=CODEC_FIRST, chunk_from="codec_chunk_frames",
+        left_from="codec_left_context_frames", first_from="codec_first_frames",
+    )  # fmt: skip
+
+
+def _decode_window(code2wav: NodeSpec) -> GraphNode:
+    return GraphNode(code2wav, ("codes", STEP, *WINDOW), (GraphEdge("pcm", CLIENT, modality="audio"),))
+
+
+def _encoders(config: OmniConfig) -> tuple[NodeSpec, NodeSpec]:
     audio = NodeSpec(
         name="audio_encoder",
         engine=STATELESS,
-        ports={"mel": "f32[128,f]", "features": "any[a,d]"},
-        batch_key=("mel",),
-        doc="one clip's mel frames to 13 vectors per second; clips of unequal length never share a call",
+        ports={"audio": "f32[c,s]", "embeds": f"any[n,{config.audio.output}]"},
+        batch_key=(),
+        ragged=("audio",),
+        doc="16 kHz samples [1, s], or log-mel frames [bins, s], to 13 vectors per second",
     )
+    levels = len(config.vision.deepstack)
     vision = NodeSpec(
         name="vision_encoder",
         engine=STATELESS,
-        ports={"pixels": "f32[p,c]", "grid": "i64[g,3]", "features": "any[v,d]", "deepstack": "any[3,v,d]"},
-        batch_key=("pixels", "grid"),
-        doc="image or video patches to vectors, and three deep feature maps",
+        ports={
+            "pixels": f"any[p,{config.vision.patch_values}]",
+            "grid": "i64[3]",
+            "tokens": "i64[n]",
+            "sound": "any[a,d]?",
+            "embeds": f"any[n,{config.vision.output}]",
+            "deepstack": f"any[{levels},n,{config.vision.output}]",
+        },
+        batch_key=(),
+        ragged=("pixels", "grid", "tokens", "sound"),
+        doc="patches of an image or a video to one vector per token, and deep feature maps. Vectors of a video's sound "
+        "are put at their tokens",
     )
     return audio, vision
 
 
-def _thinker(sizes: Sizes) -> NodeSpec:
+def _thinker(config: OmniConfig) -> NodeSpec:
+    sizes = config.thinker
     return NodeSpec(
         name="Thinker",
         engine=KV_CACHE,
         ports={
             "tokens": "i64[n]",
             "positions": "f32[3,n]",
-            "audio_embeds": "any[a,d]?",
-            "vision_embeds": "any[v,d]?",
-            "deepstack": "any[3,v,d]?",
+            "embeds": f"any[n,{sizes.width}]?",
+            "deepstack": f"any[{len(config.vision.deepstack)},n,{sizes.width}]?",
             "token": "i64[1]",
-            "states": "any",
+            "states": f"any[n,{sizes.width}]",
         },
-        kv=KVSpec(layers=sizes.thinker_layers, kv_heads=sizes.thinker_kv_heads, head_dim=sizes.thinker_head_dim),
+        kv=KVSpec(layers=sizes.layers, kv_heads=sizes.kv_heads, head_dim=sizes.head_dim),
         sampling=Sampling(port="token"),
         sequence=("tokens", "token"),
         tensor_parallel=True,
-        doc="text model; states: the talker's input per token read, text from its embedding, media from a middle layer",
+        doc="text model. states: the hidden states of media tokens that enter a middle layer, for the talker",
     )
 
 
-def _talker(sizes: Sizes) -> NodeSpec:
-    first, stop = sizes.talker_vocab - SPECIAL_CODES, sizes.codec_stop_id
+def _talker(config: OmniConfig) -> NodeSpec:
+    sizes, stop = config.talker, config.codec.eos
     return NodeSpec(
         name="Talker",
         engine=KV_CACHE,
         ports={
-            "states": "any?",
+            "tokens": "i64[n]?",
+            "states": f"any[o,n,{config.thinker.width}]?",
             "positions": "f32[3,n]",
-            "frame": f"i64[{sizes.code_groups}]",
+            "text": "i64[1]?",
             "code0": "i64[1]",
-            "text_ended": "b8[1]?",
+            "last_hidden": f"any[{sizes.width}]",
+            "text_ended": "b8[1]",
+            "frame": f"i64[{config.groups}]",
+            "random": f"f32[{config.groups - 1}]",
             "voice": "i64",
             "code_predictor_temperature": "f32",
             "code_predictor_top_k": "i64",
             "code_predictor_top_p": "f32",
         },
-        kv=KVSpec(layers=sizes.talker_layers, kv_heads=sizes.talker_kv_heads, head_dim=sizes.talker_head_dim),
+        kv=KVSpec(layers=sizes.layers, kv_heads=sizes.kv_heads, head_dim=sizes.head_dim),
         sampling=Sampling(
             port="code0",
             prefix="talker_",
             history="output",
-            suppress=(range(first, stop), range(stop + 1, sizes.talker_vocab)),
+            suppress=(range(sizes.vocab - SPECIAL_CODES, stop), range(stop + 1, sizes.vocab)),
         ),
-        sequence=("states",),
+        sequence=("tokens", "states", "text"),
         tensor_parallel=True,
-        doc=(
-            "speech model with its residual code predictor: frame holds all codes, and is not produced at the stop id. "
-            "Without states it reads the end of text once, then padding; without any text it stops at once"
-        ),
+        doc="speech model with its residual code predictor. A step completes the frame of the last code, reads it with "
+        "the next text id, and draws the first code of the next frame",
     )
 
 
-def _code2wav(sizes: Sizes) -> NodeSpec:
+def _code2wav(config: OmniConfig) -> NodeSpec:
     return NodeSpec(
         name="Code2Wav",
         engine=STATELESS,
         ports={
-            "codes": f"i64[n,{sizes.code_groups}]",
+            "codes": f"i64[n,{config.groups}]",
             "pcm": "i16[s]",
+            "codec_first_frames": "i64",
             "codec_chunk_frames": "i64",
             "codec_left_context_frames": "i64",
         },
-        dtype="float32",
         batch_key=("codes",),
         doc="frames with left context to gapless sound: 1920 samples per new frame, 555 fewer in the first piece",
     )
 
 
 def _thinker_walks(
-    sizes: Sizes, audio: NodeSpec, vision: NodeSpec, thinker: NodeSpec, states: Stream
-) -> dict[str, Walk]:
+    config: OmniConfig, audio: NodeSpec, vision: NodeSpec, thinker: NodeSpec, states: Stream | None,
+    text: Stream | None,
+) -> dict[str, Walk]:  # fmt: skip
     word = GraphEdge("token", CLIENT, modality="text")
-    out = (StreamingGraphEdge("states", states), word)
-    hear = GraphNode(audio, ("mel",), (GraphEdge("features", thinker, into="audio_embeds"),))
+    write = (word,) if text is None else (word, StreamingGraphEdge("token", text))
+    tell = write if states is None else (*write, StreamingGraphEdge("states", states))
+    hear = GraphNode(audio, ("audio",), (GraphEdge("embeds", thinker),))
     see = GraphNode(
-        vision,
-        ("pixels", "grid"),
-        (GraphEdge("features", thinker, into="vision_embeds"), GraphEdge("deepstack", thinker)),
+        vision, ("pixels", "grid", "tokens"), (GraphEdge("embeds", thinker), GraphEdge("deepstack", thinker))
     )
-    seen = ("vision_embeds", "deepstack")
-
-    def read(*media: str) -> GraphNode:
-        return GraphNode(thinker, ("tokens", "positions", *media), out, attend=GIVEN)
-
+    hear_too = GraphNode(audio, ("audio",), (GraphEdge("embeds", vision, into="sound"),))
+    watch = GraphNode(
+        vision, ("pixels", "grid", "tokens", "sound"),
+        (GraphEdge("embeds", thinker), GraphEdge("deepstack", thinker)),
+    )  # fmt: skip
+    look = GraphNode(thinker, ("tokens", "positions", "embeds", "deepstack"), tell, attend=PLACED)
     return {
-        "prefill_text": read(),
-        "prefill_history": GraphNode(thinker, ("tokens", "positions"), attend=GIVEN),
-        "prefill_audio": Sequential(hear, read("audio_embeds")),
-        "prefill_vision": Sequential(see, read(*seen)),
-        "prefill_audio_vision": Sequential(hear, see, read("audio_embeds", *seen)),
+        "prefill_text": GraphNode(thinker, ("tokens",), write),
+        "prefill_placed_text": GraphNode(thinker, ("tokens", "positions"), write, attend=PLACED),
+        "prefill_audio": Sequential(hear, GraphNode(thinker, ("tokens", "embeds"), tell)),
+        "prefill_vision": Sequential(see, look),
+        "prefill_audio_vision": Sequential(hear_too, watch, look),
         "thinker_decode": Loop(
             "thinker_loop",
-            GraphNode(thinker, ("token",), out),
+            GraphNode(thinker, ("token",), write),
             carry={"token": "token"},
-            stop=StopOn("token", (sizes.stop_id,), unless="ignore_eos"),
+            stop=StopOn("token", (config.ids.im_end,), unless="ignore_eos"),
         ),
     }
 
 
-def _talker_walks(sizes: Sizes, talker: NodeSpec, states: Stream, codes: Stream) -> dict[str, Walk]:
+def _talker_walks(config: OmniConfig, talker: NodeSpec, states: Stream, text: Stream, codes: Stream) -> dict[str, Walk]:
     speak = (StreamingGraphEdge("frame", codes),)
+    carried = ("code0", "last_hidden", "text_ended")
+    step = GraphNode(talker, (*carried, "text", RANDOM, *PREDICTOR), speak, attend=Attend(tokens=1))
     return {
-        "talker_prefill": GraphNode(talker, ("states", "positions"), attend=GIVEN),
-        "talker_last_prefill": GraphNode(
-            talker, ("states", from_param("voice"), *PREDICTOR), speak, attend=Attend(tokens=OPENING)
-        ),
+        "talker_prefill_text": GraphNode(talker, ("tokens",)),
+        "talker_prefill_media": GraphNode(talker, ("states",)),
+        "talker_prefill_placed_media": GraphNode(talker, ("states", "positions"), attend=PLACED),
+        "talker_last_prefill": GraphNode(talker, ("text", from_param("voice")), attend=Attend(tokens=OPENING)),
         "talker_decode": Loop(
-            "talker_loop",
-            GraphNode(talker, ("states", "frame", "text_ended", *PREDICTOR), speak, attend=Attend(tokens=1)),
-            over=states,
-            carry={"frame": "frame", "text_ended": "text_ended"},
-            stop=StopOn("code0", (sizes.codec_stop_id,)),
+            "talker_loop", step, over=text, carry={name: name for name in carried},
+            stop=StopOn("code0", (config.codec.eos,)),
         ),
-    }
+    }  # fmt: skip

@@ -32,6 +32,7 @@ INLINE_CHARS: Final = 1024
 """Longest text that the api tokenizes itself, in about two milliseconds."""
 
 INLINE_IDS: Final = 4096
+MISSING: Final = "missing_field"
 
 ANSWER_START: Final = 6
 """Talker tokens between the prompt and the first codec frame."""
@@ -80,7 +81,9 @@ class Processor:
 
     def detokenizer(self) -> Detokenizer:
         """Return a detokenizer for one answer. Without tokenizer files it writes ids as decimal numbers."""
-        return self.tokenizer.detokenizer() if has_tokenizer(self._folder) else NumberDetokenizer()
+        return (
+            self.tokenizer.detokenizer() if has_tokenizer(self._folder) else NumberDetokenizer(self._config.ids.im_end)
+        )
 
     def warm_up(self) -> None:
         """Load the tokenizer."""
@@ -108,6 +111,8 @@ class Processor:
             if (request.text or "").strip():
                 warnings.append("prompt_token_ids was given, so the text has no effect")
             return self._given(request.params.prompt_token_ids, request, limit)
+        if not request.media and not request.turns and not (request.text or "").strip():
+            raise RequestError("the request has no input", hint="send a text or a file", field="text", code=MISSING)
         reader = MediaReader(self, request, limit, warnings)
         turns: Sequence[Turn] = request.turns or (Turn(role="user", order=tuple(request.order)),)
         texts = list(request.texts) or ([request.text] if request.text else [])

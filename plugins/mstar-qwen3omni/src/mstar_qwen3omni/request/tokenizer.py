@@ -86,9 +86,12 @@ class ByteDetokenizer:
 class NumberDetokenizer:
     """Detokenizer of a checkpoint without tokenizer files: ids as decimal numbers, each followed by a space."""
 
+    def __init__(self, stop_id: int) -> None:
+        self._stop_id = stop_id
+
     def push(self, ids: Sequence[int]) -> str:
-        """Return the numbers of these ids."""
-        return "".join(f"{token} " for token in ids)
+        """Return the numbers of these ids without the stop id."""
+        return "".join(f"{token} " for token in ids if token != self._stop_id)
 
     def flush(self) -> str:
         """Return nothing: numbers are never held back."""
