@@ -43,9 +43,10 @@ def fields_of(name: str) -> Callable[[], str]:
 def http_limits() -> str:
     """Return the table of limits, from the schema of deployment files."""
     from mstar_core.config.schema import SETTINGS
+    from mstarctl.authoring.config_schema import default_shown
 
     keys = {setting.key: setting for setting in SETTINGS}
-    rows = [(f"`api.{name}`", keys[f"api.{name}"].default_shown, keys[f"api.{name}"].doc) for name in LIMITS]
+    rows = [(f"`api.{name}`", default_shown(keys[f"api.{name}"]), keys[f"api.{name}"].doc) for name in LIMITS]
     return _table(("key", "default", ""), rows)
 
 

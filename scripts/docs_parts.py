@@ -57,8 +57,9 @@ def extras() -> str:
 def config_keys() -> str:
     """Return the table of the keys of a deployment file."""
     from mstar_core.config.schema import SETTINGS
+    from mstarctl.authoring.config_schema import default_shown
 
-    rows = ((f"`{each.key}`", each.allowed, each.default_shown, each.doc) for each in SETTINGS)
+    rows = ((f"`{each.key}`", each.allowed, default_shown(each), each.doc) for each in SETTINGS)
     return table(("key", "type", "default", "meaning"), rows)
 
 

@@ -65,11 +65,6 @@ def parse(text: str, file: str) -> Located:
         loader.dispose()
 
 
-def parse_scalar(text: str) -> Any:
-    """Parse a YAML value, for `--set`. Raises ConfigError."""
-    return parse(text, "--set").plain() if text.strip() else ""
-
-
 class _Composer:
     """Turns the nodes of one file into values with their lines."""
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from mstar_core.config.located import Located
 from mstar_core.config.schema import ITEM, Setting, words_of
@@ -95,13 +95,7 @@ def _list(place: Located, item: Setting, key: str) -> tuple[Any, ...]:
 
 def _scalar(place: Located, item: Setting, key: str, kind: str = "") -> Any:
     value, wanted = place.value, kind or item.kind
-    fits = {
-        "string": isinstance(value, str),
-        "boolean": isinstance(value, bool),
-        "integer": isinstance(value, int) and not isinstance(value, bool),
-        "number": isinstance(value, int | float) and not isinstance(value, bool),
-    }[wanted]
-    if not fits:
+    if not fits(value, wanted):
         raise place.error(f"{key} is {shown(place)}", key, f"allowed is {item.allowed}")
     if item.choices and value not in item.choices:
         raise place.error(f"{key} is {value!r}", key, hint=did_you_mean(value, item.choices))
@@ -110,6 +104,16 @@ def _scalar(place: Located, item: Setting, key: str, kind: str = "") -> Any:
     if wanted in ("integer", "number") and not item.contains(value):
         raise place.error(f"{key} is {value}", key, f"allowed is {item.allowed}")
     return float(value) if wanted == "number" else value
+
+
+_TYPES: Final[Mapping[str, type | tuple[type, ...]]] = {
+    "string": str, "boolean": bool, "integer": int, "number": (int, float), "list": (list, tuple), "mapping": dict,
+}  # fmt: skip
+
+
+def fits(value: Any, kind: str) -> bool:
+    """Return whether a value is of a kind. A boolean is no number."""
+    return isinstance(value, _TYPES[kind]) and (kind == "boolean" or not isinstance(value, bool))
 
 
 def shown(place: Located) -> str:

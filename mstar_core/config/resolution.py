@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from mstar_core.config.deployment import ApiConfig, KVCacheConfig
 from mstar_core.config.load import TINY, ConfigFile, split_name
 from mstar_core.config.located import Located
 from mstar_core.config.placement import check_coverage, node_groups
-from mstar_core.config.read import CheckedValue, read, shown
+from mstar_core.config.read import CheckedValue, fits, read, shown
 from mstar_core.config.resolved import ResolvedConfig
 from mstar_core.config.schema import SETTINGS
 from mstar_core.errors import NotFound, did_you_mean
@@ -141,6 +141,9 @@ def _model_kwargs(spec: ModelSpec, value: CheckedValue | None) -> dict[str, Any]
     return {**spec.model_kwargs, **{name: place.plain() for name, place in given.items()}}
 
 
+_WORDS: Final = {bool: "boolean", int: "integer", float: "number", str: "string", list: "list", tuple: "list"}
+
+
 def _check_like(place: Located, key: str, default: Any) -> None:
     """Check that a value has the type of the model's default. A default of None allows any type."""
     value = place.plain()
@@ -148,20 +151,8 @@ def _check_like(place: Located, key: str, default: Any) -> None:
         if default is not None:
             raise place.error(f"{key} is empty", key, hint=f"like its default {default!r}")
         return
-    kinds: tuple[
-        tuple[type | tuple[type, ...], Literal["boolean", "integer", "number", "string", "list", "mapping"]], ...
-    ] = (
-        (bool, "boolean"),
-        (int, "integer"),
-        (float, "number"),
-        (str, "string"),
-        ((list, tuple), "list"),
-        (dict, "mapping"),
-    )
-    kind, word = next(((k, w) for k, w in kinds if isinstance(default, k)), (object, "mapping"))
-    if word == "number" and isinstance(value, int) and not isinstance(value, bool):
-        return
-    if not isinstance(value, kind) or word != "boolean" and isinstance(value, bool):
+    word = _WORDS.get(type(default), "mapping")
+    if not fits(value, word):
         raise place.error(f"{key} is {shown(place)}", key, hint=f"a {word}, like its default {default!r}")
 
 

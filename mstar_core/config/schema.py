@@ -34,19 +34,6 @@ class Setting(ValueSpec):
         """The allowed values as people read them."""
         return "one of " + ", ".join(self.choices) if self.choices else f"{self.kind} {self.limits_text}".rstrip()
 
-    @property
-    def default_shown(self) -> str:
-        """The default as written in files and docs."""
-        if self.default_text:
-            return self.default_text
-        if self.required:
-            return "required"
-        if self.kind == "section":
-            return ""
-        if isinstance(self.default, bool):
-            return "true" if self.default else "false"
-        return "null" if self.default is None else str(self.default)
-
 
 _KV, _API = KVCacheConfig(), ApiConfig()
 _SPEC: Final = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from mstar_core.errors import MstarError, PluginError
 from mstar_core.plugin.loader import PluginEntry
@@ -75,17 +75,6 @@ class CheckResult:
     @property
     def name(self) -> str:
         return self.check.name
-
-    def facts(self) -> dict[str, Any]:
-        """Plain data for `-o json`."""
-        return {
-            "name": self.name,
-            "grade": self.check.grade,
-            "outcome": self.outcome,
-            "model": self.model,
-            "detail": self.detail,
-            "doc": self.check.doc,
-        }
 
 
 _LIGHT: Final = "mstar_core.conformance.light"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from mstar_core.plugin.conformance import CHECKS, GRADES, CheckResult, Grade, run_check, subjects
 from mstar_core.plugin.loader import find_entry, load_plugin
@@ -27,3 +28,15 @@ def grade_of(results: Sequence[CheckResult]) -> Grade | None:
             break
         reached = grade
     return reached
+
+
+def facts_of(result: CheckResult) -> dict[str, Any]:
+    """Return plain data for `-o json`."""
+    return {
+        "name": result.name,
+        "grade": result.check.grade,
+        "outcome": result.outcome,
+        "model": result.model,
+        "detail": result.detail,
+        "doc": result.check.doc,
+    }

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from mstar_core.config.resolved import ResolvedConfig
 from mstar_core.config.schema import Setting, words_of
 from mstar_core.plugin import ModelSpec
+from mstarctl.authoring.config_schema import default_shown
 
 
 def commented_file(spec: ModelSpec) -> str:
@@ -50,14 +51,14 @@ def _groups(spec: ModelSpec) -> Iterator[str]:
     yield f"    # {words['graph_walks'].doc}"
     yield f"    # graph_walks: [{', '.join(walks)}]"
     yield f"    # {words['tp_size'].doc}"
-    yield f"    # tp_size: {words['tp_size'].default_shown}"
+    yield f"    # tp_size: {default_shown(words['tp_size'])}"
 
 
 def _section(item: Setting) -> list[str]:
     lines = [f"# {item.word}:"]
     for word, part in words_of(item.key).items():
         lines += [
-            f"#   {word}: {'null' if part.nullable else part.default_shown}"
+            f"#   {word}: {'null' if part.nullable else default_shown(part)}"
             f"    # {part.doc} {part.allowed.capitalize()}."
         ]
     return lines
@@ -71,7 +72,7 @@ def _kwargs(spec: ModelSpec) -> list[str]:
 
 def _default(item: Setting, spec: ModelSpec) -> str:
     return {"name": spec.name, "max_seq_len": str(spec.max_seq_len)}.get(
-        item.key, "null" if item.nullable else item.default_shown
+        item.key, "null" if item.nullable else default_shown(item)
     )
 
 
@@ -85,8 +86,41 @@ class Settings:
     @classmethod
     def of(cls, config: ResolvedConfig) -> Settings:
         """Return the values of a configuration after a JSON round trip, comparable with a running deployment's."""
-        values: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(config.values(), enc_hook=str))
+        values: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(values_of(config), enc_hook=str))
         return cls(values=values, sources={key: config.source(key) for key in values})
+
+
+PLAIN: Final = (
+    "name",
+    "weights",
+    "dtype",
+    "attention",
+    "quantization",
+    "max_seq_len",
+    "max_concurrent_requests",
+    "max_queue",
+    "token_budget",
+    "wait_spin_us",
+)
+"""Keys outside sections whose values a configuration holds under the same name."""
+
+
+def values_of(config: ResolvedConfig) -> dict[str, Any]:
+    """Return every value by its key, as `config show --resolved` prints them."""
+    flat: dict[str, Any] = {"model": f"{config.model}:tiny" if config.is_tiny else config.model}
+    flat |= {key: getattr(config, key) for key in PLAIN}
+    flat |= {f"model_kwargs.{name}": value for name, value in config.model_kwargs.items()}
+    for index, group in enumerate(config.node_groups):
+        flat |= {
+            f"node_groups.{index}.node_names": list(group.nodes),
+            f"node_groups.{index}.ranks": list(group.ranks),
+            f"node_groups.{index}.graph_walks": None if group.walks is None else list(group.walks),
+            f"node_groups.{index}.tp_size": group.tp_size,
+            f"node_groups.{index}.memory_fraction": group.memory_fraction,
+        }
+    for section, struct in (("kv_cache", config.kv_cache), ("api", config.api)):
+        flat |= {f"{section}.{word}": getattr(struct, word) for word in struct.__struct_fields__ if word != "api_keys"}
+    return flat
 
 
 def differences(left: Settings, right: Settings) -> list[dict[str, Any]]:

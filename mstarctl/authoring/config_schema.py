@@ -22,6 +22,19 @@ def explain(key: str) -> Setting:
     return plain[name]
 
 
+def default_shown(item: Setting) -> str:
+    """Return the default as written in files and docs."""
+    if item.default_text:
+        return item.default_text
+    if item.required:
+        return "required"
+    if item.kind == "section":
+        return ""
+    if isinstance(item.default, bool):
+        return "true" if item.default else "false"
+    return "null" if item.default is None else str(item.default)
+
+
 def json_schema() -> dict[str, Any]:
     """Return the JSON schema of a deployment file, for editors."""
     schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "mstar deployment"}

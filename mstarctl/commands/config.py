@@ -13,8 +13,8 @@ from mstar_core.config.load import ConfigFile, read_file
 from mstar_core.config.resolved import ResolvedConfig
 from mstar_core.config.schema import SETTINGS, Setting
 from mstar_core.errors import ConfigError, ExitCode, MstarError, NotFound, UsageError
-from mstarctl.authoring.config_file import Settings, commented_file, differences
-from mstarctl.authoring.config_schema import explain, json_schema
+from mstarctl.authoring.config_file import Settings, commented_file, differences, values_of
+from mstarctl.authoring.config_schema import default_shown, explain, json_schema
 from mstarctl.complete import configured_names, key_names, plugin_names
 from mstarctl.output import Column, Printer
 from mstarctl.output.errors import render_error
@@ -126,7 +126,7 @@ def _resolve(target: Target, sets: list[str] | None) -> ResolvedConfig:
 
 def resolved_items(config: ResolvedConfig) -> list[dict[str, Any]]:
     """Return every value with its source, one item per key."""
-    return [{"name": key, "value": value, "source": config.source(key)} for key, value in config.values().items()]
+    return [{"name": key, "value": value, "source": config.source(key)} for key, value in values_of(config).items()]
 
 
 def _text_of(config: ConfigFile) -> str:
@@ -149,7 +149,7 @@ def explain_key(
         printer.items("setting", [_setting(item) for item in SETTINGS], KEYS)
         return
     item = explain(key)
-    lines = [f"{item.key}  ({item.allowed}; default: {item.default_shown})", f"  {item.doc}"]
+    lines = [f"{item.key}  ({item.allowed}; default: {default_shown(item)})", f"  {item.doc}"]
     parts = [part for part in SETTINGS if part.parent.removesuffix("[]") == item.key]
     lines += [f"  {part.word:<18} {part.doc}" for part in parts]
     printer.item("setting", _setting(item), lines)
@@ -161,7 +161,7 @@ def _setting(item: Setting) -> dict[str, Any]:
         "kind": item.kind,
         "allowed": item.allowed,
         "default": item.default,
-        "default_shown": item.default_shown,
+        "default_shown": default_shown(item),
         "required": item.required,
         "doc": item.doc,
     }

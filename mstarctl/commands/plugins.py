@@ -115,7 +115,7 @@ def check_plugin(
     name: Annotated[str, typer.Argument(metavar="NAME", help="plugin or distribution", autocompletion=plugin_names)],
 ) -> None:
     """Run the conformance checks and print the grade; exit 3 if one fails."""
-    from mstarctl.authoring.checks import grade_of, run_checks
+    from mstarctl.authoring.checks import facts_of, grade_of, run_checks
 
     printer = Printer.of(ctx)
     results = run_checks(name)
@@ -126,12 +126,12 @@ def check_plugin(
                 "kind": "check",
                 "plugin": name,
                 "grade": grade,
-                "items": [result.facts() for result in results],
+                "items": [facts_of(result) for result in results],
                 "truncated": 0,
             }
         )
     else:
-        printer.items("check", [result.facts() for result in results], CHECKED)
+        printer.items("check", [facts_of(result) for result in results], CHECKED)
         skipped = [result.name for result in results if result.outcome == "skipped"]
         printer.say(
             f"grade: {grade or 'none yet'}"

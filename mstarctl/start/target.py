@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mstar_core.config.load import SUFFIXES, ConfigFile, default_config, read_file, shipped, split_name
-from mstar_core.config.located import Located, parse_scalar
+from mstar_core.config.located import Located, parse
 from mstar_core.config.resolution import resolve
 from mstar_core.config.resolved import ResolvedConfig
 from mstar_core.errors import NotFound, UsageError, did_you_mean, nearest
@@ -79,7 +79,9 @@ def parse_set(text: str) -> Override:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise UsageError(f"--set {text!r} must be KEY=VALUE", hint="--set kv_cache.pages=512")
-    return Override(key=key.strip(), value=parse_scalar(value), source=f"--set {text}")
+    return Override(
+        key=key.strip(), value=parse(value, "--set").plain() if value.strip() else "", source=f"--set {text}"
+    )
 
 
 def apply(root: Located, overrides: Sequence[Override]) -> Located:

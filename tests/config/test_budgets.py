@@ -7,6 +7,7 @@ import pytest
 from mstar_core.config.placement import make_plan
 from mstar_core.errors import ConfigError
 from mstar_core.plugin import ModelSpec
+from mstarctl.authoring.config_file import values_of
 from mstarctl.plugins import Plugins
 from mstarctl.start.target import find, parse_set, resolve_target
 from tests.config.conftest import Resolve
@@ -61,7 +62,7 @@ def test_two_groups_that_disagree_about_a_rank_are_refused(spec: ModelSpec, reso
 
 def test_shares_of_nodes_are_checked(spec: ModelSpec, resolved: Resolve) -> None:
     config = resolved(REPLICAS, "kv_cache.share={LLM: 0.4}")
-    assert config.kv_cache.share == {"LLM": 0.4} and config.values()["kv_cache.share"] == {"LLM": 0.4}
+    assert config.kv_cache.share == {"LLM": 0.4} and values_of(config)["kv_cache.share"] == {"LLM": 0.4}
     for bad, words in (("{LLN: 0.4}", "no node 'LLN' with a cache"), ("{LLM: 2}", "kv_cache.share.LLM is 2")):
         with pytest.raises(ConfigError, match=words):
             resolved(REPLICAS, f"kv_cache.share={bad}")

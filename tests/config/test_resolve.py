@@ -18,7 +18,7 @@ from mstar_core.config.resolution import resolve
 from mstar_core.config.schema import SETTINGS
 from mstar_core.errors import ConfigError, NotFound
 from mstar_core.plugin import ModelSpec
-from mstarctl.authoring.config_file import Settings, commented_file, differences
+from mstarctl.authoring.config_file import Settings, commented_file, differences, values_of
 from mstarctl.authoring.config_schema import explain, json_schema
 from mstarctl.plugins import Plugins
 from mstarctl.start.target import find, resolve_target
@@ -197,7 +197,7 @@ def test_any_mutation_is_accepted_with_its_meaning_or_refused_with_its_place(
         assert isinstance(error.facts["line"], int) and 1 <= error.facts["line"] <= len(text.splitlines()) + 1
         assert "key" in error.facts
         return
-    kept = {key: value for key, value in config.values().items() if config.source(key).startswith("toy.yaml")}
+    kept = {key: value for key, value in values_of(config).items() if config.source(key).startswith("toy.yaml")}
     written = _flat(yaml.safe_load(text))
     assert {key: value for key, value in written.items() if value is not None} == {
         key: kept[key] for key in written if key in kept and written[key] is not None
@@ -250,7 +250,7 @@ def test_every_model_ships_its_default_file() -> None:
 
 
 def test_a_resolved_configuration_holds_every_setting(resolved: Resolve) -> None:
-    shown = {re.sub(r"\.\d+", "[]", key) for key in resolved(GOOD).values()}
+    shown = {re.sub(r"\.\d+", "[]", key) for key in values_of(resolved(GOOD))}
     wanted = {item.key for item in SETTINGS if item.kind not in ("section", "list of section", "mapping")}
     assert wanted <= shown
     assert dataclasses.is_dataclass(resolved(GOOD))
