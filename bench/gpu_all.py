@@ -79,6 +79,7 @@ def steps() -> dict[str, Step]:
         "draw": Step(words=("bench/gpu_draw.py", "--out", "{out}"), limit_s=100),
         "prefill": Step(words=("bench/gpu_prefill.py", "--out", "{out}"), limit_s=150),
         "codec": Step(words=("bench/gpu_codec.py", "--out", "{out}"), limit_s=150),
+        "encoders": Step(words=("-m", "bench.gpu_encoders", "--out", "{out}"), limit_s=240),
         "vjepa2": Step(words=("-m", "bench.gpu_vjepa2", "--out", "{out}"), limit_s=240),
         "vjepa2_server": Step(words=("-m", "bench.gpu_vjepa2", "--part", "server", "--out", "{out}"), limit_s=400),
         "pi05": Step(words=("-m", "bench.gpu_pi05", "--part", "engines", "--out", "{out}"), limit_s=240),

@@ -13,10 +13,12 @@ from torch import Tensor
 
 from mstar_core.engine.base import Handle, Job, JobKey, SamplingParams
 from mstar_core.engine.cuda_graphs.cache import GraphCache
+from mstar_core.engine.cuda_graphs.warmup import run_warmup
 from mstar_core.engine.stateless.engine import StatelessEngine
 from mstar_core.errors import EngineError
 from mstar_core.graph import STATELESS, STEP, LeftContext, NodeSpec, Stream, from_param
 from mstar_core.worker.stream_inbox import StreamInbox
+from mstar_qwen3omni.plugin import mstar_models
 from mstar_qwen3omni.vocoder.code2wav import to_pcm16
 from mstar_qwen3omni.vocoder.decoder import upsampled
 from mstar_qwen3omni.vocoder.windows import USUAL, Chunking, fresh_samples
@@ -245,6 +247,16 @@ def test_windows_run_in_the_engine() -> None:
     assert not result.failed and result.rows == 3
     for done in result.done:
         assert torch.equal(done.outputs["pcm"], run(module, [(codes_of(8, int(done.job.handle)), 0, USUAL)])[0])
+
+
+@pytest.mark.parametrize("node", ["Code2Wav", "audio_encoder", "vision_encoder"])
+def test_warm_up_requests_run_in_the_engine_and_teach_its_graphs(node: str) -> None:
+    module, spec = small(node), mstar_models()[0].node(node)
+    module.capture(GraphCache(torch.device("cpu")))
+    engine = StatelessEngine(spec, module, device=torch.device("cpu"), dtype=torch.float32)
+    run_warmup(engine, module.warmup_requests(), lambda title: None)
+    counters = module.counters()
+    assert counters["graphs_captured"] > 2 and not module.idle()
 
 
 def test_the_warm_up_runs_the_first_windows_of_a_stream() -> None:

@@ -6,8 +6,10 @@ as in the checkpoint after `thinker.visual.`. Source: specification section 6.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
@@ -75,6 +77,8 @@ class VisionAttention(nn.Module):
         packed = self.qkv(x).flatten(0, 1)
         if packed.is_cuda and uses_fused_kernels(packed):
             turned = elementwise_kernels().rotate_qkv(packed, self.heads, self.heads, *rotation, packed.dtype)
+            if rotation[0].shape[-1] >= _kernels().NARROWEST:
+                return cast("Tensor", self.proj(_kernels().attention(*turned, len(x)).view_as(x)))
         else:
             query, key, value = packed.unflatten(-1, (3, self.heads, -1)).unbind(1)
             wide = (rotate(each.float(), *rotation).to(each.dtype) for each in (query, key))
@@ -83,6 +87,11 @@ class VisionAttention(nn.Module):
         mixed = scaled_dot_product_attention(*heads)
         out: Tensor = self.proj(mixed.transpose(1, 2).flatten(2))
         return out
+
+
+def _kernels() -> ModuleType:
+    """Import the Triton kernels. Triton comes with CUDA builds of torch only."""
+    return importlib.import_module("mstar_qwen3omni.encoders.kernels")
 
 
 class VisionMLP(nn.Module):
