@@ -8,16 +8,8 @@ import torch
 from mstar_core.engine.base import Handle, LoopSpec, SamplingParams
 from mstar_core.engine.transfers import HostCopy
 from tests.engine.tiny_engine import Driver
-from tests.engine.tiny_talker import CARRY, GROUPS, Speech, Talk, TinyTalker, make_talker, reference, speak
+from tests.engine.tiny_talker import CARRY, GROUPS, SPEECHES, Speech, Talk, TinyTalker, make_talker, reference, speak
 
-WARM = SamplingParams(temperature=0.9, top_k=20, repetition_penalty=1.05, seed=5)
-SPEECHES = (
-    Speech(sampling=WARM),
-    Speech(first=3, text=tuple(range(20)), steps=14, voice=2, heat=0.7),
-    Speech(first=1, text=(), steps=6, sampling=SamplingParams(temperature=1.0, top_p=0.8, seed=-9)),
-    Speech(text=(4,), steps=20, heat=1.3, sampling=SamplingParams(temperature=0.7, seed=5)),
-    Speech(first=8, text=tuple(range(30, 40)), steps=11, sampling=SamplingParams(temperature=1.1, seed=77)),
-)
 EXPECTED = [reference(speech) for speech in SPEECHES]
 
 

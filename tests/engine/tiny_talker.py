@@ -77,7 +77,7 @@ class TinyTalker(nn.Module):
                 self.words[text[:, 0]],
             ]
             hidden = self._blocks(torch.stack(opening, dim=1).view(-1, WIDTH), kv, positions)
-            ended = torch.zeros((rows, 1), dtype=torch.bool)
+            ended = torch.zeros((rows, 1), dtype=torch.bool, device=text.device)
             return {"hidden": hidden, "last_hidden": hidden.view(rows, OPENING, WIDTH)[:, -1], "text_ended": ended}
         assert last_hidden is not None and text_ended is not None and random is not None
         assert heat is not None and bias is not None
@@ -142,6 +142,16 @@ class Speech:
     @property
     def bias(self) -> Tensor:
         return torch.linspace(-self.heat, self.heat, WIDTH)
+
+
+WARM = SamplingParams(temperature=0.9, top_k=20, repetition_penalty=1.05, seed=5)
+SPEECHES = (
+    Speech(sampling=WARM),
+    Speech(first=3, text=tuple(range(20)), steps=14, voice=2, heat=0.7),
+    Speech(first=1, text=(), steps=6, sampling=SamplingParams(temperature=1.0, top_p=0.8, seed=-9)),
+    Speech(text=(4,), steps=20, heat=1.3, sampling=SamplingParams(temperature=0.7, seed=5)),
+    Speech(first=8, text=tuple(range(30, 40)), steps=11, sampling=SamplingParams(temperature=1.1, seed=77)),
+)
 
 
 @torch.inference_mode()
