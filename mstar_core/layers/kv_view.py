@@ -81,7 +81,7 @@ class KVModule(Protocol):
     In a resident loop with values per sequence (`graph.compile.resident`) T is the number of sequences. The sampled id
     arrives under its own port and the stream's item under its port, int64 [T]; state and inputs of shape s as [T, *s],
     `$param:x` as `x` [T], RANDOM as `random` float32 [T, *s]. New state is returned with one value per sequence. All
-    sequences are computed in one forward; padding of captured steps has id 0, item 0 and zeros as state.
+    sequences are computed in one forward; padding of captured steps has zeros for all of them.
     head(hidden [n, width]) -> logits [n, vocab] of any float type, which are sampled as float32; for a node whose
     Sampling names a vocabulary [n, ids of it], in that order. Called by the engine on the tokens that need logits.
     host_outputs, streamed_outputs (optional): loop outputs that are copied to the host; see KVCacheEngine.
