@@ -156,7 +156,8 @@ def test_speech_with_a_code_predictor_fits() -> None:
     carry = {name: name for name in ("code0", "last_hidden", "text_ended")}
     inputs = ("code0", "text", "last_hidden", "text_ended", RANDOM, *predictor)
     speak = Loop(
-        "speak", GraphNode(talker, inputs, OUT, attend=Attend(tokens=1)), over=text, carry=carry, stop=StopOn("code0", (2150,)),
+        "speak", GraphNode(talker, inputs, OUT, attend=Attend(tokens=1)), over=text, carry=carry,
+        stop=StopOn("code0", (2150,)),
     )  # fmt: skip
     walks = compile_graph({"first": first, "speak": speak}, [text])
     assert walks["speak"].loops[0].runs_in_engine and walks["first"].taps == {0: "text"}
