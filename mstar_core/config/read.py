@@ -112,7 +112,7 @@ _TYPES: Final[Mapping[str, type | tuple[type, ...]]] = {
 
 
 def fits(value: Any, kind: str) -> bool:
-    """Return whether a value is of a kind. A boolean is no number."""
+    """Return whether a value is of a kind. A boolean is never a number."""
     return isinstance(value, _TYPES[kind]) and (kind == "boolean" or not isinstance(value, bool))
 
 

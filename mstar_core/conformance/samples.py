@@ -5,14 +5,14 @@ from __future__ import annotations
 import io
 import math
 import struct
-import wave
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from mstar_core.client.audio import AudioBuffer
 from mstar_core.conformance.fake_api import SampleRequest
 from mstar_core.plugin.conformance import CheckSkipped
+from mstar_core.plugin.media import encode_image
 from mstar_core.plugin.params import param_specs
 from mstar_core.plugin.processor import MediaPart
 from mstar_core.plugin.spec import ModelSpec, Sample
@@ -105,29 +105,18 @@ def _file(kind: str, number: int) -> MediaPart:
 
 def png(number: int) -> bytes:
     """Encode a small image of a colour ramp that depends on `number`."""
-    rows = b"".join(
-        b"\0" + bytes(v for x in range(IMAGE_SIDE) for v in (8 * x % 256, 8 * y % 256, 60 * number % 256))
-        for y in range(IMAGE_SIDE)
-    )
-    header = struct.pack(">IIBBBBB", IMAGE_SIDE, IMAGE_SIDE, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + _part(b"IHDR", header) + _part(b"IDAT", zlib.compress(rows)) + _part(b"IEND", b"")
+    from PIL import Image
 
-
-def _part(name: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+    side = range(IMAGE_SIDE)
+    pixels = bytes(v for y in side for x in side for v in (8 * x % 256, 8 * y % 256, 60 * number % 256))
+    return encode_image(Image.frombytes("RGB", (IMAGE_SIDE, IMAGE_SIDE), pixels))
 
 
 def wav(number: int) -> bytes:
     """Encode half a second of a tone whose pitch depends on `number`."""
     count, pitch = AUDIO_RATE // 2, 220.0 * (number + 1)
     samples = [int(8000 * math.sin(2 * math.pi * pitch * i / AUDIO_RATE)) for i in range(count)]
-    file = io.BytesIO()
-    with wave.open(file, "wb") as out:
-        out.setnchannels(1)
-        out.setsampwidth(2)
-        out.setframerate(AUDIO_RATE)
-        out.writeframes(struct.pack(f"<{count}h", *samples))
-    return file.getvalue()
+    return AudioBuffer(struct.pack(f"<{count}h", *samples), AUDIO_RATE).wav_bytes()
 
 
 def mp4(number: int) -> bytes:

@@ -39,3 +39,10 @@ def open_container(data: bytes) -> Any:
     if name is None:
         raise ValueError("the container format is not supported")
     return av.open(io.BytesIO(data), format=name, options={"protocol_whitelist": "none"})
+
+
+def seconds_of(container: Any, stream: Any) -> float | None:
+    """Return the length of a stream, or of its container; None if neither states it."""
+    if stream.duration is not None and stream.time_base is not None:
+        return float(stream.duration * stream.time_base)
+    return None if container.duration is None else container.duration / 1_000_000

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from mstar_core.errors import BadMedia, MstarError
-from mstar_core.plugin.media.containers import open_container
+from mstar_core.plugin.media.containers import open_container, seconds_of
 from mstar_core.plugin.media.limits import FIELD, MediaLimits, check_decoded, too_large, undecodable
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def _by_container(data: bytes, limits: MediaLimits) -> tuple[Samples, int]:
         mono = av.AudioResampler(format="flt", layout="mono", rate=rate)
         parts = list(_counted(_decoded(container, stream, mono), rate, limits))
         samples = np.concatenate(parts) if parts else np.zeros(0, np.float32)
-        length = _seconds(container, stream)  # AAC pads its last frame; the container has the true length
+        length = seconds_of(container, stream)  # AAC pads its last frame; the container has the true length
         return (samples[: round(length * rate)] if length is not None else samples), rate
 
 
@@ -112,7 +112,7 @@ def _container_facts(data: bytes) -> tuple[float, int, int]:
     try:
         with open_container(data) as container:
             stream = _track(container)
-            return _seconds(container, stream) or 0.0, int(stream.rate or 0), int(stream.channels or 1)
+            return seconds_of(container, stream) or 0.0, int(stream.rate or 0), int(stream.channels or 1)
     except MstarError:
         raise
     except Exception as error:
@@ -125,12 +125,6 @@ def _track(container: Any) -> Any:
             "the file has no audio track", hint="send a file with audio", field=FIELD, code="media_has_no_audio"
         )
     return container.streams.audio[0]
-
-
-def _seconds(container: Any, stream: Any) -> float | None:
-    if stream.duration is not None and stream.time_base is not None:
-        return float(stream.duration * stream.time_base)
-    return None if container.duration is None else container.duration / 1_000_000
 
 
 def _check_length(seconds: float, limits: MediaLimits) -> None:

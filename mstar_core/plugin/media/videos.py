@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from mstar_core.closing import Closing
 from mstar_core.errors import BadMedia, MstarError
-from mstar_core.plugin.media.containers import open_container
+from mstar_core.plugin.media.containers import open_container, seconds_of
 from mstar_core.plugin.media.limits import FIELD, MediaLimits, check_decoded, too_large, undecodable
 
 if TYPE_CHECKING:
@@ -55,9 +55,7 @@ class VideoFile(Closing):
     @property
     def seconds(self) -> float | None:
         """Length, None if the container does not have it."""
-        if self._stream.duration is not None and self._stream.time_base is not None:
-            return float(self._stream.duration * self._stream.time_base)
-        return None if self._container.duration is None else self._container.duration / 1_000_000
+        return seconds_of(self._container, self._stream)
 
     def count(self) -> int:
         """Count the frames by their packets, without decoding. May be called once, before `frames`."""
