@@ -83,7 +83,7 @@ class ThinkerDecoder(nn.Module):
             if layer == accept_layer:
                 accepted = x
             if deepstack is not None and layer < deepstack.shape[0]:
-                x = block(x, kv, rotation) + deepstack[layer]
+                x = block(x, kv, rotation) + deepstack[layer].to(x.dtype)
                 normed = next_norm(x)
             else:
                 # Fusing each block's last addition with the next norm saves one kernel per block on a GPU.
