@@ -13,9 +13,13 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from mstar_core.errors import Duplicate, MstarError, RequestError, TimedOut
+
+if TYPE_CHECKING:
+    from mstar_core.api.output.encode import OutputEncoder
+    from mstar_core.messages.telemetry import RequestNews
 
 REMEMBERED: Final = 4096
 """Number of finished requests that GET /v1/requests/{id} remembers."""
@@ -29,7 +33,9 @@ class LiveRequest:
 
     key: the API key that sent it. group: id of the request that it is an item of, by default its own. deadline:
     monotonic time. state: preprocessing, queued, running. is_sent: the conductor has received it. is_over: the
-    conductor has finished it.
+    conductor has finished it. inputs, outputs: modalities. encoder: counts its outputs. prepared, admitted: when its
+    inputs were ready and when it got a slot; 0.0 before. reported: the last report; due: when its progress is reported
+    next.
     """
 
     handle: int
@@ -46,6 +52,14 @@ class LiveRequest:
     error: MstarError | None = None
     result: dict[str, Any] = field(default_factory=dict)
     on_fail: Callable[[MstarError], None] | None = None
+    inputs: list[str] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=list)
+    encoder: OutputEncoder | None = None
+    prompt_tokens: int = 0
+    prepared: float = 0.0
+    admitted: float = 0.0
+    reported: RequestNews | None = None
+    due: float = 0.0
     _failed: asyncio.Future[None] | None = None
 
     def fail(self, error: MstarError) -> None:

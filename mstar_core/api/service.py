@@ -233,7 +233,7 @@ class Service:
                     self.model, self.pool.postprocess, detokenizer, self.metrics, self.clock, stops=stops,
                     numbers=NumberForm.of(call.params), facts=inputs.metadata,
                 )  # fmt: skip
-                self.telemetry.attach_encoder(live, encoder, inputs.prompt_tokens)
+                live.encoder, live.prompt_tokens, live.due = encoder, inputs.prompt_tokens, 0.0
                 yield Session(self, call, live, output_queue, encoder, inputs)
             finally:
                 self.link.release(refs)

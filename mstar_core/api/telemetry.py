@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 from mstar_core.messages.telemetry import RequestNews, Span
 
 if TYPE_CHECKING:
-    from mstar_core.api.output.encode import OutputEncoder
     from mstar_core.api.parse.params import ParsedRequest
     from mstar_core.api.requests import LiveRequest
 
@@ -27,35 +26,6 @@ PENDING: Final = 4096
 """Limit of finished requests, and of spans, kept until the next batch."""
 
 
-@dataclass(slots=True, kw_only=True)
-class WatchedRequest:
-    """Telemetry state of a live request. prepared, admitted: when its inputs were ready and when it got a slot; 0.0
-    before.
-
-    due: when its progress is reported next.
-    """
-
-    live: LiveRequest
-    inputs: list[str]
-    outputs: list[str]
-    encoder: OutputEncoder | None = None
-    prompt_tokens: int = 0
-    prepared: float = 0.0
-    admitted: float = 0.0
-    reported: RequestNews | None = None
-    due: float = 0.0
-
-    def is_due(self, state: str, now: float) -> bool:
-        """Return whether the request may have changed since the last report."""
-        reported, encoder = self.reported, self.encoder
-        if reported is None or reported.state != state:
-            return True
-        if encoder is None:
-            return False  # most requests of a long queue: nothing can have changed
-        is_first = reported.ttft_s is None and encoder.first_at is not None
-        return is_first or (reported.ttfa_s is None and encoder.first_sound_at is not None) or now >= self.due
-
-
 @dataclass(slots=True)
 class RequestTelemetry:
     """Telemetry of the requests of this process. Owned by the service; the link sends it.
@@ -69,44 +39,37 @@ class RequestTelemetry:
     on_end: Callable[[RequestNews], None] | None = None
     counts: Counter[str] = field(default_factory=Counter)
     dropped: int = 0
-    _watched: dict[int, WatchedRequest] = field(default_factory=dict)
+    _open: dict[int, LiveRequest] = field(default_factory=dict)
     _ended: list[RequestNews] = field(default_factory=list)
     _spans: list[Span] = field(default_factory=list)
     _keys: int = 0
 
     def opened(self, live: LiveRequest, call: ParsedRequest) -> None:
         """Start to track a request."""
-        inputs = list(dict.fromkeys(modality for modality, _ in call.order)) or [part.modality for part in call.media]
-        self._watched[live.handle] = WatchedRequest(live=live, inputs=inputs, outputs=list(call.outputs))
+        live.inputs = list(dict.fromkeys(modality for modality, _ in call.order)) or [p.modality for p in call.media]
+        live.outputs = list(call.outputs)
+        self._open[live.handle] = live
 
     def prepared(self, live: LiveRequest) -> None:
         """Record that the inputs are ready and the request is queued."""
-        watched = self._watched[live.handle]
-        watched.prepared = self.clock()
-        self._span(live, "compute", PREPARE, live.started, watched.prepared)
+        live.prepared = self.clock()
+        self._span(live, "compute", PREPARE, live.started, live.prepared)
 
     def admitted(self, live: LiveRequest) -> None:
         """Record that the request got a slot."""
-        watched = self._watched[live.handle]
-        watched.admitted = self.clock()
-        self._span(live, "queue", ADMISSION, watched.prepared, watched.admitted)
-
-    def attach_encoder(self, live: LiveRequest, encoder: OutputEncoder, prompt_tokens: int) -> None:
-        """Attach the output encoder of a request, which counts its outputs."""
-        watched = self._watched[live.handle]
-        watched.encoder, watched.prompt_tokens, watched.due = encoder, prompt_tokens, 0.0
+        live.admitted = self.clock()
+        self._span(live, "queue", ADMISSION, live.prepared, live.admitted)
 
     def ended(self, live: LiveRequest, status: str, code: str) -> None:
         """Record the end of a request. status: finished, failed or cancelled; code: of its error."""
-        watched = self._watched.pop(live.handle, None)
         self.counts[status] += 1
-        if watched is None:
+        if self._open.pop(live.handle, None) is None:
             return
         usage = live.result.get("usage", {})
         cached = usage.get("prompt_tokens_details", {}).get("cached_tokens")
         # The report is complete, because a short request may not have been reported before.
         news = self._news(
-            watched, status, ended=self.clock(), error=code, tokens=usage.get("completion_tokens"), cached=cached
+            live, status, ended=self.clock(), error=code, tokens=usage.get("completion_tokens"), cached=cached
         )
         if self.on_end is not None:
             self.on_end(news)
@@ -120,29 +83,29 @@ class RequestTelemetry:
         news, self._ended = self._ended, []
         spans, self._spans = self._spans, []
         now = self.clock()
-        for watched in self._watched.values():
-            state = STATES.get(watched.live.state, watched.live.state)
-            if not watched.is_due(state, now):
+        for live in self._open.values():
+            state = STATES.get(live.state, live.state)
+            if not _is_due(live, state, now):
                 continue
-            made, watched.due = self._news(watched, state), now + PROGRESS_S
-            if made != watched.reported:
-                watched.reported = made
+            made, live.due = self._news(live, state), now + PROGRESS_S
+            if made != live.reported:
+                live.reported = made
                 news.append(made)
         return news, spans
 
     def _news(
-        self, watched: WatchedRequest, state: str, *, ended: float | None = None, error: str | None = None,
+        self, live: LiveRequest, state: str, *, ended: float | None = None, error: str | None = None,
         tokens: int | None = None, cached: int | None = None,
     ) -> RequestNews:  # fmt: skip
-        live, encoder = watched.live, watched.encoder
+        encoder = live.encoder
         first = None if encoder is None else encoder.first_at
         sound = None if encoder is None else encoder.first_sound_at
         return RequestNews(
             handle=live.handle,
             id=live.request_id,
             route=live.route,
-            inputs=watched.inputs,
-            outputs=watched.outputs,
+            inputs=live.inputs,
+            outputs=live.outputs,
             state=state,
             started=live.started,
             ended=ended,
@@ -150,10 +113,10 @@ class RequestTelemetry:
             ttft_s=None if first is None else round(first - live.started, 6),
             ttfa_s=None if sound is None else round(sound - live.started, 6),
             audio_s=None if encoder is None or not encoder.samples else round(encoder.audio_seconds, 4),
-            prompt_tokens=watched.prompt_tokens or None,
+            prompt_tokens=live.prompt_tokens or None,
             cached_tokens=cached,
             tokens=tokens,
-            waited_s=round(watched.admitted - watched.prepared, 6) if watched.admitted else None,
+            waited_s=round(live.admitted - live.prepared, 6) if live.admitted else None,
             why=self.why() if state == "queue" else "",
         )
 
@@ -163,3 +126,14 @@ class RequestTelemetry:
             self._spans.append(Span(self._keys, live.handle, kind, node, "", start, end))
         else:
             self.dropped += 1
+
+
+def _is_due(live: LiveRequest, state: str, now: float) -> bool:
+    """Return whether a request may have changed since the last report."""
+    reported, encoder = live.reported, live.encoder
+    if reported is None or reported.state != state:
+        return True
+    if encoder is None:
+        return False  # most requests of a long queue: nothing can have changed
+    is_first = reported.ttft_s is None and encoder.first_at is not None
+    return is_first or (reported.ttfa_s is None and encoder.first_sound_at is not None) or now >= live.due

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from mstar_core.api import telemetry as module
+from mstar_core.api.requests import LiveRequest
 from mstar_core.api.telemetry import RequestTelemetry
 
 
@@ -17,9 +18,7 @@ class Clock:
 
 
 def live(handle: int = 7) -> Any:
-    return SimpleNamespace(
-        handle=handle, request_id=f"r-{handle}", route="generate", started=10.0, state="preprocessing", result={}
-    )
+    return LiveRequest(handle=handle, request_id=f"r-{handle}", route="generate", key="", started=10.0, deadline=1e9)
 
 
 CALL: Any = SimpleNamespace(order=[("text", 0), ("audio", 0), ("text", 1)], media=(), outputs=("text", "audio"))
@@ -47,7 +46,7 @@ def test_a_request_is_told_of_when_something_is_new_and_not_otherwise() -> None:
     clock.now, request.state = 12.0, "running"
     feed.admitted(request)
     encoder: Any = SimpleNamespace(first_at=None, first_sound_at=None, samples=0, audio_seconds=0.0)
-    feed.attach_encoder(request, encoder, 15)
+    request.encoder, request.prompt_tokens = encoder, 15
     (running,), (waited,) = feed.take()
     assert (running.state, running.waited_s, running.prompt_tokens, running.why) == ("run", 1.5, 15, "")
     assert (waited.kind, waited.node) == ("queue", "admission")
@@ -63,7 +62,7 @@ def test_a_stream_that_goes_on_is_told_of_at_its_pace_and_what_is_first_at_once(
     request.state = "running"
     feed.opened(request, CALL)
     encoder: Any = SimpleNamespace(first_at=10.0, first_sound_at=None, samples=0, audio_seconds=0.0)
-    feed.attach_encoder(request, encoder, 15)
+    request.encoder, request.prompt_tokens = encoder, 15
     assert len(feed.take()[0]) == 1
     told = []
     for turn in range(1, 21):
