@@ -16,7 +16,7 @@ import zmq
 
 from mstar_core.api.errors import PeerError, lost
 from mstar_core.api.metrics import Metrics
-from mstar_core.api.output.queue import Ending, OutputItem, OutputQueue
+from mstar_core.api.output.queue import OutputItem, OutputQueue
 from mstar_core.api.requests import LiveRequest, Registry
 from mstar_core.codec import BFLOAT16
 from mstar_core.config.deployment import DeploymentSpec
@@ -270,8 +270,7 @@ class Link:
             self._metrics.late.inc()
             return
         live.is_over = True
-        ending = Ending(reason=message.reason, counts=message.counts, cached_tokens=message.cached_tokens)
-        output_queue.finish(ending, message.emitted)
+        output_queue.finish(message)
         for worker in message.emitted:
             if worker in self.deployment.down:
                 output_queue.worker_down(worker, self.deployment.down[worker])

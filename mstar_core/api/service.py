@@ -17,7 +17,7 @@ from mstar_core.api.http.sanic_protocol import WriteBatch
 from mstar_core.api.link import Link
 from mstar_core.api.metrics import Metrics
 from mstar_core.api.output.encode import EncodedChunk, NumberForm, OutputEncoder, StopStrings
-from mstar_core.api.output.queue import Ending, OutputQueue, Spool
+from mstar_core.api.output.queue import OutputQueue, Spool
 from mstar_core.api.output.usage import SampledPorts, usage_of
 from mstar_core.api.parse.media import Fetcher
 from mstar_core.api.parse.params import ParsedRequest
@@ -26,7 +26,7 @@ from mstar_core.api.requests import LiveRequest, Registry, timed_out
 from mstar_core.api.telemetry import RequestTelemetry
 from mstar_core.config.deployment import ApiConfig, DeploymentSpec
 from mstar_core.errors import Cancelled, MstarError, TimedOut
-from mstar_core.messages.requests import NewRequest, SegmentRef
+from mstar_core.messages.requests import NewRequest, RequestFinished, SegmentRef
 from mstar_core.messages.tensors import TensorRef
 from mstar_core.plugin.media.limits import MediaLimits
 from mstar_core.plugin.processor import Detokenizer, Inputs, PromptRequest
@@ -69,7 +69,7 @@ class Session:
         self._queue = queue
         self._inputs = inputs
         self._queued_s = service.clock() - live.started
-        self._ending: Ending | None = None
+        self._ending: RequestFinished | None = None
 
     async def chunks(self, keepalive_s: float | None = None) -> AsyncIterator[list[EncodedChunk]]:
         """Yield chunks as they become ready, and an empty list after each `keepalive_s` without output.
@@ -85,8 +85,8 @@ class Session:
             chunks = await self.encoder.chunks(items) if items else []
             self._note_first(items[0].modality if items else "")
             self._ending = self._queue.ending
-            if self.encoder.is_stopped:
-                self._ending = self._ending or Ending(reason="stop")  # the end of the block cancels the request
+            if self.encoder.is_stopped and self._ending is None:  # the end of the block cancels the request
+                self._ending = RequestFinished(handle=self.live.handle, reason="stop")
             if self._ending is not None:
                 chunks += self.encoder.flush()
             is_silent = not items and self._ending is None

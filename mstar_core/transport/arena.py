@@ -86,18 +86,6 @@ MADV_POPULATE_WRITE = 23  # Linux 5.14; not in the mmap module
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ArenaShape:
-    """Size of an arena, for its readers."""
-
-    size_bytes: int
-    slots: int
-
-    @property
-    def table_bytes(self) -> int:
-        return _round_up(self.slots * 8, mmap.PAGESIZE)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Loan:
     offset: int
     size_bytes: int
@@ -126,7 +114,8 @@ class Arena(Closing):
         self.segment_bytes = _round_up(segment_bytes, mmap.PAGESIZE)
         self.max_bytes = _round_up(max_bytes, mmap.PAGESIZE)
         table_bytes = _round_up(slots * 8, mmap.PAGESIZE)
-        self.shape = ArenaShape(size_bytes=table_bytes + self.max_bytes, slots=slots)
+        self.size_bytes = table_bytes + self.max_bytes
+        self.slots = slots
         self._next_generation = (incarnation << COUNTER_BITS) + 1
         self._base = self._end = table_bytes
         self._free = FreeList()
@@ -135,11 +124,11 @@ class Arena(Closing):
         self._used_bytes = 0
         self._fd = os.memfd_create(f"mstar-{owner_name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.ftruncate(self._fd, self.shape.size_bytes)
+            os.ftruncate(self._fd, self.size_bytes)
             # Seals keep the pages under a reader's mapping, which would otherwise raise SIGBUS.
             seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
             fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, seals)
-            self._memory = mmap.mmap(self._fd, self.shape.size_bytes)
+            self._memory = mmap.mmap(self._fd, self.size_bytes)
             self.reader_fd = os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             os.close(self._fd)
@@ -218,7 +207,7 @@ class Arena(Closing):
         if self._memory.closed:
             raise TransportError("the shared memory of this process is closed", self.owner_name)
         if not self._free_slots:
-            raise self._full(size, f"all {self.shape.slots} slots are lent")
+            raise self._full(size, f"all {self.slots} slots are lent")
         offset = self._free.take(size)
         if offset is None:
             self._grow(size - self._free.tail_bytes(self._end), needed=size)
@@ -296,7 +285,7 @@ class FdServer:
         """Start listening. Raises TransportError when the socket cannot be created."""
         self.path = path
         self._fd = arena.reader_fd
-        self._greeting = GREETING.pack(arena.shape.size_bytes, arena.shape.slots)
+        self._greeting = GREETING.pack(arena.size_bytes, arena.slots)
         check_path(path)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -343,8 +332,8 @@ class FdServer:
             log.warning("shared memory was not handed to a reader: %s", error)
 
 
-def fetch(path: Path, timeout_s: float) -> tuple[int, ArenaShape]:
-    """Request the arena of the server at `path`. Returns a descriptor, which the caller closes, and the shape.
+def fetch(path: Path, timeout_s: float) -> tuple[int, int, int]:
+    """Request the arena of the server at `path`. Returns a descriptor, which the caller closes, bytes and slots.
 
     Raises OSError (TimeoutError included) without an answer.
     """
@@ -357,7 +346,7 @@ def fetch(path: Path, timeout_s: float) -> tuple[int, ArenaShape]:
             os.close(fd)
         raise ConnectionResetError(f"{path} did not hand over its shared memory")
     size_bytes, slots = GREETING.unpack(greeting)
-    return fds[0], ArenaShape(size_bytes=size_bytes, slots=slots)
+    return fds[0], size_bytes, slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -440,16 +429,16 @@ class ArenaReader:
 
     def _map(self, name: str, owner: _Owner) -> _Mapping:
         try:
-            fd, shape = fetch(owner.path, self._timeout_s)
+            fd, size_bytes, slots = fetch(owner.path, self._timeout_s)
             try:
-                memory = mmap.mmap(fd, shape.size_bytes, prot=mmap.PROT_READ)
+                memory = mmap.mmap(fd, size_bytes, prot=mmap.PROT_READ)
             finally:
                 os.close(fd)
         except OSError as error:
             raise TransportError(
                 "the shared memory of a peer cannot be mapped", f"{name} at {owner.path}: {error}", peer=name
             ) from error
-        return _Mapping(memory, np.frombuffer(memory, dtype=np.uint64, count=shape.slots))
+        return _Mapping(memory, np.frombuffer(memory, dtype=np.uint64, count=slots))
 
     def _check(self, ref: ShmTensor, mapping: _Mapping) -> None:
         check_size(ref.dtype, ref.shape, ref.size_bytes)

@@ -11,10 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mstar_core.api.output.queue import Ending, OutputItem, OutputQueue, Spool
+from mstar_core.api.output.queue import OutputItem, OutputQueue, Spool
 from mstar_core.errors import EngineError, MstarError, WorkerLost
+from mstar_core.messages.requests import RequestFinished
 
-END = Ending(reason="stop")
+
+def end(emitted: dict[str, int]) -> RequestFinished:
+    return RequestFinished(handle=1, reason="stop", emitted=emitted)
 
 
 def item(value: int, size: int = 4) -> OutputItem:
@@ -38,13 +41,13 @@ def test_any_order_of_arrival_is_the_order_of_numbers(order: list[int], finish_a
         output_queue = OutputQueue(Spool(folder), queue_bytes=queue_bytes, queue_items=3)
         for index, number in enumerate([*order, -1]):
             if index == finish_at:
-                output_queue.finish(END, {"w": 8})
+                output_queue.finish(end({"w": 8}))
             if number >= 0:
                 output_queue.put("w", number, item(number))
                 output_queue.put("w", number, item(99))
         assert output_queue.ending is None
         assert await drain(output_queue) == list(range(8))
-        assert output_queue.ending == END
+        assert output_queue.ending is not None
         assert output_queue.doubled == 8
         output_queue.close()
 
@@ -54,13 +57,13 @@ def test_any_order_of_arrival_is_the_order_of_numbers(order: list[int], finish_a
 
 async def test_an_end_counts_the_outputs_of_every_worker(tmp_path: Path) -> None:
     output_queue = OutputQueue(Spool(tmp_path))
-    output_queue.finish(END, {"a": 1, "b": 1})
+    output_queue.finish(end({"a": 1, "b": 1}))
     output_queue.put("a", 0, item(1))
     assert await drain(output_queue) == [1]
     assert output_queue.ending is None
     output_queue.put("b", 0, item(2))
     assert await drain(output_queue) == [2]
-    assert output_queue.ending == END
+    assert output_queue.ending is not None
 
 
 async def test_a_failure_is_told_after_what_came_before_it_and_hides_what_comes_later(tmp_path: Path) -> None:
@@ -69,7 +72,7 @@ async def test_a_failure_is_told_after_what_came_before_it_and_hides_what_comes_
     output_queue.fail(EngineError("broken"))
     output_queue.fail(WorkerLost("later"))
     output_queue.put("a", 1, item(2))
-    output_queue.finish(END, {"a": 2})
+    output_queue.finish(end({"a": 2}))
     assert [int(one.array[0]) for one in await output_queue.take(0)] == [1]
     for _ in range(2):
         with pytest.raises(EngineError):
@@ -80,10 +83,10 @@ async def test_a_failure_is_told_after_what_came_before_it_and_hides_what_comes_
 async def test_a_failure_after_the_whole_answer_came_changes_nothing(tmp_path: Path) -> None:
     output_queue = OutputQueue(Spool(tmp_path))
     output_queue.put("a", 0, item(1))
-    output_queue.finish(END, {"a": 1})
+    output_queue.finish(end({"a": 1}))
     output_queue.fail(WorkerLost("the conductor died a moment later"))
     assert await drain(output_queue) == [1]
-    assert output_queue.ending == END
+    assert output_queue.ending is not None
 
 
 async def test_beyond_the_spool_the_reader_has_stalled(tmp_path: Path) -> None:
@@ -104,7 +107,7 @@ async def test_an_end_that_comes_before_its_outputs_is_no_silence(tmp_path: Path
     output_queue = OutputQueue(Spool(tmp_path))
     taking = asyncio.create_task(output_queue.take(60.0))
     await asyncio.sleep(0)
-    output_queue.finish(END, {"worker-0": 1})
+    output_queue.finish(end({"worker-0": 1}))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert not taking.done()

@@ -324,7 +324,7 @@ class ArenaAgainstModel(RuleBasedStateMachine):
         super().__init__()
         self.arena = Arena("owner", incarnation=5, segment_bytes=8 * KIB, max_bytes=64 * KIB, slots=12)
         # The model reads the memory as a reader would, through a mapping of its own.
-        mapping = mmap.mmap(self.arena.reader_fd, self.arena.shape.size_bytes, prot=mmap.PROT_READ)
+        mapping = mmap.mmap(self.arena.reader_fd, self.arena.size_bytes, prot=mmap.PROT_READ)
         self.memory = np.frombuffer(mapping, dtype=np.uint8)
         self.lent: dict[tuple[int, int], tuple[ShmTensor, bytes, str]] = {}
 
@@ -356,7 +356,7 @@ class ArenaAgainstModel(RuleBasedStateMachine):
     def contents_and_counts_agree(self) -> None:
         refs = [ref for ref, _, _ in self.lent.values()]
         spans = [(ref.offset, max(ref.size_bytes, 1)) for ref in refs]
-        gaps_between(spans, self.arena.shape.size_bytes)
+        gaps_between(spans, self.arena.size_bytes)
         for ref, content, _ in self.lent.values():
             assert self.memory[ref.offset : ref.offset + ref.size_bytes].tobytes() == content
         assert self.arena.live == len(refs)

@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 from mstar_core.api.errors import SlowUpload, UnsupportedType
 from mstar_core.api.http.multipart import boundary_of, parts_of
 from mstar_core.api.http.strict_json import parse_object
+from mstar_core.config.deployment import ApiConfig
 from mstar_core.errors import RequestError, TooLarge
 
 SKIPPED_BYTES: Final = 1 << 20
@@ -38,15 +39,6 @@ class BodyStream(ByteStream, Protocol):
     """A source that can also return the whole body if its length is known and it is unread."""
 
     async def whole_body(self, most: int) -> bytearray | None: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BodyLimits:
-    """Limits of a body. text, body: bytes; files: count."""
-
-    body: int
-    text: int
-    files: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,25 +96,27 @@ async def _read_whole(stream: BodyStream, limit: int) -> bytes | bytearray:
     return whole if whole is not None else b"".join([piece async for piece in read_pieces(stream, limit)])
 
 
-async def read_json(stream: BodyStream, limits: BodyLimits) -> dict[str, Any]:
+async def read_json(stream: BodyStream, limits: ApiConfig) -> dict[str, Any]:
     """Read a body that is one JSON object."""
-    data = await _read_whole(stream, limits.body)
+    data = await _read_whole(stream, limits.max_body_bytes)
     if len(data) > INLINE_JSON_BYTES:
         return await asyncio.to_thread(parse_object, data)
     return parse_object(data)
 
 
-async def read_form(stream: BodyStream, content_type: str, limits: BodyLimits) -> Form:
+async def read_form(stream: BodyStream, content_type: str, limits: ApiConfig) -> Form:
     """Read a body of any type that /generate accepts. Raises RequestError, TooLarge, UnsupportedType, SlowUpload."""
     match content_type.partition(";")[0].strip().lower():
         case "multipart/form-data":
             boundary = boundary_of(content_type)
-            data = await _read_whole(stream, limits.body)
+            data = await _read_whole(stream, limits.max_body_bytes)
             if len(data) > INLINE_FORM_BYTES:
                 return await asyncio.to_thread(_multipart, data, boundary, limits)
             return _multipart(data, boundary, limits)
         case "application/x-www-form-urlencoded":
-            return _urlencoded(await _read_whole(stream, min(limits.body, limits.text + KWARGS_BYTES)), limits)
+            return _urlencoded(
+                await _read_whole(stream, min(limits.max_body_bytes, limits.max_text_bytes + KWARGS_BYTES)), limits
+            )
         case "application/json":
             return Form(fields=await read_json(stream, limits))
         case other:
@@ -132,7 +126,7 @@ async def read_form(stream: BodyStream, content_type: str, limits: BodyLimits) -
             )
 
 
-def _urlencoded(data: bytes | bytearray, limits: BodyLimits) -> Form:
+def _urlencoded(data: bytes | bytearray, limits: ApiConfig) -> Form:
     form = Form()
     try:
         pairs = urllib.parse.parse_qsl(
@@ -145,13 +139,13 @@ def _urlencoded(data: bytes | bytearray, limits: BodyLimits) -> Form:
     return form
 
 
-def _multipart(body: bytes | bytearray, boundary: bytes, limits: BodyLimits) -> Form:
+def _multipart(body: bytes | bytearray, boundary: bytes, limits: ApiConfig) -> Form:
     form = Form()
     for header, data in parts_of(body, boundary):
         name = header.name
         if header.filename is not None or name == "files":
-            if len(form.files) >= limits.files:
-                raise TooLarge(f"the request has more than {limits.files} files", code="too_many_files")
+            if len(form.files) >= limits.max_files:
+                raise TooLarge(f"the request has more than {limits.max_files} files", code="too_many_files")
             form.files.append(UploadedFile(name, header.filename or "", header.content_type, bytes(data)))
             continue
         check_size(name, len(data), limits)
@@ -162,15 +156,15 @@ def _multipart(body: bytes | bytearray, boundary: bytes, limits: BodyLimits) -> 
     return form
 
 
-def _add_field(form: Form, name: str, value: str, limits: BodyLimits) -> None:
+def _add_field(form: Form, name: str, value: str, limits: ApiConfig) -> None:
     if name in form.fields:
         raise RequestError(f"{name[:40]} is given more than once", hint="send it once", field=name[:40])
     check_size(name, len(value), limits)
     form.fields[name] = value
 
 
-def check_size(name: str, size: int, limits: BodyLimits) -> None:
+def check_size(name: str, size: int, limits: ApiConfig) -> None:
     """Raise TooLarge if a text field exceeds its limit."""
-    limit = KWARGS_BYTES if name == "model_kwargs" else limits.text
+    limit = KWARGS_BYTES if name == "model_kwargs" else limits.max_text_bytes
     if size > limit:
         raise TooLarge(f"{name[:40]} is larger than {limit} bytes", field=name[:40], code="body_too_large")

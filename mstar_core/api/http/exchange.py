@@ -18,10 +18,11 @@ from sanic.response import HTTPResponse
 
 from mstar_core.api.errors import Stalled, reply_of
 from mstar_core.api.http.access import cors_headers
-from mstar_core.api.http.body import FLOOR_BYTES_PER_S, FLOOR_WINDOW_S, SKIPPED_BYTES, BodyLimits, read_pieces, too_slow
+from mstar_core.api.http.body import FLOOR_BYTES_PER_S, FLOOR_WINDOW_S, SKIPPED_BYTES, read_pieces, too_slow
 from mstar_core.api.http.sanic_protocol import LARGE_BYTES, ChunkedBody, WholeBody
 from mstar_core.api.requests import check_request_id, new_request_id, trace_id_of, unescaped
 from mstar_core.api.service import Service
+from mstar_core.config.deployment import ApiConfig
 from mstar_core.errors import MstarError, RequestError, TooLarge
 from mstar_core.process.logs import REQUEST_ID, request_scope
 
@@ -61,9 +62,8 @@ class Exchange:
     _body: ChunkedBody | None = None
 
     @property
-    def limits(self) -> BodyLimits:
-        api = self.service.deployment.api
-        return BodyLimits(body=api.max_body_bytes, text=api.max_text_bytes, files=api.max_files)
+    def limits(self) -> ApiConfig:
+        return self.service.deployment.api
 
     @property
     def content_type(self) -> str:
@@ -182,7 +182,9 @@ class Exchange:
         try:
             piece: bytes | None = await stream.read() if stream is not None else None
         except PayloadTooLarge:
-            raise TooLarge(f"the body is larger than {self.limits.body} bytes", code="body_too_large") from None
+            raise TooLarge(
+                f"the body is larger than {self.limits.max_body_bytes} bytes", code="body_too_large"
+            ) from None
         except BadRequest:
             raise RequestError("the body is not valid HTTP", code="bad_request") from None
         if piece is not None:

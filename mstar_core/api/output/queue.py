@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from mstar_core.api.errors import Stalled, lost, storage_full
 from mstar_core.errors import MstarError, Unavailable
+from mstar_core.messages.requests import RequestFinished
 
 Array = npt.NDArray[np.generic]
 
@@ -42,15 +43,6 @@ class OutputItem:
     array: Array
     meta: Mapping[str, Any] = field(default_factory=dict)
     dtype: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
-    """End of a successful request. counts: loop and port counts of all walks."""
-
-    reason: str
-    counts: Mapping[str, int] = field(default_factory=dict)
-    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +133,7 @@ class OutputQueue:
         self._queue_bytes = 0
         self._spooled: deque[_Spooled] = deque()
         self._senders: dict[str, _Sender] = {}
-        self._emitted: Mapping[str, int] | None = None
-        self._ending: Ending | None = None
+        self._ending: RequestFinished | None = None
         self._error: MstarError | None = None
         self._wake: asyncio.Future[None] | None = None
         self._until = 0.0
@@ -150,7 +141,7 @@ class OutputQueue:
         self._grace: asyncio.TimerHandle | None = None
 
     @property
-    def ending(self) -> Ending | None:
+    def ending(self) -> RequestFinished | None:
         """Return how the request ended, once all outputs were taken; None before, and after a failure."""
         done = self._error is None and not self._queue and not self._spooled and self._is_complete()
         return self._ending if done else None
@@ -174,12 +165,10 @@ class OutputQueue:
             sender.next += 1
         self._notify()
 
-    def finish(self, ending: Ending, emitted: Mapping[str, int]) -> None:
-        """End the request successfully. emitted: number of outputs by worker; the end is visible after all have
-        arrived.
-        """
+    def finish(self, ending: RequestFinished) -> None:
+        """End the request successfully. The end is visible after all outputs that it counts have arrived."""
         if self._ending is None and self._error is None:
-            self._ending, self._emitted = ending, dict(emitted)
+            self._ending = ending
             self._notify()
 
     def fail(self, error: MstarError) -> None:
@@ -190,9 +179,9 @@ class OutputQueue:
 
     def worker_down(self, worker: str, cause: str) -> None:
         """Handle the death of a worker: its missing outputs are lost after a short grace period."""
-        if self._emitted is None or self._is_complete() or self._grace is not None:
+        if self._ending is None or self._is_complete() or self._grace is not None:
             return  # the conductor decides about requests that it has not finished
-        if worker in self._emitted:
+        if worker in self._ending.emitted:
             loop = asyncio.get_running_loop()
             self._grace = loop.call_later(LOST_GRACE_S, lambda: self.fail(lost(cause)))
 
@@ -253,10 +242,12 @@ class OutputQueue:
                 self._spool.rewind()
 
     def _is_complete(self) -> bool:
-        if self._emitted is None:
+        if self._ending is None:
             return False
         senders = self._senders
-        return all(count <= (senders[name].next if name in senders else 0) for name, count in self._emitted.items())
+        return all(
+            count <= (senders[name].next if name in senders else 0) for name, count in self._ending.emitted.items()
+        )
 
     def _notify(self) -> None:
         if self._wake is not None and not self._wake.done():

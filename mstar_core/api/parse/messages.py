@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from mstar_core.api.errors import UnsupportedType
-from mstar_core.api.http.body import BodyLimits
 from mstar_core.api.parse.media import ByteAllowance, Fetcher, part_of_base64, part_of_url
 from mstar_core.api.parse.params import check_images
 from mstar_core.api.schema import (
@@ -21,6 +20,7 @@ from mstar_core.api.schema import (
     TextPart,
     VideoPart,
 )
+from mstar_core.config.deployment import ApiConfig
 from mstar_core.errors import RequestError, TooLarge
 from mstar_core.plugin.processor import MediaPart, Turn
 from mstar_core.plugin.spec import ModelSpec
@@ -62,7 +62,7 @@ class Conversation:
 
 
 async def read_messages(
-    messages: Sequence[ChatMessage], spec: ModelSpec, limits: BodyLimits, fetcher: Fetcher
+    messages: Sequence[ChatMessage], spec: ModelSpec, limits: ApiConfig, fetcher: Fetcher
 ) -> Conversation:
     """Parse messages and fetch their media. Raises RequestError, TooLarge, UnsupportedType, BadMedia."""
     made = collected(messages, spec)
@@ -70,14 +70,16 @@ async def read_messages(
         raise RequestError(
             "the request has no input", hint="send a message with content", field="messages", code="missing_field"
         )
-    if sum(len(text.encode()) for text in made.texts) > limits.text:
+    if sum(len(text.encode()) for text in made.texts) > limits.max_text_bytes:
         raise TooLarge(
-            f"the messages have more than {limits.text} bytes of text", field="messages", code="body_too_large"
+            f"the messages have more than {limits.max_text_bytes} bytes of text",
+            field="messages",
+            code="body_too_large",
         )
-    if len(made.wanted) > limits.files:
-        raise TooLarge(f"the request has more than {limits.files} files", field="messages", code="too_many_files")
+    if len(made.wanted) > limits.max_files:
+        raise TooLarge(f"the request has more than {limits.max_files} files", field="messages", code="too_many_files")
     check_images(spec, sum(each.modality == "image" for each in made.wanted), "messages")
-    allowance = ByteAllowance(limits.body)
+    allowance = ByteAllowance(limits.max_body_bytes)
     tasks = [asyncio.ensure_future(_part(each, fetcher, allowance)) for each in made.wanted]
     try:
         made.media = await asyncio.gather(*tasks)

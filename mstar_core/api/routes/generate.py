@@ -121,8 +121,8 @@ async def _json_files(value: Any, exchange: Exchange) -> list[UploadedFile]:
         return []
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise RequestError("files must be a list of objects", hint='send [{"name", "data"}]', field="files")
-    if len(value) > exchange.limits.files:
-        raise TooLarge(f"the request has more than {exchange.limits.files} files", code="too_many_files")
+    if len(value) > exchange.limits.max_files:
+        raise TooLarge(f"the request has more than {exchange.limits.max_files} files", code="too_many_files")
     return [await _json_file(item) for item in value]
 
 
