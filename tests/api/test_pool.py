@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from mstar_core.api.preprocess.child import Answer
-from mstar_core.api.preprocess.pipe import Note
 from mstar_core.api.preprocess.pool import Pool
 from mstar_core.api.preprocess.process import MakeProcess, ProcessorProcess
 from mstar_core.errors import BadMedia, PluginError, RequestError
@@ -43,8 +42,8 @@ class Unreadable(ProcessorProcess):
 
     reads = 0
 
-    def load(self, note: Note) -> list[Answer]:
-        found = super().load(note)
+    def load(self, size: int) -> list[Answer]:
+        found = super().load(size)
         self.reads += 1
         if self.reads == 1:
             raise ValueError("unreadable")
@@ -204,7 +203,6 @@ async def test_a_processor_that_cannot_be_made_is_a_failed_start() -> None:
 HOLDER = f"""
 import asyncio
 from mstar_core.api.preprocess.child import Answer
-from mstar_core.api.preprocess.pipe import Note
 from mstar_core.api.preprocess.pool import Pool
 
 async def hold():

@@ -1,10 +1,9 @@
-"""Messages between the api and a pool process: through memory, through the pipe, and what remains allocated."""
+"""Messages between the api and a pool process, and what remains allocated."""
 
 from __future__ import annotations
 
 import errno
 import os
-import threading
 from collections.abc import Iterator
 from pickle import PicklingError
 from typing import Any, NoReturn
@@ -12,7 +11,7 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 
-from mstar_core.api.preprocess.pipe import KEPT_BYTES, MEMORY_BYTES, MessageMemory, PoolPipe
+from mstar_core.api.preprocess.pipe import KEPT_BYTES, MessageMemory, PoolPipe
 from mstar_core.plugin.processor import PromptRequest
 from tests.api.test_pool import pool_of
 
@@ -39,15 +38,10 @@ def test_messages_of_every_size_arrive_both_ways(ends: tuple[PoolPipe, PoolPipe]
     ours, theirs = ends
     for number in range(3):
         value: dict[str, Any] = {"data": os.urandom(size), "array": np.arange(size // 8), "number": number}
-        assert ours.put(value)
+        ours.send(value)
         note = theirs.note()
         got = theirs.load(note)
-        assert (
-            note.is_in_memory
-            and note.size >= size
-            and got["data"] == value["data"]
-            and np.array_equal(got["array"], value["array"])
-        )
+        assert note >= size and got["data"] == value["data"] and np.array_equal(got["array"], value["array"])
         theirs.send(got)
         back = ours.receive()
         assert back["data"] == value["data"] and back["number"] == number
@@ -57,9 +51,9 @@ def test_messages_of_every_size_arrive_both_ways(ends: tuple[PoolPipe, PoolPipe]
 
 def test_a_value_stays_as_it_was_when_the_next_message_comes(ends: tuple[PoolPipe, PoolPipe]) -> None:
     ours, theirs = ends
-    ours.put(np.zeros(MIB, np.uint8))
+    ours.send(np.zeros(MIB, np.uint8))
     first = theirs.receive()
-    ours.put(np.ones(MIB, np.uint8))
+    ours.send(np.ones(MIB, np.uint8))
     theirs.receive()
     assert not first.any()
 
@@ -68,33 +62,34 @@ def test_memory_of_a_large_message_is_given_back(ends: tuple[PoolPipe, PoolPipe]
     ours, theirs = ends
     assert taken_bytes(ours) == 0
     for _ in range(2):
-        ours.put(bytes(30 * MIB))
+        ours.send(bytes(30 * MIB))
         assert taken_bytes(ours) >= 30 * MIB
         assert len(theirs.receive()) == 30 * MIB
         assert taken_bytes(ours) <= KEPT_BYTES
 
 
-def test_a_message_that_is_too_large_goes_through_the_pipe(ends: tuple[PoolPipe, PoolPipe]) -> None:
+def test_a_message_that_is_too_large_is_an_error_and_the_next_one_arrives(
+    ends: tuple[PoolPipe, PoolPipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
     ours, theirs = ends
-    value = [bytes(MEMORY_BYTES // 2 + 1), bytearray(MEMORY_BYTES // 2 + 1)]
-    assert not ours.put(value) and not theirs.poll(0)
-    assert taken_bytes(ours) <= KEPT_BYTES
-    sender = threading.Thread(target=ours.send, args=(value,))
-    sender.start()
-    assert theirs.poll(10)
-    note = theirs.note()
-    assert not note.is_in_memory and theirs.load(note) == value
-    sender.join()
-    assert ours.put(b"next") and theirs.receive() == b"next"
+    monkeypatch.setattr("mstar_core.api.preprocess.pipe.MEMORY_BYTES", 8 * MIB)
+    with pytest.raises(MemoryError):
+        ours.send([bytes(5 * MIB), bytearray(5 * MIB)])
+    assert not theirs.poll(0) and taken_bytes(ours) <= KEPT_BYTES
+    ours.send(b"next")
+    assert theirs.receive() == b"next"
 
 
-def test_a_system_without_memory_is_no_error(ends: tuple[PoolPipe, PoolPipe], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_without_memory_fails_one_message(
+    ends: tuple[PoolPipe, PoolPipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object) -> NoReturn:
         raise OSError(errno.ENOSPC, "no space")
 
     ours, theirs = ends
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    assert not ours.put(bytes(MIB))
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(os, "posix_fallocate", full)
+        ours.send(bytes(MIB))
     ours.send(b"small")
     assert theirs.receive() == b"small"
 
@@ -102,9 +97,9 @@ def test_a_system_without_memory_is_no_error(ends: tuple[PoolPipe, PoolPipe], mo
 def test_what_cannot_be_pickled_is_told_and_the_next_message_goes(ends: tuple[PoolPipe, PoolPipe]) -> None:
     ours, theirs = ends
     with pytest.raises((AttributeError, TypeError, PicklingError)):
-        ours.put((bytes(9 * MIB), lambda: None))
+        ours.send((bytes(9 * MIB), lambda: None))
     assert not theirs.poll(0) and taken_bytes(ours) <= KEPT_BYTES
-    ours.put("next")
+    ours.send("next")
     assert theirs.receive() == "next"
 
 

@@ -1,8 +1,8 @@
 """Pipe between the api and a pool process: messages in shared memory, announced through a pipe.
 
 A pipe holds about 100 KB, so a camera image sent through it wakes both processes several times, which takes longer than
-decoding it. Messages are therefore pickled into memory that both processes map, and the pipe carries only a note of
-their size. Messages too large for the memory follow their note through the pipe. Both ends run code of this project.
+decoding it. Messages are therefore pickled into memory that both processes map, and the pipe carries only their size.
+Both ends run code of this project.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import os
 import struct
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import DupFd, ForkingPickler
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, Self
 
-MEMORY_BYTES: Final = 64 << 20
-"""Largest message in shared memory, per direction. The memory is sparse: unused pages are not allocated."""
+MEMORY_BYTES: Final = 2 << 30
+"""Largest message, per direction. The memory is sparse: unused pages are not allocated."""
 
 STEP_BYTES: Final = 1 << 20
 KEPT_BYTES: Final = 4 << 20
@@ -26,7 +26,7 @@ KEPT_BYTES: Final = 4 << 20
 PROTOCOL: Final = 5
 """Pickle protocol that writes arrays without an intermediate copy. Source: PEP 574."""
 
-NOTE: Final = struct.Struct("!?Q")
+NOTE: Final = struct.Struct("!Q")
 
 
 class MessageMemory:
@@ -44,16 +44,13 @@ class MessageMemory:
     def __reduce__(self) -> tuple[Any, ...]:
         return _received, (DupFd(self._fd),)  # valid only while a process is spawned
 
-    def dump(self, value: Any) -> int | None:
-        """Pickle a message into the memory. Returns its size, or None if it does not fit."""
+    def dump(self, value: Any) -> int:
+        """Pickle a message into the memory. Returns its size. Raises MemoryError if it does not fit."""
         self._memory.seek(0)
         try:
             ForkingPickler(self, PROTOCOL).dump(value)
-        except _Full:
-            self._free()  # the reader will not see the message
-            return None
         except BaseException:
-            self._free()
+            self._free()  # the reader will not see the message
             raise
         self._allocated = min(self._allocated, KEPT_BYTES)  # the reader frees the rest
         return self._memory.tell()
@@ -67,12 +64,12 @@ class MessageMemory:
 
     def _allocate(self, end: int) -> None:
         if end > MEMORY_BYTES:
-            raise _Full
+            raise MemoryError(f"a message of a pool process has more than {MEMORY_BYTES} bytes")
         missing = -(-(end - self._allocated) // STEP_BYTES) * STEP_BYTES
         try:
             os.posix_fallocate(self._fd, self._allocated, missing)  # fails here, instead of by SIGBUS at first access
         except OSError as error:
-            raise _Full from error
+            raise MemoryError(f"a message of a pool process has no memory: {error.strerror}") from error
         self._allocated += missing
 
     def load(self, size: int) -> Any:
@@ -95,19 +92,8 @@ class MessageMemory:
             os.close(self._fd)
 
 
-class _Full(Exception):
-    """A message does not fit, or the system is out of memory."""
-
-
 def _received(fd: Any) -> MessageMemory:
     return MessageMemory(fd.detach())
-
-
-class Note(NamedTuple):
-    """Announcement of a message. size: bytes, in memory or in the pipe."""
-
-    is_in_memory: bool
-    size: int
 
 
 class PoolPipe:
@@ -134,28 +120,18 @@ class PoolPipe:
         """Wait for a message."""
         return self._pipe.poll(timeout_s)
 
-    def put(self, value: Any) -> bool:
-        """Send a message without blocking. Returns False, without effect, if it does not fit into the memory."""
-        size = self._to_peer.dump(value)
-        if size is None:
-            return False
-        self._pipe.send_bytes(NOTE.pack(True, size))
-        return True
-
     def send(self, value: Any) -> None:
-        """Send a message of any size. Blocks while a message that does not fit into the memory is read."""
-        if not self.put(value):
-            data = ForkingPickler.dumps(value)
-            self._pipe.send_bytes(NOTE.pack(False, len(data)))
-            self._pipe.send_bytes(data)
+        """Send a message without blocking. Raises MemoryError if it does not fit into the memory."""
+        self._pipe.send_bytes(NOTE.pack(self._to_peer.dump(value)))
 
-    def note(self) -> Note:
-        """Wait for the note of the next message. Does not block once the descriptor is readable."""
-        return Note(*NOTE.unpack(self._pipe.recv_bytes()))
+    def note(self) -> int:
+        """Wait for the size of the next message. Does not block once the descriptor is readable."""
+        size: int = NOTE.unpack(self._pipe.recv_bytes())[0]
+        return size
 
-    def load(self, note: Note) -> Any:
-        """Return the message of a note. Blocks only if it is not in memory."""
-        return self._from_peer.load(note.size) if note.is_in_memory else ForkingPickler.loads(self._pipe.recv_bytes())
+    def load(self, size: int) -> Any:
+        """Return the message of this size."""
+        return self._from_peer.load(size)
 
     def receive(self) -> Any:
         """Wait for a message and return it."""

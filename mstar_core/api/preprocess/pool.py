@@ -217,7 +217,7 @@ class Pool:
             self.busy += 1
             self.begun += len(jobs)
             self._working.add(process)
-            if process.is_ready and self._is_put(process, jobs):
+            if process.is_ready and self._is_sent(process, jobs):
                 self._await_answers(process, jobs)
             else:
                 self._spawn(self._run_in_thread(process, jobs))
@@ -235,12 +235,15 @@ class Pool:
                     break
         return jobs
 
-    def _is_put(self, process: ProcessorProcess, jobs: Sequence[PoolJob]) -> bool:
-        """Send jobs without blocking. Returns False if they are too large or cannot be pickled."""
+    def _is_sent(self, process: ProcessorProcess, jobs: Sequence[PoolJob]) -> bool:
+        """Send jobs from the event loop. Returns False if they are too large or cannot be pickled."""
+        if jobs[0].size > LOOP_BYTES:
+            return False
         try:
-            return jobs[0].size <= LOOP_BYTES and process.put([job.call for job in jobs])
+            process.send([job.call for job in jobs])
         except Exception:  # noqa: BLE001  raised again, and reported, on the thread
             return False
+        return True
 
     def _await_answers(self, process: ProcessorProcess, jobs: Sequence[PoolJob]) -> None:
         """Read the answers in a callback, because a task takes three more loop iterations."""
@@ -250,17 +253,17 @@ class Pool:
 
         def answered() -> None:
             loop.remove_reader(pipe)
-            note = process.note()
-            if note is not None and note.is_in_memory and note.size <= LOOP_BYTES:
+            size = process.note()
+            if size is not None and size <= LOOP_BYTES:
                 limit.cancel()
                 try:
-                    answers = process.load(note)
+                    answers = process.load(size)
                 except Exception as error:  # noqa: BLE001  reported to the callers
                     answers = [(False, error)] * len(jobs)
                 self._settle(jobs, answers)
                 self._end(process)
             else:
-                self._spawn(self._collect(process, jobs, limit, process.answer, note))
+                self._spawn(self._collect(process, jobs, limit, process.answer, size))
             self._running.discard(over)
             over.set_result(None)
 

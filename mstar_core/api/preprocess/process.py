@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mstar_core.api.preprocess.child import Answer, JobCall, serve
-from mstar_core.api.preprocess.pipe import Note, PoolPipe
+from mstar_core.api.preprocess.pipe import PoolPipe
 from mstar_core.errors import BadMedia, StartError
 
 START_S: Final = 300.0
@@ -73,42 +73,36 @@ class ProcessorProcess:
             raise value
         self.is_inline, self.is_parallel = value
 
-    def put(self, calls: Sequence[JobCall]) -> bool:
-        """Send jobs without blocking. Returns False, without effect, if they are too large. Raises pickling errors."""
+    def send(self, calls: Sequence[JobCall]) -> None:
+        """Send jobs without blocking. Raises pickling errors, and MemoryError if they are too large."""
         assert self._pipe is not None
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # found again by `answer`
-            if not self._pipe.put(calls):
-                return False
+            self._pipe.send(calls)
         self.jobs += len(calls)
-        return True
 
-    def note(self) -> Note | None:
-        """Return the note of an answer once `answers` is readable; None if the process died."""
+    def note(self) -> int | None:
+        """Return the size of an answer once `answers` is readable; None if the process died."""
         assert self._pipe is not None
         try:
             return self._pipe.note()
         except (EOFError, OSError):
             return None
 
-    def load(self, note: Note) -> list[Answer]:
-        """Return the answers of a note."""
+    def load(self, size: int) -> list[Answer]:
+        """Return the answers of this size."""
         assert self._pipe is not None
-        found: list[Answer] = self._pipe.load(note)
+        found: list[Answer] = self._pipe.load(size)
         return found
 
     def run(self, calls: Sequence[JobCall]) -> list[Answer]:
         """Run jobs of any size and wait for their answers. Raises BadMedia if the process dies."""
-        assert self._pipe is not None
-        self.jobs += len(calls)
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self._pipe.send(calls)
+        self.send(calls)
         return self.answer(self.note())
 
-    def answer(self, note: Note | None) -> list[Answer]:
-        """Return the answers of a note, and free a dead process. Raises BadMedia if it died."""
-        if note is not None:
-            with contextlib.suppress(EOFError, OSError):
-                return self.load(note)
+    def answer(self, size: int | None) -> list[Answer]:
+        """Return the answers of this size, and free a dead process (None). Raises BadMedia if it died."""
+        if size is not None:
+            return self.load(size)
         if self._process is not None:
             self._process.join()
             log.error("a pool process ended with status %s during a job", self._process.exitcode)
