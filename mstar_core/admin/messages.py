@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from sanic.exceptions import SanicException
-from sanic.response import json as json_response
 
 from mstar_core.errors import MstarError, NotFound, UsageError, did_you_mean
 from mstar_core.observe.frames import RequestStatus as RequestItem
@@ -18,7 +17,6 @@ from mstar_core.observe.request_log import RequestLog, RequestRecord, request_it
 
 if TYPE_CHECKING:
     from sanic.request import Request
-    from sanic.response import HTTPResponse
 
 LIMIT: int = 1000
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
@@ -131,12 +129,6 @@ def problem(error: Exception) -> tuple[int, dict[str, str]]:
     log.error("a call of the admin socket failed", exc_info=error)
     title = "the supervisor could not answer"
     return 500, {"code": "internal_error", "title": title, "detail": type(error).__name__, "hint": "see its log"}
-
-
-async def answer(request: Request, error: Exception) -> HTTPResponse:
-    """Answer with an error, as Sanic's exception handler."""
-    status, body = problem(error)
-    return json_response(body, status=status)
 
 
 def no_route(path: str, known: Iterable[str]) -> NotFound:

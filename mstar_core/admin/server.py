@@ -24,7 +24,6 @@ from mstar_core.admin.messages import (
     LIMIT,
     IdempotentAnswers,
     StateConflict,
-    answer,
     as_json,
     body,
     find_request,
@@ -301,14 +300,18 @@ class AdminServer:
             if request.ctx.access is Access.READ and request.method not in READ_METHODS:
                 raise Refused("this peer may only read", "it is a member of the admin group", "ask the owner")
         except Refused as error:
-            status, body = problem(error)
-            return json_response(body, status=status)
+            return _refusal(error)
         return None
 
     async def _problem(self, request: Request, error: Exception) -> HTTPResponse:
         if isinstance(error, NoRoute):
             error = no_route(request.path, [endpoint.path for endpoint in ENDPOINTS])
-        return await answer(request, error)
+        return _refusal(error)
+
+
+def _refusal(error: Exception) -> HTTPResponse:
+    status, body = problem(error)
+    return json_response(body, status=status)
 
 
 def _json(value: Any, status: int = 200) -> HTTPResponse:

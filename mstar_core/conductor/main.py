@@ -17,7 +17,7 @@ from mstar_core.observe.frames import GRAPH_FACT
 from mstar_core.plugin.loader import bound_model
 from mstar_core.process.life import ChildLife, start_child
 from mstar_core.process.system import keep_start
-from mstar_core.transport import Courier, Mailbox, Spin, mailbox_endpoint
+from mstar_core.transport import Courier, Mailbox, Spin
 
 log = logging.getLogger(__name__)
 
@@ -105,8 +105,7 @@ def main(argv: list[str] | None = None) -> None:
         life = ChildLife(NAME, incarnation, spec, courier, supervisor=supervisor)
         with life.guarded():
             model = bound_model(spec.plugin, spec.model, spec.folder, spec.model_kwargs)
-            endpoint = mailbox_endpoint(spec.ipc_dir, NAME, incarnation)
-            with Mailbox(context, endpoint, codec) as mailbox:
+            with Mailbox(context, life.endpoint, codec) as mailbox:
                 conductor = Conductor(
                     model, spec.plan, PatientSender(courier), max_seq_len=spec.max_seq_len, clock=time.monotonic
                 )

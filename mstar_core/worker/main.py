@@ -16,7 +16,7 @@ from mstar_core.messages.wire import WireCodec
 from mstar_core.plugin.loader import bound_model
 from mstar_core.process.life import ChildLife, start_child
 from mstar_core.process.system import keep_freed_memory, keep_start, set_exact_timers
-from mstar_core.transport import Courier, Mailbox, Spin, TensorTransport, mailbox_endpoint, open_transport
+from mstar_core.transport import Courier, Mailbox, Spin, TensorTransport, open_transport
 from mstar_core.worker.build import build_runners, lookahead_on
 from mstar_core.worker.executor import Executor
 from mstar_core.worker.loop import Worker
@@ -41,8 +41,7 @@ def main(argv: list[str] | None = None) -> None:
     ):
         life = ChildLife(name, incarnation, spec, courier, supervisor=supervisor, fd_endpoint=transport.endpoint)
         with life.guarded():
-            endpoint = mailbox_endpoint(spec.ipc_dir, name, incarnation)
-            with Mailbox(context, endpoint, codec) as mailbox:
+            with Mailbox(context, life.endpoint, codec) as mailbox:
                 worker = _worker(spec, rank_plan(spec, number), life, mailbox, courier, transport)
                 keep_start()
                 life.phase("ready", facts=capacity(worker))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -95,18 +95,25 @@ def _refused(text: str, kind: type[msgspec.Struct]) -> RequestError:
 
 def _choices(kind: inspect.Type, path: str) -> Sequence[str]:
     """Return the allowed values at `path`; empty if they are not enumerated."""
-    found = [kind]
+    found = list(_alternatives(kind))
     for step in re.findall(r"[^.\[\]]+|\[[^\]]*\]", path):
-        found = [inner for each in found for inner in _inside(each, step)]
-    return [str(value) for each in found for value in _words(each)]
+        found = [leaf for each in found for inner in _inside(each, step) for leaf in _alternatives(inner)]
+    return [str(value) for each in found if isinstance(each, inspect.LiteralType) for value in each.values]
+
+
+def _alternatives(kind: inspect.Type) -> Iterator[inspect.Type]:
+    match kind:
+        case inspect.Metadata():
+            yield from _alternatives(kind.type)
+        case inspect.UnionType():
+            for each in kind.types:
+                yield from _alternatives(each)
+        case _:
+            yield kind
 
 
 def _inside(kind: inspect.Type, step: str) -> list[inspect.Type]:
     match kind:
-        case inspect.Metadata():
-            return _inside(kind.type, step)
-        case inspect.UnionType():
-            return [inner for each in kind.types for inner in _inside(each, step)]
         case inspect.ListType() if step.startswith("["):
             return [kind.item_type]
         case inspect.StructType():
@@ -114,18 +121,6 @@ def _inside(kind: inspect.Type, step: str) -> list[inspect.Type]:
             return [*tag, *(field.type for field in kind.fields if field.encode_name == step)]
         case _:
             return []
-
-
-def _words(kind: inspect.Type) -> Sequence[Any]:
-    match kind:
-        case inspect.Metadata():
-            return _words(kind.type)
-        case inspect.UnionType():
-            return [word for each in kind.types for word in _words(each)]
-        case inspect.LiteralType():
-            return kind.values
-        case _:
-            return ()
 
 
 @functools.cache
