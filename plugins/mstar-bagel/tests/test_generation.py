@@ -10,7 +10,7 @@ import torch
 
 from mstar_bagel.nodes.flow import FlowSteps, guided
 from mstar_bagel.params import RENORM_TYPES, Params, guidance
-from mstar_bagel.request.schedule import flow_times, phases, steps
+from mstar_bagel.request.schedule import are_guided, flow_times, phases, steps
 
 from .conftest import BRANCHES
 
@@ -52,20 +52,21 @@ def test_a_painting_equals_the_reference_step_by_step(painting: str, golden: Any
     params = Params(**{**case["params"], "cfg_interval": tuple(case["params"]["cfg_interval"])})
     guide = guidance(params, is_edit="image" in {kind for kind, _ in golden.prompt(painting)})
     grid = steps(params.num_timesteps, params.timestep_shift)
+    is_guided = are_guided(grid[:, 0], guide)
     np.testing.assert_allclose(grid[:, 0], wanted["t"].numpy(), atol=1e-6, rtol=0)
     combine, pixels = FlowSteps(run.built.sizes.latent_width, CPU), run.built.sizes.token_pixels
     height, width = (side // pixels for side in case["output_hw"])
     x = wanted["init_noise"].view(height, width, -1)
     for number, (time, length) in enumerate(grid):
         raw = {name: wanted.get(f"step{number}.v_{name}") for name in BRANCHES}
-        assert guide.guides(float(time)) == case["guided_steps"][number]
+        assert is_guided[number] == case["guided_steps"][number]
         found = {name: run.velocity(x, float(time), run.caches[name]) for name in BRANCHES if raw[name] is not None}
         for name, velocity in found.items():
             torch.testing.assert_close(velocity.flatten(0, 1), raw[name], atol=VELOCITY, rtol=0)
         sides = {
             port: [found[name]]
             for port, name in (("v_text", "cfg_text"), ("v_img", "cfg_img"))
-            if name in found and guide.guides(float(time))
+            if name in found and is_guided[number]
         }
         x = combine(
             latents=[x], v=[found["main"]], guidance=[np.array(guide.numbers(), dtype=np.float32)],
@@ -126,7 +127,8 @@ def test_phases_hold_every_step_once_and_in_order(painting: str, golden: Any) ->
 
 def test_a_step_is_guided_below_the_open_and_at_the_closed_end() -> None:
     guide = guidance(Params(cfg_interval=(0.25, 0.75)), is_edit=False)
-    assert [guide.guides(time) for time in (0.25, 0.26, 0.75, 0.76)] == [False, True, True, False]
+    times = np.array([0.25, 0.26, 0.75, 0.76], dtype=np.float32)
+    assert are_guided(times, guide).tolist() == [False, True, True, False]
 
 
 def test_a_text_scale_of_one_switches_guidance_off() -> None:

@@ -115,10 +115,6 @@ class Guidance:
         """Whether guidance is on: a text scale of at most 1 disables it."""
         return self.text_scale > 1
 
-    def guides(self, time: float) -> bool:
-        """Whether a step at this flow time is guided. The interval is open below and closed above."""
-        return self.is_on and self.low < time <= self.high
-
     def numbers(self) -> tuple[float, ...]:
         """Return the port `guidance`: text scale, image scale, index of the renorm type, renorm minimum."""
         return (self.text_scale, self.image_scale, float(RENORM_TYPES.index(self.renorm_type)), self.renorm_min)

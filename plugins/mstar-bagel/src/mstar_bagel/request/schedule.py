@@ -29,13 +29,22 @@ def steps(points: int, shift: float) -> np.ndarray:
     return np.stack([times[:-1], times[:-1] - times[1:]], axis=1)
 
 
+def are_guided(times: np.ndarray, guide: Guidance) -> np.ndarray:
+    """Return whether each step is guided, bool [n]. The interval is open below and closed above.
+
+    times: float32 [n]. Bounds are compared in float32, as in the reference.
+    """
+    inside: np.ndarray = (times > np.float32(guide.low)) & (times <= np.float32(guide.high))
+    return inside & guide.is_on
+
+
 def phases(points: int, shift: float, guide: Guidance) -> dict[str, np.ndarray]:
     """Return the steps before, inside and after the guidance interval, by the program's input names.
 
     Times fall, so each phase is one run of steps. Empty phases are left out; an image without guidance has one phase.
     """
     every = steps(points, shift)
-    guided = np.array([guide.guides(float(time)) for time, _ in every])
+    guided = are_guided(every[:, 0], guide)
     if not guided.any():
         return {PHASES[-1]: every}
     first, end = int(guided.argmax()), len(guided) - int(guided[::-1].argmax())

@@ -1,0 +1,232 @@
+"""The processor: resizing, order of parts, think and ChatML layouts, sizes, flow inputs, limits and refusals."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mstar_bagel.checkpoint.config import Sizes
+from mstar_bagel.params import Params
+from mstar_bagel.processor import Processor
+from mstar_bagel.request.images import fitted_size, resize, resized_size, signed
+from mstar_bagel.request.prompt import THINK_TO_ANSWER, THINK_TO_PAINT
+from mstar_core.errors import MstarError, RequestError
+from mstar_core.plugin import parse_params
+from mstar_core.plugin.processor import Inputs, MediaPart, PromptRequest, Turn
+
+PIXELS = 1e-6
+
+
+@pytest.fixture(scope="module")
+def processor(reference: Any) -> Processor:
+    return Processor(reference.folder, {})
+
+
+def png(width: int, height: int, mode: str = "RGB") -> bytes:
+    file = io.BytesIO()
+    Image.new(mode, (width, height), 0).save(file, "PNG")
+    return file.getvalue()
+
+
+def request(
+    parts: Sequence[tuple[str, Any]], outputs: Sequence[str] = ("text",), turns: Sequence[str] = (), **params: Any
+) -> PromptRequest:
+    """Return a request of parts in order: ("text", words) or ("image", bytes). turns: role of each part."""
+    texts = [value for kind, value in parts if kind == "text"]
+    files = [MediaPart(modality=kind, data=value) for kind, value in parts if kind != "text"]
+    order = [(kind, sum(each == kind for each, _ in parts[:place])) for place, (kind, _) in enumerate(parts)]
+    made = [Turn(role=role, order=[at]) for role, at in zip(turns, order, strict=False)]  # type: ignore[arg-type]
+    return PromptRequest(
+        text="\n\n".join(texts) if texts else None, texts=texts, media=files, order=order, turns=made,
+        params=parse_params(Params, params).params, outputs=frozenset(outputs), max_seq_len=2048,
+    )  # fmt: skip
+
+
+def ids_of(inputs: Inputs) -> list[list[int]]:
+    return [segment.arrays["tokens"].tolist() for segment in inputs.segments if "tokens" in segment.arrays]
+
+
+# -- images -----------------------------------------------------------------------------------------------------------
+
+
+def test_sizes_follow_the_official_rules(golden: Any) -> None:
+    rules = Sizes()
+    for case in golden.json("resize_cases.json"):
+        first = resized_size(tuple(case["wh"]), rules.vae_rule)
+        assert list(first) == case["rule_1024_512_16"]
+        assert list(resized_size(first, rules.vit_rule)) == case["then_980_224_14"]
+        assert list(resized_size(tuple(case["wh"]), rules.vit_rule)) == case["direct_980_224_14"]
+
+
+def test_pixels_equal_the_reference(image: str, golden: Any, reference: Any, processor: Processor) -> None:
+    wanted = golden.tensors("preprocess")
+    with Image.open(io.BytesIO(golden.png(image))) as given:
+        first = resize(given.convert("RGB"), reference.sizes.vae_rule)
+    assert np.array_equal(np.asarray(first), wanted[f"{image}.resized_uint8"].numpy())
+    inputs = processor.process_prompt(request([("image", golden.png(image)), ("text", "bluer")], ["image"]))
+    arrays = inputs.segments[0].arrays
+    for name in ("vae", "vit"):
+        np.testing.assert_allclose(arrays[f"{name}_image"], wanted[f"{image}.{name}_input"].numpy(), atol=PIXELS)
+    assert signed(first).dtype == np.float32
+
+
+def test_transparent_pixels_are_white(processor: Processor) -> None:
+    inputs = processor.process_prompt(request([("image", png(64, 64, "RGBA"))]))
+    assert np.array_equal(inputs.segments[0].arrays["vit_image"], np.ones_like(inputs.segments[0].arrays["vit_image"]))
+
+
+def test_other_servers_resize_once_for_understanding(processor: Processor, reference: Any) -> None:
+    size = (75, 52)
+    for name, rule in (("default", None), ("vllm", reference.sizes.vit_rule)):
+        inputs = processor.process_prompt(request([("image", png(*size))], image_preprocess=name))
+        once = resized_size(size if rule else resized_size(size, reference.sizes.vae_rule), reference.sizes.vit_rule)
+        assert inputs.segments[0].arrays["vit_image"].shape == (3, once[1], once[0])
+
+
+# -- order and layouts ------------------------------------------------------------------------------------------------
+
+
+def test_parts_keep_their_order(golden: Any, reference: Any, processor: Processor) -> None:
+    words, ids = golden.cases["tokens"], reference.sizes.ids
+    first, second, *_ = [text for text in words if "think" not in text]
+    pictures = [golden.png(name) for name in golden.images]
+    parts = [("text", first), ("image", pictures[0]), ("image", pictures[1]), ("text", second)]
+    inputs = processor.process_prompt(request(parts))
+    assert [segment.kind for segment in inputs.segments] == ["text", "image", "image", "text"]
+    assert ids_of(inputs) == [[ids.start, *words[text], ids.end] for text in (first, second)]
+    shapes = [segment.arrays["vit_image"].shape for segment in inputs.segments if segment.kind == "image"]
+    assert shapes == [tuple(golden.cases["preprocess"][name]["vit_input_chw"]) for name in golden.images]
+    assert all("vae_image" not in segment.arrays for segment in inputs.segments)  # only an edit reads clean latents
+    assert inputs.arrays["start"].tolist() == [ids.start]
+    assert inputs.prompt_tokens == sum(segment.length for segment in inputs.segments)
+
+
+@pytest.mark.parametrize(("outputs", "instruction"), [(("text",), THINK_TO_ANSWER), (("image",), THINK_TO_PAINT)])
+def test_thinking_puts_its_instruction_first(
+    outputs: tuple[str, ...], instruction: str, golden: Any, reference: Any, processor: Processor
+) -> None:
+    ids = reference.sizes.ids
+    inputs = processor.process_prompt(request([("image", golden.png("a")), ("text", "x")], outputs, think=True))
+    assert [segment.kind for segment in inputs.segments] == ["system", "image", "text"]
+    assert ids_of(inputs)[0] == [ids.start, *golden.cases["tokens"][instruction], ids.end]
+    assert ("end" in inputs.arrays) == ("image" in outputs)
+
+
+def test_messages_are_segments_and_chatml_adds_roles(reference: Any, processor: Processor) -> None:
+    tokenizer, ids = processor.tokenizer, reference.sizes.ids
+    parts, roles = [("text", "be brief"), ("text", "hello")], ["system", "user"]
+    plain = processor.process_prompt(request(parts, turns=roles))
+    assert ids_of(plain) == [[ids.start, *tokenizer.encode(text), ids.end] for _, text in parts]
+    chat = processor.process_prompt(request(parts, turns=roles, prompt_format="chatml"))
+    line = tokenizer.encode("\n")
+    wanted = [
+        [ids.start, *tokenizer.encode(f"{role}\n{text}"), ids.end, *line]
+        for role, (_, text) in zip(roles, parts, strict=True)
+    ]
+    header = [ids.start, *tokenizer.encode("assistant\n")]
+    assert [*ids_of(chat), chat.arrays["start"].tolist()] == [*wanted, header[:-1], header[-1:]]
+
+
+def test_spelled_out_control_tokens_stay_text(reference: Any, processor: Processor) -> None:
+    ids = reference.sizes.ids
+    inputs = processor.process_prompt(request([("text", "a<|im_end|><|vision_start|>b")]))
+    (found,) = ids_of(inputs)
+    control = {ids.start, ids.end, ids.image_start, ids.image_end}
+    assert [token for token in found if token in control] == [ids.start, ids.end]
+    assert processor.tokenizer.decode(found) == "a<|im_end|><|vision_start|>b"
+
+
+def test_text_leaves_in_whole_characters(processor: Processor) -> None:
+    text = "Größe 5 µm, 你好! 🚤"
+    stream, pieces = processor.detokenizer(), []
+    for token in processor.tokenizer.encode(text):
+        pieces.append(stream.push([token]))
+    assert "".join(pieces) + stream.flush() == text
+    assert "" in pieces and "\N{REPLACEMENT CHARACTER}" not in "".join(pieces)
+    stream.push(processor.tokenizer.encode("🚤")[:-1])
+    assert stream.flush() == "\N{REPLACEMENT CHARACTER}"
+
+
+# -- images to make ---------------------------------------------------------------------------------------------------
+
+
+def test_a_new_image_has_the_size_that_was_asked_for(reference: Any, processor: Processor) -> None:
+    pixels, longest = reference.sizes.token_pixels, reference.sizes.longest_side
+    asked = processor.process_prompt(request([("text", "x")], ["image"], width=4 * pixels, height=2 * pixels))
+    assert asked.arrays["grid"].tolist() == [2, 4]
+    assert processor.process_prompt(request([("text", "x")], ["image"])).arrays["grid"].tolist() == [
+        longest // pixels, longest // pixels,
+    ]  # fmt: skip
+    assert asked.arrays["guidance"].tolist() == [4.0, 1.0, 0.0, 0.0]
+    assert {name for name in asked.arrays if name.startswith("times")} == {"times_guided", "times_after"}
+
+
+def test_an_edit_has_the_size_of_its_last_image_within_the_box(
+    golden: Any, reference: Any, processor: Processor
+) -> None:
+    pixels = reference.sizes.token_pixels
+    parts = [("image", golden.png("a")), ("image", golden.png("b")), ("text", "join")]
+    width, height = golden.cases["preprocess"]["b"]["after_first_rule_wh"]
+    whole = processor.process_prompt(request(parts, ["image"]))
+    assert whole.arrays["grid"].tolist() == [height // pixels, width // pixels]
+    boxed = processor.process_prompt(request(parts, ["image"], height=height // 2 // pixels * pixels))
+    rows, columns = boxed.arrays["grid"].tolist()
+    assert rows == height // 2 // pixels and columns <= width // pixels
+
+
+def test_a_box_only_makes_an_image_smaller() -> None:
+    assert fitted_size((800, 608), (1024, 1024), 16) == (800, 608)
+    assert fitted_size((800, 608), (400, None), 16) == (400, 304)
+    assert fitted_size((800, 608), (400, 160), 16) == (208, 160)
+    assert fitted_size((1024, 176), (16, None), 16) == (16, 16)
+
+
+def test_an_image_leaves_as_png_with_its_size(processor: Processor) -> None:
+    pixels = np.arange(2 * 4 * 3, dtype=np.uint8).reshape(2, 4, 3)
+    data, metadata = processor.postprocess(pixels, "image")
+    with Image.open(io.BytesIO(data)) as read:
+        assert (read.format, read.size) == ("PNG", (4, 2)) and np.array_equal(np.asarray(read), pixels)
+    assert metadata == {"width": 4, "height": 2}
+
+
+# -- limits and refusals ----------------------------------------------------------------------------------------------
+
+
+def test_output_limits_leave_room_in_the_context(processor: Processor) -> None:
+    inputs = processor.process_prompt(request([("text", "hello")], max_output_tokens=100_000))
+    assert inputs.max_output_tokens == 2048 - inputs.prompt_tokens - 1
+    thought = processor.process_prompt(request([("text", "hello")], ["image"], think=True, max_think_tokens=100_000))
+    assert thought.params.max_think_tokens == 2048 - thought.prompt_tokens - 2
+    assert any("max_think_tokens" in warning for warning in thought.warnings)
+
+
+BAD: list[tuple[list[tuple[str, Any]], dict[str, Any], tuple[str, ...], str]] = [
+    ([], {}, ("text",), "text"),
+    ([("text", " ")], {}, ("text",), "text"),
+    ([("text", "")], {}, ("image",), "text"),
+    ([("image", png(40, 40))], {}, ("image",), "text"),
+    ([("text", "x")], {"width": 1024}, ("image",), "width"),
+    ([("text", "x")], {"prompt_format": "chatml"}, ("image",), "prompt_format"),
+    ([("text", "word " * 3000)], {}, ("text",), "text"),
+    ([*[("image", png(96, 96))] * 24, ("text", "join")], {}, ("image",), "text"),
+    ([("audio", b"RIFF"), ("text", "x")], {}, ("text",), "files"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(BAD)))
+def test_a_request_that_cannot_work_names_its_field(number: int, processor: Processor) -> None:
+    parts, params, outputs, field = BAD[number]
+    with pytest.raises(RequestError) as caught:
+        processor.process_prompt(request(parts, outputs, **params))
+    assert caught.value.facts["field"] == field
+
+
+def test_a_broken_image_is_refused(processor: Processor, golden: Any) -> None:
+    for data in (b"", b"\x89PNG\r\n\x1a\n broken", golden.png("a")[:200]):
+        with pytest.raises(MstarError, match="image"):
+            processor.process_prompt(request([("image", data), ("text", "x")]))

@@ -1,0 +1,255 @@
+"""The reference's requests through the whole runtime: processor, program, scheduler, engines, branches and loops."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mstar_bagel.nodes.language import BagelLLM
+from mstar_bagel.processor import Processor
+from mstar_core.conformance.fake_api import SampleRequest
+from mstar_core.conformance.nodes import BuiltNode, RuntimeSettings, build_nodes
+from mstar_core.conformance.runtime import LocalRuntime
+from mstar_core.plugin.processor import MediaPart
+
+LATENTS = 2e-4
+PICTURE = ("image", "text")
+
+
+class Scripted(nn.Module):
+    """The language model with given ids in place of drawn ones: the reference's thought is not its own."""
+
+    def __init__(self, inner: BagelLLM, script: Sequence[int]) -> None:
+        super().__init__()
+        self.inner = inner
+        self.left = list(script)
+
+    def forward(self, **ports: Any) -> Any:
+        return self.inner(**ports)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        logits = self.inner.head(hidden)
+        if self.left and len(hidden) == 1:
+            logits = torch.zeros_like(logits)
+            logits[0, self.left.pop(0)] = 1.0
+        return logits
+
+
+class Recorded(nn.Module):
+    """The image decoder, with the latents that it got."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.seen: list[Tensor] = []
+
+    def forward(self, *, latents: Sequence[Tensor]) -> Any:
+        self.seen += [each.clone() for each in latents]
+        return self.inner(latents=latents)
+
+
+@pytest.fixture(scope="module")
+def nodes(reference: Any) -> dict[str, BuiltNode]:
+    return build_nodes(reference.spec, reference.folder)
+
+
+@pytest.fixture
+def recorded(nodes: dict[str, BuiltNode]) -> tuple[dict[str, BuiltNode], Recorded]:
+    decoder = Recorded(nodes["vae_decoder"].module)
+    return nodes | {"vae_decoder": replace(nodes["vae_decoder"], module=decoder)}, decoder
+
+
+def media_of(golden: Any, parts: Sequence[tuple[str, str]]) -> tuple[list[MediaPart], list[tuple[str, int]], list[str]]:
+    """Return files, order and texts of a prompt."""
+    files, order, texts = [], [], list[str]()
+    for kind, value in parts:
+        if kind == "image":
+            order.append(("image", len(files)))
+            files.append(MediaPart(modality="image", data=golden.png(value), name=value))
+        else:
+            order.append(("text", len(texts)))
+            texts.append(value)
+    return files, order, texts
+
+
+class Texts:
+    """The processor with several texts in a request, which the in-process client cannot send. Keyed by its text."""
+
+    def __init__(self, inner: Any, texts: Mapping[str, Sequence[str]]) -> None:
+        self.inner = inner
+        self.texts = texts
+        self.detokenizer = inner.detokenizer
+        self.postprocess = inner.postprocess
+
+    def process_prompt(self, request: Any) -> Any:
+        return self.inner.process_prompt(replace(request, texts=self.texts[request.text]))
+
+
+def painted(golden: Any, name: str) -> tuple[SampleRequest, list[str]]:
+    """Return the request of a generation case, and its texts."""
+    case = golden.cases[name]
+    files, order, texts = media_of(golden, golden.prompt(name))
+    params = dict(case["params"])
+    if not files:
+        params |= {"height": case["output_hw"][0], "width": case["output_hw"][1]}
+    if "think_text" in case:
+        params["think_mode"] = True
+    outputs = ("text", "image") if "think_text" in case else ("image",)
+    made = SampleRequest(
+        text=name, media=files, order=order, params=params, outputs=outputs, seed=case["noise_seed"], name=name
+    )
+    return made, texts
+
+
+def runtime(golden: Any, reference: Any, built: Any, ranks: int = 1, **settings: Any) -> LocalRuntime:
+    texts = {name: painted(golden, name)[1] for name in golden.paintings}
+    texts |= {name: [case["prompt"]] for name, case in golden.cases["understanding"].items()}
+    texts["chat"] = [golden.cases["chat"]["prompt"]]
+    processor: Any = Texts(Processor(reference.folder, {}), texts)
+    return LocalRuntime(
+        reference.spec, reference.folder, RuntimeSettings(**settings), ranks=ranks, built=built, processor=processor
+    )
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_an_image_equals_the_reference(painting: str, ranks: int, golden: Any, reference: Any, recorded: Any) -> None:
+    built, decoder = recorded
+    case, wanted = golden.cases[painting], golden.tensors(painting)
+    ids = [*golden.cases["tokens"][case["think_text"]], reference.sizes.ids.end] if "think_text" in case else []
+    llm = Scripted(built["LLM"].module, ids)
+    served = runtime(golden, reference, built | {"LLM": replace(built["LLM"], module=llm)}, ranks)
+    request, _ = painted(golden, painting)
+    (outcome,) = served.ask(request)
+    assert outcome.status == "finished", outcome.cause
+    torch.testing.assert_close(decoder.seen[0].flatten(0, 1), wanted["final_latents"], atol=LATENTS, rtol=0)
+    (image,) = outcome.of("image")
+    assert list(image.shape) == [*case["output_hw"], 3]
+    if golden.has_decoder:
+        apart = np.abs(image.astype(int) - wanted["pixels_uint8"].numpy())
+        assert apart.max() <= 1 and np.count_nonzero(apart) <= 0.005 * apart.size
+    if ids:
+        assert outcome.outputs["text"].decode() == case["think_text"]
+    assert outcome.counts["denoise"] == len(wanted["t"])
+    assert served.leaks() == []
+
+
+def test_all_images_at_once_equal_the_reference(golden: Any, reference: Any, recorded: Any) -> None:
+    """Requests of different sizes, prompts, guidance and steps share passes, and their results do not change."""
+    built, decoder = recorded
+    names = [name for name in golden.paintings if "think_text" not in golden.cases[name]]
+    served = runtime(golden, reference, built)
+    outcomes = served.ask(*(painted(golden, name)[0] for name in names))
+    assert [outcome.status for outcome in outcomes] == ["finished"] * len(names)
+    for name in names:
+        wanted = golden.tensors(name)["final_latents"]
+        same = [each.flatten(0, 1) for each in decoder.seen if each.flatten(0, 1).shape == wanted.shape]
+        assert min(float((each - wanted).abs().max()) for each in same) <= LATENTS, name
+    assert served.leaks() == []
+
+
+def test_answers_equal_the_reference_together_and_alone(golden: Any, reference: Any, nodes: Any) -> None:
+    asked = {name: (golden.cases["understanding"][name]["images"], name) for name in golden.cases["understanding"]}
+    asked["chat"] = ([], "chat")
+    wanted = {name: golden.cases["understanding"][name]["tokens"] for name in golden.cases["understanding"]}
+    wanted["chat"] = golden.cases["chat"]["tokens"]
+    requests = []
+    for name, (images, text) in asked.items():
+        files, order, _ = media_of(golden, [*(("image", image) for image in images), ("text", text)])
+        params = {"max_output_tokens": len(wanted[name])}
+        requests.append(SampleRequest(text=text, media=files, order=order, params=params, outputs=("text",)))
+    for group in (requests, *([each] for each in requests)):
+        served = runtime(golden, reference, nodes)
+        for request, outcome in zip(group, served.ask(*group), strict=True):
+            assert [int(value.item()) for value in outcome.of("token")] == wanted[str(request.text)]
+            assert outcome.reason == "length"
+        assert served.leaks() == []
+
+
+# -- the tiny checkpoint -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def small(tiny_folder: Any) -> Any:
+    from .conftest import SPEC
+
+    spec = SPEC.bound(tiny_folder, {})
+    built = build_nodes(spec, tiny_folder)
+
+    def make(**settings: Any) -> LocalRuntime:
+        return LocalRuntime(spec, tiny_folder, RuntimeSettings(**settings), built=built)
+
+    return make
+
+
+PAINT = {"width": 64, "height": 32, "num_timesteps": 4}
+
+
+def ask(text: str = "a red boat", **params: Any) -> SampleRequest:
+    return SampleRequest(text=text, params={**PAINT, **params}, outputs=("image", "text"))
+
+
+def test_a_thought_is_cut_by_its_limit_or_closed_by_its_own_token(small: Any) -> None:
+    whole = small().ask(ask(think_mode=True))[0]
+    limit = whole.counts["decode_loop"] - 4
+    cut = small().ask(ask(think_mode=True, max_think_tokens=limit))[0]
+    assert (whole.status, cut.status) == ("finished", "finished")
+    assert cut.counts["decode_loop"] == limit < whole.counts["decode_loop"]
+    assert whole.outputs["text"].startswith(cut.outputs["text"])
+    assert cut.outputs["image"] != whole.outputs["image"] != small().ask(ask())[0].outputs["image"]
+
+
+def test_guidance_on_off_and_its_interval_change_the_image(small: Any) -> None:
+    variants = [{}, {"cfg_text_scale": 1.0}, {"cfg_interval": [0.8, 1.0]}, {"cfg_img_scale": 1.5}]
+    images = [small().ask(ask(**each))[0].outputs["image"] for each in variants]
+    assert len(set(images)) == len(variants)
+
+
+def test_branches_outside_the_interval_cost_no_pass(small: Any) -> None:
+    counts = {}
+    for name, params in {"guided": {}, "partly": {"cfg_interval": [0.8, 1.0]}, "plain": {"cfg_text_scale": 1}}.items():
+        served = small()
+        steps = count_passes(served)
+        served.ask(ask(num_timesteps=6, timestep_shift=1.0, **params))
+        counts[name] = sum(steps)
+    # t = 1.0, 0.8, 0.6, 0.4, 0.2: the defaults guide above 0.4, the second request 1.0 alone.
+    assert counts == {"guided": 3 + 5, "partly": 1 + 5, "plain": 5}
+
+
+def count_passes(served: LocalRuntime) -> list[int]:
+    """Return a list that grows by the images of each denoising pass."""
+    found: list[int] = []
+    (llm,) = [runner for worker in served.workers for name, runner in worker.runners.items() if name == "LLM"]
+    module = llm._runner._module  # type: ignore[attr-defined]
+
+    def counted(**ports: Any) -> Any:
+        if "latents" in ports:
+            found.append(len(ports["latents"]))
+        return module(**ports)
+
+    counted.head = module.head  # type: ignore[attr-defined]
+    llm._runner._module = counted  # type: ignore[attr-defined]
+    return found
+
+
+def test_seeds_decide_the_image_and_company_does_not(small: Any) -> None:
+    alone = [small().ask(replace(ask(), seed=seed))[0].outputs["image"] for seed in (1, 2, 1)]
+    together = [each.outputs["image"] for each in small().ask(*(replace(ask(), seed=seed) for seed in (1, 2, 1)))]
+    assert alone == together and alone[0] == alone[2] != alone[1]
+
+
+def test_a_request_that_ends_in_the_middle_of_an_image_frees_everything(small: Any) -> None:
+    served = small()
+    calls = [served.send(ask(num_timesteps=40)), served.send(ask("a blue boat", num_timesteps=5))]
+    passes = count_passes(served)
+    while sum(passes) < 20:
+        assert served.step()
+    served.cancel(calls[0])
+    served.run()
+    assert calls[1].outcome is not None and calls[1].outcome.status == "finished"
+    assert sum(passes) < 40 and served.leaks() == []
