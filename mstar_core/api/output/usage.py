@@ -8,6 +8,8 @@ from typing import Any, Final
 
 from mstar_core.api.output.encode import OutputEncoder
 from mstar_core.graph.spec.walks import Walk, graph_nodes, loops
+from mstar_core.plugin.dry_run import sample_wishes
+from mstar_core.plugin.program import Run
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.plugin.surface import Audio
 
@@ -25,7 +27,8 @@ class SampledPorts:
     @classmethod
     def by(cls, spec: ModelSpec) -> SampledPorts:
         """Collect the ports of a model, once rather than per request."""
-        walks = [walk for partition in spec.partitions for walk in partition.walks.values()]
+        drawn = _drawing_walks(spec)
+        walks = [walk for part in spec.partitions for name, walk in part.walks.items() if not drawn or name in drawn]
         return cls(
             ports=frozenset(node.sampling.port for node in spec.nodes if node.sampling is not None),
             looped={loop.name: node for walk in walks for loop in loops(walk) for node in _samplers(loop.body)},
@@ -42,6 +45,15 @@ class SampledPorts:
         ran = {name: node for name, node in self.looped.items() if name in counts}
         # The prefill samples the first id, the loop after it the others.
         return sum(counts[name] for name in ran) + len(self.firsts & set(ran.values()))
+
+
+def _drawing_walks(spec: ModelSpec) -> set[str]:
+    """Return the walks that programs let sample, by the model's sample requests; empty if it has none.
+
+    Nodes that sample may also run passes that do not, such as the steps of an image.
+    """
+    wishes = [wish for sample in spec.samples for own in sample_wishes(spec, sample).values() for wish in own]
+    return {wish.walk for wish in wishes if isinstance(wish, Run) and wish.sample}
 
 
 def _samplers(walk: Walk) -> set[str]:
