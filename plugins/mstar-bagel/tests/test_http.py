@@ -31,8 +31,9 @@ SMALL = {"num_timesteps": 4, "width": 64, "height": 32}
 
 @pytest.fixture(scope="module")
 def server(reference: Any) -> Iterator[Deployment]:
-    """Serve the reference's model on one rank."""
-    with Deployment(served=BAGEL, folder=reference.folder) as running:
+    """Serve two replicas of the reference's model."""
+    where = plan({0: BAGEL.nodes, 1: BAGEL.nodes})
+    with Deployment(served=BAGEL, folder=reference.folder, where=where) as running:
         yield running
         running.assert_clean()
 
