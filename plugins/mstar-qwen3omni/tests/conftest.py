@@ -10,11 +10,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 from safetensors.numpy import load_file
 
 from mstar_qwen3omni.checkpoint.config import OmniConfig, read_config
 
 from .golden_set import golden_folder
+
+# As in the root's tests: examples are the same in each run, and a slow moment of the host fails nothing.
+settings.register_profile(
+    "shared-host", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True, database=None
+)
+settings.load_profile("shared-host")
 
 CASES = ("text", "text_multiturn", "text_eos", "image", "audio", "video", "mixed", "audio_in_video")
 """Cases of the whole set. The plugin's own folder holds some of them."""
