@@ -150,7 +150,7 @@ def embed_norm(ids: Tensor, table: Tensor, gain: Tensor, eps: float) -> tuple[Te
     embedded, normed = (torch.empty((len(ids), width), dtype=table.dtype, device=table.device) for _ in range(2))
     block = triton.next_power_of_2(width)
     embed_norm_kernel[(len(ids),)](
-        ids, table, gain, embedded, normed, width, eps, block=block, num_warps=warps_for(block),
+        ids.contiguous(), table, gain, embedded, normed, width, eps, block=block, num_warps=warps_for(block),
         **launch_options(table.device),
     )  # fmt: skip
     return embedded, normed
