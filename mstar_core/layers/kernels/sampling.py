@@ -168,16 +168,15 @@ def draw_kernel(
     tl.store(drawn + row, tl.where(is_good, found, -1))
 
 
-def draw(
-    logits: Tensor, uniform: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, *, into: Tensor | None = None
-) -> Tensor:
+def draw(logits: Tensor, uniform: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     """Draw one id per row, as `layers.sampling.draw` does, on CUDA. Rows of the logits have unit stride."""
     rows, vocab = logits.shape
     block = max(FEW, triton.next_power_of_2(vocab))
-    drawn = torch.empty(rows, dtype=torch.int64, device=logits.device) if into is None else into
+    drawn = torch.empty(rows, dtype=torch.int64, device=logits.device)
     listed = torch.empty((rows, FEW), dtype=torch.int64, device=logits.device)
+    rules = (each.contiguous() for each in (temperature, top_k, top_p))
     draw_kernel[(rows,)](
-        logits, uniform, temperature, top_k, top_p, listed, drawn, vocab, logits.stride(0), uniform.stride(0), UNIT,
+        logits, uniform, *rules, listed, drawn, vocab, logits.stride(0), uniform.stride(0), UNIT,
         block=block, few=FEW, num_warps=max(4, min(8, block // 512)), **launch_options(logits.device),
     )  # fmt: skip
     return drawn

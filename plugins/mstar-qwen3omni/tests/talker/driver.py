@@ -25,6 +25,7 @@ FOLDER = golden_folder()
 CASES = sorted(path.stem.removeprefix("case_") for path in FOLDER.glob("case_*.safetensors"))
 HAS_WEIGHTS = (FOLDER / "model.safetensors").is_file()
 SPECIAL_CODES = 1024
+CPU = torch.device("cpu")
 Choose = Callable[[Tensor, list[int]], int]
 """Called with logits of code 0 [vocab] and the codes before; returns the next one."""
 
@@ -191,9 +192,9 @@ def speak(
         out.frames.append(made["frame"][0])
 
 
-def load_talker(folder: Path) -> Talker:
+def load_talker(folder: Path, device: torch.device = CPU, dtype: torch.dtype = torch.float32) -> Talker:
     (spec,) = mstar_models()
-    model = Qwen3Omni(ModelContext(spec=spec, folder=folder, device=torch.device("cpu"), dtype=torch.float32))
+    model = Qwen3Omni(ModelContext(spec=spec, folder=folder, device=device, dtype=dtype))
     talker = model.get_submodule(spec.node("Talker"))
     assert isinstance(talker, Talker)
     return talker

@@ -12,43 +12,29 @@ import torch
 from torch import Tensor
 
 from mstar_core.engine.base import Handle, JobKey, LoopSpec, SamplingParams
-from mstar_core.graph import KV_CACHE, Attend, KVSpec, NodeSpec, Sampling
-from mstar_core.graph.compile.resident import LoopPorts
+from mstar_core.graph import Attend, GraphNode, Loop, NodeSpec
+from mstar_core.graph.compile.resident import LoopPorts, loop_ports
 from mstar_qwen3omni.checkpoint.config import OmniConfig
+from mstar_qwen3omni.graph import build
 from mstar_qwen3omni.params import VOICES
 from mstar_qwen3omni.talker.talker import Talker
 from tests.engine.tiny_engine import Driver, engine_of
 
-from .driver import CASES, SPECIAL_CODES, Case, read_case, speak
+from .driver import CASES, Case, read_case, speak
 
 STATES = ("code0", "last_hidden", "text_ended")
 RULE = ("code_predictor_temperature", "code_predictor_top_k", "code_predictor_top_p")
-PORTS = LoopPorts(
-    id_port="code0", states=(("last_hidden", "last_hidden"), ("text_ended", "text_ended")),
-    constants=tuple(f"$param:{name}" for name in RULE), feed="text", random=True,
-)  # fmt: skip
 GREEDY = SamplingParams(repetition_penalty=1.05)
 
 
-def node(config: OmniConfig) -> NodeSpec:
-    """The talker's node for the sizes of the set."""
-    sizes, stop = config.talker, config.codec.eos
-    return NodeSpec(
-        name="Talker",
-        engine=KV_CACHE,
-        ports={
-            "tokens": "i64[n]?", "states": f"any[o,n,{config.thinker.width}]?", "positions": "f32[3,n]",
-            "text": "i64[1]?", "code0": "i64[1]", "last_hidden": f"any[{sizes.width}]", "text_ended": "b8[1]",
-            "frame": f"i64[{config.groups}]", "random": f"f32[{config.groups - 1}]", "voice": "i64",
-            "code_predictor_temperature": "f32", "code_predictor_top_k": "i64", "code_predictor_top_p": "f32",
-        },
-        kv=KVSpec(layers=sizes.layers, kv_heads=sizes.kv_heads, head_dim=sizes.head_dim),
-        sampling=Sampling(
-            port="code0", prefix="talker_", history="output",
-            suppress=(range(sizes.vocab - SPECIAL_CODES, stop), range(stop + 1, sizes.vocab)),
-        ),
-        sequence=("tokens", "states", "text"),
-    )  # fmt: skip
+def loop_of(config: OmniConfig) -> tuple[NodeSpec, LoopPorts]:
+    """Return the talker's node and the ports of its loop, from the graph for the sizes of the set."""
+    graph = build(config)
+    loop = graph.talker["talker_decode"]
+    assert isinstance(loop, Loop) and isinstance(loop.body, GraphNode)
+    ports = loop_ports(loop, loop.body)
+    assert ports is not None
+    return loop.body.spec, ports
 
 
 @dataclass(frozen=True)
@@ -87,11 +73,12 @@ def passes(case: Case) -> Iterator[tuple[dict[str, Tensor], Attend]]:
 
 
 def make_engine(talker: Talker, config: OmniConfig, **changes: Any) -> Any:
+    spec, ports = loop_of(config)
     settings: dict[str, Any] = {
         "device": torch.device("cpu"), "dtype": torch.float32, "num_pages": 160, "page_size": 8, "max_slots": 24,
-        "max_seq_len": 160, "vocab": config.talker.vocab, "token_budget": 256, "prefix_cache": False, "loop": PORTS,
+        "max_seq_len": 160, "vocab": config.talker.vocab, "token_budget": 256, "prefix_cache": False, "loop": ports,
     }  # fmt: skip
-    return engine_of(node(config), talker, **(settings | changes))
+    return engine_of(spec, talker, **(settings | changes))
 
 
 def answers(talker: Talker, wishes: list[Wish], **changes: Any) -> list[Answer]:

@@ -52,6 +52,7 @@ class PredictorDecoder(nn.Module):
     """Layers of the predictor, and one embedding per group from 1 on."""
 
     rotation: Tensor
+    first_rows: Tensor
 
     def __init__(self, sizes: DecoderSizes, groups: int) -> None:
         super().__init__()
@@ -66,6 +67,8 @@ class PredictorDecoder(nn.Module):
         angles = torch.arange(groups, dtype=torch.float32)[:, None] * rotary.frequencies[None]
         both = torch.cat([angles, angles], dim=-1)
         self.register_buffer("rotation", torch.stack([both.cos(), both.sin()]), persistent=False)
+        first = torch.arange(groups - 1, dtype=torch.int64) * sizes.vocab
+        self.register_buffer("first_rows", first, persistent=False)
         self._table: Tensor | None = None
 
     def fuse_projections(self) -> bool:
@@ -82,8 +85,7 @@ class PredictorDecoder(nn.Module):
         tables = cast("list[TokenEmbedding]", list(self.codec_embedding))
         if self._table is None:
             return torch.stack([table(codes[:, index]) for index, table in enumerate(tables)], dim=1).sum(dim=1)
-        first = torch.arange(len(tables), device=codes.device) * tables[0].num_embeddings
-        return embedding(codes + first, self._table).sum(dim=1)
+        return embedding(codes + self.first_rows, self._table).sum(dim=1)
 
 
 class CodePredictor(nn.Module):
