@@ -9,7 +9,6 @@ import numpy as np
 from mstar_core.errors import EngineError
 
 if TYPE_CHECKING:
-    from mstar_core.api.output.queue import OutputItem
     from mstar_core.conformance.fake_api import RequestOutcome
     from mstar_core.transport.dtypes import Array
 
@@ -47,17 +46,13 @@ def require_same_bytes(wanted: RequestOutcome, got: RequestOutcome, what: str) -
             raise EngineError(f"{what}: {modality} differs", f"first at {where}")
 
 
-def joined_values(items: list[OutputItem]) -> Array:
-    """Join all elements of some outputs, in order."""
-    return _flat([item.array for item in items])
-
-
-def _flat(arrays: list[Array]) -> Array:
+def joined_values(arrays: list[Array]) -> Array:
+    """Join all elements of some arrays, in order."""
     return np.concatenate([array.reshape(-1) for array in arrays]) if arrays else np.empty(0)
 
 
 def _require_port(modality: str, wanted: list[Array], got: list[Array], what: str) -> None:
-    first, second = _flat(wanted), _flat(got)
+    first, second = joined_values(wanted), joined_values(got)
     if first.shape != second.shape:
         raise EngineError(f"{what} has a different length", f"{second.size} elements instead of {first.size}")
     if modality == "text" or first.dtype.kind not in "fiu" or (first.dtype.kind == "i" and first.dtype.itemsize > 2):

@@ -71,5 +71,6 @@ def _merged(items: tuple[OutputItem, ...]) -> list[OutputItem]:
     for modality in IN_PIECES:
         pieces = [item for item in items if item.modality == modality]
         if pieces:
-            merged.append(OutputItem(modality=modality, port=pieces[0].port, array=joined_values(pieces)))
+            values = joined_values([item.array for item in pieces])
+            merged.append(OutputItem(modality=modality, port=pieces[0].port, array=values))
     return merged

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from mstar_core.api.output.encode import EncodedChunk
 from mstar_core.api.output.queue import OutputItem
 from mstar_core.api.parse.params import check_outputs
 from mstar_core.conformance.mailbox import FakeMailbox
@@ -40,15 +41,6 @@ Status = Literal["finished", "failed", "cancelled"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RenderedChunk:
-    """One output as bytes, with the processor's metadata."""
-
-    modality: str
-    data: bytes
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutcome:
     """Result of a request. outputs: all bytes by modality. reason: `stop` or `length` if it finished.
 
@@ -57,7 +49,7 @@ class RequestOutcome:
 
     status: Status
     outputs: Mapping[str, bytes]
-    chunks: tuple[RenderedChunk, ...]
+    chunks: tuple[EncodedChunk, ...]
     items: tuple[OutputItem, ...]
     reason: str = ""
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -212,7 +204,7 @@ class FakeApi:
 
     # -- bytes ------------------------------------------------------------------------------------------------
 
-    def rendered(self, items: Sequence[OutputItem]) -> tuple[RenderedChunk, ...]:
+    def rendered(self, items: Sequence[OutputItem]) -> tuple[EncodedChunk, ...]:
         """Encode outputs as a client receives them, one chunk each. Text ids pass the detokenizer."""
         make = getattr(self._processor, "detokenizer", None)
         text = make() if make is not None and any(item.modality == "text" for item in items) else None
@@ -220,14 +212,14 @@ class FakeApi:
         for item in items:
             if item.modality == "text" and text is not None:
                 piece = text.push([int(value) for value in item.array.reshape(-1).tolist()])
-                chunks.append(RenderedChunk(modality="text", data=piece.encode()))
+                chunks.append(EncodedChunk(modality="text", data=piece.encode()))
             elif item.modality in NUMBERS:
-                chunks.append(RenderedChunk(modality=item.modality, data=item.array.tobytes(), metadata=item.meta))
+                chunks.append(EncodedChunk(modality=item.modality, data=item.array.tobytes(), metadata=dict(item.meta)))
             else:
                 data, metadata = self._processor.postprocess(item.array, item.modality)
-                chunks.append(RenderedChunk(modality=item.modality, data=data, metadata={**item.meta, **metadata}))
+                chunks.append(EncodedChunk(modality=item.modality, data=data, metadata={**item.meta, **metadata}))
         rest = text.flush() if text is not None else ""
-        return (*chunks, RenderedChunk(modality="text", data=rest.encode())) if rest else tuple(chunks)
+        return (*chunks, EncodedChunk(modality="text", data=rest.encode())) if rest else tuple(chunks)
 
     def _lend(self, call: SentRequest, arrays: Mapping[str, Array]) -> dict[str, TensorRef]:
         refs = {name: self._transport.put(np.asarray(array), CONDUCTOR) for name, array in arrays.items()}
@@ -241,7 +233,7 @@ class FakeApi:
         return array
 
 
-def joined(chunks: Sequence[RenderedChunk]) -> dict[str, bytes]:
+def joined(chunks: Sequence[EncodedChunk]) -> dict[str, bytes]:
     """Join all bytes of each modality."""
     found: dict[str, bytes] = {}
     for chunk in chunks:

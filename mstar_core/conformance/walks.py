@@ -14,8 +14,9 @@ from mstar_core.plugin.conformance import Subject
 from mstar_core.plugin.surface import Action, Audio
 
 if TYPE_CHECKING:
+    from mstar_core.api.output.encode import EncodedChunk
     from mstar_core.api.output.queue import OutputItem
-    from mstar_core.conformance.fake_api import RenderedChunk, RequestOutcome
+    from mstar_core.conformance.fake_api import RequestOutcome
 
 SIGNATURES: Final = {
     "image": (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"RIFF"),
@@ -118,7 +119,7 @@ def _fits(kind: PortType, item: OutputItem, has_rows: bool) -> bool:
     )
 
 
-def _check_chunk(small: Miniature, chunk: RenderedChunk, name: str) -> None:
+def _check_chunk(small: Miniature, chunk: EncodedChunk, name: str) -> None:
     declared = small.spec.output(chunk.modality)
     if isinstance(declared, Audio):
         facts = {"sample_rate": declared.rate, "num_channels": declared.channels}
