@@ -237,11 +237,11 @@ def import_target(target: str) -> ModuleType:
     return importlib.import_module(target.partition(":")[0])
 
 
-def check_requirement(entry: PluginEntry, installed: str | None = None) -> None:
+def check_requirement(entry: PluginEntry) -> None:
     """Check the requirement on mstarctl, which `pip install --no-deps` skips. Raises PluginError if it is not met."""
     from packaging.requirements import Requirement
 
-    version = installed or own_version()
+    version = own_version()
     if version is None:
         return  # mstarctl runs from a source folder that was never installed
     for line in entry.requires:

@@ -34,7 +34,7 @@ def _names(spec: ModelSpec) -> Iterator[MstarError]:
                 f"model name {name!r} is invalid",
                 hint="use lower case letters, digits and _ . -, beginning with a letter",
             )
-    yield from _twice("model alias", (spec.name, *spec.aliases), spec)
+    yield from _twice("model name", (spec.name, *spec.aliases), spec)
     yield from _twice("node", (node.name for node in spec.nodes), spec)
     yield from _twice("stream", (stream.name for stream in spec.streams), spec)
     yield from _twice("partition", (partition.name for partition in spec.partitions), spec)

@@ -336,7 +336,3 @@ def test_a_loop_over_a_stream_takes_its_port() -> None:
         "with input 'x' "
         "to the body  @chunks"
     ) in streamed(stream, consumer=Loop("chunks", N(B, ("ids",), (OUT,)), over=stream))
-
-
-def test_names_are_given_once() -> None:
-    assert problems(N(A, ("x",), (OUT,)), A, A) == ["two nodes are called 'alpha'; give each its own name  @alpha"]

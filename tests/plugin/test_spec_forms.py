@@ -120,12 +120,20 @@ def test_a_wish_that_cannot_be_granted_is_an_error_with_its_place(spec: ModelSpe
         ({"processor": "toy_plugin.processor"}, "processor is"),
         ({"outputs": ()}, "emits audio"),
         ({"aliases": ("Toy!",)}, "'Toy!' is invalid"),
+        ({"aliases": ("toy",)}, "two model names called 'toy'"),
         ({"samples": (Sample(name="x", params={"temprature": 1}),)}, "unknown parameter 'temprature'"),
     ],
 )
 def test_a_spec_that_contradicts_itself_is_told(spec: ModelSpec, change: dict[str, object], said: str) -> None:
     errors = check_spec(replace(spec, **change))
     assert any(said in str(error) for error in errors), errors
+
+
+@pytest.mark.parametrize(("field", "kind"), [("nodes", "nodes"), ("streams", "streams"), ("partitions", "walks")])
+def test_names_are_given_once(spec: ModelSpec, field: str, kind: str) -> None:
+    first = getattr(spec, field)[0]
+    errors = check_spec(replace(spec, **{field: (*getattr(spec, field), first)}))  # type: ignore[arg-type]
+    assert any(f"has two {kind} called" in str(error) for error in errors), errors
 
 
 def test_a_sound_spec_has_no_errors(spec: ModelSpec) -> None:

@@ -23,11 +23,10 @@ def check_graph(
 ) -> list[GraphError]:
     """Return all problems of a graph, in the order of nodes, walks and streams.
 
-    partitions: name -> walk name -> walk. param_names: names of the model's parameters.
+    partitions: name -> walk name -> walk. param_names: names of the model's parameters. Names of one kind are unique.
     """
     declared = Declared({node.name: node for node in nodes}, tuple(streams), frozenset(param_names))
     check = _Check(declared, partitions)
-    check.names(nodes, streams)
     for node in nodes:
         check.node(node)
     for partition, name, walk in check.walks():
@@ -83,16 +82,6 @@ class _Check:
         for partition, walks in self.partitions.items():
             for name, walk in walks.items():
                 yield partition, name, walk
-
-    def names(self, nodes: Sequence[NodeSpec], streams: Sequence[Stream]) -> None:
-        named = {
-            "nodes": [node.name for node in nodes],
-            "streams": [stream.name for stream in streams],
-            "walks": [name for _, name, _ in self.walks()],
-        }
-        for what, names in named.items():
-            for name in sorted({name for name in names if names.count(name) > 1}):
-                self.declared.problem(f"two {what} are called {name!r}", name, "give each its own name")
 
     # nodes
 
