@@ -200,9 +200,8 @@ def _errors(bench: Bench) -> dict[str, Any]:
     for name, (kind, run) in runs.items():
         exact = bench.node(kind, torch.float32)
         wanted = run(exact).double()
-        rough = kind(config).to(bench.device)
+        rough = bench.node(kind)
         rough.load_state_dict(exact.state_dict())
-        rough.to(torch.bfloat16)
         apart = (run(rough).double() - wanted).norm() / wanted.norm()
         found[name] = {"relative": float(apart), "snr_db": float(-20 * apart.log10())}
     return found

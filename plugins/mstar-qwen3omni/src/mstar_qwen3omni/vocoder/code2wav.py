@@ -6,7 +6,8 @@ after `code2wav.`. Source: specification section 13.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -43,6 +44,10 @@ class Code2Wav(nn.Module):
     """The vocoder. The numbers of a stream stay on the host, which selects the samples to send.
 
     Codes do not: they may come from the talker on this device, and reading them would make the host wait.
+
+    Precision: as its weights on a CPU. On CUDA, half-precision weights run the transformer in float32 with TF32
+    products and the decoder in float16, which is as fast as bfloat16 and has an eighth of its error (error budgets in
+    bench/NOTES.md); float32 weights run in float32.
     """
 
     host_ports: Final = ("step", "codec_first_frames", "codec_chunk_frames", "codec_left_context_frames")
@@ -63,6 +68,7 @@ class Code2Wav(nn.Module):
         self._captures: GraphCache | None = None
         self._fused: FusedDecoder | None = None
         self._lengths: set[int] = set()
+        self._rounds = False
 
     # -- the node ----------------------------------------------------------------------------------------------------
 
@@ -128,13 +134,13 @@ class Code2Wav(nn.Module):
     def pcm(self, codes: Tensor) -> Tensor:
         """Decode windows: int16 [B, samples]. codes: int64 [B, n, groups]."""
         if codes.is_cuda:
-            return self._on_cuda().decode(self.frames(codes), is_pcm=True)
+            return self._on_cuda(codes, is_pcm=True)
         return to_pcm16(self.decode(codes))
 
     def decode(self, codes: Tensor) -> Tensor:
         """Decode windows: samples [B, n * frame_samples - lost_samples] in [-1, 1]. codes: int64 [B, n, groups]."""
         if codes.is_cuda:
-            return self._on_cuda().decode(self.frames(codes), is_pcm=False)
+            return self._on_cuda(codes, is_pcm=False)
         # On a CPU one row at a time is as fast, and its bits do not depend on the batch.
         return torch.cat([decoded(self.decoder, self.frames(row[None])) for row in codes])
 
@@ -155,17 +161,30 @@ class Code2Wav(nn.Module):
         embedded: Tensor = self.code_embedding(codes + self.offsets)
         return embedded.mean(-2)
 
-    def _on_cuda(self) -> FusedDecoder:
+    def _on_cuda(self, codes: Tensor, *, is_pcm: bool) -> Tensor:
+        fused = self._settled()
+        with rounding(self._rounds):
+            frames = self.frames(codes)
+        return fused.decode(frames, is_pcm=is_pcm)
+
+    def _settled(self) -> FusedDecoder:
+        """Give the weights the dtypes that they have on CUDA, once."""
         if self._fused is None:
             from mstar_qwen3omni.vocoder.fused_decoder import FusedDecoder  # needs triton, which comes with CUDA
 
-            self._fused = FusedDecoder(self.decoder)
+            self._rounds = self.code_embedding.weight.dtype != torch.float32
+            self._fused = FusedDecoder(self.decoder, torch.float16 if self._rounds else torch.float32)
+            for part in (self.code_embedding, self.pre_transformer, self.upsample):
+                part.float()
+            self.pre_transformer.join()
         return self._fused
 
     # -- CUDA graphs -------------------------------------------------------------------------------------------------
 
     def capture(self, captures: GraphCache) -> None:
         """Use CUDA graphs, by length of windows and batch size. Called once the weights are loaded."""
+        if self.offsets.is_cuda:
+            self._settled()
         self._captures = captures
         self._replayed = CapturedFunction(
             self.pcm, CAPTURED, captures, lambda shape: shape[0] * shape[1] <= MOST_FRAMES
@@ -205,6 +224,18 @@ class Code2Wav(nn.Module):
     def counters(self) -> dict[str, float]:
         """Return the counters of the CUDA graphs."""
         return self._replayed.counters()
+
+
+@contextmanager
+def rounding(is_on: bool) -> Iterator[None]:
+    """Allow or forbid TF32 in float32 GEMMs launched inside."""
+    products = torch.backends.cuda.matmul
+    before = products.allow_tf32
+    products.allow_tf32 = is_on
+    try:
+        yield
+    finally:
+        products.allow_tf32 = before
 
 
 def to_pcm16(samples: Tensor) -> Tensor:

@@ -31,6 +31,14 @@ def _snake(x, slope, height):
     return x + wave * wave * height
 
 
+@triton.jit
+def _stored(x, dtype: tl.constexpr):
+    """Round to a dtype; float16 saturates."""
+    if dtype == tl.float16:
+        x = tl.minimum(tl.maximum(x, -65504.0), 65504.0)
+    return x.to(dtype)
+
+
 @triton.jit(do_not_specialize=["taken", "made", "tiles", "reach", "dilation"])
 def conv_kernel(
     x, weight, bias, residual, slope, height, wide, bent, taken, made, tiles, reach, dilation,
@@ -62,10 +70,10 @@ def conv_kernel(
     if has_residual:
         total += tl.load(residual + place, mask=inside, other=0.0).to(tl.float32)
     if keeps_wide:
-        tl.store(wide + place, total.to(wide.dtype.element_ty), mask=inside)
+        tl.store(wide + place, _stored(total, wide.dtype.element_ty), mask=inside)
     a1 = tl.load(slope + column, mask=is_column, other=0.0)[None, :]
     a2 = tl.load(height + column, mask=is_column, other=0.0)[None, :]
-    tl.store(bent + place, _snake(total, a1, a2).to(bent.dtype.element_ty), mask=inside)
+    tl.store(bent + place, _stored(_snake(total, a1, a2), bent.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["steps"])

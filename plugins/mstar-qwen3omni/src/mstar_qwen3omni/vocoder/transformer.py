@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import linear, scaled_dot_product_attention
 
 from mstar_core.layers import RMSNorm, Rotary, RotarySpec, rotate
+from mstar_core.layers.linear import elementwise_kernels
 from mstar_core.layers.transformer import GatedMLP
 
 if TYPE_CHECKING:
@@ -44,17 +45,35 @@ class WindowAttention(nn.Module):
         self.k_proj = nn.Linear(sizes.width, shared, bias=False)
         self.v_proj = nn.Linear(sizes.width, shared, bias=False)
         self.o_proj = nn.Linear(inner, sizes.width, bias=False)
+        self._joined: Tensor | None = None
+
+    def join(self) -> None:
+        """Join the three input projections into one matrix. Their weights become views of it."""
+        parts = (self.q_proj, self.k_proj, self.v_proj)
+        self._joined = torch.cat([each.weight.detach() for each in parts])
+        for part, own in zip(parts, self._joined.split([len(each.weight) for each in parts]), strict=True):
+            part.weight.data = own
 
     def forward(self, x: Tensor, rows: int, rotation: Rotation, mask: Tensor) -> Tensor:
         """Return x's shape. x: [rows * T, width]; mask: bool [T, T], true where a query sees a key."""
-        parts = [each(x).unflatten(-1, (-1, self.head_dim)) for each in (self.q_proj, self.k_proj, self.v_proj)]
-        turned = [rotate(parts[0], *rotation), rotate(parts[1], *rotation), parts[2]]
-        query, key, value = (each.unflatten(0, (rows, -1)).transpose(1, 2) for each in turned)
+        query, key, value = (each.unflatten(0, (rows, -1)).transpose(1, 2) for each in self._rotated(x, rotation))
         mixed = scaled_dot_product_attention(
             query, key, value, attn_mask=mask, enable_gqa=query.shape[1] != key.shape[1]
         )
         out: Tensor = self.o_proj(mixed.transpose(1, 2).reshape(x.shape[0], -1))
         return out
+
+    def _rotated(self, x: Tensor, rotation: Rotation) -> tuple[Tensor, ...]:
+        """Return queries, keys and values, [rows * T, heads, head_dim] each, the first two rotated."""
+        if self._joined is not None and x.is_cuda:
+            heads, kv_heads = (each.out_features // self.head_dim for each in (self.q_proj, self.k_proj))
+            packed = linear(x, self._joined)
+            turned: tuple[Tensor, ...] = elementwise_kernels().rotate_qkv(packed, heads, kv_heads, *rotation, x.dtype)
+            return turned
+        query, key, value = (
+            each(x).unflatten(-1, (-1, self.head_dim)) for each in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        return rotate(query, *rotation), rotate(key, *rotation), value
 
 
 class FrameBlock(nn.Module):
@@ -86,6 +105,12 @@ class PreTransformer(nn.Module):
         self.layers = nn.ModuleList(FrameBlock(sizes) for _ in range(sizes.layers))
         self.norm = RMSNorm(sizes.width, sizes.norm_eps)
         self.rotary = Rotary(RotarySpec(width=sizes.head_dim, base=sizes.rope_base))
+
+    def join(self) -> None:
+        """Join the input projections of every layer, for CUDA. Called once the weights have their dtype."""
+        for layer in self.layers:
+            assert isinstance(layer, FrameBlock)
+            layer.self_attn.join()
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x's shape. x: [B, T, width]."""
