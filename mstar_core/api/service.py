@@ -282,7 +282,9 @@ class Service:
         problem = self.link.deployment.problem()
         if problem is not None and problem.code != "draining":  # admitted before the drain began
             raise problem
-        segments = [SegmentRef(kind=s.kind, length=s.length, inputs=lend(s.arrays)) for s in inputs.segments]
+        segments = [
+            SegmentRef(kind=s.kind, length=s.length, inputs=lend(s.arrays), content=s.content) for s in inputs.segments
+        ]
         request = NewRequest(
             handle=live.handle, request_id=live.request_id, params=inputs.plain_params(call.params),
             outputs=list(call.outputs), inputs=lend(inputs.arrays), segments=segments, seed=call.seed,

@@ -195,7 +195,15 @@ def run_message(
         forks=forks,
         homes=dict(request.homes.by_walk.get(run.walk, {})),
         finishes=finishes,
+        contents={port: key for port, value in run.inputs.items() if (key := _content(request.message, port, value))},
     )
+
+
+def _content(message: NewRequest, port: str, value: RunInput) -> bytes:
+    """Return the key of what determines an input, empty if unknown. The tensors of a segment differ by name."""
+    if not isinstance(value, Segment) or not message.segments[value.index].content:
+        return b""
+    return message.segments[value.index].content + port.encode()
 
 
 def _input(message: NewRequest, port: str, value: RunInput) -> RunInputRef:

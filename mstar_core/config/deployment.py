@@ -110,6 +110,7 @@ class DeploymentSpec(msgspec.Struct, frozen=True, kw_only=True):
     attention: backend of KV nodes (None: flashinfer on CUDA, torch on the CPU); there is no fallback to another.
     admin_group: group whose members may read the admin socket.
     quantization: weight format of KV nodes, `none` or `fp8`.
+    feature_cache_bytes: most bytes of encoder outputs that each rank keeps for equal media.
     wait_spin_us: busy-poll window of the processes (None: host/wait_spin.py decides).
     settings, sources: every configuration key with its value and its source (file and line, flag, default).
     gpus: device -> key of its lock (host/gpu_locks.py).
@@ -140,6 +141,7 @@ class DeploymentSpec(msgspec.Struct, frozen=True, kw_only=True):
     attention: str | None = None
     quantization: str = "none"
     token_budget: int = 2048
+    feature_cache_bytes: int = 256 * 1024 * 1024
     wait_spin_us: int | None = None
     transport: str = "SHM"
     api: ApiConfig = ApiConfig()

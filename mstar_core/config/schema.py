@@ -126,6 +126,14 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         doc="Most tokens of one step; longer prompts are prefilled in chunks.",
     ),
     Setting(
+        key="feature_cache_bytes",
+        kind="integer",
+        default=_SPEC["feature_cache_bytes"],
+        ge=0,
+        le=1_099_511_627_776,
+        doc="Most bytes of encoder outputs that each rank keeps on its device, for requests with equal media; 0: none.",
+    ),
+    Setting(
         key="wait_spin_us",
         kind="integer",
         default_text="50000 beside accelerators with 4 cores per process, else 0",

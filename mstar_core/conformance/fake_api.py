@@ -128,7 +128,8 @@ class FakeApi:
         self.sent += 1
         call = self.calls[self.sent] = SentRequest(self.sent, ask)
         segments = [
-            SegmentRef(kind=s.kind, length=s.length, inputs=self._lend(call, s.arrays)) for s in inputs.segments
+            SegmentRef(kind=s.kind, length=s.length, inputs=self._lend(call, s.arrays), content=s.content)
+            for s in inputs.segments
         ]
         request = NewRequest(
             handle=call.handle, request_id=f"runtime-{call.handle}", params=inputs.plain_params(params),

@@ -38,6 +38,7 @@ class RuntimeSettings:
     """Deployment settings. token_budget: tokens of one step. slots: requests that run at once.
 
     pages: of each cache (None: as many as all slots can fill). prefix_cache: whether prompts are cached.
+    feature_cache_bytes: of each worker.
     """
 
     token_budget: int = 2048
@@ -47,6 +48,7 @@ class RuntimeSettings:
     max_seq_len: int = 1024
     prefix_cache: bool = True
     lookahead: int = 0
+    feature_cache_bytes: int = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

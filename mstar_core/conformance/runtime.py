@@ -224,7 +224,9 @@ class LocalRuntime:
         return Worker(
             mailbox=cast("Mailbox", box), transport=transport,
             life=cast("ChildLife", QuietLife(name)), outbox=outbox, runners=runners,
-            executor=Executor(spec, rank.rank, runners, outbox, transport, self.clock),
+            executor=Executor(
+                spec, rank.rank, runners, outbox, transport, self.clock, self.settings.feature_cache_bytes
+            ),
             steps=Steps(
                 runners=runners, scheduler=FairShare(runners, clock=self.clock), lookahead=self.settings.lookahead,
                 clock=self.clock,

@@ -30,11 +30,15 @@ def error_info(error: BaseException, otherwise: str) -> ErrorInfo:
 
 
 class SegmentRef(msgspec.Struct, frozen=True, kw_only=True):
-    """One prompt segment: its kind, length in tokens, and tensors by walk input name."""
+    """One prompt segment: its kind, length in tokens, and tensors by walk input name.
+
+    content: key of what determines the tensors; empty if unknown.
+    """
 
     kind: str
     length: int
     inputs: dict[str, TensorRef]
+    content: bytes = b""
 
 
 class NewRequest(msgspec.Struct, frozen=True, kw_only=True, tag="new_request", omit_defaults=True):

@@ -41,6 +41,7 @@ class RunWalk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     branches: cache branches of the run; empty means the main one. keep: ports whose values stay as signals. finishes:
     the request ends with this run and used this worker only, which reports the end to the api with its last outputs.
+    contents: keys of what determines the inputs, by name, where they are known.
     """
 
     run: int
@@ -54,6 +55,7 @@ class RunWalk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     forks: list[tuple[str, str]] = []
     homes: dict[str, int] = {}
     finishes: bool = False
+    contents: dict[str, bytes] = {}
 
 
 class RunWalks(msgspec.Struct, frozen=True, kw_only=True, tag="run_walks", omit_defaults=True):

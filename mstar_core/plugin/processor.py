@@ -5,6 +5,7 @@ Processors run in the api's process pool. An `InlineProcessor` also runs in the 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -79,12 +80,25 @@ class SegmentInputs:
     """Arrays of one prompt segment, by walk input name. length: its tokens.
 
     counts: its tokens by modality, if the segment holds more than the one modality that `kind` names.
+    content: key of everything that determines these arrays, made by `content_key` from the file and the options that
+    it was read with. Equal keys let stateless nodes reuse earlier outputs; empty: they never do.
     """
 
     kind: str
     arrays: Mapping[str, np.ndarray]
     length: int = 0
     counts: Mapping[str, int] = field(default_factory=dict)
+    content: bytes = b""
+
+
+def content_key(*parts: bytes | str | float | bool | None) -> bytes:
+    """Return a key of 16 bytes: of a file's bytes, and of the options that decide how it is read, in order."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        data = part if isinstance(part, bytes) else repr(part).encode()
+        digest.update(f"{type(part).__name__}{len(data)}:".encode())
+        digest.update(data)
+    return digest.digest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

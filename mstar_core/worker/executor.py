@@ -44,6 +44,7 @@ from mstar_core.plugin.spec import ModelSpec
 from mstar_core.process.failures import attempt
 from mstar_core.transport import TensorTransport
 from mstar_core.worker.arrays import narrowed, to_tensor
+from mstar_core.worker.feature_cache import FeatureCache
 from mstar_core.worker.jobs import Jobs, feeder, leaving_ports, loop_job, loop_spec
 from mstar_core.worker.outbox import Outbox
 from mstar_core.worker.request import (
@@ -101,7 +102,9 @@ class Executor:
         outbox: Outbox,
         transport: TensorTransport,
         clock: Callable[[], float],
+        feature_cache_bytes: int = 0,
     ) -> None:
+        self.features = FeatureCache(feature_cache_bytes)
         self.requests: dict[Handle, WorkerRequest] = {}
         self.unknown = 0
         self.underruns = 0
@@ -329,6 +332,14 @@ class Executor:
         spec = run.share.walk.tasks[task].node.spec
         request.tokens += spec.sampling is not None and spec.sampling.port in outputs
         self.tracer.task(entry, spec.name, is_looped=bool(iteration))
+        if entry.feature is not None:
+            self.features.put(entry.feature, outputs)
+        self._finish_task(request, run, task, iteration, outputs)
+
+    def _finish_task(
+        self, request: WorkerRequest, run: ActiveRun, task: int, iteration: Iteration, outputs: Mapping[str, Tensor]
+    ) -> None:
+        """Hand the outputs of a task to its walk."""
         for port, tensor in outputs.items():
             run.values[Key(task, port, iteration)] = tensor
         self._keep_signals(request, run, outputs)
@@ -466,15 +477,32 @@ class Executor:
     def _fire(self, request: WorkerRequest, run: ActiveRun, fire: Fire) -> None:
         task = run.share.walk.tasks[fire.task]
         branches = fire.branches or (MAIN,)
-        inputs = gather(request, run, fire.inputs, fire.iteration)
         outputs = wanted_ports(run, task)
-        entry = TaskJob(request=request, run=run, task=fire.task, iteration=fire.iteration, since=self._clock())
+        feature = self._feature(request, run, fire, outputs)
+        known = None if feature is None else self.features.find(feature)
+        if known is not None:
+            self._finish_task(request, run, fire.task, fire.iteration, known)
+            return
+        inputs = gather(request, run, fire.inputs, fire.iteration)
+        entry = TaskJob(
+            request=request, run=run, task=fire.task, iteration=fire.iteration, since=self._clock(), feature=feature
+        )  # fmt: skip
         entry.task_run.open_jobs = len(branches)
         for number, branch in enumerate(branches):
             sample = run.message.sample and number == 0
             wanted = outputs if number == 0 else ()
             job = self._jobs.make(request, task, inputs, wanted, branch, sample=sample, rows=run.message.rows)
             self._jobs.submit(self._jobs.runner(task), job, entry if number == 0 else entry.beside())
+
+    def _feature(
+        self, request: WorkerRequest, run: ActiveRun, fire: Fire, outputs: tuple[str, ...]
+    ) -> tuple[object, ...] | None:
+        """Return the key under which the outputs of a task may be known, or None."""
+        message = run.message
+        if not message.contents or message.rows > 1 or len(fire.branches) > 1:
+            return None
+        task = run.share.walk.tasks[fire.task]
+        return self.features.key(task, fire.inputs, outputs, message.contents, request.numbers)
 
     def _fire_loop(self, request: WorkerRequest, run: ActiveRun, fire: FireLoop) -> None:
         task = run.share.walk.tasks[fire.task]

@@ -67,7 +67,7 @@ def _worker(
     model = bound_model(spec.plugin, spec.model, spec.folder, spec.model_kwargs)
     runners = build_runners(spec, model, rank, life)
     outbox = Outbox(life.name, rank.rank, courier, transport)
-    executor = Executor(model, rank.rank, runners, outbox, transport, time.monotonic)
+    executor = Executor(model, rank.rank, runners, outbox, transport, time.monotonic, spec.feature_cache_bytes)
     spin = Spin(wait_spin_s(spec))
     steps = Steps(
         runners=runners, scheduler=FairShare(runners), lookahead=lookahead_on(resolve_device(rank.device)),

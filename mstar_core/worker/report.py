@@ -183,7 +183,7 @@ class Report:
             values[f"{name}.{node}.underruns"] = float(self.executor.underruns)
             if ahead is not None:
                 values[f"{name}.{node}.ahead_s"] = round(ahead, 2)
-        return values | self.in_walks | self._memory(now)
+        return values | self.executor.features.counters(name) | self.in_walks | self._memory(now)
 
     def _node(self, prefix: str, node: str, runner: NodeRunner) -> dict[str, float]:
         memory, pressure = runner.memory(), runner.pressure()

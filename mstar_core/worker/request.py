@@ -142,7 +142,7 @@ class TaskRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskJob:
-    """Job of one task on one cache branch. since: time of submission."""
+    """Job of one task on one cache branch. since: time of submission. feature: key to keep its outputs under."""
 
     request: WorkerRequest
     run: ActiveRun
@@ -151,6 +151,7 @@ class TaskJob:
     since: float = 0.0
     task_run: TaskRun = field(default_factory=TaskRun)
     is_first_branch: bool = True
+    feature: tuple[object, ...] | None = None
 
     def beside(self) -> TaskJob:
         """Return the job of the same run on a further branch."""

@@ -100,6 +100,7 @@ PLAIN: Final = (
     "max_concurrent_requests",
     "max_queue",
     "token_budget",
+    "feature_cache_bytes",
     "wait_spin_us",
 )
 """Keys outside sections whose values a configuration holds under the same name."""
