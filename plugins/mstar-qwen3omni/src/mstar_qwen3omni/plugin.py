@@ -12,6 +12,7 @@ from mstar_core.plugin import (
     ModelSpec,
     Partition,
     Sample,
+    Surface,
     TensorData,
     Text,
     Video,
@@ -75,9 +76,16 @@ def spec(config: OmniConfig) -> ModelSpec:
         plugin="qwen3_omni",
         aliases=("qwen3omni", "qwen3-omni"),
         inputs=(Text(), Image(), Audio(rate=16000, channels=1), Video(), TensorData()),
-        outputs=(Text(), Audio(rate=24000, channels=1)) if config.has_speech else (Text(),),
+        outputs=(Text(), Audio(rate=24000, channels=1, token_loop="talker_loop")) if config.has_speech else (Text(),),
         params=Params,
         routes=frozenset({"chat", "speech", "transcription"} if config.has_speech else {"chat", "transcription"}),
+        surfaces={
+            "transcription": Surface(
+                params={"temperature": 0.0},
+                instruction="Write down the {language} speech of this recording, word for word.",
+                instruction_without_language="Write down the speech of this recording, word for word.",
+            )
+        },
         nodes=graph.nodes,
         streams=graph.streams,
         partitions=_partitions(graph),
