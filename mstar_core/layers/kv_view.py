@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+HeadNorms: TypeAlias = "tuple[Tensor, Tensor, float]"
+"""RMSNorm of each head before rotation: weights of queries and of keys, [head_dim], and the epsilon."""
 
 
 class KVView(Protocol):
@@ -25,12 +28,13 @@ class KVView(Protocol):
 
 @runtime_checkable
 class PackedView(KVView, Protocol):
-    """A view that can also rotate and append the output of a joined projection, in one kernel with the attention."""
+    """A view that can also normalize, rotate and append the output of a joined projection, with the attention."""
 
     def attend_packed(
-        self, layer: int, packed: Tensor, rotation: tuple[Tensor, Tensor], heads: int, scale: float | None = None
-    ) -> Tensor | None:
-        """Rotate, append and attend for one layer.
+        self, layer: int, packed: Tensor, rotation: tuple[Tensor, Tensor], heads: int, scale: float | None = None,
+        norms: HeadNorms | None = None,
+    ) -> Tensor | None:  # fmt: skip
+        """Normalize if `norms` are given, rotate, append and attend for one layer.
 
         packed: [T, (heads + 2 * kv_heads) * head_dim], queries first, then keys and values; or float32 slices of it
         to be summed, [S, T, ...]. rotation: cosine and sine, float32 [T, 1, head_dim].

@@ -28,7 +28,7 @@ from mstar_core.layers.rotary import rotate
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.layers.kv_view import KVView
+    from mstar_core.layers.kv_view import HeadNorms, KVView
     from mstar_core.layers.linear import Activation
 
 
@@ -195,12 +195,13 @@ class Attention(FusibleLayer):
         spec, tokens = self.spec, x.shape[0]
         if self._fused is not None and rotation[0].shape[-1] == spec.head_dim and uses_fused_kernels(x):
             packed = project_partial(x, self._fused)
-            if isinstance(kv, PackedView) and spec.norm_eps is None:
-                attended = kv.attend_packed(self.layer, packed, rotation, spec.heads, spec.scale)
+            norms = self._norms()
+            if isinstance(kv, PackedView):
+                attended = kv.attend_packed(self.layer, packed, rotation, spec.heads, spec.scale, norms)
                 if attended is not None:
                     return self._output(attended.view(tokens, -1))
             query, key, value = elementwise_kernels().rotate_qkv(
-                packed, spec.heads, spec.kv_heads, *rotation, x.dtype, self._norms(), spec.norm_eps or 0.0
+                packed, spec.heads, spec.kv_heads, *rotation, x.dtype, norms
             )
             mixed = kv.attend(self.layer, query, key, value, spec.scale)
             return self._output(mixed.reshape(tokens, -1))
@@ -230,8 +231,9 @@ class Attention(FusibleLayer):
             value = self.v_proj(x).view(tokens, spec.kv_heads, spec.head_dim)
         kv.keep(self.layer, key, value)
 
-    def _norms(self) -> tuple[Tensor, Tensor] | None:
-        return None if self.spec.norm_eps is None else (self.q_norm.weight, self.k_norm.weight)
+    def _norms(self) -> HeadNorms | None:
+        eps = self.spec.norm_eps
+        return None if eps is None else (self.q_norm.weight, self.k_norm.weight, eps)
 
     def _output(self, mixed: Tensor) -> Tensor:
         weight = weight_of(self.o_proj)

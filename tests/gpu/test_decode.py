@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from mstar_core.layers import Rotary, RotarySpec, rotate
+from mstar_core.layers.kv_view import HeadNorms
 
 pytestmark = pytest.mark.gpu
 
@@ -40,11 +41,18 @@ class Rows:
             "places": ends * (2 * PAGE) + last,
         }
 
-    def expected(self) -> tuple[Tensor, Tensor]:
+    def norms(self) -> HeadNorms:
+        """Return weights of head norms."""
+        query, key = (torch.rand(2, WIDTH, device=self.packed.device) + 0.5).bfloat16()
+        return query, key, 1e-6
+
+    def expected(self, norms: HeadNorms | None = None) -> tuple[Tensor, Tensor]:
         """Return outputs in float64, and the pool with the new tokens."""
         whole = (self.packed.sum(0) if self.packed.dim() == 3 else self.packed).bfloat16()
         split = [self.heads, self.kv_heads, self.kv_heads]
         query, key, value = whole.view(len(self.lengths), -1, WIDTH).split(split, dim=1)
+        if norms is not None:
+            query, key = normalized(query, norms[0], norms[2]), normalized(key, norms[1], norms[2])
         query, key = (rotate(each.float(), *self.rotation).bfloat16() for each in (query, key))
         pool, found = self.pool.clone(), []
         flat = pool.view(-1, self.kv_heads, WIDTH)
@@ -58,23 +66,31 @@ class Rows:
         return torch.stack(found), pool
 
 
+def normalized(heads: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Return the RMSNorm of each head, rounded as the layer does."""
+    wide = heads.float()
+    return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).bfloat16()
+
+
+@pytest.mark.parametrize("is_normed", [False, True], ids=["plain", "normed"])
 @pytest.mark.parametrize("parts", [1, 3])
-@pytest.mark.parametrize(("heads", "kv_heads"), [(24, 8), (6, 2), (4, 4)])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(24, 8), (32, 4), (6, 2), (4, 4)])
 @pytest.mark.parametrize(
     "lengths", [[1], [16], [17], [338], [2000], [1, 2, 15, 16, 33, 338, 5, 700], [40 + 11 * row for row in range(64)]],
     ids=str,
 )  # fmt: skip
 def test_one_kernel_equals_float64(
-    cuda: torch.device, lengths: list[int], heads: int, kv_heads: int, parts: int
+    cuda: torch.device, lengths: list[int], heads: int, kv_heads: int, parts: int, is_normed: bool
 ) -> None:
     from mstar_core.engine.attention.kernels.decode import DecodeAttention
 
     rows = Rows(cuda, lengths, heads, kv_heads, parts)
-    expected, pool = rows.expected()
+    norms = rows.norms() if is_normed else None
+    expected, pool = rows.expected(norms)
     kernel = DecodeAttention(len(lengths), heads, rows.pool)
     first = None
     for _ in range(3):
-        found = kernel.attend(rows.pool, rows.packed, rows.rotation, rows.fields, WIDTH**-0.5)
+        found = kernel.attend(rows.pool, rows.packed, rows.rotation, rows.fields, WIDTH**-0.5, norms)
         assert found.isfinite().all()
         assert float((found.double() - expected).norm() / expected.norm()) < 6e-3
         assert first is None or torch.equal(found, first)

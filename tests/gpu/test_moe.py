@@ -180,7 +180,7 @@ def test_norm_and_rotation_of_heads_in_one_kernel_equal_float64(cuda: torch.devi
     slow = rotary.to("cpu")(positions.cpu())
     torch.testing.assert_close(cosine.cpu(), slow[0], atol=1e-3, rtol=0)
     gains = norms[0].weight, norms[1].weight
-    found = elementwise.rotate_qkv(packed, heads, kv_heads, cosine, sine, torch.bfloat16, gains, 1e-6)
+    found = elementwise.rotate_qkv(packed, heads, kv_heads, cosine, sine, torch.bfloat16, (*gains, 1e-6))
     parts = packed.double().view(rows, -1, width).split([heads, kv_heads, kv_heads], dim=1)
     for got, part, norm in zip(found, parts, [*norms, None], strict=True):
         expected = part

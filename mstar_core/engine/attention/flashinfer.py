@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.attention.staging import Fields, Values
     from mstar_core.engine.attention.static import AttentionBatch, AttentionShape, StaticAttention
     from mstar_core.engine.cache.page_table import PageCopy
+    from mstar_core.layers.kv_view import HeadNorms
 
 AOT_DIR: Final = "FLASHINFER_AOT_DIR"
 """Environment variable that names the folder of kernels built ahead (see `make kernels`)."""
@@ -358,8 +359,9 @@ class FlashInferDecode:
         return out
 
     def attend_packed(
-        self, layer: int, packed: Tensor, rotation: tuple[Tensor, Tensor], heads: int, scale: float | None = None
-    ) -> Tensor | None:
+        self, layer: int, packed: Tensor, rotation: tuple[Tensor, Tensor], heads: int, scale: float | None = None,
+        norms: HeadNorms | None = None,
+    ) -> Tensor | None:  # fmt: skip
         """See PackedView. A kernel of our own, which needs no plan and loads its cache while projections run."""
         from mstar_core.engine.attention.kernels.decode import DecodeAttention, supports
 
@@ -369,7 +371,7 @@ class FlashInferDecode:
         if self._decode is None:
             self._decode = DecodeAttention(self._shape.rows, heads, pool)
         factor = pool.shape[4] ** -0.5 if scale is None else scale
-        return self._decode.attend(pool, packed, rotation, self._device, factor)
+        return self._decode.attend(pool, packed, rotation, self._device, factor, norms)
 
     def _first_plan(self, sizes: tuple[int, int, int], scale: float | None) -> None:
         fields, dtype = self._device, self._attention.pools[0].dtype

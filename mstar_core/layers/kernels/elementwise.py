@@ -19,6 +19,8 @@ from mstar_core.layers.kernels.launch import launch_options, warps_for
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from mstar_core.layers.kv_view import HeadNorms
+
 
 @triton.jit
 def sum_partials(source, stride, at, inside, parts: tl.constexpr, dtype: tl.constexpr):
@@ -117,6 +119,13 @@ def _gate_kernel(pair, out, width, block: tl.constexpr, overlaps: tl.constexpr, 
 
 
 @triton.jit
+def scaled(value, scale, gain, dtype: tl.constexpr):
+    """Return value * scale * gain, rounded to dtype where an RMSNorm rounds: after each product. Result: float32."""
+    rounded = (value * scale).to(dtype).to(tl.float32)
+    return (rounded * gain.to(tl.float32)).to(dtype).to(tl.float32)
+
+
+@triton.jit
 def _rotate_kernel(
     source, cosine, sine, query, key, value, query_gain, key_gain, row_stride, part_stride, heads, kv_heads, width, eps,
     head_dim: tl.constexpr, half: tl.constexpr, parts: tl.constexpr, has_norms: tl.constexpr, overlaps: tl.constexpr,
@@ -138,13 +147,9 @@ def _rotate_kernel(
             if head >= heads:
                 gain = key_gain
             scale = tl.rsqrt((tl.sum(first * first, axis=0) + tl.sum(second * second, axis=0)) / width + eps)
-            # Rounded where separate layers would round: after the division, and after the product.
-            first = (first * scale).to(dtype).to(tl.float32)
-            second = (second * scale).to(dtype).to(tl.float32)
-            first *= tl.load(gain + at, mask=inside, other=0.0).to(tl.float32)
-            second *= tl.load(gain + width // 2 + at, mask=inside, other=0.0).to(tl.float32)
-            first = first.to(dtype).to(tl.float32)
-            second = second.to(dtype).to(tl.float32)
+            low = tl.load(gain + at, mask=inside, other=0.0)
+            high = tl.load(gain + width // 2 + at, mask=inside, other=0.0)
+            first, second = scaled(first, scale, low, dtype), scaled(second, scale, high, dtype)
     if head < heads + kv_heads:
         c = tl.load(cosine + row * width + at, mask=inside, other=0.0)
         s = tl.load(sine + row * width + at, mask=inside, other=0.0)
@@ -289,11 +294,11 @@ def rotary_angles(positions: Tensor, frequencies: Tensor, axes: Tensor | None = 
 
 def rotate_qkv(
     packed: Tensor, heads: int, kv_heads: int, cosine: Tensor, sine: Tensor, dtype: torch.dtype,
-    norms: tuple[Tensor, Tensor] | None = None, eps: float = 0.0,
+    norms: HeadNorms | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Return rotated queries, rotated keys and values of a fused QKV projection. Whole heads are rotated.
 
-    norms: weights of an RMSNorm of each query head and of each key head before rotation, [head_dim], with `eps`.
+    norms: of query heads and key heads before rotation.
 
     packed: [T, (heads + 2 * kv_heads) * head_dim], queries first, or its partial sums [S, T, ...], contiguous;
     cosine, sine: float32 [T, 1, head_dim]. Queries are [T, heads, head_dim], keys and values [T, kv_heads, head_dim].
@@ -304,9 +309,10 @@ def rotate_qkv(
     if parts == 1 and packed.dtype == dtype:
         del sizes["value"]  # a view of `packed` is enough
     made = {name: packed.new_empty((rows, size, head_dim), dtype=dtype) for name, size in sizes.items()}
+    query_gain, key_gain, eps = norms or (cosine, cosine, 0.0)
     value = made.get("value", made["key"])
     _rotate_kernel[(rows, sum(sizes.values()))](
-        packed, cosine, sine, made["query"], made["key"], value, *(norms or (cosine, cosine)), across, rows * across,
+        packed, cosine, sine, made["query"], made["key"], value, query_gain, key_gain, across, rows * across,
         heads, kv_heads, head_dim, eps, head_dim=head_dim, half=triton.next_power_of_2(head_dim // 2), parts=parts,
         has_norms=norms is not None, num_warps=1, **launch_options(packed.device),
     )  # fmt: skip

@@ -1,4 +1,6 @@
-"""Decode attention: one kernel rotates, appends and attends one token per sequence. Used by captured decode steps.
+"""Decode attention: one kernel normalizes heads if asked, rotates, appends and attends one token per sequence.
+
+Used by captured decode steps.
 
 The keys of a sequence are split into enough chunks to fill the device (split-KV). The last program to finish combines
 the chunks in order, so equal inputs give equal bits. Lengths and pages are read on the device, without a plan on the
@@ -14,13 +16,15 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from mstar_core.layers.kernels.elementwise import sum_partials
+from mstar_core.layers.kernels.elementwise import scaled, sum_partials
 from mstar_core.layers.kernels.launch import launch_options, prefetch_l2_where
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch import Tensor
+
+    from mstar_core.layers.kv_view import HeadNorms
 
 PROGRAMS: Final = 512
 """Target number of programs: four for each multiprocessor of an H100."""
@@ -37,11 +41,12 @@ _LOG2E: Final = 1.4426950408889634
 
 @triton.jit
 def decode_kernel(
-    packed, cosine, sine, pool, out, starts, pages, last, places, partial, arrived, factor, across, kv_heads,
+    packed, cosine, sine, pool, out, starts, pages, last, places, partial, arrived, query_gain, key_gain,
+    factor, eps, across, kv_heads,
     groups: tl.constexpr, width: tl.constexpr, page: tl.constexpr, parts: tl.constexpr, chunks: tl.constexpr,
-    keys: tl.constexpr, padded: tl.constexpr, overlaps: tl.constexpr,
+    keys: tl.constexpr, padded: tl.constexpr, has_norms: tl.constexpr, overlaps: tl.constexpr,
 ):  # fmt: skip
-    """Rotate, append and attend. Grid: (rows, kv_heads, chunks)."""
+    """Normalize, rotate, append and attend. Grid: (rows, kv_heads, chunks)."""
     row, head, chunk = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     half: tl.constexpr = width // 2
     dtype: tl.constexpr = pool.dtype.element_ty
@@ -75,6 +80,10 @@ def decode_kernel(
     at_query = (head * groups + group)[:, None] * width + low[None, :]
     first = sum_partials(given, stride, at_query, known, parts, dtype)
     second = sum_partials(given, stride, at_query + half, known, parts, dtype)
+    if has_norms:
+        scale = tl.rsqrt((tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)) / width + eps)[:, None]
+        first = scaled(first, scale, tl.load(query_gain + low)[None, :], dtype)
+        second = scaled(second, scale, tl.load(query_gain + half + low)[None, :], dtype)
     q_first = (first * c[None, :] - second * s[None, :]).to(dtype)
     q_second = (second * c[None, :] + first * s[None, :]).to(dtype)
 
@@ -88,6 +97,11 @@ def decode_kernel(
         all_low = low >= 0
         new_first = sum_partials(given, stride, at_key, all_low, parts, dtype)
         new_second = sum_partials(given, stride, at_key + half, all_low, parts, dtype)
+        if has_norms:
+            squares = tl.sum(new_first * new_first, axis=0) + tl.sum(new_second * new_second, axis=0)
+            key_scale = tl.rsqrt(squares / width + eps)
+            new_first = scaled(new_first, key_scale, tl.load(key_gain + low), dtype)
+            new_second = scaled(new_second, key_scale, tl.load(key_gain + half + low), dtype)
         k_first = (new_first * c - new_second * s).to(dtype)
         k_second = (new_second * c + new_first * s).to(dtype)
         value = sum_partials(given, stride, (kv_heads * (groups + 1) + head) * width + at, at >= 0, parts, dtype)
@@ -160,17 +174,20 @@ class DecodeAttention:
         self._arrived = torch.zeros(rows * kv_heads, dtype=torch.int32, device=pool.device)
 
     def attend(
-        self, pool: Tensor, packed: Tensor, rotation: tuple[Tensor, Tensor], fields: Mapping[str, Tensor], scale: float
-    ) -> Tensor:
+        self, pool: Tensor, packed: Tensor, rotation: tuple[Tensor, Tensor], fields: Mapping[str, Tensor], scale: float,
+        norms: HeadNorms | None = None,
+    ) -> Tensor:  # fmt: skip
         """See PackedView. fields: the backend's `starts`, `pages`, `last` and `places`."""
         rows, across, kv_heads = packed.shape[-2], packed.shape[-1], pool.shape[3]
         heads = self._groups * kv_heads
         out = torch.empty((rows, heads, self._width), dtype=pool.dtype, device=pool.device)
+        query_gain, key_gain, eps = norms or (pool, pool, 0.0)
         decode_kernel[(rows, kv_heads, self._chunks)](
             packed, *rotation, pool, out, fields["starts"], fields["pages"], fields["last"], fields["places"],
-            self._partial, self._arrived, scale * _LOG2E, across, kv_heads, groups=self._groups, width=self._width,
-            page=self._page, parts=packed.shape[0] if packed.dim() == 3 else 1, chunks=self._chunks, keys=KEYS,
-            padded=MAX_GROUPS, num_warps=4, num_stages=2, **launch_options(pool.device),
+            self._partial, self._arrived, query_gain, key_gain, scale * _LOG2E, eps, across, kv_heads,
+            groups=self._groups, width=self._width, page=self._page,
+            parts=packed.shape[0] if packed.dim() == 3 else 1, chunks=self._chunks, keys=KEYS, padded=MAX_GROUPS,
+            has_norms=norms is not None, num_warps=4, num_stages=2, **launch_options(pool.device),
         )  # fmt: skip
         return out
 

@@ -20,6 +20,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from mstar_core.engine.attention.kernels.append import append
 from mstar_core.engine.attention.kernels.tile_heuristics import tiles_of
 from mstar_core.engine.attention.static import LOG2E, PagedKernels
+from mstar_core.layers.kernels.elementwise import scaled
 from mstar_core.layers.kernels.launch import has_large_shared_memory, launch_options
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from mstar_core.engine.attention.staging import Fields, Values
     from mstar_core.engine.attention.static import AttentionBatch, AttentionShape
+    from mstar_core.layers.kv_view import HeadNorms
 
 KEYS: Final = 64
 """Keys per iteration of the inner loop."""
@@ -181,8 +183,8 @@ def _packed_prefill_kernel(
 
 @triton.jit
 def _rotate_append_kernel(
-    packed, cosine, sine, places, pool, query, key, row_stride, page, heads, kv_heads,
-    width: tl.constexpr, half: tl.constexpr, lines: tl.constexpr, overlaps: tl.constexpr,
+    packed, cosine, sine, places, pool, query, key, query_gain, key_gain, row_stride, page, heads, kv_heads, eps,
+    width: tl.constexpr, half: tl.constexpr, lines: tl.constexpr, has_norms: tl.constexpr, overlaps: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     if overlaps:
@@ -199,6 +201,13 @@ def _rotate_append_kernel(
     first = tl.load(source, mask=inside, other=0.0).to(tl.float32)
     second = tl.load(source + half, mask=inside, other=0.0).to(tl.float32)
     turns = line < heads + kv_heads
+    if has_norms:
+        squares = tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)
+        scale = tl.rsqrt(squares / width + eps)[:, None]
+        low = tl.where(line < heads, tl.load(query_gain + at), tl.load(key_gain + at))
+        high = tl.where(line < heads, tl.load(query_gain + half + at), tl.load(key_gain + half + at))
+        first = tl.where(turns, scaled(first, scale, low, query.dtype.element_ty), first)
+        second = tl.where(turns, scaled(second, scale, high, query.dtype.element_ty), second)
     turned = tl.where(turns, first * c - second * s, first).to(query.dtype.element_ty)
     behind = tl.where(turns, second * c + first * s, second).to(query.dtype.element_ty)
     asks = line < heads
@@ -254,8 +263,9 @@ class PackedPrefillAttention(PagedKernels):
         append(self._pools[layer], self._page_size, self._device["places"], key, value)
 
     def attend_packed(
-        self, layer: int, packed: Tensor, rotation: tuple[Tensor, Tensor], heads: int, scale: float | None = None
-    ) -> Tensor | None:
+        self, layer: int, packed: Tensor, rotation: tuple[Tensor, Tensor], heads: int, scale: float | None = None,
+        norms: HeadNorms | None = None,
+    ) -> Tensor | None:  # fmt: skip
         """See PackedView."""
         pool, width = self._pools[layer], rotation[0].shape[-1]
         kv_heads, half = pool.shape[3], width // 2
@@ -263,9 +273,11 @@ class PackedPrefillAttention(PagedKernels):
             return None
         rows = packed.shape[0]
         query, key = packed.new_empty((rows, heads, width)), packed.new_empty((rows, kv_heads, width))
+        query_gain, key_gain, eps = norms or (pool, pool, 0.0)
         _rotate_append_kernel[(rows,)](
-            packed, *rotation, self._device["places"], pool, query, key, packed.stride(0), self._page_size, heads,
-            kv_heads, width=width, half=half, lines=triton.next_power_of_2(heads + 2 * kv_heads), num_warps=4,
+            packed, *rotation, self._device["places"], pool, query, key, query_gain, key_gain, packed.stride(0),
+            self._page_size, heads, kv_heads, eps, width=width, half=half,
+            lines=triton.next_power_of_2(heads + 2 * kv_heads), has_norms=norms is not None, num_warps=4,
             **launch_options(packed.device),
         )  # fmt: skip
         value = packed[:, (heads + kv_heads) * width :].view(rows, kv_heads, width)
