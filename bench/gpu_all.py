@@ -84,6 +84,7 @@ def steps() -> dict[str, Step]:
         "vjepa2_server": Step(words=("-m", "bench.gpu_vjepa2", "--part", "server", "--out", "{out}"), limit_s=400),
         "pi05": Step(words=("-m", "bench.gpu_pi05", "--part", "engines", "--out", "{out}"), limit_s=240),
         "pi05_server": Step(words=("-m", "bench.gpu_pi05", "--part", "server", "--out", "{out}"), limit_s=400),
+        "bagel": Step(words=("-m", "bench.gpu_bagel", "--out", "{out}"), limit_s=590),
         "start": Step(words=("-m", "bench.gpu_start", "--out", "{out}"), limit_s=240),
     }
 

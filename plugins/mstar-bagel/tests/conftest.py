@@ -119,7 +119,11 @@ class BranchCache:
         if self.writes:
             self.keys[layer], self.values[layer] = key, value
         rows, columns, groups = len(query), len(key), query.shape[1] // key.shape[1]
-        mask = torch.ones(rows, columns, dtype=torch.bool).tril(columns - rows) if self.is_causal else None
+        mask = (
+            torch.ones(rows, columns, dtype=torch.bool, device=query.device).tril(columns - rows)
+            if self.is_causal
+            else None
+        )
         keys, values = (x.repeat_interleave(groups, dim=1).transpose(0, 1) for x in (key, value))
         mixed = scaled_dot_product_attention(query.transpose(0, 1), keys, values, attn_mask=mask, scale=scale)
         return mixed.transpose(0, 1)
@@ -132,19 +136,20 @@ class Run:
         self.built = built
         self.llm = built.llm
         self.caches = {name: BranchCache() for name in BRANCHES}
+        self.device = built.llm.vae2llm.weight.device
 
     def text(self, ids: Sequence[int], cache: BranchCache) -> Tensor:
         """Append text; return its normalized states."""
         cache.is_causal, cache.writes = True, True
-        positions = torch.arange(cache.position, cache.position + len(ids))
+        positions = torch.arange(cache.position, cache.position + len(ids), device=self.device)
         cache.position += len(ids)
-        return self.llm(kv=cache, positions=positions, tokens=torch.tensor(ids))["hidden"]
+        return self.llm(kv=cache, positions=positions, tokens=torch.tensor(ids, device=self.device))["hidden"]
 
     def image(self, cache: BranchCache, **ports: Tensor) -> Tensor | None:
         """Append an image; return its normalized states, if they are text's."""
         cache.is_causal, cache.writes = False, True
         (features,) = ports.values()
-        positions = torch.full((len(features) + 2,), cache.position)
+        positions = torch.full((len(features) + 2,), cache.position, device=self.device)
         cache.position += 1
         return self.llm(kv=cache, positions=positions, **{name: each[None] for name, each in ports.items()}).get(
             "hidden"
@@ -153,8 +158,8 @@ class Run:
     def velocity(self, x: Tensor, time: float, cache: BranchCache) -> Tensor:
         """Return the velocity [h, w, channels] of noisy latents at a flow time."""
         cache.is_causal, cache.writes = False, False
-        positions = torch.full((x.shape[0] * x.shape[1] + 2,), cache.position)
-        times = torch.tensor([[[time, 0.0]]])
+        positions = torch.full((x.shape[0] * x.shape[1] + 2,), cache.position, device=self.device)
+        times = torch.tensor([[[time, 0.0]]], device=self.device)
         return self.llm(kv=cache, positions=positions, latents=x[None], times=times)["velocity"][0]
 
     def greedy(self, count: int, cache: BranchCache) -> tuple[list[int], Tensor]:
@@ -169,7 +174,7 @@ class Run:
     def read(self, golden: Golden, case: str) -> None:
         """Build the three caches of a generation case, by section 8.2."""
         found, words, caches, ids = golden.cases[case], golden.cases["tokens"], self.caches, self.built.sizes.ids
-        inputs = golden.tensors("preprocess")
+        inputs = {name: each.to(self.device) for name, each in golden.tensors("preprocess").items()}
 
         def of(text: str) -> list[int]:
             return [ids.start, *words[text], ids.end]
@@ -208,13 +213,13 @@ def lay_out(golden: Golden, folder: Path) -> Path:
     return folder
 
 
-def model_of(folder: Path, dtype: torch.dtype = torch.float32) -> Bagel:
+def model_of(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Bagel:
     spec = SPEC.bound(folder, {})
-    return Bagel(ModelContext(spec=spec, folder=folder, device=torch.device("cpu"), dtype=dtype))
+    return Bagel(ModelContext(spec=spec, folder=folder, device=torch.device(device), dtype=dtype))
 
 
-def build(folder: Path) -> Built:
-    spec, model = SPEC.bound(folder, {}), model_of(folder)
+def build(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Built:
+    spec, model = SPEC.bound(folder, {}), model_of(folder, dtype, device)
     llm, vit, encoder, decoder = (
         model.get_submodule(spec.node(name)) for name in ("LLM", "vit_encoder", "vae_encoder", "vae_decoder")
     )

@@ -1,0 +1,245 @@
+"""BAGEL on one GPU with random weights in the official shapes: the whole server over HTTP.
+
+Run from the repository root: `python -m bench.gpu_bagel [--out FILE]`. Writes JSON after each section and prints it:
+seconds of text to image at 1024 x 1024 (guided and not) and 512 x 512, of edits, time to the first token and rate of
+answers about images for one and for many clients, GPU memory by concurrent images, text while an image is made, and the
+lower bound of each denoising forward pass from this device's ceilings. A failing section writes its traceback and the
+others run; the exit code is 1. `--tiny --device cpu` runs the same with the miniature.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from bench.families.clock import ceilings
+from bench.families.pictures import Heard, PictureRequest, ask, picture, together
+from bench.families.sections import Sections
+from bench.serving.deployment import Plan, Served, gpu_state
+from bench.serving.figures import ROOT, Figures, head
+from mstar_bagel.checkpoint.config import Language, Sizes
+from mstar_bagel.graph import MARKERS
+from mstar_core.engine.device import resolve_device
+
+WORD: Final = "boat "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """Sizes of the workloads. large, small: sides of images; steps of the small one; seen: sides of input images.
+
+    written: (prompt words, output ids) of answers. clients: of the concurrent ones.
+    """
+
+    large: int = 1024
+    small: int = 512
+    points: int = 50
+    small_points: int = 21
+    seen: tuple[int, ...] = (512, 980)
+    written: tuple[tuple[int, int], ...] = ((16, 128), (128, 512))
+    clients: int = 16
+    images_at_once: tuple[int, ...] = (1, 4, 8)
+
+
+TINY: Final = Scale(
+    large=64, small=32, points=5, small_points=4, seen=(32, 64), written=((4, 6),), clients=3, images_at_once=(1, 2)
+)
+
+
+def main() -> int:
+    """Measure, write and print the report."""
+    options = read_options()
+    begun, figures, scratch = head(), Figures(), Path(tempfile.mkdtemp(prefix="mb-", dir="/tmp"))
+    model = "bagel:tiny" if options.tiny else "bagel, official shapes, random weights"
+    report: dict[str, Any] = {**begun, "model": model}
+    sections = Sections(report, figures, options.out)
+    try:
+        weights = _weights(options, sections, scratch)
+        if options.tiny or weights is not None:
+            _serve(options, sections, scratch, weights)
+        sections.run("bounds", partial(bounds, options))
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    sections.save()
+    print(json.dumps(report, indent=1), flush=True)
+    return int(bool(sections.failed))
+
+
+def _weights(options: argparse.Namespace, sections: Sections, scratch: Path) -> Path | None:
+    """Return the checkpoint's folder, written if missing; None for the miniature, or if writing failed."""
+    if options.tiny:
+        return None
+    folder: Path = options.folder or scratch / "bagel"
+    if not folder.exists():
+        command = [sys.executable, "-m", "bench.families.bagel_checkpoint", str(folder)]
+        sections.run("checkpoint", lambda: subprocess.run(command, cwd=ROOT, check=True).returncode)
+    return folder if folder.exists() else None
+
+
+def _serve(options: argparse.Namespace, sections: Sections, scratch: Path, weights: Path | None) -> None:
+    """Start the server and run every section, the most important ones first."""
+    root = scratch / "run"
+    root.mkdir()
+    plan = Plan(
+        model="bagel:tiny" if options.tiny else "bagel", device=options.device, port=options.port, root=root,
+        weights=weights, settings=(f"max_concurrent_requests={options.scale.clients}", *options.set),
+    )  # fmt: skip
+
+    def measure() -> dict[str, Any]:
+        with Served(plan) as running:
+            sections.figures.add("ready_s", [running.ready_s])
+            load = Loads(running, options, sections)
+            for name, section in load.sections():
+                sections.run(name, section)
+            return {"held": running.wait_clean(), "gpu_at_end": gpu_state(), "phases": running.snapshot()["deployment"]}
+
+    sections.run("server", measure)
+
+
+class Loads:
+    """Sections of one running deployment."""
+
+    def __init__(self, running: Served, options: argparse.Namespace, sections: Sections) -> None:
+        self.running = running
+        self.port = running.plan.port
+        self.scale: Scale = options.scale
+        self.repeats: int = options.repeats
+        self.figures = sections.figures
+        self._seed = 0
+
+    def sections(self) -> list[tuple[str, Callable[[], Any]]]:
+        """Return the sections by name."""
+        scale = self.scale
+        large, small = self._painting(scale.large, scale.points), self._painting(scale.small, scale.small_points)
+        plain = replace(large, params={**large.params, "cfg_text_scale": 1.0})
+        found: list[tuple[str, Callable[[], Any]]] = [
+            (f"t2i_{scale.large}_guided", partial(self.alone, f"t2i_{scale.large}_guided", large)),
+            (f"t2i_{scale.large}_plain", partial(self.alone, f"t2i_{scale.large}_plain", plain)),
+            (f"t2i_{scale.small}", partial(self.alone, f"t2i_{scale.small}", small)),
+            (f"edit_{scale.large}", partial(self.alone, f"edit_{scale.large}", self._edit())),
+        ]
+        found += [(f"i2t_{side}_first", partial(self.first_token, side)) for side in scale.seen]
+        found += [(f"i2t_{words}_{ids}", partial(self.answers, words, ids)) for words, ids in scale.written]
+        found += [(f"memory_{count}", partial(self.memory, count, large)) for count in scale.images_at_once]
+        return [*found, ("text_beside_image", partial(self.text_beside_image, large))]
+
+    def alone(self, name: str, request: PictureRequest) -> dict[str, Any]:
+        """Measure requests one after the other, after one that is not recorded."""
+        self._ask(request)
+        self.figures.add(name, [self._ask(request).last_s for _ in range(self.repeats)])
+        return {"params": request.params, "images": len(request.images)}
+
+    def first_token(self, side: int) -> None:
+        """Measure the time to the first token of an answer about one image."""
+        found = [self._ask(self._question(side, 16, 2)) for _ in range(self.repeats + 1)][1:]
+        self.figures.add(f"i2t_{side}_ttft", [heard.first_s for heard in found])
+
+    def answers(self, words: int, ids: int) -> None:
+        """Measure answers of a fixed length, for one client and for many at once."""
+        side = self.scale.seen[0]
+        for clients in (1, self.scale.clients):
+            name = f"i2t_{words}_{ids}_clients_{clients}"
+            for number in range(2):
+                start = time.perf_counter()
+                heard = self._together([self._question(side, words, ids) for _ in range(clients)])
+                span = time.perf_counter() - start
+                if number:
+                    self.figures.add(f"{name}_ttft", [each.first_s for each in heard])
+                    self.figures.add(f"{name}_e2e", [each.last_s for each in heard])
+                    self.figures.add(f"{name}_tokens_per_s", [clients * ids / span], "1/s")
+
+    def memory(self, count: int, request: PictureRequest) -> dict[str, Any]:
+        """Measure concurrent images, and the GPU memory afterwards."""
+        short = replace(request, params={**request.params, "num_timesteps": min(6, self.scale.points)})
+        heard = self._together([short] * count)
+        self.figures.add(f"images_at_once_{count}", [each.last_s for each in heard])
+        return {"gpu": gpu_state(), "resident_bytes": self.running.resident_bytes()}
+
+    def text_beside_image(self, request: PictureRequest) -> None:
+        """Measure the time to the first token of texts while an image is made."""
+        painter = threading.Thread(target=self._ask, args=(request,))
+        painter.start()
+        found = []
+        while painter.is_alive() or not found:
+            found.append(self._ask(PictureRequest(text="hello", params={"max_output_tokens": 8, "ignore_eos": True})))
+        painter.join()
+        self.figures.add("text_beside_image_ttft", [heard.first_s for heard in found])
+        self.figures.add("text_beside_image_e2e", [heard.last_s for heard in found])
+
+    def _painting(self, side: int, points: int) -> PictureRequest:
+        params = {"width": side, "height": side, "num_timesteps": points}
+        return PictureRequest(text="a small red boat on a quiet lake", paints=True, params=params)
+
+    def _edit(self) -> PictureRequest:
+        params = {"num_timesteps": self.scale.points}
+        return PictureRequest(text="make it blue", images=(picture(self.scale.large),), paints=True, params=params)
+
+    def _question(self, side: int, words: int, ids: int) -> PictureRequest:
+        self._seed += 1
+        params = {"max_output_tokens": ids, "ignore_eos": True}
+        return PictureRequest(text=(WORD * words).strip(), images=(picture(side, self._seed),), params=params)
+
+    def _ask(self, request: PictureRequest) -> Heard:
+        self._seed += 1
+        return ask(self.port, request, self._seed)
+
+    def _together(self, requests: list[PictureRequest]) -> list[Heard]:
+        self._seed += len(requests)
+        return together(self.port, requests, self._seed)
+
+
+# -- lower bounds ------------------------------------------------------------------------------------------------------
+
+
+def bounds(options: argparse.Namespace) -> dict[str, Any]:
+    """Return operations and lower bounds of a denoising forward pass of one branch, from this device's ceilings."""
+    size = {"size": 256, "copied_bytes": 1 << 20} if options.tiny else {}
+    rates = ceilings(resolve_device(options.device), **size)
+    sizes, scale = Sizes(), options.scale
+    found: dict[str, Any] = {"ceilings": rates}
+    for side in (scale.small, scale.large):
+        tokens = (side // sizes.token_pixels) ** 2
+        operations = forward_operations(sizes.language, tokens, 0)
+        found[f"forward_{side}"] = {"operations": operations, "floor_s": operations / rates["product_per_s"]}
+    return found
+
+
+def forward_operations(sizes: Language, latents: int, cached: int) -> int:
+    """Return multiplications and additions of one pass over latent tokens and markers, with cached tokens."""
+    inner, shared = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
+    weights = sizes.width * (2 * inner + 2 * shared) + 3 * sizes.width * sizes.mlp
+    tokens = latents + MARKERS
+    attention = 4 * tokens * (tokens + cached) * inner
+    return sizes.layers * (2 * tokens * weights + attention)
+
+
+def read_options() -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--tiny", action="store_true", help="the miniature in place of the official shapes")
+    parser.add_argument(
+        "--set", nargs="*", default=[], metavar="KEY=VALUE", help="of the server, as `up --set` takes it"
+    )
+    parser.add_argument("--folder", type=Path, help="folder of the checkpoint; written if missing, and kept")
+    parser.add_argument("--port", type=int, default=18126)
+    parser.add_argument("--out", type=Path, help="report file; raw samples are written beside it")
+    options = parser.parse_args()
+    options.scale = TINY if options.tiny else Scale()
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

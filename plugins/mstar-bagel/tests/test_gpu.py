@@ -1,0 +1,175 @@
+"""BAGEL on CUDA: float32 gives the reference's values, bfloat16 stays within budgets, captured equals eager."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mstar_bagel.checkpoint.config import Autoencoder, ControlIds, Language, Sizes, Vision
+from mstar_bagel.graph import LOOK, build
+from mstar_bagel.nodes.language import BagelLLM
+from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, SamplingParams
+from mstar_core.engine.cuda_graphs.cache import CaptureSizes
+from mstar_core.engine.device import prepare_device
+from mstar_core.engine.kv.engine import KVCacheEngine, KVSettings
+from mstar_core.graph.spec.nodes import STEP, Attend
+from mstar_core.layers.linear import fuse_projections
+
+from .conftest import BRANCHES, SPEC, Golden, Run
+from .conftest import build as build_nodes
+
+pytestmark = pytest.mark.gpu
+
+CUDA = torch.device("cuda", 0)
+FLOAT32 = 1e-3
+"""Largest error of velocities in float32: the sums have another order than on the CPU."""
+
+BFLOAT16 = 0.05
+"""Largest relative error of velocities and features in bfloat16, by norms."""
+
+WIDE = Sizes(
+    language=Language(width=1024, layers=2, heads=8, kv_heads=2, head_dim=128, mlp=2048, vocab=1000),
+    vision=Vision(width=256, layers=2, heads=4, mlp=512),
+    vae=Autoencoder(width=32, multipliers=(1, 1, 1, 1), blocks=1, channels=16),
+    ids=ControlIds(start=990, end=991, image_start=992, image_end=993),
+)  # fmt: skip
+"""The official head size, latent width and tables, in few and narrow layers."""
+
+
+def relative(found: Tensor, wanted: Tensor) -> float:
+    return float((found.float().cpu() - wanted).norm() / wanted.norm())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_velocities_are_near_the_reference(painting: str, dtype: torch.dtype, golden: Golden, reference: Any) -> None:
+    prepare_device(CUDA)
+    run, case = Run(build_nodes(reference.folder, dtype, "cuda")), golden.cases[painting]
+    wanted = golden.tensors(painting)
+    run.read(golden, painting)
+    height, width = (side // reference.sizes.token_pixels for side in case["output_hw"])
+    x = wanted["init_noise"].view(height, width, -1).to(CUDA)
+    for name in BRANCHES:
+        raw = wanted.get(f"step0.v_{name}")
+        if raw is None:
+            continue
+        found = run.velocity(x, float(wanted["t"][0]), run.caches[name]).flatten(0, 1)
+        if dtype == torch.float32:
+            torch.testing.assert_close(found.cpu(), raw, atol=FLOAT32, rtol=0)
+        assert relative(found, raw) < BFLOAT16
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_features_are_near_the_reference(image: str, dtype: torch.dtype, golden: Golden, reference: Any) -> None:
+    prepare_device(CUDA)
+    built, inputs = build_nodes(reference.folder, dtype, "cuda"), golden.tensors("preprocess")
+    features = built.vit(image=[inputs[f"{image}.vit_input"].to(CUDA)])["features"][0]
+    assert relative(features, golden.tensors("vit")[f"{image}.llm_embeds"]) < BFLOAT16
+    latents = built.encoder(image=[inputs[f"{image}.vae_input"].to(CUDA)])["features"][0]
+    torch.testing.assert_close(latents.cpu(), golden.tensors("vae")[f"{image}.llm_embeds_t0"], atol=FLOAT32, rtol=0)
+
+
+# -- engines -----------------------------------------------------------------------------------------------------------
+
+
+def wide() -> BagelLLM:
+    """Return a small model of the official head size with random weights, as a worker prepares it."""
+    prepare_device(CUDA)
+    torch.manual_seed(3)
+    with torch.device("cuda"):
+        module = BagelLLM(WIDE).to(torch.bfloat16)
+    module.latent_pos_embed.pos_embed.data.normal_()
+    module.language_model.model.rotary.frequencies = module.language_model.model.rotary.frequencies.float()
+    fuse_projections(module)
+    return module.eval().requires_grad_(False)
+
+
+def engine_of(module: BagelLLM, graphs: CaptureSizes | None = None, attention: str = "torch") -> KVCacheEngine:
+    spec = next(node for node in build(WIDE).nodes if node.name == "LLM")
+    settings = KVSettings(
+        device=CUDA, dtype=torch.bfloat16, attention=attention, vocab=WIDE.language.vocab, lookahead=1,
+        prefix_cache=False, graphs=graphs or CaptureSizes(), num_pages=512, page_size=16, max_slots=24,
+        max_seq_len=1024, token_budget=1024,
+    )  # fmt: skip
+    return KVCacheEngine(spec, module, settings)
+
+
+def finished(engine: KVCacheEngine) -> list[Any]:
+    """Run until nothing is left, and return what ended and the ids of loops by key."""
+    ended: list[Any] = []
+    flight: list[Any] = []
+    while True:
+        launched = engine.launch()
+        flight += [launched] if launched is not None else []
+        if not flight:
+            return ended
+        if len(flight) > 1 or launched is None:
+            result = engine.collect(flight.pop(0))
+            assert not result.failed, result.failed[0].error
+            ended.append(result)
+
+
+def greedy(engine: KVCacheEngine, prompts: list[list[int]], steps: int) -> dict[int, list[int]]:
+    keys, ids = itertools.count(1), {number: list[int]() for number in range(len(prompts))}
+    owner: dict[int, int] = {}
+    for number, prompt in enumerate(prompts):
+        engine.open(Handle(number), SamplingParams(), len(prompt) + steps + 1)
+        text = Job(key=JobKey(next(keys)), handle=Handle(number), inputs={"tokens": torch.tensor(prompt)}, sample=False)
+        engine.submit(text)
+        key = JobKey(next(keys))
+        owner[key] = number
+        start = {"token": torch.tensor([WIDE.ids.start])}
+        loop = LoopSpec(max_iters=steps, carry={"token": "token"}, stop_port="token")
+        engine.submit(Job(key=key, handle=Handle(number), inputs=start, loop=loop, outputs=("token",)))
+    for result in finished(engine):
+        if result.loop is not None:
+            for key, value in zip(result.loop.keys.tolist(), result.loop.ids.tolist(), strict=True):
+                ids[owner[key]].append(value)
+    return ids
+
+
+def test_captured_decoding_equals_eager() -> None:
+    module = wide()
+    prompts = [[5, 6, 7], [9] * 40, [11, 12]]
+    eager = greedy(engine_of(module), prompts, 12)
+    captured = engine_of(module, CaptureSizes(decode=(1, 4)))
+    assert greedy(captured, prompts, 12) == eager
+    assert captured.graph_counts is not None
+
+
+@pytest.mark.parametrize("attention", ["torch", "flashinfer"])
+def test_a_noisy_image_reads_its_cache_in_each_backend(attention: str) -> None:
+    """Images of two sizes in one step give the velocities of each alone, in both backends."""
+    module = wide()
+    images = [torch.randn(4, 6, WIDE.latent_width), torch.randn(8, 5, WIDE.latent_width)]
+    times = torch.tensor([[0.9, 0.1], [0.8, 0.1]])
+    alone = [velocities(engine_of(module), [each], times)[0] for each in images]
+    together = velocities(engine_of(module, attention=attention), images, times)
+    for found, wanted in zip(together, alone, strict=True):
+        assert relative(found, wanted.float().cpu()) < BFLOAT16
+
+
+def velocities(engine: KVCacheEngine, images: list[Tensor], times: Tensor) -> list[Tensor]:
+    for number, image in enumerate(images):
+        engine.open(Handle(number), SamplingParams(), 64)
+        prompt = {"tokens": torch.arange(20)}
+        engine.submit(Job(key=JobKey(2 * number + 1), handle=Handle(number), inputs=prompt, sample=False))
+        inputs = {"latents": image, "times": times, STEP: torch.tensor(0)}
+        engine.submit(
+            Job(
+                key=JobKey(2 * number + 2), handle=Handle(number), inputs=inputs, outputs=("velocity",), sample=False,
+                attend=Attend(mask=LOOK.mask, positions=LOOK.positions, extra=LOOK.extra, write=False),
+            )
+        )  # fmt: skip
+    done = [each for result in finished(engine) for each in result.done if "velocity" in each.outputs]
+    return [each.outputs["velocity"] for each in sorted(done, key=lambda each: int(each.job.key))]
+
+
+def test_the_official_node_is_the_one_that_is_captured() -> None:
+    """The sizes of this file differ from the official ones in widths and counts only."""
+    official = SPEC.node("LLM")
+    small = next(node for node in build(WIDE).nodes if node.name == "LLM")
+    assert (official.ports, official.row_ports) == (small.ports, small.row_ports)
