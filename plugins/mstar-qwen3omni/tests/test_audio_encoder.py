@@ -12,6 +12,7 @@ from mstar_core.engine.base import Handle, Job, JobKey, SamplingParams
 from mstar_core.engine.cuda_graphs.cache import GraphCache
 from mstar_core.engine.stateless.engine import StatelessEngine
 from mstar_core.graph import STATELESS, NodeSpec
+from mstar_qwen3omni.encoders import audio
 from mstar_qwen3omni.encoders.audio import token_count
 
 from .encoder_cases import SMALL, drawn, needs_weights, reference, small, vectors
@@ -61,7 +62,9 @@ def test_clips_of_any_batch_equal_clips_alone() -> None:
         assert torch.equal(own, embeds(module, clip)[0])
 
 
-def test_one_pass_over_unequal_clips_equals_clips_alone() -> None:
+@pytest.mark.parametrize("most", [2, 64])
+def test_one_pass_over_unequal_clips_equals_clips_alone(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audio, "MOST_WINDOWS", most)
     module, clips = small("audio_encoder"), [mel(frames) for frames in FRAMES]
     for own, alone in zip(module._encoded([clip.T for clip in clips]), embeds(module, *clips), strict=True):
         torch.testing.assert_close(own, alone, atol=1e-4, rtol=0)

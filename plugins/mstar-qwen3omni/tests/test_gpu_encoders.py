@@ -18,9 +18,11 @@ from mstar_core.engine.device import prepare_device
 from mstar_core.engine.stateless.engine import StatelessEngine
 from mstar_core.graph import STEP, from_param
 from mstar_qwen3omni.checkpoint.config import AudioSizes, OmniConfig, VisionSizes, VocoderSizes
+from mstar_qwen3omni.encoders import mel
 from mstar_qwen3omni.encoders.mel import LogMel
 from mstar_qwen3omni.encoders.patches import places_of
 from mstar_qwen3omni.plugin import mstar_models
+from mstar_qwen3omni.vocoder import code2wav
 from mstar_qwen3omni.vocoder.windows import USUAL
 
 from .encoder_cases import drawn, needs_weights, reference, small, vectors
@@ -36,7 +38,7 @@ MIDDLE = OmniConfig(
         rates=(8, 5, 3), ratios=(2, 2),
     ),
 )  # fmt: skip
-"""Sizes that use the kernels of the released ones: heads of 72 dimensions, channels that are no power of two."""
+"""Sizes that use the kernels of the released ones: heads of 72 dimensions, odd numbers of channels."""
 
 FLOAT32 = 2e-3
 """Tolerance of the golden set."""
@@ -253,3 +255,14 @@ def test_the_warm_up_leaves_nothing_to_compile(node: str) -> None:
     misses = module.counters()["graph_misses"]
     run_warmup(engine, module.warmup_requests(), lambda title: None)
     assert module.counters()["graph_misses"] == misses and not engine.idle()
+
+
+def test_long_batches_run_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, codes = small("Code2Wav", MIDDLE), codes_of(5, 9, MIDDLE.vocoder)
+    monkeypatch.setattr(code2wav, "MOST_DECODED", 20)
+    monkeypatch.setattr(mel, "MOST_FRAMES", 150)
+    assert apart(on_gpu(plain, torch.float32).decode(codes.cuda()), plain.decode(codes)) < 1e-4
+    clips = [drawn(samples, seed=samples) * 0.1 for samples in (9_000, 16_000, 5_000)]
+    torch.testing.assert_close(
+        LogMel(128)([clip.cuda() for clip in clips]).cpu(), LogMel(128)(clips), atol=1e-5, rtol=0
+    )

@@ -32,6 +32,9 @@ CAPTURED: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 MOST_TOKENS: Final = 4096
 """Tokens of the largest captured batch. The kernels of larger ones are long, so the host runs ahead without a graph."""
 
+MOST_WINDOWS: Final = 64
+"""Attention windows of one pass, which bounds its memory: the first convolution's output takes 1.6 GB of bfloat16."""
+
 WARM_SECONDS: Final = (0.5, 1, 2, 4, 30)
 """Clips of the warm-up: one for each number of chunks per window."""
 
@@ -188,7 +191,9 @@ class AudioEncoder(nn.Module):
         numbers = upload(torch.tensor([seen, ends]).t().contiguous(), mel.device)
         # Short clips are of another shape, so that long ones need no masks in their convolutions.
         given = numbers if is_short else numbers[:, :1]
-        made = self._replayed(mel, given).split(windows)
+        pairs = zip(mel.split(MOST_WINDOWS), given.split(MOST_WINDOWS), strict=True)
+        parts = [self._replayed(*pair) for pair in pairs]
+        made = (torch.cat(parts) if len(parts) > 1 else parts[0]).split(windows)
         return [own.flatten(0, 1)[:count] for own, count in zip(made, tokens, strict=True)]
 
     def _chunks_per_window(self, frames: int) -> int:

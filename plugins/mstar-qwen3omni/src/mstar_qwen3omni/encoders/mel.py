@@ -25,6 +25,9 @@ HOP: Final = 160
 LENGTH: Final = 400
 """Samples of one DFT."""
 
+MOST_FRAMES: Final = 65_536
+"""Frames of one pass over several clips, which bounds its memory: one tensor of it takes 0.2 GB."""
+
 LEAST_POWER: Final = 1e-10
 RANGE: Final = 8.0
 """Decades of power below a clip's loudest value that are kept."""
@@ -81,7 +84,11 @@ class LogMel(nn.Module):
         if clips[0].device.type == "cpu":
             # One by one, so that a clip's bits do not depend on the others.
             return pad_sequence([self._spectra([clip])[0] for clip in clips], batch_first=True)
-        return self._spectra(clips)
+        step = max(1, MOST_FRAMES // max(1, *(frames_of(len(clip)) for clip in clips)))
+        parts = [self._spectra(clips[start : start + step]) for start in range(0, len(clips), step)]
+        if len(parts) == 1:
+            return parts[0]
+        return pad_sequence([own for part in parts for own in part], batch_first=True)
 
     def _spectra(self, clips: Sequence[Tensor]) -> Tensor:
         device, lengths = clips[0].device, [len(clip) for clip in clips]

@@ -39,8 +39,8 @@ CAPTURED: Final = (1, 2, 3, 4, 6, 8, 12, 16)
 MOST_CAPTURED: Final = 4096
 """Patches of the largest captured batch. Kernels of larger ones are long, so the host runs ahead without a graph."""
 
-MOST_PATCHES: Final = 65_536
-"""Patches of one pass, which bounds its memory: the widest layer takes 0.6 GB of bfloat16."""
+MOST_PATCHES: Final = 16_384
+"""Patches of one pass. It bounds memory, and the length of kernels that steps of other nodes on the device wait for."""
 
 WARM_GRIDS: Final = ((16, 16), (32, 32), (64, 64))
 """Grids of the warm-up's images: 256, 512 and 1024 pixels a side."""

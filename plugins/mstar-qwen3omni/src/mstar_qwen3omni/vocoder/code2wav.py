@@ -36,6 +36,9 @@ CAPTURED: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 MOST_FRAMES: Final = 1024
 """Frames of the largest captured batch. The kernels of larger ones are long, so the host runs ahead without a graph."""
 
+MOST_DECODED: Final = 2048
+"""Frames that the decoder takes at once, which bounds its memory: one activation of it takes 0.75 GB of float16."""
+
 STARTS: Final = tuple(USUAL.length(step) for step in range(3))
 """Frames of the first windows of a stream with default parameters; the last length repeats."""
 
@@ -165,7 +168,9 @@ class Code2Wav(nn.Module):
         fused = self._settled()
         with rounding(self._rounds):
             frames = self.frames(codes)
-        return fused.decode(frames, is_pcm=is_pcm)
+        parts = frames.split(max(1, MOST_DECODED // codes.shape[1]))
+        made = [fused.decode(part, is_pcm=is_pcm) for part in parts]
+        return made[0] if len(made) == 1 else torch.cat(made)
 
     def _settled(self) -> FusedDecoder:
         """Give the weights the dtypes that they have on CUDA, once."""
