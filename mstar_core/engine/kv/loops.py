@@ -53,6 +53,8 @@ class Loops:
         self._vocab = vocab
         self._port = spec.sampling.port if spec.sampling else None
         self._sees_input = spec.sampling is not None and spec.sampling.history == "all"
+        # A node whose drawn ids are not tokens of its sequence may read ids of another vocabulary, as talkers do.
+        self._reads_own_ids = not spec.sequence or self._port in spec.sequence
         self._steps = _Numbers()
         self._most_iterations = min(MOST_ITERATIONS, max(spec.capture_sizes, default=MOST_ITERATIONS))
 
@@ -226,7 +228,7 @@ class Loops:
         # A copy only if another node left the ids on a device: ids of prompts stay on the host.
         host = forward.ports[self._inputs.id_port] = forward.ports[self._inputs.id_port].cpu()
         ids = host.numpy()
-        if self._vocab and (ids.min() < 0 or ids.max() >= self._vocab):
+        if self._vocab and self._reads_own_ids and (ids.min() < 0 or ids.max() >= self._vocab):
             raise self._unknown_id(int(ids[(ids < 0) | (ids >= self._vocab)][0]))
         self._see(slot, ids)
         converted: np.ndarray = ids.astype(np.int32)

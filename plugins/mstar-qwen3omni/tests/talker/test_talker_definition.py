@@ -13,7 +13,8 @@ from torch.nn.functional import silu, softmax
 from mstar_qwen3omni.checkpoint.config import DecoderSizes, OmniConfig, TextIds
 from mstar_qwen3omni.talker.talker import Talker
 
-from .driver import DenseCache, rules
+from .driver import Case, DenseCache, rules, speak
+from .test_talker_engine import Wish, answers
 
 SIZES = DecoderSizes(
     vocab=1100, width=48, layers=3, heads=6, kv_heads=2, head_dim=16, mlp=20, experts=128, experts_per_token=6,
@@ -21,7 +22,7 @@ SIZES = DecoderSizes(
 )  # fmt: skip
 CONFIG = OmniConfig(
     talker=SIZES,
-    thinker=replace(SIZES, vocab=200, width=40),
+    thinker=replace(SIZES, vocab=1500, width=40),
     predictor=DecoderSizes(vocab=60, width=48, layers=2, heads=4, kv_heads=2, head_dim=16, mlp=64),
     ids=TextIds(tts_pad=150, tts_bos=151, tts_eos=152),
     codec=replace(OmniConfig().codec, pad=1001, bos=1002, eos=1003, nothink=1004, think_bos=1005, think_eos=1006),
@@ -150,3 +151,17 @@ def test_sampled_steps_equal_the_definition(small: Talker) -> None:
             ended[row] |= said[row] < 0
             assert bool(made["text_ended"][row]) == ended[row] and codes[0] == code0[row]
             vectors[row] = torch.cat([vectors[row], (x + small.project_text(torch.tensor([text]))[0])[None]])
+
+
+def test_the_engine_takes_text_ids_above_the_talkers_vocabulary(small: Talker) -> None:
+    """The released model reads ids below 152064 and draws codes below 3072."""
+    ids = torch.tensor([3, 1499, 1200])
+    tensors = {
+        "in.input_ids": ids,
+        "talker_input_ids": torch.cat([ids, torch.full((9,), CONFIG.ids.tts_pad)]),
+        "talker_position_ids": torch.arange(len(ids) + 9.0).expand(3, -1),
+        "thinker_tokens": torch.tensor([1498, 7, 1300, 2]),
+    }
+    case = Case("made", replace(CONFIG, ids=replace(CONFIG.ids, im_start=160, assistant=1400)), tensors)
+    plain, (found,) = speak(small, case, 6), answers(small, [Wish(case, 6)])
+    assert (found.tokens, found.frames) == (plain.tokens, [frame.tolist() for frame in plain.frames])
