@@ -75,6 +75,7 @@ def steps() -> dict[str, Step]:
         ),
         "sanitize": Step(words=("scripts/sanitize.py", "--limit", "320"), limit_s=330),
         "linear": Step(words=("bench/gpu_linear.py", "--out", "{out}"), limit_s=150),
+        "talker": Step(words=("bench/gpu_talker.py", "--out", "{out}"), limit_s=200),
         "moe": Step(words=("bench/gpu_moe.py", "--out", "{out}"), limit_s=120),
         "draw": Step(words=("bench/gpu_draw.py", "--out", "{out}"), limit_s=100),
         "prefill": Step(words=("bench/gpu_prefill.py", "--out", "{out}"), limit_s=150),

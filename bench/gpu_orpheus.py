@@ -99,7 +99,7 @@ class Clock:
 
     def _collect(self, running: Any) -> None:
         start = time.perf_counter()
-        for part in running.parts:
+        for part in running.batches:
             if part.host_ids is not None:
                 part.host_ids.wait()
         waited = time.perf_counter()
