@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 from typing import Final
 
 from mstar_core.graph.compile.compiled import CompiledWalk, Kind, Source
@@ -13,22 +14,11 @@ PARTS: Final = (Kind.TASK, Kind.LOOP)
 
 
 def find_cycle(walk: CompiledWalk) -> list[str]:
-    """Return the names on the path into the first cycle of a frame, the cycle included; empty without one."""
-    needs = _needs(walk)
-    done: set[Part] = set()
-    for first in needs:
-        trail = [first]
-        open_needs: list[Iterator[Part]] = [iter(needs[first])]
-        while trail:
-            part = next((part for part in open_needs[-1] if part not in done), None)
-            if part is None:
-                done.add(trail.pop())
-                open_needs.pop()
-            elif part in trail:
-                return [_name(walk, one) for one in trail]
-            else:
-                trail.append(part)
-                open_needs.append(iter(needs[part]))
+    """Return the names on a cycle, each before those that wait for it; empty without one."""
+    try:
+        TopologicalSorter(_needs(walk)).prepare()
+    except CycleError as error:
+        return [_name(walk, part) for part in error.args[1][:-1]]
     return []
 
 
