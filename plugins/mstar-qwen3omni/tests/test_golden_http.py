@@ -26,7 +26,12 @@ OMNI = Served(
     model="qwen3_omni", plugin="qwen3_omni", package="qwen3omni", nodes=NODES,
     settings={"max_seq_len": 1024, "kv_cache": KVCacheConfig(pages=512)},
 )  # fmt: skip
-PLACEMENTS = {"one rank": {0: NODES}, "two ranks": {0: NODES[:3], 1: NODES[3:]}}
+TWO_RANKS = {0: NODES[:3], 1: NODES[3:]}
+PLACEMENTS = {
+    "one rank": {0: NODES},
+    "three ranks": {0: NODES[2:3], 1: NODES[3:4], 2: (*NODES[:2], NODES[4])},
+    "two speakers": {0: NODES[:3], 1: NODES[3:], 2: NODES[3:]},
+}  # fmt: skip
 GREEDY = {
     "temperature": 0, "talker_temperature": 0, "code_predictor_temperature": 0, "top_p": 1, "talker_top_k": 0,
     "talker_top_p": 1, "code_predictor_top_k": 0, "code_predictor_top_p": 1,
@@ -126,26 +131,35 @@ def folder(golden: Golden, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return lay_out(golden, tmp_path_factory.mktemp("omni") / "checkpoint", golden.config.ids.im_end)
 
 
-@pytest.fixture(scope="module", params=list(PLACEMENTS))
-def server(request: pytest.FixtureRequest, folder: Path) -> Iterator[Deployment]:
-    with Deployment(served=OMNI, folder=folder, where=plan(PLACEMENTS[request.param])) as running:
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Deployment]:
+    with Deployment(served=OMNI, folder=folder, where=plan(TWO_RANKS)) as running:
         yield running
 
 
-def plain(name: str) -> bool:
-    """Whether a case stops text by length, with the checkpoint's own stop id."""
-    return name != "text_eos"
+def plain_cases(golden: Golden) -> list[str]:
+    """Return the set's cases whose text stops by length, with the checkpoint's own stop id."""
+    return [name for name in CASES if name != "text_eos" and (golden.folder / f"case_{name}.safetensors").is_file()]
 
 
 def test_every_case_alone(golden: Golden, server: Deployment) -> None:
-    names = [name for name in CASES if plain(name) and (golden.folder / f"case_{name}.safetensors").is_file()]
-    for name in names:
+    for name in plain_cases(golden):
         assert_case(golden, name, ask(server, golden, name))
     server.assert_clean()
 
 
 def test_all_cases_at_once(golden: Golden, server: Deployment) -> None:
-    names = [name for name in CASES if plain(name) and (golden.folder / f"case_{name}.safetensors").is_file()]
+    check_all_at_once(golden, server)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_other_placements_agree(placement: str, golden: Golden, folder: Path) -> None:
+    with Deployment(served=OMNI, folder=folder, where=plan(PLACEMENTS[placement])) as running:
+        check_all_at_once(golden, running)
+
+
+def check_all_at_once(golden: Golden, server: Deployment) -> None:
+    names = plain_cases(golden)
     with concurrent.futures.ThreadPoolExecutor(len(names)) as pool:
         answers = list(pool.map(lambda name: ask(server, golden, name), names))
     for name, heard in zip(names, answers, strict=True):
