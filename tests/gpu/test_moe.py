@@ -18,7 +18,7 @@ pytestmark = pytest.mark.gpu
 
 THINKER = MoESpec(width=2048, inner=768, experts=128, experts_per_token=8)
 TALKER = MoESpec(width=1024, inner=384, experts=128, experts_per_token=6, shared_inner=768)
-SMALL = MoESpec(width=48, inner=16, experts=4, experts_per_token=2, shared_inner=40)
+SMALL = MoESpec(width=40, inner=24, experts=4, experts_per_token=2, shared_inner=40)
 """Widths that no full step divides, and a shared expert that cannot be divided into experts of the others' width."""
 
 TOKENS = (1, 2, 7, 16, 64, 65, 300, 2500)

@@ -35,7 +35,7 @@ MANY_ROWS: Final = 128
 """Mean pairs per expert from which tiles have 128 rows."""
 
 LEAST_STEP: Final = 16
-"""Widths must be multiples of this, the inputs of one tensor-core instruction."""
+"""Inputs of one tensor-core instruction."""
 
 DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -160,11 +160,22 @@ def _tile(experts, order, tiles, number, most_tiles, row, is_single: tl.constexp
 
 
 @triton.jit
-def _product(x_at, w_at, inside, inputs, total, step: tl.constexpr, stages: tl.constexpr, precision: tl.constexpr):
-    """Return the product of weights [outputs, inputs] and rows [rows, inputs], transposed: float32 [outputs, rows]."""
-    for _ in tl.range(0, inputs, step, num_stages=stages):
-        weight = tl.load(w_at)
-        given = tl.load(x_at, mask=inside[:, None], other=0.0)
+def _product(
+    x_at, w_at, at, inside, inputs, total, step: tl.constexpr, stages: tl.constexpr, precision: tl.constexpr,
+    is_even: tl.constexpr,
+):  # fmt: skip
+    """Return the product of weights [outputs, inputs] and rows [rows, inputs], transposed: float32 [outputs, rows].
+
+    is_even: the step divides the inputs.
+    """
+    for start in tl.range(0, inputs, step, num_stages=stages):
+        if is_even:
+            weight = tl.load(w_at)
+            given = tl.load(x_at, mask=inside[:, None], other=0.0)
+        else:
+            known = (start + at < inputs)[None, :]
+            weight = tl.load(w_at, mask=known, other=0.0)
+            given = tl.load(x_at, mask=inside[:, None] & known, other=0.0)
         total = tl.dot(weight, given.T, total, input_precision=precision)
         w_at += step
         x_at += step
@@ -175,7 +186,7 @@ def _product(x_at, w_at, inside, inputs, total, step: tl.constexpr, stages: tl.c
 def _gate_up_kernel(
     x, weight, experts, order, tiles, out, tokens, inner, inputs, most_tiles,
     block: tl.constexpr, step: tl.constexpr, rows: tl.constexpr, stages: tl.constexpr, precision: tl.constexpr,
-    is_single: tl.constexpr, overlaps: tl.constexpr,
+    is_single: tl.constexpr, is_even: tl.constexpr, overlaps: tl.constexpr,
 ):  # fmt: skip
     """Compute silu(gate) * up of one tile: out[place in order, inner]. Grid: (blocks of inner, tiles).
 
@@ -196,7 +207,7 @@ def _gate_up_kernel(
         w_at = weight + (expert.to(tl.int64) * 2 * inner + output)[:, None] * inputs + at[None, :]
         x_at = x + (pair % tokens).to(tl.int64)[:, None] * inputs + at[None, :]
         total = tl.zeros((block, rows), tl.float32)
-        total = _product(x_at, w_at, row < count, inputs, total, step, stages, precision)
+        total = _product(x_at, w_at, at, row < count, inputs, total, step, stages, precision, is_even)
         # Rounded where separate layers would round.
         dtype: tl.constexpr = out.dtype.element_ty
         both = total.to(dtype).to(tl.float32)
@@ -211,7 +222,7 @@ def _gate_up_kernel(
 def _down_kernel(
     x, weight, experts, weights, order, tiles, out, width, inputs, most_tiles,
     block: tl.constexpr, step: tl.constexpr, rows: tl.constexpr, stages: tl.constexpr, precision: tl.constexpr,
-    is_single: tl.constexpr, overlaps: tl.constexpr,
+    is_single: tl.constexpr, is_even: tl.constexpr, overlaps: tl.constexpr,
 ):  # fmt: skip
     """Compute weight of the pair * down(x) of one tile: out[pair, width]. Grid: (blocks of width, tiles).
 
@@ -230,7 +241,7 @@ def _down_kernel(
         w_at = weight + (expert.to(tl.int64) * width + output)[:, None] * inputs + at[None, :]
         x_at = x + (first + row).to(tl.int64)[:, None] * inputs + at[None, :]
         total = tl.zeros((block, rows), tl.float32)
-        total = _product(x_at, w_at, row < count, inputs, total, step, stages, precision)
+        total = _product(x_at, w_at, at, row < count, inputs, total, step, stages, precision, is_even)
         total *= tl.load(weights + pair, mask=row < count, other=0.0).to(tl.float32)[None, :]
         place = out + pair.to(tl.int64)[None, :] * width + into[:, None]
         inside = (into[:, None] < width) & (row[None, :] < count)
@@ -241,7 +252,7 @@ def supports(x: Tensor, gate_up: Tensor, down: Tensor) -> bool:
     """Return whether the kernels can process these tensors: see `expert_terms`."""
     are_known = x.dtype in DTYPES and gate_up.dtype == x.dtype == down.dtype
     are_contiguous = x.dim() == 2 and x.is_contiguous() and gate_up.is_contiguous() and down.is_contiguous()
-    return are_known and are_contiguous and not gate_up.shape[2] % LEAST_STEP and not down.shape[2] % LEAST_STEP
+    return are_known and are_contiguous
 
 
 def tilings(x: Tensor, inner: int, pairs: int, experts: int) -> tuple[MoETiling, MoETiling]:
@@ -263,8 +274,8 @@ def tilings(x: Tensor, inner: int, pairs: int, experts: int) -> tuple[MoETiling,
 
 
 def _fitted(tiling: MoETiling, inputs: int) -> MoETiling:
-    """Return the tiling with the greatest step that divides the inputs."""
-    return replace(tiling, step=min(tiling.step, inputs & -inputs))
+    """Return the tiling with the greatest step that divides the inputs, or the least that the hardware has."""
+    return replace(tiling, step=max(LEAST_STEP, min(tiling.step, inputs & -inputs)))
 
 
 def most_tiles(pairs: int, experts: int, rows: int) -> int:
@@ -296,7 +307,7 @@ def route(
     )  # fmt: skip
     if tokens > 1:
         _sort_kernel[(total,)](
-            found, order, tiles, pairs, most, chunk=min(SORT_CHUNK, max(32, triton.next_power_of_2(pairs))),
+            found, order, tiles, pairs, most, chunk=min(SORT_CHUNK, max(128, triton.next_power_of_2(pairs))),
             bins=triton.next_power_of_2(total + 1), rows=rows, num_warps=4, **launch_options(device),
         )  # fmt: skip
     return Routing(experts=found, weights=weights, order=order, tiles=tiles)
@@ -327,11 +338,11 @@ def expert_terms(
     _gate_up_kernel[(triton.cdiv(inner, first.block // 2), most)](
         x, gate_up, routing.experts, routing.order, routing.tiles, hidden, tokens, inner, width, most,
         block=first.block, step=first.step, rows=first.rows, stages=first.stages, precision=precision,
-        is_single=is_single, num_warps=first.warps, **options,
+        is_single=is_single, is_even=not width % first.step, num_warps=first.warps, **options,
     )  # fmt: skip
     _down_kernel[(triton.cdiv(width, second.block), most)](
         hidden, down, routing.experts, routing.weights, routing.order, routing.tiles, out, width, inner, most,
         block=second.block, step=second.step, rows=second.rows, stages=second.stages, precision=precision,
-        is_single=is_single, num_warps=second.warps, **options,
+        is_single=is_single, is_even=not inner % second.step, num_warps=second.warps, **options,
     )  # fmt: skip
     return out

@@ -1,0 +1,101 @@
+"""The thinker on CUDA: the golden vectors in float32, captured steps in bfloat16 at the official layer sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mstar_core.engine.cuda_graphs.cache import CaptureSizes
+from mstar_core.layers.linear import fuse_projections
+from mstar_qwen3omni.checkpoint.config import OmniConfig
+from mstar_qwen3omni.checkpoint.weights import building
+from mstar_qwen3omni.thinker.thinker import Thinker
+
+from .thinker_cases import CASES, STATES, Case, DenseCache, answers, golden_thinker, needs_weights, prefill, read
+
+pytestmark = [pytest.mark.gpu, needs_weights]
+
+CUDA = torch.device("cuda", 0)
+WIDE = OmniConfig(thinker=replace(OmniConfig().thinker, layers=4, vocab=4000), accept_layer=3)
+"""Layers of the official size, few of them."""
+
+
+@pytest.fixture(autouse=True)
+def no_gradients() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+def on_gpu(case: Case) -> Case:
+    return replace(
+        case, tokens=case.tokens.to(CUDA), positions=case.positions.to(CUDA), embeds=case.embeds.to(CUDA),
+        deepstack=case.deepstack.to(CUDA),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_float32_equals_the_reference(name: str) -> None:
+    thinker, case = golden_thinker().to(CUDA), read(name)
+    found = prefill(thinker, on_gpu(case), DenseCache(), [])
+    for port, expected in (("hidden", "thinker_last_hidden"), ("states", "thinker_accept_hidden")):
+        torch.testing.assert_close(found[port].cpu(), case.tensors[expected], atol=STATES, rtol=0)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bfloat16_is_as_far_from_float32_as_on_the_cpu(name: str) -> None:
+    case = read(name)
+    exact = prefill(golden_thinker(), case, DenseCache(), [])["hidden"]
+    half = prefill(golden_thinker().bfloat16(), case, DenseCache(), [])["hidden"].float()
+    module = golden_thinker().to(CUDA, torch.bfloat16)
+    fuse_projections(module)
+    found = prefill(module, on_gpu(case), DenseCache(), [])["hidden"].float().cpu()
+    errors = [float(((each - exact).norm(dim=-1) / exact.norm(dim=-1)).median()) for each in (half, found)]
+    assert errors[1] < 1.5 * errors[0] + 0.02
+
+
+@pytest.mark.parametrize("graphs", [CaptureSizes(), CaptureSizes(decode=(1, 8))], ids=["eager", "captured"])
+def test_float32_gives_the_answers_of_the_reference(graphs: CaptureSizes) -> None:
+    cases = [read(name) for name in CASES]
+    settings = {"device": CUDA, "attention": "torch", "graphs": graphs, "lookahead": 1}
+    ids, _ = answers(golden_thinker().to(CUDA), cases, **settings)
+    assert ids == [case.answer.tolist() for case in cases]
+
+
+def wide_thinker() -> Thinker:
+    with building(CUDA, torch.bfloat16):
+        module = Thinker(WIDE)
+    torch.manual_seed(4)
+    for parameter in module.requires_grad_(False).parameters():
+        if parameter.dim() > 1:
+            parameter.normal_(0.0, 1.5 * parameter.shape[-1] ** -0.5)
+        else:
+            parameter.fill_(1.0)
+    fuse_projections(module)
+    return module.eval()
+
+
+def prompts() -> list[Case]:
+    """Return text prompts of different lengths with an answer of 24 ids."""
+    generator = torch.Generator().manual_seed(9)
+    cases = []
+    for length in (5, 40, 17, 90, 33):
+        tokens = torch.randint(0, WIDE.thinker.vocab, (length,), generator=generator)
+        positions = torch.arange(length).float().expand(3, length).contiguous()
+        empty = torch.empty(0)
+        cases.append(Case({"thinker_tokens": torch.zeros(24)}, tokens, positions, empty, empty))
+    return cases
+
+
+def test_captured_steps_give_the_same_ids_alone_and_in_a_batch() -> None:
+    thinker, cases = wide_thinker(), prompts()
+    settings = {
+        "device": CUDA, "dtype": torch.bfloat16, "attention": "flashinfer", "page_size": 16, "num_pages": 200,
+        "lookahead": 1, "graphs": CaptureSizes(decode=(1, 8)),
+    }  # fmt: skip
+    together, _ = answers(thinker, cases, WIDE, **settings)
+    assert all(len(ids) == 24 for ids in together) and len({tuple(ids) for ids in together}) == len(cases)
+    for case, ids in zip(cases, together, strict=True):
+        assert answers(thinker, [case], WIDE, **settings)[0] == [ids]
