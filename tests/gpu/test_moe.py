@@ -157,6 +157,19 @@ def test_replays_with_other_tokens_equal_eager_runs(cuda: torch.device) -> None:
                 assert torch.equal(captured, moe.branch(given)), tokens
 
 
+def test_a_token_that_is_not_finite_leaves_the_others(cuda: torch.device) -> None:
+    """NaN of one sequence, here with experts that are no power of two, must not reach weights out of range."""
+    moe = made(MoESpec(width=256, inner=64, experts=100, experts_per_token=4), cuda)
+    for tokens in (8, 200):
+        x = torch.randn(tokens, 256, device=cuda).bfloat16()
+        expected = moe(x)
+        x[3] = float("nan")
+        found = moe(x)
+        assert found[3].isnan().all()
+        kept = [row for row in range(tokens) if row != 3]
+        assert torch.equal(found[kept], expected[kept])
+
+
 def test_float32_equals_the_plain_path(cuda: torch.device) -> None:
     moe = made(MoESpec(width=256, inner=64, experts=16, experts_per_token=4, shared_inner=128), cuda, torch.float32)
     x = torch.randn(50, 256, device=cuda)

@@ -87,7 +87,8 @@ def _route_kernel(
     best = tl.zeros((slots,), tl.float32)
     expert = tl.zeros((slots,), tl.int32)
     for place in tl.static_range(chosen):
-        top = tl.argmax(share, axis=0)
+        # NaN has no greatest value. The index must stay valid, because the GEMMs read weights by it.
+        top = tl.minimum(tl.argmax(share, axis=0), count - 1)
         best = tl.where(slot == place, tl.max(share, axis=0), best)
         expert = tl.where(slot == place, top, expert)
         share = tl.where(at == top, -1.0, share)
