@@ -109,7 +109,7 @@ class BatchPorts:
             return _together(tensors) if is_even else tensors
         # Host values are uploaded as one copy: one each would cost more than the step.
         if not is_even or any(row.device != tensors[0].device for row in tensors):
-            tensors = [row.to(self._device) for row in tensors]
+            tensors = [self.sent(row) for row in tensors]
         if not is_even:
             return tensors
         return self.sent(_together(tensors))

@@ -120,6 +120,7 @@ class AudioEncoder(nn.Module):
     """
 
     listed_ports: Final = ("audio",)
+    device_outputs: Final = ("embeds",)
 
     positions: Tensor
 

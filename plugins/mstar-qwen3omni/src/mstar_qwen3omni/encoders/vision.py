@@ -169,6 +169,7 @@ class VisionEncoder(nn.Module):
 
     host_ports: Final = ("grid", "tokens")
     listed_ports: Final = ("pixels", "sound")
+    device_outputs: Final = ("embeds", "deepstack")
 
     def __init__(self, config: OmniConfig) -> None:
         super().__init__()
