@@ -72,19 +72,6 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """Resolves a host and port to addresses, as text."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FetchTarget:
-    """A URL that may be fetched. address: its checked address."""
-
-    url: httpx.URL
-    address: Address
-
-    @property
-    def pinned(self) -> httpx.URL:
-        """Return the URL with the address in place of the host name."""
-        return self.url.copy_with(host=str(self.address))
-
-
 class Fetcher:
     """HTTP(S) client for allowed hosts. resolve, transport, may_connect: replaced by tests."""
 
@@ -116,7 +103,7 @@ class Fetcher:
         try:
             async with asyncio.timeout(self._limit_s), self._turns, self._client() as client:
                 for _ in range(MAX_REDIRECTS + 1):
-                    found = await self._get(client, await self._goal(url, field), field, allowance)
+                    found = await self._get(client, url, await self._address(url, field), field, allowance)
                     if isinstance(found, bytes):
                         return found
                     url = self.check(_joined(url, found, field), field)
@@ -158,7 +145,8 @@ class Fetcher:
             headers=headers, transport=self._transport, trust_env=False, follow_redirects=False, timeout=self._limit_s
         )
 
-    async def _goal(self, url: httpx.URL, field: str) -> FetchTarget:
+    async def _address(self, url: httpx.URL, field: str) -> Address:
+        """Return the checked address of a URL's host."""
         port = url.port or PORTS[url.scheme]
         try:
             texts = await self._resolve(url.raw_host.decode(), port)  # as used in Host and SNI
@@ -170,16 +158,16 @@ class Fetcher:
                 "fetching media from this host is not allowed", hint="not all of its addresses are public", field=field,
                 code="remote_media_disabled",
             )  # fmt: skip
-        return FetchTarget(url=url, address=addresses[0])
+        return addresses[0]
 
     async def _get(
-        self, client: httpx.AsyncClient, goal: FetchTarget, field: str, allowance: ByteAllowance
+        self, client: httpx.AsyncClient, url: httpx.URL, address: Address, field: str, allowance: ByteAllowance
     ) -> bytes | str:
-        """Return the content, or the location of a redirect."""
-        name = goal.url.raw_host.decode()
+        """Return the content, or the location of a redirect. Connects to the checked address."""
         request = client.build_request(
-            "GET", goal.pinned, headers={"Host": goal.url.netloc.decode()}, extensions={"sni_hostname": name}
-        )
+            "GET", url.copy_with(host=str(address)), headers={"Host": url.netloc.decode()},
+            extensions={"sni_hostname": url.raw_host.decode()},
+        )  # fmt: skip
         try:
             answer = await client.send(request, stream=True)
             try:
