@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for a checkout t
 from mstar_core.errors import PeerStalled
 from mstar_core.messages.tensors import ShmTensor
 from mstar_core.transport import Courier, Mailbox, loan_of, mailbox_endpoint
-from mstar_core.transport.shm import ShmTransport
+from mstar_core.transport.shm import TensorTransport
 
 WAIT_S = 60.0
 CONTROL = b"e" + bytes(199)  # the size of a usual control message
@@ -49,7 +49,7 @@ class End:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.mailbox = Mailbox(self.context, mailbox_endpoint(directory, name, 1), Raw())
         self.courier = Courier(self.context, Raw())
-        self.tensors = ShmTransport(name, 1, directory)
+        self.tensors = TensorTransport(name, 1, directory)
         self.courier.connect(other, mailbox_endpoint(directory, other, 1), 1)
         self.tensors.connect(other, self.tensors.endpoint.replace(f"{name}.1.fd", f"{other}.1.fd"), 1)
 

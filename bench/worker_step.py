@@ -33,7 +33,7 @@ from mstar_core.messages.tensors import ShmTensor
 from mstar_core.messages.wire import Message
 from mstar_core.messages.work import OpenRequest, RunWalk, RunWalks
 from mstar_core.transport import loan_of
-from mstar_core.transport.shm import ShmTransport
+from mstar_core.transport.shm import TensorTransport
 from mstar_core.worker.executor import Executor
 from mstar_core.worker.outbox import Outbox
 from mstar_orpheus.plugin import ORPHEUS
@@ -44,7 +44,7 @@ FIRST_AUDIO_ID, IDS_PER_FRAME, FRAME_SAMPLES = 128266, 7, 2048
 class Nowhere:
     """Fake courier that counts messages and returns loans as the api does."""
 
-    def __init__(self, transport: ShmTransport) -> None:
+    def __init__(self, transport: TensorTransport) -> None:
         self.outputs = 0
         self._transport = transport
 
@@ -140,7 +140,7 @@ class Silence:
 
 def measure(streams: int, frames: int, folder: Path) -> dict[str, Any]:
     """Measure CPU time per id and per window with synchronous streams."""
-    transport = ShmTransport("worker-0", 1, folder)
+    transport = TensorTransport("worker-0", 1, folder)
     post = Nowhere(transport)
     speaker, codec = Speaker(), Silence()
     outbox = Outbox("worker-0", 0, post, transport)

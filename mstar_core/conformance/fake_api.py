@@ -13,7 +13,6 @@ from mstar_core.api.output.encode import EncodedChunk
 from mstar_core.api.output.queue import OutputItem
 from mstar_core.api.parse.params import check_outputs
 from mstar_core.conformance.mailbox import FakeMailbox
-from mstar_core.conformance.transport import MemoryTransport
 from mstar_core.messages.flow import Outputs, TensorFreed
 from mstar_core.messages.names import CONDUCTOR
 from mstar_core.messages.requests import (
@@ -30,6 +29,7 @@ from mstar_core.plugin.processor import MediaPart, Processor, PromptRequest
 from mstar_core.plugin.spec import ModelSpec
 
 if TYPE_CHECKING:
+    from mstar_core.transport import TensorTransport
     from mstar_core.transport.dtypes import Array
 
 DEADLINE_S = 600.0
@@ -103,7 +103,7 @@ class FakeApi:
     """Client side of the in-process runtime. Owns all its requests."""
 
     def __init__(
-        self, spec: ModelSpec, processor: Processor, box: FakeMailbox, transport: MemoryTransport, max_seq_len: int
+        self, spec: ModelSpec, processor: Processor, box: FakeMailbox, transport: TensorTransport, max_seq_len: int
     ) -> None:
         self.calls: dict[int, SentRequest] = {}
         self._spec = spec

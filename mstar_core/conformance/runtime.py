@@ -1,4 +1,4 @@
-"""In-process runtime: a real conductor, one real worker per rank and real engines, without sockets.
+"""In-process runtime: a real conductor, one real worker per rank and real engines, without message sockets.
 
 Used by the conformance checks and by tests. It applies everything that a process boundary does to messages and
 tensors: messages pass the wire format, tensors are loans that must be released.
@@ -6,6 +6,9 @@ tensors: messages pass the wire format, tensors are loans that must be released.
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,13 +23,14 @@ from mstar_core.config.deployment import NodePlacement, Plan, RankPlan
 from mstar_core.conformance.fake_api import FakeApi, RequestOutcome, SampleRequest, SentRequest
 from mstar_core.conformance.mailbox import FakeMailbox, MailboxNetwork
 from mstar_core.conformance.nodes import BuiltNode, Faults, RuntimeSettings, build_nodes, make_runners
-from mstar_core.conformance.transport import LoanLedger, MemoryTransport
 from mstar_core.engine.base import Handle, SamplingParams
 from mstar_core.errors import EngineError, MstarError
 from mstar_core.messages.life import PeerReady
 from mstar_core.messages.names import API, CONDUCTOR, worker_name
 from mstar_core.plugin.processor import Processor
 from mstar_core.plugin.spec import ModelSpec
+from mstar_core.transport import TensorTransport
+from mstar_core.transport.arena import MIB
 from mstar_core.worker.executor import Executor
 from mstar_core.worker.loop import Worker
 from mstar_core.worker.outbox import Outbox
@@ -104,11 +108,17 @@ class LocalRuntime:
         settings = settings or RuntimeSettings()
         self.settings = replace(settings, max_seq_len=min(settings.max_seq_len, spec.max_seq_len))
         self.clock = TickingClock()
+        plan = spread(spec, ranks)
         self.post = MailboxNetwork(slow)
-        self.ledger = LoanLedger()
+        folder_of_sockets = Path(tempfile.mkdtemp(prefix="mstar-"))
+        names = [API, *(worker_name(rank.rank) for rank in plan.ranks)]
+        self.transports = {name: _transport(name, folder_of_sockets) for name in names}
+        for each in self.transports.values():
+            for name, peer in self.transports.items():
+                each.connect(name, peer.endpoint, 1)
+        weakref.finalize(self, _free, list(self.transports.values()), folder_of_sockets)
         self.steps = 0
         self._probed = 0  # handles up to this one have been checked
-        plan = spread(spec, ranks)
         box = FakeMailbox(self.post, CONDUCTOR)
         self._inbox = box
         self.conductor = Conductor(spec, plan, box, max_seq_len=self.settings.max_seq_len, clock=self.clock)
@@ -118,7 +128,7 @@ class LocalRuntime:
             self.conductor.on(PeerReady(name=worker_name(rank.rank), incarnation=1))
         processor = processor or load_processor(str(spec.processor), folder, spec.model_kwargs)
         box = FakeMailbox(self.post, API)
-        self.api = FakeApi(spec, processor, box, self._transport(API), self.settings.max_seq_len)
+        self.api = FakeApi(spec, processor, box, self.transports[API], self.settings.max_seq_len)
 
     # -- requests ---------------------------------------------------------------------------------------------
 
@@ -187,7 +197,7 @@ class LocalRuntime:
         found += [f"the router counts {n} requests on rank {r}" for r, n in self.conductor.router.load.items() if n]
         for worker in self.workers:
             found += self._worker_leaks(worker)
-        found += [f"{count} tensors of {owner} are lent" for owner, count in self.ledger.live().items()]
+        found += [f"{each.live} tensors of {owner} are lent" for owner, each in self.transports.items() if each.live]
         if not found:
             self._probed = self.api.sent
         return found
@@ -212,12 +222,9 @@ class LocalRuntime:
 
     # -- parts ------------------------------------------------------------------------------------------------
 
-    def _transport(self, name: str) -> MemoryTransport:
-        return MemoryTransport(name, self.ledger)
-
     def _worker(self, spec: ModelSpec, rank: RankPlan, built: Mapping[str, BuiltNode], faults: Faults | None) -> Worker:
         name = worker_name(rank.rank)
-        box, transport = FakeMailbox(self.post, name), self._transport(name)
+        box, transport = FakeMailbox(self.post, name), self.transports[name]
         runners = make_runners(built, rank.nodes, self.settings, self.clock, faults)
         outbox = Outbox(name, rank.rank, box, transport)
         # The fake mailbox has the methods of a mailbox that the loop calls.
@@ -232,6 +239,17 @@ class LocalRuntime:
                 clock=self.clock,
             ),
         )  # fmt: skip
+
+
+def _transport(name: str, folder: Path) -> TensorTransport:
+    """Return a transport that lends every tensor, of whatever size, so that each must be released."""
+    return TensorTransport(name, 1, folder, segment_bytes=MIB, inline_bytes=-1)
+
+
+def _free(transports: Sequence[TensorTransport], folder: Path) -> None:
+    for transport in transports:
+        transport.close()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

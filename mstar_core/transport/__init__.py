@@ -6,9 +6,9 @@ from mstar_core.transport.address import arena_path, mailbox_endpoint
 from mstar_core.transport.arena import Arena, ArenaReader, FdServer
 from mstar_core.transport.courier import Courier
 from mstar_core.transport.mailbox import Mailbox, Malformed
-from mstar_core.transport.shm import open_transport
+from mstar_core.transport.shm import TensorTransport, open_transport
 from mstar_core.transport.spin import Spin
-from mstar_core.transport.tensors import Loan, TensorTransport, loan_of
+from mstar_core.transport.tensors import Loan, loan_of
 
 __all__ = [
     "Arena",

@@ -94,7 +94,7 @@ class _Loan:
 
 
 class Arena(Closing):
-    """Pooled shared memory of one process. Not thread-safe. Owned by its `ShmTransport`."""
+    """Pooled shared memory of one process. Not thread-safe. Owned by its `TensorTransport`."""
 
     def __init__(
         self,
@@ -363,7 +363,7 @@ class _Owner:
 
 
 class ArenaReader:
-    """Tensors in the arenas of other processes, mapped once and read-only. Owned by `ShmTransport`."""
+    """Tensors in the arenas of other processes, mapped once and read-only. Owned by `TensorTransport`."""
 
     def __init__(self, *, timeout_s: float = 2.0) -> None:
         """timeout_s: for the descriptor of a new owner."""

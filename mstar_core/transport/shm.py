@@ -1,4 +1,8 @@
-"""Tensor transport between processes of one host: small tensors inline, large ones in pooled shared memory."""
+"""Tensor transport between processes of one host: small tensors inline, large ones in pooled shared memory.
+
+The sender puts an array and sends its handle in a message. The reader gets the array and, when it no longer uses it,
+sends TensorFreed to the owner, which releases the loan.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +14,16 @@ from mstar_core.messages.tensors import InlineTensor, TensorRef
 from mstar_core.transport.address import arena_path
 from mstar_core.transport.arena import MIB, Arena, ArenaReader, FdServer
 from mstar_core.transport.dtypes import Array
-from mstar_core.transport.tensors import TensorTransport, inline, inline_array
+from mstar_core.transport.tensors import inline, inline_array
 
 INLINE_BYTES = 32 * 1024  # below this size a copy through the socket is cheaper than a loan and its return
 
 
-class ShmTransport(Closing):
-    """`TensorTransport` over an `Arena`. Owns the arena, its descriptor server and the mappings of peers."""
+class TensorTransport(Closing):
+    """One process's end. Owns its arena, the arena's descriptor server and the mappings of peers. Not thread-safe.
+
+    sent_bytes: of all tensors so far. Only the first `get` from a new owner may block.
+    """
 
     def __init__(
         self,
@@ -35,7 +42,7 @@ class ShmTransport(Closing):
         Raises TransportError when the socket or the memory cannot be created.
         """
         self._inline_bytes = inline_bytes
-        self._sent_bytes = 0
+        self.sent_bytes = 0
         self._reader = ArenaReader()
         self.arena = Arena(name, incarnation=incarnation, segment_bytes=segment_bytes, max_bytes=max_bytes)
         try:
@@ -48,43 +55,55 @@ class ShmTransport(Closing):
 
     @property
     def endpoint(self) -> str:
+        """Endpoint at which peers map this process's tensors, announced by message."""
         return str(self._server.path)
 
     @property
     def live(self) -> int:
+        """Number of open loans."""
         return self.arena.live
 
     @property
     def used_bytes(self) -> int:
+        """Bytes in open loans."""
         return self.arena.used_bytes
 
-    @property
-    def sent_bytes(self) -> int:
-        return self._sent_bytes
-
     def put(self, array: Array, to: str, *, dtype: str | None = None) -> TensorRef:
-        self._sent_bytes += array.nbytes
+        """Lend a copy of `array` to `to`. dtype: the true name if numpy lacks the type (bfloat16 as uint16).
+
+        Raises ArenaFull, TransportError.
+        """
+        self.sent_bytes += array.nbytes
         if array.nbytes <= self._inline_bytes:
             return inline(array, dtype)
         return self.arena.put(array, to, dtype=dtype)
 
     def get(self, ref: TensorRef) -> Array:
+        """Return the tensor, read-only and in place if possible; valid until its loan is returned.
+
+        Raises TransportError when the owner is gone or the loan has ended.
+        """
         return inline_array(ref) if isinstance(ref, InlineTensor) else self._reader.open(ref)
 
     def copy(self, ref: TensorRef) -> Array:
+        """Return a writable copy without a loan. Raises as `get` does."""
         return inline_array(ref).copy() if isinstance(ref, InlineTensor) else self._reader.copy(ref)
 
     def release(self, slot: int, generation: int) -> bool:
+        """End a loan of this process. Returns False if it has ended already."""
         return self.arena.release(slot, generation)
 
     def connect(self, peer: str, endpoint: str, incarnation: int) -> None:
+        """Register a peer before its first tensor is read. Late announcements are ignored."""
         self._reader.connect(peer, Path(endpoint), incarnation)
 
     def reclaim(self, peer: str, incarnation: int | None = None) -> int:
+        """End the loans of a dead peer and unmap its memory. Returns the number of loans."""
         self._reader.forget(peer, incarnation)
         return self.arena.reclaim(peer)
 
     def close(self) -> None:
+        """Free everything. Safe to call twice."""
         self._server.close()
         self._reader.close()
         self.arena.close()
@@ -114,4 +133,4 @@ def open_transport(protocol: str, *, name: str, incarnation: int, directory: Pat
             name=protocol,
             nearest=nearest(protocol, known),
         )
-    return ShmTransport(name, incarnation, directory)
+    return TensorTransport(name, incarnation, directory)

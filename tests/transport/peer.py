@@ -12,7 +12,7 @@ import zmq
 
 from mstar_core.messages.tensors import TensorRef
 from mstar_core.transport import Mailbox, mailbox_endpoint
-from mstar_core.transport.shm import ShmTransport
+from mstar_core.transport.shm import TensorTransport
 
 INCARNATION = 1
 
@@ -27,7 +27,7 @@ class RawCodec:
 
 def lend(directory: Path) -> None:
     """`put BYTES FILL`: lend a tensor, answer with its handle."""
-    with ShmTransport("owner", INCARNATION, directory, segment_bytes=1 << 20) as transport:
+    with TensorTransport("owner", INCARNATION, directory, segment_bytes=1 << 20) as transport:
         answer(transport.endpoint)
         for line in sys.stdin:
             _, size, fill = line.split()
@@ -38,7 +38,7 @@ def lend(directory: Path) -> None:
 def read(directory: Path) -> None:
     """`ENDPOINT HANDLE`: map the tensor, keep it, answer with its sum."""
     held = []
-    with ShmTransport("reader", INCARNATION, directory) as transport:
+    with TensorTransport("reader", INCARNATION, directory) as transport:
         answer(transport.endpoint)
         for line in sys.stdin:
             endpoint, _, handle = line.partition(" ")

@@ -16,7 +16,7 @@ import pytest
 from mstar_core.errors import PeerStalled, TransportError
 from mstar_core.messages.tensors import ShmTensor
 from mstar_core.transport import ArenaReader, Courier, Mailbox, mailbox_endpoint
-from mstar_core.transport.shm import ShmTransport
+from mstar_core.transport.shm import TensorTransport
 
 ROOT = Path(__file__).parents[2]
 PEER = Path(__file__).with_name("peer.py")
@@ -95,7 +95,7 @@ def mappings() -> int:
 
 def test_a_tensor_crosses_to_another_process_and_back_comes_its_slot(start, directory):
     reader = start("read")
-    with ShmTransport("owner", 1, directory) as owner:
+    with TensorTransport("owner", 1, directory) as owner:
         ref = owner.put(np.full(MIB, 3, dtype=np.uint8), "reader")
         assert isinstance(ref, ShmTensor)
         assert reader.ask(f"{owner.endpoint} {msgspec.json.encode(ref).decode()}") == str(3 * MIB)
@@ -105,7 +105,7 @@ def test_a_tensor_crosses_to_another_process_and_back_comes_its_slot(start, dire
 
 def test_a_killed_reader_gives_everything_back(start, directory):
     reader = start("read")
-    with ShmTransport("owner", 1, directory, segment_bytes=MIB, max_bytes=2 * MIB) as owner:
+    with TensorTransport("owner", 1, directory, segment_bytes=MIB, max_bytes=2 * MIB) as owner:
         for fill in (1, 2):
             ref = owner.put(np.full(MIB - 64, fill, dtype=np.uint8), "reader")
             reader.ask(f"{owner.endpoint} {msgspec.json.encode(ref).decode()}")
@@ -119,7 +119,7 @@ def test_a_killed_reader_gives_everything_back(start, directory):
 
 def test_a_killed_owner_leaves_its_readers_what_they_hold_and_nothing_else(start, directory):
     owner = start("lend")
-    with ShmTransport("reader", 1, directory) as reader:
+    with TensorTransport("reader", 1, directory) as reader:
         reader.connect("owner", owner.endpoint, 1)
         held = reader.get(owner.lend(MIB, 5))
         unread = owner.lend(MIB, 6)
@@ -137,7 +137,7 @@ def test_a_killed_owner_leaves_its_readers_what_they_hold_and_nothing_else(start
 
 def test_an_owner_killed_before_its_first_tensor_was_read_is_an_error_at_once(start, directory):
     owner = start("lend")
-    with ShmTransport("reader", 1, directory) as reader:
+    with TensorTransport("reader", 1, directory) as reader:
         reader.connect("owner", owner.endpoint, 1)
         ref = owner.lend(MIB, 5)
         owner.kill()
@@ -209,9 +209,9 @@ def test_descriptors_are_handed_out_again_after_they_ran_out(directory):
     script = """
 import resource, socket, sys
 from pathlib import Path
-from mstar_core.transport.shm import ShmTransport
+from mstar_core.transport.shm import TensorTransport
 
-with ShmTransport("owner", 1, Path(sys.argv[1])) as owner:
+with TensorTransport("owner", 1, Path(sys.argv[1])) as owner:
     first, second = (socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # no new descriptor can be had

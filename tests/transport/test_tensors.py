@@ -13,15 +13,15 @@ import pytest
 
 from mstar_core.errors import ArenaFull, NotFound, TransportError
 from mstar_core.messages.tensors import InlineTensor, ShmTensor, TensorRef
-from mstar_core.transport import TensorTransport, loan_of, open_transport
-from mstar_core.transport.shm import BETWEEN_HOSTS, INLINE_BYTES, ShmTransport
+from mstar_core.transport import loan_of, open_transport
+from mstar_core.transport.shm import BETWEEN_HOSTS, INLINE_BYTES, TensorTransport
 
 MIB = 1 << 20
 
 # Each entry opens the end of one process. A further transport joins the promises below by a line here.
 ENDS: dict[str, Callable[[str, int, Path], TensorTransport]] = {
-    "SHM": lambda name, incarnation, directory: ShmTransport(name, incarnation, directory, max_bytes=4 * MIB),
-    "SHM, nothing inline": lambda name, incarnation, directory: ShmTransport(
+    "SHM": lambda name, incarnation, directory: TensorTransport(name, incarnation, directory, max_bytes=4 * MIB),
+    "SHM, nothing inline": lambda name, incarnation, directory: TensorTransport(
         name, incarnation, directory, max_bytes=4 * MIB, inline_bytes=-1
     ),
 }
@@ -185,7 +185,7 @@ def test_a_handle_that_makes_no_sense_is_an_error(ends, ref):
 
 def test_the_table_opens_shm(directory):
     transport = open_transport("SHM", name="worker-0", incarnation=1, directory=directory)
-    assert isinstance(transport, ShmTransport)
+    assert isinstance(transport, TensorTransport)
     transport.close()
 
 
