@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from mstar_core.errors import Duplicate, MstarError, RequestError, TimedOut
+from mstar_core.errors import Cancelled, Duplicate, MstarError, RequestError, TimedOut
 
 if TYPE_CHECKING:
     from mstar_core.api.output.encode import OutputEncoder
@@ -72,6 +72,10 @@ class LiveRequest:
         if self.on_fail is not None:
             self.on_fail(error)
 
+    def cancel(self) -> None:
+        """Fail the request because it was cancelled by its id."""
+        self.fail(Cancelled("the request was cancelled by its id"))
+
     async def until(self, work: Awaitable[T], clock: Callable[[], float] = time.monotonic) -> T:
         """Await `work` until the deadline or `fail`, then cancel it. Raises TimedOut or the error."""
         if self.error is not None:
@@ -105,6 +109,7 @@ class ReceivingRequest:
     key: str
     task: asyncio.Task[Any]
     created: float = field(default_factory=time.time)
+    state: str = "preprocessing"
     is_cancelled: bool = False
 
     def cancel(self) -> None:

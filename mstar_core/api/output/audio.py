@@ -114,38 +114,27 @@ class PcmEncoder:
         return self.push(b"")
 
 
-class _Sink(io.RawIOBase):
-    """Write-only sink of a muxer; not seekable."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._parts: list[bytes] = []
-
-    def writable(self) -> bool:
-        return True
+class _Sink(io.BytesIO):
+    """Sink of a streaming muxer, which may not seek."""
 
     def seekable(self) -> bool:
         return False
 
-    def write(self, data: Any) -> int:
-        self._parts.append(bytes(data))
-        return len(self._parts[-1])
-
     def take(self) -> bytes:
-        data = b"".join(self._parts)
-        self._parts.clear()
+        data = self.getvalue()
+        self.seek(0)
+        self.truncate()
         return data
 
 
 class AvEncoder:
     """FLAC, MP3 or Opus encoder of PyAV. Not thread safe."""
 
-    def __init__(self, form: AudioFormat, rate: int, channels: int, sink: _Sink | io.BytesIO) -> None:
+    def __init__(self, form: AudioFormat, rate: int, channels: int, sink: io.BytesIO) -> None:
         import av
 
         self._rate = rate
         self._layout = "mono" if channels == 1 else "stereo"
-        self._channels = channels
         self._sink = sink
         options = {"write_xing": "0"} if form.container == "mp3" and isinstance(sink, _Sink) else {}
         self._container = av.open(sink, mode="w", format=form.container, options=options)

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sanic.response import HTTPResponse
 
 from mstar_core.api.http.exchange import Exchange
-from mstar_core.errors import Cancelled, NotFound
+from mstar_core.api.requests import LiveRequest, ReceivingRequest
+from mstar_core.errors import NotFound
 
 
 async def request_state(exchange: Exchange) -> HTTPResponse:
     """Return the state of a live request or the outcome of a finished one."""
     name = exchange.path_name
     registry = exchange.service.registry
-    live = registry.find(name, exchange.key)
-    if live is not None:
-        body = {"id": name, "object": "request", "status": live.state, "route": live.route, "created": live.created}
+    found = registry.find(name, exchange.key) or registry.arrives(name, exchange.key)
+    if found is not None:
+        body = {"id": name, "object": "request", "status": found.state, "route": found.route, "created": found.created}
         return exchange.json({**body, "error": None})
-    arriving = registry.arrives(name, exchange.key)
-    if arriving is not None:
-        came = {"route": arriving.route, "created": arriving.created, "error": None}
-        return exchange.json({"id": name, "object": "request", "status": "preprocessing", **came})
     outcome = registry.outcome(name, exchange.key)
     if outcome is None:
         raise unknown()
@@ -30,14 +29,13 @@ async def cancel(exchange: Exchange) -> HTTPResponse:
     """Cancel a request. Has no effect on finished requests."""
     name = exchange.path_name
     registry = exchange.service.registry
-    items = registry.items(name, exchange.key)
-    if items:
-        for live in items:
-            live.fail(Cancelled("the request was cancelled by its id"))
-        return exchange.json({"id": name, "status": "cancelled"})
     arriving = registry.arrives(name, exchange.key)
-    if arriving is not None:
-        arriving.cancel()
+    found: Sequence[LiveRequest | ReceivingRequest] = registry.items(name, exchange.key)
+    if not found and arriving is not None:
+        found = [arriving]
+    for request in found:
+        request.cancel()
+    if found:
         return exchange.json({"id": name, "status": "cancelled"})
     outcome = registry.outcome(name, exchange.key)
     if outcome is None:
