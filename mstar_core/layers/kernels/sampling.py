@@ -140,11 +140,11 @@ def draw_kernel(
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, block)
     inside = at < vocab
-    heat, limit, chance = tl.load(temperature + row), tl.load(top_p + row), tl.load(uniform + row * uniform_stride)
-    count = tl.load(top_k + row).to(tl.int32)
     if overlaps:
         gdc_launch_dependents()
         gdc_wait()
+    heat, limit, chance = tl.load(temperature + row), tl.load(top_p + row), tl.load(uniform + row * uniform_stride)
+    count = tl.load(top_k + row).to(tl.int32)
     x = tl.load(logits + row * stride + at, mask=inside, other=-INFINITY).to(tl.float32)
     x = tl.where(x != x, INFINITY, x)
     best = tl.max(x, axis=0)
@@ -157,14 +157,14 @@ def draw_kernel(
         if is_good:
             key = tl.where(inside, ordered(y), OUTSIDE)
             peak_key = tl.max(key, axis=0)
-            if (count > 0) & (count < vocab):
+            is_cut = (count > 0) & (count < vocab)
+            ranked = inside
+            if is_cut:
                 ranked = _ranks(key, at, inside, count, peak_key)
-                if count <= few:
-                    found = _pair_draw(key, at, ranked, count, peak, limit, chance, listed + row * few, unit, few)
-                else:
-                    found = _search_draw(key, at, ranked, peak, peak_key, limit, chance, unit)
+            if is_cut & (count <= few):
+                found = _pair_draw(key, at, ranked, count, peak, limit, chance, listed + row * few, unit, few)
             else:
-                found = _search_draw(key, at, inside, peak, peak_key, limit, chance, unit)
+                found = _search_draw(key, at, ranked, peak, peak_key, limit, chance, unit)
     tl.store(drawn + row, tl.where(is_good, found, -1))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
 
@@ -151,6 +152,29 @@ def test_sampled_steps_equal_the_definition(small: Talker) -> None:
             ended[row] |= said[row] < 0
             assert bool(made["text_ended"][row]) == ended[row] and codes[0] == code0[row]
             vectors[row] = torch.cat([vectors[row], (x + small.project_text(torch.tensor([text]))[0])[None]])
+
+
+def test_half_precision_stays_near_float32(small: Talker) -> None:
+    """Measured by the median over tokens: near-ties of the router give a few tokens another expert (pitfall 15)."""
+    half = copy.deepcopy(small).to(torch.bfloat16)
+    half.model.rotary, half.code_predictor.model.rotation = small.model.rotary, small.code_predictor.model.rotation
+    tokens, codes = torch.arange(40, 60), torch.arange(20).view(5, 4)
+    found = []
+    for talker in (small, half):
+        cache, logits = DenseCache(), list[Tensor]()
+        cache.lengths = [20]
+        hidden = talker(kv=cache, positions=torch.arange(20.0), tokens=tokens)["hidden"]
+
+        def choose(step: int, scores: Tensor, logits: list[Tensor] = logits) -> Tensor:
+            logits.append(scores.float())
+            return codes[:, step]
+
+        states, first = hidden[:5], talker.model.codec_embedding(torch.arange(5))
+        talker.code_predictor.unroll(states, first, choose)
+        found.append((hidden.float(), talker.head(hidden).float(), torch.stack(logits, dim=1)))
+    for wide, narrow in zip(*found, strict=True):
+        error = (narrow - wide).norm(dim=-1) / wide.norm(dim=-1)
+        assert 0 < float(error.median()) < 0.03, float(error.median())
 
 
 def test_the_engine_takes_text_ids_above_the_talkers_vocabulary(small: Talker) -> None:

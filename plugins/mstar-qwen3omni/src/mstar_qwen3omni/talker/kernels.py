@@ -38,7 +38,7 @@ def _head_halves(
 
 @triton.jit
 def frame_attention_kernel(
-    packed, query_gain, key_gain, cosine, sine, keys, values, out, part_stride, rows, start, heads, kv_heads, eps,
+    packed, query_gain, key_gain, cosine, sine, keys, values, out, part_stride, start, heads, kv_heads, eps,
     softmax_scale, tokens: tl.constexpr, group: tl.constexpr, lanes: tl.constexpr, places: tl.constexpr,
     width: tl.constexpr, parts: tl.constexpr, overlaps: tl.constexpr,
 ):  # fmt: skip
@@ -137,7 +137,7 @@ def frame_attention(
     out = torch.empty((rows * tokens, heads * width), dtype=dtype, device=packed.device)
     group = heads // kv_heads
     frame_attention_kernel[(rows, kv_heads)](
-        packed, *norms, *rotation, *cache, out, rows * tokens * packed.shape[-1], rows, start, heads, kv_heads, eps,
+        packed, *norms, *rotation, *cache, out, rows * tokens * packed.shape[-1], start, heads, kv_heads, eps,
         width**-0.5, tokens=tokens, group=group, lanes=triton.next_power_of_2(group), places=places, width=width,
         parts=parts, num_warps=4, **launch_options(packed.device),
     )  # fmt: skip
