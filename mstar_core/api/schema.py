@@ -87,9 +87,10 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     stream: Annotated[bool, Meta(description="the same as streaming")] | None = None
     model_kwargs: Annotated[dict[str, Any], Meta(description="parameters of the model")] | None = None
     request_id: Annotated[str, Meta(description="the client's own id, as in the header X-Request-ID")] | None = None
-    stream_events: Annotated[Literal["data", "full"], Meta(description="`full` adds a start line and a done line")] = (
-        "data"
-    )
+    stream_events: Annotated[
+        Literal["data", "full"],
+        Meta(description="`full` adds a start line, a done line and `progress` lines of models with a step loop"),
+    ] = "data"
     model: Annotated[str, Meta(description="any name of the served model")] | None = None
 
 

@@ -31,6 +31,7 @@ from mstar_core.messages.tensors import TensorRef
 from mstar_core.plugin.media.limits import MediaLimits
 from mstar_core.plugin.processor import Detokenizer, Inputs, PromptRequest
 from mstar_core.plugin.spec import ModelSpec
+from mstar_core.plugin.surface import PROGRESS
 
 KEEPALIVE_S: Final = 15.0
 BODIES: Final = 8
@@ -83,7 +84,7 @@ class Session:
                 raise timed_out(self.live)
             items = await self._queue.take(min(pace, left))
             chunks = await self.encoder.chunks(items) if items else []
-            self._note_first(items[0].modality if items else "")
+            self._note_first(next((item.modality for item in items if item.modality != PROGRESS), ""))
             self._ending = self._queue.ending
             if self.encoder.is_stopped and self._ending is None:  # the end of the block cancels the request
                 self._ending = RequestFinished(handle=self.live.handle, reason="stop")
@@ -159,6 +160,7 @@ class Service:
         self.page = ""
         self.uploads = deployment.uploads
         self.sampled = SampledPorts.by(model)
+        self.emits_progress = model.emits(PROGRESS)
         api = deployment.api
         self.admission = AdmissionQueue(
             deployment.max_concurrent_requests, deployment.max_queue, clock, per_key=api.max_requests_per_key

@@ -105,7 +105,8 @@ class FrameReader:
 class StreamReader:
     """Reads one response. Its attributes hold the facts of the `start` and `done` lines.
 
-    is_over: nothing more follows, because the response ended well, failed or broke off.
+    progress: steps done and all steps, by the last `progress` line. is_over: nothing more follows, because the response
+    ended well, failed or broke off.
     """
 
     def __init__(self, request_id: str | None = None, content_type: str = "") -> None:
@@ -116,6 +117,7 @@ class StreamReader:
         self.finish_reason: str | None = None
         self.usage: dict[str, Any] | None = None
         self.warnings: list[str] = []
+        self.progress: tuple[int, int] | None = None
         self.is_over = False
         self._lines: LineReader | FrameReader = FrameReader() if content_type.startswith(FRAMES) else LineReader()
         self._parts: list[Line] = []
@@ -150,6 +152,8 @@ class StreamReader:
                 self.is_over = True
                 self.finish_reason, self.usage = facts.get("finish_reason"), facts.get("usage")
                 self.warnings = list(facts.get("warnings") or [])
+            case "progress":
+                self.progress = (int(facts.get("step") or 0), int(facts.get("steps") or 0))
             case "error":
                 self.is_over = True
                 return [error_event(line)]

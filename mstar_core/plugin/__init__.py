@@ -8,10 +8,22 @@ from mstar_core.plugin.offers import Check, FetchProgress, LifeEvent, PlanReques
 from mstar_core.plugin.params import ParamSpec, param, param_schema, param_specs, parse_params
 from mstar_core.plugin.program import Fork, InputFact, ProgramRequest, Run, Segment, Signal, WalkResult
 from mstar_core.plugin.spec import API_VERSION, ModelSpec, Partition, Sample, WeightRef
-from mstar_core.plugin.surface import Action, Audio, Image, Modality, Scalar, Surface, TensorData, Text, Video
+from mstar_core.plugin.surface import (
+    PROGRESS,
+    Action,
+    Audio,
+    Image,
+    Modality,
+    Scalar,
+    Surface,
+    TensorData,
+    Text,
+    Video,
+)
 
 __all__ = [
     "API_VERSION",
+    "PROGRESS",
     "Action",
     "Audio",
     "Check",

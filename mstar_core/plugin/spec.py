@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mstar_core.errors import GraphError, did_you_mean
-from mstar_core.graph import NodeSpec, Stream, Walk
+from mstar_core.graph import GraphEdge, NodeSpec, Stream, Walk, graph_nodes, loops
 from mstar_core.plugin.program import Program, ProgramRequest
 from mstar_core.plugin.surface import Modality, Surface
 
@@ -126,6 +126,13 @@ class ModelSpec:
     def input(self, kind: str) -> Modality | None:
         """Return the input modality of a kind, None if there is none."""
         return next((modality for modality in self.inputs if modality.kind == kind), None)
+
+    def emits(self, kind: str) -> bool:
+        """Return whether a walk sends values of this kind to the client."""
+        walks = [walk for partition in self.partitions for walk in partition.walks.values()]
+        edges = [edge for walk in walks for use in graph_nodes(walk) for edge in use.outputs]
+        edges += [edge for walk in walks for loop in loops(walk) for edge in loop.outputs]
+        return any(isinstance(edge, GraphEdge) and edge.is_client and edge.modality == kind for edge in edges)
 
     def sample_inputs(self, sample: Sample) -> list[str]:
         """Return the input kinds of a sample in order: from its files or segments, else from names of its inputs."""

@@ -66,6 +66,9 @@ class TensorData(Modality):
 MODALITIES: tuple[type[Modality], ...] = (Text, Image, Audio, Video, Action, Scalar, TensorData)
 MODALITY_NAMES: tuple[str, ...] = tuple(m.kind for m in MODALITIES)
 
+PROGRESS: Final = "progress"
+"""Modality of progress events: int64 [2], steps done and all steps. Sent only to requests that ask for events."""
+
 
 ROUTES: Final = ("chat", "speech", "image", "image_edit", "transcription", "robot_policy")
 """Api routes that a model may map."""

@@ -41,6 +41,7 @@ from mstar_core.messages.requests import error_info
 from mstar_core.messages.tensors import TensorRef
 from mstar_core.messages.work import EndStream, OpenRequest, ReleaseSignal, RunWalk, RunWalks, SignalRef, WalkDone
 from mstar_core.plugin.spec import ModelSpec
+from mstar_core.plugin.surface import PROGRESS
 from mstar_core.process.failures import attempt
 from mstar_core.transport import TensorTransport
 from mstar_core.worker.arrays import narrowed, to_tensor
@@ -549,7 +550,11 @@ class Executor:
             self._emit(request, port, modality, tensor, {"step": iteration[-1]} if iteration else {})
 
     def _emit(self, request: WorkerRequest, port: str, modality: str, tensor: Tensor, meta: dict[str, int]) -> None:
-        if request.outputs and modality not in request.outputs:
+        if modality not in request.outputs and (request.outputs or modality == PROGRESS):
+            return
+        if modality == PROGRESS:
+            self._outbox.output(request.handle, request.emitted, port, modality, tensor, {})
+            request.emitted += 1
             return
         if request.first_output_s is None:
             request.first_output_s = self._clock()

@@ -21,7 +21,7 @@ from mstar_core.codec import BFLOAT16, npy_header, safetensors_header, widen_bfl
 from mstar_core.errors import RequestError
 from mstar_core.plugin.processor import Detokenizer
 from mstar_core.plugin.spec import ModelSpec
-from mstar_core.plugin.surface import Audio
+from mstar_core.plugin.surface import PROGRESS, Audio
 
 Form = Literal["raw", "npy", "safetensors", "json"]
 FORMS: Final[tuple[str, ...]] = get_args(Form)
@@ -229,6 +229,10 @@ class OutputEncoder:
         """Return the chunks of some items; text that does not complete a character gives none."""
         chunks: list[EncodedChunk] = []
         for item in items:
+            if item.modality == PROGRESS:
+                step, steps = (int(value) for value in item.array.reshape(-1))
+                chunks.append(EncodedChunk(modality=PROGRESS, data=b"", metadata={"step": step, "steps": steps}))
+                continue
             now = self._clock()
             self._note(item.modality, now)
             if item.modality == "audio" and item.array.dtype == PCM16:

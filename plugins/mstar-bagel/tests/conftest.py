@@ -159,7 +159,7 @@ class Run:
         """Return the velocity [h, w, channels] of noisy latents at a flow time."""
         cache.is_causal, cache.writes = False, False
         positions = torch.full((x.shape[0] * x.shape[1] + 2,), cache.position, device=self.device)
-        times = torch.tensor([[[time, 0.0]]], device=self.device)
+        times = torch.tensor([[[time, 0.0, 0.0]]], device=self.device)
         return self.llm(kv=cache, positions=positions, latents=x[None], times=times)["velocity"][0]
 
     def greedy(self, count: int, cache: BranchCache) -> tuple[list[int], Tensor]:

@@ -57,7 +57,7 @@ def test_a_painting_equals_the_reference_step_by_step(painting: str, golden: Any
     combine, pixels = FlowSteps(run.built.sizes.latent_width, CPU), run.built.sizes.token_pixels
     height, width = (side // pixels for side in case["output_hw"])
     x = wanted["init_noise"].view(height, width, -1)
-    for number, (time, length) in enumerate(grid):
+    for number, (time, length, _) in enumerate(grid):
         raw = {name: wanted.get(f"step{number}.v_{name}") for name in BRANCHES}
         assert is_guided[number] == case["guided_steps"][number]
         found = {name: run.velocity(x, float(time), run.caches[name]) for name in BRANCHES if raw[name] is not None}
@@ -69,7 +69,7 @@ def test_a_painting_equals_the_reference_step_by_step(painting: str, golden: Any
             if name in found and is_guided[number]
         }
         x = combine(
-            latents=[x], v=[found["main"]], guidance=[np.array(guide.numbers(), dtype=np.float32)],
+            latents=[x], v=[found["main"]], guidance=[np.array([*guide.numbers(), len(grid)], dtype=np.float32)],
             times=[grid], step=np.array([number]), seeds=np.zeros(1), **sides,
         )["latents"][0]  # fmt: skip
         torch.testing.assert_close(x.flatten(0, 1), wanted["latents_after_step"][number], atol=LATENTS, rtol=0)

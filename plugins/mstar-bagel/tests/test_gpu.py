@@ -145,7 +145,7 @@ def test_a_noisy_image_reads_its_cache_in_each_backend(attention: str) -> None:
     """Images of two sizes in one step give the velocities of each alone, in both backends."""
     module = wide()
     images = [torch.randn(4, 6, WIDE.latent_width), torch.randn(8, 5, WIDE.latent_width)]
-    times = torch.tensor([[0.9, 0.1], [0.8, 0.1]])
+    times = torch.tensor([[0.9, 0.1, 0], [0.8, 0.1, 1]])
     alone = [velocities(engine_of(module), [each], times)[0] for each in images]
     together = velocities(engine_of(module, attention=attention), images, times)
     for found, wanted in zip(together, alone, strict=True):

@@ -18,6 +18,7 @@ import pytest
 from PIL import Image
 
 from mstar_bagel.request.tokenizer import TextTokenizer
+from mstar_core import MStarClient
 from mstar_core.config.deployment import KVCacheConfig
 from tests.runtime.deployment import Deployment, Served, plan
 
@@ -183,6 +184,21 @@ def test_chat_gives_an_image_by_its_modalities(small: Deployment) -> None:
     answer = httpx.post(f"{small.url}/v1/chat/completions", json=body, timeout=120)
     assert answer.status_code == 200, answer.text
     assert "iVBOR" in answer.text  # a PNG in base64
+
+
+def test_steps_are_events_of_a_full_stream_only(small: Deployment) -> None:
+    fields = {"text": "a boat", "output_modalities": "image", "model_kwargs": json.dumps({**SMALL, "num_timesteps": 6})}
+    for events in ("full", "data"):
+        given = {**fields, "stream_events": events}
+        answer = httpx.post(f"{small.url}/generate", data=given, timeout=60)
+        lines = [json.loads(line) for line in answer.text.splitlines() if line]
+        told = [line["metadata"] for line in lines if line["modality"] == "progress"]
+        wanted = [{"step": number, "steps": 5} for number in range(1, 6)] if events == "full" else []
+        assert told == wanted
+        assert [line["modality"] for line in lines if line["modality"] == "image"] == ["image"]
+    with MStarClient(small.url) as sdk:
+        made = sdk.generate(text="a boat", output_modalities=["image"], stream=True, **SMALL)
+        assert [type(event).__name__ for event in made] == ["ImageChunk"]
 
 
 # -- load, cancel, refusals -------------------------------------------------------------------------------------------

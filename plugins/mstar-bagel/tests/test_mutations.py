@@ -44,10 +44,10 @@ def paint(golden: Golden, run: Run, name: str) -> Tensor:
         names = {"v": "main"}
         if phase.endswith("guided"):
             names |= {"v_text": "cfg_text"} | ({"v_img": "cfg_img"} if has_image_branch else {})
-        for number, (time, _) in enumerate(times):
+        for number, (time, *_) in enumerate(times):
             velocities = {port: [run.velocity(x, float(time), run.caches[own])] for port, own in names.items()}
             x = combine(
-                seeds=np.zeros(1), latents=[x], guidance=[np.array(guide.numbers(), np.float32)], times=[times],
+                seeds=np.zeros(1), latents=[x], guidance=[np.array([*guide.numbers(), 0], np.float32)], times=[times],
                 step=np.array([number]), **velocities,
             )["latents"][0]  # fmt: skip
     return x.flatten(0, 1)

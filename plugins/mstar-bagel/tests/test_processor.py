@@ -162,7 +162,7 @@ def test_a_new_image_has_the_size_that_was_asked_for(reference: Any, processor: 
     assert processor.process_prompt(request([("text", "x")], ["image"])).arrays["grid"].tolist() == [
         longest // pixels, longest // pixels,
     ]  # fmt: skip
-    assert asked.arrays["guidance"].tolist() == [4.0, 1.0, 0.0, 0.0]
+    assert asked.arrays["guidance"].tolist() == [4.0, 1.0, 0.0, 0.0, 49.0]
     assert {name for name in asked.arrays if name.startswith("times")} == {"times_guided", "times_after"}
 
 

@@ -25,14 +25,15 @@ from mstar_core.graph import (
     StopOn,
     Walk,
 )
+from mstar_core.plugin import PROGRESS
 
 MARKERS = 2
 """Ids around the vectors of an image: start and end."""
 
 IMAGE = Attend(mask="full", positions="shared", extra=MARKERS)
 LOOK = Attend(mask="full", positions="shared", extra=MARKERS, write=False)
-TIMES = "f32[s,2]"
-"""Flow time and length of each step of a run."""
+TIMES = "f32[s,3]"
+"""Flow time, length and number of each step of a run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,9 +129,10 @@ def _nodes(sizes: Sizes) -> _Nodes:
                 "v": latents,
                 "v_text": f"{latents}?",
                 "v_img": f"{latents}?",
-                "guidance": "f32[4]",
+                "guidance": "f32[5]",
                 "times": TIMES,
                 "grid": "i64[2]",
+                "progress": "i64[2]",
             },
             ragged=("latents", "v", "v_text", "v_img", "times"),
             dtype="float32",
@@ -182,5 +184,6 @@ def _denoise(nodes: _Nodes, *outputs: Edge) -> Loop:
             for node, port in passes
         )
     )
-    step = GraphNode(nodes.combine, ("latents", "v", "v_text", "v_img", "guidance", "times", STEP))
+    told = GraphEdge("progress", CLIENT, modality=PROGRESS)
+    step = GraphNode(nodes.combine, ("latents", "v", "v_text", "v_img", "guidance", "times", STEP), (told,))
     return Loop("denoise", Sequential(velocity, step), carry={"latents": "latents"}, outputs=outputs)

@@ -116,7 +116,7 @@ class Guidance:
         return self.text_scale > 1
 
     def numbers(self) -> tuple[float, ...]:
-        """Return the port `guidance`: text scale, image scale, index of the renorm type, renorm minimum."""
+        """Return the numbers of the port `guidance`: text scale, image scale, index of the renorm type, minimum."""
         return (self.text_scale, self.image_scale, float(RENORM_TYPES.index(self.renorm_type)), self.renorm_min)
 
 

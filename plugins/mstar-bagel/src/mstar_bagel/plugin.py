@@ -23,10 +23,10 @@ SYSTEM = ("system", {"tokens": (60,)})
 SEEN = ("image", {"vit_image": (3, 602, 798)})
 PICTURE = ("image", {"vit_image": (3, 602, 798), "vae_image": (3, 608, 800)})
 WRITE = {"start": (1,)}
-GRID = {"grid": (2,), "guidance": (4,)}
-PAINT = {**GRID, "times_guided": (41, 2), "times_after": (8, 2)}
-PLAIN = {**GRID, "times_after": (49, 2)}
-EDIT = {**GRID, "times_guided": (49, 2)}
+GRID = {"grid": (2,), "guidance": (5,)}
+PAINT = {**GRID, "times_guided": (41, 3), "times_after": (8, 3)}
+PLAIN = {**GRID, "times_after": (49, 3)}
+EDIT = {**GRID, "times_guided": (49, 3)}
 THINK = {"start": (1,), "end": (1,)}
 SMALL = {"width": 64, "height": 48, "num_timesteps": 6}
 """Parameters of an image for the tiny checkpoint."""
@@ -58,7 +58,7 @@ SAMPLES = (
     ),
     Sample(
         name="paint, guided in the middle",
-        inputs={**GRID, "times_before": (5, 2), "times_guided": (36, 2), "times_after": (8, 2)},
+        inputs={**GRID, "times_before": (5, 3), "times_guided": (36, 3), "times_after": (8, 3)},
         segments=(TEXT,),
         outputs=frozenset({"image"}),
         params={"cfg_interval": [0.4, 0.95]},

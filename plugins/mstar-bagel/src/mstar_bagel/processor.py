@@ -151,7 +151,7 @@ class Processor:
         rows, columns = height // sizes.token_pixels, width // sizes.token_pixels
         return {
             "grid": np.array([rows, columns], dtype=np.int64),
-            "guidance": np.array(guide.numbers(), dtype=np.float32),
+            "guidance": np.array([*guide.numbers(), params.num_timesteps - 1], dtype=np.float32),
             **phases(params.num_timesteps, params.timestep_shift, guide),
         }
 

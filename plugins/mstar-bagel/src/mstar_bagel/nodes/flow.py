@@ -100,7 +100,7 @@ class FlowSteps(nn.Module):
     """
 
     host_ports: Final = ("guidance", "times", "step", "grid", "seeds")
-    device_outputs: Final = ("latents",)
+    device_outputs: Final = ("latents", "progress")  # progress is computed on the host, so it is ready at once
 
     def __init__(self, channels: int, device: torch.device) -> None:
         super().__init__()
@@ -123,21 +123,24 @@ class FlowSteps(nn.Module):
         """Return {"latents": B tensors}, float32 [h, w, channels] each, as are latents and velocities.
 
         seeds: int64 [B]. With grid, int64 [B, 2] (rows and columns): the first noise. Else a step; guidance: float32
-        [4] per image; times: float32 [steps, 2], time and length of each step; step: int64 [B]. All these are on the
-        host. Without v_img the velocity of main takes its place; without v_text nothing is guided.
+        [5] per image; times: float32 [steps, 3], time, length and number of each step; step: int64 [B]. All these are
+        on the host. Without v_img the velocity of main takes its place; without v_text nothing is guided. A step also
+        returns {"progress": B tensors}, int64 [2] on the host: steps done and all steps.
         """
         if grid is not None:
             sizes = [(int(rows), int(columns)) for rows, columns in grid]
             return {"latents": [self.noise(size, int(seed)) for size, seed in zip(sizes, seeds, strict=True)]}
         assert step is not None
-        made = []
+        made, told = [], []
         for item, x in enumerate(latents):
+            _, length, number = (float(value) for value in times[item][int(step[item])])
             velocity = v[item]
             if v_text is not None:
                 own = guidance_values(guidance[item])
                 velocity = guided(velocity, v_text[item], velocity if v_img is None else v_img[item], **own)
-            made.append(x - velocity * float(times[item][int(step[item])][1]))
-        return {"latents": made}
+            made.append(x - velocity * length)
+            told.append(torch.tensor([round(number) + 1, round(float(guidance[item][4]))]))
+        return {"latents": made, "progress": told}
 
     def noise(self, size: tuple[int, int], seed: int) -> Tensor:
         """Return normal noise, float32 [rows, columns, channels].
@@ -151,5 +154,5 @@ class FlowSteps(nn.Module):
 
 def guidance_values(numbers: np.ndarray) -> dict[str, Any]:
     """Return the arguments of `guided` from the port `guidance`."""
-    text_scale, image_scale, renorm, least = (float(number) for number in numbers)
+    text_scale, image_scale, renorm, least = (float(number) for number in numbers[:4])
     return {"text_scale": text_scale, "image_scale": image_scale, "renorm": round(renorm), "least": least}

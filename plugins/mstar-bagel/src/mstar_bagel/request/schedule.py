@@ -24,9 +24,9 @@ def flow_times(points: int, shift: float) -> np.ndarray:
 
 
 def steps(points: int, shift: float) -> np.ndarray:
-    """Return time and length of each Euler step, float32 [points - 1, 2]."""
+    """Return time, length and number of each Euler step, float32 [points - 1, 3]."""
     times = flow_times(points, shift)
-    return np.stack([times[:-1], times[:-1] - times[1:]], axis=1)
+    return np.stack([times[:-1], times[:-1] - times[1:], np.arange(len(times) - 1, dtype=np.float32)], axis=1)
 
 
 def are_guided(times: np.ndarray, guide: Guidance) -> np.ndarray:
