@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -242,3 +245,36 @@ def test_frames_that_leave_the_process_are_copied_once_per_step(graphs: tuple[in
         talk.feed()
     driver.run()
     assert [talk.result for talk in talks] == [EXPECTED[1]] * 3 and copied == [(3, GROUPS)] * 14
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_order_of_items_steps_and_ends_changes_a_result(seed: int) -> None:
+    """Random arrivals, sizes, stops and cancellations, with few pages and slots."""
+    rng = random.Random(seed)
+    lookahead = rng.choice([0, 1])
+    sizes = {"num_pages": rng.choice([6, 8, 30]), "max_slots": rng.choice([2, 4, 16])}
+    driver = spoken(lookahead=lookahead, graphs=rng.choice([(), (1, 4), (8,)]), **sizes)
+    todo = [replace(rng.choice(SPEECHES), stop=rng.choice([-2, 9, 27])) for _ in range(rng.randrange(2, 7))]
+    talks: list[Talk] = []
+    cancelled: set[int] = set()
+    for _ in range(2000):
+        if todo and rng.random() < 0.3:
+            talks.append(Talk(driver, len(talks), todo.pop()).open())
+        for talk in talks:
+            if talk.loop in driver.done or (talk.handle not in cancelled and rng.random() < 0.004):
+                driver.engine.close(Handle(talk.handle))
+                if talk.loop not in driver.done:
+                    cancelled.add(talk.handle)
+            elif rng.random() < 0.35:
+                talk.feed(rng.choice([0, 1, 1, 2, 5]))
+        for _ in range(rng.choice([0, 1, 1, 2])):
+            driver.turn()
+        if not todo and all(talk.loop in driver.done or talk.handle in cancelled for talk in talks):
+            break
+    driver.run()
+    for talk in talks:
+        driver.engine.close(Handle(talk.handle))
+        if talk.handle not in cancelled:
+            assert talk.result == reference(talk.speech)
+    use = driver.engine.memory()
+    assert not driver.failed and not todo and use.pages_used == use.slots_used == 0
