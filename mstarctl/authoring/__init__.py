@@ -1,1 +1,1 @@
-"""Files that mstarctl writes for authors: new plugins and commented configurations."""
+"""Help for authors of plugins and configurations: scaffold, checks, commented files and explanations."""
