@@ -159,14 +159,17 @@ def speak(
     voice: str = "ethan",
     seed: int | None = None,
     choose: Choose | None = None,
+    randoms: Callable[[int], Tensor] | None = None,
 ) -> Spoken:
     """Run one request alone: prompt, opening, and decode until the end token or `steps` codes of group 0.
 
-    seed: of the numbers that sample residual codes; None is greedy.
+    seed: of the numbers that sample residual codes; None is greedy. randoms: gives these numbers instead,
+    [1, groups - 1], for a count of codes of group 0.
     """
     cache, out, config = DenseCache(), Spoken(), case.config
     draw = choose or greedy(config)
     generator = torch.Generator().manual_seed(seed or 0)
+    numbers = randoms or (lambda _: torch.rand(1, config.groups - 1, generator=generator))
     heard = open_turn(talker, case, cache)
     cache.lengths = [6]
     made = talker(
@@ -186,7 +189,7 @@ def speak(
         made = talker(
             kv=cache, positions=torch.tensor([position]), code0=torch.tensor(out.tokens[-1:]),
             text=torch.tensor([texts.pop(0) if texts else -1]), last_hidden=made["last_hidden"],
-            text_ended=made["text_ended"], random=torch.rand(1, config.groups - 1, generator=generator),
+            text_ended=made["text_ended"], random=numbers(len(out.tokens)),
             **rules(1, 0.0 if seed is None else 1.0),
         )  # fmt: skip
         out.frames.append(made["frame"][0])

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from mstar_core.engine.base import Handle, JobKey, LoopSpec, SamplingParams
-from mstar_core.graph import Attend, GraphNode, Loop, NodeSpec
+from mstar_core.engine.sampling import rng
+from mstar_core.graph import RANDOM, Attend, GraphNode, Loop, NodeSpec
 from mstar_core.graph.compile.resident import LoopPorts, loop_ports
 from mstar_qwen3omni.checkpoint.config import OmniConfig
 from mstar_qwen3omni.graph import build
@@ -20,7 +23,7 @@ from mstar_qwen3omni.params import VOICES
 from mstar_qwen3omni.talker.talker import Talker
 from tests.engine.tiny_engine import Driver, engine_of
 
-from .driver import CASES, Case, read_case, speak
+from .driver import CASES, SPECIAL_CODES, Case, Choose, read_case, speak
 
 STATES = ("code0", "last_hidden", "text_ended")
 RULE = ("code_predictor_temperature", "code_predictor_top_k", "code_predictor_top_p")
@@ -178,6 +181,39 @@ def test_sampled_answers_do_not_depend_on_the_batch(talker: Talker, config: Omni
     assert answers(talker, together, lookahead=1, pace=2) == alone
     preempted, driver = run(talker, together, num_pages=40)
     assert preempted == alone and driver.engine.memory().preempted > 0
+
+
+def drawn_by_definition(config: OmniConfig, params: SamplingParams) -> Choose:
+    """Return the draw of code 0 by section 12: penalty, suppression, temperature, top-k, then one number."""
+    special = range(config.talker.vocab - SPECIAL_CODES, config.talker.vocab)
+
+    def choose(logits: Tensor, before: list[int]) -> int:
+        scores = logits.double().numpy()
+        for code in set(before):
+            scores[code] *= params.repetition_penalty if scores[code] < 0 else 1 / params.repetition_penalty
+        scores[[code for code in special if code != config.codec.eos]] = -np.inf
+        best = np.argsort(-scores / params.temperature, kind="stable")[: params.top_k]
+        mass = np.exp((scores[best] - scores[best[0]]) / params.temperature).cumsum()
+        with np.errstate(over="ignore"):
+            chance = rng.uniform_host(rng.seeded_host(np.array([params.seed])), np.array([len(before)]))[0]
+        return int(best[int((mass <= chance * mass[-1]).sum())])
+
+    return choose
+
+
+@pytest.mark.parametrize("seed", [0, 5])
+def test_a_sampled_answer_equals_the_definition(talker: Talker, case: Case, seed: int) -> None:
+    params = SamplingParams(temperature=0.9, top_k=50, repetition_penalty=1.05, seed=seed)
+    states = rng.named_host(np.array([seed]), zlib.crc32(f"Talker{RANDOM}".encode()))
+
+    def numbers(drawn: int) -> Tensor:
+        return torch.from_numpy(rng.uniforms_host(states, np.array([drawn]), case.config.groups - 1))
+
+    plain = speak(
+        talker, case, 10, seed=seed, choose=drawn_by_definition(case.config, params), randoms=numbers
+    )  # fmt: skip
+    (found,) = answers(talker, [Wish(case, 10, 0, params, heat=1.0)])
+    assert found.tokens == plain.tokens and found.frames == [frame.tolist() for frame in plain.frames]
 
 
 def test_the_seed_decides_about_all_codes(talker: Talker, config: OmniConfig) -> None:
