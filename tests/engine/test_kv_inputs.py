@@ -158,3 +158,59 @@ def test_positions_keep_their_precision_in_a_bfloat16_node() -> None:
     driver.submit(0, inputs=inputs, attend=Attend(positions="given"), sample=False)
     driver.run()
     assert torch.equal(module.seen[0], given)
+
+
+# -- images with tokens of their own ----------------------------------------------------------------------------------
+
+EASEL = NodeSpec(
+    name="easel",
+    engine=KV_CACHE,
+    ports={"image": "f32[h,w,32]", "scale": "f32[1]", "velocity": "f32[h,w,32]"},
+    kv=KVSpec(layers=2, kv_heads=2, head_dim=8),
+    sequence=("image",),
+    row_ports=("image", "scale", "velocity"),
+    batch_key=("scale",),
+)
+
+
+class Easel(nn.Module):
+    """Returns a velocity for each image, whatever its size. It adds one token to those of each image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lm = TinyLM()
+        self.batches: list[list[tuple[int, ...]]] = []
+
+    def forward(self, kv: KVView, positions: Tensor, image: Tensor | list[Tensor], scale: Tensor) -> dict[str, object]:
+        images = list(image)
+        self.batches.append([tuple(each.shape) for each in images])
+        x = torch.cat([part for each in images for part in (each.flatten(0, 1), torch.ones(1, WIDTH))])
+        hidden = self.lm(kv, positions, embeds=x)["hidden"].split(
+            [each.shape[0] * each.shape[1] + 1 for each in images]
+        )
+        found = [part[:-1].view(each.shape) for part, each in zip(hidden, images, strict=True)]
+        return {"velocity": torch.stack(found) if isinstance(image, Tensor) else found}
+
+
+def look(shapes: list[tuple[int, int]]) -> tuple[list[Tensor], Easel]:
+    module = Easel()
+    driver = Driver(make_engine(spec=EASEL, module=module))
+    keys = []
+    for handle, (height, width) in enumerate(shapes):
+        image = torch.randn(height, width, WIDTH, generator=torch.Generator().manual_seed(height * 10 + width))
+        driver.open(handle)
+        attend = Attend(mask="full", positions="shared", extra=1, write=False)
+        inputs = {"image": image, "scale": torch.ones(1)}
+        keys.append(driver.submit(handle, inputs=inputs, attend=attend, outputs=("velocity",), sample=False))
+    driver.run()
+    assert not driver.failed, driver.failed
+    return [driver.done[key].outputs["velocity"] for key in keys], module
+
+
+@pytest.mark.parametrize("shapes", [[(2, 3), (2, 3)], [(2, 3), (4, 1), (1, 5)]], ids=["equal", "different"])
+def test_images_of_any_size_share_a_forward_and_keep_their_values(shapes: list[tuple[int, int]]) -> None:
+    together, module = look(shapes)
+    assert module.batches == [[(*shape, WIDTH) for shape in shapes]]
+    for shape, found in zip(shapes, together, strict=True):
+        (alone,), _ = look([shape])
+        torch.testing.assert_close(found, alone, atol=1e-5, rtol=0)

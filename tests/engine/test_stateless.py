@@ -461,3 +461,23 @@ def test_a_single_item_is_not_copied() -> None:
     key = made.submit(0, value)
     made.run()
     assert seen == [value.data_ptr()] and made.done[key].outputs["y"].tolist() == [2.0] * 3
+
+
+class HostSeeds(nn.Module):
+    """Returns its seeds, which it takes on the host."""
+
+    host_ports = ("seeds",)
+
+    def forward(self, x: Tensor, *, seeds: np.ndarray) -> dict[str, Tensor]:
+        assert isinstance(seeds, np.ndarray) and seeds.dtype == np.int64
+        return {"y": torch.from_numpy(seeds)[:, None] + x}
+
+
+def test_seeds_may_stay_on_the_host() -> None:
+    play = player(HostSeeds())
+    keys = [play.submit(handle, torch.zeros(1)) for handle in (0, 2)]
+    play.run()
+    plain = player(Noisy())
+    assert [play.done[key].outputs["y"].tolist() for key in keys] == [
+        [plain.engine._requests[Handle(handle)].seed] for handle in (0, 2)
+    ]

@@ -336,3 +336,12 @@ def test_a_loop_over_a_stream_takes_its_port() -> None:
         "with input 'x' "
         "to the body  @chunks"
     ) in streamed(stream, consumer=Loop("chunks", N(B, ("ids",), (OUT,)), over=stream))
+
+
+def test_a_walk_may_end_with_a_value_that_another_walk_starts_from() -> None:
+    assert (
+        problems({"draw": N(A, ("x",)), "go": N(B, ("y",), (OUT,))}, A, replace(B, ports={**B.ports, "y": "f32[n]"}))
+        == []
+    )
+    found = problems({"draw": N(A, ("x",)), "go": N(B, ("x",), (OUT,))}, A, B)
+    assert len(found) == 1 and found[0].startswith("walk 'draw' reaches no output")
