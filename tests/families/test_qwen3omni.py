@@ -29,6 +29,9 @@ PROGRAMS: dict[str, tuple[list[str], list[str] | None]] = {
     "video with sound, spoken": (
         ["prefill_text", "prefill_audio_vision", "prefill_placed_text"], [TEXT, SOUND, TEXT],
     ),
+    "audio after a video with sound": (
+        ["prefill_text", "prefill_audio_vision", "prefill_placed_text", "prefill_placed_audio", "prefill_text"], None,
+    ),
     "second turn, spoken": (["prefill_text", "prefill_text"], [TEXT, TEXT]),
     "load test": (["prefill_text"], None),
     "one token": (["prefill_text"], [TEXT]),
@@ -58,7 +61,7 @@ def test_only_media_send_hidden_states_and_every_walk_sends_its_ids() -> None:
     graph = SPECS["qwen3_omni"]
     for name, walk in graph.partitions[0].walks.items():
         edges = [edge for use in graph_nodes(walk) for edge in use.outputs if isinstance(edge, StreamingGraphEdge)]
-        media = {"prefill_audio", "prefill_vision", "prefill_audio_vision"}
+        media = {"prefill_audio", "prefill_placed_audio", "prefill_vision", "prefill_audio_vision"}
         assert {edge.port for edge in edges} == ({"token", "states"} if name in media else {"token"}), name
 
 

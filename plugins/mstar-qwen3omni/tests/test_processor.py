@@ -27,6 +27,11 @@ from .prompts import SPEAKS, WRITES, case_request, npy
 from .test_media import mp4, noise, pcm
 from .tokenizers_made import write_tokenizer
 
+IDS = GOLDEN.config.ids
+OPEN, END = [IDS.im_start, IDS.user, 1], [IDS.im_end, 1, IDS.im_start, IDS.assistant, 1]
+MEL = np.zeros((128, 100), np.float32)
+PATCHES, GRID = np.zeros((16, 1536), np.uint8), np.array([1, 4, 4])
+
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -190,6 +195,23 @@ def test_a_silent_video_is_taken_with_a_warning(processor: Processor) -> None:
     assert any("has no sound" in warning for warning in made.warnings)
 
 
+def test_media_have_keys_of_their_content(processor: Processor) -> None:
+    def keys(*parts: Part, **params: Any) -> list[bytes]:
+        made = ask(processor, ("user", parts), **params)
+        return [segment.content for segment in made.segments if segment.kind != "text"]
+
+    picture, file = ("image", png()), mp4(frames=30, rate=10, seconds=3.0)
+    first, again = keys(picture, "a", picture)
+    assert first == again
+    assert keys(("image", png(32, 32))) != [first] != keys(picture, max_pixels=4096)
+    assert keys(("audio", pcm(1.0))) == keys(("audio", pcm(1.0)), fps=1.0) != keys(("audio", pcm(0.5)))
+    options: list[dict[str, Any]] = [{}, {"use_audio_in_video": True}, {"fps": 1.0}, {"max_frames": 4}]
+    clips = [keys(("video", file), **more) for more in options]
+    assert len({clip for (clip,) in clips}) == 4
+    text = ask(processor, ("user", ["a"])).segments[0]
+    assert text.content == b""
+
+
 # -- limits ---------------------------------------------------------------------------------------------------------
 
 
@@ -300,18 +322,22 @@ def test_golden_media_reach_the_encoders_unchanged(golden: Golden, case_name: st
     assert len(sounds) == int("in.input_features" in case)
 
 
+def test_equal_tensors_have_equal_keys() -> None:
+    ids = [*OPEN, *[IDS.audio_pad] * 13, 5, *[IDS.audio_pad] * 13, 5, *[IDS.audio_pad] * 13, *END]
+    made = given(ids, MEL, MEL + 1, MEL)
+    first, second, third = (segment.content for segment in made.segments if segment.kind == "audio")
+    assert first == third != second
+    video = [*OPEN, *[IDS.video_pad] * 4, *END]
+    clips = [given(video, PATCHES, GRID, fps=fps).segments[1].content for fps in (1.0, 2.0)]
+    assert clips[0] != clips[1]
+
+
 def given(ids: Sequence[int], *arrays: np.ndarray, **params: Any) -> Inputs:
     files = [npy(array) for array in arrays]
     asked = Params(prompt_token_ids=tuple(ids), **params)
     return Processor(GOLDEN.folder, {}).process_prompt(
         PromptRequest(text=None, media=files, params=asked, outputs=WRITES, max_seq_len=1024)
     )
-
-
-IDS = GOLDEN.config.ids
-OPEN, END = [IDS.im_start, IDS.user, 1], [IDS.im_end, 1, IDS.im_start, IDS.assistant, 1]
-MEL = np.zeros((128, 100), np.float32)
-PATCHES, GRID = np.zeros((16, 1536), np.uint8), np.array([1, 4, 4])
 
 
 @pytest.mark.parametrize(

@@ -214,6 +214,9 @@ def _thinker_walks(
         "prefill_text": GraphNode(thinker, ("tokens",), write),
         "prefill_placed_text": GraphNode(thinker, ("tokens", "positions"), write, attend=PLACED),
         "prefill_audio": Sequential(hear, GraphNode(thinker, ("tokens", "embeds"), tell)),
+        "prefill_placed_audio": Sequential(
+            hear, GraphNode(thinker, ("tokens", "positions", "embeds"), tell, attend=PLACED)
+        ),
         "prefill_vision": Sequential(see, look),
         "prefill_audio_vision": Sequential(hear_too, watch, look),
         "thinker_decode": Loop(

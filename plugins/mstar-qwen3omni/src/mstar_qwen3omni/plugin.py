@@ -41,6 +41,7 @@ WATCHED_AND_HEARD = (
     "audio_video",
     {"tokens": (282,), "positions": (3, 282), "grid": (3,), "pixels": (1024, 1536), "audio": (1, 32000)},
 )
+HEARD_LATER = ("audio", {**HEARD[1], "positions": (3, 26)})
 ASK_LATER = ("text", {"tokens": (14,), "talker_tokens": (14,), "positions": (3, 14)})
 WRITES = frozenset({"text"})
 SPEAKS = frozenset({"text", "audio"})
@@ -60,6 +61,14 @@ SAMPLES = (
         params={"use_audio_in_video": True},
         files=("video", "text"),
         tiny={"fps": 1.0, "video_min_pixels": 300_000},  # a wide frame, whose positions go beyond those of its sound
+    ),
+    Sample(
+        name="audio after a video with sound",
+        segments=(OPEN, WATCHED_AND_HEARD, ASK_LATER, HEARD_LATER, ASK),
+        outputs=WRITES,
+        params={"use_audio_in_video": True},
+        files=("video", "audio", "text"),
+        tiny={"max_frames": 2, "video_min_pixels": 300_000, "max_output_tokens": 3},
     ),
     Sample(name="second turn, spoken", segments=(TURNS, ASK), outputs=SPEAKS),
     Sample(name="load test", segments=(ASK,), outputs=WRITES, params={"ignore_eos": True, "max_output_tokens": 64}),

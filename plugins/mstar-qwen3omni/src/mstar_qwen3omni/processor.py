@@ -14,7 +14,7 @@ import numpy as np
 
 from mstar_core.errors import BadMedia, RequestError, WeightsError
 from mstar_core.plugin.media import read_image
-from mstar_core.plugin.processor import Detokenizer, Inputs, PromptRequest, Turn
+from mstar_core.plugin.processor import Detokenizer, Inputs, PromptRequest, Turn, content_key
 from mstar_qwen3omni.checkpoint.config import read_config
 from mstar_qwen3omni.request.chat import SPOKEN_SYSTEM, ChatLayout, Prompt
 from mstar_qwen3omni.request.images import PixelRange, grid_of, patches_of, resized, target_size
@@ -166,18 +166,26 @@ class MediaReader:
 
     def read(self, modality: str, index: int, before: int) -> Media:
         """Read a file. before: ids of the prompt before it. Raises RequestError, BadMedia, TooLarge."""
-        data = self._request.media_at(modality, index).data
+        data, params = self._request.media_at(modality, index).data, self._params
         match modality:
             case "image":
-                return self._image(data)
+                key = content_key("image", data, params.min_pixels, params.max_pixels)
+                return replace(self._image(data), content=key)
             case "audio":
-                return sound_media(read_samples(data, self._request.limits), self._config)
+                media = sound_media(read_samples(data, self._request.limits), self._config)
+                return replace(media, content=content_key("audio", data))
             case "video":
-                return self._video(data, before)
+                pixels = (params.video_min_pixels, params.video_max_pixels)
+                key = content_key("video", data, *pixels, params.fps, self._most_frames, params.use_audio_in_video)
+                return replace(self._video(data, before), content=key)
             case _:
                 raise RequestError(
                     f"a {modality} file needs prompt_token_ids", hint="send image, audio or video files", field="files"
                 )
+
+    @property
+    def _most_frames(self) -> int:
+        return min(int(self._params.max_frames), self._request.limits.video_frames)
 
     def _image(self, data: bytes) -> Media:
         params, sizes = self._params, self._config.vision
@@ -192,7 +200,7 @@ class MediaReader:
         clip = read_clip(
             data,
             limits,
-            Sampling(fps=params.fps, most=min(params.max_frames, limits.video_frames)),
+            Sampling(fps=params.fps, most=self._most_frames),
             PixelRange(least=params.video_min_pixels, most=params.video_max_pixels),
             self._config.vision,
             self._config.ticks,

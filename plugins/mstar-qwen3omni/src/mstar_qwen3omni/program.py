@@ -17,11 +17,11 @@ PREFILL: Final = {
 }
 """Kind of a segment -> its walk. A media segment has only its pads; its markers belong to the text around it.
 
-The last segment is text and ends with `<|im_start|>assistant` and a new line. Text after a video with sound may have
-positions of its own (input `positions`): then its walk is `prefill_placed_text`.
+The last segment is text and ends with `<|im_start|>assistant` and a new line.
 """
 
-PLACED_TEXT: Final = "prefill_placed_text"
+PLACED: Final = {"text": "prefill_placed_text", "audio": "prefill_placed_audio"}
+"""Kind of a segment -> its walk if it has positions of its own, as text and audio after a video with sound may have."""
 
 TALKER_TOKENS: Final = "talker_tokens"
 """Input of a text segment for the talker: its ids without system turns and earlier answers; absent if none is left."""
@@ -37,7 +37,7 @@ def thinker(request: ProgramRequest) -> ProgramGenerator:
 
 
 def _walk(segment: Segment) -> str:
-    return PLACED_TEXT if segment.kind == "text" and "positions" in segment.inputs else PREFILL[segment.kind]
+    return PLACED.get(segment.kind, PREFILL[segment.kind]) if "positions" in segment.inputs else PREFILL[segment.kind]
 
 
 def _read(segment: Segment) -> dict[str, Any]:

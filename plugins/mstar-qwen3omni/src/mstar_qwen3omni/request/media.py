@@ -27,7 +27,8 @@ Kind = Literal["audio", "image", "video", "audio_video"]
 class Media:
     """One medium. tokens: its pads, int64 [n]. arrays: inputs of its encoders, by name.
 
-    grid: of a picture or video. is_sound: of a video with sound, true at the pads of the sound.
+    grid: of a picture or video. is_sound: of a video with sound, true at the pads of the sound. content: key of the
+    file and the options that determine the encoder inputs.
     """
 
     kind: Kind
@@ -35,6 +36,7 @@ class Media:
     arrays: Mapping[str, Array]
     grid: Grid | None = None
     is_sound: npt.NDArray[np.bool_] | None = None
+    content: bytes = b""
 
     def place(self, counter: PositionCounter) -> Positions | None:
         """Advance the thinker's positions past this medium. Returns [3, n], or None for consecutive ones."""

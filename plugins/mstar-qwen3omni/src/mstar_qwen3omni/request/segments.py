@@ -11,6 +11,7 @@ import numpy as np
 from mstar_core.errors import RequestError
 from mstar_core.plugin.processor import SegmentInputs
 from mstar_qwen3omni.checkpoint.config import TextIds
+from mstar_qwen3omni.program import TALKER_POSITIONS, TALKER_TOKENS
 from mstar_qwen3omni.request.media import Media
 from mstar_qwen3omni.request.positions import PositionCounter
 
@@ -19,10 +20,6 @@ if TYPE_CHECKING:
 
     Indices = npt.NDArray[np.int64]
     Mask = npt.NDArray[np.bool_]
-
-TALKER_TOKENS: Final = "talker_tokens"
-TALKER_POSITIONS: Final = "talker_positions"
-"""Inputs of a segment for the talker: ids of a text, positions of a picture or video."""
 
 OPENING: Final = 3
 """Ids of `<|im_start|>assistant` and a line break, which open the answer. The talker reads them too."""
@@ -129,4 +126,8 @@ def _add_medium(segments: Segments, medium: Media, thinker: PositionCounter, tal
             arrays[TALKER_POSITIONS] = places
         segments.talker_tokens += len(medium.tokens)
     length = len(medium.tokens)
-    segments.made.append(SegmentInputs(kind=medium.kind, arrays=arrays, length=length, counts=medium.counts))
+    segments.made.append(
+        SegmentInputs(
+            kind=medium.kind, arrays=arrays, length=length, counts=medium.counts, content=medium.content
+        )
+    )  # fmt: skip

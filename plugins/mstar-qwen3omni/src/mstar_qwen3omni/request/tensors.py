@@ -5,12 +5,13 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from mstar_core.errors import BadMedia, RequestError
-from mstar_core.plugin.processor import MediaPart
+from mstar_core.plugin.processor import MediaPart, content_key
 from mstar_qwen3omni.checkpoint.config import PATCH_FRAMES, OmniConfig
 from mstar_qwen3omni.request.media import Media, picture_media, sound_media, video_media
 from mstar_qwen3omni.request.positions import Grid
@@ -33,7 +34,8 @@ def read_media(ids: Indices, files: Sequence[MediaPart], config: OmniConfig, fps
     of the video frames. Raises BadMedia for an unreadable tensor, RequestError for missing, misshapen or further ones.
     """
     arrays = _arrays(files)
-    media = [_medium(set(ids[start:end].tolist()), arrays, config, fps) for start, end in pad_runs(ids, config.ids)]
+    runs = pad_runs(ids, config.ids)
+    media = [_keyed(_medium(set(ids[start:end].tolist()), arrays, config, fps)) for start, end in runs]
     rest = next(arrays, None)
     if rest is not None:
         raise RequestError(
@@ -59,6 +61,13 @@ def _medium(pads: set[int], arrays: Iterator[Array], config: OmniConfig, fps: fl
         pairs=grid.pairs, rows=grid.rows, columns=grid.columns, pair_ticks=PATCH_FRAMES / fps * config.ticks
     )  # fmt: skip
     return video_media(pixels, timed, config, _sound(arrays, config) if ids.audio_pad in pads else None)
+
+
+def _keyed(medium: Media) -> Media:
+    """Add the key of the encoder inputs."""
+    values = [part for name, array in medium.arrays.items() for part in (name, str(array.dtype), array.tobytes())]
+    grid = medium.grid.pair_ticks if medium.grid is not None else None
+    return replace(medium, content=content_key("tensor", medium.kind, grid, *values))
 
 
 def _sound(arrays: Iterator[Array], config: OmniConfig) -> Array:
