@@ -169,6 +169,7 @@ class KVStep:
         """Start copying loop outputs to the host, behind the step. Contiguous outputs of one pass share a copy.
 
         ports: copied at the end of loops and for emitted iterations; streamed: for emitted iterations only.
+        What a decode batch reports is copied as a whole, also for ports that its loops name in `host_emit`.
         """
         wanted = [(item.outputs, ports) for item in self.result.done]
         for out in self.batches:
