@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
+
 from mstar_core.config.deployment import ApiConfig, DeploymentSpec, KVCacheConfig
 from mstar_core.plugin.params import ValueSpec
 
@@ -36,14 +38,7 @@ class Setting(ValueSpec):
 
 
 _KV, _API = KVCacheConfig(), ApiConfig()
-_SPEC: Final = {
-    name: default
-    for name, default in zip(
-        DeploymentSpec.__struct_fields__[-len(DeploymentSpec.__struct_defaults__) :],
-        DeploymentSpec.__struct_defaults__,
-        strict=True,
-    )
-}
+_SPEC: Final = {field.name: field.default for field in msgspec.structs.fields(DeploymentSpec)}
 
 
 def _api(word: str, kind: str, doc: str, **limits: Any) -> Setting:
