@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu, softmax
 
+from mstar_core.errors import WeightsError
 from mstar_qwen3omni.checkpoint.config import DecoderSizes, OmniConfig, TextIds
 from mstar_qwen3omni.talker.talker import Talker
 
@@ -152,6 +153,12 @@ def test_sampled_steps_equal_the_definition(small: Talker) -> None:
             ended[row] |= said[row] < 0
             assert bool(made["text_ended"][row]) == ended[row] and codes[0] == code0[row]
             vectors[row] = torch.cat([vectors[row], (x + small.project_text(torch.tensor([text]))[0])[None]])
+
+
+def test_a_checkpoint_needs_one_known_voice() -> None:
+    Talker(replace(CONFIG, voices={"aiden": 1012}))
+    with pytest.raises(WeightsError, match="no known voice"):
+        Talker(replace(CONFIG, voices={"nobody": 1012}))
 
 
 def test_half_precision_stays_near_float32(small: Talker) -> None:

@@ -174,11 +174,14 @@ class Talker(nn.Module):
 
 
 def _voice_codes(config: OmniConfig) -> list[int]:
-    """Return the codec id of each voice of `params.VOICES`. Raises WeightsError if the checkpoint lacks one."""
-    missing = [name for name in VOICES if name not in config.voices]
-    if missing:
+    """Return the codec id of each voice of `params.VOICES`. Raises WeightsError if the checkpoint has none of them.
+
+    The processor refuses a voice that the checkpoint lacks, so its place here is never read.
+    """
+    known = [name for name in VOICES if name in config.voices]
+    if not known:
         raise WeightsError(
-            f"the checkpoint has no voice {missing[0]}", f"talker_config.speaker_id has {', '.join(config.voices)}",
-            "use the Instruct checkpoint", key="talker_config.speaker_id",
+            "the checkpoint has no known voice", f"talker_config.speaker_id has {', '.join(config.voices) or 'none'}",
+            f"use a checkpoint with one of {', '.join(VOICES)}", key="talker_config.speaker_id",
         )  # fmt: skip
-    return [config.voices[name] for name in VOICES]
+    return [config.voices.get(name, config.voices[known[0]]) for name in VOICES]
