@@ -94,7 +94,8 @@ def check_pixels(found: np.ndarray, wanted: np.ndarray) -> None:
 def test_the_first_noise_is_that_of_the_reference_for_a_seed(painting: str, golden: Any, reference: Any) -> None:
     case, wanted = golden.cases[painting], golden.tensors(painting)["init_noise"]
     noise = FlowSteps(reference.sizes.latent_width, CPU)
-    grid = np.array([[side // reference.sizes.token_pixels for side in case["output_hw"]]] * 2)
+    height, width = (side // reference.sizes.token_pixels for side in case["output_hw"])
+    grid = [np.zeros((height, width), np.uint8)] * 2
     same, other = noise(grid=grid, seeds=np.array([case["noise_seed"], case["noise_seed"] + 1]))["latents"]
     assert torch.equal(same.flatten(0, 1), wanted)
     assert not torch.equal(other, same)

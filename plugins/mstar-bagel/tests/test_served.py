@@ -17,6 +17,7 @@ from mstar_core.conformance.fake_api import SampleRequest
 from mstar_core.conformance.nodes import BuiltNode, RuntimeSettings, build_nodes
 from mstar_core.conformance.runtime import LocalRuntime
 from mstar_core.plugin.processor import MediaPart
+from mstar_core.worker.warmup import warm_walks
 
 LATENTS = 2e-4
 PICTURE = ("image", "text")
@@ -253,3 +254,15 @@ def test_a_request_that_ends_in_the_middle_of_an_image_frees_everything(small: A
     served.run()
     assert calls[1].outcome is not None and calls[1].outcome.status == "finished"
     assert sum(passes) < 40 and served.leaks() == []
+
+
+def test_the_warm_up_runs_every_sample_of_the_checkpoint(small: Any, caplog: pytest.LogCaptureFixture) -> None:
+    served = small(slots=4)
+    (worker,) = served.workers
+    reported: list[str] = []
+    names = {"LLM", "vit_encoder", "vae_encoder", "vae_decoder", "combine_cfg"}
+    with caplog.at_level("WARNING"):
+        warm_walks(served.api._spec, 0, worker.runners, names, 1024, reported.append)
+    assert "paint" in reported and "edit" in reported
+    assert caplog.messages == []
+    assert served.leaks() == []

@@ -131,10 +131,10 @@ def _nodes(sizes: Sizes) -> _Nodes:
                 "v_img": f"{latents}?",
                 "guidance": "f32[5]",
                 "times": TIMES,
-                "grid": "i64[2]",
+                "grid": "u8[h,w]",
                 "progress": "i64[2]",
             },
-            ragged=("latents", "v", "v_text", "v_img", "times"),
+            ragged=("latents", "v", "v_text", "v_img", "times", "grid"),
             dtype="float32",
             doc="first noise from the seed; then guidance and an Euler step: without v_text nothing is guided, "
             "without v_img the velocity of main takes its place",

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mstar_bagel.checkpoint.config import Sizes, read_sizes
+from mstar_bagel.checkpoint.config import ResizeRule, Sizes, read_sizes
 from mstar_bagel.graph import build
 from mstar_bagel.params import Params
 from mstar_bagel.program import bagel
@@ -23,15 +23,15 @@ SYSTEM = ("system", {"tokens": (60,)})
 SEEN = ("image", {"vit_image": (3, 602, 798)})
 PICTURE = ("image", {"vit_image": (3, 602, 798), "vae_image": (3, 608, 800)})
 WRITE = {"start": (1,)}
-GRID = {"grid": (2,), "guidance": (5,)}
+GRID = {"grid": (64, 64), "guidance": (5,)}
 PAINT = {**GRID, "times_guided": (41, 3), "times_after": (8, 3)}
 PLAIN = {**GRID, "times_after": (49, 3)}
 EDIT = {**GRID, "times_guided": (49, 3)}
 THINK = {"start": (1,), "end": (1,)}
-SMALL = {"width": 64, "height": 48, "num_timesteps": 6}
+SMALL = {"width": 64, "height": 48, "num_timesteps": 4}
 """Parameters of an image for the tiny checkpoint."""
 
-SMALL_EDIT = {"num_timesteps": 4}
+SMALL_EDIT = {"num_timesteps": 3}
 SMALL_THINK = {**SMALL, "max_think_tokens": 24}
 
 SAMPLES = (
@@ -144,7 +144,7 @@ def spec(sizes: Sizes) -> ModelSpec:
         },
         requires={"vram_gib": 40, "compute_capability": "8.0"},
         max_seq_len=min(32768, sizes.language.max_positions),
-        samples=SAMPLES,
+        samples=tuple(_of_size(sample, sizes) for sample in SAMPLES),
         tiny="mstar_bagel.checkpoint.tiny:write_tiny",
         resolve="mstar_bagel.checkpoint.download:resolve_weights",
         notice="bagel:tiny has random weights: its text and images are noise",
@@ -163,7 +163,28 @@ def bind(given: ModelSpec, folder: Path | None, model_kwargs: Mapping[str, Any])
         nodes=graph.nodes,
         partitions=(replace(partition, walks=graph.walks),),
         max_seq_len=min(given.max_seq_len, sizes.language.max_positions),
+        samples=tuple(_of_size(sample, sizes) for sample in given.samples),
     )
+
+
+def _of_size(sample: Sample, sizes: Sizes) -> Sample:
+    """Return the sample with images of the checkpoint's sizes, which the warm-up runs: the largest new image."""
+    shapes = {
+        "grid": (sizes.latent_grid, sizes.latent_grid),
+        "vit_image": (3, *_sides(sizes.vit_rule)),
+        "vae_image": (3, *_sides(sizes.vae_rule)),
+    }
+    inputs = {name: shapes.get(name, shape) for name, shape in sample.inputs.items()}
+    segments = tuple(
+        (kind, {name: shapes.get(name, shape) for name, shape in arrays.items()}) for kind, arrays in sample.segments
+    )
+    return replace(sample, inputs=inputs, segments=segments)
+
+
+def _sides(rule: ResizeRule) -> tuple[int, int]:
+    """Return height and width of an image of 3 to 4 that the rule allows."""
+    height, width = (round(share * rule.longest / rule.stride) * rule.stride for share in (0.6, 0.8))
+    return height, width
 
 
 @hookimpl

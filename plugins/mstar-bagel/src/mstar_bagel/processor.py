@@ -150,7 +150,7 @@ class Processor:
         guide = guidance(params, is_edit=given is not None)
         rows, columns = height // sizes.token_pixels, width // sizes.token_pixels
         return {
-            "grid": np.array([rows, columns], dtype=np.int64),
+            "grid": np.zeros((rows, columns), dtype=np.uint8),
             "guidance": np.array([*guide.numbers(), params.num_timesteps - 1], dtype=np.float32),
             **phases(params.num_timesteps, params.timestep_shift, guide),
         }

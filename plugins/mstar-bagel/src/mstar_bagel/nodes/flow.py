@@ -111,7 +111,7 @@ class FlowSteps(nn.Module):
         self,
         *,
         seeds: np.ndarray,
-        grid: np.ndarray | None = None,
+        grid: Sequence[np.ndarray] | None = None,
         latents: Sequence[Tensor] = (),
         v: Sequence[Tensor] = (),
         guidance: Sequence[np.ndarray] = (),
@@ -122,14 +122,14 @@ class FlowSteps(nn.Module):
     ) -> dict[str, list[Tensor]]:
         """Return {"latents": B tensors}, float32 [h, w, channels] each, as are latents and velocities.
 
-        seeds: int64 [B]. With grid, int64 [B, 2] (rows and columns): the first noise. Else a step; guidance: float32
-        [5] per image; times: float32 [steps, 3], time, length and number of each step; step: int64 [B]. All these are
-        on the host. Without v_img the velocity of main takes its place; without v_text nothing is guided. A step also
-        returns {"progress": B tensors}, int64 [2] on the host: steps done and all steps.
+        seeds: int64 [B]. With grid, an array [h, w] per image of which only the shape is read: the first noise. Else a
+        step. guidance: float32 [5] per image; times: float32 [steps, 3], time, length and number of each step; step:
+        int64 [B]. All these are on the host. Without v_img the velocity of main takes its place; without v_text nothing
+        is guided. A step also returns {"progress": B tensors}, int64 [2] on the host: steps done and all steps.
         """
         if grid is not None:
-            sizes = [(int(rows), int(columns)) for rows, columns in grid]
-            return {"latents": [self.noise(size, int(seed)) for size, seed in zip(sizes, seeds, strict=True)]}
+            pairs = zip(grid, seeds, strict=True)
+            return {"latents": [self.noise((each.shape[0], each.shape[1]), int(seed)) for each, seed in pairs]}
         assert step is not None
         made, told = [], []
         for item, x in enumerate(latents):
