@@ -46,13 +46,16 @@ ASK_LATER = ("text", {"tokens": (14,), "talker_tokens": (14,), "positions": (3, 
 WRITES = frozenset({"text"})
 SPEAKS = frozenset({"text", "audio"})
 
+FEW = {"talker_max_tokens": 12}
+"""Limit of speech in conformance checks, which repeat a sample many times: two pieces of sound."""
+
 SAMPLES = (
     Sample(name="text", segments=(TURNS,), outputs=WRITES),
-    Sample(name="text, spoken", segments=(TURNS,), outputs=SPEAKS, params={"voice": "chelsie"}),
+    Sample(name="text, spoken", segments=(TURNS,), outputs=SPEAKS, params={"voice": "chelsie"}, tiny=FEW),
     Sample(name="audio", segments=(OPEN, HEARD, ASK), outputs=WRITES),
-    Sample(name="audio, spoken", segments=(OPEN, HEARD, ASK), outputs=SPEAKS),
+    Sample(name="audio, spoken", segments=(OPEN, HEARD, ASK), outputs=SPEAKS, tiny=FEW),
     Sample(name="image", segments=(OPEN, SEEN, ASK), outputs=WRITES),
-    Sample(name="image and audio, spoken", segments=(OPEN, SEEN, ASK, HEARD, ASK), outputs=SPEAKS),
+    Sample(name="image and audio, spoken", segments=(OPEN, SEEN, ASK, HEARD, ASK), outputs=SPEAKS, tiny=FEW),
     Sample(name="video", segments=(OPEN, WATCHED, ASK), outputs=WRITES),
     Sample(
         name="video with sound, spoken",
@@ -60,7 +63,8 @@ SAMPLES = (
         outputs=SPEAKS,
         params={"use_audio_in_video": True},
         files=("video", "text"),
-        tiny={"fps": 1.0, "video_min_pixels": 300_000},  # a wide frame, whose positions go beyond those of its sound
+        # A wide frame, whose positions go beyond those of its sound.
+        tiny={**FEW, "fps": 1.0, "video_min_pixels": 300_000},
     ),
     Sample(
         name="audio after a video with sound",
@@ -70,7 +74,7 @@ SAMPLES = (
         files=("video", "audio", "text"),
         tiny={"max_frames": 2, "video_min_pixels": 300_000, "max_output_tokens": 3},
     ),
-    Sample(name="second turn, spoken", segments=(TURNS, ASK), outputs=SPEAKS),
+    Sample(name="second turn, spoken", segments=(TURNS, ASK), outputs=SPEAKS, tiny=FEW),
     Sample(name="load test", segments=(ASK,), outputs=WRITES, params={"ignore_eos": True, "max_output_tokens": 64}),
     Sample(name="one token", segments=(ASK,), outputs=SPEAKS, params={"max_output_tokens": 1, "talker_max_tokens": 1}),
 )
