@@ -25,9 +25,9 @@ from bench.families.sections import Sections
 from bench.serving.figures import Figures, head
 from mstar_core.engine.cuda_graphs.cache import GraphCache
 from mstar_core.engine.device import prepare_device, resolve_device
+from mstar_core.weights.building import building
 from mstar_core.weights.random_fill import fill_randomly
 from mstar_qwen3omni.checkpoint.config import AudioSizes, OmniConfig, VisionSizes, VocoderSizes
-from mstar_qwen3omni.checkpoint.weights import building
 from mstar_qwen3omni.encoders.audio import AudioEncoder
 from mstar_qwen3omni.encoders.patches import places_of
 from mstar_qwen3omni.encoders.vision import VisionEncoder

@@ -30,7 +30,7 @@ from bench.serving.figures import head
 from mstar_core.engine.attention.kernels.split_kv import PagedDenseAttention
 from mstar_core.engine.attention.static import AttentionBatch, AttentionBuffers, AttentionShape
 from mstar_core.engine.device import prepare_device, resolve_device
-from mstar_pi05.checkpoint.weights import building
+from mstar_core.weights.building import building
 from mstar_vjepa2.checkpoint.config import RELEASED_AC
 from mstar_vjepa2.kernels import gemm, multicast_gemm
 from mstar_vjepa2.nodes import linear

@@ -27,9 +27,9 @@ from mstar_core.engine.kv.engine import KVCacheEngine, KVSettings
 from mstar_core.graph import Attend, GraphNode, Loop
 from mstar_core.graph.compile.resident import loop_ports
 from mstar_core.layers.linear import fuse_projections
+from mstar_core.weights.building import building
 from mstar_core.weights.random_fill import fill_randomly
 from mstar_qwen3omni.checkpoint.config import OmniConfig
-from mstar_qwen3omni.checkpoint.weights import building
 from mstar_qwen3omni.graph import build
 from mstar_qwen3omni.talker.talker import Talker
 

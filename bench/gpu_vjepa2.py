@@ -42,7 +42,7 @@ from bench.families.world import (
 from bench.serving.figures import Figures, head
 from mstar_core.engine.cuda_graphs.cache import GraphCache
 from mstar_core.engine.device import prepare_device, resolve_device
-from mstar_pi05.checkpoint.weights import building
+from mstar_core.weights.building import building
 from mstar_vjepa2.checkpoint.config import ENCODERS, RELEASED_AC, ActionConfig, EncoderConfig, VitConfig, encoder_of
 from mstar_vjepa2.nodes.encoder import ClipEncoder, FrameEncoder
 

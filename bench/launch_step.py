@@ -32,9 +32,9 @@ from mstar_core.engine.base import Handle, LoopSpec, NodeRunner
 from mstar_core.engine.cuda_graphs.cache import GraphCache
 from mstar_core.engine.device import prepare_device
 from mstar_core.graph.spec.nodes import STEP, Attend, from_param
+from mstar_core.weights.building import building
 from mstar_core.worker.arrays import to_tensor
 from mstar_pi05.checkpoint.config import IMAGE, Sizes, Tower, Vision
-from mstar_pi05.checkpoint.weights import building
 from mstar_pi05.nodes.policy import Policy
 from mstar_pi05.nodes.siglip import Cameras
 from mstar_vjepa2.checkpoint.config import RELEASED_AC, ActionConfig, VitConfig, encoder_of

@@ -22,9 +22,9 @@ from mstar_core.graph.spec.nodes import Attend, from_param
 from mstar_core.layers.kv_view import KVModule
 from mstar_core.layers.linear import fuse_projections
 from mstar_core.plugin.model import ModelContext
+from mstar_core.weights.building import building
 from mstar_core.worker.steps import FairShare, Steps
 from mstar_pi05.checkpoint.config import ACTION_WIDTH, IMAGE, Sizes, read_sizes
-from mstar_pi05.checkpoint.weights import building
 from mstar_pi05.graph import build
 from mstar_pi05.model import Pi05
 from mstar_pi05.nodes.policy import Policy

@@ -24,7 +24,7 @@ from mstar_core.engine.stateless.engine import StatelessEngine
 from mstar_core.graph.spec.nodes import STEP, Attend
 from mstar_core.layers.kv_view import KVModule
 from mstar_core.plugin.model import ModelContext
-from mstar_pi05.checkpoint.weights import building
+from mstar_core.weights.building import building
 from mstar_vjepa2.checkpoint.config import ActionConfig, EncoderConfig, VitConfig, read_action
 from mstar_vjepa2.graph import CARRY, NORMALIZE, Sizes, build_ac
 from mstar_vjepa2.model import Vjepa2Ac

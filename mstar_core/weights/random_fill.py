@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from mstar_core.errors import WeightsError
+from mstar_core.weights.files import SEED
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-MARKER: Final = "random_weights.json"
+MARKER: Final = SEED
 """File with `{"seed": int}` in place of the weight files."""
 
 

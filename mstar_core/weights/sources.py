@@ -112,6 +112,36 @@ def fetch_files(hub: WeightHub, repo: str, files: Mapping[str, int], progress: W
             progress(arrived, total, file)
 
 
+def cached_or_fetched(
+    hub: WeightHub,
+    repo: str,
+    find: Callable[[], Path],
+    wanted: Callable[[Mapping[str, int]], Mapping[str, int]],
+    ways: str,
+    progress: WeightProgress | None,
+) -> Path:
+    """Return the folder that `find` finds in the cache, after a download if it raises WeightsError.
+
+    wanted: chooses the files to download from those of the repository, with their sizes. ways: what else the operator
+    can do, for errors. Raises WeightsError.
+    """
+    try:
+        return find()
+    except WeightsError as missing:
+        if hub.is_offline:
+            detail = f"{missing.title}; looked in {hub.cache}; downloads are disabled (HF_HUB_OFFLINE)"
+            raise WeightsError(
+                f"the weights of {repo} are not on this machine", detail, ways, **missing.facts
+            ) from missing
+    try:
+        fetch_files(hub, repo, wanted(hub.files(repo)), progress)
+    except WeightsError as error:
+        raise WeightsError(
+            error.title, f"{error.detail}; looked in {hub.cache} first", f"{error.hint}; {ways}", **error.facts
+        ) from error
+    return find()
+
+
 def _counter(received: Received) -> type[Any]:
     """Return a tqdm class that draws nothing and reports bytes."""
     from huggingface_hub.utils.tqdm import tqdm

@@ -16,7 +16,7 @@ from torch import Tensor
 from mstar_core.errors import StartError, WeightsError
 from mstar_core.layers import AttentionSpec, RotarySpec
 from mstar_core.plugin.model import ModelContext
-from mstar_orpheus.checkpoint.layout import CheckpointLayout, weight_files
+from mstar_orpheus.checkpoint.layout import CheckpointLayout, part_files
 from mstar_orpheus.config import SpecialIds, read_config
 from mstar_orpheus.llama import HEAD_KEY, Llama, LlamaConfig
 from mstar_orpheus.model import Orpheus
@@ -70,7 +70,7 @@ def test_shards_with_an_index_equal_the_single_file(checkpoint: Path, reference:
     assert_same(build(checkpoint), reference.llama)
     (folder / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(WeightsError, match="model-00002-of-00002"):
-        weight_files(folder)
+        part_files(folder)
 
 
 def assert_same(left: Any, right: Any) -> None:

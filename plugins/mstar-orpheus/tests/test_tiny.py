@@ -17,7 +17,7 @@ from mstar_core.layers import Checkpoint
 from mstar_core.plugin.processor import PromptRequest
 from mstar_core.weights.sources import STAMP
 from mstar_orpheus.checkpoint.download import checked
-from mstar_orpheus.checkpoint.layout import CheckpointLayout, weight_files
+from mstar_orpheus.checkpoint.layout import CheckpointLayout, part_files
 from mstar_orpheus.checkpoint.tiny import write_tiny
 from mstar_orpheus.config import IDS_PER_FRAME, read_config
 from mstar_orpheus.plugin import Params
@@ -30,8 +30,8 @@ MIB = 1 << 20
 def test_it_is_a_complete_checkpoint_in_the_official_layout(tiny_folder: Path) -> None:
     checked(tiny_folder)
     found = CheckpointLayout.find(tiny_folder)
-    assert len(weight_files(found.lm)) > 1, "sharded, to take the path of the real one"
-    assert [path.name for path in weight_files(found.snac)] == ["pytorch_model.bin"]
+    assert len(part_files(found.lm)) > 1, "sharded, to take the path of the real one"
+    assert [path.name for path in part_files(found.snac)] == ["pytorch_model.bin"]
     assert sum(path.stat().st_size for path in tiny_folder.rglob("*") if path.is_file()) < 4 * MIB
 
 

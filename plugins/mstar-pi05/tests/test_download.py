@@ -143,7 +143,7 @@ def test_a_folder_is_taken_as_it_is(tiny_folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keep", "said"), [(0, "too few"), (100, "too few"), (-1, "its header requires"), (None, "it is missing")]
+    ("keep", "said"), [(0, "too few"), (100, "too few"), (-1, "from its header"), (None, "looked for")]
 )
 def test_a_damaged_folder_is_named_before_anything_starts(keep: int | None, said: str, checkpoint: Path) -> None:
     path = checkpoint / "model.safetensors"

@@ -11,8 +11,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from mstar_core.layers import Checkpoint
+from mstar_core.weights.building import building
 from mstar_qwen3omni.checkpoint.config import AudioSizes, OmniConfig, VisionSizes, VocoderSizes, read_config
-from mstar_qwen3omni.checkpoint.weights import building, load, own_tensors
+from mstar_qwen3omni.checkpoint.weights import load, own_tensors
 from mstar_qwen3omni.encoders.audio import AudioEncoder
 from mstar_qwen3omni.encoders.vision import VisionEncoder
 from mstar_qwen3omni.vocoder.code2wav import Code2Wav

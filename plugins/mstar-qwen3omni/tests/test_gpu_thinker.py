@@ -10,8 +10,8 @@ import torch
 
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes
 from mstar_core.layers.linear import fuse_projections
+from mstar_core.weights.building import building
 from mstar_qwen3omni.checkpoint.config import OmniConfig
-from mstar_qwen3omni.checkpoint.weights import building
 from mstar_qwen3omni.thinker.thinker import Thinker
 
 from .thinker_cases import CASES, STATES, Case, DenseCache, answers, golden_thinker, needs_weights, prefill, read

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from mstar_bagel.checkpoint.config import read_sizes
-from mstar_bagel.checkpoint.weights import building, load
+from mstar_bagel.checkpoint.weights import load
 from mstar_bagel.nodes.autoencoder import CleanLatents, Pixels
 from mstar_bagel.nodes.flow import FlowSteps
 from mstar_bagel.nodes.language import BagelLLM
 from mstar_bagel.nodes.vision import ImageFeatures
 from mstar_core.errors import StartError, WeightsError
+from mstar_core.weights.building import building
 
 if TYPE_CHECKING:
     from torch import nn

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from mstar_core.errors import StartError, WeightsError
 from mstar_core.layers import Checkpoint, NameMap, load_weights
+from mstar_core.weights.building import building
 from mstar_orpheus.checkpoint.layout import CONFIG, CheckpointLayout
 from mstar_orpheus.config import read_config
 from mstar_orpheus.llama import HEAD_KEY, Llama, LlamaConfig
@@ -65,7 +63,7 @@ class Orpheus:
         files = Checkpoint.find(self._found.lm)
         config = LlamaConfig.read(self._found.lm / CONFIG)
         has_head = HEAD_KEY in files.file_of and not config.ties
-        with _building(ctx.device, ctx.dtype):
+        with building(ctx.device, ctx.dtype):
             module = Llama(config, has_head=has_head)
         load_weights(module, files, NameMap(ignore=() if has_head else (HEAD_KEY,)), ctx.progress)
         if vocabulary:
@@ -76,7 +74,7 @@ class Orpheus:
         ctx = self._ctx
         files = Checkpoint.find(self._found.snac)
         names = [name for name in files.file_of if not name.startswith(ENCODER)]
-        with _building(ctx.device, torch.float32):
+        with building(ctx.device, torch.float32):
             snac = Snac(SnacConfig.read(self._found.snac / CONFIG))
             module = Vocoder(snac, self._config.ids.audio_offset)
         fill(snac, decoding_weights(dict(files.tensors(names, ctx.progress))), str(files.files()[0]))
@@ -98,24 +96,3 @@ def fill(snac: Snac, state: dict[str, torch.Tensor], source: str) -> None:
             hint = "use config and weights of the same checkpoint"
             raise WeightsError(f"{source}: {name} has shape {list(value.shape)}", detail, hint, file=source)
     snac.load_state_dict(state)
-
-
-@contextlib.contextmanager
-def _building(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
-    """Create parameters on `device` in `dtype`, uninitialized."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        with device, _SkipInit():
-            yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-class _SkipInit(TorchFunctionMode):
-    """Skips the random initialization of parameters, because all of them are loaded afterwards."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__module__", "") == "torch.nn.init":
-            return kwargs["tensor"] if kwargs and "tensor" in kwargs else args[0]
-        return func(*args, **(kwargs or {}))

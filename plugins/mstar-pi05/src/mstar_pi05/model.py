@@ -9,8 +9,9 @@ import torch
 from mstar_core.engine.cuda_graphs.cache import GraphCache
 from mstar_core.errors import StartError, WeightsError
 from mstar_core.layers import Checkpoint
+from mstar_core.weights.building import building
 from mstar_pi05.checkpoint.config import fitted, read_sizes
-from mstar_pi05.checkpoint.weights import CAMERAS, POLICY, building, load
+from mstar_pi05.checkpoint.weights import CAMERAS, POLICY, load
 from mstar_pi05.deployment import read_deployment, tower_dtype
 from mstar_pi05.nodes.policy import Policy
 from mstar_pi05.nodes.siglip import Cameras

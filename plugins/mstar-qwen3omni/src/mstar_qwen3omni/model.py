@@ -9,8 +9,9 @@ from mstar_core.engine.cuda_graphs.cache import GraphCache
 from mstar_core.engine.cuda_graphs.functions import UsesGraphs
 from mstar_core.errors import StartError, WeightsError
 from mstar_core.layers import Checkpoint
+from mstar_core.weights.building import building
 from mstar_qwen3omni.checkpoint.config import OmniConfig, read_config
-from mstar_qwen3omni.checkpoint.weights import building, load, own_tensors
+from mstar_qwen3omni.checkpoint.weights import load, own_tensors
 
 if TYPE_CHECKING:
     from torch import nn

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
-import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from mstar_core.engine.cuda_graphs.cache import GraphCache
 from mstar_core.errors import StartError, WeightsError
+from mstar_core.weights.building import building
 from mstar_vjepa2.checkpoint import names
 from mstar_vjepa2.checkpoint.config import read_action, read_base
 from mstar_vjepa2.checkpoint.files import has_pooler
@@ -144,20 +143,6 @@ def _no_node(model: str, name: str, known: str) -> StartError:
 
 def _built(ctx: ModelContext, make: Callable[[], M]) -> M:
     """Build an uninitialised module on the context's device in its dtype. float32 buffers keep their dtype."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(ctx.dtype)
-    try:
-        with ctx.device, _NoRandomStart():
-            module = make()
-    finally:
-        torch.set_default_dtype(before)
+    with building(ctx.device, ctx.dtype):
+        module = make()
     return module.eval().requires_grad_(False)
-
-
-class _NoRandomStart(TorchFunctionMode):
-    """Mode that skips parameter initialisation, because all of a billion parameters are loaded."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__module__", "") == "torch.nn.init":
-            return kwargs["tensor"] if kwargs and "tensor" in kwargs else args[0]
-        return func(*args, **(kwargs or {}))

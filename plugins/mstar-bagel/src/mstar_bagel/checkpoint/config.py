@@ -155,15 +155,6 @@ def header_shapes(path: Path) -> dict[str, tuple[int, ...]]:
         raise WeightsError(f"{path} has no readable header", str(error), _HINT, file=str(path)) from error
 
 
-def header_end(path: Path) -> int:
-    """Return the size in bytes that a safetensors file must have. Raises WeightsError if its header is damaged."""
-    try:
-        start, entries = _header(path)
-        return start + max((int(entry["data_offsets"][1]) for entry in entries.values()), default=0)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise WeightsError(f"{path} has no readable header", str(error), _HINT, file=str(path)) from error
-
-
 def _header(path: Path) -> tuple[int, dict[str, Any]]:
     """Return where the data begins, and the entries of the tensors."""
     with path.open("rb") as file:

@@ -16,12 +16,12 @@ from mstar_bagel.checkpoint.config import (
     TOKENIZER_CONFIG,
     VAE_FILE,
     VIT_CONFIG,
-    header_end,
     read_sizes,
 )
 from mstar_bagel.plugin import REPO, WANTED
 from mstar_core.errors import WeightsError
-from mstar_core.weights.sources import HuggingFace, WeightHub, fetch_files
+from mstar_core.weights.files import check_whole
+from mstar_core.weights.sources import HuggingFace, WeightHub, cached_or_fetched
 
 if TYPE_CHECKING:
     from mstar_core.plugin.model import WeightProgress
@@ -46,16 +46,7 @@ def resolve_weights(
         check_files(folder)
         return folder
     source = hub or HuggingFace(cache_dir)
-    try:
-        return _cached(source)
-    except WeightsError as missing:
-        if source.is_offline:
-            detail = f"{missing.title}; looked in {source.cache}; downloads are disabled (HF_HUB_OFFLINE)"
-            raise WeightsError(
-                f"the weights of {REPO} are not on this machine", detail, WAYS, **missing.facts
-            ) from missing
-    fetch_files(source, REPO, wanted_files(source.files(REPO)), progress)
-    return _cached(source)
+    return cached_or_fetched(source, REPO, lambda: _cached(source), wanted_files, WAYS, progress)
 
 
 def check_files(folder: Path) -> None:
@@ -67,13 +58,7 @@ def check_files(folder: Path) -> None:
             raise WeightsError(f"{folder / name} is missing", hint=WAYS, file=str(folder / name))
     read_sizes(folder)
     for name in (MODEL_FILE, VAE_FILE):
-        path = folder / name
-        size, whole = path.stat().st_size, header_end(path)
-        if size != whole:
-            raise WeightsError(
-                f"{path} is damaged", f"it has {size} bytes, its header requires {whole}", "download this file again",
-                file=str(path),
-            )  # fmt: skip
+        check_whole(folder / name)
 
 
 def wanted_files(listed: Mapping[str, int]) -> dict[str, int]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from mstar_bagel.checkpoint.config import MODEL_FILE, VAE_FILE
 from mstar_core.errors import WeightsError
@@ -65,22 +63,3 @@ def _load_patches(files: Checkpoint, target: torch.Tensor) -> Checkpoint:
     with torch.no_grad():
         target.copy_(value.permute(0, 2, 3, 1).flatten(1))
     return replace(files, file_of={name: path for name, path in files.file_of.items() if name != PATCHES})
-
-
-@contextlib.contextmanager
-def building(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
-    """Create parameters on `device`, in `dtype` by default, without initial values."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        with device, _NoInitialValues():
-            yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-class _NoInitialValues(TorchFunctionMode):
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__module__", "") == "torch.nn.init":
-            return kwargs["tensor"] if kwargs and "tensor" in kwargs else args[0]
-        return func(*args, **(kwargs or {}))

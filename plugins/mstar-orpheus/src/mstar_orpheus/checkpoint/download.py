@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from mstar_core.errors import WeightsError
 from mstar_core.plugin import WeightRef
 from mstar_core.plugin.model import WeightProgress
-from mstar_core.weights.sources import HuggingFace, WeightHub, fetch_files, linked_folder
-from mstar_orpheus.checkpoint.layout import CONFIG, CheckpointLayout, verify, weight_files
+from mstar_core.weights.files import check_whole
+from mstar_core.weights.sources import HuggingFace, WeightHub, cached_or_fetched, linked_folder
+from mstar_orpheus.checkpoint.layout import CONFIG, CheckpointLayout, part_files
 from mstar_orpheus.plugin import ORPHEUS
 
 LM_TEXT_FILES: Final = (
@@ -63,27 +65,15 @@ def checked(folder: Path) -> Path:
         )
     found = CheckpointLayout.find(folder)
     for part in (found.lm, found.snac):
-        for path in weight_files(part):
-            verify(path)
+        for path in part_files(part):
+            check_whole(path)
     return folder
 
 
 def _part(name: str, ref: WeightRef, hub: WeightHub, progress: WeightProgress | None) -> Path:
-    try:
-        return _cached(name, ref, hub)
-    except WeightsError as missing:
-        if hub.is_offline:
-            detail = f"{missing.title}; looked in {hub.cache}; downloads are disabled (HF_HUB_OFFLINE)"
-            raise WeightsError(
-                f"the weights of {ref.repo} are not on this machine", detail, _WAYS, **missing.facts
-            ) from missing
-    try:
-        _fetch(ref, hub, progress)
-    except WeightsError as error:
-        raise WeightsError(
-            error.title, f"{error.detail}; looked in {hub.cache} first", f"{error.hint}; {_WAYS}", **error.facts
-        ) from error
-    return _cached(name, ref, hub)
+    return cached_or_fetched(
+        hub, ref.repo, lambda: _cached(name, ref, hub), partial(wanted_files, ref=ref), _WAYS, progress
+    )
 
 
 def _cached(name: str, ref: WeightRef, hub: WeightHub) -> Path:
@@ -92,8 +82,8 @@ def _cached(name: str, ref: WeightRef, hub: WeightHub) -> Path:
         if hub.cached(ref.repo, file) is None:
             raise WeightsError(f"{file} of {ref.repo} is missing", hint=_WAYS, file=file, looked=[str(hub.cache)])
     folder = _folder(ref, hub)
-    for path in weight_files(folder):
-        verify(path)
+    for path in part_files(folder):
+        check_whole(path)
     return folder
 
 
@@ -101,11 +91,6 @@ def _folder(ref: WeightRef, hub: WeightHub) -> Path:
     config = hub.cached(ref.repo, CONFIG)
     assert config is not None
     return config.parent
-
-
-def _fetch(ref: WeightRef, hub: WeightHub, progress: WeightProgress | None) -> None:
-    listed = hub.files(ref.repo)
-    fetch_files(hub, ref.repo, wanted_files(listed, ref), progress)
 
 
 def wanted_files(listed: Mapping[str, int], ref: WeightRef) -> dict[str, int]:

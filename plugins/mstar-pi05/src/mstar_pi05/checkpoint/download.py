@@ -8,22 +8,21 @@ tokenizer is in a separate repository that requires a login.
 from __future__ import annotations
 
 import fnmatch
-import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from mstar_core.errors import WeightsError
-from mstar_core.weights.sources import HuggingFace, WeightHub, fetch_files, linked_folder
-from mstar_pi05.checkpoint.config import CONFIG, read_json, read_sizes
+from mstar_core.weights.files import INDEX, check_whole, weight_files
+from mstar_core.weights.sources import HuggingFace, WeightHub, cached_or_fetched, fetch_files, linked_folder
+from mstar_pi05.checkpoint.config import CONFIG, read_sizes
 from mstar_pi05.plugin import TOKENIZER_REPO, WEIGHTS_REPO
 from mstar_pi05.request.prompt import FILES as TOKENIZERS
 
 if TYPE_CHECKING:
     from mstar_core.plugin.model import WeightProgress
 
-INDEX: Final = "model.safetensors.index.json"
-WHOLE: Final = "model.safetensors"
 WANTED: Final = (
     CONFIG, INDEX, "model*.safetensors", "policy_preprocessor*", "policy_postprocessor*", "assets/*norm_stats.json",
     *TOKENIZERS,
@@ -61,36 +60,7 @@ def check_files(folder: Path) -> None:
     """Raise WeightsError unless config and weight files in `folder` are complete. Tensors are not read."""
     read_sizes(folder)
     for path in weight_files(folder):
-        problem = damage(path)
-        if problem:
-            raise WeightsError(f"{path} is damaged", problem, "fetch this file again", file=str(path))
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """Return the weight files of a folder: one file, or those of its index. Raises WeightsError."""
-    if (folder / INDEX).is_file():
-        named = read_json(folder / INDEX).get("weight_map")
-        if not isinstance(named, dict) or not named:
-            raise WeightsError(f"{folder / INDEX} names no files", hint="fetch it again", file=str(folder / INDEX))
-        return [folder / str(name) for name in sorted(set(named.values()))]
-    return [folder / WHOLE]
-
-
-def damage(path: Path) -> str:
-    """Return what is wrong with a safetensors file, or nothing if its size matches its header."""
-    if not path.is_file():
-        return "it is missing"
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        head = int.from_bytes(file.read(8), "little")
-        if size < 8 or head > size - 8:
-            return f"it has {size} bytes, too few for its own header"
-        try:
-            entries = [entry for name, entry in json.loads(file.read(head)).items() if name != "__metadata__"]
-            whole = 8 + head + max((int(entry["data_offsets"][1]) for entry in entries), default=0)
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-            return f"its header cannot be read: {error}"
-    return "" if whole == size else f"it has {size} bytes, its header requires {whole}"
+        check_whole(path)
 
 
 def find_tokenizer(folder: Path) -> str | None:
@@ -111,13 +81,7 @@ def wanted_files(listed: Mapping[str, int], repo: str) -> dict[str, int]:
 
 def _part(repo: str, hub: WeightHub, progress: WeightProgress | None) -> Path:
     """Return the cached folder of the checkpoint. Missing or incomplete files are fetched."""
-    try:
-        return _cached(repo, hub)
-    except WeightsError as missing:
-        if hub.is_offline:
-            raise _offline(repo, hub, missing) from missing
-    fetch_files(hub, repo, wanted_files(hub.files(repo), repo), progress)
-    return _cached(repo, hub)
+    return cached_or_fetched(hub, repo, lambda: _cached(repo, hub), partial(wanted_files, repo=repo), WAYS, progress)
 
 
 def _cached(repo: str, hub: WeightHub) -> Path:

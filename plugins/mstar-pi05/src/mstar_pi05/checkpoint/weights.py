@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
-
-import torch
-from torch.overrides import TorchFunctionMode
 
 from mstar_core.errors import WeightsError
 from mstar_core.layers import Checkpoint, NameMap, load_weights
@@ -98,22 +94,3 @@ def _tell_unknown(files: Checkpoint, places: Mapping[str, Any], chosen: Mapping[
     odd += [name for name, place in chosen.items() if place is not None and place not in places]
     if odd:
         log.warning("%s: %d tensors are not of this model and were ignored, %s first", files.folder, len(odd), odd[0])
-
-
-@contextlib.contextmanager
-def building(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
-    """Create parameters on `device`, in `dtype` by default, without initialising them."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        with device, _NoRandomStart():
-            yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-class _NoRandomStart(TorchFunctionMode):
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__module__", "") == "torch.nn.init":
-            return kwargs["tensor"] if kwargs and "tensor" in kwargs else args[0]
-        return func(*args, **(kwargs or {}))

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
-
-import torch
-from torch.overrides import TorchFunctionMode
+from typing import TYPE_CHECKING, Final
 
 from mstar_core.errors import WeightsError
 from mstar_core.layers import Checkpoint, NameMap, load_weights
@@ -55,24 +51,3 @@ def load(module: nn.Module, own: Checkpoint, node: str, progress: WeightProgress
     Raises WeightsError with file and key for a missing, unknown or misshapen tensor.
     """
     load_weights(module, own, NameMap(prefixes=TENSORS[node].prefixes), progress, expert_parts(module))
-
-
-@contextlib.contextmanager
-def building(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
-    """Create parameters on `device`, in `dtype` by default, without initializing them."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        with device, _SkipInit():
-            yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-class _SkipInit(TorchFunctionMode):
-    """Skips the random initialization of parameters, because all of them are loaded afterwards."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__module__", "") == "torch.nn.init":
-            return kwargs["tensor"] if kwargs and "tensor" in kwargs else args[0]
-        return func(*args, **(kwargs or {}))

@@ -1,0 +1,92 @@
+"""Weight files of a checkpoint folder: which there are, and whether they are complete. Standard library only.
+
+Used by plugins before any worker starts. Tensors are not read.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from mstar_core.errors import WeightsError
+
+INDEX: Final = "model.safetensors.index.json"
+WHOLE: Final = "model.safetensors"
+SEED: Final = "random_weights.json"
+"""File of a folder with random weights in place of weight files: see `random_fill`."""
+
+TORCH_INDEX: Final = "pytorch_model.bin.index.json"
+TORCH_WHOLE: Final = "pytorch_model.bin"
+
+
+def weight_files(folder: Path, names: Sequence[str] = (INDEX, WHOLE)) -> list[Path]:
+    """Return the weight files of a folder: those that an index lists, or one file; none with random weights.
+
+    names: indexes and files to look for, in this order. Raises WeightsError if there is none, for an index without
+    files, and for a listed file that is missing.
+    """
+    if (folder / SEED).is_file():
+        return []
+    for name in names:
+        path = folder / name
+        if path.is_file():
+            return _indexed(path) if name.endswith(".index.json") else [path]
+    places = [str(folder / name) for name in names]
+    hint = "give --weights the folder of a checkpoint"
+    raise WeightsError(
+        f"{folder} contains no weights", f"looked for {', '.join(places)}", hint, file=places[-1], looked=places
+    )
+
+
+def check_whole(path: Path) -> None:
+    """Raise WeightsError if a weight file is missing, truncated or not of its format."""
+    problem = damage(path)
+    if problem:
+        raise WeightsError(f"{path} is damaged", problem, "download this file again", file=str(path))
+
+
+def damage(path: Path) -> str:
+    """Return what is wrong with a weight file, or an empty text."""
+    if not path.is_file():
+        return "it is missing"
+    return _safetensors_damage(path) if path.suffix == ".safetensors" else _archive_damage(path)
+
+
+def _safetensors_damage(path: Path) -> str:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        head = int.from_bytes(file.read(8), "little")
+        if size < 8 or head > size - 8:
+            return f"{size} bytes are too few for its header"
+        try:
+            entries = [entry for name, entry in json.loads(file.read(head)).items() if name != "__metadata__"]
+            whole = 8 + head + max((int(entry["data_offsets"][1]) for entry in entries), default=0)
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            return f"its header cannot be read: {error}"
+    return "" if whole == size else f"{size} bytes; expected from its header: {whole}"
+
+
+def _archive_damage(path: Path) -> str:
+    # torch.save writes a zip archive, whose directory is at the end: truncated files have none.
+    if zipfile.is_zipfile(path):
+        return ""
+    return f"{path.stat().st_size} bytes; the file is truncated or not an archive of torch.save"
+
+
+def _indexed(index: Path) -> list[Path]:
+    try:
+        named = sorted({str(file) for file in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise WeightsError(f"{index} cannot be read", repr(error), "download it again", file=str(index)) from error
+    if not named:
+        raise WeightsError(f"{index} names no files", hint="download it again", file=str(index))
+    files = [index.parent / name for name in named]
+    for path in files:
+        if not path.is_file():
+            raise WeightsError(
+                f"{path} is missing", f"{index.name} lists {len(files)} files", "download it again", file=str(path)
+            )
+    return files
