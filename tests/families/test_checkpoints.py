@@ -15,23 +15,15 @@ from mstar_core.plugin.spec_check import check_spec
 from tests.families.families import SPECS
 
 ATTENTION = {"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2}
-THINKER = {**ATTENTION, "head_dim": 32}
+OMNI = json.loads(
+    (Path(__file__).parents[2] / "plugins" / "mstar-qwen3omni" / "tests" / "golden" / "config.json").read_text()
+)
 FILES: dict[str, dict[str, Any]] = {
     "bagel": {
         "llm_config.json": {**ATTENTION, "hidden_size": 64},
         "tokenizer_config.json": {"added_tokens_decoder": {"282": {"content": "<|im_end|>"}}},
     },
-    "qwen3_omni": {
-        "config.json": {
-            "im_end_token_id": 289,
-            "thinker_config": {"text_config": THINKER},
-            "talker_config": {
-                "num_code_groups": 6,
-                "codec_eos_token_id": 166,
-                "text_config": {**THINKER, "num_hidden_layers": 2, "vocab_size": 1088},
-            },
-        }
-    },
+    "qwen3_omni": {"config.json": OMNI},
     "pi05": {
         "config.json": {
             "chunk_size": 12,
@@ -76,12 +68,16 @@ def test_bagel(tmp_path: Path) -> None:
 
 def test_qwen3_omni(tmp_path: Path) -> None:
     spec = bound("qwen3_omni", tmp_path)
-    assert (shape(spec, "Thinker"), shape(spec, "Talker")) == ((3, 2, 32), (2, 2, 32))
-    assert (stop_ids(spec, "thinker_decode"), stop_ids(spec, "talker_decode")) == ((289,), (166,))
+    thinker, talker = OMNI["thinker_config"]["text_config"], OMNI["talker_config"]
+    sizes = ("num_hidden_layers", "num_key_value_heads", "head_dim")
+    assert shape(spec, "Thinker") == tuple(thinker[name] for name in sizes)
+    assert shape(spec, "Talker") == tuple(talker["text_config"][name] for name in sizes)
+    stop, vocab = talker["codec_eos_token_id"], talker["text_config"]["vocab_size"]
+    assert (stop_ids(spec, "thinker_decode"), stop_ids(spec, "talker_decode")) == ((OMNI["im_end_token_id"],), (stop,))
     sampling = spec.node("Talker").sampling
     assert sampling is not None
-    assert {code for span in sampling.suppress for code in span} == set(range(64, 1088)) - {166}
-    assert spec.node("Talker").ports["frame"] == "i64[6]"
+    assert {code for span in sampling.suppress for code in span} == set(range(vocab - 1024, vocab)) - {stop}
+    assert spec.node("Talker").ports["frame"] == f"i64[{talker['num_code_groups']}]"
 
 
 def test_pi05(tmp_path: Path) -> None:
