@@ -86,6 +86,7 @@ def steps() -> dict[str, Step]:
         "pi05": Step(words=("-m", "bench.gpu_pi05", "--part", "engines", "--out", "{out}"), limit_s=240),
         "pi05_server": Step(words=("-m", "bench.gpu_pi05", "--part", "server", "--out", "{out}"), limit_s=400),
         "bagel": Step(words=("-m", "bench.gpu_bagel", "--out", "{out}"), limit_s=590),
+        "qwen3omni": Step(words=("-m", "bench.gpu_qwen3omni", "--out", "{out}"), limit_s=590),
         "start": Step(words=("-m", "bench.gpu_start", "--out", "{out}"), limit_s=240),
     }
 

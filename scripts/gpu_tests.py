@@ -48,7 +48,7 @@ class Ran:
 
 def gpu_files(root: Path = ROOT) -> list[str]:
     """Return the files with GPU tests; those that need the device alone come last."""
-    found = [*root.glob("tests/gpu/test_*.py"), *root.glob("plugins/*/tests/test_gpu*.py")]
+    found = [*root.glob("tests/gpu/test_*.py"), *root.glob("plugins/*/tests/**/test_gpu*.py")]
     return sorted((str(path.relative_to(root)) for path in found), key=lambda name: (name in ALONE, name))
 
 
