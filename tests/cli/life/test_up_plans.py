@@ -31,11 +31,7 @@ Cli = Callable[..., Any]
     [
         (["orpheuss"], ExitCode.NOT_FOUND, "did you mean 'orpheus'?"),
         (["orpheus:tinny"], ExitCode.NOT_FOUND, "did you mean 'tiny'?"),
-        (
-            ["qwen3_omni"],
-            ExitCode.INVALID,
-            "qwen3_omni: this version has no code for the model (the plugin declares only its",
-        ),
+        (["qwen3omni_tp2"], ExitCode.INVALID, "tensor parallelism is not supported by this version"),
         (["orpheus_tp2"], ExitCode.INVALID, "tensor parallelism is not supported by this version"),
         (["orpheus_pd_disaggregated"], ExitCode.INVALID, "prefill on rank 0; decode on rank 1"),
         (["bagel_cfg_parallel"], ExitCode.INVALID, "LLM_cfg_text on rank 1; LLM on rank 0"),
