@@ -136,3 +136,26 @@ class CapturedFunction:
             build, lambda size: f"captured function of {size[0]} items {list(first)}", lambda size: (-size[0],)
         )
         self._buckets[shapes].plan((size,) for size in self._sizes if self._is_worth((size, *first)))
+
+
+class CapturesFunction:
+    """Base of a stateless module with one captured function, `_replayed`: what the engine asks about its graphs."""
+
+    _replayed: CapturedFunction
+
+    def idle(self) -> bool:
+        """Capture the next missing bucket. Returns True if more are missing."""
+        return self._replayed.capture_next()
+
+    def compile_later(self) -> None:
+        """See CompilesLater."""
+        self._replayed.compile_later()
+
+    @property
+    def graph_counts(self) -> GraphCounts | None:
+        """See CompilesLater."""
+        return self._replayed.graph_counts
+
+    def counters(self) -> dict[str, float]:
+        """Return the counters of the CUDA graphs."""
+        return self._replayed.counters()

@@ -17,13 +17,13 @@ import torch
 from torch import nn
 from torch.nn.functional import gelu, linear, scaled_dot_product_attention
 
-from mstar_core.engine.cuda_graphs.functions import CapturedFunction
+from mstar_core.engine.cuda_graphs.functions import CapturedFunction, CapturesFunction
 from mstar_pi05.nodes.warm_up import of_cameras
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.engine.cuda_graphs.cache import GraphCache, GraphCounts
+    from mstar_core.engine.cuda_graphs.cache import GraphCache
     from mstar_core.engine.cuda_graphs.warmup import WarmupRequest
     from mstar_pi05.checkpoint.config import Sizes, Vision
 
@@ -149,7 +149,7 @@ class VisionTower(nn.Module):
         return normed
 
 
-class Cameras(nn.Module):
+class Cameras(nn.Module, CapturesFunction):
     """The image tower and its projection. Only text embeddings are scaled, not these vectors.
 
     rounds: whether float32 GEMMs may use TF32 on a GPU.
@@ -176,23 +176,6 @@ class Cameras(nn.Module):
     def warmup_requests(self) -> Sequence[WarmupRequest]:
         """See HasWarmup."""
         return of_cameras(self._sizes)
-
-    def idle(self) -> bool:
-        """Capture the next missing bucket. Returns True if more are missing."""
-        return self._replayed.capture_next()
-
-    def compile_later(self) -> None:
-        """See CompilesLater."""
-        self._replayed.compile_later()
-
-    @property
-    def graph_counts(self) -> GraphCounts | None:
-        """See CompilesLater."""
-        return self._replayed.graph_counts
-
-    def counters(self) -> dict[str, float]:
-        """Return the counters of the CUDA graphs."""
-        return self._replayed.counters()
 
     def forward(self, *, images: Tensor, tokens: Tensor | Sequence[Tensor]) -> dict[str, list[Tensor]]:
         """Encode cameras. images: uint8, or floats in [-1, 1], [B, c, S, S, 3]. tokens: int64 [n] per request, on the

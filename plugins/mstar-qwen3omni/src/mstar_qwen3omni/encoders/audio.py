@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn.functional import gelu, linear, pad, scaled_dot_product_attention
 
-from mstar_core.engine.cuda_graphs.functions import CapturedFunction
+from mstar_core.engine.cuda_graphs.functions import CapturedFunction, CapturesFunction
 from mstar_core.engine.cuda_graphs.warmup import WarmupRequest, WarmupStep
 from mstar_core.engine.transfers import upload
 from mstar_qwen3omni.encoders.blocks import add_norm
@@ -23,7 +23,7 @@ from mstar_qwen3omni.encoders.mel import LogMel, frames_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.engine.cuda_graphs.cache import GraphCache, GraphCounts
+    from mstar_core.engine.cuda_graphs.cache import GraphCache
     from mstar_qwen3omni.checkpoint.config import AudioSizes, OmniConfig
 
 CAPTURED: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
@@ -111,7 +111,7 @@ class AudioBlock(nn.Module):
         return add_norm(x, self.fc2(gelu(self.fc1(inner))), after)
 
 
-class AudioEncoder(nn.Module):
+class AudioEncoder(nn.Module, CapturesFunction):
     """The audio encoder with its features.
 
     Cost model: one pass per batch over [windows, chunks per window]; a window has as many chunks as the longest clip
@@ -256,20 +256,3 @@ class AudioEncoder(nn.Module):
         clips = [torch.zeros(1, int(seconds * 16_000)) for seconds in WARM_SECONDS]
         steps = tuple(WarmupStep(inputs={"audio": clip}, outputs=("embeds",)) for clip in clips)
         return [WarmupRequest(title="clips of sound", tokens=1024, steps=steps, is_value_free=True)]
-
-    def idle(self) -> bool:
-        """Capture the next missing bucket. Returns True if more are missing."""
-        return self._replayed.capture_next()
-
-    def compile_later(self) -> None:
-        """See CompilesLater."""
-        self._replayed.compile_later()
-
-    @property
-    def graph_counts(self) -> GraphCounts | None:
-        """See CompilesLater."""
-        return self._replayed.graph_counts
-
-    def counters(self) -> dict[str, float]:
-        """Return the counters of the CUDA graphs."""
-        return self._replayed.counters()

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn.functional import gelu, linear, scaled_dot_product_attention
 
-from mstar_core.engine.cuda_graphs.functions import CapturedFunction
+from mstar_core.engine.cuda_graphs.functions import CapturedFunction, CapturesFunction
 from mstar_core.engine.cuda_graphs.warmup import WarmupRequest, WarmupStep
 from mstar_core.engine.transfers import upload
 from mstar_core.errors import EngineError
@@ -30,7 +30,7 @@ from mstar_qwen3omni.encoders.patches import places_of, resampled, rotation_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.engine.cuda_graphs.cache import GraphCache, GraphCounts
+    from mstar_core.engine.cuda_graphs.cache import GraphCache
     from mstar_qwen3omni.checkpoint.config import OmniConfig, TextIds, VisionSizes
 
 CAPTURED: Final = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -161,7 +161,7 @@ class _Media:
     grid: Grid
 
 
-class VisionEncoder(nn.Module):
+class VisionEncoder(nn.Module, CapturesFunction):
     """The vision encoder. Grids and token ids stay on the host, which lays out the result.
 
     Cost model: frames with the same number of patches are one batch, whatever their sides. On CUDA requests share it.
@@ -305,20 +305,3 @@ class VisionEncoder(nn.Module):
             inputs = {"pixels": pixels, "grid": torch.tensor([1, height, width]), "tokens": pads}
             steps.append(WarmupStep(inputs=inputs, outputs=("embeds", "deepstack")))
         return [WarmupRequest(title="images", tokens=4096, steps=tuple(steps), is_value_free=True)]
-
-    def idle(self) -> bool:
-        """Capture the next missing bucket. Returns True if more are missing."""
-        return self._replayed.capture_next()
-
-    def compile_later(self) -> None:
-        """See CompilesLater."""
-        self._replayed.compile_later()
-
-    @property
-    def graph_counts(self) -> GraphCounts | None:
-        """See CompilesLater."""
-        return self._replayed.graph_counts
-
-    def counters(self) -> dict[str, float]:
-        """Return the counters of the CUDA graphs."""
-        return self._replayed.counters()

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn.functional import pad
 
-from mstar_core.engine.cuda_graphs.functions import MOST_SHAPES, CapturedFunction
+from mstar_core.engine.cuda_graphs.functions import MOST_SHAPES, CapturedFunction, CapturesFunction
 from mstar_core.engine.cuda_graphs.warmup import WarmupRequest, WarmupStep
 from mstar_core.errors import EngineError
 from mstar_core.graph.spec.nodes import STEP, from_param
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from mstar_core.engine.cuda_graphs.cache import GraphCache, GraphCounts
+    from mstar_core.engine.cuda_graphs.cache import GraphCache
     from mstar_qwen3omni.checkpoint.config import OmniConfig
     from mstar_qwen3omni.vocoder.fused_decoder import FusedDecoder
 
@@ -43,7 +43,7 @@ STARTS: Final = tuple(USUAL.length(step) for step in range(3))
 """Frames of the first windows of a stream with default parameters; the last length repeats."""
 
 
-class Code2Wav(nn.Module):
+class Code2Wav(nn.Module, CapturesFunction):
     """The vocoder. The numbers of a stream stay on the host, which selects the samples to send.
 
     Codes do not: they may come from the talker on this device, and reading them would make the host wait.
@@ -212,23 +212,6 @@ class Code2Wav(nn.Module):
             for at, frames in enumerate(STARTS)
         )  # fmt: skip
         return [WarmupRequest(title="windows of codes", tokens=sum(STARTS), steps=steps, is_value_free=True)]
-
-    def idle(self) -> bool:
-        """Capture the next missing bucket. Returns True if more are missing."""
-        return self._replayed.capture_next()
-
-    def compile_later(self) -> None:
-        """See CompilesLater."""
-        self._replayed.compile_later()
-
-    @property
-    def graph_counts(self) -> GraphCounts | None:
-        """See CompilesLater."""
-        return self._replayed.graph_counts
-
-    def counters(self) -> dict[str, float]:
-        """Return the counters of the CUDA graphs."""
-        return self._replayed.counters()
 
 
 @contextmanager
