@@ -16,7 +16,8 @@ from torch import Tensor
 from mstar_core.errors import StartError, WeightsError
 from mstar_core.layers import AttentionSpec, RotarySpec
 from mstar_core.plugin.model import ModelContext
-from mstar_orpheus.checkpoint.layout import CheckpointLayout, part_files
+from mstar_orpheus.checkpoint.download import part_files
+from mstar_orpheus.checkpoint.layout import CheckpointLayout
 from mstar_orpheus.config import SpecialIds, read_config
 from mstar_orpheus.llama import HEAD_KEY, Llama, LlamaConfig
 from mstar_orpheus.model import Orpheus

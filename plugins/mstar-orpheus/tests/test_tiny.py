@@ -16,8 +16,8 @@ from mstar_core.errors import StartError
 from mstar_core.layers import Checkpoint
 from mstar_core.plugin.processor import PromptRequest
 from mstar_core.weights.sources import STAMP
-from mstar_orpheus.checkpoint.download import checked
-from mstar_orpheus.checkpoint.layout import CheckpointLayout, part_files
+from mstar_orpheus.checkpoint.download import checked, part_files
+from mstar_orpheus.checkpoint.layout import CheckpointLayout
 from mstar_orpheus.checkpoint.tiny import write_tiny
 from mstar_orpheus.config import IDS_PER_FRAME, read_config
 from mstar_orpheus.plugin import Params

@@ -14,9 +14,9 @@ from typing import Final
 from mstar_core.errors import WeightsError
 from mstar_core.plugin import WeightRef
 from mstar_core.plugin.model import WeightProgress
-from mstar_core.weights.files import check_whole
+from mstar_core.weights.files import INDEX, TORCH_INDEX, TORCH_WHOLE, WHOLE, check_whole, weight_files
 from mstar_core.weights.sources import HuggingFace, WeightHub, cached_or_fetched, linked_folder
-from mstar_orpheus.checkpoint.layout import CONFIG, CheckpointLayout, part_files
+from mstar_orpheus.checkpoint.layout import CONFIG, CheckpointLayout
 from mstar_orpheus.plugin import ORPHEUS
 
 LM_TEXT_FILES: Final = (
@@ -68,6 +68,14 @@ def checked(folder: Path) -> Path:
         for path in part_files(part):
             check_whole(path)
     return folder
+
+
+def part_files(part: Path) -> list[Path]:
+    """Return the weight files of one part: safetensors before `.bin`, an index before a single file.
+
+    Raises WeightsError with the first file that an index lists and the folder lacks.
+    """
+    return weight_files(part, (INDEX, WHOLE, TORCH_INDEX, TORCH_WHOLE))
 
 
 def _part(name: str, ref: WeightRef, hub: WeightHub, progress: WeightProgress | None) -> Path:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from mstar_core.errors import WeightsError
-from mstar_core.weights.files import INDEX, TORCH_INDEX, TORCH_WHOLE, WHOLE, weight_files
 
 CONFIG: Final = "config.json"
 SNAC_FOLDERS: Final = ("snac", "snac_24khz")
@@ -36,14 +35,6 @@ class CheckpointLayout:
         if snac is None:
             raise _missing("the vocoder's config.json", folder, [place / CONFIG for place in places])
         return cls(lm=lm, snac=snac)
-
-
-def part_files(part: Path) -> list[Path]:
-    """Return the weight files of one part: safetensors before `.bin`, an index before a single file.
-
-    Raises WeightsError with the first file that an index lists and the folder lacks.
-    """
-    return weight_files(part, (INDEX, WHOLE, TORCH_INDEX, TORCH_WHOLE))
 
 
 def read_json(path: Path) -> dict[str, Any]:
