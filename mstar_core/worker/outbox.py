@@ -79,8 +79,16 @@ class Outbox:
 
     def output(self, handle: int, seq: int, port: str, modality: str, tensor: Tensor, meta: dict[str, Any]) -> None:
         """Send a value to the client."""
+        copy = self._copy(tensor)
+        if copy is None:  # the usual case, which costs no partial message
+            ref = self._put(tensor, API)
+            self._turn.outputs.append(
+                Output(handle=handle, seq=seq, port=port, modality=modality, meta=meta, ref=ref)
+            )  # fmt: skip
+            return
         made = partial(Output, handle=handle, seq=seq, port=port, modality=modality, meta=meta)
-        self._turn.outputs.append(self._with_tensor(made, tensor, API))
+        self._turn.copies.append(copy)
+        self._turn.outputs.append((made, copy))
 
     def value(
         self, rank: int, handle: int, run: int, task: int, port: str, iteration: list[int], tensor: Tensor | None
