@@ -158,7 +158,7 @@ def test_replays_with_other_tokens_equal_eager_runs(cuda: torch.device) -> None:
 
 
 def test_a_token_that_is_not_finite_leaves_the_others(cuda: torch.device) -> None:
-    """NaN of one sequence, here with experts that are no power of two, must not reach weights out of range."""
+    """NaN of one sequence must not select a weight out of range. 100 experts are not a power of two."""
     moe = made(MoESpec(width=256, inner=64, experts=100, experts_per_token=4), cuda)
     for tokens in (8, 200):
         x = torch.randn(tokens, 256, device=cuda).bfloat16()
