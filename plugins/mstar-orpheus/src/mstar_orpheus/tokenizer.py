@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
+from functools import partial
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from mstar_core.errors import WeightsError
+from mstar_core.plugin.plain_text import plain_ids
 
 FILE = "tokenizer.json"
 
@@ -34,12 +35,4 @@ class TextTokenizer:
 
     def _plain(self, text: str) -> list[int]:
         """Encode plain text. A spelled-out control token is split after its first character and read as letters."""
-        encoded = self._tokenizer.encode(text, add_special_tokens=False)
-        spelled = [span for token, span in zip(encoded.ids, encoded.offsets, strict=True) if token in self._control]
-        if not spelled:
-            return list(encoded.ids)
-        cuts = [0, *(start + 1 for start, _ in spelled), len(text)]
-        pieces = [text[a:b] for a, b in itertools.pairwise(cuts)]
-        if text in pieces:  # a control token of one character cannot be split
-            return [token for token in encoded.ids if token not in self._control]
-        return [token for piece in pieces for token in self._plain(piece)]
+        return plain_ids(partial(self._tokenizer.encode, add_special_tokens=False), text, self._control)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from mstar_bagel.checkpoint.config import TOKENIZER_CONFIG, read_json
 from mstar_core.errors import WeightsError
+from mstar_core.plugin.plain_text import plain_ids
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -33,15 +34,7 @@ class TextTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of plain text. A spelled-out control token is split after its first character."""
-        encoded = self._tokenizer.encode(text, add_special_tokens=False)
-        spelled = [span for token, span in zip(encoded.ids, encoded.offsets, strict=True) if token in self._control]
-        if not spelled:
-            return list(encoded.ids)
-        cuts = [0, *(start + 1 for start, _ in spelled), len(text)]
-        pieces = [text[a:b] for a, b in itertools.pairwise(cuts)]
-        if text in pieces:  # a control token of one character cannot be split
-            return [token for token in encoded.ids if token not in self._control]
-        return [token for piece in pieces for token in self.encode(piece)]
+        return plain_ids(partial(self._tokenizer.encode, add_special_tokens=False), text, self._control)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids without control tokens; an incomplete character becomes U+FFFD."""

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import codecs
 import functools
-import itertools
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from mstar_core.errors import WeightsError
+from mstar_core.plugin.plain_text import plain_ids
 from mstar_core.plugin.processor import Detokenizer
 
 WHOLE: Final = "tokenizer.json"
@@ -39,15 +40,7 @@ class TextTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`."""
-        encoded = self._tokenizer.encode(text, add_special_tokens=False)
-        spelled = [span for token, span in zip(encoded.ids, encoded.offsets, strict=True) if token in self._control]
-        if not spelled:
-            return list(encoded.ids)
-        cuts = [0, *(start + 1 for start, _ in spelled), len(text)]  # splits each token after its first character
-        pieces = [text[start:end] for start, end in itertools.pairwise(cuts)]
-        if text in pieces:  # a token of one character cannot be split
-            return [token for token in encoded.ids if token not in self._control]
-        return [token for piece in pieces for token in self.encode(piece)]
+        return plain_ids(partial(self._tokenizer.encode, add_special_tokens=False), text, self._control)
 
     def detokenizer(self) -> Detokenizer:
         """Return a detokenizer for one answer."""

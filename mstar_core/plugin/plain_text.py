@@ -1,0 +1,34 @@
+"""Encoding of a client's text as plain letters. Used by processors; imports no tokenizer library."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Container, Sequence
+from typing import Protocol
+
+
+class Encoded(Protocol):
+    """Ids of a text and the span of each, as the `tokenizers` package returns them."""
+
+    @property
+    def ids(self) -> Sequence[int]: ...
+
+    @property
+    def offsets(self) -> Sequence[tuple[int, int]]: ...
+
+
+def plain_ids(encode: Callable[[str], Encoded], text: str, control: Container[int]) -> list[int]:
+    """Return the ids of a text without control tokens, so that a client cannot end a turn or start another.
+
+    encode: without added special tokens. control: ids of control tokens. One that the text spells out is split after
+    its first character and read as letters; one of a single character, which cannot be split, is left out.
+    """
+    encoded = encode(text)
+    spelled = [span for token, span in zip(encoded.ids, encoded.offsets, strict=True) if token in control]
+    if not spelled:
+        return list(encoded.ids)
+    cuts = [0, *(start + 1 for start, _ in spelled), len(text)]
+    pieces = [text[start:end] for start, end in itertools.pairwise(cuts)]
+    if text in pieces:
+        return [token for token in encoded.ids if token not in control]
+    return [token for piece in pieces for token in plain_ids(encode, piece, control)]
