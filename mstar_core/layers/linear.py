@@ -7,6 +7,7 @@ fuses projections of one input into a single weight; the worker calls that for C
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Final, Literal
@@ -204,6 +205,16 @@ def concatenate_weights(layers: list[nn.Module]) -> LinearWeight | None:
             layer.weight.data = values[start:end]
         start = end
     return LinearWeight(values, scale)
+
+
+def join_with_biases(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor]:
+    """Join linear layers of equal outputs into one weight and one bias; the layers' own become views of them."""
+    weight = torch.cat([each.weight.detach() for each in layers])
+    bias = torch.cat([each.bias.detach() for each in layers])
+    count = len(layers)
+    for layer, own, shift in zip(layers, weight.chunk(count), bias.chunk(count), strict=True):
+        layer.weight.data, layer.bias.data = own, shift
+    return weight, bias
 
 
 def _library_gemm(x: Tensor, weight: LinearWeight) -> Tensor:

@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn.functional import gelu, linear, scaled_dot_product_attention
 
 from mstar_core.engine.cuda_graphs.functions import CapturedFunction, CapturesFunction
+from mstar_core.layers.linear import join_with_biases
 from mstar_pi05.nodes.warm_up import of_cameras
 
 if TYPE_CHECKING:
@@ -66,12 +67,7 @@ class VisionAttention(nn.Module):
 
     def join(self) -> None:
         """Join the three input projections into one matrix. Their weights become views of it."""
-        parts = (self.q_proj, self.k_proj, self.v_proj)
-        weight = torch.cat([each.weight.detach() for each in parts])
-        bias = torch.cat([each.bias.detach() for each in parts])
-        for part, own, shift in zip(parts, weight.chunk(3), bias.chunk(3), strict=True):
-            part.weight.data, part.bias.data = own, shift
-        self._joined = weight, bias
+        self._joined = join_with_biases([self.q_proj, self.k_proj, self.v_proj])
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x's shape. x: [N, tokens, width]."""

@@ -17,6 +17,7 @@ from torch.nn.functional import gelu, linear, pad, scaled_dot_product_attention
 from mstar_core.engine.cuda_graphs.functions import CapturedFunction, CapturesFunction
 from mstar_core.engine.cuda_graphs.warmup import WarmupRequest, WarmupStep
 from mstar_core.engine.transfers import upload
+from mstar_core.layers.linear import join_with_biases
 from mstar_qwen3omni.encoders.blocks import add_norm
 from mstar_qwen3omni.encoders.mel import LogMel, frames_of
 
@@ -72,12 +73,7 @@ class AudioAttention(nn.Module):
 
     def join(self) -> None:
         """Join the three input projections into one matrix. Their weights become views of it."""
-        parts = (self.q_proj, self.k_proj, self.v_proj)
-        weight = torch.cat([each.weight.detach() for each in parts])
-        bias = torch.cat([each.bias.detach() for each in parts])
-        for part, own, shift in zip(parts, weight.chunk(3), bias.chunk(3), strict=True):
-            part.weight.data, part.bias.data = own, shift
-        self._joined = weight, bias
+        self._joined = join_with_biases([self.q_proj, self.k_proj, self.v_proj])
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """Return x's shape. x: [W, tokens, width]; mask: bool [W, 1, 1, tokens], true for keys that are seen."""
