@@ -57,7 +57,8 @@ class Progress:
 
     def show(self, tally: Tally, sink: Sink) -> None:
         """Draw the progress, at most ten times per second."""
-        if tally.chunks and not self._is_drawn and not self._has_said:
+        # Text appears as it arrives, so a line about its first piece would stand inside it.
+        if tally.chunks and not self._is_drawn and not self._has_said and sink.kind != "text":
             self._has_said = True
             self._printer.say(f"first {sink.kind} after {duration_text(tally.first_s or 0.0)}")
         self.draw(f"{counted(tally.chunks, 'chunk')}  {sink.amount}  {duration_text(tally.total_s)}")
