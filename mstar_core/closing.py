@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Self
 
 
-class Closing:
+class Closing(ABC):
     """Calls `close` at the end of a `with` block."""
 
     __slots__ = ()
 
+    @abstractmethod
     def close(self) -> None:
         """Free the resource."""
-        raise NotImplementedError
 
     def __enter__(self) -> Self:
         return self

@@ -158,7 +158,7 @@ def test_sampled_steps_equal_the_definition(small: Talker) -> None:
 def test_a_checkpoint_needs_one_known_voice() -> None:
     Talker(replace(CONFIG, voices={"aiden": 1012}))
     with pytest.raises(WeightsError, match="no known voice"):
-        Talker(replace(CONFIG, voices={"nobody": 1012}))
+        Talker(replace(CONFIG, voices={"unlisted": 1012}))
 
 
 def test_half_precision_stays_near_float32(small: Talker) -> None:
