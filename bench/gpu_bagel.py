@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import subprocess
 import sys
 import tempfile
 import threading
@@ -23,11 +22,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from bench.families.bagel_checkpoint import write_random
 from bench.families.clock import ceilings
 from bench.families.pictures import Heard, PictureRequest, ask, picture, together
 from bench.families.sections import Sections
 from bench.serving.deployment import Plan, Served, gpu_state
-from bench.serving.figures import ROOT, Figures, head
+from bench.serving.figures import Figures, head
 from mstar_bagel.checkpoint.config import Language, Sizes
 from mstar_bagel.graph import MARKERS
 from mstar_core.engine.device import resolve_device
@@ -65,26 +65,14 @@ def main() -> int:
     report: dict[str, Any] = {**begun, "model": model}
     sections = Sections(report, figures, options.out)
     try:
-        weights = _weights(options, sections, scratch)
-        if options.tiny or weights is not None:
-            _serve(options, sections, scratch, weights)
+        weights = None if options.tiny else write_random(scratch / "weights", seed=1)
+        _serve(options, sections, scratch, weights)
         sections.run("bounds", partial(bounds, options))
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     sections.save()
     print(json.dumps(report, indent=1), flush=True)
     return int(bool(sections.failed))
-
-
-def _weights(options: argparse.Namespace, sections: Sections, scratch: Path) -> Path | None:
-    """Return the checkpoint's folder, written if missing; None for the miniature, or if writing failed."""
-    if options.tiny:
-        return None
-    folder: Path = options.folder or scratch / "bagel"
-    if not folder.exists():
-        command = [sys.executable, "-m", "bench.families.bagel_checkpoint", str(folder)]
-        sections.run("checkpoint", lambda: subprocess.run(command, cwd=ROOT, check=True).returncode)
-    return folder if folder.exists() else None
 
 
 def _serve(options: argparse.Namespace, sections: Sections, scratch: Path, weights: Path | None) -> None:
@@ -233,7 +221,6 @@ def read_options() -> argparse.Namespace:
     parser.add_argument(
         "--set", nargs="*", default=[], metavar="KEY=VALUE", help="of the server, as `up --set` takes it"
     )
-    parser.add_argument("--folder", type=Path, help="folder of the checkpoint; written if missing, and kept")
     parser.add_argument("--port", type=int, default=18126)
     parser.add_argument("--out", type=Path, help="report file; raw samples are written beside it")
     options = parser.parse_args()

@@ -1,39 +1,30 @@
-"""A BAGEL checkpoint with random bfloat16 weights in the official shapes.
+"""A BAGEL checkpoint folder of the official sizes with random weights, which are made on the device.
 
-`python -m bench.families.bagel_checkpoint FOLDER` writes it in a separate process, so that the benchmark process holds
-no device context. The tokenizer is that of `bagel:tiny`, so answers have no readable text.
+The tokenizer is that of `bagel:tiny`, so answers have no readable text.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-import sys
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
-
-import torch
+from typing import Any
 
 from mstar_bagel.checkpoint.config import (
     CONFIG,
     LLM_CONFIG,
-    MODEL_FILE,
     TOKENIZER_CONFIG,
-    VAE_FILE,
     VIT_CONFIG,
     Sizes,
 )
 from mstar_bagel.checkpoint.tiny import write_tiny
-from mstar_bagel.published import shapes
 from mstar_bagel.request.tokenizer import FILE
+from mstar_core.weights.random_fill import MARKER
 
-NAMES: Final[Mapping[torch.dtype, str]] = {torch.bfloat16: "BF16", torch.float32: "F32"}
 
-
-def write_checkpoint(folder: Path, device: str = "cuda", sizes: Sizes | None = None) -> Path:
-    """Write configs, tokenizer and weights, one tensor at a time. Needs 30 GB on the disk."""
+def write_random(folder: Path, seed: int, sizes: Sizes | None = None) -> Path:
+    """Write the folder and return it. seed: of the weights."""
     sizes = sizes or Sizes()
     folder.mkdir(parents=True)
     _write_configs(folder, sizes)
@@ -41,37 +32,8 @@ def write_checkpoint(folder: Path, device: str = "cuda", sizes: Sizes | None = N
         small = write_tiny(Path(scratch) / "tiny")
         for name in (FILE, TOKENIZER_CONFIG):
             shutil.copyfile(small / name, folder / name)
-    found = shapes(sizes)
-    of_vae = {name: shape for name, shape in found.items() if name.startswith(("encoder.", "decoder."))}
-    generator = torch.Generator(device).manual_seed(1)
-    rest = {name: shape for name, shape in found.items() if name not in of_vae}
-    _write_tensors(folder / MODEL_FILE, rest, torch.bfloat16, generator)
-    _write_tensors(folder / VAE_FILE, of_vae, torch.float32, generator)
+    (folder / MARKER).write_text(json.dumps({"seed": seed}))
     return folder
-
-
-def _write_tensors(
-    path: Path, found: Mapping[str, tuple[int, ...]], dtype: torch.dtype, generator: torch.Generator
-) -> None:
-    entries: dict[str, Any] = {}
-    end = 0
-    for name, shape in found.items():
-        size = torch.Size(shape).numel() * dtype.itemsize
-        entries[name] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [end, end + size]}
-        end += size
-    header = json.dumps(entries).encode()
-    with path.open("wb") as file:
-        file.write(len(header).to_bytes(8, "little") + header)
-        for name, shape in found.items():
-            file.write(_drawn(name, shape, dtype, generator).cpu().flatten().view(torch.uint8).numpy().data)
-
-
-def _drawn(name: str, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Draw a tensor: scale-preserving matrices, unit norm weights, zero biases."""
-    made = torch.zeros(shape, dtype=dtype, device=generator.device)
-    if len(shape) > 1:
-        return made.normal_(0.0, made[0].numel() ** -0.5, generator=generator)
-    return made.fill_(1.0) if "norm" in name and name.endswith("weight") else made
 
 
 def _write_configs(folder: Path, sizes: Sizes) -> None:
@@ -98,7 +60,3 @@ def _write_configs(folder: Path, sizes: Sizes) -> None:
     }  # fmt: skip
     for name, value in files.items():
         (folder / name).write_text(json.dumps(value))
-
-
-if __name__ == "__main__":
-    write_checkpoint(Path(sys.argv[1]))

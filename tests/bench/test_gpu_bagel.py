@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.families.bagel_checkpoint import write_checkpoint
+from bench.families.bagel_checkpoint import write_random
 from bench.gpu_bagel import forward_operations
 from mstar_bagel.checkpoint.config import Autoencoder, Language, Sizes, Vision, read_sizes
 from mstar_bagel.checkpoint.download import check_files
@@ -43,12 +43,14 @@ def test_a_forward_pass_at_full_size_has_the_operations_of_the_targets() -> None
     assert forward_operations(Language(), 4096, 0) == pytest.approx(60.3e12, rel=0.01)
 
 
-def test_a_written_checkpoint_is_read(tmp_path: Path) -> None:
-    folder = write_checkpoint(tmp_path / "bagel", device="cpu", sizes=SMALL)
+def test_a_checkpoint_of_random_weights_is_read(tmp_path: Path) -> None:
+    folder = write_random(tmp_path / "bagel", seed=1, sizes=SMALL)
     check_files(folder)
     sizes = read_sizes(folder)
     assert (sizes.language, sizes.vision, sizes.vae) == (SMALL.language, SMALL.vision, SMALL.vae)
     spec = mstar_models()[0].bound(folder, {})
     model = Bagel(ModelContext(spec=spec, folder=folder, device=torch.device("cpu"), dtype=torch.float32))
-    assert model.get_submodule(spec.node("LLM")) is not None
+    language = model.get_submodule(spec.node("LLM"))
+    assert isinstance(language, torch.nn.Module)
+    assert all(value.isfinite().all() for value in language.parameters())
     assert json.loads((folder / "llm_config.json").read_text())["vocab_size"] == SMALL.language.vocab

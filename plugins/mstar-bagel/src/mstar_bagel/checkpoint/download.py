@@ -20,13 +20,14 @@ from mstar_bagel.checkpoint.config import (
 )
 from mstar_bagel.plugin import REPO, WANTED
 from mstar_core.errors import WeightsError
-from mstar_core.weights.files import check_whole
+from mstar_core.weights.files import SEED, check_whole
 from mstar_core.weights.sources import HuggingFace, WeightHub, cached_or_fetched
 
 if TYPE_CHECKING:
     from mstar_core.plugin.model import WeightProgress
 
-NEEDED: Final = (LLM_CONFIG, VIT_CONFIG, TOKENIZER_CONFIG, MODEL_FILE, VAE_FILE)
+CONFIGS: Final = (LLM_CONFIG, VIT_CONFIG, TOKENIZER_CONFIG)
+NEEDED: Final = (*CONFIGS, MODEL_FILE, VAE_FILE)
 WAYS: Final = "use --weights DIR, --cache-dir DIR for another cache, or start bagel:tiny, which needs no download"
 
 
@@ -53,11 +54,12 @@ def check_files(folder: Path) -> None:
     """Raise WeightsError unless configs and weight files in `folder` are complete. Tensors are not read."""
     if not folder.is_dir():
         raise WeightsError(f"{folder} is not a folder", hint="give the folder of a checkpoint", file=str(folder))
-    for name in NEEDED:
+    weights = () if (folder / SEED).is_file() else (MODEL_FILE, VAE_FILE)
+    for name in (*CONFIGS, *weights):
         if not (folder / name).is_file():
             raise WeightsError(f"{folder / name} is missing", hint=WAYS, file=str(folder / name))
     read_sizes(folder)
-    for name in (MODEL_FILE, VAE_FILE):
+    for name in weights:
         check_whole(folder / name)
 
 

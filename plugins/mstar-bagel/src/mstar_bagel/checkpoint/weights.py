@@ -13,6 +13,7 @@ import torch
 from mstar_bagel.checkpoint.config import MODEL_FILE, VAE_FILE
 from mstar_core.errors import WeightsError
 from mstar_core.layers import Checkpoint, NameMap, load_weights
+from mstar_core.weights.random_fill import fill_randomly, random_seed
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,6 +36,10 @@ PATCHES: Final = "vit_model.vision_model.embeddings.patch_embedding.weight"
 
 def load(module: nn.Module, node: str, folder: Path, progress: WeightProgress | None) -> None:
     """Fill a node's module. Raises WeightsError with file and key for a missing or unknown tensor of the node."""
+    seed = random_seed(folder)
+    if seed is not None:
+        fill_randomly(module, seed)
+        return
     file_of: dict[str, Path] = {}
     for file, prefixes in PREFIXES[node].items():
         path = folder / file
