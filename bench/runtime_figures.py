@@ -242,7 +242,7 @@ def help_times(figures: Figures, count: int) -> None:
         figures.add("mstarctl_help", [time.monotonic() - start])
     look = (
         "import sys; sys.argv = ['mstarctl', '--help']\n"
-        "from mstarctl.main import main\n"
+        "from mstarctl.__main__ import main\n"
         "try: main()\n"
         "except SystemExit: pass\n"
         "sys.exit('torch' in sys.modules)"

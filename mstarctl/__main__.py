@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
-from mstarctl.main import run
+INTERRUPTED = 130
+
+
+def main() -> None:
+    """Console script. Ctrl-C while modules are imported ends it like any other Ctrl-C."""
+    try:
+        from mstarctl.main import run
+
+        sys.exit(run())
+    except KeyboardInterrupt:
+        os._exit(INTERRUPTED)
+
 
 if __name__ == "__main__":
-    sys.exit(run())
+    main()

@@ -19,6 +19,14 @@ PATHS: Final = (
 KINDS: Final = ("deployment", "rank", "node", "gpu", "request", "model", "plugin")
 
 
+def bare(value: Any) -> Any:
+    """Return a name, or each of a list, without the kind that `-o name` prints before it: `request/ID` is `ID`."""
+    if isinstance(value, str):
+        kind, slash, name = value.partition("/")
+        return name if slash and kind in ("deployment", "request") else value
+    return value if value is None else [bare(each) for each in value]
+
+
 def _quiet(names: Callable[[str], list[str]]) -> Callable[[str], list[str]]:
     """Wrap a completer: filter its names, and return none on any error, which would disturb the typed line."""
 
@@ -64,9 +72,21 @@ def deployment_names(incomplete: str) -> list[str]:
 
 DeploymentName = Annotated[
     str | None,
-    typer.Argument(metavar="[NAME]", help="optional if only one runs", autocompletion=deployment_names),
+    typer.Argument(metavar="[NAME]", help="optional if only one runs", autocompletion=deployment_names, callback=bare),
 ]
 """The NAME argument of commands for running deployments."""
+
+HolderName = Annotated[
+    str | None,
+    typer.Option(
+        "--deployment",
+        metavar="NAME",
+        help="needed if several know the request",
+        autocompletion=deployment_names,
+        callback=bare,
+    ),
+]
+"""The --deployment option of commands for requests."""
 
 PastDeploymentName = Annotated[
     str | None,
@@ -74,6 +94,7 @@ PastDeploymentName = Annotated[
         metavar="[NAME]",
         help="optional if only one runs; may be a deployment that has ended",
         autocompletion=deployment_names,
+        callback=bare,
     ),
 ]
 """The NAME argument of commands that also read what an ended deployment has left."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup, TyperOption
 
-from mstar_core.errors import ExitCode, MstarError, UsageError, did_you_mean
+from mstar_core.errors import ExitCode, MstarError, UsageError, did_you_mean, nearest
 from mstar_core.targets import load_target
 from mstarctl.output.errors import render_error, save_traceback
 from mstarctl.output.options import FORMATS, GlobalOptions
@@ -83,6 +83,22 @@ VERBS: tuple[Verb, ...] = (
 )
 
 
+SYNONYMS: Mapping[str, str] = {
+    "status": "ps", "list": "ps", "ls": "ps", "start": "up", "serve": "up", "run": "up", "stop": "down", "kill": "down",
+    "stats": "top", "monitor": "top", "watch": "top", "check": "doctor", "log": "logs", "ask": "call",
+    "show": "describe",
+}  # fmt: skip
+"""Words of other tools, for suggestions after an unknown command."""
+
+
+def suggestion(word: str) -> str:
+    """Return the hint for an unknown command."""
+    found = nearest(word, [*(verb.name for verb in VERBS), *SYNONYMS])
+    if found is None:
+        return "mstarctl help lists the commands"
+    return f"did you mean {SYNONYMS.get(found, found)!r}?"
+
+
 class LazyGroup(TyperGroup):
     """The root group. It resolves a command when it is called; help and completion read only the table."""
 
@@ -100,7 +116,7 @@ class LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name = args[0]
         if name not in self.verbs and not ctx.resilient_parsing:
-            raise UsageError(f"unknown command {name!r}", hint=did_you_mean(name, self.verbs))
+            raise UsageError(f"unknown command {name!r}", hint=suggestion(name))
         return name, self.get_command(ctx, name), args[1:]
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
@@ -293,8 +309,3 @@ def _print_traceback(error: BaseException) -> None:
     import traceback
 
     traceback.print_exception(error)
-
-
-def main() -> None:
-    """Console script."""
-    sys.exit(run())

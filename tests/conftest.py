@@ -88,6 +88,6 @@ def fresh_mstarctl(fresh_python: FreshPython) -> Callable[..., Fresh]:
     """Run one command line of mstarctl in a new interpreter and return its modules."""
 
     def run(*argv: str) -> Fresh:
-        return fresh_python(f"sys.argv = ['mstarctl', *{list(argv)!r}]; from mstarctl.main import main; main()")
+        return fresh_python(f"sys.argv = ['mstarctl', *{list(argv)!r}]; from mstarctl.__main__ import main; main()")
 
     return run

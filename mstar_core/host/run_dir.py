@@ -186,6 +186,11 @@ class RunDirectory:
             folder.mkdir(mode=0o700, exist_ok=True)
         self.admin_socket.unlink(missing_ok=True)
 
+    def discard(self) -> None:
+        """Remove the directory unless a supervisor holds its lock: what a start leaves that ended before it began."""
+        if self.path.is_dir() and self.holder() is None:
+            self.remove()
+
     def remove(self) -> None:
         """Remove the directory. The caller holds the lock.
 

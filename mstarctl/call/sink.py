@@ -32,10 +32,22 @@ SUFFIXES: Final = {
 }
 """File endings by modality, the default first. Latents sent as `video` are arrays."""
 
+UNWRITTEN: Final = {
+    ".mp3": ".wav", ".flac": ".wav", ".ogg": ".wav", ".opus": ".wav", ".m4a": ".wav", ".aac": ".wav",
+    ".gif": ".png", ".bmp": ".png", ".tif": ".png", ".tiff": ".png", ".avif": ".png",
+    ".avi": ".mp4", ".mov": ".mp4", ".mkv": ".mp4", ".webm": ".mp4", ".npz": ".npy",
+}  # fmt: skip
+"""Endings of formats that this command does not write, with the ending to use instead."""
+
 
 def chosen_output(name: str, outputs: Sequence[str], out: str | None) -> str:
     """Return the modality to request: the model's first, or the first that fits --out's ending. Raises UsageError."""
     suffix = Path(out).suffix.lower() if out not in (None, STDOUT) and out is not None else ""
+    if out is not None and suffix in UNWRITTEN:
+        written = Path(out).with_suffix(UNWRITTEN[suffix])
+        raise UsageError(
+            f"call does not write {suffix} files", f"--out {out}", f"--out {written}, then: ffmpeg -i {written} {out}"
+        )
     if not any(suffix in endings for endings in SUFFIXES.values()):
         return outputs[0]
     fitting = [kind for kind in outputs if suffix in SUFFIXES.get(kind, ())]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +18,10 @@ from mstarctl.client.log_dirs import state_root
 OUTCOME: Final = "outcome.json"
 SUPERVISOR: Final = "supervisor"
 REMEMBERED_S: Final = 24 * 3600.0
-"""Time for which `ps` lists a failed deployment."""
+"""Time for which `ps` lists a failed deployment, unless it is forgotten before."""
+
+FORGOTTEN: Final = "forgotten"
+"""Empty file in the log folder of a start that `ps` no longer lists."""
 
 ANSWER_S: Final = 2.0
 
@@ -69,9 +73,20 @@ def known_deployments() -> list[Known]:
     for name in _logged_names():
         if name not in found:
             last = last_start(name)
-            if last is not None and last.state == "failed" and time.time() - _ended_at(last) < REMEMBERED_S:
+            if last is not None and _is_listed(last):
                 found[name] = last
     return [found[name] for name in sorted(found)]
+
+
+def _is_listed(last: Known) -> bool:
+    is_forgotten = last.log_dir is not None and (last.log_dir / FORGOTTEN).exists()
+    return last.state == "failed" and not is_forgotten and time.time() - _ended_at(last) < REMEMBERED_S
+
+
+def forget(log_dir: Path) -> None:
+    """Remove an ended start from the list of `ps`. Its logs stay."""
+    with suppress(OSError):
+        (log_dir / FORGOTTEN).touch()
 
 
 def find_known(name: str) -> Known:

@@ -87,7 +87,7 @@ def known_at(options: GlobalOptions, name: str | None) -> Known:
 
 def _behind(path: Path, name: str | None, context: Context | None = None) -> Reached:
     through = "" if context is None else context.name
-    admin = AdminClient(path, name or "", through=through)
+    admin = AdminClient(path, name or str(path), through=through)
     found = str(admin.head()["name"])
     if name is not None and name != found:
         raise NotFound(

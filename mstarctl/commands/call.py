@@ -24,7 +24,7 @@ from mstarctl.call.sink import Sink, chosen_output
 from mstarctl.client.api import ApiClient
 from mstarctl.client.reach import Reached, context_of, reached
 from mstarctl.client.tunnel import forwarded
-from mstarctl.complete import deployment_names
+from mstarctl.complete import bare, deployment_names
 from mstarctl.output import GlobalOptions, Printer
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ def call(
             metavar="[NAME]",
             help="deployment or model; optional if only one runs",
             autocompletion=deployment_names,
+            callback=bare,
         ),
     ] = None,
     text: Annotated[str | None, typer.Option("--text", help="the prompt; - reads it from stdin")] = None,

@@ -8,7 +8,7 @@ import typer
 
 from mstar_core.errors import MstarError, NotFound, Unavailable
 from mstarctl.client.holders import holder_of, request_path
-from mstarctl.complete import deployment_names, request_ids
+from mstarctl.complete import HolderName, bare, request_ids
 from mstarctl.output import Column, Printer
 from mstarctl.output.errors import render_error
 from mstarctl.output.options import GlobalOptions
@@ -21,15 +21,13 @@ def cancel(
     requests: Annotated[
         list[str],
         typer.Argument(
-            metavar="REQUEST...", help="ids of requests, as their clients know them", autocompletion=request_ids
+            metavar="REQUEST...",
+            help="ids of requests, as their clients know them",
+            autocompletion=request_ids,
+            callback=bare,
         ),
     ],
-    deployment: Annotated[
-        str | None,
-        typer.Option(
-            "--deployment", metavar="NAME", help="needed if several know the request", autocompletion=deployment_names
-        ),
-    ] = None,
+    deployment: HolderName = None,
 ) -> None:
     """Cancel requests and free their resources."""
     printer = Printer.of(ctx)

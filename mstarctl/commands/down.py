@@ -13,7 +13,7 @@ import typer
 from mstar_core.errors import ExitCode, NotFound, Unreachable, UsageError
 from mstar_core.host.run_dir import RunDirectory, deployments
 from mstarctl.client import AdminClient
-from mstarctl.client.deployments import find_known, find_running
+from mstarctl.client.deployments import find_known, find_running, forget
 from mstarctl.client.reach import context_of, reached
 from mstarctl.complete import DeploymentName
 from mstarctl.output import Printer, duration_text
@@ -83,9 +83,11 @@ def _not_running(name: str | None, missing: NotFound) -> NotFound:
     with suppress(NotFound):
         known = find_known(name)
         if not known.is_running:
+            if known.log_dir is not None:
+                forget(known.log_dir)
             return NotFound(
                 f"{name} is not running",
-                f"its state is {known.state}",
+                f"its state is {known.state}; mstarctl ps lists it no longer",
                 kind="deployment",
                 name=name,
             )

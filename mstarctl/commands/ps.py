@@ -7,11 +7,12 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from mstar_core.errors import ExitCode, NotFound, did_you_mean
+from mstar_core.errors import ExitCode, NotFound, UsageError, did_you_mean
 from mstarctl.client import Known, find_known, known_deployments
-from mstarctl.client.reach import context_of, reached
+from mstarctl.client.deployments import forget, last_log_dir
+from mstarctl.client.reach import context_of, only_here, reached
 from mstarctl.client.tunnel import remote_items
-from mstarctl.complete import deployment_names
+from mstarctl.complete import bare, deployment_names
 from mstarctl.output import Column, Printer, age_text
 from mstarctl.output.options import GlobalOptions
 
@@ -35,7 +36,7 @@ COLUMNS = (
     Column("RESTARTS", "restarts", is_wide=True, is_right=True),
     Column("CAUSE", "cause_text", is_wide=True),
     Column("LOGS", "log_dir", is_wide=True),
-    Column("", "note"),
+    Column("NOTE", "note"),
 )
 NOTE_CELLS: Final = 80
 """Width at which the table cuts a cause; `describe` and -o json show all of it."""
@@ -57,6 +58,7 @@ def ps(
             metavar="[NAME]",
             help="one deployment, also after its end; exit 6 if it failed",
             autocompletion=deployment_names,
+            callback=bare,
         ),
     ] = None,
     is_watching: Annotated[
@@ -65,9 +67,16 @@ def ps(
             "-w", "--watch", help="print again after each change; NDJSON with -o json, documents with -o yaml"
         ),
     ] = False,
+    is_clearing: Annotated[
+        bool, typer.Option("--clear", help="forget failed and stale deployments, or the one named; logs stay")
+    ] = False,
 ) -> None:
     """List the deployments of this host."""
     printer = Printer.of(ctx)
+    if is_clearing:
+        only_here(printer.options, "ps --clear")
+        clear(name, printer)
+        return
     items = _items(printer.options, name)
     if is_watching and printer.is_machine:
         for item in items:
@@ -78,6 +87,22 @@ def ps(
         _watch(name, printer, items)
     if name is not None and items[0]["state"] in FAILED:
         raise typer.Exit(ExitCode.START_FAILED)
+
+
+def clear(name: str | None, printer: Printer) -> None:
+    """Forget deployments that have failed or lost their supervisor. Raises UsageError for one that runs."""
+    found = known_deployments() if name is None else [find_known(name)]
+    for known in found:
+        if known.is_running:
+            if name is not None:
+                raise UsageError(f"{name} is running", f"its state is {known.state}", f"stop it: mstarctl down {name}")
+            continue
+        if known.run is not None:
+            known.run.discard()
+        folder = known.log_dir or last_log_dir(known.name)
+        if folder is not None:
+            forget(folder)
+        printer.say(f"forgot {known.name}, which was {known.state}")
 
 
 def _items(options: GlobalOptions, name: str | None) -> list[dict[str, Any]]:
@@ -107,9 +132,8 @@ def _show(items: list[dict[str, Any]], printer: Printer) -> None:
     )
     for item in items:
         if item["state"] == "stale":
-            printer.say(
-                f"{item['name']} is stale: its supervisor was killed; the next mstarctl up of this name cleans it up"
-            )
+            cleaned = "the next mstarctl up of this name, or mstarctl ps --clear, cleans it up"
+            printer.say(f"{item['name']} is stale: its supervisor was killed; {cleaned}")
 
 
 def _watch(name: str | None, printer: Printer, before: list[dict[str, Any]]) -> None:

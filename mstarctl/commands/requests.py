@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -29,7 +30,8 @@ COLUMNS: Final = (
     Column("STATE", "state"),
     Column("AT", "at"),
     Column("RANK", "rank", is_right=True),
-    Column("AGE", "age", is_right=True),
+    Column("START", "start"),
+    Column("TOOK", "age", is_right=True),
     Column("TTFT", "ttft", is_right=True),
     Column("TTFA", "ttfa", is_right=True),
     Column("TOKENS", "tokens", is_right=True),
@@ -78,8 +80,9 @@ def requests(
         if is_watching:
             watch(found.admin, chosen, order, since_s, limit, printer)
             return
+        head = found.admin.head()
         items, cut = listed(found.admin, chosen, order, since_s, limit)
-    show(items, cut, printer)
+    show(items, cut, printer, head.get("started_at", 0.0) - head.get("started", 0.0))
 
 
 def order_of(text: str) -> tuple[str, bool]:
@@ -149,13 +152,14 @@ def item_of(request: RequestStatus, t: float) -> dict[str, Any]:
 
 
 def for_people(item: dict[str, Any]) -> dict[str, Any]:
-    """Return the item with its cells as text."""
+    """Return a dated item with its cells as text. The start is in the time zone of the reader."""
     ended = item["ended"] is not None
     walks = [f"{walk} x{count}" if count > 1 else walk for walk, count in item["walks"].items()]
     return {
         **item,
         "way": f"{'+'.join(item['inputs']) or '?'} → {'+'.join(item['outputs']) or '?'}",
         "at": item["node"] if item["node"] and not ended else item["state"] if not ended else "",
+        "start": _time_of_day(item["started"]),
         "age": age_text(item["age_s"]) if item["age_s"] >= 10 else f"{item['age_s']:.1f}s",
         "ttft": _ms(item["ttft_ms"]),
         "ttfa": _ms(item["ttfa_ms"]),
@@ -167,13 +171,28 @@ def for_people(item: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _time_of_day(iso: Any) -> str:
+    return "" if not isinstance(iso, str) else datetime.fromisoformat(iso).astimezone().strftime("%H:%M:%S")
+
+
 def _ms(value: float | None) -> str:
     return "" if value is None else f"{value:.0f}"
 
 
-def show(items: list[dict[str, Any]], cut: int, printer: Printer) -> None:
-    """Print the list in the format of -o."""
-    shown = items if printer.is_machine else [for_people(item) for item in items]
+def dated(item: dict[str, Any], epoch_s: float) -> dict[str, Any]:
+    """Return the item with start and end as ISO times in UTC. epoch_s: the time at which its host's clock was 0."""
+    times = {key: item.get(key) for key in ("started", "ended")}
+    return {**item, **{key: None if t is None else _iso(epoch_s + t) for key, t in times.items()}}
+
+
+def _iso(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def show(items: list[dict[str, Any]], cut: int, printer: Printer, epoch_s: float) -> None:
+    """Print the list in the format of -o. epoch_s: see `dated`."""
+    shown = [dated(item, epoch_s) for item in items]
+    shown = shown if printer.is_machine else [for_people(item) for item in shown]
     has_notes = any(item["error"] or item["why"] for item in items)
     columns = COLUMNS if has_notes else COLUMNS[:-1]
     printer.items("request", shown, columns, truncated=cut, empty="no requests")
@@ -192,14 +211,15 @@ def watch(
         changes, due = store.changes, time.monotonic() + WATCH_S
         rows, cut = watched_rows(store, chosen, since_s), store.truncated.get("requests", 0)
         items, cut = cut_rows(rows, order, limit, cut)
+        epoch_s = store.deployment.started_at - store.deployment.started
         if not printer.is_machine:
-            show(items, cut, printer)
+            show(items, cut, printer, epoch_s)
             printer.text("", is_flushed=True)
             continue
         now = {int(item["handle"]): lasting(item) for item in items}
         for item in items:
             if before.get(int(item["handle"])) != now[int(item["handle"])]:
-                printer.line({"kind": "request", **item}, f"request/{item['name']}")
+                printer.line({"kind": "request", **dated(item, epoch_s)}, f"request/{item['name']}")
         before = now
 
 

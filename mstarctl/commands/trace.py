@@ -12,7 +12,7 @@ import typer
 
 from mstar_core.errors import ConfigError
 from mstarctl.client.holders import holder_of, request_path
-from mstarctl.complete import deployment_names, request_ids
+from mstarctl.complete import HolderName, bare, request_ids
 from mstarctl.output import Printer
 from mstarctl.output.waterfall import waterfall
 
@@ -23,7 +23,12 @@ def trace(
     ctx: typer.Context,
     request: Annotated[
         str,
-        typer.Argument(metavar="REQUEST", help="id of the request, as its client knows it", autocompletion=request_ids),
+        typer.Argument(
+            metavar="REQUEST",
+            help="id of the request, as its client knows it",
+            autocompletion=request_ids,
+            callback=bare,
+        ),
     ],
     perfetto: Annotated[
         Path | None, typer.Option("--perfetto", metavar="FILE", help="write a file for ui.perfetto.dev instead")
@@ -31,12 +36,7 @@ def trace(
     handle: Annotated[
         int | None, typer.Option("--handle", help="one of several requests with this id; see requests -o wide")
     ] = None,
-    deployment: Annotated[
-        str | None,
-        typer.Option(
-            "--deployment", metavar="NAME", help="needed if several know the request", autocompletion=deployment_names
-        ),
-    ] = None,
+    deployment: HolderName = None,
 ) -> None:
     """Show one request as a waterfall: where its time went."""
     printer = Printer.of(ctx)

@@ -18,7 +18,7 @@ import typer
 from mstar_core.errors import ConfigError, ExitCode, MstarError, Unreachable, UsageError
 from mstar_core.host.run_dir import runtime_root
 from mstarctl.client import AdminClient
-from mstarctl.client.deployments import read_outcome
+from mstarctl.client.deployments import forget, read_outcome
 from mstarctl.client.reach import only_here
 from mstarctl.output import Printer
 from mstarctl.output.units import counted
@@ -29,6 +29,7 @@ from mstarctl.start.plan import Planned, make_planned
 from mstarctl.start.progress import ready_line, view_of
 
 LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
+ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SHOWN_EVENTS: Final = (
     "child.died", "child.restarting", "child.hangs", "child.stalled", "child.killed", "deployment.degraded",
     "deployment.ready", "deployment.draining", "deployment.unhealthy", "deployment.cut", "deployment.stopping",
@@ -48,11 +49,14 @@ def up(ctx: typer.Context, **given: Any) -> None:
     if options.is_dry:
         show_dry(planned, printer)
         return
-    started = launch(planned.spec, planned.run)
+    with _ctrl_c_held() as presses:
+        started = launch(planned.spec, planned.run)
     if options.is_detached:
-        run_detached(started, planned, printer, is_waiting=options.is_waiting)
+        run_detached(started, planned, printer, is_waiting=options.is_waiting and not presses)
+        if presses:
+            raise typer.Exit(ExitCode.INTERRUPTED)
     else:
-        run_attached(started, planned, printer)
+        run_attached(started, planned, printer, len(presses))
 
 
 vars(up)["__signature__"] = up_signature()
@@ -153,11 +157,15 @@ def run_detached(started: Started, planned: Planned, printer: Printer, *, is_wai
     _data(snapshot, printer)
 
 
-def run_attached(started: Started, planned: Planned, printer: Printer) -> None:
-    """Stay until the deployment ends. The first Ctrl-C drains it, the second stops it."""
-    presses, seen = 0, 0
-    is_ready = False
+def run_attached(started: Started, planned: Planned, printer: Printer, presses: int = 0) -> None:
+    """Stay until the deployment ends. The first Ctrl-C drains it, or ends its start; the second stops it.
+
+    presses: of Ctrl-C before. Raises Exit with the status of an interrupted program after any.
+    """
+    seen, is_ready = 0, False
     with _interruptible():
+        if presses:
+            _ask_stop(started, printer, presses, is_ready=False)
         while True:
             try:
                 if not is_ready and presses == 0:
@@ -172,19 +180,26 @@ def run_attached(started: Started, planned: Planned, printer: Printer) -> None:
                 break
             except KeyboardInterrupt:
                 presses += 1
-                _ask_stop(started, printer, presses)
+                _ask_stop(started, printer, presses, is_ready=is_ready)
     outcome = read_outcome(started.log_dir)
+    if presses and not is_ready:
+        started.run.discard()
+        forget(started.log_dir)
+        printer.say(f"the start of {started.spec.name} was interrupted; nothing is left of it")
+        raise typer.Exit(ExitCode.INTERRUPTED)
     if outcome is None or outcome.get("exit_code"):
         _say_followers(started, printer)
         raise failure_of(started)
     printer.say(f"{started.spec.name} has stopped")
-    if presses > 1:
+    if presses:
         raise typer.Exit(ExitCode.INTERRUPTED)
 
 
-def _ask_stop(started: Started, printer: Printer, presses: int) -> None:
-    now = presses > 1
-    printer.say(f"\n{'stopping now' if now else 'draining: requests in flight finish first; Ctrl-C again stops now'}")
+def _ask_stop(started: Started, printer: Printer, presses: int, *, is_ready: bool) -> None:
+    now = presses > 1 or not is_ready
+    if is_ready:
+        line = "stopping now" if now else "draining: requests in flight finish first; Ctrl-C again stops now"
+        printer.say(f"\n{line}")
     try:
         with AdminClient.of(started.run) as admin:
             admin.act("stop", **({"now": 1} if now else {}))
@@ -251,13 +266,25 @@ def _data(snapshot: dict[str, Any], printer: Printer) -> None:
 
 
 @contextmanager
+def _ctrl_c_held() -> Iterator[list[int]]:
+    """Hold back Ctrl-C inside the block, so that no process is started whose pid is then lost. Yields the signals."""
+    seen: list[int] = []
+    before = {number: signal.signal(number, lambda number, frame: seen.append(number)) for number in ENDING}
+    try:
+        yield seen
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
 def _interruptible() -> Iterator[None]:
     """Handle SIGTERM and a closed terminal like Ctrl-C inside the block."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, interrupt) for number in ENDING[1:]}
     try:
         yield
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 from mstarctl.output.table import cell_width, escape
@@ -13,6 +14,7 @@ MARKS: Final = {"compute": "#", "queue": "-", "transfer": ":", "stall": "~"}
 FREE: Final = "."
 BAR_CELLS: Final = 48
 NARROWEST: Final = 12
+ENDS: Final = ("start_ms", "end_ms")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +85,8 @@ def rows_of(trace: Mapping[str, Any]) -> list[WaterfallRow]:
         spans.setdefault(_place(span), []).append(span)
     sums = {_place(item): item for item in trace["sums"]}
     ttft = trace["request"].get("ttft_ms")
-    found = [_row(place, sums.get(place), spans.get(place, ()), ttft) for place in {**sums, **spans}]
+    busy = [span for span in trace["spans"] if span["kind"] != "queue"]
+    found = [_row(place, sums.get(place), spans.get(place, ()), ttft, busy) for place in {**sums, **spans}]
     return sorted(found, key=lambda row: (row.start_ms, row.end_ms))
 
 
@@ -93,7 +96,7 @@ def _place(item: Mapping[str, Any]) -> tuple[str, str, str, str]:
 
 def _row(
     place: tuple[str, str, str, str], total: Mapping[str, Any] | None, spans: Sequence[Mapping[str, Any]],
-    ttft_ms: float | None,
+    ttft_ms: float | None, busy: Sequence[Mapping[str, Any]],
 ) -> WaterfallRow:  # fmt: skip
     process, node, walk, kind = place
     known = [*([total] if total is not None else []), *spans]
@@ -110,7 +113,7 @@ def _row(
         start_ms=start,
         end_ms=end,
         spans=shown,
-        note=_note(kind, total, spans, start, ttft_ms),
+        note=_note(kind, total, spans, _share(spans, busy, ttft_ms) if kind == "queue" else 0.0),
     )
 
 
@@ -119,9 +122,7 @@ def where_of(process: str) -> str:
     return process.replace("worker-", "rank ", 1) if process.startswith("worker-") else process
 
 
-def _note(
-    kind: str, total: Mapping[str, Any] | None, spans: Sequence[Mapping[str, Any]], start: float, ttft: float | None
-) -> str:
+def _note(kind: str, total: Mapping[str, Any] | None, spans: Sequence[Mapping[str, Any]], share: float) -> str:
     open_ms = sum(float(s["end_ms"]) - float(s["start_ms"]) for s in spans if s["is_open"])
     busy = open_ms + (float(total["busy_ms"]) if total is not None else 0.0)
     count = int(total["count"]) if total is not None else sum(int(s["count"]) for s in spans)
@@ -135,11 +136,30 @@ def _note(
     size = int(total["size_bytes"]) if total is not None else 0
     if size:
         parts.append(size_text(size))
-    if kind == "queue" and ttft and start < ttft:
-        parts.append(f"{100 * min(busy, ttft) / ttft:.0f} % of TTFT")
+    if share >= 0.005:
+        parts.append(f"{100 * share:.0f} % of TTFT")
     if open_ms:
         parts.append("still running")
     return "  ".join(parts)
+
+
+def _share(
+    waits: Sequence[Mapping[str, Any]], busy: Sequence[Mapping[str, Any]], ttft_ms: float | None
+) -> float:  # fmt: skip
+    """Return the part of the time before the first output in which the request only waited here: nothing ran for it."""
+    if not ttft_ms:
+        return 0.0
+    edges = sorted({0.0, ttft_ms, *(min(ttft_ms, float(s[end])) for s in (*waits, *busy) for end in ENDS)})
+    idle = 0.0
+    for start, end in pairwise(edges):
+        middle = (start + end) / 2
+        if _covers(waits, middle) and not _covers(busy, middle):
+            idle += end - start
+    return idle / ttft_ms
+
+
+def _covers(spans: Sequence[Mapping[str, Any]], moment_ms: float) -> bool:
+    return any(float(span["start_ms"]) <= moment_ms < float(span["end_ms"]) for span in spans)
 
 
 def bar_of(row: WaterfallRow, total_ms: float, cells: int) -> str:

@@ -16,7 +16,7 @@ import msgspec
 
 from mstar_core.config.deployment import DeploymentSpec, Plan
 from mstar_core.config.graph_view import graph_of
-from mstar_core.config.load import read_file
+from mstar_core.config.load import read_file, shipped
 from mstar_core.config.resolved import ResolvedConfig
 from mstar_core.errors import ConfigError, PluginError, UsageError, WeightsError, did_you_mean
 from mstar_core.graph import NodeSpec
@@ -135,7 +135,10 @@ def make_planned(options: UpOptions, *, api_keys: tuple[str, ...] = (), argv: tu
 
 
 def find_target(options: UpOptions, plugins: Plugins) -> Target:
-    """Return the model and its file. MODEL and --config must agree; a file alone names its model."""
+    """Return the model and its file. MODEL and --config must agree; a file alone names its model.
+
+    --config is a path, or the name of a file that MODEL ships.
+    """
     if options.target is None:
         if options.config is None:
             raise UsageError(
@@ -145,7 +148,8 @@ def find_target(options: UpOptions, plugins: Plugins) -> Target:
     target = find(options.target, plugins)
     if options.config is None:
         return target
-    return Target(spec=target.spec, config=read_file(options.config), is_tiny=target.is_tiny)
+    config = shipped(target.spec).get(str(options.config), options.config)
+    return Target(spec=target.spec, config=read_file(config), is_tiny=target.is_tiny)
 
 
 def overrides(options: UpOptions) -> list[Override]:

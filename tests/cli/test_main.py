@@ -146,6 +146,11 @@ def test_a_bug_saves_its_traceback_and_shows_the_path(
     assert "Traceback" in cli("--debug", "version").err
 
 
+@pytest.mark.parametrize(("word", "meant"), [("statu", "ps"), ("status", "ps"), ("stop", "down"), ("serve", "up")])
+def test_words_of_other_tools_lead_to_a_command(word: str, meant: str, cli: Cli) -> None:
+    assert f"did you mean {meant!r}?" in cli(word).err
+
+
 def test_ctrl_c_is_130(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt() -> None:
         signal.raise_signal(signal.SIGINT)
@@ -216,7 +221,7 @@ def test_version_names_client_api_and_plugins(cli: Cli) -> None:
 
 def test_a_reader_that_has_seen_enough_is_no_error() -> None:
     path = os.pathsep.join(filter(None, sys.path))
-    code = "from mstarctl.main import main; main()"
+    code = "from mstarctl.__main__ import main; main()"
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(

@@ -60,6 +60,15 @@ def test_a_waterfall_has_a_head_and_a_row_a_place() -> None:
     assert "edge hidden" in rows[4] and "2.4 MiB" in rows[4] and ":::" in rows[4]
 
 
+def test_only_waiting_before_the_first_output_counts_for_it() -> None:
+    """A node that waits for its input while another computes, or after the first output, delayed nothing."""
+    waits = span("worker-0", "queue", "codec", "chunk", 100, 1800)
+    beside = (*ALL[:1], waits, PREFILL, DECODE)
+    trace = {**TRACE, "spans": list(beside), "sums": [total(each) for each in beside]}
+    (row,) = (line for line in waterfall(trace) if "codec" in line)
+    assert "10 % of TTFT" in row  # 100 to 122 of 231 ms
+
+
 @pytest.mark.parametrize("width", [40, 80, 120, 300])
 def test_bars_start_and_end_where_their_spans_do(width: int) -> None:
     _, parse, _, _, decode, _ = waterfall(TRACE, width)

@@ -157,3 +157,10 @@ def test_params_are_json_or_text() -> None:
     assert parse_params(["a=1", "b=[1, 2]", "c=tara", "d=x=y"]) == {"a": 1, "b": [1, 2], "c": "tara", "d": "x=y"}
     with pytest.raises(UsageError, match="KEY=VALUE"):
         parse_params(["novalue"])
+
+
+@pytest.mark.parametrize(("out", "way"), [("x.mp3", "x.wav"), ("a/b.FLAC", "a/b.wav"), ("x.gif", "x.png")])
+def test_a_format_that_is_not_written_is_refused_with_the_way_out(out: str, way: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        chosen_output("orpheus", OMNI, out)
+    assert way in refused.value.hint and Path(out).suffix.lower() in refused.value.title

@@ -97,3 +97,14 @@ def assert_a_line_to_open(line: str, child: str) -> None:
     assert path.name == f"{child}.log" and path.exists()
     lines = path.read_text().splitlines()
     assert int(found[2] or 0) <= len(lines) and (found[2] or not lines), line
+
+
+def test_a_failed_start_is_listed_until_it_is_forgotten(up: Cli, play: Play, tool: Cli) -> None:
+    play(worker_0={"phase": "kv", "how": "error"})
+    name = ["--name", "gone"]
+    for forget in (("ps", "--clear"), ("ps", "gone", "--clear"), ("down", "gone")):
+        assert up("--port", str(free_port()), "-d", *name).code != 0
+        assert [item["state"] for item in tool("ps", "-o", "json").items] == ["failed"]
+        said = tool(*forget)
+        assert "gone" in said.err and tool("ps", "-o", "json").items == []
+        assert tool("logs", "gone", "--from", "worker/0").out, "its logs stay"

@@ -12,6 +12,7 @@ import tempfile
 import time
 import wave
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,9 @@ def test_a_request_is_listed_traced_and_described(here: Cli, tmp_path: Path, dep
     (item,) = until(lambda: here("requests", "--filter", "id:r-7f* ended", "-o", "json").items, "its end")
     assert (item["name"], item["state"], item["tokens"]) == ("r-7f3a", "finished", 160)
     assert item["ttft_ms"] > 0 and item["audio_s"] > 1
+    started, ended = (datetime.fromisoformat(item[key]) for key in ("started", "ended"))
+    assert (ended - started).total_seconds() == pytest.approx(item["age_s"], abs=0.1)
+    assert abs((datetime.now(UTC) - ended).total_seconds()) < 60
     assert here("requests", "--filter", "/r-[0-9]f3a/", "-o", "name").out == "request/r-7f3a\n"
     assert here("requests", "--filter", "state:nothing", "-o", "json").items == []
     assert "finished" in here("requests", "--since", "1h", "--sort", "-ttft", "-o", "wide").out
@@ -150,6 +154,7 @@ def test_a_request_is_listed_traced_and_described(here: Cli, tmp_path: Path, dep
     assert {event["ph"] for event in events} == {"M", "X"} and all(e["dur"] >= 0 for e in events if e["ph"] == "X")
     wrong = here("trace", "r-7f3b")
     assert (wrong.code, "did you mean 'r-7f3a'?" in wrong.err) == (ExitCode.NOT_FOUND, True)
+    assert here("trace", "request/r-7f3a").code == here("ps", "deployment/orpheus").code == 0
     assert "finished" in here("describe", "request/r-7f3a").out
     assert here("cancel", "r-7f3a").code == ExitCode.NOT_FOUND
     log_dir = Path(admin().head()["log_dir"])

@@ -1,0 +1,49 @@
+"""Ctrl-C at any moment of `up`, as a shell sends it: exit status 130, one line, and nothing left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mstar_core.errors import ExitCode
+from tests.fakes.ports import free_port
+
+MOMENTS = (0.6, 1.6, 3.0)
+MORE_MOMENTS = tuple(0.3 + 0.35 * step for step in range(20))
+END_S = 60.0
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_ctrl_c_ends_a_start(moment: float, tmp_path: Path) -> None:
+    interrupt_after(moment, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", MORE_MOMENTS)
+def test_ctrl_c_ends_a_start_at_any_moment(moment: float, tmp_path: Path) -> None:
+    interrupt_after(moment, tmp_path)
+
+
+def interrupt_after(seconds: float, folder: Path) -> None:
+    """Run `up` attached, interrupt it and check what is left. folder: of its state and run directories."""
+    words = [sys.executable, "-m", "mstarctl", "up", "orpheus:tiny", "--host", "127.0.0.1", "--port", str(free_port())]
+    run, state = folder / "r", folder / "s"
+    environment = {
+        **os.environ, "MSTAR_RUNTIME_DIR": str(run), "XDG_STATE_HOME": str(state), "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "NO_COLOR": "1",
+    }  # fmt: skip
+    with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as up:
+        time.sleep(seconds)
+        up.send_signal(signal.SIGINT)
+        out, err = up.communicate(timeout=END_S)
+    assert (up.returncode, out) == (ExitCode.INTERRUPTED, ""), err
+    assert "Traceback" not in err and "error:" not in err
+    assert [path for path in run.iterdir()] == [] if run.exists() else True
+    left = subprocess.run(["pgrep", "-f", str(folder)], capture_output=True, text=True, check=False).stdout
+    assert left == "", f"processes are left: {left}"
