@@ -19,7 +19,10 @@ from mstar_core.observe.rates import Minute
 ENDED: Final = 2000
 SPANS: Final = 200
 LINGER_S: Final = 3.0
-"""Time that an ended request stays in the live view."""
+"""Time after the end of a request in which its last spans arrive."""
+
+SHOWN: Final = 500
+"""Ended requests in the view of watchers. The oldest leaves first, one that failed after all others."""
 
 ORPHAN_S: Final = 30.0
 """Time after which reports about a request that the api has not named are dropped."""
@@ -133,13 +136,14 @@ class RequestRecord:
 class RequestLog:
     """All requests of a deployment. Owned by the state publisher.
 
-    ttft, ttfa: seconds, of the last minute. tokens, audio_s: generated since the start. on_end: called with each
+    shown: ended requests that watchers still see. ttft, ttfa: seconds, of the last minute. tokens, audio_s: generated since the start. on_end: called with each
     request that ended, after LINGER_S, when its last spans have arrived.
     """
 
     def __init__(self, model: str) -> None:
         self.live: dict[int, RequestRecord] = {}
         self.ended: OrderedDict[int, RequestRecord] = OrderedDict()
+        self.shown: OrderedDict[int, RequestRecord] = OrderedDict()
         self.dirty: set[int] = set()
         self.ttft, self.ttfa = Minute(), Minute()
         self.tokens = 0
@@ -171,23 +175,27 @@ class RequestLog:
             self.dirty.add(handle)
 
     def settle(self, now: float) -> None:
-        """Move ended requests out of the live view after LINGER_S, and drop reports of unnamed ones after ORPHAN_S."""
+        """Take requests that ended LINGER_S ago as over, and drop reports of unnamed ones after ORPHAN_S."""
         for handle in [h for h, record in self.live.items() if _is_over(record, now)]:
             record = self.live.pop(handle)
             self.dirty.add(handle)
             if not record.is_named:
                 continue
-            self.ended[handle] = record
+            self.ended[handle] = self.shown[handle] = record
             if len(self.ended) > ENDED:
                 self.ended.popitem(last=False)
             for callback in self.on_end:
                 callback(record)
+        while len(self.shown) > SHOWN:
+            handle = next((h for h, record in self.shown.items() if not record.api.error), next(iter(self.shown)))
+            del self.shown[handle]
+            self.dirty.add(handle)
 
     def take_dirty(self) -> Iterator[tuple[int, RequestStatus | None]]:
-        """Yield the requests that changed since the last call, with None for those that left the live view."""
+        """Yield the requests that changed since the last call, with None for those that left the view."""
         dirty, self.dirty = self.dirty, set()
         for handle in dirty:
-            record = self.live.get(handle)
+            record = self.live.get(handle) or self.shown.get(handle)
             if record is None:
                 yield handle, None
             elif record.is_named:

@@ -7,7 +7,7 @@ from typing import Any
 from mstar_core.messages.life import Telemetry
 from mstar_core.messages.telemetry import RequestNews, Span
 from mstar_core.observe.frames import RequestStatus
-from mstar_core.observe.request_log import ENDED, LINGER_S, ORPHAN_S, SPANS, RequestLog, RequestRecord
+from mstar_core.observe.request_log import ENDED, LINGER_S, ORPHAN_S, SHOWN, SPANS, RequestLog, RequestRecord
 
 
 def tell(log: RequestLog, child: str, now: float = 0.0, *spans: Span, **news: Any) -> None:
@@ -44,7 +44,7 @@ def test_at_the_end_the_answers_usage_counts_and_no_pages_are_shown() -> None:
     assert (request.state, request.error, request.ended) == ("failed", "worker_lost", 9.0)
 
 
-def test_an_ended_request_stays_live_for_a_moment_and_then_in_the_log() -> None:
+def test_an_ended_request_stays_live_for_a_moment_then_in_view_and_in_the_log() -> None:
     log, ended = RequestLog("m"), []
     log.on_end.append(lambda known: ended.append(known.handle))
     tell(log, "api", 5.0, handle=7, id="r", state="finished", started=1.0, ended=5.0)
@@ -53,7 +53,7 @@ def test_an_ended_request_stays_live_for_a_moment_and_then_in_the_log() -> None:
     tell(log, "worker-0", 6.0, Span(1, 7, "transfer", "hidden", "", 1.0, 4.0))  # its last span arrives late
     shown(log)
     log.settle(5.1 + LINGER_S)
-    assert shown(log) == {7: None}
+    assert 7 not in log.live and [r.state for r in shown(log).values() if r is not None] == ["finished"]
     assert ended == [7]
     found = log.find("r")
     assert found is not None and len(found.spans) == 1
@@ -61,6 +61,16 @@ def test_an_ended_request_stays_live_for_a_moment_and_then_in_the_log() -> None:
     assert shown(log) == {}
     tell(log, "conductor", 9.0, handle=7, walks={"prefill": 1})  # as a process without CPU time does
     assert found.request("m").walks == {"prefill": 1} and shown(log) == {}
+
+
+def test_watchers_see_the_last_ended_requests_and_failed_ones_longest() -> None:
+    log = RequestLog("m")
+    for handle in range(SHOWN + 20):
+        state, error = ("failed", "worker_lost") if handle % 10 == 0 else ("finished", "")
+        tell(log, "api", 0.0, handle=handle, id=f"r-{handle}", state=state, error=error, started=0.0, ended=0.0)
+    log.settle(10.0)
+    left = {handle for handle, request in shown(log).items() if request is None}
+    assert len(log.shown) == SHOWN and left == {h for h in range(23) if h % 10}, "20 of those that did not fail"
 
 
 def test_the_log_is_bounded() -> None:

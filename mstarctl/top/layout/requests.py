@@ -87,7 +87,7 @@ def place(r: RequestStatus) -> str:
 
 
 def chosen(view: View, sort: Sort) -> list[tuple[str, RequestStatus]]:
-    """Return the filtered rows in order: running, waiting, then ended requests."""
+    """Return the filtered rows in order: running, waiting, then ended requests; of these, by age, the newest first."""
     t = view.t
     rows = [(key, r) for key, r in view.store.requests.items() if view.filter.takes(r, t)]
     order = BY_KEY[sort.key].sort
@@ -102,7 +102,12 @@ def chosen(view: View, sort: Sort) -> list[tuple[str, RequestStatus]]:
     )
     rest = [pair for pair in rows if not known(pair)]
     found = present + rest
-    return sorted(found, key=lambda pair: 3 if pair[1].has_ended else ORDER.get(pair[1].state, 0))
+    rows = sorted(found, key=lambda pair: 3 if pair[1].has_ended else ORDER.get(pair[1].state, 0))
+    if sort.key != "age":
+        return rows
+    live = [pair for pair in rows if pair[1].ended is None]
+    newest = sorted(rows[len(live) :], key=lambda pair: pair[1].ended or 0.0, reverse=not sort.is_rising)
+    return live + newest
 
 
 def header(view: View, columns: list[RequestColumn], rest: int, sort: Sort) -> Line:
