@@ -136,8 +136,8 @@ class RequestRecord:
 class RequestLog:
     """All requests of a deployment. Owned by the state publisher.
 
-    shown: ended requests that watchers still see. ttft, ttfa: seconds, of the last minute. tokens, audio_s: generated since the start. on_end: called with each
-    request that ended, after LINGER_S, when its last spans have arrived.
+    shown: ended requests that watchers still see. ttft, ttfa: seconds, of the last minute. tokens, audio_s: generated
+    since the start. on_end: called with each request that ended, after LINGER_S, when its last spans have arrived.
     """
 
     def __init__(self, model: str) -> None:

@@ -61,6 +61,12 @@ class AdminClient:
         """The deployment's name, for messages."""
         return self._name
 
+    @property
+    def run(self) -> RunDirectory | None:
+        """The run directory of a deployment of this host; None behind another socket."""
+        found = RunDirectory(self._path.parent)
+        return found if not self._through and found.admin_socket == self._path else None
+
     @classmethod
     def of(cls, run: RunDirectory, timeout_s: float = TIMEOUT_S) -> AdminClient:
         """Return the client for a run directory."""

@@ -149,6 +149,17 @@ def last_start(name: str) -> Known | None:
     return Known(name=name, state=state, run=RunDirectory.of(name), outcome=outcome, log_dir=folder)
 
 
+def ending_of(run: RunDirectory | None) -> str:
+    """Return `stopped`, or `failed: REASON`, of a deployment of this host that has ended; empty while it runs."""
+    if run is None or run.holder() is not None:
+        return ""
+    last = last_start(run.name)
+    if last is None or last.state != "failed":
+        return "stopped"
+    cause = last.cause or {}
+    return f"failed: {cause.get('message') or last.outcome.get('reason') or 'see mstarctl logs'}"
+
+
 def last_log_dir(name: str) -> Path | None:
     """Return the log directory of the newest start called `name`."""
     root = state_root() / check_name(name)

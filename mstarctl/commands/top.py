@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +16,7 @@ import typer
 
 from mstar_core.errors import MstarError, UsageError, did_you_mean
 from mstar_core.observe.filter import Filter
+from mstarctl.client.deployments import ending_of
 from mstarctl.client.reach import Reached, reached
 from mstarctl.output import Printer
 from mstarctl.output.errors import save_traceback
@@ -118,7 +120,8 @@ def _session(
 
     if replay is not None or admin is None:
         return ReplaySession(read_recording(replay or Path()), speed=speed, glyphs=look.glyphs)
-    return LiveSession(Feed(admin, hz), LogFeed(admin), glyphs=look.glyphs, readonly=is_readonly, hz=hz)
+    feed = Feed(admin, hz, ending=partial(ending_of, admin.run))
+    return LiveSession(feed, LogFeed(admin), glyphs=look.glyphs, readonly=is_readonly, hz=hz)
 
 
 def _switcher(options: GlobalOptions, open_session: Callable[[AdminClient], Session]) -> DeploymentSwitcher:

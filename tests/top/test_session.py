@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import threading
+import time
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -17,6 +18,8 @@ from mstarctl.client.store import Store
 from mstarctl.top.data.feed import Feed, LogFeed
 from mstarctl.top.data.recording import Recorder, Ring, read_recording
 from mstarctl.top.data.session import LiveSession, ReplaySession
+from mstarctl.top.data.view import NORMAL
+from mstarctl.top.layout.header import header
 from tests.top.models import qwen
 from tests.top.streams import Simulation
 
@@ -170,6 +173,21 @@ def test_a_silent_watch_is_stale_after_three_heartbeats() -> None:
     assert feed.state == ("live", "")
     clock.now += 7
     assert feed.state == ("stale", "no frame for 7 s")
+
+
+@pytest.mark.parametrize("how", ["stopped", "failed: worker-0 was killed by SIGKILL"])
+def test_a_deployment_that_ended_says_how(how: str) -> None:
+    admin = FakeAdmin(list(told(2)))
+    session = LiveSession(Feed(admin, 4.0, ending=lambda: how), LogFeed(admin))
+    session.start()
+    until = time.monotonic() + PATIENCE_S
+    while session.view().link.state != "ended" and time.monotonic() < until:
+        session.poll()
+        time.sleep(0.01)
+    assert session.view().link.why == how
+    first = header(session.view(), 120, NORMAL)[0].plain
+    assert f" {how.partition(':')[0]}" in first and "ready" not in first
+    session.stop()
 
 
 def test_a_gap_opens_a_new_watch() -> None:

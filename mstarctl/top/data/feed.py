@@ -38,8 +38,13 @@ class Lines(Protocol):
 class Feed:
     """Reads the watch in a thread. Owned by the session, which calls `start`, `take` repeatedly, and `stop`."""
 
-    def __init__(self, admin: Lines, hz: float, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._admin, self._clock = admin, clock
+    def __init__(
+        self, admin: Lines, hz: float, *, clock: Callable[[], float] = time.monotonic,
+        ending: Callable[[], str] = lambda: "",
+    ) -> None:  # fmt: skip
+        """ending: returns how the deployment ended, empty while it runs or if that is unknown."""
+        self._admin, self._clock, self._ending = admin, clock, ending
+        self._ended = ""
         self._wanted_hz = hz
         self._waiting: deque[Arrival] = deque()
         self._lock = threading.Lock()
@@ -80,7 +85,9 @@ class Feed:
 
     @property
     def state(self) -> tuple[str, str]:
-        """(`live`, `connecting` or `stale`, reason)."""
+        """(`live`, `connecting`, `stale` or `ended`, reason)."""
+        if self._ended:
+            return "ended", self._ended
         silent = self._clock() - self._heard
         if self._is_connected and silent < STALE_S:
             return "live", ""
@@ -105,6 +112,7 @@ class Feed:
             except Exception as error:  # noqa: BLE001  isolation boundary of the thread: the screen reports it
                 self._failure = error
                 return
+            self._ended = self._ending()
             is_restart = self._again.is_set()
             self._again.clear()
             if self._is_connected:
@@ -124,7 +132,7 @@ class Feed:
                 continue
             if isinstance(frame, HelloFrame):
                 check(frame)
-            self._is_connected, self._why = True, ""
+            self._is_connected, self._why, self._ended = True, "", ""
             self._put(Arrival(self._heard, line, frame))
 
     def _put(self, arrival: Arrival) -> None:

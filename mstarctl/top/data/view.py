@@ -43,6 +43,11 @@ class Link:
     speed: float = 1.0
     progress: float | None = None
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the watched deployment has ended; `why` begins with its last state."""
+        return self.state == "ended" and self.why != ""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:

@@ -18,6 +18,8 @@ WORN: Final = frozenset({"degraded", "unhealthy"})
 def state_mark(state: str, view: View) -> Line:
     """Draw a state as glyph, word and colour: `● ready`, `◐ loading`, `▲ unhealthy`, `✕ failed`."""
     glyphs = view.glyphs
+    if state == "stopped":
+        return line((f"{glyphs.done} {state}", "dim"))
     if state in GOOD:
         return line((f"{glyphs.ready} {state}", "ok"))
     if state in BUSY:
@@ -65,7 +67,7 @@ def link_mark(view: View) -> Line:
         case "connecting":
             return line((f"{glyphs.loading} connecting", "accent"))
         case "ended":
-            return recording + line((f"{glyphs.stale} ended{': ' + safe(link.why) if link.why else ''}", "warn"))
+            return recording + line((f"{glyphs.stale} {safe(link.why) or 'ended'}", "warn"))
         case "replay":
             done = "" if link.progress is None else f" {numbers.percent(link.progress)}"
             return line((f"{glyphs.live} replay{done} x{link.speed:g}", "accent"))
@@ -75,7 +77,8 @@ def link_mark(view: View) -> Line:
 def _first(view: View, width: int, size: int) -> Line:
     head = view.store.deployment
     age = duration_text(view.t - head.started) if head.started and size >= NORMAL else ""
-    name = line(" ", (safe(head.name) or "no deployment yet", "strong"), " ", state_mark(head.state, view))
+    state = view.link.why.partition(":")[0] if view.link.is_over else head.state
+    name = line(" ", (safe(head.name) or "no deployment yet", "strong"), " ", state_mark(state, view))
     share = f" {100 * head.done // head.total} %" if head.total else ""
     phase = f" {safe(head.phase)}{share}" if head.phase and head.state == "starting" else ""
     name = name + line((phase, "accent"), (f" {age}" if age else "", "dim"))
@@ -150,7 +153,7 @@ def _core(view: View, name: str) -> Line:
 def _tiny(view: View, width: int) -> Line:
     head = view.store.deployment
     end = _tiny_end(view)
-    mark = state_mark(head.state, view).spans[0]
+    mark = state_mark(view.link.why.partition(":")[0] if view.link.is_over else head.state, view).spans[0]
     glyph: Part = (mark.text.split(" ")[0], mark.role)
     load = line((f"{head.running}/{head.waiting}", "value"))
     parts = [
