@@ -208,11 +208,11 @@ def concatenate_weights(layers: list[nn.Module]) -> LinearWeight | None:
 
 
 def join_with_biases(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor]:
-    """Join linear layers of equal outputs into one weight and one bias; the layers' own become views of them."""
+    """Join linear layers into one weight and one bias; the layers' own become views of them."""
     weight = torch.cat([each.weight.detach() for each in layers])
     bias = torch.cat([each.bias.detach() for each in layers])
-    count = len(layers)
-    for layer, own, shift in zip(layers, weight.chunk(count), bias.chunk(count), strict=True):
+    outputs = [each.out_features for each in layers]
+    for layer, own, shift in zip(layers, weight.split(outputs), bias.split(outputs), strict=True):
         layer.weight.data, layer.bias.data = own, shift
     return weight, bias
 

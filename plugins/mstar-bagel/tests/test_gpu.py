@@ -75,7 +75,7 @@ def test_features_are_near_the_reference(image: str, dtype: torch.dtype, golden:
 # -- engines -----------------------------------------------------------------------------------------------------------
 
 
-def wide() -> BagelLLM:
+def wide(*, is_fused: bool = True) -> BagelLLM:
     """Return a small model of the official head size with random weights, as a worker prepares it."""
     prepare_device(CUDA)
     torch.manual_seed(3)
@@ -83,7 +83,8 @@ def wide() -> BagelLLM:
         module = BagelLLM(WIDE).to(torch.bfloat16)
     module.latent_pos_embed.pos_embed.data.normal_()
     module.language_model.model.rotary.frequencies = module.language_model.model.rotary.frequencies.float()
-    fuse_projections(module)
+    if is_fused:
+        fuse_projections(module)
     return module.eval().requires_grad_(False)
 
 
@@ -129,6 +130,36 @@ def greedy(engine: KVCacheEngine, prompts: list[list[int]], steps: int) -> dict[
             for key, value in zip(result.loop.keys.tolist(), result.loop.ids.tolist(), strict=True):
                 ids[owner[key]].append(value)
     return ids
+
+
+@pytest.mark.parametrize("grids", [[(4, 6)], [(4, 6)] * 3, [(4, 6), (4, 6), (8, 5)]], ids=["one", "equal", "ragged"])
+def test_joined_projections_give_the_values_of_separate_ones(grids: list[tuple[int, int]]) -> None:
+    joined, separate = wide(), wide(is_fused=False)
+    images = [torch.randn(*grid, WIDE.latent_width, device=CUDA) for grid in grids]
+    times = torch.full((len(grids), 1, 2), 0.7, device=CUDA)
+    positions = torch.full((sum(rows * columns + 2 for rows, columns in grids),), 5, device=CUDA)
+    found, wanted = (
+        module(kv=Within([rows * columns + 2 for rows, columns in grids]), positions=positions, latents=images,
+               times=times)["velocity"]
+        for module in (joined, separate)
+    )  # fmt: skip
+    for one, other in zip(found, wanted, strict=True):
+        assert relative(one, other.float().cpu()) < 0.02
+
+
+class Within:
+    """A KVView of an empty cache: tokens see those of their own image."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        self.lengths = lengths
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
+        parts = [each.transpose(0, 1).split(self.lengths, dim=1) for each in (query, key, value)]
+        mixed = [
+            torch.nn.functional.scaled_dot_product_attention(*own, scale=scale, enable_gqa=True).transpose(0, 1)
+            for own in zip(*parts, strict=True)
+        ]
+        return torch.cat(mixed)
 
 
 def test_captured_decoding_equals_eager() -> None:

@@ -9,25 +9,39 @@ on the result, because all tokens of an image share one position and see each ot
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
 import torch
 from torch import nn
+from torch.nn.functional import linear
 
 from mstar_bagel.graph import MARKERS
 from mstar_bagel.nodes.flow import GridTable, TimeEmbedder
 from mstar_core.layers import GatedMLP, Head, RMSNorm, Rotary, RotarySpec, TokenEmbedding, rotate
-from mstar_core.layers.linear import project_partial, sum_partials, weight_of
+from mstar_core.layers.kv_view import PackedView
+from mstar_core.layers.linear import (
+    LinearWeight,
+    elementwise_kernels,
+    join_with_biases,
+    project_partial,
+    uses_fused_kernels,
+    uses_small_m,
+    weight_of,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from mstar_bagel.checkpoint.config import Language, Sizes
-    from mstar_core.layers.kv_view import KVView
+    from mstar_core.layers.kv_view import HeadNorms, KVView
 
 Part = TypeVar("Part", bound=nn.Module)
+
+Normed: TypeAlias = "tuple[Tensor, Tensor]"
+"""Hidden states and their norm, [T, width] each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +65,34 @@ class Packing:
         parts = x.split(sizes)
         return [torch.cat(parts[0::2]), torch.cat(parts[1::2])]
 
+    def join_packed(
+        self, gen: Tensor, und: Tensor, experts: tuple[AttentionExpert, AttentionExpert],
+        rotation: tuple[Tensor, Tensor],
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        """Return rotated queries and keys, and values, of all images in packed order, by one kernel per image size.
+
+        gen, und: results of `AttentionExpert.project_packed`. experts: those of latent tokens and of markers.
+        """
+        from mstar_bagel.nodes.kernels import Images, Joined, join_qkv
+
+        norms = experts[0].head_norms, experts[1].head_norms
+        head_dim = len(norms[0][0])
+        heads = experts[0].query.out_features // head_dim, experts[0].key.out_features // head_dim
+        joined = Joined.empty(len(rotation[0]), heads, head_dim, like=gen)
+        first = token = 0
+        for length, same in itertools.groupby(self.lengths):
+            count = len(list(same))
+            join_qkv((gen, und), norms, rotation, joined, Images(length=length, count=count, token=token, number=first))
+            first, token = first + count, token + count * length
+        return joined.query, joined.key, joined.value
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionExpert:
-    """One expert's projections and norms of a layer. The modules are owned by the layer."""
+    """One expert's projections and norms of a layer. The modules are owned by the layer.
+
+    joined: weight and bias of the query, key and value projections in one, if they are fused.
+    """
 
     query: nn.Linear
     key: nn.Linear
@@ -62,11 +100,32 @@ class AttentionExpert:
     output: nn.Linear
     query_norm: RMSNorm
     key_norm: RMSNorm
+    joined: tuple[Tensor, Tensor] | None = None
 
     def project(self, x: Tensor, head_dim: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values before rotation, [T, heads, head_dim] each. Norms act per head."""
         query, key, value = (layer(x).unflatten(-1, (-1, head_dim)) for layer in (self.query, self.key, self.value))
         return self.query_norm(query), self.key_norm(key), value
+
+    def project_packed(self, x: Tensor) -> Tensor:
+        """Return queries, keys and values side by side, [T, heads * head_dim ...], or float32 partial sums of them.
+
+        Of partial sums [S, T, ...] the first includes the bias. Only for fused projections.
+        """
+        assert self.joined is not None
+        weight, bias = self.joined
+        if not uses_small_m(x, LinearWeight(weight)):
+            return linear(x, weight, bias)
+        found = project_partial(x, LinearWeight(weight))
+        if found.dim() == 2:
+            return found + bias
+        found[0] += bias
+        return found
+
+    @property
+    def head_norms(self) -> HeadNorms:
+        """Weights and epsilon of the norms of queries and keys."""
+        return self.query_norm.weight, self.key_norm.weight, self.query_norm.eps
 
     def branch(self, mixed: Tensor) -> Tensor:
         """Return the output projection, or partial sums of it: see `linear.project_partial`. mixed: [T, width]."""
@@ -80,7 +139,7 @@ class MixedAttention(nn.Module):
     def __init__(self, sizes: Language, layer: int) -> None:
         super().__init__()
         self.layer = layer
-        self.head_dim = sizes.head_dim
+        self.heads, self.kv_heads, self.head_dim = sizes.heads, sizes.kv_heads, sizes.head_dim
         inner, shared = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
         self.q_proj, self.q_proj_moe_gen = _twice(lambda: nn.Linear(sizes.width, inner))
         self.k_proj, self.k_proj_moe_gen = _twice(lambda: nn.Linear(sizes.width, shared))
@@ -88,40 +147,69 @@ class MixedAttention(nn.Module):
         self.o_proj, self.o_proj_moe_gen = _twice(lambda: nn.Linear(inner, sizes.width, bias=False))
         self.q_norm, self.q_norm_moe_gen = _norms(sizes.head_dim, sizes.eps)
         self.k_norm, self.k_norm_moe_gen = _norms(sizes.head_dim, sizes.eps)
+        self._joined: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
+
+    def fuse_projections(self) -> bool:
+        """Join the query, key and value projections of each expert. See `FusibleLayer.fuse_projections`."""
+        if self._joined is None:
+            und, gen = self.und, self.gen
+            self._joined = (
+                join_with_biases([und.query, und.key, und.value]), join_with_biases([gen.query, gen.key, gen.value])
+            )  # fmt: skip
+        return True
 
     @property
     def und(self) -> AttentionExpert:
         """The expert of text, image features and markers."""
-        return AttentionExpert(self.q_proj, self.k_proj, self.v_proj, self.o_proj, self.q_norm, self.k_norm)
+        return AttentionExpert(
+            self.q_proj, self.k_proj, self.v_proj, self.o_proj, self.q_norm, self.k_norm,
+            None if self._joined is None else self._joined[0],
+        )  # fmt: skip
 
     @property
     def gen(self) -> AttentionExpert:
         """The expert of latent tokens."""
         return AttentionExpert(
             self.q_proj_moe_gen, self.k_proj_moe_gen, self.v_proj_moe_gen, self.o_proj_moe_gen, self.q_norm_moe_gen,
-            self.k_norm_moe_gen,
+            self.k_norm_moe_gen, None if self._joined is None else self._joined[1],
         )  # fmt: skip
 
     def text(self, x: Tensor, kv: KVView, rotation: tuple[Tensor, Tensor]) -> Tensor:
         """Return the branch [T, width], or partial sums, of tokens that all use `und`. x: [T, width], normalized."""
-        query, key, value = self.und.project(x, self.head_dim)
-        return self.und.branch(self._attend(kv, query, key, value, rotation))
+        und = self.und
+        if und.joined is None or not uses_fused_kernels(x):
+            query, key, value = und.project(x, self.head_dim)
+            rotated = rotate(query, *rotation), rotate(key, *rotation)
+            return und.branch(kv.attend(self.layer, *rotated, value).flatten(1))
+        packed, norms = und.project_packed(x), und.head_norms
+        if isinstance(kv, PackedView):
+            attended = kv.attend_packed(self.layer, packed, rotation, self.heads, None, norms)
+            if attended is not None:
+                return und.branch(attended.view(len(x), -1))
+        split = elementwise_kernels().rotate_qkv(packed, self.heads, self.kv_heads, *rotation, x.dtype, norms)
+        return und.branch(kv.attend(self.layer, *split).reshape(len(x), -1))
 
     def images(
         self, gen: Tensor, und: Tensor, kv: KVView, rotation: tuple[Tensor, Tensor], packing: Packing
     ) -> tuple[Tensor, Tensor]:
         """Return the branches of latent tokens and of markers. Arguments: both, normalized, [T, width]."""
-        pairs = zip(self.gen.project(gen, self.head_dim), self.und.project(und, self.head_dim), strict=True)
-        query, key, value = (packing.join(*pair) for pair in pairs)
-        mixed = packing.split(self._attend(kv, query, key, value, rotation))
-        return self.gen.branch(mixed[0]), self.und.branch(mixed[1])
-
-    def _attend(self, kv: KVView, query: Tensor, key: Tensor, value: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-        return kv.attend(self.layer, rotate(query, *rotation), rotate(key, *rotation), value).flatten(1)
+        experts = self.gen, self.und
+        if experts[0].joined is None or not uses_fused_kernels(gen):
+            parts = (each.project(x, self.head_dim) for each, x in zip(experts, (gen, und), strict=True))
+            query, key, value = (packing.join(*pair) for pair in zip(*parts, strict=True))
+            query, key = rotate(query, *rotation), rotate(key, *rotation)
+        else:
+            packed = experts[0].project_packed(gen), experts[1].project_packed(und)
+            query, key, value = packing.join_packed(*packed, experts, rotation)
+        mixed = packing.split(kv.attend(self.layer, query, key, value).reshape(len(query), -1))
+        return experts[0].branch(mixed[0]), experts[1].branch(mixed[1])
 
 
 class MixedBlock(nn.Module):
-    """Pre-norm decoder block with two experts."""
+    """Pre-norm decoder block with two experts.
+
+    Its methods run it between norms, so that its last addition and the next block's first norm share a kernel.
+    """
 
     def __init__(self, sizes: Language, layer: int) -> None:
         super().__init__()
@@ -130,23 +218,23 @@ class MixedBlock(nn.Module):
         self.input_layernorm, self.input_layernorm_moe_gen = _norms(sizes.width, sizes.eps)
         self.post_attention_layernorm, self.post_attention_layernorm_moe_gen = _norms(sizes.width, sizes.eps)
 
-    def text(self, x: Tensor, kv: KVView, rotation: tuple[Tensor, Tensor]) -> Tensor:
-        """Return [T, width]. x: [T, width], all of `und`."""
-        branch = self.self_attn.text(self.input_layernorm(x), kv, rotation)
-        x, normed = self.post_attention_layernorm.after_add(x, branch)
-        return x + sum_partials(self.mlp.branch(normed), x)
+    def text(self, x: Normed, kv: KVView, rotation: tuple[Tensor, Tensor], after: RMSNorm) -> Normed:
+        """Return the block's output and its norm by `after`. x: the same of the block before, all of `und`."""
+        total, normed = self.post_attention_layernorm.after_add(x[0], self.self_attn.text(x[1], kv, rotation))
+        return after.after_add(total, self.mlp.branch(normed))
 
     def images(
-        self, gen: Tensor, und: Tensor, kv: KVView, rotation: tuple[Tensor, Tensor], packing: Packing
-    ) -> tuple[Tensor, Tensor]:
-        """Return latent tokens and markers, [T, width] each."""
-        attended = self.self_attn.images(
-            self.input_layernorm_moe_gen(gen), self.input_layernorm(und), kv, rotation, packing
+        self, gen: Normed, und: Normed, kv: KVView, rotation: tuple[Tensor, Tensor], packing: Packing,
+        after: tuple[RMSNorm, RMSNorm],
+    ) -> tuple[Normed, Normed]:  # fmt: skip
+        """Return latent tokens and markers, each with its norm. after: norms of the next block, `und` first."""
+        attended = self.self_attn.images(gen[1], und[1], kv, rotation, packing)
+        own_gen, normed_gen = self.post_attention_layernorm_moe_gen.after_add(gen[0], attended[0])
+        own_und, normed_und = self.post_attention_layernorm.after_add(und[0], attended[1])
+        return (
+            after[1].after_add(own_gen, self.mlp_moe_gen.branch(normed_gen)),
+            after[0].after_add(own_und, self.mlp.branch(normed_und)),
         )
-        gen, normed_gen = self.post_attention_layernorm_moe_gen.after_add(gen, attended[0])
-        und, normed_und = self.post_attention_layernorm.after_add(und, attended[1])
-        gen = gen + sum_partials(self.mlp_moe_gen.branch(normed_gen), gen)
-        return gen, und + sum_partials(self.mlp.branch(normed_und), und)
 
 
 class MixedDecoder(nn.Module):
@@ -163,21 +251,28 @@ class MixedDecoder(nn.Module):
     def blocks(self) -> list[MixedBlock]:
         return cast("list[MixedBlock]", list(self.layers))
 
+    @property
+    def norms(self) -> list[tuple[RMSNorm, RMSNorm]]:
+        """The norms before each block and after the last one, `und` first."""
+        found = [(block.input_layernorm, block.input_layernorm_moe_gen) for block in self.blocks]
+        return [*found, (self.norm, self.norm_moe_gen)]
+
     def text(self, x: Tensor, positions: Tensor, kv: KVView) -> Tensor:
         """Return normalized states [T, width]. x: embeddings of tokens of `und`."""
-        rotation = self.rotary(positions)
-        for block in self.blocks:
-            x = block.text(x, kv, rotation)
-        out: Tensor = self.norm(x)
-        return out
+        rotation, norms = self.rotary(positions), self.norms
+        both: Normed = (x, norms[0][0](x))
+        for block, after in zip(self.blocks, norms[1:], strict=True):
+            both = block.text(both, kv, rotation, after[0])
+        return both[1]
 
     def images(self, gen: Tensor, und: Tensor, positions: Tensor, kv: KVView, packing: Packing) -> Tensor:
         """Return normalized states of the latent tokens, [sum of lengths, width]."""
-        rotation = self.rotary(positions)
-        for block in self.blocks:
-            gen, und = block.images(gen, und, kv, rotation, packing)
-        out: Tensor = self.norm_moe_gen(gen)
-        return out
+        rotation, norms = self.rotary(positions), self.norms
+        latents: Normed = (gen, norms[0][1](gen))
+        markers: Normed = (und, norms[0][0](und))
+        for block, after in zip(self.blocks, norms[1:], strict=True):
+            latents, markers = block.images(latents, markers, kv, rotation, packing, after)
+        return latents[1]
 
 
 class LanguageModel(nn.Module):
@@ -230,8 +325,9 @@ class BagelLLM(nn.Module):
             x = torch.cat([part for each in embeds for part in (each, markers)])
             return {"hidden": decoder.text(x, positions, kv)}
         if latent_embeds is not None:
-            packing = Packing(tuple(len(each) for each in latent_embeds))
-            decoder.images(_flat(latent_embeds), self._markers(len(latent_embeds)), positions, kv, packing)
+            packing, markers = Packing(tuple(len(each) for each in latent_embeds)), self._markers(len(latent_embeds))
+            # The encoder is float32 in every deployment.
+            decoder.images(_flat(latent_embeds).to(markers.dtype), markers, positions, kv, packing)
             return {}
         assert latents is not None and times is not None
         return self._velocity(latents, times, positions, kv)
