@@ -26,7 +26,8 @@ from mstar_core.engine.cache.sizing import (
     working_bytes,
 )
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes, GraphCache, sizes_for
-from mstar_core.engine.cuda_graphs.warmup import HasWarmup, WarmupRequest, compile_ahead, run_warmup
+from mstar_core.engine.cuda_graphs.kernel_log import KernelLog
+from mstar_core.engine.cuda_graphs.warmup import HasWarmup, WarmupRequest, run_warmup
 from mstar_core.engine.device import check_device, prepare_device, resolve_device
 from mstar_core.engine.kv.engine import KVCacheEngine, KVSettings
 from mstar_core.engine.stateless.engine import StatelessEngine
@@ -36,6 +37,7 @@ from mstar_core.layers.linear import fuse_projections
 from mstar_core.plugin.model import Model, ModelContext
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.targets import load_target
+from mstar_core.worker.compile_pass import TracedNode, compile_rank
 from mstar_core.worker.walks import resident_loops
 from mstar_core.worker.warmup import needs_samples, samples_only_ids, warm_module, warm_prefill, warm_walks
 
@@ -50,6 +52,9 @@ log = logging.getLogger(__name__)
 
 PROGRESS_S: Final = 0.1
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+LoadedNode = tuple[NodeSpec, "nn.Module", int]
+"""A node with its module and the size of its vocabulary."""
+
 CUDA_DTYPE, CPU_DTYPE = "bfloat16", "float32"
 PRELOADED: Final = ("triton", "flashinfer", "flashinfer.jit.attention.modules")
 
@@ -62,8 +67,13 @@ def compute_dtype(name: str | None, device: torch.device) -> torch.dtype:
     return DTYPES[chosen]
 
 
-def build_runners(spec: DeploymentSpec, model: ModelSpec, rank: RankPlan, life: ChildLife) -> dict[str, NodeRunner]:
-    """Load the rank's nodes and return their runners. Raises StartError and WeightsError with the cause."""
+def build_runners(
+    spec: DeploymentSpec, model: ModelSpec, rank: RankPlan, life: ChildLife, kernels: KernelLog
+) -> dict[str, NodeRunner]:
+    """Load the rank's nodes and return their runners. Raises StartError and WeightsError with the cause.
+
+    kernels: counts the kernels that the start compiles.
+    """
     life.phase("device", detail=rank.device)
     device = resolve_device(rank.device)
     prepare_device(device)
@@ -102,21 +112,41 @@ def build_runners(spec: DeploymentSpec, model: ModelSpec, rank: RankPlan, life: 
                 max_batch=most_rows(device), lookahead=lookahead_on(device),
             )  # fmt: skip
     if device.type == "cuda":
-        for node, module, _ in loaded:
-            life.phase("warm", detail=node.name)
-            warm_module(module)
-            if samples_only_ids(node):
-                warm_prefill(runners[node.name], node)
-        warm_up_nodes([(runners[node.name], module) for node, module, _ in loaded], life)
-        warm_walks(
-            model,
-            rank.rank,
-            runners,
-            {node.name for node, module, _ in loaded if needs_samples(node, module)},
-            spec.max_seq_len,
-            lambda sample: life.phase("warm", detail=f"sample {sample}"),
-        )
+        _warm_up(spec, model, rank, loaded, runners, life, kernels)
     return runners
+
+
+def _warm_up(
+    spec: DeploymentSpec, model: ModelSpec, rank: RankPlan, loaded: Sequence[LoadedNode],
+    runners: dict[str, NodeRunner], life: ChildLife, kernels: KernelLog,
+) -> None:  # fmt: skip
+    """Compile, capture and load the kernels of a GPU's nodes, in this order."""
+    need_samples = {node.name for node, module, _ in loaded if needs_samples(node, module)}
+
+    def walks(report: Callable[[str], None], level: int) -> None:
+        warm_walks(model, rank.rank, runners, need_samples, spec.max_seq_len, report, level)
+
+    kernels.listen()
+    nodes = [TracedNode(spec=node, runner=runners[node.name], module=module) for node, module, _ in loaded]
+    with kernels.compiling_ahead():
+        compile_rank(
+            nodes, lambda: walks(lambda sample: None, logging.DEBUG), partial(_report_compiled, life, kernels)
+        )  # fmt: skip
+    for node in nodes:
+        if isinstance(node.runner, KVCacheEngine):
+            node.runner.capture()
+    for node in nodes:
+        life.phase("warm", detail=node.spec.name)
+        warm_module(node.module)
+        if samples_only_ids(node.spec):
+            warm_prefill(node.runner, node.spec)
+    warm_up_nodes([(node.runner, node.module) for node in nodes], life)
+    walks(lambda sample: life.phase("warm", detail=f"sample {sample}"), logging.WARNING)
+
+
+def _report_compiled(life: ChildLife, kernels: KernelLog, done: int, total: int) -> None:
+    kernels.ahead = max(kernels.ahead, done)
+    life.phase("kernels", done=done, total=total, detail="kernels")
 
 
 def warm_up_nodes(nodes: Sequence[tuple[NodeRunner, nn.Module]], life: ChildLife) -> None:
@@ -124,9 +154,6 @@ def warm_up_nodes(nodes: Sequence[tuple[NodeRunner, nn.Module]], life: ChildLife
     asked: list[tuple[NodeRunner, Sequence[WarmupRequest]]] = [
         (runner, module.warmup_requests()) for runner, module in nodes if isinstance(module, HasWarmup)
     ]
-    if asked:
-        life.phase("kernels", detail=", ".join(runner.name for runner, _ in asked))
-        compile_ahead(asked)
     for runner, requests in asked:
         run_warmup(runner, requests, partial(_report_capture, life, runner.name))
 
@@ -205,6 +232,7 @@ def _kv_runner(
         settings,
         report=lambda phase, step: life.phase(phase, detail=f"{node.name}: {step}"),
         captures=captures,
+        is_captured=device.type != "cuda",
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from mstar_core.engine.base import Handle, NodeRunner, WorksWhenIdle
+from mstar_core.engine.cuda_graphs.kernel_log import KernelLog
 from mstar_core.messages.flow import StreamItems, StreamTensor, TensorFreed, Values
 from mstar_core.messages.life import PeerDown, PeerReady, PeerUp
 from mstar_core.messages.names import CONDUCTOR
@@ -35,7 +36,8 @@ COPY_NAP_S: Final = 50e-6
 class Worker:
     """One rank. Owned by `main.py` and used from its thread.
 
-    quiet_since: time of the last step or message. has_idle_work: whether runners may have deferred work.
+    quiet_since: time of the last step or message. has_idle_work: whether runners may have deferred work. kernels: those
+    that the start compiled, and from then on those that a request or a capture waits for.
     """
 
     mailbox: Mailbox
@@ -45,6 +47,7 @@ class Worker:
     outbox: Outbox
     runners: Mapping[str, NodeRunner]
     steps: Steps
+    kernels: KernelLog = field(default_factory=KernelLog)
     early: EarlyMessages = field(default_factory=EarlyMessages)
     spin: Spin = field(default_factory=Spin)
     has_idle_work: bool = True
@@ -53,8 +56,9 @@ class Worker:
 
     def __post_init__(self) -> None:
         self.report = Report(
-            life=self.life, executor=self.executor, transport=self.transport, runners=self.runners, steps=self.steps
-        )
+            life=self.life, executor=self.executor, transport=self.transport, runners=self.runners, steps=self.steps,
+            kernels=self.kernels,
+        )  # fmt: skip
 
     def run(self) -> None:
         """Run until the supervisor requests the end or is lost."""

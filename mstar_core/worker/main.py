@@ -9,6 +9,7 @@ from contextlib import closing
 import zmq
 
 from mstar_core.config.deployment import DeploymentSpec, RankPlan
+from mstar_core.engine.cuda_graphs.kernel_log import KernelLog
 from mstar_core.engine.device import resolve_device
 from mstar_core.errors import ConfigError
 from mstar_core.host.wait_spin import wait_spin_s
@@ -65,7 +66,9 @@ def _worker(
     transport: TensorTransport,
 ) -> Worker:
     model = bound_model(spec.plugin, spec.model, spec.folder, spec.model_kwargs)
-    runners = build_runners(spec, model, rank, life)
+    kernels = KernelLog()
+    runners = build_runners(spec, model, rank, life, kernels)
+    kernels.serve()
     outbox = Outbox(life.name, rank.rank, courier, transport)
     executor = Executor(model, rank.rank, runners, outbox, transport, time.monotonic, spec.feature_cache_bytes)
     spin = Spin(wait_spin_s(spec))
@@ -75,7 +78,7 @@ def _worker(
     )  # fmt: skip
     return Worker(
         mailbox=mailbox, transport=transport, life=life, executor=executor, outbox=outbox,
-        runners=runners, steps=steps, spin=spin,
+        runners=runners, steps=steps, spin=spin, kernels=kernels,
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from mstar_core.engine.base import Handle, NodeRunner, ReportsCounters, ReportsPages
+from mstar_core.engine.cuda_graphs.kernel_log import KernelLog
 from mstar_core.messages.telemetry import EdgeNews, RequestNews
 from mstar_core.process.life import ChildLife
 from mstar_core.transport import TensorTransport
@@ -102,6 +103,7 @@ class Report:
     transport: TensorTransport
     runners: Mapping[str, NodeRunner]
     steps: Steps
+    kernels: KernelLog = field(default_factory=KernelLog)
     idle_s: float = 0.0
     has_news: bool = False
     due: float = 0.0
@@ -176,6 +178,7 @@ class Report:
             f"{name}.sent_bytes": float(self.transport.sent_bytes),
             f"{name}.shm_live": float(self.transport.live),
         }
+        values |= {f"{name}.{key}": value for key, value in self.kernels.counters().items()}
         for node, runner in self.runners.items():
             values |= self._node(f"{name}.{node}", node, runner)
         ahead, node = self.executor.least_ahead_s(), self.executor.playing_node

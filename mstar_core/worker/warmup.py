@@ -94,11 +94,12 @@ def warm_walks(
     nodes: Collection[str],
     max_tokens: int,
     report: Callable[[str], None],
+    level: int = logging.WARNING,
 ) -> None:
     """Run the walks of the model's samples that use one of `nodes` and lie on this rank as a whole.
 
-    max_tokens: cache limit of a request. report: called with each sample's name. A sample that fails is logged: the
-    first request of its kind then compiles what is missing.
+    max_tokens: cache limit of a request. report: called with each sample's name. A sample that fails is logged at this
+    level: the first request of its kind then compiles what is missing.
     """
     seen: set[tuple[object, ...]] = set()
     for sample in model.samples if nodes else ():
@@ -111,17 +112,18 @@ def warm_walks(
             report(sample.name)
             params = sample_request(model, sample).params
             values = {spec.name: getattr(params, spec.name) for spec in param_specs(model.params)}
-            warmup = _WarmupRequest(model, rank, runners)
+            warmup = _WarmupRequest(model, rank, runners, level)
             try:
                 warmup.run(partition, wishes, values, sorted(sample.outputs), max_tokens)
             except MstarError as error:
-                log.warning("the warm-up with sample %s failed: %s", sample.name, error)
+                log.log(level, "the warm-up with sample %s failed: %s", sample.name, error)
 
 
 class _WarmupRequest:
     """One synthetic request that runs on this rank with its results dropped."""
 
-    def __init__(self, model: ModelSpec, rank: int, runners: Mapping[str, NodeRunner]) -> None:
+    def __init__(self, model: ModelSpec, rank: int, runners: Mapping[str, NodeRunner], level: int) -> None:
+        self.level = level
         self.model = model
         self.rank = rank
         self.runners = runners
@@ -159,7 +161,7 @@ class _WarmupRequest:
                 forks = []
                 self._finish_steps()
                 if self.error:
-                    log.warning("the warm-up of walk %s failed: %s", wish.walk, self.error)
+                    log.log(self.level, "the warm-up of walk %s failed: %s", wish.walk, self.error)
                 if number not in self.done:
                     return  # it failed, or it waits for a stream
         finally:

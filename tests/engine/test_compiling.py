@@ -56,10 +56,13 @@ def test_nothing_waits_where_the_cache_has_all(disk: Disk) -> None:
     assert [kernel.known[kernel.name, 1].by for kernel in again] == ["cache", "cache"]
 
 
-def test_a_kernel_that_does_not_compile_is_left_to_its_launch(disk: Disk) -> None:
+def test_a_kernel_that_does_not_compile_is_named_and_left_to_its_launch(
+    disk: Disk, caplog: pytest.LogCaptureFixture
+) -> None:
     disk.broken.add(("b", 1))
     kernels = [JITFunction(name) for name in "abc"]
     gone_through(kernels)
+    assert "kernel b was not compiled ahead: RuntimeError: ('b', 1) does not compile" in caplog.text
     assert [list(kernel.known) for kernel in kernels] == [[("a", 1)], [], [("c", 1)]]
     with pytest.raises(RuntimeError, match="does not compile"):
         kernels[1].launch(1)
@@ -130,7 +133,7 @@ def test_steps_that_cannot_be_traced_are_reported_and_left_to_their_launch(
     assert "kernels are compiled one by one (steps): RuntimeError: no trace" in caplog.text
 
 
-def test_a_trace_ends_after_the_first_step_where_the_cache_has_its_kernels(disk: Disk) -> None:
+def test_a_trace_ends_after_the_first_and_the_last_step_where_the_cache_has_its_kernels(disk: Disk) -> None:
     """A later start must not build and trace every size."""
 
     def traced() -> list[tuple[int, ...]]:
@@ -148,5 +151,5 @@ def test_a_trace_ends_after_the_first_step_where_the_cache_has_its_kernels(disk:
         compile_in_parallel(lambda found: cache.warm_up(lambda: not found.has_missed), "steps")
         return seen
 
-    assert traced() == [(1,), (2,), (3,)]
-    assert traced() == [(1,)]
+    assert traced() == [(1,), (3,), (2,)]
+    assert traced() == [(1,), (3,)]

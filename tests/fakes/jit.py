@@ -72,7 +72,7 @@ class JITFunction:
     knobs: SimpleNamespace
 
     def __init__(self, name: str) -> None:
-        self.name = name
+        self.name = self.__name__ = name
         self.known: dict[Key, Compiled] = {}
         self.runs: list[Key] = []
 

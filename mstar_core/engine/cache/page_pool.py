@@ -117,6 +117,11 @@ class PagePool:
         assert self.refs[page] > 0, f"page {page} is not in use"
         self._known[page] = 1
 
+    def evict_cached(self) -> None:
+        """Evict all cached pages."""
+        while self._aged:
+            self._evict()
+
     def _evict(self) -> None:
         page, _ = self._aged.popitem(last=False)
         self._known[page] = 0

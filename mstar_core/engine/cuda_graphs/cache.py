@@ -323,12 +323,15 @@ class GraphCache:
     def warm_up(self, is_enough: Callable[[], bool] = lambda: False) -> None:
         """Run each queued step once, uncaptured, so that its capture compiles nothing. Keeps no buffers.
 
-        is_enough: asked after each step; True ends the warm-up.
+        is_enough: called after the first and the last step; True ends the warm-up.
         """
-        for planned in self.queue:
+        ends = [*self.queue[:1], *self.queue[1:][-1:]]
+        for planned in ends:
             planned.buckets.build(planned.size).warm_up()
-            if is_enough():
-                return
+        if ends and is_enough():
+            return
+        for planned in self.queue[1:-1]:
+            planned.buckets.build(planned.size).warm_up()
 
     def compile_queued(self) -> None:
         """Run queued steps once before serving: a request that meets their capture then waits for milliseconds.

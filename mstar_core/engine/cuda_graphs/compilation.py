@@ -2,7 +2,7 @@
 
 A kernel is compiled at its first launch, one after the other, and then a C compiler builds its launcher; with an empty
 cache that is most of a start. Here steps are gone through without running their kernels, which are recorded and then
-compiled by threads. The compiler mostly releases the GIL, and its assembler and the C compiler are processes.
+compiled by forked processes that leave them in the cache on disk. Threads then load them, and compile what is missing.
 
 Cost model: nothing is compiled while steps are gone through, because each torch call releases the GIL and would wait
 for every compiling thread. On later starts the first kernels are in the cache on disk: they are loaded, which happens
@@ -19,17 +19,21 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, Final, ParamSpec, TypeVar
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mstar_core.engine.cuda_graphs.forked_work import run_forked
+
 log = logging.getLogger(__name__)
 
-MOST_THREADS: Final = 32
+MOST_WORKERS: Final = 32
+"""Most processes or threads that compile."""
 
 SWITCH: Final = "MSTAR_COMPILE_AHEAD"
-"""Environment variable that turns this off: `0`."""
+"""Environment variable that turns this off (`0`) or compiles in threads of this process (`threads`)."""
 
 _ATEN: Final = torch.ops.aten
 _UNINITIALISED: Final = (_ATEN.empty, _ATEN.empty_like, _ATEN.empty_strided, _ATEN.new_empty, _ATEN.new_empty_strided)
@@ -38,15 +42,27 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """Work that waits for the end. name: of the kernel."""
+
+    name: str
+    future: Future[Any]
+    work: Callable[[], Any]
+
+
 class Compiling:
     """Kernels recorded inside `compiling_only`, which makes it.
 
     has_missed: whether a kernel was not in the cache; from then on all kernels wait for the end. count: those kernels.
+    launched: name of the kernel that was launched last. report: called with the compiled kernels and their number.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, report: Callable[[int, int], None] = lambda done, total: None) -> None:
         self.has_missed = False
-        self._waiting: list[tuple[Future[Any], Callable[[], Any]]] = []
+        self.launched = ""
+        self._report = report
+        self._waiting: list[_Waiting] = []
 
     @property
     def count(self) -> int:
@@ -54,21 +70,40 @@ class Compiling:
         return len(self._waiting)
 
     def later(self, work: Callable[[], Any]) -> Future[Any]:
-        """Queue work for the end."""
+        """Queue work of the kernel that was launched last."""
         future: Future[Any] = Future()
-        self._waiting.append((future, work))
+        self._waiting.append(_Waiting(self.launched, future, work))
         return future
 
     def finish(self) -> None:
-        """Do the queued work with one thread per processor. Errors are left in the futures."""
-        if not self._waiting:
-            return
-        count = min(MOST_THREADS, len(self._waiting), max(2, len(os.sched_getaffinity(0))))
-        with ThreadPoolExecutor(count, "compile") as pool:
-            # Captured steps, which come last, have the kernels that take longest.
-            for future, work in reversed(self._waiting):
-                pool.submit(_fulfil, future, work)
+        """Do the queued work with one process or thread per processor. Errors are logged and left in the futures."""
+        # Captured steps, which come last, have the kernels that take longest.
+        waiting = self._waiting[::-1]
         self._waiting.clear()
+        if not waiting:
+            return
+        cores = len(os.sched_getaffinity(0))
+        if cores > 1 and os.environ.get(SWITCH) != "threads":
+            self._fork(waiting, min(MOST_WORKERS, len(waiting), cores))
+        with ThreadPoolExecutor(min(MOST_WORKERS, len(waiting), max(2, cores)), "compile") as pool:
+            for each in waiting:
+                pool.submit(_fulfil, each.future, each.work)
+        for each in waiting:
+            error = each.future.exception()
+            if error is not None:
+                text = f"{type(error).__name__}: {error}"
+                log.warning("kernel %s was not compiled ahead: %s", each.name, text.splitlines()[0])
+
+    def _fork(self, waiting: list[_Waiting], processes: int) -> None:
+        """Leave the kernels in the cache on disk. What fails here is done again by a thread, which has the error."""
+        started, total = time.monotonic(), len(waiting)
+        took = run_forked([each.work for each in waiting], processes, lambda done: self._report(done, total))
+        longest = sorted(took, key=lambda index: -took[index])[:3]
+        names = ", ".join(f"{waiting[index].name} {took[index]:.1f} s" for index in longest)
+        log.info(
+            "%d of %d kernels compiled by %d processes in %.2f s of %.2f s of work; longest: %s", len(took), total,
+            processes, time.monotonic() - started, sum(took.values()), names,
+        )  # fmt: skip
 
 
 class _Queue(Executor):
@@ -99,18 +134,19 @@ def apart(work: Callable[[], None]) -> None:
 
 
 @contextlib.contextmanager
-def compiling_only() -> Iterator[Compiling]:
+def compiling_only(report: Callable[[int, int], None] = lambda done, total: None) -> Iterator[Compiling]:
     """Compile Triton kernels that this thread launches in the block instead of running them; all are ready at the end.
 
     The first kernel that the cache lacks is compiled at once and later ones at the end, in parallel, also if the block
-    raises. A kernel that fails to compile is left to its first launch, which reports the error. To be used in `apart`.
-    Raises ImportError or AttributeError if Triton is missing or an unknown version.
+    raises. A kernel that fails to compile is logged and left to its first launch. To be used in `apart`.
+    report: called with the kernels compiled so far and their number. Raises ImportError or AttributeError if Triton is
+    missing or an unknown version.
     """
     import triton
     from triton import knobs
     from triton.runtime.jit import JITFunction
 
-    found, run, heard, owner = Compiling(), JITFunction.run, knobs.compilation.listener, threading.get_ident()
+    found, run, heard, owner = Compiling(report), JITFunction.run, knobs.compilation.listener, threading.get_ident()
     mode, waits = triton.AsyncCompileMode(_Queue(found), ignore_errors=True), contextlib.ExitStack()
 
     def listen(*args: Any, cache_hit: bool, **told: Any) -> None:
@@ -122,6 +158,7 @@ def compiling_only() -> Iterator[Compiling]:
     def compiled(kernel: Any, *args: Any, warmup: bool = False, **given: Any) -> Any:
         if threading.get_ident() != owner:
             return run(kernel, *args, warmup=warmup, **given)
+        found.launched = str(getattr(kernel, "__name__", kernel))
         made = run(kernel, *args, warmup=True, **given)
         if found.has_missed and not found.count:
             found.later(lambda: _build_launcher(made))
@@ -137,18 +174,21 @@ def compiling_only() -> Iterator[Compiling]:
         waits.close()
 
 
-def compile_in_parallel(trace: Callable[[Compiling], None], what: str) -> None:
+def compile_in_parallel(
+    trace: Callable[[Compiling], None], what: str, report: Callable[[int, int], None] = lambda done, total: None
+) -> None:
     """Compile the Triton kernels that `trace` launches in parallel, without running them.
 
-    trace: may return early while `has_missed` is false, as on every later start. what: for the log.
-    A failure is logged and does not fail the start: each kernel is then compiled at its first launch.
+    trace: may return early while `has_missed` is false, as on every later start. what: for the log. report: called with
+    the kernels compiled so far and their number. A failure is logged and does not fail the start: each kernel is then
+    compiled at its first launch.
     """
     if not is_wanted():
         return
 
     def run() -> None:
         started = time.monotonic()
-        with compiling_only() as compiling:
+        with compiling_only(report) as compiling:
             trace(compiling)
             count, traced_s = compiling.count, time.monotonic() - started
         if count:

@@ -6,6 +6,7 @@ that arrive and captured when the engine asks the module for idle work.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
@@ -131,9 +132,10 @@ class CapturedFunction:
             given = [torch.zeros((*size, *item), dtype=dtype, device=device) for dtype, item in shapes]
             return FunctionStep(self._function, given)
 
-        first = shapes[0][1]
+        first, each = shapes[0][1], sum(dtype.itemsize * math.prod(item) for dtype, item in shapes)
+        # The largest of all shapes is captured first: the others then fit into the memory of its intermediate values.
         self._buckets[shapes] = self._cache.buckets(
-            build, lambda size: f"captured function of {size[0]} items {list(first)}", lambda size: (-size[0],)
+            build, lambda size: f"captured function of {size[0]} items {list(first)}", lambda size: (-size[0] * each,)
         )
         self._buckets[shapes].plan((size,) for size in self._sizes if self._is_worth((size, *first)))
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from mstar_core.engine.cuda_graphs.compilation import compile_in_parallel, zero_filled
+from mstar_core.engine.cuda_graphs.compilation import zero_filled
 from mstar_core.engine.cuda_graphs.decode import DecodeSteps
 from mstar_core.engine.cuda_graphs.passes import LoopPassSteps
 from mstar_core.engine.cuda_graphs.prefill import PrefillSteps
@@ -65,32 +65,32 @@ class NodeGraphs:
             return
         with torch.inference_mode():
             self._plan(sizes.decode, sizes.prefill)
-            self._compile_in_parallel(sizes)
             self.cache.capture_all()
             self._plan(sizes.decode_later, sizes.prefill_later)
             self.cache.compile_queued()
         self.cache.report = None  # later captures are not part of the start
         self._warn_of_misses()
 
+    def trace(self, sizes: CaptureSizes, compiling: Compiling) -> None:
+        """Go through the steps of all sizes inside `compiling_only`: two steps if the kernel cache has their kernels.
+
+        Called before `capture`, which must not compile kernels one by one: they are most of a first start.
+        """
+        if self.decode is None:
+            return
+        with torch.inference_mode(), zero_filled():
+            self._plan(sizes.decode, sizes.prefill)
+            self._plan(sizes.decode_later, sizes.prefill_later)
+            try:
+                self.cache.warm_up(lambda: not compiling.has_missed)
+            finally:
+                self.cache.queue.clear()
+
     def _plan(self, decode: tuple[int, ...], prefill: tuple[int, ...]) -> None:
         assert self.decode is not None
         self.decode.plan(decode)
         if self.prefill is not None:
             self.prefill.plan(prefill, self._budget)
-
-    def _compile_in_parallel(self, sizes: CaptureSizes) -> None:
-        """Compile the kernels of all sizes in one parallel pass. One by one, they are most of a first start."""
-        if self._slots.device.type != "cuda":
-            return
-        first = [*self.cache.queue]
-        self._plan(sizes.decode_later, sizes.prefill_later)
-        compile_in_parallel(self._trace, f"node {self._name}")
-        self.cache.queue = first
-
-    def _trace(self, compiling: Compiling) -> None:
-        """Trace the queued steps; only the first if the kernel cache has all of its kernels, as on a later start."""
-        with zero_filled():
-            self.cache.warm_up(lambda: not compiling.has_missed)
 
     def idle(self) -> bool:
         """Capture the next queued bucket. Returns whether more are queued."""

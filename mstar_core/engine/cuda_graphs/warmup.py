@@ -1,8 +1,8 @@
 """Warm-up of a node: requests that load, compile and capture its kernels before the first real one. For the worker.
 
 A module that knows which requests to expect offers `warmup_requests`. They run like real requests, so the node learns
-which passes arrive and captures them. With an empty kernel cache, `compile_ahead` first goes through all of them
-without running their kernels, which are then compiled in parallel.
+which passes arrive and captures them. With an empty kernel cache, they are first traced: gone through without running
+their kernels, which are then compiled in parallel.
 """
 
 from __future__ import annotations
@@ -76,6 +76,17 @@ class CompilesLater(Protocol):
         """Run each queued step once on padding, which compiles its kernels."""
 
 
+@runtime_checkable
+class TracesKernels(Protocol):
+    """A runner or module that can go through the steps that it captures before the first request."""
+
+    def trace(self, compiling: Compiling) -> None:
+        """Launch the kernels of these steps on padding, where they are compiled instead of run.
+
+        May return after its first steps if `compiling.has_missed` is still false: the cache has their kernels.
+        """
+
+
 Warmups = Sequence[tuple[NodeRunner, Sequence[WarmupRequest]]]
 """Runners with their warm-up requests."""
 
@@ -86,21 +97,21 @@ def compile_ahead(warmups: Warmups) -> None:
     Stops after a runner's first step if the cache has its kernels, as on every later start. A failure is logged and
     does not fail the start: each kernel is then compiled at its first launch.
     """
+    names = ", ".join(runner.name for runner, _ in warmups)
+    compile_in_parallel(partial(trace_requests, warmups), f"warm-up of {names}")
+
+
+def trace_requests(warmups: Warmups, compiling: Compiling) -> None:
+    """Go through the value-free requests of all runners, and the captures that they cause. See TracesKernels."""
     chosen = [(runner, given) for runner, given in warmups if given and all(each.is_value_free for each in given)]
-    if chosen:
-        names = ", ".join(runner.name for runner, _ in chosen)
-        compile_in_parallel(partial(_trace, chosen), f"warm-up of {names}")
-
-
-def _trace(warmups: Warmups, compiling: Compiling) -> None:
-    for runner, requests in warmups:
-        with _uncounted(runner):
+    for runner, requests in chosen:
+        with uncounted(runner):
             _go_through(runner, requests, compiling)
     if not compiling.has_missed:
         return
-    for runner, _ in warmups:
+    for runner, _ in chosen:
         if isinstance(runner, CompilesLater):
-            with _uncounted(runner):
+            with uncounted(runner):
                 runner.compile_later()
 
 
@@ -114,7 +125,8 @@ def _go_through(runner: NodeRunner, requests: Sequence[WarmupRequest], compiling
                     return
 
 
-def _uncounted(runner: NodeRunner) -> AbstractContextManager[None]:
+def uncounted(runner: NodeRunner) -> AbstractContextManager[None]:
+    """Return a context after which the counts of a runner's graphs are as before."""
     counts = runner.graph_counts if isinstance(runner, CompilesLater) else None
     return contextlib.nullcontext() if counts is None else counts.held()
 

@@ -25,6 +25,7 @@ from mstar_core.engine.cache.prefix_cache import ContentChain, PrefixCache
 from mstar_core.engine.cache.saved_pages import PageStore
 from mstar_core.engine.cache.slots import Slots
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes, GraphCache, GraphCounts
+from mstar_core.engine.cuda_graphs.compilation import compile_in_parallel
 from mstar_core.engine.cuda_graphs.node import NodeGraphs
 from mstar_core.engine.kv.batch import BatchOutput, DecodeBatch, HostTransfer, KVStep, ScheduledChunk
 from mstar_core.engine.kv.candidates import Candidates
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.attention import AttentionBackend
     from mstar_core.engine.base import Job, JobKey, Running, SamplingParams
     from mstar_core.engine.cache.feeds import Feeds
+    from mstar_core.engine.cuda_graphs.compilation import Compiling
     from mstar_core.graph.compile.resident import LoopPorts
     from mstar_core.graph.spec.nodes import NodeSpec
     from mstar_core.layers.kv_view import KVModule
@@ -87,10 +89,12 @@ class KVCacheEngine:
         self, spec: NodeSpec, module: KVModule, settings: KVSettings, *, clock: Callable[[], float] = time.monotonic,
         faults: Faults | None = None, report: Callable[[str, str], None] | None = None,
         captures: GraphCache | None = None, to_host: Callable[[Tensor], HostTransfer] = HostCopy,
+        is_captured: bool = True,
     ) -> None:  # fmt: skip
         """report: called with the phase (`kernels` or `capture`) and the step, for each step captured here.
 
-        captures: the cache of captured steps, by default a new one. to_host: starts a copy to the host.
+        captures: the cache of captured steps, by default a new one. to_host: starts a copy to the host. is_captured:
+        False leaves it to the caller to call `capture`, for instance after the kernels of several nodes are compiled.
         """
         _check(spec, settings)
         assert spec.kv is not None
@@ -119,7 +123,8 @@ class KVCacheEngine:
         self._runner = ModelRunner(
             spec, module, attention, memory, PageStore(pools), runs_ahead=settings.lookahead > 0, faults=faults
         )  # fmt: skip
-        self._graphs = self._capture(module, attention, settings, captures, report)
+        self._sizes = settings.graphs
+        self._graphs = self._prepare_graphs(module, attention, settings, captures, report)
         inputs = InputProcessor(spec, module, device, dtype)
         self._queue = RequestQueue(spec.name, memory, clock)
         self._loops = Loops(spec, memory, inputs, vocab)
@@ -127,12 +132,16 @@ class KVCacheEngine:
         self._scheduler = Scheduler(
             spec, self._queue, self._loops, self._candidates, self._runner, settings.token_budget
         )  # fmt: skip
+        if is_captured and self._graphs is not None:
+            if device.type == "cuda":
+                compile_in_parallel(self.trace, f"node {self.name}")
+            self.capture()
 
-    def _capture(
+    def _prepare_graphs(
         self, module: KVModule, attention: AttentionBackend, settings: KVSettings, captures: GraphCache | None,
         report: Callable[[str, str], None] | None,
     ) -> NodeGraphs | None:  # fmt: skip
-        """Make the node's captured steps and give them to the runner."""
+        """Make the node's captured steps, of which there are none yet, and give them to the runner."""
         spec, sizes = self._spec, settings.graphs
         draws = spec.sampling is not None and settings.vocab > 0
         if not (sizes.decode or sizes.prefill) or not (spec.capture_sizes or draws):
@@ -143,9 +152,24 @@ class KVCacheEngine:
             spec, module, attention, self._memory.slots, self._memory.tables, id_port=self._runner.id_port,
             vocab=settings.vocab, token_budget=settings.token_budget, cache=cache, rows=self._memory.rows,
         )  # fmt: skip
-        graphs.capture(sizes)
         self._runner.decode, self._runner.prefill, self._runner.passes = graphs.decode, graphs.prefill, graphs.passes
         return graphs
+
+    # -- before the first request ------------------------------------------------------------------------------------
+
+    def trace(self, compiling: Compiling) -> None:
+        """See TracesKernels: goes through the steps that `capture` captures."""
+        if self._graphs is not None:
+            self._graphs.trace(self._sizes, compiling)
+
+    def capture(self) -> None:
+        """Capture the steps of the settings. Raises StartError if memory is short for all sizes of a kind."""
+        if self._graphs is not None:
+            self._graphs.capture(self._sizes)
+
+    def forget_prefixes(self) -> None:
+        """Forget all cached prefixes: those of steps that were only traced hold no values."""
+        self._memory.pool.evict_cached()
 
     # -- the worker's calls ------------------------------------------------------------------------------------------
 

@@ -66,6 +66,7 @@ class CapturedWindows:
         self._plan(first_buckets(ids))
         self.cache.capture_all()
         self._plan(later_buckets(ids))
+        self.cache.compile_queued()
 
     def idle(self) -> bool:
         """Capture one more bucket. Returns whether more are queued."""

@@ -5,16 +5,13 @@ Created by the vocoder node. A block has five kernels: upsampling, noise, and on
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import nn
-from triton import AsyncCompileMode
 
 from mstar_orpheus.config import IDS_PER_FRAME, VQ_STRIDES
 from mstar_orpheus.vocoder import kernels
@@ -31,8 +28,6 @@ DILATIONS: Final = (1, 3, 9)
 NOISE_BLOCK: Final = 1024
 OUTPUT_BLOCK: Final = 64
 LATENT_BLOCK: Final = 256
-COMPILERS: Final = 12
-"""Threads that compile kernels before the node is ready. Most of that work releases the GIL."""
 _TF32_ROUND: Final = 0x1000
 
 
@@ -138,7 +133,6 @@ class FusedDecoder:
             for block, rate, each in zip(blocks, self.config.rates, after, strict=True)
         ]
         self._output_taps, self._output_bias = _taps_of_output(output), output.bias.detach()
-        self._is_compiling = False
         self._noise_spans: dict[tuple[int, tuple[int, int]], tuple[Tensor, list[int]]] = {}
 
     def spans(self, frames: int, keep: tuple[int, int]) -> list[Span]:
@@ -166,8 +160,8 @@ class FusedDecoder:
         length = spans[-1].count * self._blocks[-1].rate
         count, channels = keep[1] - keep[0], self._blocks[-1].outer
         out = torch.empty((rows, count), dtype=torch.int16 if is_pcm else torch.float32, device=window.device)
-        self._launch(
-            kernels.output_kernel, (rows, _tiles(count, OUTPUT_BLOCK)), bent, self._output_taps, self._output_bias, out,
+        kernels.output_kernel[(rows, _tiles(count, OUTPUT_BLOCK))](
+            bent, self._output_taps, self._output_bias, out,
             length, keep[0] - spans[-1].start, count, channels=channels, padded=_power(channels),
             is_pcm=is_pcm, block=OUTPUT_BLOCK,
         )  # fmt: skip
@@ -185,8 +179,8 @@ class FusedDecoder:
         spans = self._spans_on_device(frames, keep, places)
         counts = [count for _, count in places]
         out = torch.empty(rows * sum(counts), device=noise_params.device)
-        self._launch(
-            kernels.noise_kernel, (rows, _tiles(max(counts), NOISE_BLOCK), len(places)), noise_params, spans, out, rows,
+        kernels.noise_kernel[(rows, _tiles(max(counts), NOISE_BLOCK), len(places))](
+            noise_params, spans, out, rows,
             CODEC_SALT, len(places), seeded_mode=SEEDED, block=NOISE_BLOCK,
         )  # fmt: skip
         return list(out.split([rows * count for count in counts]))
@@ -204,29 +198,13 @@ class FusedDecoder:
             found = self._noise_spans[frames, keep] = (made, before)
         return found[0]
 
-    @contextlib.contextmanager
-    def compiling(self) -> Iterator[None]:
-        """Compile kernels in parallel instead of launching them, or read them from the disk cache."""
-        with ThreadPoolExecutor(COMPILERS) as pool, AsyncCompileMode(pool):
-            self._is_compiling = True
-            try:
-                yield
-            finally:
-                self._is_compiling = False
-
-    def _launch(self, kernel: Any, grid: tuple[int, ...], *given: object, **sizes: object) -> None:
-        if self._is_compiling:
-            kernel.warmup(*given, grid=grid, **sizes)
-        else:
-            kernel[grid](*given, **sizes)
-
     # -- layers --------------------------------------------------------------------------------------------------
 
     def _begin(self, window: Tensor, rows: int, frames: int) -> Tensor:
         steps, width = frames * max(VQ_STRIDES), self.config.latent
         latent = torch.empty((rows * steps, width), device=window.device)
-        self._launch(
-            kernels.latent_kernel, (rows, steps, _tiles(width, LATENT_BLOCK)), window, self._tables, self._entry_taps,
+        kernels.latent_kernel[(rows, steps, _tiles(width, LATENT_BLOCK))](
+            window, self._tables, self._entry_taps,
             self._entry_bias, latent, self._offset, self.config.codebook_size, width=width,
             steps=steps, slots=window.shape[1], block=LATENT_BLOCK,
         )  # fmt: skip
@@ -250,8 +228,8 @@ class FusedDecoder:
         bent = torch.empty((rows, product.columns), device=x.device)
         wide = bent if noise is None else torch.empty_like(bent)
         cut = self._tile("pointwise", rows, product.columns)
-        self._launch(
-            kernels.pointwise_kernel, (_tiles(rows, cut.bm), _tiles(product.columns, cut.bn)), x, product.high,
+        kernels.pointwise_kernel[(_tiles(rows, cut.bm), _tiles(product.columns, cut.bn))](
+            x, product.high,
             product.low, product.bias, product.bias if noise is None else noise, after.slope, after.inverse, wide,
             bent, rows, inner, product.columns, is_noisy=noise is not None, precision=self._precision, **cut.launch,
         )  # fmt: skip
@@ -262,8 +240,8 @@ class FusedDecoder:
     ) -> None:
         taken, columns = rows * (span.count + 1), block.rate * block.outer
         cut = self._tile("upsample", taken, columns)
-        self._launch(
-            kernels.upsample_kernel, (_tiles(taken, cut.bm), _tiles(columns, cut.bn)), x, block.up.high, block.up.low,
+        kernels.upsample_kernel[(_tiles(taken, cut.bm), _tiles(columns, cut.bn))](
+            x, block.up.high, block.up.low,
             block.up.bias, block.first.slope, block.first.inverse, out, bent, taken,
             span.low, span.count, span.length, block.rate, block.inner, block.outer,
             is_bent=is_bent, precision=self._precision, **cut.launch,
@@ -274,8 +252,8 @@ class FusedDecoder:
     ) -> None:
         channels = unit.product.columns
         cut = self._tile("unit", rows * length, channels)
-        self._launch(
-            kernels.unit_kernel, (rows * _tiles(length, cut.bm), _tiles(channels, cut.bn)), bent, wide, unit.taps,
+        kernels.unit_kernel[(rows * _tiles(length, cut.bm), _tiles(channels, cut.bn))](
+            bent, wide, unit.taps,
             unit.tap_bias, unit.inner.slope, unit.inner.inverse, unit.product.high, unit.product.low,
             unit.product.bias, unit.after.slope, unit.after.inverse, out, length,
             unit.dilation, int(is_kept), channels, precision=self._precision, **cut.launch,

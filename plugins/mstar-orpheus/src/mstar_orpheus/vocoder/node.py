@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from mstar_core.engine.cuda_graphs.compilation import Compiling
     from mstar_orpheus.vocoder.fused_decoder import FusedDecoder
     from mstar_orpheus.vocoder.snac import Snac
 
@@ -29,6 +30,9 @@ log = logging.getLogger(__name__)
 
 EMITTED: Final = slice(1, 2)
 """Frames of a window that are sent: the second one, which has one frame of context before it and two after it."""
+LENGTHS: Final = tuple(frames * IDS_PER_FRAME for frames in (WINDOW_FRAMES, *EARLY_FRAMES))
+"""Ids of the windows that are captured, the usual one first."""
+
 REPORT_EVERY: Final = 1024
 
 Given = np.ndarray | torch.Tensor
@@ -87,18 +91,25 @@ class Vocoder(nn.Module):
         ]
         return {"pcm": self._by_span(ids, noise_params, spans)}
 
-    def warm_up(self) -> None:
-        """Compile all kernels and capture the first CUDA graphs on a GPU, so that no request waits for them."""
+    def trace(self, compiling: Compiling) -> None:
+        """See TracesKernels: decodes windows of the sizes that are captured, the first and the last of them first."""
         device = self._device()
         if device.type != "cuda":
             return
-        fused = self._on_cuda()
-        lengths = tuple(frames * IDS_PER_FRAME for frames in (WINDOW_FRAMES, *EARLY_FRAMES))
-        with fused.compiling():
-            for rows, ids in (*first_buckets(lengths), *later_buckets(lengths)):
-                noise_params = torch.ones((NOISE_PARAMS, rows), dtype=torch.int64, device=device)
-                self._middle(torch.zeros((rows, ids), dtype=torch.int64, device=device), noise_params)
-        self._captured = CapturedWindows(self._middle, lengths, self.audio_offset, device)
+        self._on_cuda()
+        sizes = [*first_buckets(LENGTHS), *later_buckets(LENGTHS)]
+        for count, (rows, ids) in enumerate([sizes[0], sizes[-1], *sizes[1:-1]]):
+            noise_params = torch.ones((NOISE_PARAMS, rows), dtype=torch.int64, device=device)
+            self._middle(torch.zeros((rows, ids), dtype=torch.int64, device=device), noise_params)
+            if count == 1 and not compiling.has_missed:
+                return
+
+    def warm_up(self) -> None:
+        """Capture the first CUDA graphs on a GPU and load the kernels of the others, so that no request waits."""
+        device = self._device()
+        if device.type == "cuda":
+            self._on_cuda()
+            self._captured = CapturedWindows(self._middle, LENGTHS, self.audio_offset, device)
 
     def idle(self) -> bool:
         """Capture one more batch size. Returns whether more are left."""

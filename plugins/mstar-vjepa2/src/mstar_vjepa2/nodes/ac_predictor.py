@@ -26,6 +26,7 @@ from mstar_vjepa2.params import MOST_SAMPLES, POSE
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from mstar_core.engine.cuda_graphs.compilation import Compiling
     from mstar_core.layers.kv_view import KVView
     from mstar_vjepa2.checkpoint.config import ActionConfig
 
@@ -135,6 +136,10 @@ class ActionPredictor(nn.Module):
         latent_bytes = self.predictor_embed.in_features * (torch.float32.itemsize + value_bytes)
         frames = MOST_SAMPLES * self.patches * self.predictor_embed.in_features * torch.float32.itemsize
         return frames + tokens * ((2 * width + 2 * inner) * value_bytes + 2 * latent_bytes)
+
+    def trace(self, compiling: Compiling) -> None:
+        """See TracesKernels."""
+        self.warm_up()
 
     def warm_up(self) -> None:
         """Run one frame without a cache, so that kernels are compiled and loaded before the first request."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mstar_core.engine.cuda_graphs.cache import GraphCache
+    from mstar_core.engine.cuda_graphs.compilation import Compiling
     from mstar_vjepa2.checkpoint.config import EncoderConfig
 
 LATENT_EPS: Final = 1e-5
@@ -165,6 +166,10 @@ class _EncoderNode(nn.Module):
     def counters(self) -> dict[str, float]:
         """See Encoder."""
         return self.encoder.counters()
+
+    def trace(self, compiling: Compiling) -> None:
+        """See TracesKernels."""
+        self.warm_up()
 
     def warm_up(self) -> None:
         """See Encoder."""

@@ -13,6 +13,7 @@ from mstar_vjepa2.nodes.rotary import Rotary3D
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from mstar_core.engine.cuda_graphs.compilation import Compiling
     from mstar_vjepa2.checkpoint.config import BaseConfig
 
 MASK_INDEX: Final = 1
@@ -43,6 +44,10 @@ class MaskedPredictor(nn.Module):
         made = self.predict(gathered(encoder_hidden, context_mask), context_mask, target_mask)
         window = torch.cat([encoder_hidden, made.to(encoder_hidden.dtype)], dim=1)[:, -encoder_hidden.shape[1] :]
         return {"predicted_hidden": made.float(), "window": window}
+
+    def trace(self, compiling: Compiling) -> None:
+        """See TracesKernels."""
+        self.warm_up()
 
     def warm_up(self) -> None:
         """Predict one latent frame from itself, so that kernels are compiled and loaded before the first request."""

@@ -1,0 +1,88 @@
+"""One parallel pass over the kernels of a rank before its first capture. Used by `build`.
+
+With an empty kernel cache, compilation is most of a start. All steps that the rank captures and warms up are traced
+first, without running their kernels, which forked processes then compile side by side.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from mstar_core.engine.cuda_graphs.compilation import compile_in_parallel, zero_filled
+from mstar_core.engine.cuda_graphs.warmup import HasWarmup, TracesKernels, trace_requests, uncounted
+from mstar_core.engine.kv.engine import KVCacheEngine
+from mstar_core.worker.warmup import samples_only_ids, warm_prefill
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from mstar_core.engine.base import NodeRunner
+    from mstar_core.engine.cuda_graphs.compilation import Compiling
+    from mstar_core.graph import NodeSpec
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedNode:
+    """A node of the rank with what can trace its steps."""
+
+    spec: NodeSpec
+    runner: NodeRunner
+    module: nn.Module
+
+
+def compile_rank(
+    nodes: Sequence[TracedNode],
+    walks: Callable[[], None],
+    report: Callable[[int, int], None] = lambda done, total: None,
+) -> None:
+    """Compile the kernels of all nodes in one pass. On a later start it traces two steps per node.
+
+    walks: runs the model's samples. report: called with the kernels compiled so far and their number. A node that
+    cannot be traced is logged and does not fail the start: its kernels are compiled one by one at their first launch.
+    """
+    compile_in_parallel(lambda compiling: _trace(nodes, walks, compiling), "all nodes", report)
+
+
+def _trace(nodes: Sequence[TracedNode], walks: Callable[[], None], compiling: Compiling) -> None:
+    with zero_filled():  # kernels do not run: what they would have written must be a valid index
+        for node in nodes:
+            _guarded(node.spec.name, lambda node=node: _trace_node(node, compiling))  # type: ignore[misc]
+        if not compiling.has_missed and compiling.launched:
+            return
+        with ExitStack() as counts:
+            for node in nodes:
+                counts.enter_context(uncounted(node.runner))
+            for node in nodes:
+                if samples_only_ids(node.spec):
+                    _guarded(node.spec.name, lambda node=node: warm_prefill(node.runner, node.spec))  # type: ignore[misc]
+            _guarded("samples", walks)
+    for node in nodes:
+        if isinstance(node.runner, KVCacheEngine):
+            node.runner.forget_prefixes()
+
+
+def _trace_node(node: TracedNode, compiling: Compiling) -> None:
+    if isinstance(node.runner, TracesKernels):
+        with uncounted(node.runner):
+            node.runner.trace(compiling)
+    if isinstance(node.module, TracesKernels):
+        with torch.inference_mode():
+            node.module.trace(compiling)
+    if isinstance(node.module, HasWarmup):
+        trace_requests([(node.runner, node.module.warmup_requests())], compiling)
+
+
+def _guarded(name: str, work: Callable[[], None]) -> None:
+    """Do work of one node. An error is logged: the other nodes are still compiled ahead."""
+    try:
+        work()
+    except Exception as error:  # noqa: BLE001 an optimisation only
+        log.warning("kernels of %s are compiled one by one: %s: %s", name, type(error).__name__, error)

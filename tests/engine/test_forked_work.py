@@ -1,0 +1,42 @@
+"""Work in forked processes: all of it is done, and what fails, dies or stalls there is left to the caller."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from mstar_core.engine.cuda_graphs.forked_work import run_forked
+
+
+def test_each_piece_is_done_once_and_by_other_processes(tmp_path: Path) -> None:
+    def piece(number: int) -> None:
+        (tmp_path / f"{number}.{os.getpid()}").touch(exist_ok=False)
+
+    told: list[int] = []
+    done = run_forked([lambda number=number: piece(number) for number in range(40)], 3, told.append)  # type: ignore[misc]
+    names = [path.name.split(".") for path in tmp_path.iterdir()]
+    assert sorted(int(number) for number, _ in names) == sorted(done) == list(range(40))
+    assert str(os.getpid()) not in {process for _, process in names}
+    assert told[-1] == 40 and told == sorted(told)
+
+
+def test_a_piece_that_raises_is_missing_and_the_others_are_done() -> None:
+    def fail() -> None:
+        raise ValueError("no kernel")
+
+    assert sorted(run_forked([fail, lambda: None, fail, lambda: None], 2)) == [1, 3]
+
+
+def test_a_process_that_dies_loses_its_piece_only() -> None:
+    assert sorted(run_forked([lambda: os._exit(3), lambda: None, lambda: None], 2)) == [1, 2]
+
+
+def test_a_process_that_stalls_is_ended(caplog: pytest.LogCaptureFixture) -> None:
+    started = time.monotonic()
+    assert sorted(run_forked([lambda: time.sleep(60), lambda: None], 2, stall_s=0.3)) == [1]
+    assert time.monotonic() - started < 30 and "has stalled" in caplog.text
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
