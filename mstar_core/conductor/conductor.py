@@ -9,6 +9,9 @@ import logging
 import weakref
 from collections.abc import Callable, Iterable
 
+import msgspec
+
+from mstar_core.conductor.caches import CacheUse, cache_uses
 from mstar_core.conductor.progress import Progress
 from mstar_core.conductor.request import ConductorRequest, PartitionRun, PendingRun, facts_of, run_message, signal_map
 from mstar_core.conductor.router import Router
@@ -62,6 +65,8 @@ class Conductor:
         self._producers = _producers(spec)
         self._stopping_walks = _walks_with_stop(spec)
         self._walks: dict[str, tuple[str, frozenset[str]]] = {}
+        self._uses: dict[str, tuple[CacheUse, ...]] = {}
+        self._owners = {node.name: node.kv.branches for node in spec.nodes if node.kv is not None and node.of is None}
 
     def on(self, message: Message) -> None:
         """Handle one message. Never raises: an error fails the request of the message."""
@@ -142,11 +147,12 @@ class Conductor:
             outputs=message.outputs,
             rows=rows,
         )
-        ranks = request.homes.ranks
-        if len(ranks) == 1:
+        if len(request.homes.ranks) == 1:
             request.opening = opened  # sent with its first walks, which saves one message
             return
-        for rank in sorted(ranks):
+        split = self.router.split_streams((run.partition for run in request.partitions.values()), request.homes)
+        opened = msgspec.structs.replace(opened, split_streams=split)
+        for rank in sorted(request.homes.ranks):
             self._send.send(worker_name(rank), opened)
 
     def _kept_by_a_row(self, wish: Run) -> int:
@@ -204,8 +210,11 @@ class Conductor:
             ranks = {homes[node] for node in nodes}
             run.pending[message.run] = PendingRun(wish.walk, waiting=set(ranks))
             run.order.append(message.run)
-            for rank in ranks:
-                per_rank.setdefault(rank, []).append(message)
+            shares = dict.fromkeys(ranks, message)
+            if len(request.homes.ranks) > 1:
+                shares = request.caches.shares(message, self._cache_uses(wish.walk), homes, ranks, self._owners)
+            for rank, share in shares.items():
+                per_rank.setdefault(rank, []).append(share)
         for rank, messages in per_rank.items():
             walks = RunWalks(handle=request.handle, partition=run.partition.name, runs=messages, opens=request.opening)
             request.opening = None
@@ -219,6 +228,12 @@ class Conductor:
             partition, body = self.spec.walk(walk)
             known = self._walks[walk] = (partition.name, frozenset(use.spec.name for use in graph_nodes(body)))
         return known
+
+    def _cache_uses(self, walk: str) -> tuple[CacheUse, ...]:
+        """Return the caches that a walk uses."""
+        if walk not in self._uses:
+            self._uses[walk] = cache_uses(self.spec.walk(walk)[1])
+        return self._uses[walk]
 
     def _may_finish(self, request: ConductorRequest, run: PartitionRun, wanted: list[Run]) -> bool:
         """Whether the rank of the last runs has all facts of the request's end and may report it to the api."""

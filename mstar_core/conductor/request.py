@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from mstar_core.conductor.caches import CachePlaces
 from mstar_core.conductor.router import Homes
 from mstar_core.errors import EngineError
 from mstar_core.messages.requests import NewRequest
@@ -109,7 +110,7 @@ class ConductorRequest:
     """One request. Owned by `Conductor`; only `Conductor._end` ends it.
 
     walks: number of finished runs by walk. opening: message that its only rank gets with its first walks. is_told: a
-    worker has reported its end to the api.
+    worker has reported its end to the api. caches: where its caches are, if it has nodes on several ranks.
     """
 
     message: NewRequest
@@ -126,6 +127,7 @@ class ConductorRequest:
     walks: dict[str, int] = field(default_factory=dict)
     opening: OpenRequest | None = None
     is_told: bool = False
+    caches: CachePlaces = field(default_factory=CachePlaces)
 
     @property
     def handle(self) -> int:
@@ -149,8 +151,8 @@ class ConductorRequest:
             self.counts[name] = self.counts.get(name, 0) + count
 
     def stream_total(self, stream: str) -> int:
-        """Return the number of items that all ranks have put on a stream."""
-        return sum(counts.get(stream, 0) for counts in self.streamed.values())
+        """Return the number of items on a stream. Ranks that follow each other on a stream count on."""
+        return max((counts.get(stream, 0) for counts in self.streamed.values()), default=0)
 
 
 def facts_of(message: NewRequest, spec: ModelSpec) -> ProgramRequest:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from mstar_core.config.deployment import Plan
 from mstar_core.errors import WorkerLost
-from mstar_core.graph import NodeSpec, graph_nodes
+from mstar_core.graph import NodeSpec, StreamingGraphEdge, Walk, graph_nodes, loops
 from mstar_core.plugin.spec import ModelSpec, Partition
 
 Replicas = tuple[tuple[int, ...], ...]
@@ -31,6 +31,16 @@ class Homes:
     def ranks(self) -> frozenset[int]:
         scoped = (rank for homes in self.by_walk.values() for rank in homes.values())
         return frozenset((*self.by_node.values(), *scoped))
+
+
+def stream_sources(walk: Walk) -> Iterator[tuple[str, str]]:
+    """Yield (stream, node that feeds it) of a walk. Any node of a loop may feed the streams of its results."""
+    for use in graph_nodes(walk):
+        yield from ((edge.stream.name, use.spec.name) for edge in use.outputs if isinstance(edge, StreamingGraphEdge))
+    for loop in loops(walk):
+        for edge in loop.outputs:
+            if isinstance(edge, StreamingGraphEdge):
+                yield from ((edge.stream.name, use.spec.name) for use in graph_nodes(loop))
 
 
 @dataclass(slots=True)
@@ -84,6 +94,16 @@ class Router:
                 raise WorkerLost(f"worker {rank} is not available", cause, "try again in a few seconds", rank=rank)
             chosen[replicas] = min(live, key=lambda rank: (self.load[rank], rank))
         return chosen[replicas]
+
+    def split_streams(self, partitions: Iterable[Partition], homes: Homes) -> list[str]:
+        """Return the streams that nodes on several ranks feed, one after the other."""
+        ranks: dict[str, set[int]] = {}
+        for partition in partitions:
+            for walk, body in partition.walks.items():
+                where = homes.of(walk)
+                for stream, node in stream_sources(body):
+                    ranks.setdefault(stream, set()).add(where[node])
+        return sorted(stream for stream, found in ranks.items() if len(found) > 1)
 
     def opened(self, homes: Homes) -> None:
         """Count a request on its ranks."""

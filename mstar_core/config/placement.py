@@ -160,7 +160,7 @@ def check_coverage(spec: ModelSpec, groups: Sequence[NodeGroup], place: Located)
     for walk, nodes in all_walks(spec).items():
         for node in nodes:
             if not _is_placed(node, walk, groups):
-                hint = f"add {_root(node).name} to a node group" + (
+                hint = f"add {node.owner.name} to a node group" + (
                     "" if not _is_named(node, groups) else f" whose graph_walks hold {walk}"
                 )
                 raise place.error(f"walk {walk!r} has no place for node {node.name!r}", "node_groups", hint=hint)
@@ -172,11 +172,7 @@ def _is_placed(node: NodeSpec, walk: str, groups: Sequence[NodeGroup]) -> bool:
 
 
 def _is_named(node: NodeSpec, groups: Sequence[NodeGroup]) -> bool:
-    return any(name in group.nodes for group in groups for name in (node.name, _root(node).name))
-
-
-def _root(node: NodeSpec) -> NodeSpec:
-    return node if node.of is None else _root(node.of)
+    return any(name in group.nodes for group in groups for name in (node.name, node.owner.name))
 
 
 def make_plan(spec: ModelSpec, config: ResolvedConfig, devices: Sequence[str], own: Plan | None = None) -> Plan:

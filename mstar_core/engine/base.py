@@ -66,6 +66,42 @@ class LoopSpec:
     after_end: Literal["stop", "empty"] = "stop"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheState:
+    """One branch's cache and sampling state, on its way to another rank. Its pages belong to no pool.
+
+    length: tokens in the cache. position: of the next token. last: last drawn id, -1 without one. drawn: ids drawn so
+    far, which number its random numbers. history: int32 [length], ids in cache order, -1 for tokens that are no ids.
+    seen: bool [vocabulary], ids under the repetition penalty; None without a penalty. pages: one tensor per group of
+    layers, [layers, pages, 2, page_size, kv_heads, head_dim]. last_values: last values of carried ports.
+    """
+
+    length: int
+    position: int | float
+    last: int
+    drawn: int
+    history: Tensor
+    seen: Tensor | None = None
+    pages: tuple[Tensor, ...] = ()
+    last_values: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its tensors."""
+        values = (*self.pages, self.history, *self.last_values.values(), *([] if self.seen is None else [self.seen]))
+        return sum(value.nbytes for value in values)
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """The task of a job that takes a branch's cache away from its runner: `Done.cache` has it, the branch is empty.
+
+    carried: ports whose last values go with it.
+    """
+
+    carried: frozenset[str] = frozenset()
+
+
 @dataclass(slots=True, kw_only=True)
 class Job:
     """One run of a node for one request, or one whole resident loop. Owned by the runner once submitted.
@@ -81,6 +117,8 @@ class Job:
     `Done.iterations` are those of the longest.
     tokens_hash_seed: extra bytes for the prefix cache key (segment kind, media hash); None = do not cache.
     urgency: higher runs first where jobs of a node compete (seconds that playback is overdue).
+    move: (KV) moves the branch's cache instead of running the module: an Export, or the state to import, which replaces
+    the branch's cache. Runners that implement MovesCaches take such jobs.
     """
 
     key: JobKey
@@ -95,6 +133,7 @@ class Job:
     loop: LoopSpec | None = None
     tokens_hash_seed: bytes | None = None
     urgency: float = 0.0
+    move: Export | CacheState | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +145,7 @@ class Done:
 
     reason: `done` for a single run and for a loop that ended with its stream, else `stop` or `length`.
     iterations: loop iterations that counted.
-    cached_tokens: tokens of this job that the prefix cache supplied.
+    cached_tokens: tokens of this job that the prefix cache supplied. cache: what an Export took.
     """
 
     job: Job
@@ -114,6 +153,7 @@ class Done:
     reason: str = "done"
     iterations: int = 0
     cached_tokens: int = 0
+    cache: CacheState | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,6 +312,14 @@ class EndsLoops(Protocol):
 
     def end_loops(self, handle: Handle) -> None:
         """Free what is kept for loops of this request, which have all ended. Never raises."""
+
+
+@runtime_checkable
+class MovesCaches(Protocol):
+    """A runner whose branches move between ranks by jobs with `Job.move`."""
+
+    def holds(self, handle: Handle, branch: str) -> bool:
+        """Return whether this branch of an open request has work or cached tokens here."""
 
 
 @runtime_checkable

@@ -52,6 +52,34 @@ class StreamTensor(msgspec.Struct, frozen=True, kw_only=True, tag="stream_tensor
     sent: float = 0.0
 
 
+class CacheMoved(msgspec.Struct, frozen=True, kw_only=True, tag="cache_moved", omit_defaults=True):
+    """Worker to worker: a cache branch that the receiver's run waits for. source: rank of the sender.
+
+    length: tokens in the cache. position: of the next token. last: last drawn id, -1 without one. drawn: number of ids
+    drawn. pages: staging tensors, [layers, pages, 2, page_size, kv_heads, head_dim], one per group of layers.
+    history: int32 [length], ids in cache order. seen: bool [vocabulary], ids under the repetition penalty.
+    values: last values of carried ports at the engine; held: those of output ports at the worker. streamed: items that
+    the walks so far have put on split streams, see OpenRequest.
+    """
+
+    handle: int
+    run: int
+    source: int
+    node: str
+    branch: str
+    length: int
+    position: int | float
+    last: int
+    drawn: int
+    pages: list[TensorRef] = []
+    history: TensorRef
+    seen: TensorRef | None = None
+    values: dict[str, TensorRef] = {}
+    held: dict[str, TensorRef] = {}
+    streamed: dict[str, int] = {}
+    sent: float = 0.0
+
+
 class TensorFreed(msgspec.Struct, frozen=True, kw_only=True, tag="tensor_freed"):
     """Reader to owner: these (slot, generation) pairs may be reused."""
 
@@ -80,4 +108,4 @@ class Outputs(msgspec.Struct, frozen=True, kw_only=True, tag="outputs", omit_def
     finished: list[RequestFinished] = []
 
 
-FlowMessage = Values | StreamItems | StreamTensor | TensorFreed | Outputs
+FlowMessage = Values | StreamItems | StreamTensor | CacheMoved | TensorFreed | Outputs

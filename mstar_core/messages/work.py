@@ -24,7 +24,7 @@ class OpenRequest(msgspec.Struct, frozen=True, kw_only=True, tag="open_request",
     """Conductor to worker: open a request whose walks will follow. homes: leading rank by node name.
 
     params: checked values by parameter name. max_tokens: limit of its caches. rows: number of batch rows with caches
-    of their own at once, which share that limit equally.
+    of their own at once, which share that limit equally. split_streams: those with producers on several workers.
     """
 
     handle: int
@@ -34,6 +34,15 @@ class OpenRequest(msgspec.Struct, frozen=True, kw_only=True, tag="open_request",
     max_tokens: int
     outputs: list[str] = []
     rows: int = 1
+    split_streams: list[str] = []
+
+
+class Move(msgspec.Struct, frozen=True, array_like=True):
+    """A cache branch of a node that changes ranks. rank: the other one, where it goes or comes from."""
+
+    node: str
+    branch: str
+    rank: int
 
 
 class RunWalk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -42,6 +51,8 @@ class RunWalk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     branches: cache branches of the run; empty means the main one. keep: ports whose values stay as signals. finishes:
     the request ends with this run and used this worker only, which reports the end to the api with its last outputs.
     contents: keys of what determines the inputs, by name, where they are known.
+    gives: caches that leave this worker before the run, after those before it. takes: caches that the run waits for.
+    A worker without a node of the walk gets the run too if it gives a cache, forks one, or holds one of the inputs.
     """
 
     run: int
@@ -56,6 +67,8 @@ class RunWalk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     homes: dict[str, int] = {}
     finishes: bool = False
     contents: dict[str, bytes] = {}
+    gives: list[Move] = []
+    takes: list[Move] = []
 
 
 class RunWalks(msgspec.Struct, frozen=True, kw_only=True, tag="run_walks", omit_defaults=True):
@@ -94,7 +107,8 @@ class CloseRequest(msgspec.Struct, frozen=True, kw_only=True, tag="close_request
 class WalkDone(msgspec.Struct, frozen=True, kw_only=True, tag="walk_done", omit_defaults=True):
     """Worker to conductor: its share of a run ended.
 
-    emitted, streamed: number of outputs and of items by stream, for the whole request on this worker. counts:
+    emitted, streamed: number of outputs and of items by stream, for the whole request on this worker; of split streams
+    (see OpenRequest), those of earlier workers count too. counts:
     iterations by loop. signals: port -> (key, dtype, shape). is_told: whether the worker has reported the end of the
     request to the api.
     """

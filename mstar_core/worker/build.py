@@ -90,7 +90,7 @@ def build_runners(
         model_kwargs=spec.model_kwargs,
         progress=_weight_progress(life),
     )
-    loaded = load_nodes(model, context, [model.node(name) for name in rank.nodes])
+    loaded = load_nodes(model, context, own_nodes(model, rank))
     _prepare(spec, loaded, device, dtype)
     life.phase("kv")
     working = working_bytes([module for _, module, _ in loaded], spec.token_budget)
@@ -195,6 +195,11 @@ def load_nodes(
         )
     made: Model = load_target(model.model)(context)
     return [(node, made.get_submodule(node), made.vocab_size(node)) for node in nodes if node.of is None]
+
+
+def own_nodes(model: ModelSpec, rank: RankPlan) -> list[NodeSpec]:
+    """Return the nodes that a rank loads: a cache branch on a rank of its own needs the whole node there."""
+    return list(dict.fromkeys(model.node(name).owner for name in rank.nodes))
 
 
 def _kv_runner(

@@ -10,9 +10,10 @@ from collections.abc import Container
 from typing import Final
 
 from mstar_core.engine.base import Handle
-from mstar_core.messages.flow import StreamItems, StreamTensor, Values
+from mstar_core.messages.flow import CacheMoved, StreamItems, StreamTensor, Values
 from mstar_core.messages.tensors import TensorRef
 from mstar_core.messages.wire import Message
+from mstar_core.worker.moves import tensors_of
 
 MOST_MESSAGES: Final = 4096
 MOST_CLOSED: Final = 4096
@@ -85,5 +86,7 @@ class EarlyMessages:
             match message:
                 case StreamTensor(ref=ref):
                     self.abandoned.append(ref)
+                case CacheMoved():
+                    self.abandoned += tensors_of(message)
                 case Values(items=items):
                     self.abandoned += [item.ref for item in items if item.ref is not None]

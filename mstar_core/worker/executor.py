@@ -16,6 +16,7 @@ import torch
 from mstar_core.config.graph_view import graph_of, stream_ends
 from mstar_core.engine.base import Done, Emission, EndsLoops, Handle, LoopSpec, LoopStep, NodeRunner, StepResult
 from mstar_core.errors import EngineError, MstarError
+from mstar_core.graph.compile.cut import RankWalk
 from mstar_core.graph.runtime.actions import (
     Action,
     AskStop,
@@ -36,7 +37,7 @@ from mstar_core.graph.runtime.actions import (
 from mstar_core.graph.runtime.walk_state import WalkState
 from mstar_core.graph.spec.nodes import MAIN
 from mstar_core.graph.spec.streams import Chunk
-from mstar_core.messages.flow import StreamItems, StreamTensor, Value
+from mstar_core.messages.flow import CacheMoved, StreamItems, StreamTensor, Value
 from mstar_core.messages.requests import error_info
 from mstar_core.messages.tensors import TensorRef
 from mstar_core.messages.work import EndStream, OpenRequest, ReleaseSignal, RunWalk, RunWalks, SignalRef, WalkDone
@@ -47,11 +48,13 @@ from mstar_core.transport import TensorTransport
 from mstar_core.worker.arrays import narrowed, to_tensor
 from mstar_core.worker.feature_cache import FeatureCache
 from mstar_core.worker.jobs import Jobs, feeder, leaving_ports, loop_job, loop_spec
+from mstar_core.worker.moves import RUN_INPUT, CacheMoves, tensors_of
 from mstar_core.worker.outbox import Outbox
 from mstar_core.worker.request import (
     ActiveRun,
     ChunkJob,
     LoopJob,
+    MoveJob,
     TaskJob,
     UnderWay,
     WaitingChunk,
@@ -123,6 +126,7 @@ class Executor:
         self.edges = EdgeCounters(rank, stream_ends(graph))
         self.playing_node = next((edge.source for edge in graph.edges if edge.modality == "audio"), "")
         self._stream_loops = StreamLoops(self._jobs, self._streams, self._emit, self._end_walk)
+        self._moves = CacheMoves(rank, runners, self._jobs, outbox, self._walks, self, clock)
         self._next_signal = 0
 
     # messages
@@ -146,7 +150,7 @@ class Executor:
             return
         with self._guard(request):
             request.queues.setdefault(message.partition, deque()).extend(message.runs)
-            self._begin_next(request, message.partition)
+            self.begin_next(request, message.partition)
 
     def end_stream(self, message: EndStream) -> None:
         """Set the total number of items of a stream."""
@@ -165,6 +169,9 @@ class Executor:
             self.unknown += 1
             return
         with self._guard(request):
+            if item.task == RUN_INPUT:
+                self._moves.input_came(request, item)
+                return
             run = request.run_numbered(item.run)
             if run is None:
                 request.early.setdefault(item.run, []).append(item)
@@ -197,8 +204,17 @@ class Executor:
         with self._guard(request):
             inbox = self._streams.inbox(request, message.stream)
             inbox.came(message.sent, self._clock())
-            inbox.put_tensor(message.index, self._read(message.ref))
+            inbox.put_tensor(message.index, self.read(message.ref))
             self._streams.serve(request, message.stream)
+
+    def cache_moved(self, message: CacheMoved) -> None:
+        """Take a cache of another rank."""
+        request = self.requests.get(Handle(message.handle))
+        if request is None:
+            self.unknown += 1
+            return
+        with self._guard(request):
+            self._moves.came(request, message)
 
     def release_signal(self, message: ReleaseSignal) -> None:
         """Free a value whose handle the program dropped."""
@@ -219,6 +235,8 @@ class Executor:
         for item in (item for items in request.early.values() for item in items):
             if item.ref is not None:
                 attempt(self._outbox.read, item.ref)  # its run never begins here
+        for ref in (ref for items in request.arrived.values() for item in items for ref in tensors_of(item)):
+            attempt(self._outbox.read, ref)
         for runner in self._runners.values():
             attempt(runner.close, handle)
 
@@ -302,7 +320,12 @@ class Executor:
         entry = self._jobs.end(done.job.key)
         if entry is None:
             return
-        request, run = entry.request, entry.run
+        request = entry.request
+        if isinstance(entry, MoveJob):
+            with self._guard(request):
+                self._moves.done(entry, done)
+            return
+        run = entry.run
         with self._guard(request):
             if isinstance(entry, ChunkJob):
                 if run.stream_loop is not None:
@@ -357,18 +380,33 @@ class Executor:
 
     # walks
 
-    def _begin_next(self, request: WorkerRequest, partition: str) -> None:
+    def begin_next(self, request: WorkerRequest, partition: str) -> None:
+        """See MoveTarget. Does nothing while a run of the partition runs or moves."""
         queue = request.queues.get(partition)
-        if partition in request.active or not queue:
+        if partition in request.active or partition in request.moving or not queue:
             return
         message = queue.popleft()
-        homes = {**request.homes, **message.homes}
-        share = self._walks.share(message.walk, homes)
+        shares = self._walks.shares(message.walk, {**request.homes, **message.homes})
         for source, into in message.forks:
             for _, runner in self._local_runners(request):
                 runner.fork(request.handle, source, into)
+        share = shares.get(self._rank)
+        if share is None or self._has_moves(message, shares):
+            self._moves.begin(request, partition, message, shares)
+            return
         wanted = run_inputs(share)
-        inputs = {name: self._input(request, ref) for name, ref in message.inputs.items() if name in wanted}
+        inputs = {name: self.run_input(request, ref) for name, ref in message.inputs.items() if name in wanted}
+        self.begin_share(request, message, partition, share, inputs)
+
+    def _has_moves(self, message: RunWalk, shares: Mapping[int, RankWalk]) -> bool:
+        """Whether caches or inputs change ranks before a run."""
+        refs = [ref for ref in message.inputs.values() if isinstance(ref, SignalRef)]
+        return bool(message.gives or message.takes) or any(len(shares) > 1 or ref.rank != self._rank for ref in refs)
+
+    def begin_share(
+        self, request: WorkerRequest, message: RunWalk, partition: str, share: RankWalk, inputs: Mapping[str, Tensor]
+    ) -> None:
+        """See MoveTarget."""
         branches = message.branches or [MAIN]
         state = WalkState(share, message.max_iters, message.inputs.keys(), branches)
         run = ActiveRun(message, partition, share, state, inputs)
@@ -385,7 +423,7 @@ class Executor:
     def _arrived(self, request: WorkerRequest, run: ActiveRun, item: Value) -> None:
         iteration = tuple(item.iteration)
         if item.ref is not None:
-            run.values[Key(item.task, item.port, iteration)] = self._read(item.ref)
+            run.values[Key(item.task, item.port, iteration)] = self.read(item.ref)
         self._carry_out(request, run, run.state.arrived(item.task, item.port, iteration, item.ref is not None))
 
     def _carry_out(self, request: WorkerRequest, run: ActiveRun, actions: list[Action]) -> None:
@@ -434,7 +472,7 @@ class Executor:
         self._report(request, run.message, reason, counts, signals, run.cached_tokens)
         if reason == "ended":
             self._skip_queued(request, run.partition)
-        self._begin_next(request, run.partition)
+        self.begin_next(request, run.partition)
 
     def _report(
         self, request: WorkerRequest, message: RunWalk, reason: str, counts: dict[str, int],
@@ -457,7 +495,7 @@ class Executor:
         while queue:
             message = queue.popleft()
             share = self._walks.share(message.walk, {**request.homes, **message.homes})
-            if len(share.tasks) < len(share.walk.tasks):
+            if share is None or len(share.tasks) < len(share.walk.tasks):
                 raise EngineError(
                     f"walk {message.walk} cannot be skipped",
                     "it runs on several ranks, and a walk before it found its stream empty",
@@ -526,7 +564,8 @@ class Executor:
 
     # values
 
-    def _input(self, request: WorkerRequest, ref: TensorRef | SignalRef) -> Tensor:
+    def run_input(self, request: WorkerRequest, ref: TensorRef | SignalRef) -> Tensor:
+        """See MoveTarget."""
         if isinstance(ref, SignalRef):
             if ref.rank != self._rank:
                 raise EngineError(
@@ -535,7 +574,8 @@ class Executor:
             return request.signals[ref.key]
         return to_tensor(self._transport.get(ref), ref.dtype)  # the api frees its tensors when the request ends
 
-    def _read(self, ref: TensorRef) -> Tensor:
+    def read(self, ref: TensorRef) -> Tensor:
+        """See MoveTarget."""
         tensor = to_tensor(self._transport.get(ref), ref.dtype)
         self._outbox.read(ref)
         return tensor

@@ -10,7 +10,7 @@ from typing import Final
 
 from mstar_core.engine.base import Handle, NodeRunner, WorksWhenIdle
 from mstar_core.engine.cuda_graphs.kernel_log import KernelLog
-from mstar_core.messages.flow import StreamItems, StreamTensor, TensorFreed, Values
+from mstar_core.messages.flow import CacheMoved, StreamItems, StreamTensor, TensorFreed, Values
 from mstar_core.messages.life import PeerDown, PeerReady, PeerUp
 from mstar_core.messages.names import CONDUCTOR
 from mstar_core.messages.wire import Message
@@ -150,6 +150,9 @@ class Worker:
             case StreamTensor():
                 if not self.early.keep(message.handle, message, self.executor.requests):
                     self.executor.stream_tensor(message)
+            case CacheMoved():
+                if not self.early.keep(message.handle, message, self.executor.requests):
+                    self.executor.cache_moved(message)
             case TensorFreed():
                 for slot, generation in message.slots:
                     self.transport.release(slot, generation)

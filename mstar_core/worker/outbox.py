@@ -8,24 +8,35 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import torch
 
 from mstar_core.errors import MstarError
-from mstar_core.messages.flow import Output, Outputs, StreamItems, StreamTensor, TensorFreed, Value, Values
+from mstar_core.messages.flow import CacheMoved, Output, Outputs, StreamItems, StreamTensor, TensorFreed, Value, Values
 from mstar_core.messages.names import API, CONDUCTOR, worker_name
 from mstar_core.messages.requests import ErrorInfo, RequestFinished, error_info
 from mstar_core.messages.tensors import TensorRef
 from mstar_core.messages.wire import Message, Sender
-from mstar_core.messages.work import WalkDone, WorkFailed
+from mstar_core.messages.work import Move, WalkDone, WorkFailed
 from mstar_core.transport import TensorTransport, loan_of
 from mstar_core.worker.arrays import PendingCopy, start_copy, to_array
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from mstar_core.engine.base import CacheState
+
 log = logging.getLogger(__name__)
 
 M = TypeVar("M")
+
+
+class _Cache(NamedTuple):
+    """A cache that leaves. parts: its tensors by field and name, or the copies to wait for."""
+
+    made: partial[CacheMoved]
+    parts: list[tuple[str, str, Tensor | PendingCopy]]
 
 
 @dataclass(slots=True)
@@ -41,11 +52,13 @@ class _Turn:
         default_factory=lambda: defaultdict(list)
     )
     control: list[tuple[str, Message | tuple[partial[Any], PendingCopy]]] = field(default_factory=list)
+    caches: list[tuple[int, _Cache]] = field(default_factory=list)
     freed: defaultdict[str, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
     copies: list[PendingCopy] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.outputs or self.finished or self.ids or self.values or self.control or self.freed)
+        has_data = self.outputs or self.finished or self.ids or self.values or self.caches
+        return bool(has_data or self.control or self.freed)
 
     @property
     def is_ready(self) -> bool:
@@ -111,6 +124,30 @@ class Outbox:
         made: partial[Any] = partial(StreamTensor, stream=stream, handle=handle, index=index, sent=monotonic())
         self._turn.control.append((name, self._with_tensor(made, tensor, name)))
 
+    def cache(
+        self, move: Move, handle: int, run: int, state: CacheState, held: Mapping[str, Tensor],
+        streamed: dict[str, int],
+    ) -> None:  # fmt: skip
+        """Send a cache to the rank of `move`, whose run waits for it.
+
+        held: last values of output ports. streamed: items on split streams.
+        """
+        made = partial(
+            CacheMoved, handle=handle, run=run, source=self._rank, streamed=streamed,
+            node=move.node, branch=move.branch, length=state.length,
+            position=state.position, last=state.last, drawn=state.drawn,
+        )  # fmt: skip
+        values = [("pages", "", pages) for pages in state.pages] + [("history", "", state.history)]
+        values += [("values", port, value) for port, value in state.last_values.items()]
+        values += [("held", port, value) for port, value in held.items()]
+        values += [] if state.seen is None else [("seen", "", state.seen)]
+        parts: list[tuple[str, str, Tensor | PendingCopy]] = []
+        for field_name, port, value in values:
+            copy = self._copy(value)
+            parts.append((field_name, port, value if copy is None else copy))
+            self._turn.copies += [] if copy is None else [copy]
+        self._turn.caches.append((move.rank, _Cache(made, parts)))
+
     def walk_done(self, message: WalkDone) -> None:
         """Report the end of this rank's share of a run."""
         self._turn.control.append((CONDUCTOR, message))
@@ -166,12 +203,37 @@ class Outbox:
         for rank, values in turn.values.items():
             name = worker_name(rank)
             self._send(name, Values(items=self._complete(values, name), sent=sent))
+        for rank, cache in turn.caches:
+            self._send_cache(worker_name(rank), cache)
         for name, item in turn.control:
             entries: list[Message | tuple[partial[Any], PendingCopy]] = [item]
             for message in self._complete(entries, name):
                 self._send(name, message)
         for owner, slots in turn.freed.items():
             self._send(owner, TensorFreed(slots=slots))
+
+    def _send_cache(self, to: str, cache: _Cache) -> None:
+        """Send a cache. Without room for its tensors, its request fails."""
+        refs: list[tuple[str, str, TensorRef]] = []
+        try:
+            for field_name, port, part in cache.parts:
+                refs.append((field_name, port, self._put(part if isinstance(part, torch.Tensor) else part.pending, to)))
+        except MstarError as error:
+            for loan in filter(None, (loan_of(ref) for _, _, ref in refs)):
+                self._transport.release(loan.slot, loan.generation)
+            handle = int(cache.made.keywords["handle"])
+            self.failed(handle, error_info(error, "the worker could not send a cache"))
+            return
+        by_field: dict[str, list[tuple[str, TensorRef]]] = defaultdict(list)
+        for field_name, port, ref in refs:
+            by_field[field_name].append((port, ref))
+        seen = by_field["seen"]
+        message = cache.made(
+            pages=[ref for _, ref in by_field["pages"]], history=by_field["history"][0][1],
+            seen=seen[0][1] if seen else None, values=dict(by_field["values"]), held=dict(by_field["held"]),
+            sent=monotonic(),
+        )  # fmt: skip
+        self._send(to, message)
 
     def _with_tensor(self, made: partial[M], tensor: Tensor, to: str) -> M | tuple[partial[M], PendingCopy]:
         """Return the message with its tensor in the transport, or with the copy to wait for."""

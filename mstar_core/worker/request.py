@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mstar_core.engine.base import Handle, JobKey, NodeRunner, SamplingParams
 from mstar_core.graph.runtime.actions import Iteration, Key
 from mstar_core.graph.spec.nodes import PARAM_PREFIX, Sampling
-from mstar_core.messages.flow import Value
-from mstar_core.messages.work import OpenRequest, RunWalk
+from mstar_core.messages.flow import CacheMoved, Value
+from mstar_core.messages.work import Move, OpenRequest, RunWalk
 from mstar_core.plugin.params import param_specs
 from mstar_core.worker.stream_inbox import StreamInbox
 from mstar_core.worker.walks import StreamLoop
@@ -76,6 +76,23 @@ class ActiveRun:
 
 
 @dataclass(slots=True)
+class MovingRun:
+    """A run before which caches or inputs change ranks.
+
+    share: None for a rank that only gives. missing: caches, and names of inputs, that have not come. exports: caches
+    that have not left. has_begun: whether the share runs.
+    """
+
+    message: RunWalk
+    partition: str
+    share: RankWalk | None
+    inputs: dict[str, Tensor] = field(default_factory=dict)
+    missing: set[Move | str] = field(default_factory=set)
+    exports: int = 0
+    has_begun: bool = False
+
+
+@dataclass(slots=True)
 class WaitingChunk:
     """A walk that waits for the next chunk of a stream. since: time of the executor's clock."""
 
@@ -89,9 +106,12 @@ class WaitingChunk:
 class WorkerRequest:
     """One request on this worker. Owned by `Executor`; ended by `Executor.close` alone.
 
-    queues: runs that have not begun, by partition. held: last values of output ports, by (node, port).
+    queues: runs that have not begun, by partition. moving: runs whose caches or inputs still move, by partition.
+    arrived: caches that came for runs that have not been reached, by run.
+    held: last values of output ports, by (node, port).
     signals: values kept for the program, by key. early: values from other ranks for runs that have not begun.
-    streamed: number of items sent to other ranks, by stream. produced: streams filled and read on this rank.
+    streamed: number of items sent to other ranks, by stream; of split streams, also those before a cache came here.
+    split_streams: names of streams with producers on several ranks. produced: streams filled and read on this rank.
     emitted: outputs sent to the api. emitted_units: elements in them. tokens: sampled ids. waited_s: time in queues.
     counts, cached_tokens: totals of the ended runs.
     """
@@ -103,8 +123,11 @@ class WorkerRequest:
     homes: Mapping[str, int]
     outputs: frozenset[str]
     opened_s: float
+    split_streams: frozenset[str] = frozenset()
     queues: dict[str, deque[RunWalk]] = field(default_factory=dict)
     active: dict[str, ActiveRun] = field(default_factory=dict)
+    moving: dict[str, MovingRun] = field(default_factory=dict)
+    arrived: dict[int, list[CacheMoved]] = field(default_factory=dict)
     held: dict[tuple[str, str], Tensor] = field(default_factory=dict)
     inboxes: dict[str, StreamInbox] = field(default_factory=dict)
     waiting: dict[str, WaitingChunk] = field(default_factory=dict)
@@ -182,6 +205,15 @@ class LoopJob:
     total: SpanTotal = field(default_factory=SpanTotal)
 
 
+class MoveJob(NamedTuple):
+    """Job that exports or imports a cache. moving: the run that it precedes. since: time of submission."""
+
+    request: WorkerRequest
+    moving: MovingRun
+    move: Move
+    since: float = 0.0
+
+
 class ChunkJob(NamedTuple):
     """Job of one chunk of a stream loop. since: time of submission."""
 
@@ -191,7 +223,7 @@ class ChunkJob(NamedTuple):
     since: float = 0.0
 
 
-UnderWay = TaskJob | LoopJob | ChunkJob
+UnderWay = TaskJob | LoopJob | ChunkJob | MoveJob
 
 
 def parameter_numbers(params_type: type[Any], values: Mapping[str, Any], seed: int) -> dict[str, float | int | bool]:
@@ -240,4 +272,5 @@ def opened(message: OpenRequest, params_type: type[Any], now: float) -> WorkerRe
         homes=message.homes,
         outputs=frozenset(message.outputs),
         opened_s=now,
+        split_streams=frozenset(message.split_streams),
     )

@@ -28,20 +28,22 @@ class StreamInbox:
     """Items of a stream that do not make a chunk yet. Owned by the request.
 
     policy: the stream's chunk policy with this request's parameters. The producer numbers items; a gap or a repetition
-    is an error. received: number of items, before the stream's `accept` and `reject` filter them. transfers,
+    is an error. is_split: producers on several ranks follow each other, so that an item may overtake earlier ones.
+    received: number of items, before the stream's `accept` and `reject` filter them. transfers,
     transfer_s: messages from another rank and their total time. first_sent, last_came: times of the first and the last.
 
     Cost model: one id is a comparison and an append; the chunk policy runs only when a chunk may be ready.
     """
 
     __slots__ = (
-        "_base", "_count", "_cursor", "_due", "_fed", "_high", "_ids", "_low", "_pushed", "_reject", "_takes",
+        "_ahead", "_base", "_count", "_cursor", "_due", "_fed", "_high", "_ids", "_low", "_pushed", "_reject", "_takes",
         "_tensor_bytes", "_tensors", "_total", "first_sent", "last_came", "received", "stream", "transfer_s",
         "transfers",
     )  # fmt: skip
 
-    def __init__(self, stream: Stream, policy: ChunkPolicy, *, flush: bool) -> None:
+    def __init__(self, stream: Stream, policy: ChunkPolicy, *, flush: bool, is_split: bool = False) -> None:
         self.stream = stream
+        self._ahead: dict[int, int | Tensor] | None = {} if is_split else None
         self.received = 0
         self.transfers = 0
         self.transfer_s = self.first_sent = self.last_came = 0.0
@@ -73,12 +75,24 @@ class StreamInbox:
 
     def put_id(self, index: int, value: int) -> bool:
         """Append an id from another process. Raises EngineError when `index` is not the next one."""
+        if self._overtakes(index, value):
+            return False
         self._expect(index)
-        return self.take_id(value)
+        may_be_ready = self.take_id(value)
+        while self._ahead and isinstance(following := self._ahead.pop(self.received, None), int):
+            may_be_ready = self.take_id(following) or may_be_ready
+        return may_be_ready
 
     def put_tensor(self, index: int, value: Tensor) -> None:
         """Append one tensor item. Raises EngineError when `index` is not the next one."""
+        if self._overtakes(index, value):
+            return
         self._expect(index)
+        self._take_tensor(value)
+        while self._ahead and isinstance(following := self._ahead.pop(self.received, None), torch.Tensor):
+            self._take_tensor(following)
+
+    def _take_tensor(self, value: Tensor) -> None:
         self.received += 1
         self._tensors.append(value)
         self._tensor_bytes += value.nbytes
@@ -146,6 +160,13 @@ class StreamInbox:
         self._due = self._cursor.due
         self._trim(self._cursor.oldest_needed)
         return chunk, items
+
+    def _overtakes(self, index: int, value: int | Tensor) -> bool:
+        """Keep an item of a split stream that came before earlier ones. Returns whether it is one."""
+        if self._ahead is None or index <= self.received or index in self._ahead:
+            return False
+        self._ahead[index] = value
+        return True
 
     def _expect(self, index: int) -> None:
         if index != self.received:

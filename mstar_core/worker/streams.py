@@ -37,7 +37,10 @@ class Streams:
         rank = request.homes.get(stream.into[0].name)
         if rank is None:
             return
-        if rank == self._rank:
+        if rank == self._rank and stream.name in request.split_streams:
+            self.inbox(request, stream.name).put_tensor(_count(request, stream), tensor)
+            self.serve(request, stream.name)
+        elif rank == self._rank:
             inbox = self.inbox(request, stream.name)
             request.produced.add(stream.name)
             inbox.put_tensor(inbox.received, tensor)
@@ -50,7 +53,10 @@ class Streams:
         rank = request.homes.get(stream.into[0].name)
         if rank is None:
             return  # the request does not use the consumer's partition
-        if rank == self._rank:
+        if rank == self._rank and stream.name in request.split_streams:
+            if self.inbox(request, stream.name).put_id(_count(request, stream), value):
+                self.serve(request, stream.name)
+        elif rank == self._rank:
             request.produced.add(stream.name)
             if self.inbox(request, stream.name).take_id(value):
                 self.serve(request, stream.name)
@@ -58,8 +64,10 @@ class Streams:
             self._outbox.stream_id(rank, stream.name, request.handle, _count(request, stream), value)
 
     def local_inbox(self, request: WorkerRequest, stream: Stream) -> StreamInbox | None:
-        """Return the buffer of a stream of ids whose consumer is on this rank, else None."""
+        """Return the buffer of a stream of ids whose consumer and only producer are on this rank, else None."""
         if stream.name not in self._of_ids or request.homes.get(stream.into[0].name) != self._rank:
+            return None
+        if stream.name in request.split_streams:
             return None
         request.produced.add(stream.name)
         return self.inbox(request, stream.name)
@@ -80,7 +88,9 @@ class Streams:
             flush = stream.flush_if is not None and bool(request.params.get(stream.flush_if, False))
             chunk = stream.chunk
             policy = chunk.for_request(request.params) if isinstance(chunk, LeftContext | SlidingWindow) else chunk
-            found = request.inboxes[name] = StreamInbox(stream, policy, flush=flush)
+            found = request.inboxes[name] = StreamInbox(
+                stream, policy, flush=flush, is_split=name in request.split_streams
+            )
         return found
 
     def serve(self, request: WorkerRequest, name: str) -> None:
@@ -100,7 +110,10 @@ class Streams:
 
 
 def sent_items(request: WorkerRequest) -> dict[str, int]:
-    """Return the number of items that this rank has put on each stream."""
+    """Return the number of items that this rank has put on each stream.
+
+    Of a stream with producers on several ranks, those that earlier ranks have put count too.
+    """
     return {**request.streamed, **{name: request.inboxes[name].received for name in request.produced}}
 
 

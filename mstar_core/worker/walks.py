@@ -84,19 +84,36 @@ class RankWalks:
         walks = {name: walk for partition in spec.partitions for name, walk in partition.walks.items()}
         self._compiled: dict[str, CompiledWalk] = compile_graph(walks, spec.streams)
         self._aliases = dict(spec.walk_aliases)
-        self._shares: dict[tuple[str, tuple[tuple[str, int], ...]], RankWalk] = {}
+        self._cuts: dict[tuple[str, tuple[tuple[str, int], ...]], Mapping[int, RankWalk]] = {}
         self._stream_loops: dict[int, StreamLoop | None] = {}
         self._loop_keepers: dict[int, bool] = {}
+        self._carried: dict[str, frozenset[str]] = {}
 
-    def share(self, walk: str, homes: Mapping[str, int]) -> RankWalk:
-        """Return this rank's share of a walk under a placement of its nodes."""
+    def share(self, walk: str, homes: Mapping[str, int]) -> RankWalk | None:
+        """Return this rank's share of a walk under a placement of its nodes; None if it has none of them."""
+        return self.shares(walk, homes).get(self._rank)
+
+    def shares(self, walk: str, homes: Mapping[str, int]) -> Mapping[int, RankWalk]:
+        """Return the share of every rank."""
         compiled = self._compiled[self._aliases.get(walk, walk)]
         nodes = {task.name for task in compiled.tasks}
         placed = tuple(sorted((node, rank) for node, rank in homes.items() if node in nodes))
         key = (compiled.name, placed)
-        if key not in self._shares:
-            self._shares[key] = cut(compiled, {**dict(placed)})[self._rank]
-        return self._shares[key]
+        if key not in self._cuts:
+            self._cuts[key] = cut(compiled, {**dict(placed)})
+        return self._cuts[key]
+
+    def carried(self, node: str) -> frozenset[str]:
+        """Return the output ports of a node that a later run may start from."""
+        if node not in self._carried:
+            self._carried[node] = frozenset(
+                variable.held[1]
+                for walk in self._compiled.values()
+                for loop in walk.loops
+                for variable in loop.variables
+                if variable.held[0] == node
+            )
+        return self._carried[node]
 
     def keeps_for_loops(self, share: RankWalk) -> bool:
         """Whether a task of a share keeps cached tokens only as long as its loop runs."""

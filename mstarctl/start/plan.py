@@ -19,7 +19,6 @@ from mstar_core.config.graph_view import graph_of
 from mstar_core.config.load import read_file, shipped
 from mstar_core.config.resolved import ResolvedConfig
 from mstar_core.errors import ConfigError, PluginError, UsageError, WeightsError, did_you_mean
-from mstar_core.graph import NodeSpec
 from mstar_core.host.groups import group_id
 from mstar_core.host.ports import check_port, port_claimant
 from mstar_core.host.run_dir import RunDirectory, check_name
@@ -30,6 +29,7 @@ from mstarctl.plugins import Plugins
 from mstarctl.start.capacity import check_free, check_memory, concurrent_requests, free_bytes, weights_bytes
 from mstarctl.start.devices import Devices, choose_devices, torch_version
 from mstarctl.start.gpus import count_gpus, gpu_keys, gpu_processes, gpus
+from mstarctl.start.moves import check_moves
 from mstarctl.start.options import UpOptions
 from mstarctl.start.target import Override, Target, find, parse_set, resolve_target
 from mstarctl.version import client_version
@@ -206,7 +206,7 @@ def check_code(model: ModelSpec) -> None:
 
 
 def check_placement(model: ModelSpec, config: ResolvedConfig, plan: Plan) -> None:
-    """Raise ConfigError for tensor parallelism, and for a KV node whose walks or branches run on different ranks."""
+    """Raise ConfigError for tensor parallelism, and for nodes on several ranks whose state cannot move."""
     for group in config.node_groups:
         if group.tp_size > 1:
             raise group.place.error(
@@ -214,38 +214,7 @@ def check_placement(model: ModelSpec, config: ResolvedConfig, plan: Plan) -> Non
                 f"{group.key}.tp_size",
                 hint="use tp_size 1",
             )  # fmt: skip
-    for node in model.nodes:
-        _check_branch_rank(node, config, plan)
-        placements = [placement for placement in plan.placements if placement.node == node.name]
-        if node.kv is None or len({placement.replicas for placement in placements}) < 2:
-            continue
-        where = "; ".join(f"{', '.join(p.walks or ('other walks',))} on {_ranks(p.replicas)}" for p in placements)
-        raise ConfigError(
-            f"node {node.name!r} has a KV cache, but its walks are placed on different ranks", where,
-            "this version cannot move a KV cache between ranks: place all walks of the node on the same ranks",
-            key="node_groups", file=config.config_file, line=None,
-        )  # fmt: skip
-
-
-def _check_branch_rank(node: NodeSpec, config: ResolvedConfig, plan: Plan) -> None:
-    """Raise ConfigError for a cache branch on other ranks than the node whose cache it shares."""
-    if node.of is None:
-        return
-    places = {name: [p.replicas for p in plan.placements if p.node == name] for name in (node.name, node.of.name)}
-    own, whole = places[node.name], places[node.of.name]
-    if not own or own == whole:
-        return
-    raise ConfigError(
-        f"node {node.name!r} is a cache branch of {node.of.name!r}, but they are placed on different ranks",
-        f"{node.name} on {_ranks(own[0])}; {node.of.name} on {_ranks(whole[0])}",
-        f"this version cannot move a KV cache between ranks: place {node.name} with {node.of.name}, or omit it",
-        key="node_groups", file=config.config_file, line=None,
-    )  # fmt: skip
-
-
-def _ranks(replicas: tuple[tuple[int, ...], ...]) -> str:
-    ranks = [str(rank) for replica in replicas for rank in replica]
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(ranks)}"
+    check_moves(model, config, plan)
 
 
 def unused_options(options: UpOptions, transport: str, devices: Sequence[str]) -> tuple[str, ...]:

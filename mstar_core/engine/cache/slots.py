@@ -91,6 +91,29 @@ class Slots:
         self.device_last[into] = self.device_last[source]
         self.device_seen[into] = self.device_seen[source]
 
+    def export(self, slot: int, length: int) -> tuple[np.ndarray, torch.Tensor | None]:
+        """Return the ids of a slot's first `length` tokens, int32, and its seen ids, bool [vocabulary].
+
+        The latter are None where no penalty reads them.
+        """
+        seen = None
+        if self.device_seen.shape[1] and self.sampling[slot].repetition_penalty != 1:
+            self.flush()
+            seen = self.device_seen[slot].clone()
+        return self.history[slot, :length].copy(), seen
+
+    def restore(
+        self, slot: int, *, last: int, drawn: int, position: int | float, history: np.ndarray,
+        seen: torch.Tensor | None,
+    ) -> None:  # fmt: skip
+        """Set the state of a slot as `export` found it on another rank."""
+        self.next_position[slot], self.drawn[slot] = position, drawn
+        self.history[slot, : len(history)] = history
+        self.set_last(slot, last)
+        if seen is not None and self.device_seen.shape[1]:
+            self.flush()
+            self.device_seen[slot] = upload(seen, self.device)
+
     def position(self, slot: int) -> int | float:
         """Return the position of a slot's next token."""
         found: int | float = self.next_position[slot].item()

@@ -258,6 +258,12 @@ class KVCacheEngine:
             new.saved = self._scheduler.saved_pages(old)
         self._queue.has_changed = True
 
+    def holds(self, handle: Handle, branch: str) -> bool:
+        """See MovesCaches."""
+        request = self._queue.requests.get(handle)
+        found = None if request is None else request.branches.get(branch)
+        return found is not None and (found.has_work or found.logged > 0)
+
     def close(self, handle: Handle) -> None:
         """See NodeRunner."""
         request = self._queue.requests.pop(handle, None)

@@ -14,6 +14,7 @@ import torch
 
 from mstar_core.engine.attention import AttentionSegment, PackedRows
 from mstar_core.engine.cache import slot_update
+from mstar_core.engine.cache.saved_pages import SavedPages
 from mstar_core.engine.failures import node_error
 from mstar_core.engine.kv.batch import BatchOutput, DecodeBatch, ScheduledChunk, sampling_parameters
 from mstar_core.engine.kv.inputs import id_port, packed_ports, packed_positions
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.base import Handle
     from mstar_core.engine.cache.memory import KVMemory
     from mstar_core.engine.cache.page_table import PageCopy
-    from mstar_core.engine.cache.saved_pages import PageStore, SavedPages
+    from mstar_core.engine.cache.saved_pages import PageStore
     from mstar_core.engine.cuda_graphs.decode import DecodeSteps
     from mstar_core.engine.cuda_graphs.passes import LoopPassSteps
     from mstar_core.engine.cuda_graphs.prefill import PrefillSteps
@@ -115,6 +116,15 @@ class ModelRunner:
     def save_pages(self, pages: Sequence[int]) -> SavedPages:
         """Start copying pages to the host."""
         return self._store.save(pages)
+
+    def gather_pages(self, pages: Sequence[int]) -> tuple[Tensor, ...]:
+        """Copy pages into staging tensors, see PageStore.gather."""
+        return self._store.gather(pages)
+
+    def arrived_pages(self, groups: Sequence[Tensor], pages: int) -> SavedPages:
+        """Return the pages of staging tensors from another rank. Raises EngineError if they do not fit the pools."""
+        self._store.check(groups, pages)
+        return SavedPages.arrived(groups)
 
     def restore_pages(self, saved: SavedPages, pages: Sequence[int]) -> None:
         """Write saved pages into these pages."""

@@ -14,6 +14,7 @@ from mstar_core.engine.cache.page_pool import OutOfPages
 from mstar_core.engine.cuda_graphs.passes import AHEAD, AHEAD_TOKENS
 from mstar_core.engine.kv.batch import ScheduledChunk
 from mstar_core.engine.kv.candidates import tokens_ahead
+from mstar_core.engine.kv.moves import Moves
 from mstar_core.engine.kv.sequence import Branch, ForwardPass, KVRequest
 from mstar_core.errors import TooLarge
 
@@ -49,6 +50,7 @@ class Scheduler:
         self._loops = loops
         self._candidates = candidates
         self._runner = runner
+        self._moves = Moves(spec.name, queue, runner)
         self._budget = token_budget
 
     # -- forming a step ----------------------------------------------------------------------------------------------
@@ -71,19 +73,24 @@ class Scheduler:
             if branch.in_flight or not self._has_slot(branch):
                 continue
             waiting.extend(reversed(self._start_next(branch)))
-            if branch.job is None:
+            job = branch.job
+            if job is None:
                 continue
-            if branch.runs_candidates:
+            if job.move is not None and self._moves.is_ready(branch):
+                self._moves.finish(branch, job)
+            elif branch.runs_candidates:
                 self._restore_parent(branch, chosen)
             elif branch.current is None and branch.is_reserved:
                 self._queue.join_decode(branch)
             elif branch.is_reserved or (not self._queue.waits_for_pages and self.reserve(branch)):
-                if branch.current is None:
-                    self._queue.join_decode(branch)
-                else:
+                if branch.current is not None:
                     chosen.append(branch)
                     # Candidates that report each iteration stay together: the slowest decides when they report.
                     items += 0 if branch.emits or branch.current.is_ids else branch.current.iterations
+                elif job.move is not None:
+                    self._moves.finish(branch, job)
+                else:
+                    self._queue.join_decode(branch)
         chosen, counts = self._share(chosen, is_limited=bool(most_items))
         # A preemption during this pass may have taken the pages of a branch that was chosen before it.
         return [self.chunk(b, n) for b, n in zip(chosen, counts, strict=True) if n and b.is_reserved]
@@ -178,8 +185,10 @@ class Scheduler:
             try:
                 if job.rows > 1:
                     return self._start_candidates(branch, job)
+                if job.move is not None:
+                    self._moves.start(branch, job)
                 self._candidates.free(branch)
-                ended = self._loops.start(branch, job)
+                ended = self._loops.start(branch, job) if job.move is None else None
                 self._candidates.check_pages(branch)
             except Exception as error:  # noqa: BLE001 a job's inputs fail its own request only
                 self._queue.fail(self._queue.ready, branch, job, error)

@@ -189,6 +189,11 @@ class NodeSpec:
             )
         return PortType.parse(self.ports[name], where=f"{self.name}.{name}")
 
+    @property
+    def owner(self) -> NodeSpec:
+        """The node whose weights and cache this one uses: itself, or the one that it is a branch of."""
+        return self if self.of is None else self.of.owner
+
     def on_branch(self, name: str, branch: str) -> NodeSpec:
         """Return the same component on another cache branch. It runs in this node unless the config places it."""
         return replace(self, name=name, branch=branch, of=self)

@@ -33,8 +33,6 @@ Cli = Callable[..., Any]
         (["orpheus:tinny"], ExitCode.NOT_FOUND, "did you mean 'tiny'?"),
         (["qwen3omni_tp2"], ExitCode.INVALID, "tensor parallelism is not supported by this version"),
         (["orpheus_tp2"], ExitCode.INVALID, "tensor parallelism is not supported by this version"),
-        (["orpheus_pd_disaggregated"], ExitCode.INVALID, "prefill on rank 0; decode on rank 1"),
-        (["bagel_cfg_parallel"], ExitCode.INVALID, "LLM_cfg_text on rank 1; LLM on rank 0"),
         (["orpheus", "--device", "cuda"], ExitCode.INVALID, "no GPU was found"),
         (["orpheus", "--gpus", "0"], ExitCode.INVALID, "no GPU was found"),
         (["orpheus", "--weights", "nowhere"], ExitCode.INVALID, "nowhere is not a directory with weights"),
