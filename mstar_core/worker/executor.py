@@ -62,8 +62,8 @@ from mstar_core.worker.request import (
     opened,
     sampling_params,
 )
-from mstar_core.worker.stream_loop import StreamLoops
-from mstar_core.worker.streams import Streams, sent_items
+from mstar_core.worker.streaming.loop import StreamLoops
+from mstar_core.worker.streaming.streams import Streams, sent_items
 from mstar_core.worker.tracing import EdgeCounters, Tracer, node_at
 from mstar_core.worker.values import described, gather, held_value, resolve, start_stops, stop_said, wanted_ports
 from mstar_core.worker.walks import RankWalks, run_inputs

@@ -13,7 +13,7 @@ from mstar_core.errors import EngineError
 from mstar_core.graph.spec.nodes import Attend
 from mstar_core.graph.spec.walks import StopOn
 from mstar_core.worker.request import ActiveRun, LoopJob, UnderWay, WorkerRequest
-from mstar_core.worker.streams import Streams
+from mstar_core.worker.streaming.streams import Streams
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,7 +16,7 @@ from mstar_core.graph.spec.nodes import PARAM_PREFIX, Sampling
 from mstar_core.messages.flow import CacheMoved, Value
 from mstar_core.messages.work import Move, OpenRequest, RunWalk
 from mstar_core.plugin.params import param_specs
-from mstar_core.worker.stream_inbox import StreamInbox
+from mstar_core.worker.streaming.inbox import StreamInbox
 from mstar_core.worker.walks import StreamLoop
 
 if TYPE_CHECKING:

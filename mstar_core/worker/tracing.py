@@ -24,7 +24,7 @@ from mstar_core.worker.request import (
 if TYPE_CHECKING:
     from mstar_core.engine.base import Done, StepResult
     from mstar_core.graph import CompiledWalk
-    from mstar_core.worker.stream_inbox import StreamInbox
+    from mstar_core.worker.streaming.inbox import StreamInbox
 
 SHORTEST_S: Final = 0.001
 """Shortest wait that becomes a span."""

@@ -16,7 +16,7 @@ from mstar_core.worker.request import (
     WorkerRequest,
     parameter_name,
 )
-from mstar_core.worker.streams import Streams
+from mstar_core.worker.streaming.streams import Streams
 from mstar_core.worker.walks import StreamLoop
 
 if TYPE_CHECKING:

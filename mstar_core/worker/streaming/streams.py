@@ -9,7 +9,7 @@ from mstar_core.graph.spec.streams import Chunk, LeftContext, SlidingWindow, Str
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.worker.outbox import Outbox
 from mstar_core.worker.request import WaitingChunk, WorkerRequest
-from mstar_core.worker.stream_inbox import StreamInbox
+from mstar_core.worker.streaming.inbox import StreamInbox
 
 if TYPE_CHECKING:
     from torch import Tensor
