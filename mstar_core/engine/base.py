@@ -71,7 +71,7 @@ class CacheState:
     """One branch's cache and sampling state, on its way to another rank. Its pages belong to no pool.
 
     length: tokens in the cache. position: of the next token. last: last drawn id, -1 without one. drawn: ids drawn so
-    far, which number its random numbers. history: int32 [length], ids in cache order, -1 for tokens that are no ids.
+    far, which number its random numbers. history: int32 [length], ids in cache order, -1 for tokens without an id.
     seen: bool [vocabulary], ids under the repetition penalty; None without a penalty. pages: one tensor per group of
     layers, [layers, pages, 2, page_size, kv_heads, head_dim]. last_values: last values of carried ports.
     """

@@ -29,7 +29,7 @@ RUN_INPUT: Final = -1
 
 
 class MoveTarget(Protocol):
-    """What moving runs need of the executor."""
+    """The part of the executor that moving runs call."""
 
     def read(self, ref: TensorRef) -> Tensor:
         """Return a tensor of another rank and end its loan."""
