@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,7 +33,8 @@ class Plan:
 
     model: `orpheus` with a checkpoint folder, or `orpheus:tiny`. root: an empty folder for run directory and logs.
     tree: the sources to run; they come first on the path of every process. shares_gpu: another deployment may use the
-    same GPU, despite the GPU locks. config: a deployment file; by default the model's own.
+    same GPU, despite the GPU locks. config: a deployment file; by default the model's own. environment: variables of
+    the commands, beside those of this process.
     """
 
     model: str
@@ -45,6 +46,7 @@ class Plan:
     tree: Path = ROOT
     shares_gpu: bool = False
     config: Path | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     def command(self) -> list[str]:
         """Return the command line that starts the deployment and returns when it is ready."""
@@ -99,7 +101,7 @@ class Served:
 
     def environment(self) -> dict[str, str]:
         """Return the environment of its commands: this run's folder, and the sources first on the path."""
-        found = {**os.environ, "MSTAR_RUNTIME_DIR": str(self.plan.root)}
+        found = {**os.environ, **self.plan.environment, "MSTAR_RUNTIME_DIR": str(self.plan.root)}
         if self.plan.shares_gpu:
             found["MSTAR_GPU_LOCK_DIR"] = str(self.plan.root / "locks")
         if (tree := self.plan.tree) != ROOT:
