@@ -1,7 +1,7 @@
 """Attention over pages by FlashInfer: the CUDA path for bfloat16 and float16.
 
 A forward is planned once for all layers, without Python objects per sequence. FlashInfer's paged kernels cannot express
-passes that only read the cache; those of a forward go to the PyTorch backend together.
+passes that only read the cache; those of a forward go to PyTorch's kernels together.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from mstar_core.engine.attention.backend import PackedRows
 from mstar_core.engine.attention.eager import EagerAttention
 from mstar_core.engine.attention.staging import BufferRing, recorded_event
 from mstar_core.engine.attention.static import places_of
+from mstar_core.engine.attention.whole_passes import WholePasses
 from mstar_core.engine.transfers import upload
 from mstar_core.errors import StartError
 
@@ -197,6 +198,8 @@ class FlashInferView:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
         """See KVView."""
+        if self._is_reading:
+            return self._whole.attend(layer, query, key, value, scale)
         pool = self._attention.pools[layer]
         if not self._is_planned:
             self._plan(query.shape[1], pool.shape[3], query.shape[2], scale)
@@ -221,6 +224,17 @@ class FlashInferView:
     @cached_property
     def _writing(self) -> list[AttentionSegment]:
         return [segment for segment in self._packed.segments if segment.writes]
+
+    @cached_property
+    def _is_reading(self) -> bool:
+        """Whether the forward has unmasked passes that only read, and nothing else."""
+        segments = self._packed.segments
+        return not len(self._packed.decode) and not any(each.writes or each.is_causal for each in segments)
+
+    @cached_property
+    def _whole(self) -> WholePasses:
+        attention, packed = self._attention, self._packed
+        return WholePasses(attention.pools, attention.page_size, packed.segments, packed.tables)
 
     @cached_property
     def _reading(self) -> tuple[Tensor | slice, EagerView] | None:

@@ -1,0 +1,73 @@
+"""Unmasked passes that only read their cache, such as steps of an image: dense attention over contiguous keys.
+
+FlashInfer's paged kernels cannot express them. Each pass has thousands of tokens, so copying its cached keys costs
+little beside its attention, and PyTorch's kernel for contiguous keys can run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from mstar_core.engine.transfers import upload
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mstar_core.engine.attention.backend import AttentionSegment
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """Packed tokens of a pass, its cached tokens and their pages (int32)."""
+
+    tokens: slice
+    cached: int
+    pages: Tensor
+
+
+class WholePasses:
+    """The KVView of consecutive passes that neither append nor mask. segments: those passes, in packed order."""
+
+    def __init__(
+        self, pools: list[Tensor], page_size: int, segments: Sequence[AttentionSegment], tables: np.ndarray
+    ) -> None:
+        self._pools = pools
+        self._page_size = page_size
+        first, device = segments[0].start, pools[0].device
+        self._passes = [
+            _Pass(
+                slice(each.start - first, each.start - first + each.count), each.cached,
+                upload(tables[each.row, : -(-each.cached // page_size)], device),
+            )
+            for each in segments
+        ]  # fmt: skip
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
+        """See KVView."""
+        pool = self._pools[layer]
+        parts = []
+        for each in self._passes:
+            own_key, own_value = key[each.tokens].to(pool.dtype), value[each.tokens].to(pool.dtype)
+            if each.cached:
+                own_key, own_value = self._with_cached(pool, each, own_key, own_value)
+            own = (query[each.tokens].to(pool.dtype), own_key, own_value)
+            q, k, v = (part.transpose(0, 1)[None] for part in own)
+            mixed = scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=True)
+            parts.append(mixed[0].transpose(0, 1).to(query.dtype))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _with_cached(self, pool: Tensor, each: _Pass, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Return all keys and values of a pass, the cached ones first."""
+        if pool.is_cuda:
+            from mstar_core.engine.attention.kernels.gather import gather
+
+            found = gather(pool, self._page_size, each.pages, each.cached, key, value)
+            return found[0], found[1]
+        held = pool.index_select(0, each.pages.long()).transpose(0, 1).flatten(1, 2)[:, : each.cached]
+        return torch.cat([held[0], key]), torch.cat([held[1], value])
