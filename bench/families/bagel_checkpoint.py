@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from bench.families.words import with_words
 from mstar_bagel.checkpoint.config import (
     CONFIG,
     LLM_CONFIG,
@@ -30,8 +31,11 @@ def write_random(folder: Path, seed: int, sizes: Sizes | None = None) -> Path:
     _write_configs(folder, sizes)
     with tempfile.TemporaryDirectory() as scratch:
         small = write_tiny(Path(scratch) / "tiny")
-        for name in (FILE, TOKENIZER_CONFIG):
-            shutil.copyfile(small / name, folder / name)
+        shutil.copyfile(small / TOKENIZER_CONFIG, folder / TOKENIZER_CONFIG)
+        tokenizer = json.loads((small / FILE).read_text(encoding="utf-8"))
+    control = [token["id"] for token in tokenizer["added_tokens"]]
+    tokenizer["model"]["vocab"] = with_words(tokenizer["model"]["vocab"], sizes.language.vocab, control)
+    (folder / FILE).write_text(json.dumps(tokenizer), encoding="utf-8")
     (folder / MARKER).write_text(json.dumps({"seed": seed}))
     return folder
 

@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
+from bench.families.words import with_words
 from mstar_core.weights.random_fill import MARKER
 from mstar_qwen3omni.checkpoint.config import CONFIG, OmniConfig
 from mstar_qwen3omni.checkpoint.tiny import write_tiny
@@ -38,7 +39,7 @@ def write_random(folder: Path, seed: int) -> Path:
         config = json.loads((tiny / CONFIG).read_text(encoding="utf-8"))
     added = settings["added_tokens_decoder"].values()
     settings["added_tokens_decoder"] = {str(IDS[token["content"]]): token for token in added}
-    _write(folder / "vocab.json", vocab | ROLES | IDS)
+    _write(folder / "vocab.json", with_words(vocab | ROLES | IDS, OmniConfig().thinker.vocab))
     _write(folder / TOKENIZER, settings)
     _write(folder / CONFIG, official(config, OmniConfig()))
     _write(folder / MARKER, {"seed": seed})

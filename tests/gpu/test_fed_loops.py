@@ -61,6 +61,7 @@ def test_emitted_frames_stay_on_the_device_or_come_in_one_copy(cuda: torch.devic
             driver.engine.close(Handle(talk.handle))
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_no_call_of_a_step_waits_for_the_device(cuda: torch.device) -> None:
     """A launch and the delivery of items synchronise nothing; only `collect` waits, for ids that it needs."""
     driver = Driver(talker(cuda, graphs=(8,), lookahead=1), 1)

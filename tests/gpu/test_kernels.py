@@ -223,6 +223,20 @@ def fixed_rows(cuda: torch.device, rows: int, cached: int) -> None:
     assert hidden.shape == (rows, 512) and torch.isfinite(module.head(hidden)).all()
 
 
+def experts(cuda: torch.device, tokens: int, shared: int) -> None:
+    """Run a mixture of experts of widths that no tile divides."""
+    from mstar_core.layers import MoESpec, SparseMoE
+
+    spec = MoESpec(width=40, inner=24, experts=5, experts_per_token=2, shared_inner=shared)
+    with cuda:
+        moe = SparseMoE(spec).requires_grad_(False)
+        for parameter in moe.parameters():
+            parameter.normal_(0.0, parameter.shape[-1] ** -0.5)
+    moe = moe.bfloat16()
+    moe.fuse_projections()
+    assert moe(torch.randn(tokens, spec.width, device=cuda, dtype=torch.bfloat16)).isfinite().all()
+
+
 CASES: dict[str, Callable[[torch.device], None]] = {
     "draws-1": lambda cuda: draws(cuda, 1, 53),
     "draws-3": lambda cuda: draws(cuda, 3, 4099),
@@ -248,6 +262,8 @@ CASES: dict[str, Callable[[torch.device], None]] = {
     "rows-1": lambda cuda: fixed_rows(cuda, 1, 0),
     "rows-5": lambda cuda: fixed_rows(cuda, 5, 130),
     "rows-19": lambda cuda: fixed_rows(cuda, 19, 15),
+    "experts-few": lambda cuda: experts(cuda, 3, 0),
+    "experts-many": lambda cuda: experts(cuda, 130, 40),
     "steps": lambda cuda: steps(cuda, 5, ()),
 }
 

@@ -15,7 +15,7 @@ from tests.engine.tiny_engine import prompt
 from tests.gpu.test_engine import WideLM, wide_engine
 
 pytestmark = pytest.mark.gpu
-REQUESTS, WARM, AT_ONCE = 10_000, 1_000, 32
+REQUESTS, WARM, AT_ONCE = 10_000, 5_000, 32
 GROWTH_BYTES = 4 << 20
 """Allowed growth of process and device memory after the warm-up."""
 

@@ -69,7 +69,7 @@ def error(found: Tensor, expected: Tensor) -> float:
 def test_a_mixture_equals_float64(cuda: torch.device, spec: MoESpec, tokens: int) -> None:
     moe, x = made(spec, cuda), torch.randn(tokens, spec.width, device=cuda).bfloat16()
     found = moe(x)
-    chosen, weights = moe.route(x)
+    weights, chosen = moe.route(x)
     rows = error(found, exact(moe, x, chosen, weights))
     # A near-tie of two experts changes a token's output; such tokens are rare.
     same = torch.isclose(found.double(), exact(moe, x, chosen, weights), atol=0.1, rtol=0.1).all(dim=1)

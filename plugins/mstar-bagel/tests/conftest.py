@@ -151,9 +151,9 @@ class Run:
         (features,) = ports.values()
         positions = torch.full((len(features) + 2,), cache.position, device=self.device)
         cache.position += 1
-        return self.llm(kv=cache, positions=positions, **{name: each[None] for name, each in ports.items()}).get(
-            "hidden"
-        )
+        # As between nodes: float32 features of the autoencoder come to a model of another dtype.
+        given = {name: each[None].to(self.llm.vae2llm.weight.dtype) for name, each in ports.items()}
+        return self.llm(kv=cache, positions=positions, **given).get("hidden")
 
     def velocity(self, x: Tensor, time: float, cache: BranchCache) -> Tensor:
         """Return the velocity [h, w, channels] of noisy latents at a flow time."""

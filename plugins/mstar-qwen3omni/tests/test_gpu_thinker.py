@@ -89,13 +89,18 @@ def prompts() -> list[Case]:
     return cases
 
 
-def test_captured_steps_give_the_same_ids_alone_and_in_a_batch() -> None:
+def test_captured_steps_keep_the_sequences_of_a_batch_apart() -> None:
+    """In another order each sequence has other rows and pages, and the same ids.
+
+    Alone it may have others in bfloat16: products of other sizes are summed in another order.
+    """
     thinker, cases = wide_thinker(), prompts()
     settings = {
         "device": CUDA, "dtype": torch.bfloat16, "attention": "flashinfer", "page_size": 16, "num_pages": 200,
-        "lookahead": 1, "graphs": CaptureSizes(decode=(1, 8)),
+        "lookahead": 1, "graphs": CaptureSizes(decode=(8,)),
     }  # fmt: skip
     together, _ = answers(thinker, cases, WIDE, **settings)
     assert all(len(ids) == 24 for ids in together) and len({tuple(ids) for ids in together}) == len(cases)
-    for case, ids in zip(cases, together, strict=True):
-        assert answers(thinker, [case], WIDE, **settings)[0] == [ids]
+    order = [3, 0, 4, 2, 1]
+    again, _ = answers(thinker, [cases[index] for index in order], WIDE, **settings)
+    assert again == [together[index] for index in order]

@@ -67,7 +67,7 @@ class DenseCache:
             key, value = torch.cat([before_key, key]), torch.cat([before_value, value])
         self._layers[at] = (key, value)
         groups = query.shape[1] // key.shape[1]
-        visible = torch.ones(len(query), len(key), dtype=torch.bool).tril(len(key) - len(query))
+        visible = torch.ones(len(query), len(key), dtype=torch.bool, device=query.device).tril(len(key) - len(query))
         keys, values = (x.repeat_interleave(groups, dim=1).transpose(0, 1) for x in (key, value))
         return scaled_dot_product_attention(query.transpose(0, 1), keys, values, attn_mask=visible).transpose(0, 1)
 

@@ -30,13 +30,13 @@ _LOG2_E: Final = 1.4426950408889634
 @triton.jit
 def _attend_keys(
     q, q_rest, mixed, mixed_rest, top, total, key, value, key_stride, value_stride, begin, patches, scale,
-    head_dim: tl.constexpr, whole: tl.constexpr, rest: tl.constexpr, keys: tl.constexpr, is_last: tl.constexpr,
+    head_dim: tl.constexpr, whole: tl.constexpr, rest: tl.constexpr, keys: tl.constexpr,
 ):  # fmt: skip
     """Attend to one block of keys. Return the sums and maxima that it changes."""
     place = begin + tl.arange(0, keys)
     at = tl.arange(0, whole)
     behind = whole + tl.arange(0, rest)
-    known = place < patches if is_last else place >= 0
+    known = place < patches
     line = place.to(tl.int64)
     k = tl.load(key + line[None, :] * key_stride + at[:, None], mask=known[None, :], other=0.0)
     score = tl.dot(q, k)
@@ -46,9 +46,7 @@ def _attend_keys(
             key + line[None, :] * key_stride + behind[:, None], mask=known[None, :] & has[:, None], other=0.0
         )
         score = tl.dot(q_rest, side, score)
-    score = score * scale
-    if is_last:
-        score = tl.where(known[None, :], score, -1.0e30)
+    score = tl.where(known[None, :], score * scale, -1.0e30)
     higher = tl.maximum(top, tl.max(score, axis=1))
     weight = tl.exp2(score - higher[:, None])
     shrink = tl.exp2(top - higher)
@@ -86,16 +84,12 @@ def attention_kernel(
     total = tl.zeros((block,), tl.float32)
     mixed = tl.zeros((block, whole), tl.float32)
     mixed_rest = tl.zeros((block, rest), tl.float32)
-    full = patches // keys * keys
-    for begin in range(0, full, keys):
+    # The last block has a mask like every other: with a copy of the body behind the loop, whose four accumulators it
+    # continues, the compiled kernel was wrong on Hopper for head_dim > whole.
+    for begin in range(0, patches, keys):
         mixed, mixed_rest, top, total = _attend_keys(
             q, q_rest, mixed, mixed_rest, top, total, key, value, key_stride, value_stride, begin, patches, scale,
-            head_dim, whole, rest, keys, False,
-        )  # fmt: skip
-    if full < patches:
-        mixed, mixed_rest, top, total = _attend_keys(
-            q, q_rest, mixed, mixed_rest, top, total, key, value, key_stride, value_stride, full, patches, scale,
-            head_dim, whole, rest, keys, True,
+            head_dim, whole, rest, keys,
         )  # fmt: skip
     into = out + line * (heads * head_dim) + head * head_dim
     tl.store(into + at[None, :], (mixed / total[:, None]).to(out.dtype.element_ty), mask=inside)
