@@ -10,6 +10,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from mstar_core.api.preprocess.child import load_processor
+from mstar_core.config.deployment import Plan
 from mstar_core.conformance.fake_api import RequestOutcome, SampleRequest
 from mstar_core.conformance.nodes import Faults, RuntimeSettings, build_nodes
 from mstar_core.conformance.runtime import LocalRuntime
@@ -45,13 +46,14 @@ class Miniature:
         settings: RuntimeSettings | None = None,
         *,
         ranks: int = 1,
+        plan: Plan | None = None,
         faults: Faults | None = None,
         slow: Collection[tuple[str, str]] = (),
     ) -> LocalRuntime:
         """Return a new deployment of the model."""
         return LocalRuntime(
-            self.spec, self.folder, settings, ranks=ranks, built=self.built, processor=self.processor, faults=faults,
-            slow=slow,
+            self.spec, self.folder, settings, ranks=ranks, plan=plan, built=self.built, processor=self.processor,
+            faults=faults, slow=slow,
         )  # fmt: skip
 
     def alone(self, ask: SampleRequest) -> RequestOutcome:

@@ -31,6 +31,7 @@ from mstar_core.plugin.processor import Processor
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.transport import TensorTransport
 from mstar_core.transport.arena import MIB
+from mstar_core.worker.build import own_nodes
 from mstar_core.worker.executor import Executor
 from mstar_core.worker.loop import Worker
 from mstar_core.worker.outbox import Outbox
@@ -89,8 +90,8 @@ class QuietLife:
 class LocalRuntime:
     """One deployment of a model in this process.
 
-    ranks: number of ranks that the nodes are spread over. built: nodes that are already built, to be shared.
-    slow: links whose messages arrive one turn later.
+    ranks: number of ranks that the nodes are spread over. plan: placement to use instead.
+    built: nodes that are already built, to be shared. slow: links whose messages arrive one turn later.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class LocalRuntime:
         settings: RuntimeSettings | None = None,
         *,
         ranks: int = 1,
+        plan: Plan | None = None,
         built: Mapping[str, BuiltNode] | None = None,
         processor: Processor | None = None,
         faults: Faults | None = None,
@@ -108,7 +110,7 @@ class LocalRuntime:
         settings = settings or RuntimeSettings()
         self.settings = replace(settings, max_seq_len=min(settings.max_seq_len, spec.max_seq_len))
         self.clock = TickingClock()
-        plan = spread(spec, ranks)
+        plan = spread(spec, ranks) if plan is None else plan
         self.post = MailboxNetwork(slow)
         folder_of_sockets = Path(tempfile.mkdtemp(prefix="mstar-"))
         names = [API, *(worker_name(rank.rank) for rank in plan.ranks)]
@@ -225,7 +227,8 @@ class LocalRuntime:
     def _worker(self, spec: ModelSpec, rank: RankPlan, built: Mapping[str, BuiltNode], faults: Faults | None) -> Worker:
         name = worker_name(rank.rank)
         box, transport = FakeMailbox(self.post, name), self.transports[name]
-        runners = make_runners(built, rank.nodes, self.settings, self.clock, faults)
+        names = [node.name for node in own_nodes(spec, rank)]
+        runners = make_runners(built, names, self.settings, self.clock, faults)
         outbox = Outbox(name, rank.rank, box, transport)
         # The fake mailbox has the methods of a mailbox that the loop calls.
         return Worker(

@@ -126,7 +126,7 @@ class Executor:
         self.edges = EdgeCounters(rank, stream_ends(graph))
         self.playing_node = next((edge.source for edge in graph.edges if edge.modality == "audio"), "")
         self._stream_loops = StreamLoops(self._jobs, self._streams, self._emit, self._end_walk)
-        self._moves = CacheMoves(rank, runners, self._jobs, outbox, self._walks, self, clock)
+        self.moves = CacheMoves(rank, runners, self._jobs, outbox, self._walks, self, clock)
         self._next_signal = 0
 
     # messages
@@ -170,7 +170,7 @@ class Executor:
             return
         with self._guard(request):
             if item.task == RUN_INPUT:
-                self._moves.input_came(request, item)
+                self.moves.input_came(request, item)
                 return
             run = request.run_numbered(item.run)
             if run is None:
@@ -214,7 +214,7 @@ class Executor:
             self.unknown += 1
             return
         with self._guard(request):
-            self._moves.came(request, message)
+            self.moves.came(request, message)
 
     def release_signal(self, message: ReleaseSignal) -> None:
         """Free a value whose handle the program dropped."""
@@ -323,7 +323,7 @@ class Executor:
         request = entry.request
         if isinstance(entry, MoveJob):
             with self._guard(request):
-                self._moves.done(entry, done)
+                self.moves.done(entry, done)
             return
         run = entry.run
         with self._guard(request):
@@ -392,7 +392,7 @@ class Executor:
                 runner.fork(request.handle, source, into)
         share = shares.get(self._rank)
         if share is None or self._has_moves(message, shares):
-            self._moves.begin(request, partition, message, shares)
+            self.moves.begin(request, partition, message, shares)
             return
         wanted = run_inputs(share)
         inputs = {name: self.run_input(request, ref) for name, ref in message.inputs.items() if name in wanted}

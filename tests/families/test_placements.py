@@ -1,0 +1,91 @@
+"""Every shipped deployment file serves all samples of its model with the answers of one rank, in one process.
+
+Real conductor, workers, engines and tensor transports; `tests/runtime` has the same with processes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mstar_core.config.deployment import NodePlacement, Plan, RankPlan
+from mstar_core.config.load import read_file
+from mstar_core.config.placement import make_plan
+from mstar_core.config.resolution import resolve
+from mstar_core.conformance.compare import require_equal
+from mstar_core.conformance.miniature import Miniature
+from mstar_core.conformance.runtime import LocalRuntime
+from mstar_core.conformance.samples import greedy
+from tests.families.families import ROOT, SPECS
+
+FILES = [path for path in sorted((ROOT / "configs").glob("*.yaml")) if "_tp2" not in path.stem]
+"""All files but those of tensor parallelism, which tests of their own serve."""
+
+SAME = {"bagel_cfg_parallel": "bagel"}
+"""Models that differ from another one in their placement only."""
+
+
+@functools.lru_cache(maxsize=1)
+def small_of(model: str) -> Miniature:
+    return Miniature(SPECS[SAME.get(model, model)])
+
+
+def placed(path: Path) -> tuple[Miniature, Plan]:
+    """Return the model's miniature and the file's placement."""
+    model = yaml.safe_load(path.read_text(encoding="utf-8"))["model"]
+    small = small_of(model)
+    return small, make_plan(small.spec, resolve(SPECS[model], read_file(path)), ("cpu",))
+
+
+def by_model(paths: Sequence[Path]) -> list[Path]:
+    """Order files by model, because one miniature is kept at a time."""
+    models = {path: yaml.safe_load(path.read_text(encoding="utf-8"))["model"] for path in paths}
+    return sorted(paths, key=lambda path: (SAME.get(models[path], models[path]), path.stem))
+
+
+MOVING = ("_pd_", "cfg_parallel")
+"""Parts of the names of files in which caches move."""
+
+
+def assert_answers_of_one_rank(small: Miniature, runtime: LocalRuntime, plan: Plan) -> None:
+    asks = [greedy(small.spec, ask) for ask in small.asks]
+    for ask, outcome in zip(asks, runtime.ask(*asks), strict=True):
+        assert outcome.status == "finished", f"{ask.name}: {outcome.cause}"
+        require_equal(small.alone(ask), outcome, f"{ask.name} on {len(plan.ranks)} ranks")
+    assert runtime.leaks() == []
+
+
+@pytest.mark.parametrize("path", by_model(FILES), ids=lambda path: path.stem)
+def test_a_file_gives_the_answers_of_one_rank(path: Path) -> None:
+    small, plan = placed(path)
+    runtime = small.runtime(plan=plan)
+    assert_answers_of_one_rank(small, runtime, plan)
+    moved = sum(worker.executor.moves.received for worker in runtime.workers)
+    assert (moved > 0) == any(part in path.stem for part in MOVING)
+    assert moved == sum(worker.executor.moves.sent for worker in runtime.workers)
+
+
+@pytest.mark.parametrize("late", [("worker-0", "worker-1"), ("conductor", "worker-1")], ids=["cache", "run"])
+@pytest.mark.parametrize("name", ["orpheus_pd_disaggregated", "bagel_pd_disaggregated"])
+def test_answers_do_not_depend_on_which_message_is_first(name: str, late: tuple[str, str]) -> None:
+    small, plan = placed(ROOT / "configs" / f"{name}.yaml")
+    assert_answers_of_one_rank(small, small.runtime(plan=plan, slow=[late]), plan)
+
+
+def test_guidance_on_two_ranks_equals_one_rank() -> None:
+    small, _ = placed(ROOT / "configs" / "bagel_single_gpu.yaml")
+    nodes = tuple(node.name for node in small.spec.nodes if node.of is None)
+    plan = Plan(
+        ranks=(RankPlan(rank=0, device="cpu", nodes=nodes), RankPlan(rank=1, device="cpu", nodes=("LLM_cfg_text",))),
+        placements=(
+            *(NodePlacement(node=node, replicas=((0,),)) for node in nodes),
+            NodePlacement(node="LLM_cfg_text", replicas=((1,),)),
+        ),
+    )
+    runtime = small.runtime(plan=plan)
+    assert_answers_of_one_rank(small, runtime, plan)
+    assert runtime.workers[1].executor.moves.received > 0
