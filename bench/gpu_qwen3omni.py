@@ -222,16 +222,25 @@ def run_workload(
         for streams, rounds in closed:
             made.closed(name, work, streams, 1, is_warm_up=True)
             served.wait_captured()
-            before, start = served.cpu_s(), time.monotonic()
+            before, counted, start = served.cpu_s(), served.values(), time.monotonic()
             made.closed(name, work, streams, rounds)
             after = served.cpu_s()
             sections[f"{name}_{streams}"] = {
                 "wall_s": round(time.monotonic() - start, 3),
                 "cpu_s": {process: round(after[process] - before.get(process, 0.0), 3) for process in after},
+                "graphs": _graphs(served.values(), counted),
+                "trace": served.last_trace(),
             }
     except Exception:  # noqa: BLE001 isolation boundary: one workload
         traceback.print_exc()
         made.errors[f"section_{name}"] += 1
+
+
+def _graphs(after: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
+    """Return the hits and misses of CUDA graphs between two readings."""
+    kinds = (".graph_hits", ".graph_misses", ".graphs_captured")
+    changed = {name: value - before.get(name, 0.0) for name, value in after.items() if name.endswith(kinds)}
+    return {name: value for name, value in changed.items() if value}
 
 
 def random_checkpoint(folder: Path) -> Path:

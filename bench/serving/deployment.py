@@ -130,6 +130,18 @@ class Served:
         found: dict[str, Any] = answer.json()
         return found
 
+    def last_trace(self) -> list[str]:
+        """Return where the time of the newest ended request went: a line for each place, node, walk and kind."""
+        assert self._client is not None
+        newest = self._client.get("http://admin/v1/requests?limit=1&sort=-ended").json()["items"][0]
+        answer = self._client.get(f"http://admin/v1/requests/{newest['id']}/trace?handle={newest['handle']}")
+        times = f"TTFT {newest['ttft_ms']}, TTFA {newest['ttfa_ms']}, whole {1000 * newest['age_s']:.1f}"
+        return [times] + [
+            f"{each['process']} {each['node']} {each['walk']} {each['kind']}: {each['start_ms']:.1f} to "
+            f"{each['end_ms']:.1f}, busy {each['busy_ms']:.1f} in {each['count']}"
+            for each in answer.json()["sums"]
+        ]
+
     def values(self) -> dict[str, float]:
         """Return the telemetry of each process's last report, at most a tenth of a second old."""
         return {name: float(value) for name, value in self.snapshot()["values"].items()}
