@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mstar_bagel.checkpoint.config import Autoencoder, ControlIds, Language, Sizes, Vision
 from mstar_bagel.graph import LOOK, build
+from mstar_bagel.nodes.autoencoder import to_tokens
 from mstar_bagel.nodes.language import BagelLLM
 from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, SamplingParams
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes
@@ -30,6 +31,9 @@ FLOAT32 = 1e-3
 
 BFLOAT16 = 0.05
 """Largest relative error of velocities and features in bfloat16, by norms."""
+
+PSNR = 42.0
+"""Least PSNR, in dB, of 8-bit images decoded in bfloat16."""
 
 WIDE = Sizes(
     language=Language(width=1024, layers=2, heads=8, kv_heads=2, head_dim=128, mlp=2048, vocab=1000),
@@ -68,8 +72,27 @@ def test_features_are_near_the_reference(image: str, dtype: torch.dtype, golden:
     built, inputs = build_nodes(reference.folder, dtype, "cuda"), golden.tensors("preprocess")
     features = built.vit(image=[inputs[f"{image}.vit_input"].to(CUDA)])["features"][0]
     assert relative(features, golden.tensors("vit")[f"{image}.llm_embeds"]) < BFLOAT16
-    latents = built.encoder(image=[inputs[f"{image}.vae_input"].to(CUDA)])["features"][0]
-    torch.testing.assert_close(latents.cpu(), golden.tensors("vae")[f"{image}.llm_embeds_t0"], atol=FLOAT32, rtol=0)
+    latents, wanted = built.encoder(image=[inputs[f"{image}.vae_input"].to(CUDA)])["features"][0], golden.tensors("vae")
+    assert latents.dtype == torch.float32
+    if dtype == torch.float32:
+        torch.testing.assert_close(latents.cpu(), wanted[f"{image}.llm_embeds_t0"], atol=FLOAT32, rtol=0)
+    assert relative(latents, wanted[f"{image}.llm_embeds_t0"]) < BFLOAT16
+
+
+def test_decoded_pixels_in_bfloat16_are_near_those_in_float32(image: str, golden: Golden, reference: Any) -> None:
+    prepare_device(CUDA)
+    half = build_nodes(reference.folder, torch.bfloat16, "cuda").decoder
+    tokens = to_tokens(golden.tensors("vae")[f"{image}.latent_mean"][0], reference.sizes.latent_patch)
+    found, wanted = (
+        half.pixels(half.decode(tokens.to(CUDA))).cpu(),
+        reference.decoder.pixels(reference.decoder.decode(tokens)),
+    )
+    assert psnr(found, wanted) > PSNR
+
+
+def psnr(found: Tensor, wanted: Tensor) -> float:
+    """Return the peak signal-to-noise ratio of 8-bit images in dB."""
+    return float(10 * torch.log10(255**2 / (found.double() - wanted.double()).square().mean()))
 
 
 # -- engines -----------------------------------------------------------------------------------------------------------

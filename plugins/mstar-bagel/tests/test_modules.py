@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,20 @@ def test_decoded_latents_equal_the_reference(image: str, golden: Any, reference:
     wanted = golden.tensors("vae")
     tokens = to_tokens(wanted[f"{image}.latent_mean"][0], reference.sizes.latent_patch)
     close(reference.decoder.decode(tokens), wanted[f"{image}.decode_of_latent_mean"][0], FEATURES)
+
+
+def test_the_autoencoder_in_bfloat16_is_near_float32(image: str, golden: Any, reference: Any) -> None:
+    """8-bit rounding is part of the difference, and a decoder of random weights is the harder case."""
+    decoder, encoder = copy.deepcopy(reference.decoder), copy.deepcopy(reference.encoder)
+    decoder.use_half_precision(torch.bfloat16)
+    encoder.use_half_precision(torch.bfloat16)
+    tokens = to_tokens(golden.tensors("vae")[f"{image}.latent_mean"][0], reference.sizes.latent_patch)
+    found, wanted = (each.pixels(each.decode(tokens)).double() for each in (decoder, reference.decoder))
+    assert 10 * torch.log10(255**2 / (found - wanted).square().mean()) > 42
+    pixels = golden.tensors("preprocess")[f"{image}.vae_input"]
+    half, whole = (each(image=[pixels])["features"][0] for each in (encoder, reference.encoder))
+    assert half.dtype == torch.float32
+    assert float((half - whole).norm() / whole.norm()) < 0.02
 
 
 def test_a_posterior_sample_is_scaled_as_in_the_reference(image: str, golden: Any, reference: Any) -> None:

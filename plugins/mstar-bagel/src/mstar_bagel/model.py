@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
+from torch import nn
 
 from mstar_bagel.checkpoint.config import read_sizes
 from mstar_bagel.checkpoint.weights import load
@@ -17,10 +18,11 @@ from mstar_core.errors import StartError, WeightsError
 from mstar_core.weights.building import building
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from mstar_core.graph import NodeSpec
     from mstar_core.plugin.model import ModelContext
+
+
+Node = TypeVar("Node", bound=nn.Module)
 
 
 class Bagel:
@@ -36,7 +38,10 @@ class Bagel:
         self._sizes = read_sizes(ctx.folder)
 
     def get_submodule(self, node: NodeSpec) -> nn.Module:
-        """Build one node with its weights, on the context's device: the autoencoder in float32, others in its dtype."""
+        """Build one node with its weights, on the context's device and in its dtype.
+
+        The autoencoder's nodes take and give float32; on a GPU their convolutions are in the context's dtype.
+        """
         sizes = self._sizes
         match node.name:
             case "LLM" | "LLM_cfg_text" | "LLM_cfg_img":
@@ -45,9 +50,9 @@ class Bagel:
             case "vit_encoder":
                 return self._loaded(lambda: ImageFeatures(sizes), node.name, self._ctx.dtype)
             case "vae_encoder":
-                return self._loaded(lambda: CleanLatents(sizes), node.name, torch.float32)
+                return self._autoencoder(lambda: CleanLatents(sizes), node.name)
             case "vae_decoder":
-                return self._loaded(lambda: Pixels(sizes), node.name, torch.float32)
+                return self._autoencoder(lambda: Pixels(sizes), node.name)
             case "combine_cfg":
                 return FlowSteps(sizes.latent_width, self._ctx.device)
             case name:
@@ -58,7 +63,13 @@ class Bagel:
         """Return the size of the node's vocabulary; 0 for a node that does not sample."""
         return self._sizes.language.vocab if node.sampling is not None else 0
 
-    def _loaded(self, make: Callable[[], nn.Module], node: str, dtype: torch.dtype) -> nn.Module:
+    def _autoencoder(self, make: Callable[[], CleanLatents | Pixels], node: str) -> nn.Module:
+        module = self._loaded(make, node, torch.float32)
+        if self._ctx.device.type == "cuda" and self._ctx.dtype != torch.float32:
+            module.use_half_precision(self._ctx.dtype)
+        return module
+
+    def _loaded(self, make: Callable[[], Node], node: str, dtype: torch.dtype) -> Node:
         with building(self._ctx.device, dtype):
             module = make()
         load(module, node, self._folder, self._ctx.progress)

@@ -187,9 +187,13 @@ class CleanLatents(nn.Module):
     def encode(self, image: Tensor) -> Tensor:
         """Return the scaled latent tokens [h, w, channels]. image: [3, y, x]."""
         vae = self._sizes.vae
-        moments = self.encoder(image[None].to(self.vae2llm.weight.dtype))[0]
+        moments = self.encoder(image[None].to(self.encoder.conv_in.weight.dtype))[0].to(self.vae2llm.weight.dtype)
         scaled = vae.scale * (moments[: vae.channels] - vae.shift)
         return to_tokens(scaled, self._sizes.latent_patch)
+
+    def use_half_precision(self, dtype: torch.dtype) -> None:
+        """Compute the convolutions in this dtype. See `half_precision`."""
+        half_precision(self.encoder, dtype)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Return the embeddings [h * w, width] of clean latent tokens."""
@@ -219,9 +223,22 @@ class Pixels(nn.Module):
         found: Tensor = self.decoder(scaled[None].to(self.decoder.conv_in.weight.dtype))[0]
         return found
 
+    def use_half_precision(self, dtype: torch.dtype) -> None:
+        """Compute the convolutions in this dtype. See `half_precision`."""
+        half_precision(self.decoder, dtype)
+
     def pixels(self, decoded: Tensor) -> Tensor:
         """Return uint8 [y, x, 3]. Values are truncated, as in the reference."""
         return ((decoded.float() * 0.5 + 0.5).clamp(0, 1) * 255).to(torch.uint8).permute(1, 2, 0).contiguous()
+
+
+def half_precision(module: nn.Module, dtype: torch.dtype) -> None:
+    """Cast an encoder or decoder, and lay its weights out as the tensor cores read them.
+
+    Statistics of the norms stay float32 in PyTorch's kernels. In bfloat16 a decoded image of the golden set differs
+    from float32 by less than one of 255 levels (50 dB).
+    """
+    module.to(dtype=dtype, memory_format=torch.channels_last)
 
 
 def to_tokens(latent: Tensor, patch: int) -> Tensor:
