@@ -1,7 +1,7 @@
 """Attention over pages by FlashInfer: the CUDA path for bfloat16 and float16.
 
-A forward is planned once for all layers, without Python objects per sequence. FlashInfer's paged kernels cannot express
-passes that only read the cache; those of a forward go to PyTorch's kernels together.
+A forward is planned once for all layers, without Python objects per sequence. Long unmasked passes, and passes that
+only read the cache, which FlashInfer's paged kernels cannot express, go to PyTorch's kernels.
 """
 
 from __future__ import annotations
@@ -52,6 +52,9 @@ HEAD_DIMS: Final = (64, 128, 256)
 
 PLAN_BUFFERS: Final = 4
 """Pinned buffers of the plans of one wrapper. More are in flight only if a step plans several times."""
+
+LONG_PASS: Final = 512
+"""Fewest tokens of an unmasked pass that appends for which copying its cached keys costs little."""
 
 PACKAGES: Final = {"flashinfer": "flashinfer-python", "tvm_ffi": "apache-tvm-ffi", "pynvml": "nvidia-ml-py"}
 """Module -> its package, where the names differ."""
@@ -198,15 +201,15 @@ class FlashInferView:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
         """See KVView."""
-        if self._is_reading:
-            return self._whole.attend(layer, query, key, value, scale)
         pool = self._attention.pools[layer]
-        if not self._is_planned:
-            self._plan(query.shape[1], pool.shape[3], query.shape[2], scale)
         if self._places is not None:
             from mstar_core.engine.attention.kernels.append import append
 
             append(pool, self._attention.page_size, self._places, key, value)
+        if self._is_whole:
+            return self._whole.attend(layer, query, key, value, scale)
+        if not self._is_planned:
+            self._plan(query.shape[1], pool.shape[3], query.shape[2], scale)
         count = len(self._packed.decode)
         if self._decode is not None and count == query.shape[0]:
             only: Tensor = self._decode.run(query, pool)
@@ -226,10 +229,12 @@ class FlashInferView:
         return [segment for segment in self._packed.segments if segment.writes]
 
     @cached_property
-    def _is_reading(self) -> bool:
-        """Whether the forward has unmasked passes that only read, and nothing else."""
+    def _is_whole(self) -> bool:
+        """Whether the forward has unmasked passes only, and those that append have many tokens each."""
         segments = self._packed.segments
-        return not len(self._packed.decode) and not any(each.writes or each.is_causal for each in segments)
+        return not len(self._packed.decode) and not any(
+            each.is_causal or (each.writes and each.count < LONG_PASS) for each in segments
+        )
 
     @cached_property
     def _whole(self) -> WholePasses:

@@ -1,7 +1,7 @@
-"""Unmasked passes that only read their cache, such as steps of an image: dense attention over contiguous keys.
+"""Unmasked passes of many tokens, such as steps of an image: dense attention over contiguous keys.
 
-FlashInfer's paged kernels cannot express them. Each pass has thousands of tokens, so copying its cached keys costs
-little beside its attention, and PyTorch's kernel for contiguous keys can run.
+Copying the cached keys of such a pass costs little beside its attention, and PyTorch's kernels for contiguous keys can
+run. New keys are read from the projections' output, so a pass may append or not.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Pass:
 
 
 class WholePasses:
-    """The KVView of consecutive passes that neither append nor mask. segments: those passes, in packed order."""
+    """The KVView of unmasked passes. It appends nothing. segments: those passes, in packed order."""
 
     def __init__(
         self, pools: list[Tensor], page_size: int, segments: Sequence[AttentionSegment], tables: np.ndarray
