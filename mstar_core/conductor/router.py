@@ -87,7 +87,7 @@ class Router:
 
     def _home(self, replicas: Replicas, chosen: dict[Replicas, int]) -> int:
         if replicas not in chosen:
-            live = [replica[0] for replica in replicas if self.ready.issuperset(replica)]
+            live = [replica[0] for replica in replicas if replica[0] in self.ready]  # a leader waits for its followers
             if not live:
                 rank = replicas[0][0]
                 cause = self.lost.get(rank, "it has not finished its start")

@@ -71,7 +71,7 @@ def _declared(groups: Sequence[NodeGroup], rank: int) -> float | None:
 def _check_shares(spec: ModelSpec, config: ResolvedConfig, rank: RankPlan) -> None:
     """Check that the shares of a rank's nodes leave memory for each."""
     share = config.kv_cache.share
-    nodes = [node for node in rank.nodes if spec.node(node).kv is not None and spec.node(node).of is None]
+    nodes = [node for node in rank.held if spec.node(node).kv is not None and spec.node(node).of is None]
     given = {node: share[node] for node in nodes if node in share}
     total, others = sum(given.values()), [node for node in nodes if node not in given]
     if total > 1 + SLACK or (others and total > 1 - SLACK):

@@ -19,8 +19,9 @@ class NodePlacement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker process and its device: `cpu` or `cuda:INDEX`.
+    """One rank and its device: `cpu` or `cuda:INDEX`.
 
+    nodes: those that it serves. follows: those of which it computes a share for the leader of its group.
     memory_fraction: share of the device's memory for weights, reserve and pools; None: kv_cache.memory_fraction.
     """
 
@@ -28,13 +29,36 @@ class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     nodes: tuple[str, ...]
     memory_fraction: float | None = None
+    follows: tuple[str, ...] = ()
+
+    @property
+    def held(self) -> tuple[str, ...]:
+        """All nodes of which it has weights."""
+        return self.nodes + self.follows
+
+
+class GroupPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """A tensor-parallel group. ranks: the leader first. nodes: those that its ranks compute together."""
+
+    ranks: tuple[int, ...]
+    nodes: tuple[str, ...]
+
+    @property
+    def leader(self) -> int:
+        """The rank that schedules for the group."""
+        return self.ranks[0]
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """The placement of a model's nodes on ranks."""
+    """The placement of a model's nodes on ranks. groups: those of several ranks each."""
 
     ranks: tuple[RankPlan, ...]
     placements: tuple[NodePlacement, ...]
+    groups: tuple[GroupPlan, ...] = ()
+
+    def group_of(self, rank: int) -> GroupPlan | None:
+        """Return the tensor-parallel group of a rank, None without one."""
+        return next((group for group in self.groups if rank in group.ranks), None)
 
     def replicas(self, node: str, walk: str) -> tuple[tuple[int, ...], ...]:
         """Return the replicas that run `node` in `walk`. A placement for this walk wins over one for all walks."""

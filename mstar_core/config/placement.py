@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from mstar_core.config.budgets import with_budgets
-from mstar_core.config.deployment import NodePlacement, Plan, RankPlan
+from mstar_core.config.deployment import GroupPlan, NodePlacement, Plan, RankPlan
 from mstar_core.config.located import Located
 from mstar_core.config.read import CheckedValue
 from mstar_core.config.resolved import NodeGroup, ResolvedConfig
-from mstar_core.errors import did_you_mean
+from mstar_core.errors import ConfigError, did_you_mean
 from mstar_core.graph import NodeSpec, graph_nodes
 from mstar_core.plugin import ModelSpec
 
@@ -108,12 +108,20 @@ def _check_tp(spec: ModelSpec, group: NodeGroup, size: CheckedValue) -> None:
                 f"tensor-parallel are: {', '.join(shared)}" if shared else f"no node of {spec.name} is tensor-parallel"
             )
             raise size.place.error(f"node {name!r} is not tensor-parallel", key, f"tp_size is {group.tp_size}", hint)
-        if node.kv is not None and node.kv.kv_heads % group.tp_size:
+        heads = node.kv.kv_heads if node.kv is not None else group.tp_size
+        if heads % group.tp_size and group.tp_size % heads:
             raise size.place.error(
-                f"{key} is {group.tp_size} and does not divide {node.kv.kv_heads} KV heads of {name!r}",
+                f"{key} is {group.tp_size} and does not divide {heads} KV heads of {name!r}",
                 key,
-                hint="choose a divisor",
+                hint="choose a divisor or a multiple",
             )
+        for what, count in node.parallel_sizes:
+            if count % group.tp_size:
+                raise size.place.error(
+                    f"{key} is {group.tp_size} and does not divide {count} {what} of {name!r}",
+                    key,
+                    hint="choose a divisor",
+                )
 
 
 def _check_twice(spec: ModelSpec, groups: Sequence[NodeGroup]) -> None:
@@ -185,9 +193,14 @@ def make_plan(spec: ModelSpec, config: ResolvedConfig, devices: Sequence[str], o
     names = device_names(config, devices)
     placements = tuple(_placements(spec, config))
     ranks = tuple(
-        RankPlan(rank=rank, device=device, nodes=_nodes_of(spec, rank, placements)) for rank, device in enumerate(names)
-    )
-    return with_budgets(spec, config, Plan(ranks=ranks, placements=placements))
+        RankPlan(
+            rank=rank, device=device, nodes=_nodes_of(spec, rank, placements), follows=_followed(spec, rank, placements)
+        )
+        for rank, device in enumerate(names)
+    )  # fmt: skip
+    groups = _parallel_groups(placements)
+    _check_groups(config, ranks, groups)
+    return with_budgets(spec, config, Plan(ranks=ranks, placements=placements, groups=groups))
 
 
 def device_names(config: ResolvedConfig, devices: Sequence[str]) -> tuple[str, ...]:
@@ -216,5 +229,38 @@ def _placements(spec: ModelSpec, config: ResolvedConfig) -> list[NodePlacement]:
 
 
 def _nodes_of(spec: ModelSpec, rank: int, placements: Sequence[NodePlacement]) -> tuple[str, ...]:
-    held = {p.node for p in placements if any(rank in replica for replica in p.replicas)}
+    """Return the nodes that a rank serves: alone, or as the leader of a group."""
+    held = {p.node for p in placements if any(rank == replica[0] for replica in p.replicas)}
     return tuple(node.name for node in spec.nodes if node.name in held)
+
+
+def _followed(spec: ModelSpec, rank: int, placements: Sequence[NodePlacement]) -> tuple[str, ...]:
+    """Return the nodes of which a rank computes a share for the leader of its group."""
+    held = {p.node for p in placements if any(rank in replica[1:] for replica in p.replicas)}
+    return tuple(node.name for node in spec.nodes if node.name in held)
+
+
+def _parallel_groups(placements: Sequence[NodePlacement]) -> tuple[GroupPlan, ...]:
+    nodes: dict[tuple[int, ...], list[str]] = {}
+    for placement in placements:
+        for replica in placement.replicas:
+            if len(replica) > 1 and placement.node not in nodes.setdefault(replica, []):
+                nodes[replica].append(placement.node)
+    return tuple(GroupPlan(ranks=ranks, nodes=tuple(names)) for ranks, names in sorted(nodes.items()))
+
+
+def _check_groups(config: ResolvedConfig, ranks: Sequence[RankPlan], groups: Sequence[GroupPlan]) -> None:
+    """Refuse a rank that is in two groups."""
+    for rank in ranks:
+        own = [group for group in groups if rank.rank in group.ranks]
+        if len(own) > 1:
+            raise _group_error(
+                config, rank.rank, f"rank {rank.rank} is in two tensor-parallel groups",
+                " and ".join(f"ranks {', '.join(map(str, group.ranks))}" for group in own),
+                "give both the same ranks in the same order, or disjoint ones",
+            )  # fmt: skip
+
+
+def _group_error(config: ResolvedConfig, rank: int, what: str, detail: str, hint: str) -> ConfigError:
+    group = next(group for group in reversed(config.node_groups) if rank in group.ranks)
+    return group.place.error(what, f"{group.key}.ranks", detail, hint)

@@ -7,7 +7,8 @@ token's experts has a fixed order, so a token's result does not depend on its ba
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from torch.nn.functional import linear, sigmoid, silu
 
 from mstar_core.layers.linear import LinearWeight, project_partial, sum_partials
 from mstar_core.layers.transformer import GatedMLP
+from mstar_core.parallel.shards import WHOLE, Shard, Slice
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -89,11 +91,16 @@ class SparseMoE(nn.Module):
     p = softmax of the router's logits over all experts, in float32. The k greatest of p are the weights, after division
     by their sum, in the model's dtype. A shared expert adds sigmoid(shared_expert_gate(x)) * shared_expert(x).
     Source: Qwen3-MoE, and Qwen2-MoE for the shared expert.
+    shard: the inner width of every expert is divided among the ranks of a group, and the outputs are summed. spec: with
+    the widths of this rank.
     """
 
-    def __init__(self, spec: MoESpec) -> None:
+    def __init__(self, spec: MoESpec, shard: Shard = WHOLE) -> None:
         super().__init__()
-        self.spec = spec
+        self.shard = shard
+        self._inner = shard.part(spec.inner, "inner values of an expert")
+        self._shared_inner = shard.part(spec.shared_inner, "inner values of the shared expert")
+        self.spec = spec = replace(spec, inner=len(self._inner), shared_inner=len(self._shared_inner))
         self.gate = nn.Linear(spec.width, spec.experts, bias=False)
         self.experts = Experts(spec)
         if spec.shared_inner:
@@ -124,6 +131,26 @@ class SparseMoE(nn.Module):
 
     def branch(self, x: Tensor) -> Tensor:
         """Return the same, or the terms of the weighted sum, [S, T, width], for the next norm to add."""
+        return self._own(x) if self.shard.is_whole else self.shard.reduce(sum_partials(self._own(x), x))
+
+    def slices(self) -> Mapping[str, Slice]:
+        """See Sharded. Routed experts by the names of `expert_parts`."""
+        if self.shard.is_whole:
+            return {}
+        own, size = self._inner, self.shard.size
+        found = {
+            f"experts.{expert}.{kind}_proj.weight": Slice.part(int(kind == "down"), own, len(own) * size)
+            for expert in range(self.spec.experts)
+            for kind in ("gate", "up", "down")
+        }
+        shared = self._shared_inner if self.spec.shared_inner else ()
+        return found | {
+            f"shared_expert.{kind}_proj.weight": Slice.part(int(kind == "down"), self._shared_inner, len(shared) * size)
+            for kind in (("gate", "up", "down") if shared else ())
+        }
+
+    def _own(self, x: Tensor) -> Tensor:
+        """Return the output of this rank's part of the experts, as `branch` does."""
         if x.is_cuda and _kernels().supports(x, self.experts.gate_up_proj, self.experts.down_proj):
             return self.terms(x)
         weights, chosen = self.route(x)

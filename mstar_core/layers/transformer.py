@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import torch
 from torch import nn
-from torch.nn.functional import embedding
+from torch.nn.functional import embedding, linear
 
 from mstar_core.layers.kv_view import KeepingView, PackedView
 from mstar_core.layers.linear import (
@@ -24,6 +24,7 @@ from mstar_core.layers.linear import (
     weight_of,
 )
 from mstar_core.layers.rotary import rotate
+from mstar_core.parallel.shards import WHOLE, Shard, Slice
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,21 +34,42 @@ if TYPE_CHECKING:
 
 
 class TokenEmbedding(nn.Embedding):
-    """Embedding of token ids: int64 [T] -> [T, width]."""
+    """Embedding of token ids: int64 [T] -> [T, width]. shard: its rows are divided among the ranks of a group."""
+
+    def __init__(self, vocab: int, width: int, shard: Shard = WHOLE) -> None:
+        super().__init__(shard.padded_rows(vocab), width)
+        self.shard = shard
+        self.vocab = vocab
+        self._rows = shard.rows(vocab)
 
     def forward(self, ids: Tensor) -> Tensor:
-        return embedding(ids, self.weight)
+        if self.shard.is_whole:
+            return embedding(ids, self.weight)
+        local = ids - self._rows.start
+        is_elsewhere = (local < 0) | (local >= len(self._rows))
+        found = embedding(local.masked_fill(is_elsewhere, 0), self.weight)
+        return self.shard.reduce(found.masked_fill(is_elsewhere[:, None], 0))
+
+    def slices(self) -> Mapping[str, Slice]:
+        """See Sharded."""
+        return {} if self.shard.is_whole else {"weight": Slice.part(0, self._rows, self.vocab)}
 
 
 class Head(nn.Module):
-    """Language-model head: hidden [n, width] -> logits [n, vocab] in the weight's dtype. The weight may be tied."""
+    """Language-model head: hidden [n, width] -> logits [n, vocab] in the weight's dtype. The weight may be tied.
 
-    def __init__(self, width: int, vocab: int, tied_to: TokenEmbedding | None = None) -> None:
+    shard: the rows of the weight are divided among the ranks of a group, and the logits are gathered.
+    """
+
+    def __init__(self, width: int, vocab: int, tied_to: TokenEmbedding | None = None, shard: Shard = WHOLE) -> None:
         super().__init__()
         # A tied weight stays the embedding's parameter. Registered twice, it would be loaded and counted twice.
         self._tied = (tied_to,) if tied_to is not None else None
+        self.shard = shard
+        self._vocab = vocab
         if tied_to is None:
-            self.weight = nn.Parameter(nn.Linear(width, vocab, bias=False).weight.detach(), requires_grad=False)
+            rows = shard.padded_rows(vocab)
+            self.weight = nn.Parameter(nn.Linear(width, rows, bias=False).weight.detach(), requires_grad=False)
 
     @property
     def _values(self) -> Tensor:
@@ -55,7 +77,13 @@ class Head(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         weight = self._values
-        return project(hidden.to(weight.dtype), LinearWeight(weight))
+        logits = project(hidden.to(weight.dtype), LinearWeight(weight))
+        return logits if self.shard.is_whole else self.shard.gather(logits)[:, : self._vocab]
+
+    def slices(self) -> Mapping[str, Slice]:
+        """See Sharded."""
+        is_own = self._tied is None and not self.shard.is_whole
+        return {"weight": Slice.part(0, self.shard.rows(self._vocab), self._vocab)} if is_own else {}
 
     def restrict(self, spans: Sequence[range]) -> None:
         """Restrict the vocabulary to these ids, in their order: logits [n, ids]. Called once the weights are loaded.
@@ -65,8 +93,24 @@ class Head(nn.Module):
         """
         weight = self._values
         rows = torch.cat([torch.arange(span.start, span.stop, span.step, device=weight.device) for span in spans])
+        if self.shard.is_whole:
+            kept = weight.detach().index_select(0, rows)
+        else:
+            kept = self._divided(weight.detach(), rows)
+            self._vocab = len(rows)
         self._tied = None
-        self.weight = nn.Parameter(weight.detach().index_select(0, rows), requires_grad=False)
+        self.weight = nn.Parameter(kept, requires_grad=False)
+
+    def _divided(self, weight: Tensor, rows: Tensor) -> Tensor:
+        """Return this rank's share of the chosen rows of the whole weight, which the ranks hold in parts."""
+        own, shard = self.shard.rows(self._vocab), self.shard
+        is_here = (rows >= own.start) & (rows < own.stop)
+        chosen = weight.index_select(0, (rows - own.start).clamp(0, len(weight) - 1))
+        whole = shard.reduce(chosen.masked_fill(~is_here[:, None], 0))
+        kept = whole.new_zeros(shard.padded_rows(len(rows)), whole.shape[1])
+        part = shard.rows(len(rows))
+        kept[: len(part)] = whole[part.start : part.stop]
+        return kept
 
 
 class RMSNorm(nn.Module):
@@ -124,13 +168,21 @@ class FusibleLayer(nn.Module):
 
 
 class GatedMLP(FusibleLayer):
-    """down(act(gate(x)) * up(x)). Parameters are named as in Llama."""
+    """down(act(gate(x)) * up(x)). Parameters are named as in Llama.
+
+    shard: the inner width is divided among the ranks of a group, and the outputs are summed.
+    """
 
     projections = ("gate_proj", "up_proj")
 
-    def __init__(self, width: int, inner: int, *, bias: bool = False, activation: Activation = "silu") -> None:
+    def __init__(
+        self, width: int, inner: int, *, bias: bool = False, activation: Activation = "silu", shard: Shard = WHOLE
+    ) -> None:
         super().__init__()
         self._activation: Activation = activation
+        self._inner = inner
+        self.shard = shard
+        inner = len(shard.part(inner, "inner values of an MLP"))
         self.gate_proj = nn.Linear(width, inner, bias=bias)
         self.up_proj = nn.Linear(width, inner, bias=bias)
         self.down_proj = nn.Linear(inner, width, bias=bias)
@@ -145,11 +197,33 @@ class GatedMLP(FusibleLayer):
             inner = project_gated(x, self._fused, self._activation)
         else:
             inner = activate(self.gate_proj(x), self._activation) * self.up_proj(x)
+        if not self.shard.is_whole:
+            return reduced(self.shard, self.down_proj, inner)
         weight = weight_of(self.down_proj)
         if weight is not None and inner.dim() == 2:
             return project_partial(inner, weight)
         out: Tensor = self.down_proj(inner)
         return out
+
+    def slices(self) -> Mapping[str, Slice]:
+        """See Sharded."""
+        if self.shard.is_whole:
+            return {}
+        own = self.shard.part(self._inner, "inner values of an MLP")
+        kinds = ("weight",) if self.gate_proj.bias is None else ("weight", "bias")
+        outputs = Slice.part(0, own, self._inner)
+        found = {f"{name}.{kind}": outputs for name in self.projections for kind in kinds}
+        return found | {"down_proj.weight": Slice.part(1, own, self._inner)}
+
+
+def reduced(shard: Shard, layer: nn.Module, x: Tensor) -> Tensor:
+    """Return the output of a row-parallel linear layer, summed over the ranks: [T, outputs]. x: [T, local inputs]."""
+    weight = weight_of(layer)
+    if weight is not None and x.dim() == 2:
+        return shard.reduce(sum_partials(project_partial(x, weight), x))
+    assert isinstance(layer, nn.Linear), "a layer with a bias is not quantized under tensor parallelism"
+    out = shard.reduce(linear(x, layer.weight))
+    return out if layer.bias is None else out + layer.bias
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,12 +244,20 @@ class AttentionSpec:
 
 
 class Attention(FusibleLayer):
-    """Self-attention of packed tokens. The engine's KVView appends to the cache and attends."""
+    """Self-attention of packed tokens. The engine's KVView appends to the cache and attends.
+
+    shard: the heads are divided among the ranks of a group, and the outputs are summed. spec: with the heads of this
+    rank.
+    """
 
     projections = ("q_proj", "k_proj", "v_proj")
 
-    def __init__(self, spec: AttentionSpec, layer: int) -> None:
+    def __init__(self, spec: AttentionSpec, layer: int, shard: Shard = WHOLE) -> None:
         super().__init__()
+        self.shard = shard
+        self._heads, self._kv_heads = shard.part(spec.heads, "heads"), shard.kv_part(spec.kv_heads)
+        self._whole_heads, self._whole_kv_heads = spec.heads, spec.kv_heads
+        spec = replace(spec, heads=len(self._heads), kv_heads=len(self._kv_heads))
         self.spec = spec
         self.layer = layer
         self.q_proj = nn.Linear(spec.width, spec.heads * spec.head_dim, bias=spec.bias)
@@ -231,16 +313,34 @@ class Attention(FusibleLayer):
             value = self.v_proj(x).view(tokens, spec.kv_heads, spec.head_dim)
         kv.keep(self.layer, key, value)
 
+    def slices(self) -> Mapping[str, Slice]:
+        """See Sharded."""
+        if self.shard.is_whole:
+            return {}
+        width = self.spec.head_dim
+        queries, keys = _spanned(self._heads, width), _spanned(self._kv_heads, width)
+        outputs = {"q_proj": Slice.part(0, queries, self._whole_heads * width)}
+        outputs |= dict.fromkeys(("k_proj", "v_proj"), Slice.part(0, keys, self._whole_kv_heads * width))
+        kinds = ("weight", "bias") if self.spec.bias else ("weight",)
+        found = {f"{name}.{kind}": part for name, part in outputs.items() for kind in kinds}
+        return found | {"o_proj.weight": Slice.part(1, queries, self._whole_heads * width)}
+
     def _norms(self) -> HeadNorms | None:
         eps = self.spec.norm_eps
         return None if eps is None else (self.q_norm.weight, self.k_norm.weight, eps)
 
     def _output(self, mixed: Tensor) -> Tensor:
+        if not self.shard.is_whole:
+            return reduced(self.shard, self.o_proj, mixed)
         weight = weight_of(self.o_proj)
         if weight is not None:
             return project_partial(mixed, weight)
         out: Tensor = self.o_proj(mixed)
         return out
+
+
+def _spanned(heads: range, head_dim: int) -> range:
+    return range(heads.start * head_dim, heads.stop * head_dim)
 
 
 class FeedForward(Protocol):
@@ -255,17 +355,19 @@ class FeedForward(Protocol):
 class DecoderBlock(nn.Module):
     """Pre-norm decoder block: x + attention(norm(x)), then x + mlp(norm(x)). Parameters are named as in Llama.
 
-    inner: width of a gated MLP, or the module that replaces it.
+    inner: width of a gated MLP, or the module that replaces it. shard: of the attention and of a gated MLP.
     """
 
     mlp: FeedForward
 
-    def __init__(self, spec: AttentionSpec, inner: int | FeedForward, layer: int, eps: float) -> None:
+    def __init__(
+        self, spec: AttentionSpec, inner: int | FeedForward, layer: int, eps: float, shard: Shard = WHOLE
+    ) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(spec.width, eps)
-        self.self_attn = Attention(spec, layer)
+        self.self_attn = Attention(spec, layer, shard)
         self.post_attention_layernorm = RMSNorm(spec.width, eps)
-        self.mlp = GatedMLP(spec.width, inner) if isinstance(inner, int) else inner
+        self.mlp = GatedMLP(spec.width, inner, shard=shard) if isinstance(inner, int) else inner
 
     def forward(self, x: Tensor, kv: KVView, rotation: tuple[Tensor, Tensor]) -> Tensor:
         """Return [T, width]. x: [T, width]."""

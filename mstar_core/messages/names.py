@@ -14,6 +14,11 @@ def worker_name(rank: int) -> str:
     return f"worker-{rank}"
 
 
+def follower_name(rank: int) -> str:
+    """Return the mailbox name of a rank that follows in a tensor-parallel group."""
+    return f"follower-{rank}"
+
+
 def rank_of(name: str) -> int | None:
     """Return the rank of a worker's mailbox name, None for other processes."""
     kind, _, number = name.partition("-")

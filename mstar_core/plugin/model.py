@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mstar_core.graph import NodeSpec
+from mstar_core.parallel.shards import WHOLE, Shard
 from mstar_core.plugin.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ WeightProgress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelContext:
-    """Context in which a model builds nodes on one rank. tp_rank, tp_size: its place in the tensor-parallel group."""
+    """Context in which a model builds nodes on one rank. shard: its place in the tensor-parallel group of the node."""
 
     spec: ModelSpec
     folder: Path | None
@@ -28,8 +29,17 @@ class ModelContext:
     dtype: torch.dtype
     model_kwargs: Mapping[str, Any] = field(default_factory=dict)
     progress: WeightProgress | None = None
-    tp_rank: int = 0
-    tp_size: int = 1
+    shard: Shard = WHOLE
+
+    @property
+    def tp_rank(self) -> int:
+        """Place of this rank in its tensor-parallel group."""
+        return self.shard.index
+
+    @property
+    def tp_size(self) -> int:
+        """Ranks of the tensor-parallel group; 1 without one."""
+        return self.shard.size
 
 
 class Model(Protocol):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.errors import MstarError
 from mstar_core.messages.life import Beat, Hello, LogLevel, PeerDown, PeerUp, Phase, Ping, Stop, Telemetry
-from mstar_core.messages.names import worker_name
+from mstar_core.messages.names import follower_name, worker_name
 from mstar_core.messages.telemetry import EdgeNews, MetricSample, RequestNews, Span
 from mstar_core.process.failures import guarded_run
 from mstar_core.process.logs import start_logging
@@ -35,6 +35,9 @@ The kernel ends the children of a dead supervisor (see `die_with_parent`); this 
 """
 
 SUPERVISOR: Final = "supervisor"
+
+RANKED: Final = {"worker": worker_name, "follower": follower_name}
+"""Kinds of processes that have a rank, with the function that names them."""
 
 log = logging.getLogger("mstar.child")
 
@@ -55,12 +58,12 @@ def start_child(kind: str, argv: Sequence[str] | None) -> ChildArguments:
     parser.add_argument("spec", type=Path)
     parser.add_argument("--incarnation", type=int, required=True)
     parser.add_argument("--supervisor", default="")
-    if kind == "worker":
+    if kind in RANKED:
         parser.add_argument("--rank", type=int, required=True)
     args = parser.parse_args(argv)
     prepare_process()
     args.spec = DeploymentSpec.load(args.spec)
-    made = ChildArguments(**{"name": worker_name(args.rank) if kind == "worker" else kind, **vars(args)})
+    made = ChildArguments(**{"name": RANKED[kind](args.rank) if kind in RANKED else kind, **vars(args)})
     start_logging(made.name, made.spec.log_level, secrets=made.spec.api.api_keys)
     return made
 

@@ -12,10 +12,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from mstar_core.config.deployment import DeploymentSpec
+from mstar_core.config.deployment import DeploymentSpec, Plan, RankPlan
 from mstar_core.host.cache_dir import TRITON_CACHE, triton_cache
 from mstar_core.host.run_dir import RunDirectory
 from mstar_core.messages.life import Phase
+from mstar_core.messages.names import follower_name, worker_name
 from mstar_core.supervisor.log_file import LINE_LIMIT, LogFile, pump
 
 DRAIN_LOG_S = 1.0
@@ -47,7 +48,10 @@ class ChildProtocol(asyncio.subprocess.SubprocessStreamProtocol):
 
 @dataclass(slots=True)
 class Child:
-    """The current incarnation of a child. Owned by the supervisor. state: spawned, known, ready or ended."""
+    """The current incarnation of a child. Owned by the supervisor. state: spawned, known, ready or ended.
+
+    ends_with_group: another member of its tensor-parallel group has died. attending: the task that waits for its end.
+    """
 
     kind: ChildKind
     log: LogFile
@@ -71,6 +75,8 @@ class Child:
     restarts: list[float] = field(default_factory=list)
     ending: bool = False
     renewing: bool = False
+    ends_with_group: bool = False
+    attending: asyncio.Task[None] | None = None
 
     @property
     def name(self) -> str:
@@ -208,8 +214,14 @@ Kinds = Callable[[DeploymentSpec], Sequence[ChildKind]]
 def child_kinds(spec: DeploymentSpec) -> list[ChildKind]:
     """Return the child that fetches the weights and ends, then those that stay."""
     workers = [
-        ChildKind(name=f"worker-{r.rank}", module="mstar_core.worker", arguments=("--rank", str(r.rank)))
+        ChildKind(name=worker_name(r.rank), module="mstar_core.worker", arguments=("--rank", str(r.rank)))
         for r in spec.plan.ranks
+        if r.nodes
+    ]
+    workers += [
+        ChildKind(name=follower_name(r.rank), module="mstar_core.worker.follower", arguments=("--rank", str(r.rank)))
+        for r in spec.plan.ranks
+        if r.follows
     ]
     return [
         FETCH,
@@ -219,11 +231,25 @@ def child_kinds(spec: DeploymentSpec) -> list[ChildKind]:
     ]
 
 
+def group_members(plan: Plan, name: str) -> tuple[str, ...]:
+    """Return the names of the tensor-parallel group that a process belongs to, the leader first; empty without one."""
+    for group in plan.groups:
+        names = (worker_name(group.leader), *(follower_name(rank) for rank in group.ranks[1:]))
+        if name in names:
+            return names
+    return ()
+
+
 def plan_facts(spec: DeploymentSpec) -> dict[str, Any]:
     """Return the facts of the plan event: ranks (`0 cpu: LLM, snac_decoder`), bytes needed and free."""
-    ranks = [f"{rank.rank} {rank.device}: {', '.join(rank.nodes)}" for rank in spec.plan.ranks]
+    ranks = [f"{rank.rank} {rank.device}: {_held(rank)}" for rank in spec.plan.ranks]
     sizes = {"needed_bytes": spec.needed_bytes, "free_bytes": spec.free_bytes}
     return {"ranks": ranks, **{name: size for name, size in sizes.items() if size}}
+
+
+def _held(rank: RankPlan) -> str:
+    followed = [f"{node} (follows)" for node in rank.follows]
+    return ", ".join([*rank.nodes, *followed])
 
 
 def write_spec(run: RunDirectory, spec: DeploymentSpec) -> None:

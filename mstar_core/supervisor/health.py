@@ -16,11 +16,14 @@ from mstar_core.supervisor.events import Events
 
 
 def can_serve(plan: Plan, children: Iterable[Child]) -> bool:
-    """Return whether requests can be served: the conductor and one whole replica of each placement are ready."""
+    """Return whether requests can be served: the conductor and one replica of each placement are ready.
+
+    The leader of a tensor-parallel group is ready once its followers have joined.
+    """
     ready = {child.name for child in children if child.state == "ready"}
     ranks = {rank for name in ready if (rank := rank_of(name)) is not None}
     return CONDUCTOR in ready and all(
-        any(ranks.issuperset(replica) for replica in placement.replicas) for placement in plan.placements
+        any(replica[0] in ranks for replica in placement.replicas) for placement in plan.placements
     )
 
 

@@ -45,6 +45,7 @@ from mstar_core.supervisor.child import (
     Kinds,
     Pace,
     child_kinds,
+    group_members,
     plan_facts,
     write_spec,
 )
@@ -290,7 +291,7 @@ class Supervisor:
                         "monotonic": time.monotonic(), "code": "start_failed"})  # fmt: skip
             return
         self.events.add("child.spawned", child=child.name, pid=child.pid, incarnation=child.incarnation)
-        self._task(self._attend(child))
+        child.attending = self._task(self._attend(child))
 
     async def _attend(self, child: Child) -> None:
         status = await child.watch()
@@ -303,17 +304,45 @@ class Supervisor:
             self._part(child, "it is being restarted")
             await self._spawn(child)
             return
+        if child.ends_with_group:
+            return
         record = death_record(child, self.run_dir, status, self.publisher.circumstances(child.name))
+        group = [self.children[name] for name in group_members(self.spec.plan, child.name) if name in self.children]
+        record = await self._end_group(child, group, record)
         self.deaths.append(record)
         self.last_cause = record
-        self.events.add("child.died", child=child.name, status=status, cause=record["message"], phase=child.phase)
-        self._part(child, cause_sentence(record))
+        self.events.add("child.died", child=record["name"], status=record["status"], cause=record["message"],
+                        phase=child.phase)  # fmt: skip
+        for member in group or [child]:
+            self._part(member, cause_sentence(record))
         if self.state == "starting" and was != "ready":
             # Others may die of the same cause a moment earlier or later: the oldest record is the root cause.
             await asyncio.sleep(self._pace.cause_s)
             self._fail(record)
         else:
-            await self._restart(child, record)
+            await self._restart(group or [child], record)
+
+    async def _end_group(self, child: Child, group: list[Child], record: dict[str, Any]) -> dict[str, Any]:
+        """Kill the other members of a tensor-parallel group, and return the record of the one that died first.
+
+        A member that reports the loss of another one has not caused the end: that one's record may come a moment later.
+        """
+        others = [member for member in group if member is not child]
+        for member in others:
+            member.ends_with_group = True
+        if others and record.get("code") == "worker_lost":
+            exits = [asyncio.ensure_future(member.exited.wait()) for member in others]
+            _, late = await asyncio.wait(exits, timeout=self._pace.cause_s, return_when=asyncio.FIRST_COMPLETED)
+            for waiting in late:
+                waiting.cancel()
+        for member in others:
+            if member.process is not None and member.process.returncode is not None:
+                known = self.publisher.circumstances(member.name)
+                found = death_record(member, self.run_dir, member.process.returncode, known)
+                if record.get("code") == "worker_lost" != found.get("code"):
+                    record = found
+            member.signal(signal.SIGKILL)
+        return record
 
     def _part(self, child: Child, cause: str) -> None:
         self._outbound.part(child, cause)
@@ -321,8 +350,9 @@ class Supervisor:
         # Readings of a dead process would show requests and pages that no longer exist.
         self.values = {name: value for name, value in self.values.items() if not name.startswith(f"{child.name}.")}
 
-    async def _restart(self, child: Child, record: dict[str, Any]) -> None:
-        now, pace = time.monotonic(), self._pace
+    async def _restart(self, group: list[Child], record: dict[str, Any]) -> None:
+        """Start a child again after a delay, or all members of a tensor-parallel group, whose first one counts."""
+        now, pace, child = time.monotonic(), self._pace, group[0]
         child.restarts = [t for t in child.restarts if now - t < pace.window_s]
         if len(child.restarts) >= pace.restarts_max:
             self._set_state(
@@ -335,9 +365,14 @@ class Supervisor:
         if self.state in ("ready", "degraded", "starting"):
             self._set_state("degraded", cause_sentence(record))
         await asyncio.sleep(delay)
-        if not self._ended.is_set():
-            self.events.add("child.restarting", child=child.name, after_s=delay)
-            await self._spawn(child)
+        own = asyncio.current_task()
+        if ending := [each.attending for each in group if each.attending is not None and each.attending is not own]:
+            await asyncio.wait(ending)
+        for each in group:
+            if not self._ended.is_set():
+                each.ends_with_group = False
+                self.events.add("child.restarting", child=each.name, after_s=delay)
+                await self._spawn(each)
 
     def _fail(self, record: dict[str, Any]) -> None:
         if self.state == "failed":
@@ -477,10 +512,11 @@ class Supervisor:
         phase = next((f"{c.name}: {c.phase}" for c in self.children.values() if c.state != "ready"), "")
         self._outbound.send(API, ServiceState(state=state, phase=phase, reason=self.reason))
 
-    def _task(self, work: Any) -> None:
+    def _task(self, work: Any) -> asyncio.Task[None]:
         task: asyncio.Task[None] = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._task_done)
+        return task
 
     def _task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

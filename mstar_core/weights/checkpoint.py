@@ -14,7 +14,7 @@ import threading
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -22,6 +22,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from mstar_core.errors import WeightsError, did_you_mean
+from mstar_core.parallel.shards import Slice, module_slices
 from mstar_core.weights.random_fill import fill_randomly, random_seed
 
 if TYPE_CHECKING:
@@ -88,9 +89,13 @@ class Checkpoint:
         return sorted(set(self.file_of.values()))
 
     def tensors(
-        self, names: Iterable[str] | None = None, progress: Progress | None = None
-    ) -> Iterator[tuple[str, Tensor]]:
-        """Read tensors one by one, file by file. Raises WeightsError for a missing or unreadable tensor."""
+        self, names: Iterable[str] | None = None, progress: Progress | None = None,
+        slices: Mapping[str, Slice] | None = None,
+    ) -> Iterator[tuple[str, Tensor]]:  # fmt: skip
+        """Read tensors one by one, file by file; of those in `slices` only the part.
+
+        Raises WeightsError for a missing or unreadable tensor, and for one that is not as long as its slice declares.
+        """
         wanted = set(self.file_of) if names is None else set(names)
         unknown = sorted(wanted - set(self.file_of))
         if unknown:
@@ -106,7 +111,8 @@ class Checkpoint:
             read = 0
             with open_tensors(path) as reader:
                 for name in in_file_order(path, {name for name in wanted if self.file_of[name] == path}):
-                    value = reader.get_tensor(name)
+                    part = slices.get(name) if slices else None
+                    value = reader.get_tensor(name) if part is None else _read_part(reader, path, name, part)
                     read += value.numel() * value.element_size()
                     yield name, value
                     if progress is not None:
@@ -145,6 +151,7 @@ def load_weights(
     """Load a module's parameters and persistent buffers, each cast to its own dtype.
 
     parts: name of a fused parameter -> the names that replace it, each with its view of the parameter.
+    Of a sharded parameter (`parallel.shards`) only this rank's part is read; rows beyond the part become zero.
     Checkpoint and module must have the same names. Raises WeightsError with file and key otherwise, before anything
     changes; a file that ends early fails in the middle.
     """
@@ -156,6 +163,9 @@ def load_weights(
     for fused, views in (parts or {}).items():
         del targets[fused]
         targets.update(views)
+    slices = {name: part for name, part in module_slices(module).items() if name in targets}
+    for name, part in slices.items():
+        targets[name] = _filled_part(targets[name], part)
     source_of: dict[str, str] = {}
     for name in checkpoint.file_of:
         target = names.target(name)
@@ -178,13 +188,63 @@ def load_weights(
             file=str(checkpoint.folder),
         )
     target_of = {name: targets[target] for target, name in source_of.items()}
+    part_of = {source_of[name]: part for name, part in slices.items() if name in source_of}
     if _can_stream(checkpoint, target_of):
-        _upload(checkpoint, target_of, progress)
+        streamed = {name for name in target_of if name not in part_of or _is_contiguous(part_of[name])}
+        _upload(checkpoint, {name: target_of[name] for name in streamed}, progress, part_of)
+        target_of = {name: value for name, value in target_of.items() if name not in streamed}
+    if not target_of:
         return
     with torch.no_grad():
-        for name, value in checkpoint.tensors(target_of, progress):
+        for name, value in checkpoint.tensors(target_of, progress, part_of):
             _check_shape(checkpoint, name, value.shape, target_of[name])
             target_of[name].copy_(value)
+
+
+def _filled_part(target: Tensor, part: Slice) -> Tensor:
+    """Return the view of a parameter that its part fills; the rest, padding of a vocabulary, is set to zero."""
+    if target.shape[part.dim] == part.count:
+        return target
+    with torch.no_grad():
+        target.narrow(part.dim, part.count, target.shape[part.dim] - part.count).zero_()
+    return target.detach().narrow(part.dim, 0, part.count)
+
+
+def _is_contiguous(part: Slice) -> bool:
+    """Return whether a part is one run of bytes in a file."""
+    return part.dim == 0 and len(part.spans) == 1
+
+
+def _read_part(reader: TensorReader, path: Path, name: str, part: Slice) -> Tensor:
+    """Read a part of a stored tensor. Raises WeightsError if the tensor is not as long as the part declares."""
+    if isinstance(reader, _TorchFile):
+        whole = reader.get_tensor(name)
+        _check_whole(path, name, tuple(whole.shape), part)
+        return torch.cat([whole.narrow(part.dim, span.start, len(span)) for span in part.spans], dim=part.dim)
+    stored = reader.get_slice(name)
+    _check_whole(path, name, tuple(stored.get_shape()), part)
+    before = (slice(None),) * part.dim
+    found = [stored[(*before, slice(span.start, span.stop))] for span in part.spans]
+    return found[0] if len(found) == 1 else torch.cat(found, dim=part.dim)
+
+
+def _check_whole(path: Path, name: str, shape: tuple[int, ...], part: Slice) -> None:
+    if len(shape) <= part.dim or shape[part.dim] != part.whole:
+        raise WeightsError(
+            f"{path}: {name} has shape {list(shape)}", f"the model has {part.whole} in dimension {part.dim}",
+            "use config and weights of the same checkpoint", file=str(path),
+        )  # fmt: skip
+
+
+def _stored_part(tensor: StoredTensor, part: Slice | None) -> StoredTensor:
+    """Return the rows of a stored tensor that a contiguous part names. Raises WeightsError for another length."""
+    if part is None:
+        return tensor
+    _check_whole(tensor.path, tensor.name, tensor.shape, part)
+    (span,), row = part.spans, tensor.size // tensor.shape[0]
+    return replace(
+        tensor, offset=tensor.offset + span.start * row, size=len(span) * row, shape=(len(span), *tensor.shape[1:])
+    )  # fmt: skip
 
 
 def _can_stream(checkpoint: Checkpoint, targets: Mapping[str, Tensor]) -> bool:
@@ -194,8 +254,15 @@ def _can_stream(checkpoint: Checkpoint, targets: Mapping[str, Tensor]) -> bool:
     return len(devices) == 1 and next(iter(devices)).type == "cuda" and are_safetensors
 
 
-def _upload(checkpoint: Checkpoint, targets: Mapping[str, Tensor], progress: Progress | None) -> None:
-    stored = [tensor for path in checkpoint.files() for tensor in stored_tensors(path) if tensor.name in targets]
+def _upload(
+    checkpoint: Checkpoint, targets: Mapping[str, Tensor], progress: Progress | None, parts: Mapping[str, Slice]
+) -> None:
+    stored = [
+        _stored_part(tensor, parts.get(tensor.name))
+        for path in checkpoint.files()
+        for tensor in stored_tensors(path)
+        if tensor.name in targets
+    ]
     for tensor in stored:
         _check_shape(checkpoint, tensor.name, torch.Size(tensor.shape), targets[tensor.name])
     total = sum(path.stat().st_size for path in checkpoint.files())
@@ -257,6 +324,9 @@ class TensorReader(Protocol):
 
     def get_tensor(self, name: str) -> Tensor:
         """Return the tensor called `name`, on the host."""
+
+    def get_slice(self, name: str) -> Any:
+        """Return the tensor called `name` unread; indexing reads a part of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,6 +404,10 @@ class _TorchFile:
             detail = "the index lists it in this file"
             raise WeightsError(f"{self.path} lacks {name}", detail, "download it again", file=str(self.path))
         return self.values[name]
+
+    def get_slice(self, name: str) -> Any:
+        """Return the tensor itself, which is in memory."""
+        return self.get_tensor(name)
 
 
 def _safetensors_header(path: Path) -> tuple[int, dict[str, Any]]:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
@@ -34,6 +35,7 @@ from mstar_core.engine.stateless.engine import StatelessEngine
 from mstar_core.errors import ConfigError, PluginError, did_you_mean
 from mstar_core.graph import KV_CACHE, NodeSpec
 from mstar_core.layers.linear import fuse_projections
+from mstar_core.parallel.shards import local_kv_heads
 from mstar_core.plugin.model import Model, ModelContext
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.targets import load_target
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
 
     from mstar_core.layers.kv_view import KVModule
     from mstar_core.layers.quantize import QuantizationReport
+    from mstar_core.parallel.groups import RankGroup
+    from mstar_core.parallel.link import PlanSender
     from mstar_core.process.life import ChildLife
 
 log = logging.getLogger(__name__)
@@ -59,6 +63,15 @@ CUDA_DTYPE, CPU_DTYPE = "bfloat16", "float32"
 PRELOADED: Final = ("triton", "flashinfer", "flashinfer.jit.attention.modules")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupLead:
+    """The tensor-parallel group that a rank leads. nodes: those that its ranks compute together."""
+
+    group: RankGroup
+    sender: PlanSender
+    nodes: tuple[str, ...]
+
+
 def compute_dtype(name: str | None, device: torch.device) -> torch.dtype:
     """Return the compute dtype: the config's, or bfloat16 on CUDA and float32 on CPU. Raises ConfigError."""
     chosen = name or (CUDA_DTYPE if device.type == "cuda" else CPU_DTYPE)
@@ -67,19 +80,45 @@ def compute_dtype(name: str | None, device: torch.device) -> torch.dtype:
     return DTYPES[chosen]
 
 
-def build_runners(
-    spec: DeploymentSpec, model: ModelSpec, rank: RankPlan, life: ChildLife, kernels: KernelLog
-) -> dict[str, NodeRunner]:
-    """Load the rank's nodes and return their runners. Raises StartError and WeightsError with the cause.
-
-    kernels: counts the kernels that the start compiles.
-    """
+def open_device(rank: RankPlan, life: ChildLife) -> torch.device:
+    """Prepare the device of a rank and return it. Raises StartError if it cannot compute."""
     life.phase("device", detail=rank.device)
     device = resolve_device(rank.device)
     prepare_device(device)
     check_device(device)
+    return device
+
+
+def build_runners(
+    spec: DeploymentSpec, model: ModelSpec, rank: RankPlan, life: ChildLife, device: torch.device, kernels: KernelLog,
+    lead: GroupLead | None = None,
+) -> dict[str, NodeRunner]:  # fmt: skip
+    """Load the rank's nodes and return their runners. Raises StartError and WeightsError with the cause.
+
+    kernels: counts the kernels that the start compiles. lead: the group that this rank leads, whose nodes are sharded.
+    """
+    nodes = own_nodes(model, rank)
+    group = lead.group if lead is not None else None
+    shared = frozenset(lead.nodes) if lead is not None else frozenset[str]()
+    loaded, runners = build_nodes(spec, model, rank, life, device, nodes, group, shared)
+    if lead is not None:
+        lead.sender.accept()
+        for name in rank.nodes:
+            runner = runners.get(name)
+            if name in shared and isinstance(runner, KVCacheEngine):
+                runner.lead(lead.sender, lead.group.collectives, lead.group.place.size)
+    if device.type == "cuda":
+        _warm_up(spec, model, rank, loaded, runners, life, kernels, shared)
+    return runners
+
+
+def build_nodes(
+    spec: DeploymentSpec, model: ModelSpec, rank: RankPlan, life: ChildLife, device: torch.device,
+    nodes: Sequence[NodeSpec], group: RankGroup | None, shared: frozenset[str],
+) -> tuple[list[LoadedNode], dict[str, NodeRunner]]:  # fmt: skip
+    """Load nodes and make their engines, in lockstep with the other ranks of a group. shared: nodes of the group."""
     dtype = compute_dtype(spec.dtype, device)
-    if device.type == "cuda" and any(model.node(name).engine is KV_CACHE for name in rank.nodes):
+    if device.type == "cuda" and any(node.engine is KV_CACHE for node in nodes):
         preload(PRELOADED if attention_of(spec, device) == "flashinfer" else PRELOADED[:1])
     life.phase("weights")
     context = ModelContext(
@@ -90,11 +129,16 @@ def build_runners(
         model_kwargs=spec.model_kwargs,
         progress=_weight_progress(life),
     )
-    loaded = load_nodes(model, context, own_nodes(model, rank))
+    loaded = load_nodes(model, context, [node for node in nodes if node.name not in shared])
+    if group is not None:
+        own = replace(context, shard=group.shard)
+        loaded += load_nodes(model, own, [local_node(node, own.shard.size) for node in nodes if node.name in shared])
     _prepare(spec, loaded, device, dtype)
     life.phase("kv")
     working = working_bytes([module for _, module, _ in loaded], spec.token_budget)
     plans = pool_plans(spec, rank, [node for node, _, _ in loaded], device, dtype, working)
+    if group is not None:
+        plans = {name: _agreed(plan, group) if name in shared else plan for name, plan in plans.items()}
     for name, plan in plans.items():
         life.phase("kv", done=plan.pages, total=plan.pages, detail=f"{name}: {plan.text}")
     life.phase("kv", facts={"caches": {name: f"{plan.text}; {plan.why_free}" for name, plan in plans.items()}})
@@ -111,16 +155,34 @@ def build_runners(
                 node, module, device=device, dtype=compute_dtype(node.dtype or spec.dtype, device),
                 max_batch=most_rows(device), lookahead=lookahead_on(device),
             )  # fmt: skip
-    if device.type == "cuda":
-        _warm_up(spec, model, rank, loaded, runners, life, kernels)
-    return runners
+    return loaded, runners
+
+
+def local_node(node: NodeSpec, size: int) -> NodeSpec:
+    """Return a node as each rank of a group of `size` holds it: with its part of the KV heads."""
+    if size == 1 or node.kv is None:
+        return node
+    return replace(node, kv=replace(node.kv, kv_heads=local_kv_heads(node.kv.kv_heads, size)))
+
+
+def _agreed(plan: PoolPlan, group: RankGroup) -> PoolPlan:
+    """Return the pool that fits every rank of a group."""
+    pages = group.smallest(plan.pages)
+    if pages == plan.pages:
+        return plan
+    why = f"{plan.why}; the smallest of the group"
+    return replace(plan, pages=pages, size_bytes=plan.size_bytes // plan.pages * pages, why=why)
 
 
 def _warm_up(
     spec: DeploymentSpec, model: ModelSpec, rank: RankPlan, loaded: Sequence[LoadedNode],
-    runners: dict[str, NodeRunner], life: ChildLife, kernels: KernelLog,
+    runners: dict[str, NodeRunner], life: ChildLife, kernels: KernelLog, shared: frozenset[str],
 ) -> None:  # fmt: skip
-    """Compile, capture and load the kernels of a GPU's nodes, in this order."""
+    """Compile, capture and load the kernels of a GPU's nodes, in this order.
+
+    shared: nodes of a tensor-parallel group. Their modules cannot run alone, so their kernels are compiled when the
+    group captures its first steps.
+    """
     need_samples = {node.name for node, module, _ in loaded if needs_samples(node, module)}
 
     def walks(report: Callable[[str], None], level: int) -> None:
@@ -128,16 +190,21 @@ def _warm_up(
 
     kernels.listen()
     nodes = [TracedNode(spec=node, runner=runners[node.name], module=module) for node, module, _ in loaded]
+    alone = [node for node in nodes if node.spec.name not in shared]
+
+    def traced_walks() -> None:
+        if not shared:
+            walks(lambda sample: None, logging.DEBUG)
+
     with kernels.compiling_ahead():
-        compile_rank(
-            nodes, lambda: walks(lambda sample: None, logging.DEBUG), partial(_report_compiled, life, kernels)
-        )  # fmt: skip
+        compile_rank(alone, traced_walks, partial(_report_compiled, life, kernels))
     for node in nodes:
         if isinstance(node.runner, KVCacheEngine):
             node.runner.capture()
     for node in nodes:
         life.phase("warm", detail=node.spec.name)
-        warm_module(node.module)
+        if node.spec.name not in shared:
+            warm_module(node.module)
         if samples_only_ids(node.spec):
             warm_prefill(node.runner, node.spec)
     warm_up_nodes([(node.runner, node.module) for node in nodes], life)

@@ -157,7 +157,8 @@ class Worker:
                 for slot, generation in message.slots:
                     self.transport.release(slot, generation)
             case PeerUp():
-                self.transport.connect(message.name, message.fd_endpoint, message.incarnation)
+                if message.fd_endpoint:  # a follower exchanges no tensors with workers
+                    self.transport.connect(message.name, message.fd_endpoint, message.incarnation)
             case PeerDown():
                 self.peer_down(message)
             case ReleaseSignal():

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING
 
 import zmq
 
@@ -14,15 +16,20 @@ from mstar_core.engine.device import resolve_device
 from mstar_core.errors import ConfigError
 from mstar_core.host.wait_spin import wait_spin_s
 from mstar_core.messages.wire import WireCodec
+from mstar_core.parallel.groups import GroupPlace, RankGroup
+from mstar_core.parallel.link import GroupEnded, PlanSender
 from mstar_core.plugin.loader import bound_model
 from mstar_core.process.life import ChildLife, start_child
 from mstar_core.process.system import keep_freed_memory, keep_start, set_exact_timers
 from mstar_core.transport import Courier, Mailbox, Spin, TensorTransport, open_transport
-from mstar_core.worker.build import build_runners, lookahead_on
+from mstar_core.worker.build import GroupLead, build_runners, lookahead_on, open_device
 from mstar_core.worker.executor import Executor
 from mstar_core.worker.loop import Worker
 from mstar_core.worker.outbox import Outbox
 from mstar_core.worker.steps import FairShare, Steps, ranges_on
+
+if TYPE_CHECKING:
+    import torch
 
 log = logging.getLogger(__name__)
 
@@ -42,11 +49,41 @@ def main(argv: list[str] | None = None) -> None:
     ):
         life = ChildLife(name, incarnation, spec, courier, supervisor=supervisor, fd_endpoint=transport.endpoint)
         with life.guarded():
-            with Mailbox(context, life.endpoint, codec) as mailbox:
-                worker = _worker(spec, rank_plan(spec, number), life, mailbox, courier, transport)
+            rank = rank_plan(spec, number)
+            device = open_device(rank, life)
+            with (
+                Mailbox(context, life.endpoint, codec) as mailbox,
+                leading(spec, rank, incarnation, device, life) as lead,
+                ends_with_group(),
+            ):
+                worker = _worker(spec, rank, life, mailbox, courier, transport, device, lead)
                 keep_start()
                 life.phase("ready", facts=capacity(worker))
                 worker.run()
+
+
+@contextmanager
+def leading(
+    spec: DeploymentSpec, rank: RankPlan, epoch: int, device: torch.device, life: ChildLife
+) -> Iterator[GroupLead | None]:
+    """Join and leave the group that this rank leads, if there is one."""
+    plan = spec.plan.group_of(rank.rank)
+    if plan is None or plan.leader != rank.rank:
+        yield None
+        return
+    life.phase("group", detail=f"ranks {', '.join(map(str, plan.ranks))}, epoch {epoch}")
+    place = GroupPlace(ranks=plan.ranks, rank=rank.rank, epoch=epoch, folder=spec.ipc_dir)
+    with PlanSender(place) as sender, RankGroup(place, device) as group:
+        yield GroupLead(group=group, sender=sender, nodes=plan.nodes)
+
+
+@contextmanager
+def ends_with_group() -> Iterator[None]:
+    """Turn the end of this process's group into the error that ends the process."""
+    try:
+        yield
+    except GroupEnded as ended:
+        raise ended.error from ended
 
 
 def rank_plan(spec: DeploymentSpec, rank: int) -> RankPlan:
@@ -64,10 +101,12 @@ def _worker(
     mailbox: Mailbox,
     courier: Courier,
     transport: TensorTransport,
+    device: torch.device,
+    lead: GroupLead | None,
 ) -> Worker:
     model = bound_model(spec.plugin, spec.model, spec.folder, spec.model_kwargs)
     kernels = KernelLog()
-    runners = build_runners(spec, model, rank, life, kernels)
+    runners = build_runners(spec, model, rank, life, device, kernels, lead)
     kernels.serve()
     outbox = Outbox(life.name, rank.rank, courier, transport)
     executor = Executor(model, rank.rank, runners, outbox, transport, time.monotonic, spec.feature_cache_bytes)

@@ -17,7 +17,7 @@ import msgspec
 from mstar_core.config.deployment import DeploymentSpec, Plan
 from mstar_core.config.graph_view import graph_of
 from mstar_core.config.load import read_file, shipped
-from mstar_core.config.resolved import ResolvedConfig
+from mstar_core.config.resolved import NodeGroup, ResolvedConfig
 from mstar_core.errors import ConfigError, PluginError, UsageError, WeightsError, did_you_mean
 from mstar_core.host.groups import group_id
 from mstar_core.host.ports import check_port, port_claimant
@@ -209,12 +209,31 @@ def check_placement(model: ModelSpec, config: ResolvedConfig, plan: Plan) -> Non
     """Raise ConfigError for tensor parallelism, and for nodes on several ranks whose state cannot move."""
     for group in config.node_groups:
         if group.tp_size > 1:
-            raise group.place.error(
-                f"tensor parallelism is not supported by this version ({group.key}.tp_size is {group.tp_size})",
-                f"{group.key}.tp_size",
-                hint="use tp_size 1",
-            )  # fmt: skip
+            _check_parallel(model, group, plan)
     check_moves(model, config, plan)
+
+
+def _check_parallel(model: ModelSpec, group: NodeGroup, plan: Plan) -> None:
+    """Raise ConfigError for tensor parallelism of a node that cannot be divided, or on a device that cannot run it."""
+    undivided = [name for name in group.nodes if not model.node(name).parallel_sizes]
+    if undivided:
+        raise group.place.error(
+            f"node {undivided[0]!r} of {model.name} cannot be divided among ranks by this version",
+            f"{group.key}.tp_size", f"tp_size is {group.tp_size}", "use tp_size 1",
+        )  # fmt: skip
+    for rank in plan.ranks:
+        if rank.follows and rank.nodes and rank.device != "cpu":
+            raise group.place.error(
+                f"rank {rank.rank} follows in a tensor-parallel group and serves {', '.join(rank.nodes)} itself",
+                f"{group.key}.ranks", "this version supports that on the CPU only",
+                f"place {', '.join(rank.nodes)} on another rank",
+            )  # fmt: skip
+    device = next((rank.device for rank in plan.ranks if rank.rank in group.ranks), "cpu")
+    if device != "cpu":
+        raise group.place.error(
+            "tensor parallelism on GPUs is not supported by this version", f"{group.key}.tp_size",
+            f"tp_size is {group.tp_size}, rank {group.ranks[0]} is on {device}", "use tp_size 1",
+        )  # fmt: skip
 
 
 def unused_options(options: UpOptions, transport: str, devices: Sequence[str]) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ items and random numbers reach it with the step's other host values. Owned by th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import prod
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
@@ -41,6 +41,8 @@ class LoopRows:
 
     arrays: by port, [slots + 1, *declared shape] on the device; the last row is the spare slot's and stays zero.
     feeds: items of the stream, or None without one.
+    on_change: called with a port, slots (int64 [n]) and their values [n, ...] before the arrays change, for the
+    followers of a tensor-parallel group.
     """
 
     def __init__(self, spec: NodeSpec, ports: LoopPorts, slots: Slots, dtype: torch.dtype, most_items: int) -> None:
@@ -58,6 +60,7 @@ class LoopRows:
         self._random_shape = tuple(int(size) for size in spec.port(self._random_port).shape) if ports.random else ()
         self._random_name = crc32(f"{spec.name}{RANDOM}".encode())
         self._moved: dict[str, dict[int, Tensor]] = {}
+        self.on_change: Callable[[str, np.ndarray, Tensor], None] | None = None
         # Padding keeps the zeros of the spare row, as a stopped sequence keeps its state.
         slots.device_stopped[slots.spare] = True
 
@@ -77,7 +80,7 @@ class LoopRows:
             if value.is_cpu:
                 self._moved.setdefault(port, {})[slot] = value.to(array.dtype)
             else:
-                array[slot].copy_(value)
+                self._apply(port, np.array([slot], dtype=np.int64), value.to(array.dtype)[None])
 
     def state(self, slot: int, port: str) -> Tensor | None:
         """Return a copy of a carried value by the output that gives it; None for another port."""
@@ -90,10 +93,18 @@ class LoopRows:
     def flush(self) -> None:
         """Copy new rows from the host to the device. Called before a step reads them."""
         for port, rows in self._moved.items():
-            array = self.arrays[port]
-            where = upload(np.array([*rows], dtype=np.int64), array.device)
-            array.index_copy_(0, where, upload(torch.stack([*rows.values()]), array.device))
+            self._apply(port, np.array([*rows], dtype=np.int64), torch.stack([*rows.values()]))
         self._moved.clear()
+
+    def _apply(self, port: str, slots: np.ndarray, values: Tensor) -> None:
+        if self.on_change is not None:
+            self.on_change(port, slots, values)
+        self.set(port, slots, values)
+
+    def set(self, port: str, slots: np.ndarray, values: Tensor) -> None:
+        """Set the values of a port in these slots (int64 [n]): [n, ...] on host or device, in the array's dtype."""
+        array = self.arrays[port]
+        array.index_copy_(0, upload(slots, array.device), upload(values, array.device))
 
     # -- host values of a step ---------------------------------------------------------------------------------------
 

@@ -41,11 +41,15 @@ class Arrived:
         return self.pages
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class SavedPages:
-    """Copies of a sequence's pages in token order, one per layer: [pages, 2, page_size, kv_heads, head_dim]."""
+    """Copies of a sequence's pages in token order, one per layer: [pages, 2, page_size, kv_heads, head_dim].
+
+    number: of the copy, as followers of a tensor-parallel group know it.
+    """
 
     layers: tuple[LayerCopy, ...]
+    number: int = 0
 
     @classmethod
     def arrived(cls, groups: Sequence[Tensor]) -> SavedPages:
@@ -58,12 +62,14 @@ class PageStore:
 
     def __init__(self, pools: Sequence[Tensor]) -> None:
         self._pools = pools
+        self._saved = 0
 
     def save(self, pages: Sequence[int]) -> SavedPages:
         """Start copying pages to the host, behind the steps in flight. The pages may be released at once."""
+        self._saved += 1
         with torch.inference_mode():
             source = self._indices(pages)
-            return SavedPages(tuple(HostCopy(pool.index_select(0, source)) for pool in self._pools))
+            return SavedPages(tuple(HostCopy(pool.index_select(0, source)) for pool in self._pools), self._saved)
 
     def gather(self, pages: Sequence[int]) -> tuple[Tensor, ...]:
         """Copy pages of all layers behind the steps in flight, in token order. The pages may be released at once.

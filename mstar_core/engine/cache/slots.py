@@ -6,7 +6,8 @@ Scheduling reads the host arrays; a step reads and writes the device arrays with
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -21,6 +22,20 @@ NO_ID: Final = -1
 _STOP_WIDTH: Final = 8
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotChanges:
+    """Host changes that the device arrays do not have yet; None where there are none.
+
+    moved: int64 [2, n], slots and their last ids. armed: int64 [n, 1 + width], slots and their stop ids. blank: int64
+    [n], slots whose seen ids are cleared. met: int64 [n], flat indices of seen ids.
+    """
+
+    moved: np.ndarray | None = None
+    armed: np.ndarray | None = None
+    blank: np.ndarray | None = None
+    met: np.ndarray | None = None
+
+
 class Slots:
     """Per-slot state of every sequence.
 
@@ -30,6 +45,7 @@ class Slots:
     Device: device_last int64 [slots + 1]; device_seen bool [slots + 1, vocab]; device_stop_ids as on the host;
     device_stopped bool [slots + 1]. The last entry is a spare slot for the padding of captured steps.
     `flush` copies the host's changes to the device in a fixed number of calls.
+    on_changes, on_copy: called before the device arrays change, for the followers of a tensor-parallel group.
     """
 
     def __init__(
@@ -56,6 +72,8 @@ class Slots:
         self._armed: dict[int, None] = {}
         self._blank: dict[int, None] = {}
         self._met: dict[int, list[np.ndarray]] = {}
+        self.on_changes: Callable[[SlotChanges], None] | None = None
+        self.on_copy: Callable[[int, int], None] | None = None
 
     @property
     def spare(self) -> int:
@@ -88,6 +106,12 @@ class Slots:
         if not self.device_seen.shape[1]:
             return  # without a vocabulary, no step reads the device arrays
         self.flush()
+        if self.on_copy is not None:
+            self.on_copy(source, into)
+        self.copy_on_device(source, into)
+
+    def copy_on_device(self, source: int, into: int) -> None:
+        """Copy the device state of slot `source` to slot `into`."""
         self.device_last[into] = self.device_last[source]
         self.device_seen[into] = self.device_seen[source]
 
@@ -146,25 +170,41 @@ class Slots:
 
     def flush(self) -> None:
         """Copy what has changed since the last call to the device. Called before a step reads it."""
-        if self._moved:
-            rows, values = np.array([*self._moved.items()], dtype=np.int64).T
-            facts = upload(np.stack([rows, values]), self.device)
+        if self._moved or self._armed or self._blank or self._met:
+            changes = self._take_changes()
+            if self.on_changes is not None:
+                self.on_changes(changes)
+            self.apply(changes)
+
+    def apply(self, changes: SlotChanges) -> None:
+        """Copy changes to the device."""
+        if changes.moved is not None:
+            facts = upload(changes.moved, self.device)
             self.device_last.index_copy_(0, facts[0], facts[1])
-            self._moved.clear()
-        if self._armed:
-            rows = np.array([*self._armed], dtype=np.int64)
-            facts = upload(np.concatenate([rows[:, None], self.stop_ids[rows]], axis=1), self.device)
+        if changes.armed is not None:
+            width = changes.armed.shape[1] - 1
+            if width > self.device_stop_ids.shape[1]:  # on a follower: the leader's arrays are wider already
+                self._widen(width)
+            self.stop_ids[changes.armed[:, 0]] = changes.armed[:, 1:]
+            facts = upload(changes.armed, self.device)
             self.device_stop_ids.index_copy_(0, facts[:, 0], facts[:, 1:])
             self.device_stopped.index_fill_(0, facts[:, 0], False)
-            self._armed.clear()
-        if self._blank:
-            self.device_seen.index_fill_(0, upload(np.array([*self._blank], dtype=np.int64), self.device), False)
-            self._blank.clear()
-        if self._met:
-            width = self.device_seen.shape[1]
-            flat = np.concatenate([slot * width + ids for slot, parts in self._met.items() for ids in parts])
-            self.device_seen.view(-1).index_fill_(0, upload(flat, self.device), True)
-            self._met.clear()
+        if changes.blank is not None:
+            self.device_seen.index_fill_(0, upload(changes.blank, self.device), False)
+        if changes.met is not None:
+            self.device_seen.view(-1).index_fill_(0, upload(changes.met, self.device), True)
+
+    def _take_changes(self) -> SlotChanges:
+        moved = np.array([*self._moved.items()], dtype=np.int64).T.copy() if self._moved else None
+        rows = np.array([*self._armed], dtype=np.int64)
+        armed = np.concatenate([rows[:, None], self.stop_ids[rows]], axis=1) if self._armed else None
+        blank = np.array([*self._blank], dtype=np.int64) if self._blank else None
+        width = self.device_seen.shape[1]
+        parts = [slot * width + ids for slot, found in self._met.items() for ids in found]
+        met = np.concatenate(parts) if self._met else None
+        for pending in (self._moved, self._armed, self._blank, self._met):
+            pending.clear()
+        return SlotChanges(moved=moved, armed=armed, blank=blank, met=met)
 
     def _clear(self, slot: int) -> None:
         self.last[slot] = self.key[slot] = NO_ID

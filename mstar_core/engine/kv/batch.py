@@ -18,6 +18,7 @@ from mstar_core.engine.transfers import contiguous_runs, upload
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from mstar_core.engine.attention import PackedRows
     from mstar_core.engine.base import Job, StepResult
     from mstar_core.engine.cache.slots import Slots
     from mstar_core.engine.kv.sequence import Branch, ForwardPass
@@ -112,6 +113,36 @@ def sampling_parameters(indices: np.ndarray, slots: Slots) -> SamplingRows:
         if isinstance(value := getattr(made, each.name), torch.Tensor)
     }
     return replace(made, **columns)  # type: ignore[arg-type]  # only its tensors are replaced
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draws:
+    """Ids to draw in one forward. slots: int64 [n]. ends: int64 [n], rows of the hidden states; None for all of them.
+
+    tracked: so many first slots keep their last id once they have stopped. device: slots and parameters on the device,
+    where they are known.
+    """
+
+    slots: np.ndarray
+    tracked: int = 0
+    ends: np.ndarray | None = None
+    device: tuple[Tensor, SamplingRows] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlainForward:
+    """An uncaptured forward of packed sequences, complete: what the leader and the followers of a group compute alike.
+
+    stores_rows: whether the decode batch has values of its resident loop. decode_slots: its slots on the device.
+    """
+
+    packed: PackedRows
+    ports: dict[str, Tensor | list[Tensor]]
+    positions: Tensor
+    draws: Draws | None = None
+    wants_logits: bool = False
+    stores_rows: bool = False
+    decode_slots: Tensor | None = None
 
 
 @dataclass(slots=True)

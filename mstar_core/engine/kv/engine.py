@@ -29,8 +29,10 @@ from mstar_core.engine.cuda_graphs.compilation import compile_in_parallel
 from mstar_core.engine.cuda_graphs.node import NodeGraphs
 from mstar_core.engine.kv.batch import BatchOutput, DecodeBatch, HostTransfer, KVStep, ScheduledChunk
 from mstar_core.engine.kv.candidates import Candidates
+from mstar_core.engine.kv.follower import NodeFollower
 from mstar_core.engine.kv.inputs import InputProcessor, position_dtype
 from mstar_core.engine.kv.loops import Loops
+from mstar_core.engine.kv.mirror import LeaderMirror
 from mstar_core.engine.kv.model_runner import Faults, ModelRunner, fixed_ranks
 from mstar_core.engine.kv.queue import RequestQueue
 from mstar_core.engine.kv.scheduler import Scheduler
@@ -48,6 +50,8 @@ if TYPE_CHECKING:
     from mstar_core.graph.compile.resident import LoopPorts
     from mstar_core.graph.spec.nodes import NodeSpec
     from mstar_core.layers.kv_view import KVModule
+    from mstar_core.parallel.collectives import TorchCollectives
+    from mstar_core.parallel.link import PlanSender
 
 FUSED_TOKENS: Final = 65536
 """Tokens of one step after which fused loops continue in the next one, so that a long rollout delays no other node."""
@@ -119,9 +123,10 @@ class KVCacheEngine:
         if settings.loop is not None:
             memory.rows = LoopRows(spec, settings.loop, memory.slots, dtype, settings.max_seq_len + 1)
         pools = make_pools(spec.kv, settings.num_pages, settings.page_size, dtype, device)
-        attention = backend(settings.attention, pools, settings.page_size)
+        attention = self._attention = backend(settings.attention, pools, settings.page_size)
+        self._store = PageStore(pools)
         self._runner = ModelRunner(
-            spec, module, attention, memory, PageStore(pools), runs_ahead=settings.lookahead > 0, faults=faults
+            spec, module, attention, memory, self._store, runs_ahead=settings.lookahead > 0, faults=faults
         )  # fmt: skip
         self._sizes = settings.graphs
         self._graphs = self._prepare_graphs(module, attention, settings, captures, report)
@@ -170,6 +175,16 @@ class KVCacheEngine:
     def forget_prefixes(self) -> None:
         """Forget all cached prefixes: those of steps that were only traced hold no values."""
         self._memory.pool.evict_cached()
+
+    # -- tensor parallelism ------------------------------------------------------------------------------------------
+
+    def lead(self, sender: PlanSender, collectives: TorchCollectives, size: int) -> None:
+        """Publish every change of this node's device state to the followers of a group of `size` ranks."""
+        self._runner.mirror = LeaderMirror(self.name, self._memory, sender, collectives, size)
+
+    def follower(self, collectives: TorchCollectives) -> NodeFollower:
+        """Return the executor of a leader's plans on this node, whose own queue then stays empty."""
+        return NodeFollower(self._runner, self._memory, self._attention, self._store, collectives)
 
     # -- the worker's calls ------------------------------------------------------------------------------------------
 

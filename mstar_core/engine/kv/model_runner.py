@@ -6,7 +6,8 @@ for prefill chunks and for sequences that fail.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -16,7 +17,14 @@ from mstar_core.engine.attention import AttentionSegment, PackedRows
 from mstar_core.engine.cache import slot_update
 from mstar_core.engine.cache.saved_pages import SavedPages
 from mstar_core.engine.failures import node_error
-from mstar_core.engine.kv.batch import BatchOutput, DecodeBatch, ScheduledChunk, sampling_parameters
+from mstar_core.engine.kv.batch import (
+    BatchOutput,
+    DecodeBatch,
+    Draws,
+    PlainForward,
+    ScheduledChunk,
+    sampling_parameters,
+)
 from mstar_core.engine.kv.inputs import id_port, packed_ports, packed_positions
 from mstar_core.engine.sampling import sampler
 from mstar_core.engine.sampling.logit_subset import Columns
@@ -35,6 +43,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.cuda_graphs.decode import DecodeSteps
     from mstar_core.engine.cuda_graphs.passes import LoopPassSteps
     from mstar_core.engine.cuda_graphs.prefill import PrefillSteps
+    from mstar_core.engine.kv.mirror import LeaderMirror
     from mstar_core.engine.kv.sequence import ForwardPass
     from mstar_core.graph.spec.nodes import NodeSpec
     from mstar_core.layers.kv_view import KVModule
@@ -51,7 +60,8 @@ _EMPTY: Final = np.zeros(0, dtype=np.int64)
 class ModelRunner:
     """Runs steps of one module. Owned by the KV engine, which decides what is in them.
 
-    decode, prefill, passes: captured steps, where the engine has any.
+    decode, prefill, passes: captured steps, where the engine has any. mirror: publishes what the followers of a
+    tensor-parallel group must do as well; None without one.
     """
 
     def __init__(
@@ -67,6 +77,7 @@ class ModelRunner:
         self._tables = memory.tables
         self._runs_ahead = runs_ahead
         self._faults = faults
+        self.mirror: LeaderMirror | None = None
         self.decode: DecodeSteps | None = None
         self.prefill: PrefillSteps | None = None
         self.passes: LoopPassSteps | None = None
@@ -82,7 +93,7 @@ class ModelRunner:
             self._slots.flush()
             if self._rows is not None:
                 self._rows.flush()
-            self._attention.clear_pages(self._tables.pool.take_stale())
+            self._clear_stale()
             outs = []
             if decode is not None and self.decode is not None and self._faults is None:
                 outs = [self._replay_decode(self.decode, part) for part in self.decode.replayable(decode)]
@@ -110,12 +121,17 @@ class ModelRunner:
     def copy_pages(self, copies: Sequence[PageCopy]) -> None:
         """Carry out page copies that a page table requires."""
         with torch.inference_mode():
-            self._attention.clear_pages(self._tables.pool.take_stale())
+            self._clear_stale()
+            if self.mirror is not None:
+                self.mirror.pages_copied(copies)
             self._attention.copy_pages(copies)
 
     def save_pages(self, pages: Sequence[int]) -> SavedPages:
         """Start copying pages to the host."""
-        return self._store.save(pages)
+        saved = self._store.save(pages)
+        if self.mirror is not None:
+            self.mirror.pages_saved(saved, pages)
+        return saved
 
     def gather_pages(self, pages: Sequence[int]) -> tuple[Tensor, ...]:
         """Copy pages into staging tensors, see PageStore.gather."""
@@ -129,8 +145,17 @@ class ModelRunner:
     def restore_pages(self, saved: SavedPages, pages: Sequence[int]) -> None:
         """Write saved pages into these pages."""
         with torch.inference_mode():
-            self._attention.clear_pages(self._tables.pool.take_stale())  # or the next step would clear them
+            self._clear_stale()  # or the next step would clear them
+        if self.mirror is not None:
+            self.mirror.pages_restored(saved, pages)
         self._store.restore(saved, pages)
+
+    def _clear_stale(self) -> None:
+        """Clear pages that an earlier owner has written."""
+        pages = self._tables.pool.take_stale()
+        if pages and self.mirror is not None:
+            self.mirror.pages_cleared(pages)
+        self._attention.clear_pages(pages)
 
     # -- captured steps ----------------------------------------------------------------------------------------------
 
@@ -209,37 +234,76 @@ class ModelRunner:
         return outs
 
     def _forward(self, decode: DecodeBatch | None, chunks: list[ScheduledChunk]) -> BatchOutput:
+        step = self._plain(decode, chunks)
+        with self._in_lockstep(step):
+            stopped = self._stopped(step)
+            outputs = self.compute(step)
+            out = BatchOutput(decode, chunks, _EMPTY, _EMPTY)
+            shares = self._split_outputs(out, outputs, int(step.positions.shape[-1]))
+            out.ids = self.finish(step, outputs, stopped)
+        if out.ids is not None:
+            out.host_ids = HostCopy(out.ids)
+        self._commit(out, shares)
+        return out
+
+    def _plain(self, decode: DecodeBatch | None, chunks: list[ScheduledChunk]) -> PlainForward:
+        """Return the forward of a step. Raises for sequences that cannot be computed, before anything has changed."""
         tables = self._tables
         slots = decode.slots if decode is not None else _EMPTY
         if self._faults is not None:
             branches = [*(decode.branches if decode else ()), *(chunk.branch for chunk in chunks)]
             self._faults([branch.request.handle for branch in branches])
-        cached = tables.length[slots]
+        wants_logits = any(LOGITS in chunk.wants for chunk in chunks)
+        if wants_logits and self._columns.are_some and self.mirror is not None:
+            raise _no_logits(self._spec.name)  # before the group has begun the forward
         segments = self._segments(len(slots), chunks)
-        view = self._attention.plan(PackedRows(decode=slots, cached=cached, segments=segments, tables=tables.ids))
+        packed = PackedRows(decode=slots, cached=tables.length[slots], segments=segments, tables=tables.ids)
         ports, positions = self._packed(decode, chunks)
-        stopped = self._stopped(decode)
-        outputs = self._module(kv=view, positions=positions, **ports)
-        total = int(positions.shape[-1])
-        if LOGITS not in outputs and any(LOGITS in chunk.wants for chunk in chunks):
+        draws = self._draws(decode, chunks, int(positions.shape[-1]))
+        return PlainForward(
+            packed=packed, ports=ports, positions=positions, draws=draws, wants_logits=wants_logits,
+            stores_rows=self._rows is not None and decode is not None,
+            decode_slots=decode.on_device(self._slots)[0] if decode is not None else None,
+        )  # fmt: skip
+
+    @contextmanager
+    def _in_lockstep(self, step: PlainForward) -> Iterator[None]:
+        """Publish a forward before the block; afterwards any error ends the group. Does nothing without followers."""
+        if self.mirror is None:
+            yield
+            return
+        self.mirror.forward(step)
+        with self.mirror.fail_stop():
+            yield
+
+    def compute(self, step: PlainForward) -> dict[str, Tensor]:
+        """Run the module. Returns its packed outputs, and logits if they are wanted."""
+        view = self._attention.plan(step.packed)
+        outputs = self._module(kv=view, positions=step.positions, **step.ports)
+        if step.wants_logits and LOGITS not in outputs:
             if self._columns.are_some:
                 raise _no_logits(self._spec.name)
             outputs[LOGITS] = self._module.head(outputs["hidden"]).float()
-        out = BatchOutput(decode, chunks, _EMPTY, _EMPTY)
-        shares = self._split_outputs(out, outputs, total)
-        out.ids = self._sampled(decode, chunks, outputs, total)
-        if out.ids is not None:
-            out.host_ids = HostCopy(out.ids)
-        if self._rows is not None and decode is not None and stopped is not None:
-            self._rows.store(decode.on_device(self._slots)[0], ports, outputs, stopped)  # type: ignore[arg-type]
-        self._commit(out, shares)
-        return out
+        return outputs
 
-    def _stopped(self, decode: DecodeBatch | None) -> Tensor | None:
+    def finish(self, step: PlainForward, outputs: dict[str, Tensor], stopped: Tensor | None) -> Tensor | None:
+        """Draw ids and store the state of resident loops. Returns the ids, int64 [n]. Called by followers too."""
+        ids = self._drawn(step.draws, outputs) if step.draws is not None else None
+        if self._rows is not None and stopped is not None and step.decode_slots is not None:
+            self._rows.store(step.decode_slots, step.ports, outputs, stopped)  # type: ignore[arg-type]
+        return ids
+
+    def _stopped(self, step: PlainForward) -> Tensor | None:
         """Return which sequences of a decode batch with state had stopped before this step: bool [n]."""
-        if self._rows is None or decode is None:
+        if not step.stores_rows or step.decode_slots is None:
             return None
-        return self._slots.device_stopped.index_select(0, decode.on_device(self._slots)[0])
+        return self._slots.device_stopped.index_select(0, step.decode_slots)
+
+    def follow(self, step: PlainForward) -> None:
+        """Run a forward that the leader of the group has published."""
+        with torch.inference_mode():
+            stopped = self._stopped(step)
+            self.finish(step, self.compute(step), stopped)
 
     def _segments(self, start: int, chunks: list[ScheduledChunk]) -> list[AttentionSegment]:
         segments = []
@@ -277,31 +341,35 @@ class ModelRunner:
         host = {name: upload(value, slots.device) for name, value in values.items()}
         return {rows.ports.id_port: ids, **rows.inputs(decode.on_device(slots)[0], host)}
 
-    def _sampled(
-        self, decode: DecodeBatch | None, chunks: list[ScheduledChunk], outputs: dict[str, Tensor], total: int
-    ) -> Tensor | None:
-        """Draw ids for the decode batch and for the last tokens of sampling chunks. Advances their device state."""
+    def _draws(self, decode: DecodeBatch | None, chunks: list[ScheduledChunk], total: int) -> Draws | None:
+        """Return the ids to draw: for the decode batch and for the last tokens of sampling chunks."""
         drawing = [chunk for chunk in chunks if chunk.samples]
         if decode is None and not drawing:
             return None
-        slots = self._slots
         indices = decode.slots if decode is not None else _EMPTY
-        device_slots, sampling = decode.on_device(slots) if decode is not None else (None, None)
-        hidden = outputs["hidden"]
-        if chunks:
-            ends = list(range(len(indices)))
-            at = len(indices)
-            for chunk in chunks:
-                at += chunk.count
-                if chunk.samples:
-                    chunk.sampled_at = len(ends)
-                    ends.append(at - 1)
-            if len(ends) != total:
-                hidden = hidden.index_select(0, upload(np.array(ends, dtype=np.int64), hidden.device))
-            indices = np.concatenate([indices, np.array([chunk.branch.slot for chunk in drawing], dtype=np.int64)])
-            device_slots, sampling = None, None
-        if device_slots is None or sampling is None:
-            device_slots, sampling = upload(indices, slots.device), sampling_parameters(indices, slots)
+        tracked = len(indices) if self._runs_ahead else 0
+        if not chunks:
+            assert decode is not None
+            return Draws(slots=indices, tracked=tracked, device=decode.on_device(self._slots))
+        ends = list(range(len(indices)))
+        at = len(indices)
+        for chunk in chunks:
+            at += chunk.count
+            if chunk.samples:
+                chunk.sampled_at = len(ends)
+                ends.append(at - 1)
+        indices = np.concatenate([indices, np.array([chunk.branch.slot for chunk in drawing], dtype=np.int64)])
+        rows = np.array(ends, dtype=np.int64) if len(ends) != total else None
+        return Draws(slots=indices, tracked=tracked, ends=rows)
+
+    def _drawn(self, draws: Draws, outputs: dict[str, Tensor]) -> Tensor:
+        """Draw ids and advance the device state of their sequences."""
+        slots, indices, hidden = self._slots, draws.slots, outputs["hidden"]
+        if draws.ends is not None:
+            hidden = hidden.index_select(0, upload(draws.ends, hidden.device))
+        device_slots, sampling = draws.device or (
+            upload(indices, slots.device), sampling_parameters(indices, slots)
+        )  # fmt: skip
         logits = self._module.head(hidden)
         if logits.dtype != torch.float32 or self._columns.has_suppressed:
             logits = logits.to(torch.float32, copy=True)
@@ -310,9 +378,9 @@ class ModelRunner:
         seen = self._columns.seen(slots.device_seen.index_select(0, device_slots)) if is_penalised else None
         counter = upload(slots.drawn[indices], slots.device) if not sampling.all_greedy else device_slots
         ids = self._columns.drawn(sampler.sample(logits, sampling, seen, counter))
-        if self._runs_ahead and decode is not None:
+        if draws.tracked:
             # Sequences that stopped in a step not yet collected repeat their last id.
-            count, own = len(decode.branches), decode.on_device(slots)[0]
+            count, own = draws.tracked, device_slots[: draws.tracked]
             drawn = slot_update.commit_ids_plainly(slots, own, ids[:count], sees=False)
             ids = torch.cat([drawn, ids[count:]]) if len(ids) > count else drawn
         slots.device_last.index_copy_(0, device_slots, ids)

@@ -144,6 +144,8 @@ class NodeSpec:
     whole forward pass (STATELESS). Empty: none. Nodes that sample have buckets of their own.
     capture_tokens: (KV) numbers of packed tokens for CUDA graphs of passes with a full mask outside loops (prefixes),
     of a node that does not sample. Empty: none.
+    tensor_parallel: whether ranks may compute it together. parallel_sizes: names and values of the sizes that a tp_size
+    must divide, besides its KV heads.
     of: for `on_branch` nodes, the node whose weights and ranks they share unless the config places them.
     sequence: (KV) ports whose values are the tokens of a segment, in this order. An id is one token, features are one
     per vector of the last axis. Empty: the only port that a use takes.
@@ -169,6 +171,7 @@ class NodeSpec:
     capture_sizes: tuple[int, ...] = ()
     capture_tokens: tuple[int, ...] = ()
     tensor_parallel: bool = False
+    parallel_sizes: tuple[tuple[str, int], ...] = ()
     branch: str = MAIN
     of: NodeSpec | None = None
     doc: str = ""

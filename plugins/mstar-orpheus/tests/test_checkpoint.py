@@ -13,8 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from mstar_core.errors import StartError, WeightsError
+from mstar_core.errors import ConfigError, WeightsError
 from mstar_core.layers import AttentionSpec, RotarySpec
+from mstar_core.parallel.shards import Shard
 from mstar_core.plugin.model import ModelContext
 from mstar_orpheus.checkpoint.download import part_files
 from mstar_orpheus.checkpoint.layout import CheckpointLayout
@@ -177,9 +178,22 @@ def test_progress_reaches_the_total(checkpoint: Path) -> None:
     assert seen[-1][0] == seen[-1][1] == (checkpoint / "lm" / "model.safetensors").stat().st_size
 
 
-def test_a_split_over_ranks_is_refused(checkpoint: Path) -> None:
-    with pytest.raises(StartError, match="2 ranks"):
-        build(checkpoint, tp_size=2)
+def test_each_rank_of_a_group_reads_its_part_of_the_weights(checkpoint: Path) -> None:
+    whole = dict(build(checkpoint).named_parameters())
+    ranks = [dict(build(checkpoint, shard=Shard(index=index, size=2)).named_parameters()) for index in range(2)]
+    for name, value in whole.items():
+        if name.endswith("norm.weight") or "layernorm" in name:
+            assert all(torch.equal(rank[name], value) for rank in ranks), name
+            continue
+        dim = 1 if name.endswith(("o_proj.weight", "down_proj.weight")) else 0
+        joined = torch.cat([rank[name] for rank in ranks], dim=dim)
+        assert torch.equal(joined.narrow(dim, 0, value.shape[dim]), value), name
+        assert not joined.narrow(dim, value.shape[dim], joined.shape[dim] - value.shape[dim]).any(), name
+
+
+def test_a_size_that_does_not_divide_the_heads_is_refused(checkpoint: Path) -> None:
+    with pytest.raises(ConfigError, match="tp_size 3 does not divide"):
+        build(checkpoint, shard=Shard(size=3))
 
 
 def test_special_ids_must_be_complete_and_fit_the_vocabulary(checkpoint: Path) -> None:

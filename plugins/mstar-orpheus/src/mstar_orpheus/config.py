@@ -63,6 +63,8 @@ class CheckpointConfig:
 
     vocab_size: int
     layers: int
+    heads: int
+    mlp: int
     kv_heads: int
     head_dim: int
     max_positions: int
@@ -96,6 +98,8 @@ def read_config(folder: Path) -> CheckpointConfig:
     config = CheckpointConfig(
         vocab_size=number(lm, "vocab_size", lm_path),
         layers=number(lm, "num_hidden_layers", lm_path),
+        heads=heads,
+        mlp=number(lm, "intermediate_size", lm_path),
         kv_heads=number(lm, "num_key_value_heads", lm_path, default=heads),
         head_dim=number(lm, "head_dim", lm_path, default=number(lm, "hidden_size", lm_path) // heads),
         max_positions=number(lm, "max_position_embeddings", lm_path),

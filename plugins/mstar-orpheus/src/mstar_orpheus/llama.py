@@ -14,6 +14,7 @@ from torch import nn
 
 from mstar_core.errors import MstarError, WeightsError
 from mstar_core.layers import AttentionSpec, DecoderBlock, Head, RMSNorm, Rotary, RotarySpec, TokenEmbedding
+from mstar_core.parallel.shards import WHOLE, Shard
 from mstar_orpheus.checkpoint.layout import read_json
 from mstar_orpheus.config import number
 
@@ -59,10 +60,12 @@ class LlamaConfig:
 class LlamaDecoder(nn.Module):
     """Token ids to normalized hidden states."""
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: LlamaConfig, shard: Shard = WHOLE) -> None:
         super().__init__()
-        self.embed_tokens = TokenEmbedding(config.vocab, config.attention.width)
-        blocks = (DecoderBlock(config.attention, config.mlp, layer, config.norm_eps) for layer in range(config.layers))
+        self.embed_tokens = TokenEmbedding(config.vocab, config.attention.width, shard)
+        blocks = (
+            DecoderBlock(config.attention, config.mlp, layer, config.norm_eps, shard) for layer in range(config.layers)
+        )
         self.layers = nn.ModuleList(blocks)
         self.norm = RMSNorm(config.attention.width, config.norm_eps)
         self.rotary = Rotary(config.rotary)
@@ -83,13 +86,14 @@ class Llama(nn.Module):
     """Token ids to logits.
 
     has_head: the head has its own weight (the checkpoint contains one and its config does not tie it); otherwise it
-    shares the embedding's.
+    shares the embedding's. shard: heads, inner widths and vocabulary are divided among the ranks of a group.
     """
 
-    def __init__(self, config: LlamaConfig, *, has_head: bool) -> None:
+    def __init__(self, config: LlamaConfig, *, has_head: bool, shard: Shard = WHOLE) -> None:
         super().__init__()
-        self.model = LlamaDecoder(config)
-        self.lm_head = Head(config.attention.width, config.vocab, tied_to=None if has_head else self.model.embed_tokens)
+        self.model = LlamaDecoder(config, shard)
+        tied_to = None if has_head else self.model.embed_tokens
+        self.lm_head = Head(config.attention.width, config.vocab, tied_to, shard)
 
     def forward(self, *, kv: KVView, positions: Tensor, tokens: Tensor) -> dict[str, Tensor]:
         """Return {"hidden": [T, width]}, normalized. tokens, positions: int64 [T], all sequences of the step packed."""

@@ -52,19 +52,11 @@ class Orpheus:
 
     def _llama(self, vocabulary: tuple[range, ...]) -> nn.Module:
         ctx = self._ctx
-        if ctx.tp_size > 1:
-            hint = "set tp_size: 1; more ranks than tp_size make replicas"
-            raise StartError(
-                f"orpheus cannot split its LLM over {ctx.tp_size} ranks",
-                "tensor parallelism is not supported",
-                hint,
-                phase="weights",
-            )
         files = Checkpoint.find(self._found.lm)
         config = LlamaConfig.read(self._found.lm / CONFIG)
         has_head = HEAD_KEY in files.file_of and not config.ties
         with building(ctx.device, ctx.dtype):
-            module = Llama(config, has_head=has_head)
+            module = Llama(config, has_head=has_head, shard=ctx.shard)
         load_weights(module, files, NameMap(ignore=() if has_head else (HEAD_KEY,)), ctx.progress)
         if vocabulary:
             module.lm_head.restrict(vocabulary)

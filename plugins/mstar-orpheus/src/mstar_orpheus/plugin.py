@@ -42,8 +42,8 @@ from mstar_orpheus.config import (
 
 PLUGIN_API = 1
 OFFICIAL = CheckpointConfig(
-    vocab_size=156940, layers=28, kv_heads=8, head_dim=128, max_positions=131072, ids=SpecialIds(), codebook_size=4096,
-    frame_samples=2048, sample_rate=24000,
+    vocab_size=156940, layers=28, heads=24, mlp=8192, kv_heads=8, head_dim=128, max_positions=131072, ids=SpecialIds(),
+    codebook_size=4096, frame_samples=2048, sample_rate=24000,
 )  # fmt: skip
 """Sizes of `canopylabs/orpheus-3b-0.1-ft` and `hubertsiuzdak/snac_24khz`: shown before a checkpoint is read."""
 
@@ -128,6 +128,7 @@ def orpheus(config: CheckpointConfig, *, restricts: bool = False) -> ModelSpec:
     lm = NodeSpec(
         name="LLM", engine=KV_CACHE, ports={"tokens": "i64[n]", "token": "i64[1]"}, kv=kv,
         sampling=Sampling(port="token", vocabulary=speech_ids(config) if restricts else ()), tensor_parallel=True,
+        parallel_sizes=(("heads", config.heads), ("values of an MLP", config.mlp)),
         doc="Llama decoder that speaks in audio ids",
     )  # fmt: skip
     snac = NodeSpec(

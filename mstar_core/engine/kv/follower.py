@@ -1,0 +1,141 @@
+"""Follower's side of tensor parallelism at one KV node: carries out the leader's plans on this rank's share.
+
+It has the node's module, pools, slots and captured steps, and no requests. Used by the worker's follower loop.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import torch
+
+from mstar_core.engine.attention import AttentionSegment, PackedRows
+from mstar_core.engine.base import SamplingParams
+from mstar_core.engine.cache.page_table import PageCopy
+from mstar_core.engine.cache.slots import SlotChanges
+from mstar_core.engine.kv.batch import Draws, PlainForward
+from mstar_core.engine.kv.mirror import id_checksum, shared_order
+from mstar_core.engine.transfers import upload
+from mstar_core.parallel import plans
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mstar_core.engine.attention import AttentionBackend
+    from mstar_core.engine.cache.memory import KVMemory
+    from mstar_core.engine.cache.saved_pages import PageStore, SavedPages
+    from mstar_core.engine.kv.model_runner import ModelRunner
+    from mstar_core.parallel.collectives import TorchCollectives
+    from mstar_core.parallel.plans import WireArray
+
+_CHANGES: Final = ("moved", "armed", "blank", "met")
+
+
+class NodeFollower:
+    """Carries out plans of one node. Owned by the follower loop."""
+
+    def __init__(
+        self, runner: ModelRunner, memory: KVMemory, attention: AttentionBackend, store: PageStore,
+        collectives: TorchCollectives,
+    ) -> None:  # fmt: skip
+        self._runner = runner
+        self._memory = memory
+        self._attention = attention
+        self._store = store
+        self._collectives = collectives
+        self._saved: dict[int, SavedPages] = {}
+
+    def run(self, plan: plans.Plan) -> int | None:
+        """Carry out a plan. Returns the checksum that it asks for."""
+        with torch.inference_mode():
+            return self._run(plan)
+
+    def _run(self, plan: plans.Plan) -> int | None:
+        slots = self._memory.slots
+        match plan:
+            case plans.SlotState():
+                self._set_state(plan)
+            case plans.SlotsChanged():
+                given = {name: getattr(plan, name) for name in _CHANGES}
+                slots.apply(SlotChanges(**{name: _array(value) for name, value in given.items()}))
+            case plans.SlotCopied():
+                slots.copy_on_device(plan.source, plan.into)
+            case plans.RowsChanged():
+                assert self._memory.rows is not None
+                self._memory.rows.set(plan.port, plan.slots.array(), self._received([plan.values])[0])
+            case plans.PagesCleared():
+                self._attention.clear_pages(plan.pages)
+            case plans.PagesCopied():
+                self._attention.copy_pages([PageCopy(*pair) for pair in plan.pairs])
+            case plans.PagesSaved():
+                self._saved[plan.number] = self._store.save(plan.pages)
+            case plans.PagesRestored():
+                self._store.restore(self._saved[plan.number], plan.pages)
+            case plans.PagesDropped():
+                for number in plan.numbers:
+                    self._saved.pop(number, None)
+            case plans.Forward():
+                self._runner.follow(self._forward(plan))
+            case plans.Compare():
+                return int(id_checksum(slots.device_last).item())
+            case _:
+                raise NotImplementedError(f"a follower has no step for {type(plan).__name__}")
+        return None
+
+    def _set_state(self, plan: plans.SlotState) -> None:
+        tables, slots = self._memory.tables, self._memory.slots
+        for slot, data in plan.tables.items():
+            pages = np.frombuffer(data, dtype=tables.ids.dtype)
+            tables.ids[slot, : len(pages)] = pages
+            tables.ids[slot, len(pages) :] = pages[0] if len(pages) else 0
+        for draw in plan.draws:
+            slots.sampling[draw.slot] = SamplingParams(
+                temperature=draw.temperature, top_p=draw.top_p, top_k=draw.top_k, min_p=draw.min_p,
+                repetition_penalty=draw.repetition_penalty, seed=draw.seed,
+            )  # fmt: skip
+
+    def _forward(self, plan: plans.Forward) -> PlainForward:
+        slots, decode = self._memory.slots, plan.decode.array()
+        device = slots.device
+        positions = plan.positions.tensor(device)
+        ports: dict[str, Tensor | list[Tensor]] = {name: wire.tensor(device) for name, wire in plan.ports.items()}
+        ports |= {name: [wire.tensor(device) for wire in each] for name, each in plan.lists.items()}
+        wires = [plan.positions]
+        for name in sorted(ports):
+            wires += [plan.ports[name]] if name in plan.ports else plan.lists[name]
+        self._receive(wires, shared_order(positions, ports))
+        draws = None
+        if plan.draws is not None:
+            drawn = plan.draws.slots.array()
+            slots.drawn[drawn] = plan.draws.counters.array()
+            draws = Draws(slots=drawn, tracked=plan.draws.tracked, ends=_array(plan.draws.ends))
+        packed = PackedRows(
+            decode=decode, cached=plan.cached.array(), tables=self._memory.tables.ids,
+            segments=[
+                AttentionSegment(
+                    start=each.start, count=each.count, row=each.row, cached=each.cached, is_causal=each.is_causal,
+                    writes=each.writes,
+                )
+                for each in plan.segments
+            ],
+        )  # fmt: skip
+        return PlainForward(
+            packed=packed, ports=ports, positions=positions, draws=draws, wants_logits=plan.wants_logits,
+            stores_rows=plan.stores_rows, decode_slots=upload(decode, device) if len(decode) else None,
+        )  # fmt: skip
+
+    def _received(self, wires: list[plans.WireTensor]) -> list[Tensor]:
+        found = [wire.tensor(self._memory.slots.device) for wire in wires]
+        self._receive(wires, found)
+        return found
+
+    def _receive(self, wires: list[plans.WireTensor], values: list[Tensor]) -> None:
+        """Receive the broadcasts of values that did not travel in the plan."""
+        for wire, value in zip(wires, values, strict=True):
+            if wire.data is None:
+                self._collectives.broadcast(value)
+
+
+def _array(wire: WireArray | None) -> np.ndarray | None:
+    return None if wire is None else wire.array()

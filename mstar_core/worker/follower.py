@@ -1,0 +1,123 @@
+"""Process of a follower: holds its share of a group's nodes and carries out the leader's plans, in order.
+
+It knows no requests. It ends with its leader, and the supervisor starts the whole group again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import zmq
+
+from mstar_core.engine.kv.engine import KVCacheEngine
+from mstar_core.errors import ConfigError
+from mstar_core.messages.wire import WireCodec
+from mstar_core.parallel.groups import GroupPlace, RankGroup
+from mstar_core.parallel.link import PlanReceiver
+from mstar_core.parallel.plans import Checksum, Compare, StopPlans
+from mstar_core.plugin.loader import bound_model
+from mstar_core.process.life import ChildLife, start_child
+from mstar_core.process.system import keep_freed_memory, keep_start, set_exact_timers
+from mstar_core.transport import Courier, Mailbox, Malformed
+from mstar_core.worker.build import build_nodes, open_device
+from mstar_core.worker.main import ends_with_group, rank_plan
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from mstar_core.config.deployment import DeploymentSpec, GroupPlan
+    from mstar_core.engine.kv.follower import NodeFollower
+
+log = logging.getLogger(__name__)
+
+WAIT_S: Final = 0.1
+"""Longest wait for plans between two looks at the mailbox."""
+
+LIFE_S: Final = 0.05
+"""Interval of heartbeats and of looks at the mailbox while plans arrive."""
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point: `python -m mstar_core.worker.follower SPEC --rank R --incarnation N --supervisor ENDPOINT`."""
+    name, spec, incarnation, supervisor, number = start_child("follower", argv)
+    set_exact_timers()
+    keep_freed_memory()
+    codec = WireCodec(name, incarnation)
+    with zmq.Context() as context, Courier(context, codec) as courier:
+        life = ChildLife(name, incarnation, spec, courier, supervisor=supervisor)
+        with life.guarded():
+            plan = spec.plan.group_of(number)
+            if plan is None:
+                raise ConfigError(f"rank {number} follows in no group", f"{len(spec.plan.groups)} groups are planned")
+            device = open_device(rank_plan(spec, number), life)
+            place = GroupPlace(ranks=plan.ranks, rank=number, epoch=incarnation, folder=spec.ipc_dir)
+            life.phase("group", detail=f"ranks {', '.join(map(str, plan.ranks))}, epoch {incarnation}")
+            with Mailbox(context, life.endpoint, codec) as mailbox, RankGroup(place, device) as group:
+                nodes = follower_nodes(spec, plan, group, life)
+                with PlanReceiver(place) as receiver, ends_with_group():
+                    keep_start()
+                    life.phase("ready")
+                    Follower(mailbox=mailbox, life=life, receiver=receiver, nodes=nodes, index=place.index).run()
+
+
+def follower_nodes(spec: DeploymentSpec, plan: GroupPlan, group: RankGroup, life: ChildLife) -> dict[str, NodeFollower]:
+    """Load this rank's share of the group's nodes, in lockstep with the leader."""
+    model = bound_model(spec.plugin, spec.model, spec.folder, spec.model_kwargs)
+    rank = rank_plan(spec, group.place.rank)
+    nodes = [model.node(name) for name in rank.follows]
+    _, runners = build_nodes(spec, model, rank, life, group.device, nodes, group, frozenset(plan.nodes))
+    return {
+        name: runner.follower(group.collectives)
+        for name, runner in runners.items()
+        if isinstance(runner, KVCacheEngine)
+    }
+
+
+@dataclass(slots=True, kw_only=True)
+class Follower:
+    """The loop of a follower. Owned by `main`; one thread."""
+
+    mailbox: Mailbox
+    life: ChildLife
+    receiver: PlanReceiver
+    nodes: Mapping[str, NodeFollower]
+    index: int
+    has_stopped: bool = False
+    next_life: float = 0.0
+
+    def run(self) -> None:
+        """Carry out plans until the leader or the supervisor ends the group."""
+        while self.life.stop_reason is None and not self.has_stopped:
+            self.turn()
+        log.info("follower ends: %s", self.life.stop_reason or "the leader stopped")
+
+    def turn(self) -> None:
+        """Wait for a frame and carry it out; answer the supervisor in between."""
+        frame = self.receiver.receive(WAIT_S)
+        for plan in frame.plans if frame is not None else ():
+            if isinstance(plan, StopPlans):
+                self.has_stopped = True
+                return
+            try:
+                value = self.nodes[plan.node].run(plan)
+            except Exception as error:
+                kind = type(plan).__name__
+                raise self.receiver.failed(f"{kind} of node {plan.node}: {type(error).__name__}: {error}") from error
+            if value is not None and isinstance(plan, Compare):
+                self.receiver.answer(Checksum(index=self.index, node=plan.node, number=plan.number, value=value))
+        now = time.monotonic()
+        if now >= self.next_life:
+            self.next_life = now + LIFE_S
+            for item in self.mailbox.drain():
+                if isinstance(item, Malformed):
+                    log.warning("a message could not be read: %s", item.error)
+                else:
+                    self.life.on(item.body)
+            self.life.beat(now, steps=self.receiver.sequence)
+
+
+if __name__ == "__main__":
+    main()
