@@ -142,7 +142,7 @@ class PagesDropped(msgspec.Struct, frozen=True, tag="drop", kw_only=True):
     numbers: list[int]
 
 
-class Segment(msgspec.Struct, frozen=True, array_like=True):
+class WireSegment(msgspec.Struct, frozen=True, array_like=True):
     """A segment of a packed forward; the fields are those of `AttentionSegment`."""
 
     start: int
@@ -153,7 +153,7 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
     writes: bool
 
 
-class Draws(msgspec.Struct, frozen=True, array_like=True):
+class WireDraws(msgspec.Struct, frozen=True, array_like=True):
     """Ids to draw. slots, counters: int64 [n]. ends: rows of the hidden states, None for all. tracked: first slots
     whose stop state is kept on the device."""
 
@@ -169,13 +169,13 @@ class Forward(msgspec.Struct, frozen=True, tag="forward", kw_only=True):
     node: str
     decode: WireArray
     cached: WireArray
-    segments: list[Segment]
+    segments: list[WireSegment]
     positions: WireTensor
     ports: dict[str, WireTensor]
     lists: dict[str, list[WireTensor]] = {}
     wants_logits: bool = False
     stores_rows: bool = False
-    draws: Draws | None = None
+    draws: WireDraws | None = None
 
 
 class Load(msgspec.Struct, frozen=True, array_like=True):

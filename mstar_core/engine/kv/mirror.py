@@ -107,12 +107,12 @@ class LeaderMirror:
         if draws is not None:
             counters = WireArray.of(self._memory.slots.drawn[draws.slots])
             ends = None if draws.ends is None else WireArray.of(draws.ends)
-            wire = plans.Draws(WireArray.of(draws.slots), counters, ends, draws.tracked)
+            wire = plans.WireDraws(WireArray.of(draws.slots), counters, ends, draws.tracked)
         self._sender.publish(
             plans.Forward(
                 node=self._node, decode=WireArray.of(packed.decode), cached=WireArray.of(packed.cached),
                 segments=[
-                    plans.Segment(each.start, each.count, each.row, each.cached, each.is_causal, each.writes)
+                    plans.WireSegment(each.start, each.count, each.row, each.cached, each.is_causal, each.writes)
                     for each in packed.segments
                 ],
                 positions=WireTensor.of(step.positions), ports=ports, lists=lists, wants_logits=step.wants_logits,
