@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -52,27 +53,28 @@ def compile_rank(
 
 
 def _trace(nodes: Sequence[TracedNode], walks: Callable[[], None], compiling: Compiling) -> None:
-    with zero_filled():  # kernels do not run: what they would have written must be a valid index
-        for node in nodes:
-            _guarded(node.spec.name, lambda node=node: _trace_node(node, compiling))  # type: ignore[misc]
-        if not compiling.has_missed and compiling.launched:
-            return
-        with ExitStack() as counts:
+    """Trace the steps of all nodes, and what requests run beside them unless the cache has the kernels of the steps."""
+    try:
+        with zero_filled(), ExitStack() as counts:  # what a kernel that does not run would write must be a valid index
             for node in nodes:
                 counts.enter_context(uncounted(node.runner))
             for node in nodes:
+                _guarded(node.spec.name, partial(_trace_steps, node, compiling))
+            if compiling.launched and not compiling.has_missed:
+                return
+            for node in nodes:
                 if samples_only_ids(node.spec):
-                    _guarded(node.spec.name, lambda node=node: warm_prefill(node.runner, node.spec))  # type: ignore[misc]
-            _guarded("samples", walks)
-    for node in nodes:
-        if isinstance(node.runner, KVCacheEngine):
-            node.runner.forget_prefixes()
+                    _guarded(node.spec.name, partial(warm_prefill, node.runner, node.spec))
+            _guarded("the samples", walks)
+    finally:
+        for node in nodes:
+            if isinstance(node.runner, KVCacheEngine):
+                node.runner.forget_prefixes()
 
 
-def _trace_node(node: TracedNode, compiling: Compiling) -> None:
+def _trace_steps(node: TracedNode, compiling: Compiling) -> None:
     if isinstance(node.runner, TracesKernels):
-        with uncounted(node.runner):
-            node.runner.trace(compiling)
+        node.runner.trace(compiling)
     if isinstance(node.module, TracesKernels):
         with torch.inference_mode():
             node.module.trace(compiling)

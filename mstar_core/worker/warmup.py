@@ -6,9 +6,10 @@ zeros of the declared shapes and dtypes.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -103,20 +104,24 @@ def warm_walks(
     """
     seen: set[tuple[object, ...]] = set()
     for sample in model.samples if nodes else ():
-        for partition, wishes in sample_wishes(model, sample).items():
-            runs = [wish for wish in wishes if isinstance(wish, Run)]
-            shapes = {_shapes(run) for run in runs if _nodes(model, run) & set(nodes)}
-            if not shapes - seen or not all(_nodes(model, run) <= runners.keys() for run in runs):
-                continue
-            seen |= shapes
-            report(sample.name)
-            params = sample_request(model, sample).params
-            values = {spec.name: getattr(params, spec.name) for spec in param_specs(model.params)}
-            warmup = _WarmupRequest(model, rank, runners, level)
-            try:
-                warmup.run(partition, wishes, values, sorted(sample.outputs), max_tokens)
-            except MstarError as error:
-                log.log(level, "the warm-up with sample %s failed: %s", sample.name, error)
+        local = {
+            partition: wishes
+            for partition, wishes in sample_wishes(model, sample).items()
+            if all(_nodes(model, wish) <= runners.keys() for wish in wishes if isinstance(wish, Run))
+        }
+        runs = [wish for wishes in local.values() for wish in wishes if isinstance(wish, Run)]
+        shapes = {_shapes(run) for run in runs if _nodes(model, run) & set(nodes)}
+        if not shapes - seen:
+            continue
+        seen |= shapes
+        report(sample.name)
+        params = sample_request(model, sample).params
+        values = {spec.name: getattr(params, spec.name) for spec in param_specs(model.params)}
+        warmup = _WarmupRequest(model, rank, runners, level)
+        try:
+            warmup.run(local, values, sorted(sample.outputs), max_tokens)
+        except MstarError as error:
+            log.log(level, "the warm-up with sample %s failed: %s", sample.name, error)
 
 
 class _WarmupRequest:
@@ -143,29 +148,39 @@ class _WarmupRequest:
         return True
 
     def run(
-        self, partition: str, wishes: list[Run | Fork], params: dict[str, Any], outputs: list[str], max_tokens: int
+        self, partitions: Mapping[str, list[Run | Fork]], params: dict[str, Any], outputs: list[str], max_tokens: int
     ) -> None:
-        """Run the wishes of one partition until the end or an error. Raises GraphError for walks that do not fit."""
+        """Run the wishes of each partition until its end, an error or a stream without items.
+
+        Partitions run one after the other, so that a later one reads the streams of those before. Raises GraphError for
+        walks that do not fit.
+        """
         opening = OpenRequest(
             handle=WARMUP, params=params, seed=0, homes=self.homes, max_tokens=max_tokens, outputs=outputs
         )
         self.executor.open(opening)
-        forks: list[tuple[str, str]] = []
+        numbers = itertools.count(1)
         try:
-            for number, wish in enumerate(wishes, start=1):
-                if isinstance(wish, Fork):
-                    forks.append((wish.source, wish.into))
-                    continue
-                message = self._message(number, wish, forks)
-                self.executor.run(RunWalks(handle=WARMUP, partition=partition, runs=[message]))
-                forks = []
-                self._finish_steps()
-                if self.error:
-                    log.log(self.level, "the warm-up of walk %s failed: %s", wish.walk, self.error)
-                if number not in self.done:
-                    return  # it failed, or it waits for a stream
+            for partition, wishes in partitions.items():
+                self._run_partition(partition, wishes, numbers)
         finally:
             self.executor.close(WARMUP)
+
+    def _run_partition(self, partition: str, wishes: list[Run | Fork], numbers: Iterator[int]) -> None:
+        forks: list[tuple[str, str]] = []
+        for wish in wishes:
+            if isinstance(wish, Fork):
+                forks.append((wish.source, wish.into))
+                continue
+            number = next(numbers)
+            message = self._message(number, wish, forks)
+            self.executor.run(RunWalks(handle=WARMUP, partition=partition, runs=[message]))
+            forks = []
+            self._finish_steps()
+            if self.error:
+                log.log(self.level, "the warm-up of walk %s failed: %s", wish.walk, self.error)
+            if number not in self.done:
+                return  # it failed, or it waits for a stream
 
     def _message(self, number: int, run: Run, forks: list[tuple[str, str]]) -> RunWalk:
         _, walk = self.model.walk(run.walk)

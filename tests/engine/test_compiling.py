@@ -6,7 +6,6 @@ import threading
 
 import pytest
 import torch
-import torch._dynamo
 
 from mstar_core.engine.cuda_graphs.cache import GraphCache, StaticStep
 from mstar_core.engine.cuda_graphs.compilation import Compiling, apart, compile_in_parallel, compiling_only, zero_filled

@@ -30,6 +30,17 @@ def test_a_piece_that_raises_is_missing_and_the_others_are_done() -> None:
     assert sorted(run_forked([fail, lambda: None, fail, lambda: None], 2)) == [1, 3]
 
 
+def test_each_process_is_prepared_once() -> None:
+    prepared: list[int] = []
+
+    def check() -> None:
+        if prepared != [1]:
+            raise ValueError(prepared)
+
+    assert sorted(run_forked([check] * 6, 2, prepare=lambda: prepared.append(1))) == list(range(6))
+    assert not prepared
+
+
 def test_a_process_that_dies_loses_its_piece_only() -> None:
     assert sorted(run_forked([lambda: os._exit(3), lambda: None, lambda: None], 2)) == [1, 2]
 

@@ -62,6 +62,10 @@ class TinyLM(nn.Module):
         return self.out(hidden) * self.sharpness
 
 
+HOOKS = ("clock", "faults", "report", "captures", "to_host", "is_captured")
+"""Arguments of the engine beside its settings."""
+
+
 def make_engine(**changes: object) -> KVCacheEngine:
     """A small CPU engine around TinyLM; any constructor argument may be changed."""
     settings: dict[str, object] = {
@@ -76,9 +80,7 @@ def make_engine(**changes: object) -> KVCacheEngine:
 
 def engine_of(spec: object, module: object, **settings: object) -> KVCacheEngine:
     """An engine from flat settings; `graphs` may be the sizes of decode batches alone."""
-    hooks = {
-        name: settings.pop(name) for name in ("clock", "faults", "report", "captures", "to_host") & settings.keys()
-    }
+    hooks = {name: settings.pop(name) for name in set(HOOKS) & settings.keys()}
     graphs = settings.pop("graphs", ())
     buckets = graphs if isinstance(graphs, CaptureSizes) else CaptureSizes(decode=tuple(graphs))  # type: ignore[arg-type]
     return KVCacheEngine(spec, module, KVSettings(graphs=buckets, **settings), **hooks)  # type: ignore[arg-type]

@@ -97,7 +97,8 @@ class Compiling:
     def _fork(self, waiting: list[_Waiting], processes: int) -> None:
         """Leave the kernels in the cache on disk. What fails here is done again by a thread, which has the error."""
         started, total = time.monotonic(), len(waiting)
-        took = run_forked([each.work for each in waiting], processes, lambda done: self._report(done, total))
+        work = [each.work for each in waiting]
+        took = run_forked(work, processes, lambda done: self._report(done, total), _with_fixed_target())
         longest = sorted(took, key=lambda index: -took[index])[:3]
         names = ", ".join(f"{waiting[index].name} {took[index]:.1f} s" for index in longest)
         log.info(
@@ -209,9 +210,30 @@ def zero_filled() -> TorchDispatchMode:
 class _ZeroFilled(TorchDispatchMode):
     """Fills new tensors with zeros in place of uninitialised memory."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Keep torch from importing its compiler, which takes a second or two, to turn it off for this mode."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         return out.zero_() if func.overloadpacket in _UNINITIALISED else out
+
+
+def _with_fixed_target() -> Callable[[], None]:
+    """Return what a forked process calls before it compiles: the target may no longer be read from the device."""
+    try:
+        from triton.runtime.driver import driver
+
+        target = driver.active.get_current_target()
+    except Exception:
+        log.debug("the target of kernels is not known", exc_info=True)
+        return lambda: None
+
+    def fix() -> None:
+        driver.active.get_current_target = lambda: target
+
+    return fix
 
 
 def _build_launcher(kernel: Any) -> None:

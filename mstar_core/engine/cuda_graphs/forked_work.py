@@ -36,12 +36,14 @@ def run_forked(
     work: Sequence[Callable[[], object]],
     processes: int,
     on_done: Callable[[int], None] = lambda done: None,
+    prepare: Callable[[], object] = lambda: None,
     stall_s: float = STALL_S,
 ) -> dict[int, float]:
     """Run each piece of work in one of so many forked processes, in order. Drops what it returns.
 
-    on_done: called with the number of ended pieces whenever some end. Returns the seconds of each piece that ended
-    without an error, by its index. Pieces of a process that dies or stalls for `stall_s` are missing.
+    on_done: called with the number of ended pieces whenever some end. prepare: called once in each process. Returns
+    the seconds of each piece that ended without an error, by its index. Pieces of a process that dies or stalls for
+    `stall_s` are missing.
     """
     todo, todo_end = os.pipe()
     results, results_end = os.pipe()
@@ -52,7 +54,7 @@ def run_forked(
         for _ in range(processes):
             child = _fork()
             if child == 0:
-                _serve(work, todo, results_end)
+                _serve(work, todo, results_end, prepare)
             children.append(child)
     except OSError as error:
         log.warning("%d of %d processes could be started: %s", len(children), processes, error)
@@ -98,11 +100,14 @@ def _fork() -> int:
         return os.fork()
 
 
-def _serve(work: Sequence[Callable[[], object]], todo: int, results: int) -> NoReturn:
+def _serve(
+    work: Sequence[Callable[[], object]], todo: int, results: int, prepare: Callable[[], object]
+) -> NoReturn:  # fmt: skip
     """Run pieces until none is left, and end the process without destructors, which could use the device."""
     try:
         gc.disable()
         die_with_parent()
+        prepare()
         while len(number := os.read(todo, _NUMBER.size)) == _NUMBER.size:
             (index,) = _NUMBER.unpack(number)
             started, has_ended_well = time.monotonic(), True
