@@ -117,9 +117,12 @@ def started(
     if cache == "cold":
         shutil.rmtree(kernels, ignore_errors=True)
     root.mkdir()
+    environment = {"TRITON_CACHE_DIR": str(kernels)}
+    if options.pack is not None and cache == "cold":
+        environment["MSTAR_KERNEL_LIST"] = str(options.pack / f"{model}-list.jsonl")
     plan = Plan(
         model=f"{model}:tiny" if options.tiny else model, device=options.device, port=options.port, root=root,
-        weights=folder, settings=tuple(options.set), environment={"TRITON_CACHE_DIR": str(kernels)},
+        weights=folder, settings=tuple(options.set), environment=environment,
         config=CONFIGS / "qwen3omni_single_gpu.yaml" if model == "qwen3_omni" and not options.tiny else None,
     )  # fmt: skip
     with Served(plan) as served, served.telling(3000):

@@ -6,9 +6,12 @@ Owned by the worker. A kernel that is compiled while the worker serves delays re
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TextIO
+
+from mstar_core.engine.cuda_graphs.kernel_list import VARIABLE, line_of
 
 log = logging.getLogger(__name__)
 
@@ -28,14 +31,19 @@ class KernelLog:
         self._serves = False
 
     def listen(self) -> None:
-        """Count from now on. Does nothing without Triton."""
+        """Count from now on, and record the kernels if the environment names a list. Does nothing without Triton."""
         try:
             from triton import knobs
         except ImportError:
             return
         before: Callable[..., None] | None = getattr(knobs.compilation, "listener", None)
 
+        path = os.environ.get(VARIABLE)
+        file = open(path, "a", encoding="utf-8") if path else None
+
         def heard(*args: Any, **told: Any) -> None:
+            if file is not None:
+                _record(file, told)
             if not told.get("cache_hit", True):
                 self.compiled(told.get("src"), told.get("times"))
             if before is not None:
@@ -74,3 +82,11 @@ class KernelLog:
         return {
             "kernels_ahead": float(self.ahead), "kernels_missed": float(self.missed), "kernels_late": float(self.late),
         }  # fmt: skip
+
+
+def _record(file: TextIO, told: dict[str, Any]) -> None:
+    try:
+        file.write(line_of(told["src"], dict(told["metadata"])) + "\n")
+        file.flush()
+    except Exception as error:  # noqa: BLE001 the record of a kernel must not fail its launch
+        log.warning("a kernel was not recorded: %s: %s", type(error).__name__, error)
