@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
@@ -29,7 +29,7 @@ from bench.families.clock import by_family, timed, wait
 from bench.families.sections import Sections
 from bench.serving.figures import Figures, head
 from mstar_bagel.checkpoint.config import Autoencoder, Language, Sizes, Vision
-from mstar_bagel.graph import LOOK, MARKERS, BagelGraph, build
+from mstar_bagel.graph import LOOK, MARKERS, PAGE, BagelGraph, build
 from mstar_bagel.model import Bagel
 from mstar_bagel.nodes.autoencoder import CleanLatents, Pixels
 from mstar_bagel.nodes.flow import FlowSteps
@@ -44,7 +44,6 @@ from mstar_core.graph.spec.nodes import STEP, Attend
 from mstar_core.layers.linear import fuse_projections
 from mstar_core.plugin.model import ModelContext
 
-PAGE: Final = 16
 PROMPT: Final = 12
 MAIN, CFG_TEXT = "main", "cfg_text"
 
@@ -100,9 +99,16 @@ def parts(scale: Scale, device: torch.device, page: int) -> Iterator[tuple[str, 
     loaded = Loaded(scale, device, page)
     yield "load", loaded.load
     for side in scale.grids:
-        yield f"steps_{side}", partial(loaded.steps, side, (MAIN,), scale.most_tokens)
-        yield f"steps_{side}_guided", partial(loaded.steps, side, (MAIN, CFG_TEXT), scale.most_tokens)
-        yield f"steps_{side}_guided_in_turn", partial(loaded.steps, side, (MAIN, CFG_TEXT), MARKERS)
+        for name, branches, together, captured in (
+            ("", (MAIN,), True, False),
+            ("_captured", (MAIN,), True, True),
+            ("_guided", (MAIN, CFG_TEXT), True, False),
+            ("_guided_in_turn", (MAIN, CFG_TEXT), False, False),
+            ("_guided_captured", (MAIN, CFG_TEXT), True, True),
+        ):
+            if not captured or side < max(scale.grids) or len(scale.grids) == 1:
+                run = partial(loaded.steps, side, branches, together=together, captured=captured)
+                yield f"steps_{side}{name}", run
     for side in scale.grids:
         yield f"pixels_{side}", partial(loaded.pixels, side)
         yield f"latents_{side}", partial(loaded.latents, side)
@@ -277,24 +283,27 @@ class Loaded:
                 took[name] = time.perf_counter() - began
         return took
 
-    def engine(self, graphs: CaptureSizes | None = None, slots: int = 4, budget: int = 0) -> KVCacheEngine:
-        """Make an engine for the LLM. budget: tokens of a step, 0 for as many as the cache holds."""
+    def engine(self, graphs: CaptureSizes | None = None, slots: int = 4, *, together: bool = True) -> KVCacheEngine:
+        """Make an engine for the LLM. together: whether passes of any size share a forward."""
         scale, on_gpu = self.scale, self.device.type == "cuda"
         llm = next(node for node in self.graph.nodes if node.name == "LLM")
         settings = KVSettings(
             device=self.device, dtype=dtype_of(self.device), attention="flashinfer" if on_gpu else "torch",
             vocab=scale.sizes.language.vocab, lookahead=int(on_gpu), prefix_cache=False,
             graphs=graphs or CaptureSizes(), num_pages=-(-scale.most_tokens // self.page), page_size=self.page,
-            max_slots=slots, max_seq_len=scale.most_tokens // 2, token_budget=budget or scale.most_tokens,
+            max_slots=slots, max_seq_len=scale.most_tokens // 2, token_budget=scale.most_tokens if together else 64,
         )  # fmt: skip
-        return KVCacheEngine(llm, cast("Any", self.nodes["LLM"]), settings)
+        return KVCacheEngine(
+            replace(llm, pass_tokens=scale.most_tokens if together else 0), cast("Any", self.nodes["LLM"]), settings
+        )
 
-    def steps(self, side: int, branches: tuple[str, ...], budget: int) -> dict[str, Any]:
+    def steps(self, side: int, branches: tuple[str, ...], *, together: bool, captured: bool) -> dict[str, Any]:
         """Return times of image steps as the engine runs them: forwards of all branches and the Euler step.
 
-        budget: tokens of an engine's step, which decides whether the branches share a forward.
+        together: whether the branches share a forward.
         """
-        engine, scale = self.engine(budget=budget), self.scale
+        engine = self.engine(CaptureSizes(decode=(1,)) if captured else None, 6, together=together)
+        scale = self.scale
         flow = cast("FlowSteps", self.nodes["combine_cfg"])
         handle = Handle(1)
         engine.open(handle, SamplingParams(), side * side + 2 * PROMPT)
@@ -331,6 +340,9 @@ class Loaded:
                 )["latents"][0]  # fmt: skip
                 host.append(time.perf_counter() - began)
 
+        run()
+        while engine.idle():
+            pass
         seconds = statistics.median(timed(run, self.device, 3, 1))
         profile = by_family(run, self.device)
         tokens = side * side
@@ -338,6 +350,7 @@ class Loaded:
         linears = len(branches) * scale.steps * 2 * tokens * layer_weights(language) * language.layers
         engine.close(handle)
         return {
+            "graph_hits": engine.counters().get("graph_hits", 0.0),
             "step_ms": seconds / scale.steps * 1e3, "forwards_per_step": forwards / scale.steps,
             "host_ms_per_step": [each * 1e3 for each in host],
             "device_busy_ms_per_step": profile["busy_s"] / scale.steps * 1e3,

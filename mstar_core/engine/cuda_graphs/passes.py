@@ -49,6 +49,9 @@ AHEAD: Final = (5, 2)
 AHEAD_TOKENS: Final = 2600
 """Most tokens of such a replay: with more, an iteration outlasts the host's work between two iterations."""
 
+MOST_TOKENS: Final = 2600
+"""Most tokens of a captured pass that only reads. A longer one outlasts its launches, and a graph keeps its memory."""
+
 STEP_PORT: Final = keyword(STEP)
 """Keyword of the iteration number."""
 
@@ -272,7 +275,7 @@ class LoopPassSteps:
             if kind is not last:  # hashing a kind costs more than this comparison
                 last, same = kind, by_kind.setdefault(kind, [])
             same.append(chunk)
-        missed = any(is_of_loop(chunk) for chunk in rest)
+        missed = any(is_of_loop(chunk) and chunk.forward.row_tokens <= MOST_TOKENS for chunk in rest)
         for kind, group in by_kind.items():
             self._learn(kind)
             self._learn_exact(kind, group)
@@ -375,7 +378,7 @@ class LoopPassSteps:
 
 
 def is_graphable(chunk: ScheduledChunk) -> bool:
-    """Return whether this is one whole, unmasked pass of a loop."""
+    """Return whether this is one whole, unmasked pass of a loop, and worth a graph."""
     forward = chunk.forward
     if (
         forward.is_ids
@@ -387,7 +390,8 @@ def is_graphable(chunk: ScheduledChunk) -> bool:
         return False
     if isinstance(forward.position, float):  # the buffers hold whole positions
         return False
-    return forward.attend.mask == "full" and is_of_loop(chunk)
+    is_short = forward.attend.write or forward.row_tokens <= MOST_TOKENS
+    return forward.attend.mask == "full" and is_short and is_of_loop(chunk)
 
 
 def one_pass(forward: ForwardPass, *, is_wanted: bool) -> PassKind | None:

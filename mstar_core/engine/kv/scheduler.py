@@ -102,8 +102,9 @@ class Scheduler:
             # At most one replay: decode branches wait for no more, and its buffers are reused by the next.
             budget, chosen = min(budget, prompts.most_tokens), chosen[: prompts.most_rows]
         forwards = list(_current(chosen))
-        if is_limited and all(forward.per_row for forward in forwards):
-            budget = max(budget, sum(forward.left for forward in forwards))
+        if all(forward.per_row for forward in forwards):
+            most = sum(forward.left for forward in forwards) if is_limited else self._spec.pass_tokens
+            budget = max(budget, most)
         budget = max(budget - len(self._queue.active), self._memory.pool.page_size)
         return chosen, share_budget([(forward.left, forward.must_be_whole) for forward in forwards], budget)
 

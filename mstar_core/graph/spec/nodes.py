@@ -140,8 +140,8 @@ class NodeSpec:
     """One component of the graph, declared once and referred to by the object.
 
     ports: name -> port type text. batch_key: names of ports whose shapes must agree inside one batch.
-    capture_sizes: batch sizes for CUDA graphs of a node that does not sample: the passes of its loops (KV), or its
-    whole forward pass (STATELESS). Empty: none. Nodes that sample have buckets of their own.
+    capture_sizes: batch sizes for CUDA graphs of the passes of a node's loops (KV), or of its whole forward pass
+    (STATELESS). Empty: none. Sampling loops have buckets of their own.
     capture_tokens: (KV) numbers of packed tokens for CUDA graphs of passes with a full mask outside loops (prefixes),
     of a node that does not sample. Empty: none.
     tensor_parallel: whether ranks may compute it together. parallel_sizes: names and values of the sizes that a tp_size
@@ -155,6 +155,8 @@ class NodeSpec:
     returns them stacked on a first axis, [rows of the step, ...], even for one row. If `batch_key` is given, inputs
     outside it may differ in shape and then come as a list. Passes with such ports are never split, and batched.
     So are inputs whose declared shape is fixed, such as `i64[16]`, unless they are cut with the tokens of the pass.
+    pass_tokens: (KV) tokens up to which passes with `row_ports` share a forward pass, if that is more than the token
+    budget of a step.
     step_ports: (KV) inputs among `row_ports` with one entry per iteration of a loop on their first axis. A pass gets
     the entry of its own iteration, as a list of one. A loop that carries nothing then runs several iterations per pass.
     ragged: (STATELESS) inputs whose shapes may differ within a batch, whatever `batch_key` says. If they differ, they
@@ -178,6 +180,7 @@ class NodeSpec:
     sequence: tuple[str, ...] = ()
     per: Literal["row", "request"] = "row"
     row_ports: tuple[str, ...] = ()
+    pass_tokens: int = 0
     step_ports: tuple[str, ...] = ()
     ragged: tuple[str, ...] = ()
 

@@ -32,6 +32,13 @@ MARKERS = 2
 
 IMAGE = Attend(mask="full", positions="shared", extra=MARKERS)
 LOOK = Attend(mask="full", positions="shared", extra=MARKERS, write=False)
+PAGE = 64
+"""Tokens of a cache page: a block of keys of the attention kernel of image steps."""
+
+PASS_TOKENS = 2 * 1026
+"""Latent tokens and markers of two images of 512 x 512 pixels, or of two branches of one: they share the reading of
+weights. Larger images are bound by arithmetic."""
+
 TIMES = "f32[s,3]"
 """Flow time, length and number of each step of a run."""
 
@@ -83,13 +90,15 @@ def _nodes(sizes: Sizes) -> _Nodes:
         },
         kv=KVSpec(
             layers=language.layers, kv_heads=language.kv_heads, head_dim=language.head_dim,
-            branches=("main", CFG_TEXT, CFG_IMG),
+            branches=("main", CFG_TEXT, CFG_IMG), page=PAGE,
         ),
         sampling=Sampling(port="token"),
         sequence=("tokens", "token", "embeds", "latent_embeds", "latents"),
         # Images of any size share a forward pass.
         row_ports=("embeds", "latent_embeds", "latents", "velocity", "times"),
         step_ports=("times",),
+        pass_tokens=PASS_TOKENS,
+        capture_sizes=(1, 2),
         batch_key=("times",),
         tensor_parallel=True,
         doc="text model and denoiser: two experts per layer, joined in attention",

@@ -1,0 +1,103 @@
+"""Image steps in fixed shapes, as they are captured on a GPU, give the velocities of plain forwards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mstar_bagel.checkpoint.config import Autoencoder, ControlIds, Language, Sizes, Vision
+from mstar_bagel.graph import LOOK, build
+from mstar_bagel.nodes.language import BagelLLM
+from mstar_core.engine.base import Handle, Job, JobKey, SamplingParams
+from mstar_core.engine.cuda_graphs.cache import CaptureSizes
+from mstar_core.engine.kv.engine import KVCacheEngine, KVSettings
+from mstar_core.graph.spec.nodes import STEP
+from mstar_core.layers.linear import fuse_projections
+
+SIZES = Sizes(
+    language=Language(width=1024, layers=2, heads=8, kv_heads=2, head_dim=128, mlp=1024, vocab=100),
+    vision=Vision(width=64, layers=1, heads=4, mlp=64),
+    vae=Autoencoder(width=32, multipliers=(1, 1, 1, 1), blocks=1, channels=16),
+    ids=ControlIds(start=90, end=91, image_start=92, image_end=93),
+)  # fmt: skip
+TIMES = torch.tensor([[0.9, 0.1, 0], [0.8, 0.1, 1]])
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+BUDGETS = {"cpu": 1e-5, "cuda": 0.03}
+
+
+def engine_of(device: str, *, is_captured: bool) -> KVCacheEngine:
+    torch.manual_seed(3)
+    on_gpu, dtype = device == "cuda", torch.bfloat16 if device == "cuda" else torch.float32
+    with torch.device(device):
+        module = BagelLLM(SIZES).to(dtype).eval().requires_grad_(False)
+    module.latent_pos_embed.pos_embed.data.normal_()
+    module.language_model.model.rotary.frequencies = module.language_model.model.rotary.frequencies.float()
+    fuse_projections(module)
+    settings = KVSettings(
+        device=torch.device(device), dtype=dtype, attention="flashinfer" if on_gpu else "torch", vocab=100,
+        lookahead=int(on_gpu), prefix_cache=False, graphs=CaptureSizes(decode=(1,)) if is_captured else CaptureSizes(),
+        num_pages=256, page_size=16, max_slots=12, max_seq_len=1024, token_budget=64,
+    )  # fmt: skip
+    spec = next(node for node in build(SIZES).nodes if node.name == "LLM")
+    return KVCacheEngine(spec, module, settings)
+
+
+class Painter:
+    """Submits passes of images, main and the branch without a prompt, and collects their velocities."""
+
+    def __init__(self, engine: KVCacheEngine) -> None:
+        self.engine = engine
+        self.keys = 0
+
+    def open(self, handle: int, prompt: int) -> None:
+        self.engine.open(Handle(handle), SamplingParams(), 128)
+        self._submit(handle, {"tokens": torch.arange(prompt)})
+        self._run()
+
+    def step(self, latents: dict[int, Tensor], step: int) -> dict[tuple[int, str], Tensor]:
+        """Return the velocities of one step, by handle and branch."""
+        wanted: dict[int, tuple[int, str]] = {}
+        for handle, x in latents.items():
+            for branch in ("main", "cfg_text"):
+                inputs = {"latents": x, "times": TIMES, STEP: torch.tensor(step)}
+                key = self._submit(handle, inputs, branch=branch, attend=LOOK, outputs=("velocity",))
+                wanted[key] = (handle, branch)
+        return {wanted[int(done.job.key)]: done.outputs["velocity"].clone() for done in self._run()}
+
+    def _submit(self, handle: int, inputs: dict[str, Tensor], **fields: Any) -> int:
+        self.keys += 1
+        self.engine.submit(Job(key=JobKey(self.keys), handle=Handle(handle), inputs=inputs, sample=False, **fields))
+        return self.keys
+
+    def _run(self) -> list[Any]:
+        ended = []
+        while (running := self.engine.launch()) is not None:
+            result = self.engine.collect(running)
+            assert not result.failed, result.failed[0].error
+            ended += result.done
+        return ended
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_captured_image_steps_equal_plain_ones(device: str) -> None:
+    with torch.inference_mode():
+        plain, captured = (Painter(engine_of(device, is_captured=each)) for each in (False, True))
+        images = {1: torch.randn(4, 6, SIZES.latent_width), 2: torch.randn(4, 6, SIZES.latent_width)}
+        images = {handle: x.to(device) for handle, x in images.items()}
+        for painter in (plain, captured):
+            painter.open(1, 20)
+            painter.open(2, 7)
+        captured.step(images, 0)
+        while captured.engine.idle():
+            pass
+        before = captured.engine.counters()["graph_hits"]
+        for step, given in enumerate((images, {1: images[1]})):
+            wanted, found = (painter.step(given, step) for painter in (plain, captured))
+            assert wanted.keys() == found.keys() and len(found) == 2 * len(given)
+            for key, velocity in found.items():
+                away = (velocity - wanted[key]).norm() / wanted[key].norm()
+                assert float(away) < BUDGETS[device], key
+        assert captured.engine.counters()["graph_hits"] > before
