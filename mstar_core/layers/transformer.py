@@ -24,7 +24,7 @@ from mstar_core.layers.linear import (
     weight_of,
 )
 from mstar_core.layers.rotary import rotate
-from mstar_core.parallel.shards import WHOLE, Shard, Slice
+from mstar_core.parallel.shards import WHOLE, Shard, Slice, head_slices
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -255,9 +255,10 @@ class Attention(FusibleLayer):
     def __init__(self, spec: AttentionSpec, layer: int, shard: Shard = WHOLE) -> None:
         super().__init__()
         self.shard = shard
-        self._heads, self._kv_heads = shard.part(spec.heads, "heads"), shard.kv_part(spec.kv_heads)
-        self._whole_heads, self._whole_kv_heads = spec.heads, spec.kv_heads
-        spec = replace(spec, heads=len(self._heads), kv_heads=len(self._kv_heads))
+        self._heads, self._kv_heads = spec.heads, spec.kv_heads
+        spec = replace(
+            spec, heads=len(shard.part(spec.heads, "heads")), kv_heads=len(shard.kv_part(spec.kv_heads))
+        )  # fmt: skip
         self.spec = spec
         self.layer = layer
         self.q_proj = nn.Linear(spec.width, spec.heads * spec.head_dim, bias=spec.bias)
@@ -315,15 +316,10 @@ class Attention(FusibleLayer):
 
     def slices(self) -> Mapping[str, Slice]:
         """See Sharded."""
-        if self.shard.is_whole:
-            return {}
-        width = self.spec.head_dim
-        queries, keys = _spanned(self._heads, width), _spanned(self._kv_heads, width)
-        outputs = {"q_proj": Slice.part(0, queries, self._whole_heads * width)}
-        outputs |= dict.fromkeys(("k_proj", "v_proj"), Slice.part(0, keys, self._whole_kv_heads * width))
-        kinds = ("weight", "bias") if self.spec.bias else ("weight",)
-        found = {f"{name}.{kind}": part for name, part in outputs.items() for kind in kinds}
-        return found | {"o_proj.weight": Slice.part(1, queries, self._whole_heads * width)}
+        return head_slices(
+            self.shard, heads=self._heads, kv_heads=self._kv_heads, head_dim=self.spec.head_dim,
+            has_bias=self.spec.bias,
+        )  # fmt: skip
 
     def _norms(self) -> HeadNorms | None:
         eps = self.spec.norm_eps
@@ -337,10 +333,6 @@ class Attention(FusibleLayer):
             return project_partial(mixed, weight)
         out: Tensor = self.o_proj(mixed)
         return out
-
-
-def _spanned(heads: range, head_dim: int) -> range:
-    return range(heads.start * head_dim, heads.stop * head_dim)
 
 
 class FeedForward(Protocol):

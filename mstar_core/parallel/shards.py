@@ -102,6 +102,28 @@ def local_kv_heads(heads: int, size: int) -> int:
     return max(1, heads // size)
 
 
+def head_slices(
+    shard: Shard, *, heads: int, kv_heads: int, head_dim: int, has_bias: bool = False, suffix: str = ""
+) -> dict[str, Slice]:
+    """Return the stored parts of the projections of an attention layer. heads, kv_heads: of all ranks together.
+
+    Names are those of Llama, with the suffix behind `_proj`; has_bias: query, key and value projections have one.
+    """
+    if shard.is_whole:
+        return {}
+    queries = _spanned(shard.part(heads, "heads"), heads, head_dim)
+    keys = _spanned(shard.kv_part(kv_heads), kv_heads, head_dim)
+    parts = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
+    kinds = ("weight", "bias") if has_bias else ("weight",)
+    found = {f"{name}{suffix}.{kind}": Slice.part(0, *part) for name, part in parts.items() for kind in kinds}
+    return found | {f"o_proj{suffix}.weight": Slice.part(1, *queries)}
+
+
+def _spanned(own: range, heads: int, head_dim: int) -> tuple[range, int]:
+    """Return the rows of some heads, and the rows of all of them."""
+    return range(own.start * head_dim, own.stop * head_dim), heads * head_dim
+
+
 @runtime_checkable
 class Sharded(Protocol):
     """A module whose parameters hold a part of the stored tensors."""

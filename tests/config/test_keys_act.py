@@ -35,7 +35,7 @@ ACTS: Final[dict[str, str]] = {
     "node_groups[].ranks": "tests/runtime/test_goldens.py::test_replicas_share_the_requests",
     "node_groups[].graph_walks": "tests/conductor/test_conductor.py::"
     "test_a_walk_goes_to_the_rank_that_holds_its_node_for_it",
-    "node_groups[].tp_size": "tests/cli/life/test_up_plans.py::test_up_refuses_with_a_reason",
+    "node_groups[].tp_size": "tests/parallel/test_served.py::test_two_ranks_speak_as_one_does",
     "node_groups[].memory_fraction": "tests/worker/test_build.py::test_the_nodes_of_a_rank_divide_its_share",
     "kv_cache": "tests/engine/test_sizing.py::test_pages_and_tokens_fix_the_size",
     "kv_cache.page_size": "tests/engine/test_sizing.py::test_the_page_of_a_node_overrides_the_deployments",

@@ -11,6 +11,7 @@ import yaml
 from mstar_core.config.load import read_file
 from mstar_core.config.placement import make_plan
 from mstar_core.config.resolution import resolve
+from mstarctl.start.plan import check_placement
 from tests.families.families import ROOT, SPECS
 
 FILES = sorted((ROOT / "configs").glob("*.yaml"))
@@ -22,7 +23,7 @@ def test_a_file_fits_its_model(path: Path) -> None:
     spec = SPECS[yaml.safe_load(path.read_text(encoding="utf-8"))["model"]]
     config = resolve(spec, read_file(path))
     plan = make_plan(spec, config, ("cpu",))
-    assert all(rank.nodes for rank in plan.ranks)
+    assert all(rank.held for rank in plan.ranks)
     spec.bound(None, config.model_kwargs)
 
 
@@ -32,6 +33,18 @@ def test_a_file_says_what_it_is_for_and_what_it_needs(path: Path) -> None:
     assert purpose.startswith("# ")
     assert memory.startswith("# Memory: ")
     assert "GB" in memory or "GiB" in memory
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if "tp_size" in path.read_text()], ids=lambda path: path.stem)
+def test_a_tensor_parallel_file_can_run(path: Path) -> None:
+    spec = SPECS[yaml.safe_load(path.read_text(encoding="utf-8"))["model"]]
+    config = resolve(spec, read_file(path))
+    plan = make_plan(spec, config, ("cpu",))
+    check_placement(spec, config, plan)
+    for group in plan.groups:
+        leader, *followers = (next(rank for rank in plan.ranks if rank.rank == number) for number in group.ranks)
+        assert set(group.nodes) <= set(leader.nodes)
+        assert all(set(rank.follows) == set(group.nodes) for rank in followers)
 
 
 def test_the_files_are_those_that_the_plugins_ship() -> None:

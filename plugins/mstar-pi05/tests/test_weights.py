@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from mstar_core.errors import StartError, WeightsError
+from mstar_core.errors import WeightsError
+from mstar_core.parallel.shards import Shard
 from mstar_pi05.checkpoint.config import Sizes
 from mstar_pi05.checkpoint.weights import BOTH, PALIGEMMA, TIED
 from mstar_pi05.published import names, policy_target, shapes
@@ -141,11 +142,16 @@ def test_halved_weights_keep_norms_and_small_matrices_wide(checkpoint: Path, mod
     assert {value.dtype for value in cameras.state_dict().values()} == {torch.float32}
 
 
-def test_more_ranks_than_one_cannot_split_it(checkpoint: Path, models: Any) -> None:
+def test_each_rank_of_a_group_holds_its_heads_and_all_share_the_only_key_head(checkpoint: Path, models: Any) -> None:
+    whole = models(checkpoint).policy().language.layers[0].self_attn
     model = models(checkpoint)
-    object.__setattr__(model._ctx, "tp_size", 2)
-    with pytest.raises(StartError, match="2 ranks"):
-        model.policy()
+    ranks = []
+    for index in range(2):
+        object.__setattr__(model._ctx, "shard", Shard(index=index, size=2))
+        ranks.append(model.policy().language.layers[0].self_attn)
+    assert torch.equal(torch.cat([rank.q_proj.weight for rank in ranks]), whole.q_proj.weight)
+    assert torch.equal(torch.cat([rank.o_proj.weight for rank in ranks], dim=1), whole.o_proj.weight)
+    assert all(torch.equal(rank.k_proj.weight, whole.k_proj.weight) for rank in ranks)
 
 
 # -- the full-size model --------------------------------------------------------------------------------------------

@@ -12,8 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mstar_core.errors import StartError, WeightsError
+from mstar_core.errors import WeightsError
 from mstar_core.graph import NodeSpec
+from mstar_core.parallel.shards import Shard
 from mstar_core.plugin.model import ModelContext
 from mstar_core.weights.sources import Received
 from mstar_qwen3omni.checkpoint.download import REPO, resolve_weights
@@ -120,9 +121,21 @@ def test_a_checkpoint_without_speech_serves_text(folder: Path) -> None:
         Qwen3Omni(context(folder)).get_submodule(node("audio_encoder"))
 
 
-def test_a_split_over_ranks_is_refused(tiny: Path) -> None:
-    with pytest.raises(StartError, match="cannot split Thinker over 2 ranks"):
-        Qwen3Omni(context(tiny, tp_size=2)).get_submodule(node("Thinker"))
+@pytest.mark.parametrize("name", ["Thinker", "Talker"])
+def test_each_rank_of_a_group_reads_its_part_of_the_weights(tiny: Path, name: str) -> None:
+    whole = Qwen3Omni(context(tiny)).get_submodule(node(name))
+    ranks = [Qwen3Omni(context(tiny, shard=Shard(index=index, size=2))).get_submodule(node(name)) for index in range(2)]
+    parts = [dict(rank.named_parameters()) for rank in ranks]
+    sizes = {key: [tuple(part[key].shape) for part in parts] for key in parts[0]}
+    for key, value in whole.named_parameters():
+        if sizes[key][0] == tuple(value.shape):
+            assert all(torch.equal(part[key], value) for part in parts), key
+        elif key.endswith("gate_up_proj"):
+            gates, ups = zip(*(part[key].chunk(2, dim=1) for part in parts), strict=True)
+            assert torch.equal(torch.cat([*gates, *ups], dim=1), value), key
+        else:
+            dim = next(at for at, size in enumerate(value.shape) if sizes[key][0][at] != size)
+            assert torch.equal(torch.cat([part[key] for part in parts], dim=dim), value), key
 
 
 def test_vocabularies(tiny: Path) -> None:

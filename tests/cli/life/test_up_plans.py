@@ -31,7 +31,6 @@ Cli = Callable[..., Any]
     [
         (["orpheuss"], ExitCode.NOT_FOUND, "did you mean 'orpheus'?"),
         (["orpheus:tinny"], ExitCode.NOT_FOUND, "did you mean 'tiny'?"),
-        (["qwen3omni_tp2"], ExitCode.INVALID, "node 'Thinker' of qwen3_omni cannot be divided"),
         (["orpheus", "--device", "cuda"], ExitCode.INVALID, "no GPU was found"),
         (["orpheus", "--gpus", "0"], ExitCode.INVALID, "no GPU was found"),
         (["orpheus", "--weights", "nowhere"], ExitCode.INVALID, "nowhere is not a directory with weights"),

@@ -101,6 +101,7 @@ def _nodes(sizes: Sizes) -> _Nodes:
         capture_sizes=(1, 2),
         batch_key=("times",),
         tensor_parallel=True,
+        parallel_sizes=(("heads", language.heads), ("values of an MLP", language.mlp)),
         doc="text model and denoiser: two experts per layer, joined in attention",
     )  # fmt: skip
     return _Nodes(

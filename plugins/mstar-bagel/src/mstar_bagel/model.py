@@ -45,8 +45,7 @@ class Bagel:
         sizes = self._sizes
         match node.name:
             case "LLM" | "LLM_cfg_text" | "LLM_cfg_img":
-                self._check_whole()
-                return self._loaded(lambda: BagelLLM(sizes), "LLM", self._ctx.dtype)
+                return self._loaded(lambda: BagelLLM(sizes, self._ctx.shard), "LLM", self._ctx.dtype)
             case "vit_encoder":
                 return self._loaded(lambda: ImageFeatures(sizes), node.name, self._ctx.dtype)
             case "vae_encoder":
@@ -74,10 +73,3 @@ class Bagel:
             module = make()
         load(module, node, self._folder, self._ctx.progress)
         return module.eval().requires_grad_(False)
-
-    def _check_whole(self) -> None:
-        if self._ctx.tp_size > 1:
-            raise StartError(
-                f"bagel cannot split its LLM over {self._ctx.tp_size} ranks", "tensor parallelism is not supported",
-                "set tp_size: 1; more ranks than tp_size make replicas", phase="weights",
-            )  # fmt: skip

@@ -55,13 +55,8 @@ class Pi05:
     def policy(self) -> Policy:
         """Build both transformers with their weights, without the table of flow times."""
         ctx = self._ctx
-        if ctx.tp_size > 1:
-            raise StartError(
-                f"pi05 cannot split its LLM over {ctx.tp_size} ranks", "its layers are whole on each rank",
-                "set tp_size: 1; more ranks than tp_size make replicas", phase="weights",
-            )  # fmt: skip
         with building(ctx.device, ctx.dtype):
-            module = Policy(self._sizes, self._deployment.action_dim)
+            module = Policy(self._sizes, self._deployment.action_dim, ctx.shard)
         load(module, self._files, POLICY, ctx.progress)
         return module.eval().requires_grad_(False)
 

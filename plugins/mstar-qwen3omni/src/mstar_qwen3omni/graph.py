@@ -33,7 +33,7 @@ from mstar_core.graph import (
     Walk,
     from_param,
 )
-from mstar_qwen3omni.checkpoint.config import OmniConfig
+from mstar_qwen3omni.checkpoint.config import DecoderSizes, OmniConfig
 from mstar_qwen3omni.params import CODEC_CHUNK, CODEC_FIRST, CODEC_LEFT
 
 SPECIAL_CODES: Final = 1024
@@ -122,6 +122,12 @@ def _encoders(config: OmniConfig) -> tuple[NodeSpec, NodeSpec]:
     return audio, vision
 
 
+def parallel_sizes(sizes: DecoderSizes) -> tuple[tuple[str, int], ...]:
+    """Return the sizes of a decoder that a tp_size must divide."""
+    found = (("heads", sizes.heads), ("values of an expert", sizes.mlp))
+    return (*found, ("values of the shared expert", sizes.shared_mlp)) if sizes.shared_mlp else found
+
+
 def _thinker(config: OmniConfig) -> NodeSpec:
     sizes = config.thinker
     return NodeSpec(
@@ -139,6 +145,7 @@ def _thinker(config: OmniConfig) -> NodeSpec:
         sampling=Sampling(port="token"),
         sequence=("tokens", "token"),
         tensor_parallel=True,
+        parallel_sizes=parallel_sizes(sizes),
         doc="text model. states: the hidden states of media tokens that enter a middle layer, for the talker",
     )
 
@@ -172,6 +179,7 @@ def _talker(config: OmniConfig) -> NodeSpec:
         ),
         sequence=("tokens", "states", "text"),
         tensor_parallel=True,
+        parallel_sizes=parallel_sizes(sizes),
         doc="speech model with its residual code predictor. A step completes the frame of the last code, reads it with "
         "the next text id, and draws the first code of the next frame",
     )

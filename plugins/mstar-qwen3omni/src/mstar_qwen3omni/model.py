@@ -9,6 +9,7 @@ from mstar_core.engine.cuda_graphs.cache import GraphCache
 from mstar_core.engine.cuda_graphs.functions import UsesGraphs
 from mstar_core.errors import StartError, WeightsError
 from mstar_core.layers import Checkpoint
+from mstar_core.parallel.shards import WHOLE, Shard
 from mstar_core.weights.building import building
 from mstar_qwen3omni.checkpoint.config import OmniConfig, read_config
 from mstar_qwen3omni.checkpoint.weights import load, own_tensors
@@ -46,17 +47,13 @@ class Qwen3Omni:
     def get_submodule(self, node: NodeSpec) -> nn.Module:
         """Build a node with its weights, in the context's dtype and on its device.
 
-        Raises StartError for an unknown node and for tensor parallelism, WeightsError for a node without tensors.
+        Raises StartError for an unknown node, WeightsError for a node without tensors, and ConfigError if the ranks of
+        a tensor-parallel group cannot divide it.
         """
         ctx = self._ctx
         if node.name not in MODULES:
             hint = f"its nodes are {', '.join(MODULES)}"
             raise StartError(f"qwen3_omni has no node {node.name!r}", hint=hint, phase="weights")
-        if ctx.tp_size > 1:
-            raise StartError(
-                f"qwen3_omni cannot split {node.name} over {ctx.tp_size} ranks", "its layers are whole on each rank",
-                "set tp_size: 1; more ranks than tp_size make replicas", phase="weights",
-            )  # fmt: skip
         if node.name in SPEECH and not self._config.has_speech:
             raise WeightsError(
                 f"{self._files.folder} has no speech", f"{node.name} needs the talker's tensors",
@@ -64,7 +61,7 @@ class Qwen3Omni:
             )  # fmt: skip
         own = own_tensors(self._files, node.name)
         with building(ctx.device, ctx.dtype):
-            module = new_module(node.name, self._config)
+            module = new_module(node.name, self._config, ctx.shard)
         load(module, own, node.name, ctx.progress)
         module.eval().requires_grad_(False)
         if ctx.device.type == "cuda" and isinstance(module, UsesGraphs):
@@ -78,8 +75,9 @@ class Qwen3Omni:
         return {"Thinker": self._config.thinker.vocab, "Talker": self._config.talker.vocab}[node.name]
 
 
-def new_module(name: str, config: OmniConfig) -> nn.Module:
-    """Return a node without weights. Imports only that node's modules."""
+def new_module(name: str, config: OmniConfig, shard: Shard = WHOLE) -> nn.Module:
+    """Return a node without weights, or one rank's part of it. Imports only that node's modules."""
     place, _, kind = MODULES[name].partition(":")
-    module: nn.Module = getattr(importlib.import_module(place), kind)(config)
+    made = getattr(importlib.import_module(place), kind)
+    module: nn.Module = made(config) if shard.is_whole else made(config, shard)
     return module

@@ -31,6 +31,8 @@ from mstar_core.layers.linear import (
     uses_small_m,
     weight_of,
 )
+from mstar_core.layers.transformer import reduced
+from mstar_core.parallel.shards import WHOLE, Shard, Slice, head_slices
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -91,7 +93,7 @@ class Packing:
 class AttentionExpert:
     """One expert's projections and norms of a layer. The modules are owned by the layer.
 
-    joined: weight and bias of the query, key and value projections in one, if they are fused.
+    joined: weight and bias of the query, key and value projections in one, if they are fused. shard: of the layer.
     """
 
     query: nn.Linear
@@ -101,6 +103,7 @@ class AttentionExpert:
     query_norm: RMSNorm
     key_norm: RMSNorm
     joined: tuple[Tensor, Tensor] | None = None
+    shard: Shard = WHOLE
 
     def project(self, x: Tensor, head_dim: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values before rotation, [T, heads, head_dim] each. Norms act per head."""
@@ -129,18 +132,23 @@ class AttentionExpert:
 
     def branch(self, mixed: Tensor) -> Tensor:
         """Return the output projection, or partial sums of it: see `linear.project_partial`. mixed: [T, width]."""
+        if not self.shard.is_whole:
+            return reduced(self.shard, self.output, mixed)
         weight = weight_of(self.output)
         return self.output(mixed) if weight is None else project_partial(mixed, weight)
 
 
 class MixedAttention(nn.Module):
-    """Self-attention with the projections of two experts."""
+    """Self-attention with the projections of two experts. shard: the heads of both are divided among ranks."""
 
-    def __init__(self, sizes: Language, layer: int) -> None:
+    def __init__(self, sizes: Language, layer: int, shard: Shard = WHOLE) -> None:
         super().__init__()
         self.layer = layer
-        self.heads, self.kv_heads, self.head_dim = sizes.heads, sizes.kv_heads, sizes.head_dim
-        inner, shared = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
+        self.shard = shard
+        self._sizes = sizes
+        self.heads, self.kv_heads = len(shard.part(sizes.heads, "heads")), len(shard.kv_part(sizes.kv_heads))
+        self.head_dim = sizes.head_dim
+        inner, shared = self.heads * sizes.head_dim, self.kv_heads * sizes.head_dim
         self.q_proj, self.q_proj_moe_gen = _twice(lambda: nn.Linear(sizes.width, inner))
         self.k_proj, self.k_proj_moe_gen = _twice(lambda: nn.Linear(sizes.width, shared))
         self.v_proj, self.v_proj_moe_gen = _twice(lambda: nn.Linear(sizes.width, shared))
@@ -148,6 +156,16 @@ class MixedAttention(nn.Module):
         self.q_norm, self.q_norm_moe_gen = _norms(sizes.head_dim, sizes.eps)
         self.k_norm, self.k_norm_moe_gen = _norms(sizes.head_dim, sizes.eps)
         self._joined: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
+
+    def slices(self) -> dict[str, Slice]:
+        """See Sharded."""
+        sizes, found = self._sizes, dict[str, Slice]()
+        for suffix in ("", "_moe_gen"):
+            found |= head_slices(
+                self.shard, heads=sizes.heads, kv_heads=sizes.kv_heads, head_dim=sizes.head_dim, has_bias=True,
+                suffix=suffix,
+            )  # fmt: skip
+        return found
 
     def fuse_projections(self) -> bool:
         """Join the query, key and value projections of each expert. See `FusibleLayer.fuse_projections`."""
@@ -163,7 +181,7 @@ class MixedAttention(nn.Module):
         """The expert of text, image features and markers."""
         return AttentionExpert(
             self.q_proj, self.k_proj, self.v_proj, self.o_proj, self.q_norm, self.k_norm,
-            None if self._joined is None else self._joined[0],
+            None if self._joined is None else self._joined[0], self.shard,
         )  # fmt: skip
 
     @property
@@ -171,7 +189,7 @@ class MixedAttention(nn.Module):
         """The expert of latent tokens."""
         return AttentionExpert(
             self.q_proj_moe_gen, self.k_proj_moe_gen, self.v_proj_moe_gen, self.o_proj_moe_gen, self.q_norm_moe_gen,
-            self.k_norm_moe_gen, None if self._joined is None else self._joined[1],
+            self.k_norm_moe_gen, None if self._joined is None else self._joined[1], self.shard,
         )  # fmt: skip
 
     def text(self, x: Tensor, kv: KVView, rotation: tuple[Tensor, Tensor]) -> Tensor:
@@ -211,10 +229,10 @@ class MixedBlock(nn.Module):
     Its methods run it between norms, so that its last addition and the next block's first norm share a kernel.
     """
 
-    def __init__(self, sizes: Language, layer: int) -> None:
+    def __init__(self, sizes: Language, layer: int, shard: Shard = WHOLE) -> None:
         super().__init__()
-        self.self_attn = MixedAttention(sizes, layer)
-        self.mlp, self.mlp_moe_gen = _twice(lambda: GatedMLP(sizes.width, sizes.mlp))
+        self.self_attn = MixedAttention(sizes, layer, shard)
+        self.mlp, self.mlp_moe_gen = _twice(lambda: GatedMLP(sizes.width, sizes.mlp, shard=shard))
         self.input_layernorm, self.input_layernorm_moe_gen = _norms(sizes.width, sizes.eps)
         self.post_attention_layernorm, self.post_attention_layernorm_moe_gen = _norms(sizes.width, sizes.eps)
 
@@ -240,10 +258,10 @@ class MixedBlock(nn.Module):
 class MixedDecoder(nn.Module):
     """All blocks between embeddings and normalized states."""
 
-    def __init__(self, sizes: Language) -> None:
+    def __init__(self, sizes: Language, shard: Shard = WHOLE) -> None:
         super().__init__()
-        self.embed_tokens = TokenEmbedding(sizes.vocab, sizes.width)
-        self.layers = nn.ModuleList(MixedBlock(sizes, layer) for layer in range(sizes.layers))
+        self.embed_tokens = TokenEmbedding(sizes.vocab, sizes.width, shard)
+        self.layers = nn.ModuleList(MixedBlock(sizes, layer, shard) for layer in range(sizes.layers))
         self.norm, self.norm_moe_gen = _norms(sizes.width, sizes.eps)
         self.rotary = Rotary(RotarySpec(width=sizes.head_dim, base=sizes.rope_theta))
 
@@ -278,10 +296,10 @@ class MixedDecoder(nn.Module):
 class LanguageModel(nn.Module):
     """Decoder and head."""
 
-    def __init__(self, sizes: Language) -> None:
+    def __init__(self, sizes: Language, shard: Shard = WHOLE) -> None:
         super().__init__()
-        self.model = MixedDecoder(sizes)
-        self.lm_head = Head(sizes.width, sizes.vocab)
+        self.model = MixedDecoder(sizes, shard)
+        self.lm_head = Head(sizes.width, sizes.vocab, shard=shard)
 
 
 class BagelLLM(nn.Module):
@@ -289,10 +307,10 @@ class BagelLLM(nn.Module):
 
     marker_ids: Tensor
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: Sizes, shard: Shard = WHOLE) -> None:
         super().__init__()
         width, ids = sizes.language.width, sizes.ids
-        self.language_model = LanguageModel(sizes.language)
+        self.language_model = LanguageModel(sizes.language, shard)
         self.vae2llm = nn.Linear(sizes.latent_width, width)
         self.llm2vae = nn.Linear(width, sizes.latent_width)
         self.time_embedder = TimeEmbedder(width)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from mstar_core.layers import Attention, GatedMLP
+from mstar_core.parallel.shards import WHOLE, Shard
 from mstar_pi05.nodes.gemma import Rotation, attention_spec
 
 if TYPE_CHECKING:
@@ -45,13 +46,14 @@ class ExpertBlock(nn.Module):
     On Hopper, GEMMs of few rows load their weights before their inputs are available.
     """
 
-    def __init__(self, tower: Tower, layer: int, eps: float) -> None:
+    def __init__(self, tower: Tower, layer: int, eps: float, shard: Shard = WHOLE) -> None:
         super().__init__()
         self.input_layernorm = AdaNorm(tower.width, eps)
-        self.self_attn = Attention(attention_spec(tower), layer)
+        self.self_attn = Attention(attention_spec(tower), layer, shard)
         self.post_attention_layernorm = AdaNorm(tower.width, eps)
-        self.mlp = GatedMLP(tower.width, tower.mlp, activation="gelu_tanh")
+        self.mlp = GatedMLP(tower.width, tower.mlp, activation="gelu_tanh", shard=shard)
         self._tower = tower
+        self._is_whole = shard.is_whole
 
     def attended(self, normed: Tensor, kv: KVView, rotation: Rotation) -> Tensor:
         """Return the attention branch: [T, width], or split-K slices float32 [S, T, width]."""
@@ -75,7 +77,7 @@ class ExpertBlock(nn.Module):
     def _small_gemm(self, normed: Tensor) -> ModuleType | None:
         """Return the small-M GEMM kernels if they support these rows."""
         tower, weight = self._tower, self.mlp.down_proj.weight
-        if not normed.is_cuda or weight.dtype != normed.dtype:
+        if not self._is_whole or not normed.is_cuda or weight.dtype != normed.dtype:
             return None
         gemm = _gemm_kernels()
         if gemm is None or not gemm.supports(normed, tower.mlp, tower.heads * tower.head_dim, tower.head_dim):
@@ -121,12 +123,15 @@ class Modulation:
 
 
 class Expert(nn.Module):
-    """The action expert: action tokens to their final hidden states, at one flow step."""
+    """The action expert: action tokens to their final hidden states, at one flow step.
 
-    def __init__(self, sizes: Sizes) -> None:
+    shard: heads and inner widths are divided among the ranks of a group.
+    """
+
+    def __init__(self, sizes: Sizes, shard: Shard = WHOLE) -> None:
         super().__init__()
         tower = sizes.expert
-        blocks = (ExpertBlock(tower, layer, sizes.norm_eps) for layer in range(tower.layers))
+        blocks = (ExpertBlock(tower, layer, sizes.norm_eps, shard) for layer in range(tower.layers))
         self.layers = nn.ModuleList(blocks)
         self.norm = AdaNorm(tower.width, sizes.norm_eps)
 

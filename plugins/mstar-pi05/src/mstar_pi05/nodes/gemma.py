@@ -14,6 +14,7 @@ from torch.nn.functional import embedding
 
 from mstar_core.layers import Attention, AttentionSpec, GatedMLP
 from mstar_core.layers.linear import elementwise_kernels, sum_partials, uses_fused_kernels
+from mstar_core.parallel.shards import WHOLE, Shard
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,12 +62,12 @@ class GemmaNorm(nn.Module):
 class PrefixBlock(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
-    def __init__(self, tower: Tower, layer: int, eps: float) -> None:
+    def __init__(self, tower: Tower, layer: int, eps: float, shard: Shard = WHOLE) -> None:
         super().__init__()
         self.input_layernorm = GemmaNorm(tower.width, eps)
-        self.self_attn = Attention(attention_spec(tower), layer)
+        self.self_attn = Attention(attention_spec(tower), layer, shard)
         self.post_attention_layernorm = GemmaNorm(tower.width, eps)
-        self.mlp = GatedMLP(tower.width, tower.mlp, activation="gelu_tanh")
+        self.mlp = GatedMLP(tower.width, tower.mlp, activation="gelu_tanh", shard=shard)
 
     def forward(
         self, x: Tensor, normed: Tensor, kv: KVView, rotation: Rotation, after: GemmaNorm
@@ -80,13 +81,16 @@ class PrefixBlock(nn.Module):
 
 
 class Language(nn.Module):
-    """The language model. Only tests use `norm` and the output of the last block."""
+    """The language model. Only tests use `norm` and the output of the last block.
 
-    def __init__(self, sizes: Sizes) -> None:
+    shard: heads and inner widths are divided among the ranks of a group; the embedding is whole on each.
+    """
+
+    def __init__(self, sizes: Sizes, shard: Shard = WHOLE) -> None:
         super().__init__()
         tower = sizes.language
         self.embed_tokens = nn.Embedding(sizes.vocab, tower.width)
-        blocks = (PrefixBlock(tower, layer, sizes.norm_eps) for layer in range(tower.layers))
+        blocks = (PrefixBlock(tower, layer, sizes.norm_eps, shard) for layer in range(tower.layers))
         self.layers = nn.ModuleList(blocks)
         self.norm = GemmaNorm(tower.width, sizes.norm_eps)
         self.scale = math.sqrt(tower.width)

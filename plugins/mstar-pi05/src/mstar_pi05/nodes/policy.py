@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from mstar_core.layers import Rotary, RotarySpec
+from mstar_core.parallel.shards import WHOLE, Shard
 from mstar_pi05.checkpoint.config import ACTION_WIDTH
 from mstar_pi05.nodes.expert import Expert, Modulation
 from mstar_pi05.nodes.flow import TimeMLP, TimeTable, distinct_times
@@ -37,11 +38,11 @@ class Policy(nn.Module):
 
     host_outputs: Final = ("robot_actions",)
 
-    def __init__(self, sizes: Sizes, action_dim: int = ACTION_WIDTH) -> None:
+    def __init__(self, sizes: Sizes, action_dim: int = ACTION_WIDTH, shard: Shard = WHOLE) -> None:
         super().__init__()
         width = sizes.expert.width
-        self.language = Language(sizes)
-        self.expert = Expert(sizes)
+        self.language = Language(sizes, shard)
+        self.expert = Expert(sizes, shard)
         self.time = TimeMLP(width, sizes.min_period, sizes.max_period)
         # float32: these layers are small, and their outputs accumulate over all steps.
         self.action_in_proj = nn.Linear(ACTION_WIDTH, width, dtype=torch.float32)

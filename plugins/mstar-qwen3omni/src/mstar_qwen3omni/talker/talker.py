@@ -14,6 +14,7 @@ from torch import nn
 
 from mstar_core.errors import WeightsError
 from mstar_core.layers import Head, RMSNorm, Rotary, TokenEmbedding
+from mstar_core.parallel.shards import WHOLE, Shard
 from mstar_qwen3omni.params import VOICES
 from mstar_qwen3omni.talker.code_predictor import CodePredictor
 from mstar_qwen3omni.talker.projections import Projection
@@ -30,10 +31,10 @@ if TYPE_CHECKING:
 class TalkerDecoder(nn.Module):
     """Input vectors to normalized hidden states, and the embedding of code group 0."""
 
-    def __init__(self, sizes: DecoderSizes) -> None:
+    def __init__(self, sizes: DecoderSizes, shard: Shard = WHOLE) -> None:
         super().__init__()
         self.codec_embedding = TokenEmbedding(sizes.vocab, sizes.width)
-        self.layers = nn.ModuleList(moe_blocks(sizes))
+        self.layers = nn.ModuleList(moe_blocks(sizes, shard))
         self.norm = RMSNorm(sizes.width, sizes.norm_eps)
         self.rotary = Rotary(rotary_spec(sizes))
 
@@ -49,21 +50,25 @@ class TalkerDecoder(nn.Module):
 
 
 class Talker(nn.Module):
-    """User's turns and generated text ids to frames of codes (sections 10 and 11)."""
+    """User's turns and generated text ids to frames of codes (sections 10 and 11).
+
+    shard: the blocks of the talker are divided among the ranks of a group. Embeddings, projections, head and code
+    predictor are small, and whole on each rank.
+    """
 
     opening_codes: Tensor
     opening_ids: Tensor
     voice_codes: Tensor
     tail_ids: Tensor
 
-    def __init__(self, config: OmniConfig) -> None:
+    def __init__(self, config: OmniConfig, shard: Shard = WHOLE) -> None:
         super().__init__()
         sizes, thinker = config.talker, config.thinker
         self.groups = config.groups
         self.text_embedding = TokenEmbedding(thinker.vocab, thinker.width)
         self.text_projection = Projection(thinker.width, config.projection, sizes.width)
         self.hidden_projection = Projection(thinker.width, config.projection, sizes.width)
-        self.model = TalkerDecoder(sizes)
+        self.model = TalkerDecoder(sizes, shard)
         self.codec_head = Head(sizes.width, sizes.vocab)
         self.code_predictor = CodePredictor(config.predictor, config.groups)
         ids, codec = config.ids, config.codec

@@ -20,6 +20,7 @@ from mstar_core.layers import (
     SparseMoE,
     TokenEmbedding,
 )
+from mstar_core.parallel.shards import WHOLE, Shard
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -50,19 +51,19 @@ def moe_spec(sizes: DecoderSizes) -> MoESpec:
     )  # fmt: skip
 
 
-def moe_blocks(sizes: DecoderSizes) -> Iterable[DecoderBlock]:
-    """Return the decoder blocks of a mixture-of-experts decoder."""
+def moe_blocks(sizes: DecoderSizes, shard: Shard = WHOLE) -> Iterable[DecoderBlock]:
+    """Return the decoder blocks of a mixture-of-experts decoder: heads and every expert's width are divided."""
     for layer in range(sizes.layers):
-        yield DecoderBlock(attention_spec(sizes), SparseMoE(moe_spec(sizes)), layer, sizes.norm_eps)
+        yield DecoderBlock(attention_spec(sizes), SparseMoE(moe_spec(sizes), shard), layer, sizes.norm_eps, shard)
 
 
 class ThinkerDecoder(nn.Module):
     """Token ids or given vectors to normalized hidden states."""
 
-    def __init__(self, sizes: DecoderSizes) -> None:
+    def __init__(self, sizes: DecoderSizes, shard: Shard = WHOLE) -> None:
         super().__init__()
-        self.embed_tokens = TokenEmbedding(sizes.vocab, sizes.width)
-        self.layers = nn.ModuleList(moe_blocks(sizes))
+        self.embed_tokens = TokenEmbedding(sizes.vocab, sizes.width, shard)
+        self.layers = nn.ModuleList(moe_blocks(sizes, shard))
         self.norm = RMSNorm(sizes.width, sizes.norm_eps)
         self.rotary = Rotary(rotary_spec(sizes))
 
@@ -94,12 +95,12 @@ class ThinkerDecoder(nn.Module):
 class Thinker(nn.Module):
     """Text, sound and images to logits of text, and to the hidden states that the talker reads."""
 
-    def __init__(self, config: OmniConfig) -> None:
+    def __init__(self, config: OmniConfig, shard: Shard = WHOLE) -> None:
         super().__init__()
         sizes = config.thinker
         self.accept_layer = config.accept_layer
-        self.model = ThinkerDecoder(sizes)
-        self.lm_head = Head(sizes.width, sizes.vocab)
+        self.model = ThinkerDecoder(sizes, shard)
+        self.lm_head = Head(sizes.width, sizes.vocab, shard=shard)
 
     def forward(
         self, *, kv: KVView, positions: Tensor, tokens: Tensor, embeds: Tensor | None = None,

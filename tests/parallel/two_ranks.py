@@ -1,0 +1,160 @@
+"""Two ranks of a tensor-parallel group in one process: a leader in a LocalRuntime and a follower on a thread."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from mstar_core.conformance.nodes import BuiltNode, RuntimeSettings, build_nodes, make_runners
+from mstar_core.conformance.runtime import LocalRuntime
+from mstar_core.engine.kv.engine import KVCacheEngine
+from mstar_core.engine.kv.follower import NodeFollower
+from mstar_core.parallel.groups import GroupPlace
+from mstar_core.parallel.link import GroupEnded, PlanReceiver, PlanSender
+from mstar_core.parallel.plans import Checksum, Compare, StopPlans
+from mstar_core.parallel.shards import Shard
+from mstar_core.plugin.model import ModelContext
+from mstar_core.plugin.spec import ModelSpec
+from mstar_core.worker.build import compute_dtype, load_nodes, local_node
+from mstar_core.worker.walks import resident_loops
+
+CPU: Final = torch.device("cpu")
+WAIT_S: Final = 30.0
+
+
+class Meeting:
+    """The place where the threads of a group exchange values. skew: added to what the follower contributes."""
+
+    def __init__(self, size: int = 2) -> None:
+        self.size = size
+        self.barrier = threading.Barrier(size)
+        self.values: list[Tensor | None] = [None] * size
+        self.skew = 0.0
+
+    def exchange(self, index: int, value: Tensor) -> list[Tensor]:
+        self.values[index] = value + self.skew * index
+        self.barrier.wait(WAIT_S)
+        found = [each for each in self.values if each is not None]
+        self.barrier.wait(WAIT_S)
+        return found
+
+
+class ThreadCollectives:
+    """Collectives of one rank; the sum has the order of the ranks."""
+
+    def __init__(self, meeting: Meeting, index: int) -> None:
+        self._meeting, self._index = meeting, index
+        self.count = 0
+
+    def all_reduce(self, value: Tensor) -> Tensor:
+        self.count += 1
+        first, *rest = self._meeting.exchange(self._index, value)
+        total = first.clone()
+        for each in rest:
+            total += each
+        return total
+
+    def all_gather(self, value: Tensor) -> Tensor:
+        self.count += 1
+        return torch.cat(self._meeting.exchange(self._index, value), dim=-1)
+
+    def broadcast(self, value: Tensor) -> None:
+        raise AssertionError("on the CPU, values travel in plans")
+
+
+class FollowerThread:
+    """The loop of a follower. error: what ended it early."""
+
+    def __init__(self, receiver: PlanReceiver, nodes: Mapping[str, NodeFollower]) -> None:
+        self._receiver, self._nodes = receiver, nodes
+        self.error: BaseException | None = None
+        self.kinds: list[str] = []
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                frame = self._receiver.receive(WAIT_S)
+                for plan in frame.plans if frame is not None else ():
+                    self.kinds.append(type(plan).__name__)
+                    if isinstance(plan, StopPlans):
+                        return
+                    value = self._nodes[plan.node].run(plan)
+                    if value is not None and isinstance(plan, Compare):
+                        self._receiver.answer(Checksum(index=1, node=plan.node, number=plan.number, value=value))
+        except (Exception, GroupEnded) as error:  # noqa: BLE001 reported by the test
+            self.error = error
+
+
+@contextmanager
+def linked(folder: Path) -> Iterator[tuple[PlanSender, PlanReceiver]]:
+    """Connect a leader and a follower of two ranks."""
+    places = [GroupPlace(ranks=(0, 1), rank=rank, epoch=1, folder=folder) for rank in (0, 1)]
+    with PlanSender(places[0]) as sender, PlanReceiver(places[1]) as receiver:
+        sender.accept()
+        yield sender, receiver
+
+
+@contextmanager
+def led(
+    leaders: Mapping[str, KVCacheEngine], followers: Mapping[str, KVCacheEngine], meeting: Meeting
+) -> Iterator[FollowerThread]:
+    """Let engines lead followers during the block, and check that the follower carried out every plan."""
+    with tempfile.TemporaryDirectory(prefix="tp-", dir="/tmp") as folder, linked(Path(folder)) as (sender, receiver):
+        own: Any = ThreadCollectives(meeting, 1)
+        thread = FollowerThread(receiver, {name: engine.follower(own) for name, engine in followers.items()})
+        for engine in leaders.values():
+            lead: Any = ThreadCollectives(meeting, 0)
+            engine.lead(sender, lead, 2)
+        yield thread
+        sender.publish(StopPlans())
+        thread.thread.join(WAIT_S)
+        if thread.error is not None:
+            raise thread.error
+
+
+def shards(meeting: Meeting) -> tuple[Shard, Shard]:
+    """Return the places of both ranks."""
+    first, second = (Shard(index=i, size=2, collectives=ThreadCollectives(meeting, i)) for i in range(2))
+    return first, second
+
+
+@contextmanager
+def parallel_runtime(
+    spec: ModelSpec, folder: Path, nodes: Sequence[str], settings: RuntimeSettings | None = None, **more: Any
+) -> Iterator[tuple[LocalRuntime, FollowerThread]]:
+    """Make a runtime whose `nodes` are computed by two ranks."""
+    meeting = Meeting()
+    leader, follower = (built(spec, folder, nodes, shard) for shard in shards(meeting))
+    rest = replace(spec, nodes=tuple(node for node in spec.nodes if node.name not in nodes))
+    others = build_nodes(rest, folder)
+    runtime = LocalRuntime(spec, folder, settings, built={**others, **leader}, **more)
+    mine = runtime.workers[0].runners
+    theirs = make_runners(follower, nodes, runtime.settings, runtime.clock, None)
+    leaders = {name: engine for name in nodes if isinstance(engine := mine[name], KVCacheEngine)}
+    followers = {name: engine for name in nodes if isinstance(engine := theirs[name], KVCacheEngine)}
+    with led(leaders, followers, meeting) as thread:
+        yield runtime, thread
+
+
+def built(spec: ModelSpec, folder: Path, nodes: Sequence[str], shard: Shard) -> dict[str, BuiltNode]:
+    """Build one rank's share of nodes. The ranks load one after the other, so collectives must not be needed."""
+    context = ModelContext(
+        spec=spec, folder=folder, device=CPU, dtype=compute_dtype(None, CPU), model_kwargs=spec.model_kwargs,
+        shard=shard,
+    )  # fmt: skip
+    loops = resident_loops(spec)
+    chosen = [local_node(spec.node(name), shard.size) for name in nodes]
+    return {
+        node.name: BuiltNode(node=node, module=module, vocab=vocab, loop=loops.get(node.name))
+        for node, module, vocab in load_nodes(spec, context, chosen)
+    }
