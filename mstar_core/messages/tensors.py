@@ -33,4 +33,21 @@ class ShmTensor(msgspec.Struct, frozen=True, kw_only=True, tag="shm"):
     generation: int
 
 
-TensorRef = InlineTensor | ShmTensor
+class CudaTensor(msgspec.Struct, frozen=True, kw_only=True, tag="cuda"):
+    """A tensor in GPU memory of `owner`, lent to a worker of the same host until that sends TensorFreed.
+
+    memory: CUDA IPC handle of a segment that the owner exports. offset, size_bytes: position in the segment. slot,
+    generation: of the loan, as those of ShmTensor; slots of GPU memory begin at 2 ** 20.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    owner: str
+    memory: bytes
+    offset: int
+    size_bytes: int
+    slot: int
+    generation: int
+
+
+TensorRef = InlineTensor | ShmTensor | CudaTensor

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mstar_core.closing import Closing
 from mstar_core.errors import NotFound, TransportError, did_you_mean, nearest
-from mstar_core.messages.tensors import InlineTensor, TensorRef
+from mstar_core.messages.tensors import InlineTensor, ShmTensor, TensorRef
 from mstar_core.transport.address import arena_path
 from mstar_core.transport.arena import MIB, Arena, ArenaReader, FdServer
 from mstar_core.transport.dtypes import Array
@@ -83,11 +83,11 @@ class TensorTransport(Closing):
 
         Raises TransportError when the owner is gone or the loan has ended.
         """
-        return inline_array(ref) if isinstance(ref, InlineTensor) else self._reader.open(ref)
+        return inline_array(ref) if isinstance(ref, InlineTensor) else self._reader.open(_on_host(ref))
 
     def copy(self, ref: TensorRef) -> Array:
         """Return a writable copy without a loan. Raises as `get` does."""
-        return inline_array(ref).copy() if isinstance(ref, InlineTensor) else self._reader.copy(ref)
+        return inline_array(ref).copy() if isinstance(ref, InlineTensor) else self._reader.copy(_on_host(ref))
 
     def release(self, slot: int, generation: int) -> bool:
         """End a loan of this process. Returns False if it has ended already."""
@@ -107,6 +107,13 @@ class TensorTransport(Closing):
         self._server.close()
         self._reader.close()
         self.arena.close()
+
+
+def _on_host(ref: TensorRef) -> ShmTensor:
+    """Return the handle of a tensor in host memory. Raises TransportError for one on a GPU, which workers read."""
+    if isinstance(ref, ShmTensor):
+        return ref
+    raise TransportError("a tensor in GPU memory came to a process that reads host memory only", str(type(ref)))
 
 
 BETWEEN_HOSTS = ("TCP", "RDMA")

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mstar_core.messages.tensors import InlineTensor, ShmTensor, TensorRef
+from mstar_core.messages.tensors import InlineTensor, TensorRef
 from mstar_core.transport.dtypes import Array, check_size, name_of, storage
 
 
@@ -20,7 +20,7 @@ class Loan(NamedTuple):
 
 def loan_of(ref: TensorRef) -> Loan | None:
     """Return the loan of `ref`, or None for an inline tensor."""
-    return Loan(ref.owner, ref.slot, ref.generation) if isinstance(ref, ShmTensor) else None
+    return None if isinstance(ref, InlineTensor) else Loan(ref.owner, ref.slot, ref.generation)
 
 
 def inline(array: Array, dtype: str | None = None) -> InlineTensor:

@@ -39,7 +39,7 @@ from mstar_core.graph.spec.nodes import MAIN
 from mstar_core.graph.spec.streams import Chunk
 from mstar_core.messages.flow import CacheMoved, StreamItems, StreamTensor, Value
 from mstar_core.messages.requests import error_info
-from mstar_core.messages.tensors import TensorRef
+from mstar_core.messages.tensors import CudaTensor, TensorRef
 from mstar_core.messages.work import EndStream, OpenRequest, ReleaseSignal, RunWalk, RunWalks, SignalRef, WalkDone
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.plugin.surface import PROGRESS
@@ -50,6 +50,7 @@ from mstar_core.worker.feature_cache import FeatureCache
 from mstar_core.worker.jobs import Jobs, feeder, leaving_ports, loop_job, loop_spec
 from mstar_core.worker.moves import RUN_INPUT, CacheMoves, tensors_of
 from mstar_core.worker.outbox import Outbox
+from mstar_core.worker.peer_memory.transport import PeerMemory
 from mstar_core.worker.request import (
     ActiveRun,
     ChunkJob,
@@ -107,7 +108,9 @@ class Executor:
         transport: TensorTransport,
         clock: Callable[[], float],
         feature_cache_bytes: int = 0,
+        peer_memory: PeerMemory | None = None,
     ) -> None:
+        self._peer_memory = peer_memory
         self.features = FeatureCache(feature_cache_bytes)
         self.requests: dict[Handle, WorkerRequest] = {}
         self.unknown = 0
@@ -270,6 +273,12 @@ class Executor:
             entry = self._jobs.end(failed.job.key)
             if entry is not None:
                 self.fail(entry.request, failed.error)
+
+    def fail_handle(self, handle: int, error: BaseException) -> None:
+        """End a request whose message could not be handled, if it is open here."""
+        request = self.requests.get(Handle(handle))
+        if request is not None:
+            self.fail(request, error)
 
     def fail(self, request: WorkerRequest, error: BaseException) -> None:
         """End a request here and notify the conductor, which ends it on all ranks."""
@@ -576,6 +585,10 @@ class Executor:
 
     def read(self, ref: TensorRef) -> Tensor:
         """See MoveTarget."""
+        if isinstance(ref, CudaTensor) and self._peer_memory is not None:
+            taken = self._peer_memory.take(ref)
+            self._outbox.read(ref)
+            return taken
         tensor = to_tensor(self._transport.get(ref), ref.dtype)
         self._outbox.read(ref)
         return tensor

@@ -10,6 +10,7 @@ from typing import Final
 
 from mstar_core.engine.base import Handle, NodeRunner, WorksWhenIdle
 from mstar_core.engine.cuda_graphs.kernel_log import KernelLog
+from mstar_core.errors import TransportError
 from mstar_core.messages.flow import CacheMoved, StreamItems, StreamTensor, TensorFreed, Values
 from mstar_core.messages.life import PeerDown, PeerReady, PeerUp
 from mstar_core.messages.names import CONDUCTOR
@@ -20,6 +21,8 @@ from mstar_core.transport import Mailbox, Malformed, Spin, TensorTransport
 from mstar_core.worker.early_messages import EarlyMessages
 from mstar_core.worker.executor import Executor
 from mstar_core.worker.outbox import Outbox
+from mstar_core.worker.peer_memory.arrivals import Arrivals, handles_of, refs_of
+from mstar_core.worker.peer_memory.transport import PeerMemory
 from mstar_core.worker.report import Report
 from mstar_core.worker.steps import Steps
 
@@ -47,17 +50,20 @@ class Worker:
     outbox: Outbox
     runners: Mapping[str, NodeRunner]
     steps: Steps
+    peer_memory: PeerMemory | None = None
     kernels: KernelLog = field(default_factory=KernelLog)
     early: EarlyMessages = field(default_factory=EarlyMessages)
     spin: Spin = field(default_factory=Spin)
     has_idle_work: bool = True
     quiet_since: float = 0.0
     report: Report = field(init=False)
+    arrivals: Arrivals | None = field(init=False)
 
     def __post_init__(self) -> None:
+        self.arrivals = None if self.peer_memory is None else Arrivals(self.peer_memory)
         self.report = Report(
             life=self.life, executor=self.executor, transport=self.transport, runners=self.runners, steps=self.steps,
-            kernels=self.kernels,
+            kernels=self.kernels, peer_memory=self.peer_memory,
         )  # fmt: skip
 
     def run(self) -> None:
@@ -71,6 +77,8 @@ class Worker:
         """Receive messages, launch steps, route finished steps, send messages; wait if there was nothing to do."""
         now = time.monotonic()
         came = self.drain()
+        if self.arrivals is not None and self.arrivals.is_waiting:
+            came += self.take_arrivals(self.arrivals)
         launched = self.steps.launch()
         collected = 0
         for result in self.steps.collect(launched):
@@ -86,8 +94,8 @@ class Worker:
             self.quiet_since = now
             self.spin.rouse()
         elif in_flight:
-            self.steps.wait(lambda: self.outbox.can_send or self.mailbox.wait(0.0))
-        elif self.outbox.is_waiting:
+            self.steps.wait(lambda: self.outbox.can_send or self.has_arrived or self.mailbox.wait(0.0))
+        elif self.outbox.is_waiting or (self.arrivals is not None and self.arrivals.is_waiting):
             time.sleep(COPY_NAP_S)
         elif not self.work_in_the_quiet(now):
             self.mailbox.wait(self.wait_s(now), spin_s=self.spin.left_s)
@@ -121,11 +129,42 @@ class Worker:
             self.report.has_news = True
             self.quiet_since = time.monotonic()
             self.spin.rouse()
-            try:
-                self.dispatch(item.body)
-            except Exception:  # isolation boundary: one message
-                log.exception("message %s of %s failed", type(item.body).__name__, item.sender)
+            self.handle(item.sender, item.body)
         return len(items)
+
+    def handle(self, sender: str, message: Message) -> None:
+        """Handle one message, or let it wait for tensors of another GPU. An error affects its requests only."""
+        try:
+            if self.arrivals is not None and self.arrivals.hold(sender, message):
+                return
+        except TransportError as error:
+            log.exception("tensors of %s from %s cannot be read", type(message).__name__, sender)
+            for handle in handles_of(message):
+                self.executor.fail_handle(handle, error)
+            for ref in refs_of(message):
+                self.outbox.read(ref)
+            return
+        self.try_dispatch(sender, message)
+
+    def try_dispatch(self, sender: str, message: Message) -> None:
+        """Dispatch one message. A bad message affects no other."""
+        try:
+            self.dispatch(message)
+        except Exception:  # isolation boundary: one message
+            log.exception("message %s of %s failed", type(message).__name__, sender)
+
+    def take_arrivals(self, arrivals: Arrivals) -> int:
+        """Dispatch the messages whose tensors have come. Returns their number."""
+        count = 0
+        for sender, message in arrivals.take():
+            count += 1
+            self.try_dispatch(sender, message)
+        return count
+
+    @property
+    def has_arrived(self) -> bool:
+        """Whether a message has all its tensors."""
+        return self.arrivals is not None and self.arrivals.has_ready
 
     def dispatch(self, message: Message) -> None:
         """Dispatch one message."""
@@ -155,7 +194,7 @@ class Worker:
                     self.executor.cache_moved(message)
             case TensorFreed():
                 for slot, generation in message.slots:
-                    self.transport.release(slot, generation)
+                    self.outbox.release(slot, generation)
             case PeerUp():
                 if message.fd_endpoint:  # a follower exchanges no tensors with workers
                     self.transport.connect(message.name, message.fd_endpoint, message.incarnation)
@@ -177,6 +216,8 @@ class Worker:
     def peer_down(self, message: PeerDown) -> None:
         """Release everything of a peer. Without a conductor no request has an owner."""
         self.transport.reclaim(message.name, message.incarnation)
+        if self.peer_memory is not None:
+            self.peer_memory.reclaim(message.name, message.incarnation)
         if message.name == CONDUCTOR:
             self.executor.close_all()
             self.early.clear()

@@ -15,6 +15,7 @@ from mstar_core.engine.cuda_graphs.kernel_log import KernelLog
 from mstar_core.engine.device import resolve_device
 from mstar_core.errors import ConfigError
 from mstar_core.host.wait_spin import wait_spin_s
+from mstar_core.messages.names import worker_name
 from mstar_core.messages.wire import WireCodec
 from mstar_core.parallel.groups import GroupPlace, RankGroup
 from mstar_core.parallel.link import GroupEnded, PlanSender
@@ -26,6 +27,8 @@ from mstar_core.worker.build import GroupLead, build_runners, lookahead_on, open
 from mstar_core.worker.executor import Executor
 from mstar_core.worker.loop import Worker
 from mstar_core.worker.outbox import Outbox
+from mstar_core.worker.peer_memory.memory import CudaMemory
+from mstar_core.worker.peer_memory.transport import PeerMemory
 from mstar_core.worker.steps import FairShare, Steps, ranges_on
 
 if TYPE_CHECKING:
@@ -108,8 +111,11 @@ def _worker(
     kernels = KernelLog()
     runners = build_runners(spec, model, rank, life, device, kernels, lead)
     kernels.serve()
-    outbox = Outbox(life.name, rank.rank, courier, transport)
-    executor = Executor(model, rank.rank, runners, outbox, transport, time.monotonic, spec.feature_cache_bytes)
+    peer_memory = peer_memory_of(spec, rank, life)
+    outbox = Outbox(life.name, rank.rank, courier, transport, peer_memory=peer_memory)
+    executor = Executor(
+        model, rank.rank, runners, outbox, transport, time.monotonic, spec.feature_cache_bytes, peer_memory
+    )
     spin = Spin(wait_spin_s(spec))
     steps = Steps(
         runners=runners, scheduler=FairShare(runners), lookahead=lookahead_on(resolve_device(rank.device)),
@@ -118,7 +124,17 @@ def _worker(
     return Worker(
         mailbox=mailbox, transport=transport, life=life, executor=executor, outbox=outbox,
         runners=runners, steps=steps, spin=spin, kernels=kernels,
+        peer_memory=peer_memory,
     )  # fmt: skip
+
+
+def peer_memory_of(spec: DeploymentSpec, rank: RankPlan, life: ChildLife) -> PeerMemory | None:
+    """Return the transport to other GPU workers of this host, None without any."""
+    peers = [worker_name(each.rank) for each in spec.plan.ranks if each.device.startswith("cuda") and each is not rank]
+    if not rank.device.startswith("cuda") or not peers:
+        return None
+    memory = CudaMemory(resolve_device(rank.device))
+    return PeerMemory(life.name, life.incarnation, memory, peers)
 
 
 def capacity(worker: Worker) -> dict[str, object]:

@@ -126,6 +126,18 @@ class CacheMoves:
             self.received += 1
         self._go_on(request, moving)
 
+    def values(self, worker: str) -> dict[str, float]:
+        """Return the counts for telemetry; empty without moves."""
+        if not (self.sent or self.received):
+            return {}
+        return {
+            f"{worker}.moves_sent": float(self.sent),
+            f"{worker}.moves_sent_bytes": float(self.sent_bytes),
+            f"{worker}.moves_received": float(self.received),
+            f"{worker}.moves_received_bytes": float(self.received_bytes),
+            f"{worker}.moves_s": round(self.transfer_s, 6),
+        }
+
     # -- parts of a run's beginning ----------------------------------------------------------------------------------
 
     def _send_input(

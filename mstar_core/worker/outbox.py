@@ -16,11 +16,12 @@ from mstar_core.errors import MstarError
 from mstar_core.messages.flow import CacheMoved, Output, Outputs, StreamItems, StreamTensor, TensorFreed, Value, Values
 from mstar_core.messages.names import API, CONDUCTOR, worker_name
 from mstar_core.messages.requests import ErrorInfo, RequestFinished, error_info
-from mstar_core.messages.tensors import TensorRef
+from mstar_core.messages.tensors import CudaTensor, TensorRef
 from mstar_core.messages.wire import Message, Sender
 from mstar_core.messages.work import Move, WalkDone, WorkFailed
 from mstar_core.transport import TensorTransport, loan_of
 from mstar_core.worker.arrays import PendingCopy, start_copy, to_array
+from mstar_core.worker.peer_memory.transport import OutgoingTensor, PeerMemory
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,30 +32,33 @@ log = logging.getLogger(__name__)
 
 M = TypeVar("M")
 
+Sending = PendingCopy | OutgoingTensor
+"""A copy that a message waits for: to the host, or into memory that another worker reads."""
+
 
 class _Cache(NamedTuple):
     """A cache that leaves. parts: its tensors by field and name, or the copies to wait for."""
 
     made: partial[CacheMoved]
-    parts: list[tuple[str, str, Tensor | PendingCopy]]
+    parts: list[tuple[str, str, Tensor | Sending]]
 
 
 @dataclass(slots=True)
 class _Turn:
     """Messages of one turn, those with an unfinished copy without their tensor. copies: all unfinished copies."""
 
-    outputs: list[Output | tuple[partial[Output], PendingCopy]] = field(default_factory=list)
+    outputs: list[Output | tuple[partial[Output], Sending]] = field(default_factory=list)
     finished: list[RequestFinished] = field(default_factory=list)
     ids: defaultdict[tuple[int, str], tuple[list[int], list[int], list[int]]] = field(
         default_factory=lambda: defaultdict(lambda: ([], [], []))
     )
-    values: defaultdict[int, list[Value | tuple[partial[Value], PendingCopy]]] = field(
+    values: defaultdict[int, list[Value | tuple[partial[Value], Sending]]] = field(
         default_factory=lambda: defaultdict(list)
     )
-    control: list[tuple[str, Message | tuple[partial[Any], PendingCopy]]] = field(default_factory=list)
+    control: list[tuple[str, Message | tuple[partial[Any], Sending]]] = field(default_factory=list)
     caches: list[tuple[int, _Cache]] = field(default_factory=list)
     freed: defaultdict[str, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
-    copies: list[PendingCopy] = field(default_factory=list)
+    copies: list[Sending] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         has_data = self.outputs or self.finished or self.ids or self.values or self.caches
@@ -79,14 +83,19 @@ class Outbox:
         courier: Sender,
         transport: TensorTransport,
         copy: Callable[[Tensor], PendingCopy | None] = start_copy,
+        peer_memory: PeerMemory | None = None,
     ) -> None:
-        """copy: starts the copy of a tensor to the host; returns None for a tensor that is there."""
+        """copy: starts the copy of a tensor to the host; returns None for a tensor that is there.
+
+        peer_memory: takes tensors to workers on GPUs of this host; None on a CPU.
+        """
         self.sent_outputs = 0
         self._name = name
         self._rank = rank
         self._courier = courier
         self._transport = transport
         self._copy = copy
+        self._peer_memory = peer_memory
         self._turn = _Turn()
         self._waiting: deque[_Turn] = deque()
 
@@ -141,9 +150,9 @@ class Outbox:
         values += [("values", port, value) for port, value in state.last_values.items()]
         values += [("held", port, value) for port, value in held.items()]
         values += [] if state.seen is None else [("seen", "", state.seen)]
-        parts: list[tuple[str, str, Tensor | PendingCopy]] = []
+        parts: list[tuple[str, str, Tensor | Sending]] = []
         for field_name, port, value in values:
-            copy = self._copy(value)
+            copy = self._start(value, worker_name(move.rank))
             parts.append((field_name, port, value if copy is None else copy))
             self._turn.copies += [] if copy is None else [copy]
         self._turn.caches.append((move.rank, _Cache(made, parts)))
@@ -168,6 +177,8 @@ class Outbox:
     def read(self, ref: TensorRef) -> None:
         """Return a tensor that was copied out to its owner."""
         loan = loan_of(ref)
+        if isinstance(ref, CudaTensor) and self._peer_memory is not None:
+            self._peer_memory.drop(ref)
         if loan is not None:
             self._turn.freed[loan.owner].append((loan.slot, loan.generation))
 
@@ -206,7 +217,7 @@ class Outbox:
         for rank, cache in turn.caches:
             self._send_cache(worker_name(rank), cache)
         for name, item in turn.control:
-            entries: list[Message | tuple[partial[Any], PendingCopy]] = [item]
+            entries: list[Message | tuple[partial[Any], Sending]] = [item]
             for message in self._complete(entries, name):
                 self._send(name, message)
         for owner, slots in turn.freed.items():
@@ -217,10 +228,10 @@ class Outbox:
         refs: list[tuple[str, str, TensorRef]] = []
         try:
             for field_name, port, part in cache.parts:
-                refs.append((field_name, port, self._put(part if isinstance(part, torch.Tensor) else part.pending, to)))
+                refs.append((field_name, port, self._ref(part, to)))
         except MstarError as error:
             for loan in filter(None, (loan_of(ref) for _, _, ref in refs)):
-                self._transport.release(loan.slot, loan.generation)
+                self.release(loan.slot, loan.generation)
             handle = int(cache.made.keywords["handle"])
             self.failed(handle, error_info(error, "the worker could not send a cache"))
             return
@@ -235,15 +246,15 @@ class Outbox:
         )  # fmt: skip
         self._send(to, message)
 
-    def _with_tensor(self, made: partial[M], tensor: Tensor, to: str) -> M | tuple[partial[M], PendingCopy]:
+    def _with_tensor(self, made: partial[M], tensor: Tensor, to: str) -> M | tuple[partial[M], Sending]:
         """Return the message with its tensor in the transport, or with the copy to wait for."""
-        copy = self._copy(tensor)
+        copy = self._start(tensor, to)
         if copy is None:
             return made(ref=self._put(tensor, to))
         self._turn.copies.append(copy)
         return made, copy
 
-    def _complete(self, entries: list[M | tuple[partial[M], PendingCopy]], to: str) -> list[M]:
+    def _complete(self, entries: list[M | tuple[partial[M], Sending]], to: str) -> list[M]:
         """Return the messages with all tensors in the transport. Without room for a tensor, its request fails."""
         messages: list[M] = []
         for entry in entries:
@@ -252,10 +263,27 @@ class Outbox:
                 continue
             made, copy = entry
             try:
-                messages.append(made(ref=self._put(copy.pending, to)))
+                messages.append(made(ref=self._ref(copy, to)))
             except MstarError as error:
                 self.failed(int(made.keywords["handle"]), error_info(error, "the worker could not send a value"))
         return messages
+
+    def release(self, slot: int, generation: int) -> None:
+        """End a loan that a reader has returned."""
+        if self._peer_memory is None or not self._peer_memory.release(slot, generation):
+            self._transport.release(slot, generation)
+
+    def _start(self, tensor: Tensor, to: str) -> Sending | None:
+        """Start the copy of a tensor to where its receiver reads it; None for one that is on the host."""
+        if self._peer_memory is not None and self._peer_memory.suits(tensor, to):
+            return self._peer_memory.send(tensor, to)
+        return self._copy(tensor)
+
+    def _ref(self, part: Tensor | Sending, to: str) -> TensorRef:
+        """Return the handle of a tensor whose copy is done. Raises MstarError if it cannot be sent."""
+        if isinstance(part, OutgoingTensor):
+            return part.ref
+        return self._put(part if isinstance(part, torch.Tensor) else part.pending, to)
 
     def _put(self, tensor: Tensor, to: str) -> TensorRef:
         array, dtype = to_array(tensor)

@@ -16,6 +16,7 @@ from mstar_core.messages.telemetry import EdgeNews, RequestNews
 from mstar_core.process.life import ChildLife
 from mstar_core.transport import TensorTransport
 from mstar_core.worker.executor import Executor
+from mstar_core.worker.peer_memory.transport import PeerMemory
 from mstar_core.worker.steps import Steps
 from mstar_core.worker.tracing import node_at
 
@@ -104,6 +105,7 @@ class Report:
     runners: Mapping[str, NodeRunner]
     steps: Steps
     kernels: KernelLog = field(default_factory=KernelLog)
+    peer_memory: PeerMemory | None = None
     idle_s: float = 0.0
     has_news: bool = False
     due: float = 0.0
@@ -177,7 +179,10 @@ class Report:
             f"{name}.shm_bytes": float(self.transport.used_bytes),
             f"{name}.sent_bytes": float(self.transport.sent_bytes),
             f"{name}.shm_live": float(self.transport.live),
+            **self.executor.moves.values(name),
         }
+        if self.peer_memory is not None:
+            values |= self.peer_memory.values(name)
         values |= {f"{name}.{key}": value for key, value in self.kernels.counters().items()}
         for node, runner in self.runners.items():
             values |= self._node(f"{name}.{node}", node, runner)

@@ -34,7 +34,8 @@ PATIENT_S: Final = 120.0
 TURN_S: Final = 0.01
 LLM, SNAC = "LLM", "snac_decoder"
 LEAK_VALUES: Final = (
-    ".pages_used", ".slots_used", ".requests", ".shm_live", ".shm_bytes", ".ready", ".waiting", ".in_flight",
+    ".pages_used", ".slots_used", ".requests", ".shm_live", ".shm_bytes", ".peer_live", ".ready", ".waiting",
+    ".in_flight",
 )  # fmt: skip
 """Suffixes of telemetry values that are zero without requests."""
 

@@ -1,0 +1,160 @@
+"""Device memory that other processes of the host can read: allocation, handles, and copies on a side stream.
+
+`CudaMemory` uses CUDA IPC. Tests put a memory of their own in its place.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Protocol
+
+import torch
+
+from mstar_core.errors import TransportError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+HANDLE_BYTES: Final = 64
+ENABLE_PEER_ACCESS: Final = 1
+"""cudaIpcMemLazyEnablePeerAccess: the only flag of cudaIpcOpenMemHandle."""
+
+BY_ADDRESS: Final = 4
+"""cudaMemcpyDefault: the addresses tell the devices."""
+
+
+class Completion(Protocol):
+    """The end of an asynchronous copy, such as a CUDA event."""
+
+    def query(self) -> bool:
+        """Return, without waiting, whether the copy has ended."""
+
+
+class DeviceMemory(Protocol):
+    """Memory of one device. Every failure is a TransportError."""
+
+    def allocate(self, size_bytes: int) -> int:
+        """Return the address of fresh memory."""
+
+    def free(self, address: int) -> None:
+        """Free memory of `allocate`."""
+
+    def handle(self, address: int) -> bytes:
+        """Return the handle by which another process opens memory of `allocate`."""
+
+    def open(self, handle: bytes) -> int:
+        """Map the memory of another process and return its address here."""
+
+    def unmap(self, address: int) -> None:
+        """Undo `open`."""
+
+    def write(self, address: int, tensor: Tensor) -> Completion:
+        """Copy a tensor of this device to an address, after the work that the current stream has so far."""
+
+    def read(self, address: int, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[Tensor, Completion]:
+        """Copy from an address into a new tensor on this device. Its content is valid once the copy has ended."""
+
+    def take(self, tensor: Tensor) -> None:
+        """Hand a tensor of `read` over to the current stream."""
+
+
+class _Handle(ctypes.Structure):
+    """cudaIpcMemHandle_t."""
+
+    _fields_ = (("reserved", ctypes.c_ubyte * HANDLE_BYTES),)
+
+
+class CudaMemory:
+    """Memory of one GPU. All copies run on a stream of their own, so that they overlap with steps."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Load the CUDA runtime that torch uses. Raises TransportError without one."""
+        self._device = device
+        self._runtime = _runtime()
+        self._stream = torch.cuda.Stream(device)
+
+    def allocate(self, size_bytes: int) -> int:
+        """See DeviceMemory."""
+        address = ctypes.c_void_p()
+        with torch.cuda.device(self._device):
+            self._call("cudaMalloc", ctypes.byref(address), ctypes.c_size_t(size_bytes))
+        return int(address.value or 0)
+
+    def free(self, address: int) -> None:
+        """See DeviceMemory."""
+        with torch.cuda.device(self._device):
+            self._call("cudaFree", ctypes.c_void_p(address))
+
+    def handle(self, address: int) -> bytes:
+        """See DeviceMemory."""
+        handle = _Handle()
+        with torch.cuda.device(self._device):
+            self._call("cudaIpcGetMemHandle", ctypes.byref(handle), ctypes.c_void_p(address))
+        return bytes(handle)
+
+    def open(self, handle: bytes) -> int:
+        """See DeviceMemory."""
+        if len(handle) != HANDLE_BYTES:
+            raise TransportError("a handle of device memory has the wrong size", f"{len(handle)} bytes")
+        address, given = ctypes.c_void_p(), _Handle.from_buffer_copy(handle)
+        with torch.cuda.device(self._device):
+            self._call("cudaIpcOpenMemHandle", ctypes.byref(address), given, ctypes.c_uint(ENABLE_PEER_ACCESS))
+        return int(address.value or 0)
+
+    def unmap(self, address: int) -> None:
+        """See DeviceMemory."""
+        with torch.cuda.device(self._device):
+            self._call("cudaIpcCloseMemHandle", ctypes.c_void_p(address))
+
+    def write(self, address: int, tensor: Tensor) -> Completion:
+        """See DeviceMemory."""
+        source = tensor.contiguous()
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        done = self._copy(address, source.data_ptr(), source.nbytes)
+        source.record_stream(self._stream)
+        return done
+
+    def read(self, address: int, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[Tensor, Completion]:
+        """See DeviceMemory."""
+        with torch.cuda.stream(self._stream):
+            tensor = torch.empty(shape, dtype=dtype, device=self._device)
+        return tensor, self._copy(tensor.data_ptr(), address, tensor.nbytes)
+
+    def take(self, tensor: Tensor) -> None:
+        """See DeviceMemory."""
+        tensor.record_stream(torch.cuda.current_stream(self._device))
+
+    def _copy(self, target: int, source: int, size_bytes: int) -> Completion:
+        stream = ctypes.c_void_p(self._stream.cuda_stream)
+        with torch.cuda.device(self._device):
+            if size_bytes:
+                self._call(
+                    "cudaMemcpyAsync", ctypes.c_void_p(target), ctypes.c_void_p(source), ctypes.c_size_t(size_bytes),
+                    ctypes.c_int(BY_ADDRESS), stream,
+                )  # fmt: skip
+            event = torch.cuda.Event()
+            event.record(self._stream)
+        return event
+
+    def _call(self, name: str, *arguments: object) -> None:
+        code = getattr(self._runtime, name)(*arguments)
+        if code:
+            self._runtime.cudaGetLastError()  # otherwise the next call of torch would report it
+            text = self._runtime.cudaGetErrorString(ctypes.c_int(code)).decode()
+            raise TransportError(
+                "GPU memory cannot be shared between the workers of this host", f"{name} on {self._device}: {text}",
+                "free GPU memory by lowering kv_cache.memory_fraction, or place the nodes on one rank",
+            )  # fmt: skip
+
+
+def _runtime() -> ctypes.CDLL:
+    """Return the CUDA runtime library that torch has loaded."""
+    torch.cuda.init()
+    paths = set(re.findall(r"\S*/libcudart\S*\.so\S*", Path("/proc/self/maps").read_text(encoding="utf-8")))
+    if not paths:
+        raise TransportError("GPU memory cannot be shared between workers", "torch has not loaded libcudart")
+    runtime = ctypes.CDLL(min(paths))
+    runtime.cudaGetErrorString.restype = ctypes.c_char_p
+    return runtime

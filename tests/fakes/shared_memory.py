@@ -1,0 +1,95 @@
+"""Device memory that several ends in one process share, with copies that end when the test says so."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mstar_core.errors import TransportError
+
+
+class FakeCopy:
+    """A copy that ends with `SharedMemory.finish`."""
+
+    def __init__(self) -> None:
+        self.has_ended = False
+
+    def query(self) -> bool:
+        return self.has_ended
+
+
+class SharedMemory:
+    """Memory of all devices of a host. `end` gives one process's view of it."""
+
+    def __init__(self, limit: int = 1 << 24, *, is_slow: bool = False) -> None:
+        self.blocks: dict[int, Tensor] = {}
+        self.left = limit
+        self.is_slow = is_slow
+        self.copies: list[FakeCopy] = []
+        self.opened = 0
+
+    def finish(self) -> None:
+        """End all copies."""
+        for copy in self.copies:
+            copy.has_ended = True
+        self.copies.clear()
+
+    def end(self) -> FakeMemory:
+        return FakeMemory(self)
+
+
+class FakeMemory:
+    """A DeviceMemory. An address is the number of a block times 2 ** 32, plus an offset."""
+
+    def __init__(self, shared: SharedMemory) -> None:
+        self.shared = shared
+
+    def allocate(self, size_bytes: int) -> int:
+        if size_bytes > self.shared.left:
+            raise TransportError("GPU memory cannot be shared between the workers of this host", "out of memory")
+        self.shared.left -= size_bytes
+        address = (len(self.shared.blocks) + 1) << 32
+        self.shared.blocks[address] = torch.zeros(size_bytes, dtype=torch.uint8)
+        return address
+
+    def free(self, address: int) -> None:
+        self.shared.left += len(self.shared.blocks[address])
+        self.shared.blocks[address] = torch.zeros(0, dtype=torch.uint8)
+
+    def handle(self, address: int) -> bytes:
+        return address.to_bytes(64, "little")
+
+    def open(self, handle: bytes) -> int:
+        address = int.from_bytes(handle, "little")
+        if not len(self.shared.blocks.get(address, ())):
+            raise TransportError("GPU memory cannot be shared between the workers of this host", "invalid handle")
+        self.shared.opened += 1
+        return address
+
+    def unmap(self, address: int) -> None:
+        self.shared.opened -= 1
+
+    def write(self, address: int, tensor: Tensor) -> FakeCopy:
+        data = tensor.contiguous().view(-1).view(torch.uint8) if tensor.numel() else torch.zeros(0, dtype=torch.uint8)
+        self._at(address, tensor.nbytes).copy_(data)
+        return self._copy()
+
+    def read(self, address: int, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[Tensor, FakeCopy]:
+        tensor = torch.empty(shape, dtype=dtype)
+        if tensor.numel():
+            tensor = self._at(address, tensor.nbytes).clone().view(dtype).view(shape)
+        return tensor, self._copy()
+
+    def take(self, tensor: Tensor) -> None:
+        pass
+
+    def _at(self, address: int, size: int) -> Tensor:
+        block, offset = address >> 32 << 32, address & 0xFFFFFFFF
+        return self.shared.blocks[block][offset : offset + size]
+
+    def _copy(self) -> FakeCopy:
+        copy = FakeCopy()
+        copy.has_ended = not self.shared.is_slow
+        if self.shared.is_slow:
+            self.shared.copies.append(copy)
+        return copy
