@@ -28,7 +28,7 @@ COUNT = 1 << 22
 
 
 def lend(device: int, pipe: Connection) -> None:
-    """Lend tensors from another process until it is told to stop."""
+    """Lend tensors from another process until the pipe brings None."""
     memory = PeerMemory("worker-0", 1, CudaMemory(torch.device("cuda", device)), ["worker-1"], least_bytes=0)
     while (seed := pipe.recv()) is not None:
         generator = torch.Generator(f"cuda:{device}").manual_seed(seed)

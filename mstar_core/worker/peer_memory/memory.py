@@ -25,7 +25,7 @@ BY_ADDRESS: Final = 4
 """cudaMemcpyDefault: the addresses tell the devices."""
 
 
-class Completion(Protocol):
+class CopyEnd(Protocol):
     """The end of an asynchronous copy, such as a CUDA event."""
 
     def query(self) -> bool:
@@ -50,10 +50,10 @@ class DeviceMemory(Protocol):
     def unmap(self, address: int) -> None:
         """Undo `open`."""
 
-    def write(self, address: int, tensor: Tensor) -> Completion:
+    def write(self, address: int, tensor: Tensor) -> CopyEnd:
         """Copy a tensor of this device to an address, after the work that the current stream has so far."""
 
-    def read(self, address: int, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[Tensor, Completion]:
+    def read(self, address: int, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[Tensor, CopyEnd]:
         """Copy from an address into a new tensor on this device. Its content is valid once the copy has ended."""
 
     def take(self, tensor: Tensor) -> None:
@@ -108,7 +108,7 @@ class CudaMemory:
         with torch.cuda.device(self._device):
             self._call("cudaIpcCloseMemHandle", ctypes.c_void_p(address))
 
-    def write(self, address: int, tensor: Tensor) -> Completion:
+    def write(self, address: int, tensor: Tensor) -> CopyEnd:
         """See DeviceMemory."""
         source = tensor.contiguous()
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
@@ -116,7 +116,7 @@ class CudaMemory:
         source.record_stream(self._stream)
         return done
 
-    def read(self, address: int, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[Tensor, Completion]:
+    def read(self, address: int, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[Tensor, CopyEnd]:
         """See DeviceMemory."""
         with torch.cuda.stream(self._stream):
             tensor = torch.empty(shape, dtype=dtype, device=self._device)
@@ -126,7 +126,7 @@ class CudaMemory:
         """See DeviceMemory."""
         tensor.record_stream(torch.cuda.current_stream(self._device))
 
-    def _copy(self, target: int, source: int, size_bytes: int) -> Completion:
+    def _copy(self, target: int, source: int, size_bytes: int) -> CopyEnd:
         stream = ctypes.c_void_p(self._stream.cuda_stream)
         with torch.cuda.device(self._device):
             if size_bytes:

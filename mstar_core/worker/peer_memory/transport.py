@@ -21,7 +21,7 @@ from mstar_core.transport.arena import ALIGN_BYTES, COUNTER_BITS, FreeList
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.worker.peer_memory.memory import Completion, DeviceMemory
+    from mstar_core.worker.peer_memory.memory import CopyEnd, DeviceMemory
 
 SEGMENT_BYTES: Final = 64 << 20
 """Least size of a segment. Segments are allocated when they are needed and kept."""
@@ -58,10 +58,10 @@ class _Lent:
 class OutgoingTensor:
     """A tensor on its way into exported memory. It waits for room if readers have not returned enough."""
 
-    def __init__(self, tensor: Tensor, lend: Callable[[Tensor], tuple[CudaTensor, Completion] | None]) -> None:
+    def __init__(self, tensor: Tensor, lend: Callable[[Tensor], tuple[CudaTensor, CopyEnd] | None]) -> None:
         self._tensor: Tensor | None = tensor
         self._lend = lend
-        self._lent: tuple[CudaTensor, Completion] | None = None
+        self._lent: tuple[CudaTensor, CopyEnd] | None = None
         self._error: MstarError | None = None
         self._start()
 
@@ -112,7 +112,7 @@ class PeerMemory(Closing):
         self._next = 1
         self._slots: list[int] = []
         self._opened: dict[tuple[str, int], dict[bytes, int]] = {}
-        self._reads: dict[tuple[str, int, int], tuple[Tensor, Completion]] = {}
+        self._reads: dict[tuple[str, int, int], tuple[Tensor, CopyEnd]] = {}
 
     def values(self, worker: str) -> dict[str, float]:
         """Return gauges and counters for telemetry."""
@@ -154,7 +154,7 @@ class PeerMemory(Closing):
         self._slots.append(slot)
         return True
 
-    def _lend(self, tensor: Tensor, to: str) -> tuple[CudaTensor, Completion] | None:
+    def _lend(self, tensor: Tensor, to: str) -> tuple[CudaTensor, CopyEnd] | None:
         """Return the handle and the end of the copy; None if there is no room now. Raises ArenaFull if never."""
         size = -(-max(tensor.nbytes, 1) // ALIGN_BYTES) * ALIGN_BYTES
         if size > self._most_bytes:
@@ -232,7 +232,7 @@ class PeerMemory(Closing):
         return found[0]
 
     def drop(self, ref: CudaTensor) -> None:
-        """Forget a tensor that nobody takes."""
+        """Forget a tensor whose request has ended."""
         self._reads.pop(_key(ref), None)
 
     # -- the ends ----------------------------------------------------------------------------------------------------
