@@ -130,7 +130,7 @@ def attention(scale: Scale, device: torch.device, tokens: int, cached: int, page
     query, key, value = (each.contiguous() for each in packed.split([heads, kv_heads, kv_heads], dim=1))
     tables = np.arange(pages, dtype=np.int32)[None]
     operations = 4 * tokens * (tokens + cached) * heads * width
-    found: dict[str, Any] = {"tokens": tokens, "cached": cached}
+    found: dict[str, Any] = {"tokens": tokens, "cached": cached, "cudnn": torch.backends.cudnn.version()}
     ways: dict[str, Callable[[], Tensor]] = {}
     for name in ("torch", "flashinfer") if device.type == "cuda" else ("torch",):
         made = backend(name, pools, page)
@@ -142,7 +142,7 @@ def attention(scale: Scale, device: torch.device, tokens: int, cached: int, page
     ways |= _library_ways(query, key, value, cached)
     if device.type == "cuda":
         ways |= _own_kernels(pools[0], (query, key, value), cached)
-    wanted = None
+    wanted = reference = None
     for name, way in ways.items():
         try:
             began = time.perf_counter()
@@ -155,6 +155,10 @@ def attention(scale: Scale, device: torch.device, tokens: int, cached: int, page
                 wanted = out.float() if wanted is None and name == "torch" else wanted
                 if wanted is not None and name in ("torch", "torch appending", "flashinfer", "flashinfer appending"):
                     entry["away"] = float((out.float() - wanted).norm() / wanted.norm())
+            reference = out.float() if name == "library flash grouped" else reference
+            if reference is not None and name == "merged":
+                entry["away"] = float((out.float() - reference).norm() / reference.norm())
+            entry["strides"] = list(out.stride())
             found[name] = entry
         except Exception as error:  # noqa: BLE001 one way of several
             found[name] = f"{type(error).__name__}: {str(error)[:300]}"
@@ -184,9 +188,12 @@ def _library_ways(query: Tensor, key: Tensor, value: Tensor, cached: int) -> dic
         "any": [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION,
                 SDPBackend.MATH],
     }  # fmt: skip
+    ways: dict[str, Callable[[], Tensor]] = {}
+    merged: dict[str, Callable[[], Tensor]] = {}
     if not query.is_cuda:
         kinds = {"any": kinds["any"]}
-    ways: dict[str, Callable[[], Tensor]] = {}
+    else:
+        merged = _merged_ways(query, (key, value), (more, values[:cached]))
     for name, kind in kinds.items():
         ways[f"library {name} grouped"] = partial(run, kind, keys, values, folds=False)
         ways[f"library {name} folded"] = partial(run, kind, keys, values, folds=True)
@@ -194,6 +201,39 @@ def _library_ways(query: Tensor, key: Tensor, value: Tensor, cached: int) -> dic
             ways[f"library {name} grouped, {fewer} new keys less"] = partial(
                 run, kind, keys[fewer:], values[fewer:], folds=False
             )
+    return ways | merged
+
+
+def _merged_ways(
+    query: Tensor, own: tuple[Tensor, Tensor], held: tuple[Tensor, Tensor]
+) -> dict[str, Callable[[], Tensor]]:
+    """Return cuDNN's kernel over the new keys alone, and merged with a pass over the cached keys by its sums."""
+    calls = torch.ops.aten
+
+    def heads_first(*given: Tensor) -> list[Tensor]:
+        return [each.transpose(0, 1)[None] for each in given]
+
+    def cudnn(keys: tuple[Tensor, Tensor], *, sums: bool) -> tuple[Tensor, Tensor]:
+        made = calls._scaled_dot_product_cudnn_attention(*heads_first(query, *keys), None, sums, 0.0, False, False)
+        return made[0], made[1]
+
+    def flash(keys: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        made = calls._scaled_dot_product_flash_attention(*heads_first(query, *keys), 0.0, False, False)
+        return made[0], made[1]
+
+    def merged() -> Tensor:
+        first, second = cudnn(own, sums=True), flash(held)
+        tops = [each[1].reshape(first[0].shape[:3]) for each in (first, second)]
+        share = torch.sigmoid(tops[0] - tops[1])[..., None]
+        return (first[0] * share + second[0] * (1 - share))[0].transpose(0, 1).to(query.dtype)
+
+    ways: dict[str, Callable[[], Tensor]] = {
+        "cudnn direct, new keys": lambda: cudnn(own, sums=False)[0],
+        "cudnn direct with sums, new keys": lambda: cudnn(own, sums=True)[0],
+    }
+    if len(held[0]):
+        ways["flash direct with sums, cached keys"] = lambda: flash(held)[0]
+        ways["merged"] = merged
     return ways
 
 
