@@ -44,7 +44,9 @@ class Sample:
 
     inputs: walk input name -> shape; segments: (kind, {input: shape}) in order.
     files: input modalities of the files sent to the miniature, in order; by default those of the segments or of the
-    names of inputs. tiny: parameters that replace those of `params` for the miniature, whose sizes differ.
+    names of inputs. tiny: parameters that replace those of `params` for the miniature, whose sizes differ. values:
+    kind of a segment -> its inputs that must not be zero in the warm-up of a GPU, such as grids: one value for all
+    elements, or each of them in order.
     """
 
     name: str
@@ -54,6 +56,7 @@ class Sample:
     params: Mapping[str, Any] = field(default_factory=dict)
     files: Sequence[str] = ()
     tiny: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, Mapping[str, int | tuple[int, ...]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

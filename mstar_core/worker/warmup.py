@@ -9,11 +9,12 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
+from msgspec import structs
 
 from mstar_core.engine.base import Handle, Job, JobKey, NodeRunner, SamplingParams
 from mstar_core.engine.cuda_graphs.warmup import HasWarmup
@@ -45,6 +46,9 @@ WARMUP: Final = Handle(-1)
 """Handle of warm-up requests; no client's request has it."""
 
 NAP_S: Final = 1e-4
+FilledInputs = Mapping[str, Mapping[str, int | tuple[int, ...]]]
+"""See `Sample.values`."""
+
 DTYPES: Final = {
     "i64": "int64", "i32": "int32", "i16": "int16", "u8": "uint8", "b8": "bool", "f32": "float32", "f16": "float16",
     "bf16": "bfloat16", "any": "float32",
@@ -117,7 +121,7 @@ def warm_walks(
         report(sample.name)
         params = sample_request(model, sample).params
         values = {spec.name: getattr(params, spec.name) for spec in param_specs(model.params)}
-        warmup = _WarmupRequest(model, rank, runners, level)
+        warmup = _WarmupRequest(model, rank, runners, sample.values, level)
         try:
             warmup.run(local, values, sorted(sample.outputs), max_tokens)
         except MstarError as error:
@@ -127,7 +131,10 @@ def warm_walks(
 class _WarmupRequest:
     """One synthetic request that runs on this rank with its results dropped."""
 
-    def __init__(self, model: ModelSpec, rank: int, runners: Mapping[str, NodeRunner], level: int) -> None:
+    def __init__(
+        self, model: ModelSpec, rank: int, runners: Mapping[str, NodeRunner], filled: FilledInputs, level: int
+    ) -> None:
+        self.filled = filled
         self.level = level
         self.model = model
         self.rank = rank
@@ -200,9 +207,12 @@ class _WarmupRequest:
         if isinstance(value, Signal):
             found = [done.signals[value.port] for done in self.done.values() if value.port in done.signals]
             return SignalRef(key=found[-1][0] if found else -1, rank=self.rank)
-        if isinstance(value, Segment):
-            value = value.inputs.get(port) or next(iter(value.inputs.values()))
-        return InlineTensor(dtype=DTYPES[kind.dtype], shape=tuple(value.shape), data=b"")
+        if not isinstance(value, Segment):
+            return _zeros(DTYPES[kind.dtype], value.shape)
+        fact = value.inputs.get(port) or next(iter(value.inputs.values()))
+        fill = self.filled.get(value.kind, {}).get(fact.name)
+        zeros = _zeros(DTYPES[kind.dtype], fact.shape)
+        return zeros if fill is None else structs.replace(zeros, data=_filled(zeros, fill).tobytes())
 
     def _finish_steps(self) -> None:
         """Run steps until no node has work that it can do."""
@@ -225,14 +235,28 @@ class _WarmupRequest:
         return node.name in self.runners or (node.of is not None and node.of.name in self.runners)
 
 
+def _zeros(dtype: str, shape: Sequence[int]) -> InlineTensor:
+    """Return a tensor that `_ZeroTransport` reads as zeros, so that large ones take no memory here."""
+    return InlineTensor(dtype=dtype, shape=tuple(shape), data=b"")
+
+
+def _filled(zeros: InlineTensor, fill: int | tuple[int, ...]) -> Array:
+    """Return the values of a tensor: one for all elements, or each of them in order."""
+    found = np.zeros(zeros.shape, storage(zeros.dtype))
+    found[...] = np.reshape(fill, found.shape) if isinstance(fill, tuple) else fill
+    return found
+
+
 class _ZeroTransport:
-    """A tensor transport whose tensors are zeros of the shape asked for."""
+    """A tensor transport whose tensors are zeros of the shape asked for, unless they bring values."""
 
     def put(self, array: Array, to: str, *, dtype: str | None = None) -> TensorRef:
         return inline(np.zeros(0, np.uint8))
 
     def get(self, ref: InlineTensor) -> Array:
-        return np.zeros(ref.shape, storage(ref.dtype))
+        if not ref.data:
+            return np.zeros(ref.shape, storage(ref.dtype))
+        return np.frombuffer(bytearray(ref.data), storage(ref.dtype)).reshape(ref.shape)
 
 
 def _nodes(model: ModelSpec, run: Run) -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +81,20 @@ SAMPLES = (
 )
 
 
+def _media_values(config: OmniConfig) -> dict[str, dict[str, int | tuple[int, ...]]]:
+    """Return grids and pads of the media in SAMPLES, which the vision encoder checks."""
+    ids = config.ids
+    both = (ids.video_pad,) * WATCHED[1]["tokens"][0] + (ids.audio_pad,) * HEARD[1]["tokens"][0]
+    return {
+        "image": {"grid": (1, 16, 16), "tokens": ids.image_pad},
+        "video": {"grid": (4, 16, 16), "tokens": ids.video_pad},
+        "audio_video": {"grid": (4, 16, 16), "tokens": both},
+    }
+
+
 def spec(config: OmniConfig) -> ModelSpec:
     """Return the spec for a checkpoint."""
-    graph = build(config)
+    graph, warm = build(config), _media_values(config)
     return ModelSpec(
         name="qwen3_omni",
         title="Qwen3-Omni 30B-A3B: understands text, images, sound and video; writes and speaks",
@@ -112,7 +124,7 @@ def spec(config: OmniConfig) -> ModelSpec:
         },
         requires={"vram_gib": 80, "compute_capability": "8.0"},
         max_seq_len=32768,
-        samples=SAMPLES,
+        samples=tuple(replace(sample, values=warm) for sample in SAMPLES),
         tiny="mstar_qwen3omni.checkpoint.tiny:write_tiny",
         resolve="mstar_qwen3omni.checkpoint.download:resolve_weights",
         notice="qwen3_omni:tiny has random weights: its text and sound are noise",
