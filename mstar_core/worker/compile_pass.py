@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from mstar_core.engine.cuda_graphs.compilation import compile_in_parallel, zero_filled
-from mstar_core.engine.cuda_graphs.warmup import HasWarmup, TracesKernels, trace_requests, uncounted
+from mstar_core.engine.cuda_graphs.warmup import HasWarmup, TracesKernels, trace_captures, trace_requests, uncounted
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.worker.warmup import samples_only_ids, warm_prefill
 
@@ -66,6 +66,8 @@ def _trace(nodes: Sequence[TracedNode], walks: Callable[[], None], compiling: Co
                 if samples_only_ids(node.spec):
                     _guarded(node.spec.name, partial(warm_prefill, node.runner, node.spec))
             _guarded("the samples", walks)
+            for node in nodes:
+                _guarded(node.spec.name, partial(trace_captures, [node.runner], compiling))
     finally:
         for node in nodes:
             if isinstance(node.runner, KVCacheEngine):

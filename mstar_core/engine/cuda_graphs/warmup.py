@@ -98,21 +98,32 @@ def compile_ahead(warmups: Warmups) -> None:
     does not fail the start: each kernel is then compiled at its first launch.
     """
     names = ", ".join(runner.name for runner, _ in warmups)
-    compile_in_parallel(partial(trace_requests, warmups), f"warm-up of {names}")
+    compile_in_parallel(partial(_trace, warmups), f"warm-up of {names}")
+
+
+def _trace(warmups: Warmups, compiling: Compiling) -> None:
+    trace_requests(warmups, compiling)
+    trace_captures([runner for runner, given in warmups if _is_traceable(given)], compiling)
 
 
 def trace_requests(warmups: Warmups, compiling: Compiling) -> None:
-    """Go through the value-free requests of all runners, and the captures that they cause. See TracesKernels."""
-    chosen = [(runner, given) for runner, given in warmups if given and all(each.is_value_free for each in given)]
-    for runner, requests in chosen:
-        with uncounted(runner):
-            _go_through(runner, requests, compiling)
-    if not compiling.has_missed:
-        return
-    for runner, _ in chosen:
+    """Go through the value-free requests of all runners. See TracesKernels."""
+    for runner, requests in warmups:
+        if _is_traceable(requests):
+            with uncounted(runner):
+                _go_through(runner, requests, compiling)
+
+
+def trace_captures(runners: Sequence[NodeRunner], compiling: Compiling) -> None:
+    """Go through the captures that traced requests have caused, unless the cache has all kernels so far."""
+    for runner in runners if compiling.has_missed else ():
         if isinstance(runner, CompilesLater):
             with uncounted(runner):
                 runner.compile_later()
+
+
+def _is_traceable(requests: Sequence[WarmupRequest]) -> bool:
+    return bool(requests) and all(each.is_value_free for each in requests)
 
 
 def _go_through(runner: NodeRunner, requests: Sequence[WarmupRequest], compiling: Compiling) -> None:
