@@ -174,9 +174,18 @@ def table(head: tuple[str, ...], rows: Any) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
+def bench_metrics() -> str:
+    """Return the metrics of load tests as a table."""
+    from mstarctl.bench.measure.metrics import METRICS
+
+    rows = [f"| `{each.name}` | {each.unit} | {each.kind or 'all'} | {each.definition} |" for each in METRICS]
+    return "\n".join(["| metric | unit | modality | definition |", "|---|---|---|---|", *rows])
+
+
 PARTS: dict[str, Callable[[], str]] = {
     **ADMIN_PARTS,
     **METRIC_PARTS,
+    "bench-metrics": bench_metrics,
     "cli": cli_page,
     "config-keys": config_keys,
     "distributions": distributions,

@@ -32,7 +32,11 @@ class TransportSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadSpec:
-    """A load-test workload. target: "pkg.mod:function" that yields requests; options: its keyword arguments."""
+    """A load-test workload. options: keyword arguments of its function.
+
+    target: "pkg.mod:function", called as function(card: ModelCard, seed: int, **options). It yields a
+    `WorkloadRequest` for each request, without end (`mstar_core.workloads`).
+    """
 
     name: str
     title: str

@@ -15,14 +15,14 @@ from urllib.parse import urlsplit
 import typer
 
 from mstar_core.config.deployment import DeploymentSpec
-from mstar_core.errors import ExitCode, MstarError, NotFound, UsageError
-from mstar_core.host.run_dir import RunDirectory, deployments
+from mstar_core.errors import ExitCode, MstarError, UsageError
 from mstarctl.call.ask import Ask, Card, parse_params, read_files, requested_outputs, state_param
 from mstarctl.call.pace import keep_pace
 from mstarctl.call.report import Progress, Tally, report, report_pace
 from mstarctl.call.sink import Sink, chosen_output
 from mstarctl.client.api import ApiClient
-from mstarctl.client.reach import Reached, context_of, reached
+from mstarctl.client.endpoints import endpoint_of, name_here, spec_of
+from mstarctl.client.reach import Reached, reached
 from mstarctl.client.tunnel import forwarded
 from mstarctl.complete import bare, deployment_names
 from mstarctl.output import GlobalOptions, Printer
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     import httpx
 
 KEY_VARIABLE: Final = "MSTAR_API_KEY"
-EVERYWHERE: Final = ("0.0.0.0", "::")
 TICKS: Final = 100
 
 
@@ -122,7 +121,7 @@ def served(options: GlobalOptions, target: str | None, api_key: str | None) -> I
     """Find a deployment by its name or its model's name, here or on another host, and read its model card."""
     key = api_key or os.environ.get(KEY_VARIABLE)
     name = None if target is None else target.partition(":")[0]
-    with reached(options, _here(options, name)) as found:
+    with reached(options, name_here(options, name)) as found:
         if found.run is not None:
             spec = spec_of(found.run)
             facts: dict[str, Any] = {"deployment": spec.name, "model": spec.model, "weights": spec.weights_source}
@@ -152,46 +151,6 @@ def _forwarded_api(found: Reached, key: str | None) -> Iterator[ApiClient]:
 
 def _card(client: ApiClient) -> Card:
     return Card.of(client.models()[0])
-
-
-def _here(options: GlobalOptions, name: str | None) -> str | None:
-    """Return the deployment of this host that serves the named model, if none has this name. Raises NotFound."""
-    if name is None or options.socket is not None or not context_of(options).is_local:
-        return name
-    running = {run.name: run for run in deployments() if run.holder() is not None}
-    if name in running:
-        return name
-    serving = [run.name for run in running.values() if _model_of(run) == name]
-    if len(serving) > 1:
-        raise NotFound(
-            f"{len(serving)} deployments serve {name!r}", hint=f"name one of: {', '.join(serving)}", kind="deployment",
-            name=name,
-        )  # fmt: skip
-    return serving[0] if serving else name
-
-
-def _model_of(run: RunDirectory) -> str:
-    try:
-        return DeploymentSpec.load(run.spec).model
-    except (OSError, ValueError):
-        return ""
-
-
-def spec_of(run: RunDirectory) -> DeploymentSpec:
-    """Return the specification of a running deployment. Raises NotFound if it has just ended."""
-    try:
-        return DeploymentSpec.load(run.spec)
-    except OSError as error:
-        raise NotFound(
-            f"deployment {run.name!r} has just ended", hint="mstarctl ps", kind="deployment", name=run.name
-        ) from error
-
-
-def endpoint_of(spec: DeploymentSpec) -> str:
-    """Return the URL of the api of a deployment of this host."""
-    host = "127.0.0.1" if spec.api.host in EVERYWHERE else spec.api.host
-    scheme = "https" if spec.api.tls_cert else "http"
-    return f"{scheme}://[{host}]:{spec.api.port}" if ":" in host else f"{scheme}://{host}:{spec.api.port}"
 
 
 def tls_transport(spec: DeploymentSpec) -> httpx.BaseTransport | None:

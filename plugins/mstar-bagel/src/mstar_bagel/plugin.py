@@ -11,7 +11,7 @@ from mstar_bagel.checkpoint.config import ResizeRule, Sizes, read_sizes
 from mstar_bagel.graph import build
 from mstar_bagel.params import Params
 from mstar_bagel.program import bagel
-from mstar_core.plugin import Image, ModelSpec, Partition, Sample, Surface, Text, WeightRef, hookimpl
+from mstar_core.plugin import Image, ModelSpec, Partition, Sample, Surface, Text, WeightRef, WorkloadSpec, hookimpl
 
 PLUGIN_API = 1
 REPO = "ByteDance-Seed/BAGEL-7B-MoT"
@@ -198,3 +198,20 @@ def mstar_models() -> Sequence[ModelSpec]:
         default_config="bagel_cfg_parallel",
     )
     return [single, parallel]
+
+
+WORKLOADS = (
+    WorkloadSpec(name="image-gen", title="text to an image of 512 or 1024 pixels",
+                 target="mstar_bagel.workloads:image_gen"),
+    WorkloadSpec(name="image-edit", title="an image and text to an image",
+                 target="mstar_bagel.workloads:image_edit"),
+    WorkloadSpec(name="chat", title="text to text",
+                 target="mstar_core.workloads.generic:chat"),
+    WorkloadSpec(name="see", title="questions about one image",
+                 target="mstar_core.workloads.generic:see"),
+)  # fmt: skip
+
+
+@hookimpl
+def mstar_workloads(model: ModelSpec) -> Sequence[WorkloadSpec]:
+    return WORKLOADS if model.plugin == "bagel" else ()

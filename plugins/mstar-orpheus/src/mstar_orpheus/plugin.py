@@ -27,7 +27,19 @@ from mstar_core.graph import (
     StreamingGraphEdge,
     from_param,
 )
-from mstar_core.plugin import Audio, ModelSpec, Partition, ProgramRequest, Run, Sample, Text, WeightRef, hookimpl, param
+from mstar_core.plugin import (
+    Audio,
+    ModelSpec,
+    Partition,
+    ProgramRequest,
+    Run,
+    Sample,
+    Text,
+    WeightRef,
+    WorkloadSpec,
+    hookimpl,
+    param,
+)
 from mstar_core.plugin.program import ProgramGenerator
 from mstar_orpheus.config import (
     EARLY_FRAMES,
@@ -216,3 +228,16 @@ ORPHEUS = orpheus(OFFICIAL)
 def mstar_models() -> Sequence[ModelSpec]:
     """Return the models of this plugin."""
     return [ORPHEUS]
+
+
+WORKLOADS = (
+    WorkloadSpec(name="tts-short", title="8 to 25 words to speech",
+                 target="mstar_core.workloads.generic:speech"),
+    WorkloadSpec(name="tts-long", title="80 to 200 words to speech",
+                 target="mstar_core.workloads.generic:speech", options={"least": 80, "most": 200}),
+)  # fmt: skip
+
+
+@hookimpl
+def mstar_workloads(model: ModelSpec) -> Sequence[WorkloadSpec]:
+    return WORKLOADS if model.name == "orpheus" else ()

@@ -17,6 +17,7 @@ from mstar_core.plugin import (
     TensorData,
     Text,
     WeightRef,
+    WorkloadSpec,
     hookimpl,
 )
 from mstar_pi05.checkpoint.config import ACTION_WIDTH, CAMERAS, Sizes, fitted, read_sizes
@@ -124,3 +125,14 @@ def _with_sizes(sample: Sample, sizes: Sizes) -> Sample:
 @hookimpl
 def mstar_models() -> Sequence[ModelSpec]:
     return [spec(Sizes(), Deployment())]
+
+
+WORKLOADS = (
+    WorkloadSpec(name="robot", title="cameras and joint values to an action chunk",
+                 target="mstar_pi05.workloads:robot"),
+)  # fmt: skip
+
+
+@hookimpl
+def mstar_workloads(model: ModelSpec) -> Sequence[WorkloadSpec]:
+    return WORKLOADS if model.name == "pi05" else ()

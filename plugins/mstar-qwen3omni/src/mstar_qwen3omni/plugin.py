@@ -18,6 +18,7 @@ from mstar_core.plugin import (
     Text,
     Video,
     WeightRef,
+    WorkloadSpec,
     hookimpl,
 )
 from mstar_qwen3omni.checkpoint.config import OmniConfig, read_config
@@ -147,3 +148,20 @@ def bind(given: ModelSpec, folder: Path | None, model_kwargs: Mapping[str, Any])
 @hookimpl
 def mstar_models() -> Sequence[ModelSpec]:
     return [spec(OmniConfig())]
+
+
+WORKLOADS = (
+    WorkloadSpec(name="omni-speech", title="spoken questions, some with an image, to text and speech",
+                 target="mstar_qwen3omni.workloads:omni_speech"),
+    WorkloadSpec(name="chat", title="text to text",
+                 target="mstar_core.workloads.generic:chat"),
+    WorkloadSpec(name="tts-short", title="8 to 25 words to text and speech",
+                 target="mstar_core.workloads.generic:speech", options={"outputs": ("text", "audio")}),
+    WorkloadSpec(name="see", title="questions about one image",
+                 target="mstar_core.workloads.generic:see"),
+)  # fmt: skip
+
+
+@hookimpl
+def mstar_workloads(model: ModelSpec) -> Sequence[WorkloadSpec]:
+    return WORKLOADS if model.name == "qwen3_omni" else ()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mstar_core.errors import ConfigError, did_you_mean
-from mstar_core.plugin import Image, ModelSpec, Partition, Scalar, TensorData, Video, WeightRef, hookimpl
+from mstar_core.plugin import Image, ModelSpec, Partition, Scalar, TensorData, Video, WeightRef, WorkloadSpec, hookimpl
 from mstar_vjepa2.checkpoint.config import read_action, read_base
 from mstar_vjepa2.graph import Sizes, build_ac, build_base
 from mstar_vjepa2.params import MOST_FRAMES, ActionParams, Params
@@ -144,3 +144,18 @@ def _check_count(key: str, value: object, form: str, most: int | None = None) ->
 @hookimpl
 def mstar_models() -> Sequence[ModelSpec]:
     return [base_spec(), ac_spec(Sizes())]
+
+
+WORKLOADS = (
+    WorkloadSpec(name="world-encode", title="clips to one vector",
+                 target="mstar_vjepa2.workloads:world_encode"),
+    WorkloadSpec(name="world-rollout", title="a frame and actions to predicted steps",
+                 target="mstar_vjepa2.workloads:world_rollout"),
+    WorkloadSpec(name="world-plan", title="a frame and a goal to actions",
+                 target="mstar_vjepa2.workloads:world_plan"),
+)  # fmt: skip
+
+
+@hookimpl
+def mstar_workloads(model: ModelSpec) -> Sequence[WorkloadSpec]:
+    return () if model.plugin != "vjepa2" else WORKLOADS[:1] if model.name == "vjepa2" else WORKLOADS

@@ -1,0 +1,18 @@
+"""Requests of load tests and the synthetic inputs that they carry. Plugins build their workloads from it."""
+
+from __future__ import annotations
+
+from mstar_core.workloads.media import picture, recording, video_array
+from mstar_core.workloads.request import ModelCard, WorkloadRequest, length, numbered
+from mstar_core.workloads.words import sentence
+
+__all__ = [
+    "ModelCard",
+    "WorkloadRequest",
+    "length",
+    "numbered",
+    "picture",
+    "recording",
+    "sentence",
+    "video_array",
+]

@@ -1,0 +1,1 @@
+"""Load test: draws requests, sends them on time, measures what clients see, and compares runs."""

@@ -1,0 +1,95 @@
+"""Shares of request time by stage: the server's spans joined with what clients saw, by request id. Pure functions.
+
+Durations are joined, not clocks: the client's service time minus the server's total is network and client.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from mstarctl.bench.measure.outcome import Outcome
+
+OUTSIDE: Final = "network and client"
+WAITING: Final = "waiting"
+Shares = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """Requests with the server's summaries. by_id: milliseconds by stage of each. missing: requests without one."""
+
+    by_id: Mapping[str, Shares]
+    missing: int
+
+
+def joined(outcomes: Sequence[Outcome], spans: Iterable[Mapping[str, Any]]) -> Joined:
+    """Join successes with their summaries. A later summary of an id replaces an earlier one."""
+    known = {str(span["request"]["id"]): span for span in spans}
+    wanted = [outcome for outcome in outcomes if outcome.is_ok]
+    found = {
+        outcome.id: stages(known[outcome.id], 1e3 * (outcome.end_s - outcome.sent_s))
+        for outcome in wanted
+        if outcome.id in known
+    }
+    return Joined(by_id=found, missing=len(wanted) - len(found))
+
+
+def stages(span: Mapping[str, Any], service_ms: float) -> Shares:
+    """Return the milliseconds of each stage of one request, which add up to its service time.
+
+    Partitions run at the same time, so a moment is shared equally by the stages that were active in it, weighted by how
+    busy each was in its own span. Moments without any stage are `waiting`.
+    """
+    total_ms = min(service_ms, _total_ms(span))
+    parts = [
+        (_name(part), float(part["start_ms"]), float(part["end_ms"]), float(part["busy_ms"])) for part in span["sums"]
+    ]
+    parts = [(name, max(0.0, low), min(high, total_ms), busy) for name, low, high, busy in parts if high > low]
+    parts = [part for part in parts if part[2] > part[1]]
+    edges = sorted({0.0, total_ms, *(low for _, low, _, _ in parts), *(high for _, _, high, _ in parts)})
+    found: Shares = {OUTSIDE: max(0.0, service_ms - total_ms)}
+    for low, high in itertools.pairwise(edges):
+        active = [(name, min(1.0, busy / (end - start))) for name, start, end, busy in parts if start <= low < end]
+        busy_share = sum(share for _, share in active)
+        for name, share in active:
+            found[name] = found.get(name, 0.0) + (high - low) * share / max(1.0, busy_share)
+        found[WAITING] = found.get(WAITING, 0.0) + (high - low) * max(0.0, 1 - busy_share)
+    return {name: value for name, value in found.items() if value > 0}
+
+
+def _total_ms(span: Mapping[str, Any]) -> float:
+    request = span["request"]
+    started, ended = request.get("started"), request.get("ended")
+    if started is not None and ended is not None:
+        return 1e3 * (float(ended) - float(started))
+    return max((float(part["end_ms"]) for part in span["sums"]), default=0.0)
+
+
+def _name(part: Mapping[str, Any]) -> str:
+    node, kind = str(part["node"] or part["process"]), str(part["kind"])
+    return "queue" if kind == "queue" else node if kind == "compute" else f"{node} {kind}"
+
+
+def shares(rows: Sequence[Shares]) -> Shares:
+    """Return the share of each stage in the time of all rows, largest first; they add up to 1."""
+    total: Shares = {}
+    for row in rows:
+        for name, value in row.items():
+            total[name] = total.get(name, 0.0) + value
+    whole = sum(total.values())
+    return dict(sorted(((name, value / whole) for name, value in total.items()), key=lambda i: -i[1])) if whole else {}
+
+
+def slow_and_usual(outcomes: Sequence[Outcome], by_id: Mapping[str, Shares], is_late: bool) -> tuple[Shares, Shares]:
+    """Return the shares around the median and those of the slowest 1 % (at least one request) by latency."""
+    known = [outcome for outcome in outcomes if outcome.id in by_id]
+    known.sort(key=lambda outcome: outcome.end_s - (outcome.due_s if is_late else outcome.sent_s))
+    if not known:
+        return {}, {}
+    few = max(1, len(known) // 100)
+    middle, around = len(known) // 2, max(1, len(known) // 20)
+    usual = known[max(0, middle - around) : middle + around]
+    return shares([by_id[o.id] for o in usual]), shares([by_id[o.id] for o in known[-few:]])

@@ -1,0 +1,1 @@
+"""Output of a load test: live display, tables and plots."""

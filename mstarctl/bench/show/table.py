@@ -1,0 +1,130 @@
+"""Tables of a result: the figures of its modalities, goals, assertions and where the time went. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from mstarctl.bench.measure.metrics import BY_NAME
+from mstarctl.bench.show.live import number
+
+COLUMNS: Final = ("p50", "p90", "p95", "p99", "max")
+HIDDEN: Final = frozenset({"lag", "service", "underruns", "tokens"})
+WINDOW_ORDER: Final = (
+    "throughput", "goodput", "offered", "text_rate", "audio_rate", "image_rate", "chunk_rate", "step_rate", "miss_rate",
+    "jitter", "underrun_rate", "continuity_ok", "error_rate", "incomplete_rate", "payload",
+)  # fmt: skip
+SHARES: Final = frozenset({"error_rate", "incomplete_rate", "underrun_rate", "continuity_ok", "miss_rate"})
+
+
+def result_lines(facts: Mapping[str, Any]) -> list[str]:
+    """Return a result as lines: head, percentiles, rates, goals, assertions, shares and warnings."""
+    lines = [head_line(facts)]
+    lines += metric_lines(facts["metrics"])
+    lines.append(rate_line(facts["metrics"]))
+    lines += [f"goal {text}: met by {100 * share:.1f} %" for text, share in facts.get("attained", {}).items()]
+    for judged in facts.get("asserts", ()):
+        lines.append(assert_line(judged))
+    lines += [
+        f"{found['n']} {found['status']}: {found['reason'] or 'no reason'}" for found in facts.get("failures", ())
+    ]
+    lines += share_lines(facts.get("shares") or {})
+    lines += [f"note: {text}" for text in facts.get("notes", ())]
+    lines += [f"warning: {text}" for text in facts.get("warnings", ())]
+    return lines
+
+
+def head_line(facts: Mapping[str, Any]) -> str:
+    """Return workload, load, length, seed, server and the counts by outcome."""
+    counts = facts["statuses"]
+    bad = "  ".join(f"{name} {count}" for name, count in sorted(counts.items()) if name != "ok")
+    span = facts["window"]["end_s"] - facts["window"]["start_s"]
+    lag = facts["client"].get("lag_p99_ms")
+    late = f"   lag p99 {number(lag)} ms" if lag is not None else ""
+    interrupted = "   INTERRUPTED" if facts.get("is_interrupted") else ""
+    return (
+        f"{facts['workload']['name']}  {facts['load_text']}  {span:.1f} s  seed {facts['seed']}"
+        f"   {facts['server']['model']}   n {facts['intended']}  ok {counts.get('ok', 0)}  {bad}{late}{interrupted}"
+    ).rstrip()
+
+
+def metric_lines(metrics: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return a table of percentiles. `~` marks too few samples, `>` a lower limit because requests were cut."""
+    rows = [["", *COLUMNS, "n"]]
+    for name, found in metrics.items():
+        if "p50" in found and name not in HIDDEN:
+            unit = found.get("unit") or BY_NAME[name].unit if name in BY_NAME else ""
+            rows.append([f"{name} {unit}".strip(), *(cell(found, column) for column in COLUMNS), str(found["n"])])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [
+        "  ".join(
+            [row[0].ljust(widths[0]), *(text.rjust(width) for text, width in zip(row[1:], widths[1:], strict=True))]
+        )
+        for row in rows
+    ]
+    is_few = any("~" in line for line in lines)
+    return [*lines, *(["~ fewer samples than this percentile needs: indicative only"] if is_few else [])]
+
+
+def cell(found: Mapping[str, Any], column: str) -> str:
+    """Return one percentile with its marks."""
+    mark = "~" if column in found.get("few", ()) else ""
+    over = "> " if column in found.get("over", ()) else ""
+    return f"{over}{number(float(found[column]))}{mark}"
+
+
+def rate_line(metrics: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the metrics of the window in one line."""
+    parts = []
+    for name in WINDOW_ORDER:
+        if name in metrics:
+            value = float(metrics[name]["value"])
+            if name in ("incomplete_rate", "error_rate") and not value:
+                continue
+            text = f"{100 * value:.1f} %" if name in SHARES else f"{number(value)}{_unit(BY_NAME[name].unit)}"
+            parts.append(f"{name.replace('_', ' ')} {text}")
+    return "   ".join(parts)
+
+
+def _unit(unit: str) -> str:
+    return unit if unit.startswith("/") or unit == "x" else f" {unit}" if unit else ""
+
+
+def assert_line(judged: Mapping[str, Any]) -> str:
+    """Return one assertion with its value."""
+    found = "" if judged["found"] is None else f"  is {number(float(judged['found']))}"
+    why = f"  ({judged['why']})" if judged["why"] else ""
+    return f"{'holds' if judged['holds'] else 'FAILS'}  {judged['text']}{found}{why}"
+
+
+def share_lines(found: Mapping[str, Any]) -> list[str]:
+    """Return where the time went, around the median and in the slowest 1 %."""
+    usual, slow = found.get("usual") or {}, found.get("slow") or {}
+    if not usual:
+        return []
+    names = list(dict.fromkeys([*usual, *slow]))
+    width = max(len(name) for name in names)
+    grown = max(names, key=lambda name: slow.get(name, 0.0) - usual.get(name, 0.0))
+    lines = [f"{'time of a request':<{width}}  around the median  slowest 1 %"]
+    for name in names:
+        mark = "  ◀" if name == grown and slow.get(name, 0.0) - usual.get(name, 0.0) > 0.05 else ""
+        lines.append(f"{name:<{width}}  {100 * usual.get(name, 0.0):15.0f} %  {100 * slow.get(name, 0.0):9.0f} %{mark}")
+    missing = found.get("missing", 0)
+    return [*lines, *([f"{missing} requests without the server's spans"] if missing else [])]
+
+
+def markdown(lines: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows as a Markdown table; the first row is the heading."""
+    head, *rows = lines
+    return [f"| {' | '.join(head)} |", "|" + "---|" * len(head), *(f"| {' | '.join(row)} |" for row in rows)]
+
+
+def result_markdown(facts: Mapping[str, Any]) -> list[str]:
+    """Return the percentiles and rates of a result as Markdown tables."""
+    metrics = facts["metrics"]
+    rows = [["metric", "unit", *COLUMNS, "n"]]
+    rows += [[name, str(found.get("unit", "")), *(cell(found, column) for column in COLUMNS), str(found["n"])]
+             for name, found in metrics.items() if "p50" in found and name not in HIDDEN]  # fmt: skip
+    rates = [["metric", "value"], *([name, f"{number(float(metrics[name]['value']))} {BY_NAME[name].unit}".strip()]
+             for name in WINDOW_ORDER if name in metrics)]  # fmt: skip
+    return [head_line(facts), "", *markdown(rows), "", *markdown(rates)]

@@ -1,0 +1,53 @@
+"""Deployments of this host by the name of their model, their specification and the URL of their api."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mstar_core.config.deployment import DeploymentSpec
+from mstar_core.errors import NotFound
+from mstar_core.host.run_dir import RunDirectory, deployments
+from mstarctl.client.reach import context_of
+from mstarctl.output.options import GlobalOptions
+
+EVERYWHERE: Final = ("0.0.0.0", "::")
+
+
+def name_here(options: GlobalOptions, name: str | None) -> str | None:
+    """Return the deployment of this host that serves the named model, if none has this name. Raises NotFound."""
+    if name is None or options.socket is not None or not context_of(options).is_local:
+        return name
+    running = {run.name: run for run in deployments() if run.holder() is not None}
+    if name in running:
+        return name
+    serving = [run.name for run in running.values() if _model_of(run) == name]
+    if len(serving) > 1:
+        raise NotFound(
+            f"{len(serving)} deployments serve {name!r}", hint=f"name one of: {', '.join(serving)}", kind="deployment",
+            name=name,
+        )  # fmt: skip
+    return serving[0] if serving else name
+
+
+def _model_of(run: RunDirectory) -> str:
+    try:
+        return DeploymentSpec.load(run.spec).model
+    except (OSError, ValueError):
+        return ""
+
+
+def spec_of(run: RunDirectory) -> DeploymentSpec:
+    """Return the specification of a running deployment. Raises NotFound if it has just ended."""
+    try:
+        return DeploymentSpec.load(run.spec)
+    except OSError as error:
+        raise NotFound(
+            f"deployment {run.name!r} has just ended", hint="mstarctl ps", kind="deployment", name=run.name
+        ) from error
+
+
+def endpoint_of(spec: DeploymentSpec) -> str:
+    """Return the URL of the api of a deployment of this host."""
+    host = "127.0.0.1" if spec.api.host in EVERYWHERE else spec.api.host
+    scheme = "https" if spec.api.tls_cert else "http"
+    return f"{scheme}://[{host}]:{spec.api.port}" if ":" in host else f"{scheme}://{host}:{spec.api.port}"

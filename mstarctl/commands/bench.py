@@ -1,0 +1,226 @@
+"""`mstarctl bench`: load tests of a deployment or of any server, their results, comparisons and plots."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from mstar_core.errors import ExitCode, UsageError, did_you_mean
+from mstarctl.complete import deployment_names
+from mstarctl.output import Column, Printer
+from mstarctl.output.durations import parse_duration
+
+if TYPE_CHECKING:
+    from mstarctl.bench.show.display import Display
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    help="Measure a server under load, and compare runs.",
+)
+
+FORMATS: Final = ("table", "json", "md")
+
+ModelName = Annotated[
+    str | None, typer.Argument(metavar="[MODEL]", help="deployment or model", autocompletion=deployment_names)
+]
+Url = Annotated[str | None, typer.Option("--url", help="any server with /generate or the OpenAI routes, without MODEL")]
+WorkloadName = Annotated[
+    str | None, typer.Option("--workload", metavar="NAME|FILE.jsonl", help="default: the first of `bench workloads`")
+]
+Rate = Annotated[str | None, typer.Option("--rate", metavar="R", help="open load: requests per second")]
+ArrivalKind = Annotated[str, typer.Option("--arrivals", help="poisson, constant or gamma:SHAPE (below 1: bursts)")]
+Clients = Annotated[str | None, typer.Option("--concurrency", metavar="C", help="closed load: clients")]
+Trace = Annotated[Path | None, typer.Option("--trace", metavar="FILE.jsonl", help="replay requests at their times")]
+Speed = Annotated[float, typer.Option("--speed", help="with --trace: divides its times")]
+Requests = Annotated[int | None, typer.Option("--requests", min=1, help="length: measured requests")]
+Duration = Annotated[str | None, typer.Option("--duration", help="length: measured time  [default: 30s]")]
+WarmUp = Annotated[int, typer.Option("--warmup", min=0, help="requests under the same load before the window")]
+Ramp = Annotated[str | None, typer.Option("--ramp", help="the rate rises for this time, unmeasured")]
+Grace = Annotated[str, typer.Option("--grace", help="wait this long for requests in flight at the end")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="draws times, bodies and lengths")]
+Slo = Annotated[str | None, typer.Option("--slo", metavar="TERMS", help='goals of each request: "ttft<300ms,rtf<0.8"')]
+Asserts = Annotated[
+    str | None,
+    typer.Option("--assert", metavar="TERMS", help='of the run: "p99.ttft<500ms,error_rate<1%"; else exit 8'),
+]
+AllowFew = Annotated[bool, typer.Option("--allow-few", help="assert percentiles of few samples too")]
+Deadline = Annotated[str, typer.Option("--deadline", help="of an action chunk")]
+PlayBuffer = Annotated[str | None, typer.Option("--play-buffer", help="audio buffered before playback  [default: 0]")]
+Think = Annotated[str | None, typer.Option("--think", help="closed: pause between requests of a client")]
+Period = Annotated[str | None, typer.Option("--period", help="closed: each client sends at this period")]
+MaxInFlight = Annotated[int, typer.Option("--max-in-flight", min=1, help="more requests in flight stop the run")]
+Timeout = Annotated[str, typer.Option("--timeout", help="of one request")]
+CancelRate = Annotated[str | None, typer.Option("--cancel-rate", metavar="SHARE:TIME", help="disconnect: 5%:1s")]
+Processes = Annotated[int, typer.Option("--processes", min=1, max=64, help="client processes")]
+Protocol = Annotated[str, typer.Option("--protocol", help="generate or openai")]
+Check = Annotated[bool, typer.Option("--check/--no-check", help="check outputs; broken ones are errors")]
+Out = Annotated[
+    Path | None, typer.Option("--out", metavar="DIR", help="folder of the result  [default: bench-results/…]")
+]
+Label = Annotated[str | None, typer.Option("--label", help="name of the run in its result")]
+IsLive = Annotated[bool, typer.Option("--live", help="live display even if stderr is not a terminal")]
+IsPlain = Annotated[bool, typer.Option("--plain", help="a line every 5 s in place of the live display")]
+FailFast = Annotated[bool, typer.Option("--fail-fast", help="stop at the first error")]
+Strict = Annotated[bool, typer.Option("--strict", help="exit 8 if the client bounds the result")]
+KeepOutputs = Annotated[bool, typer.Option("--keep-outputs", help="store the answers")]
+ReadyTimeout = Annotated[str, typer.Option("--ready-timeout", help="wait this long for a server that is starting")]
+ApiKey = Annotated[str | None, typer.Option("--api-key", help="also MSTAR_API_KEY")]
+Format = Annotated[str, typer.Option("-o", "--output", metavar="FORMAT", help="table, json or md")]
+
+
+@app.command("run")
+def run(
+    ctx: typer.Context,
+    model: ModelName = None,
+    url: Url = None,
+    workload: WorkloadName = None,
+    rate: Rate = None,
+    arrivals: ArrivalKind = "poisson",
+    concurrency: Clients = None,
+    trace: Trace = None,
+    speed: Speed = 1.0,
+    requests: Requests = None,
+    duration: Duration = None,
+    warmup: WarmUp = 20,
+    ramp: Ramp = None,
+    grace: Grace = "30s",
+    seed: Seed = 0,
+    slo: Slo = None,
+    asserts: Asserts = None,
+    allow_few: AllowFew = False,
+    deadline: Deadline = "50ms",
+    play_buffer: PlayBuffer = None,
+    think: Think = None,
+    period: Period = None,
+    max_in_flight: MaxInFlight = 4096,
+    timeout: Timeout = "120s",
+    cancel_rate: CancelRate = None,
+    processes: Processes = 1,
+    protocol: Protocol = "generate",
+    check: Check = True,
+    out: Out = None,
+    label: Label = None,
+    live: IsLive = False,
+    plain: IsPlain = False,
+    fail_fast: FailFast = False,
+    strict: Strict = False,
+    keep_outputs: KeepOutputs = False,
+    ready_timeout: ReadyTimeout = "60s",
+    api_key: ApiKey = None,
+    output: Format = "table",
+) -> None:
+    """Run one load test and write its result."""
+    from mstarctl.bench.options import checked, run_options
+    from mstarctl.bench.run import BenchRun, exit_code
+    from mstarctl.bench.show.table import result_lines, result_markdown
+    from mstarctl.bench.target import target_of
+
+    printer = Printer.of(ctx)
+    _check_format(output)
+    checked(ctx.params)
+    ready_s = parse_duration(ready_timeout, "--ready-timeout")
+    with target_of(printer.options, model, url, api_key, ready_s) as target:
+        options = run_options(ctx.params, target)
+        with _display(printer, ctx) as display:
+            facts = BenchRun(target, options, display).perform()
+    _print(printer, output, facts, result_lines, result_markdown)
+    printer.say(f"result: {options.out}")
+    if (code := exit_code(facts, is_strict=strict)) != 0:
+        raise typer.Exit(code)
+
+
+@app.command("show")
+def show(
+    ctx: typer.Context,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="a result")],
+    by: Annotated[str, typer.Option("--by", help="node or status")] = "node",
+    slowest: Annotated[int, typer.Option("--slowest", min=0, help="list this many of the slowest requests")] = 0,
+    output: Format = "table",
+) -> None:
+    """Show a result, computed again from its raw data."""
+    from mstarctl.bench.result import ResultFolder
+    from mstarctl.bench.show.again import again, by_status, slowest_lines
+    from mstarctl.bench.show.table import result_lines, result_markdown
+
+    printer = Printer.of(ctx)
+    _check_format(output)
+    if by not in ("node", "status"):
+        raise UsageError(f"--by is {by!r}", hint=did_you_mean(by, ("node", "status")))
+    opened = ResultFolder.opened(folder)
+    outcomes = opened.outcomes()
+    facts = again(opened, outcomes)
+    _print(printer, output, facts, result_lines, result_markdown)
+    if output != "json":
+        extra = by_status(outcomes) if by == "status" else []
+        for line in [*extra, *(slowest_lines(opened, outcomes, slowest) if slowest else [])]:
+            printer.text(line)
+
+
+@app.command("workloads")
+def workloads(
+    ctx: typer.Context,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="print its first requests")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="of this model only")] = None,
+    count: Annotated[int, typer.Option("--count", min=1, help="requests to print")] = 3,
+    seed: Seed = 0,
+) -> None:
+    """List the workloads of the installed models, or print the first requests of one."""
+    from mstarctl.bench.show.workloads import requests_of, workload_items
+
+    printer = Printer.of(ctx)
+    if name is None:
+        columns = (Column("WORKLOAD", "name"), Column("MODELS", "models"), Column("TITLE", "title"))
+        printer.items("workload", workload_items(model), columns)
+        return
+    for item in requests_of(name, model, count, seed):
+        printer.text(json.dumps(item, ensure_ascii=False))
+
+
+@app.command("selftest")
+def selftest(
+    ctx: typer.Context,
+    processes: Processes = 1,
+    inject: Annotated[str | None, typer.Option("--inject", help="find a known delay: 50ms")] = None,
+    inject_stall: Annotated[
+        str | None, typer.Option("--inject-stall", metavar="LENGTH@TIME", help="find a known stall: 2s@3s")
+    ] = None,
+) -> None:
+    """Measure the client itself against a server that does nothing."""
+    from mstarctl.bench.selftest import self_test
+
+    printer = Printer.of(ctx)
+    rows = self_test(processes, inject, inject_stall)
+    words = {None: "", True: "found", False: "NOT FOUND"}
+    items = [{"name": row.name, "found": row.found, "result": words[row.is_right], "per_s": row.per_s} for row in rows]
+    printer.items("selftest", items, (Column("CASE", "name"), Column("MEASURED", "found"), Column("", "result")))
+    if any(row.is_right is False for row in rows):
+        raise typer.Exit(ExitCode.ASSERTION)
+
+
+def _check_format(output: str) -> None:
+    if output not in FORMATS:
+        raise UsageError(f"unknown output format {output!r}", hint=did_you_mean(output, FORMATS))
+
+
+def _display(printer: Printer, ctx: typer.Context) -> Display:
+    from mstarctl.bench.show.display import Display
+
+    return Display.chosen(
+        live=ctx.params["live"], plain=ctx.params["plain"], quiet=printer.options.quiet,
+        is_coloured=printer.options.is_coloured(sys.stderr),
+    )  # fmt: skip
+
+
+def _print(printer: Printer, output: str, facts: dict[str, Any], lines: Any, markdown: Any) -> None:
+    """Print a result on stdout in the format of -o."""
+    if output == "json":
+        printer.text(json.dumps(facts, indent=1))
+        return
+    for line in (markdown if output == "md" else lines)(facts):
+        printer.text(line)

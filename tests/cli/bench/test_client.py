@@ -1,0 +1,102 @@
+"""The load client against a null server: delays, stalls, limits, and every class of error."""
+
+from __future__ import annotations
+
+import pytest
+
+from mstarctl.bench.load.plan import Load
+from mstarctl.bench.null_server import NullBehaviour
+from mstarctl.bench.selftest import TOLERANCE_MS, injected, stalled
+from tests.cli.bench.conftest import NullRun
+
+
+def test_a_known_delay_is_found_within_two_milliseconds() -> None:
+    row = injected(0.05, span_s=2.0)
+    assert row.is_right, row.found
+    assert TOLERANCE_MS == 2.0
+
+
+def test_an_open_load_shows_every_request_that_a_stall_delays() -> None:
+    row, facts = stalled(1.0, 0.5)
+    assert row.is_right, row.found
+    assert facts["metrics"]["latency"]["p90"] > 500
+
+
+def test_a_closed_loop_sees_one_late_request() -> None:
+    row, facts = stalled(1.0, 0.5, clients=1)
+    assert row.found.startswith("1 late request"), row.found
+    assert facts["metrics"]["latency"]["p50"] < 100
+    assert facts["notes"]  # the report says that queueing is hidden
+
+
+def test_hundreds_of_requests_are_in_flight_at_once(null_run: NullRun) -> None:
+    """A client with a limit of connections would silently make the load closed."""
+    load = Load(rate=500.0, arrivals="constant", span_s=1.0, warm_up=0)
+    facts, result = null_run(NullBehaviour(delay_s=1.0), load)
+    assert facts["statuses"] == {"ok": len(result.outcomes())}
+    assert facts["metrics"]["latency"]["p50"] == pytest.approx(1000, abs=250)
+    assert max(outcome.sent_s for outcome in result.outcomes()) < min(o.end_s for o in result.outcomes()) + 0.2
+
+
+def test_lines_of_megabytes_are_received(null_run: NullRun) -> None:
+    behaviour = NullBehaviour(lines=2, line_bytes=3 << 20)
+    facts, result = null_run(behaviour, Load(concurrency=1, requests=2, warm_up=0))
+    assert facts["statuses"] == {"ok": 2}
+    assert [chunk.size_bytes for chunk in result.outcomes()[0].chunks] == [3 << 20] * 2
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "status"),
+    [
+        (NullBehaviour(status=429), "refused"),
+        (NullBehaviour(status=500), "http"),
+        (NullBehaviour(lines=5, breaks_at=3, delay_s=0.01), "transport"),
+        (NullBehaviour(lines=5, fails_at=3), "stream"),
+        (NullBehaviour(hangs=True), "timeout"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_each_failure_has_its_class(null_run: NullRun, behaviour: NullBehaviour, status: str) -> None:
+    facts, result = null_run(behaviour, Load(concurrency=1, requests=2, warm_up=0), timeout_s=0.3)
+    assert facts["statuses"] == {status: 2}
+    assert facts["metrics"]["error_rate"]["value"] == 1.0
+    assert facts["failures"][0]["status"] == status
+    assert all(not outcome.is_ok for outcome in result.outcomes())
+
+
+def test_what_is_still_running_after_the_grace_time_is_incomplete(null_run: NullRun) -> None:
+    load = Load(rate=20.0, arrivals="constant", span_s=0.3, warm_up=0)
+    facts, _ = null_run(NullBehaviour(hangs=True), load, grace_s=0.2)
+    assert set(facts["statuses"]) == {"incomplete"}
+    assert facts["metrics"]["error_rate"]["value"] == 0.0
+    assert facts["metrics"]["latency"]["over"]
+
+
+def test_cancelled_requests_leave_after_their_time(null_run: NullRun) -> None:
+    load = Load(concurrency=2, requests=10, warm_up=0, cancel_share=1.0, cancel_after_s=0.05)
+    facts, result = null_run(NullBehaviour(delay_s=1.0), load)
+    assert facts["statuses"] == {"cancelled": 10}
+    assert all(0.04 < outcome.end_s - outcome.sent_s < 0.5 for outcome in result.outcomes())
+
+
+def test_a_control_loop_counts_ticks_that_it_skips(null_run: NullRun) -> None:
+    load = Load(concurrency=1, span_s=1.0, period_s=0.1, warm_up=0)
+    facts, _ = null_run(NullBehaviour(delay_s=0.15), load)
+    assert facts["statuses"]["skipped"] == pytest.approx(facts["statuses"]["ok"], abs=1)
+
+
+def test_too_many_requests_in_flight_stop_the_run(null_run: NullRun) -> None:
+    load = Load(rate=100.0, arrivals="constant", span_s=2.0, warm_up=0)
+    facts, _ = null_run(NullBehaviour(delay_s=0.5), load, max_in_flight=8)
+    assert facts["is_over_saturated"]
+    assert "over-saturated" in facts["stopped"]
+    assert sum(facts["statuses"].values()) == 8
+
+
+def test_processes_share_the_load(null_run: NullRun) -> None:
+    load = Load(rate=40.0, arrivals="constant", span_s=1.0, warm_up=4)
+    facts, result = null_run(NullBehaviour(delay_s=0.01), load, processes=2)
+    outcomes = result.outcomes()
+    assert facts["client"]["processes"] == 2
+    assert [outcome.index for outcome in outcomes] == list(range(len(outcomes)))
+    assert facts["statuses"]["ok"] == len(outcomes) >= 39
