@@ -87,7 +87,7 @@ def test_nothing_is_left_after_ten_thousand_requests(prefix_cache: bool, cuda: t
     fuse_projections(module)
     # Fewer pages than the requests at once would like, so that some are made to give theirs up.
     engine = wide_engine(
-        cuda, module, graphs=(1, 8, 32), num_pages=64, max_slots=AT_ONCE, prefix_cache=prefix_cache, token_budget=256
+        cuda, module, graphs=(1, 8, 32), num_pages=48, max_slots=AT_ONCE, prefix_cache=prefix_cache, token_budget=256
     )
     crowd = Crowd(engine, seed=11)
     crowd.run(WARM)

@@ -173,7 +173,7 @@ def test_a_token_that_is_not_finite_leaves_the_others(cuda: torch.device) -> Non
 def test_float32_equals_the_plain_path(cuda: torch.device) -> None:
     moe = made(MoESpec(width=256, inner=64, experts=16, experts_per_token=4, shared_inner=128), cuda, torch.float32)
     x = torch.randn(50, 256, device=cuda)
-    chosen, weights = moe.route(x)
+    weights, chosen = moe.route(x)
     assert error(moe(x), exact(moe, x, chosen, weights)) < 1e-4
 
 

@@ -165,7 +165,7 @@ def _rotate_kernel(
     tl.store(into + width // 2 + at, second.to(dtype), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])  # any number of positions, one compiled kernel
 def _angles_kernel(
     positions, frequencies, axes, cosine, sine, half_width, rows, half: tl.constexpr, has_axes: tl.constexpr
 ):

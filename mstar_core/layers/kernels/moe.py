@@ -37,6 +37,8 @@ MANY_ROWS: Final = 128
 LEAST_STEP: Final = 16
 """Inputs of one tensor-core instruction."""
 
+# Counts that differ from step to step are not specialised: a prompt of another length must not compile a kernel.
+
 DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -65,7 +67,7 @@ class Routing:
     tiles: Tensor
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens", "part_stride"])
 def _route_kernel(
     logits, experts, weights, tokens, columns, part_stride, count: tl.constexpr, chosen: tl.constexpr,
     shared: tl.constexpr, block: tl.constexpr, slots: tl.constexpr, parts: tl.constexpr, normalizes: tl.constexpr,
@@ -105,7 +107,7 @@ def _route_kernel(
     tl.store(weights + into, best.to(dtype), mask=slot < chosen + shared)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs", "most_tiles"])
 def _sort_kernel(
     experts, order, tiles, pairs, most_tiles, chunk: tl.constexpr, bins: tl.constexpr, rows: tl.constexpr,
     overlaps: tl.constexpr,
@@ -183,7 +185,7 @@ def _product(
     return total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens", "most_tiles"])
 def _gate_up_kernel(
     x, weight, experts, order, tiles, out, tokens, inner, inputs, most_tiles,
     block: tl.constexpr, step: tl.constexpr, rows: tl.constexpr, stages: tl.constexpr, precision: tl.constexpr,
@@ -219,7 +221,7 @@ def _gate_up_kernel(
         tl.store(place, (activation(gate, dtype, False) * up).to(dtype), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["most_tiles"])
 def _down_kernel(
     x, weight, experts, weights, order, tiles, out, width, inputs, most_tiles,
     block: tl.constexpr, step: tl.constexpr, rows: tl.constexpr, stages: tl.constexpr, precision: tl.constexpr,
