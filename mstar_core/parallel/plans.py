@@ -189,14 +189,22 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
     counts: WireArray | None = None
 
 
+class Late(msgspec.Struct, frozen=True, array_like=True):
+    """A port of a captured step that is filled after its host buffers. part: of the step; value: the part in use."""
+
+    part: int
+    port: str
+    value: WireTensor
+
+
 class Replay(msgspec.Struct, frozen=True, tag="replay", kw_only=True):
-    """A captured step. kind, size: its bucket. late: device inputs that follow as broadcasts, by buffer and port."""
+    """A captured step. kind, size: its bucket. loads: what its buffers are filled with."""
 
     node: str
     kind: bytes
     size: tuple[int, ...]
     loads: list[Load]
-    late: list[tuple[int, str]] = []
+    late: list[Late] = []
 
 
 class Capture(msgspec.Struct, frozen=True, tag="capture", kw_only=True):

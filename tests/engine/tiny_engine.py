@@ -14,6 +14,7 @@ from mstar_core.engine.kv.engine import KVCacheEngine, KVSettings
 from mstar_core.graph.spec.nodes import KV_CACHE, Attend, KVSpec, NodeSpec, Sampling
 from mstar_core.layers import AttentionSpec, DecoderBlock, Head, RMSNorm, Rotary, RotarySpec, TokenEmbedding
 from mstar_core.layers.kv_view import KVView
+from mstar_core.parallel.shards import WHOLE, Shard, module_slices
 
 VOCAB, WIDTH, LAYERS = 53, 32, 2
 LM = NodeSpec(
@@ -26,17 +27,20 @@ LM = NodeSpec(
 
 
 class TinyLM(nn.Module):
-    """Two decoder blocks with shared key heads; random weights of a fixed seed."""
+    """Two decoder blocks with shared key heads; random weights of a fixed seed. shard: one rank's part of them."""
 
-    def __init__(self, sharpness: float = 6.0) -> None:
+    def __init__(self, sharpness: float = 6.0, shard: Shard = WHOLE) -> None:
         super().__init__()
         spec = AttentionSpec(width=WIDTH, heads=4, kv_heads=2, head_dim=8)
-        self.embed = TokenEmbedding(VOCAB, WIDTH)
+        self.embed = TokenEmbedding(VOCAB, WIDTH, shard)
         self.rotary = Rotary(RotarySpec(width=8))
-        self.blocks = nn.ModuleList([DecoderBlock(spec, 48, layer, 1e-5) for layer in range(LAYERS)])
+        self.blocks = nn.ModuleList([DecoderBlock(spec, 48, layer, 1e-5, shard) for layer in range(LAYERS)])
         self.norm = RMSNorm(WIDTH)
-        self.out = Head(WIDTH, VOCAB)
+        self.out = Head(WIDTH, VOCAB, shard=shard)
         self.sharpness = sharpness
+        if not shard.is_whole:
+            fill_part(self, TinyLM(sharpness))
+            return
         generator = torch.Generator().manual_seed(7)
         for parameter in self.parameters():
             parameter.requires_grad_(False)
@@ -64,6 +68,19 @@ class TinyLM(nn.Module):
 
 HOOKS = ("clock", "faults", "report", "captures", "to_host", "is_captured")
 """Arguments of the engine beside its settings."""
+
+
+def fill_part(module: nn.Module, whole: nn.Module) -> None:
+    """Fill one rank's module with its part of the weights of the whole one."""
+    parts, values = module_slices(module), dict(whole.named_parameters())
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(False)
+        part, value = parts.get(name), values[name]
+        if part is None:
+            parameter.copy_(value)
+            continue
+        (span,) = part.spans
+        parameter.zero_().narrow(part.dim, 0, len(span)).copy_(value.narrow(part.dim, span.start, len(span)))
 
 
 def make_engine(**changes: object) -> KVCacheEngine:

@@ -27,20 +27,19 @@ from mstar_core.worker.build import compute_dtype, load_nodes, local_node
 from mstar_core.worker.walks import resident_loops
 
 CPU: Final = torch.device("cpu")
-WAIT_S: Final = 30.0
+WAIT_S: Final = 10.0
 
 
 class Meeting:
-    """The place where the threads of a group exchange values. skew: added to what the follower contributes."""
+    """The place where the threads of a group exchange values."""
 
     def __init__(self, size: int = 2) -> None:
         self.size = size
         self.barrier = threading.Barrier(size)
         self.values: list[Tensor | None] = [None] * size
-        self.skew = 0.0
 
     def exchange(self, index: int, value: Tensor) -> list[Tensor]:
-        self.values[index] = value + self.skew * index
+        self.values[index] = value
         self.barrier.wait(WAIT_S)
         found = [each for each in self.values if each is not None]
         self.barrier.wait(WAIT_S)
@@ -71,12 +70,13 @@ class ThreadCollectives:
 
 
 class FollowerThread:
-    """The loop of a follower. error: what ended it early."""
+    """The loop of a follower. error: what ended it early. is_skewed: make its last ids differ from the leader's."""
 
-    def __init__(self, receiver: PlanReceiver, nodes: Mapping[str, NodeFollower]) -> None:
-        self._receiver, self._nodes = receiver, nodes
+    def __init__(self, receiver: PlanReceiver, nodes: Mapping[str, NodeFollower], meeting: Meeting) -> None:
+        self._receiver, self._nodes, self._meeting = receiver, nodes, meeting
         self.error: BaseException | None = None
         self.kinds: list[str] = []
+        self.is_skewed = False
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 
@@ -88,11 +88,14 @@ class FollowerThread:
                     self.kinds.append(type(plan).__name__)
                     if isinstance(plan, StopPlans):
                         return
+                    if self.is_skewed and isinstance(plan, Compare):
+                        self._nodes[plan.node]._memory.slots.device_last[0] += 1
                     value = self._nodes[plan.node].run(plan)
                     if value is not None and isinstance(plan, Compare):
                         self._receiver.answer(Checksum(index=1, node=plan.node, number=plan.number, value=value))
         except (Exception, GroupEnded) as error:  # noqa: BLE001 reported by the test
             self.error = error
+            self._meeting.barrier.abort()
 
 
 @contextmanager
@@ -111,11 +114,14 @@ def led(
     """Let engines lead followers during the block, and check that the follower carried out every plan."""
     with tempfile.TemporaryDirectory(prefix="tp-", dir="/tmp") as folder, linked(Path(folder)) as (sender, receiver):
         own: Any = ThreadCollectives(meeting, 1)
-        thread = FollowerThread(receiver, {name: engine.follower(own) for name, engine in followers.items()})
+        thread = FollowerThread(receiver, {name: engine.follower(own) for name, engine in followers.items()}, meeting)
         for engine in leaders.values():
             lead: Any = ThreadCollectives(meeting, 0)
             engine.lead(sender, lead, 2)
-        yield thread
+        try:
+            yield thread
+        except threading.BrokenBarrierError as error:
+            raise thread.error or error from error
         sender.publish(StopPlans())
         thread.thread.join(WAIT_S)
         if thread.error is not None:

@@ -6,7 +6,7 @@ contract.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
@@ -158,11 +158,15 @@ class PagedKernels:
 
 
 class AttentionBuffers:
-    """Static buffers of one attention and of everything else that its step reads of the host; one copy per replay."""
+    """Static buffers of one attention and of everything else that its step reads of the host; one copy per replay.
+
+    on_prepare: called with each batch and the values beside it, for the followers of a tensor-parallel group.
+    """
 
     def __init__(self, attention: StaticAttention, device: torch.device, beside: Fields | None = None) -> None:
         """beside: fields of the step."""
         self.attention = attention
+        self.on_prepare: Callable[[AttentionBatch, Values], None] | None = None
         self._staging = Staging({**(beside or {}), **attention.fields}, device)
         self.device = self._staging.device
         self.view: Any = attention.view(self.device)
@@ -173,6 +177,8 @@ class AttentionBuffers:
 
     def prepare(self, batch: AttentionBatch, beside: Values | None = None) -> None:
         """Fill the buffers for the next replay. Earlier replays may still wait on the device."""
+        if self.on_prepare is not None:
+            self.on_prepare(batch, beside or {})
         self._staging.put({**(beside or {}), **self.attention.values(batch)})
         self.attention.plan()
 

@@ -11,14 +11,18 @@ import gc
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 import torch
 
 from mstar_core.errors import StartError
+
+if TYPE_CHECKING:
+    from mstar_core.engine.attention.staging import Staging
+    from mstar_core.engine.attention.static import AttentionBuffers
 
 log = logging.getLogger(__name__)
 
@@ -125,12 +129,30 @@ def capturing(pool: Any = None) -> Iterator[torch.cuda.CUDAGraph]:
 class StaticStep(ABC, Generic[T]):
     """A step of one size over static buffers. The constructor makes the buffers and parks them on harmless values.
 
+    before_run, on_late: set for the leader of a tensor-parallel group. They publish a run, and a port that was filled
+    from the device, with the part of it that is used.
     graph: its captured CUDA graph. Without one (on the CPU) `run` calls `forward`, the same code that is captured
     elsewhere, which is how captured steps are tested there.
     """
 
     graph: Any = None
     outputs: T | None = None
+    before_run: Callable[[], None] | None = None
+    on_late: Callable[[str, Any], None] | None = None
+
+    @property
+    def parts(self) -> Sequence[StaticStep[Any]]:
+        """The steps that own the buffers of this one."""
+        return (self,)
+
+    @property
+    def inlets(self) -> Sequence[Staging | AttentionBuffers]:
+        """Buffers of this part that the host fills."""
+        return ()
+
+    def late_port(self, name: str) -> Any:
+        """Return the device tensor of a port that is filled after the host's buffers."""
+        raise KeyError(name)
 
     @abstractmethod
     def forward(self) -> T:
@@ -138,6 +160,8 @@ class StaticStep(ABC, Generic[T]):
 
     def run(self) -> T:
         """Replay the graph, or run the step uncaptured."""
+        if self.before_run is not None:
+            self.before_run()
         if self.graph is not None:
             self.graph.replay()
         else:
@@ -153,14 +177,26 @@ class StaticStep(ABC, Generic[T]):
 S = TypeVar("S", bound=StaticStep[Any])
 
 
+class StepMirror(Protocol):
+    """Publishes captures and runs of steps to the followers of a tensor-parallel group."""
+
+    def captures(self, kind: bytes, size: Size) -> None:
+        """Publish a capture that is about to begin."""
+
+    def attach(self, kind: bytes, size: Size, step: StaticStep[Any]) -> None:
+        """Publish what this step is loaded with, and each run of it, from now on."""
+
+
 class StepBuckets(Generic[S]):
     """Captured steps of one kind, by size. Made by `GraphCache.buckets`."""
 
     def __init__(
         self, cache: GraphCache, build: Callable[[Size], S], title: Callable[[Size], str],
-        order: Callable[[Size], Size],
+        order: Callable[[Size], Size], kind: bytes = b"",
     ) -> None:  # fmt: skip
+        """kind: its wire form."""
         self._cache = cache
+        self.kind = kind
         self._steps: dict[Size, S] = {}
         self.build = build
         self.title = title
@@ -208,9 +244,14 @@ class StepBuckets(Generic[S]):
 
     def add(self, size: Size) -> None:
         """Build and capture the bucket of a size."""
+        mirror = self._cache.mirror
+        if mirror is not None:
+            mirror.captures(self.kind, size)
         step = self.build(size)
         step.graph, step.outputs = self._cache.capture(step.forward)
         self._steps[size] = step
+        if mirror is not None:
+            mirror.attach(self.kind, size, step)
 
     def rebuild(self) -> None:
         """Drop all graphs, whose buffers have moved, and queue their captures; on the CPU rebuild them at once."""
@@ -242,6 +283,7 @@ class GraphCache:
     """Captured graphs of one node or module. Owned by it.
 
     On the CPU nothing is captured: `capture` returns no graph, and steps run uncaptured.
+    mirror: set for the leader of a tensor-parallel group.
     spare_bytes: device memory that the largest uncaptured steps need; captures leave that much free.
     report: called with the phase (`kernels`, then `capture`) and the title of each capture; None once the node serves.
     """
@@ -255,6 +297,7 @@ class GraphCache:
         self.name = name
         self.counts = GraphCounts()
         self.queue: list[_Planned] = []
+        self.mirror: StepMirror | None = None
         self._spare_bytes = spare_bytes
         self._pool: Any = None
         self._title = ""
@@ -264,13 +307,14 @@ class GraphCache:
         build: Callable[[Size], S],
         title: Callable[[Size], str],
         order: Callable[[Size], Size] = lambda size: size,
+        kind: bytes = b"",
     ) -> StepBuckets[S]:
-        """Make the buckets of one kind of step.
+        """Make the buckets of one kind of step. kind: its wire form, for tensor parallelism.
 
         build: makes the step of a size. title: names its capture in logs. order: captures with the lowest value come
         first, among those of all kinds.
         """
-        return StepBuckets(self, build, title, order)
+        return StepBuckets(self, build, title, order, kind)
 
     @property
     def is_complete(self) -> bool:

@@ -21,7 +21,7 @@ from mstar_core.engine.sampling.logit_subset import Columns
 from mstar_core.engine.sampling.static_sampler import StaticSampler, parameter_fields, parameter_values
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from torch import Tensor
 
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 DRAWN: Final = "$drawn"
 """Key of the drawn ids among the outputs of a decode step; the other keys are the module's ports."""
+
+DECODE: Final = b"decode"
+"""Kind of these steps on the wire."""
 
 _NONE: Final = np.zeros(0, dtype=np.int64)
 
@@ -59,6 +62,10 @@ class DecodeStep(StaticStep[dict[str, "Tensor"]]):
         self._batch: DecodeBatch | None = None
         self._states = self._random = _NONE
         self.park()
+
+    @property
+    def inlets(self) -> Sequence[Staging | AttentionBuffers]:
+        return (self._parameters, self.buffers)
 
     def park(self) -> None:
         """Fill the buffers with values that touch the spare slot and page only."""
@@ -126,6 +133,7 @@ class DecodeSteps:
             lambda size: DecodeStep(self, size[0]),
             lambda size: f"decode graph of {size[0]} sequences",
             lambda size: (1, -size[0]),
+            DECODE,
         )
         self._stop_ids = slots.device_stop_ids
 

@@ -6,21 +6,23 @@ Used by the KV engine, which calls it while no step of the node is in flight, an
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from mstar_core.engine.cuda_graphs.compilation import zero_filled
-from mstar_core.engine.cuda_graphs.decode import DecodeSteps
-from mstar_core.engine.cuda_graphs.passes import LoopPassSteps
-from mstar_core.engine.cuda_graphs.prefill import PrefillSteps
+from mstar_core.engine.cuda_graphs.decode import DECODE, DecodeSteps
+from mstar_core.engine.cuda_graphs.kinds import WirePrefix, decoded
+from mstar_core.engine.cuda_graphs.passes import LoopPassSteps, PassKind
+from mstar_core.engine.cuda_graphs.prefill import PREFILL, PrefillSteps
+from mstar_core.engine.cuda_graphs.prefixes import kind_of
 
 if TYPE_CHECKING:
     from mstar_core.engine.attention import AttentionBackend
     from mstar_core.engine.cache.loop_rows import LoopRows
     from mstar_core.engine.cache.page_table import PageTables
     from mstar_core.engine.cache.slots import Slots
-    from mstar_core.engine.cuda_graphs.cache import CaptureSizes, GraphCache
+    from mstar_core.engine.cuda_graphs.cache import CaptureSizes, GraphCache, StepBuckets
     from mstar_core.engine.cuda_graphs.compilation import Compiling
     from mstar_core.graph.spec.nodes import NodeSpec
     from mstar_core.layers.kv_view import KVModule
@@ -67,7 +69,8 @@ class NodeGraphs:
             self._plan(sizes.decode, sizes.prefill)
             self.cache.capture_all()
             self._plan(sizes.decode_later, sizes.prefill_later)
-            self.cache.compile_queued()
+            if self.cache.mirror is None:  # followers run nothing but what is published
+                self.cache.compile_queued()
         self.cache.report = None  # later captures are not part of the start
         self._warn_of_misses()
 
@@ -91,6 +94,20 @@ class NodeGraphs:
         self.decode.plan(decode)
         if self.prefill is not None:
             self.prefill.plan(prefill, self._budget)
+
+    def buckets_of(self, kind: bytes) -> StepBuckets[Any]:
+        """Return the buckets of a kind that the leader of a tensor-parallel group has published."""
+        if kind == DECODE:
+            assert self.decode is not None
+            return self.decode.buckets
+        if kind == PREFILL:
+            assert self.prefill is not None
+            return self.prefill.buckets
+        assert self.passes is not None
+        wire = decoded(kind)
+        if isinstance(wire, WirePrefix):
+            return self.passes.prefixes.buckets_of(kind_of(wire))
+        return self.passes.buckets_of(PassKind.of_wire(wire))
 
     def idle(self) -> bool:
         """Capture the next queued bucket. Returns whether more are queued."""

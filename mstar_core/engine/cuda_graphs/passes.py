@@ -21,6 +21,7 @@ from mstar_core.engine.attention.staging import host_array, port_field
 from mstar_core.engine.attention.static import AttentionBatch, AttentionBuffers, AttentionShape, empty_batch
 from mstar_core.engine.cuda_graphs.cache import Size, StaticStep, StepBuckets
 from mstar_core.engine.cuda_graphs.decode import up_to
+from mstar_core.engine.cuda_graphs.kinds import WirePass, WirePort, dtype_name, dtype_of, encoded
 from mstar_core.engine.cuda_graphs.prefixes import PrefixSteps
 from mstar_core.engine.kv.batch import pass_positions
 from mstar_core.engine.transfers import SMALL_BYTES, gather, join, upload
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mstar_core.engine.attention import AttentionBackend
+    from mstar_core.engine.attention.staging import Staging
     from mstar_core.engine.cache.page_table import PageTables
     from mstar_core.engine.cuda_graphs.cache import GraphCache
     from mstar_core.engine.kv.batch import ScheduledChunk
@@ -111,6 +113,24 @@ class PassKind:
     carry: tuple[tuple[str, str], ...] = ()
     is_append_only: bool = False
 
+    @property
+    def wire(self) -> WirePass:
+        """The kind as ranks of a tensor-parallel group exchange it."""
+        ports = tuple(WirePort(each.name, dtype_name(each.dtype), each.shape, each.is_per_row) for each in self.ports)
+        return WirePass(self.tokens, ports, self.writes, self.iterations, self.carry, self.is_append_only)
+
+    @classmethod
+    def of_wire(cls, wire: WirePass) -> PassKind:
+        """Return the kind that another rank has sent."""
+        ports = tuple(
+            Port(name=each.name, dtype=dtype_of(each.dtype), shape=each.shape, is_per_row=each.is_per_row)
+            for each in wire.ports
+        )
+        return cls(
+            tokens=wire.tokens, ports=ports, writes=wire.writes, iterations=wire.iterations, carry=wire.carry,
+            is_append_only=wire.is_append_only,
+        )  # fmt: skip
+
     def __hash__(self) -> int:
         """Hash a few fields: this runs several times per replay, and hashing all ports takes as long as the rest."""
         return hash((self.tokens, self.writes, self.iterations, len(self.ports)))
@@ -162,6 +182,17 @@ class PassStep(StaticStep[list[dict[str, "Tensor"]]]):
         ahead = range(1, kind.iterations) if kind.runs_ahead else ()
         self.later: tuple[PassStep, ...] = tuple(PassStep(node, one, shape) for _ in ahead)
 
+    @property
+    def parts(self) -> Sequence[PassStep]:
+        return (self, *self.later)
+
+    @property
+    def inlets(self) -> Sequence[Staging | AttentionBuffers]:
+        return (self._buffers,)
+
+    def late_port(self, name: str) -> Tensor:
+        return self._ports[name]
+
     def load(self, chunks: Sequence[ScheduledChunk], ahead: int = 0) -> int:
         """Fill the buffers for these chunks, small values in one copy. Returns the sequences in use.
 
@@ -189,12 +220,15 @@ class PassStep(StaticStep[list[dict[str, "Tensor"]]]):
             slots, cached = np.repeat(slots, often), np.repeat(cached, often) + before
         self._buffers.prepare(AttentionBatch(rows=slots, cached=cached, tables=tables.ids), values)
         for port in late:  # after the copy, which clears the other fields
-            target = self._ports[port.name]
+            whole = self._ports[port.name]
+            target = whole[: port.count(count, kind.tokens)]
             if port.is_per_row and len(forwards) > 1:
-                items = [upload(item, target.device) for forward in forwards for item in forward.of_rows(port.name)]
-                gather(items, target[:count])
+                items = [upload(item, whole.device) for forward in forwards for item in forward.of_rows(port.name)]
+                gather(items, target)
             else:
-                join([_by_row(forward, port) for forward in forwards], target[: port.count(count, kind.tokens)])
+                join([_by_row(forward, port) for forward in forwards], target)
+            if self.on_late is not None:
+                self.on_late(port.name, target)
         return count
 
     def forward(self) -> list[dict[str, Tensor]]:
@@ -324,6 +358,13 @@ class LoopPassSteps:
         """Queue the buckets of a new kind, the smallest first."""
         if kind in self._buckets or len(self._buckets) >= MOST_KINDS:
             return
+        self.buckets_of(kind)
+        self._plan(kind, self._sizes)
+
+    def buckets_of(self, kind: PassKind) -> StepBuckets[PassStep]:
+        """Return the buckets of a kind; new ones are empty."""
+        if kind in self._buckets:
+            return self._buckets[kind]
 
         def build(size: Size) -> PassStep:
             return PassStep(
@@ -333,8 +374,8 @@ class LoopPassSteps:
         def title(size: Size) -> str:
             return f"pass graph of {size[0]} sequences, {kind}, {size[1]} pages"
 
-        self._buckets[kind] = self._cache.buckets(build, title, lambda size: (2, *size))
-        self._plan(kind, self._sizes)
+        self._buckets[kind] = self._cache.buckets(build, title, lambda size: (2, *size), encoded(kind.wire))
+        return self._buckets[kind]
 
     def _learn_exact(self, kind: PassKind, group: Sequence[ScheduledChunk]) -> None:
         """Queue a bucket of the exact size of a pass that holds several iterations, which requests tend to repeat.

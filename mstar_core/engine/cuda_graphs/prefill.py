@@ -21,9 +21,13 @@ from mstar_core.engine.sampling.static_sampler import StaticSampler, parameter_f
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from mstar_core.engine.attention.staging import Staging
     from mstar_core.engine.cuda_graphs.cache import GraphCache
     from mstar_core.engine.cuda_graphs.decode import DecodeSteps
     from mstar_core.engine.kv.batch import ScheduledChunk
+
+PREFILL: Final = b"prefill"
+"""Kind of these steps on the wire."""
 
 FEWEST_PROMPTS: Final = 8
 TOKENS_PER_PROMPT: Final = 32
@@ -51,6 +55,10 @@ class PrefillStep(StaticStep["Tensor"]):
         own = self.buffers.device
         self._sampler = StaticSampler(prompts, node.columns, node.slots, own, own["chance"], sees=node.sees)
         self.load([])
+
+    @property
+    def inlets(self) -> Sequence[Staging | AttentionBuffers]:
+        return (self.buffers,)
 
     def load(self, chunks: Sequence[ScheduledChunk]) -> None:
         """Fill the buffers for these chunks. Chunks that do not sample draw into the spare slot."""
@@ -99,6 +107,7 @@ class PrefillSteps:
             lambda size: PrefillStep(node, size[0], prompts_of(size[0])),
             lambda size: f"prefill graph of {size[0]} tokens",
             lambda size: (0, -size[0]),
+            PREFILL,
         )
 
     @property

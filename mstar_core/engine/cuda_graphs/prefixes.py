@@ -16,6 +16,7 @@ from mstar_core.engine.attention.staging import host_array, port_field
 from mstar_core.engine.attention.static import AttentionBatch, AttentionBuffers, AttentionShape
 from mstar_core.engine.cuda_graphs.cache import StaticStep, StepBuckets
 from mstar_core.engine.cuda_graphs.decode import up_to
+from mstar_core.engine.cuda_graphs.kinds import WirePort, WirePrefix, dtype_name, dtype_of, encoded
 from mstar_core.engine.kv.batch import pass_positions
 from mstar_core.engine.transfers import join
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mstar_core.engine.attention import AttentionBackend
+    from mstar_core.engine.attention.staging import Staging
     from mstar_core.engine.cache.page_table import PageTables
     from mstar_core.engine.cuda_graphs.cache import GraphCache
     from mstar_core.engine.kv.batch import ScheduledChunk
@@ -58,13 +60,20 @@ class PrefixStep(StaticStep[dict[str, "Tensor"]]):
         self._ports |= {name: self._buffers.device[port_field(name)] for name, _, shape in kind if not shape}
         self.load([])
 
+    @property
+    def inlets(self) -> Sequence[Staging | AttentionBuffers]:
+        return (self._buffers,)
+
+    def late_port(self, name: str) -> Tensor:
+        return self._ports[name]
+
     def load(self, chunks: Sequence[ScheduledChunk]) -> None:
         """Fill the buffers for these chunks; small host values in one copy."""
         counts = np.array([chunk.count for chunk in chunks], dtype=np.int64)
         rows = np.array([chunk.branch.slot for chunk in chunks], dtype=np.int64)
         batch = AttentionBatch(rows=rows, counts=counts, cached=np.zeros_like(counts), tables=self._tables.ids)
         values = dict[str, np.ndarray]()
-        late: list[tuple[list[Tensor], Tensor]] = []
+        late: list[tuple[str, list[Tensor], Tensor]] = []
         if chunks:
             values["positions"] = pass_positions([chunk.forward for chunk in chunks])
         for name, target in self._ports.items() if chunks else ():
@@ -72,10 +81,12 @@ class PrefixStep(StaticStep[dict[str, "Tensor"]]):
             if field in self._buffers.device and all([value.is_cpu for value in given]):
                 values[field] = host_array(torch.cat(given))
             else:
-                late.append((given, target[: int(counts.sum())]))
+                late.append((name, given, target[: int(counts.sum())]))
         self._buffers.prepare(batch, values)
-        for given, target in late:  # after the copy, which clears the other fields
+        for name, given, target in late:  # after the copy, which clears the other fields
             join(given, target)
+            if self.on_late is not None:
+                self.on_late(name, target)
 
     def forward(self) -> dict[str, Tensor]:
         """Run the passes. Returns the module's outputs, packed."""
@@ -152,8 +163,13 @@ class PrefixSteps:
 
     def _learn(self, kind: PrefixKind) -> None:
         """Queue the buckets of a new kind, the largest first: the others fit its memory."""
-        if kind in self._buckets or len(self._buckets) >= MOST_KINDS:
-            return
+        if kind not in self._buckets and len(self._buckets) < MOST_KINDS:
+            self.buckets_of(kind).plan(self._sizes)
+
+    def buckets_of(self, kind: PrefixKind) -> StepBuckets[PrefixStep]:
+        """Return the buckets of a kind; new ones are empty."""
+        if kind in self._buckets:
+            return self._buckets[kind]
         device, most, inputs = self._cache.device, max(self._sizes)[0], dict[str, "Tensor"]()
 
         def build(size: tuple[int, ...]) -> PrefixStep:
@@ -164,9 +180,10 @@ class PrefixSteps:
             return PrefixStep(self._module, self._attention, self._tables, kind, size[0], inputs, device)
 
         self._buckets[kind] = self._cache.buckets(
-            build, lambda size: f"prefix graph of {size[0]} tokens", lambda size: (3, -size[0])
-        )
-        self._buckets[kind].plan(self._sizes)
+            build, lambda size: f"prefix graph of {size[0]} tokens", lambda size: (3, -size[0]),
+            encoded(WirePrefix(tuple(WirePort(name, dtype_name(dtype), shape) for name, dtype, shape in kind))),
+        )  # fmt: skip
+        return self._buckets[kind]
 
     def _batches(self, kind: PrefixKind, chunks: Sequence[ScheduledChunk]) -> list[list[ScheduledChunk]]:
         """Divide passes, in order, into as few replays as the largest bucket allows."""
@@ -188,6 +205,11 @@ class PrefixSteps:
         sizes = buckets.sizes if buckets is not None else []
         fits = [size for size in sizes if tokens <= size[0] <= tokens * 3 // 2 and len(chunks) <= passes_of(size[0])]
         return buckets[min(fits)] if buckets is not None and fits else None
+
+
+def kind_of(wire: WirePrefix) -> PrefixKind:
+    """Return the kind that another rank has sent."""
+    return tuple((port.name, dtype_of(port.dtype), port.shape) for port in wire.ports)
 
 
 def _replay(step: PrefixStep, chunks: Sequence[ScheduledChunk]) -> dict[str, Tensor]:

@@ -180,11 +180,13 @@ class KVCacheEngine:
 
     def lead(self, sender: PlanSender, collectives: TorchCollectives, size: int) -> None:
         """Publish every change of this node's device state to the followers of a group of `size` ranks."""
-        self._runner.mirror = LeaderMirror(self.name, self._memory, sender, collectives, size)
+        mirror = self._runner.mirror = LeaderMirror(self.name, self._memory, sender, collectives, size)
+        if self._graphs is not None:
+            self._graphs.cache.mirror = mirror
 
     def follower(self, collectives: TorchCollectives) -> NodeFollower:
         """Return the executor of a leader's plans on this node, whose own queue then stays empty."""
-        return NodeFollower(self._runner, self._memory, self._attention, self._store, collectives)
+        return NodeFollower(self._runner, self._memory, self._attention, self._store, collectives, self._graphs)
 
     # -- the worker's calls ------------------------------------------------------------------------------------------
 

@@ -11,11 +11,13 @@ import numpy as np
 import torch
 
 from mstar_core.engine.attention import AttentionSegment, PackedRows
+from mstar_core.engine.attention.staging import Staging
+from mstar_core.engine.attention.static import AttentionBatch
 from mstar_core.engine.base import SamplingParams
 from mstar_core.engine.cache.page_table import PageCopy
 from mstar_core.engine.cache.slots import SlotChanges
 from mstar_core.engine.kv.batch import Draws, PlainForward
-from mstar_core.engine.kv.mirror import id_checksum, shared_order
+from mstar_core.engine.kv.mirror import id_checksum, inlets_of, shared_order
 from mstar_core.engine.transfers import upload
 from mstar_core.parallel import plans
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.attention import AttentionBackend
     from mstar_core.engine.cache.memory import KVMemory
     from mstar_core.engine.cache.saved_pages import PageStore, SavedPages
+    from mstar_core.engine.cuda_graphs.node import NodeGraphs
     from mstar_core.engine.kv.model_runner import ModelRunner
     from mstar_core.parallel.collectives import TorchCollectives
     from mstar_core.parallel.plans import WireArray
@@ -37,14 +40,20 @@ class NodeFollower:
 
     def __init__(
         self, runner: ModelRunner, memory: KVMemory, attention: AttentionBackend, store: PageStore,
-        collectives: TorchCollectives,
+        collectives: TorchCollectives, graphs: NodeGraphs | None,
     ) -> None:  # fmt: skip
+        self._own_graphs = graphs
         self._runner = runner
         self._memory = memory
         self._attention = attention
         self._store = store
         self._collectives = collectives
         self._saved: dict[int, SavedPages] = {}
+
+    @property
+    def _graphs(self) -> NodeGraphs:
+        assert self._own_graphs is not None, "leader and followers have the same captured steps"
+        return self._own_graphs
 
     def run(self, plan: plans.Plan) -> int | None:
         """Carry out a plan. Returns the checksum that it asks for."""
@@ -77,11 +86,39 @@ class NodeFollower:
                     self._saved.pop(number, None)
             case plans.Forward():
                 self._runner.follow(self._forward(plan))
+            case plans.Capture():
+                self._graphs.buckets_of(plan.kind).add(plan.size)
+            case plans.Replay():
+                self._replay(plan)
             case plans.Compare():
                 return int(id_checksum(slots.device_last).item())
-            case _:
-                raise NotImplementedError(f"a follower has no step for {type(plan).__name__}")
+            case plans.StopPlans():
+                pass  # of the whole group
         return None
+
+    def _replay(self, plan: plans.Replay) -> None:
+        step = self._graphs.buckets_of(plan.kind)[plan.size]
+        inlets, tables = inlets_of(step), self._memory.tables.ids
+        for load in plan.loads:
+            values = {name: wire.array() for name, wire in load.values.items()}
+            inlet = inlets[load.buffer]
+            if isinstance(inlet, Staging):
+                inlet.put(values)
+                continue
+            assert load.rows is not None and load.cached is not None and load.counts is not None
+            inlet.prepare(
+                AttentionBatch(
+                    rows=load.rows.array(), cached=load.cached.array(), counts=load.counts.array(), tables=tables
+                ),
+                values,
+            )
+        for late in plan.late:
+            target = step.parts[late.part].late_port(late.port)[: late.value.shape[0]]
+            if late.value.data is None:
+                self._collectives.broadcast(target)
+            else:
+                target.copy_(late.value.tensor(target.device))
+        step.run()
 
     def _set_state(self, plan: plans.SlotState) -> None:
         tables, slots = self._memory.tables, self._memory.slots

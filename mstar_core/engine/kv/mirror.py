@@ -9,30 +9,38 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
 
+from mstar_core.engine.attention.static import AttentionBuffers
+from mstar_core.engine.cuda_graphs.decode import DECODE
+from mstar_core.engine.cuda_graphs.prefill import PREFILL
 from mstar_core.engine.transfers import HostCopy
 from mstar_core.parallel import plans
-from mstar_core.parallel.plans import Checksum, WireArray, WireTensor, wire_tensors
+from mstar_core.parallel.plans import Checksum, Late, Load, WireArray, WireTensor, wire_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from mstar_core.engine.attention.staging import Staging, Values
+    from mstar_core.engine.attention.static import AttentionBatch
     from mstar_core.engine.base import SamplingParams
     from mstar_core.engine.cache.memory import KVMemory
     from mstar_core.engine.cache.page_table import PageCopy
     from mstar_core.engine.cache.saved_pages import SavedPages
     from mstar_core.engine.cache.slots import SlotChanges
+    from mstar_core.engine.cuda_graphs.cache import Size, StaticStep
     from mstar_core.engine.kv.batch import PlainForward
     from mstar_core.parallel.collectives import TorchCollectives
-    from mstar_core.parallel.link import PlanSender
+    from mstar_core.parallel.link import GroupEnded, PlanSender
 
 COMPARE_EVERY: Final = 64
 """Launches between two checksums of the drawn ids."""
 
+_NONE: Final = np.zeros(0, dtype=np.int64)
 _FACTOR: Final = 2_654_435_761
 _MODULUS: Final = 1_000_003
 
@@ -127,7 +135,51 @@ class LeaderMirror:
         try:
             yield
         except Exception as error:
-            raise self._sender.failed(f"node {self._node}: {type(error).__name__}: {error}") from error
+            raise self.failed(error) from error
+
+    def failed(self, error: Exception) -> GroupEnded:
+        """Return the end of the group by an error after a plan was published."""
+        return self._sender.failed(f"node {self._node}: {type(error).__name__}: {error}")
+
+    # -- captured steps ----------------------------------------------------------------------------------------------
+
+    def captures(self, kind: bytes, size: Size) -> None:
+        """See StepMirror."""
+        self._sender.publish(plans.Capture(node=self._node, kind=kind, size=size))
+
+    def attach(self, kind: bytes, size: Size, step: StaticStep[Any]) -> None:
+        """See StepMirror."""
+        loads: list[Load] = []
+        late: list[tuple[Late, Tensor]] = []
+
+        def filled(part: int, port: str, target: Tensor) -> None:
+            late.append((Late(part, port, WireTensor.of(target)), target))
+
+        for number, inlet in enumerate(inlets_of(step)):
+            if isinstance(inlet, AttentionBuffers):
+                inlet.on_prepare = partial(self._prepared, loads, number)
+            else:
+                inlet.on_put = partial(self._put, loads, number)
+        for number, part in enumerate(step.parts):
+            part.on_late = partial(filled, number)
+        step.before_run = partial(self._replay, kind, size, loads, late)
+
+    def _put(self, loads: list[Load], number: int, values: Values) -> None:
+        loads.append(Load(number, _wire_values(values)))
+
+    def _prepared(self, loads: list[Load], number: int, batch: AttentionBatch, values: Values) -> None:
+        rows, cached, counts = WireArray.of(batch.rows), WireArray.of(batch.cached), WireArray.of(batch.counts)
+        loads.append(Load(number, _wire_values(values), rows, cached, counts))
+
+    def _replay(self, kind: bytes, size: Size, loads: list[Load], late: list[tuple[Late, Tensor]]) -> None:
+        rows = [load.rows.array() for load in loads if load.rows is not None]
+        self._state(np.concatenate(rows) if rows else _NONE, _NONE)
+        self._compare(draws=kind in (DECODE, PREFILL))
+        plan = plans.Replay(node=self._node, kind=kind, size=size, loads=loads[:], late=[each for each, _ in late])
+        self._sender.publish(plan)
+        self._share([target for _, target in late])
+        loads.clear()
+        late.clear()
 
     def _state(self, rows: np.ndarray, drawn: np.ndarray) -> None:
         """Publish page tables of these slots, and sampling parameters of those that draw, where they changed."""
@@ -189,6 +241,15 @@ class LeaderMirror:
         self._answers[answer.number] = self._answers.get(answer.number, 0) + 1
         if self._answers[answer.number] == self._followers:
             del self._own[answer.number], self._answers[answer.number]
+
+
+def inlets_of(step: StaticStep[Any]) -> list[Staging | AttentionBuffers]:
+    """Return all buffers of a step that the host fills, in the order of their numbers."""
+    return [inlet for part in step.parts for inlet in part.inlets]
+
+
+def _wire_values(values: Values) -> dict[str, WireArray]:
+    return {name: WireArray.of(value) for name, value in values.items()}
 
 
 def id_checksum(last: Tensor) -> Tensor:

@@ -193,7 +193,9 @@ class ModelRunner:
         if self.passes is not None and self._faults is None:
             try:
                 replayed, chunks = self.passes.run(chunks)
-            except torch.OutOfMemoryError:
+            except torch.OutOfMemoryError as error:
+                if self.mirror is not None:  # the followers have run the replays
+                    raise self.mirror.failed(error) from error
                 # The outputs of a replay did not fit. Nothing is committed yet; run alone, only passes too large fail.
                 for chunk in chunks:
                     chunk.iterations = chunk.forward.iterations

@@ -1,0 +1,120 @@
+"""A follower carries out every plan of its leader: plain and captured steps, preemption, checksums, failures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from mstar_core.engine.base import SamplingParams
+from mstar_core.engine.cuda_graphs.cache import CaptureSizes
+from mstar_core.engine.kv import mirror
+from mstar_core.engine.kv.engine import KVCacheEngine
+from mstar_core.parallel.link import GroupEnded
+from mstar_core.parallel.plans import StopPlans
+from mstar_core.worker.build import local_node
+from tests.engine.test_pass_graphs import FLOWING, captured, flows
+from tests.engine.tiny_engine import LM, Driver, TinyLM, generate, make_engine, prompt
+from tests.parallel.two_ranks import FollowerThread, Meeting, led, linked, shards
+
+REQUESTS = [
+    (prompt(1, 9), 30, SamplingParams()),
+    (prompt(2, 41), 25, SamplingParams(temperature=0.8, top_p=0.9, seed=5)),
+    (prompt(3, 3), 40, SamplingParams(temperature=1.0, repetition_penalty=1.3, seed=9)),
+    (prompt(4, 17), 12, SamplingParams(repetition_penalty=1.2)),
+]
+FEW = {"token_budget": 16}
+"""A budget that cuts prompts into chunks beside the decode batch."""
+
+
+@contextmanager
+def pair(**changes: Any) -> Iterator[tuple[KVCacheEngine, FollowerThread]]:
+    """Make a leader and a follower of one node."""
+    meeting = Meeting()
+    spec = local_node(changes.pop("spec", LM), 2)
+    leader, follower = (
+        make_engine(spec=spec, module=TinyLM(shard=shard), is_captured=False, **changes) for shard in shards(meeting)
+    )  # fmt: skip
+    with led({"LM": leader}, {"LM": follower}, meeting) as thread:
+        yield leader, thread
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
+def test_requests_get_the_ids_of_one_rank(lookahead: int) -> None:
+    wanted = generate(REQUESTS, **FEW)
+    with pair(lookahead=lookahead, **FEW) as (engine, follower):
+        assert generate(REQUESTS, engine=engine, lookahead=lookahead) == wanted
+    assert {"Forward", "SlotState", "SlotsChanged"} <= set(follower.kinds)
+
+
+def test_preempted_requests_are_recomputed_on_every_rank() -> None:
+    wanted = generate(REQUESTS, **FEW)
+    with pair(num_pages=26, **FEW) as (engine, follower):
+        assert generate(REQUESTS, engine=engine) == wanted
+        assert engine.memory().preempted > 0
+    assert "PagesCleared" in follower.kinds
+
+
+def test_captured_steps_are_replayed_by_their_host_values() -> None:
+    sizes = CaptureSizes(decode=(2, 4), prefill=(16,))
+    changes: dict[str, Any] = {"graphs": sizes, **FEW}
+    wanted = generate(REQUESTS, **FEW)
+    with pair(**changes) as (engine, follower):
+        engine.capture()
+        assert generate(REQUESTS, engine=engine) == wanted
+        counts = engine.counters()
+    assert counts["graph_hits"] > 0 and counts["prefill_hits"] > 0
+    assert follower.kinds.count("Capture") == 3 and "Replay" in follower.kinds and "Forward" not in follower.kinds
+
+
+def test_loop_passes_are_replayed_with_their_device_inputs() -> None:
+    wanted = flows(make_engine(spec=FLOWING, vocab=0), [0, 1, 2])
+    with pair(spec=replace(FLOWING, name="LM"), vocab=0, graphs=(1,)) as (engine, follower):
+        flows(engine, [0, 1, 2])
+        captured(engine)
+        found = flows(engine, [0, 1, 2])
+    assert "Replay" in follower.kinds
+    for handle, value in wanted.items():
+        torch.testing.assert_close(found[handle], value, atol=1e-5, rtol=0)
+
+
+def test_other_ids_on_a_follower_end_the_group_with_this_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mirror, "COMPARE_EVERY", 4)
+    with pytest.raises(GroupEnded, match="drew other ids than the leader"), pair() as (engine, follower):
+        follower.is_skewed = True
+        generate([(prompt(1, 9), 60, SamplingParams())], engine=engine)
+
+
+def test_a_lost_follower_ends_the_leader(tmp_path: Any) -> None:
+    with linked(tmp_path) as (sender, receiver):
+        receiver.close()
+        with pytest.raises(GroupEnded, match="rank 1 is lost"):
+            for _ in range(3):
+                sender.publish(StopPlans())
+
+
+def test_a_lost_leader_ends_the_follower(tmp_path: Any) -> None:
+    with linked(tmp_path) as (sender, receiver):
+        sender.publish(StopPlans(reason="first"))
+        sender.close()
+        frame = receiver.receive(1.0)
+        assert frame is not None and frame.plans == [StopPlans(reason="first")]
+        with pytest.raises(GroupEnded, match="the leader closed its connection"):
+            receiver.receive(1.0)
+
+
+def test_an_error_after_the_plan_ends_the_group() -> None:
+    with pytest.raises(GroupEnded, match="node LM: ValueError: broken"), pair() as (engine, _):
+        engine._runner._columns.suppress = broken  # type: ignore[method-assign]
+        driver = Driver(engine)
+        driver.open(1)
+        driver.prefill(1, prompt(1, 5))
+        driver.run()
+
+
+def broken(logits: torch.Tensor) -> torch.Tensor:
+    raise ValueError("broken")
