@@ -155,7 +155,9 @@ def greedy(engine: KVCacheEngine, prompts: list[list[int]], steps: int) -> dict[
     return ids
 
 
-@pytest.mark.parametrize("grids", [[(4, 6)], [(4, 6)] * 3, [(4, 6), (4, 6), (8, 5)]], ids=["one", "equal", "ragged"])
+@pytest.mark.parametrize(
+    "grids", [[(4, 6)], [(16, 10)], [(4, 6)] * 3, [(4, 6), (4, 6), (8, 5)]], ids=["small", "one", "equal", "ragged"]
+)
 def test_joined_projections_give_the_values_of_separate_ones(grids: list[tuple[int, int]]) -> None:
     joined, separate = wide(), wide(is_fused=False)
     images = [torch.randn(*grid, WIDE.latent_width, device=CUDA) for grid in grids]
@@ -168,6 +170,16 @@ def test_joined_projections_give_the_values_of_separate_ones(grids: list[tuple[i
     )  # fmt: skip
     for one, other in zip(found, wanted, strict=True):
         assert relative(one, other.float().cpu()) < 0.02
+
+
+@pytest.mark.parametrize("tokens", [1, 40, 200])
+def test_joined_projections_of_text_give_the_states_of_separate_ones(tokens: int) -> None:
+    positions = torch.arange(tokens, device=CUDA)
+    found, wanted = (
+        module(kv=Within([tokens]), positions=positions, tokens=positions % 7)["hidden"]
+        for module in (wide(), wide(is_fused=False))
+    )
+    assert relative(found, wanted.float().cpu()) < 0.02
 
 
 class Within:

@@ -35,9 +35,8 @@ LOOK = Attend(mask="full", positions="shared", extra=MARKERS, write=False)
 PAGE = 64
 """Tokens of a cache page: a block of keys of the attention kernel of image steps."""
 
-PASS_TOKENS = 2 * 1026
-"""Latent tokens and markers of two images of 512 x 512 pixels, or of two branches of one: they share the reading of
-weights. Larger images are bound by arithmetic."""
+PASS_TOKENS = 3 * (64 * 64 + MARKERS)
+"""All branches of the largest image share a forward pass: it reads the weights once, and large products are faster."""
 
 TIMES = "f32[s,3]"
 """Flow time, length and number of each step of a run."""

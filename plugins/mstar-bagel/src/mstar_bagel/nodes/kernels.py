@@ -26,13 +26,15 @@ if TYPE_CHECKING:
 class Images:
     """Consecutive images of one size in a pass.
 
-    length: latent tokens of each; count: of the images; token, number: latent tokens and images before them.
+    length, markers: latent tokens and markers of each; no markers if one expert computes all tokens. count: of the
+    images; token, number: latent tokens and images before them.
     """
 
     length: int
     count: int
     token: int
     number: int
+    markers: int = MARKERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +130,9 @@ def join_qkv(
     gen, und = packed
     heads, head_dim, kv_heads = into.query.shape[1], into.query.shape[2], into.key.shape[1]
     parts = und.shape[0] if und.dim() == 3 else 1
-    _join_kernel[(images.count * (images.length + MARKERS),)](
+    _join_kernel[(images.count * (images.length + images.markers),)](
         gen, und, *rotation, *norms[0][:2], *norms[1][:2], into.query, into.key, into.value,
-        images.length, MARKERS, images.token, images.number, und.shape[-2] * und.shape[-1], heads, kv_heads,
+        images.length, images.markers, images.token, images.number, und.shape[-2] * und.shape[-1], heads, kv_heads,
         norms[0][2], head_dim=head_dim, half=head_dim // 2, block=triton.next_power_of_2(heads + kv_heads),
         value_block=triton.next_power_of_2(kv_heads * head_dim), parts=parts, num_warps=4,
         **launch_options(gen.device),

@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 
 Part = TypeVar("Part", bound=nn.Module)
 
+MANY_TOKENS = 64
+"""Most tokens of a small-M GEMM. Beyond it projections have no partial sums, and one program per token is faster."""
+
 Normed: TypeAlias = "tuple[Tensor, Tensor]"
 """Hidden states and their norm, [T, width] each."""
 
@@ -51,6 +54,7 @@ class Packing:
     """Places of both experts' tokens in a step of images. lengths: latent tokens of each image, before its markers."""
 
     lengths: tuple[int, ...]
+    markers: int = MARKERS
 
     def join(self, gen: Tensor, und: Tensor) -> Tensor:
         """Return the tokens of all images in packed order. gen: [sum of lengths, ...]; und: [2 * images, ...]."""
@@ -73,7 +77,8 @@ class Packing:
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         """Return rotated queries and keys, and values, of all images in packed order, by one kernel per image size.
 
-        gen, und: results of `AttentionExpert.project_packed`. experts: those of latent tokens and of markers.
+        gen, und: results of `AttentionExpert.project_packed`; only those of markers may be partial sums.
+        experts: of both, in this order.
         """
         from mstar_bagel.nodes.kernels import Images, Joined, join_qkv
 
@@ -84,7 +89,8 @@ class Packing:
         first = token = 0
         for length, same in itertools.groupby(self.lengths):
             count = len(list(same))
-            join_qkv((gen, und), norms, rotation, joined, Images(length=length, count=count, token=token, number=first))
+            images = Images(length=length, count=count, token=token, number=first, markers=self.markers)
+            join_qkv((gen, und), norms, rotation, joined, images)
             first, token = first + count, token + count * length
         return joined.query, joined.key, joined.value
 
@@ -110,14 +116,14 @@ class AttentionExpert:
         query, key, value = (layer(x).unflatten(-1, (-1, head_dim)) for layer in (self.query, self.key, self.value))
         return self.query_norm(query), self.key_norm(key), value
 
-    def project_packed(self, x: Tensor) -> Tensor:
+    def project_packed(self, x: Tensor, *, is_whole: bool = False) -> Tensor:
         """Return queries, keys and values side by side, [T, heads * head_dim ...], or float32 partial sums of them.
 
-        Of partial sums [S, T, ...] the first includes the bias. Only for fused projections.
+        Of partial sums [S, T, ...] the first includes the bias. Only for fused projections. is_whole: no partial sums.
         """
         assert self.joined is not None
         weight, bias = self.joined
-        if not uses_small_m(x, LinearWeight(weight)):
+        if is_whole or not uses_small_m(x, LinearWeight(weight)):
             return linear(x, weight, bias)
         found = project_partial(x, LinearWeight(weight))
         if found.dim() == 2:
@@ -204,7 +210,10 @@ class MixedAttention(nn.Module):
             attended = kv.attend_packed(self.layer, packed, rotation, self.heads, None, norms)
             if attended is not None:
                 return und.branch(attended.view(len(x), -1))
-        split = elementwise_kernels().rotate_qkv(packed, self.heads, self.kv_heads, *rotation, x.dtype, norms)
+        if len(x) > MANY_TOKENS:
+            split = Packing((len(x),), markers=0).join_packed(packed, packed, (und, und), rotation)
+        else:
+            split = elementwise_kernels().rotate_qkv(packed, self.heads, self.kv_heads, *rotation, x.dtype, norms)
         return und.branch(kv.attend(self.layer, *split).reshape(len(x), -1))
 
     def images(
@@ -217,7 +226,7 @@ class MixedAttention(nn.Module):
             query, key, value = (packing.join(*pair) for pair in zip(*parts, strict=True))
             query, key = rotate(query, *rotation), rotate(key, *rotation)
         else:
-            packed = experts[0].project_packed(gen), experts[1].project_packed(und)
+            packed = experts[0].project_packed(gen, is_whole=True), experts[1].project_packed(und)
             query, key, value = packing.join_packed(*packed, experts, rotation)
         mixed = packing.split(kv.attend(self.layer, query, key, value).reshape(len(query), -1))
         return experts[0].branch(mixed[0]), experts[1].branch(mixed[1])
