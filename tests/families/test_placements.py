@@ -6,25 +6,30 @@ Real conductor, workers, engines and tensor transports; `tests/runtime` has the 
 from __future__ import annotations
 
 import functools
+import random
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
-from mstar_core.config.deployment import NodePlacement, Plan, RankPlan
+from mstar_core.config.deployment import Plan
 from mstar_core.config.load import read_file
 from mstar_core.config.placement import make_plan
 from mstar_core.config.resolution import resolve
 from mstar_core.conformance.compare import require_equal
 from mstar_core.conformance.miniature import Miniature
-from mstar_core.conformance.runtime import LocalRuntime
-from mstar_core.conformance.samples import greedy
+from mstar_core.conformance.nodes import RuntimeSettings
+from mstar_core.conformance.runtime import LocalRuntime, ended
+from mstar_core.conformance.samples import greedy, mixed
 from tests.families.families import ROOT, SPECS
 
 FILES = [path for path in sorted((ROOT / "configs").glob("*.yaml")) if "_tp2" not in path.stem]
 """All files but those of tensor parallelism, which tests of their own serve."""
 
+SHORT = {"max_output_tokens": 10}
 SAME = {"bagel_cfg_parallel": "bagel"}
 """Models that differ from another one in their placement only."""
 
@@ -76,16 +81,24 @@ def test_answers_do_not_depend_on_which_message_is_first(name: str, late: tuple[
     assert_answers_of_one_rank(small, small.runtime(plan=plan, slow=[late]), plan)
 
 
-def test_guidance_on_two_ranks_equals_one_rank() -> None:
-    small, _ = placed(ROOT / "configs" / "bagel_single_gpu.yaml")
-    nodes = tuple(node.name for node in small.spec.nodes if node.of is None)
-    plan = Plan(
-        ranks=(RankPlan(rank=0, device="cpu", nodes=nodes), RankPlan(rank=1, device="cpu", nodes=("LLM_cfg_text",))),
-        placements=(
-            *(NodePlacement(node=node, replicas=((0,),)) for node in nodes),
-            NodePlacement(node="LLM_cfg_text", replicas=((1,),)),
-        ),
-    )
-    runtime = small.runtime(plan=plan)
-    assert_answers_of_one_rank(small, runtime, plan)
-    assert runtime.workers[1].executor.moves.received > 0
+@pytest.mark.parametrize("pages", [None, 24], ids=["plenty", "few pages"])
+def test_a_thousand_requests_with_random_cancels_leave_nothing(pages: int | None) -> None:
+    small, plan = placed(ROOT / "configs" / "orpheus_pd_disaggregated.yaml")
+    runtime = small.runtime(RuntimeSettings(pages=pages, page_size=4), plan=plan)
+    chance = random.Random(18)
+    asks = [greedy(small.spec, ask) for ask in mixed(small.spec, 20)]
+    total, calls, sent = 1000 if pages is None else 200, [], 0
+    while sent < total or runtime.api.calls:
+        while sent < total and len(runtime.api.calls) < 12:
+            calls.append(runtime.send(replace(asks[sent % len(asks)], params={**asks[0].params, **SHORT})))
+            sent += 1
+        if chance.random() < 0.3:
+            runtime.cancel(chance.choice(list(runtime.api.calls.values())))
+        runtime.step()
+    runtime.run()
+    found = Counter(ended(call).status for call in calls)
+    assert set(found) == {"finished", "cancelled"} and min(found.values()) > total / 10, found
+    assert runtime.leaks() == []
+    assert (pages is None) or sum(worker.runners["LLM"].memory().preempted for worker in runtime.workers) > 0
+    moves = [worker.executor.moves for worker in runtime.workers]
+    assert moves[0].sent >= moves[1].received > found["finished"] * 0.9

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
+import signal
+import time
 from collections.abc import Iterator
 
 import httpx
 import pytest
 
 from mstar_core.config.deployment import NodePlacement, Plan, RankPlan
-from tests.runtime.deployment import LLM, SNAC, Deployment
+from tests.runtime.client import SURE, Streams, request
+from tests.runtime.deployment import LLM, PATIENT_S, SNAC, Deployment, until
 
 PREFILL_APART = Plan(
     ranks=(RankPlan(rank=0, device="cpu", nodes=(LLM,)), RankPlan(rank=1, device="cpu", nodes=(LLM, SNAC))),
@@ -65,3 +69,47 @@ def test_requests_side_by_side_do_not_mix(colocated: Deployment, apart: Deployme
 
 def test_a_prompt_whose_first_id_is_the_last(apart: Deployment) -> None:
     assert speak(apart, temperature=0, max_output_tokens=1) == b""
+
+
+SOURCE, TARGET = "worker-0", "worker-1"
+PHASES = {"before the move": SOURCE, "on the way": TARGET, "after the move": None}
+"""When a process dies, and the worker that is suspended so that the requests are in that phase."""
+
+PARTS = [pytest.param(phase, marks=[] if phase == "on the way" else pytest.mark.slow) for phase in PHASES]
+
+TOLD_S = 8.0
+
+
+@pytest.fixture(scope="module")
+def mortal() -> Iterator[Deployment]:
+    with Deployment(name="mortal", where=PREFILL_APART, hang_s=PATIENT_S) as running:
+        yield running
+
+
+@pytest.mark.parametrize("victim", [SOURCE, TARGET])
+@pytest.mark.parametrize("phase", PARTS)
+async def test_a_death_fails_its_requests_and_leaves_nothing(phase: str, victim: str, mortal: Deployment) -> None:
+    until(lambda: mortal.admin("/v1")["state"] == "ready", "ready")
+    wanted, pids, before = speak(mortal, **GREEDY), mortal.pids(), int(mortal.admin("/v1")["restarts"])
+    suspended, sent = PHASES[phase], mortal.value(f"{SOURCE}.moves_sent")
+    if suspended is not None:
+        mortal.kill(pids[suspended], signal.SIGSTOP)
+    async with Streams(mortal.url, [request(**SURE, max_output_tokens=1500)] * 4) as streams:
+        if suspended is None:
+            await streams.all_begun()
+        elif suspended == TARGET:
+            await asyncio.to_thread(until, lambda: mortal.value(f"{SOURCE}.moves_sent") == sent + 4, "the exports")
+        else:
+            await asyncio.to_thread(until, lambda: mortal.value("conductor.in_flight") == 4, "the requests")
+        killed_s = time.monotonic()
+        mortal.kill(pids[victim])
+        heard = await streams.all_ended()
+    if suspended is not None and suspended != victim:
+        mortal.kill(pids[suspended], signal.SIGCONT)
+    for each in heard:
+        assert each.code == "worker_lost" or [error["code"] for error in each.errors] == ["worker_lost"], each.body
+        assert each.ended_s - killed_s < TOLD_S
+    mortal.wait_again_ready(before + 1)
+    assert {name for name, pid in mortal.pids().items() if pids[name] != pid} == {victim}
+    assert speak(mortal, **GREEDY) == wanted
+    mortal.assert_clean()
