@@ -73,7 +73,7 @@ def test_a_prompt_whose_first_id_is_the_last(apart: Deployment) -> None:
 
 SOURCE, TARGET = "worker-0", "worker-1"
 PHASES = {"before the move": SOURCE, "on the way": TARGET, "after the move": None}
-"""When a process dies, and the worker that is suspended so that the requests are in that phase."""
+"""Phases of a move, and the worker that is suspended so that the requests are in that phase."""
 
 PARTS = [pytest.param(phase, marks=[] if phase == "on the way" else pytest.mark.slow) for phase in PHASES]
 
