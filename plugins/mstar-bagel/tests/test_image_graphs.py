@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ from torch import Tensor
 from mstar_bagel.checkpoint.config import Autoencoder, ControlIds, Language, Sizes, Vision
 from mstar_bagel.graph import LOOK, build
 from mstar_bagel.nodes.language import BagelLLM
+from mstar_bagel.nodes.vision import ImageFeatures
 from mstar_core.engine.base import Handle, Job, JobKey, SamplingParams
-from mstar_core.engine.cuda_graphs.cache import CaptureSizes
+from mstar_core.engine.cuda_graphs.cache import CaptureSizes, GraphCache
 from mstar_core.engine.kv.engine import KVCacheEngine, KVSettings
 from mstar_core.graph.spec.nodes import STEP
 from mstar_core.layers.linear import fuse_projections
@@ -79,6 +81,26 @@ class Painter:
             assert not result.failed, result.failed[0].error
             ended += result.done
         return ended
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_captured_image_encoder_equals_the_plain_one(device: str) -> None:
+    torch.manual_seed(5)
+    with torch.inference_mode(), torch.device(device):
+        plain = ImageFeatures(SIZES).to(torch.bfloat16 if device == "cuda" else torch.float32).eval()
+        plain.vit_pos_embed.pos_embed.data.normal_()
+        captured = copy.deepcopy(plain)
+        captures = GraphCache(torch.device(device))
+        captured.capture(captures)
+        for _ in range(2):
+            image = torch.rand(3, 4 * 14, 6 * 14) * 2 - 1
+            wanted, found = (each(image=[image])["features"][0] for each in (plain, captured))
+            assert float((found.float() - wanted.float()).norm() / wanted.float().norm()) < BUDGETS[device]
+            while captured.idle():
+                pass
+        assert captures.counts.hits == 1
+        both = captured(image=[image, image])["features"]
+        assert float((both[1].float() - wanted.float()).norm() / wanted.float().norm()) < BUDGETS[device]
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -11,14 +11,20 @@ from typing import TYPE_CHECKING, Final, cast
 
 import torch
 from torch import nn
-from torch.nn.functional import gelu, scaled_dot_product_attention
+from torch.nn.functional import gelu, linear, scaled_dot_product_attention
 
 from mstar_bagel.nodes.flow import GridTable
+from mstar_core.engine.cuda_graphs.functions import CapturedFunction, CapturesFunction
+from mstar_core.layers.linear import join_with_biases
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from mstar_bagel.checkpoint.config import Sizes, Vision
+    from mstar_core.engine.cuda_graphs.cache import GraphCache
+
+MOST_CAPTURED: Final = 2600
+"""Most patches of a captured image: the kernels of a larger one outlast their launches."""
 
 
 def patches(image: Tensor, side: int) -> Tensor:
@@ -63,16 +69,22 @@ class PatchAttention(nn.Module):
         self.k_proj = nn.Linear(vision.width, vision.width)
         self.v_proj = nn.Linear(vision.width, vision.width)
         self.out_proj = nn.Linear(vision.width, vision.width)
+        self._joined: tuple[Tensor, Tensor] | None = None
+
+    def join(self) -> None:
+        """Join the three input projections into one. Their weights become views of it."""
+        self._joined = join_with_biases([self.q_proj, self.k_proj, self.v_proj])
 
     def forward(self, x: Tensor, lengths: list[int]) -> Tensor:
         """Return x's shape. x: [T, width]; lengths: patches of each image."""
-        heads = [
-            layer(x).unflatten(-1, (self.heads, -1)).transpose(0, 1).split(lengths, dim=1)
-            for layer in (self.q_proj, self.k_proj, self.v_proj)
-        ]
+        if self._joined is not None:
+            packed = linear(x, *self._joined)
+        else:
+            packed = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], dim=-1)
+        parts = packed.view(1, len(x), 3, self.heads, -1).transpose(1, 3).split(lengths, dim=3)
         mixed = [
-            scaled_dot_product_attention(query[None], key[None], value[None])[0].transpose(0, 1).flatten(1)
-            for query, key, value in zip(*heads, strict=True)
+            scaled_dot_product_attention(own[:, :, 0], own[:, :, 1], own[:, :, 2])[0].transpose(0, 1).flatten(1)
+            for own in parts
         ]
         out: Tensor = self.out_proj(mixed[0] if len(mixed) == 1 else torch.cat(mixed))
         return out
@@ -88,7 +100,12 @@ class PatchMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [T, outer]. x: [T, width]."""
-        out: Tensor = self.fc2(gelu(self.fc1(x), approximate="tanh"))
+        if x.is_cuda and x.dtype != torch.float32:
+            # The GEMM epilogue computes the tanh GELU before rounding.
+            inner = torch._addmm_activation(self.fc1.bias, x, self.fc1.weight.t(), use_gelu=True)
+        else:
+            inner = gelu(self.fc1(x), approximate="tanh")
+        out: Tensor = self.fc2(inner)
         return out
 
 
@@ -124,10 +141,14 @@ class VisionModel(nn.Module):
         self.encoder = PatchEncoder(vision)
         self.post_layernorm = nn.LayerNorm(vision.width, vision.eps)
 
+    @property
+    def blocks(self) -> list[PatchBlock]:
+        return cast("list[PatchBlock]", list(self.encoder.layers))
+
     def forward(self, images: Sequence[Tensor], lengths: list[int]) -> Tensor:
         """Return [T, width] of all images."""
         x = self.embeddings(images)
-        for block in cast("list[PatchBlock]", list(self.encoder.layers)):
+        for block in self.blocks:
             x = block(x, lengths)
         out: Tensor = self.post_layernorm(x)
         return out
@@ -139,8 +160,11 @@ class VisionTower(nn.Module):
         self.vision_model = VisionModel(vision)
 
 
-class ImageFeatures(nn.Module):
-    """Images to vectors of the LLM's width."""
+class ImageFeatures(nn.Module, CapturesFunction):
+    """Images to vectors of the LLM's width.
+
+    On CUDA an image that is alone in its batch is encoded in a graph if it is small and its size is a frequent one.
+    """
 
     device_outputs: Final = ("features",)
 
@@ -151,12 +175,31 @@ class ImageFeatures(nn.Module):
         self.connector = PatchMLP(sizes.vision.width, width, width)
         self.vit_pos_embed = GridTable(sizes.vision.grid, width)
         self._patch = sizes.vision.patch
+        self._replayed = CapturedFunction(self._alone, (1,))
+
+    def capture(self, captures: GraphCache) -> None:
+        """See UsesGraphs."""
+        for block in self.vit_model.vision_model.blocks:
+            block.self_attn.join()
+        self._replayed = CapturedFunction(self._alone, (1,), captures, self._is_small)
 
     def forward(self, *, image: Tensor | Sequence[Tensor]) -> dict[str, list[Tensor]]:
         """Return {"features": one tensor [n, width] per image}. image: [channels, y, x] each, in [-1, 1]."""
         images = list(image)
+        if len(images) == 1:
+            return {"features": [self._replayed(images[0][None])[0]]}
+        return {"features": self._encoded(images)}
+
+    def _encoded(self, images: list[Tensor]) -> list[Tensor]:
         grids = [(each.shape[1] // self._patch, each.shape[2] // self._patch) for each in images]
         lengths = [rows * columns for rows, columns in grids]
-        positions = torch.cat([self.vit_pos_embed(rows, columns) for rows, columns in grids])
-        packed = self.connector(self.vit_model.vision_model(images, lengths)) + positions
-        return {"features": list(packed.split(lengths))}
+        tables = [self.vit_pos_embed(rows, columns) for rows, columns in grids]
+        packed = self.connector(self.vit_model.vision_model(images, lengths))
+        return list((packed + (tables[0] if len(tables) == 1 else torch.cat(tables))).split(lengths))
+
+    def _alone(self, image: Tensor) -> Tensor:
+        """Return the features of one image, [1, n, width]. image: [1, channels, y, x]."""
+        return self._encoded([image[0]])[0][None]
+
+    def _is_small(self, shape: tuple[int, ...]) -> bool:
+        return shape[-2] * shape[-1] <= MOST_CAPTURED * self._patch**2
