@@ -27,6 +27,7 @@ from mstar_core.engine.cache.sizing import (
     working_bytes,
 )
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes, GraphCache, sizes_for
+from mstar_core.engine.cuda_graphs.compilation import prepare_compiler
 from mstar_core.engine.cuda_graphs.kernel_log import KernelLog
 from mstar_core.engine.cuda_graphs.warmup import HasWarmup, WarmupRequest, run_warmup
 from mstar_core.engine.device import check_device, prepare_device, resolve_device
@@ -352,12 +353,14 @@ def attention_of(spec: DeploymentSpec, device: torch.device) -> str:
 
 
 def preload(modules: Sequence[str]) -> threading.Thread:
-    """Import the kernels' dependencies on a thread while weights are read."""
+    """Import the kernels' dependencies on a thread while weights are read, and prepare Triton's compiler."""
 
     def run() -> None:
         for name in modules:
             with suppress(ImportError):  # the node that needs it raises an error that names the package
                 importlib.import_module(name)
+        with suppress(Exception):  # each is done again when it is needed, where an error is raised
+            prepare_compiler()
 
     thread = threading.Thread(target=run, name="preload", daemon=True)
     thread.start()

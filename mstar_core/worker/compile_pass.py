@@ -7,6 +7,7 @@ first, without running their kernels, which forked processes then compile side b
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -86,7 +87,9 @@ def _trace_steps(node: TracedNode, compiling: Compiling) -> None:
 
 def _guarded(name: str, work: Callable[[], None]) -> None:
     """Do work of one node. An error is logged: the other nodes are still compiled ahead."""
+    started = time.monotonic()
     try:
         work()
+        log.info("kernels of %s traced in %.2f s", name, time.monotonic() - started)
     except Exception as error:  # noqa: BLE001 an optimisation only
         log.warning("kernels of %s are compiled one by one: %s: %s", name, type(error).__name__, error)

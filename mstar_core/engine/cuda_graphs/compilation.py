@@ -124,6 +124,18 @@ class _Queue(Executor):
         return self._compiling.later(both)
 
 
+def prepare_compiler() -> None:
+    """Compute what Triton caches at its first kernel: the hash of its own code, and the helper module of its driver.
+
+    Takes about a second, mostly without the GIL. Raises ImportError without Triton.
+    """
+    from triton.runtime.cache import triton_key
+    from triton.runtime.driver import driver
+
+    triton_key()
+    driver.active.get_current_target()
+
+
 def is_wanted() -> bool:
     """Return whether the environment enables parallel compilation."""
     return os.environ.get(SWITCH, "1") != "0"
