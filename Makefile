@@ -25,8 +25,9 @@ demo: install ## start a miniature model on this machine, send it a request, sho
 test: install ## run every test that needs no GPU and no network; ARGS="-k name" narrows it
 	$(PY) -m pytest -m "not gpu and not slow" -n $(WORKERS) --dist loadfile $(TESTS) $(ARGS)
 
-kernels: install ## build FlashInfer's attention kernels ahead of time; needs nvcc and no GPU
+kernels: install ## build FlashInfer's attention kernels and pack recorded Triton kernels; needs nvcc and no GPU
 	@$(PY) scripts/kernels.py build/kernels/aot $(ARGS)
+	@$(PY) scripts/triton_kernels.py build build/kernels/triton-kernels.tar.xz
 
 wheelhouse: install ## gather wheels and kernels for a GPU machine without network into build/wheelhouse
 	@$(PY) scripts/wheelhouse.py build/wheelhouse --cuda --kernels 9.0a $(ARGS)

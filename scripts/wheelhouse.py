@@ -1,7 +1,8 @@
 """Collection of wheels and kernels to install the project on a GPU machine without network, beside its own torch.
 
 Run by `make wheelhouse`. Pins come from wheelhouse.lock alone. The folder holds the wheels, `aot/` with the attention
-kernels, manifest.json, and install.sh, which checks hashes and versions, installs and proves every import.
+kernels, a pack of Triton kernels, manifest.json, and install.sh, which checks hashes and versions, installs and proves
+every import.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ STANDALONE = ("pyzmq", "msgspec", "httptools", "ujson", "websockets", "multidict
 
 OWN = ("mstar_core.errors", "mstar_core.config.deployment", "mstar_core.messages.wire")
 """Modules of the project that import without other packages."""
+
+TRITON = "triton-kernels.tar.xz"
+"""Pack of compiled Triton kernels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,11 +78,21 @@ def main() -> int:
     if options.kernels:
         command = [sys.executable, ROOT / "scripts" / "kernels.py", out / "aot", "--arch", options.kernels]
         subprocess.run(command, check=True)
+        pack_triton_kernels(out / TRITON, options.kernels, options.python)
     write_manifest(out, wheels, options.python)
     write_install(out, [pin for pin in pins if pin.group != "test"], options.python)
     if options.verify is not None:
         verify(wheels, options.python, options.verify)
     return weigh(out, options.limit)
+
+
+def pack_triton_kernels(out: Path, arch: str, python: str) -> None:
+    """Compile the recorded Triton kernels for the target, if a list of them is kept."""
+    number = "".join(letter for letter in arch if letter.isdigit())
+    script = ROOT / "scripts" / "triton_kernels.py"
+    command = [sys.executable, script, "build", out, "--arch", number, "--python", python]
+    if subprocess.run(command, check=False).returncode != 0:
+        print("some recorded Triton kernels are stale: a first start on the target compiles theirs", file=sys.stderr)
 
 
 def locked() -> list[Pin]:
@@ -126,7 +140,10 @@ def write_manifest(out: Path, wheels: dict[Path, Pin | None], python: str) -> No
     record = out / "aot" / "kernels.json"
     kernels = json.loads(record.read_text()) if record.exists() else {}
     (out / "manifest.json").write_text(json.dumps({"python": python, "files": files, "kernels": kernels}, indent=1))
-    sums = [f"{sha256(path)}  {path.relative_to(out)}" for path in sorted([*wheels, *out.glob("aot/*/*.so")])]
+    sums = [
+        f"{sha256(path)}  {path.relative_to(out)}"
+        for path in sorted([*wheels, *out.glob("aot/*/*.so"), *out.glob(TRITON)])
+    ]
     (out / "SHA256SUMS").write_text("\n".join(sums) + "\n")
 
 
@@ -148,6 +165,7 @@ cat > "$SITE/env.sh" <<END
 export PYTHONPATH=$SITE\\${{PYTHONPATH:+:\\$PYTHONPATH}} PATH=$SITE/bin:\\$PATH
 export FLASHINFER_AOT_DIR=$HERE/aot
 END
+if [ -e "$HERE/{TRITON}" ]; then echo "export MSTAR_KERNELS=$HERE/{TRITON}" >> "$SITE/env.sh"; fi
 . "$SITE/env.sh"
 for module in {modules} mstar_core mstarctl; do
   "$PYTHON" -c "import $module" || {{ echo "$module cannot be imported" >&2; exit 1; }}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -35,6 +36,8 @@ from mstar_core.engine.kv.engine import KVCacheEngine, KVSettings
 from mstar_core.engine.stateless.engine import StatelessEngine
 from mstar_core.errors import ConfigError, PluginError, did_you_mean
 from mstar_core.graph import KV_CACHE, NodeSpec
+from mstar_core.host.cache_dir import TRITON_CACHE
+from mstar_core.host.kernel_pack import install_named
 from mstar_core.layers.linear import fuse_projections
 from mstar_core.parallel.shards import local_kv_heads
 from mstar_core.plugin.model import Model, ModelContext
@@ -119,8 +122,8 @@ def build_nodes(
 ) -> tuple[list[LoadedNode], dict[str, NodeRunner]]:  # fmt: skip
     """Load nodes and make their engines, in lockstep with the other ranks of a group. shared: nodes of the group."""
     dtype = compute_dtype(spec.dtype, device)
-    if device.type == "cuda" and any(node.engine is KV_CACHE for node in nodes):
-        preload(PRELOADED if attention_of(spec, device) == "flashinfer" else PRELOADED[:1])
+    has_attention = any(node.engine is KV_CACHE for node in nodes) and attention_of(spec, device) == "flashinfer"
+    preloading = preload(PRELOADED if has_attention else PRELOADED[:1]) if device.type == "cuda" else None
     life.phase("weights")
     context = ModelContext(
         spec=model,
@@ -144,6 +147,8 @@ def build_nodes(
         life.phase("kv", done=plan.pages, total=plan.pages, detail=f"{name}: {plan.text}")
     life.phase("kv", facts={"caches": {name: f"{plan.text}; {plan.why_free}" for name, plan in plans.items()}})
     life.phase("kernels")
+    if preloading is not None:
+        preloading.join()
     runners: dict[str, NodeRunner] = {}
     for node, module, vocab in loaded:
         if node.engine is KV_CACHE:
@@ -353,9 +358,10 @@ def attention_of(spec: DeploymentSpec, device: torch.device) -> str:
 
 
 def preload(modules: Sequence[str]) -> threading.Thread:
-    """Import the kernels' dependencies on a thread while weights are read, and prepare Triton's compiler."""
+    """On a thread, while weights are read: install packed kernels, import dependencies of kernels, prepare Triton."""
 
     def run() -> None:
+        install_kernels()
         for name in modules:
             with suppress(ImportError):  # the node that needs it raises an error that names the package
                 importlib.import_module(name)
@@ -365,6 +371,21 @@ def preload(modules: Sequence[str]) -> threading.Thread:
     thread = threading.Thread(target=run, name="preload", daemon=True)
     thread.start()
     return thread
+
+
+def install_kernels() -> None:
+    """Install the packs of kernels that the environment names. A pack that cannot be read is logged."""
+    cache = os.environ.get(TRITON_CACHE)
+    if cache is None:
+        return
+    started = time.monotonic()
+    try:
+        new = install_named(Path(cache))
+    except (ConfigError, OSError) as error:
+        log.warning("packed kernels are not installed: %s", error)
+        return
+    if new:
+        log.info("%d packed kernels and launchers installed in %.2f s", new, time.monotonic() - started)
 
 
 def most_rows(device: torch.device) -> int:

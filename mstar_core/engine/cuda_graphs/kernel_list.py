@@ -13,8 +13,10 @@ from typing import Any, Final
 VARIABLE: Final = "MSTAR_KERNEL_LIST"
 """Environment variable that names the file to record to."""
 
-DERIVED: Final = frozenset({"hash", "target", "triton_version", "name", "shared", "extern_libs"})
-"""Metadata of a compiled kernel beside its options."""
+OPTIONS: Final = (
+    "num_warps", "num_ctas", "num_stages", "maxnreg", "launch_pdl", "launch_cooperative_grid", "enable_fp_fusion",
+)  # fmt: skip
+"""Options that a launch can set; the others are Triton's defaults for the architecture."""
 
 
 def described(src: Any, metadata: dict[str, Any]) -> dict[str, Any]:
@@ -27,7 +29,7 @@ def described(src: Any, metadata: dict[str, Any]) -> dict[str, Any]:
         "signature": dict(src.signature),
         "constants": [[list(path), _plain(value)] for path, value in sorted(src.constants.items())],
         "attrs": [[list(path), value] for path, value in src.attrs.items()],
-        "options": {name: value for name, value in metadata.items() if name not in DERIVED and _is_plain(value)},
+        "options": {name: metadata[name] for name in OPTIONS if metadata.get(name) is not None},
         "arch": getattr(metadata.get("target"), "arch", None),
         "hash": metadata.get("hash"),
     }
@@ -47,7 +49,7 @@ def source_of(entry: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     signature = {name: _path(entry["signature"][name]) for name in fn.arg_names}
     attrs = {_path(path): value for path, value in entry["attrs"]}
     kind = _ast_source(fn)
-    options = {name: _path(value) if isinstance(value, list) else value for name, value in entry["options"].items()}
+    options = {name: entry["options"][name] for name in OPTIONS if entry["options"].get(name) is not None}
     return kind(fn, signature, constants, attrs), options
 
 
@@ -67,10 +69,6 @@ def _kernel(place: str) -> Any:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"{place} is gone: {error}") from error
-
-
-def _is_plain(value: object) -> bool:
-    return value is None or isinstance(value, bool | int | float | str | tuple | list)
 
 
 def _plain(value: Any) -> Any:
