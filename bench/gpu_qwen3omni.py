@@ -205,7 +205,7 @@ def measured(options: argparse.Namespace, root: Path, config: str) -> tuple[dict
                 "ready_s": round(served.ready_s, 2), "phases": began["deployment"]["phases_s"],
                 "placement": began["ranks"], "graphs": served.captures(), "mem": served.resident_bytes(),
                 "gpu_at_end": gpu_state(), "held": served.wait_clean(),
-                "values": {name: value for name, value in served.values().items() if "graph" in name},
+                "values": {n: value for n, value in served.values().items() if "graph" in n or "kernels" in n},
             }  # fmt: skip
     except Exception as error:  # noqa: BLE001 isolation boundary: one deployment; the others are still measured
         traceback.print_exc()

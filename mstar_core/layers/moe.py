@@ -166,6 +166,16 @@ class SparseMoE(nn.Module):
         )  # fmt: skip
         return found if self._router is not None or not spec.shared_inner else self._shared(x, sum_partials(found, x))
 
+    def trace(self, compiling: object) -> None:
+        """See TracesKernels: launches the kernels of every range of tokens."""
+        weight = self.gate.weight
+        if not weight.is_cuda:
+            return
+        spec, shared = self.spec, self.spec.shared_parts if self._router is not None else 0
+        x = weight.new_empty(1, spec.width)
+        for tokens in _kernels().token_ranges(x, spec.inner, spec.experts_per_token + shared, spec.experts + shared):
+            self._own(x.new_zeros(tokens, spec.width))
+
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the weights in x's dtype and the experts, int64, of each token: [T, k], the greatest weight first."""
         spec = self.spec

@@ -81,8 +81,20 @@ def _trace_steps(node: TracedNode, compiling: Compiling) -> None:
     if isinstance(node.module, TracesKernels):
         with torch.inference_mode():
             node.module.trace(compiling)
+    with torch.inference_mode():
+        for part in _parts(node.module):
+            part.trace(compiling)
     if isinstance(node.module, HasWarmup):
         trace_requests([(node.runner, node.module.warmup_requests())], compiling)
+
+
+def _parts(module: nn.Module) -> list[TracesKernels]:
+    """Return the layers that trace their kernels themselves, one of each kind and size."""
+    found: dict[object, TracesKernels] = {}
+    for part in module.modules():
+        if part is not module and isinstance(part, TracesKernels):
+            found.setdefault((type(part), getattr(part, "spec", id(part))), part)
+    return list(found.values())
 
 
 def _guarded(name: str, work: Callable[[], None]) -> None:

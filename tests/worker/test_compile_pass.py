@@ -84,6 +84,19 @@ def test_all_kernels_are_compiled_before_the_first_capture_and_none_twice(disk: 
     assert rank.graphs.graphs and not seen and disk.kernels == compiled, "captures found everything compiled"
 
 
+def test_parts_of_a_module_trace_the_kernels_of_every_size_once_for_each_kind(disk: Disk) -> None:
+    def part(spec: str) -> Codec:
+        made = Codec()
+        made.kernel, made.spec = JITFunction(spec), spec  # type: ignore[assignment]
+        return made
+
+    whole = Codec()
+    whole.layers = nn.ModuleList([part("wide"), part("wide"), part("narrow")])
+    Rank(whole).compile()
+    assert {(name, size) for name in ("codec", "wide", "narrow") for size in (1, 8)} <= set(disk.kernels)
+    assert [len(each.kernel.known) for each in whole.layers] == [2, 0, 2]  # type: ignore[union-attr]
+
+
 def test_a_later_start_traces_two_steps_of_a_node_and_no_samples(disk: Disk) -> None:
     Rank().compile()
     again, walks = Rank(), list[str]()

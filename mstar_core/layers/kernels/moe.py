@@ -276,6 +276,25 @@ def tilings(x: Tensor, inner: int, pairs: int, experts: int) -> tuple[MoETiling,
     return _fitted(found, width), _fitted(found, inner)
 
 
+def sort_chunk(pairs: int) -> int:
+    """Return the pairs that a program of the sort reads at once."""
+    return min(SORT_CHUNK, max(128, int(triton.next_power_of_2(pairs))))
+
+
+def token_ranges(x: Tensor, inner: int, slots: int, experts: int) -> list[int]:
+    """Return the least number of tokens of each range with compiled kernels of its own. x: [T, width], any T.
+
+    inner: width of an expert; slots: experts of a token; experts: all of them.
+    """
+    edges = {1, 2, FEW_TOKENS + 1, MANY_ROWS * experts // slots + 1}
+    edges |= {size // slots + 1 for size in (128, 256, 512) if size // slots > 1}
+    found: dict[object, int] = {}
+    for tokens in sorted(edges):
+        tiling = tilings(x.new_empty(tokens, x.shape[1]), inner, tokens * slots, experts)
+        found.setdefault((tokens == 1, tiling, sort_chunk(tokens * slots)), tokens)
+    return list(found.values())
+
+
 def _fitted(tiling: MoETiling, inputs: int) -> MoETiling:
     """Return the tiling with the greatest step that divides the inputs, or the least that the hardware has."""
     return replace(tiling, step=max(LEAST_STEP, min(tiling.step, inputs & -inputs)))
@@ -310,7 +329,7 @@ def route(
     )  # fmt: skip
     if tokens > 1:
         _sort_kernel[(total,)](
-            found, order, tiles, pairs, most, chunk=min(SORT_CHUNK, max(128, triton.next_power_of_2(pairs))),
+            found, order, tiles, pairs, most, chunk=sort_chunk(pairs),
             bins=triton.next_power_of_2(total + 1), rows=rows, num_warps=4, **launch_options(device),
         )  # fmt: skip
     return Routing(experts=found, weights=weights, order=order, tiles=tiles)
