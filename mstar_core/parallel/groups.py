@@ -21,6 +21,9 @@ from mstar_core.parallel.collectives import TorchCollectives
 from mstar_core.parallel.shards import Shard
 
 LOOPBACK: Final = "lo"
+MULTICAST_OFF: Final = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+"""NVLink multicast is off unless the environment sets these: no collective here uses it, and some hosts lack it."""
+
 JOIN_S: Final = 600.0
 """Time limit of a collective. The supervisor ends a member that hangs long before."""
 
@@ -76,6 +79,9 @@ class RankGroup(Closing):
         self.place = place
         self.device = device
         backend = "nccl" if device.type == "cuda" else "gloo"
+        if device.type == "cuda":
+            for name, value in MULTICAST_OFF.items():
+                os.environ.setdefault(name, value)
         if backend == "gloo":
             # Members of one host; the host's name may resolve to an address that this process cannot reach.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)

@@ -119,7 +119,7 @@ def make_planned(options: UpOptions, *, api_keys: tuple[str, ...] = (), argv: tu
         free_bytes=free_bytes(claimed, present),
         nvtx=options.nvtx,
         unused=unused_options(options, transport, [rank.device for rank in plan.ranks]),
-        cautions=weights_cautions(model, config),
+        cautions=weights_cautions(model, config) + parallel_cautions(plan),
         graph=msgspec.to_builtins(graph_of(model, plan)),
     )
     walks = sum(len(partition.walks) for partition in model.partitions)
@@ -214,7 +214,7 @@ def check_placement(model: ModelSpec, config: ResolvedConfig, plan: Plan) -> Non
 
 
 def _check_parallel(model: ModelSpec, group: NodeGroup, plan: Plan) -> None:
-    """Raise ConfigError for tensor parallelism of a node that cannot be divided, or on a device that cannot run it."""
+    """Raise ConfigError for tensor parallelism of a node that cannot be divided, and for a GPU in two roles."""
     undivided = [name for name in group.nodes if not model.node(name).parallel_sizes]
     if undivided:
         raise group.place.error(
@@ -228,12 +228,6 @@ def _check_parallel(model: ModelSpec, group: NodeGroup, plan: Plan) -> None:
                 f"{group.key}.ranks", "this version supports that on the CPU only",
                 f"place {', '.join(rank.nodes)} on another rank",
             )  # fmt: skip
-    device = next((rank.device for rank in plan.ranks if rank.rank in group.ranks), "cpu")
-    if device != "cpu":
-        raise group.place.error(
-            "tensor parallelism on GPUs is not supported by this version", f"{group.key}.tp_size",
-            f"tp_size is {group.tp_size}, rank {group.ranks[0]} is on {device}", "use tp_size 1",
-        )  # fmt: skip
 
 
 def unused_options(options: UpOptions, transport: str, devices: Sequence[str]) -> tuple[str, ...]:
@@ -250,6 +244,14 @@ def unused_options(options: UpOptions, transport: str, devices: Sequence[str]) -
     if options.nvtx and not any(device.startswith("cuda") for device in devices):
         unused.append("--enable-nvtx has no effect: every rank computes on the CPU, and NVTX marks work on GPUs")
     return tuple(unused)
+
+
+def parallel_cautions(plan: Plan) -> tuple[str, ...]:
+    """Return warnings about tensor-parallel groups on GPUs."""
+    devices = {rank.rank: rank.device for rank in plan.ranks}
+    if any(devices[rank] != "cpu" for group in plan.groups for rank in group.ranks):
+        return ("tensor parallelism on several GPUs is new: compare its answers with those of one GPU",)
+    return ()
 
 
 def weights_cautions(model: ModelSpec, config: ResolvedConfig) -> tuple[str, ...]:
