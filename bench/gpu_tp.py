@@ -2,7 +2,7 @@
 
 Run from the repository root on a machine with two GPUs:
 `python -m bench.gpu_tp [--batches 1,32] [--steps 300] [--out FILE]`. One process per rank; the second one follows.
-Prints JSON: times of all-reduce inside a CUDA graph by size (one-shot and NCCL), and per batch the times of a decode step
+Prints JSON: times of all-reduce inside a CUDA graph by size (one-shot and NCCL), and per batch those of a decode step
 on one GPU and on two, as `bench/gpu_orpheus.py` measures them. Nothing uses NVLink multicast.
 """
 
