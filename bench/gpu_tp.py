@@ -1,4 +1,4 @@
-"""Orpheus' language model by tensor parallelism on two GPUs against one GPU, with random weights in the official shapes.
+"""Orpheus' language model by tensor parallelism on two GPUs against one GPU, with random weights of official sizes.
 
 Run from the repository root on a machine with two GPUs:
 `python -m bench.gpu_tp [--batches 1,32] [--steps 300] [--out FILE]`. One process per rank; the second one follows.
