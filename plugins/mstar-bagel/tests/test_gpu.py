@@ -90,6 +90,22 @@ def test_decoded_pixels_in_bfloat16_are_near_those_in_float32(image: str, golden
     assert psnr(found, wanted) > PSNR
 
 
+@pytest.mark.parametrize("is_active", [False, True])
+@pytest.mark.parametrize("shape", [(1, 64, 6, 10), (2, 32, 48, 80), (1, 128, 512, 400)], ids=str)
+def test_group_norms_equal_float64(shape: tuple[int, ...], is_active: bool) -> None:
+    from mstar_bagel.nodes.group_norm import group_norm
+
+    torch.manual_seed(1)
+    norm = torch.nn.GroupNorm(32, shape[1], 1e-6, device=CUDA)
+    norm.weight.data.normal_()
+    norm.bias.data.normal_()
+    x = (torch.randn(shape, device=CUDA) * 3 + 20).to(torch.bfloat16)
+    wanted = torch.nn.functional.group_norm(x.double(), 32, norm.weight.double(), norm.bias.double(), 1e-6)
+    wanted = torch.nn.functional.silu(wanted) if is_active else wanted
+    found = group_norm(x, norm.to(torch.bfloat16), is_active=is_active)
+    assert float((found.double() - wanted).norm() / wanted.norm()) < 0.01
+
+
 def psnr(found: Tensor, wanted: Tensor) -> float:
     """Return the peak signal-to-noise ratio of 8-bit images in dB."""
     return float(10 * torch.log10(255**2 / (found.double() - wanted.double()).square().mean()))

@@ -37,7 +37,7 @@ class ResidualBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [N, outer, y, x]. x: [N, width, y, x]."""
-        inner = self.conv2(silu(self.norm2(self.conv1(silu(self.norm1(x))))))
+        inner = self.conv2(_normalized(self.norm2, self.conv1(_normalized(self.norm1, x))))
         out: Tensor = inner + (x if self.nin_shortcut is None else self.nin_shortcut(x))
         return out
 
@@ -55,7 +55,7 @@ class PixelAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x's shape. x: [N, width, y, x]."""
-        normed = self.norm(x)
+        normed = _normalized(self.norm, x, is_active=False)
         rows = [layer(normed).flatten(2).transpose(1, 2)[:, None] for layer in (self.q, self.k, self.v)]
         mixed = scaled_dot_product_attention(*rows)[:, 0].transpose(1, 2).view(x.shape)
         out: Tensor = x + self.proj_out(mixed)
@@ -137,7 +137,7 @@ class VaeEncoder(nn.Module):
         x = self.conv_in(pixels)
         for level in self.down:
             x = level(x)
-        out: Tensor = self.conv_out(silu(self.norm_out(self.mid(x))))
+        out: Tensor = self.conv_out(_normalized(self.norm_out, self.mid(x)))
         return out
 
 
@@ -162,7 +162,7 @@ class VaeDecoder(nn.Module):
         x = self.mid(self.conv_in(latents))
         for level in reversed(self.up):
             x = level(x)
-        out: Tensor = self.conv_out(silu(self.norm_out(x)))
+        out: Tensor = self.conv_out(_normalized(self.norm_out, x))
         return out
 
 
@@ -257,3 +257,13 @@ def from_tokens(tokens: Tensor, patch: int) -> Tensor:
 
 def _norm(width: int) -> nn.GroupNorm:
     return nn.GroupNorm(GROUPS, width, EPS)
+
+
+def _normalized(norm: nn.GroupNorm, x: Tensor, *, is_active: bool = True) -> Tensor:
+    """Return norm(x), with its SiLU if `is_active`."""
+    if x.is_cuda and x.dtype in (torch.bfloat16, torch.float16):
+        from mstar_bagel.nodes.group_norm import group_norm
+
+        return group_norm(x.contiguous(), norm, is_active=is_active)
+    normed: Tensor = norm(x)
+    return silu(normed) if is_active else normed
