@@ -1,4 +1,4 @@
-"""Array file formats: raw numbers, npy and safetensors. Standard library only, little endian, C order.
+"""File formats of numbers: raw, npy and safetensors, and WAV headers. Standard library only, little endian, C order.
 
 Shared by the api (encodes outputs), the Python client (decodes them) and mstarctl (reads and writes files).
 """
@@ -130,6 +130,20 @@ def read_safetensors(data: bytes) -> dict[str, RawArray]:
     except (struct.error, KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"the safetensors file is damaged: {error}") from error
     return found
+
+
+SAMPLE_BYTES: Final = 2
+WAV_HEADER_BYTES: Final = 44
+_UNKNOWN_SIZE: Final = 0xFFFFFFFF
+
+
+def wav_header(rate: int, channels: int, size_bytes: int | None) -> bytes:
+    """Return the 44 bytes before PCM16 samples. size_bytes: of the samples; None if unknown, as in a stream."""
+    data = _UNKNOWN_SIZE if size_bytes is None else size_bytes
+    riff = _UNKNOWN_SIZE if size_bytes is None else size_bytes + WAV_HEADER_BYTES - 8
+    block = channels * SAMPLE_BYTES
+    form = (16, 1, channels, rate, rate * block, block, 8 * SAMPLE_BYTES)
+    return struct.pack("<4sI4s4sIHHIIHH4sI", b"RIFF", riff, b"WAVE", b"fmt ", *form, b"data", data)
 
 
 def widen_bfloat16(bits: Any) -> Any:

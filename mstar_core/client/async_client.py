@@ -104,6 +104,7 @@ class ApiCalls:
 
     async def chat(
         self,
+        /,
         prompt: str,
         *,
         images: Media | None = None,

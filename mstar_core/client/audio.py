@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import os
-import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, Literal
 
 from mstar_core.client.arrays import array_of
 from mstar_core.closing import Closing
+from mstar_core.codec import SAMPLE_BYTES, WAV_HEADER_BYTES, wav_header
 
 if TYPE_CHECKING:
     from mstar_core.client.arrays import Array
 
-SAMPLE_BYTES: Final = 2
 FULL_SCALE: Final = 32768.0
-HEADER_BYTES: Final = 44
-SIZE_LIMIT: Final = 0xFFFFFFFF - HEADER_BYTES
+SIZE_LIMIT: Final = 0xFFFFFFFF - WAV_HEADER_BYTES
 """Largest size of samples in a RIFF file, in bytes."""
-
-UNKNOWN: Final = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +57,6 @@ class AudioBuffer:
         target = Path(path)
         target.write_bytes(self.wav_bytes())
         return target
-
-
-def wav_header(rate: int, channels: int, size_bytes: int | None) -> bytes:
-    """Return the 44 bytes before the samples. size_bytes: of the samples; None if unknown, as in a pipe."""
-    data = UNKNOWN if size_bytes is None else size_bytes
-    riff = UNKNOWN if size_bytes is None else size_bytes + HEADER_BYTES - 8
-    block = channels * SAMPLE_BYTES
-    form = (16, 1, channels, rate, rate * block, block, 8 * SAMPLE_BYTES)
-    return struct.pack("<4sI4s4sIHHIIHH4sI", b"RIFF", riff, b"WAVE", b"fmt ", *form, b"data", data)
 
 
 class WavFile(Closing):

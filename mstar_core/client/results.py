@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -143,18 +143,9 @@ def result_of_json(body: Mapping[str, Any]) -> GenerateResult:
 
 def models_of(body: Mapping[str, Any]) -> list[ModelInfo]:
     """Return the models of a response of /v1/models."""
+    known = {each.name for each in fields(ModelInfo)} - {"raw"}
     return [
-        ModelInfo(
-            id=str(card["id"]),
-            root=str(card.get("root") or ""),
-            aliases=list(card.get("aliases") or []),
-            input_modalities=list(card.get("input_modalities") or []),
-            output_modalities=list(card.get("output_modalities") or []),
-            endpoints=list(card.get("endpoints") or []),
-            max_model_len=card.get("max_model_len"),
-            parameters=card.get("parameters") or {},
-            raw=card,
-        )
+        ModelInfo(raw=card, **{name: card[name] for name in known & card.keys() if card[name] is not None})
         for card in body.get("data") or []
     ]
 

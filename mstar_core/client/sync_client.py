@@ -17,6 +17,7 @@ from mstar_core.client.streams import AsyncEventStream, OnError, StreamFacts
 from mstar_core.closing import Closing
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 P = ParamSpec("P")
 
 
@@ -28,16 +29,6 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         result: T = done.value
         return result
     raise AssertionError("a SyncSession does not suspend")
-
-
-def _blocking(call: Callable[Concatenate[ApiCalls, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:
-    """Return the method of MStarClient that runs a call to its end. Signature and documentation are the call's."""
-
-    @functools.wraps(call)
-    def method(self: MStarClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return run(call(self._calls, *args, **kwargs))
-
-    return method
 
 
 class EventStream(StreamFacts, Closing):
@@ -70,6 +61,42 @@ class EventStream(StreamFacts, Closing):
     def close(self) -> None:
         """Close the connection, which cancels a running request. Safe to call twice."""
         run(self._events.close())
+
+
+def _blocking(call: Callable[Concatenate[ApiCalls, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:
+    """Return the method of MStarClient that runs a call to its end. Signature and documentation are the call's."""
+
+    @functools.wraps(call)
+    def method(self: MStarClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return run(call(self._calls, *args, **kwargs))
+
+    return method
+
+
+def _over_session(made: GenerateResult | AsyncEventStream) -> GenerateResult | EventStream:
+    return EventStream(made) if isinstance(made, AsyncEventStream) else made
+
+
+def _streaming(
+    call: Callable[Concatenate[ApiCalls, P], Coroutine[Any, Any, GenerateResult | AsyncEventStream]],
+) -> Callable[Concatenate[Any, P], GenerateResult | EventStream]:
+    """Return the same for a call whose answer may be a stream."""
+
+    @functools.wraps(call)
+    def method(self: MStarClient, /, *args: P.args, **kwargs: P.kwargs) -> GenerateResult | EventStream:
+        return _over_session(run(call(self._calls, *args, **kwargs)))
+
+    return method
+
+
+def _described_as(call: Callable[..., Any]) -> Callable[[F], F]:
+    """Give a method the signature and documentation of a call."""
+
+    def described(method: F) -> F:
+        functools.update_wrapper(method, call)
+        return method
+
+    return described
 
 
 Stream = EventStream
@@ -123,57 +150,15 @@ class MStarClient(Closing):
         request_id: str | None = None, tensors: Any = None, on_error: OnError = "raise", **model_kwargs: Any,
     ) -> GenerateResult | EventStream: ...  # fmt: skip
 
-    def generate(
-        self,
-        *,
-        text: str | None = None,
-        images: Media | None = None,
-        audio: Media | None = None,
-        video: Media | None = None,
-        output_modalities: Sequence[str] | str = ("text",),
-        input_modalities: Sequence[str] | str | None = None,
-        stream: bool = False,
-        request_id: str | None = None,
-        tensors: Any = None,
-        on_error: OnError = "raise",
-        **model_kwargs: Any,
-    ) -> GenerateResult | EventStream:
-        """Send one request of any kind. model_kwargs are the model's parameters; those that are None are omitted.
-
-        images, audio, video: a path, bytes, (name, bytes), or a list. tensors: the same for npy and safetensors files,
-        or arrays. input_modalities: the order in which the model reads its inputs, if not images, audio, video,
-        tensors, text. on_error: how a stream reports a failure.
-        """
-        made = run(
-            self._calls.generate(
-                text=text, images=images, audio=audio, video=video, output_modalities=output_modalities,
-                input_modalities=input_modalities, stream=stream, request_id=request_id, tensors=tensors,
-                on_error=on_error, **model_kwargs,
-            )
-        )  # fmt: skip
-        return EventStream(made) if isinstance(made, AsyncEventStream) else made
+    @_described_as(ApiCalls.generate)
+    def generate(self, **kwargs: Any) -> GenerateResult | EventStream:
+        return _over_session(run(self._calls.generate(**kwargs)))
 
     def stream(self, **kwargs: Any) -> EventStream:
         """Return the events of a request as they arrive: `generate(stream=True)`."""
         return EventStream(run(self._calls.stream(**kwargs)))
 
-    def chat(
-        self,
-        prompt: str,
-        *,
-        images: Media | None = None,
-        audio: Media | None = None,
-        video: Media | None = None,
-        output_modalities: Sequence[str] | str = ("text",),
-        stream: bool = False,
-        **model_kwargs: Any,
-    ) -> GenerateResult | EventStream:
-        """Answer a prompt, with optional images, audio or video before it."""
-        return self.generate(
-            text=prompt, images=images, audio=audio, video=video, output_modalities=output_modalities, stream=stream,
-            **model_kwargs,
-        )  # fmt: skip
-
+    chat = _streaming(ApiCalls.chat)
     generate_image = _blocking(ApiCalls.generate_image)
     edit_image = _blocking(ApiCalls.edit_image)
     tts = _blocking(ApiCalls.tts)

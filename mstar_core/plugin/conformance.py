@@ -77,74 +77,55 @@ class CheckResult:
         return self.check.name
 
 
-_LIGHT: Final = "mstar_core.conformance.light"
-_RUNTIME: Final = "mstar_core.conformance"
-"""Checks that serve a miniature. Named and not imported: they need torch, which this package must not load."""
+_PACKAGE: Final = "mstar_core.conformance"
+"""Package of the checks. Named and not imported: most need torch, which this package must not load."""
 
+_CHECKS: Final[Mapping[tuple[Grade, str], Mapping[str, str]]] = {
+    ("bronze", "light"): {
+        "light-import": "plugin.py loads the standard library and mstar_core only",
+        "pins": "the pin on mstarctl has both bounds and admits this version; PLUGIN_API fits",
+        "offers-models": "mstar_models gives at least one model",
+        "spec": "names, graph and parameters contradict nothing",
+        "json-form": "the spec survives its JSON form",
+        "programs": "programs run dry on every sample and the samples reach every walk",
+        "params": "defaults are valid, values outside a range and unknown names are refused",
+        "configs": "every shipped configuration validates and plans",
+        "targets": "processor and model point to modules that exist",
+    },
+    ("bronze", "walks"): {
+        "serves-every-walk": "a miniature serves every walk on the CPU",
+        "outputs-as-declared": "outputs have the declared type, rate and shape",
+    },
+    ("silver", "equality"): {
+        "same-seed": "the same seed gives the same bytes",
+        "batch-equal": "a request among others gives what it gives alone",
+        "chunked-prefill": "a prompt read in pieces gives what it gives as a whole",
+        "stream-joined": "the chunks of a stream joined are the whole answer",
+    },
+    ("silver", "endings"): {
+        "cancel-anywhere": "a cancel at any step frees every page, slot, handle and stream",
+        "deadline": "a deadline ends a request with its cause and leaves its neighbours unharmed",
+        "failing-node": "a failing node ends its request with its cause and leaves its neighbours unharmed",
+        "eight-at-once": "eight mixed requests for fewer places all end",
+    },
+    ("silver", "refusals"): {"malformed-inputs": "malformed inputs are refused with the name of their field"},
+    ("silver", "light"): {
+        "key-map": "every published weight has a place in the model or is left out on purpose, and no place stays empty"
+    },
+}
+"""Grade and module -> name -> what the check holds. The function has the same name, with underscores."""
 
-def _check(grade: Grade, module: str, name: str, doc: str, *, is_per_model: bool = True) -> ConformanceCheck:
-    target = f"{module}:{name.replace('-', '_')}"
-    return ConformanceCheck(name=name, grade=grade, target=target, doc=doc, is_per_model=is_per_model)
+_ONCE: Final = ("light-import", "pins", "offers-models")
+"""Checks of the whole plugin. The others run for each of its models."""
 
-
-CHECKS: Final[tuple[ConformanceCheck, ...]] = (
-    _check(
-        "bronze", _LIGHT, "light-import", "plugin.py loads the standard library and mstar_core only", is_per_model=False
-    ),
-    _check(
-        "bronze",
-        _LIGHT,
-        "pins",
-        "the pin on mstarctl has both bounds and admits this version; PLUGIN_API fits",
-        is_per_model=False,
-    ),
-    _check("bronze", _LIGHT, "offers-models", "mstar_models gives at least one model", is_per_model=False),
-    _check("bronze", _LIGHT, "spec", "names, graph and parameters contradict nothing"),
-    _check("bronze", _LIGHT, "json-form", "the spec survives its JSON form"),
-    _check("bronze", _LIGHT, "programs", "programs run dry on every sample and the samples reach every walk"),
-    _check("bronze", _LIGHT, "params", "defaults are valid, values outside a range and unknown names are refused"),
-    _check("bronze", _LIGHT, "configs", "every shipped configuration validates and plans"),
-    _check("bronze", _LIGHT, "targets", "processor and model point to modules that exist"),
-    _check("bronze", f"{_RUNTIME}.walks", "serves-every-walk", "a miniature serves every walk on the CPU"),
-    _check("bronze", f"{_RUNTIME}.walks", "outputs-as-declared", "outputs have the declared type, rate and shape"),
-    _check("silver", f"{_RUNTIME}.equality", "same-seed", "the same seed gives the same bytes"),
-    _check("silver", f"{_RUNTIME}.equality", "batch-equal", "a request among others gives what it gives alone"),
-    _check(
-        "silver", f"{_RUNTIME}.equality", "chunked-prefill", "a prompt read in pieces gives what it gives as a whole"
-    ),
-    _check("silver", f"{_RUNTIME}.equality", "stream-joined", "the chunks of a stream joined are the whole answer"),
-    _check(
-        "silver",
-        f"{_RUNTIME}.endings",
-        "cancel-anywhere",
-        "a cancel at any step frees every page, slot, handle and stream",
-    ),
-    _check(
-        "silver",
-        f"{_RUNTIME}.endings",
-        "deadline",
-        "a deadline ends a request with its cause and leaves its neighbours unharmed",
-    ),
-    _check(
-        "silver",
-        f"{_RUNTIME}.endings",
-        "failing-node",
-        "a failing node ends its request with its cause and leaves its neighbours unharmed",
-    ),
-    _check("silver", f"{_RUNTIME}.endings", "eight-at-once", "eight mixed requests for fewer places all end"),
-    _check(
-        "silver",
-        f"{_RUNTIME}.refusals",
-        "malformed-inputs",
-        "malformed inputs are refused with the name of their field",
-    ),
-    _check(
-        "silver",
-        _LIGHT,
-        "key-map",
-        "every published weight has a place in the model or is left out on purpose, and no place stays empty",
-    ),
-)
+CHECKS: Final[tuple[ConformanceCheck, ...]] = tuple(
+    ConformanceCheck(
+        name=name, grade=grade, target=f"{_PACKAGE}.{module}:{name.replace('-', '_')}", doc=doc,
+        is_per_model=name not in _ONCE,
+    )
+    for (grade, module), checks in _CHECKS.items()
+    for name, doc in checks.items()
+)  # fmt: skip
 
 
 def subjects(check: ConformanceCheck, entry: PluginEntry, models: tuple[ModelSpec, ...]) -> tuple[Subject, ...]:

@@ -6,18 +6,14 @@ Samples are PCM16 little endian, interleaved. Encoders run on a thread of the ap
 from __future__ import annotations
 
 import io
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import numpy as np
 
+from mstar_core.codec import wav_header
 from mstar_core.errors import RequestError
-
-SAMPLE_BYTES: Final = 2
-UNKNOWN_SIZE: Final = 0xFFFFFFFF
-"""Size fields of a streamed WAV file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,17 +75,6 @@ def can_encode(form: AudioFormat) -> bool:
 def content_type(form: AudioFormat, rate: int, channels: int) -> str:
     """Return the media type; raw PCM includes rate and channels."""
     return f"{form.content_type};rate={rate};channels={channels}" if form.name == "pcm" else form.content_type
-
-
-def wav_header(rate: int, channels: int, size_bytes: int | None = None) -> bytes:
-    """Return the 44-byte WAV header of PCM16. size_bytes: of the samples; None if not yet known."""
-    data = UNKNOWN_SIZE if size_bytes is None else size_bytes
-    riff = UNKNOWN_SIZE if size_bytes is None else size_bytes + 36
-    frame = channels * SAMPLE_BYTES
-    return struct.pack(
-        "<4sI4s4sIHHIIHH4sI",
-        b"RIFF", riff, b"WAVE", b"fmt ", 16, 1, channels, rate, rate * frame, frame, 8 * SAMPLE_BYTES, b"data", data,
-    )  # fmt: skip
 
 
 class Encoder(Protocol):
@@ -183,7 +168,7 @@ def stream_encoder(form: AudioFormat, rate: int, channels: int) -> Encoder:
     """Return an encoder for streaming."""
     if form.codec:
         return AvEncoder(form, rate, channels, _Sink())
-    return PcmEncoder(wav_header(rate, channels) if form.name == "wav" else b"")
+    return PcmEncoder(wav_header(rate, channels, None) if form.name == "wav" else b"")
 
 
 def encode_whole(form: AudioFormat, pcm: bytes, rate: int, channels: int) -> bytes:

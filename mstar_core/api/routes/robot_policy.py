@@ -17,7 +17,7 @@ from mstar_core.api.output.encode import EncodedChunk
 from mstar_core.api.parse.fields import rules_of
 from mstar_core.api.parse.params import ParsedRequest, RequestParams, check_params
 from mstar_core.api.service import Completion
-from mstar_core.codec import BFLOAT16, widen_bfloat16
+from mstar_core.client.arrays import array_of
 from mstar_core.errors import MstarError, RequestError
 from mstar_core.plugin.observation import packed
 
@@ -92,7 +92,7 @@ async def _infer(
 
 def answer_of(chunks: list[EncodedChunk], done: Completion, request_id: str) -> dict[str, Any]:
     """Return the message of one inference: actions [steps, values], times, and metadata of the outputs."""
-    arrays = [array_of(chunk) for chunk in chunks if chunk.modality == OUTPUT]
+    arrays = [array_of(chunk.data, chunk.metadata) for chunk in chunks if chunk.modality == OUTPUT]
     if not arrays:
         raise RequestError("the model returned no actions", field="observation")
     facts = {name: value for name, value in chunks[0].metadata.items() if name not in PACKING}
@@ -105,15 +105,6 @@ def answer_of(chunks: list[EncodedChunk], done: Completion, request_id: str) -> 
         "request_id": request_id,
         "warnings": list(done.warnings),
     }
-
-
-def array_of(chunk: EncodedChunk) -> np.ndarray:
-    """Return the numbers of a chunk that was encoded as raw bytes; bfloat16 as float32."""
-    dtype, shape = str(chunk.metadata["dtype"]), chunk.metadata["shape"]
-    is_half = dtype == BFLOAT16
-    flat = np.frombuffer(chunk.data, dtype="<u2" if is_half else np.dtype(dtype).newbyteorder("<"))
-    array: np.ndarray = widen_bfloat16(flat) if is_half else flat
-    return array.reshape(shape)
 
 
 def _given(exchange: Exchange) -> dict[str, str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol, cast
@@ -90,14 +88,6 @@ def backend(name: str, pools: list[Tensor], page_size: int) -> AttentionBackend:
             hint=did_you_mean(name, BACKENDS),
             kind="attention backend",
             name=name,
-        )
-    module = BACKENDS[name].partition(":")[0]
-    if importlib.util.find_spec(module) is None:
-        raise StartError(
-            f"the attention backend {name!r} is not part of this version",
-            f"{module} is missing",
-            'set attention to "torch"',
-            phase="kernels",
         )
     try:
         made = load_target(BACKENDS[name])(pools, page_size)
