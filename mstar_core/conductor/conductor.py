@@ -50,10 +50,11 @@ class Conductor:
     """All requests in flight. A bad message or program fails its own request only."""
 
     def __init__(
-        self, spec: ModelSpec, plan: Plan, send: Sender, *, max_seq_len: int, clock: Callable[[], float]
-    ) -> None:
+        self, spec: ModelSpec, plan: Plan, send: Sender, *, max_seq_len: int, clock: Callable[[], float],
+        has_prefix_caches: bool = True,
+    ) -> None:  # fmt: skip
         self.spec = spec
-        self.router = Router(spec, plan)
+        self.router = Router(spec, plan, has_prefix_caches)
         self.requests: dict[int, ConductorRequest] = {}
         self.unknown = 0
         self.finished = 0
@@ -113,7 +114,7 @@ class Conductor:
         try:
             facts = facts_of(message, self.spec)
             partitions = self.spec.active_partitions(facts)
-            homes = self.router.choose(partitions)
+            homes = self.router.choose(partitions, message)
         except Exception as error:  # noqa: BLE001  isolation boundary: a request that cannot begin
             self._refuse(message.handle, error)
             return
@@ -339,6 +340,7 @@ class Conductor:
         rank = rank_of(message.name)
         if rank is not None:
             self.router.ready.discard(rank)
+            self.router.prefixes.forget(rank)
             self.router.lost[rank] = message.cause
             error = WorkerLost(f"worker {rank} died", message.cause, "send the request again", rank=rank)
             for handle in [h for h, r in self.requests.items() if rank in r.homes.ranks]:

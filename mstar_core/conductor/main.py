@@ -107,7 +107,12 @@ def main(argv: list[str] | None = None) -> None:
             model = bound_model(spec.plugin, spec.model, spec.folder, spec.model_kwargs)
             with Mailbox(context, life.endpoint, codec) as mailbox:
                 conductor = Conductor(
-                    model, spec.plan, PatientSender(courier), max_seq_len=spec.max_seq_len, clock=time.monotonic
+                    model,
+                    spec.plan,
+                    PatientSender(courier),
+                    max_seq_len=spec.max_seq_len,
+                    clock=time.monotonic,
+                    has_prefix_caches=spec.kv_cache.prefix_cache,
                 )
                 keep_start()
                 life.phase("ready", facts={GRAPH_FACT: msgspec.to_builtins(graph_of(model, spec.plan))})

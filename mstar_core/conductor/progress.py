@@ -52,6 +52,7 @@ class Progress:
             active=active,
             walks=dict(request.walks),
             cached_tokens=request.cached_tokens,
+            placed="; ".join(request.homes.reasons) or None,
         )
 
     def _place(self, active: list[str]) -> str | None:

@@ -1,15 +1,21 @@
-"""Choice of replicas for a request by load. Owned by the conductor."""
+"""Choice of replicas for a request by load and cached prefixes. Owned by the conductor."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
+from mstar_core.conductor.prefixes import Prefixes, prefix_keys
 from mstar_core.config.deployment import Plan
 from mstar_core.errors import WorkerLost
 from mstar_core.graph import NodeSpec, StreamingGraphEdge, Walk, graph_nodes, loops
+from mstar_core.messages.requests import NewRequest
 from mstar_core.plugin.spec import ModelSpec, Partition
+
+SPARE: Final = 2
+"""Open requests by which a replica with a cached prefix may exceed the least loaded one."""
 
 Replicas = tuple[tuple[int, ...], ...]
 Place = tuple[str, str, Replicas]
@@ -18,10 +24,14 @@ Place = tuple[str, str, Replicas]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Homes:
-    """Ranks of a request's nodes. by_walk overrides by_node for walks with a placement of their own."""
+    """Ranks of a request's nodes. by_walk overrides by_node for walks with a placement of their own.
+
+    reasons: why each choice among replicas fell as it did, in words; empty without a choice.
+    """
 
     by_node: Mapping[str, int]
     by_walk: Mapping[str, Mapping[str, int]]
+    reasons: tuple[str, ...] = ()
 
     def of(self, walk: str) -> dict[str, int]:
         """Return the leading rank of every node in `walk`."""
@@ -47,27 +57,48 @@ def stream_sources(walk: Walk) -> Iterator[tuple[str, str]]:
 class Router:
     """Picks a replica for every node. Nodes with the same replicas get the same one, so that they share a rank.
 
-    load: open requests per rank. ready: ranks that take work. lost: cause by rank that does not.
+    A replica that has read the beginning of the prompt is preferred while it has at most SPARE more requests than the
+    least loaded one.
+
+    load: open requests per rank. ready: ranks that take work. lost: cause by rank that does not. has_prefix_caches:
+    whether the deployment caches prefixes.
     """
 
     spec: ModelSpec
     plan: Plan
+    has_prefix_caches: bool = True
     load: Counter[int] = field(default_factory=Counter)
     ready: set[int] = field(default_factory=set)
     lost: dict[int, str] = field(default_factory=dict)
+    prefixes: Prefixes = field(default_factory=Prefixes)
     _known: dict[str, list[Place]] = field(default_factory=dict)
+    _reads: frozenset[Replicas] | None = None
 
-    def choose(self, partitions: Iterable[Partition]) -> Homes:
-        """Return the homes of a request that starts `partitions`. Raises WorkerLost if a node has no ready replica."""
+    def choose(self, partitions: Iterable[Partition], message: NewRequest | None = None) -> Homes:
+        """Return the homes of a request that starts `partitions`. Raises WorkerLost if a node has no ready replica.
+
+        message: the request, whose prompt decides among replicas of nodes with a cache.
+        """
+        keys = prefix_keys(message) if message is not None and self._replicas_that_read else []
+        reasons: list[str] = []
         chosen: dict[Replicas, int] = {}
         by_node: dict[str, int] = {}
         by_walk: dict[str, dict[str, int]] = {}
         for partition in partitions:
             for walk, node, replicas in self._places(partition):
-                rank = self._home(replicas, chosen)
+                rank = self._home(replicas, chosen, keys, reasons)
                 if by_node.setdefault(node, rank) != rank:
                     by_walk.setdefault(walk, {})[node] = rank
-        return Homes(by_node=by_node, by_walk=by_walk)
+        return Homes(by_node=by_node, by_walk=by_walk, reasons=tuple(reasons))
+
+    @property
+    def _replicas_that_read(self) -> frozenset[Replicas]:
+        """Replicas, of several, of nodes with a prefix cache."""
+        if self._reads is None:
+            cached = {node.name for node in self.spec.nodes if node.kv is not None and self.has_prefix_caches}
+            placements = [each for each in self.plan.placements if each.node in cached and len(each.replicas) > 1]
+            self._reads = frozenset(each.replicas for each in placements)
+        return self._reads
 
     def _places(self, partition: Partition) -> list[Place]:
         """Return the replicas of each use of a node. Cached, because neither walks nor the plan change."""
@@ -85,15 +116,36 @@ class Router:
             raise WorkerLost(f"node {node.name} has no place in walk {walk}", hint="check the config's node_groups")
         return found
 
-    def _home(self, replicas: Replicas, chosen: dict[Replicas, int]) -> int:
+    def _home(self, replicas: Replicas, chosen: dict[Replicas, int], keys: Sequence[bytes], reasons: list[str]) -> int:
         if replicas not in chosen:
-            live = [replica[0] for replica in replicas if replica[0] in self.ready]  # a leader waits for its followers
+            live = [replica[0] for replica in replicas if self.ready.issuperset(replica)]
             if not live:
                 rank = replicas[0][0]
                 cause = self.lost.get(rank, "it has not finished its start")
                 raise WorkerLost(f"worker {rank} is not available", cause, "try again in a few seconds", rank=rank)
-            chosen[replicas] = min(live, key=lambda rank: (self.load[rank], rank))
+            reads = replicas in self._replicas_that_read
+            chosen[replicas], reason = self._best(live, keys if reads else ())
+            if len(replicas) > 1:
+                reasons.append(reason)
+            if reads:
+                self.prefixes.read(chosen[replicas], keys)
         return chosen[replicas]
+
+    def _best(self, live: Sequence[int], keys: Sequence[bytes]) -> tuple[int, str]:
+        """Return the replica for a prompt, and why."""
+        least = min(live, key=lambda rank: (self.load[rank], rank))
+        loads = f"{self.load[least]} open" + ("" if len(live) > 1 else ", no other replica is ready")
+        if not keys or len(live) == 1:
+            return least, f"rank {least}: least loaded ({loads})"
+        found = {rank: self.prefixes.match(rank, keys) for rank in live}
+        able = [rank for rank in live if self.load[rank] <= self.load[least] + SPARE]
+        best = max(able, key=lambda rank: (found[rank], -self.load[rank], -rank))
+        if found[best]:
+            part = f"has read {found[best]} of {len(keys)} blocks of the prompt"
+            return best, f"rank {best}: {part}, {self.load[best]} open, at least {self.load[least]} elsewhere"
+        owner = max(live, key=lambda rank: found[rank])
+        but = f"; rank {owner} has read the prompt, but {self.load[owner]} are open there" if found[owner] else ""
+        return least, f"rank {least}: least loaded ({loads}){but}"
 
     def split_streams(self, partitions: Iterable[Partition], homes: Homes) -> list[str]:
         """Return the streams that nodes on several ranks feed, one after the other."""

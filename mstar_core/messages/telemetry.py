@@ -12,8 +12,9 @@ class RequestNews(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Changes of one request in one process. None: unchanged, or not known to this process.
 
     The api sends id, route, modalities, state, times to the first output and audio, usage and the end. The conductor
-    sends the running walks (`active`), the finished ones and the position of the request (node, walk, rank). A worker
-    sends sampled ids (`tokens`), held pages, seconds waited and the reason of the wait.
+    sends the running walks (`active`), the finished ones, the position of the request (node, walk, rank) and the reason
+    for the choice of its replicas (`placed`, empty without a choice). A worker sends sampled ids (`tokens`), pages that
+    it holds, seconds waited and the reason of the wait.
     state: prepare, queue, run, finished, failed, cancelled. error: a code.
     """
 
@@ -40,6 +41,7 @@ class RequestNews(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     rank: int | None = None
     active: list[str] | None = None
     walks: dict[str, int] | None = None
+    placed: str | None = None
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True):

@@ -159,7 +159,7 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     state: prepare, queue, run, then finished, failed or cancelled. inputs, outputs: modalities. node, rank: its current
     place (None in the queue); walk: the walk there. active: walks in progress; walks: walk -> completed runs.
     waited_ms: time in the queues of the api and of nodes. why: reason of the wait. error: code. ttft, ttfa: time to the
-    first output, and to the first audio.
+    first output, and to the first audio. placed: reason for the choice of its replicas.
     """
 
     id: str
@@ -186,6 +186,7 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     walks: dict[str, int] = {}
     why: str = ""
     error: str = ""
+    placed: str = ""
 
     @property
     def has_ended(self) -> bool:

@@ -118,6 +118,7 @@ class RequestRecord:
             active=[] if ended else at.active or [],
             walks=at.walks or {},
             why="" if ended else why,
+            placed=at.placed or "",
             error=api.error or "",
         )
 

@@ -129,7 +129,9 @@ class Executor:
         self.edges = EdgeCounters(rank, stream_ends(graph))
         self.playing_node = next((edge.source for edge in graph.edges if edge.modality == "audio"), "")
         self._stream_loops = StreamLoops(self._jobs, self._streams, self._emit, self._end_walk)
-        self.moves = CacheMoves(rank, runners, self._jobs, outbox, self._walks, self, clock)
+        self.moves = CacheMoves(
+            rank, runners, self._jobs, outbox, self._walks, self, self.tracer, self.edges, clock
+        )  # fmt: skip
         self._next_signal = 0
 
     # messages

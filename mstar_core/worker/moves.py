@@ -19,6 +19,7 @@ from mstar_core.messages.work import Move, RunWalk, SignalRef
 from mstar_core.worker.jobs import Jobs
 from mstar_core.worker.outbox import Outbox
 from mstar_core.worker.request import MoveJob, MovingRun, WorkerRequest
+from mstar_core.worker.tracing import EdgeCounters, Tracer, cache_edge
 from mstar_core.worker.walks import RankWalks, run_inputs
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class CacheMoves:
 
     def __init__(
         self, rank: int, runners: Mapping[str, NodeRunner], jobs: Jobs, outbox: Outbox, walks: RankWalks,
-        target: MoveTarget, clock: Callable[[], float],
+        target: MoveTarget, tracer: Tracer, edges: EdgeCounters, clock: Callable[[], float],
     ) -> None:  # fmt: skip
         self.sent = self.sent_bytes = 0
         self.received = self.received_bytes = 0
@@ -66,6 +67,8 @@ class CacheMoves:
         self._walks = walks
         self._target = target
         self._clock = clock
+        self._tracer = tracer
+        self._edges = edges
 
     def begin(
         self, request: WorkerRequest, partition: str, message: RunWalk, shares: Mapping[int, RankWalk]
@@ -118,12 +121,17 @@ class CacheMoves:
             moving.exports -= 1
             self.sent += 1
             self.sent_bytes += done.cache.size_bytes
+            self._edges.crossed(cache_edge(move.node), move.node, move.rank, done.cache.size_bytes, into=move.node)
             held = {port: value for (node, port), value in request.held.items() if node == move.node}
             streamed = {name: request.streamed.get(name, 0) for name in sorted(request.split_streams)}
             self._outbox.cache(move, int(request.handle), moving.message.run, done.cache, held, streamed)
         else:
             moving.missing.discard(move)
             self.received += 1
+            self.received_bytes += entry.size_bytes
+            self.transfer_s += max(0.0, self._clock() - entry.sent)
+            self._tracer.cache_came(request, move.node, moving.message.walk, entry.sent, entry.size_bytes)
+            self._edges.arrived(cache_edge(move.node), move.node, move.rank, max(0.0, self._clock() - entry.sent))
         self._go_on(request, moving)
 
     def values(self, worker: str) -> dict[str, float]:
@@ -175,9 +183,8 @@ class CacheMoves:
                 request.held[move.node, port] = value
         for stream, count in item.streamed.items():
             request.streamed[stream] = max(count, request.streamed.get(stream, 0))
-        self.received_bytes += state.size_bytes
-        self.transfer_s += max(0.0, self._clock() - item.sent)
-        self._submit(MoveJob(request, moving, move, self._clock()), state)
+        entry = MoveJob(request, moving, move, self._clock(), sent=item.sent, size_bytes=state.size_bytes)
+        self._submit(entry, state)
 
     def _submit(self, entry: MoveJob, move: Export | CacheState) -> None:
         runner = self._runners.get(entry.move.node)

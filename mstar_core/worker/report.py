@@ -183,6 +183,7 @@ class Report:
         }
         if self.peer_memory is not None:
             values |= self.peer_memory.values(name)
+            values[f"{name}.sent_bytes"] += float(self.peer_memory.sent_bytes)
         values |= {f"{name}.{key}": value for key, value in self.kernels.counters().items()}
         for node, runner in self.runners.items():
             values |= self._node(f"{name}.{node}", node, runner)

@@ -206,12 +206,17 @@ class LoopJob:
 
 
 class MoveJob(NamedTuple):
-    """Job that exports or imports a cache. moving: the run that it precedes. since: time of submission."""
+    """Job that exports or imports a cache. moving: the run that it precedes. since: time of submission.
+
+    sent, size_bytes: of a cache that came.
+    """
 
     request: WorkerRequest
     moving: MovingRun
     move: Move
     since: float = 0.0
+    sent: float = 0.0
+    size_bytes: int = 0
 
 
 class ChunkJob(NamedTuple):

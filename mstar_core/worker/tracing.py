@@ -105,6 +105,13 @@ class Tracer:
                 )  # fmt: skip
                 self._keep(span)
 
+    def cache_came(self, request: WorkerRequest, node: str, walk: str, sent: float, size_bytes: int) -> None:
+        """Record the transfer of a cache that is imported now. sent: time of sending."""
+        edge = cache_edge(node)
+        self._keep(
+            Span(self._next_key(), request.handle, "transfer", edge, walk, sent, self._clock(), size_bytes=size_bytes)
+        )
+
     def take(self, under_way: Iterable[UnderWay], now: float) -> list[Span]:
         """Return the spans since the last call and, once a second, those of running loops."""
         spans, self._spans = self._spans, []
@@ -149,6 +156,11 @@ class Tracer:
         return self._key
 
 
+def cache_edge(node: str) -> str:
+    """Return the name under which moves of a node's caches are counted like an edge."""
+    return f"{node} cache"
+
+
 class EdgeKey(NamedTuple):
     """Identity of an edge: its name, nodes and ranks."""
 
@@ -172,9 +184,9 @@ class EdgeCounters:
         self._sums: dict[EdgeKey, list[float]] = {}
         self._reported: dict[EdgeKey, EdgeNews] = {}
 
-    def crossed(self, name: str, source: str, into_rank: int, size_bytes: int) -> None:
-        """Count a value of a walk that is sent to another rank."""
-        key = EdgeKey(name, source, "", self._rank, into_rank, False)
+    def crossed(self, name: str, source: str, into_rank: int, size_bytes: int, into: str = "") -> None:
+        """Count a value of a walk, or a cache, that is sent to another rank."""
+        key = EdgeKey(name, source, into, self._rank, into_rank, False)
         found = self._sums.setdefault(key, [0, 0, 0, 0.0])
         found[0] += 1
         found[1] += size_bytes

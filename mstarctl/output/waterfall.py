@@ -43,6 +43,8 @@ def waterfall(trace: Mapping[str, Any], width: int = 120) -> list[str]:
     """Draw the response of GET /v1/requests/ID/trace: a headline, then rows in order of their start."""
     rows = rows_of(trace)
     lines = [head_line(trace["request"])]
+    if trace["request"].get("placed"):
+        lines.append(escape(f"placed on {trace['request']['placed']}"))
     if not rows:
         return [*lines, "no spans have been recorded yet"]
     total = max(max(row.end_ms for row in rows), float(trace["request"].get("age_s") or 0.0) * 1000, 1e-6)

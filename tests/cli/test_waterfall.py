@@ -143,3 +143,9 @@ def test_metrics_are_read_with_their_labels() -> None:
         {"name": "y", "labels": {"a": "1", "b": 'q"\\n'}, "value": 0.5},
         {"name": "z", "labels": {}, "value": None},
     ]
+
+
+def test_the_choice_of_replicas_is_below_the_head() -> None:
+    placed = "rank 1: has read 3 of 4 blocks of the prompt, 2 open, at least 1 elsewhere"
+    trace = {"request": {**REQUEST, "placed": placed}, "spans": [], "sums": [], "spans_cut": 0}
+    assert waterfall(trace, 120)[1] == f"placed on {placed}"

@@ -7,6 +7,7 @@ import concurrent.futures
 import signal
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -69,6 +70,21 @@ def test_requests_side_by_side_do_not_mix(colocated: Deployment, apart: Deployme
 
 def test_a_prompt_whose_first_id_is_the_last(apart: Deployment) -> None:
     assert speak(apart, temperature=0, max_output_tokens=1) == b""
+
+
+def test_a_move_is_in_the_trace_of_its_request_and_among_the_edges(apart: Deployment) -> None:
+    answer = httpx.post(f"{apart.url}/v1/audio/speech", json={**SPEECH, **GREEDY, "request_id": "told"}, timeout=60)
+    assert answer.status_code == 200, answer.text
+
+    def transfer() -> dict[str, Any] | None:
+        sums = apart.admin("/v1/requests/told/trace")["sums"]
+        return next((each for each in sums if (each["node"], each["kind"]) == ("LLM cache", "transfer")), None)
+
+    found = until(transfer, "the span of the move")
+    assert (found["process"], found["walk"], found["count"]) == ("worker-1", "decode", 1)
+    assert found["size_bytes"] > 0 and found["end_ms"] >= found["start_ms"]
+    edge = until(lambda: apart.snapshot()["edges"].get("LLM cache@0>1"), "the edge")
+    assert (edge["source"], edge["into"]) == ("LLM", "LLM") and edge["bytes"] >= found["size_bytes"]
 
 
 SOURCE, TARGET = "worker-0", "worker-1"

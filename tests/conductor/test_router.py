@@ -1,0 +1,100 @@
+"""Choice of replicas: by load, and by the prefix that a replica has read while its load allows."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mstar_core.conductor.prefixes import BLOCK_IDS, MOST_KNOWN, Prefixes, prefix_keys
+from mstar_core.conductor.router import SPARE, Router
+from mstar_core.messages.requests import NewRequest, SegmentRef
+from mstar_core.transport.tensors import inline
+from tests.conductor.test_conductor import MODEL, placed
+
+TWO = placed((0,), (1,), codec=0)
+
+
+def asked(ids: range, handle: int = 1) -> NewRequest:
+    tokens = inline(np.array(ids, dtype=np.int64))
+    return NewRequest(handle=handle, request_id="r", params={}, outputs=[], inputs={"text_tokens": tokens})
+
+
+def router(*, has_prefix_caches: bool = True) -> Router:
+    made = Router(MODEL, TWO, has_prefix_caches)
+    made.ready |= {0, 1}
+    return made
+
+
+def home(made: Router, ids: range) -> tuple[int, tuple[str, ...]]:
+    homes = made.choose(MODEL.partitions, asked(ids))
+    return homes.by_node["lm"], homes.reasons
+
+
+def test_a_prompt_goes_where_its_beginning_was_read() -> None:
+    made = router()
+    made.load.update({0: 1})
+    first, _ = home(made, range(100))
+    made.load.update({1: 2})  # rank 0 is now the less loaded one
+    second, reasons = home(made, range(120))
+    assert (first, second) == (1, 1)
+    assert reasons == ("rank 1: has read 3 of 3 blocks of the prompt, 2 open, at least 1 elsewhere",)
+    assert home(made, range(500, 620))[0] == 0, "another prompt goes by load"
+
+
+def test_a_replica_with_too_many_requests_is_not_preferred() -> None:
+    made = router()
+    assert home(made, range(64))[0] == 0
+    made.load.update({0: SPARE})
+    assert home(made, range(64))[0] == 0
+    made.load.update({0: 1})
+    rank, (reason,) = home(made, range(64))
+    assert rank == 1
+    assert reason == "rank 1: least loaded (0 open); rank 0 has read the prompt, but 3 are open there"
+
+
+def test_without_prefix_caches_the_load_decides() -> None:
+    made = router(has_prefix_caches=False)
+    assert home(made, range(64))[0] == 0
+    made.load.update({0: 1})
+    assert home(made, range(64)) == (1, ("rank 1: least loaded (0 open)",))
+
+
+def test_one_replica_gives_no_reason() -> None:
+    made = Router(MODEL, placed((0,), codec=0))
+    made.ready.add(0)
+    assert home(made, range(64)) == (0, ())
+
+
+def test_a_rank_that_ended_is_forgotten() -> None:
+    made = router()
+    home(made, range(64))
+    made.prefixes.forget(0)
+    made.load.update({0: 1})
+    assert home(made, range(64))[0] == 1
+
+
+def test_equal_beginnings_have_equal_keys_block_by_block() -> None:
+    whole, other = prefix_keys(asked(range(4 * BLOCK_IDS))), prefix_keys(asked(range(3 * BLOCK_IDS + 5)))
+    assert (len(whole), len(other)) == (4, 3) and whole[:3] == other
+    assert not set(prefix_keys(asked(range(1, 4 * BLOCK_IDS)))) & set(whole)
+    assert prefix_keys(asked(range(BLOCK_IDS - 1))) == []
+
+
+def test_segments_count_in_order_with_their_media() -> None:
+    tokens = inline(np.arange(2 * BLOCK_IDS))
+    text = SegmentRef(kind="text", length=64, inputs={"tokens": tokens})
+    seen = [SegmentRef(kind="image", length=9, inputs={}, content=bytes([n]) * 16) for n in (1, 2)]
+    unknown = SegmentRef(kind="image", length=9, inputs={"pixels": inline(np.zeros((2, 2)))})
+
+    def keys(*segments: SegmentRef) -> list[bytes]:
+        return prefix_keys(NewRequest(handle=1, request_id="r", params={}, outputs=[], segments=list(segments)))
+
+    assert len(keys(text, seen[0], text)) == 5
+    assert keys(text, seen[0], text)[:3] == keys(text, seen[0]) and keys(text, seen[0])[2] != keys(text, seen[1])[2]
+    assert keys(text, unknown, text) == keys(text)
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    known = Prefixes()
+    keys = [number.to_bytes(4, "little") for number in range(MOST_KNOWN + 10)]
+    known.read(0, keys)
+    assert known.match(0, keys) == 0 and known.match(0, keys[10:]) == MOST_KNOWN
