@@ -165,6 +165,7 @@ class DeploymentSpec(msgspec.Struct, frozen=True, kw_only=True):
     attention: str | None = None
     quantization: str = "none"
     token_budget: int = 2048
+    image_share: float = 0.5
     feature_cache_bytes: int = 256 * 1024 * 1024
     wait_spin_us: int | None = None
     transport: str = "SHM"

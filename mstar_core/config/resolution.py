@@ -45,6 +45,7 @@ def resolve(spec: ModelSpec, config: ConfigFile, *, is_tiny: bool = False) -> Re
         max_concurrent_requests=_or(values, "max_concurrent_requests", None),
         max_queue=_or(values, "max_queue"),
         token_budget=_or(values, "token_budget"),
+        image_share=_or(values, "image_share"),
         feature_cache_bytes=_or(values, "feature_cache_bytes"),
         wait_spin_us=_or(values, "wait_spin_us", None),
         model_kwargs=kwargs,

@@ -43,6 +43,7 @@ class ResolvedConfig:
     max_concurrent_requests: int | None
     max_queue: int
     token_budget: int
+    image_share: float
     feature_cache_bytes: int
     wait_spin_us: int | None
     model_kwargs: Mapping[str, Any]

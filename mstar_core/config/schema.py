@@ -121,6 +121,14 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         doc="Most tokens of one step; longer prompts are prefilled in chunks.",
     ),
     Setting(
+        key="image_share",
+        kind="number",
+        default=_SPEC["image_share"],
+        ge=0.05,
+        le=0.95,
+        doc="Share of a node's device time for image steps while text waits there too; either kind alone has all.",
+    ),
+    Setting(
         key="feature_cache_bytes",
         kind="integer",
         default=_SPEC["feature_cache_bytes"],

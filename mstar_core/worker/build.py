@@ -298,6 +298,7 @@ def _kv_runner(
         max_seq_len=spec.max_seq_len,
         vocab=vocab,
         token_budget=spec.token_budget,
+        image_share=spec.image_share,
         attention=attention_of(spec, device),
         lookahead=lookahead_on(device),
         loop=resident_loops(model).get(node.name),

@@ -100,6 +100,7 @@ PLAIN: Final = (
     "max_concurrent_requests",
     "max_queue",
     "token_budget",
+    "image_share",
     "feature_cache_bytes",
     "wait_spin_us",
 )

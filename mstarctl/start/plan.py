@@ -99,6 +99,7 @@ def make_planned(options: UpOptions, *, api_keys: tuple[str, ...] = (), argv: tu
         attention=config.attention,
         quantization=config.quantization,
         token_budget=config.token_budget,
+        image_share=config.image_share,
         feature_cache_bytes=config.feature_cache_bytes,
         wait_spin_us=config.wait_spin_us,
         transport=transport,

@@ -66,7 +66,7 @@ class TinyLM(nn.Module):
         return self.out(hidden) * self.sharpness
 
 
-HOOKS = ("clock", "faults", "report", "captures", "to_host", "is_captured")
+HOOKS = ("clock", "faults", "report", "captures", "to_host", "is_captured", "share")
 """Arguments of the engine beside its settings."""
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.attention import PackedRows
     from mstar_core.engine.base import Job, StepResult
     from mstar_core.engine.cache.slots import Slots
+    from mstar_core.engine.kv.device_share import TimedStep
     from mstar_core.engine.kv.sequence import Branch, ForwardPass
     from mstar_core.engine.transfers import HostCopy
     from mstar_core.errors import MstarError
@@ -178,7 +179,8 @@ class HostTransfer(Protocol):
 class KVStep:
     """A step in flight. dropped: keys of decode branches whose ids no longer count. held: branches that wait for it.
 
-    copies: outputs on their way to the host. A step without copies to the host is done once it is launched.
+    copies: outputs on their way to the host. A step without copies to the host is done once it is launched, or nearly
+    over if it is timed.
     """
 
     batches: list[BatchOutput]
@@ -187,10 +189,13 @@ class KVStep:
     dropped: set[int] = field(default_factory=set)
     held: list[Branch] = field(default_factory=list)
     copies: list[HostTransfer] = field(default_factory=list)
+    timed: TimedStep | None = None
 
     @property
     def is_done(self) -> bool:
         """Whether everything that the host reads of this step has arrived."""
+        if self.timed is not None and not self.timed.is_nearly_over:
+            return False
         ids = (out.host_ids for out in self.batches if out.host_ids is not None)
         return all(each.is_done for each in ids) and all(each.is_done for each in self.copies)
 

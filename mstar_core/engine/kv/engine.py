@@ -29,6 +29,7 @@ from mstar_core.engine.cuda_graphs.compilation import compile_in_parallel
 from mstar_core.engine.cuda_graphs.node import NodeGraphs
 from mstar_core.engine.kv.batch import BatchOutput, DecodeBatch, HostTransfer, KVStep, ScheduledChunk
 from mstar_core.engine.kv.candidates import Candidates
+from mstar_core.engine.kv.device_share import IMAGE, TEXT, DeviceShare, device_share
 from mstar_core.engine.kv.follower import NodeFollower
 from mstar_core.engine.kv.inputs import InputProcessor, position_dtype
 from mstar_core.engine.kv.loops import Loops
@@ -63,8 +64,9 @@ class KVSettings:
 
     num_pages, page_size, max_slots: of its cache; max_seq_len: most tokens of a sequence. vocab: ids that it can draw,
     0 without sampling. token_budget: of a step. attention: name of a backend. lookahead: steps that may be launched
-    before an earlier one is collected. graphs: sizes of the steps to capture. loop: ports per sequence of the node's
-    resident loop, see `graph.compile.resident`; None if it carries only its sampled id.
+    before an earlier one is collected. image_share: see DeviceShare. graphs: sizes of the steps to capture. loop:
+    ports per sequence of the node's resident loop, see `graph.compile.resident`; None if it carries only its sampled
+    id.
     """
 
     device: torch.device
@@ -77,6 +79,7 @@ class KVSettings:
     token_budget: int
     attention: str = "torch"
     lookahead: int = 0
+    image_share: float = 0.5
     prefix_cache: bool = True
     graphs: CaptureSizes = field(default_factory=CaptureSizes)
     loop: LoopPorts | None = None
@@ -93,12 +96,13 @@ class KVCacheEngine:
         self, spec: NodeSpec, module: KVModule, settings: KVSettings, *, clock: Callable[[], float] = time.monotonic,
         faults: Faults | None = None, report: Callable[[str, str], None] | None = None,
         captures: GraphCache | None = None, to_host: Callable[[Tensor], HostTransfer] = HostCopy,
-        is_captured: bool = True,
+        is_captured: bool = True, share: DeviceShare | None = None,
     ) -> None:  # fmt: skip
         """report: called with the phase (`kernels` or `capture`) and the step, for each step captured here.
 
         captures: the cache of captured steps, by default a new one. to_host: starts a copy to the host. is_captured:
         False leaves it to the caller to call `capture`, for instance after the kernels of several nodes are compiled.
+        share: divides device time between image passes and text; by default by `image_share`, for this device.
         """
         _check(spec, settings)
         assert spec.kv is not None
@@ -134,8 +138,9 @@ class KVCacheEngine:
         self._queue = RequestQueue(spec.name, memory, clock)
         self._loops = Loops(spec, memory, inputs, vocab)
         self._candidates = Candidates(spec, self._queue, inputs.on_device)
+        self._share = share or device_share(settings.image_share, device, clock)
         self._scheduler = Scheduler(
-            spec, self._queue, self._loops, self._candidates, self._runner, settings.token_budget
+            spec, self._queue, self._loops, self._candidates, self._runner, settings.token_budget, self._share
         )  # fmt: skip
         if is_captured and self._graphs is not None:
             if device.type == "cuda":
@@ -336,14 +341,17 @@ class KVCacheEngine:
         started = queue.clock()
         if queue.active:
             self._scheduler.grow_decode_batch()
+        self._share.turn = TEXT
         chunks = self._scheduler.schedule_chunks() if queue.pending else []
         if queue.starving:
             self._end_with_stream(queue.ready)
         decode = queue.decode if queue.is_decode_current else queue.current_decode()
+        if self._share.turn != TEXT:
+            decode = None
         result, queue.ready = queue.ready, StepResult()
         step = KVStep([], result, started)
         if decode is not None or chunks:
-            self._run(step, decode, chunks)
+            self._run_timed(step, decode, chunks)
             step.copy_to_host(self._host_outputs, self._streamed_outputs, self._to_host)
         elif not (result.done or result.failed or result.emissions):
             return None
@@ -360,6 +368,8 @@ class KVCacheEngine:
         queue = self._queue
         assert isinstance(running, KVStep) and queue.in_flight and queue.in_flight[0] is running
         queue.in_flight.pop(0)
+        if running.timed is not None:
+            self._share.collected(running.timed)
         for copy in running.copies:
             copy.wait()
         result = running.result
@@ -388,6 +398,8 @@ class KVCacheEngine:
                 self._candidates.merge(result)
             result.drop_closed(queue.requests)
         result.duration_s = queue.clock() - running.started
+        if running.timed is not None and running.timed.is_over:
+            result.duration_s = running.timed.seconds or 0.0
         return result
 
     @property
@@ -418,6 +430,17 @@ class KVCacheEngine:
         return self._queue.pages_and_waits()
 
     # -- after a forward ---------------------------------------------------------------------------------------------
+
+    def _run_timed(self, step: KVStep, decode: DecodeBatch | None, chunks: list[ScheduledChunk]) -> None:
+        """Run the step; time it on the device if images are made at this node."""
+        share = self._share
+        if share.turn == IMAGE or share.is_engaged:
+            size = (len(decode.branches) if decode else 0, *((chunk.branch.name, chunk.count) for chunk in chunks))
+            kind = share.turn or TEXT
+            step.timed = share.begin(kind, size, is_prefill=kind == TEXT and bool(chunks))
+        self._run(step, decode, chunks)
+        if step.timed is not None:
+            share.launched(step.timed)
 
     def _run(self, step: KVStep, decode: DecodeBatch | None, chunks: list[ScheduledChunk]) -> None:
         """Run the step and, for fused loops, all their iterations."""

@@ -14,6 +14,7 @@ from mstar_core.engine.cache.page_pool import OutOfPages
 from mstar_core.engine.cuda_graphs.passes import AHEAD, AHEAD_TOKENS
 from mstar_core.engine.kv.batch import ScheduledChunk
 from mstar_core.engine.kv.candidates import tokens_ahead
+from mstar_core.engine.kv.device_share import TEXT, DeviceShare
 from mstar_core.engine.kv.moves import Moves
 from mstar_core.engine.kv.sequence import Branch, ForwardPass, KVRequest
 from mstar_core.errors import TooLarge
@@ -34,13 +35,16 @@ MOST_ITEMS: Final = 32
 Loops that report each iteration are not counted.
 """
 
+MOST_BESIDE_TEXT: Final = 4352
+"""Tokens of an image step while text waits: one pass of an image of 1024 x 1024, or several of smaller ones."""
+
 
 class Scheduler:
     """Starts jobs, reserves pages and preempts. The state that it schedules is the queue's."""
 
     def __init__(
         self, spec: NodeSpec, queue: RequestQueue, loops: Loops, candidates: Candidates, runner: ModelRunner,
-        token_budget: int,
+        token_budget: int, share: DeviceShare,
     ) -> None:  # fmt: skip
         assert spec.kv is not None
         self._spec = spec
@@ -52,6 +56,7 @@ class Scheduler:
         self._runner = runner
         self._moves = Moves(spec.name, queue, runner)
         self._budget = token_budget
+        self._device_share = share
 
     # -- forming a step ----------------------------------------------------------------------------------------------
 
@@ -91,9 +96,28 @@ class Scheduler:
                     self._moves.finish(branch, job)
                 else:
                     self._queue.join_decode(branch)
+        chosen = self._take_turns(chosen)
         chosen, counts = self._share(chosen, is_limited=bool(most_items))
         # A preemption during this pass may have taken the pages of a branch that was chosen before it.
         return [self.chunk(b, n) for b, n in zip(chosen, counts, strict=True) if n and b.is_reserved]
+
+    def _take_turns(self, chosen: list[Branch]) -> list[Branch]:
+        """Return the branches of the kind whose turn it is: image passes or text. See DeviceShare."""
+        images = [branch for branch in chosen if self._is_image(branch)] if self._spec.sampling is not None else []
+        share, has_text = self._device_share, bool(self._queue.active) or len(images) < len(chosen)
+        if not images and not share.is_engaged:
+            share.turn = TEXT
+            return chosen
+        share.choose(has_images=bool(images), has_text=has_text)
+        if share.turn == TEXT:
+            return [branch for branch in chosen if not self._is_image(branch)]
+        if share.turn is None:
+            return []
+        return _within(images, MOST_BESIDE_TEXT) if has_text else images
+
+    def _is_image(self, branch: Branch) -> bool:
+        """Return whether the pass of a branch only reads its cache, as denoising steps do."""
+        return branch.current is not None and not branch.current.is_replay and not branch.current.attend.write
 
     def _share(self, chosen: list[Branch], *, is_limited: bool) -> tuple[list[Branch], list[int]]:
         """Return the branches of the step and the tokens of each. is_limited: their number was limited already."""
@@ -430,6 +454,16 @@ def share_budget(passes: Sequence[tuple[int, bool]], budget: int) -> list[int]:
         left -= count
         counts.append(count)
     return counts
+
+
+def _within(branches: list[Branch], most: int) -> list[Branch]:
+    """Return the first branches whose passes have at most so many tokens together, but at least one."""
+    total = 0
+    for index, forward in enumerate(_current(branches)):
+        total += forward.left
+        if index and total > most:
+            return branches[:index]
+    return branches
 
 
 def _current(branches: Iterable[Branch]) -> Iterator[ForwardPass]:

@@ -35,14 +35,17 @@ def bagel(request: ProgramRequest) -> ProgramGenerator:
             yield Fork(MAIN, into=CFG_TEXT)
             reading = []
         reading += _reads(request, segment, branches)
+    if not request.generates_image:
+        # One list: no image pass of another request comes between prompt and first token.
+        yield [*reading, _decode(request, request.params.max_output_tokens)]
+        return
     if reading:
         yield reading
     if CFG_TEXT in branches and request.segments[-1].kind == IMAGE:
         yield Fork(MAIN, into=CFG_TEXT)
-    if request.params.think_mode or not request.generates_image:
-        yield from _write(request)
-    if request.generates_image:
-        yield from _paint(request, branches)
+    if request.params.think_mode:
+        yield from _think(request)
+    yield from _paint(request, branches)
 
 
 def image_branches(request: ProgramRequest) -> tuple[str, ...]:
@@ -68,14 +71,14 @@ def _reads(request: ProgramRequest, segment: Segment, branches: tuple[str, ...])
         yield Run("prefill_text", tokens=segment.inputs["tokens"], branches=texts, sample=False)
 
 
-def _write(request: ProgramRequest) -> ProgramGenerator:
-    """Decode from the explicit start id. A thought before an image is closed in the cache of main only."""
-    params = request.params
-    limit = params.max_think_tokens if request.generates_image else params.max_output_tokens
-    keep = ("token",) if request.generates_image else ()
-    thought = yield Run("decode", token=request.inputs["start"], max_iters=limit, keep=keep)
-    if not request.generates_image:
-        return
+def _decode(request: ProgramRequest, limit: int, keep: tuple[str, ...] = ()) -> Run:
+    """Return the decoding of text from the explicit start id."""
+    return Run("decode", token=request.inputs["start"], max_iters=limit, keep=keep)
+
+
+def _think(request: ProgramRequest) -> ProgramGenerator:
+    """Decode a thought before the image and close it in the cache of main only."""
+    thought = yield _decode(request, request.params.max_think_tokens, keep=("token",))
     closing = [Run("prefill_text", tokens=request.inputs["end"], sample=False)]
     if thought.reason == "length":
         # The last id is not in the cache yet. After a stop it is the end id, which the cache lacks as well.
