@@ -34,7 +34,7 @@ class TransportSpec:
 class WorkloadSpec:
     """A load-test workload. options: keyword arguments of its function.
 
-    target: "pkg.mod:function", called as function(card: ModelCard, seed: int, **options). It yields a
+    target: "pkg.mod:function", called as function(card: ServedModel, seed: int, **options). It yields a
     `WorkloadRequest` for each request, without end (`mstar_core.workloads`).
     """
 

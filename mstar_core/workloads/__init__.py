@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from mstar_core.workloads.media import picture, recording, video_array
-from mstar_core.workloads.request import ModelCard, WorkloadRequest, length, numbered
+from mstar_core.workloads.request import ServedModel, WorkloadRequest, length, numbered
 from mstar_core.workloads.words import sentence
 
 __all__ = [
-    "ModelCard",
+    "ServedModel",
     "WorkloadRequest",
     "length",
     "numbered",

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from mstar_core.workloads.media import picture
-from mstar_core.workloads.request import ModelCard, WorkloadRequest, length, numbered
+from mstar_core.workloads.request import ServedModel, WorkloadRequest, length, numbered
 from mstar_core.workloads.words import sentence
 
 WORDS_PER_TOKEN = 0.75
 
 
 def chat(
-    card: ModelCard, seed: int, *, least_in: int = 32, most_in: int = 1024, least_out: int = 16, most_out: int = 512
+    card: ServedModel, seed: int, *, least_in: int = 32, most_in: int = 1024, least_out: int = 16, most_out: int = 512
 ) -> Iterator[WorkloadRequest]:
     """Yield texts that ask for text, with log-normal lengths in tokens. The length of an answer is forced."""
     room = card.max_model_len or most_in + most_out
@@ -27,7 +27,7 @@ def chat(
         yield WorkloadRequest(outputs=("text",), text=text, params=forced(card, params))
 
 
-def forced(card: ModelCard, params: Mapping[str, int]) -> Mapping[str, int]:
+def forced(card: ServedModel, params: Mapping[str, int]) -> Mapping[str, int]:
     """Return parameters that force a length: all for a model that publishes its own, else the limit alone.
 
     Every model of this runtime accepts them; a server without a published schema gets the OpenAI name.
@@ -38,16 +38,28 @@ def forced(card: ModelCard, params: Mapping[str, int]) -> Mapping[str, int]:
 
 
 def speech(
-    card: ModelCard, seed: int, *, least: int = 8, most: int = 25, outputs: tuple[str, ...] = ("audio",)
+    card: ServedModel,
+    seed: int,
+    *,
+    least: int = 8,
+    most: int = 25,
+    outputs: tuple[str, ...] = ("audio",),
+    ids_per_word: int = 0,
 ) -> Iterator[WorkloadRequest]:
-    """Yield texts of `least` to `most` words to be spoken. Lengths of speech cannot be forced."""
+    """Yield texts of `least` to `most` words to be spoken.
+
+    ids_per_word: force this length of speech, for models whose parameters limit it; 0 leaves it to the model.
+    """
     for number, chance in enumerate(numbered(seed)):
+        words = chance.randint(least, most)
         params = {"seed": number} if card.endpoints else {}
-        yield WorkloadRequest(outputs=outputs, text=sentence(chance, chance.randint(least, most)), params=params)
+        if ids_per_word and card.endpoints:
+            params |= {"max_output_tokens": ids_per_word * words, "ignore_eos": True}
+        yield WorkloadRequest(outputs=outputs, text=sentence(chance, words), params=params)
 
 
 def see(
-    card: ModelCard, seed: int, *, side: int = 1024, least_out: int = 16, most_out: int = 128
+    card: ServedModel, seed: int, *, side: int = 1024, least_out: int = 16, most_out: int = 128
 ) -> Iterator[WorkloadRequest]:
     """Yield questions about one image of `side` x `side` pixels. The length of an answer is forced."""
     pixels = 64 if card.is_tiny else side

@@ -28,7 +28,7 @@ class WorkloadRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelCard:
+class ServedModel:
     """The served model as a workload sees it. parameters: name -> JSON schema. is_tiny: a miniature is served.
 
     A server that publishes no schema has no parameters, and workloads then send none.
@@ -44,7 +44,7 @@ class ModelCard:
     aliases: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, facts: Mapping[str, Any]) -> ModelCard:
+    def of(cls, facts: Mapping[str, Any]) -> ServedModel:
         """Build from one entry of `GET /v1/models`; entries of other servers have only an `id`."""
         return cls(
             name=str(facts["id"]),

@@ -69,6 +69,7 @@ class RunOptions:
     fails_fast: bool = False
     keeps_outputs: bool = False
     silent_s: float = SILENT_S
+    joins_spans: bool = True
 
 
 @dataclass(slots=True)
@@ -121,7 +122,7 @@ class BenchRun:
                 self._drive(plan, recorder, server, partial, timeline)
             outputs = _Outputs(partial) if options.keeps_outputs else None
             recorder.finish(outputs.keep if outputs is not None else None)
-            fetched = server.fetch(partial, self._prefix, len(plan.asked))
+            fetched = server.fetch(partial, self._prefix, len(plan.asked)) if options.joins_spans else 0
         finally:
             recorder.close()
             server.close()

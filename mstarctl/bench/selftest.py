@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from mstar_core.errors import MstarError, UsageError
-from mstar_core.workloads import ModelCard, WorkloadRequest
+from mstar_core.workloads import ServedModel, WorkloadRequest
 from mstarctl.bench.client.wire import ServerAddress
 from mstarctl.bench.load.plan import Load
 from mstarctl.bench.load.workloads import Workload
@@ -51,7 +51,7 @@ def null_target(behaviour: NullBehaviour) -> Iterator[BenchTarget]:
                 raise MstarError("the null server did not start", hint="its error is above")
             address = ServerAddress(address="127.0.0.1", port=port, host=f"127.0.0.1:{port}")
             yield BenchTarget(
-                name="null", model="null", url=f"http://127.0.0.1:{port}", server=address, card=ModelCard(name="null")
+                name="null", model="null", url=f"http://127.0.0.1:{port}", server=address, card=ServedModel(name="null")
             )
         finally:
             process.stdin.close()
@@ -61,7 +61,7 @@ def null_target(behaviour: NullBehaviour) -> Iterator[BenchTarget]:
 def null_workload() -> Workload:
     """Return a workload of one small request."""
 
-    def draw(card: ModelCard, seed: int) -> Iterator[WorkloadRequest]:
+    def draw(card: ServedModel, seed: int) -> Iterator[WorkloadRequest]:
         while True:
             yield WorkloadRequest(outputs=("text",), text="x")
 

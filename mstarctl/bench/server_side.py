@@ -12,6 +12,9 @@ from mstar_core.errors import MstarError
 from mstarctl.client.admin import AdminClient, error_of
 
 SPANS: Final = "spans.jsonl"
+STATE: Final = ("running", "waiting", "preparing", "pages_used", "pages_total", "preempted")
+POLL_S: Final = 0.2
+GPU_READINGS: Final = ("util", "memory_used", "memory_total", "power_w", "clock_mhz", "temperature_c")
 TRIPS: Final = 20
 LATE_S: Final = 6.0
 """The supervisor writes a request some time after its end, when its last spans have arrived."""
@@ -50,27 +53,7 @@ class ServerSide:
 
     def state(self) -> dict[str, Any]:
         """Return requests running and waiting, pages, and GPU readings; empty without a deployment."""
-        if self._admin is None:
-            return {}
-        try:
-            found = self._admin.snapshot(("gpus",))
-        except MstarError:
-            return {}
-        head = found["deployment"]
-        kept = ("running", "waiting", "preparing", "pages_used", "pages_total", "preempted")
-        gpus = {key: {name: gpu.get(name) for name in ("util", "mem_used", "power_w", "clock_mhz") if name in gpu}
-                for key, gpu in (found.get("gpus") or {}).items()}  # fmt: skip
-        return {**{name: head.get(name) for name in kept}, **({"gpus": gpus} if gpus else {})}
-
-    def wait_empty(self, limit_s: float) -> bool:
-        """Wait until no request is running or waiting. Returns whether that happened."""
-        end = time.monotonic() + limit_s
-        while self._admin is not None and time.monotonic() < end:
-            found = self.state()
-            if found and not any(found.get(name) for name in ("running", "waiting", "preparing")):
-                return True
-            time.sleep(0.2)
-        return self._admin is None
+        return server_state(self._admin)
 
     def clock(self) -> dict[str, float]:
         """Return the offset of the server's monotonic clock to ours and its error in seconds."""
@@ -117,3 +100,28 @@ class ServerSide:
                 for _ in self._admin.raw("DELETE", f"/v1/recordings/{self._key}")[2]:
                     pass
         self._key = ""
+
+
+def server_state(admin: AdminClient | None) -> dict[str, Any]:
+    """Return requests running and waiting, pages, and GPU readings; empty without an answer."""
+    if admin is None:
+        return {}
+    try:
+        found = admin.snapshot(("gpus",))
+    except MstarError:
+        return {}
+    head = found["deployment"]
+    gpus = {key: {name: gpu[name] for name in GPU_READINGS if name in gpu}
+            for key, gpu in (found.get("gpus") or {}).items()}  # fmt: skip
+    return {**{name: head.get(name) for name in STATE}, **({"gpus": gpus} if gpus else {})}
+
+
+def wait_empty(admin: AdminClient | None, limit_s: float) -> bool:
+    """Wait until no request is running or waiting. Returns whether that happened; at once without a deployment."""
+    end = time.monotonic() + limit_s
+    while admin is not None and time.monotonic() < end:
+        found = server_state(admin)
+        if found and not any(found.get(name) for name in ("running", "waiting", "preparing")):
+            return True
+        time.sleep(POLL_S)
+    return admin is None

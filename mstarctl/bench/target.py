@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from mstar_core.errors import MstarError, Unreachable, UsageError
-from mstar_core.workloads import ModelCard
+from mstar_core.workloads import ServedModel
 from mstarctl.bench.client.wire import ServerAddress
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class BenchTarget:
     model: str
     url: str
     server: ServerAddress
-    card: ModelCard
+    card: ServedModel
     admin: AdminClient | None = None
     config: dict[str, Any] | None = None
 
@@ -87,10 +87,12 @@ def _of_url(url: str, key: str | None, ready_s: float) -> BenchTarget:
                            prefix=parts.path.rstrip("/"),
                     headers=headers, is_verified=parts.hostname not in ("127.0.0.1", "localhost", "::1"))  # fmt: skip
     card = _card(server, ready_s)
-    return BenchTarget(name=card.name, model=card.name, url=parts.geturl(), server=server, card=card)
+    return BenchTarget(
+        name=card.name or parts.netloc, model=card.name or parts.netloc, url=parts.geturl(), server=server, card=card
+    )
 
 
-def _card(server: ServerAddress, ready_s: float) -> ModelCard:
+def _card(server: ServerAddress, ready_s: float) -> ServedModel:
     """Wait until the server is ready and read its first model. A server without models gets an empty card."""
     end = time.monotonic() + ready_s
     while True:
@@ -99,9 +101,9 @@ def _card(server: ServerAddress, ready_s: float) -> ModelCard:
         except OSError as error:
             status, body = 0, str(error).encode()
         if status == 200 and is_ready(server):
-            return ModelCard.of(json.loads(body)["data"][0])
+            return ServedModel.of(json.loads(body)["data"][0])
         if status in (404, 405):
-            return ModelCard(name="")
+            return ServedModel(name="")
         if status in (401, 403):
             raise Unreachable(f"{server.host} refuses the key", f"status {status}", f"--api-key, or {KEY_VARIABLE}")
         if time.monotonic() >= end:
@@ -144,7 +146,7 @@ def get(server: ServerAddress, path: str) -> tuple[int, bytes]:
         connection.close()
 
 
-def offered_workloads(card: ModelCard, model: str) -> list[WorkloadSpec]:
+def offered_workloads(card: ServedModel, model: str) -> list[WorkloadSpec]:
     """Return the workloads of a model's plugin, or the generic ones if no installed plugin serves it."""
     from mstarctl.bench.load.workloads import GENERIC
     from mstarctl.plugins import Plugins

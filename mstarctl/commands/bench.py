@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -23,6 +25,13 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Measure a server under load, and compare runs.",
 )
+
+SWEEP_WORDS: Final[dict[str, Any]] = {
+    "trace": None, "speed": 1.0, "asserts": None, "allow_few": False, "think": None, "period": None,
+    "cancel_rate": None,
+    "fail_fast": False, "strict": False, "keep_outputs": False, "requests": None,
+}  # fmt: skip
+"""Options of a run that a sweep does not take."""
 
 FORMATS: Final = ("table", "json", "md")
 
@@ -135,6 +144,151 @@ def run(
         raise typer.Exit(code)
 
 
+SweepRate = Annotated[str | None, typer.Option("--rate", metavar="LIST|auto", help="1,2,4, 1..64:x2 or auto")]
+SweepClients = Annotated[str | None, typer.Option("--concurrency", metavar="LIST", help="1,2,4 or 1..64:x2")]
+
+
+@app.command("sweep")
+def sweep(
+    ctx: typer.Context,
+    model: ModelName = None,
+    url: Url = None,
+    workload: WorkloadName = None,
+    rate: SweepRate = None,
+    arrivals: ArrivalKind = "poisson",
+    concurrency: SweepClients = None,
+    duration: Duration = None,
+    warmup: WarmUp = 20,
+    ramp: Ramp = None,
+    grace: Grace = "30s",
+    seed: Seed = 0,
+    slo: Slo = None,
+    first_clients: Annotated[
+        int, typer.Option("--first-clients", min=2, help="with --rate auto: clients of the first doubling")
+    ] = 2,
+    knee: Annotated[float, typer.Option("--knee", min=0.01, max=1.0, help="least goodput / offered")] = 0.95,
+    deadline: Deadline = "50ms",
+    play_buffer: PlayBuffer = None,
+    max_in_flight: MaxInFlight = 4096,
+    timeout: Timeout = "120s",
+    processes: Processes = 1,
+    protocol: Protocol = "generate",
+    check: Check = True,
+    out: Out = None,
+    label: Label = None,
+    live: IsLive = False,
+    plain: IsPlain = False,
+    ready_timeout: ReadyTimeout = "60s",
+    api_key: ApiKey = None,
+    output: Format = "table",
+) -> None:
+    """Run several loads, or find the highest rate that meets the goals (--rate auto)."""
+    from mstarctl.bench.options import checked, load_of, out_of, run_options, workload_for
+    from mstarctl.bench.show.plot import sweep_plot
+    from mstarctl.bench.sweep import Sweep, points_of
+    from mstarctl.bench.target import target_of
+
+    printer = Printer.of(ctx)
+    _check_format(output)
+    if (rate is None) == (concurrency is None):
+        raise UsageError("give --rate or --concurrency", hint="--rate auto, --rate 1,2,4 or --concurrency 1..64:x2")
+    # Each point has its own load; the words of the command line give the rest.
+    words = {**SWEEP_WORDS, **ctx.params, "rate": "1", "concurrency": None, "out": None}
+    loads = [] if rate == "auto" else points_of(rate or concurrency or "", "--rate" if rate else "--concurrency")
+    checked(words)
+    with target_of(printer.options, model, url, api_key, parse_duration(ready_timeout, "--ready-timeout")) as target:
+        folder = out or out_of({**words, "label": label or "sweep"}, target, workload_for(words, target))
+        folder.mkdir(parents=True, exist_ok=False)
+        with _display(printer, ctx) as display:
+            made = Sweep(
+                target, lambda path, **load: run_options(words, target, out=path, **load), folder, display,
+                knee=knee, slo=slo or "", span_s=load_of(words).span_s or 0.0,
+            )  # fmt: skip
+            if rate == "auto":
+                made.auto(first_clients)
+            else:
+                made.fixed(loads, is_open=rate is not None)
+        facts = made.write()
+    _print(printer, output, facts, sweep_plot, sweep_plot)
+    printer.say(f"result: {folder}")
+    if not any(point["statuses"].get("ok") for point in facts["points"]):
+        raise typer.Exit(ExitCode.ASSERTION)
+
+
+@app.command("compare")
+def compare(
+    ctx: typer.Context,
+    base: Annotated[Path | None, typer.Argument(metavar="[A]", help="a result, or a folder of results")] = None,
+    changed: Annotated[Path | None, typer.Argument(metavar="[B]", help="the other one")] = None,
+    threshold: Annotated[
+        list[str] | None, typer.Option("--threshold", metavar="METRIC=5%", help="worse by more: exit 8; repeatable")
+    ] = None,
+    expect: Annotated[
+        str, typer.Option("--expect", metavar="PARTS", help="differences under test: config,plugin,packages,source,…")
+    ] = "",
+    allow_env_diff: Annotated[bool, typer.Option("--allow-env-diff", help="compare whatever differs")] = False,
+    run_a: Annotated[str | None, typer.Option("--run-a", metavar="WORDS", help="words of `bench run` for A")] = None,
+    run_b: Annotated[str | None, typer.Option("--run-b", metavar="WORDS", help="words of `bench run` for B")] = None,
+    repeat: Annotated[int, typer.Option("--repeat", min=1, help="with --run-a: runs of each, interleaved")] = 5,
+    out: Out = None,
+    live: IsLive = False,
+    plain: IsPlain = False,
+    output: Format = "table",
+) -> None:
+    """Compare two results: intervals of differences, and a verdict for each metric."""
+    from mstarctl.bench.compare import compare as compared
+    from mstarctl.bench.compare import comparison_facts, opened_side, parse_thresholds
+    from mstarctl.bench.show.table import comparison_lines, comparison_markdown
+
+    printer = Printer.of(ctx)
+    _check_format(output)
+    thresholds = parse_thresholds(threshold or [])
+    is_run = run_a is not None and run_b is not None
+    if is_run == (base is not None and changed is not None) or (run_a is None) != (run_b is None):
+        raise UsageError("name two results, or --run-a and --run-b", hint="mstarctl bench compare base/ new/")
+    if is_run:
+        base, changed = _run_both(printer, ctx, (run_a or "", run_b or ""), repeat, out)
+    assert base is not None
+    assert changed is not None
+    found = compared(
+        opened_side(base), opened_side(changed), thresholds=thresholds, expected=[p for p in expect.split(",") if p],
+        allows_differences=allow_env_diff or is_run,
+    )  # fmt: skip
+    _print(printer, output, comparison_facts(found), comparison_lines, comparison_markdown)
+    if found.failed:
+        raise typer.Exit(ExitCode.ASSERTION)
+
+
+def _run_both(
+    printer: Printer, ctx: typer.Context, words: tuple[str, str], repeat: int, out: Path | None
+) -> tuple[Path, Path]:
+    """Run both sides in turn, interleaved, and return their folders."""
+    import shlex
+
+    from mstarctl.bench.compare import order_of
+    from mstarctl.bench.options import RESULTS, checked, run_options
+    from mstarctl.bench.run import BenchRun
+    from mstarctl.bench.target import target_of
+
+    command = typer.main.get_command(app).commands["run"]  # type: ignore[attr-defined]  # a group has commands
+    sides = {}
+    for name, text in zip("AB", words, strict=True):
+        sides[name] = command.make_context("run", shlex.split(text), obj=ctx.obj).params
+        checked(sides[name])
+    folder = out or Path(RESULTS) / f"compare-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    for number, name in enumerate(order_of(repeat)):
+        given = sides[name]
+        ready_s = parse_duration(given["ready_timeout"], "--ready-timeout")
+        with target_of(printer.options, given["model"], given["url"], given["api_key"], ready_s) as target:
+            options = run_options(given, target, out=folder / name / f"{number:02d}")
+            with _display(printer, ctx) as display:
+                display.say(f"{name}, run {number + 1} of {2 * repeat}")
+                facts = BenchRun(target, options, display).perform()
+        if facts["is_interrupted"]:
+            raise KeyboardInterrupt
+    return folder / "A", folder / "B"
+
+
 @app.command("show")
 def show(
     ctx: typer.Context,
@@ -159,6 +313,39 @@ def show(
     if output != "json":
         extra = by_status(outcomes) if by == "status" else []
         for line in [*extra, *(slowest_lines(opened, outcomes, slowest) if slowest else [])]:
+            printer.text(line)
+
+
+@app.command("plot")
+def plot(
+    ctx: typer.Context,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="a result, or a sweep")],
+    what: Annotated[
+        str | None, typer.Option("--what", help="cdf, timeline, nodes, buffer, sweep, or a metric such as itl")
+    ] = None,
+    png: Annotated[
+        Path | None, typer.Option("--png", metavar="FILE", help="write a PNG in place of the drawing")
+    ] = None,
+    svg: Annotated[
+        Path | None, typer.Option("--svg", metavar="FILE", help="write an SVG in place of the drawing")
+    ] = None,
+) -> None:
+    """Draw a result in the terminal, or write it as SVG or PNG."""
+    from mstarctl.bench.show.chart import drawn
+    from mstarctl.bench.show.picture import svg as svg_of
+    from mstarctl.bench.show.picture import write_png
+    from mstarctl.bench.show.plot import chart_of
+
+    printer = Printer.of(ctx)
+    chart = chart_of(folder, what)
+    if svg is not None:
+        svg.write_text(svg_of(chart))
+    if png is not None:
+        write_png(chart, png)
+    for path in filter(None, (svg, png)):
+        printer.say(f"wrote {path}")
+    if svg is None and png is None:
+        for line in drawn(chart, width=min(120, shutil.get_terminal_size((100, 24)).columns)):
             printer.text(line)
 
 

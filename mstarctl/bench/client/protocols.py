@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from mstar_core.errors import UsageError
-from mstar_core.workloads import ModelCard, WorkloadRequest
+from mstar_core.workloads import ServedModel, WorkloadRequest
 
 GENERATE, OPENAI = "generate", "openai"
 PROTOCOLS: Final = (GENERATE, OPENAI)
@@ -33,12 +33,12 @@ class WireRequest:
     body: bytes
 
 
-def encode(request: WorkloadRequest, protocol: str, card: ModelCard) -> WireRequest:
+def encode(request: WorkloadRequest, protocol: str, card: ServedModel) -> WireRequest:
     """Encode a request. Raises UsageError if the protocol cannot express it."""
     return _openai(request, card) if protocol == OPENAI else _generate(request, card)
 
 
-def _generate(request: WorkloadRequest, card: ModelCard) -> WireRequest:
+def _generate(request: WorkloadRequest, card: ServedModel) -> WireRequest:
     is_ours = bool(card.endpoints)
     fields: dict[str, Any] = {"output_modalities": ",".join(request.outputs), "streaming": True}
     if request.text is not None:
@@ -66,7 +66,7 @@ def _form(fields: dict[str, Any], files: tuple[tuple[str, bytes], ...]) -> bytes
     return b"".join([*parts, f"--{BOUNDARY}--\r\n".encode()])
 
 
-def _openai(request: WorkloadRequest, card: ModelCard) -> WireRequest:
+def _openai(request: WorkloadRequest, card: ServedModel) -> WireRequest:
     params = dict(request.params)
     if request.outputs == ("audio",) and not request.files:
         voice = {"stream": True} if card.endpoints else {"voice": OPENAI_VOICE}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mstar_core.errors import UsageError
-from mstar_core.workloads import ModelCard, WorkloadRequest
+from mstar_core.workloads import ServedModel, WorkloadRequest
 from mstarctl.bench.client.protocols import encode
 from mstarctl.bench.client.wire import Job, Phase
 from mstarctl.bench.load.arrivals import Arrivals, replayed, schedule
@@ -89,7 +89,7 @@ class RunPlan:
 
 
 def make_plan(
-    load: Load, workload: Workload, card: ModelCard, *, protocol: str, processes: int, bodies: Path, prefix: str
+    load: Load, workload: Workload, card: ServedModel, *, protocol: str, processes: int, bodies: Path, prefix: str
 ) -> RunPlan:
     """Draw, encode and deal every request. Raises UsageError for a load that cannot be planned."""
     times = measured_times(load, workload, card)
@@ -118,7 +118,7 @@ def make_plan(
     return plan
 
 
-def measured_times(load: Load, workload: Workload, card: ModelCard) -> list[float]:
+def measured_times(load: Load, workload: Workload, card: ServedModel) -> list[float]:
     """Return the intended times of an open load or a trace; empty for a closed loop."""
     if load.is_trace:
         requests = workload.requests(card, load.seed, workload.size)
@@ -148,7 +148,7 @@ def _span(load: Load, times: Sequence[float]) -> float:
 
 
 def _encoded(
-    plan: RunPlan, requests: Sequence[WorkloadRequest], load: Load, card: ModelCard, protocol: str
+    plan: RunPlan, requests: Sequence[WorkloadRequest], load: Load, card: ServedModel, protocol: str
 ) -> list[Job]:
     chance = random.Random(f"cancel/{load.seed}")
     jobs, offset = [], 0

@@ -13,7 +13,7 @@ from typing import Any, Final
 from mstar_core.errors import ConfigError, NotFound, UsageError, did_you_mean
 from mstar_core.plugin.offers import WorkloadSpec
 from mstar_core.targets import load_target
-from mstar_core.workloads import ModelCard, WorkloadRequest, numbered
+from mstar_core.workloads import ServedModel, WorkloadRequest, numbered
 
 _SHARED: Final = "mstar_core.workloads.generic"
 GENERIC: Final = (
@@ -28,7 +28,7 @@ GENERIC: Final = (
 MIXED: Final = "mixed"
 FILE_KEYS: Final = ("t", "id", "text", "files", "params", "outputs", "weight")
 
-Source = Callable[[ModelCard, int], Iterator[WorkloadRequest]]
+Source = Callable[[ServedModel, int], Iterator[WorkloadRequest]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class Workload:
     size: int = 0
     is_timed: bool = False
 
-    def requests(self, card: ModelCard, seed: int, count: int) -> list[WorkloadRequest]:
+    def requests(self, card: ServedModel, seed: int, count: int) -> list[WorkloadRequest]:
         """Return the first `count` requests. A shorter file is repeated."""
         drawn = self.source(card, seed)
         return [request for _, request in zip(range(count), drawn, strict=False)]
@@ -72,7 +72,7 @@ def source_of(spec: WorkloadSpec) -> Source:
 def _mixed(specs: list[WorkloadSpec]) -> Source:
     """Draw from several workloads with equal weights."""
 
-    def draw(card: ModelCard, seed: int) -> Iterator[WorkloadRequest]:
+    def draw(card: ServedModel, seed: int) -> Iterator[WorkloadRequest]:
         parts = [source_of(spec)(card, seed) for spec in specs]
         for chance in numbered(seed):
             yield next(chance.choice(parts))
@@ -93,7 +93,7 @@ def file_workload(path: Path) -> Workload:
     requests = [request for request, _ in found]
     is_timed = all(request.at_s is not None for request in requests)
 
-    def draw(card: ModelCard, seed: int) -> Iterator[WorkloadRequest]:
+    def draw(card: ServedModel, seed: int) -> Iterator[WorkloadRequest]:
         if is_timed or len(set(weights)) == 1:
             while True:
                 yield from requests
@@ -150,7 +150,7 @@ def described(spec: WorkloadSpec) -> Mapping[str, Any]:
     return {"name": spec.name, "title": spec.title, "options": {**options, **spec.options}}
 
 
-def check_inputs(card: ModelCard, requests: Sequence[WorkloadRequest]) -> None:
+def check_inputs(card: ServedModel, requests: Sequence[WorkloadRequest]) -> None:
     """Raise UsageError if the model does not give an output that the requests ask for."""
     for request in requests:
         missing = [kind for kind in request.outputs if card.outputs and kind not in card.outputs]

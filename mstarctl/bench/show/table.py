@@ -128,3 +128,25 @@ def result_markdown(facts: Mapping[str, Any]) -> list[str]:
     rates = [["metric", "value"], *([name, f"{number(float(metrics[name]['value']))} {BY_NAME[name].unit}".strip()]
              for name in WINDOW_ORDER if name in metrics)]  # fmt: skip
     return [head_line(facts), "", *markdown(rows), "", *markdown(rates)]
+
+
+def comparison_lines(facts: Mapping[str, Any]) -> list[str]:
+    """Return a comparison as lines: environment, verdicts, notes."""
+    rows = facts["rows"]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [environment_line(facts)]
+    lines += ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return [*lines, *(f"note: {text}" for text in facts["notes"])]
+
+
+def comparison_markdown(facts: Mapping[str, Any]) -> list[str]:
+    """Return a comparison as a Markdown table."""
+    return [environment_line(facts), "", *markdown(facts["rows"]), *(f"\n{text}" for text in facts["notes"])]
+
+
+def environment_line(facts: Mapping[str, Any]) -> str:
+    """Return what differs between the environments, and the number of runs."""
+    differences = [f"{each['key']} {each['base']} -> {each['changed']}" for each in facts["environment"]]
+    shown = ", ".join(differences[:6]) + (f" and {len(differences) - 6} more" if len(differences) > 6 else "")
+    base, changed = facts["runs"]
+    return f"environment: {shown or 'equal'}     {base} + {changed} runs"

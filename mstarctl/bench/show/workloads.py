@@ -8,26 +8,26 @@ from typing import Any, Final
 from mstar_core.errors import NotFound, did_you_mean
 from mstar_core.plugin.offers import WorkloadSpec
 from mstar_core.plugin.spec import ModelSpec
-from mstar_core.workloads import ModelCard, WorkloadRequest
+from mstar_core.workloads import ServedModel, WorkloadRequest
 from mstarctl.bench.load.workloads import GENERIC, source_of
 from mstarctl.plugins import Plugins
 
 ANY: Final = "any server"
 
 
-def offers(model: str | None) -> list[tuple[str, WorkloadSpec, ModelCard]]:
+def offers(model: str | None) -> list[tuple[str, WorkloadSpec, ServedModel]]:
     """Return (model, workload, card) of every installed model, or of one; then the generic ones. Raises NotFound."""
     plugins = Plugins.discover()
     specs = list(plugins.models()) if model is None else [plugins.model(model)]
     found = [(spec.name, each, card_of(spec)) for spec in specs for each in plugins.workloads(spec)]
     known = {each.name for _, each, _ in found}
     generic = [] if model is not None else [each for each in GENERIC if each.name not in known]
-    return [*found, *((ANY, each, ModelCard(name="")) for each in generic)]
+    return [*found, *((ANY, each, ServedModel(name="")) for each in generic)]
 
 
-def card_of(spec: ModelSpec) -> ModelCard:
+def card_of(spec: ModelSpec) -> ServedModel:
     """Return the card of a model that is not served."""
-    return ModelCard(
+    return ServedModel(
         name=spec.name, inputs=tuple(kind.kind for kind in spec.inputs),
         outputs=tuple(kind.kind for kind in spec.outputs),
         max_model_len=spec.max_seq_len, endpoints=("/generate",),

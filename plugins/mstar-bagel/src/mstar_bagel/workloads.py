@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from mstar_core.workloads import ModelCard, WorkloadRequest, numbered, picture, sentence
+from mstar_core.workloads import ServedModel, WorkloadRequest, numbered, picture, sentence
 
 SIDES: Final = (512, 1024)
 TINY_SIDE: Final = 64
@@ -13,7 +13,7 @@ TINY_STEPS: Final = 4
 WORDS: Final = (6, 24)
 
 
-def image_gen(card: ModelCard, seed: int, *, steps: int = 50) -> Iterator[WorkloadRequest]:
+def image_gen(card: ServedModel, seed: int, *, steps: int = 50) -> Iterator[WorkloadRequest]:
     """Yield texts that ask for an image of 512 x 512 or 1024 x 1024 pixels in `steps` denoise steps."""
     for number, chance in enumerate(numbered(seed)):
         side = TINY_SIDE if card.is_tiny else chance.choice(SIDES)
@@ -24,7 +24,7 @@ def image_gen(card: ModelCard, seed: int, *, steps: int = 50) -> Iterator[Worklo
         )  # fmt: skip
 
 
-def image_edit(card: ModelCard, seed: int, *, steps: int = 50, side: int = 512) -> Iterator[WorkloadRequest]:
+def image_edit(card: ServedModel, seed: int, *, steps: int = 50, side: int = 512) -> Iterator[WorkloadRequest]:
     """Yield images with texts that ask for a change."""
     pixels = TINY_SIDE if card.is_tiny else side
     for number, chance in enumerate(numbered(seed)):

@@ -230,11 +230,16 @@ def mstar_models() -> Sequence[ModelSpec]:
     return [ORPHEUS]
 
 
+IDS_PER_WORD = 30
+"""Forced length of speech in load tests: 0.37 s a word."""
+
 WORKLOADS = (
     WorkloadSpec(name="tts-short", title="8 to 25 words to speech",
-                 target="mstar_core.workloads.generic:speech"),
+                 target="mstar_core.workloads.generic:speech",
+                 options={"ids_per_word": IDS_PER_WORD}),
     WorkloadSpec(name="tts-long", title="80 to 200 words to speech",
-                 target="mstar_core.workloads.generic:speech", options={"least": 80, "most": 200}),
+                 target="mstar_core.workloads.generic:speech",
+                 options={"least": 80, "most": 200, "ids_per_word": IDS_PER_WORD}),
 )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from mstar_core.workloads import ModelCard, WorkloadRequest, numbered, picture
+from mstar_core.workloads import ServedModel, WorkloadRequest, numbered, picture
 
 TASKS: Final = (
     "pick up the red block and put it on the blue plate", "open the top drawer", "fold the towel",
@@ -15,7 +15,7 @@ JOINTS: Final = 8
 
 
 def robot(
-    card: ModelCard, seed: int, *, cameras: int = 3, side: int = 224, used: int = 10, dt_s: float = 0.02
+    card: ServedModel, seed: int, *, cameras: int = 3, side: int = 224, used: int = 10, dt_s: float = 0.02
 ) -> Iterator[WorkloadRequest]:
     """Yield observations: `cameras` images, a task, and joint values.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from mstar_core.workloads import ModelCard, WorkloadRequest, length, numbered, picture, recording
+from mstar_core.workloads import ServedModel, WorkloadRequest, length, numbered, picture, recording
 
 SECONDS: Final = (2.0, 10.0)
 TINY_SECONDS: Final = (1.0, 2.0)
@@ -13,7 +13,7 @@ TINY_TALKER_TOKENS: Final = 24
 
 
 def omni_speech(
-    card: ModelCard, seed: int, *, least_out: int = 16, most_out: int = 96, image_share: float = 0.25, side: int = 512
+    card: ServedModel, seed: int, *, least_out: int = 16, most_out: int = 96, image_share: float = 0.25, side: int = 512
 ) -> Iterator[WorkloadRequest]:
     """Yield recordings of 2 to 10 s, a share of them with an image, that ask for text and speech."""
     for number, chance in enumerate(numbered(seed)):

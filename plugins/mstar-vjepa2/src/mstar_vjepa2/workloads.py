@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 from typing import Any, Final
 
-from mstar_core.workloads import ModelCard, WorkloadRequest, numbered, picture, video_array
+from mstar_core.workloads import ServedModel, WorkloadRequest, numbered, picture, video_array
 from mstar_vjepa2.params import POSE
 
 SIDE, TINY_SIDE = 256, 32
@@ -16,7 +16,7 @@ STEP_M: Final = 0.02
 START: Final = [0.3, 0.0, 0.2, 3.1, 0.0, 0.0, 0.5]
 
 
-def world_encode(card: ModelCard, seed: int) -> Iterator[WorkloadRequest]:
+def world_encode(card: ServedModel, seed: int) -> Iterator[WorkloadRequest]:
     """Yield clips of 16, 32 or 64 frames to be encoded into one vector."""
     for chance in numbered(seed):
         frames = TINY_FRAMES if card.is_tiny else chance.choice(CLIPS)
@@ -27,7 +27,7 @@ def world_encode(card: ModelCard, seed: int) -> Iterator[WorkloadRequest]:
         )  # fmt: skip
 
 
-def world_rollout(card: ModelCard, seed: int, *, least: int = 4, most: int = 16) -> Iterator[WorkloadRequest]:
+def world_rollout(card: ServedModel, seed: int, *, least: int = 4, most: int = 16) -> Iterator[WorkloadRequest]:
     """Yield a frame with `least` to `most` actions, whose predicted steps are streamed."""
     for chance in numbered(seed):
         steps = chance.randint(least, 4 if card.is_tiny else most)
@@ -37,7 +37,7 @@ def world_rollout(card: ModelCard, seed: int, *, least: int = 4, most: int = 16)
 
 
 def world_plan(
-    card: ModelCard, seed: int, *, candidates: int = 400, horizon: int = 2, iterations: int = 4
+    card: ServedModel, seed: int, *, candidates: int = 400, horizon: int = 2, iterations: int = 4
 ) -> Iterator[WorkloadRequest]:
     """Yield a frame and a goal image to plan for."""
     for number, chance in enumerate(numbered(seed)):
@@ -52,5 +52,5 @@ def world_plan(
         )  # fmt: skip
 
 
-def _frame(card: ModelCard, chance: random.Random, name: str) -> tuple[str, bytes]:
+def _frame(card: ServedModel, chance: random.Random, name: str) -> tuple[str, bytes]:
     return f"{name}.png", picture(chance, TINY_SIDE if card.is_tiny else SIDE)

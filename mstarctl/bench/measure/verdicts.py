@@ -1,0 +1,260 @@
+"""Comparison of runs: bootstrap intervals of differences, and a verdict for each metric. Pure functions.
+
+Requests of one run share a queue, so whole runs are resampled. With fewer than three runs a side, blocks of 5 s are
+resampled instead, which do not cover the noise between runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import numpy as np
+
+from mstarctl.bench.measure.metrics import BY_NAME, METRICS, Measures, samples_of
+from mstarctl.bench.measure.outcome import Outcome
+from mstarctl.bench.measure.statistics import CONFIDENCE, RESAMPLES, SEED, least_samples, name_of
+from mstarctl.bench.measure.terms import Term, meets
+from mstarctl.bench.measure.window import MeasuredWindow
+
+if TYPE_CHECKING:
+    Floats = np.ndarray[Any, np.dtype[np.float64]]
+
+Verdict = Literal["better", "worse", "same", "unclear", "too few"]
+BLOCK_S: Final = 5.0
+LEAST_BLOCK_S: Final = 0.5
+FEWEST_BLOCKS: Final = 8
+FEWEST_RUNS: Final = 3
+PERCENTILES: Final = (50.0, 90.0, 99.0)
+THRESHOLD: Final = 0.05
+NORMAL: Final = 1.96
+"""Quantile of the normal distribution for 95 %."""
+
+SKIPPED: Final = frozenset({"lag", "service", "underruns", "stall", "continuity", "viability", "tokens"})
+MOST_VALUES: Final = 20_000
+"""Values of a block that are kept for resampling; more are thinned evenly."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSamples:
+    """One run prepared for comparison: values by metric and block, and counts by block. span_s: of its window."""
+
+    values: Mapping[str, Sequence[Floats]]
+    succeeded: Floats
+    good: Floats
+    span_s: float
+    has_goals: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """One metric of two sides. low, high: interval of the relative difference. runs_needed: for a clear verdict."""
+
+    name: str
+    unit: str
+    base: float
+    changed: float
+    difference: float
+    low: float
+    high: float
+    verdict: Verdict
+    runs_needed: int = 0
+
+
+def prepared(
+    outcomes: Sequence[Outcome], window: MeasuredWindow, measures: Measures, goals: Sequence[Term]
+) -> RunSamples:
+    """Sort the values of a window into blocks of at most 5 s by intended time."""
+    block_s = max(LEAST_BLOCK_S, min(BLOCK_S, window.span_s / FEWEST_BLOCKS))
+    count = max(1, math.ceil(window.span_s / block_s))
+    found: dict[str, list[list[float]]] = {}
+    succeeded, good = np.zeros(count), np.zeros(count)
+    for outcome in outcomes:
+        if not window.holds(outcome.due_s):
+            continue
+        block = min(count - 1, int((outcome.due_s - window.start_s) / block_s))
+        mine = samples_of(outcome, measures) if outcome.is_ok else {}
+        for name, values in mine.items():
+            if name in BY_NAME and name not in SKIPPED:
+                found.setdefault(name, [[] for _ in range(count)])[block].extend(values)
+        succeeded[block] += outcome.is_ok
+        good[block] += outcome.is_ok and all(meets(outcome, mine, term) is not False for term in goals)
+    thinned = {name: [_thinned(np.array(block, np.float64)) for block in blocks] for name, blocks in found.items()}
+    return RunSamples(values=thinned, succeeded=succeeded, good=good, span_s=window.span_s, has_goals=bool(goals))
+
+
+def _thinned(values: Floats) -> Floats:
+    return values if len(values) <= MOST_VALUES else values[:: math.ceil(len(values) / MOST_VALUES)]
+
+
+def compared(
+    base: Sequence[RunSamples], changed: Sequence[RunSamples], *,
+    thresholds: Mapping[str, float], default: float = THRESHOLD, is_paired: bool = False, resamples: int = RESAMPLES,
+) -> list[Compared]:  # fmt: skip
+    """Return a verdict for each percentile of each metric, throughput and goodput.
+
+    is_paired: both sides have the same schedule, so the same blocks are drawn from both. Runs are never paired.
+    """
+    draws = _Draws(base, changed, is_paired=is_paired, resamples=resamples)
+    rows = []
+    for metric in METRICS:
+        if metric.is_of_window or metric.name in SKIPPED or metric.name not in draws.names:
+            continue
+        for percentile in PERCENTILES:
+            name = f"{name_of(percentile)}.{metric.name}"
+            row = draws.percentile(metric.name, percentile)
+            if row is not None:
+                least = least_samples(percentile)
+                limit = thresholds.get(name, default)
+                rows.append(
+                    _row(
+                        name,
+                        metric.unit,
+                        row,
+                        limit,
+                        metric.is_better_high,
+                        draws.count(metric.name) < least,
+                        draws.runs,
+                        draws.groups,
+                    )
+                )
+    for name in ("throughput", "goodput"):
+        if name == "goodput" and not all(run.has_goals for run in (*base, *changed)):
+            continue
+        row = draws.rate("succeeded" if name == "throughput" else "good")
+        rows.append(_row(name, "/s", row, thresholds.get(name, default), True, False, draws.runs, draws.groups))
+    return rows
+
+
+Drawn = tuple[float, float, "Floats"]
+
+
+class _Draws:
+    """Resamples of two sides. Draws whole runs if both have at least three, else blocks."""
+
+    def __init__(
+        self, base: Sequence[RunSamples], changed: Sequence[RunSamples], *, is_paired: bool, resamples: int
+    ) -> None:
+        self._sides = (base, changed)
+        self.has_runs = min(len(base), len(changed)) >= FEWEST_RUNS
+        self.runs = min(len(base), len(changed))
+        self.names = {name for run in base for name in run.values} & {name for run in changed for name in run.values}
+        chance = np.random.default_rng(SEED)
+        sizes = [len(side) if self.has_runs else sum(len(run.succeeded) for run in side) for side in self._sides]
+        self.groups = min(sizes)
+        first = chance.integers(0, sizes[0], (resamples, sizes[0]))
+        is_alike = is_paired and not self.has_runs and sizes[0] == sizes[1]
+        self._rows = (first, first if is_alike else chance.integers(0, sizes[1], (resamples, sizes[1])))
+
+    def count(self, name: str) -> int:
+        """Return the fewest samples of a metric on a side."""
+        return min(sum(len(block) for run in side for block in run.values.get(name, ())) for side in self._sides)
+
+    def percentile(self, name: str, percentile: float) -> Drawn | None:
+        """Return a percentile of both sides and the relative differences of all resamples."""
+        groups = [
+            [np.concatenate(run.values[name]) for run in side if name in run.values]
+            if self.has_runs
+            else [block for run in side for block in run.values.get(name, ())]
+            for side in self._sides
+        ]
+        if any(len(side) != self._rows[number].shape[1] for number, side in enumerate(groups)):
+            return None
+        whole = [np.sort(np.concatenate(side)) for side in groups]
+        if not all(len(side) for side in whole):
+            return None
+        values = [_rank(side, percentile) for side in whole]
+        found = [_resampled(side, self._rows[number], percentile) for number, side in enumerate(groups)]
+        return values[0], values[1], found[1] / np.maximum(found[0], 1e-12) - 1
+
+    def rate(self, field: str) -> Drawn:
+        """Return requests per second of both sides and the relative differences of all resamples."""
+        values, found = [], []
+        for number, side in enumerate(self._sides):
+            counts = [run.succeeded if field == "succeeded" else run.good for run in side]
+            if self.has_runs:
+                parts = np.array([block.sum() / run.span_s for block, run in zip(counts, side, strict=True)])
+            else:
+                parts = np.concatenate(
+                    [block * (len(block) / run.span_s) for block, run in zip(counts, side, strict=True)]
+                )
+            values.append(float(parts.mean()))
+            found.append(parts[self._rows[number]].mean(axis=1))
+        return values[0], values[1], found[1] / np.maximum(found[0], 1e-12) - 1
+
+
+def _rank(ordered: Floats, percentile: float) -> float:
+    return float(ordered[max(1, math.ceil(percentile / 100 * len(ordered) - 1e-9)) - 1])
+
+
+def _resampled(groups: Sequence[Floats], rows: Any, percentile: float) -> Floats:
+    """Return a percentile of each resample of groups, by weights over the sorted values of all groups."""
+    values = np.concatenate(groups)
+    owner = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
+    order = np.argsort(values, kind="stable")
+    values, owner = values[order], owner[order]
+    found = np.empty(len(rows))
+    for number, row in enumerate(rows):
+        weights = np.bincount(row, minlength=len(groups))[owner]
+        total = np.cumsum(weights)
+        if not total[-1]:
+            found[number] = values[-1]
+            continue
+        found[number] = values[np.searchsorted(total, max(1, math.ceil(percentile / 100 * total[-1] - 1e-9)))]
+    return found
+
+
+def _row(
+    name: str, unit: str, drawn: Drawn, threshold: float, is_better_high: bool, is_few: bool, runs: int, groups: int
+) -> Compared:
+    base, changed, differences = drawn
+    difference = changed / base - 1 if base else 0.0
+    tail = 100 * (1 - CONFIDENCE) / 2
+    wide = few_groups(groups)
+    low, high = (difference + wide * (float(np.percentile(differences, at)) - difference) for at in (tail, 100 - tail))
+    verdict = (
+        "too few"
+        if is_few
+        else verdict_of(low, high, threshold, is_better_high=is_better_high, has_runs=runs >= FEWEST_RUNS)
+    )
+    needed = runs_needed(low, high, threshold, runs) if verdict == "unclear" else 0
+    return Compared(
+        name=name, unit=unit, base=base, changed=changed, difference=difference, low=low, high=high, verdict=verdict,
+        runs_needed=needed,
+    )  # fmt: skip
+
+
+def few_groups(groups: int) -> float:
+    """Return the factor by which a bootstrap interval of few groups is too narrow.
+
+    The factor is Student's quantile over the normal one (Cornish-Fisher), with the bias of the bootstrap's variance.
+    """
+    if groups < 2:
+        return math.inf
+    v, z = groups - 1, NORMAL
+    student = z + (z**3 + z) / (4 * v) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * v**2)
+    return student / z * math.sqrt(groups / v)
+
+
+def verdict_of(low: float, high: float, threshold: float, *, is_better_high: bool, has_runs: bool = True) -> Verdict:
+    """Return the verdict of an interval of relative differences.
+
+    `same`: all of it is within the threshold. `better` or `worse`: it excludes zero, and its middle is beyond the
+    threshold. Without repeated runs the noise between runs is unknown, so all of it must be beyond the threshold.
+    `unclear` otherwise.
+    """
+    if -threshold <= low and high <= threshold:
+        return "same"
+    middle = (low + high) / 2
+    is_beyond = abs(middle) > threshold if has_runs else min(abs(low), abs(high)) > threshold
+    if (low > 0 or high < 0) and is_beyond:
+        return "better" if (middle > 0) == is_better_high else "worse"
+    return "unclear"
+
+
+def runs_needed(low: float, high: float, threshold: float, runs: int) -> int:
+    """Return about how many runs a side make the interval narrower than the threshold on both sides."""
+    half = (high - low) / 2
+    return max(runs + 1, math.ceil(max(1, runs) * (half / threshold) ** 2))
