@@ -19,6 +19,12 @@ def follower_name(rank: int) -> str:
     return f"follower-{rank}"
 
 
+def process_rank(name: str) -> int | None:
+    """Return the rank of a worker or follower, None for other processes."""
+    kind, _, number = name.partition("-")
+    return int(number) if kind in ("worker", "follower") and number.isdigit() else None
+
+
 def rank_of(name: str) -> int | None:
     """Return the rank of a worker's mailbox name, None for other processes."""
     kind, _, number = name.partition("-")

@@ -75,6 +75,8 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     busy: share of time with a step in flight. core: share of one CPU core. memory: used by this process on its device,
     weights and caches included; the device of `cpu` is the host. shm: its shared memory in use.
+    follows: nodes of which it computes a share for the leader of its tensor-parallel group. group: ranks of that group,
+    the leader first; epoch: starts of the group; plans: frames of plans that a follower has carried out.
     """
 
     rank: int
@@ -96,6 +98,10 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     pages_total: int = 0
     pages_cached: int = 0
     shm_bytes: int = 0
+    follows: list[str] = []
+    group: list[int] = []
+    epoch: int = 0
+    plans: int = 0
 
 
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

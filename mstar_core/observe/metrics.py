@@ -112,6 +112,8 @@ _ALL: Final = (
     _socket("gauge", "mstar_rank_memory_bytes", "Memory of a rank on its device, and that of the device.", "rank",
             "state"),
     _socket("gauge", "mstar_rank_shm_bytes", "Shared memory in use by a rank.", "rank"),
+    _socket("gauge", "mstar_group_epoch", "Starts of the tensor-parallel group of a rank.", "rank", "leader"),
+    _socket("counter", "mstar_group_plans", "Frames of plans that a follower has carried out.", "rank"),
     _socket("gauge", "mstar_gpu_utilisation", "Share of time with a kernel running.", "gpu"),
     _socket("gauge", "mstar_gpu_memory_bytes", "Memory of a GPU.", "gpu", "state"),
     _socket("gauge", "mstar_gpu_power_watts", "Power draw of a GPU.", "gpu"),

@@ -70,6 +70,10 @@ def socket_samples(store: HubState, state: str, watchers: int) -> Iterator[Metri
     yield from samples("mstar_rank_requests", {(key,): rank.requests for key, rank in ranks.items()})
     yield from samples("mstar_rank_memory_bytes", _memory(ranks))
     yield from samples("mstar_rank_shm_bytes", {(key,): rank.shm_bytes for key, rank in ranks.items()})
+    grouped = {key: rank for key, rank in ranks.items() if rank.group}
+    yield from samples("mstar_group_epoch", {(key, str(rank.group[0])): rank.epoch for key, rank in grouped.items()})
+    followers = {key: rank for key, rank in grouped.items() if rank.follows}
+    yield from samples("mstar_group_plans", {(key,): rank.plans for key, rank in followers.items()})
     yield from samples("mstar_gpu_utilisation", {(key,): gpu.util for key, gpu in gpus.items()})
     yield from samples("mstar_gpu_memory_bytes", _memory(gpus))
     yield from samples("mstar_gpu_power_watts", {(key,): gpu.power_w for key, gpu in gpus.items()})

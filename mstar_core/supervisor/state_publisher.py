@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import msgspec
 
 from mstar_core.messages.life import Phase, Telemetry
-from mstar_core.messages.names import API, rank_of, worker_name
+from mstar_core.messages.names import API, follower_name, process_rank, worker_name
 from mstar_core.observe.frames import (
     GRAPH_FACT,
     ChildStatus,
@@ -287,8 +287,9 @@ class StatePublisher:
             assert isinstance(gpu, GpuStatus)
             gpus.update({str(rank): key for rank in gpu.ranks})
         for plan in self._view.spec.plan.ranks:
-            name = worker_name(plan.rank)
+            name = worker_name(plan.rank) if plan.nodes else follower_name(plan.rank)
             child = self._view.children.get(name)
+            group = self._view.spec.plan.group_of(plan.rank)
             mine = [nodes[f"{node}@{plan.rank}"] for node in plan.nodes]
             load = self._loads.get(name, NO_LOAD)
             used, total = values.get(f"{name}.memory_used"), values.get(f"{name}.memory_total")
@@ -313,6 +314,10 @@ class StatePublisher:
                 pages_total=sum(node.pages_total for node in mine),
                 pages_cached=sum(node.pages_cached for node in mine),
                 shm_bytes=int(values.get(f"{name}.shm_bytes", 0)),
+                follows=list(plan.follows),
+                group=[] if group is None else list(group.ranks),
+                epoch=child.incarnation if child is not None and group is not None else 0,
+                plans=int(values.get(f"{follower_name(plan.rank)}.plans", 0)),
             )
             self.hub.put("ranks", str(plan.rank), rank)
 
@@ -334,7 +339,7 @@ class StatePublisher:
             name=child.name,
             state=child.state,
             pid=child.pid,
-            rank=rank_of(child.name),
+            rank=process_rank(child.name),
             incarnation=child.incarnation,
             phase=child.phase,
             done=child.phase_done,
@@ -404,7 +409,7 @@ def endpoint(host: str, port: int) -> str:
 
 def _start_order(child: Process) -> tuple[int, str]:
     """Sort key: workers first, because their phases take longest and are the ones to show."""
-    return (0 if rank_of(child.name) is not None else 1, child.name)
+    return (0 if process_rank(child.name) is not None else 1, child.name)
 
 
 def _walks(values: Mapping[str, float]) -> dict[str, dict[str, int]]:

@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+import torch
 import zmq
 
 from mstar_core.engine.kv.engine import KVCacheEngine
@@ -35,6 +36,9 @@ log = logging.getLogger(__name__)
 
 WAIT_S: Final = 0.1
 """Longest wait for plans between two looks at the mailbox."""
+
+REPORT_S: Final = 0.5
+"""Shortest interval of telemetry."""
 
 LIFE_S: Final = 0.05
 """Interval of heartbeats and of looks at the mailbox while plans arrive."""
@@ -87,6 +91,8 @@ class Follower:
     index: int
     has_stopped: bool = False
     next_life: float = 0.0
+    next_report: float = 0.0
+    reported: int = 0
 
     def run(self) -> None:
         """Carry out plans until the leader or the supervisor ends the group."""
@@ -117,6 +123,19 @@ class Follower:
                 else:
                     self.life.on(item.body)
             self.life.beat(now, steps=self.receiver.sequence)
+        if now >= self.next_report and self.receiver.sequence != self.reported:
+            self.next_report, self.reported = now + REPORT_S, self.receiver.sequence
+            self.life.telemetry({f"{self.life.name}.plans": float(self.reported), **self._memory()})
+
+    def _memory(self) -> dict[str, float]:
+        """Return the device memory of this process; empty on a CPU."""
+        if not torch.cuda.is_initialized():
+            return {}
+        device, name = torch.cuda.current_device(), self.life.name
+        return {
+            f"{name}.memory_used": float(torch.cuda.memory_reserved(device)),
+            f"{name}.memory_total": float(torch.cuda.get_device_properties(device).total_memory),
+        }
 
 
 if __name__ == "__main__":

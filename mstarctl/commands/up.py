@@ -13,13 +13,16 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
+import msgspec
 import typer
 
+from mstar_core.config.deployment import RankPlan
 from mstar_core.errors import ConfigError, ExitCode, MstarError, Unreachable, UsageError
 from mstar_core.host.run_dir import runtime_root
 from mstarctl.client import AdminClient
 from mstarctl.client.deployments import forget, read_outcome
 from mstarctl.client.reach import only_here
+from mstarctl.objects.deployment import held_text
 from mstarctl.output import Printer
 from mstarctl.output.units import counted
 from mstarctl.start.example import example_call
@@ -118,6 +121,11 @@ def short_path(path: str | None) -> str:
     return "no file" if path is None else "/".join(Path(path).parts[-2:])
 
 
+def _rank_item(rank: RankPlan) -> dict[str, Any]:
+    item = {"rank": rank.rank, "device": rank.device, "nodes": list(rank.nodes)}
+    return item | {"follows": list(rank.follows)} if rank.follows else item
+
+
 def show_dry(planned: Planned, printer: Printer) -> None:
     """Print the plan as data."""
     spec = planned.spec
@@ -126,9 +134,9 @@ def show_dry(planned: Planned, printer: Printer) -> None:
         "weights": spec.weights_source, "folder": spec.folder, "host": spec.api.host, "port": spec.api.port,
         "run_dir": spec.run_dir, "max_seq_len": spec.max_seq_len,
         "max_concurrent_requests": spec.max_concurrent_requests, "kv_cache": spec.kv_cache,
-        "ranks": [{"rank": r.rank, "device": r.device, "nodes": list(r.nodes)} for r in spec.plan.ranks],
+        "ranks": [_rank_item(rank) for rank in spec.plan.ranks],
     }  # fmt: skip
-    lines = [f"rank {r.rank}  {r.device}  {' '.join(r.nodes)}" for r in spec.plan.ranks]
+    lines = [f"rank {r.rank}  {r.device}  {held_text(msgspec.structs.asdict(r))}" for r in spec.plan.ranks]
     lines += [
         f"api     {spec.api.host}:{spec.api.port}",
         f"weights {spec.folder or spec.weights_source}",

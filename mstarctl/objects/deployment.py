@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +64,16 @@ def deployment_lines(known: Known) -> Iterator[str]:
     yield f"  logs      {item.get('log_dir')}"
     if known.is_running:
         yield "ranks"
-        yield from (f"  {rank['rank']:<3} {rank['device']:<8} {' '.join(rank['nodes'])}" for rank in known.ranks)
+        yield from (f"  {rank['rank']:<3} {rank['device']:<8} {held_text(rank)}" for rank in known.ranks)
         yield "processes"
         yield f"  {'supervisor':<12} pid {known.pid}"
         yield from (_process_line(child) for child in known.children)
     yield from cause_lines(known)
+
+
+def held_text(rank: Mapping[str, Any]) -> str:
+    """Return the nodes of a rank, with a mark at those of which it computes a share: `LLM (share)`."""
+    return " ".join([*rank["nodes"], *(f"{node} (share)" for node in rank.get("follows", ()))])
 
 
 def _running_lines(item: dict[str, Any]) -> Iterator[str]:

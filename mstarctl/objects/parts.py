@@ -21,14 +21,15 @@ def rank_item(known: Known, number: str) -> dict[str, Any]:
     ranks = known.snapshot["ranks"]
     if number not in ranks:
         raise missing("rank", number, ranks, known.name)
-    child = next((child for child in known.children if child["name"] == f"worker-{number}"), {})
+    process = "worker" if ranks[number].get("nodes") else "follower"
+    child = next((child for child in known.children if child["name"] == f"{process}-{number}"), {})
     return {
         "name": number,
         "deployment": known.name,
         **ranks[number],
         **{key: child.get(key) for key in PROCESS},
         "node_states": {node["name"]: node for node in known.snapshot["nodes"].values() if str(node["rank"]) == number},
-        "values": _values(known, f"worker-{number}."),
+        "values": _values(known, f"{process}-{number}."),
     }
 
 

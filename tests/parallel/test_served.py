@@ -10,7 +10,7 @@ import pytest
 
 from mstar_core.config.deployment import GroupPlan, NodePlacement, Plan, RankPlan
 from tests.runtime.client import SURE, Streams, new_client, request, speak
-from tests.runtime.deployment import LLM, SNAC, Deployment
+from tests.runtime.deployment import LLM, SNAC, Deployment, until
 
 LONG = request(**SURE, max_output_tokens=2000)
 TOLD_S = 8.0
@@ -77,3 +77,11 @@ async def test_a_stalled_follower_ends_its_group(deployment: Deployment) -> None
     assert [error["code"] for error in heard.errors] == ["worker_lost"]
     deployment.wait_again_ready(before + 1)
     assert await serves(deployment) == wanted
+
+
+def test_ranks_show_their_group(deployment: Deployment) -> None:
+    ranks = deployment.snapshot()["ranks"]
+    assert (ranks["0"]["group"], ranks["1"]["group"]) == ([0, 1], [0, 1])
+    assert ranks["1"]["follows"] == [LLM] and ranks["1"].get("nodes", []) == [] and ranks["1"]["state"] == "ready"
+    assert ranks["0"]["epoch"] == ranks["1"]["epoch"] >= 1
+    assert until(lambda: deployment.snapshot()["ranks"]["1"].get("plans", 0), "plans of the follower") > 0

@@ -79,6 +79,8 @@ def load(view: View, rank: RankStatus, bar_width: int) -> list[Line]:
         parts.append(pair("core", numbers.percent(rank.core)))
     if rank.state not in ("ready", ""):
         parts.insert(1, line((rank.state, "warn")))
+    if len(rank.group) > 1 and rank.group[0] == rank.rank:
+        parts.append(pair("group", " ".join(map(str, rank.group))))
     if gpu is not None and gpu.is_stale:
         parts.append(line(("stale readings", "warn")))
     return parts
@@ -125,6 +127,8 @@ def start_line(view: View, rank: RankStatus, width: int) -> Line:
     """Draw the start-up phase of a rank with a bar, or the names of its nodes."""
     child = next((c for c in view.store.children.values() if c.rank == rank.rank), None)
     names = line((" ".join(safe(name) for name in rank.nodes), "dim"))
+    if rank.follows and not rank.nodes:
+        names = take(follower_facts(rank), width)
     if child is None or not child.phase or child.state == "ready":
         return names
     share = child.done / child.total if child.total else None
@@ -135,6 +139,17 @@ def start_line(view: View, rank: RankStatus, width: int) -> Line:
     )
     meter = line((f"{child.phase} ", "value"), bar(share, max(8, min(36, width // 3)), view.glyphs, "accent"))
     return take([names, meter, line((amount, "value")), line((safe(child.detail), "faint"))], width)
+
+
+def follower_facts(rank: RankStatus) -> list[Line]:
+    """Return `follows rank 0  LLM  epoch 2  plans 12345` in parts, for a rank that serves no node itself."""
+    leader = rank.group[0] if rank.group else 0
+    return [
+        line((f"follows rank {leader}", "value")),
+        line((" ".join(safe(name) for name in rank.follows), "dim")),
+        pair("epoch", str(rank.epoch)),
+        pair("plans", f"{rank.plans}"),
+    ]
 
 
 def node_line(view: View, key: str, node: NodeStatus, width: int, name_width: int) -> Line:
