@@ -150,7 +150,10 @@ class PassKind:
         if self.runs_ahead:
             return [count for count in rows if count * self.tokens * self.iterations <= AHEAD_TOKENS]
         each = sum(port.size_bytes * port.count(1, self.tokens) for port in self.ports)
-        return [count for count in rows if count * each <= MOST_BYTES or count == min(rows)]
+        most = MOST_BYTES // max(1, each)
+        if not self.writes:
+            most = min(most, 2 * MOST_TOKENS // self.tokens)
+        return [count for count in rows if count <= most or count == min(rows)]
 
     def __str__(self) -> str:
         often = f", {self.iterations} iterations" if self.iterations > 1 else ""

@@ -13,7 +13,7 @@ from mstar_bagel.checkpoint.config import Autoencoder, ControlIds, Language, Siz
 from mstar_bagel.graph import LOOK, build
 from mstar_bagel.nodes.language import BagelLLM
 from mstar_bagel.nodes.vision import ImageFeatures
-from mstar_core.engine.base import Handle, Job, JobKey, SamplingParams
+from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, SamplingParams
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes, GraphCache
 from mstar_core.engine.kv.engine import KVCacheEngine, KVSettings
 from mstar_core.graph.spec.nodes import STEP
@@ -48,15 +48,19 @@ def engine_of(device: str, *, is_captured: bool) -> KVCacheEngine:
 
 
 class Painter:
-    """Submits passes of images, main and the branch without a prompt, and collects their velocities."""
+    """Submits passes of images, main and the branch without a prompt, and collects their velocities.
+
+    steps: steps of the engine that computed passes in the last call of `step`.
+    """
 
     def __init__(self, engine: KVCacheEngine) -> None:
         self.engine = engine
         self.keys = 0
+        self.steps = 0
 
     def open(self, handle: int, prompt: int) -> None:
         self.engine.open(Handle(handle), SamplingParams(), 128)
-        self._submit(handle, {"tokens": torch.arange(prompt)})
+        self.submit(handle, {"tokens": torch.arange(prompt)})
         self._run()
 
     def step(self, latents: dict[int, Tensor], step: int) -> dict[tuple[int, str], Tensor]:
@@ -65,21 +69,24 @@ class Painter:
         for handle, x in latents.items():
             for branch in ("main", "cfg_text"):
                 inputs = {"latents": x, "times": TIMES, STEP: torch.tensor(step)}
-                key = self._submit(handle, inputs, branch=branch, attend=LOOK, outputs=("velocity",))
+                key = self.submit(handle, inputs, branch=branch, attend=LOOK, outputs=("velocity",))
                 wanted[key] = (handle, branch)
-        return {wanted[int(done.job.key)]: done.outputs["velocity"].clone() for done in self._run()}
+        ended = [done for done in self._run() if int(done.job.key) in wanted]
+        return {wanted[int(done.job.key)]: done.outputs["velocity"].clone() for done in ended}
 
-    def _submit(self, handle: int, inputs: dict[str, Tensor], **fields: Any) -> int:
+    def submit(self, handle: int, inputs: dict[str, Tensor], *, sample: bool = False, **fields: Any) -> int:
         self.keys += 1
-        self.engine.submit(Job(key=JobKey(self.keys), handle=Handle(handle), inputs=inputs, sample=False, **fields))
+        self.engine.submit(Job(key=JobKey(self.keys), handle=Handle(handle), inputs=inputs, sample=sample, **fields))
         return self.keys
 
     def _run(self) -> list[Any]:
         ended = []
+        self.steps = 0
         while (running := self.engine.launch()) is not None:
             result = self.engine.collect(running)
             assert not result.failed, result.failed[0].error
             ended += result.done
+            self.steps += any("velocity" in done.outputs for done in result.done)
         return ended
 
 
@@ -101,6 +108,23 @@ def test_a_captured_image_encoder_equals_the_plain_one(device: str) -> None:
         assert captures.counts.hits == 1
         both = captured(image=[image, image])["features"]
         assert float((both[1].float() - wanted.float()).norm() / wanted.float().norm()) < BUDGETS[device]
+
+
+def test_branches_of_an_image_share_a_forward_unless_text_is_decoded() -> None:
+    with torch.inference_mode():
+        painter = Painter(engine_of("cpu", is_captured=False))
+        painter.open(1, 20)
+        x = {1: torch.randn(6, 8, SIZES.latent_width)}
+        painter.step(x, 0)
+        assert painter.steps == 1
+        loop = LoopSpec(max_iters=9, carry={"token": "token"}, stop_port="token")
+        painter.engine.open(Handle(2), SamplingParams(), 64)
+        painter.submit(2, {"token": torch.tensor([5])}, loop=loop, sample=True)
+        first = painter.engine.launch()
+        assert first is not None
+        painter.engine.collect(first)
+        painter.step(x, 1)
+        assert painter.steps > 1
 
 
 @pytest.mark.parametrize("device", DEVICES)

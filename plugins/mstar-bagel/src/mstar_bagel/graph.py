@@ -97,7 +97,7 @@ def _nodes(sizes: Sizes) -> _Nodes:
         row_ports=("embeds", "latent_embeds", "latents", "velocity", "times"),
         step_ports=("times",),
         pass_tokens=PASS_TOKENS,
-        capture_sizes=(1, 2),
+        capture_sizes=(1, 2, 3, 4),
         batch_key=("times",),
         tensor_parallel=True,
         parallel_sizes=(("heads", language.heads), ("values of an MLP", language.mlp)),
