@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mstar_core.engine.cuda_graphs.forked_work import run_forked
+from mstar_core.engine.cuda_graphs.forked_work import ForkedStream, run_forked
 
 
 def test_each_piece_is_done_once_and_by_other_processes(tmp_path: Path) -> None:
@@ -51,3 +51,35 @@ def test_a_process_that_stalls_is_ended(caplog: pytest.LogCaptureFixture) -> Non
     assert time.monotonic() - started < 30 and "has stalled" in caplog.text
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
+
+
+def test_a_stream_does_each_text_once_while_more_are_made(tmp_path: Path) -> None:
+    def work(text: str) -> None:
+        if text == "bad":
+            raise ValueError(text)
+        (tmp_path / f"{text}.{os.getpid()}").touch(exist_ok=False)
+
+    prepared: list[int] = []
+    stream = ForkedStream(work, 3, lambda: prepared.append(1))
+    numbers = [stream.put(text) for text in ("a", "bad", *map(str, range(20)))]
+    while not [*tmp_path.iterdir()]:
+        time.sleep(0.01)
+    told: list[int] = []
+    done = stream.finish(told.append)
+    assert numbers == list(range(22)) and sorted(done) == [0, *range(2, 22)]
+    assert sorted(path.name.split(".")[0] for path in tmp_path.iterdir()) == sorted(["a", *map(str, range(20))])
+    assert told[-1] == 22 and not prepared
+
+
+def test_a_stream_whose_processes_are_behind_takes_no_more() -> None:
+    stream = ForkedStream(lambda text: time.sleep(60), 1)
+    taken = 0
+    while stream.put("x" * 40_000) is not None:
+        taken += 1
+    assert 1 <= taken < 100
+    assert stream.put("x" * 100_000) is None
+    assert stream.finish(stall_s=0.2) == {}
+
+
+def test_a_stream_without_texts_ends_at_once() -> None:
+    assert ForkedStream(print, 2).finish() == {}

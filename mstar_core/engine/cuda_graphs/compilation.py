@@ -13,6 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import hashlib
+import inspect
+import json
 import logging
 import os
 import threading
@@ -25,12 +28,16 @@ from typing import Any, Final, ParamSpec, TypeVar
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mstar_core.engine.cuda_graphs.forked_work import run_forked
+from mstar_core.engine.cuda_graphs.forked_work import ForkedStream, run_forked
+from mstar_core.engine.cuda_graphs.kernel_list import line_of, source_of
 
 log = logging.getLogger(__name__)
 
 MOST_WORKERS: Final = 32
 """Most processes or threads that compile."""
+
+FEW: Final = 3
+"""Kernels that threads compile sooner than processes start."""
 
 SWITCH: Final = "MSTAR_COMPILE_AHEAD"
 """Environment variable that turns this off (`0`) or compiles in threads of this process (`threads`)."""
@@ -44,11 +51,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """Work that waits for the end. name: of the kernel."""
+    """Work that waits for the end. name: of the kernel. number: of its text in the stream, None if it has none."""
 
     name: str
     future: Future[Any]
     work: Callable[[], Any]
+    number: int | None = None
 
 
 class Compiling:
@@ -63,29 +71,53 @@ class Compiling:
         self.launched = ""
         self._report = report
         self._waiting: list[_Waiting] = []
+        self._stream: ForkedStream | None = None
 
     @property
     def count(self) -> int:
         """Work that waits for the end."""
         return len(self._waiting)
 
-    def later(self, work: Callable[[], Any]) -> Future[Any]:
-        """Queue work of the kernel that was launched last."""
+    def later(self, work: Callable[[], Any], text: str | None = None) -> Future[Any]:
+        """Queue work of the kernel that was launched last. text: describes it to the processes that compile already."""
         future: Future[Any] = Future()
-        self._waiting.append(_Waiting(self.launched, future, work))
+        number = None if text is None or self._stream is None else self._stream.put(text)
+        self._waiting.append(_Waiting(self.launched, future, work, number))
         return future
+
+    def begin(self) -> None:
+        """Start the processes that compile while steps are still traced."""
+        if _forks() and (others := _cores() - 1) > 0:
+            self._stream = ForkedStream(_compile_text, min(MOST_WORKERS, others), _with_fixed_target())
 
     def finish(self) -> None:
         """Do the queued work with one process or thread per processor. Errors are logged and left in the futures."""
+        started, total = time.monotonic(), len(self._waiting)
         # Captured steps, which come last, have the kernels that take longest.
         waiting = self._waiting[::-1]
         self._waiting.clear()
+        took: list[tuple[float, str]] = []
+        rest = waiting
+        if self._stream is not None:
+            early = self._stream.finish(lambda done: self._report(done, total))
+            took += [(early[each.number], each.name) for each in waiting if each.number in early]
+            rest = [each for each in waiting if each.number not in early]
         if not waiting:
             return
-        cores = len(os.sched_getaffinity(0))
-        if cores > 1 and os.environ.get(SWITCH) != "threads":
-            self._fork(waiting, min(MOST_WORKERS, len(waiting), cores))
-        with ThreadPoolExecutor(min(MOST_WORKERS, len(waiting), max(2, cores)), "compile") as pool:
+        if len(rest) > FEW and _forks() and _cores() > 1:
+            before, work = total - len(rest), [each.work for each in rest]
+            found = run_forked(
+                work, min(MOST_WORKERS, len(rest), _cores()), lambda done: self._report(before + done, total),
+                _with_fixed_target(),
+            )  # fmt: skip
+            took += [(found[index], rest[index].name) for index in found]
+        log.info(
+            "%d of %d kernels compiled by processes, %d of them during the trace, %.2f s after it; %.2f s of work; "
+            "longest: %s", len(took), total, total - len(rest), time.monotonic() - started,
+            sum(seconds for seconds, _ in took),
+            ", ".join(f"{name} {seconds:.1f} s" for seconds, name in sorted(took, reverse=True)[:3]),
+        )  # fmt: skip
+        with ThreadPoolExecutor(min(MOST_WORKERS, total, max(2, _cores())), "compile") as pool:
             for each in waiting:
                 pool.submit(_fulfil, each.future, each.work)
         for each in waiting:
@@ -93,18 +125,6 @@ class Compiling:
             if error is not None:
                 text = f"{type(error).__name__}: {error}"
                 log.warning("kernel %s was not compiled ahead: %s", each.name, text.splitlines()[0])
-
-    def _fork(self, waiting: list[_Waiting], processes: int) -> None:
-        """Leave the kernels in the cache on disk. What fails here is done again by a thread, which has the error."""
-        started, total = time.monotonic(), len(waiting)
-        work = [each.work for each in waiting]
-        took = run_forked(work, processes, lambda done: self._report(done, total), _with_fixed_target())
-        longest = sorted(took, key=lambda index: -took[index])[:3]
-        names = ", ".join(f"{waiting[index].name} {took[index]:.1f} s" for index in longest)
-        log.info(
-            "%d of %d kernels compiled by %d processes in %.2f s of %.2f s of work; longest: %s", len(took), total,
-            processes, time.monotonic() - started, sum(took.values()), names,
-        )  # fmt: skip
 
 
 class _Queue(Executor):
@@ -121,7 +141,7 @@ class _Queue(Executor):
             _build_launcher(kernel)
             return kernel
 
-        return self._compiling.later(both)
+        return self._compiling.later(both, _text_of(fn))
 
 
 def prepare_compiler() -> None:
@@ -174,6 +194,7 @@ def compiling_only(report: Callable[[int, int], None] = lambda done, total: None
         found.launched = str(getattr(kernel, "__name__", kernel))
         made = run(kernel, *args, warmup=True, **given)
         if found.has_missed and not found.count:
+            found.begin()
             found.later(lambda: _build_launcher(made))
             waits.enter_context(mode)
         return made
@@ -230,6 +251,44 @@ class _ZeroFilled(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         return out.zero_() if func.overloadpacket in _UNINITIALISED else out
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _forks() -> bool:
+    return os.environ.get(SWITCH) != "threads"
+
+
+def _text_of(work: Callable[..., Any]) -> str | None:
+    """Describe the kernel that Triton's work compiles, None if this version has another form of work."""
+    try:
+        from triton.compiler.compiler import get_cache_key, make_backend
+    except ImportError:
+        return None
+    found = inspect.getclosurevars(work).nonlocals
+    try:
+        source, target, options = found["src"], found["target"], found["options"]
+        key = get_cache_key(source, make_backend(target), options, found["env_vars"])
+        hashed = hashlib.sha256(key.encode()).hexdigest()
+        return line_of(source, {**vars(options), "target": target, "hash": hashed})
+    except (KeyError, TypeError, ValueError):
+        log.debug("a kernel cannot be described", exc_info=True)
+        return None
+
+
+def _compile_text(text: str) -> None:
+    """Compile a described kernel into the cache on disk, with its launcher. Called in a forked process."""
+    from triton.compiler import compile as compiled
+    from triton.runtime.driver import driver
+
+    entry = json.loads(text)
+    source, options = source_of(entry)
+    made = compiled(source, target=driver.active.get_current_target(), options=options)
+    if made.hash != entry["hash"]:
+        raise ValueError(f"{entry['kernel']} is not described exactly")
+    _build_launcher(made)
 
 
 def _with_fixed_target() -> Callable[[], None]:

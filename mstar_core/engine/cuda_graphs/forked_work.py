@@ -11,11 +11,13 @@ import logging
 import os
 import select
 import signal
+import socket
 import struct
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final, NoReturn
 
 from mstar_core.process.system import die_with_parent
@@ -27,6 +29,9 @@ STALL_S: Final = 60.0
 
 MOST_PIECES: Final = 16_384
 """Pieces whose numbers fit into a pipe."""
+
+MOST_TEXT: Final = 1 << 16
+"""Most bytes of a text."""
 
 _NUMBER: Final = struct.Struct("<H")
 _RESULT: Final = struct.Struct("<HBf")
@@ -49,18 +54,78 @@ def run_forked(
     results, results_end = os.pipe()
     os.write(todo_end, b"".join(_NUMBER.pack(index) for index in range(min(len(work), MOST_PIECES))))
     os.close(todo_end)
+
+    def pieces() -> Iterator[tuple[int, Callable[[], object]]]:
+        while len(number := os.read(todo, _NUMBER.size)) == _NUMBER.size:
+            (index,) = _NUMBER.unpack(number)
+            yield index, work[index]
+
+    children = _start(processes, lambda: _serve(pieces(), results_end, prepare))
+    os.close(todo)
+    os.close(results_end)
+    return _end(children, results, on_done, stall_s)
+
+
+class ForkedStream:
+    """Forked processes that take texts while the caller makes them. Its owner must call `finish`."""
+
+    def __init__(
+        self, work: Callable[[str], object], processes: int, prepare: Callable[[], object] = lambda: None
+    ) -> None:
+        """work: what to do with a text; its result is dropped. prepare: called once in each process."""
+        own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._results, results_end = os.pipe()
+        self._texts = 0
+
+        def pieces() -> Iterator[tuple[int, Callable[[], object]]]:
+            own.close()  # readers see the end of the stream once every copy of this end is closed
+            while message := theirs.recv(MOST_TEXT):
+                (index,) = _NUMBER.unpack_from(message)
+                yield index, partial(work, message[_NUMBER.size :].decode())
+
+        self._children = _start(processes, lambda: _serve(pieces(), results_end, prepare))
+        theirs.close()
+        os.close(results_end)
+        own.setblocking(False)
+        self._own = own
+
+    def put(self, text: str) -> int | None:
+        """Give a text to the next idle process. Returns its number, None if it cannot be taken now."""
+        message = _NUMBER.pack(self._texts) + text.encode()
+        if not self._children or len(message) > MOST_TEXT or self._texts == MOST_PIECES:
+            return None
+        try:
+            self._own.send(message)
+        except OSError:  # the processes are behind, or gone
+            return None
+        self._texts += 1
+        return self._texts - 1
+
+    def finish(
+        self, on_done: Callable[[int], None] = lambda done: None, stall_s: float = STALL_S
+    ) -> dict[int, float]:  # fmt: skip
+        """Wait for all texts and end the processes. Returns as `run_forked`."""
+        self._own.close()
+        return _end(self._children, self._results, on_done, stall_s)
+
+
+def _start(processes: int, serve: Callable[[], NoReturn]) -> list[int]:
+    """Fork processes that call `serve`. Returns their ids."""
     children: list[int] = []
     try:
         for _ in range(processes):
             child = _fork()
             if child == 0:
-                _serve(work, todo, results_end, prepare)
+                serve()
             children.append(child)
     except OSError as error:
         log.warning("%d of %d processes could be started: %s", len(children), processes, error)
-    finally:
-        os.close(todo)
-        os.close(results_end)
+    return children
+
+
+def _end(
+    children: Sequence[int], results: int, on_done: Callable[[int], None], stall_s: float
+) -> dict[int, float]:  # fmt: skip
     try:
         return _gather(results, on_done, stall_s)
     finally:
@@ -101,18 +166,17 @@ def _fork() -> int:
 
 
 def _serve(
-    work: Sequence[Callable[[], object]], todo: int, results: int, prepare: Callable[[], object]
+    pieces: Iterator[tuple[int, Callable[[], object]]], results: int, prepare: Callable[[], object]
 ) -> NoReturn:  # fmt: skip
     """Run pieces until none is left, and end the process without destructors, which could use the device."""
     try:
         gc.disable()
         die_with_parent()
         prepare()
-        while len(number := os.read(todo, _NUMBER.size)) == _NUMBER.size:
-            (index,) = _NUMBER.unpack(number)
+        for index, piece in pieces:
             started, has_ended_well = time.monotonic(), True
             try:
-                work[index]()
+                piece()
             except BaseException:  # noqa: BLE001 isolation boundary: the caller does the same work and sees the error
                 has_ended_well = False
             os.write(results, _RESULT.pack(index, has_ended_well, time.monotonic() - started))
