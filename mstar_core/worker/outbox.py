@@ -57,12 +57,11 @@ class _Turn:
     )
     control: list[tuple[str, Message | tuple[partial[Any], Sending]]] = field(default_factory=list)
     caches: list[tuple[int, _Cache]] = field(default_factory=list)
-    freed: defaultdict[str, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
     copies: list[Sending] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         has_data = self.outputs or self.finished or self.ids or self.values or self.caches
-        return bool(has_data or self.control or self.freed)
+        return bool(has_data or self.control)
 
     @property
     def is_ready(self) -> bool:
@@ -72,8 +71,8 @@ class _Turn:
 class Outbox:
     """Collects the messages of a turn and sends them. Owned by the worker's loop.
 
-    Tensors on a GPU are copied to pinned memory while the worker goes on. A turn leaves when its copies are done, and
-    later turns leave after it, so that messages keep their order.
+    Tensors on a GPU are copied while the worker goes on. A turn leaves when its copies are done, and later turns leave
+    after it, so that messages keep their order. Loans are returned at once: a peer may wait for their room.
     """
 
     def __init__(
@@ -98,6 +97,7 @@ class Outbox:
         self._peer_memory = peer_memory
         self._turn = _Turn()
         self._waiting: deque[_Turn] = deque()
+        self._freed: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
 
     def output(self, handle: int, seq: int, port: str, modality: str, tensor: Tensor, meta: dict[str, Any]) -> None:
         """Send a value to the client."""
@@ -180,7 +180,7 @@ class Outbox:
         if isinstance(ref, CudaTensor) and self._peer_memory is not None:
             self._peer_memory.drop(ref)
         if loan is not None:
-            self._turn.freed[loan.owner].append((loan.slot, loan.generation))
+            self._freed[loan.owner].append((loan.slot, loan.generation))
 
     @property
     def is_waiting(self) -> bool:
@@ -194,6 +194,10 @@ class Outbox:
 
     def flush(self) -> None:
         """End the turn and send its messages, or queue them behind those that wait for copies."""
+        if self._freed:
+            freed, self._freed = self._freed, defaultdict(list)
+            for owner, slots in freed.items():
+                self._send(owner, TensorFreed(slots=slots))
         if self._turn:
             self._waiting.append(self._turn)
             self._turn = _Turn()
@@ -220,8 +224,6 @@ class Outbox:
             entries: list[Message | tuple[partial[Any], Sending]] = [item]
             for message in self._complete(entries, name):
                 self._send(name, message)
-        for owner, slots in turn.freed.items():
-            self._send(owner, TensorFreed(slots=slots))
 
     def _send_cache(self, to: str, cache: _Cache) -> None:
         """Send a cache. Without room for its tensors, its request fails."""

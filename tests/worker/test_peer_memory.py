@@ -14,7 +14,7 @@ from mstar_core.messages.tensors import CudaTensor, InlineTensor, TensorRef
 from mstar_core.transport import loan_of
 from mstar_core.transport.tensors import inline
 from mstar_core.worker.peer_memory.arrivals import Arrivals
-from mstar_core.worker.peer_memory.transport import FIRST_SLOT, PeerMemory
+from mstar_core.worker.peer_memory.transport import FIRST_SLOT, PATIENCE_S, PeerMemory
 from tests.fakes.shared_memory import SharedMemory
 
 KIB = 1 << 10
@@ -30,7 +30,8 @@ class Pair:
     def __init__(self, **limits: int) -> None:
         self.shared = SharedMemory()
         sizes = {"segment_bytes": 4 * KIB, "most_bytes": 16 * KIB, "least_bytes": 0, **limits}
-        self.owner = PeerMemory("worker-0", 3, self.shared.end(), ["worker-1"], **sizes)
+        self.now = 0.0
+        self.owner = PeerMemory("worker-0", 3, self.shared.end(), ["worker-1"], clock=lambda: self.now, **sizes)
         self.reader = PeerMemory("worker-1", 5, self.shared.end(), ["worker-0"], **sizes)
 
     def send(self, value: torch.Tensor) -> CudaTensor:
@@ -81,13 +82,26 @@ def test_a_tensor_waits_for_room_and_goes_on(pair: Pair) -> None:
         pair.give_back(ref)
 
 
-def test_small_segments_make_room_for_a_large_tensor(pair: Pair) -> None:
+def test_memory_grows_beyond_its_limit_after_a_while(pair: Pair) -> None:
+    refs = [pair.send(torch.ones(4 * KIB, dtype=torch.uint8)) for _ in range(4)]
+    late = pair.owner.send(torch.full((4 * KIB,), 9, dtype=torch.uint8), "worker-1")
+    pair.now += PATIENCE_S / 2
+    assert not late.is_done
+    pair.now += PATIENCE_S
+    assert late.is_done and int(pair.read(late.ref)[0]) == 9
+    for ref in (*refs, late.ref):
+        pair.give_back(ref)
+
+
+def test_exported_memory_is_kept_while_readers_may_have_it_mapped(pair: Pair) -> None:
     refs = [pair.send(torch.ones(4 * KIB, dtype=torch.uint8)) for _ in range(4)]
     for ref in refs:
         pair.give_back(ref)
-    large = pair.send(torch.ones(15 * KIB, dtype=torch.uint8))
-    assert pair.read(large).sum() == 15 * KIB
-    pair.give_back(large)
+    large = pair.owner.send(torch.ones(15 * KIB, dtype=torch.uint8), "worker-1")
+    assert not large.is_done
+    pair.now += 2 * PATIENCE_S
+    assert large.is_done and pair.read(large.ref).sum() == 15 * KIB
+    assert pair.read(pair.send(torch.ones(4 * KIB, dtype=torch.uint8))).sum() == 4 * KIB
 
 
 def test_a_tensor_that_never_fits_names_the_limit(pair: Pair) -> None:

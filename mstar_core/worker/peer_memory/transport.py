@@ -7,6 +7,7 @@ reader maps a segment at its first tensor, copies from it on a side stream, and 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -24,10 +25,13 @@ if TYPE_CHECKING:
     from mstar_core.worker.peer_memory.memory import CopyEnd, DeviceMemory
 
 SEGMENT_BYTES: Final = 64 << 20
-"""Least size of a segment. Segments are allocated when they are needed and kept."""
+"""Least size of a segment. Segments are allocated when they are needed and kept, because readers have them mapped."""
 
 MOST_BYTES: Final = 4 << 30
-"""Limit of all segments. Tensors beyond it wait until readers return some."""
+"""Limit of all segments. Tensors beyond it wait until readers return some, but no longer than PATIENCE_S."""
+
+PATIENCE_S: Final = 0.5
+"""Longest wait for room. Then the memory grows beyond its limit, because a message needs all its tensors at once."""
 
 LEAST_BYTES: Final = 32 << 10
 """Tensors up to this size go through the host inside the message, which costs less than a loan."""
@@ -55,12 +59,18 @@ class _Lent:
     to: str
 
 
+Lend = Callable[["Tensor", bool], "tuple[CudaTensor, CopyEnd] | None"]
+"""Lends a tensor, or returns None without room. The second argument allows growth beyond the limit."""
+
+
 class OutgoingTensor:
     """A tensor on its way into exported memory. It waits for room if readers have not returned enough."""
 
-    def __init__(self, tensor: Tensor, lend: Callable[[Tensor], tuple[CudaTensor, CopyEnd] | None]) -> None:
+    def __init__(self, tensor: Tensor, lend: Lend, clock: Callable[[], float]) -> None:
         self._tensor: Tensor | None = tensor
         self._lend = lend
+        self._clock = clock
+        self._since = clock()
         self._lent: tuple[CudaTensor, CopyEnd] | None = None
         self._error: MstarError | None = None
         self._start()
@@ -88,7 +98,7 @@ class OutgoingTensor:
         if self._lent is not None or self._error is not None or self._tensor is None:
             return
         try:
-            self._lent = self._lend(self._tensor)
+            self._lent = self._lend(self._tensor, self._clock() - self._since > PATIENCE_S)
         except MstarError as error:  # reported by `ref` to the request of the tensor
             self._error = error
 
@@ -99,12 +109,14 @@ class PeerMemory(Closing):
     def __init__(
         self, name: str, incarnation: int, memory: DeviceMemory, peers: Collection[str], *,
         segment_bytes: int = SEGMENT_BYTES, most_bytes: int = MOST_BYTES, least_bytes: int = LEAST_BYTES,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         """name, incarnation: of this process's mailbox. peers: names of the workers whose ranks are on GPUs here."""
         self.sent_bytes = self.received_bytes = 0
         self._name = name
         self._incarnation = incarnation
         self._memory = memory
+        self._clock = clock
         self._peers = frozenset(peers)
         self._segment_bytes, self._most_bytes, self._least_bytes = segment_bytes, most_bytes, least_bytes
         self._segments: list[_Segment] = []
@@ -142,7 +154,7 @@ class PeerMemory(Closing):
     def send(self, tensor: Tensor, to: str) -> OutgoingTensor:
         """Begin to lend a copy of a tensor, behind the work of the current stream."""
         self.sent_bytes += tensor.nbytes
-        return OutgoingTensor(tensor, lambda value: self._lend(value, to))
+        return OutgoingTensor(tensor, lambda value, may_grow: self._lend(value, to, may_grow=may_grow), self._clock)
 
     def release(self, slot: int, generation: int) -> bool:
         """End a loan. Returns False if it is none of this memory, or has ended."""
@@ -154,7 +166,7 @@ class PeerMemory(Closing):
         self._slots.append(slot)
         return True
 
-    def _lend(self, tensor: Tensor, to: str) -> tuple[CudaTensor, CopyEnd] | None:
+    def _lend(self, tensor: Tensor, to: str, *, may_grow: bool) -> tuple[CudaTensor, CopyEnd] | None:
         """Return the handle and the end of the copy; None if there is no room now. Raises ArenaFull if never."""
         size = -(-max(tensor.nbytes, 1) // ALIGN_BYTES) * ALIGN_BYTES
         if size > self._most_bytes:
@@ -162,7 +174,7 @@ class PeerMemory(Closing):
                 "a tensor is too large to go to another GPU", f"{size} bytes, the limit is {self._most_bytes}",
                 "shorten the input, or place the nodes on one rank", needed=size, free=self._most_bytes,
             )  # fmt: skip
-        place = self._place(size)
+        place = self._place(size, may_grow=may_grow)
         if place is None:
             return None
         segment, offset = place
@@ -181,29 +193,20 @@ class PeerMemory(Closing):
         )  # fmt: skip
         return ref, done
 
-    def _place(self, size: int) -> tuple[_Segment, int] | None:
+    def _place(self, size: int, *, may_grow: bool) -> tuple[_Segment, int] | None:
         for segment in self._segments:
             offset = segment.free.take(size)
             if offset is not None:
                 return segment, offset
-        step = max(size, self._segment_bytes)
-        if sum(segment.size for segment in self._segments) + step > self._most_bytes:
-            self._drop_idle(step)
-            if sum(segment.size for segment in self._segments) + size > self._most_bytes:
-                return None
-            step = min(step, self._most_bytes - sum(segment.size for segment in self._segments))
+        room = self._most_bytes - sum(segment.size for segment in self._segments)
+        if room < size and not may_grow:
+            return None
+        step = max(size, min(self._segment_bytes, room))
         address = self._memory.allocate(step)
         segment = _Segment(address, step, self._memory.handle(address), FreeList())
         segment.free.give(0, step)
         self._segments.append(segment)
         return segment, segment.free.take(size) or 0
-
-    def _drop_idle(self, wanted: int) -> None:
-        """Free segments without loans that are too small for what is wanted."""
-        busy = {id(each.segment) for each in self._lent.values()}
-        for segment in [each for each in self._segments if id(each) not in busy and each.size < wanted]:
-            self._segments.remove(segment)
-            self._memory.free(segment.address)
 
     # -- receiving ---------------------------------------------------------------------------------------------------
 
