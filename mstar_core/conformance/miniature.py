@@ -6,7 +6,7 @@ import functools
 import shutil
 import tempfile
 import weakref
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from mstar_core.api.preprocess.child import load_processor
@@ -19,6 +19,7 @@ from mstar_core.errors import EngineError, PluginError
 from mstar_core.plugin.conformance import CheckSkipped, Subject
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.targets import load_target
+from mstar_core.worker.peer_memory.transport import PeerMemory
 
 
 class Miniature:
@@ -49,11 +50,12 @@ class Miniature:
         plan: Plan | None = None,
         faults: Faults | None = None,
         slow: Collection[tuple[str, str]] = (),
+        peer_memory: Callable[[str, Collection[str]], PeerMemory] | None = None,
     ) -> LocalRuntime:
         """Return a new deployment of the model."""
         return LocalRuntime(
             self.spec, self.folder, settings, ranks=ranks, plan=plan, built=self.built, processor=self.processor,
-            faults=faults, slow=slow,
+            faults=faults, slow=slow, peer_memory=peer_memory,
         )  # fmt: skip
 
     def alone(self, ask: SampleRequest) -> RequestOutcome:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import weakref
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +35,7 @@ from mstar_core.worker.build import own_nodes
 from mstar_core.worker.executor import Executor
 from mstar_core.worker.loop import Worker
 from mstar_core.worker.outbox import Outbox
+from mstar_core.worker.peer_memory.transport import PeerMemory
 from mstar_core.worker.steps import FairShare, Steps
 
 if TYPE_CHECKING:
@@ -106,7 +107,9 @@ class LocalRuntime:
         processor: Processor | None = None,
         faults: Faults | None = None,
         slow: Collection[tuple[str, str]] = (),
+        peer_memory: Callable[[str, Collection[str]], PeerMemory] | None = None,
     ) -> None:
+        """peer_memory: makes a worker's transport to its peers, by name, through device memory."""
         settings = settings or RuntimeSettings()
         self.settings = replace(settings, max_seq_len=min(settings.max_seq_len, spec.max_seq_len))
         self.clock = TickingClock()
@@ -125,6 +128,8 @@ class LocalRuntime:
         self._inbox = box
         self.conductor = Conductor(spec, plan, box, max_seq_len=self.settings.max_seq_len, clock=self.clock)
         nodes = build_nodes(spec, folder) if built is None else built
+        self._peer_memory = peer_memory
+        self._names = [worker_name(rank.rank) for rank in plan.ranks]
         self.workers = [self._worker(spec, rank, nodes, faults) for rank in plan.ranks]
         for rank in plan.ranks:
             self.conductor.on(PeerReady(name=worker_name(rank.rank), incarnation=1))
@@ -174,7 +179,11 @@ class LocalRuntime:
         moved = sum(worker.steps.collected for worker in self.workers) > before
         is_moving = moved or any(worker.steps.count for worker in self.workers)
         has_mail = self.api.turn()
-        return bool(letters) or is_moving or has_mail or self.post.waiting > 0
+        copies = any(
+            worker.outbox.is_waiting or (worker.arrivals is not None and worker.arrivals.is_waiting)
+            for worker in self.workers
+        )
+        return bool(letters) or is_moving or has_mail or copies or self.post.waiting > 0
 
     def run(self) -> None:
         """Take turns until no work is left. Raises EngineError if that never happens or a request has no end."""
@@ -210,6 +219,9 @@ class LocalRuntime:
         jobs = len(worker.executor._jobs.under_way)  # a wrong end would leave entries in this table
         if jobs:
             found.append(f"{name} holds {jobs} jobs")
+        peers = worker.peer_memory
+        if peers is not None and (peers.live or peers.reading):
+            found.append(f"{name} lends {peers.live} tensors to peers and reads {peers.reading}")
         for node, runner in worker.runners.items():
             memory, pressure = runner.memory(), runner.pressure()
             held = {"pages": memory.pages_used, "slots": memory.slots_used, "jobs": pressure.ready + pressure.waiting}
@@ -229,14 +241,16 @@ class LocalRuntime:
         box, transport = FakeMailbox(self.post, name), self.transports[name]
         names = [node.name for node in own_nodes(spec, rank)]
         runners = make_runners(built, names, self.settings, self.clock, faults)
-        outbox = Outbox(name, rank.rank, box, transport)
+        memory = self._peer_memory(name, self._names) if self._peer_memory is not None else None
+        outbox = Outbox(name, rank.rank, box, transport, peer_memory=memory)
         # The fake mailbox has the methods of a mailbox that the loop calls.
         return Worker(
             mailbox=cast("Mailbox", box), transport=transport,
             life=cast("ChildLife", QuietLife(name)), outbox=outbox, runners=runners,
             executor=Executor(
-                spec, rank.rank, runners, outbox, transport, self.clock, self.settings.feature_cache_bytes
+                spec, rank.rank, runners, outbox, transport, self.clock, self.settings.feature_cache_bytes, memory
             ),
+            peer_memory=memory,
             steps=Steps(
                 runners=runners, scheduler=FairShare(runners, clock=self.clock), lookahead=self.settings.lookahead,
                 clock=self.clock,

@@ -9,19 +9,27 @@ from mstar_core.errors import TransportError
 
 
 class FakeCopy:
-    """A copy that ends with `SharedMemory.finish`."""
+    """A copy that ends with `SharedMemory.finish`, or when it has been polled so many times."""
 
-    def __init__(self) -> None:
+    def __init__(self, polls: int) -> None:
         self.has_ended = False
+        self.polls = polls
 
     def query(self) -> bool:
+        self.polls -= 1
+        self.has_ended = self.has_ended or self.polls == 0
         return self.has_ended
 
 
 class SharedMemory:
-    """Memory of all devices of a host. `end` gives one process's view of it."""
+    """Memory of all devices of a host. `end` gives one process's view of it.
 
-    def __init__(self, limit: int = 1 << 24, *, is_slow: bool = False) -> None:
+    is_slow: copies end with `finish` only. polls: otherwise, how often they are polled. bad_reads: readings that fail.
+    """
+
+    def __init__(self, limit: int = 1 << 24, *, is_slow: bool = False, polls: int = 1, bad_reads: int = 0) -> None:
+        self.polls = polls
+        self.bad_reads = bad_reads
         self.blocks: dict[int, Tensor] = {}
         self.left = limit
         self.is_slow = is_slow
@@ -43,6 +51,9 @@ class FakeMemory:
 
     def __init__(self, shared: SharedMemory) -> None:
         self.shared = shared
+
+    def holds(self, tensor: Tensor) -> bool:
+        return True
 
     def allocate(self, size_bytes: int) -> int:
         if size_bytes > self.shared.left:
@@ -75,6 +86,9 @@ class FakeMemory:
         return self._copy()
 
     def read(self, address: int, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[Tensor, FakeCopy]:
+        if self.shared.bad_reads:
+            self.shared.bad_reads -= 1
+            raise TransportError("GPU memory cannot be shared between the workers of this host", "a bad link")
         tensor = torch.empty(shape, dtype=dtype)
         if tensor.numel():
             tensor = self._at(address, tensor.nbytes).clone().view(dtype).view(shape)
@@ -88,8 +102,7 @@ class FakeMemory:
         return self.shared.blocks[block][offset : offset + size]
 
     def _copy(self) -> FakeCopy:
-        copy = FakeCopy()
-        copy.has_ended = not self.shared.is_slow
+        copy = FakeCopy(0 if self.shared.is_slow else self.shared.polls)
         if self.shared.is_slow:
             self.shared.copies.append(copy)
         return copy

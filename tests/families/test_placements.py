@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +24,8 @@ from mstar_core.conformance.miniature import Miniature
 from mstar_core.conformance.nodes import RuntimeSettings
 from mstar_core.conformance.runtime import LocalRuntime, ended
 from mstar_core.conformance.samples import greedy, mixed
+from mstar_core.worker.peer_memory.transport import PeerMemory
+from tests.fakes.shared_memory import SharedMemory
 from tests.families.families import ROOT, SPECS
 
 FILES = [path for path in sorted((ROOT / "configs").glob("*.yaml")) if "_tp2" not in path.stem]
@@ -102,3 +104,29 @@ def test_a_thousand_requests_with_random_cancels_leave_nothing(pages: int | None
     assert (pages is None) or sum(worker.runners["LLM"].memory().preempted for worker in runtime.workers) > 0
     moves = [worker.executor.moves for worker in runtime.workers]
     assert moves[0].sent >= moves[1].received > found["finished"] * 0.9
+
+
+def through_devices(shared: SharedMemory) -> Callable[[str, Collection[str]], PeerMemory]:
+    return lambda name, peers: PeerMemory(name, 1, shared.end(), peers, least_bytes=0)
+
+
+@pytest.mark.parametrize("name", ["orpheus_pd_disaggregated", "bagel_cfg_parallel", "qwen3omni_pd_disaggregated"])
+def test_answers_through_device_memory_equal_those_through_the_host(name: str) -> None:
+    small, plan = placed(ROOT / "configs" / f"{name}.yaml")
+    shared = SharedMemory(1 << 34, polls=3)
+    runtime = small.runtime(plan=plan, peer_memory=through_devices(shared))
+    assert_answers_of_one_rank(small, runtime, plan)
+    sent = [memory.sent_bytes for worker in runtime.workers if (memory := worker.peer_memory) is not None]
+    assert sum(sent) > 0
+    assert sum(sent) == sum(worker.peer_memory.received_bytes for worker in runtime.workers if worker.peer_memory)
+
+
+def test_a_tensor_that_cannot_be_read_fails_its_request_with_the_cause() -> None:
+    small, plan = placed(ROOT / "configs" / "orpheus_pd_disaggregated.yaml")
+    shared = SharedMemory(1 << 34, polls=2, bad_reads=1)
+    runtime = small.runtime(plan=plan, peer_memory=through_devices(shared))
+    asks = [greedy(small.spec, ask) for ask in small.asks[:1] * 3]
+    outcomes = runtime.ask(*asks)
+    assert [outcome.status for outcome in outcomes] == ["failed", "finished", "finished"]
+    assert "cannot be shared" in outcomes[0].cause and "a bad link" in outcomes[0].cause
+    assert runtime.leaks() == []

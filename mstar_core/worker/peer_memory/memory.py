@@ -35,6 +35,9 @@ class CopyEnd(Protocol):
 class DeviceMemory(Protocol):
     """Memory of one device. Every failure is a TransportError."""
 
+    def holds(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is on the device."""
+
     def allocate(self, size_bytes: int) -> int:
         """Return the address of fresh memory."""
 
@@ -74,6 +77,10 @@ class CudaMemory:
         self._device = device
         self._runtime = _runtime()
         self._stream = torch.cuda.Stream(device)
+
+    def holds(self, tensor: Tensor) -> bool:
+        """See DeviceMemory."""
+        return tensor.is_cuda
 
     def allocate(self, size_bytes: int) -> int:
         """See DeviceMemory."""

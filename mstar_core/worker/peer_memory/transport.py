@@ -149,7 +149,7 @@ class PeerMemory(Closing):
 
     def suits(self, tensor: Tensor, to: str) -> bool:
         """Return whether a tensor goes to a receiver through device memory."""
-        return tensor.is_cuda and tensor.nbytes > self._least_bytes and to in self._peers
+        return tensor.nbytes > self._least_bytes and to in self._peers and self._memory.holds(tensor)
 
     def send(self, tensor: Tensor, to: str) -> OutgoingTensor:
         """Begin to lend a copy of a tensor, behind the work of the current stream."""
@@ -237,6 +237,11 @@ class PeerMemory(Closing):
     def drop(self, ref: CudaTensor) -> None:
         """Forget a tensor whose request has ended."""
         self._reads.pop(_key(ref), None)
+
+    @property
+    def reading(self) -> int:
+        """Number of tensors that were begun and neither taken nor dropped."""
+        return len(self._reads)
 
     # -- the ends ----------------------------------------------------------------------------------------------------
 
