@@ -118,7 +118,8 @@ class Router:
 
     def _home(self, replicas: Replicas, chosen: dict[Replicas, int], keys: Sequence[bytes], reasons: list[str]) -> int:
         if replicas not in chosen:
-            live = [replica[0] for replica in replicas if self.ready.issuperset(replica)]
+            # The leader of a tensor-parallel group is ready once its followers are.
+            live = [replica[0] for replica in replicas if replica[0] in self.ready]
             if not live:
                 rank = replicas[0][0]
                 cause = self.lost.get(rank, "it has not finished its start")

@@ -236,7 +236,7 @@ def _check_whole(path: Path, name: str, shape: tuple[int, ...], part: Slice) -> 
         )  # fmt: skip
 
 
-def _stored_part(tensor: StoredTensor, part: Slice | None) -> StoredTensor:
+def stored_part(tensor: StoredTensor, part: Slice | None) -> StoredTensor:
     """Return the rows of a stored tensor that a contiguous part names. Raises WeightsError for another length."""
     if part is None:
         return tensor
@@ -258,7 +258,7 @@ def _upload(
     checkpoint: Checkpoint, targets: Mapping[str, Tensor], progress: Progress | None, parts: Mapping[str, Slice]
 ) -> None:
     stored = [
-        _stored_part(tensor, parts.get(tensor.name))
+        stored_part(tensor, parts.get(tensor.name))
         for path in checkpoint.files()
         for tensor in stored_tensors(path)
         if tensor.name in targets

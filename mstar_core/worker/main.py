@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import zmq
@@ -19,6 +19,7 @@ from mstar_core.messages.names import worker_name
 from mstar_core.messages.wire import WireCodec
 from mstar_core.parallel.groups import GroupPlace, RankGroup
 from mstar_core.parallel.link import GroupEnded, PlanSender
+from mstar_core.parallel.plans import StopPlans
 from mstar_core.plugin.loader import bound_model
 from mstar_core.process.life import ChildLife, start_child
 from mstar_core.process.system import keep_freed_memory, keep_start, set_exact_timers
@@ -78,6 +79,8 @@ def leading(
     place = GroupPlace(ranks=plan.ranks, rank=rank.rank, epoch=epoch, folder=spec.ipc_dir)
     with PlanSender(place) as sender, RankGroup(place, device) as group:
         yield GroupLead(group=group, sender=sender, nodes=plan.nodes)
+        with suppress(GroupEnded):  # followers that are gone need no notice
+            sender.publish(StopPlans(reason=life.stop_reason or ""))
 
 
 @contextmanager

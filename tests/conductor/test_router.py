@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 
 from mstar_core.conductor.prefixes import BLOCK_IDS, MOST_KNOWN, Prefixes, prefix_keys
@@ -62,6 +63,15 @@ def test_one_replica_gives_no_reason() -> None:
     made = Router(MODEL, placed((0,), codec=0))
     made.ready.add(0)
     assert home(made, range(64)) == (0, ())
+
+
+def test_the_leader_of_a_ready_group_gets_requests_without_its_followers_being_announced() -> None:
+    plan = placed((0,), codec=2)
+    whole = tuple(msgspec.structs.replace(each, replicas=((0, 1),)) if each.node == "lm" else each
+                  for each in plan.placements)  # fmt: skip
+    made = Router(MODEL, msgspec.structs.replace(plan, placements=whole))
+    made.ready |= {0, 2}  # followers send no readiness: their leader waits for them
+    assert home(made, range(64))[0] == 0
 
 
 def test_a_rank_that_ended_is_forgotten() -> None:

@@ -70,6 +70,13 @@ REFUSED = {
         "node_groups.0.tp_size",
         None,
     ),
+    "widths do not divide": (
+        "model: toy\nnode_groups:\n  - node_names: [LLM]\n    ranks: [0, 1, 2, 3]\n"
+        "    tp_size: 4\n  - {node_names: [vocoder], ranks: [0]}\n",
+        5,
+        "node_groups.0.tp_size",
+        None,
+    ),
     "placed twice": (GOOD + "  - node_names: [vocoder]\n    ranks: [0]\n", 6, "node_groups.1.node_names.0", None),
     "placed twice in a walk": (TWO.replace("[decode]", "[decode, guided]"), 6, "node_groups.1.node_names.0", None),
     "a walk without a place": (
@@ -97,6 +104,13 @@ REFUSED = {
     "a list": ("- 1\n", 1, "", None),
     "port out of range": (GOOD + "api:\n  port: 70000\n", 7, "api.port", None),
 }
+
+
+def test_a_rank_in_two_tensor_parallel_groups_is_refused_at_planning(spec: ModelSpec, resolved: Resolve) -> None:
+    text = TWO.replace("[0, 1]", "[0, 1]\n    tp_size: 2").replace("ranks: [1]", "ranks: [1, 2]\n    tp_size: 2")
+    with pytest.raises(ConfigError, match="rank 1 is in two tensor-parallel groups") as caught:
+        make_plan(spec, resolved(text), ("cpu",))
+    assert (caught.value.facts["line"], caught.value.facts["key"]) == (7, "node_groups.1.ranks")
 
 
 @pytest.mark.parametrize(("text", "line", "key", "near"), REFUSED.values(), ids=REFUSED)

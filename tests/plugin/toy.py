@@ -27,6 +27,7 @@ class Params:
     ignore_eos: bool = param(False, "for load tests")
 
 LLM = NodeSpec(name="LLM", engine=KV_CACHE, ports={"tokens": "i64[n]", "token": "i64[1]"}, tensor_parallel=True,
+               parallel_sizes=(("heads", 8), ("values of an MLP", 6)),
                kv=KVSpec(layers=2, kv_heads=4, head_dim=8, branches=("main", "cfg")), sampling=Sampling(port="token"))
 LLM_CFG = LLM.on_branch("LLM_cfg", "cfg")
 VOC = NodeSpec(name="vocoder", engine=STATELESS, ports={"window": "i64[28]", "pcm": "i16[2048]"})

@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import save_file
 
 from mstar_core.errors import WeightsError
-from mstar_core.weights.checkpoint import StoredTensor, UploadTarget, chunks, stored_tensors, upload
+from mstar_core.parallel.shards import Slice
+from mstar_core.weights.checkpoint import StoredTensor, UploadTarget, chunks, stored_part, stored_tensors, upload
 
 SHAPES: dict[str, tuple[Sequence[int], torch.dtype]] = {
     "a.wide": ((37, 19), torch.bfloat16), "b.odd": ((7,), torch.uint8), "c.float": ((50, 3), torch.float32),
@@ -46,6 +47,18 @@ def test_every_split_and_cast_gives_the_file_values(tmp_path: Path, chunk: int, 
     found = load(tmp_path / "w.safetensors", dtype, chunk_bytes=chunk, threads=3)
     for name, value in values.items():
         assert torch.equal(found[name], value.to(dtype or value.dtype)), name
+
+
+@pytest.mark.parametrize("span", [range(0, 19), range(19, 37), range(5, 6)])
+def test_rows_of_a_tensor_are_uploaded_alone(tmp_path: Path, span: range) -> None:
+    values = write(tmp_path / "w.safetensors")
+    stored = {tensor.name: tensor for tensor in stored_tensors(tmp_path / "w.safetensors")}
+    part = stored_part(stored["a.wide"], Slice.part(0, span, 37))
+    target = torch.zeros(part.shape, dtype=torch.float32)
+    upload([UploadTarget(stored=part, tensor=target)], chunk_bytes=48, threads=2)
+    assert torch.equal(target, values["a.wide"][span.start : span.stop].float())
+    with pytest.raises(WeightsError, match="the model has 38 in dimension 0"):
+        stored_part(stored["a.wide"], Slice.part(0, span, 38))
 
 
 def test_chunks_cover_each_requested_byte_once_and_no_other(tmp_path: Path) -> None:
