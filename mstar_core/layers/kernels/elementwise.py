@@ -7,7 +7,7 @@ have done. With programmatic dependent launch, a kernel starts early and waits o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 import triton
@@ -196,6 +196,14 @@ def _dequantize_kernel(values, scale, out, inputs, block: tl.constexpr, overlaps
     tl.store(out + output * inputs + at, value.to(out.dtype.element_ty), mask=inside)
 
 
+MANY_ROWS: Final = 1024
+"""Rows from which on programs of 4 warps normalize one row each: more of them, and more loads, are in flight."""
+
+
+def _norm_warps(block: int, rows: int) -> int:
+    return 4 if rows >= MANY_ROWS and block <= 4096 else warps_for(block)
+
+
 def supports(x: Tensor) -> bool:
     """Return whether these kernels can replace the PyTorch operations for `x`."""
     return x.is_cuda and x.dtype in (torch.bfloat16, torch.float16) and x.dim() == 2 and x.is_contiguous()
@@ -210,8 +218,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, is_offset: bool = False) 
     rows, width = x.shape
     block = triton.next_power_of_2(width)
     _rms_norm_kernel[(rows,)](
-        x, x, weight, x, out, width, eps, parts=0, block=block, is_offset=is_offset, num_warps=warps_for(block),
-        **launch_options(x.device),
+        x, x, weight, x, out, width, eps, parts=0, block=block, is_offset=is_offset,
+        num_warps=_norm_warps(block, rows), **launch_options(x.device),
     )  # fmt: skip
     return out
 
@@ -228,7 +236,7 @@ def add_rms_norm(
     block, parts = triton.next_power_of_2(width), branch.shape[0] if branch.dim() == 3 else 1
     _rms_norm_kernel[(rows,)](
         x, branch, weight, summed, out, width, eps, parts=parts, block=block, is_offset=is_offset,
-        num_warps=warps_for(block), **launch_options(x.device),
+        num_warps=_norm_warps(block, rows), **launch_options(x.device),
     )  # fmt: skip
     return summed, out
 

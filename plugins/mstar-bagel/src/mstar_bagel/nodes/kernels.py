@@ -73,14 +73,13 @@ def _join_kernel(
     is_query = head < heads
     of_gen = is_head & (at < half) & (within < length)
     of_und = is_head & (at < half) & is_und
-    low = tl.load(gen_query_gain + at, mask=is_query & (within < length), other=0.0)
-    high = tl.load(gen_query_gain + half + at, mask=is_query & (within < length), other=0.0)
-    low += tl.load(und_query_gain + at, mask=is_query & is_und, other=0.0)
-    high += tl.load(und_query_gain + half + at, mask=is_query & is_und, other=0.0)
-    low += tl.load(gen_key_gain + at, mask=(head >= heads) & (within < length), other=0.0)
-    high += tl.load(gen_key_gain + half + at, mask=(head >= heads) & (within < length), other=0.0)
-    low += tl.load(und_key_gain + at, mask=(head >= heads) & is_und, other=0.0)
-    high += tl.load(und_key_gain + half + at, mask=(head >= heads) & is_und, other=0.0)
+    query_gain = gen_query_gain
+    key_gain = gen_key_gain
+    if is_und:
+        query_gain = und_query_gain
+        key_gain = und_key_gain
+    low = tl.where(is_query, tl.load(query_gain + at), tl.load(key_gain + at))
+    high = tl.where(is_query, tl.load(query_gain + half + at), tl.load(key_gain + half + at))
     if overlaps:
         gdc_launch_dependents()
         gdc_wait()
@@ -134,6 +133,6 @@ def join_qkv(
         gen, und, *rotation, *norms[0][:2], *norms[1][:2], into.query, into.key, into.value,
         images.length, images.markers, images.token, images.number, und.shape[-2] * und.shape[-1], heads, kv_heads,
         norms[0][2], head_dim=head_dim, half=head_dim // 2, block=triton.next_power_of_2(heads + kv_heads),
-        value_block=triton.next_power_of_2(kv_heads * head_dim), parts=parts, num_warps=4,
+        value_block=triton.next_power_of_2(kv_heads * head_dim), parts=parts, num_warps=8,
         **launch_options(gen.device),
     )  # fmt: skip
