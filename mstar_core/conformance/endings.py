@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from mstar_core.conformance.compare import require_equal
+from mstar_core.conformance.equality import require_equal
 from mstar_core.conformance.fake_api import SampleRequest
 from mstar_core.conformance.miniature import Miniature, miniature
 from mstar_core.conformance.nodes import RuntimeSettings

@@ -30,7 +30,6 @@ from mstar_core.graph.runtime.actions import (
 )
 from mstar_core.graph.runtime.run_context import loop_limits
 from mstar_core.graph.runtime.walk_state import WalkState
-from mstar_core.graph.spec.edges import Edge, GraphEdge, StreamingGraphEdge
 from mstar_core.graph.spec.nodes import (
     CHUNK_FIRST,
     CHUNK_LAST,
@@ -58,12 +57,15 @@ from mstar_core.graph.spec.streams import (
     Stream,
 )
 from mstar_core.graph.spec.walks import (
+    Edge,
+    GraphEdge,
     GraphNode,
     Loop,
     Parallel,
     Sequential,
     StopOn,
     StopWhen,
+    StreamingGraphEdge,
     Walk,
     graph_nodes,
     loops,

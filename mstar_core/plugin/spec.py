@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from mstar_core.errors import GraphError, did_you_mean
-from mstar_core.graph import GraphEdge, NodeSpec, Stream, Walk, graph_nodes, loops
+from mstar_core.graph import GraphEdge, NodeSpec, Stream, Walk
+from mstar_core.graph.spec.walks import edges_of
 from mstar_core.plugin.program import Program, ProgramRequest
 from mstar_core.plugin.surface import Modality, Surface
 
@@ -132,9 +133,7 @@ class ModelSpec:
 
     def emits(self, kind: str) -> bool:
         """Return whether a walk sends values of this kind to the client."""
-        walks = [walk for partition in self.partitions for walk in partition.walks.values()]
-        edges = [edge for walk in walks for use in graph_nodes(walk) for edge in use.outputs]
-        edges += [edge for walk in walks for loop in loops(walk) for edge in loop.outputs]
+        edges = [edge for part in self.partitions for walk in part.walks.values() for edge in edges_of(walk)]
         return any(isinstance(edge, GraphEdge) and edge.is_client and edge.modality == kind for edge in edges)
 
     def sample_inputs(self, sample: Sample) -> list[str]:

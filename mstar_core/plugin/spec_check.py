@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mstar_core.errors import GraphError, MstarError, PluginError, did_you_mean
-from mstar_core.graph import CLIENT, GraphEdge, graph_nodes, loops
+from mstar_core.graph import GraphEdge
 from mstar_core.graph.check.graph_check import check_graph
+from mstar_core.graph.spec.walks import edges_of
 from mstar_core.plugin.dry_run import WalkInputs, dry_run
 from mstar_core.plugin.params import check_value, param_specs
 from mstar_core.plugin.spec import ModelSpec
@@ -163,9 +164,8 @@ def _graph(spec: ModelSpec) -> list[MstarError]:
 def _client_edges(spec: ModelSpec) -> Iterator[tuple[GraphEdge, str]]:
     for partition in spec.partitions:
         for name, walk in partition.walks.items():
-            edges = [edge for use in graph_nodes(walk) for edge in use.outputs]
-            edges += [edge for loop in loops(walk) for edge in loop.outputs]
-            yield from ((edge, name) for edge in edges if isinstance(edge, GraphEdge) and edge.to == CLIENT)
+            edges = (edge for edge in edges_of(walk) if isinstance(edge, GraphEdge) and edge.is_client)
+            yield from ((edge, name) for edge in edges)
 
 
 def _programs(spec: ModelSpec) -> list[MstarError]:

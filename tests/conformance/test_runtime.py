@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mstar_core.conformance.compare import require_equal, require_same_bytes
 from mstar_core.conformance.endings import Fault
+from mstar_core.conformance.equality import require_equal, require_same_bytes
 from mstar_core.conformance.fake_api import SampleRequest
 from mstar_core.conformance.nodes import BuiltNode, build_nodes
 from mstar_core.conformance.runtime import LocalRuntime, ended

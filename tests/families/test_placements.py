@@ -19,7 +19,7 @@ from mstar_core.config.deployment import Plan
 from mstar_core.config.load import read_file
 from mstar_core.config.placement import make_plan
 from mstar_core.config.resolution import resolve
-from mstar_core.conformance.compare import require_equal
+from mstar_core.conformance.equality import require_equal
 from mstar_core.conformance.miniature import Miniature
 from mstar_core.conformance.nodes import RuntimeSettings
 from mstar_core.conformance.runtime import LocalRuntime, ended

@@ -71,7 +71,7 @@ def test_a_thread_that_gets_memory_does_not_end_a_capture(cuda: torch.device) ->
 def test_kernels_that_are_gone_through_are_compiled_and_do_not_run(
     cuda: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mstar_core.engine.attention.kernels.append import _append_kernel, append
+    from mstar_core.engine.attention.kernels.page_copies import _append_kernel, append
     from mstar_core.layers.kernels.elementwise import _rms_norm_kernel, rms_norm
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))

@@ -203,7 +203,7 @@ class FlashInferView:
         """See KVView."""
         pool = self._attention.pools[layer]
         if self._places is not None:
-            from mstar_core.engine.attention.kernels.append import append
+            from mstar_core.engine.attention.kernels.page_copies import append
 
             append(pool, self._attention.page_size, self._places, key, value)
         if self._is_whole:
@@ -368,7 +368,7 @@ class FlashInferDecode:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
         """See KVView. The first call, outside any capture, makes the first plan."""
-        from mstar_core.engine.attention.kernels.append import append
+        from mstar_core.engine.attention.kernels.page_copies import append
 
         pool = self._attention.pools[layer]
         if self._wrapper is None:

@@ -70,7 +70,7 @@ class WholePasses:
     def _with_cached(self, pool: Tensor, each: _Pass, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Return all keys and values of a pass, the cached ones first."""
         if pool.is_cuda:
-            from mstar_core.engine.attention.kernels.gather import gather
+            from mstar_core.engine.attention.kernels.page_copies import gather
 
             found = gather(pool, self._page_size, each.pages, each.cached, key, value)
             return found[0], found[1]

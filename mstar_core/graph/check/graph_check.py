@@ -9,10 +9,9 @@ from mstar_core.errors import GraphError, did_you_mean
 from mstar_core.graph.check.walk_check import Declared, WalkCheck
 from mstar_core.graph.compile.compiled import CompiledWalk, Kind, Source
 from mstar_core.graph.compile.wiring import wire
-from mstar_core.graph.spec.edges import StreamingGraphEdge
 from mstar_core.graph.spec.nodes import KV_CACHE, STATELESS, NodeSpec, PortType
 from mstar_core.graph.spec.streams import ChunkPolicy, FixedChunk, LeftContext, SlidingWindow, Stream
-from mstar_core.graph.spec.walks import Walk, graph_nodes, loops
+from mstar_core.graph.spec.walks import StreamingGraphEdge, Walk, edges_of, graph_nodes
 
 
 def check_graph(
@@ -109,14 +108,13 @@ class _Check:
             )
         if node.sampling is not None:
             self.declared.has_port(node, node.sampling.port, f"node {node.name!r} samples into", node.name)
-        for port in node.batch_key:
-            self.declared.has_port(node, port, f"batch_key of node {node.name!r} names", node.name)
-        for port in node.sequence:
-            self.declared.has_port(node, port, f"sequence of node {node.name!r} names", node.name)
-        for field, ports, engine in (("row_ports", node.row_ports, KV_CACHE), ("ragged", node.ragged, STATELESS)):
+        for field, ports, engine in (
+            ("batch_key", node.batch_key, None), ("sequence", node.sequence, None),
+            ("row_ports", node.row_ports, KV_CACHE), ("ragged", node.ragged, STATELESS),
+        ):  # fmt: skip
             for port in ports:
                 self.declared.has_port(node, port, f"{field} of node {node.name!r} names", node.name)
-            if ports and node.engine is not engine:
+            if ports and engine is not None and node.engine is not engine:
                 self.declared.problem(
                     f"node {node.name!r} has {field}, which mean nothing to its engine", node.name, "leave them out"
                 )
@@ -223,9 +221,7 @@ def bound_parameters(policy: ChunkPolicy) -> list[str]:
 
 def _streams_out(walk: Walk) -> set[str]:
     """Return the names of the streams that a walk puts values on."""
-    edges = [edge for use in graph_nodes(walk) for edge in use.outputs]
-    edges += [edge for loop in loops(walk) for edge in loop.outputs]
-    return {edge.stream.name for edge in edges if isinstance(edge, StreamingGraphEdge)}
+    return {edge.stream.name for edge in edges_of(walk) if isinstance(edge, StreamingGraphEdge)}
 
 
 def _takes(walk: Walk, stream: Stream) -> bool:

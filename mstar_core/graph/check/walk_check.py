@@ -10,10 +10,20 @@ from mstar_core.errors import GraphError, did_you_mean
 from mstar_core.graph.compile.compiled import CompiledWalk, Kind, Source
 from mstar_core.graph.compile.resident import is_fixed, loop_ports
 from mstar_core.graph.compile.wiring import is_special, wire
-from mstar_core.graph.spec.edges import Edge, StreamingGraphEdge
 from mstar_core.graph.spec.nodes import CHUNK_FIRST, CHUNK_LAST, KV_CACHE, PARAM_PREFIX, RANDOM, STEP, NodeSpec, keyword
 from mstar_core.graph.spec.streams import Stream
-from mstar_core.graph.spec.walks import GraphNode, Loop, StopOn, Walk, graph_nodes, loops, parts_of
+from mstar_core.graph.spec.walks import (
+    Edge,
+    GraphNode,
+    Loop,
+    StopOn,
+    StreamingGraphEdge,
+    Walk,
+    edges_of,
+    graph_nodes,
+    loops,
+    parts_of,
+)
 
 INTEGERS: Final = frozenset({"i64", "i32", "i16", "u8", "any"})
 
@@ -281,9 +291,7 @@ class WalkCheck:
 
     def reaches(self, walk: Walk) -> None:
         """Report a walk without any effect."""
-        edges = [edge for use in graph_nodes(walk) for edge in use.outputs]
-        edges += [edge for loop in loops(walk) for edge in loop.outputs]
-        out = any(isinstance(edge, StreamingGraphEdge) or edge.is_client for edge in edges)
+        out = any(isinstance(edge, StreamingGraphEdge) or edge.is_client for edge in edges_of(walk))
         writes = any(
             use.spec.engine is KV_CACHE and (use.attend is None or use.attend.write) for use in graph_nodes(walk)
         )

@@ -5,8 +5,10 @@ Called when a model is loaded (compile_graph) and by the graph check.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from graphlib import CycleError, TopologicalSorter
+from typing import Final
 
 from mstar_core.errors import GraphError, did_you_mean
 from mstar_core.graph.compile.compiled import (
@@ -21,12 +23,10 @@ from mstar_core.graph.compile.compiled import (
     TaskInput,
     Variable,
 )
-from mstar_core.graph.compile.cycles import find_cycle
 from mstar_core.graph.compile.resident import loop_ports, resident_ports
-from mstar_core.graph.spec.edges import Edge, GraphEdge, StreamingGraphEdge
 from mstar_core.graph.spec.nodes import CHUNK_FIRST, CHUNK_LAST, PARAM_PREFIX, RANDOM, STEP
 from mstar_core.graph.spec.streams import Stream
-from mstar_core.graph.spec.walks import GraphNode, Loop, Walk, parts_of
+from mstar_core.graph.spec.walks import Edge, GraphEdge, GraphNode, Loop, StreamingGraphEdge, Walk, parts_of
 
 
 def is_special(name: str) -> bool:
@@ -464,3 +464,32 @@ class _Wiring:
 
     def task_name(self, task: int) -> str:
         return self.nodes[task][0].spec.name
+
+
+Part = tuple[Kind, int]
+"""A task or a loop, by its index."""
+PARTS: Final = (Kind.TASK, Kind.LOOP)
+
+
+def find_cycle(walk: CompiledWalk) -> list[str]:
+    """Return the names on a cycle, each before those that wait for it; empty without one."""
+    try:
+        TopologicalSorter(_needs(walk)).prepare()
+    except CycleError as error:
+        return [_name(walk, part) for part in error.args[1][:-1]]
+    return []
+
+
+def _needs(walk: CompiledWalk) -> Mapping[Part, Sequence[Part]]:
+    """Return the parts that each part waits for, without the way back of carried ports."""
+    sources: dict[Part, list[Source]] = {}
+    for task in walk.tasks:
+        sources[Kind.TASK, task.index] = [entry.source for entry in task.inputs]
+    for loop in walk.loops:
+        sources[Kind.LOOP, loop.index] = [*loop.imports, *(variable.start for variable in loop.variables)]
+    return {part: [(s.kind, s.at) for s in found if s.kind in PARTS] for part, found in sources.items()}
+
+
+def _name(walk: CompiledWalk, part: Part) -> str:
+    kind, index = part
+    return walk.tasks[index].name if kind is Kind.TASK else walk.loops[index].name

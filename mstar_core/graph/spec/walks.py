@@ -1,13 +1,47 @@
-"""Walks: named paths through the graph, as data. Built by plugins; drawn, checked, compiled and run by the core."""
+"""Walks and their edges: named paths through the graph, as data.
+
+Built by plugins; drawn, checked, compiled and run by the core.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from mstar_core.graph.spec.edges import Edge
-from mstar_core.graph.spec.nodes import Attend, NodeSpec
+from mstar_core.graph.spec.nodes import CLIENT, Attend, NodeSpec
 from mstar_core.graph.spec.streams import Stream
+
+
+@dataclass(frozen=True, slots=True)
+class GraphEdge:
+    """Route of an output port. `to` is a node or CLIENT; `into` renames the port at the consumer.
+
+    A port that is not produced in an iteration does not fire its edge.
+    """
+
+    port: str
+    to: NodeSpec | str
+    into: str | None = None
+    modality: str | None = None
+
+    @property
+    def is_client(self) -> bool:
+        return self.to == CLIENT
+
+    @property
+    def target_port(self) -> str:
+        return self.into or self.port
+
+
+@dataclass(frozen=True, slots=True)
+class StreamingGraphEdge:
+    """Puts the port's value on a stream to another partition."""
+
+    port: str
+    stream: Stream
+
+
+Edge = GraphEdge | StreamingGraphEdge
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,3 +149,9 @@ def loops(walk: Walk) -> Iterator[Loop]:
         yield walk
     for part in parts_of(walk):
         yield from loops(part)
+
+
+def edges_of(walk: Walk) -> list[Edge]:
+    """Return every edge of a walk, those of its nodes before those of its loops."""
+    edges = [edge for use in graph_nodes(walk) for edge in use.outputs]
+    return edges + [edge for loop in loops(walk) for edge in loop.outputs]

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from mstar_core.engine.attention.kernels.append import append
+from mstar_core.engine.attention.kernels.page_copies import append
 from mstar_core.engine.attention.kernels.tile_heuristics import tiles_of
 from mstar_core.engine.attention.static import LOG2E, PagedKernels
 from mstar_core.layers.kernels.elementwise import scaled

@@ -21,7 +21,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from mstar_core.engine.attention.kernels.append import append
+from mstar_core.engine.attention.kernels.page_copies import append
 from mstar_core.engine.attention.static import LOG2E, PagedKernels
 from mstar_core.layers.kernels.gluon import gluon_kernels
 from mstar_core.layers.kernels.launch import launch_options
