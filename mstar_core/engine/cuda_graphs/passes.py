@@ -51,7 +51,7 @@ AHEAD: Final = (5, 2)
 AHEAD_TOKENS: Final = 2600
 """Most tokens of such a replay: with more, an iteration outlasts the host's work between two iterations."""
 
-MOST_TOKENS: Final = 2600
+MOST_TOKENS: Final = 1600
 """Most tokens of a captured pass that only reads. A longer one outlasts its launches, and a graph keeps its memory."""
 
 STEP_PORT: Final = keyword(STEP)
@@ -152,7 +152,7 @@ class PassKind:
         each = sum(port.size_bytes * port.count(1, self.tokens) for port in self.ports)
         most = MOST_BYTES // max(1, each)
         if not self.writes:
-            most = min(most, 2 * MOST_TOKENS // self.tokens)
+            most = min(most, 3 * MOST_TOKENS // self.tokens)
         return [count for count in rows if count <= most or count == min(rows)]
 
     def __str__(self) -> str:
