@@ -14,7 +14,8 @@ class RequestNews(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     The api sends id, route, modalities, state, times to the first output and audio, usage and the end. The conductor
     sends the running walks (`active`), the finished ones, the position of the request (node, walk, rank) and the reason
     for the choice of its replicas (`placed`, empty without a choice). A worker sends sampled ids (`tokens`), pages that
-    it holds, seconds waited and the reason of the wait.
+    it holds, seconds waited, the reason of the wait, and of a loop that reports its progress (`step`, `steps`) its
+    speed in steps per second.
     state: prepare, queue, run, finished, failed, cancelled. error: a code.
     """
 
@@ -35,6 +36,9 @@ class RequestNews(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     tokens: int | None = None
     waited_s: float | None = None
     pages: int | None = None
+    step: int | None = None
+    steps: int | None = None
+    step_rate: float | None = None
     why: str | None = None
     node: str | None = None
     walk: str | None = None

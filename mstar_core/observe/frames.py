@@ -164,8 +164,9 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     state: prepare, queue, run, then finished, failed or cancelled. inputs, outputs: modalities. node, rank: its current
     place (None in the queue); walk: the walk there. active: walks in progress; walks: walk -> completed runs.
-    waited_ms: time in the queues of the api and of nodes. why: reason of the wait. error: code. ttft, ttfa: time to the
-    first output, and to the first audio. placed: reason for the choice of its replicas.
+    waited_ms: time in the queues of the api and of nodes. step, steps, step_rate: progress of a step loop, such as the
+    denoising of an image: steps done, all steps, steps per second. why: reason of the wait. error: code.
+    ttft, ttfa: time to the first output, and to the first audio. placed: reason for the choice of its replicas.
     """
 
     id: str
@@ -188,6 +189,9 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     audio_s: float = 0.0
     waited_ms: float = 0.0
     pages: int = 0
+    step: int = 0
+    steps: int = 0
+    step_rate: float = 0.0
     active: list[str] = []
     walks: dict[str, int] = {}
     why: str = ""
@@ -202,6 +206,12 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     def age_s(self, t: float) -> float:
         """Return the seconds from its start to `t`, or to its end."""
         return max(0.0, (t if self.ended is None else self.ended) - self.started)
+
+    @property
+    def progress(self) -> str:
+        """Return the progress of its step loop, `step 23 of 49, 5.2/s`, or nothing."""
+        rate = f", {self.step_rate:.1f}/s" if self.step_rate and not self.has_ended else ""
+        return f"step {self.step} of {self.steps}{rate}" if self.steps else ""
 
     def rtf(self, t: float) -> float | None:
         """Return the real-time factor: seconds per second of audio; None without audio."""

@@ -92,6 +92,9 @@ class RequestRecord:
         ended = self.has_ended
         waited = (api.waited_s or 0.0) + sum(news.waited_s or 0.0 for news in self.workers.values())
         why = api.why or next((news.why for news in self.workers.values() if news.why), "")
+        steps = max(
+            (news for news in self.workers.values() if news.steps), key=lambda news: news.step or 0, default=None
+        )
         is_placed = not ended and api.state == "run"
         cached = api.cached_tokens if api.cached_tokens is not None else at.cached_tokens
         return RequestStatus(
@@ -115,6 +118,9 @@ class RequestRecord:
             audio_s=api.audio_s or 0.0,
             waited_ms=round(waited * 1000, 3),
             pages=0 if ended else sum(news.pages or 0 for news in self.workers.values()),
+            step=0 if steps is None else steps.step or 0,
+            steps=0 if steps is None else steps.steps or 0,
+            step_rate=0.0 if steps is None else steps.step_rate or 0.0,
             active=[] if ended else at.active or [],
             walks=at.walks or {},
             why="" if ended else why,

@@ -605,6 +605,9 @@ class Executor:
             self._emit(request, port, modality, tensor, {"step": iteration[-1]} if iteration else {})
 
     def _emit(self, request: WorkerRequest, port: str, modality: str, tensor: Tensor, meta: dict[str, int]) -> None:
+        if modality == PROGRESS and tensor.is_cpu:
+            step, steps = (int(value) for value in tensor.tolist())
+            request.note_step(step, steps, self._clock())
         if modality not in request.outputs and (request.outputs or modality == PROGRESS):
             return
         if modality == PROGRESS:

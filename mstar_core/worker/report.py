@@ -35,8 +35,8 @@ PATIENCE_S: Final = 0.02
 LONG_S: Final = 10.0
 """Length of a wait for slots, pages or a stream that is logged."""
 
-Facts = tuple[int, int, str, float]
-"""(sampled ids, pages, reason of the wait, seconds waited) of one request."""
+Facts = tuple[int, int, str, float, tuple[int, int, float] | None]
+"""(sampled ids, pages, reason of the wait, seconds waited, progress) of one request."""
 
 
 @dataclass(slots=True)
@@ -160,11 +160,22 @@ class Report:
         facts: dict[int, Facts] = {}
         for handle, request in self.executor.requests.items():
             pages, why = held.get(handle, (0, ""))
-            facts[handle] = (request.tokens, pages, why, round(request.waited_s, 4))
+            at = request.progress
+            progress = None if at is None else (at.step, at.steps, at.rate)
+            facts[handle] = (request.tokens, pages, why, round(request.waited_s, 4), progress)
         before, self.reported_requests = self.reported_requests, facts
         return [
-            RequestNews(handle=handle, tokens=tokens, pages=pages, why=why, waited_s=waited)
-            for handle, (tokens, pages, why, waited) in facts.items()
+            RequestNews(
+                handle=handle,
+                tokens=tokens,
+                pages=pages,
+                why=why,
+                waited_s=waited,
+                step=progress and progress[0],
+                steps=progress and progress[1],
+                step_rate=progress and progress[2],
+            )
+            for handle, (tokens, pages, why, waited, progress) in facts.items()
             if before.get(handle) != facts[handle]
         ]
 

@@ -103,6 +103,22 @@ class WaitingChunk:
 
 
 @dataclass(slots=True)
+class LoopProgress:
+    """Progress of a loop that reports its steps. first, since: the first step that was reported, and its time."""
+
+    first: int
+    since: float
+    step: int = 0
+    steps: int = 0
+    now: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Steps per second since the first report; 0.0 before the second."""
+        return round((self.step - self.first) / (self.now - self.since), 1) if self.now > self.since else 0.0
+
+
+@dataclass(slots=True)
 class WorkerRequest:
     """One request on this worker. Owned by `Executor`; ended by `Executor.close` alone.
 
@@ -113,6 +129,7 @@ class WorkerRequest:
     streamed: number of items sent to other ranks, by stream; of split streams, also those before a cache came here.
     split_streams: names of streams with producers on several ranks. produced: streams filled and read on this rank.
     emitted: outputs sent to the api. emitted_units: elements in them. tokens: sampled ids. waited_s: time in queues.
+    progress: of its step loop, None without one.
     counts, cached_tokens: totals of the ended runs.
     """
 
@@ -143,6 +160,13 @@ class WorkerRequest:
     first_output_s: float | None = None
     tokens: int = 0
     waited_s: float = 0.0
+    progress: LoopProgress | None = None
+
+    def note_step(self, step: int, steps: int, now: float) -> None:
+        """Note the progress of its step loop."""
+        if self.progress is None:
+            self.progress = LoopProgress(step, now)
+        self.progress.step, self.progress.steps, self.progress.now = step, steps, now
 
     def run_numbered(self, number: int) -> ActiveRun | None:
         """Return the active run with that number."""

@@ -121,7 +121,12 @@ class Tracer:
         return spans
 
     def _open(self, under_way: Iterable[UnderWay], now: float) -> Iterable[Span]:
+        seen: set[int] = set()
         for entry in under_way:
+            if isinstance(entry, TaskJob):
+                if id(entry.run) not in seen:
+                    yield from self._open_totals(entry, now)
+                seen.add(id(entry.run))
             if not isinstance(entry, LoopJob) or not entry.total.began:
                 continue
             total = entry.total
@@ -129,6 +134,14 @@ class Tracer:
             node = entry.run.share.walk.tasks[entry.task].name
             yield Span(
                 total.key, entry.request.handle, "compute", node, entry.run.message.walk, total.began, now, 0,
+                self._rows, is_open=True,
+            )  # fmt: skip
+
+    def _open_totals(self, entry: TaskJob, now: float) -> Iterable[Span]:
+        """Yield the loops of a walk whose iterations are single jobs."""
+        for node, total in entry.run.totals.items():
+            yield Span(
+                total.key, entry.request.handle, "compute", node, entry.run.message.walk, total.began, now, total.count,
                 self._rows, is_open=True,
             )  # fmt: skip
 

@@ -167,8 +167,13 @@ def for_people(item: dict[str, Any]) -> dict[str, Any]:
         "wait": _ms(item["waited_ms"]),
         "rtf_text": "" if item["rtf"] is None else f"{item['rtf']:.2f}",
         "walks_text": " ".join([*(f"✓{walk}" for walk in walks), *(f"▶{walk}" for walk in item["active"])]),
-        "note": item["error"] or item["why"],
+        "note": item["error"] or item["why"] or progress_of(item),
     }
+
+
+def progress_of(item: Mapping[str, Any]) -> str:
+    """Return `step 23 of 49` for a running request with a step loop."""
+    return f"step {item['step']} of {item['steps']}" if item.get("steps") and item["ended"] is None else ""
 
 
 def _time_of_day(iso: Any) -> str:
@@ -193,7 +198,7 @@ def show(items: list[dict[str, Any]], cut: int, printer: Printer, epoch_s: float
     """Print the list in the format of -o. epoch_s: see `dated`."""
     shown = [dated(item, epoch_s) for item in items]
     shown = shown if printer.is_machine else [for_people(item) for item in shown]
-    has_notes = any(item["error"] or item["why"] for item in items)
+    has_notes = any(item["error"] or item["why"] or progress_of(item) for item in items)
     columns = COLUMNS if has_notes else COLUMNS[:-1]
     printer.items("request", shown, columns, truncated=cut, empty="no requests")
 

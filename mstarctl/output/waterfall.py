@@ -74,6 +74,9 @@ def head_line(request: Mapping[str, Any]) -> str:
     parts += [f"TTFT {request['ttft_ms']:.0f}"] if request.get("ttft_ms") is not None else []
     parts += [f"TTFA {request['ttfa_ms']:.0f}"] if request.get("ttfa_ms") is not None else []
     parts += [counted(request["tokens"], "token")] if request.get("tokens") else []
+    if request.get("steps"):
+        rate = f" ({request['step_rate']:.1f}/s)" if request.get("step_rate") else ""
+        parts.append(f"step {request['step']} of {request['steps']}{rate}")
     if request.get("audio_s"):
         rtf = f" (RTF {request['rtf']:.2f})" if request.get("rtf") is not None else ""
         parts.append(f"{request['audio_s']:.1f} s audio{rtf}")

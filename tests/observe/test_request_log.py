@@ -33,6 +33,18 @@ def test_each_process_reports_its_part() -> None:
     assert shown(log) == {}
 
 
+def test_the_steps_of_a_loop_are_those_of_the_rank_that_runs_it() -> None:
+    log = RequestLog("m")
+    tell(log, "api", 0.0, handle=7, id="r", state="run", started=1.0)
+    tell(log, "worker-1", 0.0, handle=7, tokens=0)
+    tell(log, "worker-0", 0.0, handle=7, step=23, steps=49, step_rate=5.2)
+    request = shown(log)[7]
+    assert request is not None and request.progress == "step 23 of 49, 5.2/s"
+    tell(log, "api", 9.0, handle=7, id="r", state="cancelled", started=1.0, ended=9.0)
+    request = shown(log)[7]
+    assert request is not None and request.progress == "step 23 of 49"
+
+
 def test_at_the_end_the_answers_usage_counts_and_no_pages_are_shown() -> None:
     log = RequestLog("m")
     tell(log, "worker-0", 0.0, handle=7, tokens=40, pages=3, why="waits")

@@ -30,7 +30,7 @@ from mstarctl.top.layout.bench import bench_page
 from mstarctl.top.layout.ranks import Curve, chart
 from mstarctl.top.layout.requests import SORTS, Sort, choose, chosen, note
 from mstarctl.top.layout.scroll import Window, moved, scrolled
-from mstarctl.top.layout.waterfall import Zoom, cells, scale, waterfall
+from mstarctl.top.layout.waterfall import Zoom, cells, scale, title, waterfall
 from tests.top.pictures import painted, view_of
 from tests.top.recorded import span
 
@@ -261,6 +261,19 @@ def test_walks_are_named_if_there_is_room(width: int, text: str) -> None:
     """The table clips long names."""
     request = RequestStatus(id="r", handle=1, state="run", active=["think", "talker_decode", "wav"], walks={"enc": 1})
     assert note(View(store=Store()), request, width).plain == text
+
+
+@pytest.mark.parametrize(
+    ("width", "text"),
+    [(50, "step 23 of 49, 5.2/s ✓1 ▶image_gen "), (24, "step 23 of 49, 5.2/s "), (10, "")],
+)
+def test_the_steps_of_an_image_come_before_its_walks(width: int, text: str) -> None:
+    request = RequestStatus(
+        id="r", handle=1, state="run", active=["image_gen"], walks={"prefill_text": 1}, step=23, steps=49, step_rate=5.2
+    )
+    view = View(store=Store())
+    assert note(view, request, width).plain.replace("✓prefill_text", "✓1") == text
+    assert "step 23 of 49" in title(view, request, 120).plain
 
 
 # -- exports ------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mstar_core.engine.base import StepResult
-from mstar_core.worker.request import LoopJob, SpanTotal
+from mstar_core.worker.request import LoopJob, SpanTotal, TaskJob
 from mstar_core.worker.tracing import PENDING, Tracer, node_at
 
 
@@ -53,6 +53,20 @@ def test_tasks_inside_a_loop_are_one_span_when_the_walk_ends() -> None:
     tracer.walk_ended(job.request, job.run)
     (span,) = tracer.take((), 0.0)
     assert (span.node, span.count, span.start, span.end) == ("flow", 5, 10.5, 15.0)
+
+
+def test_steps_of_a_walk_in_progress_are_one_open_span_for_each_node() -> None:
+    clock = Clock()
+    tracer, job = Tracer(clock), TaskJob(**vars(entry()), iteration=(0,))
+    for _ in range(23):
+        clock.now += 0.1
+        tracer.step(StepResult(duration_s=0.05))
+        for node in ("LLM", "combine_cfg"):
+            tracer.task(job, node, is_looped=True)
+    spans = tracer.take((job, job), clock.now)
+    assert [(span.node, span.count, span.is_open) for span in spans] == [("LLM", 23, True), ("combine_cfg", 23, True)]
+    tracer.walk_ended(job.request, job.run)
+    assert [span.key for span in tracer.take((), 0.0)] == [span.key for span in spans], "they are replaced at the end"
 
 
 def test_a_running_loop_is_reported_each_second_under_one_key() -> None:

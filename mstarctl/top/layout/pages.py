@@ -182,7 +182,20 @@ def shown_value(value: object) -> str:
     return numbers.ms(value) if isinstance(value, float) else safe(str(value))
 
 
-UNDESCRIBED: Final = ("id", "started", "ended", "state", "inputs", "outputs", "ttft_ms", "ttfa_ms", "tokens")
+UNDESCRIBED: Final = (
+    "id",
+    "started",
+    "ended",
+    "state",
+    "inputs",
+    "outputs",
+    "ttft_ms",
+    "ttfa_ms",
+    "tokens",
+    "step",
+    "steps",
+    "step_rate",
+)
 """Fields of a request that its title shows already."""
 
 BODIES: Final[dict[str, Page]] = {

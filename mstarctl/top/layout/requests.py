@@ -171,13 +171,21 @@ def _joined(modalities: list[str]) -> str:
 
 
 def note(view: View, r: RequestStatus, width: int) -> Line:
-    """Draw the open column: the error, the reason of the wait, or active walks, and completed ones if they fit."""
+    """Draw the open column: the error, the reason of the wait, or the steps of a loop and the walks."""
     if r.error:
         return line((f"{view.glyphs.failed} {safe(r.error)}", "bad"))
     if r.why:
         return line((safe(r.why), "warn"))
     if width < LEAST_NOTE:
         return line()
+    if r.steps and not r.has_ended:
+        told = line((safe(r.progress), "value"), " ")
+        return told + _walks(view, r, width - told.width) if width - told.width >= LEAST_NOTE else told
+    return _walks(view, r, width)
+
+
+def _walks(view: View, r: RequestStatus, width: int) -> Line:
+    """Draw active walks, and completed ones if they fit."""
     done = [walk for walk in r.walks if walk not in r.active]
     active = line(*((f"{view.glyphs.active}{safe(walk)} ", "flow") for walk in r.active))
     named = line(*((f"{view.glyphs.done}{safe(walk)} ", "dim") for walk in done))

@@ -125,6 +125,7 @@ def title(view: View, r: RequestStatus, width: int) -> Line:
         pair("RTF", f"{rtf:.2f}") if rtf is not None else line(),
         line((str(r.tokens), "value"), (" tokens", "dim")),
         line((safe(where), view.node_role(r.node) or "ok")),
+        line((safe(r.progress), "value")),
         line((safe(r.error or r.why), "bad" if r.error else "warn")),
     ]
     return fit(line(" ") + take(parts, width - 2), width)
