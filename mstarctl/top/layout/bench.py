@@ -1,26 +1,37 @@
-"""Bench screen: recordings of load tests against this deployment."""
+"""Bench screen: the running load test, and recordings of load tests against this deployment."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from mstarctl.output.units import size_text
 from mstarctl.top.data.view import View
 from mstarctl.top.drawing import numbers
-from mstarctl.top.drawing.bars import bar
+from mstarctl.top.drawing.bars import bar, spark
 from mstarctl.top.drawing.line import Line, fit, left, line, right, safe, wrap
 from mstarctl.top.layout.scroll import FOLDS_BELOW, Window, framed, scrolled
 
 HINT = "no load test is recording this deployment"
+START: Final = "start one:  mstarctl bench run {name} --rate 4 --duration 60s"
+WORKLOADS: Final = "workloads:  mstarctl bench workloads"
+METRICS: Final = ("ttft", "ttfa", "ttfi", "ttfs", "chunk", "latency", "rtf", "itl")
+GOOD_SHARE: Final = 0.95
+SHOWN: Final = ("done", "total", "share")
+FEWEST_ROWS: Final = 3
+"""Rows of the list that remain beside the details of the running test."""
 
 
 def bench_page(view: View, width: int, height: int, window: Window) -> tuple[list[Line], list[str]]:
     """Return (exactly `height` lines, keys of the visible recordings)."""
     found = list(view.recordings)
     keys = [str(item.get("id", "")) for item in found]
-    room = height - 1
+    details = running_test(view, found, width)[: max(0, height - 1 - FEWEST_ROWS)]
+    room = height - 1 - len(details)
     window = scrolled(keys, window, room)
     shown = found[window.offset : window.offset + room]
     rows = [recording(view, item, width) for item in shown]
-    rows = rows or [line("  ", (row, "dim")) for row in wrap(HINT, width - 3)]
+    rows = rows or hint_rows(view, width)
     titles = f" {'RECORDING':<20}  {'STATE':<10}  {'PROGRESS':<24}  {'REQUESTS':>8}  {'SIZE':>9}"
     if width < FOLDS_BELOW:
         titles = f" {'RECORDING':<{width - 21}}  {'STATE':<10} {'DONE':>6}"
@@ -28,7 +39,61 @@ def bench_page(view: View, width: int, height: int, window: Window) -> tuple[lis
     return [
         fit(line((titles, "head")), width),
         *framed(view, rows, shown_keys, window, len(found), width, room),
+        *details,
     ], shown_keys
+
+
+def hint_rows(view: View, width: int) -> list[Line]:
+    """Say how to start a load test."""
+    start = START.format(name=view.store.deployment.name or "NAME")
+    texts = [(row, "dim") for row in wrap(HINT, width - 3)] + [(row, "value") for row in wrap(start, width - 3)]
+    return [line("  ", text) for text in [*texts, *((row, "dim") for row in wrap(WORKLOADS, width - 3))]]
+
+
+def running_test(view: View, recordings: Sequence[dict[str, object]], width: int) -> list[Line]:
+    """Draw the newest test that reports its progress: counts, metrics with a history, goals."""
+    reports = [each for item in recordings if isinstance(each := item.get("progress"), dict) and "test" in each]
+    if not reports:
+        return []
+    told: dict[str, object] = reports[-1]
+    head = line(" ", (f"{safe(str(told['test']))}  {safe(str(told.get('load', '')))}", "strong"), "  ")
+    head = head + line((str(told.get("phase", "")), "accent"), f"  {numbers.age(number(told.get('elapsed_s')))}")
+    counts = "  ".join(
+        f"{name.replace('_', ' ')} {told[name]}" for name in ("sent", "done", "in_flight") if name in told
+    )
+    errors = number(told.get("errors")) or 0
+    rows = [
+        fit(head, width),
+        fit(line("  ", counts, "  ", (f"errors {errors:.0f}", "bad" if errors else "dim")), width),
+    ]
+    rows += [fit(metric_row(view, told, name, width), width) for name in METRICS if isinstance(told.get(name), dict)]
+    goals = told.get("goals")
+    if isinstance(goals, dict):
+        good = number(told.get("goodput"))
+        rows.append(fit(line("  ", ("goodput ", "dim"), ("-" if good is None else f"{good:.2f}/s", "value")), width))
+        for text, met in goals.items():
+            share = number(met)
+            role = "ok" if (share or 0) >= GOOD_SHARE else "warn"
+            meter = bar(share, min(20, width // 4), view.glyphs, role)
+            rows.append(
+                fit(line(f"  {left(safe(str(text)), 20)} ") + meter + line(f" {numbers.percent(share)}"), width)
+            )
+    return [fit(line(), width), *rows]
+
+
+def metric_row(view: View, told: Mapping[str, object], name: str, width: int) -> Line:
+    """Draw the percentiles of a metric; the first one has the test's history."""
+    found = told[name]
+    assert isinstance(found, dict)
+    unit = f" {found['unit']}" if found.get("unit") else ""
+    p50, p99 = (number(found.get(key)) for key in ("p50", "p99"))
+    text = "  ".join(f"{key} {value:.4g}{unit}" for key, value in (("p50", p50), ("p99", p99)) if value is not None)
+    history = told.get("history")
+    is_first = name == next(each for each in METRICS if isinstance(told.get(each), dict))
+    shown = line("  ", (left(name.upper(), 8), "head"), (text, "value"))
+    if is_first and isinstance(history, list) and width >= FOLDS_BELOW:
+        shown = shown + line("   ", (spark([number(value) for value in history], 40, view.glyphs), "accent"))
+    return shown
 
 
 def recording(view: View, item: dict[str, object], width: int) -> Line:
@@ -43,7 +108,7 @@ def recording(view: View, item: dict[str, object], width: int) -> Line:
         short = line(" ", (left(safe(name), width - 21), "strong"), "  ", (left(safe(state), 10), role))
         return fit(short + line((f" {numbers.percent(share):>6}", "value")), width)
     meter = bar(share, 16, view.glyphs, "accent") + line((f" {numbers.percent(share):>6} ", "value"))
-    words = " ".join(f"{key} {value}" for key, value in reported.items() if key not in ("done", "total", "share"))
+    words = " ".join(f"{key} {value}" for key, value in reported.items() if key not in SHOWN and "test" not in reported)
     return fit(
         line(" ", (left(safe(name), 20), "strong"), "  ")
         + line((left(safe(state), 10), role), "  ")
