@@ -114,7 +114,7 @@ class LiveState:
         }  # fmt: skip
         found |= {"total": self.total} if self.total else {}
         found |= {"share": round(self.share, 4)} if self.share is not None else {}
-        for name in (self.main, "rtf", "itl"):
+        for name in dict.fromkeys([self.main, *(name for names in SHOWN.values() for name in names)]):
             if name in self.histograms:
                 values = self.histograms[name]
                 found[name] = {"p50": _rounded(values.percentile(50)), "p99": _rounded(values.percentile(99)),

@@ -14,6 +14,7 @@ WINDOW_ORDER: Final = (
     "throughput", "goodput", "offered", "text_rate", "audio_rate", "image_rate", "chunk_rate", "step_rate", "miss_rate",
     "jitter", "underrun_rate", "continuity_ok", "error_rate", "incomplete_rate", "payload",
 )  # fmt: skip
+PER_LINE: Final = 5
 SHARES: Final = frozenset({"error_rate", "incomplete_rate", "underrun_rate", "continuity_ok", "miss_rate"})
 
 
@@ -21,7 +22,7 @@ def result_lines(facts: Mapping[str, Any]) -> list[str]:
     """Return a result as lines: head, percentiles, rates, goals, assertions, shares and warnings."""
     lines = [head_line(facts)]
     lines += metric_lines(facts["metrics"])
-    lines.append(rate_line(facts["metrics"]))
+    lines += rate_lines(facts["metrics"])
     lines += [f"goal {text}: met by {100 * share:.1f} %" for text, share in facts.get("attained", {}).items()]
     for judged in facts.get("asserts", ()):
         lines.append(assert_line(judged))
@@ -73,8 +74,8 @@ def cell(found: Mapping[str, Any], column: str) -> str:
     return f"{over}{number(float(found[column]))}{mark}"
 
 
-def rate_line(metrics: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the metrics of the window in one line."""
+def rate_lines(metrics: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the metrics of the window, a few on each line."""
     parts = []
     for name in WINDOW_ORDER:
         if name in metrics:
@@ -83,7 +84,7 @@ def rate_line(metrics: Mapping[str, Mapping[str, Any]]) -> str:
                 continue
             text = f"{100 * value:.1f} %" if name in SHARES else f"{number(value)}{_unit(BY_NAME[name].unit)}"
             parts.append(f"{name.replace('_', ' ')} {text}")
-    return "   ".join(parts)
+    return ["   ".join(parts[at : at + PER_LINE]) for at in range(0, len(parts), PER_LINE)]
 
 
 def _unit(unit: str) -> str:

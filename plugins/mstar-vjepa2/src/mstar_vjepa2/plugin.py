@@ -158,4 +158,4 @@ WORKLOADS = (
 
 @hookimpl
 def mstar_workloads(model: ModelSpec) -> Sequence[WorkloadSpec]:
-    return () if model.plugin != "vjepa2" else WORKLOADS[:1] if model.name == "vjepa2" else WORKLOADS
+    return {"vjepa2": WORKLOADS[:1], "vjepa2_ac": WORKLOADS[1:]}.get(model.name, ())

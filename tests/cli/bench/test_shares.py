@@ -1,0 +1,55 @@
+"""Shares of request time: joins with the server's summaries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mstarctl.bench.measure.outcome import Outcome
+from mstarctl.bench.measure.shares import OUTSIDE, WAITING, joined, shares, slow_and_usual, stages
+
+
+def summary(name: str, *parts: tuple[str, str, float, float, float], total: float = 100.0) -> dict[str, Any]:
+    return {
+        "request": {"id": name, "started": 10.0, "ended": 10.0 + total / 1000},
+        "sums": [
+            {"process": "worker-0", "node": node, "kind": kind, "start_ms": start, "end_ms": end, "busy_ms": busy}
+            for node, kind, start, end, busy in parts
+        ],
+    }
+
+
+def ended(name: str, latency_s: float, at: float = 0.0) -> Outcome:
+    return Outcome(
+        index=0, phase=1, client=0, id=name, due_s=at, sent_s=at, headers_s=at, end_s=at + latency_s, status="ok",
+        http_status=200,
+    )  # fmt: skip
+
+
+def test_stages_add_up_to_the_service_time() -> None:
+    found = stages(summary("a", ("llm", "compute", 10, 60, 50), ("llm", "queue", 0, 10, 10)), 120.0)
+    assert found == {
+        OUTSIDE: pytest.approx(20), "llm": pytest.approx(50), "queue": pytest.approx(10), WAITING: pytest.approx(40)
+    }  # fmt: skip
+
+
+def test_overlapping_nodes_share_a_moment() -> None:
+    found = stages(summary("a", ("talk", "compute", 0, 100, 100), ("wav", "compute", 50, 100, 50)), 100.0)
+    assert found["talk"] == pytest.approx(75) and found["wav"] == pytest.approx(25)
+    assert sum(found.values()) == pytest.approx(100)
+
+
+def test_missing_and_repeated_summaries() -> None:
+    early, late = summary("a", ("x", "compute", 0, 50, 50)), summary("a", ("y", "compute", 0, 50, 50))
+    found = joined([ended("a", 0.1), ended("b", 0.1)], [early, late])
+    assert found.missing == 1
+    assert "y" in found.by_id["a"] and "x" not in found.by_id["a"]
+
+
+def test_the_slowest_are_told_from_those_around_the_median() -> None:
+    outcomes = [ended(f"r{n}", 0.1 if n < 99 else 2.0, at=n) for n in range(100)]
+    by_id = {each.id: {"queue" if each.end_s - each.due_s > 1 else "llm": 1.0} for each in outcomes}
+    usual, slow = slow_and_usual(outcomes, by_id, is_late=True)
+    assert (usual, slow) == ({"llm": 1.0}, {"queue": 1.0})
+    assert shares([]) == {}
