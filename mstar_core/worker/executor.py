@@ -250,6 +250,11 @@ class Executor:
         """Jobs that runners have not finished."""
         return self._jobs.under_way.values()
 
+    @property
+    def importing_bytes(self) -> int:
+        """Bytes of caches that came and have no pages yet."""
+        return sum(entry.size_bytes for entry in self.under_way if isinstance(entry, MoveJob))
+
     def least_ahead_s(self) -> float | None:
         """Return the smallest number of seconds of audio ahead of playback, over all requests; None without any."""
         return min((ahead for each in self.requests.values() if (ahead := self._jobs.ahead_s(each)) is not None),

@@ -60,7 +60,9 @@ class Worker:
     arrivals: Arrivals | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self.arrivals = None if self.peer_memory is None else Arrivals(self.peer_memory)
+        self.arrivals = (
+            None if self.peer_memory is None else Arrivals(self.peer_memory, lambda: self.executor.importing_bytes)
+        )
         self.report = Report(
             life=self.life, executor=self.executor, transport=self.transport, runners=self.runners, steps=self.steps,
             kernels=self.kernels, peer_memory=self.peer_memory,
@@ -139,12 +141,16 @@ class Worker:
                 return
         except TransportError as error:
             log.exception("tensors of %s from %s cannot be read", type(message).__name__, sender)
-            for handle in handles_of(message):
-                self.executor.fail_handle(handle, error)
-            for ref in refs_of(message):
-                self.outbox.read(ref)
+            self.unreadable(message, error)
             return
         self.try_dispatch(sender, message)
+
+    def unreadable(self, message: Message, error: TransportError) -> None:
+        """Fail the requests of a message whose tensors cannot be read, and return the tensors."""
+        for handle in handles_of(message):
+            self.executor.fail_handle(handle, error)
+        for ref in refs_of(message):
+            self.outbox.read(ref)
 
     def try_dispatch(self, sender: str, message: Message) -> None:
         """Dispatch one message. A bad message affects no other."""
@@ -156,9 +162,13 @@ class Worker:
     def take_arrivals(self, arrivals: Arrivals) -> int:
         """Dispatch the messages whose tensors have come. Returns their number."""
         count = 0
-        for sender, message in arrivals.take():
+        for arrival in arrivals.take():
             count += 1
-            self.try_dispatch(sender, message)
+            if arrival.error is None:
+                self.try_dispatch(arrival.sender, arrival.message)
+            else:
+                log.error("a cache from %s cannot be read: %s", arrival.sender, arrival.error)
+                self.unreadable(arrival.message, arrival.error)
         return count
 
     @property

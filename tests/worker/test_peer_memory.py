@@ -157,13 +157,43 @@ def test_messages_of_a_sender_keep_their_order_and_nothing_blocks(pair: Pair) ->
         pages=[refs[1]],
     )  # fmt: skip
     assert arrivals.hold("worker-0", cache)
-    assert arrivals.is_waiting and not arrivals.has_ready and list(arrivals.take()) == []
+    assert arrivals.is_waiting and not arrivals.has_ready
     pair.shared.finish()
     assert arrivals.has_ready
-    assert [message for _, message in arrivals.take()] == [item(1, refs[0]), item(2, small), ids, cache]
+    assert [arrival.message for arrival in arrivals.take()] == [item(1, refs[0]), item(2, small), ids]
+    pair.shared.finish()
+    assert [arrival.message for arrival in arrivals.take()] == [cache]
     assert not arrivals.is_waiting
     for ref in refs:
         pair.reader.take(ref)
+        pair.give_back(ref)
+
+
+def moved(handle: int, *pages: CudaTensor) -> CacheMoved:
+    return CacheMoved(
+        handle=handle, run=1, source=0, node="LM", branch="main", length=1, position=1, last=0, drawn=0,
+        history=inline(torch.ones(1).numpy()), pages=list(pages),
+    )  # fmt: skip
+
+
+def test_caches_are_read_as_far_as_their_memory_allows(pair: Pair) -> None:
+    importing = [0]
+    arrivals = Arrivals(pair.reader, lambda: importing[0], cache_bytes=100)
+    refs = [pair.send(torch.ones(60, dtype=torch.uint8)) for _ in range(3)]
+    for handle, ref in enumerate(refs):
+        assert arrivals.hold("worker-0", moved(handle, ref))
+    assert [arrival.message for arrival in arrivals.take()] == [moved(0, refs[0])]
+    importing[0] = 60
+    assert list(arrivals.take()) == [] and pair.reader.reading == 1
+    importing[0] = 0
+    assert [arrival.message for arrival in arrivals.take()] == [moved(1, refs[1])]
+    pair.shared.bad_reads = 1
+    (failed,) = arrivals.take()
+    assert failed.error is not None
+    assert failed.message == moved(2, refs[2]) and "a bad link" in failed.error.detail
+    assert not arrivals.is_waiting
+    for ref in refs:
+        pair.reader.drop(ref)
         pair.give_back(ref)
 
 

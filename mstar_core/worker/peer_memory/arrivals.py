@@ -1,14 +1,17 @@
 """Messages whose tensors are still being read from another GPU. Used by the worker's loop.
 
-Values and stream items of one sender keep their order, so a message waits for those before it. A cache waits alone.
+Values and stream items of one sender keep their order, so a message waits for those before it. A cache waits alone, and
+is not read while too many caches that were read wait for pages, because they take memory beside the pools.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
+from mstar_core.errors import TransportError
 from mstar_core.messages.flow import CacheMoved, StreamItems, StreamTensor, Values
 from mstar_core.messages.tensors import CudaTensor, TensorRef
 from mstar_core.messages.wire import Message
@@ -17,14 +20,44 @@ from mstar_core.worker.peer_memory.transport import PeerMemory
 
 ORDERED: Final = (Values, StreamItems, StreamTensor)
 
+CACHE_BYTES: Final = 1 << 30
+"""Most bytes of caches that are read ahead of their pages. Others stay with their senders; one is always read."""
+
+
+class Arrival(NamedTuple):
+    """A message that is complete, or whose tensors cannot be read."""
+
+    sender: str
+    message: Message
+    error: TransportError | None = None
+
+
+@dataclass(slots=True)
+class _Cache:
+    """A cache that waits. has_begun: whether its tensors are being read."""
+
+    sender: str
+    message: Message
+    refs: list[CudaTensor]
+    has_begun: bool = False
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(ref.size_bytes for ref in self.refs)
+
 
 class Arrivals:
     """Messages that wait for their tensors. Owned by the worker's loop."""
 
-    def __init__(self, memory: PeerMemory) -> None:
+    def __init__(
+        self, memory: PeerMemory, importing: Callable[[], int] = lambda: 0, cache_bytes: int = CACHE_BYTES
+    ) -> None:
+        """importing: returns the bytes of caches that were read and have no pages yet."""
         self._memory = memory
+        self._importing = importing
+        self._cache_bytes = cache_bytes
         self._ordered: dict[str, deque[tuple[Message, list[CudaTensor]]]] = {}
-        self._caches: list[tuple[str, Message, list[CudaTensor]]] = []
+        self._caches: list[_Cache] = []
 
     @property
     def is_waiting(self) -> bool:
@@ -42,32 +75,50 @@ class Arrivals:
         refs = [ref for ref in refs_of(message) if isinstance(ref, CudaTensor)]
         if not refs and (not is_ordered or sender not in self._ordered):
             return False
-        for ref in refs:
-            self._memory.begin(ref)
         if is_ordered:
+            for ref in refs:
+                self._memory.begin(ref)
             self._ordered.setdefault(sender, deque()).append((message, refs))
         else:
-            self._caches.append((sender, message, refs))
+            self._caches.append(_Cache(sender, message, refs))
         return True
 
     @property
     def has_ready(self) -> bool:
         """Whether a message has all its tensors."""
         return any(self._are_ready(queue[0][1]) for queue in self._ordered.values()) or any(
-            self._are_ready(refs) for _, _, refs in self._caches
+            cache.has_begun and self._are_ready(cache.refs) for cache in self._caches
         )
 
-    def take(self) -> Iterator[tuple[str, Message]]:
-        """Yield the senders and messages that are complete."""
+    def take(self) -> Iterator[Arrival]:
+        """Yield the messages that are complete, and those that cannot be. Begins to read caches that fit now."""
         for sender, queue in list(self._ordered.items()):
             while queue and self._are_ready(queue[0][1]):
-                yield sender, queue.popleft()[0]
+                yield Arrival(sender, queue.popleft()[0])
             if not queue:
                 del self._ordered[sender]
-        ready = [entry for entry in self._caches if self._are_ready(entry[2])]
-        for entry in ready:
-            self._caches.remove(entry)
-            yield entry[0], entry[1]
+        yield from self._begin_caches()
+        for cache in [each for each in self._caches if each.has_begun and self._are_ready(each.refs)]:
+            self._caches.remove(cache)
+            yield Arrival(cache.sender, cache.message)
+
+    def _begin_caches(self) -> Iterator[Arrival]:
+        """Begin to read caches in order while they fit, and yield those that cannot be read."""
+        waiting = [cache for cache in self._caches if not cache.has_begun]
+        if not waiting:
+            return
+        taken = self._importing() + sum(cache.size_bytes for cache in self._caches if cache.has_begun)
+        for cache in waiting:
+            if taken and taken + cache.size_bytes > self._cache_bytes:
+                return
+            taken += cache.size_bytes
+            cache.has_begun = True
+            try:
+                for ref in cache.refs:
+                    self._memory.begin(ref)
+            except TransportError as error:
+                self._caches.remove(cache)
+                yield Arrival(cache.sender, cache.message, error)
 
     def _are_ready(self, refs: list[CudaTensor]) -> bool:
         return all(self._memory.is_ready(ref) for ref in refs)
