@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -12,6 +12,7 @@ from mstar_core.observe.metrics import CONTENT_TYPE, FAMILIES, exposition, made_
 
 __all__ = ["CONTENT_TYPE", "Metrics"]
 
+T = TypeVar("T")
 REPORT_S: Final = 1.0
 """Interval between reports to the supervisor."""
 
@@ -29,34 +30,27 @@ class Metrics:
         self._next_report = 0.0
         self._last: dict[tuple[str, tuple[str, ...]], float] = {}
 
-        def counter(name: str) -> Counter:
+        def made(kind: Callable[..., T], name: str) -> T:
             family = FAMILIES[name]
-            return Counter(name, family.doc, family.labels, registry=self._own)
+            buckets = {"buckets": family.buckets} if family.buckets else {}
+            return kind(name, family.doc, family.labels, registry=self._own, **buckets)
 
-        def gauge(name: str) -> Gauge:
-            family = FAMILIES[name]
-            return Gauge(name, family.doc, family.labels, registry=self._own)
-
-        def histogram(name: str) -> Histogram:
-            family = FAMILIES[name]
-            return Histogram(name, family.doc, family.labels, buckets=family.buckets, registry=self._own)
-
-        self.requests = counter("mstar_requests")
-        self.tokens = counter("mstar_tokens")
-        self.cancelled = counter("mstar_cancelled")
-        self.rejected = counter("mstar_rejected")
-        self.audio_seconds = counter("mstar_audio_seconds")
-        self.late = counter("mstar_late_messages")
-        self.queue_s = histogram("mstar_queue_seconds")
-        self.ttft_s = histogram("mstar_ttft_seconds")
-        self.ttfa_s = histogram("mstar_ttfa_seconds")
-        self.chunk_gap_s = histogram("mstar_inter_chunk_seconds")
-        self.stream_gap_s = histogram("mstar_stream_gap_seconds")
-        self.real_time_factor = histogram("mstar_real_time_factor")
-        self.request_s = histogram("mstar_request_seconds")
-        self.inflight = gauge("mstar_inflight")
-        self.queue_depth = gauge("mstar_queue_depth")
-        self.pool_busy = gauge("mstar_pool_busy")
+        self.requests = made(Counter, "mstar_requests")
+        self.tokens = made(Counter, "mstar_tokens")
+        self.cancelled = made(Counter, "mstar_cancelled")
+        self.rejected = made(Counter, "mstar_rejected")
+        self.audio_seconds = made(Counter, "mstar_audio_seconds")
+        self.late = made(Counter, "mstar_late_messages")
+        self.queue_s = made(Histogram, "mstar_queue_seconds")
+        self.ttft_s = made(Histogram, "mstar_ttft_seconds")
+        self.ttfa_s = made(Histogram, "mstar_ttfa_seconds")
+        self.chunk_gap_s = made(Histogram, "mstar_inter_chunk_seconds")
+        self.stream_gap_s = made(Histogram, "mstar_stream_gap_seconds")
+        self.real_time_factor = made(Histogram, "mstar_real_time_factor")
+        self.request_s = made(Histogram, "mstar_request_seconds")
+        self.inflight = made(Gauge, "mstar_inflight")
+        self.queue_depth = made(Gauge, "mstar_queue_depth")
+        self.pool_busy = made(Gauge, "mstar_pool_busy")
 
     def count_tokens(self, usage: Mapping[str, Any]) -> None:
         """Count the tokens of a finished request."""

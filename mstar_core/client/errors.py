@@ -29,15 +29,6 @@ SILENT: Final = "silent"
 CUT: Final = "cut"
 FIRST_DELAY_S: Final = 0.5
 LONGEST_DELAY_S: Final = 8.0
-EXIT_CODES: Final[Mapping[int, ExitCode]] = {
-    401: ExitCode.REFUSED,
-    403: ExitCode.REFUSED,
-    404: ExitCode.NOT_FOUND,
-    429: ExitCode.UNREACHABLE,
-    499: ExitCode.INTERRUPTED,
-    503: ExitCode.UNREACHABLE,
-    504: ExitCode.TIMED_OUT,
-}
 
 
 class ClientError(MstarError):
@@ -66,7 +57,7 @@ class ClientError(MstarError):
         self.request_id = request_id
         self.retry_after = retry_after
         self.response = response
-        self.exit_code = EXIT_CODES.get(status, ExitCode.USAGE if 400 <= status < 500 else ExitCode.INTERNAL)
+        self.exit_code = _outcome(status)[1]
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A response holds a connection, which cannot be pickled; every other field is kept.
@@ -123,22 +114,29 @@ Unavailable = UnavailableError
 TimedOut = RequestTimeoutError
 Cancelled = RequestCancelledError
 
-KINDS: Final[Mapping[int, type[ClientError]]] = {
-    401: AuthError,
-    403: AuthError,
-    409: ConflictError,
-    429: OverloadedError,
-    499: RequestCancelledError,
-    503: UnavailableError,
-    504: RequestTimeoutError,
+OUTCOMES: Final[Mapping[int, tuple[type[ClientError], ExitCode]]] = {
+    401: (AuthError, ExitCode.REFUSED),
+    403: (AuthError, ExitCode.REFUSED),
+    404: (BadRequestError, ExitCode.NOT_FOUND),
+    409: (ConflictError, ExitCode.USAGE),
+    429: (OverloadedError, ExitCode.UNREACHABLE),
+    499: (RequestCancelledError, ExitCode.INTERRUPTED),
+    503: (UnavailableError, ExitCode.UNREACHABLE),
+    504: (RequestTimeoutError, ExitCode.TIMED_OUT),
 }
+
+
+def _outcome(status: int) -> tuple[type[ClientError], ExitCode]:
+    """Return the class of a response's error and its exit code."""
+    usual = (BadRequestError, ExitCode.USAGE) if 400 <= status < 500 else (ClientError, ExitCode.INTERNAL)
+    return OUTCOMES.get(status, usual)
 
 
 def error_of_response(response: httpx.Response) -> ClientError:
     """Return the error for a response whose status is not 200. The body must have been read."""
     message, code, param = _message_code_param(response.content)
     status = response.status_code
-    kind = KINDS.get(status, BadRequestError if 400 <= status < 500 else ClientError)
+    kind, _ = _outcome(status)
     after = _seconds(response.headers.get("Retry-After"))
     request_id = response.headers.get("X-Request-ID")
     return like_requests(kind, "HTTPError")(

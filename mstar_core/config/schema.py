@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 
 from mstar_core.config.deployment import ApiConfig, DeploymentSpec, KVCacheConfig
-from mstar_core.plugin.params import ValueSpec
+from mstar_core.plugin.params import ValueSpec, value_kind
 
 ITEM: Final = "[]"
 """Placeholder of an index in the keys of a list of sections: `node_groups[].ranks`."""
@@ -37,16 +38,21 @@ class Setting(ValueSpec):
         return "one of " + ", ".join(self.choices) if self.choices else f"{self.kind} {self.limits_text}".rstrip()
 
 
-_KV, _API = KVCacheConfig(), ApiConfig()
-_SPEC: Final = {field.name: field.default for field in msgspec.structs.fields(DeploymentSpec)}
+_STRUCTS: Final[Mapping[str, type[msgspec.Struct]]] = {"": DeploymentSpec, "kv_cache": KVCacheConfig, "api": ApiConfig}
+_FIELDS: Final = {
+    f"{section}.{field.name}".lstrip("."): field
+    for section, struct in _STRUCTS.items()
+    for field in msgspec.structs.fields(struct)
+}
 
 
-def _api(word: str, kind: str, doc: str, **limits: Any) -> Setting:
-    return Setting(key=f"api.{word}", kind=kind, doc=doc, default=getattr(_API, word), **limits)
-
-
-def _kv(word: str, kind: str, doc: str, **limits: Any) -> Setting:
-    return Setting(key=f"kv_cache.{word}", kind=kind, doc=doc, default=getattr(_KV, word), **limits)
+def _field(key: str, doc: str, **given: Any) -> Setting:
+    """Declare a key that is a field of the deployment spec, with its type and default. given: what differs."""
+    field = _FIELDS[key]
+    kind, nullable = value_kind(field.type)
+    default = field.default if field.default is not msgspec.NODEFAULT else None
+    own = {"kind": {"object": "mapping"}.get(kind, kind), "nullable": nullable, "default": default}
+    return Setting(key=key, doc=doc, **{**own, **given})
 
 
 SETTINGS: Final[tuple[Setting, ...]] = (
@@ -64,28 +70,22 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         nullable=True,
         doc="Folder to read weights from; nothing is downloaded.",
     ),
-    Setting(
-        key="dtype",
-        kind="string",
+    _field(
+        "dtype",
+        "Number format of the nodes that do not state their own.",
         default_text="bfloat16 on cuda, float32 on cpu",
-        nullable=True,
         choices=("bfloat16", "float16", "float32"),
-        doc="Number format of the nodes that do not state their own.",
     ),
-    Setting(
-        key="attention",
-        kind="string",
+    _field(
+        "attention",
+        "Attention backend. There is no fallback: the start fails if it cannot run.",
         default_text="flashinfer on cuda, torch on cpu",
-        nullable=True,
         choices=("flashinfer", "torch"),
-        doc="Attention backend. There is no fallback: the start fails if it cannot run.",
     ),
-    Setting(
-        key="quantization",
-        kind="string",
-        default=_SPEC["quantization"],
+    _field(
+        "quantization",
+        "Number format of the weights of nodes with a cache. fp8 halves them; it needs half precision on cuda.",
         choices=("none", "fp8"),
-        doc="Number format of the weights of nodes with a cache. fp8 halves them; it needs half precision on cuda.",
     ),
     Setting(
         key="max_seq_len",
@@ -104,46 +104,28 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         le=65_536,
         doc="Requests that run at once; further ones wait.",
     ),
-    Setting(
-        key="max_queue",
-        kind="integer",
-        default=_SPEC["max_queue"],
-        ge=0,
-        le=1_048_576,
-        doc="Requests that wait beyond the running ones; further ones are refused with 429.",
+    _field(
+        "max_queue", "Requests that wait beyond the running ones; further ones are refused with 429.", ge=0, le=1048576
     ),
-    Setting(
-        key="token_budget",
-        kind="integer",
-        default=_SPEC["token_budget"],
-        ge=1,
-        le=1_048_576,
-        doc="Most tokens of one step; longer prompts are prefilled in chunks.",
-    ),
-    Setting(
-        key="image_share",
-        kind="number",
-        default=_SPEC["image_share"],
+    _field("token_budget", "Most tokens of one step; longer prompts are prefilled in chunks.", ge=1, le=1048576),
+    _field(
+        "image_share",
+        "Share of a node's device time for image steps while text waits there too; either kind alone has all.",
         ge=0.05,
         le=0.95,
-        doc="Share of a node's device time for image steps while text waits there too; either kind alone has all.",
     ),
-    Setting(
-        key="feature_cache_bytes",
-        kind="integer",
-        default=_SPEC["feature_cache_bytes"],
+    _field(
+        "feature_cache_bytes",
+        "Most bytes of encoder outputs that each rank keeps on its device, for requests with equal media; 0: none.",
         ge=0,
-        le=1_099_511_627_776,
-        doc="Most bytes of encoder outputs that each rank keeps on its device, for requests with equal media; 0: none.",
+        le=1099511627776,
     ),
-    Setting(
-        key="wait_spin_us",
-        kind="integer",
+    _field(
+        "wait_spin_us",
+        "Microseconds for which api, conductor and workers busy-poll for messages after the last one.",
         default_text="50000 beside accelerators with 4 cores per process, else 0",
-        nullable=True,
         ge=0,
-        le=10_000_000,
-        doc="Microseconds for which api, conductor and workers busy-poll for messages after the last one.",
+        le=10000000,
     ),
     Setting(
         key="model_kwargs",
@@ -196,98 +178,82 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         doc="Share of its device's memory that each rank of the group may use, weights included.",
     ),
     Setting(key="kv_cache", kind="section", doc="Page pool of every node with a cache."),
-    _kv("page_size", "integer", "Tokens of a page, for nodes that do not state their own.", ge=1, le=4096),
-    _kv(
-        "pages",
-        "integer",
+    _field("kv_cache.page_size", "Tokens of a page, for nodes that do not state their own.", ge=1, le=4096),
+    _field(
+        "kv_cache.pages",
         "Pages of the pool. Not together with tokens.",
-        nullable=True,
         default_text="from memory_fraction",
         ge=1,
-        le=1_073_741_824,
+        le=1073741824,
     ),
-    _kv(
-        "tokens",
-        "integer",
+    _field(
+        "kv_cache.tokens",
         "Tokens that the pool holds. Not together with pages.",
-        nullable=True,
         default_text="from memory_fraction",
         ge=1,
-        le=1_099_511_627_776,
+        le=1099511627776,
     ),
-    _kv(
-        "memory_fraction",
-        "number",
+    _field(
+        "kv_cache.memory_fraction",
         "Share of a device's memory that all ranks of the deployment on it may use, weights and reserve included.",
         gt=0,
         le=1,
     ),
-    _kv(
-        "reserve_bytes",
-        "integer",
+    _field(
+        "kv_cache.reserve_bytes",
         "Bytes of each rank's share that pools leave free, for graphs, workspaces and activations.",
-        nullable=True,
         default_text="2 GiB on cuda, 0 on cpu",
         ge=0,
-        le=1_099_511_627_776,
+        le=1099511627776,
     ),
-    _kv(
-        "share",
-        "mapping",
+    _field(
+        "kv_cache.share",
         "Node -> its share of a rank's pool memory; the sum is at most 1, and other nodes divide the rest evenly.",
+        default={},
         default_text="{}",
     ),
-    _kv("prefix_cache", "boolean", "Keep pages of finished requests for later prompts with the same prefix."),
+    _field("kv_cache.prefix_cache", "Keep pages of finished requests for later prompts with the same prefix."),
     Setting(key="api", kind="section", doc="The api's address and limits."),
-    _api("host", "string", "Address to listen on."),
-    _api("port", "integer", "Port to listen on.", ge=1, le=65_535),
-    _api("bind_when_ready", "boolean", "Listen only once the model is ready."),
-    _api("strict_model", "boolean", "Refuse requests that name another model."),
-    _api("metrics_open", "boolean", "Serve /metrics without an API key."),
-    _api("unknown_params", "string", "Effect of an unknown request parameter.", choices=("error", "warn")),
-    _api("timeout_s", "number", "Maximum seconds of a request, queue included.", gt=0, le=86_400),
-    _api(
-        "stall_timeout_s",
-        "number",
-        "Seconds without reading after which a client counts as disconnected.",
-        gt=0,
-        le=86_400,
+    _field("api.host", "Address to listen on."),
+    _field("api.port", "Port to listen on.", ge=1, le=65535),
+    _field("api.bind_when_ready", "Listen only once the model is ready."),
+    _field("api.strict_model", "Refuse requests that name another model."),
+    _field("api.metrics_open", "Serve /metrics without an API key."),
+    _field("api.unknown_params", "Effect of an unknown request parameter.", choices=("error", "warn")),
+    _field("api.timeout_s", "Maximum seconds of a request, queue included.", gt=0, le=86400),
+    _field(
+        "api.stall_timeout_s", "Seconds without reading after which a client counts as disconnected.", gt=0, le=86400
     ),
-    _api("max_body_bytes", "integer", "Most bytes of a request body.", ge=1024, le=1_099_511_627_776),
-    _api("max_text_bytes", "integer", "Most bytes of a text field.", ge=1, le=1_099_511_627_776),
-    _api("max_files", "integer", "Most uploaded files of a request.", ge=0, le=4096),
-    _api("max_speech_chars", "integer", "Most characters of a speech request.", ge=1, le=1_048_576),
-    _api(
-        "pool_processes",
-        "integer",
+    _field("api.max_body_bytes", "Most bytes of a request body.", ge=1024, le=1099511627776),
+    _field("api.max_text_bytes", "Most bytes of a text field.", ge=1, le=1099511627776),
+    _field("api.max_files", "Most uploaded files of a request.", ge=0, le=4096),
+    _field("api.max_speech_chars", "Most characters of a speech request.", ge=1, le=1048576),
+    _field(
+        "api.pool_processes",
         "Processes that decode media and tokenise.",
-        nullable=True,
         default_text="1; up to 4, one per 4 cores, for a model whose files are decoded in parallel (pi05)",
         ge=1,
         le=256,
     ),
-    _api("max_n", "integer", "Most answers (`n`) of one request.", ge=1, le=128),
-    _api(
-        "max_requests_per_key", "integer", "Most requests of one API key at once; 0 means no limit.", ge=0, le=1_048_576
-    ),
-    _api("tls_cert", "string", "PEM file with the certificate; the api then serves HTTPS only.", nullable=True),
-    _api("tls_key", "string", "PEM file with the certificate's key.", nullable=True),
-    _api("cors_origins", "list of string", "Origins that browsers may call from.", default_text="null", nullable=True),
-    _api(
-        "remote_media",
-        "list of string",
+    _field("api.max_n", "Most answers (`n`) of one request.", ge=1, le=128),
+    _field("api.max_requests_per_key", "Most requests of one API key at once; 0 means no limit.", ge=0, le=1048576),
+    _field("api.tls_cert", "PEM file with the certificate; the api then serves HTTPS only."),
+    _field("api.tls_key", "PEM file with the certificate's key."),
+    _field("api.cors_origins", "Origins that browsers may call from.", default_text="null", nullable=True),
+    _field(
+        "api.remote_media",
         "Hosts (`HOST` or `HOST:PORT`) that media may be fetched from.",
         default_text="null",
         nullable=True,
     ),
-    _api("max_image_pixels", "integer", "Most pixels of an image.", ge=1, le=1_073_741_824),
-    _api("max_image_side", "integer", "Most pixels of a side of an image.", ge=1, le=65_535),
-    _api("max_audio_s", "number", "Maximum seconds of a sound.", gt=0, le=86_400),
-    _api("max_video_s", "number", "Maximum seconds of a video.", gt=0, le=86_400),
-    _api("max_video_frames", "integer", "Most decoded frames of a video.", ge=1, le=1_048_576),
-    _api("max_video_width", "integer", "Most pixels of a video's longer side.", ge=1, le=65_535),
-    _api("max_video_height", "integer", "Most pixels of a video's shorter side.", ge=1, le=65_535),
-    _api("max_decoded_bytes", "integer", "Most bytes that a request's media decode to.", ge=1, le=1_099_511_627_776),
+    _field("api.max_image_pixels", "Most pixels of an image.", ge=1, le=1073741824),
+    _field("api.max_image_side", "Most pixels of a side of an image.", ge=1, le=65535),
+    _field("api.max_audio_s", "Maximum seconds of a sound.", gt=0, le=86400),
+    _field("api.max_video_s", "Maximum seconds of a video.", gt=0, le=86400),
+    _field("api.max_video_frames", "Most decoded frames of a video.", ge=1, le=1048576),
+    _field("api.max_video_width", "Most pixels of a video's longer side.", ge=1, le=65535),
+    _field("api.max_video_height", "Most pixels of a video's shorter side.", ge=1, le=65535),
+    _field("api.max_decoded_bytes", "Most bytes that a request's media decode to.", ge=1, le=1099511627776),
 )
 
 

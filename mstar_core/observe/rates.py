@@ -14,10 +14,9 @@ MOST: Final = 4096
 class Rate:
     """Growth rate of a counter, from periodic readings."""
 
-    __slots__ = ("_samples", "_window_s")
+    __slots__ = ("_samples",)
 
-    def __init__(self, window_s: float = WINDOW_S) -> None:
-        self._window_s = window_s
+    def __init__(self) -> None:
         self._samples: deque[tuple[float, float]] = deque()
 
     def at(self, t: float, value: float) -> float:
@@ -28,11 +27,11 @@ class Rate:
         samples = self._samples
         if samples and value < samples[-1][1]:
             samples.clear()
-        if len(samples) > 1 and t - samples[-2][0] < self._window_s / 20:
+        if len(samples) > 1 and t - samples[-2][0] < WINDOW_S / 20:
             samples[-1] = (t, value)  # frequent readings add at most about 20 samples per window
         else:
             samples.append((t, value))
-        while len(samples) > 2 and samples[1][0] <= t - self._window_s:
+        while len(samples) > 2 and samples[1][0] <= t - WINDOW_S:
             samples.popleft()
         since, first = samples[0]
         return (value - first) / (t - since) if t > since else 0.0

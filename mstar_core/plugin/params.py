@@ -142,7 +142,7 @@ def _param_specs(params: Any) -> tuple[ParamSpec, ...]:
             raise PluginError(
                 f"parameter {item.name!r} has no documentation", hint="declare it with param()", phase="params"
             )
-        kind, nullable = _kind(hints[item.name])
+        kind, nullable = value_kind(hints[item.name])
         required = item.default is dataclasses.MISSING
         default = None if required else item.default
         specs.append(
@@ -151,16 +151,17 @@ def _param_specs(params: Any) -> tuple[ParamSpec, ...]:
     return tuple(specs)
 
 
-def _kind(hint: Any) -> tuple[str, bool]:
+def value_kind(hint: Any) -> tuple[str, bool]:
+    """Return the kind of a type, as `ValueSpec` names it, and whether it may be null."""
     args = typing.get_args(hint)
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         inner = [a for a in args if a is not type(None)]
         if len(inner) == 1:
-            return _kind(inner[0])[0], True
+            return value_kind(inner[0])[0], True
         return "any", len(inner) < len(args)
     origin = typing.get_origin(hint)
     if origin in (tuple, list):
-        item = _kind(args[0])[0] if args else "any"
+        item = value_kind(args[0])[0] if args else "any"
         return f"list of {item}", False
     return {bool: "boolean", int: "integer", float: "number", str: "string", dict: "object"}.get(
         origin or hint, "any"
