@@ -459,6 +459,9 @@ class Loaded:
         pixels = side * sizes.vision.patch
         image = torch.rand(3, pixels, pixels, device=self.device) * 2 - 1
         encode = partial(node, image=[image])
+        encode()
+        while node.idle():
+            pass
         encoded = statistics.median(timed(encode, self.device, 3, 2))
         features, engine = encode()["features"][0], self.engine()
         attend = Attend(mask="full", positions="shared", extra=MARKERS)

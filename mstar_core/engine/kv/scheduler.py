@@ -127,9 +127,8 @@ class Scheduler:
             budget, chosen = min(budget, prompts.most_tokens), chosen[: prompts.most_rows]
         forwards = list(_current(chosen))
         if all(forward.per_row for forward in forwards):
-            # A long forward would delay the next ids of decoding branches.
-            together = 0 if self._queue.active else self._spec.pass_tokens
-            budget = max(budget, sum(forward.left for forward in forwards) if is_limited else together)
+            most = sum(forward.left for forward in forwards) if is_limited else self._spec.pass_tokens
+            budget = max(budget, most)
         budget = max(budget - len(self._queue.active), self._memory.pool.page_size)
         return chosen, share_budget([(forward.left, forward.must_be_whole) for forward in forwards], budget)
 

@@ -87,6 +87,14 @@ def test_a_posterior_sample_is_scaled_as_in_the_reference(image: str, golden: An
     close(sample, wanted[f"{image}.latent_sampled"], FEATURES)
 
 
+def test_the_memory_of_the_largest_steps_is_known(reference: Any) -> None:
+    sizes = reference.sizes
+    side = sizes.latent_grid * sizes.token_pixels
+    assert reference.encoder.working_bytes(0) == 4 * side**2 * sizes.vae.width * 4
+    assert reference.decoder.working_bytes(0) >= reference.encoder.working_bytes(0)
+    assert reference.llm.working_bytes(1 << 20) > reference.llm.working_bytes(1) > 3 * 8194 * sizes.language.mlp * 4
+
+
 def test_pixels_are_truncated(reference: Any) -> None:
     values = torch.tensor([-1.5, -1.0, 0.0, 0.999, 1.0, 2.0])
     found = reference.decoder.pixels(values.expand(3, 1, 6))

@@ -14,6 +14,7 @@ from mstar_bagel.nodes.autoencoder import CleanLatents, Pixels
 from mstar_bagel.nodes.flow import FlowSteps
 from mstar_bagel.nodes.language import BagelLLM
 from mstar_bagel.nodes.vision import ImageFeatures
+from mstar_core.engine.cuda_graphs.cache import GraphCache
 from mstar_core.errors import StartError, WeightsError
 from mstar_core.weights.building import building
 
@@ -47,7 +48,7 @@ class Bagel:
             case "LLM" | "LLM_cfg_text" | "LLM_cfg_img":
                 return self._loaded(lambda: BagelLLM(sizes, self._ctx.shard), "LLM", self._ctx.dtype)
             case "vit_encoder":
-                return self._loaded(lambda: ImageFeatures(sizes), node.name, self._ctx.dtype)
+                return self._image_encoder(node.name)
             case "vae_encoder":
                 return self._autoencoder(lambda: CleanLatents(sizes), node.name)
             case "vae_decoder":
@@ -61,6 +62,12 @@ class Bagel:
     def vocab_size(self, node: NodeSpec) -> int:
         """Return the size of the node's vocabulary; 0 for a node that does not sample."""
         return self._sizes.language.vocab if node.sampling is not None else 0
+
+    def _image_encoder(self, node: str) -> ImageFeatures:
+        module = self._loaded(lambda: ImageFeatures(self._sizes), node, self._ctx.dtype)
+        if self._ctx.device.type == "cuda":
+            module.capture(GraphCache(self._ctx.device, name=node))
+        return module
 
     def _autoencoder(self, make: Callable[[], CleanLatents | Pixels], node: str) -> nn.Module:
         module = self._loaded(make, node, torch.float32)

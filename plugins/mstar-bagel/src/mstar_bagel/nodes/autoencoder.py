@@ -195,6 +195,10 @@ class CleanLatents(nn.Module):
         """Compute the convolutions in this dtype. See `half_precision`."""
         half_precision(self.encoder, dtype)
 
+    def working_bytes(self, tokens: int) -> int:
+        """See NeedsMemory: some tensors of the first level."""
+        return _level_bytes(self._sizes, self._sizes.vae.width, self.encoder.conv_in.weight)
+
     def embed(self, tokens: Tensor) -> Tensor:
         """Return the embeddings [h * w, width] of clean latent tokens."""
         moment = self.time_embedder(tokens.new_zeros(1, dtype=torch.float32))
@@ -227,6 +231,13 @@ class Pixels(nn.Module):
         """Compute the convolutions in this dtype. See `half_precision`."""
         half_precision(self.decoder, dtype)
 
+    def working_bytes(self, tokens: int) -> int:
+        """See NeedsMemory: some tensors of the last level, whose input has the width of the level before."""
+        vae = self._sizes.vae
+        return _level_bytes(
+            self._sizes, vae.width * vae.multipliers[min(1, len(vae.multipliers) - 1)], self.decoder.conv_in.weight
+        )
+
     def pixels(self, decoded: Tensor) -> Tensor:
         """Return uint8 [y, x, 3]. Values are truncated, as in the reference."""
         return ((decoded.float() * 0.5 + 0.5).clamp(0, 1) * 255).to(torch.uint8).permute(1, 2, 0).contiguous()
@@ -253,6 +264,12 @@ def from_tokens(tokens: Tensor, patch: int) -> Tensor:
     height, width, _ = tokens.shape
     grid = tokens.view(height, width, patch, patch, -1)
     return grid.permute(4, 0, 2, 1, 3).reshape(-1, height * patch, width * patch)
+
+
+def _level_bytes(sizes: Sizes, width: int, weight: Tensor) -> int:
+    """Return the bytes of four tensors of the largest image with so many channels, in the weight's dtype."""
+    side = sizes.latent_grid * sizes.token_pixels
+    return 4 * side * side * width * weight.element_size()
 
 
 def _norm(width: int) -> nn.GroupNorm:

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
-from mstar_bagel.graph import MARKERS
+from mstar_bagel.graph import MARKERS, PASS_TOKENS
 from mstar_bagel.nodes.flow import GridTable, TimeEmbedder
 from mstar_core.layers import GatedMLP, Head, RMSNorm, Rotary, RotarySpec, TokenEmbedding, rotate
 from mstar_core.layers.kv_view import PackedView
@@ -319,6 +319,7 @@ class BagelLLM(nn.Module):
     def __init__(self, sizes: Sizes, shard: Shard = WHOLE) -> None:
         super().__init__()
         width, ids = sizes.language.width, sizes.ids
+        self._sizes = sizes.language
         self.language_model = LanguageModel(sizes.language, shard)
         self.vae2llm = nn.Linear(sizes.latent_width, width)
         self.llm2vae = nn.Linear(width, sizes.latent_width)
@@ -358,6 +359,11 @@ class BagelLLM(nn.Module):
             return {}
         assert latents is not None and times is not None
         return self._velocity(latents, times, positions, kv)
+
+    def working_bytes(self, tokens: int) -> int:
+        """See NeedsMemory: gate, up and inner values of the MLP, and a dozen tensors of hidden states."""
+        each = 3 * self._sizes.mlp + 12 * self._sizes.width
+        return max(tokens, PASS_TOKENS) * each * self.vae2llm.weight.element_size()
 
     def head(self, hidden: Tensor) -> Tensor:
         """Return logits [n, vocab]. hidden: [n, width]."""
