@@ -7,8 +7,6 @@ CPU groups gloo.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -37,23 +35,11 @@ class TorchCollectives:
         self._group = group
         self._size = group.size()
         self._buffer: Tensor | None = None
-        self._is_silent = False
         if device.type == "cuda" and uses_one_shot and self._size in ONE_SHOT_RANKS:
             self._buffer = symmetric_buffer(group, device)
 
-    @contextmanager
-    def silent(self) -> Iterator[None]:
-        """Skip all collectives in the block, as while kernels are compiled. Results in it have no meaning."""
-        self._is_silent = True
-        try:
-            yield
-        finally:
-            self._is_silent = False
-
     def all_reduce(self, value: Tensor) -> Tensor:
         """Return the sum over the ranks. The argument may be overwritten."""
-        if self._is_silent:
-            return value
         value = value.contiguous()
         if self._buffer is not None and self._suits_one_shot(value):
             count = value.numel()
@@ -67,8 +53,6 @@ class TorchCollectives:
 
     def all_gather(self, value: Tensor) -> Tensor:
         """Return the ranks' values side by side: [n, k] -> [n, ranks * k]."""
-        if self._is_silent:
-            return torch.cat([value] * self._size, dim=-1)
         count, width = value.shape
         found = value.new_empty(self._size * count, width)
         dist.all_gather_into_tensor(found, value.contiguous(), group=self._group)
@@ -76,8 +60,7 @@ class TorchCollectives:
 
     def broadcast(self, value: Tensor) -> None:
         """Overwrite a contiguous value with that of the leader."""
-        if not self._is_silent:
-            dist.broadcast(value, src=dist.get_global_rank(self._group, 0), group=self._group)
+        dist.broadcast(value, src=dist.get_global_rank(self._group, 0), group=self._group)
 
     def _suits_one_shot(self, value: Tensor) -> bool:
         return 0 < value.nbytes <= ONE_SHOT_BYTES and value.nbytes % ONE_SHOT_ALIGNMENT == 0

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from mstar_core.errors import MstarError
 from mstar_core.observe.filter import Filter
-from mstar_core.observe.frames import RequestStatus
+from mstar_core.observe.frames import RankStatus, RequestStatus
 from mstarctl.client.store import Store
 from mstarctl.output.facts import facts_text
 from mstarctl.top.data.spans import Bar, Lane, lanes
@@ -26,6 +26,7 @@ from mstarctl.top.drawing.line import line
 from mstarctl.top.drawing.numbers import age, amount, ms, rate
 from mstarctl.top.drawing.svg import CELL_H, CELL_SHAPES, CELL_W, svg
 from mstarctl.top.export import export, perfetto, table_csv
+from mstarctl.top.layout import ranks as rank_rows
 from mstarctl.top.layout.bench import bench_page
 from mstarctl.top.layout.ranks import Curve, chart
 from mstarctl.top.layout.requests import SORTS, Sort, choose, chosen, note
@@ -75,6 +76,20 @@ def test_many_values_keep_their_peaks() -> None:
 @pytest.mark.parametrize(("value", "top"), [(0.3, 1), (1, 1), (3, 5), (7, 10), (120, 200), (5000, 5000)])
 def test_charts_end_at_round_numbers(value: float, top: float) -> None:
     assert nice_top([value]) == top
+
+
+def test_a_follower_shows_its_leader_and_its_group() -> None:
+    store = Store()
+    store.ranks = {
+        "0": RankStatus(rank=0, state="ready", nodes=["LLM"], group=[0, 1], epoch=2),
+        "1": RankStatus(rank=1, state="ready", follows=["LLM"], group=[0, 1], epoch=2, plans=17),
+    }
+    view = replace(view_of("qwen3_omni"), store=store)
+    leader, follower = (
+        " ".join(row.plain for row in rank_rows.block(view, store.ranks[key], 120)) for key in ("0", "1")
+    )  # fmt: skip
+    assert "group 0 1" in leader and "follows" not in leader
+    assert "follows rank 0" in follower and "epoch 2" in follower and "plans 17" in follower
 
 
 def test_numbers_are_short() -> None:

@@ -6,8 +6,7 @@ for prefill chunks and for sequences that fail.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -237,12 +236,19 @@ class ModelRunner:
 
     def _forward(self, decode: DecodeBatch | None, chunks: list[ScheduledChunk]) -> BatchOutput:
         step = self._plain(decode, chunks)
-        with self._in_lockstep(step):
-            stopped = self._stopped(step)
-            outputs = self.compute(step)
-            out = BatchOutput(decode, chunks, _EMPTY, _EMPTY)
-            shares = self._split_outputs(out, outputs, int(step.positions.shape[-1]))
-            out.ids = self.finish(step, outputs, stopped)
+        if self.mirror is None:
+            return self._computed(step, decode, chunks)
+        self.mirror.forward(step)
+        with self.mirror.fail_stop():
+            return self._computed(step, decode, chunks)
+
+    def _computed(self, step: PlainForward, decode: DecodeBatch | None, chunks: list[ScheduledChunk]) -> BatchOutput:
+        """Run a forward and commit it."""
+        stopped = self._stopped(step)
+        outputs = self.compute(step)
+        out = BatchOutput(decode, chunks, _EMPTY, _EMPTY)
+        shares = self._split_outputs(out, outputs, int(step.positions.shape[-1]))
+        out.ids = self.finish(step, outputs, stopped)
         if out.ids is not None:
             out.host_ids = HostCopy(out.ids)
         self._commit(out, shares)
@@ -267,16 +273,6 @@ class ModelRunner:
             stores_rows=self._rows is not None and decode is not None,
             decode_slots=decode.on_device(self._slots)[0] if decode is not None else None,
         )  # fmt: skip
-
-    @contextmanager
-    def _in_lockstep(self, step: PlainForward) -> Iterator[None]:
-        """Publish a forward before the block; afterwards any error ends the group. Does nothing without followers."""
-        if self.mirror is None:
-            yield
-            return
-        self.mirror.forward(step)
-        with self.mirror.fail_stop():
-            yield
 
     def compute(self, step: PlainForward) -> dict[str, Tensor]:
         """Run the module. Returns its packed outputs, and logits if they are wanted."""
