@@ -96,6 +96,8 @@ _ALL: Final = (
     _both("gauge", "mstar_graph_steps", "Steps of a node since its start: replayed from a CUDA graph, or plain.",
           "node", "kind", "how"),
     _both("gauge", "mstar_graph_bytes", "Device memory of a node's CUDA graphs.", "node"),
+    _both("gauge", "mstar_kernels_compiled", "Kernels that a worker compiled: ahead of its captures, at a launch of "
+          "its start (missed), or while it served (late).", "component", "when"),
     _socket("gauge", "mstar_state", "1 for the current state of the deployment.", "state"),
     _socket("gauge", "mstar_watchers", "Open watches of the admin socket."),
     _socket("gauge", "mstar_process_cores", "CPU use of a process, in cores.", "component"),

@@ -20,6 +20,10 @@ GRAPH_READINGS = {
 """Reading of a node -> labels of `mstar_graph_steps`."""
 
 
+KERNEL_READINGS = ("ahead", "missed", "late")
+"""Values of the label `when` of `mstar_kernels_compiled`."""
+
+
 def shared_samples(store: HubState, values: Mapping[str, float], restarts: int) -> Iterator[MetricSample]:
     """Yield the samples that the api shows too: restarts, bytes sent, and nodes summed over ranks."""
     nodes = list(store.nodes.values())
@@ -41,6 +45,9 @@ def shared_samples(store: HubState, values: Mapping[str, float], restarts: int) 
     yield from step_samples(steps)
     for family, reading in (("mstar_preempted", "preempted"), ("mstar_graph_bytes", "graph_bytes")):
         yield from samples(family, {(name,): value for name, value in _sums(nodes, values, reading).items()})
+    readings = ((name.partition(".kernels_"), value) for name, value in values.items())
+    compiled = {(worker, when): value for (worker, _, when), value in readings if when in KERNEL_READINGS}
+    yield from samples("mstar_kernels_compiled", compiled)
     for reading, labels in GRAPH_READINGS.items():
         counts = {(name, *labels): value for name, value in _sums(nodes, values, reading).items()}
         yield from samples("mstar_graph_steps", counts)

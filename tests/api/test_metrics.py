@@ -75,6 +75,7 @@ def test_the_supervisor_shares_its_families_and_no_other() -> None:
     node = NodeStatus(name="LLM", rank=0, pages_total=8)
     readings = ("took_0", "batched_0", "preempted", "graph_bytes", "graph_hits")
     values = {f"worker-0.LLM.{reading}": 1.0 for reading in readings} | {"worker-0.sent_bytes": 1.0}
+    values["worker-0.kernels_late"] = 0.0
     store = Store(nodes={"LLM@0": node}, children={"worker-0": ChildStatus(name="worker-0")})
     made = {sample.name for sample in shared_samples(store, values, restarts=1)}
     series = {f"{name}{suffix}": name for name, family in FAMILIES.items() for suffix in SUFFIXES[family.kind]}
@@ -122,6 +123,7 @@ async def test_replayed_steps_show(started: Started) -> None:
     reported = {
         "worker-0.LLM.graph_hits": 7.0, "worker-1.LLM.graph_hits": 5.0, "worker-0.LLM.graph_misses": 1.0,
         "worker-0.LLM.prefill_hits": 3.0, "worker-0.LLM.graph_bytes": 1024.0,
+        "worker-0.kernels_ahead": 73.0, "worker-1.kernels_late": 2.0,
     }  # fmt: skip
     nodes = {f"LLM@{rank}": NodeStatus(name="LLM", rank=rank) for rank in (0, 1)}
     found = list(shared_samples(Store(nodes=nodes), reported, restarts=0))
@@ -134,5 +136,7 @@ async def test_replayed_steps_show(started: Started) -> None:
         'mstar_graph_steps{how="plain",kind="decode",node="LLM"} 1.0',
         'mstar_graph_steps{how="replayed",kind="prefill",node="LLM"} 3.0',
         'mstar_graph_bytes{node="LLM"} 1024.0',
+        'mstar_kernels_compiled{component="worker-0",when="ahead"} 73.0',
+        'mstar_kernels_compiled{component="worker-1",when="late"} 2.0',
     ):
         assert line in text
