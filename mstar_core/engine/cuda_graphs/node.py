@@ -16,6 +16,7 @@ from mstar_core.engine.cuda_graphs.kinds import WirePrefix, decoded
 from mstar_core.engine.cuda_graphs.passes import LoopPassSteps, PassKind
 from mstar_core.engine.cuda_graphs.prefill import PREFILL, PrefillSteps
 from mstar_core.engine.cuda_graphs.prefixes import kind_of
+from mstar_core.engine.cuda_graphs.prompts import PromptSteps
 
 if TYPE_CHECKING:
     from mstar_core.engine.attention import AttentionBackend
@@ -34,7 +35,7 @@ class NodeGraphs:
     """The captured decode, prefill and loop passes of one node, in one cache. Owned by its KV engine.
 
     decode, prefill: None for a node that draws no ids; prefill also for one whose decode steps take more than ids.
-    passes: None for a node without `capture_sizes`.
+    passes: None for a node without `capture_sizes`; prompts: None for one without `capture_prompts`.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class NodeGraphs:
         self.decode: DecodeSteps | None = None
         self.prefill: PrefillSteps | None = None
         self.passes: LoopPassSteps | None = None
+        self.prompts: PromptSteps | None = None
         self._name = spec.name
         self._slots = slots
         self._budget = token_budget
@@ -56,6 +58,10 @@ class NodeGraphs:
             self.prefill = PrefillSteps(self.decode, cache) if rows is None else None
         if spec.capture_sizes or spec.capture_tokens:
             self.passes = LoopPassSteps(spec, module, attention, tables, slots.count, cache, token_budget)
+        if spec.capture_prompts:
+            self.prompts = PromptSteps(
+                spec, module, attention, tables, cache, token_budget, counts_ids=self.prefill is None
+            )  # fmt: skip
 
     def capture(self, sizes: CaptureSizes) -> None:
         """Capture decode and prefill before the first request and queue the later sizes.
@@ -65,12 +71,17 @@ class NodeGraphs:
         if self.decode is None:
             self.cache.report = None
             return
+        # Traced samples have queued prompt passes, which are many: they are captured when the node is idle.
+        queue, prompts = self.cache.queue, self.prompts
+        aside = [each for each in queue if prompts is not None and prompts.owns(each.buckets)]
+        self.cache.queue = [each for each in queue if each not in aside]
         with torch.inference_mode():
             self._plan(sizes.decode, sizes.prefill)
             self.cache.capture_all()
             self._plan(sizes.decode_later, sizes.prefill_later)
             if self.cache.mirror is None:  # followers run nothing but what is published
                 self.cache.compile_queued()
+            self.cache.queue += aside
         self.cache.report = None  # later captures are not part of the start
         self._warn_of_misses()
 

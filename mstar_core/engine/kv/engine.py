@@ -163,6 +163,7 @@ class KVCacheEngine:
             vocab=settings.vocab, token_budget=settings.token_budget, cache=cache, rows=self._memory.rows,
         )  # fmt: skip
         self._runner.decode, self._runner.prefill, self._runner.passes = graphs.decode, graphs.prefill, graphs.passes
+        self._runner.prompts = graphs.prompts
         return graphs
 
     # -- before the first request ------------------------------------------------------------------------------------

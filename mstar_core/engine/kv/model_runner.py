@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.cuda_graphs.decode import DecodeSteps
     from mstar_core.engine.cuda_graphs.passes import LoopPassSteps
     from mstar_core.engine.cuda_graphs.prefill import PrefillSteps
+    from mstar_core.engine.cuda_graphs.prompts import PromptSteps
     from mstar_core.engine.kv.mirror import LeaderMirror
     from mstar_core.engine.kv.sequence import ForwardPass
     from mstar_core.graph.spec.nodes import NodeSpec
@@ -59,8 +60,8 @@ _EMPTY: Final = np.zeros(0, dtype=np.int64)
 class ModelRunner:
     """Runs steps of one module. Owned by the KV engine, which decides what is in them.
 
-    decode, prefill, passes: captured steps, where the engine has any. mirror: publishes what the followers of a
-    tensor-parallel group must do as well; None without one.
+    decode, prefill, passes, prompts: captured steps, where the engine has any. mirror: publishes what the followers of
+    a tensor-parallel group must do as well; None without one.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class ModelRunner:
         self.decode: DecodeSteps | None = None
         self.prefill: PrefillSteps | None = None
         self.passes: LoopPassSteps | None = None
+        self.prompts: PromptSteps | None = None
         self.id_port = id_port(spec)
         self._history = spec.sampling.history if spec.sampling else "none"
         self._row_ports = frozenset(spec.row_ports)
@@ -245,7 +247,9 @@ class ModelRunner:
     def _computed(self, step: PlainForward, decode: DecodeBatch | None, chunks: list[ScheduledChunk]) -> BatchOutput:
         """Run a forward and commit it."""
         stopped = self._stopped(step)
-        outputs = self.compute(step)
+        outputs = self._replayed_prompts(step, decode, chunks)
+        if outputs is None:
+            outputs = self.compute(step)
         out = BatchOutput(decode, chunks, _EMPTY, _EMPTY)
         shares = self._split_outputs(out, outputs, int(step.positions.shape[-1]))
         out.ids = self.finish(step, outputs, stopped)
@@ -253,6 +257,14 @@ class ModelRunner:
             out.host_ids = HostCopy(out.ids)
         self._commit(out, shares)
         return out
+
+    def _replayed_prompts(
+        self, step: PlainForward, decode: DecodeBatch | None, chunks: list[ScheduledChunk]
+    ) -> dict[str, Tensor] | None:
+        """Return the outputs of a captured forward of prompt passes; None if it has to run uncaptured."""
+        if self.prompts is None or decode is not None or self.mirror is not None or self._faults is not None:
+            return None
+        return self.prompts.run(step, chunks)
 
     def _plain(self, decode: DecodeBatch | None, chunks: list[ScheduledChunk]) -> PlainForward:
         """Return the forward of a step. Raises for sequences that cannot be computed, before anything has changed."""

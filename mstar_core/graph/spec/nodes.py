@@ -144,6 +144,8 @@ class NodeSpec:
     (STATELESS). Empty: none. Sampling loops have buckets of their own.
     capture_tokens: (KV) numbers of packed tokens for CUDA graphs of passes with a full mask outside loops (prefixes),
     of a node that does not sample. Empty: none.
+    capture_prompts: (KV) numbers of packed tokens for CUDA graphs of causal passes outside loops, of any inputs.
+    Prompts of ids that only draw have buckets of their own. Empty: none.
     tensor_parallel: whether ranks may compute it together. parallel_sizes: names and values of the sizes that a tp_size
     must divide, besides its KV heads.
     of: for `on_branch` nodes, the node whose weights and ranks they share unless the config places them.
@@ -172,6 +174,7 @@ class NodeSpec:
     batch_key: tuple[str, ...] = ()
     capture_sizes: tuple[int, ...] = ()
     capture_tokens: tuple[int, ...] = ()
+    capture_prompts: tuple[int, ...] = ()
     tensor_parallel: bool = False
     parallel_sizes: tuple[tuple[str, int], ...] = ()
     branch: str = MAIN

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from mstar_core.engine.cuda_graphs.cache import CaptureSizes
 from mstar_qwen3omni.checkpoint.config import read_config
 from mstar_qwen3omni.thinker.thinker import Thinker
 
@@ -18,6 +19,7 @@ from .thinker_cases import (
     DenseCache,
     answers,
     golden_thinker,
+    made_engine,
     needs_weights,
     prefill,
     read,
@@ -89,6 +91,24 @@ def test_decode_returns_no_states(thinker: Thinker) -> None:
 
 
 # -- through the engine ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("budget", [24, 256])
+def test_captured_prompt_passes_give_the_same_answers(thinker: Thinker, budget: int) -> None:
+    """Media with deep feature maps, audio and placed text; a budget of 24 cuts them."""
+    cases = [read(name) for name in CASES]
+    engine = made_engine(thinker, cases, token_budget=budget, graphs=CaptureSizes(decode=(8,), prefill=(64,)))
+    plain = answers(thinker, cases, token_budget=budget)
+    learned = answers(thinker, cases, engine=engine)
+    while engine.idle():
+        pass
+    before = engine.counters()
+    captured = answers(thinker, cases, engine=engine)
+    after = engine.counters()
+    assert plain[0] == learned[0] == captured[0] == [case.answer.tolist() for case in cases]
+    for mine, other in zip(captured[1], plain[1], strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-4, atol=2e-4)
+    assert after["prefill_hits"] > before["prefill_hits"] and after["prefill_misses"] == before["prefill_misses"]
 
 
 @pytest.mark.parametrize("budget", [16, 256], ids=["chunked", "whole"])

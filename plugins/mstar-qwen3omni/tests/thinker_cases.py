@@ -118,6 +118,7 @@ def node(config: OmniConfig) -> NodeSpec:
         kv=KVSpec(layers=sizes.layers, kv_heads=sizes.kv_heads, head_dim=sizes.head_dim),
         sampling=Sampling(port="token"),
         sequence=("tokens", "token"),
+        capture_prompts=(64, 256),
     )  # fmt: skip
 
 
@@ -136,10 +137,8 @@ def segments(case: Case) -> Iterator[tuple[dict[str, Tensor], Attend]]:
         yield tokens, Attend(positions="given")
 
 
-def answers(
-    thinker: Thinker, cases: list[Case], config: OmniConfig | None = None, **changes: Any
-) -> tuple[list[list[int]], list[Tensor]]:
-    """Return greedy ids of several requests at once, and the states of their media."""
+def made_engine(thinker: Thinker, cases: list[Case], config: OmniConfig | None = None, **changes: Any) -> KVCacheEngine:
+    """Return an engine that has room for these requests."""
     steps = max(len(case.answer) for case in cases)
     longest = max(len(case.tokens) for case in cases) + steps
     options: dict[str, Any] = {
@@ -147,10 +146,19 @@ def answers(
         "page_size": 8, "max_slots": len(cases) + 4, "max_seq_len": 2 * longest, "token_budget": 256,
         "num_pages": (len(cases) + 1) * (longest // 8 + 2),
     }  # fmt: skip
-    engine = KVCacheEngine(node(config or read_config(FOLDER)), thinker, KVSettings(**(options | changes)))
+    return KVCacheEngine(node(config or read_config(FOLDER)), thinker, KVSettings(**(options | changes)))
+
+
+def answers(
+    thinker: Thinker, cases: list[Case], config: OmniConfig | None = None, *, engine: KVCacheEngine | None = None,
+    **changes: Any,
+) -> tuple[list[list[int]], list[Tensor]]:  # fmt: skip
+    """Return greedy ids of several requests at once, and the states of their media. engine: a used one."""
+    engine = engine or made_engine(thinker, cases, config, **changes)
     keys, ids, states = itertools.count(1), [list[int]() for _ in cases], [list[Tensor]() for _ in cases]
     waiting = {handle: list(segments(case)) for handle, case in enumerate(cases)}
     loops: dict[int, int] = {}
+    steps = max(len(case.answer) for case in cases)
 
     def go_on(handle: int) -> None:
         passes, key, outputs = waiting[handle], JobKey(next(keys)), ("token",)
@@ -182,4 +190,6 @@ def answers(
         if result.loop is not None:
             for key, value in zip(result.loop.keys.tolist(), result.loop.ids.tolist(), strict=True):
                 ids[loops[key]].append(value)
+    for handle in range(len(cases)):
+        engine.close(Handle(handle))
     return ids, [torch.cat(each) if each else torch.empty(0) for each in states]

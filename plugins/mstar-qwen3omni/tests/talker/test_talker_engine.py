@@ -90,11 +90,11 @@ def answers(talker: Talker, wishes: list[Wish], **changes: Any) -> list[Answer]:
 
 
 def run(
-    talker: Talker, wishes: list[Wish], *, lookahead: int = 0, pace: int = 0, **changes: Any
+    talker: Talker, wishes: list[Wish], *, lookahead: int = 0, pace: int = 0, engine: Any = None, **changes: Any
 ) -> tuple[list[Answer], Driver]:
-    """Run requests together. pace: turns between two ids of text; 0 gives all ids at the start."""
+    """Run requests together. pace: turns between two ids of text; 0 gives all ids at the start. engine: a used one."""
     config = wishes[0].case.config
-    driver = Driver(make_engine(talker, config, lookahead=lookahead, **changes), lookahead)
+    driver = Driver(engine or make_engine(talker, config, lookahead=lookahead, **changes), lookahead)
     firsts, loops, texts = [], [], [wish.case.texts[1:] for wish in wishes]
     for handle, wish in enumerate(wishes):
         driver.open(handle, wish.sampling, max_tokens=len(wish.case.ids) + wish.steps + 1)
@@ -181,6 +181,22 @@ def test_sampled_answers_do_not_depend_on_the_batch(talker: Talker, config: Omni
     assert answers(talker, together, lookahead=1, pace=2) == alone
     preempted, driver = run(talker, together, num_pages=40)
     assert preempted == alone and driver.engine.memory().preempted > 0
+
+
+@pytest.mark.parametrize("budget", [20, 256])
+def test_captured_prompt_passes_give_the_same_answers(talker: Talker, config: OmniConfig, budget: int) -> None:
+    """Text, media with given positions, and the opening with its values per sequence; a budget of 20 cuts them."""
+    together = sampled(config)
+    plain = answers(talker, together)
+    engine = make_engine(talker, config, lookahead=1, graphs=(8,), token_budget=budget, max_seq_len=256, num_pages=400)
+    assert run(talker, together, lookahead=1, engine=engine)[0] == plain
+    while engine.idle():
+        pass
+    before = engine.counters()
+    assert before["prefill_hits"] == 0 and before["prefill_misses"] > 0
+    assert run(talker, together, lookahead=1, engine=engine)[0] == plain
+    after = engine.counters()
+    assert after["prefill_hits"] > 2 and after["prefill_misses"] == before["prefill_misses"]
 
 
 def drawn_by_definition(config: OmniConfig, params: SamplingParams) -> Choose:
