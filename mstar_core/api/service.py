@@ -364,8 +364,4 @@ def lowered(call: ParsedRequest, inputs: Inputs) -> tuple[str, ...]:
 
 def media_limits(api: ApiConfig) -> MediaLimits:
     """Return the media limits of a deployment."""
-    return MediaLimits(
-        image_pixels=api.max_image_pixels, image_side=api.max_image_side, audio_s=api.max_audio_s,
-        video_s=api.max_video_s, video_frames=api.max_video_frames, video_width=api.max_video_width,
-        video_height=api.max_video_height, decoded_bytes=api.max_decoded_bytes,
-    )  # fmt: skip
+    return MediaLimits(**{each.name: getattr(api, f"max_{each.name}") for each in dataclasses.fields(MediaLimits)})

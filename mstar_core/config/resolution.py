@@ -37,17 +37,8 @@ def resolve(spec: ModelSpec, config: ConfigFile, *, is_tiny: bool = False) -> Re
         model=spec.name,
         name=_or(values, "name", spec.name),
         is_tiny=tiny,
-        weights=_or(values, "weights", None),
-        dtype=_or(values, "dtype", None),
-        attention=_or(values, "attention", None),
-        quantization=_or(values, "quantization"),
         max_seq_len=_or(values, "max_seq_len", spec.max_seq_len),
-        max_concurrent_requests=_or(values, "max_concurrent_requests", None),
-        max_queue=_or(values, "max_queue"),
-        token_budget=_or(values, "token_budget"),
-        image_share=_or(values, "image_share"),
-        feature_cache_bytes=_or(values, "feature_cache_bytes"),
-        wait_spin_us=_or(values, "wait_spin_us", None),
+        **{key: _or(values, key) for key in _PLAIN},
         model_kwargs=kwargs,
         node_groups=groups,
         kv_cache=_kv_cache(spec, values),
@@ -58,6 +49,11 @@ def resolve(spec: ModelSpec, config: ConfigFile, *, is_tiny: bool = False) -> Re
 
 
 _DEFAULTS: Final = {item.key: item.default for item in SETTINGS}
+_PLAIN: Final = (
+    "weights", "dtype", "attention", "quantization", "max_concurrent_requests", "max_queue", "token_budget",
+    "image_share", "feature_cache_bytes", "wait_spin_us",
+)  # fmt: skip
+"""Keys whose default does not depend on the model."""
 
 
 def _or(values: Mapping[str, CheckedValue], key: str, default: Any = None) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
@@ -89,7 +90,7 @@ def _runner(
     built: BuiltNode, settings: RuntimeSettings, clock: Callable[[], float], faults: Faults | None
 ) -> NodeRunner:
     node = built.node
-    own = None if faults is None else _faults_of(node.name, faults)
+    own = None if faults is None else partial(faults, node.name)
     if node.engine is not KV_CACHE:
         return StatelessEngine(
             node, built.module, device=CPU, dtype=compute_dtype(node.dtype, CPU), max_batch=most_rows(CPU),
@@ -109,7 +110,3 @@ def _runner(
         lookahead=settings.lookahead, prefix_cache=settings.prefix_cache, loop=built.loop,
     )  # fmt: skip
     return KVCacheEngine(node, cast("KVModule", built.module), sizes, clock=clock, faults=own)
-
-
-def _faults_of(node: str, faults: Faults) -> Callable[[Sequence[Handle]], None]:
-    return lambda handles: faults(node, handles)

@@ -216,7 +216,9 @@ def load(entry: PluginEntry, manager: pluggy.PluginManager, *, trace: Trace | No
         offered = offered_models(imported)
         phase = "spec"
         models = validated(offered, entry)
-        manager.register(imported, name=_registered_name(entry))  # last, so that a failure leaves nothing to undo
+        manager.register(
+            imported, name=f"{entry.distribution}/{entry.name}"
+        )  # last, so that a failure leaves nothing to undo
         module = imported
     except (Exception, SystemExit) as error:  # noqa: BLE001  a plugin's failure is that plugin's state, not ours
         problem, models = Problem.of(error, entry, phase), ()
@@ -226,10 +228,6 @@ def load(entry: PluginEntry, manager: pluggy.PluginManager, *, trace: Trace | No
     if trace is not None:
         trace(f"import {entry.target} ({entry.distribution} {entry.version}) {spent * 1000:.1f} ms: {loaded.text}")
     return loaded
-
-
-def _registered_name(entry: PluginEntry) -> str:
-    return f"{entry.distribution}/{entry.name}"
 
 
 def import_target(target: str) -> ModuleType:

@@ -114,11 +114,7 @@ class Exchange:
     @property
     def all_headers(self) -> dict[str, str]:
         own = {"X-Request-ID": self.request_id, "X-Trace-ID": self.trace_id, "Cache-Control": "no-store"}
-        return {**own, **self._cors, **self.headers}
-
-    @property
-    def _cors(self) -> dict[str, str]:
-        return cors_headers(self.service.deployment.api.cors_origins, self.request.headers.get("origin"))
+        return {**own, **cors_headers(self.limits.cors_origins, self.request.headers.get("origin")), **self.headers}
 
     async def write(self, data: bytes | memoryview, content_type: str, limit_s: float | None = None) -> None:
         """Send part of a streamed response, after the headers. Raises Stalled if the client does not read."""

@@ -75,7 +75,8 @@ def whole_outputs(chunks: Sequence[EncodedChunk]) -> dict[str, list[dict[str, An
     """Return outputs by modality: text and audio joined into one entry each, other outputs one by one."""
     grouped: dict[str, list[dict[str, Any]]] = {}
     for chunk in joined_chunks(chunks):
-        grouped.setdefault(chunk.modality, []).append(_entry(chunk))
+        entry = {"data": base64.b64encode(chunk.data).decode(), "metadata": chunk.metadata}
+        grouped.setdefault(chunk.modality, []).append(entry)
     return grouped
 
 
@@ -117,7 +118,3 @@ def _joined(modality: str, parts: list[EncodedChunk]) -> list[EncodedChunk]:
     if modality == "audio":
         metadata["samples"] = sum(part.metadata["samples"] for part in parts)
     return [EncodedChunk(modality=modality, data=b"".join(part.data for part in parts), metadata=metadata)]
-
-
-def _entry(chunk: EncodedChunk) -> dict[str, Any]:
-    return {"data": base64.b64encode(chunk.data).decode(), "metadata": chunk.metadata}

@@ -41,7 +41,7 @@ def loop_ports(loop: Loop, use: GraphNode) -> LoopPorts | None:
     if spec.engine is not KV_CACHE or spec.sampling is None or spec.of is not None:
         return None
     port = spec.sampling.port
-    if port not in loop.carry or not _is_plain(use.attend or Attend()):
+    if port not in loop.carry or use.attend not in (None, Attend(), Attend(tokens=1)):
         return None
     if loop.stop is not None and loop.stop.port != port:
         return None
@@ -87,10 +87,6 @@ def resident_ports(walks: Iterable[CompiledWalk]) -> dict[str, LoopPorts]:
             if ports is not None and use is not None:
                 found.setdefault(use.spec.name, set()).add(ports)
     return {node: next(iter(ports)) for node, ports in found.items() if len(ports) == 1}
-
-
-def _is_plain(attend: Attend) -> bool:
-    return attend in (Attend(), Attend(tokens=1))
 
 
 def _is_feed(stream: Stream) -> bool:

@@ -60,7 +60,7 @@ class VideoFile(Closing):
     def count(self) -> int:
         """Count the frames by their packets, without decoding. May be called once, before `frames`."""
         total = 0
-        with self._again() as container:
+        with open_container(self._data) as container:
             for packet in container.demux(container.streams.video[0]):
                 total += packet.size > 0
                 self._check_seen(total)
@@ -97,9 +97,6 @@ class VideoFile(Closing):
     def close(self) -> None:
         """Free the decoder. Safe to call twice."""
         self._container.close()
-
-    def _again(self) -> Any:
-        return open_container(self._data)
 
     def _decoded(self) -> Iterator[Any]:
         self._stream.thread_type = "AUTO"
