@@ -8,7 +8,14 @@ import pytest
 import torch
 
 from mstar_core.engine.cuda_graphs.cache import GraphCache, StaticStep
-from mstar_core.engine.cuda_graphs.compilation import Compiling, apart, compile_in_parallel, compiling_only, zero_filled
+from mstar_core.engine.cuda_graphs.compilation import (
+    Compiling,
+    _known_once_queued,
+    apart,
+    compile_in_parallel,
+    compiling_only,
+    zero_filled,
+)
 from tests.fakes import jit
 from tests.fakes.jit import Disk, JITFunction
 
@@ -152,3 +159,32 @@ def test_a_trace_ends_after_the_first_and_the_last_step_where_the_cache_has_its_
 
     assert traced() == [(1,), (3,), (2,)]
     assert traced() == [(1,), (3,)]
+
+
+def test_a_kernel_is_queued_once_however_often_it_is_launched() -> None:
+    class Queued:
+        def result(self) -> None: ...
+
+    class Kernels:
+        def __init__(self) -> None:
+            self.device_caches = {0: ({}, "target")}
+            self.queued: list[str] = []
+
+        def _do_compile(self, key: str, signature: str, device: int, *options: object) -> object:
+            self.queued.append(key)
+            return Queued() if key != "ready" else key
+
+        def run(self, key: str) -> object:
+            known = self.device_caches[0][0]
+            return known[key] if key in known else self._do_compile(key, "signature", 0)
+
+    kernel, plain = Kernels(), Kernels._do_compile
+    known = kernel.device_caches[0][0]
+    with _known_once_queued(Kernels):
+        made = [kernel.run(key) for key in ("a", "b", "a", "b", "ready", "ready")]
+        assert kernel.queued == ["a", "b", "ready", "ready"] and made[0] is made[2]
+        known["a"] = "compiled"  # as Triton does at the end
+    assert known == {"a": "compiled"}, "the other did not compile, and its launch reports the error"
+    assert Kernels._do_compile is plain
+    with _known_once_queued(object):
+        pass
