@@ -81,15 +81,16 @@ def no_shift(patch: Patch, run: Run) -> None:
 
 
 def markers_of_the_generation_expert(patch: Patch, run: Run) -> None:
-    def images(self: Any, gen: Tensor, und: Tensor, kv: Any, rotation: Any, packing: Any) -> Any:
-        both = torch.cat([gen, und])
-        normed = self.input_layernorm_moe_gen(both)
-        expert = self.self_attn.gen
-        query, key, value = expert.project(normed, self.self_attn.head_dim)
-        mixed = self.self_attn._attend(kv, query, key, value, rotation)
-        both, inner = self.post_attention_layernorm_moe_gen.after_add(both, expert.branch(mixed))
+    def images(self: Any, gen: Any, und: Any, kv: Any, rotation: Any, packing: Any, after: Any) -> Any:
+        both = torch.cat([gen[0], und[0]])
+        attention = self.self_attn
+        query, key, value = attention.gen.project(self.input_layernorm_moe_gen(both), attention.head_dim)
+        query, key = language.rotate(query, *rotation), language.rotate(key, *rotation)
+        mixed = kv.attend(attention.layer, query, key, value).flatten(1)
+        both, inner = self.post_attention_layernorm_moe_gen.after_add(both, attention.gen.branch(mixed))
         both = both + self.mlp_moe_gen(inner)
-        return both[: len(gen)], both[len(gen) :]
+        count = len(gen[0])
+        return (both[:count], after[1](both[:count])), (both[count:], after[0](both[count:]))
 
     patch.setattr(language.MixedBlock, "images", images)
 
