@@ -13,7 +13,7 @@ from mstarctl.bench.measure.verdicts import FEWEST_RUNS, Compared, RunSamples, c
 from mstarctl.bench.result import RESULT, ResultFolder
 from mstarctl.bench.show.live import number
 
-IGNORED: Final = ("load_before", "uuid", "clocks.sm", "clocks.mem", "boot", "url", "name", "restarts")
+IGNORED: Final = ("load_before", "time", "uuid", "clocks.sm", "clocks.mem", "boot", "url", "name", "restarts")
 AUDIO_LENGTH: Final = 0.05
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import json
 import os
 import platform
 import re
@@ -96,6 +97,21 @@ def cpu_name() -> str:
     """Return the processor's name."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def ceiling_file() -> Path:
+    """Return the file with the last ceiling that `bench selftest` measured on this host."""
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    return state / "mstar" / "bench-ceiling.json"
+
+
+def last_ceiling() -> dict[str, Any] | None:
+    """Return the last ceiling of this host; None if there is none."""
+    try:
+        found: dict[str, Any] = json.loads(ceiling_file().read_text())
+    except (OSError, ValueError):
+        return None
+    return found
 
 
 def _version(name: str) -> str | None:

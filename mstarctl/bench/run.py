@@ -21,7 +21,7 @@ from mstar_core.errors import ExitCode, MstarError, TimedOut
 from mstarctl.bench import result
 from mstarctl.bench.client.wire import ClientPlan, Counters, PhaseEnd, Record
 from mstarctl.bench.crew import Crew
-from mstarctl.bench.environment import environment
+from mstarctl.bench.environment import environment, last_ceiling
 from mstarctl.bench.load.plan import MEASURED, WARM_UP, Load, RunPlan, make_plan
 from mstarctl.bench.load.workloads import Workload
 from mstarctl.bench.measure.metrics import Measures
@@ -115,8 +115,7 @@ class BenchRun:
         recorder = RunRecorder(partial, plan, options.load.warm_up, is_checked=options.is_checked)
         try:
             result.write_json(partial / result.ENVIRONMENT, {
-                **environment(self._target), "clock": server.clock(),
-                "selftest": None,
+                **environment(self._target), "clock": server.clock(), "selftest": last_ceiling(),
             })  # fmt: skip
             with (partial / result.TIMELINE).open("w") as timeline:
                 self._drive(plan, recorder, server, partial, timeline)
@@ -286,6 +285,10 @@ class BenchRun:
         if shares and max(shares) > BUSY_SHARE:
             needed = math.ceil(len(shares) * max(shares) / BUSY_SHARE)
             bound.append(f"a client process used {100 * max(shares):.0f} % of a core: --processes {needed + 1}")
+        limit = least_ceiling()
+        rate = metrics.get("throughput", {}).get("value", 0.0) / self._options.processes
+        if limit and rate > limit / 2:
+            bound.append(f"{rate:.0f} requests/s per process is above half the ceiling of {limit:.0f}/s")
         return {
             "processes": self._options.processes, "cpu_share": round(max(shares, default=0.0), 4),
             "rss_bytes_first": max((rss[len(rss) // 4] for rss in memory if rss), default=0),
@@ -365,6 +368,14 @@ class _Outputs:
 
     def keep(self, outcome: Outcome, body: bytes) -> None:
         (self._folder / f"{outcome.index}.body").write_bytes(body)
+
+
+def least_ceiling() -> float:
+    """Return the lowest requests per second and process of this host's last self-test; 0 without one."""
+    found = last_ceiling()
+    if not found or not found.get("per_s"):
+        return 0.0
+    return float(min(found["per_s"].values())) / int(found.get("processes", 1))
 
 
 def failures(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:

@@ -8,7 +8,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ import msgspec
 from mstar_core.errors import MstarError, UsageError
 from mstar_core.workloads import ServedModel, WorkloadRequest
 from mstarctl.bench.client.wire import ServerAddress
+from mstarctl.bench.environment import ceiling_file
 from mstarctl.bench.load.plan import Load
 from mstarctl.bench.load.workloads import Workload
 from mstarctl.bench.measure.metrics import Measures
@@ -165,9 +167,19 @@ def parse_stall(text: str) -> tuple[float, float]:
     return parse_duration(found["length"], "--inject-stall"), parse_duration(found["at"], "--inject-stall")
 
 
+def keep_ceiling(rows: Sequence[SelfTestRow], processes: int) -> None:
+    """Remember a ceiling, so that later runs can be compared with it."""
+    path = ceiling_file()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    found = {"time": time.time(), "processes": processes, "per_s": {row.name: round(row.per_s) for row in rows}}
+    path.write_text(json.dumps(found) + "\n")
+
+
 def self_test(processes: int, inject: str | None, stall: str | None) -> list[SelfTestRow]:
     """Run the parts that were asked for: the ceiling, or a delay and a stall that must be found."""
     rows = [] if inject or stall else ceiling(processes)
+    if rows:
+        keep_ceiling(rows, processes)
     if inject:
         rows.append(injected(parse_duration(inject, "--inject")))
     if stall:

@@ -74,6 +74,8 @@ METRICS: Final = (
            definition="used / (latency + used * dt): the robot waits for each chunk"),
     Metric(name="ttfs", unit="ms", kind="tensor", definition="first predicted step - t0"),
     Metric(name="step", unit="ms", kind="tensor", is_per_chunk=True, definition="gaps between predicted steps"),
+    Metric(name="candidate_rate", unit="/s", kind="tensor", is_better_high=True,
+           definition="candidates * horizon * iterations of a plan / latency"),
     Metric(name="throughput", unit="/s", is_of_window=True, is_better_high=True,
            definition="successes that ended in the window / window"),
     Metric(name="offered", unit="/s", is_of_window=True, is_better_high=True, definition="intended requests / window"),
@@ -173,11 +175,18 @@ def _action(outcome: Outcome, chunks: Sequence[ReceivedChunk], t0: float, measur
 
 
 def _tensor(outcome: Outcome, chunks: Sequence[ReceivedChunk], t0: float, measures: Measures) -> Samples:
-    marks = [chunk.at_s for chunk in chunks]
-    return {
+    marks = [chunk.at_s for chunk in steps_of(chunks)]
+    found = {
         "ttfs": [1e3 * (marks[0] - t0)],
         "step": [1e3 * (later - earlier) for earlier, later in itertools.pairwise(marks)],
     }
+    work = float(outcome.expected.get("plan", 0.0))
+    return found | ({"candidate_rate": [work / max(1e-9, outcome.end_s - t0)]} if work else {})
+
+
+def steps_of(chunks: Sequence[ReceivedChunk]) -> list[ReceivedChunk]:
+    """Return one chunk of each predicted step: those with the name of the first."""
+    return [chunk for chunk in chunks if chunk.name == chunks[0].name]
 
 
 _KINDS: Final[dict[str, Callable[[Outcome, Sequence[ReceivedChunk], float, Measures], Samples]]] = {

@@ -19,12 +19,16 @@ USAGE: Final = ("prompt_tokens", "completion_tokens", "audio_seconds", "steps", 
 
 
 class ReceivedChunk(msgspec.Struct, frozen=True, array_like=True):
-    """A content chunk. at_s: since the start of the phase. amount: seconds of audio, tokens of text, or 1."""
+    """A content chunk. at_s: since the start of the phase. amount: seconds of audio, tokens of text, or 1.
+
+    name: of a tensor; each step of a rollout has one chunk of each name.
+    """
 
     kind: str
     at_s: float
     size_bytes: int
     amount: float
+    name: str = ""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -86,7 +90,10 @@ def outcome_of(
         sent_s=since(record.sent_ns), headers_s=since(record.headers_ns), end_s=since(record.end_ns), status=status,
         http_status=record.status, detail=answer.detail, flaw=flaw, is_reused=record.is_reused,
         size_bytes=len(record.body), reads=len(record.marks), requested=tuple(asked["outputs"]),
-        chunks=tuple(ReceivedChunk(c.kind, since(c.at_ns), c.size_bytes, round(c.amount, 6)) for c in answer.chunks),
+        chunks=tuple(
+            ReceivedChunk(c.kind, since(c.at_ns), c.size_bytes, round(c.amount, 6), str(c.about.get("name", "")))
+            for c in answer.chunks
+        ),
         usage={name: float(answer.usage[name]) for name in USAGE if isinstance(answer.usage.get(name), int | float)},
         expected={name: value for name, value in asked["expected"].items() if name in EXPECTED},
     )  # fmt: skip

@@ -8,7 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from mstarctl.bench.measure.metrics import BY_NAME, LONGEST_STALL_S, METRICS, Measures, Samples, samples_of, t0_of
+from mstarctl.bench.measure.metrics import (
+    BY_NAME,
+    LONGEST_STALL_S,
+    METRICS,
+    Measures,
+    Samples,
+    samples_of,
+    steps_of,
+    t0_of,
+)
 from mstarctl.bench.measure.outcome import ERRORS, Outcome
 from mstarctl.bench.measure.statistics import spread
 from mstarctl.bench.measure.terms import Term, meets
@@ -125,7 +134,12 @@ def _of_window(
     }
     if has_goals:
         found["goodput"] = tally.good / span_s
-    received = [chunk for outcome in outcomes for chunk in outcome.chunks if window.holds(chunk.at_s)]
+    received = [
+        chunk
+        for outcome in outcomes
+        for chunk in (*(c for c in outcome.chunks if c.kind != "tensor"), *steps_of(outcome.of_kind("tensor")))
+        if window.holds(chunk.at_s)
+    ]
     kinds = {kind for outcome in mine for kind in outcome.requested}
     for name, kind in RATES:
         if kind in kinds:
