@@ -30,7 +30,7 @@ from bench.serving.client import Heard, ask
 from bench.serving.deployment import Plan, Served, gpu_state
 from bench.serving.figures import ROOT, Figures, head, write
 from bench.serving.load import WORDS
-from bench.serving.playback import dry_moments
+from mstarctl.bench.measure.playback import silences
 
 CONFIGS: Final = ROOT / "plugins" / "mstar-qwen3omni" / "src" / "mstar_qwen3omni" / "configs"
 RATE: Final = 24000
@@ -137,7 +137,7 @@ class Measured:
         add(f"first_audio_{label}", [each.marks[0] - each.sent_s for each in spoken])
         add(f"audio_s_per_s_{label}", [sum(seconds) / wall_s], "1")
         add(f"realtime_factor_{label}", [span / length for span, length in zip(spans, seconds, strict=True)], "1")
-        dry = [dry_moments(each.marks, [n / RATE for n in each.samples], BUFFER_S) for each in spoken]
+        dry = [silences(each.marks, [n / RATE for n in each.samples], BUFFER_S) for each in spoken]
         add(f"underruns_{label}", [float(len(each)) for each in dry], "1")
 
     async def _clients(self, work: Workload, streams: int, rounds: int) -> list[Heard]:

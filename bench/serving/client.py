@@ -1,7 +1,7 @@
-"""Cheap client of `/generate`: HTTP/1.1 on a plain connection, one line of JSON at a time.
+"""Client of `/generate` for the loads in `load.py`: one request on a connection of its own.
 
-Used by the loads in `load.py`. The receiving callback takes the time of each chunk. An overloaded client would take it
-late, so reports contain the client's CPU time.
+Connections, decoding and times are those of `mstarctl bench`. An overloaded client would take times late, so reports
+contain the client's CPU time.
 """
 
 from __future__ import annotations
@@ -9,29 +9,16 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import msgspec
+from mstarctl.bench.client.answers import SAMPLE_BYTES, decode
+from mstarctl.bench.client.connection import ConnectionPool, Exchange
+from mstarctl.bench.client.protocols import BOUNDARY, form
+from mstarctl.bench.client.wire import Record, ServerAddress
 
-SAMPLE_BYTES: Final = 2
-BOUNDARY: Final = "bench-form"
-CHUNKED: Final = b"transfer-encoding: chunked"
-
-
-class Line(msgspec.Struct):
-    """One line of the response. data: JSON text of a base64 string, not decoded because only its length is needed."""
-
-    modality: str
-    data: msgspec.Raw = msgspec.Raw(b'""')
-    metadata: dict[str, Any] = {}
-
-    @property
-    def size_bytes(self) -> int:
-        """Number of decoded bytes."""
-        text = bytes(self.data)
-        return (len(text) - 2) // 4 * 3 - text[-3:-1].count(b"=")
+LEFT: Final = "left"
 
 
 @dataclass(slots=True)
@@ -53,161 +40,69 @@ class Heard:
     code: str = ""
 
 
-class Answer(asyncio.Protocol):
-    """Protocol that reads one chunked response. Owned by `ask`; `over` is set at its end."""
-
-    def __init__(self, request: bytes, heard: Heard, on_chunk: Callable[[Heard], bool] | None) -> None:
-        self.heard = heard
-        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._request = request
-        self._on_chunk = on_chunk
-        self._decoder = msgspec.json.Decoder(Line)
-        self._wire = bytearray()
-        self._lines = bytearray()
-        self._status = 0
-        self._is_chunked = False
-        self._transport: asyncio.Transport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.write(self._request)
-
-    def data_received(self, data: bytes) -> None:
-        now = time.monotonic()
-        self._wire += data
-        if self._status or self._read_head():
-            if not self._is_chunked:
-                return  # an error: its body is read when the connection ends
-            while not self.over.done() and self._take_chunk(now):
-                pass
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self.over.done():
-            return
-        if self._status and self._status != 200:
-            self._refused()
-        self.end(self.heard.code or "cut")
-
-    def leave(self) -> None:
-        """Disconnect without reading further, like a closed browser window."""
-        if self._transport is not None:
-            self._transport.abort()
-        self.end("left")
-
-    def end(self, code: str) -> None:
-        """Close the connection and record the outcome."""
-        if not self.over.done():
-            self.heard.code = code
-            self.heard.ended_s = time.monotonic()
-            self.over.set_result(None)
-        if self._transport is not None:
-            self._transport.close()
-
-    def _read_head(self) -> bool:
-        at = self._wire.find(b"\r\n\r\n")
-        if at < 0:
-            return False
-        head = bytes(self._wire[:at]).lower()
-        del self._wire[: at + 4]
-        self._status = int(head.split(b" ", 2)[1])
-        self._is_chunked = CHUNKED in head and self._status == 200
-        return True
-
-    def _take_chunk(self, now: float) -> bool:
-        """Parse one chunk of the transfer coding. Return whether another may follow."""
-        at = self._wire.find(b"\r\n")
-        if at < 0:
-            return False
-        size = int(self._wire[:at].split(b";")[0], 16)
-        if len(self._wire) < at + size + 4:
-            return False
-        if size == 0:
-            self.end("" if self.heard.is_done else self.heard.code or "cut")
-            return False
-        self._lines += self._wire[at + 2 : at + 2 + size]
-        del self._wire[: at + size + 4]
-        self._read_lines(now)
-        return True
-
-    def _read_lines(self, now: float) -> None:
-        *whole, rest = bytes(self._lines).split(b"\n")
-        self._lines = bytearray(rest)
-        for text in whole:
-            if text.strip() and not self.over.done():
-                self._sort(self._decoder.decode(text), now)
-
-    def _sort(self, line: Line, now: float) -> None:
-        match line.modality:
-            case "audio":
-                self.heard.marks.append(now)
-                self.heard.samples.append(line.size_bytes // SAMPLE_BYTES)
-                if self._on_chunk is not None and self._on_chunk(self.heard):
-                    self.leave()
-            case "text":
-                self.heard.text_marks.append(now)
-            case "done":
-                self.heard.is_done = True
-                self.heard.usage = line.metadata.get("usage", {})
-            case "error":
-                self.end(str(line.metadata.get("code", "error")))
-
-    def _refused(self) -> None:
-        try:
-            self.heard.code = str(json.loads(self._wire)["error"]["code"])
-        except (ValueError, KeyError, TypeError):
-            self.heard.code = f"http_{self._status}"
-
-
-def request_bytes(port: int, body: dict[str, Any], files: Mapping[str, bytes] | None = None) -> bytes:
-    """Return the bytes of a POST to `/generate`. The server closes the connection after its response.
-
-    files: name -> content; with files the request is a multipart form.
-    """
-    payload, kind = (_form(body, files), f"multipart/form-data; boundary={BOUNDARY}") if files else (
-        json.dumps(body).encode(), "application/json"
-    )  # fmt: skip
-    head = (
-        f"POST /generate HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: {kind}\r\n"
-        f"Content-Length: {len(payload)}\r\nConnection: close\r\n\r\n"
-    )
-    return head.encode() + payload
-
-
-def _form(body: Mapping[str, Any], files: Mapping[str, bytes]) -> bytes:
-    lines = []
-    for name, value in body.items():
-        text = value if isinstance(value, str) else json.dumps(value)
-        lines += [f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{text}\r\n'.encode()]
-    for name, content in files.items():
-        head = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="files"; filename="{name}"\r\n\r\n'
-        lines += [head.encode(), content, b"\r\n"]
-    return b"".join([*lines, f"--{BOUNDARY}--\r\n".encode()])
-
-
 async def ask(
     port: int,
     body: dict[str, Any],
     *,
     files: Mapping[str, bytes] | None = None,
     leave_after_s: float | None = None,
-    on_chunk: Callable[[Heard], bool] | None = None,
     limit_s: float = 300.0,
 ) -> Heard:
-    """Send one request and read its response. Disconnects after `leave_after_s`, or if `on_chunk` returns true.
+    """Send one request and read its response. Disconnects after `leave_after_s`, like a closed browser window.
 
     Time starts before the connection is made. Raises TimeoutError after `limit_s`, OSError if the port is closed.
     """
-    heard = Heard(sent_s=time.monotonic())
     loop = asyncio.get_running_loop()
-    content = request_bytes(port, body, files)
-    _, answer = await loop.create_connection(lambda: Answer(content, heard, on_chunk), "127.0.0.1", port)
-    timer = loop.call_later(leave_after_s, answer.leave) if leave_after_s is not None else None
+    exchange = Exchange(over=loop.create_future(), sent_ns=time.monotonic_ns())
+    pool = ConnectionPool(ServerAddress(address="127.0.0.1", port=port, host=f"127.0.0.1:{port}"))
+    timer = None if leave_after_s is None else loop.call_later(leave_after_s, exchange.end, LEFT)
     try:
         async with asyncio.timeout(limit_s):
-            await answer.over
+            connection = await pool.send_fresh(exchange, *request_parts(port, body, files))
+            try:
+                await exchange.over
+            finally:
+                connection.abort()
     finally:
         if timer is not None:
             timer.cancel()
-        answer.end(heard.code or "cut")
-    return heard
+    return heard_of(exchange)
+
+
+def request_parts(port: int, body: Mapping[str, Any], files: Mapping[str, bytes] | None) -> tuple[bytes, bytes]:
+    """Return head and body of a POST to `/generate`. files: name -> content; with files it is a multipart form."""
+    if files:
+        payload, kind = form(dict(body), tuple(files.items())), f"multipart/form-data; boundary={BOUNDARY}"
+    else:
+        payload, kind = json.dumps(body).encode(), "application/json"
+    head = (
+        f"POST /generate HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: {kind}\r\n"
+        f"Content-Length: {len(payload)}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode(), payload
+
+
+def heard_of(exchange: Exchange) -> Heard:
+    """Return the result of an exchange that has ended."""
+    error = "cancelled" if exchange.error == LEFT else exchange.error
+    record = Record(
+        0, 0, 0, exchange.sent_ns, exchange.sent_ns, exchange.headers_ns, exchange.end_ns, exchange.status, error,
+        exchange.detail, False, exchange.content_type, exchange.marks, bytes(exchange.body),
+    )  # fmt: skip
+    answer = decode(record, keeps_data=False)
+    sound = [chunk for chunk in answer.chunks if chunk.kind == "audio"]
+    return Heard(
+        sent_s=exchange.sent_ns / 1e9, ended_s=exchange.end_ns / 1e9, marks=[chunk.at_ns / 1e9 for chunk in sound],
+        samples=[chunk.size_bytes // SAMPLE_BYTES for chunk in sound],
+        text_marks=[chunk.at_ns / 1e9 for chunk in answer.chunks if chunk.kind == "text"], usage=answer.usage,
+        is_done=answer.is_done, code=code_of(exchange, answer.error, answer.code),
+    )  # fmt: skip
+
+
+def code_of(exchange: Exchange, error: str, code: str) -> str:
+    """Return the code of a result: empty, the server's own, `http_N`, `cut` or `left`."""
+    if exchange.error == LEFT:
+        return LEFT
+    if not error:
+        return ""
+    return code or (f"http_{exchange.status}" if exchange.status not in (0, 200) else "cut")

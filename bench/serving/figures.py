@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import platform
-import re
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -15,6 +13,8 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
+
+from mstarctl.bench.environment import cpu_name, torch_cuda
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PACKAGES: Final = ("torch", "triton", "flashinfer-python", "numpy", "msgspec", "pyzmq", "sanic", "transformers")
@@ -93,15 +93,6 @@ def gpu() -> dict[str, Any]:
     return {"gpu": values[0], "driver": values[1], "cuda": torch_cuda()}
 
 
-def torch_cuda() -> str | None:
-    """Return the CUDA version in torch's version file, without importing torch."""
-    spec = importlib.util.find_spec("torch")
-    path = Path(spec.origin).with_name("version.py") if spec is not None and spec.origin else None
-    text = path.read_text() if path is not None and path.is_file() else ""
-    found = re.search(r"^cuda\b[^=]*= '([\d.]+)'", text, re.MULTILINE)
-    return found.group(1) if found else None
-
-
 def smi(*fields: str) -> list[str]:
     """Return nvidia-smi's fields of the first GPU, without units; empty without a GPU."""
     command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits", "--id=0"]
@@ -110,12 +101,6 @@ def smi(*fields: str) -> list[str]:
     except (OSError, subprocess.TimeoutExpired):
         return []
     return [value.strip() for value in done.stdout.strip().split(",")] if done.returncode == 0 else []
-
-
-def cpu_name() -> str:
-    """Return the processor's name."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def write(report: Mapping[str, Any], samples: Mapping[str, list[float]], path: Path) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from bench.serving.client import Heard, ask
+from mstarctl.bench.load.arrivals import Arrivals, schedule
 
 WORDS: Final = "the quick brown fox jumps over a lazy dog while sun goes down behind green hills and sings".split()
 
@@ -57,10 +58,7 @@ async def closed_loop(target: Target, streams: int, rounds: int, first: int = 0)
 
 async def open_loop(target: Target, per_s: float, span_s: float, first: int = 0, seed: int = 1) -> Round:
     """Send requests with Poisson arrivals at `per_s` for `span_s` seconds, regardless of earlier requests."""
-    chance, at, arrivals = random.Random(seed), 0.0, []
-    while (at := at + chance.expovariate(per_s)) < span_s:
-        arrivals.append(at)
-    return await arriving(target, arrivals, first)
+    return await arriving(target, schedule(Arrivals.parse("poisson", per_s), seed, span_s=span_s), first)
 
 
 async def burst(target: Target, count: int, first: int = 0) -> Round:

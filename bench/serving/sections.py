@@ -17,8 +17,8 @@ from bench.serving.client import Heard
 from bench.serving.deployment import Served, gpu_state
 from bench.serving.figures import Figures
 from bench.serving.load import Storm, Target
-from bench.serving.playback import dry_moments
 from bench.serving.watch import TELEMETRY_S, watched
+from mstarctl.bench.measure.playback import silences
 
 BUFFERS_S: Final = (0.0, 0.1)
 """Playback buffers: seconds between the first chunk and the start of playback."""
@@ -158,7 +158,7 @@ class Run:
 
     def dry(self, heard: Heard, buffer_s: float) -> list[float]:
         """Return the gaps that a listener would hear, in seconds."""
-        return dry_moments(heard.marks, [samples / self.sample_rate for samples in heard.samples], buffer_s)
+        return silences(heard.marks, [samples / self.sample_rate for samples in heard.samples], buffer_s)
 
     def is_good(self, heard: Heard) -> bool:
         """Return whether a request met the objective."""

@@ -40,12 +40,13 @@ class Chunk:
 
 @dataclass(slots=True)
 class Answer:
-    """Decoded answer. error: empty, or the class of section 3 of the metrics (docs/bench.md); detail: why."""
+    """Decoded answer. error: empty, or a class of errors (docs/bench.md). code: the server's own. detail: why."""
 
     chunks: list[Chunk] = field(default_factory=list)
     usage: dict[str, Any] = field(default_factory=dict)
     error: str = ""
     detail: str = ""
+    code: str = ""
     is_done: bool = False
 
 
@@ -70,7 +71,8 @@ def decode(record: Record, *, keeps_data: bool) -> Answer:
         answer.error, answer.detail = record.error, record.detail
     elif record.status != 200:
         answer.error = "refused" if record.status in OVERLOADED else "http"
-        answer.detail = f"{record.status} {_error_text(record.body)}"
+        answer.code = _error_code(record.body)
+        answer.detail = f"{record.status} {answer.code or record.body[:200].decode('utf-8', 'replace')}"
         return answer
     if record.status == 200:
         try:
@@ -127,7 +129,7 @@ def _read_lines(record: Record, answer: Answer, *, keeps_data: bool) -> None:
                 answer.usage = line.metadata.get("usage") or {}
             case "error":
                 answer.error = "stream"
-                answer.detail = str(line.metadata.get("code", "error"))
+                answer.code = answer.detail = str(line.metadata.get("code", "error"))
                 return
             case modality:
                 size = _base64_bytes(bytes(line.data))
@@ -174,7 +176,8 @@ def _read_frames(record: Record, answer: Answer, *, keeps_data: bool) -> None:
             case "done":
                 answer.is_done, answer.usage = True, about.get("usage") or {}
             case "error":
-                answer.error, answer.detail = "stream", str(about.get("code", "error"))
+                answer.error = "stream"
+                answer.code = answer.detail = str(about.get("code", "error"))
                 return
             case modality:
                 _add(
@@ -254,9 +257,9 @@ def _read_sound(record: Record, answer: Answer, *, keeps_data: bool) -> None:
     answer.is_done = not record.error
 
 
-def _error_text(body: bytes) -> str:
+def _error_code(body: bytes) -> str:
     try:
         error = json.loads(body)["error"]
         return str(error.get("code") or error.get("message"))[:200]
     except (ValueError, KeyError, TypeError, AttributeError):
-        return body[:200].decode("utf-8", "replace")
+        return ""

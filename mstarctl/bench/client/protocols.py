@@ -49,13 +49,14 @@ def _generate(request: WorkloadRequest, card: ServedModel) -> WireRequest:
         fields["stream_events"] = "full"
     accept = FRAMES if is_ours and BINARY_OUTPUTS.intersection(request.outputs) else "application/x-ndjson"
     if request.files or not is_ours:
-        body, kind = _form(fields, request.files), f"multipart/form-data; boundary={BOUNDARY}"
+        body, kind = form(fields, request.files), f"multipart/form-data; boundary={BOUNDARY}"
     else:
         body, kind = json.dumps(fields).encode(), "application/json"
     return WireRequest(path="/generate", content_type=kind, accept=accept, body=body)
 
 
-def _form(fields: dict[str, Any], files: tuple[tuple[str, bytes], ...]) -> bytes:
+def form(fields: dict[str, Any], files: tuple[tuple[str, bytes], ...]) -> bytes:
+    """Return a multipart form with the boundary `BOUNDARY`."""
     parts = []
     for name, value in fields.items():
         text = value if isinstance(value, str) else json.dumps(value)

@@ -138,3 +138,21 @@ def test_an_assertion_on_few_samples_fails_unless_allowed() -> None:
     assert not judge(term, metrics, allows_few=False).holds
     assert "needs 1000" in judge(term, metrics, allows_few=False).why
     assert judge(term, metrics, allows_few=True).holds
+
+
+@pytest.mark.parametrize(
+    ("marks", "buffer_s", "dry"),
+    [
+        ([], 0.0, []),
+        ([5.0], 0.0, []),
+        ([0.0, 0.1, 0.2], 0.0, []),  # each just in time
+        ([0.0, 0.01, 0.02, 0.3], 0.0, []),  # what came early lasts until the late one
+        ([0.0, 0.13, 0.2], 0.0, [0.03]),  # late once; the silence has shifted everything after it
+        ([0.0, 0.13, 0.27], 0.0, [0.03, 0.04]),
+        ([0.0, 0.13, 0.27], 0.1, []),  # a start buffer covers both
+        ([0.0, 0.25], 0.1, [0.05]),
+        ([3.0, 3.35], 0.1, [0.15]),
+    ],
+)
+def test_playback_has_these_silences(marks: list[float], buffer_s: float, dry: list[float]) -> None:
+    assert silences(marks, [0.1] * len(marks), buffer_s) == pytest.approx(dry)
