@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +27,7 @@ from bench.gpu_qwen3omni import CONFIGS, png, wav
 from bench.serving.client import ask
 from bench.serving.deployment import Plan, Served, gpu_state
 from bench.serving.figures import head
+from mstar_core.host import kernel_pack
 
 KERNELS: Final = ("kernels_ahead", "kernels_missed", "kernels_late")
 LINES: Final = re.compile(r"kernel|traced|graph of|captured function|one by one|does not fit|warm-up")
@@ -112,12 +113,17 @@ def main() -> int:
 def started(
     options: argparse.Namespace, scratch: Path, model: str, folder: Path | None, cache: str
 ) -> dict[str, Any]:  # fmt: skip
-    """Start and stop one deployment. cache: `cold` empties the cache of compiled kernels first."""
+    """Start and stop one deployment. cache: `cold` empties the cache of compiled kernels first, and so does `packed`,
+    which installs the pack of the start before.
+    """
     kernels, root = scratch / "kernels", scratch / f"{model}-{cache}"
-    if cache == "cold":
+    pack = None if options.pack is None else options.pack / f"{model}-kernels.tar.xz"
+    if cache in ("cold", "packed"):
         shutil.rmtree(kernels, ignore_errors=True)
     root.mkdir()
     environment = {"TRITON_CACHE_DIR": str(kernels)}
+    if cache == "packed":
+        environment[kernel_pack.VARIABLE] = str(pack)
     if options.pack is not None and cache == "cold":
         environment["MSTAR_KERNEL_LIST"] = str(options.pack / f"{model}-list.jsonl")
     plan = Plan(
@@ -143,8 +149,8 @@ def started(
         ))}  # fmt: skip
         found["graphs"] = {name: value for name, value in values.items() if name.endswith(("graph_bytes", "captured"))}
         found |= {"gpu": gpu_state(), "log": log_lines(root)}
-    if options.pack is not None and kernels.is_dir():
-        found["packed"] = packed(kernels, options.pack / f"{model}-kernels.tar.xz")
+    if pack is not None and cache != "packed" and kernels.is_dir():
+        found["packed"] = {"kernels": kernel_pack.pack(kernels, pack), "bytes": pack.stat().st_size}
     return found
 
 
@@ -165,20 +171,11 @@ def log_lines(root: Path) -> list[str]:
     return [line for path in logs for line in path.read_text(errors="replace").splitlines() if LINES.search(line)]
 
 
-def packed(kernels: Path, into: Path) -> dict[str, Any]:
-    """Pack what a start needs of compiled kernels. Returns the number of files and their sizes in bytes."""
-    keep: Callable[[Path], bool] = lambda path: path.suffix in (".cubin", ".json", ".so")  # noqa: E731
-    files = [path for path in kernels.rglob("*") if path.is_file() and keep(path)]
-    names = "\n".join(str(path.relative_to(kernels)) for path in files)
-    subprocess.run(["tar", "-cJf", str(into), "-C", str(kernels), "-T", "-"], input=names, text=True, check=True)
-    return {"files": len(files), "bytes": sum(path.stat().st_size for path in files), "packed": into.stat().st_size}
-
-
 def read_options() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="orpheus,qwen3_omni,bagel")
-    parser.add_argument("--caches", default="cold,warm", help="of cold and warm, in this order")
+    parser.add_argument("--caches", default="cold,warm", help="of cold, warm and packed (with --pack)")
     parser.add_argument("--set", action="append", default=[], help="KEY=VALUE for `mstarctl up`; may be repeated")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--tiny", action="store_true", help="the miniatures in place of the official shapes")
