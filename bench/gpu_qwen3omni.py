@@ -238,7 +238,7 @@ def run_workload(
 
 def _graphs(after: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
     """Return the hits and misses of CUDA graphs between two readings."""
-    kinds = (".graph_hits", ".graph_misses", ".graphs_captured")
+    kinds = (".graph_hits", ".graph_misses", ".graphs_captured", ".prefill_hits", ".prefill_misses", ".prefill_tokens")
     changed = {name: value - before.get(name, 0.0) for name, value in after.items() if name.endswith(kinds)}
     return {name: value for name, value in changed.items() if value}
 

@@ -231,7 +231,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     _field(
         "api.pool_processes",
         "Processes that decode media and tokenise.",
-        default_text="1; up to 4, one per 4 cores, for a model whose files are decoded in parallel (pi05)",
+        default_text="1; up to 4, one per 4 cores, once files wait, or from the start for pi05",
         ge=1,
         le=256,
     ),

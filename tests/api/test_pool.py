@@ -114,6 +114,25 @@ async def test_a_job_that_takes_too_long_is_ended_and_the_pool_goes_on() -> None
         assert (await pool.prompt(PromptRequest(text="abc"))).prompt_tokens == 3
 
 
+async def test_files_that_wait_start_more_processes_up_to_a_share_of_the_cores() -> None:
+    pool = Pool(TARGET, None, {}, size=None, cores=8)
+    try:
+        await pool.start()
+        await asyncio.gather(*(pool.prompt(PromptRequest(text="abc")) for _ in range(5)))
+        assert len(pool.pids) == 1, "short prompts wait for milliseconds"
+        large = PromptRequest(text="x" * 20_000)
+        async with asyncio.timeout(LIMIT_S):
+            while len(pool.pids) == 1:
+                await asyncio.gather(*(pool.prompt(large) for _ in range(4)), return_exceptions=True)
+        await asyncio.gather(*(pool.prompt(large) for _ in range(8)), return_exceptions=True)
+        pids = pool.pids
+        assert len(set(pids)) == 2 and pool.busy == 0
+        assert (await pool.prompt(PromptRequest(text="abc"))).prompt_tokens == 3
+    finally:
+        await pool.close()
+    assert not any(map(is_alive, pids))
+
+
 class Gate:
     """Processes of the slow target can start while it is open."""
 

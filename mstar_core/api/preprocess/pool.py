@@ -32,7 +32,7 @@ JOB_S: Final = 60.0
 
 MAX_PARALLEL: Final = 4
 CORES_EACH: Final = 4
-"""Default size of a pool that decodes files in parallel: one process per so many cores, at most `MAX_PARALLEL`."""
+"""Most processes of a pool without a fixed size: one per so many cores, at most `MAX_PARALLEL`."""
 
 LOOP_BYTES: Final = 1 << 20
 """Messages up to this size are pickled on the event loop, which is faster than waking a thread."""
@@ -92,8 +92,9 @@ class Pool:
         jobs: int = JOBS_PER_PROCESS,
         make: MakeProcess = ProcessorProcess,
     ) -> None:
-        """size: number of processes; None: one, or one per `CORES_EACH` if the processor decodes files in parallel.
+        """size: number of processes; None: one, and more, up to one per `CORES_EACH` cores, once files wait for it.
 
+        A processor that decodes files in parallel has all of them from the start.
         cores: of the machine; None: those that this process may use. jobs: after how many a process is replaced.
         """
         self.busy = 0
@@ -103,6 +104,9 @@ class Pool:
         self._job_s = job_s
         self._jobs = jobs
         self._make = make
+        self._is_growing = False
+        self._may_grow = size is None
+        self._further: ProcessorProcess | None = None  # starting
         self._most = size or min(MAX_PARALLEL, (cores or len(os.sched_getaffinity(0))) // CORES_EACH)
         self._processes = [make(target, folder, model_kwargs) for _ in range(size or 1)]
         self._working: set[ProcessorProcess] = set()
@@ -130,6 +134,7 @@ class Pool:
         if any(process.is_inline for process in self._processes) and not self._closing:
             self._inline = await self._in_thread(InlineProcessing.load, *self._target)
         self._idle.extend(self._processes)
+        self._is_growing = self._may_grow
         self._dispatch()
 
     async def _start(self, processes: Sequence[ProcessorProcess]) -> None:
@@ -187,7 +192,7 @@ class Pool:
     async def close(self) -> None:
         """End all processes; running jobs fail. Safe to call twice."""
         self._closing = True
-        for process in (*self._working, *self._starting.values()):
+        for process in (*self._working, *self._starting.values(), *([self._further] if self._further else [])):
             process.end()
         while self._running:
             await asyncio.gather(*self._running, return_exceptions=True)
@@ -221,6 +226,31 @@ class Pool:
                 self._await_answers(process, jobs)
             else:
                 self._spawn(self._run_in_thread(process, jobs))
+        if self._is_short and self._further is None:
+            self._further = self._make(*self._target)
+            self._spawn(self._start_further(self._further))
+
+    @property
+    def _is_short(self) -> bool:
+        """Whether a file waits for a process and the pool may have more of them."""
+        if not self._is_growing or self._closing:
+            return False
+        return len(self._processes) < self._most and any(job.size > SMALL_BYTES for job in self._waiting)
+
+    async def _start_further(self, new: ProcessorProcess) -> None:
+        """Start one more process while the others work."""
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._starter, new.start)
+        except Exception:  # isolation boundary: the other processes still work
+            self._is_growing = False
+            if not self._closing:
+                log.exception("the pool could not start another process; it continues with those it has")
+            return
+        finally:
+            self._further = None
+        self._processes.append(new)
+        self._idle.append(new)
+        self._dispatch()
 
     def _next_jobs(self) -> list[PoolJob]:
         """Return the next job, and small ones behind it if no other process is idle."""

@@ -11,10 +11,22 @@ import torch
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes
 from mstar_core.layers.linear import fuse_projections
 from mstar_core.weights.building import building
-from mstar_qwen3omni.checkpoint.config import OmniConfig
+from mstar_qwen3omni.checkpoint.config import OmniConfig, read_config
 from mstar_qwen3omni.thinker.thinker import Thinker
 
-from .thinker_cases import CASES, STATES, Case, DenseCache, answers, golden_thinker, needs_weights, prefill, read
+from .thinker_cases import (
+    CASES,
+    FOLDER,
+    STATES,
+    Case,
+    DenseCache,
+    answers,
+    golden_thinker,
+    made_engine,
+    needs_weights,
+    prefill,
+    read,
+)
 
 pytestmark = [pytest.mark.gpu, needs_weights]
 
@@ -104,3 +116,32 @@ def test_captured_steps_keep_the_sequences_of_a_batch_apart() -> None:
     order = [3, 0, 4, 2, 1]
     again, _ = answers(thinker, [cases[index] for index in order], WIDE, **settings)
     assert again == [together[index] for index in order]
+
+
+def test_captured_media_passes_are_near_eager_ones() -> None:
+    """Hidden states of media in bfloat16, which the kernels of both paths round apart."""
+    thinker = wide_thinker()
+    generator = torch.Generator().manual_seed(2)
+    width, levels = WIDE.thinker.width, len(WIDE.vision.deepstack)
+    ids = read_config(FOLDER).ids
+    cases = []
+    for pads in (20, 75, 130):
+        tokens = torch.cat([torch.arange(5), torch.full((pads,), ids.image_pad), torch.arange(7)])
+        positions = torch.arange(len(tokens)).float().expand(3, -1).contiguous()
+        embeds = torch.randn(len(tokens), width, generator=generator)
+        deepstack = 0.1 * torch.randn(levels, len(tokens), width, generator=generator)
+        cases.append(Case({"thinker_tokens": torch.zeros(3)}, tokens, positions, embeds, deepstack))
+    settings = {
+        "device": CUDA, "dtype": torch.bfloat16, "attention": "flashinfer", "page_size": 16, "num_pages": 200,
+        "graphs": CaptureSizes(decode=(4,), prefill=(64,)), "prefix_cache": False,
+    }  # fmt: skip
+    engine = made_engine(thinker, cases, WIDE, **settings)
+    _, eager = answers(thinker, cases, WIDE, engine=engine)
+    while engine.idle():
+        pass
+    before = engine.counters()["prefill_hits"]
+    _, captured = answers(thinker, cases, WIDE, engine=engine)
+    assert engine.counters()["prefill_hits"] > before
+    for mine, other in zip(captured, eager, strict=True):
+        error = (mine.float() - other.float()).norm() / other.float().norm()
+        assert error < 2e-2, float(error)

@@ -20,7 +20,7 @@ from mstar_qwen3omni.talker.talker import Talker
 from mstar_qwen3omni.thinker.thinker import rotary_spec
 
 from .driver import CASES, FOLDER, Case, load_talker, read_case
-from .test_talker_engine import Wish, answers, run
+from .test_talker_engine import Wish, answers, make_engine, run
 
 pytestmark = pytest.mark.gpu
 
@@ -167,6 +167,21 @@ def test_captured_answers_equal_eager_ones(cuda: torch.device) -> None:
     captured, driver = run(talker, wishes, graphs=(1, 2, 8), **settings)
     assert captured == plain and driver.engine.graph_counts is not None and driver.engine.graph_counts.hits > 5
     assert [answers(talker, [each], graphs=(1,), **settings)[0] for each in wishes] == plain
+
+
+def test_captured_prompt_passes_give_the_answers_of_eager_ones(cuda: torch.device, config: OmniConfig) -> None:
+    talker = load_talker(FOLDER, cuda)
+    cases = [read_case(name, config) for name in CASES]
+    wishes = [Wish(case, len(case.tensors["talker_tokens"])) for case in cases]
+    settings = {"device": cuda, "attention": "torch", "lookahead": 1, "graphs": (8,), "max_seq_len": 256}
+    engine = make_engine(talker, config, num_pages=400, **settings)
+    first, _ = run(talker, wishes, lookahead=1, engine=engine)
+    while engine.idle():
+        pass
+    before = engine.counters()["prefill_hits"]
+    again, _ = run(talker, wishes, lookahead=1, engine=engine)
+    assert again == first and engine.counters()["prefill_hits"] > before
+    assert [each.tokens for each in again] == [case.tensors["talker_tokens"].tolist() for case in cases]
 
 
 def test_captured_answers_of_a_batch_stay_apart(cuda: torch.device) -> None:

@@ -83,8 +83,18 @@ def patches_of(frames: Sequence[Frame], grid: Grid, sizes: VisionSizes) -> Frame
     made = np.empty(
         (grid.pairs, grid.rows, grid.columns, merge, merge, 3, PATCH_FRAMES, size, size), dtype=np.uint8
     )  # fmt: skip
+    if len(frames) == 1:
+        made[0] = np.ascontiguousarray(_blocks(frames[0], grid, sizes))[
+            ..., None, :, :
+        ]  # one pass over the pixels for both frames
+        return made.reshape(-1, sizes.patch_values)
     for index in range(grid.pairs * PATCH_FRAMES):
         frame = frames[min(index, len(frames) - 1)]
-        blocks = frame.reshape(grid.rows, merge, size, grid.columns, merge, size, 3)
-        made[index // PATCH_FRAMES, ..., index % PATCH_FRAMES, :, :] = blocks.transpose(0, 3, 1, 4, 6, 2, 5)
+        made[index // PATCH_FRAMES, ..., index % PATCH_FRAMES, :, :] = _blocks(frame, grid, sizes)
     return made.reshape(-1, sizes.patch_values)
+
+
+def _blocks(frame: Frame, grid: Grid, sizes: VisionSizes) -> Frame:
+    """Return a view of a frame by block, patch and channel: [rows, columns, merge, merge, 3, patch, patch]."""
+    size, merge = sizes.patch, sizes.merge
+    return frame.reshape(grid.rows, merge, size, grid.columns, merge, size, 3).transpose(0, 3, 1, 4, 6, 2, 5)
