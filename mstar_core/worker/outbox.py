@@ -36,7 +36,7 @@ Sending = PendingCopy | OutgoingTensor
 """A copy that a message waits for: to the host, or into memory that another worker reads."""
 
 
-class _Cache(NamedTuple):
+class _CacheToSend(NamedTuple):
     """A cache that leaves. parts: its tensors by field and name, or the copies to wait for."""
 
     made: partial[CacheMoved]
@@ -56,7 +56,7 @@ class _Turn:
         default_factory=lambda: defaultdict(list)
     )
     control: list[tuple[str, Message | tuple[partial[Any], Sending]]] = field(default_factory=list)
-    caches: list[tuple[int, _Cache]] = field(default_factory=list)
+    caches: list[tuple[int, _CacheToSend]] = field(default_factory=list)
     copies: list[Sending] = field(default_factory=list)
 
     def __bool__(self) -> bool:
@@ -155,7 +155,7 @@ class Outbox:
             copy = self._start(value, worker_name(move.rank))
             parts.append((field_name, port, value if copy is None else copy))
             self._turn.copies += [] if copy is None else [copy]
-        self._turn.caches.append((move.rank, _Cache(made, parts)))
+        self._turn.caches.append((move.rank, _CacheToSend(made, parts)))
 
     def walk_done(self, message: WalkDone) -> None:
         """Report the end of this rank's share of a run."""
@@ -225,7 +225,7 @@ class Outbox:
             for message in self._complete(entries, name):
                 self._send(name, message)
 
-    def _send_cache(self, to: str, cache: _Cache) -> None:
+    def _send_cache(self, to: str, cache: _CacheToSend) -> None:
         """Send a cache. Without room for its tensors, its request fails."""
         refs: list[tuple[str, str, TensorRef]] = []
         try:

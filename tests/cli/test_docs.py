@@ -49,7 +49,7 @@ def test_every_key_is_in_the_table(item: Setting) -> None:
 def test_the_tutorial_is_the_template(tmp_path: Path) -> None:
     written = "\n".join(path.read_text(encoding="utf-8") for path in write_plugin("mstar-foo", tmp_path / "foo"))
     tutorial, _, rest = PLUGINS.partition("## How plugins are found")
-    conformance = rest.partition("## Conformance")[2].partition("## Hooks")[0]
+    conformance = rest.partition("## Conformance")[2].partition("\n## ")[0]
     shown = [*blocks(tutorial, "python"), *blocks(conformance, "python")]
     assert len(shown) == 6
     for block in shown:

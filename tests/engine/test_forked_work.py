@@ -11,6 +11,11 @@ import pytest
 from mstar_core.engine.cuda_graphs.forked_work import ForkedStream, run_forked
 
 
+def children() -> set[str]:
+    """Return the numbers of this process's children, zombies included."""
+    return {child for task in Path("/proc/self/task").iterdir() for child in (task / "children").read_text().split()}
+
+
 def test_each_piece_is_done_once_and_by_other_processes(tmp_path: Path) -> None:
     def piece(number: int) -> None:
         (tmp_path / f"{number}.{os.getpid()}").touch(exist_ok=False)
@@ -46,11 +51,10 @@ def test_a_process_that_dies_loses_its_piece_only() -> None:
 
 
 def test_a_process_that_stalls_is_ended(caplog: pytest.LogCaptureFixture) -> None:
-    started = time.monotonic()
+    started, before = time.monotonic(), children()
     assert sorted(run_forked([lambda: time.sleep(60), lambda: None], 2, stall_s=0.3)) == [1]
     assert time.monotonic() - started < 30 and "has stalled" in caplog.text
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+    assert children() <= before
 
 
 def test_a_stream_does_each_text_once_while_more_are_made(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ ROWS: Final = (1, 2, 4, 8, 16, 32)
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class PromptForm:
     """An input. axis: of its tokens, None if it has one value per sequence, on axis 0. shape: without that axis."""
 
     name: str
@@ -49,7 +49,7 @@ class Form:
     shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, name: str, value: Tensor, axis: int | None) -> Form:
+    def of(cls, name: str, value: Tensor, axis: int | None) -> PromptForm:
         """Return the form of a packed input."""
         shape = tuple(value.shape)
         return cls(name, value.dtype, axis, shape[: axis or 0] + shape[(axis or 0) + 1 :])
@@ -68,8 +68,8 @@ class Form:
 class PromptKind:
     """Inputs that prompt passes of one graph share. row_tokens: of each sequence, 0 if any number."""
 
-    ports: tuple[Form, ...]
-    positions: Form
+    ports: tuple[PromptForm, ...]
+    positions: PromptForm
     row_tokens: int
 
 
@@ -91,7 +91,7 @@ class PromptStep(StaticStep[dict[str, "Tensor"]]):
         self._ports = {form.name: form.part(inputs[form.name], self._count(form)) for form in kind.ports}
         self._buffers.prepare(empty_batch(tables.ids))
 
-    def _count(self, form: Form) -> int:
+    def _count(self, form: PromptForm) -> int:
         return self.rows if form.axis is None else self.tokens
 
     @property
@@ -176,11 +176,11 @@ class PromptSteps:
             value, is_per_row = step.ports[name], name in first.per_row
             if not isinstance(value, torch.Tensor) or (axis is None and not is_per_row):
                 return None
-            forms.append(Form.of(name, value, None if is_per_row else axis))
+            forms.append(PromptForm.of(name, value, None if is_per_row else axis))
         row_tokens = first.tokens if first.per_row else 0
         if row_tokens and any(chunk.count != row_tokens for chunk in chunks):
             return None
-        positions = Form.of("positions", step.positions, step.positions.dim() - 1)
+        positions = PromptForm.of("positions", step.positions, step.positions.dim() - 1)
         return PromptKind(tuple(forms), positions, row_tokens)
 
     def _step(self, kind: PromptKind, tokens: int, rows: int) -> PromptStep | None:

@@ -33,7 +33,7 @@ class Arrival(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Cache:
+class _WaitingCache:
     """A cache that waits. has_begun: whether its tensors are being read."""
 
     sender: str
@@ -57,7 +57,7 @@ class Arrivals:
         self._importing = importing
         self._cache_bytes = cache_bytes
         self._ordered: dict[str, deque[tuple[Message, list[CudaTensor]]]] = {}
-        self._caches: list[_Cache] = []
+        self._caches: list[_WaitingCache] = []
 
     @property
     def is_waiting(self) -> bool:
@@ -80,7 +80,7 @@ class Arrivals:
                 self._memory.begin(ref)
             self._ordered.setdefault(sender, deque()).append((message, refs))
         else:
-            self._caches.append(_Cache(sender, message, refs))
+            self._caches.append(_WaitingCache(sender, message, refs))
         return True
 
     @property
