@@ -7,6 +7,7 @@ CPU groups gloo.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -55,7 +56,7 @@ class TorchCollectives:
         """Return the ranks' values side by side: [n, k] -> [n, ranks * k]."""
         count, width = value.shape
         found = value.new_empty(self._size * count, width)
-        dist.all_gather_into_tensor(found, value.contiguous(), group=self._group)
+        _gather_into(found, value.contiguous(), group=self._group)
         return found.view(self._size, count, width).transpose(0, 1).reshape(count, self._size * width)
 
     def broadcast(self, value: Tensor) -> None:
@@ -64,6 +65,12 @@ class TorchCollectives:
 
     def _suits_one_shot(self, value: Tensor) -> bool:
         return 0 < value.nbytes <= ONE_SHOT_BYTES and value.nbytes % ONE_SHOT_ALIGNMENT == 0
+
+
+# Newer versions of torch warn of the older name.
+_gather_into: Final[Callable[..., object]] = (
+    dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
+)
 
 
 def symmetric_buffer(group: dist.ProcessGroup, device: torch.device) -> Tensor:

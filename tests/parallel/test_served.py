@@ -40,6 +40,7 @@ async def test_two_ranks_speak_as_one_does(deployment: Deployment) -> None:
         wanted = await serves(one)
     assert await serves(deployment) == wanted
     assert set(deployment.pids()) == {"supervisor", "conductor", "api", "worker-0", "follower-1"}
+    assert deployment.complaints() == []
 
 
 async def serves(deployment: Deployment) -> bytes:
