@@ -12,7 +12,9 @@ import argparse
 import json
 import multiprocessing
 import statistics
+import tempfile
 import time
+from collections import Counter
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -32,7 +34,7 @@ FORMS = {"thinker": (48, 4, 128), "orpheus": (28, 8, 128)}
 
 @dataclass(slots=True, kw_only=True)
 class Move:
-    """Median times of one cache in milliseconds, and the copies between memories that the profiler saw."""
+    """Median times of one cache in milliseconds, and bytes copied between memories in one move, by kind."""
 
     form: str
     tokens: int
@@ -59,8 +61,16 @@ def pools(form: str, tokens: int, device: torch.device) -> tuple[list[torch.Tens
 
 
 def copies(profile: torch.profiler.profile) -> dict[str, int]:
-    """Return the copies between memories by kind."""
-    return {event.key: event.count for event in profile.key_averages() if "memcpy" in event.key.lower()}
+    """Return the bytes of copies between memories by kind. Page numbers are uploaded: a few KiB from host to device."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profile.export_chrome_trace(str(path))
+        events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+    found: Counter[str] = Counter()
+    for event in events:
+        if event.get("cat") == "gpu_memcpy":
+            found[event["name"]] += int(event.get("args", {}).get("bytes", 0))
+    return dict(found)
 
 
 def source(form: str, tokens: int, device_index: int, pipe: Connection) -> None:
