@@ -39,6 +39,7 @@ from mstarctl.bench.client.wire import (
 )
 
 REPORT_S: Final = 0.25
+COLLECT_S: Final = 2.0
 TICK_S: Final = 0.01
 STDIN: Final = 0
 READ_BYTES: Final = 4096
@@ -266,7 +267,7 @@ def is_exact(phase: Phase) -> bool:
 async def report(client: LoadClient, outbox: Outbox) -> None:
     """Send counters four times a second, with the delay of a 10 ms ticker since the last ones."""
     lag_s, at = 0.0, time.monotonic()
-    next_report = at + REPORT_S
+    next_report, next_collection = at + REPORT_S, at + COLLECT_S
     while True:
         await asyncio.sleep(TICK_S)
         now = time.monotonic()
@@ -274,6 +275,9 @@ async def report(client: LoadClient, outbox: Outbox) -> None:
         if now >= next_report:
             outbox.put(counters(client, lag_s))
             lag_s, next_report = 0.0, now + REPORT_S
+        if now >= next_collection:
+            gc.collect()  # of the few objects since the start; the others are frozen
+            next_collection = now + COLLECT_S
 
 
 def counters(client: LoadClient, lag_s: float) -> Counters:
@@ -308,7 +312,7 @@ async def serve(plan: ClientPlan, bodies: mmap.mmap | bytes, outbox: Outbox) -> 
     ticker = loop.create_task(report(client, outbox))
     gc.collect()
     gc.freeze()
-    gc.disable()  # a pause would look like jitter of the server; memory is watched
+    gc.disable()  # a pause would look like jitter of the server; `report` collects a little every few seconds
     await quits.wait()
     client.stop()
     ticker.cancel()
