@@ -35,7 +35,7 @@ from mstar_core.graph.runtime.actions import (
     Want,
 )
 from mstar_core.graph.runtime.walk_state import WalkState
-from mstar_core.graph.spec.nodes import MAIN
+from mstar_core.graph.spec.nodes import MAIN, STATELESS
 from mstar_core.graph.spec.streams import Chunk
 from mstar_core.messages.flow import CacheMoved, StreamItems, StreamTensor, Value
 from mstar_core.messages.requests import error_info
@@ -46,7 +46,7 @@ from mstar_core.plugin.surface import PROGRESS
 from mstar_core.process.failures import attempt
 from mstar_core.transport import TensorTransport
 from mstar_core.worker.arrays import narrowed, to_tensor
-from mstar_core.worker.feature_cache import FeatureCache
+from mstar_core.worker.feature_cache import FeatureCache, content_of
 from mstar_core.worker.jobs import Jobs, feeder, leaving_ports, loop_job, loop_spec
 from mstar_core.worker.moves import RUN_INPUT, CacheMoves, tensors_of
 from mstar_core.worker.outbox import Outbox
@@ -54,6 +54,7 @@ from mstar_core.worker.peer_memory.transport import PeerMemory
 from mstar_core.worker.request import (
     ActiveRun,
     ChunkJob,
+    Feature,
     LoopJob,
     MoveJob,
     TaskJob,
@@ -71,6 +72,8 @@ from mstar_core.worker.walks import RankWalks, run_inputs
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from mstar_core.graph.compile.compiled import CompiledTask
 
 log = logging.getLogger(__name__)
 
@@ -532,8 +535,9 @@ class Executor:
     def _fire(self, request: WorkerRequest, run: ActiveRun, fire: Fire) -> None:
         task = run.share.walk.tasks[fire.task]
         branches = fire.branches or (MAIN,)
-        outputs = wanted_ports(run, task)
-        feature = self._feature(request, run, fire, outputs)
+        outputs = wanted_ports(request, run, task)
+        content = self._content(request, run, fire)
+        feature = self._feature(task, outputs, content)
         known = None if feature is None else self.features.find(feature)
         if known is not None:
             self._finish_task(request, run, fire.task, fire.iteration, known)
@@ -546,18 +550,28 @@ class Executor:
         for number, branch in enumerate(branches):
             sample = run.message.sample and number == 0
             wanted = outputs if number == 0 else ()
-            job = self._jobs.make(request, task, inputs, wanted, branch, sample=sample, rows=run.message.rows)
+            job = self._jobs.make(
+                request, task, inputs, wanted, branch, sample=sample, rows=run.message.rows, content=content
+            )  # fmt: skip
             self._jobs.submit(self._jobs.runner(task), job, entry if number == 0 else entry.beside())
 
-    def _feature(
-        self, request: WorkerRequest, run: ActiveRun, fire: Fire, outputs: tuple[str, ...]
-    ) -> tuple[object, ...] | None:
-        """Return the key under which the outputs of a task may be known, or None."""
-        message = run.message
-        if not message.contents or message.rows > 1 or len(fire.branches) > 1:
-            return None
+    def _content(self, request: WorkerRequest, run: ActiveRun, fire: Fire) -> bytes | None:
+        """Return the key of what determines a task's inputs, and keep it for tasks that take its outputs."""
         task = run.share.walk.tasks[fire.task]
-        return self.features.key(task, fire.inputs, outputs, message.contents, request.numbers)
+        is_stateless = task.node.spec.engine is STATELESS
+        # Ids alone need no key, and nothing is kept of media whose processor gives none.
+        if run.message.rows > 1 or task.path or (not run.message.contents and (is_stateless or len(fire.inputs) < 2)):
+            return None
+        content = content_of(fire.inputs, run, request.numbers)
+        if content is not None and is_stateless and len(fire.branches) <= 1:
+            run.contents[fire.task] = task.name.encode() + content
+        return content
+
+    def _feature(self, task: CompiledTask, outputs: tuple[str, ...], content: bytes | None) -> Feature | None:
+        """Return the key under which the outputs of a stateless task may be known, or None."""
+        if content is None or task.node.spec.engine is not STATELESS or not self.features.limit_bytes:
+            return None
+        return task.name, outputs, content
 
     def _fire_loop(self, request: WorkerRequest, run: ActiveRun, fire: FireLoop) -> None:
         task = run.share.walk.tasks[fire.task]
@@ -566,7 +580,7 @@ class Executor:
         branch = (fire.branches or (MAIN,))[0]
         leaving = leaving_ports(request, task, self._rank)
         spec: LoopSpec = loop_spec(loop, task, fire.limit, request.params, leaving)
-        wanted, rows = wanted_ports(run, task), run.message.rows
+        wanted, rows = wanted_ports(request, run, task), run.message.rows
         job = self._jobs.make(request, task, inputs, wanted, branch, sample=True, rows=rows)
         job.loop = spec
         entry = loop_job(request, run, fire, task, self._streams, self._clock())

@@ -1,27 +1,64 @@
-"""Outputs of stateless nodes by the content of their inputs: equal media are encoded once. Used by the executor.
+"""Content keys of tasks, and outputs of stateless nodes by them: equal media are encoded once. Used by the executor.
 
 A segment's inputs have a content key if the plugin's processor gives one (`SegmentInputs.content`).
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 
-from mstar_core.graph.runtime.actions import Ref, RunInput, Special
-from mstar_core.graph.spec.nodes import PARAM_PREFIX, STATELESS
-from mstar_core.worker.request import parameter_name
+from mstar_core.engine.cache.prefix_cache import DIGEST_BYTES
+from mstar_core.graph.runtime.actions import Key, Ref, RunInput, Special
+from mstar_core.graph.spec.nodes import PARAM_PREFIX
+from mstar_core.worker.request import Feature, parameter_name
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.graph.compile.compiled import CompiledTask
+    from mstar_core.worker.request import ActiveRun
 
-Key = tuple[object, ...]
-"""Node, outputs and inputs of a task: content keys of its inputs and values of its parameters."""
+SMALL_BYTES: Final = 1 << 16
+"""Most bytes of an input without a content key that is hashed."""
+
+
+def content_of(
+    inputs: Mapping[str, Ref], run: ActiveRun, numbers: Mapping[str, float | int | bool]
+) -> bytes | None:  # fmt: skip
+    """Return a key of all that determines the inputs of a task; None if something that is unknown may.
+
+    Known are inputs of the run with a content key, small ones on the host by their values, parameters of the request
+    (numbers), and outputs of tasks whose inputs are known.
+    """
+    found = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    for port, ref in sorted(inputs.items()):
+        part = _part(ref, run, numbers)
+        if part is None:
+            return None
+        found.update(f"{port}:{len(part)};".encode() + part)
+    return found.digest()
+
+
+def _part(ref: Ref, run: ActiveRun, numbers: Mapping[str, float | int | bool]) -> bytes | None:
+    match ref:
+        case RunInput(name):
+            return run.message.contents.get(name) or _hashed(run.inputs.get(name))
+        case Special(name) if name.startswith(PARAM_PREFIX):
+            return repr(numbers.get(parameter_name(name))).encode()
+        case Key(address, port, ()) if address in run.contents:
+            return run.contents[address] + port.encode()
+    return None
+
+
+def _hashed(value: Tensor | None) -> bytes | None:
+    if value is None or value.device.type != "cpu" or value.nbytes > SMALL_BYTES:
+        return None
+    form = f"{value.dtype}{tuple(value.shape)};".encode()
+    return form + value.contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 
 class FeatureCache:
@@ -35,30 +72,9 @@ class FeatureCache:
         self.used_bytes = 0
         self.hits = 0
         self.misses = 0
-        self._entries: OrderedDict[Key, dict[str, Tensor]] = OrderedDict()
+        self._entries: OrderedDict[Feature, dict[str, Tensor]] = OrderedDict()
 
-    def key(
-        self, task: CompiledTask, inputs: Mapping[str, Ref], outputs: tuple[str, ...], contents: Mapping[str, bytes],
-        numbers: Mapping[str, float | int | bool],
-    ) -> Key | None:  # fmt: skip
-        """Return the key of a task, or None if its outputs may depend on more than content and parameters.
-
-        contents: content keys of the Run's inputs; numbers: the request's parameters.
-        """
-        if not self.limit_bytes or not contents or task.node.spec.engine is not STATELESS or task.path:
-            return None
-        parts: list[object] = []
-        for port, ref in sorted(inputs.items()):
-            match ref:
-                case RunInput(name) if contents.get(name):
-                    parts.append((port, contents[name]))
-                case Special(name) if name.startswith(PARAM_PREFIX):
-                    parts.append((port, numbers.get(parameter_name(name))))
-                case _:
-                    return None
-        return (task.name, outputs, *parts)
-
-    def find(self, key: Key) -> dict[str, Tensor] | None:
+    def find(self, key: Feature) -> dict[str, Tensor] | None:
         """Return the outputs of a key and count the look-up."""
         found = self._entries.get(key)
         if found is None:
@@ -68,7 +84,7 @@ class FeatureCache:
         self._entries.move_to_end(key)
         return found
 
-    def put(self, key: Key, outputs: Mapping[str, Tensor]) -> None:
+    def put(self, key: Feature, outputs: Mapping[str, Tensor]) -> None:
         """Keep copies of outputs, which may be views of buffers that later steps overwrite."""
         size = sum(value.nbytes for value in outputs.values())
         if size > self.limit_bytes or key in self._entries:

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from mstar_core.graph.runtime.walk_state import WalkState
     from mstar_core.graph.spec.streams import Stream
 
+Feature = tuple[str, tuple[str, ...], bytes]
+"""Node, outputs, and key of what determines the inputs of a task: see `worker.feature_cache.content_of`."""
+
 
 @dataclass(slots=True)
 class SpanTotal:
@@ -55,7 +58,7 @@ class ActiveRun:
 
     values: stored values that a consumer still needs. flags: (first, last) of the chunk of each iteration.
     signals: port -> key of the value that the program keeps. stream_loop: set if the run bypasses the walk state.
-    totals: time of tasks inside loops, by node.
+    totals: time of tasks inside loops, by node. contents: key of what determines the outputs of a task, by its address.
     """
 
     message: RunWalk
@@ -69,6 +72,7 @@ class ActiveRun:
     signals: dict[str, int] = field(default_factory=dict)
     stream_loop: StreamLoopRun | None = None
     totals: dict[str, SpanTotal] = field(default_factory=dict)
+    contents: dict[int, bytes] = field(default_factory=dict)
 
     @property
     def number(self) -> int:
@@ -198,7 +202,7 @@ class TaskJob:
     since: float = 0.0
     task_run: TaskRun = field(default_factory=TaskRun)
     is_first_branch: bool = True
-    feature: tuple[object, ...] | None = None
+    feature: Feature | None = None
 
     def beside(self) -> TaskJob:
         """Return the job of the same run on a further branch."""

@@ -87,10 +87,16 @@ def stops(request: WorkerRequest, rule: StopOn | StopWhen, value: Tensor) -> boo
     return int(value.reshape(-1)[-1]) in rule.ids
 
 
-def wanted_ports(run: ActiveRun, task: CompiledTask) -> tuple[str, ...]:
-    """Return the output ports that the engine returns for a task."""
+def wanted_ports(request: WorkerRequest, run: ActiveRun, task: CompiledTask) -> tuple[str, ...]:
+    """Return the output ports that the engine returns for a task.
+
+    A port that only feeds a stream whose reader takes no part in the request is not among them.
+    """
     kept = (port for port in run.message.keep if port in task.node.spec.ports)
-    return tuple(dict.fromkeys((*task.wanted, *(outlet.port for outlet in task.outlets), *kept)))
+    leaving = (
+        outlet.port for outlet in task.outlets if outlet.stream is None or outlet.stream.into[0].name in request.homes
+    )
+    return tuple(dict.fromkeys((*task.wanted, *leaving, *kept)))
 
 
 def held_value(request: WorkerRequest, node: str, port: str) -> Tensor:

@@ -18,7 +18,7 @@ from mstar_core.graph import CLIENT, STATELESS, GraphEdge, GraphNode, NodeSpec, 
 from mstar_core.plugin import Image, ModelSpec, Partition, ProgramRequest, Run, TensorData, param
 from mstar_core.plugin.processor import Inputs, MediaPart, PromptRequest, SegmentInputs, content_key
 from mstar_core.plugin.program import ProgramGenerator
-from mstar_core.worker.feature_cache import FeatureCache
+from mstar_core.worker.feature_cache import Feature, FeatureCache
 from tests.fakes.speech_model import Utf8
 
 ENCODER = NodeSpec(name="encoder", engine=STATELESS, ports={"pixels": "f32[p]", "gain": "f32", "features": "f32[p]"})
@@ -106,9 +106,9 @@ def test_equal_media_are_encoded_once() -> None:
     assert ask(runtime, b"abc", b"de", b"abc") == [588.0, 402.0, 588.0] and encoder.runs == 2
     assert ask(runtime, b"de") == [402.0] and encoder.runs == 2
     cache = runtime.workers[0].executor.features
-    assert (cache.hits, cache.misses, cache.used_bytes) == (2, 2, 20)
+    assert (cache.hits, cache.misses, cache.used_bytes) == (4, 4, 28), "the encoder's outputs, and the sum's of them"
     assert cache.counters("worker-0") == {
-        "worker-0.feature_hits": 2.0, "worker-0.feature_misses": 2.0, "worker-0.feature_bytes": 20.0
+        "worker-0.feature_hits": 4.0, "worker-0.feature_misses": 4.0, "worker-0.feature_bytes": 28.0
     }  # fmt: skip
 
 
@@ -129,22 +129,26 @@ def test_a_limit_of_zero_keeps_nothing() -> None:
     assert ask(runtime, b"abc") == ask(runtime, b"abc") == [588.0] and encoder.runs == 2
 
 
+def feature(name: str) -> Feature:
+    return name, (), b""
+
+
 def test_the_least_recently_used_entry_goes_first() -> None:
     cache = FeatureCache(100)
     for name in "abc":
-        cache.put((name,), {"x": torch.zeros(12)})  # 48 bytes
+        cache.put(feature(name), {"x": torch.zeros(12)})  # 48 bytes
         if name == "b":
-            assert cache.find(("a",)) is not None
-    assert [cache.find((name,)) is not None for name in "abc"] == [True, False, True] and cache.used_bytes == 96
-    cache.put(("large",), {"x": torch.zeros(26)})
-    assert cache.find(("large",)) is None and cache.used_bytes == 96
+            assert cache.find(feature("a")) is not None
+    assert [cache.find(feature(name)) is not None for name in "abc"] == [True, False, True] and cache.used_bytes == 96
+    cache.put(feature("large"), {"x": torch.zeros(26)})
+    assert cache.find(feature("large")) is None and cache.used_bytes == 96
 
 
 def test_entries_own_their_memory() -> None:
     cache, buffer = FeatureCache(100), torch.ones(4)
-    cache.put(("a",), {"x": buffer[:2]})
+    cache.put(feature("a"), {"x": buffer[:2]})
     buffer.zero_()
-    found = cache.find(("a",))
+    found = cache.find(feature("a"))
     assert found is not None and found["x"].tolist() == [1.0, 1.0]
 
 

@@ -79,13 +79,17 @@ class PageTables:
         return copies
 
     def adopt(self, slot: int, pages: list[int]) -> None:
-        """Start an empty slot with full pages that are already cached, and share them."""
-        assert self.count[slot] == 0, "only an empty slot can adopt pages"
+        """Append full pages that are already cached behind the slot's own full pages, and share them.
+
+        The first replaces a partly filled page of the slot: it starts with the same tokens.
+        """
+        full = int(self.length[slot]) // self.pool.page_size
         self.pool.share(pages)
-        self.ids[slot, : len(pages)] = pages
-        self.count[slot] = len(pages)
+        self.pool.release(self.ids[slot, full : self.count[slot]].tolist())
+        self.ids[slot, full : full + len(pages)] = pages
+        self.count[slot] = full + len(pages)
         self._pad(slot)
-        self.length[slot] = self.capacity[slot] = len(pages) * self.pool.page_size
+        self.length[slot] = self.capacity[slot] = int(self.count[slot]) * self.pool.page_size
 
     def fork(self, source: int, into: int) -> None:
         """Make slot `into` share the pages of slot `source`, copy-on-write."""

@@ -22,6 +22,7 @@ from mstar_core.errors import TooLarge
 if TYPE_CHECKING:
     from mstar_core.engine.base import Job
     from mstar_core.engine.cache.page_table import PageCopy
+    from mstar_core.engine.cache.prefix_cache import PrefixCache
     from mstar_core.engine.cache.saved_pages import SavedPages
     from mstar_core.engine.kv.candidates import Candidates
     from mstar_core.engine.kv.loops import Loops
@@ -317,9 +318,12 @@ class Scheduler:
         return False
 
     def _adopt_prefix(self, branch: Branch) -> None:
-        """Take over pages of the prefix cache at the start of an empty cache."""
+        """Take over pages of the prefix cache: at the start of an empty cache, and where a further pass starts."""
         memory, slot = self._memory, branch.slot
-        if memory.prefixes is None or memory.tables.count[slot] or memory.tables.length[slot] or branch.saved:
+        if memory.prefixes is None or branch.saved:
+            return
+        if memory.tables.count[slot] or memory.tables.length[slot]:
+            self._adopt_further(branch, memory.prefixes)
             return
         tokens = sum(forward.tokens for forward in branch.replay)
         forward = branch.forward
@@ -338,6 +342,21 @@ class Scheduler:
         if skipped and forward is not None:
             forward.done = branch.cached_tokens = skipped
         branch.is_evicted = False
+
+    def _adopt_further(self, branch: Branch, prefixes: PrefixCache) -> None:
+        """Take over pages where a pass begins behind cached tokens: the text after an image, or the image itself."""
+        tables, forward, job = self._memory.tables, branch.forward, branch.job
+        if forward is None or job is None or forward.done or branch.replay or not branch.chain.is_open:
+            return
+        if not forward.attend.write or forward.must_be_whole or branch.in_flight or self._loops.wanted(job):
+            return
+        before = int(tables.length[branch.slot])
+        full = before // self._memory.pool.page_size
+        pages = prefixes.match(branch.chain.keys, before + forward.tokens)[full:]
+        if not pages or before != forward.base:
+            return
+        tables.adopt(branch.slot, pages)
+        forward.done = branch.cached_tokens = int(tables.length[branch.slot]) - before
 
     def grow_decode_batch(self) -> None:
         """Give each decoding branch a page for its next token. Pressure preempts the youngest request."""

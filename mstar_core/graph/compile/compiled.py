@@ -65,7 +65,7 @@ class Outlet:
 class CompiledTask:
     """One use of a node. path: enclosing loops, outermost first.
 
-    wanted: output ports with a consumer. holds: ports whose last value a later Run may start from.
+    wanted: output ports with a consumer in the walk. holds: ports whose last value a later Run may start from.
     """
 
     index: int

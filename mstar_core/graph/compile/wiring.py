@@ -399,7 +399,7 @@ class _Wiring:
 
     def task(self, index: int, inputs: tuple[TaskInput, ...]) -> CompiledTask:
         node, path = self.nodes[index]
-        wanted = {edge.port for edge in node.outputs}
+        wanted = {edge.port for edge in node.outputs if not isinstance(edge, StreamingGraphEdge)}
         for number in path:
             body = self.bodies[number]
             backs = [variable.back for variable in body.variables.values()]

@@ -25,6 +25,9 @@ OMNI = Served(
     settings={"max_seq_len": 2048, "kv_cache": KVCacheConfig(pages=1024)},
 )  # fmt: skip
 SEED = 5
+PAGE = 16
+"""Tokens of a cache page, the default."""
+
 FRAMES = 30
 LIMITS = {"talker_max_tokens": FRAMES}
 
@@ -108,6 +111,9 @@ def test_text_of_every_input(name: str, client: openai.OpenAI) -> None:
     kinds = {"image": details.image_tokens, "sound": details.audio_tokens, "video": details.video_tokens}
     for kind, count in kinds.items():
         assert bool(count) == (name in (kind, "all")), (kind, details)
+    # The second prompt is cached but for the last page of each part, media included, and the answer is the same.
+    cached = again.usage.prompt_tokens_details.cached_tokens
+    assert cached >= answer.usage.prompt_tokens - PAGE * len(QUESTIONS[name]) and cached > sum(map(int, kinds.values()))
     assert sum(kinds.values()) + details.text_tokens == answer.usage.prompt_tokens
 
 
