@@ -208,6 +208,18 @@ def packed(cuda: torch.device, counts: tuple[int, ...], bucket: int) -> None:
         assert not out[sum(counts) :].any()
 
 
+def gathers(cuda: torch.device, cached: int, tokens: int) -> None:
+    """Gather the cached and the new keys and values of one sequence, as passes of one sequence do."""
+    from mstar_core.engine.attention.kernels.page_copies import gather
+
+    page, heads, width = 5, 3, 20
+    pool = torch.randn(7, 2, page, heads, width, device=cuda, dtype=torch.bfloat16)
+    pages = torch.tensor([6, 0, 3, 2], dtype=torch.int32, device=cuda)
+    key, value = torch.randn(2, tokens, heads, width, device=cuda, dtype=torch.bfloat16).unbind()
+    old = pool[pages.long()].transpose(0, 1).flatten(1, 2)[:, :cached]
+    assert torch.equal(gather(pool, page, pages, cached, key, value), torch.cat([old, torch.stack([key, value])], 1))
+
+
 def fixed_rows(cuda: torch.device, rows: int, cached: int) -> None:
     """Run a decode step in fixed shapes, as it is captured, without a CUDA graph."""
     module, page, most = WideLM(vocab=1001).to(cuda, torch.bfloat16), 16, 16
@@ -259,6 +271,8 @@ CASES: dict[str, Callable[[torch.device], None]] = {
     "prefix-some": lambda cuda: prefix(cuda, 30, 150),
     "prefix-many": lambda cuda: prefix(cuda, 70, 150),
     "prefix-gqa-packed": lambda cuda: prefix(cuda, 30, 150, page=64),
+    "gathers-none": lambda cuda: gathers(cuda, 0, 9),
+    "gathers-some": lambda cuda: gathers(cuda, 17, 3),
     "rows-1": lambda cuda: fixed_rows(cuda, 1, 0),
     "rows-5": lambda cuda: fixed_rows(cuda, 5, 130),
     "rows-19": lambda cuda: fixed_rows(cuda, 19, 15),
