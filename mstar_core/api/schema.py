@@ -89,7 +89,9 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     request_id: Annotated[str, Meta(description="the client's own id, as in the header X-Request-ID")] | None = None
     stream_events: Annotated[
         Literal["data", "full"],
-        Meta(description="`full` adds a start line, a done line and `progress` lines of models with a step loop"),
+        Meta(
+            description="`full` adds a start line, a done line, and `progress` and `partial_image` lines of models with them"
+        ),
     ] = "data"
     model: Annotated[str, Meta(description="any name of the served model")] | None = None
 
@@ -451,8 +453,44 @@ class ImageRequest(msgspec.Struct, kw_only=True):
     ) = None
     response_format: Annotated[Literal["b64_json", "url"], Meta(description="`url` returns data URLs")] = "b64_json"
     output_format: Annotated[Literal["png", "jpeg", "webp"], Meta(description="file format of the images")] = "png"
-    stream: Annotated[bool, Meta(description="must be false: streaming is not supported")] = False
+    stream: Annotated[bool, Meta(description="answer by server-sent events, the image in the last one")] = False
+    partial_images: Annotated[
+        int, Meta(ge=0, le=3, description="images in the making to send before the last one; only in streams")
+    ] = 0
     request_id: Annotated[str, Meta(description="the client's own id, as in the header X-Request-ID")] | None = None
+
+
+class ImageTokens(msgspec.Struct, kw_only=True):
+    """Tokens of the prompt by kind."""
+
+    image_tokens: int
+    text_tokens: int
+
+
+class ImageUsage(msgspec.Struct, kw_only=True):
+    """Usage of one image of a stream. output_tokens: those of a thought."""
+
+    input_tokens: int
+    input_tokens_details: ImageTokens
+    output_tokens: int
+    total_tokens: int
+
+
+class ImageEvent(msgspec.Struct, kw_only=True):
+    """Event of an image stream. index: number of the image; created_at: seconds since the epoch."""
+
+    type: str
+    b64_json: str
+    created_at: int
+    size: str
+    output_format: str
+    index: int
+    background: str = "opaque"
+    quality: str = "auto"
+    partial_image_index: int | UnsetType = UNSET
+    seed: int | UnsetType = UNSET
+    revised_prompt: str | UnsetType = UNSET
+    usage: ImageUsage | UnsetType = UNSET
 
 
 class MadeImage(msgspec.Struct, kw_only=True):

@@ -31,7 +31,7 @@ from mstar_core.messages.tensors import TensorRef
 from mstar_core.plugin.media.limits import MediaLimits
 from mstar_core.plugin.processor import Detokenizer, Inputs, PromptRequest
 from mstar_core.plugin.spec import ModelSpec
-from mstar_core.plugin.surface import PROGRESS
+from mstar_core.plugin.surface import PARTIAL_IMAGE, PROGRESS
 
 KEEPALIVE_S: Final = 15.0
 BODIES: Final = 8
@@ -161,6 +161,7 @@ class Service:
         self.uploads = deployment.uploads
         self.sampled = SampledPorts.by(model)
         self.emits_progress = model.emits(PROGRESS)
+        self.emits_partial_images = model.emits(PARTIAL_IMAGE)
         api = deployment.api
         self.admission = AdmissionQueue(
             deployment.max_concurrent_requests, deployment.max_queue, clock, per_key=api.max_requests_per_key

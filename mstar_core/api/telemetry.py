@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from mstar_core.messages.telemetry import RequestNews, Span
+from mstar_core.plugin.surface import EVENTS
 
 if TYPE_CHECKING:
     from mstar_core.api.parse.params import ParsedRequest
@@ -47,7 +48,7 @@ class RequestTelemetry:
     def opened(self, live: LiveRequest, call: ParsedRequest) -> None:
         """Start to track a request."""
         live.inputs = list(dict.fromkeys(modality for modality, _ in call.order)) or [p.modality for p in call.media]
-        live.outputs = list(call.outputs)
+        live.outputs = [kind for kind in call.outputs if kind not in EVENTS]
         self._open[live.handle] = live
 
     def prepared(self, live: LiveRequest) -> None:

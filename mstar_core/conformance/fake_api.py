@@ -27,6 +27,7 @@ from mstar_core.messages.tensors import ShmTensor, TensorRef
 from mstar_core.plugin.params import parse_params
 from mstar_core.plugin.processor import MediaPart, Processor, PromptRequest
 from mstar_core.plugin.spec import ModelSpec
+from mstar_core.plugin.surface import EVENTS
 
 if TYPE_CHECKING:
     from mstar_core.transport import TensorTransport
@@ -118,7 +119,8 @@ class FakeApi:
         params = parse_params(self._spec.params, ask.params).params
         if getattr(params, "seed", 0) is None:
             params = dataclasses.replace(params, seed=ask.seed)
-        outputs = check_outputs(self._spec, ask.outputs)
+        events = [name for name in ask.outputs if name in EVENTS]
+        outputs = (*check_outputs(self._spec, [name for name in ask.outputs if name not in EVENTS]), *events)
         inputs = self._processor.process_prompt(
             PromptRequest(
                 text=ask.text, media=ask.media, order=ask.order, params=params, outputs=frozenset(outputs),

@@ -11,7 +11,7 @@ from mstar_core.conformance.miniature import Miniature, miniature
 from mstar_core.errors import PluginError
 from mstar_core.graph import GraphEdge, PortType, graph_nodes, loops
 from mstar_core.plugin.conformance import Subject
-from mstar_core.plugin.surface import Action, Audio
+from mstar_core.plugin.surface import EVENTS, Action, Audio
 
 if TYPE_CHECKING:
     from mstar_core.api.output.encode import EncodedChunk
@@ -53,7 +53,7 @@ def outputs_as_declared(subject: Subject) -> None:
         for chunk in outcome.chunks:
             _check_chunk(small, chunk, ask.name)
         _check_whole(small, outcome, ask.name)
-        gives = {modality for modality, data in outcome.outputs.items() if data}
+        gives = {modality for modality, data in outcome.outputs.items() if data and modality not in EVENTS}
         given |= gives
         accepted |= set(ask.outputs) if gives else set()  # a client may request more than the walk produces
         unasked = set(outcome.outputs) - set(ask.outputs) if ask.outputs else set()
@@ -81,7 +81,7 @@ def _ports(small: Miniature) -> dict[str, list[PortType]]:
 
 
 def _check_item(small: Miniature, item: OutputItem, ports: dict[str, list[PortType]], name: str) -> None:
-    if small.spec.output(item.modality) is None:
+    if small.spec.output(item.modality) is None and item.modality not in EVENTS:
         raise PluginError(f"{name} produced {item.modality}, which the model does not declare")
     allowed = ports.get(item.port, [])
     has_rows = any(node.kv is not None and node.kv.rows for node in small.spec.nodes)

@@ -9,6 +9,7 @@ from mstar_core.plugin.params import ParamSpec, param, param_schema, param_specs
 from mstar_core.plugin.program import Fork, InputFact, ProgramRequest, Run, Segment, Signal, WalkResult
 from mstar_core.plugin.spec import API_VERSION, ModelSpec, Partition, Sample, WeightRef
 from mstar_core.plugin.surface import (
+    PARTIAL_IMAGE,
     PROGRESS,
     Action,
     Audio,
@@ -23,6 +24,7 @@ from mstar_core.plugin.surface import (
 
 __all__ = [
     "API_VERSION",
+    "PARTIAL_IMAGE",
     "PROGRESS",
     "Action",
     "Audio",

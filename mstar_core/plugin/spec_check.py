@@ -13,7 +13,7 @@ from mstar_core.graph.spec.walks import edges_of
 from mstar_core.plugin.dry_run import WalkInputs, dry_run
 from mstar_core.plugin.params import check_value, param_specs
 from mstar_core.plugin.spec import ModelSpec
-from mstar_core.plugin.surface import MODALITY_NAMES, PROGRESS, ROUTE_INPUTS, ROUTE_OUTPUTS, ROUTES
+from mstar_core.plugin.surface import EVENTS, MODALITY_NAMES, ROUTE_INPUTS, ROUTE_OUTPUTS, ROUTES
 
 _NAME = re.compile(r"^[a-z][a-z0-9_.-]*$")
 _TARGET = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
@@ -135,7 +135,7 @@ def _graph(spec: ModelSpec) -> list[MstarError]:
     emitted = {edge.modality: place for edge, place in _client_edges(spec)}
     kinds = [modality.kind for modality in spec.outputs]
     for modality, place in emitted.items():
-        if modality == PROGRESS:
+        if modality in EVENTS:
             continue
         if modality is None or modality not in MODALITY_NAMES:
             hint = did_you_mean(modality or "", MODALITY_NAMES)

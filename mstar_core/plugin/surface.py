@@ -69,6 +69,12 @@ MODALITY_NAMES: tuple[str, ...] = tuple(m.kind for m in MODALITIES)
 PROGRESS: Final = "progress"
 """Modality of progress events: int64 [2], steps done and all steps. Sent only to requests that ask for events."""
 
+PARTIAL_IMAGE: Final = "partial_image"
+"""Modality of images in the making, of the form of an image. Sent only to requests that ask for them."""
+
+EVENTS: Final = (PROGRESS, PARTIAL_IMAGE)
+"""Modalities that no request gets unless it asks for them, and that are no outputs of a model."""
+
 
 ROUTES: Final = ("chat", "speech", "image", "image_edit", "transcription", "robot_policy")
 """Api routes that a model may map."""

@@ -42,7 +42,7 @@ from mstar_core.messages.requests import error_info
 from mstar_core.messages.tensors import CudaTensor, TensorRef
 from mstar_core.messages.work import EndStream, OpenRequest, ReleaseSignal, RunWalk, RunWalks, SignalRef, WalkDone
 from mstar_core.plugin.spec import ModelSpec
-from mstar_core.plugin.surface import PROGRESS
+from mstar_core.plugin.surface import EVENTS, PROGRESS
 from mstar_core.process.failures import attempt
 from mstar_core.transport import TensorTransport
 from mstar_core.worker.arrays import narrowed, to_tensor
@@ -627,7 +627,7 @@ class Executor:
         if modality == PROGRESS and tensor.is_cpu:
             step, steps = (int(value) for value in tensor.tolist())
             request.note_step(step, steps, self._clock())
-        if modality not in request.outputs and (request.outputs or modality == PROGRESS):
+        if modality not in request.outputs and (request.outputs or modality in EVENTS):
             return
         if modality == PROGRESS:
             self._outbox.output(request.handle, request.emitted, port, modality, tensor, {})

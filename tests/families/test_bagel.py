@@ -21,6 +21,9 @@ PROGRAMS = {
     "describe, think": ["prefill_text", "prefill_vit", "prefill_text", "decode"],
     "interleaved": ["prefill_text", "prefill_vit", "prefill_text", "prefill_vit", "decode"],
     "paint": ["prefill_text", *PAINTED],
+    "paint, one partial image": [
+        "prefill_text", "first_noise", "partial_image main+cfg_text", "denoise main+cfg_text", "image_gen",
+    ],
     "paint, unguided": ["prefill_text", "first_noise", "image_gen"],
     "paint, guided in the middle": ["prefill_text", "first_noise", "denoise", "denoise main+cfg_text", "image_gen"],
     "paint, two texts": ["prefill_text", "main > cfg_text", "prefill_text", *PAINTED],

@@ -32,7 +32,7 @@ from mstar_core.api.service import Completion, Session
 from mstar_core.errors import MstarError, RequestError, TooLarge
 from mstar_core.plugin.params import parse_bool
 from mstar_core.plugin.processor import MediaPart
-from mstar_core.plugin.surface import PROGRESS
+from mstar_core.plugin.surface import PARTIAL_IMAGE, PROGRESS
 
 OWN: Final = frozenset(GenerateRequest.__struct_fields__)
 
@@ -54,8 +54,9 @@ async def generate(exchange: Exchange) -> HTTPResponse | None:
     exchange.take_body_id(form.fields.get("request_id"))
     wanted = _wanted(exchange, form)
     call = await _call(exchange, form)
-    if wanted.is_streamed and wanted.is_full and service.emits_progress:
-        call = dataclasses.replace(call, outputs=(*call.outputs, PROGRESS))
+    if wanted.is_streamed and wanted.is_full:
+        told = ((PROGRESS, service.emits_progress), (PARTIAL_IMAGE, service.emits_partial_images))
+        call = dataclasses.replace(call, outputs=(*call.outputs, *(kind for kind, is_made in told if is_made)))
     async with service.open(call, key=exchange.key, started=exchange.started) as session:
         exchange.warn(session.warnings)
         if wanted.is_streamed:

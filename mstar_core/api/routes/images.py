@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
+from msgspec import UNSET
 from sanic.response import HTTPResponse
 
-from mstar_core.api.group import Group, open_group
+from mstar_core.api.group import Group, GroupPart, open_group
 from mstar_core.api.http.body import UploadedFile, check_size
-from mstar_core.api.http.exchange import Exchange
+from mstar_core.api.http.exchange import EVENTS, PING, Exchange, event, streaming
 from mstar_core.api.output.encode import EncodedChunk
 from mstar_core.api.parse.fields import (
     check_count,
@@ -23,22 +24,23 @@ from mstar_core.api.parse.fields import (
 )
 from mstar_core.api.parse.media import part_of_upload
 from mstar_core.api.parse.params import ParsedRequest, check_images, count_order, mapped_fields
-from mstar_core.api.schema import ImageRequest, Images, MadeImage, Usage
+from mstar_core.api.schema import ImageEvent, ImageRequest, Images, ImageTokens, ImageUsage, MadeImage, Usage
 from mstar_core.errors import EngineError, RequestError
 from mstar_core.plugin.params import param_specs
 from mstar_core.plugin.processor import MediaPart
 from mstar_core.plugin.spec import ModelSpec
+from mstar_core.plugin.surface import PARTIAL_IMAGE
 
 IMAGE_FIELDS: Final = ("image", "image[]")
 
 
-async def image(exchange: Exchange) -> HTTPResponse:
+async def image(exchange: Exchange) -> HTTPResponse | None:
     """Generate images from a prompt."""
     body, rest = await read_body(exchange, ImageRequest)
     return await _made(exchange, body, rest, ())
 
 
-async def image_edit(exchange: Exchange) -> HTTPResponse:
+async def image_edit(exchange: Exchange) -> HTTPResponse | None:
     """Edit images by a prompt."""
     body, rest, files = await read_multipart(exchange, ImageRequest)
     if "mask" in rest:
@@ -48,10 +50,13 @@ async def image_edit(exchange: Exchange) -> HTTPResponse:
 
 async def _made(
     exchange: Exchange, body: ImageRequest, rest: dict[str, Any], media: Sequence[MediaPart]
-) -> HTTPResponse:
+) -> HTTPResponse | None:
     count = check_count(exchange, body.n)
     call = _call(exchange, body, rest, media)
     async with open_group(exchange, call, count) as group:
+        if body.stream:
+            await _stream(exchange, body, group)
+            return None
         chunks: list[list[EncodedChunk]] = [[] for _ in group.calls]
         async for piece in group.pieces():
             if piece is not None:
@@ -66,17 +71,19 @@ async def _made(
 def _call(exchange: Exchange, body: ImageRequest, rest: dict[str, Any], media: Sequence[MediaPart]) -> ParsedRequest:
     spec = exchange.service.model
     check_name(exchange, body.model)
-    if body.stream:
-        raise RequestError("stream is not supported", hint="omit it", field="stream", code="unsupported_parameter")
+    _check_stream(exchange, body)
     if not body.prompt.strip():
         raise RequestError("prompt is empty", hint="describe the image", field="prompt")
     check_size("prompt", len(body.prompt.encode()), exchange.limits)
     outputs = ("image", *(kind for kind in spec.surface(exchange.route).beside if kind != "image"))
     given, warnings = _sized(spec, exchange.route, body.size, rest)
+    asked = outputs
+    if body.partial_images:
+        given, asked = {**given, "partial_images": body.partial_images}, (*outputs, PARTIAL_IMAGE)
     params = openai_parsed(exchange, given, outputs, {"size": body.size} if body.size else None)
     return ParsedRequest(
         request_id=exchange.request_id, route=exchange.route, text=body.prompt, media=media,
-        order=[*count_order([part.modality for part in media]), ("text", 0)], outputs=outputs, params=params.params,
+        order=[*count_order([part.modality for part in media]), ("text", 0)], outputs=asked, params=params.params,
         seed=params.seed, timeout_s=params.timeout_s, warnings=(*params.warnings, *warnings),
     )  # fmt: skip
 
@@ -110,15 +117,88 @@ def _images(spec: ModelSpec, files: Sequence[UploadedFile]) -> list[MediaPart]:
     return [part_of_upload("image", file, "image") for file in files]
 
 
+def _check_stream(exchange: Exchange, body: ImageRequest) -> None:
+    """Refuse what streams, or answers without one, cannot do."""
+    if body.partial_images and not body.stream:
+        raise RequestError("partial_images needs a stream", hint="send stream: true", field="partial_images")
+    if body.partial_images and not exchange.service.emits_partial_images:
+        raise RequestError(
+            "partial_images is not supported by this model", hint="omit it", field="partial_images",
+            code="unsupported_parameter",
+        )  # fmt: skip
+    if body.stream and body.response_format == "url":
+        raise RequestError(
+            "response_format is url, but streams send b64_json", hint="omit it", field="response_format",
+            allowed="b64_json", code="unsupported_parameter",
+        )  # fmt: skip
+
+
+async def _stream(exchange: Exchange, body: ImageRequest, group: Group) -> None:
+    """Send each image as an event when it is made, and before it its partial images."""
+    chunks: list[list[EncodedChunk]] = [[] for _ in group.calls]
+    kind = "image_edit" if exchange.route == "image_edit" else "image_generation"
+    async with streaming(exchange):
+        async for piece in group.pieces():
+            if piece is None:
+                await exchange.write(PING, EVENTS, group.left_s)
+                continue
+            exchange.warn(group.warnings)
+            for chunk in piece.chunks:
+                if chunk.modality != PARTIAL_IMAGE:
+                    chunks[piece.index].append(chunk)
+                    continue
+                told = await _event(exchange, body, f"{kind}.partial_image", piece.index, chunk)
+                told.partial_image_index = sum(each.modality == PARTIAL_IMAGE for each in chunks[piece.index])
+                chunks[piece.index].append(chunk)
+                await exchange.write(event(told), EVENTS, group.left_s)
+            if piece.done is not None:
+                last = await _completed(exchange, body, f"{kind}.completed", group, piece, chunks[piece.index])
+                await exchange.write(event(last), EVENTS, group.left_s)
+
+
+async def _completed(
+    exchange: Exchange, body: ImageRequest, kind: str, group: Group, piece: GroupPart, chunks: Sequence[EncodedChunk]
+) -> ImageEvent:
+    """Return the last event of an image. Raises EngineError if there is none."""
+    made = next((chunk for chunk in chunks if chunk.modality == "image"), None)
+    if made is None or piece.done is None:
+        raise EngineError("the model returned no image")
+    told = await _event(exchange, body, kind, piece.index, made)
+    used, thought = piece.done.usage, "".join(chunk.data.decode() for chunk in chunks if chunk.modality == "text")
+    details = used.get("prompt_tokens_details", {})
+    images = int(details.get("image_tokens", 0))
+    told.usage = ImageUsage(
+        input_tokens=used["prompt_tokens"], output_tokens=used["completion_tokens"], total_tokens=used["total_tokens"],
+        input_tokens_details=ImageTokens(image_tokens=images, text_tokens=used["prompt_tokens"] - images),
+    )  # fmt: skip
+    told.seed = group.calls[piece.index].seed
+    told.revised_prompt = thought or UNSET
+    return told
+
+
+async def _event(exchange: Exchange, body: ImageRequest, kind: str, index: int, chunk: EncodedChunk) -> ImageEvent:
+    size = f"{chunk.metadata.get('width', 0)}x{chunk.metadata.get('height', 0)}"
+    data = base64.b64encode(await _file(exchange, body, chunk.data)).decode()
+    return ImageEvent(
+        type=kind, b64_json=data, created_at=int(time.time()), size=size, output_format=body.output_format, index=index
+    )
+
+
+async def _file(exchange: Exchange, body: ImageRequest, file: bytes) -> bytes:
+    """Return a PNG in the format of the request."""
+    if body.output_format == "png":
+        return file
+    service = exchange.service
+    return await service.pool.recode(file, body.output_format, service.limits)
+
+
 async def _image(
     exchange: Exchange, body: ImageRequest, group: Group, index: int, chunks: Sequence[EncodedChunk]
 ) -> MadeImage:
     file = next((chunk.data for chunk in chunks if chunk.modality == "image"), None)
     if file is None:
         raise EngineError("the model returned no image")
-    if body.output_format != "png":
-        service = exchange.service
-        file = await service.pool.recode(file, body.output_format, service.limits)
+    file = await _file(exchange, body, file)
     thought = "".join(chunk.data.decode() for chunk in chunks if chunk.modality == "text")
     data = base64.b64encode(file).decode()
     is_url = body.response_format == "url"

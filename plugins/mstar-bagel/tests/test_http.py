@@ -142,6 +142,27 @@ def test_generations_have_size_count_and_seeds(client: openai.OpenAI) -> None:
     assert made.usage.completion_tokens == 0  # type: ignore[attr-defined]  # steps of an image are not tokens
 
 
+def test_a_stream_sends_partial_images_and_then_the_image(client: openai.OpenAI, golden: Any) -> None:
+    extra = {"seed": 5, "num_timesteps": 9}
+    asked: Any = {"model": "bagel", "prompt": "a boat", "size": "64x32"}
+    whole = client.images.generate(**asked, extra_body=extra)
+    told = list(client.images.generate(**asked, stream=True, partial_images=2, extra_body=extra))
+    kinds = ["image_generation.partial_image"] * 2 + ["image_generation.completed"]
+    assert [each.type for each in told] == kinds
+    assert [each.partial_image_index for each in told[:2]] == [0, 1]
+    assert [(each.size, each.output_format) for each in told] == [("64x32", "png")] * 3
+    images = [b64(each) for each in told]
+    assert is_same(images[2], b64(whole.data[0])) and not is_same(images[0], images[2])
+    assert told[2].usage.total_tokens == whole.usage.total_tokens
+    (only,) = client.images.generate(**asked, stream=True, extra_body=extra)
+    assert only.type == "image_generation.completed" and is_same(b64(only), images[2])
+    file = ("a.png", golden.png(golden.images[0]))
+    edited: Any = client.images.edit(
+        model="bagel", image=file, prompt="bluer", stream=True, partial_images=1, extra_body={"num_timesteps": 4}
+    )
+    assert [each.type for each in edited] == ["image_edit.partial_image", "image_edit.completed"]
+
+
 def test_a_thought_comes_back_beside_its_image(client: openai.OpenAI) -> None:
     extra = {"think_mode": True, **SMALL}
     made = client.images.generate(model="bagel", prompt="a boat", extra_body=extra)
@@ -199,6 +220,23 @@ def test_steps_are_events_of_a_full_stream_only(small: Deployment) -> None:
     with MStarClient(small.url) as sdk:
         made = sdk.generate(text="a boat", output_modalities=["image"], stream=True, **SMALL)
         assert [type(event).__name__ for event in made] == ["ImageChunk"]
+
+
+def test_usage_tells_whether_an_image_was_guided(small: Deployment) -> None:
+    for scale, is_guided in ((4.0, 1), (1.0, 0)):
+        answer = generate(
+            small, [("text", "a boat")], output_modalities="image", model_kwargs={**SMALL, "cfg_text_scale": scale}
+        )
+        assert answer["usage"]["guidance"] == is_guided
+
+
+def test_a_full_stream_of_generate_has_partial_images_that_were_asked_for(small: Deployment) -> None:
+    kwargs = {**SMALL, "num_timesteps": 6, "partial_images": 1}
+    fields = {"text": "a boat", "output_modalities": "image", "model_kwargs": json.dumps(kwargs)}
+    for events, wanted in (("full", ["partial_image", "image"]), ("data", ["image"])):
+        answer = httpx.post(f"{small.url}/generate", data={**fields, "stream_events": events}, timeout=60)
+        lines = [json.loads(line) for line in answer.text.splitlines() if line]
+        assert [line["modality"] for line in lines if line["modality"].endswith("image")] == wanted
 
 
 # -- load, cancel, refusals -------------------------------------------------------------------------------------------
@@ -259,6 +297,9 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
     ({"prompt": "x", "cfg_interval": [0.9, 0.1]}, 400, "cfg_interval"),
     ({"prompt": "x", "num_timesteps": 1}, 400, "num_timesteps"),
     ({"prompt": "x", "negative_prompt": "y"}, 400, "negative_prompt"),
+    ({"prompt": "x", "partial_images": 1}, 400, "partial_images"),
+    ({"prompt": "x", "partial_images": 4, "stream": True}, 400, "partial_images"),
+    ({"prompt": "x", "response_format": "url", "stream": True}, 400, "response_format"),
 ]
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from mstar_bagel.nodes.language import BagelLLM
 from mstar_bagel.processor import Processor
+from mstar_bagel.request.schedule import flow_times
 from mstar_core.conformance.fake_api import SampleRequest
 from mstar_core.conformance.nodes import BuiltNode, RuntimeSettings, build_nodes
 from mstar_core.conformance.runtime import LocalRuntime
@@ -220,6 +221,51 @@ def test_branches_outside_the_interval_cost_no_pass(small: Any) -> None:
         counts[name] = sum(steps)
     # t = 1.0, 0.8, 0.6, 0.4, 0.2: the defaults guide above 0.4, the second request 1.0 alone.
     assert counts == {"guided": 3 + 5, "partly": 1 + 5, "plain": 5}
+
+
+def test_partial_images_come_nearer_to_the_image_and_do_not_change_it(small: Any) -> None:
+    (plain,) = small().ask(ask(num_timesteps=9))
+    served = small()
+    request = replace(ask(num_timesteps=9, partial_images=3), outputs=("image", "text", "partial_image"))
+    passes = count_passes(served)
+    (told,) = served.ask(request)
+    assert told.status == "finished", told.cause
+    (wanted,), partial = plain.of("image"), told.of("image")
+    *partial, last = partial
+    assert np.array_equal(last, wanted)
+    apart = [float(np.abs(each.astype(int) - wanted.astype(int)).mean()) for each in partial]
+    assert len(apart) == 3 and apart == sorted(apart, reverse=True) and 0 < apart[-1] < apart[0]
+    assert sum(passes) == sum(1 + int(0.4 < t) for t in flow_times(9, 3.0)[:-1]), "they cost no pass"
+    assert served.leaks() == []
+
+
+def test_a_thought_that_is_cancelled_frees_everything(small: Any) -> None:
+    served = small()
+    call = served.send(ask(think_mode=True, ignore_eos=True, max_think_tokens=200))
+    for _ in range(60):
+        assert served.step()
+    served.cancel(call)
+    served.run()
+    assert call.outcome is not None and call.outcome.status == "cancelled"
+    assert served.leaks() == []
+
+
+def test_a_pass_out_of_memory_ends_its_request_alone(small: Any) -> None:
+    served = small()
+    (llm,) = [runner for worker in served.workers for name, runner in worker.runners.items() if name == "LLM"]
+    module = llm._runner._module
+
+    def short(**ports: Any) -> Any:
+        if any(each.shape[0] * each.shape[1] > 6 for each in ports.get("latents", ())):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.20 GiB. GPU 0 has 1.10 GiB free.")
+        return module(**ports)
+
+    short.head = module.head  # type: ignore[attr-defined]
+    llm._runner._module = short
+    large, other = served.ask(ask(width=64, height=64), ask(width=32, height=32))
+    assert (large.status, other.status) == ("failed", "finished")
+    assert "3.20 GiB" in str(large.cause) and "1.10 GiB" in str(large.cause)
+    assert served.leaks() == []
 
 
 def count_passes(served: LocalRuntime) -> list[int]:

@@ -25,7 +25,7 @@ from mstar_core.graph import (
     StopOn,
     Walk,
 )
-from mstar_core.plugin import PROGRESS
+from mstar_core.plugin import PARTIAL_IMAGE, PROGRESS
 
 MARKERS = 2
 """Ids around the vectors of an image: start and end."""
@@ -142,6 +142,7 @@ def _nodes(sizes: Sizes) -> _Nodes:
                 "times": TIMES,
                 "grid": "u8[h,w]",
                 "progress": "i64[2]",
+                "estimate": f"{latents}?",
             },
             ragged=("latents", "v", "v_text", "v_img", "times", "grid"),
             dtype="float32",
@@ -177,6 +178,11 @@ def _walks(nodes: _Nodes, stop_id: int) -> dict[str, Walk]:
         "first_noise": GraphNode(nodes.combine, ("grid",)),
         # Runs of this loop follow each other where guidance begins or ends.
         "denoise": _denoise(nodes),
+        # A run that ends with an estimate of the image.
+        "partial_image": Sequential(
+            _denoise(nodes, GraphEdge("estimate", nodes.vae_decoder, into="latents")),
+            GraphNode(nodes.vae_decoder, ("latents",), (GraphEdge("image", CLIENT, modality=PARTIAL_IMAGE),)),
+        ),
         "image_gen": Sequential(
             _denoise(nodes, GraphEdge("latents", nodes.vae_decoder)),
             GraphNode(nodes.vae_decoder, ("latents",), (GraphEdge("image", CLIENT, modality="image"),)),

@@ -10,8 +10,8 @@ from torch import nn
 
 from mstar_bagel.checkpoint.config import read_sizes
 from mstar_bagel.checkpoint.weights import load
+from mstar_bagel.estimate import EstimatingSteps
 from mstar_bagel.nodes.autoencoder import CleanLatents, Pixels
-from mstar_bagel.nodes.flow import FlowSteps
 from mstar_bagel.nodes.language import BagelLLM
 from mstar_bagel.nodes.vision import ImageFeatures
 from mstar_core.engine.cuda_graphs.cache import GraphCache
@@ -54,7 +54,7 @@ class Bagel:
             case "vae_decoder":
                 return self._autoencoder(lambda: Pixels(sizes), node.name)
             case "combine_cfg":
-                return FlowSteps(sizes.latent_width, self._ctx.device)
+                return EstimatingSteps(sizes.latent_width, self._ctx.device)
             case name:
                 known = "LLM, vit_encoder, vae_encoder, vae_decoder and combine_cfg"
                 raise StartError(f"bagel has no node {name!r}", hint=f"its nodes are {known}", phase="weights")

@@ -60,6 +60,7 @@ class Params:
     ignore_eos: bool = param(False, "for load tests: text goes on to its limit")
     prompt_format: str = param("reference", "layout of text segments", choices=("reference", "chatml"))
     image_preprocess: str = param("default", "resizing of input images", choices=("default", "vllm"))
+    partial_images: int = param(0, "images in the making to send in a stream", ge=0, le=3)
     seed: int | None = param(None, "same seed, same image and text", ge=0, le=2**63 - 1, openai="seed")
 
     def __post_init__(self) -> None:

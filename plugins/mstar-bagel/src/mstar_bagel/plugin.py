@@ -11,7 +11,18 @@ from mstar_bagel.checkpoint.config import ResizeRule, Sizes, read_sizes
 from mstar_bagel.graph import build
 from mstar_bagel.params import Params
 from mstar_bagel.program import bagel
-from mstar_core.plugin import Image, ModelSpec, Partition, Sample, Surface, Text, WeightRef, WorkloadSpec, hookimpl
+from mstar_core.plugin import (
+    PARTIAL_IMAGE,
+    Image,
+    ModelSpec,
+    Partition,
+    Sample,
+    Surface,
+    Text,
+    WeightRef,
+    WorkloadSpec,
+    hookimpl,
+)
 
 PLUGIN_API = 1
 REPO = "ByteDance-Seed/BAGEL-7B-MoT"
@@ -63,6 +74,14 @@ SAMPLES = (
         outputs=frozenset({"image"}),
         params={"cfg_interval": [0.4, 0.95]},
         tiny={**SMALL, "width": 32},
+    ),
+    Sample(
+        name="paint, one partial image",
+        inputs={**GRID, "times_guided_0": (24, 3), "times_guided": (17, 3), "times_after": (8, 3)},
+        segments=(TEXT,),
+        outputs=frozenset({"image", PARTIAL_IMAGE}),
+        params={"partial_images": 1},
+        tiny=SMALL,
     ),
     Sample(
         name="paint, two texts",

@@ -13,12 +13,13 @@ import numpy as np
 from mstar_bagel.checkpoint.config import read_sizes
 from mstar_bagel.graph import MARKERS
 from mstar_bagel.params import guidance
-from mstar_bagel.program import IMAGE, SYSTEM
+from mstar_bagel.program import GUIDED, IMAGE, SYSTEM
 from mstar_bagel.request.images import fitted_size, resize, signed
 from mstar_bagel.request.prompt import THINK_TO_ANSWER, THINK_TO_PAINT, PromptIds
 from mstar_bagel.request.schedule import phases
 from mstar_bagel.request.tokenizer import TextStream, TextTokenizer
 from mstar_core.errors import RequestError, WeightsError
+from mstar_core.plugin import PARTIAL_IMAGE
 from mstar_core.plugin.media.images import encode_image, read_image
 from mstar_core.plugin.processor import Inputs, PromptRequest, SegmentInputs
 
@@ -77,7 +78,8 @@ class Processor:
         if params.think_mode or not paints:
             arrays["start"] = np.array([ids.start], dtype=np.int64)
         if paints:
-            arrays |= self._painted(params, read.image_size)
+            partial = params.partial_images if PARTIAL_IMAGE in request.outputs else 0
+            arrays |= self._painted(params, read.image_size, partial)
             if params.think_mode:
                 arrays["end"] = np.array([ids.end], dtype=np.int64)
         elif params.prompt_format == CHATML:
@@ -143,8 +145,8 @@ class Processor:
 
     # -- image -----------------------------------------------------------------------------------------------------
 
-    def _painted(self, params: Params, given: tuple[int, int] | None) -> dict[str, np.ndarray]:
-        """Return the arrays of the image to make. given: size of the last input image."""
+    def _painted(self, params: Params, given: tuple[int, int] | None, partial: int) -> dict[str, np.ndarray]:
+        """Return the arrays of the image to make. given: size of the last input image; partial: partial images."""
         sizes = self._sizes
         width, height = self._size(params, given)
         guide = guidance(params, is_edit=given is not None)
@@ -152,7 +154,7 @@ class Processor:
         return {
             "grid": np.zeros((rows, columns), dtype=np.uint8),
             "guidance": np.array([*guide.numbers(), params.num_timesteps - 1], dtype=np.float32),
-            **phases(params.num_timesteps, params.timestep_shift, guide),
+            **phases(params.num_timesteps, params.timestep_shift, guide, partial),
         }
 
     def _size(self, params: Params, given: tuple[int, int] | None) -> tuple[int, int]:
@@ -184,7 +186,7 @@ class Processor:
                 code="context_length_exceeded", value=str(read.tokens), allowed=f"< {limit}",
             )  # fmt: skip
         warnings: list[str] = []
-        usage = {"guidance": int(any(name == "times_guided" for name in arrays))} if paints else {}
+        usage = {"guidance": int(any(name.startswith(GUIDED) for name in arrays))} if paints else {}
         if not paints:
             return Inputs(
                 arrays=arrays, segments=read.segments, prompt_tokens=read.tokens,

@@ -23,6 +23,14 @@ PHASES: Final = ("times_before", GUIDED, "times_after")
 A phase without steps is absent. Only the guided phase runs the branches of guidance.
 """
 
+MOST_PARTIAL: Final = 3
+"""Most partial images of a request."""
+
+
+def until_partial(phase: str, number: int) -> str:
+    """Return the input with the flow times of a phase up to a partial image; the phase's own input has the rest."""
+    return f"{phase}_{number}"
+
 
 def bagel(request: ProgramRequest) -> ProgramGenerator:
     """Run prompt segments in order, then text, then the image. A request has at most one image."""
@@ -53,7 +61,7 @@ def image_branches(request: ProgramRequest) -> tuple[str, ...]:
 
     Without input image and thought, cfg_img equals main, so no third pass runs and main's velocity is used.
     """
-    if not request.generates_image or GUIDED not in request.inputs:
+    if not request.generates_image or not any(name.startswith(GUIDED) for name in request.inputs):
         return (MAIN,)
     is_edit = any(segment.kind == IMAGE for segment in request.segments)
     differs = is_edit or request.params.think_mode
@@ -87,16 +95,22 @@ def _think(request: ProgramRequest) -> ProgramGenerator:
 
 
 def _paint(request: ProgramRequest, branches: tuple[str, ...]) -> ProgramGenerator:
-    """Denoise in up to three runs of one loop, so that steps outside the guidance interval run main alone.
+    """Denoise in runs of one loop: one for each phase, so that steps outside the guidance interval run main alone.
 
-    Each run starts from the last latents.
+    A partial image ends a run. Each run starts from the last latents.
     """
     inputs = request.inputs
     yield Run("first_noise", grid=inputs["grid"])
-    phases = [name for name in PHASES if name in inputs]
-    for phase in phases:
+    runs = [(phase, name) for phase in PHASES for name in _parts(phase) if name in inputs]
+    for phase, name in runs:
+        walk = "image_gen" if name == runs[-1][1] else "denoise" if name == phase else "partial_image"
         yield Run(
-            "image_gen" if phase == phases[-1] else "denoise",
-            guidance=inputs["guidance"], times=inputs[phase], max_iters=len(inputs[phase]),
+            walk, guidance=inputs["guidance"], times=inputs[name], max_iters=len(inputs[name]),
             branches=branches if phase == GUIDED else (MAIN,), sample=False,
         )  # fmt: skip
+
+
+def _parts(phase: str) -> Iterator[str]:
+    """Yield the inputs that may hold flow times of a phase, in order."""
+    yield from (until_partial(phase, number) for number in range(MOST_PARTIAL))
+    yield phase

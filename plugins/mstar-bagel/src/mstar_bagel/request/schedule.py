@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mstar_bagel.program import PHASES
+from mstar_bagel.program import PHASES, until_partial
 
 if TYPE_CHECKING:
     from mstar_bagel.params import Guidance
@@ -38,11 +38,30 @@ def are_guided(times: np.ndarray, guide: Guidance) -> np.ndarray:
     return inside & guide.is_on
 
 
-def phases(points: int, shift: float, guide: Guidance) -> dict[str, np.ndarray]:
+def partial_steps(count: int, partial: int) -> list[int]:
+    """Return the numbers of steps after which partial images are made, evenly spread over `count` steps."""
+    return sorted({round(count * (number + 1) / (partial + 1)) for number in range(partial)} - {0, count})
+
+
+def phases(points: int, shift: float, guide: Guidance, partial: int = 0) -> dict[str, np.ndarray]:
     """Return the steps before, inside and after the guidance interval, by the program's input names.
 
     Times fall, so each phase is one run of steps. Empty phases are left out; an image without guidance has one phase.
+    partial: number of partial images, which divide phases; see `until_partial`.
     """
+    cuts, found = partial_steps(points - 1, partial), dict[str, np.ndarray]()
+    for phase, part in _phases(points, shift, guide).items():
+        first = int(part[0, 2])
+        for number, cut in enumerate(cuts):
+            if first < cut <= int(part[-1, 2]) + 1:
+                found[until_partial(phase, number)] = part[: cut - first]
+                part, first = part[cut - first :], cut
+        if len(part):
+            found[phase] = part
+    return found
+
+
+def _phases(points: int, shift: float, guide: Guidance) -> dict[str, np.ndarray]:
     every = steps(points, shift)
     guided = are_guided(every[:, 0], guide)
     if not guided.any():

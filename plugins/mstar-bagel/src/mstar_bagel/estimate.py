@@ -1,0 +1,46 @@
+"""Estimates of the finished image during denoising, for partial images."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from torch import nn
+
+from mstar_bagel.nodes.flow import FlowSteps
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    import torch
+    from torch import Tensor
+
+
+class EstimatingSteps(nn.Module):
+    """The node `combine_cfg`, which also estimates clean latents after the last step of a run.
+
+    The flow is straight where the model is certain: x - v * t is the clean image that the velocity v points to.
+    """
+
+    host_ports: Final = FlowSteps.host_ports
+    device_outputs: Final = (*FlowSteps.device_outputs, "estimate")
+
+    def __init__(self, channels: int, device: torch.device) -> None:
+        super().__init__()
+        self.flow = FlowSteps(channels, device)
+
+    def forward(
+        self, *, times: Sequence[np.ndarray] = (), step: np.ndarray | None = None, latents: Sequence[Tensor] = (),
+        seeds: np.ndarray, **ports: Any,
+    ) -> dict[str, Any]:  # fmt: skip
+        """Return as FlowSteps; a step also returns {"estimate": B tensors}, None before the last step of its run."""
+        made: dict[str, Any] = self.flow(times=times, step=step, latents=latents, seeds=seeds, **ports)
+        if step is None or "progress" not in made:
+            return made
+        found: list[Tensor | None] = []
+        for item, (x, following) in enumerate(zip(latents, made["latents"], strict=True)):
+            number = int(step[item])
+            time, length = (float(value) for value in times[item][number][:2])
+            is_last = number == len(times[item]) - 1
+            found.append(x + (following - x) * (time / length) if is_last else None)
+        return {**made, "estimate": found}
