@@ -1,10 +1,11 @@
 """BAGEL on one GPU with random weights in the official shapes: the whole server over HTTP.
 
 Run from the repository root: `python -m bench.gpu_bagel [--out FILE]`. Writes JSON after each section and prints it:
-seconds of text to image at 1024 x 1024 (guided and not) and 512 x 512, of edits, time to the first token and rate of
-answers about images for one and for many clients, GPU memory by concurrent images, text while an image is made, and the
-lower bound of each denoising forward pass from this device's ceilings. A failing section writes its traceback and the
-others run; the exit code is 1. `--tiny --device cpu` runs the same with the miniature.
+memory by concurrent images, seconds of text to image at 1024 x 1024 (guided and not) and 512 x 512, time to the first
+token and rate of answers about images for one and for many clients, text while an image is made, edits, and the lower
+bound of each denoising forward pass from this device's ceilings. A failing section writes its traceback and the others
+run; the exit code is 1. `--limit 120` leaves out the sections that would start later. `--tiny --device cpu` runs the
+same with the miniature.
 """
 
 from __future__ import annotations
@@ -40,13 +41,16 @@ BESIDE_PAUSES_S: Final = (0.0, 0.3)
 """Pauses between the texts beside an image: without one, text always waits."""
 
 BESIDE_MOST_S: Final = 30.0
+SAMPLE_S: Final = 0.2
+"""Interval between two readings of the memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
     """Sizes of the workloads. large, small: sides of images; steps of the small one; seen: sides of input images.
 
-    written: (prompt words, output ids) of answers. clients: of the concurrent ones.
+    written: (prompt words, output ids) of answers. clients: of the concurrent ones. warm_points, memory_points and
+    beside_points: flow times of images that warm up, occupy memory and run beside text.
     """
 
     large: int = 1024
@@ -57,11 +61,15 @@ class Scale:
     written: tuple[tuple[int, int], ...] = ((16, 128), (128, 512))
     clients: int = 16
     images_at_once: tuple[int, ...] = (1, 4, 8)
+    warm_points: int = 9
+    memory_points: int = 4
+    beside_points: int = 20
 
 
 TINY: Final = Scale(
-    large=64, small=32, points=5, small_points=4, seen=(32, 64), written=((4, 6),), clients=3, images_at_once=(1, 2)
-)
+    large=64, small=32, points=5, small_points=4, seen=(32, 64), written=((4, 6),), clients=3, images_at_once=(1, 2),
+    warm_points=3, memory_points=3, beside_points=5,
+)  # fmt: skip
 
 
 def main() -> int:
@@ -91,12 +99,17 @@ def _serve(options: argparse.Namespace, sections: Sections, scratch: Path, weigh
         weights=weights, settings=(f"max_concurrent_requests={options.scale.clients}", *options.set),
     )  # fmt: skip
 
+    started = time.monotonic()
+
     def measure() -> dict[str, Any]:
         with Served(plan) as running:
             sections.figures.add("ready_s", [running.ready_s])
             load = Loads(running, options, sections)
             for name, section in load.sections():
-                sections.run(name, section)
+                if time.monotonic() - started < options.limit:
+                    sections.run(name, section)
+                else:
+                    sections.report.setdefault("left_out", []).append(name)
             return {"held": running.wait_clean(), "gpu_at_end": gpu_state(), "phases": running.snapshot()["deployment"]}
 
     sections.run("server", measure)
@@ -120,20 +133,21 @@ class Loads:
         large, small = self._painting(scale.large, scale.points), self._painting(scale.small, scale.small_points)
         plain = replace(large, params={**large.params, "cfg_text_scale": 1.0})
         found: list[tuple[str, Callable[[], Any]]] = [
+            # Memory first: the caching allocator holds what earlier requests needed.
+            *((f"memory_{count}", partial(self.memory, count, large)) for count in scale.images_at_once),
             (f"t2i_{scale.large}_guided", partial(self.alone, f"t2i_{scale.large}_guided", large)),
             (f"t2i_{scale.large}_plain", partial(self.alone, f"t2i_{scale.large}_plain", plain)),
             (f"t2i_{scale.small}", partial(self.alone, f"t2i_{scale.small}", small)),
-            (f"edit_{scale.large}", partial(self.alone, f"edit_{scale.large}", self._edit())),
         ]
         found += [(f"i2t_{side}_first", partial(self.first_token, side)) for side in scale.seen]
         found += [(f"i2t_{words}_{ids}", partial(self.answers, words, ids)) for words, ids in scale.written]
-        found += [(f"memory_{count}", partial(self.memory, count, large)) for count in scale.images_at_once]
-        found.append(("text_beside_image", partial(self.text_beside_image, large)))
+        found.append(("text_beside_image", partial(self.text_beside_image, _with(large, scale.beside_points))))
+        found.append((f"edit_{scale.large}", partial(self.alone, f"edit_{scale.large}", self._edit())))
         return [(name, section) for name, section in found if name in self.only or not self.only]
 
     def alone(self, name: str, request: PictureRequest) -> dict[str, Any]:
-        """Measure requests one after the other, after one that is not recorded."""
-        self._ask(request)
+        """Measure requests one after the other, after a short one that is not recorded."""
+        self._ask(_with(request, self.scale.warm_points))
         self.figures.add(name, [self._ask(request).last_s for _ in range(self.repeats)])
         return {"params": request.params, "images": len(request.images)}
 
@@ -157,11 +171,29 @@ class Loads:
                     self.figures.add(f"{name}_tokens_per_s", [clients * ids / span], "1/s")
 
     def memory(self, count: int, request: PictureRequest) -> dict[str, Any]:
-        """Measure concurrent images, and the GPU memory afterwards."""
-        short = replace(request, params={**request.params, "num_timesteps": min(6, self.scale.points)})
-        heard = self._together([short] * count)
+        """Measure concurrent images of a few steps, the most GPU memory meanwhile, and the most pages in use."""
+        before, ended = gpu_state(), threading.Event()
+        memory, pages = [before.get("memory_bytes", 0.0)], [0.0]
+
+        def watch() -> None:
+            while not ended.wait(SAMPLE_S):
+                memory.append(gpu_state().get("memory_bytes", 0.0))
+                values = self.running.values()
+                pages.append(sum(value for name, value in values.items() if name.endswith(".pages_used")))
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        try:
+            heard = self._together([_with(request, self.scale.memory_points)] * count)
+        finally:
+            ended.set()
+            watcher.join()
         self.figures.add(f"images_at_once_{count}", [each.last_s for each in heard])
-        return {"gpu": gpu_state(), "resident_bytes": self.running.resident_bytes()}
+        self.figures.add(f"images_at_once_{count}_memory", [max(memory)], "bytes")
+        return {
+            "gpu_before": before, "gpu_after": gpu_state(), "memory_bytes_most": max(memory), "pages_most": max(pages),
+            "resident_bytes": self.running.resident_bytes(),
+        }  # fmt: skip
 
     def text_beside_image(self, request: PictureRequest) -> dict[str, Any]:
         """Measure texts while an image is made, and how much longer the image takes. At most a minute."""
@@ -225,6 +257,11 @@ class Loads:
         return together(self.port, requests, self._seed)
 
 
+def _with(request: PictureRequest, points: int) -> PictureRequest:
+    """Return the request with at most this number of flow times."""
+    return replace(request, params={**request.params, "num_timesteps": min(points, request.params["num_timesteps"])})
+
+
 # -- lower bounds ------------------------------------------------------------------------------------------------------
 
 
@@ -260,6 +297,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument(
         "--set", nargs="*", default=[], metavar="KEY=VALUE", help="of the server, as `up --set` takes it"
     )
+    parser.add_argument("--limit", type=float, default=float("inf"), help="seconds after which no section starts")
     parser.add_argument("--port", type=int, default=18126)
     parser.add_argument("--out", type=Path, help="report file; raw samples are written beside it")
     options = parser.parse_args()

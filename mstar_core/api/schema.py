@@ -89,9 +89,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     request_id: Annotated[str, Meta(description="the client's own id, as in the header X-Request-ID")] | None = None
     stream_events: Annotated[
         Literal["data", "full"],
-        Meta(
-            description="`full` adds a start line, a done line, and `progress` and `partial_image` lines of models with them"
-        ),
+        Meta(description="`full` adds a start line, a done line, and `progress` and `partial_image` lines, if any"),
     ] = "data"
     model: Annotated[str, Meta(description="any name of the served model")] | None = None
 

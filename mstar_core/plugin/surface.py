@@ -73,7 +73,7 @@ PARTIAL_IMAGE: Final = "partial_image"
 """Modality of images in the making, of the form of an image. Sent only to requests that ask for them."""
 
 EVENTS: Final = (PROGRESS, PARTIAL_IMAGE)
-"""Modalities that no request gets unless it asks for them, and that are no outputs of a model."""
+"""Modalities sent only to requests that ask for them. They are not outputs of a model."""
 
 
 ROUTES: Final = ("chat", "speech", "image", "image_edit", "transcription", "robot_policy")
