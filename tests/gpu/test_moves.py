@@ -68,7 +68,7 @@ def test_a_tensor_of_another_process_arrives_without_the_host(lender: Connection
         lender.send(seed)
         data, total = lender.recv()
         ref = msgspec.msgpack.decode(data, type=CudaTensor)
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
             found = read(memory, ref)
             torch.cuda.synchronize()
         assert found.float().sum().item() == total
