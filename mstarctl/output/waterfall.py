@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
+from mstar_core.observe.frames import GraphView
 from mstarctl.output.table import cell_width, escape
 from mstarctl.output.units import counted, duration_text, size_text
+from mstarctl.output.waits import feeders, with_waits
 
-MARKS: Final = {"compute": "#", "queue": "-", "transfer": ":", "stall": "~"}
+MARKS: Final = {"compute": "#", "queue": "-", "wait": "_", "transfer": ":", "stall": "~"}
 FREE: Final = "."
 BAR_CELLS: Final = 48
 NARROWEST: Final = 12
@@ -19,7 +21,7 @@ ENDS: Final = ("start_ms", "end_ms")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """One period, in milliseconds since the request's arrival. kind: compute, queue, transfer or stall."""
+    """One period, in milliseconds since the request's arrival. kind: compute, queue, wait, transfer or stall."""
 
     kind: str
     start_ms: float
@@ -39,9 +41,12 @@ class WaterfallRow:
     note: str
 
 
-def waterfall(trace: Mapping[str, Any], width: int = 120) -> list[str]:
-    """Draw the response of GET /v1/requests/ID/trace: a headline, then rows in order of their start."""
-    rows = rows_of(trace)
+def waterfall(trace: Mapping[str, Any], width: int = 120, graph: GraphView | None = None) -> list[str]:
+    """Draw the response of GET /v1/requests/ID/trace: a headline, then rows in order of their start.
+
+    graph: of the deployment, from which waits are named.
+    """
+    rows = rows_of(with_waits(trace, trace["request"], graph), feeders(graph))
     lines = [head_line(trace["request"])]
     if trace["request"].get("placed"):
         lines.append(escape(f"placed on {trace['request']['placed']}"))
@@ -83,15 +88,15 @@ def head_line(request: Mapping[str, Any]) -> str:
     return "   ".join(parts)
 
 
-def rows_of(trace: Mapping[str, Any]) -> list[WaterfallRow]:
-    """Build the rows from the sums and from spans that are still open."""
+def rows_of(trace: Mapping[str, Any], feeds: Mapping[str, str]) -> list[WaterfallRow]:
+    """Build the rows from the sums and from spans that are still open. feeds: see `waits.feeders`."""
     spans: dict[tuple[str, str, str, str], list[Mapping[str, Any]]] = {}
     for span in trace["spans"]:
         spans.setdefault(_place(span), []).append(span)
     sums = {_place(item): item for item in trace["sums"]}
     ttft = trace["request"].get("ttft_ms")
-    busy = [span for span in trace["spans"] if span["kind"] != "queue"]
-    found = [_row(place, sums.get(place), spans.get(place, ()), ttft, busy) for place in {**sums, **spans}]
+    busy = [span for span in trace["spans"] if span["kind"] not in ("queue", "wait", "stall")]
+    found = [_row(place, sums.get(place), spans.get(place, ()), ttft, busy, feeds) for place in {**sums, **spans}]
     return sorted(found, key=lambda row: (row.start_ms, row.end_ms))
 
 
@@ -101,7 +106,7 @@ def _place(item: Mapping[str, Any]) -> tuple[str, str, str, str]:
 
 def _row(
     place: tuple[str, str, str, str], total: Mapping[str, Any] | None, spans: Sequence[Mapping[str, Any]],
-    ttft_ms: float | None, busy: Sequence[Mapping[str, Any]],
+    ttft_ms: float | None, busy: Sequence[Mapping[str, Any]], feeds: Mapping[str, str],
 ) -> WaterfallRow:  # fmt: skip
     process, node, walk, kind = place
     known = [*([total] if total is not None else []), *spans]
@@ -109,8 +114,7 @@ def _row(
     shown = tuple((float(span["start_ms"]), float(span["end_ms"])) for span in spans)
     if total is not None and int(total["spans"]) > sum(not span["is_open"] for span in spans):
         shown = (*shown, (float(total["start_ms"]), min((s for s, _ in shown), default=float(total["end_ms"]))))
-    what = " ".join(word for word in (node, walk if walk != node else "") if word)
-    what = what if kind == "compute" else f"{what} {kind}" if kind != "transfer" else f"edge {node}"
+    what = label_of(node, walk, kind, feeds)
     return WaterfallRow(
         where=where_of(process),
         what=escape(what.strip()),
@@ -120,6 +124,21 @@ def _row(
         spans=shown,
         note=_note(kind, total, spans, _share(spans, busy, ttft_ms) if kind == "queue" else 0.0),
     )
+
+
+def label_of(node: str, walk: str, kind: str, feeds: Mapping[str, str]) -> str:
+    """Return the label of a row: `LLM decode`, `LLM decode queue`, `snac_decoder waits for LLM`, `edge hidden`."""
+    what = " ".join(word for word in (node, walk if walk != node else "") if word)
+    match kind:
+        case "compute":
+            return what
+        case "wait":
+            return f"{node} waits for {feeds.get(node, 'input')}"
+        case "stall":
+            return f"{node} stall, heard"
+        case "transfer":
+            return f"edge {node}"
+    return f"{what} {kind}"
 
 
 def where_of(process: str) -> str:

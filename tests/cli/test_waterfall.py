@@ -6,12 +6,15 @@ from typing import Any
 
 import pytest
 
-from mstar_core.observe.frames import RequestStatus
+from mstar_core.observe.frames import EdgeView, GraphView, RequestStatus
 from mstarctl.commands.metrics import samples
 from mstarctl.commands.requests import cut_rows, for_people, has_expression, item_of, order_of
+from mstarctl.commands.trace import picture
 from mstarctl.output.perfetto import trace_events
 from mstarctl.output.table import cell_width
+from mstarctl.output.waits import with_waits
 from mstarctl.output.waterfall import waterfall
+from mstarctl.top.drawing.glyphs import ASCII, UNICODE, Glyphs
 
 REQUEST = {
     "id": "r-7f3a", "handle": 4711, "model": "qwen3_omni", "inputs": ["audio", "text"], "outputs": ["text", "audio"],
@@ -67,6 +70,73 @@ def test_only_waiting_before_the_first_output_counts_for_it() -> None:
     trace = {**TRACE, "spans": list(beside), "sums": [total(each) for each in beside]}
     (row,) = (line for line in waterfall(trace) if "codec" in line)
     assert "10 % of TTFT" in row  # 100 to 122 of 231 ms
+
+
+GRAPH = GraphView(
+    edges=[
+        EdgeView(name="ids", source="LLM", into="codec", is_stream=True),
+        EdgeView(name="pcm", source="codec", modality="audio"),
+    ]
+)
+
+
+def spoken(*ends: float, cut: int = 0) -> dict[str, Any]:
+    """Return the trace of an answer whose codec ran for 10 ms until each of `ends`, and waited in between."""
+    steps = [span("worker-0", "compute", "codec", "chunk", end - 10, end) for end in ends]
+    before = [100.0, *ends]
+    waits = [
+        span("worker-0", "stall", "codec", "chunk", begin, step["start_ms"])
+        for begin, step in zip(before, steps, strict=False)
+        if step["start_ms"] > begin
+    ]
+    sums = [total(*steps, count=len(steps) + cut), total(*waits)]
+    request = {**REQUEST, "ttft_ms": ends[0], "ttfa_ms": ends[0], "audio_s": 0.1 * (len(ends) + cut)}
+    return {"request": request, "spans": [*steps, *waits], "sums": sums, "spans_cut": cut}
+
+
+def test_a_codec_that_waits_in_time_is_not_a_stall() -> None:
+    """Each chunk of 100 ms came every 50 ms: no listener heard a wait, however long the waits were in sum."""
+    trace = spoken(200, 250, 300, 350)
+    shown = with_waits(trace, trace["request"], GRAPH)
+    assert {s["kind"] for s in (*shown["spans"], *shown["sums"])} == {"compute", "wait"}
+    (row,) = (line for line in waterfall(trace, graph=GRAPH) if "waits for LLM" in line)
+    assert "_" in row and "~" not in row and "4 times" in row
+
+
+def test_silence_during_playback_is_a_stall() -> None:
+    """Playback of two chunks ends at 400 ms; the third came at 700 ms."""
+    trace = spoken(200, 250, 700, 750)
+    shown = with_waits(trace, trace["request"], GRAPH)
+    (gap,) = (s for s in shown["spans"] if s["kind"] == "stall")
+    assert (gap["start_ms"], gap["end_ms"]) == (400, 690)
+    (row,) = (line for line in waterfall(trace, graph=GRAPH) if "stall, heard" in line)
+    assert "~" in row and "290 ms" in row
+    waited = sum(s["end_ms"] - s["start_ms"] for s in shown["spans"] if s["kind"] == "wait")
+    assert waited == pytest.approx(90 + 40 + 150 + 40)
+
+
+def test_dropped_spans_count_as_audio_in_time() -> None:
+    trace = spoken(200, 700, 750, cut=5)  # 500 ms of earlier audio are still played at 700 ms
+    assert "stall" not in {s["kind"] for s in with_waits(trace, trace["request"], GRAPH)["spans"]}
+
+
+def test_without_a_graph_a_wait_has_no_name() -> None:
+    assert any("codec waits for input" in line for line in waterfall(spoken(200, 700)))
+
+
+@pytest.mark.parametrize("width", [40, 80, 120, 300])
+@pytest.mark.parametrize("glyphs", [UNICODE, ASCII], ids=["unicode", "ascii"])
+def test_a_trace_fits_the_terminal(width: int, glyphs: Glyphs) -> None:
+    error = "the model ended before its first window, so that the answer contains no audio"
+    trace = {**spoken(200, 250, 700), "spans_cut": 3}
+    trace["request"] |= {"route": "/generate", "started": 0.0, "placed": "rank 0", "error": error, "state": "failed"}
+    rows = picture(trace, GRAPH, width, glyphs)
+    assert {row.width for row in rows if row.width > width} == set()
+    text = "\n".join(row.plain for row in rows)
+    assert error in " ".join(text.split()) and "3 early spans" in text
+    assert "TTFT 200 ms" in text and "0 ms" in text
+    roles = {role for row in rows for _, role in row.spans}
+    assert {"compute", "wait", "accent"} <= roles
 
 
 @pytest.mark.parametrize("width", [40, 80, 120, 300])

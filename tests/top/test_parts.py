@@ -31,7 +31,7 @@ from mstarctl.top.layout.bench import bench_page
 from mstarctl.top.layout.ranks import Curve, chart
 from mstarctl.top.layout.requests import SORTS, Sort, choose, chosen, note
 from mstarctl.top.layout.scroll import Window, moved, scrolled
-from mstarctl.top.layout.waterfall import Zoom, cells, scale, title, waterfall
+from mstarctl.top.layout.waterfall import Zoom, cells, mark_names, scale, title, waterfall
 from tests.top.pictures import painted, view_of
 from tests.top.recorded import span
 
@@ -186,6 +186,19 @@ def test_a_waterfall_fills_its_lines(bars: tuple[Bar, ...], width: int) -> None:
     ]
     rows = waterfall(View(store=view_of("qwen3_omni").store), found, width)
     assert [row.width for row in rows] == [width] * 3
+
+
+@pytest.mark.parametrize(
+    ("marks", "drawn"),
+    [
+        ([(100.0, "TTFT")], "    ↓TTFT 100 ms                        "),
+        ([(900.0, "TTFT")], "                         TTFT 900 ms↓   "),
+        ([(400.0, "TTFT"), (450.0, "TTFA")], "     TTFT 400 ms↓ ↓TTFA 450 ms          "),
+        ([(100.0, "TTFT"), (150.0, "TTFA")], "    ↓ ↓TTFA 150 ms                      "),
+    ],
+)
+def test_marks_of_a_waterfall_are_named_where_there_is_room(marks: list[tuple[float, str]], drawn: str) -> None:
+    assert mark_names(View(store=Store()), marks, 0.0, 1000.0, 40) == drawn
 
 
 def test_a_short_step_still_takes_a_cell() -> None:

@@ -10,7 +10,7 @@ from mstarctl.output.units import size_text
 from mstarctl.output.waterfall import Bar, where_of
 from mstarctl.top.drawing import numbers
 
-KINDS: Final = ("queue", "compute", "transfer", "stall")
+KINDS: Final = ("queue", "wait", "compute", "transfer", "stall")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,15 +45,15 @@ Key = tuple[str, str, str]
 MOVED: Final = "transfer"
 
 
-def lanes(trace: Record, now_ms: float) -> tuple[Lane, ...]:
+def lanes(trace: Record, now_ms: float, feeds: Mapping[str, str] | None = None) -> tuple[Lane, ...]:
     """Return a lane for each process, node and walk, by start time.
 
     now_ms: age of the request, where open spans end. Only the newest spans of a long request are kept; one bar, made
-    from the sums, stands for the earlier ones.
+    from the sums, stands for the earlier ones. feeds: names of the nodes for which others wait.
     """
     spans, sums = records(trace, "spans"), records(trace, "sums")
     keys = sorted({*map(_key, spans), *map(_key, sums)}, key=lambda key: (_begin(key, spans, sums), key))
-    return tuple(_lane(key, _of(key, spans), _of(key, sums), now_ms) for key in keys)
+    return tuple(_lane(key, _of(key, spans), _of(key, sums), now_ms, feeds or {}) for key in keys)
 
 
 def records(trace: Record, name: str) -> list[Record]:
@@ -80,7 +80,7 @@ def _number(record: Record, name: str) -> float:
     return float(value) if isinstance(value, int | float) else 0.0
 
 
-def _lane(key: Key, spans: Sequence[Record], sums: Sequence[Record], now_ms: float) -> Lane:
+def _lane(key: Key, spans: Sequence[Record], sums: Sequence[Record], now_ms: float, feeds: Mapping[str, str]) -> Lane:
     process, node, walk = key
     bars = [_bar(span, _number(span, "start_ms"), now_ms if span.get("is_open") else _number(span, "end_ms"))
             for span in spans]  # fmt: skip
@@ -94,9 +94,13 @@ def _lane(key: Key, spans: Sequence[Record], sums: Sequence[Record], now_ms: flo
         place=where_of(process),
         label=label,
         bars=tuple(bars),
-        note=note(spans, sums),
+        note=", ".join(part for part in (note(spans, sums), _waits(node, bars, feeds)) if part),
         node=node,
     )
+
+
+def _waits(node: str, bars: Sequence[Bar], feeds: Mapping[str, str]) -> str:
+    return f"waits for {feeds[node]}" if node in feeds and any(bar.kind == "wait" for bar in bars) else ""
 
 
 def _bar(record: Record, start_ms: float, end_ms: float) -> Bar:

@@ -14,7 +14,7 @@ class Glyphs:
 
     eighths: a bar's last cell, from one eighth to seven; if empty, bars have whole cells.
     lines: box drawing by the sum of the directions in which a line leaves a cell (1 up, 2 right, 4 down, 8 left).
-    spans: queue, compute, transfer, stall of a waterfall.
+    spans: queue, wait, compute, transfer, stall of a waterfall.
     """
 
     steps: str
@@ -79,7 +79,7 @@ UNICODE: Final = Glyphs(
     pause="‖",
     record="●",
     stale="◌",
-    spans={"queue": "░", "compute": "█", "transfer": "▒", "stall": "▓"},
+    spans={"queue": "░", "wait": "─", "compute": "█", "transfer": "▒", "stall": "▓"},
     thumb="┃",
     track="│",
     cursor="▌",
@@ -113,7 +113,7 @@ ASCII: Final = Glyphs(
     pause="=",
     record="*",
     stale="?",
-    spans={"queue": ".", "compute": "#", "transfer": ":", "stall": "!"},
+    spans={"queue": ".", "wait": "_", "compute": "#", "transfer": ":", "stall": "!"},
     thumb="#",
     track="|",
     cursor=">",

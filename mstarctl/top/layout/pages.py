@@ -132,11 +132,10 @@ def request_body(view: View, state: State, width: int, height: int, size: int) -
     if r is None:
         gone = line(("  this request is no longer shown; esc goes back", "dim"))
         return Painted(window([line(), gone], height, width))
-    legend = waterfall.legend(view)
-    rows = [waterfall.title(view, r, width), fit(line(" " * max(0, width - legend.width - 1)) + legend, width)]
+    rows = [waterfall.title(view, r, width), waterfall.legend(view, width)]
     trace = state.trace
     if trace is not None and trace.lanes:
-        rows += waterfall.waterfall(view, trace.lanes, width, state.zoom)
+        rows += waterfall.waterfall(view, trace.lanes, width, state.zoom, waterfall.marks_of(r))
     else:
         rows.append(line((f"  {safe(trace.why) if trace is not None else 'loading its spans'}", "dim")))
     names = [name for name in r.__struct_fields__ if name not in UNDESCRIBED]

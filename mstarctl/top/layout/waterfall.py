@@ -1,8 +1,8 @@
-"""Waterfall of a request: a row per lane, with cells for queue, compute, transfer and stall."""
+"""Waterfall of a request: a row per lane, with cells for queue, wait, compute, transfer and stall."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -11,7 +11,7 @@ from mstarctl.output.waterfall import Bar, filled
 from mstarctl.top.data.spans import KINDS, Lane, end_of
 from mstarctl.top.data.view import View
 from mstarctl.top.drawing import numbers
-from mstarctl.top.drawing.line import Line, clip, fit, join, left, line, pair, safe, take
+from mstarctl.top.drawing.line import Line, clip, fit, left, line, pair, safe, take
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,22 +38,65 @@ class Zoom:
         return Zoom(start_ms=min(max(0.0, start), max(0.0, end_ms - self.span_ms)), span_ms=self.span_ms)
 
 
-def waterfall(view: View, lanes: Sequence[Lane], width: int, zoom: Zoom | None = None) -> list[Line]:
-    """Draw a scale and one line per lane. Each bar has at least one cell, so that short steps are visible."""
+Marks = Sequence[tuple[float, str]]
+"""(ms since the request's arrival, name) of moments to mark."""
+
+
+def waterfall(view: View, lanes: Sequence[Lane], width: int, zoom: Zoom | None = None, marks: Marks = ()) -> list[Line]:
+    """Draw a scale, the marks and one line per lane. Each bar has at least one cell, so that short steps are visible.
+
+    marks: named below the scale, and drawn through the free cells of the lanes.
+    """
     zoom = zoom or Zoom()
     place_w, label_w, note_w = _columns(lanes, width)
     room = max(8, width - place_w - label_w - note_w - 3)
     start = zoom.start_ms
     span = zoom.span_ms if zoom.span_ms is not None else end_of(lanes)
-    rows = [line(" " * (place_w + label_w + 2), (scale(start, span, room), "dim"))]
+    margin = " " * (place_w + label_w + 2)
+    rows = [line(margin, (scale(start, span, room), "dim"))]
+    seen = [(at, name) for at, name in marks if start <= at <= start + span]
+    if seen:
+        rows.append(line(margin, (mark_names(view, seen, start, span, room), "accent")))
+    columns = frozenset(_column(at, start, span, room) for at, _ in seen)
     for lane in lanes:
         role = view.node_role(lane.node) if lane.node else ""
         rows.append(
             line(" ", (left(safe(lane.place), place_w), "dim"), (left(safe(lane.label), label_w), role), " ")
-            + cells(view, lane.bars, start, span, room)
+            + cells(view, lane.bars, start, span, room, columns)
             + line(" ", (clip(safe(lane.note), max(0, note_w)), "dim"))
         )
     return [fit(row, width) for row in rows]
+
+
+def marks_of(r: RequestStatus) -> Marks:
+    """Return the first output of a request, and its first audio if that came later."""
+    found = [] if r.ttft_ms is None else [(r.ttft_ms, "TTFT")]
+    if r.ttfa_ms is not None and r.ttfa_ms != r.ttft_ms:
+        found.append((r.ttfa_ms, "TTFA"))
+    return found
+
+
+def mark_names(view: View, marks: Marks, start_ms: float, span_ms: float, width: int) -> str:
+    """Draw `↓TTFT 197 ms` below the scale, at the left of its column if there is no room; exactly `width` cells.
+
+    A name without room at both sides is left out; the title of the request has it.
+    """
+    text = [" "] * width
+    columns = [_column(at, start_ms, span_ms, width) for at, _ in sorted(marks)]
+    for column in columns:
+        text[column] = view.glyphs.down
+    for (at, name), column in zip(sorted(marks), columns, strict=True):
+        label = f"{name} {at:.0f} ms"
+        for begin in (column + 1, column - len(label)):
+            around = text[max(0, begin - 1) : begin] if begin <= column else text[begin + len(label) :][:1]
+            if 0 <= begin <= width - len(label) and not "".join([*text[begin : begin + len(label)], *around]).strip():
+                text[begin : begin + len(label)] = label
+                break
+    return "".join(text)
+
+
+def _column(at_ms: float, start_ms: float, span_ms: float, width: int) -> int:
+    return min(width - 1, max(0, int((at_ms - start_ms) / span_ms * width)))
 
 
 def _columns(lanes: Sequence[Lane], width: int) -> tuple[int, int, int]:
@@ -62,17 +105,17 @@ def _columns(lanes: Sequence[Lane], width: int) -> tuple[int, int, int]:
     note = max((len(lane.note) for lane in lanes), default=0)
     if width < 70:
         return min(place, 7), min(label, 13), 0
-    return min(place, 12), min(label, 28), min(note, width // 4)
+    return min(place, 12), min(label, 28), min(note, 3 * width // 10)
 
 
 def scale(start_ms: float, span_ms: float, width: int) -> str:
-    """Draw the times above the bars at round intervals; exactly `width` cells."""
+    """Draw the times above the bars at round intervals, the first with its unit; exactly `width` cells."""
     step = _step(span_ms, width)
     text = [" "] * width
     tick = step * -(-start_ms // step)
     free = 0
     while tick <= start_ms + span_ms:
-        label = _tick(tick, step)
+        label = _tick(tick, step, has_unit=not free)
         at = round((tick - start_ms) / span_ms * width)
         if at >= free and at + len(label) <= width:
             text[at : at + len(label)] = label
@@ -91,24 +134,31 @@ def _step(span_ms: float, width: int) -> float:
         scale_ *= 10
 
 
-def _tick(value: float, step: float) -> str:
+def _tick(value: float, step: float, *, has_unit: bool) -> str:
     if step >= 1000:
-        return f"{value / 1000:g}s"
-    return f"{value:.1f}" if step < 1 else f"{value:.0f}"
+        return f"{value / 1000:g} s" if has_unit else f"{value / 1000:g}"
+    return (f"{value:.1f}" if step < 1 else f"{value:.0f}") + (" ms" if has_unit else "")
 
 
-def cells(view: View, bars: Sequence[Bar], start_ms: float, span_ms: float, width: int) -> Line:
-    """Draw bars in exactly `width` cells. The bar with the largest share of a cell fills it."""
+def cells(
+    view: View, bars: Sequence[Bar], start_ms: float, span_ms: float, width: int, marked: Collection[int] = ()
+) -> Line:
+    """Draw bars in exactly `width` cells. The bar with the largest share of a cell fills it.
+
+    marked: columns whose free cells show a line.
+    """
     kinds = filled(bars, start_ms, span_ms, width)
     row = line()
-    for kind, run in groupby(kinds):
-        row = row + line((view.glyphs.spans.get(kind, " ") * len(list(run)), kind if kind in KINDS else ""))
+    for kind, run in groupby("mark" if not kind and at in marked else kind for at, kind in enumerate(kinds)):
+        glyph = view.glyphs.track if kind == "mark" else view.glyphs.spans.get(kind, " ")
+        row = row + line((glyph * len(list(run)), "frame" if kind == "mark" else kind if kind in KINDS else ""))
     return row
 
 
-def legend(view: View) -> Line:
-    """Draw `queue ░  compute █  transfer ▒  stall ▓`."""
-    return join(line((f"{kind} ", "dim"), (view.glyphs.spans[kind], kind)) for kind in KINDS)
+def legend(view: View, width: int) -> Line:
+    """Draw `queue ░  wait ─  compute █  transfer ▒  stall ▓`."""
+    named = take((line((f"{kind} ", "dim"), (view.glyphs.spans[kind], kind)) for kind in KINDS), width - 1)
+    return fit(line(" " * max(0, width - named.width - 1)) + named, width)
 
 
 def title(view: View, r: RequestStatus, width: int) -> Line:

@@ -1,0 +1,45 @@
+"""Colours of commands on a terminal, in the palette of `top`. Pipes and NO_COLOR get plain text."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from typing import TextIO
+
+from mstarctl.output.options import GlobalOptions
+from mstarctl.top.drawing.line import Line, line
+from mstarctl.top.drawing.theme import Mode, sgr
+
+
+@dataclass(frozen=True, slots=True)
+class Paint:
+    """Colours for one stream. mode: of the palette; `mono` leaves text as it is."""
+
+    mode: Mode = "mono"
+
+    @classmethod
+    def of(cls, options: GlobalOptions, stream: TextIO | None = None) -> Paint:
+        """Return the colours for `stream` (stdout): none for a pipe, --no-color and NO_COLOR."""
+        if not options.is_coloured(sys.stdout if stream is None else stream):
+            return cls()
+        return cls("true" if has_many_colours() else "ansi")
+
+    def text(self, text: str, role: str) -> str:
+        """Return text in the colour of a role."""
+        return text if self.mode == "mono" or not text else sgr(line((text, role)), self.mode)
+
+    def line(self, row: Line) -> str:
+        """Return a line with its colours, without blanks at its end."""
+        return row.plain.rstrip() if self.mode == "mono" else sgr(row, self.mode)
+
+
+def has_many_colours() -> bool:
+    """Return whether the terminal declares truecolour, or 256 colours, whose terminals take truecolour too."""
+    depth, term = os.environ.get("COLORTERM", "").lower(), os.environ.get("TERM", "")
+    return depth in ("truecolor", "24bit") or "256color" in term or "direct" in term
+
+
+def takes_ascii_only() -> bool:
+    """Return whether stdout can encode only ASCII."""
+    return (sys.stdout.encoding or "").lower().replace("-", "") not in ("utf8", "utf16")
