@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
-import os
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -114,16 +113,12 @@ def test_speech_of_a_cache_that_moved_equals_that_of_one_rank(
 
 
 class OnGpus(Deployment):
-    """A deployment on GPUs, with the packages that this process has."""
+    """A deployment in float32, whose speech is the same on each GPU."""
 
     def __init__(self, folder: Path, where: object) -> None:
         memory = KVCacheConfig(pages=1024, prefix_cache=False)
         given = {"dtype": "float32", "attention": "torch", "max_seq_len": 1024, "kv_cache": memory}
         super().__init__(folder=folder, where=where, **given)  # type: ignore[arg-type]
-
-    def environment(self) -> dict[str, str]:
-        made = super().environment()
-        return {**made, "PYTHONPATH": os.pathsep.join((made["PYTHONPATH"], os.environ.get("PYTHONPATH", "")))}
 
 
 async def hear(deployment: Deployment, golden: Golden, index: int) -> bytes:

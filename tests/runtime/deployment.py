@@ -204,10 +204,13 @@ class Deployment:
         )
 
     def environment(self) -> dict[str, str]:
-        """Return the supervisor's environment. Its runtime folder marks every process of this deployment."""
+        """Return the supervisor's environment. Its runtime folder marks every process of this deployment.
+
+        Packages that this process found by PYTHONPATH are found there too.
+        """
         dropped = ("MSTAR", "XDG", "PYTEST", "COV")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
-        paths = os.pathsep.join((str(REPO), str(self.served.source)))
+        paths = os.pathsep.join(filter(None, (str(REPO), str(self.served.source), os.environ.get("PYTHONPATH"))))
         return {**kept, "MSTAR_RUNTIME_DIR": str(self.root), "PYTHONPATH": paths}
 
     def wait_ready(self, limit_s: float = START_S) -> None:
