@@ -1,9 +1,9 @@
 """Move of a KV cache between two GPU processes of one host: time of each part, bytes, and copies by kind.
 
-Run from the repository root: `python -m bench.gpu_moves [--tokens 512,4096] [--out FILE]`. The cache has the form of
-Qwen3-Omni's Thinker (48 layers, 4 KV heads of 128, bfloat16, pages of 16 tokens) or of Orpheus. The source gathers
-its pages into staging tensors and lends them by CUDA IPC; the target maps them, copies, and scatters into its pages.
-With one GPU both processes share it. Copies are counted by torch's profiler in both processes.
+Run from the repository root: `python -m bench.gpu_moves [--tokens 512,4096] [--pairs 0:1] [--out FILE]`. The
+cache has the form of Qwen3-Omni's Thinker (48 layers, 4 KV heads of 128, bfloat16, pages of 16 tokens) or of Orpheus.
+The source gathers its pages into staging tensors and lends them by CUDA IPC; the target maps them, copies, and scatters
+into its pages. With one GPU both processes share it. Copies are counted by torch's profiler in both processes.
 """
 
 from __future__ import annotations
@@ -163,9 +163,13 @@ def main() -> None:
     """Measure every size, between two GPUs if there are two."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", default="512,4096")
+    parser.add_argument(
+        "--pairs", default="", help="devices of source and target, `0:0,0:1`; by default these if there are two"
+    )
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    pairs = [(0, 0)] + ([(0, 1)] if torch.cuda.device_count() > 1 else [])
+    named = options.pairs or ("0:0,0:1" if torch.cuda.device_count() > 1 else "0:0")
+    pairs = [(int(source), int(target)) for source, _, target in (each.partition(":") for each in named.split(","))]
     made = []
     for devices in pairs:
         for form in FORMS:

@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from bench.gpu_orpheus import CONFIG, LAYERS, SPEC, VOCAB, captured, decode, event_ms
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes
+from mstar_core.engine.cuda_graphs.compilation import compile_in_parallel
 from mstar_core.engine.device import prepare_device
 from mstar_core.engine.kv.engine import KVCacheEngine, KVSettings
 from mstar_core.layers import frequencies
@@ -58,6 +59,28 @@ def engine_of(device: torch.device, shard: Shard, slots: int) -> KVCacheEngine:
         graphs=CaptureSizes(decode=(1, slots), prefill=(512,)),
     )  # fmt: skip
     return KVCacheEngine(local_node(SPEC, shard.size), llama(device, shard), settings, is_captured=False)
+
+
+class AloneCollectives:
+    """Collectives of one process that stands for a whole group: shapes are right, values are not."""
+
+    def all_reduce(self, value: torch.Tensor) -> torch.Tensor:
+        """Return the value as it is."""
+        return value
+
+    def all_gather(self, value: torch.Tensor) -> torch.Tensor:
+        """Return the value once per rank."""
+        return value.repeat(1, len(RANKS))
+
+    def broadcast(self, value: torch.Tensor) -> None:
+        """Leave the value as it is."""
+
+
+def compile_ahead(device: torch.device, slots: int) -> None:
+    """Compile the kernels of one rank of two in parallel: its processes then find them in the cache."""
+    collectives: Any = AloneCollectives()
+    engine = engine_of(device, Shard(index=0, size=len(RANKS), collectives=collectives), slots)
+    compile_in_parallel(engine.trace, "one rank of two")
 
 
 def measured(engine: KVCacheEngine, batches: list[int], steps: int) -> list[dict[str, Any]]:
@@ -142,9 +165,11 @@ def main() -> None:
     device = torch.device("cuda", 0)
     prepare_device(device)
     engine = engine_of(device, WHOLE, max(batches))
+    compile_in_parallel(engine.trace, "one GPU")
     engine.capture()
     one = measured(engine, batches, given.steps)
     del engine
+    compile_ahead(device, max(batches))
     torch.cuda.empty_cache()
     with tempfile.TemporaryDirectory(prefix="tp-") as folder:
         command = [sys.executable, "-m", "bench.gpu_tp", "--batches", given.batches, "--steps", str(given.steps)]
