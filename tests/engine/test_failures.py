@@ -13,17 +13,23 @@ from mstar_core.errors import EngineError, OutOfMemory, TooLarge
 from mstar_core.messages.requests import error_info
 from tests.engine.test_stateless import player
 
-FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 550.00 MiB. GPU 0 has a total of 79.1 GiB")
+FULL = torch.OutOfMemoryError(
+    "CUDA out of memory. Tried to allocate 550.00 MiB. GPU 0 has a total capacity of 79.10 GiB of which 42.12 MiB is "
+    "free. Process 77 has 78.00 GiB memory in use."
+)
+HOST = RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 912 bytes.")
+SIZES = {FULL: ": 550.00 MiB requested, 42.12 MiB free;", HOST: ": 912 bytes requested;"}
 
 
-@pytest.mark.parametrize("error", [FULL, MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: 9")])
-def test_out_of_memory_names_the_node_and_the_settings_to_lower(error: Exception) -> None:
+@pytest.mark.parametrize("error", [FULL, HOST, MemoryError()])
+def test_out_of_memory_names_the_node_the_sizes_and_the_settings_to_lower(error: Exception) -> None:
     made = node_error("scorer", error)
     assert isinstance(made, OutOfMemory) and made.facts["node"] == "scorer"
     told = error_info(made, "")
     assert told.code == "out_of_memory" and told.status == 500
     assert "scorer ran out of memory" in told.message and "fewer candidates" in told.message
-    assert "kv_cache.memory_fraction" in told.message and "550" not in told.message
+    assert "kv_cache.memory_fraction" in told.message
+    assert SIZES.get(error, "") in told.message and "Process" not in told.message
     assert type(error).__name__ in told.detail
 
 

@@ -171,8 +171,8 @@ class Run:
             ids.append(last)
         return ids, torch.stack(logits)
 
-    def read(self, golden: Golden, case: str) -> None:
-        """Build the three caches of a generation case, by section 8.2."""
+    def read(self, golden: Golden, case: str) -> Tensor | None:
+        """Build the three caches of a generation case, by section 8.2; return the states of its thought, if any."""
         found, words, caches, ids = golden.cases[case], golden.cases["tokens"], self.caches, self.built.sizes.ids
         inputs = {name: each.to(self.device) for name, each in golden.tensors("preprocess").items()}
 
@@ -194,8 +194,7 @@ class Run:
                 )
                 self.image(caches["main"], embeds=vit(image=inputs[f"{value}.vit_input"][None])["features"][0])
                 caches["cfg_text"] = caches["main"].copy()
-        if "think_text" in found:
-            self.text(of(found["think_text"]), caches["main"])
+        return self.text(of(found["think_text"]), caches["main"]) if "think_text" in found else None
 
 
 def lay_out(golden: Golden, folder: Path) -> Path:

@@ -6,22 +6,34 @@ import base64
 import concurrent.futures
 import io
 import json
-import threading
+import os
+import subprocess
+import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import openai
 import pytest
+import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 from mstar_bagel.request.tokenizer import TextTokenizer
 from mstar_core import MStarClient
 from mstar_core.config.deployment import KVCacheConfig
-from tests.runtime.deployment import Deployment, Served, plan
+from tests.runtime.deployment import REPO, Deployment, Served, plan
 
+from .conftest import Run, lay_out
+
+HEAD = "language_model.lm_head.weight"
+MARGIN = 20.0
+"""Least difference of a written id's logit to every other one."""
+
+UPLOAD_BYTES = 2 * 1024 * 1024
 BYTES_OFF = 0.005
 BAGEL = Served(
     model="bagel", plugin="bagel", nodes=("LLM", "combine_cfg", "vit_encoder", "vae_encoder", "vae_decoder"),
@@ -40,10 +52,42 @@ def server(reference: Any) -> Iterator[Deployment]:
 
 
 @pytest.fixture(scope="module")
+def thinker(reference: Any, golden: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """Serve the reference's model with a head that writes the reference's thoughts. No image depends on the head."""
+    folder = lay_out(golden, tmp_path_factory.mktemp("thinker") / "checkpoint")
+    weights = load_file(folder / "ema.safetensors")
+    save_file({**weights, HEAD: writing_head(golden, reference, weights[HEAD])}, folder / "ema.safetensors")
+    with Deployment(served=BAGEL, name="thinker", folder=folder) as running:
+        yield running
+        running.assert_clean()
+
+
+def writing_head(golden: Any, reference: Any, like: torch.Tensor) -> torch.Tensor:
+    """Return a head that greedily writes each case's thought and its end, by the perceptron's rule."""
+    states, wanted = [], list[int]()
+    for name in golden.paintings:
+        thought = Run(reference).read(golden, name)
+        if thought is not None:
+            states.append(thought[:-1].double())
+            wanted += [*golden.cases["tokens"][golden.cases[name]["think_text"]], reference.sizes.ids.end]
+    inputs, ids, head = torch.cat(states), torch.tensor(wanted), torch.zeros(like.shape, dtype=torch.float64)
+    for _ in range(20_000):
+        logits = inputs @ head.T
+        logits[torch.arange(len(ids)), ids] -= MARGIN
+        found = logits.argmax(1)
+        wrong = found != ids
+        if not wrong.any():
+            return head.to(like.dtype)
+        head.index_add_(0, ids[wrong], inputs[wrong])
+        head.index_add_(0, found[wrong], -inputs[wrong])
+    raise AssertionError("the thoughts cannot be told apart by their states")
+
+
+@pytest.fixture(scope="module")
 def small() -> Iterator[Deployment]:
     """Serve `bagel:tiny` with the LLM on one rank and the encoders and the decoder on another."""
     where = plan({0: ("LLM", "combine_cfg"), 1: ("vit_encoder", "vae_encoder", "vae_decoder")})
-    with Deployment(served=BAGEL, name="small", where=where) as running:
+    with Deployment(served=BAGEL, name="small", where=where, api={"max_body_bytes": UPLOAD_BYTES}) as running:
         yield running
         running.assert_clean()
 
@@ -81,23 +125,53 @@ def parts_of(golden: Any, case: str) -> list[tuple[str, Any]]:
     return [(kind, golden.png(value) if kind == "image" else value) for kind, value in golden.prompt(case)]
 
 
-def test_images_over_http_equal_the_reference(painting: str, golden: Any, server: Deployment) -> None:
-    case, parts = golden.cases[painting], parts_of(golden, painting)
-    if "think_text" in case:
-        pytest.skip("runs in test_served: the reference's thought is not its own")
-    if sum(kind == "text" for kind, _ in parts) > 1:
-        pytest.skip("runs in test_served: this form has one text")
-    fields = {**case["params"], "seed": case["noise_seed"]}
+def test_images_over_http_equal_the_reference(
+    painting: str, golden: Any, reference: Any, request: pytest.FixtureRequest
+) -> None:
+    """Each case over the route that takes its parts; thoughts are written by the served model itself."""
+    case, parts, wanted = golden.cases[painting], parts_of(golden, painting), golden.tensors(painting)
+    thought = case.get("think_text")
+    server: Deployment = request.getfixturevalue("thinker" if thought else "server")
+    fields = {**case["params"], "think_mode": thought is not None}
     if not any(kind == "image" for kind, _ in parts):
         fields |= {"height": case["output_hw"][0], "width": case["output_hw"][1]}
-    answer = generate(server, parts, output_modalities="image", model_kwargs=fields)
-    found, wanted = pixels(answer), golden.tensors(painting)["pixels_uint8"].numpy()
-    assert (answer["seed"], answer["finish_reason"]) == (case["noise_seed"], "stop")
-    assert answer["outputs"]["image"][0]["metadata"]["width"] == case["output_hw"][1]
-    assert found.shape == wanted.shape
-    if golden.has_decoder:
-        apart = np.abs(found.astype(int) - wanted.astype(int))
-        assert apart.max() <= 1 and np.count_nonzero(apart) <= BYTES_OFF * apart.size
+    if sum(kind == "text" for kind, _ in parts) > 1:  # only messages have several texts
+        body = {"messages": [{"role": "user", "content": contents(parts)}], "modalities": ["image"], **fields}
+        reply = httpx.post(f"{server.url}/v1/chat/completions", json={**body, "seed": case["noise_seed"]}, timeout=120)
+        assert reply.status_code == 200, reply.text
+        (part,) = reply.json()["choices"][0]["message"]["content"]
+        found = picture(base64.b64decode(part["image_url"]["url"].partition(",")[2]))
+    else:
+        kinds = "text,image" if thought else "image"
+        fields["seed"] = case["noise_seed"]
+        answer = generate(server, parts, output_modalities=kinds, model_kwargs=fields)
+        found = pixels(answer)
+        assert (answer["seed"], answer["finish_reason"]) == (case["noise_seed"], "stop")
+        assert answer["outputs"]["image"][0]["metadata"]["width"] == case["output_hw"][1]
+        if thought:
+            assert base64.b64decode(answer["outputs"]["text"][0]["data"]).decode() == thought
+    expected = wanted["pixels_uint8"].numpy() if golden.has_decoder else decoded_by(reference, case, wanted)
+    assert found.shape == (*case["output_hw"], 3) == expected.shape
+    apart = np.abs(found.astype(int) - expected.astype(int))
+    assert apart.max() <= 1 and np.count_nonzero(apart) <= BYTES_OFF * apart.size
+
+
+def decoded_by(reference: Any, case: Any, wanted: Any) -> np.ndarray:
+    """Return the pixels of the reference's latents by the served decoder, for sets without the reference's decoder."""
+    height, width = (side // reference.sizes.token_pixels for side in case["output_hw"])
+    latents = wanted["final_latents"].view(height, width, -1)
+    made: np.ndarray = reference.decoder.pixels(reference.decoder.decode(latents)).numpy()
+    return made
+
+
+def contents(parts: Sequence[tuple[str, Any]]) -> list[dict[str, Any]]:
+    """Return parts as the content of a chat message."""
+    return [
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{base64.b64encode(value).decode()}"}}
+        if kind == "image"
+        else {"type": "text", "text": value}
+        for kind, value in parts
+    ]
 
 
 def test_answers_over_http_equal_the_reference(golden: Any, server: Deployment) -> None:
@@ -179,13 +253,9 @@ def test_edits_take_one_or_several_images(client: openai.OpenAI, golden: Any) ->
         assert made.data is not None and b64(made.data[0]).shape == (height, width, 3)
 
 
-def content(golden: Any, *names: str, text: str) -> list[dict[str, Any]]:
-    urls = [f"data:image/png;base64,{base64.b64encode(golden.png(name)).decode()}" for name in names]
-    return [*({"type": "image_url", "image_url": {"url": url}} for url in urls), {"type": "text", "text": text}]
-
-
 def test_chat_reads_images_and_streams(client: openai.OpenAI, golden: Any) -> None:
-    messages: Any = [{"role": "user", "content": content(golden, *golden.images, text="what is it?")}]
+    parts = [*(("image", golden.png(name)) for name in golden.images), ("text", "what is it?")]
+    messages: Any = [{"role": "user", "content": contents(parts)}]
     whole = client.chat.completions.create(model="bagel", messages=messages)
     assert whole.choices[0].finish_reason == "stop" and whole.choices[0].message.content
     pieces = client.chat.completions.create(model="bagel", messages=messages, stream=True)
@@ -242,49 +312,62 @@ def test_a_full_stream_of_generate_has_partial_images_that_were_asked_for(small:
 # -- load, cancel, refusals -------------------------------------------------------------------------------------------
 
 
-def test_ten_requests_of_different_kinds_at_once(small: Deployment, golden: Any) -> None:
-    image = ("image", golden.png(golden.images[0]))
-    kinds: list[tuple[list[tuple[str, Any]], dict[str, Any]]] = [
-        ([("text", "hello")], {}),
-        ([image, ("text", "what?")], {}),
-        ([("text", "a boat")], {"output_modalities": "image", "model_kwargs": SMALL}),
-        ([image, ("text", "bluer")], {"output_modalities": "image", "model_kwargs": {"num_timesteps": 4}}),
-        ([("text", "a boat")], {"output_modalities": "text,image", "model_kwargs": {"think": True, **SMALL}}),
+def test_ten_requests_of_different_kinds_at_once(client: openai.OpenAI, golden: Any) -> None:
+    """Texts, readings, images, edits and thoughts through OpenAI's client: each is what it is alone."""
+    file, both = golden.png(golden.images[0]), [golden.png(name) for name in golden.images]
+
+    def chat(parts: Sequence[tuple[str, Any]], **fields: Any) -> str:
+        messages: Any = [{"role": "user", "content": contents(parts)}]
+        made = client.chat.completions.create(model="bagel", messages=messages, seed=3, max_tokens=24, **fields)
+        return str(made.choices[0].message.content)
+
+    def paint(**extra: Any) -> np.ndarray:
+        made = client.images.generate(model="bagel", prompt="a boat", extra_body={"seed": 3, **SMALL, **extra})
+        assert made.data is not None
+        return b64(made.data[0])
+
+    def edit(*files: bytes) -> np.ndarray:
+        given = [(f"{number}.png", each) for number, each in enumerate(files)]
+        extra = {"seed": 3, "num_timesteps": 4}
+        made = client.images.edit(model="bagel", image=list(given), prompt="bluer", extra_body=extra)
+        assert made.data is not None
+        return b64(made.data[0])
+
+    kinds: list[Callable[[], Any]] = [
+        lambda: chat([("text", "hello")]),
+        lambda: chat([("image", file), ("text", "what?")]),
+        lambda: chat([("text", "see"), *(("image", each) for each in both), ("text", "what?")]),
+        lambda: chat([("text", "why?")], extra_body={"think": True}),
+        lambda: chat([("text", "a joke")], temperature=0.8),
+        lambda: paint(),
+        lambda: paint(cfg_text_scale=1.0),
+        lambda: paint(think=True, max_think_tokens=8),
+        lambda: edit(file),
+        lambda: edit(*both),
     ]
-    calls = [(parts, {**fields, "request_id": f"mixed-{number}"}) for number, (parts, fields) in enumerate(kinds * 2)]
-    calls = [(parts, with_seed(fields)) for parts, fields in calls]
-    with concurrent.futures.ThreadPoolExecutor(len(calls)) as threads:
-        together = list(threads.map(lambda call: generate(small, call[0], **call[1]), calls))
-    for (parts, fields), answer in zip(calls, together, strict=True):
-        alone = generate(small, parts, **{**fields, "request_id": fields["request_id"] + "-alone"})
-        assert alone["outputs"].get("text") == answer["outputs"].get("text")
-        if "image" in answer["outputs"]:
-            assert is_same(pixels(alone), pixels(answer))
+    alone = [kind() for kind in kinds]
+    with concurrent.futures.ThreadPoolExecutor(len(kinds)) as threads:
+        together = [each.result() for each in [threads.submit(kind) for kind in kinds]]
+    for number, (one, other) in enumerate(zip(alone, together, strict=True)):
+        assert is_same(one, other) if isinstance(one, np.ndarray) else one == other, number
+    assert len({one if isinstance(one, str) else one.tobytes() for one in alone}) == len(kinds)
 
 
-def with_seed(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {**fields, "model_kwargs": {**fields.get("model_kwargs", {}), "seed": 3}}
-
-
-def test_a_cancel_in_the_middle_of_an_image_frees_everything(small: Deployment) -> None:
-    failed: list[httpx.Response] = []
-    fields = {"text": "a boat", "output_modalities": "image", "request_id": "long", "streaming": "false"}
-    kwargs = {"model_kwargs": json.dumps({**SMALL, "num_timesteps": 1000})}
-
-    def send() -> None:
-        failed.append(httpx.post(f"{small.url}/generate", data={**fields, **kwargs}, timeout=120))
-
-    thread = threading.Thread(target=send)
-    thread.start()
-    while not small.leaks():
-        time.sleep(0.02)
-    time.sleep(0.3)
-    ended = httpx.post(f"{small.url}/v1/requests/long/cancel", timeout=30)
-    began = time.monotonic()
-    thread.join(30)
-    assert (ended.status_code, failed[0].status_code) == (200, 499)
-    small.assert_clean()
-    assert time.monotonic() - began < 10
+@pytest.mark.parametrize("kind", ["image", "thought"])
+def test_a_cancel_in_the_middle_frees_everything(kind: str, small: Deployment) -> None:
+    long = {"num_timesteps": 1000} if kind == "image" else {"think": True, "ignore_eos": True}
+    fields = {"text": "a boat", "output_modalities": "image", "request_id": f"long-{kind}", "streaming": "false"}
+    kwargs = {"model_kwargs": json.dumps({**SMALL, **long})}
+    with concurrent.futures.ThreadPoolExecutor(1) as threads:
+        call = threads.submit(httpx.post, f"{small.url}/generate", data={**fields, **kwargs}, timeout=120)
+        while not small.leaks():
+            time.sleep(0.02)
+        time.sleep(0.2)
+        ended = httpx.post(f"{small.url}/v1/requests/long-{kind}/cancel", timeout=30)
+        began = time.monotonic()
+        assert (ended.status_code, call.result(30).status_code) == (200, 499)
+        small.assert_clean()
+        assert time.monotonic() - began < 10
 
 
 BAD: list[tuple[dict[str, Any], int, str]] = [
@@ -292,7 +375,13 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
     ({"prompt": "x", "size": "2048x1024"}, 400, "width"),
     ({"prompt": "x", "size": "1024x1024"}, 400, "width"),  # beyond the tiny checkpoint's table
     ({"prompt": " "}, 400, "prompt"),
+    ({"prompt": "x", "size": "64by32"}, 400, "size"),
+    ({"prompt": "x", "width": 8}, 400, "width"),
     ({"prompt": "x", "cfg_text_scale": 1000}, 400, "cfg_text_scale"),
+    ({"prompt": "x", "cfg_text_scale": -1}, 400, "cfg_text_scale"),
+    ({"prompt": "x", "cfg_img_scale": 101}, 400, "cfg_img_scale"),
+    ({"prompt": "x", "cfg_renorm_min": 1.5}, 400, "cfg_renorm_min"),
+    ({"prompt": "x", "timestep_shift": 0}, 400, "timestep_shift"),
     ({"prompt": "x", "cfg_renorm_type": "local"}, 400, "cfg_renorm_type"),
     ({"prompt": "x", "cfg_interval": [0.9, 0.1]}, 400, "cfg_interval"),
     ({"prompt": "x", "num_timesteps": 1}, 400, "num_timesteps"),
@@ -311,11 +400,49 @@ def test_a_wrong_request_is_refused_by_name(number: int, small: Deployment) -> N
 
 
 def test_wrong_edits_are_refused(small: Deployment, golden: Any) -> None:
-    image = ("image", ("a.png", golden.png(golden.images[0])))
-    mask = ("mask", ("m.png", golden.png(golden.images[0])))
-    broken = ("image", ("a.png", golden.png(golden.images[0])[:300]))
-    cases = [([image, mask], 400, "mask"), ([broken], 422, None), ([image] * 40, 413, None)]
-    for files, status, param in cases:
+    good, noise = golden.png(golden.images[0]), np.random.default_rng(1).bytes(UPLOAD_BYTES + 1)
+    image, mask, broken = ("image", ("a.png", good)), ("mask", ("m.png", good)), ("image", ("a.png", good[:300]))
+    cases = [
+        ([image, mask], 400, ("unsupported_parameter", "mask")),
+        ([broken], 422, ("undecodable_media", "files")),
+        ([image] * 40, 413, ("too_many_files", None)),
+        ([("image", ("a.png", noise))], 413, ("body_too_large", None)),
+        ([("image", ("a.wav", b"RIFF\0\0\0\0WAVEfmt "))], 415, ("unsupported_media_type", "image")),
+        ([("n", (None, "1"))], 400, ("missing_field", "image")),
+    ]
+    for files, status, wanted in cases:
         answer = httpx.post(f"{small.url}/v1/images/edits", data={"prompt": "x"}, files=files, timeout=60)
-        assert answer.status_code == status, answer.text
-        assert param is None or answer.json()["error"]["param"] == param
+        error = answer.json()["error"]
+        assert (answer.status_code, (error["code"], error["param"])) == (status, wanted), answer.text
+
+
+def test_more_images_than_fit_are_refused_with_their_tokens(small: Deployment) -> None:
+    file = io.BytesIO()
+    Image.new("RGB", (96, 96)).save(file, "PNG")
+    files = [("image", (f"{number}.png", file.getvalue())) for number in range(30)]
+    answer = httpx.post(f"{small.url}/v1/images/edits", data={"prompt": "join"}, files=files, timeout=60)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", "text"), answer.text
+    assert "2048" in error["message"] and "fewer or smaller images" in error["message"]
+
+
+# -- the SDK and the command line -------------------------------------------------------------------------------------
+
+
+def test_the_sdk_and_the_command_line_make_the_same_images(small: Deployment, golden: Any, tmp_path: Path) -> None:
+    with MStarClient(small.url) as sdk:
+        made = sdk.generate_image("a boat", seed=3, **SMALL)
+        edited = sdk.edit_image("bluer", golden.png(golden.images[0]), seed=3, num_timesteps=4)
+    source = tmp_path / "in.png"
+    source.write_bytes(golden.png(golden.images[0]))
+    calls = [
+        (made, ["--text", "a boat", *(f"--param={name}={value}" for name, value in SMALL.items())]),
+        (edited, ["--text", "bluer", "--image", str(source), "--param=num_timesteps=4"]),
+    ]
+    environment = {**os.environ, "MSTAR_RUNTIME_DIR": str(small.root)}
+    for number, (wanted, words) in enumerate(calls):
+        out = tmp_path / f"{number}.png"
+        command = [sys.executable, "-m", "mstarctl", "call", "small", *words, "--param=seed=3", "--out", str(out)]
+        done = subprocess.run(command, cwd=REPO, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert is_same(picture(out.read_bytes()), picture(wanted))
