@@ -80,7 +80,7 @@ def writing_head(golden: Any, reference: Any, like: torch.Tensor) -> torch.Tenso
             return head.to(like.dtype)
         head.index_add_(0, ids[wrong], inputs[wrong])
         head.index_add_(0, found[wrong], -inputs[wrong])
-    raise AssertionError("the thoughts cannot be told apart by their states")
+    raise AssertionError("no head separates the states of the thoughts")
 
 
 @pytest.fixture(scope="module")
