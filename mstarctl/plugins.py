@@ -7,8 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 
@@ -24,15 +23,14 @@ from mstar_core.plugin.loader import (
     plugin_entries,
     trace_of,
 )
-from mstar_core.plugin.offers import Check, FetchProgress, LifeEvent, PlanRequest, TransportSpec, WorkloadSpec
-from mstar_core.plugin.spec import ModelSpec, WeightRef
+from mstar_core.plugin.offers import Check, PlanRequest, WorkloadSpec
+from mstar_core.plugin.spec import ModelSpec
 
 if TYPE_CHECKING:
     from mstar_core.config.deployment import Plan
     from mstar_core.config.resolved import ResolvedConfig
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -139,17 +137,12 @@ class Plugins:
         request = PlanRequest(config=config, devices=tuple(devices))
         from mstar_core.config.placement import make_plan  # here, because most commands plan nothing
 
-        own = self._guarded("mstar_plan", None, lambda: call(model=model, request=request))
+        own: Plan | None = None
+        try:
+            own = call(model=model, request=request)
+        except Exception as error:  # noqa: BLE001  the isolation boundary of a plugin's hook
+            self._count("mstar_plan", error)
         return make_plan(model, config, devices, own)
-
-    def resolve_weights(self, model: ModelSpec, ref: WeightRef, progress: FetchProgress | None = None) -> Path | None:
-        """Return a plugin's own weights folder, None for the local directory and the hub cache."""
-        call: Callable[..., Path | None] = self.manager.hook.mstar_resolve_weights
-        return self._guarded("mstar_resolve_weights", None, lambda: call(model=model, ref=ref, progress=progress))
-
-    def transports(self) -> tuple[TransportSpec, ...]:
-        """Return further tensor transports. An exception of a hook propagates to the caller."""
-        return tuple(spec for offer in self.manager.hook.mstar_transports() for spec in offer)
 
     def workloads(self, model: ModelSpec) -> tuple[WorkloadSpec, ...]:
         """Return the load-test workloads of a model. An exception of a hook propagates to the caller."""
@@ -176,17 +169,6 @@ class Plugins:
                     )
                 )
         return tuple(found)
-
-    def event(self, event: LifeEvent) -> None:
-        """Pass an event to every plugin. Errors are counted and logged, not raised."""
-        self._guarded("mstar_event", None, lambda: self.manager.hook.mstar_event(event=event))
-
-    def _guarded(self, hook: str, default: T, call: Callable[[], T]) -> T:
-        try:
-            return call()
-        except Exception as error:  # noqa: BLE001  the isolation boundary of a plugin's hook
-            self._count(hook, error)
-            return default
 
     def _count(self, hook: str, error: Exception) -> None:
         name = self._culprit(error)

@@ -29,20 +29,26 @@ INJECTED: Final = "a fault made by the check"
 def cancel_anywhere(subject: Subject) -> None:
     """Cancel after each step of a request, on one rank and, if the model has two nodes, on two.
 
-    Of two ranks, the producer learns of the end last, so that its values reach a consumer that has already ended.
+    Groups contain one sample each; a last group contains all samples mixed. Of two ranks, the producer learns of the
+    end last, so that its values reach a consumer that has already ended.
     """
     small = miniature(subject)
-    for ranks in (1, 2) if small.can_spread else (1,):
-        runtime = small.runtime(ranks=ranks, slow=[(CONDUCTOR, worker_name(0))] if ranks > 1 else [])
-        for ask in _covering(small):
-            _cancel_each(runtime, ask, f"{ask.name} on {ranks} {'rank' if ranks == 1 else 'ranks'}")
+    covering = _covering(small)
+    runtime = small.runtime()
+    for ask in covering:
+        _cancel_each(runtime, of_lengths(ask, GROUP), f"{ask.name} on 1 rank")
+    if small.can_spread:
+        runtime = small.runtime(ranks=2, slow=[(CONDUCTOR, worker_name(0))])
+        for ask in covering:
+            _cancel_each(runtime, of_lengths(ask, GROUP), f"{ask.name} on 2 ranks")
+    _cancel_each(runtime, mixed(small.spec, max(GROUP, len(small.asks))), "all samples")
 
 
-def _cancel_each(runtime: LocalRuntime, ask: SampleRequest, what: str) -> None:
-    """Send groups of requests and cancel one more with each step, until a whole group has ended by itself."""
+def _cancel_each(runtime: LocalRuntime, group: Sequence[SampleRequest], what: str) -> None:
+    """Send a group of requests and cancel one more with each step, until the whole group has ended by itself."""
     after, is_over = 0, False
     while not is_over:
-        calls = [runtime.send(each) for each in of_lengths(ask, GROUP)]
+        calls = [runtime.send(each) for each in group]
         for _ in range(after):
             runtime.step()
         is_over = all(call.is_over for call in calls)
@@ -50,20 +56,20 @@ def _cancel_each(runtime: LocalRuntime, ask: SampleRequest, what: str) -> None:
             runtime.cancel(call)
             runtime.step()
         runtime.run()
-        require_clean(runtime, f"{what}, cancelled after {after} to {after + GROUP - 1} steps")
-        after += GROUP
+        require_clean(runtime, f"{what}, cancelled after {after} to {after + len(group) - 1} steps")
+        after += len(group)
 
 
 def _covering(small: Miniature) -> list[SampleRequest]:
-    """Choose samples that together take every walk."""
-    left, chosen = set(small.walks), []
-    for ask in small.asks:
-        runtime = small.runtime()
-        runtime.ask(ask)
-        if runtime.post.walks & left:
-            left -= runtime.post.walks
-            chosen.append(ask)
-    return chosen
+    """Choose few samples that together take every walk: always the one that adds the most."""
+    left, chosen = set(small.walks), list[SampleRequest]()
+    while True:
+        ask = max(small.asks, key=lambda each: len(left & small.served_alone(each).walks))
+        added = left & small.served_alone(ask).walks
+        if not added:
+            return chosen
+        left -= added
+        chosen.append(ask)
 
 
 def deadline(subject: Subject) -> None:
@@ -117,6 +123,8 @@ def failing_node(subject: Subject) -> None:
 def _fail(small: Miniature, fault: Fault, others: Iterable[SampleRequest]) -> bool:
     """Return whether any sample reached the fault."""
     for ask in small.asks:
+        if small.served_alone(ask).runs.get(fault.node, 0) <= fault.at:
+            continue
         runtime = small.runtime(faults=fault)
         victim = runtime.send(ask)
         fault.victim, fault.count = victim.handle, 0

@@ -6,7 +6,9 @@ import functools
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from mstar_core.api.preprocess.child import load_processor
@@ -20,6 +22,15 @@ from mstar_core.plugin.conformance import CheckSkipped, Subject
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.targets import load_target
 from mstar_core.worker.peer_memory.transport import PeerMemory
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """A request served alone: its answer, the walks that it took, and the forward passes of each node."""
+
+    outcome: RequestOutcome
+    walks: frozenset[str]
+    runs: Mapping[str, int]
 
 
 class Miniature:
@@ -39,8 +50,7 @@ class Miniature:
         self.asks = asks_of(self.spec)
         self.processor = load_processor(spec.processor, self.folder, self.spec.model_kwargs)
         self.built = build_nodes(self.spec, self.folder)
-        self._alone: dict[str, RequestOutcome] = {}
-        self.walks_alone: set[str] = set()
+        self._alone: dict[str, Alone] = {}
 
     def runtime(
         self,
@@ -60,14 +70,18 @@ class Miniature:
 
     def alone(self, ask: SampleRequest) -> RequestOutcome:
         """Return the answer of a request served alone: one rank, whole prefill, empty cache. Cached."""
+        return self.served_alone(ask).outcome
+
+    def served_alone(self, ask: SampleRequest) -> Alone:
+        """Serve a request alone. Cached. Raises EngineError if it does not finish."""
         key = repr((ask.text, ask.order, sorted(ask.params.items()), sorted(ask.outputs), ask.seed))
         if key not in self._alone:
-            runtime = self.runtime()
+            runs = Counter[str]()
+            runtime = self.runtime(faults=lambda node, handles: runs.update([node]))
             (outcome,) = runtime.ask(ask)
             if outcome.status != "finished":
                 raise EngineError(f"{ask.name} did not finish", outcome.cause)
-            self.walks_alone |= runtime.post.walks
-            self._alone[key] = outcome
+            self._alone[key] = Alone(outcome, frozenset(runtime.post.walks), runs)
         return self._alone[key]
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mstar_core.plugin.hookspecs import hookimpl, hookspec
 from mstar_core.plugin.loader import Loaded, PluginEntry, Problem, load_plugin, plugin_entries
-from mstar_core.plugin.offers import Check, FetchProgress, LifeEvent, PlanRequest, TransportSpec, WorkloadSpec
+from mstar_core.plugin.offers import Check, PlanRequest, WorkloadSpec
 from mstar_core.plugin.params import ParamSpec, param, param_schema, param_specs, parse_params
 from mstar_core.plugin.program import Fork, InputFact, ProgramRequest, Run, Segment, Signal, WalkResult
 from mstar_core.plugin.spec import API_VERSION, ModelSpec, Partition, Sample, WeightRef
@@ -29,11 +29,9 @@ __all__ = [
     "Action",
     "Audio",
     "Check",
-    "FetchProgress",
     "Fork",
     "Image",
     "InputFact",
-    "LifeEvent",
     "Loaded",
     "Modality",
     "ModelSpec",
@@ -51,7 +49,6 @@ __all__ = [
     "Surface",
     "TensorData",
     "Text",
-    "TransportSpec",
     "Video",
     "WalkResult",
     "WeightRef",

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pluggy
 
-from mstar_core.plugin.offers import Check, FetchProgress, LifeEvent, PlanRequest, TransportSpec, WorkloadSpec
-from mstar_core.plugin.spec import ModelSpec, WeightRef
+from mstar_core.plugin.offers import Check, PlanRequest, WorkloadSpec
+from mstar_core.plugin.spec import ModelSpec
 
 if TYPE_CHECKING:
     from mstar_core.config.deployment import Plan
@@ -35,22 +34,6 @@ def mstar_plan(model: ModelSpec, request: PlanRequest) -> Plan | None:
     """
 
 
-@hookspec(firstresult=True)
-def mstar_resolve_weights(model: ModelSpec, ref: WeightRef, progress: FetchProgress | None) -> Path | None:
-    """Find or fetch weights and give their folder, or None for the local directory and the hub cache.
-
-    Since plugin API 1. The first answer counts.
-    """
-
-
-@hookspec
-def mstar_transports() -> Sequence[TransportSpec]:  # type: ignore[empty-body]
-    """Offer further tensor transports, as lazy targets.
-
-    Since plugin API 1.
-    """
-
-
 @hookspec
 def mstar_workloads(model: ModelSpec) -> Sequence[WorkloadSpec]:  # type: ignore[empty-body]
     """Offer loads for load tests of this model; none for a model that is not the plugin's own.
@@ -67,20 +50,9 @@ def mstar_doctor() -> Sequence[Check]:  # type: ignore[empty-body]
     """
 
 
-@hookspec
-def mstar_event(event: LifeEvent) -> None:
-    """See a life-cycle event in the supervisor, never per token. Errors are counted, not raised.
-
-    Since plugin API 1.
-    """
-
-
 HOOKS: Final = (
     mstar_models,
     mstar_plan,
-    mstar_resolve_weights,
-    mstar_transports,
     mstar_workloads,
     mstar_doctor,
-    mstar_event,
 )

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from mstar_core.config.resolved import ResolvedConfig
-
-FetchProgress = Callable[[int, int, str], None]
-"""Called with (bytes so far, total bytes, file name) while weights are fetched."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,15 +16,6 @@ class PlanRequest:
 
     config: ResolvedConfig
     devices: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransportSpec:
-    """A further tensor transport. target: "pkg.mod:Class", imported in the workers that use it."""
-
-    name: str
-    target: str
-    doc: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +40,3 @@ class Check:
     state: Literal["ok", "warning", "failed"]
     detail: str = ""
     hint: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LifeEvent:
-    """Life-cycle event of a deployment (`rank.ready`, `kv.preempt`). time_s: seconds since the epoch."""
-
-    type: str
-    time_s: float
-    facts: Mapping[str, Any] = field(default_factory=dict)

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from mstar_core.config.load import default_config
+from mstar_core.config.resolution import resolve
 from mstar_core.errors import NotFound, PluginError
-from mstar_core.plugin import LifeEvent, load_plugin, plugin_entries
+from mstar_core.plugin import load_plugin, plugin_entries
 from mstarctl.plugins import Plugins
 from tests.plugin.toy import TOY, entries, install
 
@@ -53,7 +55,7 @@ BROKEN = {
     "api": (TOY.replace("PLUGIN_API = 1", "PLUGIN_API = 2"), "incompatible", "needs plugin API 2, this is 1", ""),
     "no api": (TOY.replace("PLUGIN_API = 1", ""), "incompatible", "PLUGIN_API is missing", ""),
     "hook": (TOY + "\n@hookimpl\ndef mstar_modles():\n    return []\n", "invalid", "did you mean 'mstar_models'", ""),
-    "argument": (TOY + "\n@hookimpl\ndef mstar_event(evnet):\n    pass\n", "invalid", "evnet", ""),
+    "argument": (TOY + "\n@hookimpl\ndef mstar_workloads(modl):\n    pass\n", "invalid", "modl", ""),
     "unmarked": (TOY + "\ndef mstar_doctor():\n    return []\n", "invalid", "mstar_doctor lacks the hook marker", ""),
     "plugin name": (TOY.replace('plugin="toy"', 'plugin="tyo"'), "invalid", "names plugin 'tyo'", ""),
     "models raise": (TOY.replace("return [TOY]", "return [1 // 0]"), "broken", "ZeroDivisionError", "plugin.py:"),
@@ -135,10 +137,10 @@ def test_tracing_tells_imports_and_hook_calls(
     patch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     install(patch, tmp_path)
-    Plugins.discover(entries("toy"), {"MSTAR_TRACE_PLUGINS": "1"}).transports()
+    Plugins.discover(entries("toy"), {"MSTAR_TRACE_PLUGINS": "1"}).doctor()
     told = capsys.readouterr().err
     assert "import toy_plugin.plugin (mstar-toy 0.1.0)" in told
-    assert "call mstar_transports()" in told
+    assert "call mstar_doctor()" in told
 
 
 def test_a_hook_that_raises_gives_the_default_and_is_counted(patch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -146,14 +148,15 @@ def test_a_hook_that_raises_gives_the_default_and_is_counted(patch: pytest.Monke
         patch,
         tmp_path,
         TOY
-        + "\n@hookimpl\ndef mstar_event(event):\n    raise OSError('full')\n"
+        + "\n@hookimpl\ndef mstar_plan(model):\n    raise OSError('full')\n"
         + "\n@hookimpl\ndef mstar_doctor():\n    raise OSError('full')\n",
     )
     plugins = Plugins.discover(entries("toy"))
-    plugins.event(LifeEvent(type="rank.ready", time_s=0.0))
+    spec = plugins.model("toy")
+    assert plugins.plan(spec, resolve(spec, default_config(spec)), ("cpu",)).ranks
     (finding,) = plugins.doctor()
     assert finding.state == "failed" and "toy" in finding.name
-    assert plugins.failures == {"toy.mstar_event": 1, "toy.mstar_doctor": 1}
+    assert plugins.failures == {"toy.mstar_plan": 1, "toy.mstar_doctor": 1}
 
 
 def test_a_child_loads_one_plugin_alone(patch: pytest.MonkeyPatch, tmp_path: Path) -> None:
