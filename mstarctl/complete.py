@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
@@ -16,6 +17,12 @@ PATHS: Final = (
     "/v1/", "/v1/snapshot", "/v1/requests", "/v1/graph", "/v1/config", "/v1/events", "/v1/logs", "/v1/metrics",
     "/v1/health", "/v1/ready", "/v1/clock", "/v1/openapi.json",
 )  # fmt: skip
+GROUP: Final = "mstar.plugins"
+"""Entry points of plugins."""
+
+CONFIGS: Final = "configs"
+"""Folder of deployment files in a plugin's package."""
+
 KINDS: Final = ("deployment", "rank", "node", "gpu", "request", "model", "plugin")
 
 
@@ -45,7 +52,47 @@ def plugin_names(incomplete: str) -> list[str]:
     """Complete installed plugins, which have the names of their main models."""
     from importlib import metadata
 
-    return [point.name for point in metadata.entry_points(group="mstar.plugins")]
+    return [point.name for point in metadata.entry_points(group=GROUP)]
+
+
+@_quiet
+def target_names(incomplete: str) -> list[str]:
+    """Complete models and the deployment files that they ship. A path is completed by the shell."""
+    return [*plugin_names(""), *config_names("")]
+
+
+@_quiet
+def config_names(incomplete: str) -> list[str]:
+    """Complete the names of shipped deployment files, which are found without importing a plugin."""
+    from importlib import metadata
+    from importlib.util import find_spec
+
+    packages = {point.value.partition(":")[0].partition(".")[0] for point in metadata.entry_points(group=GROUP)}
+    found = (find_spec(package) for package in sorted(packages))
+    folders = [Path(place) / CONFIGS for spec in found if spec for place in spec.submodule_search_locations or ()]
+    return [path.stem for folder in folders for path in folder.glob("*.y*ml")]
+
+
+@_quiet
+def voice_names(incomplete: str) -> list[str]:
+    """Complete the speakers of the running models; of all installed models if none runs."""
+    from mstar_core.config.deployment import DeploymentSpec
+    from mstar_core.plugin import param_specs
+    from mstarctl.plugins import Plugins
+
+    plugins = Plugins.discover()
+    served = [DeploymentSpec.load(run.spec).model for run in _running()]
+    models = [plugins.model(name) for name in served] if served else list(plugins.models())
+    specs = [spec for model in models for spec in param_specs(model.params)]
+    return [str(choice) for spec in specs if spec.name == "voice" for choice in spec.choices or ()]
+
+
+@_quiet
+def screen_names(incomplete: str) -> list[str]:
+    """Complete the screens of `top`."""
+    from mstarctl.top.layout.state import PAGES
+
+    return list(PAGES)
 
 
 @_quiet

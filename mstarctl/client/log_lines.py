@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
 from mstar_core.errors import NotFound, UsageError, did_you_mean
+from mstarctl.output.table import escape
 
 LEVELS: Final = ("debug", "info", "warning", "error", "critical")
+SHOWN_APART: Final = ("time", "level", "child", "rank", "logger", "message", "traceback")
+"""Fields of a line that have places of their own on a screen."""
+
+FIELD_CHARACTERS: Final = 200
 _ALIASES: Final = {"warn": "warning", "err": "error", "fatal": "critical"}
 
 
@@ -52,6 +57,17 @@ class LogLine:
     @property
     def message(self) -> str:
         return str(self.facts.get("message", self.text)) if self.facts else self.text
+
+
+def fields_text(facts: Mapping[str, Any], apart: Collection[str] = SHOWN_APART) -> str:
+    """Return the other fields of a line as `status=400 code=invalid_value ms=12`, long values cut."""
+    words = []
+    for key, value in facts.items():
+        if key in apart or value == "":
+            continue
+        text = escape(str(value))
+        words.append(f"{key}={text if len(text) <= FIELD_CHARACTERS else text[: FIELD_CHARACTERS - 3] + '...'}")
+    return " ".join(words)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

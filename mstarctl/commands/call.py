@@ -24,8 +24,9 @@ from mstarctl.client.api import ApiClient
 from mstarctl.client.endpoints import endpoint_of, name_here, spec_of
 from mstarctl.client.reach import Reached, reached
 from mstarctl.client.tunnel import forwarded
-from mstarctl.complete import bare, deployment_names
+from mstarctl.complete import bare, deployment_names, voice_names
 from mstarctl.output import GlobalOptions, Printer
+from mstarctl.output.units import counted
 
 if TYPE_CHECKING:
     import httpx
@@ -46,7 +47,9 @@ def call(
         ),
     ] = None,
     text: Annotated[str | None, typer.Option("--text", help="the prompt; - reads it from stdin")] = None,
-    voice: Annotated[str | None, typer.Option("--voice", help="speaker, for models that have them")] = None,
+    voice: Annotated[
+        str | None, typer.Option("--voice", help="speaker, for models that have them", autocompletion=voice_names)
+    ] = None,
     image: Annotated[list[Path] | None, typer.Option("--image", metavar="FILE", help="an image; repeatable")] = None,
     audio: Annotated[list[Path] | None, typer.Option("--audio", metavar="FILE", help="a sound; repeatable")] = None,
     video: Annotated[list[Path] | None, typer.Option("--video", metavar="FILE", help="a video; repeatable")] = None,
@@ -214,7 +217,10 @@ def call_at(
 def too_many(missed: int, ticks: int, allowed: int) -> MstarError:
     """Return the error of a control loop that missed too many deadlines."""
     error = MstarError(
-        f"{missed} of {ticks} deadlines were missed", f"the limit is {allowed}", "lower --rate", code="deadlines_missed"
+        f"{missed} of {counted(ticks, 'deadline')} {'was' if missed == 1 else 'were'} missed",
+        f"the limit is {allowed}",
+        "lower --rate",
+        code="deadlines_missed",
     )
     error.exit_code = ExitCode.ASSERTION
     return error

@@ -15,7 +15,7 @@ from mstar_core.config.schema import SETTINGS, Setting
 from mstar_core.errors import ConfigError, ExitCode, MstarError, NotFound, UsageError
 from mstarctl.authoring.config_file import Settings, commented_file, differences, values_of
 from mstarctl.authoring.config_schema import default_shown, explain, json_schema
-from mstarctl.complete import configured_names, key_names, plugin_names
+from mstarctl.complete import configured_names, key_names, plugin_names, target_names
 from mstarctl.output import Column, Printer
 from mstarctl.output.errors import render_error
 from mstarctl.plugins import Plugins
@@ -31,7 +31,7 @@ Sets = Annotated[
 What = Annotated[
     str,
     typer.Argument(
-        metavar="MODEL|FILE", help="a model, a shipped configuration's name, or a file", autocompletion=plugin_names
+        metavar="MODEL|FILE", help="a model, a shipped configuration's name, or a file", autocompletion=target_names
     ),
 ]
 

@@ -13,8 +13,9 @@ from mstarctl.client.holders import holder_of, request_path
 from mstarctl.client.reach import context_of, known_at
 from mstarctl.complete import KINDS, deployment_names, described
 from mstarctl.objects.deployment import deployment_item, deployment_lines
-from mstarctl.objects.parts import gpu_item, node_item, part_lines, rank_item
+from mstarctl.objects.parts import gpu_item, node_item, part_lines, rank_item, request_lines
 from mstarctl.output import Printer
+from mstarctl.output.moments import dated, epoch_of
 from mstarctl.output.options import GlobalOptions
 
 
@@ -56,7 +57,7 @@ def describe(
             _plugin(of, printer)
         case "request":
             item = _request(printer.options, of, name)
-            printer.item(kind, item, list(part_lines(f"request {of} of {item['deployment']}", item)))
+            printer.item(kind, item, list(request_lines(item)))
         case "gpu":
             item = gpu_item(_any(printer.options, name), of)
             printer.item(kind, item, list(part_lines(f"gpu {of}", item)))
@@ -83,7 +84,8 @@ def _any(options: GlobalOptions, name: str | None) -> Known | None:
 
 def _request(options: GlobalOptions, request_id: str, deployment: str | None) -> dict[str, Any]:
     with holder_of(options, request_id, deployment) as found:
-        return {"name": request_id, "deployment": found.name, **found.admin.get(request_path(request_id))}
+        item = dated(found.admin.get(request_path(request_id)), epoch_of(found.admin.head()))
+        return {"name": request_id, "deployment": found.name, **item}
 
 
 def _model(name: str, printer: Printer) -> None:

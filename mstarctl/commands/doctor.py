@@ -60,7 +60,7 @@ def _python() -> Iterator[Finding]:
     yield Finding(
         name="system",
         state=OK if system == "Linux" else FAILED,
-        detail=f"{system} {platform.release()}, {os.cpu_count()} cores",
+        detail=f"{system} {platform.release()}, {counted(os.cpu_count() or 1, 'core')}",
     )
 
 

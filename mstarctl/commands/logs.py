@@ -13,7 +13,7 @@ from mstar_core.errors import NotFound, UsageError
 from mstar_core.host.run_dir import RunDirectory, deployments
 from mstarctl.client import LogLine, LogQuery, find_known, read_logs
 from mstarctl.client.deployments import find_running, last_log_dir
-from mstarctl.client.log_lines import parse_lines
+from mstarctl.client.log_lines import fields_text, parse_lines
 from mstarctl.client.reach import context_of, reached
 from mstarctl.complete import PastDeploymentName, process_names
 from mstarctl.output import Printer
@@ -104,23 +104,13 @@ def show(line: LogLine, printer: Printer) -> None:
     level = (
         printer.paint(f"{line.level or '':<7}", COLOURS[line.level]) if line.level in COLOURS else f"{line.level:<7}"
     )
-    shown = {
-        key: value
-        for key, value in line.facts.items()
-        if key not in ("time", "level", "child", "rank", "logger", "message", "traceback") and value != ""
-    }
-    facts = " ".join(f"{key}={_short(value)}" for key, value in shown.items())
+    facts = fields_text(line.facts)
     printer.text(
         f"{clock:<12} {line.source:<10} {level} {escape(line.message)}{f'  {facts}' if facts else ''}".rstrip(),
         is_flushed=True,
     )
     for part in str(line.facts.get("traceback", "")).splitlines():
         printer.text(f"{'':<12} {line.source:<10} {'':<7} {escape(part)}", is_flushed=True)
-
-
-def _short(value: Any) -> str:
-    text = escape(str(value))
-    return text if len(text) <= 200 else text[:197] + "..."
 
 
 def follow(run: RunDirectory | None, folder: Path, offsets: dict[Path, int]) -> Iterator[LogLine]:

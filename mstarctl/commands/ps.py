@@ -20,7 +20,7 @@ COLUMNS = (
     Column("NAME", "name"),
     Column("STATE", "state"),
     Column("RANKS", "ranks", is_right=True),
-    Column("RUN/WAIT", "load", is_right=True),
+    Column("RUN/QUEUED", "load", is_right=True),
     Column("TTFT p50", "ttft", is_right=True),
     Column("TEXT tok/s", "tokens", is_right=True),
     Column("AUDIO x", "audio", is_right=True),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -20,6 +19,7 @@ from mstarctl.client.watch import watched
 from mstarctl.complete import DeploymentName
 from mstarctl.output import Column, Printer, age_text
 from mstarctl.output.durations import parse_duration
+from mstarctl.output.moments import dated, epoch_of, time_of_day
 
 LIMIT_MOST: Final = 1000
 WATCH_S: Final = 1.0
@@ -82,7 +82,7 @@ def requests(
             return
         head = found.admin.head()
         items, cut = listed(found.admin, chosen, order, since_s, limit)
-    show(items, cut, printer, head.get("started_at", 0.0) - head.get("started", 0.0))
+    show(items, cut, printer, epoch_of(head))
 
 
 def order_of(text: str) -> tuple[str, bool]:
@@ -159,7 +159,7 @@ def for_people(item: dict[str, Any]) -> dict[str, Any]:
         **item,
         "way": f"{'+'.join(item['inputs']) or '?'} → {'+'.join(item['outputs']) or '?'}",
         "at": item["node"] if item["node"] and not ended else item["state"] if not ended else "",
-        "start": _time_of_day(item["started"]),
+        "start": time_of_day(item["started"]),
         "age": age_text(item["age_s"]) if item["age_s"] >= 10 else f"{item['age_s']:.1f}s",
         "ttft": _ms(item["ttft_ms"]),
         "ttfa": _ms(item["ttfa_ms"]),
@@ -176,22 +176,8 @@ def progress_of(item: Mapping[str, Any]) -> str:
     return f"step {item['step']} of {item['steps']}" if item.get("steps") and item["ended"] is None else ""
 
 
-def _time_of_day(iso: Any) -> str:
-    return "" if not isinstance(iso, str) else datetime.fromisoformat(iso).astimezone().strftime("%H:%M:%S")
-
-
 def _ms(value: float | None) -> str:
     return "" if value is None else f"{value:.0f}"
-
-
-def dated(item: dict[str, Any], epoch_s: float) -> dict[str, Any]:
-    """Return the item with start and end as ISO times in UTC. epoch_s: the time at which its host's clock was 0."""
-    times = {key: item.get(key) for key in ("started", "ended")}
-    return {**item, **{key: None if t is None else _iso(epoch_s + t) for key, t in times.items()}}
-
-
-def _iso(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def show(items: list[dict[str, Any]], cut: int, printer: Printer, epoch_s: float) -> None:

@@ -18,6 +18,7 @@ from mstar_core.errors import MstarError, UsageError, did_you_mean
 from mstar_core.observe.filter import Filter
 from mstarctl.client.deployments import ending_of
 from mstarctl.client.reach import Reached, reached
+from mstarctl.complete import DeploymentName, screen_names
 from mstarctl.output import Printer
 from mstarctl.output.errors import save_traceback
 from mstarctl.top.drawing.glyphs import ASCII, UNICODE, Glyphs
@@ -47,13 +48,14 @@ class Look:
 
 def top(
     ctx: typer.Context,
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="optional if only one runs")] = None,
+    name: DeploymentName = None,
     is_once: Annotated[bool, typer.Option("--once", help="print the screen once and end")] = False,
     interval: Annotated[
         float, typer.Option("--interval", metavar="S", min=0.1, max=10, help="seconds between frames; over ssh 0.5")
     ] = 0.25,
     page: Annotated[
-        str, typer.Option("--view", metavar="V", help=f"the first screen: {', '.join(PAGES)}")
+        str,
+        typer.Option("--view", metavar="V", help=f"the first screen: {', '.join(PAGES)}", autocompletion=screen_names),
     ] = "overview",
     filter_text: Annotated[str, typer.Option("--filter", metavar="EXPR", help="only requests that match")] = "",
     is_readonly: Annotated[bool, typer.Option("--readonly", help="no cancel, no drain")] = False,

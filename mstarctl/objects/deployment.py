@@ -82,7 +82,7 @@ def _running_lines(item: dict[str, Any]) -> Iterator[str]:
     ready = "not yet" if item.get("ready_s") is None else f"after {duration_text(item['ready_s'])}"
     yield f"  ready     {ready}   restarts {item.get('restarts')}"
     yield (
-        f"  requests  {item.get('running')} running, {item.get('waiting')} waiting; {item.get('finished')} finished, "
+        f"  requests  {item.get('running')} running, {item.get('waiting')} queued; {item.get('finished')} finished, "
         + (f"{item.get('failed')} failed, {item.get('cancelled')} cancelled, {item.get('refused')} refused")
     )
     if item.get("pages_total"):

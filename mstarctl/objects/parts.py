@@ -9,10 +9,12 @@ from mstar_core.errors import NotFound, did_you_mean
 from mstar_core.host.gpu_locks import gpu_holder
 from mstarctl.client import Known
 from mstarctl.output import duration_text, size_text
+from mstarctl.output.moments import MOMENTS, time_of_day
 from mstarctl.output.table import escape
 from mstarctl.start.gpus import gpus
 
 PROCESS: Final = ("state", "pid", "incarnation", "restarts", "phase", "phases_s", "facts")
+UNSAID: Final = ("id", "handle")
 SECONDS: Final = ("age_s", "audio_s", "ahead_s")
 
 
@@ -96,6 +98,13 @@ def missing(kind: str, name: str, known: Any, where: str) -> NotFound:
 def _values(known: Known, prefix: str) -> dict[str, float]:
     values: dict[str, float] = known.snapshot.get("values", {})
     return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
+
+
+def request_lines(item: dict[str, Any]) -> Iterator[str]:
+    """Return a request as lines of text: its own name, times of day, no number that only programs need."""
+    times = {key: time_of_day(item.get(key)) for key in MOMENTS}
+    facts = {key: value for key, value in item.items() if key not in UNSAID and value not in (0, 0.0)}
+    yield from part_lines(f"request {item['name']} of {item['deployment']}", {**facts, **times})
 
 
 def part_lines(title: str, item: dict[str, Any]) -> Iterator[str]:

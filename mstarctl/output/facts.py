@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from mstarctl.output.table import escape
-from mstarctl.output.units import duration_text, size_text
+from mstarctl.output.units import counted, duration_text, size_text
 
 AMOUNTS: Final = ("pages", "requests", "rows", "tokens", "bytes")
 SUBJECTS: Final = ("request", "child", "node")
@@ -44,5 +44,5 @@ def _fact(key: str, value: Any) -> str:
     if isinstance(value, int) and key.endswith("_bytes"):
         return f"{key.removesuffix('_bytes').replace('_', ' ')} {size_text(value)}"
     if isinstance(value, int) and key in AMOUNTS:
-        return f"{value} {key}"
+        return counted(value, key.removesuffix("s"))
     return f"{key.replace('_', ' ')} {value}"

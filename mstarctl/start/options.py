@@ -13,6 +13,8 @@ from typing import Annotated, get_type_hints
 
 import typer
 
+from mstarctl.complete import config_names, target_names
+
 
 class Device(enum.StrEnum):
     """Kind of device that ranks compute on."""
@@ -27,11 +29,16 @@ class UpOptions:
 
     target: Annotated[
         str | None,
-        typer.Argument(metavar="MODEL[:tiny]|FILE", help="a model, its embedded default checkpoint, or a file"),
+        typer.Argument(
+            metavar="MODEL[:tiny]|FILE",
+            help="a model, its embedded default checkpoint, or a file",
+            autocompletion=target_names,
+        ),
     ] = None
-    config: Annotated[Path | None, typer.Option("--config", help="a deployment file; with MODEL, both must agree")] = (
-        None
-    )
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", help="a deployment file; with MODEL, both must agree", autocompletion=config_names),
+    ] = None
     sets: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="override a value of the file; repeatable"),

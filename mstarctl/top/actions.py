@@ -67,7 +67,7 @@ def open_help(app: Host) -> None:
 def describe(app: Host) -> None:
     """Show all fields of the selected object."""
     name, item = selected(app)
-    app.open_dialog(_dialog(app, name, lambda width: dialogs.fields_rows(item, width)))
+    app.open_dialog(_dialog(app, name, lambda width: dialogs.fields_rows(app.view(), item, width)))
 
 
 def show_json(app: Host) -> None:

@@ -275,7 +275,7 @@ class TopApp(App[None]):
             self.choose(replace(state, page="overview"))
 
     def action_sort(self) -> None:
-        self.choose(navigation.next_sort(self.state))
+        self.choose(navigation.next_sort(self.view(), self.state))
 
     def action_reverse(self) -> None:
         self.choose(navigation.reverse(self.state))
@@ -415,7 +415,7 @@ class TopApp(App[None]):
         kind, key = self._painted.hits.get(event.y, ("", ""))
         match kind:
             case "titles":
-                self.choose(navigation.sort_at(self.state, event.x, self.size.width))
+                self.choose(navigation.sort_at(self.view(), self.state, event.x, self.size.width))
             case "request":
                 is_second = self.state.requests.cursor == key
                 window = replace(self.state.requests, cursor=key)

@@ -13,11 +13,12 @@ from typing import Any, Final
 import msgspec
 
 from mstar_core.errors import MstarError
+from mstarctl.output.moments import dated
 from mstarctl.top.data.spans import Lane
 from mstarctl.top.data.view import View
 from mstarctl.top.drawing.line import Line
 from mstarctl.top.drawing.svg import svg
-from mstarctl.top.layout.requests import COLUMNS, Sort, chosen, place
+from mstarctl.top.layout.requests import Sort, chosen, place
 
 FORMS: Final = (
     ("c", "csv", "the filtered table as CSV"),
@@ -63,33 +64,45 @@ def save(folder: Path, view: View, what: str, suffix: str, text: str) -> Path:
 
 
 def rows(view: View, sort: Sort) -> list[dict[str, Any]]:
-    """Return the filtered, sorted table with every field of a request in base units."""
+    """Return the filtered, sorted table with every field of a request in base units, start and end as ISO times."""
     return [
-        msgspec.to_builtins(r) | {"age_s": round(r.age_s(view.t), 3), "at": place(r)} for _, r in chosen(view, sort)
+        dated(msgspec.to_builtins(r), view.epoch_s) | {"age_s": round(r.age_s(view.t), 3), "at": place(r)}
+        for _, r in chosen(view, sort)
     ]
 
 
+CSV_FIELDS: Final[dict[str, Callable[[dict[str, Any]], Any]]] = {
+    "id": lambda r: r["id"],
+    "state": lambda r: r.get("state", ""),
+    "route": lambda r: r.get("route", ""),
+    "inputs": lambda r: "+".join(r.get("inputs", [])),
+    "outputs": lambda r: "+".join(r.get("outputs", [])),
+    "started": lambda r: r["started"],
+    "ended": lambda r: r["ended"],
+    "at": lambda r: r["at"],
+    "rank": lambda r: r.get("rank"),
+    "age": lambda r: r["age_s"],
+    "ttft": lambda r: r.get("ttft_ms"),
+    "ttfa": lambda r: r.get("ttfa_ms"),
+    "tokens": lambda r: r.get("tokens", 0),
+    "audio": lambda r: r.get("audio_s", 0.0),
+    "step": lambda r: r.get("step", 0),
+    "steps": lambda r: r.get("steps", 0),
+    "wait": lambda r: r.get("waited_ms", 0.0),
+    "pages": lambda r: r.get("pages", 0),
+    "prompt": lambda r: r.get("prompt_tokens", 0),
+    "error": lambda r: r.get("error", ""),
+}
+"""Columns of the CSV file: route is that of the api, times are ISO, numbers are in base units."""
+
+
 def table_csv(view: View, sort: Sort) -> str:
-    """Return the columns of the table as CSV, numbers in base units."""
-    value: dict[str, Callable[[dict[str, Any]], Any]] = {
-        "id": lambda r: r["id"],
-        "route": lambda r: f"{'+'.join(r.get('inputs', []))} > {'+'.join(r.get('outputs', []))}",
-        "at": lambda r: r["at"],
-        "rank": lambda r: r.get("rank"),
-        "age": lambda r: r["age_s"],
-        "ttft": lambda r: r.get("ttft_ms"),
-        "ttfa": lambda r: r.get("ttfa_ms"),
-        "tokens": lambda r: r.get("tokens", 0),
-        "audio": lambda r: r.get("audio_s", 0.0),
-        "wait": lambda r: r.get("waited_ms", 0.0),
-        "pages": lambda r: r.get("pages", 0),
-        "prompt": lambda r: r.get("prompt_tokens", 0),
-    }
+    """Return the table as CSV, see CSV_FIELDS."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(column.key for column in COLUMNS)
+    writer.writerow(CSV_FIELDS)
     for row in rows(view, sort):
-        writer.writerow(_cell(value[column.key](row)) for column in COLUMNS)
+        writer.writerow(_cell(value(row)) for value in CSV_FIELDS.values())
     return out.getvalue()
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from mstarctl.top.data.spans import end_of
 from mstarctl.top.data.view import View
 from mstarctl.top.layout.geometry import graph_of
-from mstarctl.top.layout.requests import BY_KEY, SORTS, Sort, choose, chosen
+from mstarctl.top.layout.requests import BY_KEY, Sort, chosen, columns, sorts_of
 from mstarctl.top.layout.scroll import Window, moved
 from mstarctl.top.layout.state import State
 
@@ -81,10 +81,11 @@ def _next(keys: Sequence[str], now: str | None, by: int) -> str | None:
     return keys[min(max(keys.index(now) + by, 0), len(keys) - 1)]
 
 
-def next_sort(state: State) -> State:
+def next_sort(view: View, state: State) -> State:
     """Sort by the next column."""
-    at = SORTS.index(state.sort.key) if state.sort.key in SORTS else -1
-    return replace(state, sort=Sort(key=SORTS[(at + 1) % len(SORTS)], is_rising=state.sort.is_rising))
+    sorts = sorts_of(view.kinds)
+    at = sorts.index(state.sort.key) if state.sort.key in sorts else -1
+    return replace(state, sort=Sort(key=sorts[(at + 1) % len(sorts)], is_rising=state.sort.is_rising))
 
 
 def reverse(state: State) -> State:
@@ -92,11 +93,11 @@ def reverse(state: State) -> State:
     return replace(state, sort=replace(state.sort, is_rising=not state.sort.is_rising))
 
 
-def sort_at(state: State, x: int, width: int) -> State:
+def sort_at(view: View, state: State, x: int, width: int) -> State:
     """Sort by the clicked column title; a second click reverses the order."""
-    columns, _ = choose(width)
+    shown, _ = columns(view, width)
     at = 1
-    for column in columns:
+    for column in shown:
         if at <= x < at + column.width + 2:
             if column.key == state.sort.key:
                 return reverse(state)

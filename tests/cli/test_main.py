@@ -20,6 +20,7 @@ import yaml
 from mstar_core.errors import ExitCode, MstarError, NotFound, StartError
 from mstarctl import main
 from mstarctl.commands.help import MEANINGS
+from mstarctl.complete import voice_names
 from mstarctl.main import VERBS, Verb
 from mstarctl.output.errors import render_error
 from tests.cli.conftest import Cli
@@ -192,6 +193,10 @@ def test_completion_knows_the_verbs_and_never_prints_an_error(
     ("words", "count", "found"),
     [
         ("mstarctl models show to", 3, ["toy"]),
+        ("mstarctl up to", 2, ["toy", "toy_one"]),
+        ("mstarctl up toy --config to", 4, ["toy_one"]),
+        ("mstarctl config show to", 3, ["toy", "toy_one"]),
+        ("mstarctl top --view re", 3, ["requests"]),
         ("mstarctl config explain kv_cache.pa", 3, ["kv_cache.page_size", "kv_cache.pages"]),
     ],
 )
@@ -255,3 +260,8 @@ def test_a_read_can_be_had_by_name_as_yaml_and_as_json(words: tuple[str, ...], c
     for item in (*as_yaml.get("items", ()), *as_json.get("items", ())):
         item.pop("import_ms", None)  # measured anew each time
     assert as_yaml == as_json
+
+
+def test_voices_are_completed_from_the_installed_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MSTAR_RUNTIME_DIR", str(tmp_path))
+    assert {"tara", "leah"} <= set(voice_names("")) and voice_names("ta") == ["tara"]

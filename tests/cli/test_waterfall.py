@@ -10,6 +10,8 @@ from mstar_core.observe.frames import EdgeView, GraphView, RequestStatus
 from mstarctl.commands.metrics import samples
 from mstarctl.commands.requests import cut_rows, for_people, has_expression, item_of, order_of
 from mstarctl.commands.trace import picture
+from mstarctl.objects.parts import request_lines
+from mstarctl.output.moments import dated
 from mstarctl.output.perfetto import trace_events
 from mstarctl.output.table import cell_width
 from mstarctl.output.waits import with_waits
@@ -219,3 +221,13 @@ def test_the_choice_of_replicas_is_below_the_head() -> None:
     placed = "rank 1: has read 3 of 4 blocks of the prompt, 2 open, at least 1 elsewhere"
     trace = {"request": {**REQUEST, "placed": placed}, "spans": [], "sums": [], "spans_cut": 0}
     assert waterfall(trace, 120)[1] == f"placed on {placed}"
+
+
+def test_a_described_request_has_times_of_day_and_no_numbers_of_programs() -> None:
+    item = {"name": "r-7f3a", "deployment": "one", "id": "r-7f3a", "handle": 1099511627777, "state": "run",
+            "started": 36728.2, "ended": None, "tokens": 3, "steps": 0, "audio_s": 1.5}  # fmt: skip
+    lines = list(request_lines(dated(item, 1_795_000_000.0)))
+    text = "\n".join(lines)
+    assert "1099511627777" not in text and "None" not in text and "ended" not in text and "36728" not in text
+    (started,) = (line.split()[1] for line in lines if "started" in line)
+    assert started.count(":") == 2 and len(started) == 8

@@ -107,7 +107,7 @@ async def test_o_switches_to_another_deployment(running: Shared) -> None:
     async with running(others=beside) as screen:
         await screen.press("slash", *"state:run", "enter", "down")
         text = await screen.press("o")
-        assert "this is qwen3_omni" in text and "speech" in text and "draining" in text and "3 run  1 wait" in text
+        assert "this is qwen3_omni" in text and "speech" in text and "draining" in text and "3 run  1 queued" in text
         assert "qwen3_omni" in await screen.press("escape")
         before = screen.app.session
         text = await screen.press("o", "1")

@@ -58,7 +58,7 @@ def test_once_and_json_have_the_figures_of_the_screen(capsys: pytest.CaptureFixt
     assert run(["top", "--replay", QWEN, "--once", "-o", "json"]) == 0
     (item,) = json.loads(capsys.readouterr().out)["items"]
     head = item["deployment"]
-    assert f"{head['running']} run  {head['waiting']} wait" in once[0]
+    assert f"{head['running']} run  {head['waiting']} queued" in once[0]
     assert f"p50 {head['ttft_p50_ms']:.0f} p99 {head['ttft_p99_ms']:.0f} ms" in once[0]
     ids = {row.split()[0] for row in once if row.startswith(" r-")}
     assert ids == {request["id"] for request in item["requests"].values()}

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from mstarctl.client.store import Store
 from mstarctl.top.app import TopApp
-from mstarctl.top.data.logs import Logged
+from mstarctl.top.data.logs import Logged, parse
 from mstarctl.top.data.queries import DeploymentQueries
 from mstarctl.top.data.view import View
-from mstarctl.top.layout.logs import tail
+from mstarctl.top.layout.logs import tail, wanted
 from mstarctl.top.layout.state import State
 from tests.top.screen import Screen, followed
 
@@ -51,6 +53,16 @@ def test_a_very_long_message_takes_three_lines() -> None:
     view = View(store=Store(), logs=[Logged(source="api", message="word " * 99, time="17:44:00"), *view_of(1).logs])
     rows = [row.plain.rstrip() for row in tail(view, 40, 9, 0)]
     assert rows[2].endswith("…") and "supervisor" in rows[3]
+
+
+@pytest.mark.parametrize("width", [140, 54])
+def test_fields_of_a_line_are_shown(width: int) -> None:
+    facts = {"time": "2026-11-23T17:44:00.120Z", "level": "INFO", "child": "api", "message": "answered", "status": 400,
+             "code": "invalid_value", "ms": 12, "request": "r-1", "why": ""}  # fmt: skip
+    logged = parse("api", json.dumps(facts))
+    drawn = " ".join(" ".join(row.plain for row in tail(View(store=Store(), logs=[logged]), width, 5, 0)).split())
+    assert "r-1 answered status=400 code=invalid_value ms=12" in drawn and "why" not in drawn
+    assert wanted(View(store=Store(), logs=[logged]), "", "invalid_val") == [logged]
 
 
 async def test_logs_are_read_when_they_are_the_first_screen() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from dataclasses import replace
 from xml.etree import ElementTree
 
@@ -28,6 +29,7 @@ from mstarctl.top.drawing.svg import CELL_H, CELL_SHAPES, CELL_W, svg
 from mstarctl.top.export import export, perfetto, table_csv
 from mstarctl.top.layout import ranks as rank_rows
 from mstarctl.top.layout.bench import bench_page
+from mstarctl.top.layout.dialogs import fields_rows
 from mstarctl.top.layout.ranks import Curve, chart
 from mstarctl.top.layout.requests import SORTS, Sort, choose, chosen, note
 from mstarctl.top.layout.scroll import Window, moved, scrolled
@@ -316,7 +318,11 @@ def test_an_export_can_be_read_again(form: str, tmp_path: object) -> None:
     running = [r.id for _, r in chosen(view, Sort())]
     match form:
         case "csv":
-            assert [row["id"] for row in csv.DictReader(io.StringIO(text))] == running
+            found = list(csv.DictReader(io.StringIO(text)))
+            assert [row["id"] for row in found] == running
+            assert {row["route"] for row in found} == {"/generate"} and "audio" in {row["inputs"] for row in found}
+            assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]+Z", row["started"]) for row in found)
+            assert "None" not in text
         case "json":
             assert [item["id"] for item in json.loads(text)["items"]] == running
         case "snapshot":
@@ -385,3 +391,12 @@ def test_the_bench_screen_shows_the_running_test_and_says_how_to_start_one() -> 
         assert "poisson 4/s" in text and "p50 214 ms" in text and "ttfa<300ms" in text and "97 %" in text
     empty, _ = bench_page(View(store=Store()), 80, 8, Window())
     assert "mstarctl bench run" in "\n".join(row.plain for row in empty)
+
+
+def test_fields_of_a_request_are_values_for_people() -> None:
+    view = view_of("qwen3_omni")
+    request = next(r for _, r in chosen(view, Sort()) if r.ended is None)
+    drawn = {row.plain[:15].strip(): row.plain.split()[-1] for row in fields_rows(view, request, 80)}
+    assert drawn["ended"] == "-" and "handle" not in drawn
+    assert re.fullmatch(r"\d\d:\d\d:\d\d", drawn["started"])
+    assert drawn["started"] == view.clock(view.epoch_s + request.started)

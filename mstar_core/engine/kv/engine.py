@@ -445,12 +445,14 @@ class KVCacheEngine:
 
     def _run(self, step: KVStep, decode: DecodeBatch | None, chunks: list[ScheduledChunk]) -> None:
         """Run the step and, for fused loops, all their iterations."""
+        rows = 0
         while decode is not None or chunks:
             self._scheduler.plan_ahead(chunks)
             outs = self._runner.run(decode, chunks)
             step.batches += outs
             for out in outs:
                 self._account(step, out)
+            rows = rows or step.result.rows
             going = [chunk.branch for out in outs for chunk in out.chunks if self._settle(step, out, chunk)]
             # All branches are settled before pages are reserved: a preemption must not meet a half-settled one.
             chunks = [
@@ -460,6 +462,7 @@ class KVCacheEngine:
             ]
             chunks = [chunk for chunk in chunks if chunk.branch.is_reserved]
             decode = None
+        step.result.rows = rows  # the iterations of a fused loop have the same rows
 
     def _account(self, step: KVStep, out: BatchOutput) -> None:
         queue, result, decode = self._queue, step.result, out.decode

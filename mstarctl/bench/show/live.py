@@ -240,7 +240,7 @@ def _server(state: LiveState) -> Text:
     line = (
         Text("   ")
         .append("server ", "bold")
-        .append(f"{found.get('running') or 0} run, {found.get('waiting') or 0} wait")
+        .append(f"{found.get('running') or 0} run, {found.get('waiting') or 0} queued")
     )
     if found.get("pages_total"):
         line.append(f", pages {100 * (found.get('pages_used') or 0) / found['pages_total']:.0f} %")

@@ -7,16 +7,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mstarctl.client.log_lines import SHOWN_APART, fields_text
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logged:
-    """One log line. level, time and request are empty for plain text."""
+    """One log line. level, time, request and facts are empty for plain text. facts: other fields, `status=400`."""
 
     source: str
     message: str
     level: str = ""
     time: str = ""
     request: str = ""
+    facts: str = ""
+
+    @property
+    def text(self) -> str:
+        """The message and the other fields."""
+        return f"{self.message}  {self.facts}" if self.facts else self.message
 
 
 def parse(source: str, text: str) -> Logged:
@@ -33,6 +41,7 @@ def parse(source: str, text: str) -> Logged:
         level=str(facts.get("level", "")).upper(),
         time=str(facts.get("time", ""))[11:],
         request=str(facts.get("request") or ""),
+        facts=fields_text(facts, (*SHOWN_APART, "request")),
     )
 
 

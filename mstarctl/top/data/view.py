@@ -65,6 +65,12 @@ class View:
     zone: tzinfo | None = None
 
     @property
+    def kinds(self) -> frozenset[str]:
+        """Modalities that the model makes, from its graph; from its requests if the graph does not name them."""
+        named = frozenset(e.modality for e in self.store.graph.edges if e.modality and e.source and not e.into)
+        return named or frozenset(kind for r in self.store.requests.values() for kind in r.outputs)
+
+    @property
     def t(self) -> float:
         """Time of the state, on the deployment's clock."""
         return self.store.t
@@ -72,6 +78,12 @@ class View:
     def clock(self, time: float) -> str:
         """Return the time of day of seconds since the epoch."""
         return datetime.fromtimestamp(time, tz=self.zone).strftime("%H:%M:%S")
+
+    @property
+    def epoch_s(self) -> float:
+        """Time at which the deployment's clock was 0, in seconds since the epoch."""
+        head = self.store.deployment
+        return head.started_at - head.started
 
     def node_role(self, name: str | None) -> str:
         """Return the role of a node's colour, the same on all screens: by its place in the graph."""

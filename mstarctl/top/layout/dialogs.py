@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
@@ -12,7 +13,7 @@ from mstarctl.top.data.view import View
 from mstarctl.top.drawing.line import Line, cells, fit, left, line, safe, wrap
 from mstarctl.top.keys import Key
 from mstarctl.top.layout.header import state_mark
-from mstarctl.top.layout.pages import shown_value
+from mstarctl.top.layout.pages import field_text
 
 
 def help_rows(keys: Sequence[Key], width: int) -> list[Line]:
@@ -54,13 +55,17 @@ def _key_row(key: Key) -> Line:
     return line("  ", (left(key.shown, 6), "key"), (key.help, ""))
 
 
-def fields_rows(item: msgspec.Struct, width: int) -> list[Line]:
-    """Draw all fields with their values, one per line, long values wrapped."""
-    names = item.__struct_fields__
+HIDDEN: Final = ("handle", "t", "rev")
+"""Numbers that only programs need; `y` shows them."""
+
+
+def fields_rows(view: View, item: msgspec.Struct, width: int) -> list[Line]:
+    """Draw the fields with their values, one per line, long values wrapped. Moments are times of day."""
+    names = [name for name in item.__struct_fields__ if name not in HIDDEN]
     wide = max(len(name) for name in names) + 2
     rows = []
     for name in names:
-        text = shown_value(getattr(item, name)) or "-"
+        text = field_text(view, name, getattr(item, name)) or "-"
         pieces = wrap(text, max(8, width - wide))
         for index, piece in enumerate(pieces):
             label = name.replace("_", " ") if index == 0 else ""
@@ -94,7 +99,7 @@ def other_rows(
     """Draw the other deployments with key, state and load. count: of all that run."""
     rows = [line(("this is ", "dim"), (safe(here), "strong")), line()]
     for key, other in shown:
-        load = "" if other.load is None else f"   {other.load[0]} run  {other.load[1]} wait"
+        load = "" if other.load is None else f"   {other.load[0]} run  {other.load[1]} queued"
         name = line("  ", (left(key, 4), "key"), (left(safe(other.name), wide), "value"))
         rows.append(name + state_mark(other.state, view) + line((load, "dim")))
     if count > len(shown):

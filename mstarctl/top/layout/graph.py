@@ -7,7 +7,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from mstar_core.observe.frames import GraphView, NodeStatus, NodeView
-from mstarctl.output.units import size_text
+from mstarctl.output.units import counted, size_text
 from mstarctl.top.data.view import NORMAL, View
 from mstarctl.top.drawing import numbers
 from mstarctl.top.drawing.bars import spark
@@ -52,9 +52,9 @@ def walk_line(view: View, graph: GraphView, walk: str, width: int) -> Line:
     """Draw the highlighted walk and the legend."""
     inside = sum(node.walks.get(walk, 0) for node in view.store.nodes.values())
     text = (
-        line((" walk: ", "dim"), (safe(walk), "accent"), (f" ({inside} requests)", "dim"))
+        line((" walk: ", "dim"), (safe(walk), "accent"), (f" ({counted(inside, 'request')})", "dim"))
         if walk
-        else line((f" {len(graph.walks)} walks, all shown", "dim"), ("   w: one at a time", "faint"))
+        else line((f" {counted(len(graph.walks), 'walk')}, all shown", "dim"), ("   w: one at a time", "faint"))
     )
     key = line((f"{view.glyphs.dot} = {DOT_ITEMS_S} items/s   thick = 10 MiB/s and more ", "faint"))
     return fit(text, width) if text.width + key.width + 2 > width else fit(text, width - key.width) + key

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from mstar_core.observe.frames import ChildStatus, DeploymentStatus
-from mstarctl.output.units import age_text, duration_text
+from mstarctl.output.units import age_text, counted, duration_text
+from mstarctl.top.data.pace import answers_at_once, pace
 from mstarctl.top.data.view import NORMAL, TINY, View
 from mstarctl.top.drawing import numbers
 from mstarctl.top.drawing.line import EMPTY, Line, Part, clip, fit, line, over, pair, safe, spread, take
@@ -61,7 +62,7 @@ def link_mark(view: View) -> Line:
             return line((f"{glyphs.pause} paused at {numbers.percent(link.progress)} of the recording", "warn"))
         case "paused":
             back = f" {numbers.age(link.back_s)} back" if link.back_s > 0.05 else ""
-            return recording + line((f"{glyphs.pause} paused{back}, {link.behind} updates behind", "warn"))
+            return recording + line((f"{glyphs.pause} paused{back}, {counted(link.behind, 'update')} behind", "warn"))
         case "stale":
             return recording + line((f"{glyphs.stale} stale: {safe(link.why)}", "bad"))
         case "connecting":
@@ -95,22 +96,36 @@ def _sums(view: View, size: int) -> list[Line]:
         (str(head.running), "strong"),
         (" run  " if wide else " run ", "dim"),
         (str(head.waiting), "warn" if head.waiting else "value"),
-        (" wait", "dim"),
+        (" queued", "dim"),
     )
     p50, p99 = numbers.whole_ms(head.ttft_p50_ms), numbers.whole_ms(head.ttft_p99_ms)
+    is_whole = answers_at_once(view.kinds)
+    name = "latency" if is_whole else "TTFT"
     if wide:
-        ttft = line(("TTFT p50 ", "dim"), (p50, "value"), (" p99 ", "dim"), (p99, "value"), (" ms", "dim"))
+        ttft = line((f"{name} p50 ", "dim"), (p50, "value"), (" p99 ", "dim"), (p99, "value"), (" ms", "dim"))
     else:
-        ttft = line(("TTFT ", "dim"), (f"{p50}/{p99}", "value"), (" ms", "dim"))
-    found = [load, ttft]
+        ttft = line((f"{name} ", "dim"), (f"{p50}/{p99}", "value"), (" ms", "dim"))
+    found = [load, ttft, *(_loop(view) if is_whole else [])]
     if head.tokens_s:
         found.append(line(("text " if wide else "", "dim"), (numbers.rate(head.tokens_s), "value"), (" tok/s", "dim")))
     if head.audio_x:
         found.append(line(("audio " if wide else "", "dim"), (f"{head.audio_x:.1f}x", "value")))
-    if not (head.tokens_s or head.audio_x):  # idle, or a model of actions or latents
+    if not (head.tokens_s or head.audio_x or is_whole):  # idle, or a model of actions or latents
         found.append(line(("answers " if wide else "", "dim"), (numbers.rate(head.requests_s), "value"), ("/s", "dim")))
     if wide:
         found.append(pair("err", str(head.failed), "bad" if head.failed else "value"))
+    return found
+
+
+def _loop(view: View) -> list[Line]:
+    """Draw the rate of answers, and the ticks that a single control loop has missed."""
+    requests = view.store.requests.values()
+    loop = pace(requests)
+    found = [line((f"{view.store.deployment.requests_s:.1f}", "value"), (" Hz", "dim"))]
+    if loop.rate_hz is not None:
+        ended = sum(r.has_ended for r in requests)
+        role = "warn" if loop.late else "value"
+        found.append(line(("missed ", "dim"), (f"{len(loop.late)} of {ended}", role)))
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from mstarctl.output.units import counted
 from mstarctl.top.data.logs import Logged
 from mstarctl.top.data.view import View
 from mstarctl.top.drawing.line import Line, cells, clip, fit, left, line, safe, wrap
@@ -20,7 +21,7 @@ SOURCE_ROLES: Final = {"api": "node.1", "conductor": "node.2", "supervisor": "no
 
 
 def wanted(view: View, source: str, text: str) -> list[Logged]:
-    """Return the lines of one process (empty: all) that contain `text` in message, process or request."""
+    """Return the lines of one process (empty: all) that contain `text` in message, fields, process or request."""
     if not source and not text:
         return list(view.logs)  # fast path for 10,000 lines, several times per second
     word = text.casefold()
@@ -28,7 +29,7 @@ def wanted(view: View, source: str, text: str) -> list[Logged]:
         logged
         for logged in view.logs
         if source in ("", logged.source)
-        and (not word or word in f"{logged.source} {logged.request} {logged.message}".casefold())
+        and (not word or word in f"{logged.source} {logged.request} {logged.text}".casefold())
     ]
 
 
@@ -59,7 +60,8 @@ def log_line(logged: Logged, names: int) -> Line:
     )
     if logged.request:
         row = row + line((f"{safe(logged.request)} ", "accent"))
-    return row + line((safe(logged.message), "bad" if logged.level in ("ERROR", "CRITICAL") else ""))
+    row = row + line((safe(logged.message), "bad" if logged.level in ("ERROR", "CRITICAL") else ""))
+    return row + line((f"  {safe(logged.facts)}" if logged.facts else "", "dim"))
 
 
 def _folded(view: View, found: Sequence[Logged], total: int, width: int, height: int) -> list[Line]:
@@ -88,7 +90,7 @@ def folded(logged: Logged, width: int) -> list[Line]:
         (f"{safe(logged.request)} " if logged.request else "", "accent"),
     )
     role = "bad" if logged.level in ("ERROR", "CRITICAL") else ""
-    message, room = safe(logged.message), width - len(INDENT)
+    message, room = safe(logged.text), width - len(INDENT)
     beside = width - head.width
     if cells(message) <= beside:
         return [head + line((message, role))]
@@ -106,7 +108,7 @@ def sources(lines: Sequence[Logged]) -> list[str]:
 
 def status(view: View, above: int, source: str, text: str, width: int) -> Line:
     """Draw the status line: filters, and whether the view follows."""
-    following = ("following", "ok") if not above else (f"{above} lines above the newest", "warn")
+    following = ("following", "ok") if not above else (f"{counted(above, 'line')} above the newest", "warn")
     if width < FOLDS_BELOW:
         chosen = [(f"  {safe(word)}", "accent") for word in (source, text) if word]
         return fit(line(" ", following, *chosen, (f"  {len(view.logs)} kept", "faint")), width)
@@ -118,7 +120,7 @@ def status(view: View, above: int, source: str, text: str, width: int) -> Line:
             (safe(source) or "all", "accent" if source else "dim"),
             ("   text: ", "dim"),
             (safe(text) or "any", "accent" if text else "dim"),
-            (f"   {len(view.logs)} lines kept", "faint"),
+            (f"   {counted(len(view.logs), 'line')} kept", "faint"),
         ),
         width,
     )

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from mstarctl.output.facts import facts_text
-from mstarctl.output.units import size_text
+from mstarctl.output.moments import MOMENTS
+from mstarctl.output.units import counted, size_text
 from mstarctl.top.data.view import LEAST_HEIGHT, LEAST_WIDTH, NORMAL, TINY, View, size_of
 from mstarctl.top.drawing import numbers
 from mstarctl.top.drawing.glyphs import in_ascii
@@ -116,7 +117,7 @@ def events_body(view: View, state: State, width: int, height: int, size: int) ->
     rows, keys = events.feed(view, width, height - 1, state.events, state.event_text)
     total = len(view.store.events)
     kinds = pair("   type:", safe(state.event_text), "accent") if state.event_text else line()
-    end = fit(line((f" {total} events kept", "dim")) + kinds, width)
+    end = fit(line((f" {counted(total, 'event')} kept", "dim")) + kinds, width)
     return Painted([*rows, end], {row: ("event", key) for row, key in enumerate(keys)})
 
 
@@ -139,7 +140,8 @@ def request_body(view: View, state: State, width: int, height: int, size: int) -
     else:
         rows.append(line((f"  {safe(trace.why) if trace is not None else 'loading its spans'}", "dim")))
     names = [name for name in r.__struct_fields__ if name not in UNDESCRIBED]
-    rows += [line(), *describe(view, names, {name: getattr(r, name) for name in names}, width)]
+    facts = {name: getattr(r, name) for name in names} | {"started": field_text(view, "started", r.started)}
+    rows += [line(), *describe(view, ["started", *names], facts, width)]
     return Painted(window(rows, height, width))
 
 
@@ -172,8 +174,19 @@ def labelled(name: str, value: object) -> tuple[str, str]:
     return name.replace("_", " "), shown_value(value)
 
 
+def field_text(view: View, name: str, value: object) -> str:
+    """Format the value of a field; a moment of the deployment's clock as a time of day."""
+    if name in MOMENTS and isinstance(value, float):
+        return view.clock(view.epoch_s + value)
+    return view.clock(value) if name in ("started_at", "time") and isinstance(value, float) else shown_value(value)
+
+
 def shown_value(value: object) -> str:
-    """Format the value of a field."""
+    """Format the value of a field; empty if it is unknown."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, dict):
         return safe(", ".join(f"{key} {one}" for key, one in value.items()))
     if isinstance(value, list | tuple):
@@ -183,6 +196,7 @@ def shown_value(value: object) -> str:
 
 UNDESCRIBED: Final = (
     "id",
+    "handle",
     "started",
     "ended",
     "state",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from mstar_core.observe.frames import EdgeStatus, GpuStatus, NodeStatus, RankStatus
-from mstarctl.output.units import size_text
+from mstarctl.output.units import counted, size_text
 from mstarctl.top.data.view import NORMAL, TINY, View
 from mstarctl.top.drawing import numbers
 from mstarctl.top.drawing.bars import area, bar, nice_top, spark, stacked
@@ -269,7 +269,7 @@ def folded(view: View, keys: list[str], width: int, height: int, size: int, chos
     shown = keys if len(keys) <= room else keys[: max(1, room - 1)]
     rows = [_folded(view, view.store.ranks[key], width, size, is_chosen=key == chosen) for key in shown]
     if len(shown) < len(keys):
-        rows.append(fit(line((f" {len(keys) - len(shown)} more ranks", "dim")), width))
+        rows.append(fit(line((f" {counted(len(keys) - len(shown), 'more rank')}", "dim")), width))
     if has_legend and view.store.nodes:
         named = [
             line((letter, view.node_role(name)), (f" {safe(name)}", "dim")) for name, letter in letters(view).items()

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from mstar_core.observe.frames import RequestStatus
+from mstarctl.top.data.pace import STREAMED, Pace, answers_at_once, pace
 from mstarctl.top.data.view import View
 from mstarctl.top.drawing import numbers
-from mstarctl.top.drawing.line import Line, clip_inside, fit, left, line, right, safe, with_role
+from mstarctl.top.drawing.line import Line, cells, clip_inside, fit, left, line, right, safe, with_role
 from mstarctl.top.layout.scroll import Window, framed, scrolled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestColumn:
-    """One column. rank: columns with a small rank are kept longest. sort: sort key; None sorts last."""
+    """One column. rank: columns with a small rank are kept longest. sort: sort key; None sorts last.
+
+    kinds: the modalities whose models have the column; empty for all.
+    """
 
     key: str
     title: str
@@ -23,7 +27,14 @@ class RequestColumn:
     rank: int
     is_right: bool = True
     sort: Callable[[RequestStatus, float], float | str | None]
+    kinds: frozenset[str] = frozenset()
 
+
+WHOLE: Final = frozenset({"whole"})
+"""Stands for outputs that are complete values, such as actions and tensors."""
+
+STEPPED: Final = frozenset({"steps"})
+"""Stands for complete values that are made by a loop of counted steps."""
 
 COLUMNS: Final = (
     RequestColumn(key="id", title="REQUEST", width=12, rank=0, is_right=False, sort=lambda r, t: r.id),
@@ -32,19 +43,28 @@ COLUMNS: Final = (
     ),
     RequestColumn(key="at", title="AT", width=12, rank=1, is_right=False, sort=lambda r, t: place(r)),
     RequestColumn(key="rank", title="RANK", width=4, rank=9, sort=lambda r, t: r.rank),
-    RequestColumn(key="age", title="AGE", width=6, rank=2, sort=lambda r, t: r.age_s(t)),
-    RequestColumn(key="ttft", title="TTFT", width=6, rank=3, sort=lambda r, t: r.ttft_ms),
-    RequestColumn(key="ttfa", title="TTFA", width=6, rank=7, sort=lambda r, t: r.ttfa_ms),
-    RequestColumn(key="tokens", title="TOKENS", width=6, rank=4, sort=lambda r, t: r.tokens),
-    RequestColumn(key="audio", title="AUDIO", width=6, rank=6, sort=lambda r, t: r.audio_s or None),
+    RequestColumn(key="age", title="AGE", width=6, rank=2, sort=lambda r, t: r.age_s(t), kinds=STREAMED),
+    RequestColumn(key="latency", title="LATENCY", width=7, rank=2, sort=lambda r, t: r.age_s(t), kinds=WHOLE),
+    RequestColumn(key="hz", title="HZ", width=6, rank=3, sort=lambda r, t: r.started, kinds=WHOLE),
+    RequestColumn(key="late", title="TICK", width=6, rank=4, sort=lambda r, t: r.age_s(t), kinds=WHOLE),
+    RequestColumn(key="ttft", title="TTFT", width=6, rank=3, sort=lambda r, t: r.ttft_ms, kinds=STREAMED),
+    RequestColumn(key="ttfa", title="TTFA", width=6, rank=7, sort=lambda r, t: r.ttfa_ms, kinds=frozenset({"audio"})),
+    RequestColumn(
+        key="tokens", title="TOKENS", width=6, rank=4, sort=lambda r, t: r.tokens, kinds=frozenset({"text", "audio"})
+    ),
+    RequestColumn(
+        key="audio", title="AUDIO", width=6, rank=6, sort=lambda r, t: r.audio_s or None, kinds=frozenset({"audio"})
+    ),
+    RequestColumn(key="steps", title="STEPS", width=7, rank=5, sort=lambda r, t: r.step or None, kinds=STEPPED),
     RequestColumn(key="wait", title="WAIT", width=5, rank=5, sort=lambda r, t: r.waited_ms),
     RequestColumn(key="pages", title="PAGES", width=5, rank=10, sort=lambda r, t: r.pages),
     RequestColumn(key="prompt", title="PROMPT", width=6, rank=11, sort=lambda r, t: r.prompt_tokens),
 )
 BY_KEY: Final = {column.key: column for column in COLUMNS}
-SORTS: Final = ("age", "ttft", "ttfa", "tokens", "audio", "wait", "pages", "id")
-"""Columns through which `s` cycles."""
+SORTS: Final = ("age", "latency", "hz", "ttft", "ttfa", "tokens", "audio", "steps", "wait", "pages", "id")
+"""Columns through which `s` cycles, as far as the model has them."""
 
+ROUTE_MOST: Final = 24
 LEAST_NOTE: Final = 14
 LEAST_NAME: Final = 7
 """Least cells in which the name of a walk is clipped instead of counted."""
@@ -67,18 +87,51 @@ class Sort:
         return self.key
 
 
-def choose(width: int, *, wide: bool = True) -> tuple[list[RequestColumn], int]:
-    """Return (columns in order, cells of the last, open column). Columns are added by rank while they fit."""
+def columns_of(kinds: frozenset[str]) -> list[RequestColumn]:
+    """Return the columns for a model that makes `kinds`; those of text and sound if that is unknown."""
+    made = (WHOLE | kinds & STEPPED) if answers_at_once(kinds) else kinds or frozenset({"text", "audio"})
+    return [column for column in COLUMNS if not column.kinds or column.kinds & made]
+
+
+def sorts_of(kinds: frozenset[str]) -> list[str]:
+    """Return the columns through which `s` cycles for a model that makes `kinds`."""
+    known = {column.key for column in columns_of(kinds)} | {"age"}
+    return [key for key in SORTS if key in known]
+
+
+def choose(
+    width: int, kinds: frozenset[str] = frozenset(), *, route: int = 0, wide: bool = True
+) -> tuple[list[RequestColumn], int]:
+    """Return (columns in order, cells of the last, open column). Columns are added by rank while they fit.
+
+    kinds: of outputs. route: cells of the longest route, for which its column is widened.
+    """
+    offered = [
+        replace(column, width=min(ROUTE_MOST, max(column.width, route))) if column.key == "route" else column
+        for column in columns_of(kinds)
+    ]
     kept: list[RequestColumn] = []
     room = width - 1
-    for column in sorted(COLUMNS, key=lambda column: column.rank):
+    for column in sorted(offered, key=lambda column: column.rank):
         need = column.width + 2
         spare = 0 if len(kept) < 5 or not wide else LEAST_NOTE if column.rank < EXTRA else 40
         if len(kept) >= 3 and room - need < spare:
             break
         kept.append(column)
         room -= need
-    return [column for column in COLUMNS if column in kept], max(0, room)
+    return [column for column in offered if column in kept], max(0, room)
+
+
+def columns(view: View, width: int) -> tuple[list[RequestColumn], int]:
+    """Return the columns and the open cells for the requests of a view."""
+    route = max((cells(way(view, r)) for r in view.store.requests.values()), default=0)
+    has_steps = any(r.steps for r in view.store.requests.values())
+    return choose(width, view.kinds | STEPPED if has_steps else view.kinds, route=route)
+
+
+def way(view: View, r: RequestStatus) -> str:
+    """Return the route of a request by its modalities: `image+text → action`."""
+    return f"{_joined(r.inputs)} {view.glyphs.into} {_joined(r.outputs)}"
 
 
 def place(r: RequestStatus) -> str:
@@ -123,24 +176,24 @@ def header(view: View, columns: list[RequestColumn], rest: int, sort: Sort) -> L
     return row + line((left("WALKS" if rest >= LEAST_NOTE else "", rest), "head"))
 
 
-def row(view: View, r: RequestStatus, columns: list[RequestColumn], rest: int) -> Line:
-    """Draw one request."""
-    cells = line(" ")
+def row(view: View, r: RequestStatus, columns: list[RequestColumn], rest: int, loop: Pace) -> Line:
+    """Draw one request. loop: pace of all requests."""
+    drawn = line(" ")
     for column in columns:
-        text, role = cell(view, r, column.key)
-        cells = cells + line((right(text, column.width) if column.is_right else left(text, column.width), role), "  ")
-    made = cells + fit(note(view, r, rest), rest) if rest > 2 else cells
+        text, role = cell(view, r, column.key, loop)
+        drawn = drawn + line((right(text, column.width) if column.is_right else left(text, column.width), role), "  ")
+    made = drawn + fit(note(view, r, rest), rest) if rest > 2 else drawn
     return with_role(made, "dim") if r.has_ended and not r.error else made
 
 
-def cell(view: View, r: RequestStatus, key: str) -> tuple[str, str]:
+def cell(view: View, r: RequestStatus, key: str, loop: Pace) -> tuple[str, str]:
     """Return (text, role) of one cell."""
     t = view.t
     match key:
         case "id":
             return clip_inside(safe(r.id), BY_KEY["id"].width), "value"
         case "route":
-            return f"{_joined(r.inputs)} {view.glyphs.into} {_joined(r.outputs)}", ""
+            return way(view, r), ""
         case "at":
             if r.has_ended:
                 return r.state, "ok" if r.state == "finished" else "bad" if r.state == "failed" else "dim"
@@ -149,6 +202,14 @@ def cell(view: View, r: RequestStatus, key: str) -> tuple[str, str]:
             return (numbers.NONE if r.rank is None else str(r.rank)), "dim"
         case "age":
             return numbers.age(r.age_s(t)), ""
+        case "latency":
+            return f"{1000 * r.age_s(t):.0f} ms", "value"
+        case "hz":
+            return (f"{loop.hz[r.handle]:.1f}" if r.handle in loop.hz else numbers.NONE), ""
+        case "late":
+            return ("missed", "bad") if r.handle in loop.late else (numbers.NONE, "dim")
+        case "steps":
+            return (f"{r.step}/{r.steps}" if r.steps else numbers.NONE), ""
         case "ttft":
             return numbers.whole_ms(r.ttft_ms), ""
         case "ttfa":
@@ -217,12 +278,14 @@ def table(view: View, width: int, height: int, sort: Sort, window: Window) -> tu
     room = max(0, height - 1)
     window = scrolled([key for key, _ in rows], window, room)
     shown = rows[window.offset : window.offset + room]
-    columns, rest = choose(width - (1 if len(rows) > room else 0))
-    made = [row(view, r, columns, rest) for _, r in shown] or [empty_row(view)]
+    chosen_columns, rest = columns(view, width - (1 if len(rows) > room else 0))
+    loop = pace(r for _, r in rows) if answers_at_once(view.kinds) else Pace()
+    made = [row(view, r, chosen_columns, rest, loop) for _, r in shown] or [empty_row(view)]
     keys = [key for key, _ in shown]
-    return [fit(header(view, columns, rest, sort), width), *framed(view, made, keys, window, len(rows), width, room)][
-        :height
-    ], keys
+    return [
+        fit(header(view, chosen_columns, rest, sort), width),
+        *framed(view, made, keys, window, len(rows), width, room),
+    ][:height], keys
 
 
 def empty_row(view: View) -> Line:
@@ -240,7 +303,7 @@ def status(view: View, shown: int, total: int, sort: Sort, width: int) -> Line:
         line((f" {shown} shown of {total}", "dim")),
         line(("filter: ", "dim"), (safe(view.filter.text), "accent") if view.filter.text else ("none", "dim")),
         line((f"sort: {sort.label} {arrow}", "dim")),
-        line((f"{cut} more were not sent", "warn")) if cut else line(),
+        line((f"{cut} more {'was' if cut == 1 else 'were'} not sent", "warn")) if cut else line(),
     ]
     text = line()
     for part in parts:
