@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import functools
-from importlib import import_module
+from collections.abc import Collection, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from mstar_core.conformance.fake_api import RequestOutcome
+from mstar_core.config.deployment import Plan
+from mstar_core.config.load import read_file
+from mstar_core.config.placement import make_plan
+from mstar_core.config.resolution import resolve
+from mstar_core.conformance.fake_api import RequestOutcome, SampleRequest
 from mstar_core.conformance.miniature import Miniature
 from mstar_core.conformance.nodes import RuntimeSettings
 from mstar_core.conformance.samples import greedy
-from mstar_core.plugin.spec import ModelSpec
+from tests.families.families import ROOT, SPECS
 from tests.parallel.two_ranks import parallel_runtime
 
 MODELS = {
@@ -23,15 +28,16 @@ MODELS = {
 }
 """Nodes of the group, and samples; all samples if none is named."""
 
+SENT = {name: samples for name, (_, samples) in MODELS.items()}
+FILES = [path for path in sorted((ROOT / "configs").glob("*.yaml")) if "tp_size" in path.read_text(encoding="utf-8")]
+
 SETTINGS = RuntimeSettings(token_budget=48)
 """A budget that cuts prompts into chunks."""
 
 
 @functools.cache
 def miniature(name: str) -> Miniature:
-    package = {"qwen3_omni": "qwen3omni"}.get(name, name)
-    models: list[ModelSpec] = import_module(f"mstar_{package}.plugin").mstar_models()
-    return Miniature(next(spec for spec in models if spec.name == name))
+    return Miniature(SPECS[name])
 
 
 def same(found: RequestOutcome, wanted: RequestOutcome) -> None:
@@ -48,19 +54,39 @@ def same(found: RequestOutcome, wanted: RequestOutcome) -> None:
         assert np.abs(one.array.astype(np.float64) - other.array.astype(np.float64)).max() <= spread
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_two_ranks_answer_as_one_does(name: str) -> None:
-    nodes, samples = MODELS[name]
-    mini = miniature(name)
-    asks = [
-        greedy(mini.spec, ask) for ask in mini.asks if not samples or ask.name in {f"sample {s!r}" for s in samples}
-    ]
+def asks_named(mini: Miniature, samples: Collection[str]) -> list[SampleRequest]:
+    """Return the greedy requests of these samples; of all if none is named."""
+    names = {f"sample {name!r}" for name in samples}
+    asks = [greedy(mini.spec, ask) for ask in mini.asks if not samples or ask.name in names]
     assert asks, "the model has no such sample"
+    return asks
+
+
+def assert_answers_of_one_rank(
+    mini: Miniature, groups: Sequence[Sequence[str]], samples: Collection[str], plan: Plan | None = None
+) -> None:
+    asks = asks_named(mini, samples)
     wanted = mini.runtime(SETTINGS).ask(*asks)
-    with parallel_runtime(mini.spec, mini.folder, nodes, SETTINGS, processor=mini.processor) as (runtime, follower):
+    with parallel_runtime(mini.spec, mini.folder, groups, SETTINGS, processor=mini.processor, plan=plan) as (
+        runtime, followers,
+    ):  # fmt: skip
         found = runtime.ask(*asks)
         assert runtime.leaks() == []
-    assert "Forward" in follower.kinds
+    assert all("Forward" in follower.kinds for follower in followers)
     for one, other in zip(found, wanted, strict=True):
         assert other.items
         same(one, other)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_two_ranks_answer_as_one_does(name: str) -> None:
+    nodes, samples = MODELS[name]
+    assert_answers_of_one_rank(miniature(name), [nodes], samples)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_file_with_groups_gives_the_answers_of_one_rank(path: Path) -> None:
+    config = read_file(path)
+    mini = miniature(str(config.model))
+    plan = make_plan(mini.spec, resolve(mini.spec, config), ("cpu",))
+    assert_answers_of_one_rank(mini, [group.nodes for group in plan.groups], SENT.get(mini.spec.name, ()), plan)

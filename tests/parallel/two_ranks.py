@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mstar_core.conformance.nodes import BuiltNode, RuntimeSettings, build_nodes, make_runners
 from mstar_core.conformance.runtime import LocalRuntime
+from mstar_core.engine.base import NodeRunner
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.kv.follower import NodeFollower
 from mstar_core.parallel.groups import GroupPlace
@@ -136,20 +137,30 @@ def shards(meeting: Meeting) -> tuple[Shard, Shard]:
 
 @contextmanager
 def parallel_runtime(
-    spec: ModelSpec, folder: Path, nodes: Sequence[str], settings: RuntimeSettings | None = None, **more: Any
-) -> Iterator[tuple[LocalRuntime, FollowerThread]]:
-    """Make a runtime whose `nodes` are computed by two ranks."""
-    meeting = Meeting()
-    leader, follower = (built(spec, folder, nodes, shard) for shard in shards(meeting))
-    rest = replace(spec, nodes=tuple(node for node in spec.nodes if node.name not in nodes))
-    others = build_nodes(rest, folder)
-    runtime = LocalRuntime(spec, folder, settings, built={**others, **leader}, **more)
-    mine = runtime.workers[0].runners
-    theirs = make_runners(follower, nodes, runtime.settings, runtime.clock, None)
-    leaders = {name: engine for name in nodes if isinstance(engine := mine[name], KVCacheEngine)}
-    followers = {name: engine for name in nodes if isinstance(engine := theirs[name], KVCacheEngine)}
-    with led(leaders, followers, meeting) as thread:
-        yield runtime, thread
+    spec: ModelSpec, folder: Path, groups: Sequence[Sequence[str]], settings: RuntimeSettings | None = None, **more: Any
+) -> Iterator[tuple[LocalRuntime, list[FollowerThread]]]:
+    """Make a runtime in which two ranks compute the nodes of each group. Yields it with the follower of each group."""
+    meetings = [Meeting() for _ in groups]
+    sides = [
+        tuple(built(spec, folder, nodes, shard) for shard in shards(meeting))
+        for nodes, meeting in zip(groups, meetings, strict=True)
+    ]
+    shared = {name for nodes in groups for name in nodes}
+    others = build_nodes(replace(spec, nodes=tuple(node for node in spec.nodes if node.name not in shared)), folder)
+    leaders = {name: node for leader, _ in sides for name, node in leader.items()}
+    runtime = LocalRuntime(spec, folder, settings, built={**others, **leaders}, **more)
+    mine = {name: runner for worker in runtime.workers for name, runner in worker.runners.items()}
+    with ExitStack() as stack:
+        threads = []
+        for nodes, meeting, (_, follower) in zip(groups, meetings, sides, strict=True):
+            theirs = make_runners(follower, nodes, runtime.settings, runtime.clock, None)
+            threads.append(stack.enter_context(led(engines(mine, nodes), engines(theirs, nodes), meeting)))
+        yield runtime, threads
+
+
+def engines(runners: Mapping[str, NodeRunner], nodes: Sequence[str]) -> dict[str, KVCacheEngine]:
+    """Return the runners of these nodes that have a cache."""
+    return {name: runner for name in nodes if isinstance(runner := runners[name], KVCacheEngine)}
 
 
 def built(spec: ModelSpec, folder: Path, nodes: Sequence[str], shard: Shard) -> dict[str, BuiltNode]:

@@ -18,14 +18,19 @@ from tests.fakes.ports import free_port
 from tests.families.families import ROOT, SPECS
 from tests.runtime.deployment import cache_dir
 
-FILES = [path for path in sorted((ROOT / "configs").glob("*.yaml")) if "_tp2" not in path.stem]
-"""All files but those of tensor parallelism, which tests of their own serve."""
+IN_CI = ("bagel_cfg_parallel", "qwen3omni_tp2_full")
+"""Files whose requests cross most processes. The others start with `-m slow`; one process serves them in every run."""
+
+FILES = [
+    pytest.param(path, id=path.stem, marks=[] if path.stem in IN_CI else pytest.mark.slow)
+    for path in sorted((ROOT / "configs").glob("*.yaml"))
+]
 
 SMALL = ("--set", "max_seq_len=512", "--set", "max_concurrent_requests=4", "--set", "kv_cache.tokens=8192")
 FIRST = {"vjepa2_ac": 1}
 """Number of the sample to send, by model; elsewhere the first."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture
@@ -37,7 +42,7 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(made)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", FILES)
 def test_a_file_serves_a_request(path: Path, folder: Path) -> None:
     port = free_port()
     words = ("--device", "cpu", "--host", "127.0.0.1", "--port", str(port), "--cache-dir", str(cache_dir()), *SMALL)
