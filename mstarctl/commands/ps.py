@@ -13,6 +13,7 @@ from mstarctl.client.deployments import forget, last_log_dir
 from mstarctl.client.reach import context_of, only_here, reached
 from mstarctl.client.tunnel import remote_items
 from mstarctl.complete import bare, deployment_names
+from mstarctl.objects.host import host_lines, read_host
 from mstarctl.output import Column, Printer, age_text
 from mstarctl.output.options import GlobalOptions
 
@@ -83,10 +84,19 @@ def ps(
             printer.line({"kind": "deployment", **item}, f"deployment/{item['name']}")
     else:
         _show(items, printer)
+    if name is None and not printer.is_machine and printer.options.socket is None:
+        say_host(printer)
     if is_watching:
         _watch(name, printer, items)
     if name is not None and items[0]["state"] in FAILED:
         raise typer.Exit(ExitCode.START_FAILED)
+
+
+def say_host(printer: Printer) -> None:
+    """Narrate the resources of this host: free memory, GPUs with their holders."""
+    if context_of(printer.options).is_local:
+        for line in host_lines(read_host()):
+            printer.say(line)
 
 
 def clear(name: str | None, printer: Printer) -> None:

@@ -10,24 +10,29 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from mstar_core.errors import MstarError, UsageError, did_you_mean
+from mstar_core.host.run_dir import deployments
 from mstar_core.observe.filter import Filter
 from mstarctl.client.deployments import ending_of
-from mstarctl.client.reach import Reached, reached
+from mstarctl.client.reach import Reached, context_of, reached
+from mstarctl.client.store import Store
 from mstarctl.complete import DeploymentName, screen_names
 from mstarctl.output import Printer
 from mstarctl.output.errors import save_traceback
+from mstarctl.top import once
+from mstarctl.top.data.host import ReadHost, here, there
+from mstarctl.top.data.view import View
 from mstarctl.top.drawing.glyphs import ASCII, UNICODE, Glyphs
 from mstarctl.top.drawing.theme import Mode, sgr
+from mstarctl.top.layout.host import host_screen
 from mstarctl.top.layout.state import PAGES, State
 
 if TYPE_CHECKING:
     from mstarctl.client import AdminClient
-    from mstarctl.client.store import Store
     from mstarctl.output.options import GlobalOptions
     from mstarctl.top.data.deployments import DeploymentSwitcher
     from mstarctl.top.data.history import History
@@ -35,6 +40,8 @@ if TYPE_CHECKING:
 
 SSH_INTERVAL_S = 0.5
 SSH_FPS = "15"
+LEFT: Final = ""
+"""Choice of none: the list was printed or left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +82,11 @@ def top(
     wanted = Filter.parse(filter_text, expressions=True)
     look = look_of(printer, is_ascii=is_ascii, is_mono=is_mono)
     state = State(page=page)
+    if name is None and replay is None and not printer.is_machine:
+        choice = _choice(printer, look, is_once=is_once)
+        if choice is LEFT:
+            return
+        name = choice
     hz = 1 / (max(interval, SSH_INTERVAL_S) if look.is_remote else interval)
     where: AbstractContextManager[Reached | None]
     where = nullcontext() if replay is not None else reached(printer.options, name)
@@ -99,6 +111,35 @@ def top(
         if record is not None:
             session.toggle_recording(record)
         _run(session, admin, look, state, _switcher(printer.options, open_session), has_mouse=not has_no_mouse)
+
+
+def _choice(printer: Printer, look: Look, *, is_once: bool) -> str | None:
+    """Return the deployment that is chosen from several, None if there is no choice, LEFT if the list was enough."""
+    options = printer.options
+    if options.socket is not None:
+        return None
+    context = context_of(options)
+    if not context.is_local and context.socket is not None:
+        return None
+    read: ReadHost = here if context.is_local else partial(there, context)
+    is_full_screen = not is_once and sys.stdin.isatty() and sys.stdout.isatty()
+    if not is_once and not is_full_screen:
+        return None
+    if context.is_local and sum(run.holder() is not None for run in deployments()) < 2:
+        return None
+    found = read()
+    if len(found.deployments) < 2:
+        return None
+    if is_once:
+        size = shutil.get_terminal_size((120, 34))
+        view = View(store=Store(), glyphs=look.glyphs)
+        for row in once.without_gaps(host_screen(found, view, -1, size.columns, 200)[:-1]):
+            coloured = printer.options.is_coloured() and look.mode != "mono"
+            printer.text(sgr(row, look.mode) if coloured else row.plain.rstrip())
+        return LEFT
+    from mstarctl.top.host_app import HostApp
+
+    return HostApp(read, found, mode=look.mode, glyphs=look.glyphs).run() or LEFT
 
 
 def look_of(printer: Printer, *, is_ascii: bool, is_mono: bool) -> Look:
@@ -187,8 +228,6 @@ def _print(
     hz: float,
     is_once: bool,
 ) -> None:
-    from mstarctl.top import once
-
     if not is_once and admin is not None:
         if printer.format != "json":
             raise UsageError(f"top -o {printer.format} prints one picture", hint="add --once, or use -o json")
@@ -201,7 +240,7 @@ def _print(
         printer.item("snapshot", item, "")
         return
     from mstarctl.top.data.queries import DeploymentQueries
-    from mstarctl.top.data.view import Link, View
+    from mstarctl.top.data.view import Link
 
     link = Link(state="replay", progress=1.0) if replay is not None else Link(hz=hz)
     logs = once.log_lines(admin) if admin is not None and state.page == "logs" else ()
@@ -223,7 +262,6 @@ def _print(
 
 
 def _pictured(admin: AdminClient | None, replay: Path | None) -> tuple[Store, History]:
-    from mstarctl.top import once
     from mstarctl.top.data.history import History
     from mstarctl.top.data.recording import read_recording
 

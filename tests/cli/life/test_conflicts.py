@@ -46,6 +46,9 @@ def test_two_starts_of_one_name_at_once_and_another_beside(start: Launch, tool: 
     assert [item["name"] for item in tool("ps", "-o", "json").items] == ["alone", "twin"]
     said = tool("drain")
     assert (said.code, "2 deployments are running" in said.err, "alone, twin" in said.err) == (4, True, True)
+    listed = tool("top", "--once")
+    assert (listed.code, "alone" in listed.out, "twin" in listed.out) == (0, True, True)
+    assert "memory" in listed.out and "memory" in tool("ps").err
     assert tool("drain", "alone").code == 0
     states = {item["name"]: item["state"] for item in tool("ps", "-o", "json").items}
     assert states == {"twin": "ready", "alone": "draining"}
