@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from mstar_bagel.checkpoint.config import Sizes
+from mstar_bagel.nodes.pixels import SignedPixels
 from mstar_bagel.params import Params
 from mstar_bagel.processor import Processor
-from mstar_bagel.request.images import fitted_size, resize, resized_size, signed
+from mstar_bagel.request.images import fitted_size, resize, resized_size
 from mstar_bagel.request.prompt import THINK_TO_ANSWER, THINK_TO_PAINT
 from mstar_core.errors import MstarError, RequestError
 from mstar_core.plugin import parse_params
@@ -71,13 +73,13 @@ def test_pixels_equal_the_reference(image: str, golden: Any, reference: Any, pro
     inputs = processor.process_prompt(request([("image", golden.png(image)), ("text", "bluer")], ["image"]))
     arrays = inputs.segments[0].arrays
     for name in ("vae", "vit"):
-        np.testing.assert_allclose(arrays[f"{name}_image"], wanted[f"{image}.{name}_input"].numpy(), atol=PIXELS)
-    assert signed(first).dtype == np.float32
+        values = SignedPixels()(torch.from_numpy(arrays[f"{name}_image"]))
+        torch.testing.assert_close(values, wanted[f"{image}.{name}_input"], atol=PIXELS, rtol=0)
 
 
 def test_transparent_pixels_are_white(processor: Processor) -> None:
     inputs = processor.process_prompt(request([("image", png(64, 64, "RGBA"))]))
-    assert np.array_equal(inputs.segments[0].arrays["vit_image"], np.ones_like(inputs.segments[0].arrays["vit_image"]))
+    assert (inputs.segments[0].arrays["vit_image"] == 255).all()
 
 
 def test_other_servers_resize_once_for_understanding(processor: Processor, reference: Any) -> None:

@@ -110,14 +110,14 @@ def _nodes(sizes: Sizes) -> _Nodes:
         vit=NodeSpec(
             name="vit_encoder",
             engine=STATELESS,
-            ports={"image": "f32[3,y,x]", "features": "any[n,d]"},
+            ports={"image": "u8[3,y,x]", "features": "any[n,d]"},
             ragged=("image",),
             doc="image to vectors of understanding, connector and grid positions included",
         ),
         vae_encoder=NodeSpec(
             name="vae_encoder",
             engine=STATELESS,
-            ports={"image": "f32[3,y,x]", "features": "any[n,d]"},
+            ports={"image": "u8[3,y,x]", "features": "any[n,d]"},
             ragged=("image",),
             dtype="float32",
             doc="image to clean latents at flow time 0, as vectors of the transformer",

@@ -14,7 +14,7 @@ from mstar_bagel.checkpoint.config import read_sizes
 from mstar_bagel.graph import MARKERS
 from mstar_bagel.params import guidance
 from mstar_bagel.program import GUIDED, IMAGE, SYSTEM
-from mstar_bagel.request.images import fitted_size, resize, signed
+from mstar_bagel.request.images import fitted_size, planes, resize
 from mstar_bagel.request.prompt import THINK_TO_ANSWER, THINK_TO_PAINT, PromptIds
 from mstar_bagel.request.schedule import phases
 from mstar_bagel.request.tokenizer import TextStream, TextTokenizer
@@ -119,11 +119,11 @@ class Processor:
         given = read_image(request.media_at(IMAGE, index).data, request.limits)
         first = resize(given, sizes.vae_rule)
         seen = resize(given if params.image_preprocess == DIRECT else first, sizes.vit_rule)
-        arrays = {"vit_image": signed(seen)}
+        arrays = {"vit_image": planes(seen)}
         length = _tokens(seen.size, sizes.vision.patch)
         if paints:
             clean = resize(first, sizes.vae_rule)
-            arrays["vae_image"] = signed(clean)
+            arrays["vae_image"] = planes(clean)
             length += _tokens(clean.size, sizes.token_pixels)
         return SegmentInputs(kind=IMAGE, arrays=arrays, length=length), first.size
 

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.functional import interpolate, pad, scaled_dot_product_attention, silu
 
 from mstar_bagel.nodes.flow import GridTable, TimeEmbedder
+from mstar_bagel.nodes.pixels import SignedPixels
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -178,16 +179,19 @@ class CleanLatents(nn.Module):
         self.vae2llm = nn.Linear(sizes.latent_width, width)
         self.time_embedder = TimeEmbedder(width)
         self.latent_pos_embed = GridTable(sizes.latent_grid, width)
+        self.pixels = SignedPixels()
         self._sizes = sizes
 
     def forward(self, *, image: Tensor | Sequence[Tensor]) -> dict[str, list[Tensor]]:
-        """Return {"features": one tensor [n, width] per image}. image: [3, y, x] each, in [-1, 1]."""
+        """Return {"features": one tensor [n, width] per image}. image: [3, y, x] each, uint8 or in [-1, 1]."""
         return {"features": [self.embed(self.encode(each)) for each in image]}
 
     def encode(self, image: Tensor) -> Tensor:
         """Return the scaled latent tokens [h, w, channels]. image: [3, y, x]."""
         vae = self._sizes.vae
-        moments = self.encoder(image[None].to(self.encoder.conv_in.weight.dtype))[0].to(self.vae2llm.weight.dtype)
+        moments = self.encoder(self.pixels(image)[None].to(self.encoder.conv_in.weight.dtype))[0].to(
+            self.vae2llm.weight.dtype
+        )
         scaled = vae.scale * (moments[: vae.channels] - vae.shift)
         return to_tokens(scaled, self._sizes.latent_patch)
 

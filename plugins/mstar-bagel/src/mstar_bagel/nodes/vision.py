@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.functional import gelu, linear, scaled_dot_product_attention
 
 from mstar_bagel.nodes.flow import GridTable
+from mstar_bagel.nodes.pixels import SignedPixels
 from mstar_core.engine.cuda_graphs.functions import CapturedFunction, CapturesFunction
 from mstar_core.layers.linear import join_with_biases
 
@@ -174,6 +175,7 @@ class ImageFeatures(nn.Module, CapturesFunction):
         self.vit_model = VisionTower(sizes.vision)
         self.connector = PatchMLP(sizes.vision.width, width, width)
         self.vit_pos_embed = GridTable(sizes.vision.grid, width)
+        self.pixels = SignedPixels()
         self._patch = sizes.vision.patch
         self._replayed = CapturedFunction(self._alone, (1,))
 
@@ -184,7 +186,7 @@ class ImageFeatures(nn.Module, CapturesFunction):
         self._replayed = CapturedFunction(self._alone, (1,), captures, self._is_small)
 
     def forward(self, *, image: Tensor | Sequence[Tensor]) -> dict[str, list[Tensor]]:
-        """Return {"features": one tensor [n, width] per image}. image: [channels, y, x] each, in [-1, 1]."""
+        """Return {"features": one tensor [n, width] per image}. image: [channels, y, x] each, uint8 or in [-1, 1]."""
         images = list(image)
         if len(images) == 1:
             return {"features": [self._replayed(images[0][None])[0]]}
@@ -194,7 +196,7 @@ class ImageFeatures(nn.Module, CapturesFunction):
         grids = [(each.shape[1] // self._patch, each.shape[2] // self._patch) for each in images]
         lengths = [rows * columns for rows, columns in grids]
         tables = [self.vit_pos_embed(rows, columns) for rows, columns in grids]
-        packed = self.connector(self.vit_model.vision_model(images, lengths))
+        packed = self.connector(self.vit_model.vision_model([self.pixels(each) for each in images], lengths))
         return list((packed + (tables[0] if len(tables) == 1 else torch.cat(tables))).split(lengths))
 
     def _alone(self, image: Tensor) -> Tensor:

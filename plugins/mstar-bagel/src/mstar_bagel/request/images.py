@@ -1,4 +1,4 @@
-"""Resizing and normalization of input images. Source: the specification, section 7."""
+"""Resizing of input images. Source: the specification, section 7."""
 
 from __future__ import annotations
 
@@ -43,11 +43,10 @@ def resize(image: Image.Image, rule: ResizeRule) -> Image.Image:
     return image if size == image.size else image.resize(size, Pillow.Resampling.BICUBIC)
 
 
-def signed(image: Image.Image) -> np.ndarray:
-    """Return the pixels in [-1, 1], float32 [3, y, x]."""
-    pixels = np.asarray(image, dtype=np.float32) / np.float32(255)
-    planes: np.ndarray = np.ascontiguousarray(((pixels - np.float32(0.5)) / np.float32(0.5)).transpose(2, 0, 1))
-    return planes
+def planes(image: Image.Image) -> np.ndarray:
+    """Return the pixels by channel, uint8 [3, y, x]."""
+    found: np.ndarray = np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
+    return found
 
 
 def fitted_size(size: tuple[int, int], box: tuple[int | None, int | None], multiple: int) -> tuple[int, int]:
