@@ -30,7 +30,7 @@ def test_every_image_size_of_the_samples_runs_once() -> None:
     }
     assert declared
     assert {tuple(job.inputs["image"].shape) for job in made["vit_encoder"].seen} == declared
-    assert all(job.inputs["image"].dtype is torch.float32 for job in made["vit_encoder"].seen)
+    assert all(job.inputs["image"].dtype is torch.uint8 for job in made["vit_encoder"].seen)
     assert reported
     assert all(not runner.open_handles for runner in made.values())
 

@@ -189,9 +189,8 @@ class CleanLatents(nn.Module):
     def encode(self, image: Tensor) -> Tensor:
         """Return the scaled latent tokens [h, w, channels]. image: [3, y, x]."""
         vae = self._sizes.vae
-        moments = self.encoder(self.pixels(image)[None].to(self.encoder.conv_in.weight.dtype))[0].to(
-            self.vae2llm.weight.dtype
-        )
+        pixels = self.pixels(image)[None].to(self.encoder.conv_in.weight.dtype)
+        moments = self.encoder(pixels)[0].to(self.vae2llm.weight.dtype)
         scaled = vae.scale * (moments[: vae.channels] - vae.shift)
         return to_tokens(scaled, self._sizes.latent_patch)
 
