@@ -37,7 +37,7 @@ from mstar_core.messages.life import Hello, PeerReady, PeerUp, Phase, Ping, Serv
 from mstar_core.messages.requests import RequestFinished
 from mstar_core.messages.wire import Envelope, Message, WireCodec
 from mstar_core.messages.work import RunWalks, WalkDone
-from mstar_core.transport import Courier, Mailbox, mailbox_endpoint, open_transport
+from mstar_core.transport import Courier, Mailbox, TensorTransport, mailbox_endpoint
 from mstar_pi05.checkpoint.config import ACTION_WIDTH, Sizes
 from tests.api.own_process import own_api, spec_in
 
@@ -64,7 +64,7 @@ class Others:
             name: Mailbox(self._context, self.endpoint(name), codec) for name, codec in self._codecs.items()
         }
         self._couriers = {name: Courier(self._context, codec) for name, codec in self._codecs.items()}
-        self._tensors = open_transport("SHM", name=WORKER, incarnation=0, directory=self._ipc)
+        self._tensors = TensorTransport(WORKER, 0, self._ipc)
         self._up: set[str] = set()
         self._last_ping = 0.0
 

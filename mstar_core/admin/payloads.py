@@ -50,7 +50,7 @@ def deployment(target: Supervisor) -> dict[str, Any]:
         "config": spec.config_file,
         "cause": target.last_cause,
         "versions": spec.versions,
-        "transport": spec.transport,
+        "transport": spec.transport.protocol,
         "unused": list(spec.unused),
         "cautions": list(spec.cautions),
     }

@@ -36,7 +36,7 @@ from mstar_core.messages.telemetry import RequestNews, Span
 from mstar_core.messages.tensors import InlineTensor, TensorRef
 from mstar_core.messages.wire import Envelope, Message, WireCodec
 from mstar_core.process.life import SUPERVISOR, ChildLife
-from mstar_core.transport import Courier, Mailbox, Malformed, Spin, loan_of, open_transport
+from mstar_core.transport import Courier, Mailbox, Malformed, Spin, TensorTransport, loan_of
 from mstar_core.transport.dtypes import Array
 
 TURN_S: Final = 0.1
@@ -76,7 +76,7 @@ class Link:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         wire = WireCodec("api", incarnation)
         self._courier: Courier = Courier(self._context, wire, message_bytes=MESSAGE_BYTES)
-        self._tensors = open_transport(spec.transport, name="api", incarnation=incarnation, directory=spec.ipc_dir)
+        self._tensors = TensorTransport("api", incarnation, spec.ipc_dir)
         self.life = ChildLife(
             "api",
             incarnation,

@@ -87,6 +87,18 @@ class KVCacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     prefix_cache: bool = True
 
 
+class TransportConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Transport of tensors between ranks. protocol: SHM, TCP or RDMA; port and device are of the last two.
+
+    port: first port of the transfer engine; rank i uses those from port + 16 i. device: interface, address or host name
+    of this host for TCP (None: the loopback address); names of adapters, separated by commas, for RDMA (None: all).
+    """
+
+    protocol: str = "SHM"
+    port: int = 8080
+    device: str | None = None
+
+
 class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The api's address and limits (docs/http-api.md). Sizes in bytes, times in seconds.
 
@@ -168,7 +180,7 @@ class DeploymentSpec(msgspec.Struct, frozen=True, kw_only=True):
     image_share: float = 0.5
     feature_cache_bytes: int = 256 * 1024 * 1024
     wait_spin_us: int | None = None
-    transport: str = "SHM"
+    transport: TransportConfig = TransportConfig()
     api: ApiConfig = ApiConfig()
     log_level: str = "INFO"
     drain_timeout_s: float = 120.0

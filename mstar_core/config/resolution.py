@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from mstar_core.config.deployment import ApiConfig, KVCacheConfig
+from mstar_core.config.deployment import ApiConfig, KVCacheConfig, TransportConfig
 from mstar_core.config.load import TINY, ConfigFile, split_name
 from mstar_core.config.located import Located
 from mstar_core.config.placement import check_coverage, node_groups
@@ -42,6 +42,7 @@ def resolve(spec: ModelSpec, config: ConfigFile, *, is_tiny: bool = False) -> Re
         model_kwargs=kwargs,
         node_groups=groups,
         kv_cache=_kv_cache(spec, values),
+        transport=TransportConfig(**_struct(values, "transport")),
         api=ApiConfig(**_struct(values, "api")),
         config_file=config.shown,
         provenance=provenance,

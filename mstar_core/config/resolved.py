@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mstar_core.config.deployment import ApiConfig, KVCacheConfig
+from mstar_core.config.deployment import ApiConfig, KVCacheConfig, TransportConfig
 from mstar_core.config.located import Located
+from mstar_core.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +50,7 @@ class ResolvedConfig:
     model_kwargs: Mapping[str, Any]
     node_groups: tuple[NodeGroup, ...]
     kv_cache: KVCacheConfig
+    transport: TransportConfig
     api: ApiConfig
     config_file: str | None
     provenance: Mapping[str, str]
@@ -61,3 +63,11 @@ class ResolvedConfig:
     def source(self, key: str) -> str:
         """Return the source of the value of `key`."""
         return self.provenance.get(key, "default")
+
+    def error(self, key: str, title: str, detail: str = "", hint: str = "") -> ConfigError:
+        """Return a ConfigError for the value of `key`, with its file and line or the flag that set it."""
+        source = self.source(key)
+        file, _, line = source.rpartition(":")
+        is_line = bool(file) and line.isdigit() and not source.startswith("--")
+        place = Located(None, source, file, int(line)) if is_line else Located(None, source)
+        return place.error(title, key, detail, hint)

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from mstar_core.config.deployment import ApiConfig, DeploymentSpec, KVCacheConfig
+from mstar_core.config.deployment import ApiConfig, DeploymentSpec, KVCacheConfig, TransportConfig
 from mstar_core.plugin.params import ValueSpec, value_kind
 
 ITEM: Final = "[]"
@@ -38,7 +38,9 @@ class Setting(ValueSpec):
         return "one of " + ", ".join(self.choices) if self.choices else f"{self.kind} {self.limits_text}".rstrip()
 
 
-_STRUCTS: Final[Mapping[str, type[msgspec.Struct]]] = {"": DeploymentSpec, "kv_cache": KVCacheConfig, "api": ApiConfig}
+_STRUCTS: Final[Mapping[str, type[msgspec.Struct]]] = {
+    "": DeploymentSpec, "kv_cache": KVCacheConfig, "transport": TransportConfig, "api": ApiConfig,
+}  # fmt: skip
 _FIELDS: Final = {
     f"{section}.{field.name}".lstrip("."): field
     for section, struct in _STRUCTS.items()
@@ -213,6 +215,18 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         default_text="{}",
     ),
     _field("kv_cache.prefix_cache", "Keep pages of finished requests for later prompts with the same prefix."),
+    Setting(key="transport", kind="section", doc="Transport of tensors between ranks."),
+    _field(
+        "transport.protocol",
+        "SHM: shared memory, and CUDA IPC between GPUs. TCP, RDMA: Mooncake's transfer engine.",
+        choices=("SHM", "TCP", "RDMA"),
+    ),
+    _field("transport.port", "First port of TCP and RDMA; rank i uses those from port + 16 i.", ge=1, le=65535),
+    _field(
+        "transport.device",
+        "TCP: interface, address or host name of this host; RDMA: adapters, separated by commas.",
+        default_text="the loopback address; all adapters",
+    ),
     Setting(key="api", kind="section", doc="The api's address and limits."),
     _field("api.host", "Address to listen on."),
     _field("api.port", "Port to listen on.", ge=1, le=65535),

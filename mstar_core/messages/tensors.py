@@ -33,11 +33,11 @@ class ShmTensor(msgspec.Struct, frozen=True, kw_only=True, tag="shm"):
     generation: int
 
 
-class CudaTensor(msgspec.Struct, frozen=True, kw_only=True, tag="cuda"):
-    """A tensor in GPU memory of `owner`, lent to a worker of the same host until that sends TensorFreed.
+class _PeerTensor(msgspec.Struct, frozen=True, kw_only=True):
+    """A tensor in memory of `owner` that another worker copies from, until that sends TensorFreed. Base of two forms.
 
-    memory: CUDA IPC handle of a segment that the owner exports. offset, size_bytes: position in the segment. slot,
-    generation: of the loan, as those of ShmTensor; slots of GPU memory begin at 2 ** 20.
+    memory: handle of a segment that the owner exports. offset, size_bytes: position in the segment. slot, generation:
+    of the loan, as those of ShmTensor; slots begin at 2 ** 20.
     """
 
     dtype: str
@@ -50,4 +50,18 @@ class CudaTensor(msgspec.Struct, frozen=True, kw_only=True, tag="cuda"):
     generation: int
 
 
-TensorRef = InlineTensor | ShmTensor | CudaTensor
+class CudaTensor(_PeerTensor, frozen=True, kw_only=True, tag="cuda"):
+    """A tensor in GPU memory, for a worker of the same host. memory: CUDA IPC handle."""
+
+
+class RemoteTensor(_PeerTensor, frozen=True, kw_only=True, tag="remote"):
+    """A tensor in host memory that the transfer engine exports by TCP or RDMA.
+
+    memory: `HOST:PORT ADDRESS` in ASCII, the engine's handshake address and the segment's address in its process.
+    """
+
+
+PeerTensor = CudaTensor | RemoteTensor
+"""Forms that a worker copies from memory of another one."""
+
+TensorRef = InlineTensor | ShmTensor | PeerTensor

@@ -6,7 +6,7 @@ from mstar_core.transport.address import arena_path, mailbox_endpoint
 from mstar_core.transport.arena import Arena, ArenaReader, FdServer
 from mstar_core.transport.courier import Courier
 from mstar_core.transport.mailbox import Mailbox, Malformed
-from mstar_core.transport.shm import TensorTransport, open_transport
+from mstar_core.transport.shm import TensorTransport
 from mstar_core.transport.spin import Spin
 from mstar_core.transport.tensors import Loan, loan_of
 
@@ -23,5 +23,4 @@ __all__ = [
     "arena_path",
     "loan_of",
     "mailbox_endpoint",
-    "open_transport",
 ]

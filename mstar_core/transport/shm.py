@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mstar_core.closing import Closing
-from mstar_core.errors import NotFound, TransportError, did_you_mean, nearest
+from mstar_core.errors import TransportError
 from mstar_core.messages.tensors import InlineTensor, ShmTensor, TensorRef
 from mstar_core.transport.address import arena_path
 from mstar_core.transport.arena import MIB, Arena, ArenaReader, FdServer
@@ -110,34 +110,9 @@ class TensorTransport(Closing):
 
 
 def _on_host(ref: TensorRef) -> ShmTensor:
-    """Return the handle of a tensor in host memory. Raises TransportError for one on a GPU, which workers read."""
+    """Return the handle of a tensor in shared memory. Raises TransportError for one that only workers can read."""
     if isinstance(ref, ShmTensor):
         return ref
-    raise TransportError("a tensor in GPU memory came to a process that reads host memory only", str(type(ref)))
-
-
-BETWEEN_HOSTS = ("TCP", "RDMA")
-"""Transports between hosts, which this version refuses by name."""
-
-
-def open_transport(protocol: str, *, name: str, incarnation: int, directory: Path) -> TensorTransport:
-    """Open the tensor transport of the process `name`. protocol: `--tensor-comm-protocol`. directory: of its sockets.
-
-    Raises NotFound for an unknown protocol, TransportError for one that is not available.
-    """
-    if protocol in BETWEEN_HOSTS:
-        raise TransportError(
-            f"tensors cannot be sent by {protocol} in this version",
-            "it would need the Mooncake transfer engine; this version uses shared memory of one host only",
-            "use --tensor-comm-protocol SHM, with all ranks on one host",
-        )
-    if protocol != "SHM":
-        known = ("SHM", *BETWEEN_HOSTS)
-        raise NotFound(
-            f"no tensor transport is called {protocol!r}",
-            hint=did_you_mean(protocol, known),
-            kind="tensor transport",
-            name=protocol,
-            nearest=nearest(protocol, known),
-        )
-    return TensorTransport(name, incarnation, directory)
+    raise TransportError(
+        "a tensor in memory of another worker came to a process that reads shared memory only", str(type(ref))
+    )

@@ -39,7 +39,7 @@ from mstar_core.graph.spec.nodes import MAIN, STATELESS
 from mstar_core.graph.spec.streams import Chunk
 from mstar_core.messages.flow import CacheMoved, StreamItems, StreamTensor, Value
 from mstar_core.messages.requests import error_info
-from mstar_core.messages.tensors import CudaTensor, TensorRef
+from mstar_core.messages.tensors import PeerTensor, TensorRef
 from mstar_core.messages.work import EndStream, OpenRequest, ReleaseSignal, RunWalk, RunWalks, SignalRef, WalkDone
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.plugin.surface import EVENTS, PROGRESS
@@ -606,7 +606,7 @@ class Executor:
 
     def read(self, ref: TensorRef) -> Tensor:
         """See MoveTarget."""
-        if isinstance(ref, CudaTensor) and self._peer_memory is not None:
+        if isinstance(ref, PeerTensor) and self._peer_memory is not None:
             taken = self._peer_memory.take(ref)
             self._outbox.read(ref)
             return taken

@@ -167,7 +167,7 @@ class Worker:
             if arrival.error is None:
                 self.try_dispatch(arrival.sender, arrival.message)
             else:
-                log.error("a cache from %s cannot be read: %s", arrival.sender, arrival.error)
+                log.error("tensors from %s cannot be read: %s", arrival.sender, arrival.error)
                 self.unreadable(arrival.message, arrival.error)
         return count
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING
 
 import zmq
@@ -23,12 +23,13 @@ from mstar_core.parallel.plans import StopPlans
 from mstar_core.plugin.loader import bound_model
 from mstar_core.process.life import ChildLife, start_child
 from mstar_core.process.system import keep_freed_memory, keep_start, set_exact_timers
-from mstar_core.transport import Courier, Mailbox, Spin, TensorTransport, open_transport
+from mstar_core.transport import Courier, Mailbox, Spin, TensorTransport
 from mstar_core.worker.build import GroupLead, build_runners, lookahead_on, open_device
 from mstar_core.worker.executor import Executor
 from mstar_core.worker.loop import Worker
 from mstar_core.worker.outbox import Outbox
 from mstar_core.worker.peer_memory.memory import CudaMemory
+from mstar_core.worker.peer_memory.mooncake import MooncakeMemory, open_engine
 from mstar_core.worker.peer_memory.transport import PeerMemory
 from mstar_core.worker.steps import FairShare, Steps, ranges_on
 
@@ -47,9 +48,7 @@ def main(argv: list[str] | None = None) -> None:
     with (
         zmq.Context() as context,
         Courier(context, codec) as courier,
-        closing(
-            open_transport(spec.transport, name=name, incarnation=incarnation, directory=spec.ipc_dir)
-        ) as transport,
+        closing(TensorTransport(name, incarnation, spec.ipc_dir)) as transport,
     ):
         life = ChildLife(name, incarnation, spec, courier, supervisor=supervisor, fd_endpoint=transport.endpoint)
         with life.guarded():
@@ -63,7 +62,8 @@ def main(argv: list[str] | None = None) -> None:
                 worker = _worker(spec, rank, life, mailbox, courier, transport, device, lead)
                 keep_start()
                 life.phase("ready", facts=capacity(worker))
-                worker.run()
+                with (spec.transport.protocol != "SHM" and worker.peer_memory) or nullcontext():
+                    worker.run()
 
 
 @contextmanager
@@ -132,11 +132,23 @@ def _worker(
 
 
 def peer_memory_of(spec: DeploymentSpec, rank: RankPlan, life: ChildLife) -> PeerMemory | None:
-    """Return the transport to other GPU workers of this host, None without any."""
+    """Return the transport to other workers: the configured one, or CUDA IPC between GPUs. None: shared memory only."""
+    if spec.transport.protocol != "SHM":
+        return over_network(spec, rank, life)
     peers = [worker_name(each.rank) for each in spec.plan.ranks if each.device.startswith("cuda") and each is not rank]
     if not rank.device.startswith("cuda") or not peers:
         return None
-    memory = CudaMemory(resolve_device(rank.device))
+    return PeerMemory(life.name, life.incarnation, CudaMemory(resolve_device(rank.device)), peers)
+
+
+def over_network(spec: DeploymentSpec, rank: RankPlan, life: ChildLife) -> PeerMemory | None:
+    """Return the transport to all other workers by TCP or RDMA, None without any."""
+    peers = [worker_name(each.rank) for each in spec.plan.ranks if each is not rank]
+    if not peers:
+        return None
+    engine, session = open_engine(spec.transport, rank.rank, life.incarnation)
+    log.info("tensors for other ranks: %s at %s", spec.transport.protocol, session)
+    memory = MooncakeMemory(engine, session, resolve_device(rank.device))
     return PeerMemory(life.name, life.incarnation, memory, peers)
 
 

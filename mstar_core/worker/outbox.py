@@ -16,7 +16,7 @@ from mstar_core.errors import MstarError
 from mstar_core.messages.flow import CacheMoved, Output, Outputs, StreamItems, StreamTensor, TensorFreed, Value, Values
 from mstar_core.messages.names import API, CONDUCTOR, worker_name
 from mstar_core.messages.requests import ErrorInfo, RequestFinished, error_info
-from mstar_core.messages.tensors import CudaTensor, TensorRef
+from mstar_core.messages.tensors import PeerTensor, TensorRef
 from mstar_core.messages.wire import Message, Sender
 from mstar_core.messages.work import Move, WalkDone, WorkFailed
 from mstar_core.transport import TensorTransport, loan_of
@@ -177,7 +177,7 @@ class Outbox:
     def read(self, ref: TensorRef) -> None:
         """Return a tensor that was copied out to its owner."""
         loan = loan_of(ref)
-        if isinstance(ref, CudaTensor) and self._peer_memory is not None:
+        if isinstance(ref, PeerTensor) and self._peer_memory is not None:
             self._peer_memory.drop(ref)
         if loan is not None:
             self._freed[loan.owner].append((loan.slot, loan.generation))

@@ -120,7 +120,7 @@ def values_of(config: ResolvedConfig) -> dict[str, Any]:
             f"node_groups.{index}.tp_size": group.tp_size,
             f"node_groups.{index}.memory_fraction": group.memory_fraction,
         }
-    for section, struct in (("kv_cache", config.kv_cache), ("api", config.api)):
+    for section, struct in (("kv_cache", config.kv_cache), ("transport", config.transport), ("api", config.api)):
         flat |= {f"{section}.{word}": getattr(struct, word) for word in struct.__struct_fields__ if word != "api_keys"}
     return flat
 

@@ -94,14 +94,16 @@ class UpOptions:
         False
     )
     protocol: Annotated[
-        str,
-        typer.Option("--tensor-comm-protocol", help="SHM; TCP and RDMA are refused, as all ranks are on this host"),
-    ] = "SHM"
+        str | None,
+        typer.Option(
+            "--tensor-comm-protocol", help="SHM, TCP or RDMA: transport of tensors between ranks; default SHM"
+        ),
+    ] = None
     mooncake_port: Annotated[
-        int | None, typer.Option("--mooncake-port", min=1, max=65535, help="of TCP and RDMA; no effect with SHM")
+        int | None, typer.Option("--mooncake-port", min=1, max=65535, help="first port of TCP and RDMA; default 8080")
     ] = None
     transfer_device: Annotated[
-        str | None, typer.Option("--tcp-transfer-device", help="of TCP and RDMA; no effect with SHM")
+        str | None, typer.Option("--tcp-transfer-device", help="interface or address for TCP, adapters for RDMA")
     ] = None
     upload_dir: Annotated[
         Path | None,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -32,10 +31,10 @@ from mstarctl.start.gpus import count_gpus, gpu_keys, gpu_processes, gpus
 from mstarctl.start.moves import check_moves
 from mstarctl.start.options import UpOptions
 from mstarctl.start.target import Override, Target, find, parse_set, resolve_target
+from mstarctl.start.transports import check_protocol, check_transport, transport_cautions, unused_transport
 from mstarctl.version import client_version
 
 LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR")
-TRANSPORTS: Final = ("SHM", "TCP", "RDMA")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +59,6 @@ def make_planned(options: UpOptions, *, api_keys: tuple[str, ...] = (), argv: tu
         raise UsageError("--rust-frontend is not supported", "mstarctl has one front end", "omit the option")
     stall_s = parse_duration(options.stall, "--stall")
     log_level = check_log_level(options.log_level)
-    transport = check_transport(options.protocol)
     plugins = Plugins.discover()
     target = find_target(options, plugins)
     config = resolve_target(target, overrides(options))
@@ -69,6 +67,7 @@ def make_planned(options: UpOptions, *, api_keys: tuple[str, ...] = (), argv: tu
     devices = choose_devices(options.device, options.gpus, count_gpus(), torch_version())
     plan = plugins.plan(model, config, devices.names)
     check_placement(model, config, plan)
+    check_transport(config, plan)
     run = run_directory(config.name, options.run_root)
     check_host(run, config)
     if options.admin_group is not None:
@@ -102,7 +101,7 @@ def make_planned(options: UpOptions, *, api_keys: tuple[str, ...] = (), argv: tu
         image_share=config.image_share,
         feature_cache_bytes=config.feature_cache_bytes,
         wait_spin_us=config.wait_spin_us,
-        transport=transport,
+        transport=config.transport,
         api=msgspec.structs.replace(config.api, api_keys=api_keys),
         log_level=log_level,
         admin_group=options.admin_group,
@@ -119,8 +118,8 @@ def make_planned(options: UpOptions, *, api_keys: tuple[str, ...] = (), argv: tu
         needed_bytes=needed,
         free_bytes=free_bytes(claimed, present),
         nvtx=options.nvtx,
-        unused=unused_options(options, transport, [rank.device for rank in plan.ranks]),
-        cautions=weights_cautions(model, config) + parallel_cautions(plan),
+        unused=unused_options(options, config, plan),
+        cautions=weights_cautions(model, config) + parallel_cautions(plan) + transport_cautions(config, plan),
         graph=msgspec.to_builtins(graph_of(model, plan)),
     )
     walks = sum(len(partition.walks) for partition in model.partitions)
@@ -159,6 +158,9 @@ def overrides(options: UpOptions) -> list[Override]:
     given = {
         "name": ("--name", options.name),
         "weights": ("--weights", None if options.weights is None else str(options.weights)),
+        "transport.protocol": ("--tensor-comm-protocol", check_protocol(options.protocol)),
+        "transport.port": ("--mooncake-port", options.mooncake_port),
+        "transport.device": ("--tcp-transfer-device", options.transfer_device),
         "api.host": ("--host", options.host),
         "api.port": ("--port", options.port),
         "api.timeout_s": ("--timeout", timeout_s),
@@ -180,20 +182,6 @@ def check_log_level(text: str) -> str:
     if level not in LEVELS:
         raise UsageError(f"unknown log level {text!r}", hint=did_you_mean(level, LEVELS))
     return level
-
-
-def check_transport(protocol: str) -> str:
-    """Return the protocol in capitals. Raises UsageError if it is unknown or not supported by this version."""
-    name = protocol.upper()
-    if name not in TRANSPORTS:
-        raise UsageError(f"unknown tensor protocol {protocol!r}", hint=did_you_mean(name, TRANSPORTS))
-    if name != "SHM":
-        raise UsageError(
-            f"--tensor-comm-protocol {name} is not supported by this version",
-            "all ranks are on this host and exchange tensors through shared memory",
-            "use SHM, the default, or omit the option",
-        )
-    return name
 
 
 def check_code(model: ModelSpec) -> None:
@@ -231,18 +219,10 @@ def _check_parallel(model: ModelSpec, group: NodeGroup, plan: Plan) -> None:
             )  # fmt: skip
 
 
-def unused_options(options: UpOptions, transport: str, devices: Sequence[str]) -> tuple[str, ...]:
-    """Return a sentence for each given option that has no effect; `up` warns of it and `describe` lists it.
-
-    devices: of the ranks.
-    """
-    given = {"--mooncake-port": options.mooncake_port, "--tcp-transfer-device": options.transfer_device}
-    unused = [
-        f"{flag} {value} has no effect: tensors move through shared memory ({transport}), which uses no network"
-        for flag, value in given.items()
-        if value is not None
-    ]
-    if options.nvtx and not any(device.startswith("cuda") for device in devices):
+def unused_options(options: UpOptions, config: ResolvedConfig, plan: Plan) -> tuple[str, ...]:
+    """Return a sentence for each given option that has no effect; `up` warns of it and `describe` lists it."""
+    unused = unused_transport(config, plan)
+    if options.nvtx and not any(rank.device.startswith("cuda") for rank in plan.ranks):
         unused.append("--enable-nvtx has no effect: every rank computes on the CPU, and NVTX marks work on GPUs")
     return tuple(unused)
 

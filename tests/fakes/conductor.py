@@ -17,7 +17,7 @@ from mstar_core.messages.flow import Output, Outputs
 from mstar_core.messages.life import Hello, PeerDown, PeerUp, ServiceState
 from mstar_core.messages.requests import CancelRequest, ErrorInfo, NewRequest, RequestFailed, RequestFinished
 from mstar_core.messages.wire import Envelope, Message, WireCodec
-from mstar_core.transport import Courier, Mailbox, Malformed, mailbox_endpoint, open_transport
+from mstar_core.transport import Courier, Mailbox, Malformed, TensorTransport, mailbox_endpoint
 
 M = TypeVar("M")
 Script = Callable[["FakeDeployment", NewRequest], None]
@@ -35,7 +35,7 @@ class FakeDeployment:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._boxes = {name: self._box(name) for name in ("supervisor", "conductor", "worker-0")}
         self._couriers = {name: self._courier(name) for name in ("supervisor", "conductor", "worker-0")}
-        self._tensors = open_transport("SHM", name="worker-0", incarnation=0, directory=ipc)
+        self._tensors = TensorTransport("worker-0", 0, ipc)
         self._seq: dict[int, int] = {}
 
     @property

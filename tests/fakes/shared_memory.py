@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from mstar_core.errors import TransportError
+from mstar_core.messages.tensors import CudaTensor, PeerTensor
 
 
 class FakeCopy:
@@ -48,6 +49,8 @@ class SharedMemory:
 
 class FakeMemory:
     """A DeviceMemory. An address is the number of a block times 2 ** 32, plus an offset."""
+
+    form: type[PeerTensor] = CudaTensor
 
     def __init__(self, shared: SharedMemory) -> None:
         self.shared = shared
@@ -95,6 +98,9 @@ class FakeMemory:
         return tensor, self._copy()
 
     def take(self, tensor: Tensor) -> None:
+        pass
+
+    def close(self) -> None:
         pass
 
     def _at(self, address: int, size: int) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 
 from mstar_core.errors import ArenaFull, TransportError
 from mstar_core.messages.flow import CacheMoved, StreamItems, StreamTensor
-from mstar_core.messages.tensors import CudaTensor, InlineTensor, TensorRef
+from mstar_core.messages.tensors import InlineTensor, PeerTensor, TensorRef
 from mstar_core.transport import loan_of
 from mstar_core.transport.tensors import inline
 from mstar_core.worker.peer_memory.arrivals import Arrivals
@@ -34,19 +34,19 @@ class Pair:
         self.owner = PeerMemory("worker-0", 3, self.shared.end(), ["worker-1"], clock=lambda: self.now, **sizes)
         self.reader = PeerMemory("worker-1", 5, self.shared.end(), ["worker-0"], **sizes)
 
-    def send(self, value: torch.Tensor) -> CudaTensor:
+    def send(self, value: torch.Tensor) -> PeerTensor:
         outgoing = self.owner.send(value, "worker-1")
         assert outgoing.is_done
-        decoded: CudaTensor = msgspec.msgpack.decode(msgspec.msgpack.encode(outgoing.ref), type=TensorRef)  # type: ignore[call-overload]
+        decoded: PeerTensor = msgspec.msgpack.decode(msgspec.msgpack.encode(outgoing.ref), type=TensorRef)  # type: ignore[call-overload]
         assert decoded == outgoing.ref
         return decoded
 
-    def read(self, ref: CudaTensor) -> torch.Tensor:
+    def read(self, ref: PeerTensor) -> torch.Tensor:
         self.reader.begin(ref)
         assert self.reader.is_ready(ref)
         return self.reader.take(ref)
 
-    def give_back(self, ref: CudaTensor) -> bool:
+    def give_back(self, ref: PeerTensor) -> bool:
         loan = loan_of(ref)
         assert loan is not None and loan.owner == "worker-0"
         return self.owner.release(loan.slot, loan.generation)
@@ -138,7 +138,7 @@ def test_a_handle_that_contradicts_itself_is_refused(pair: Pair) -> None:
     pair.give_back(ref)
 
 
-def item(index: int, ref: CudaTensor | InlineTensor) -> StreamTensor:
+def item(index: int, ref: PeerTensor | InlineTensor) -> StreamTensor:
     return StreamTensor(stream="s", handle=1, index=index, ref=ref)
 
 
@@ -169,7 +169,7 @@ def test_messages_of_a_sender_keep_their_order_and_nothing_blocks(pair: Pair) ->
         pair.give_back(ref)
 
 
-def moved(handle: int, *pages: CudaTensor) -> CacheMoved:
+def moved(handle: int, *pages: PeerTensor) -> CacheMoved:
     return CacheMoved(
         handle=handle, run=1, source=0, node="LM", branch="main", length=1, position=1, last=0, drawn=0,
         history=inline(torch.ones(1).numpy()), pages=list(pages),

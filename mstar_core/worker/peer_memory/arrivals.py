@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from mstar_core.errors import TransportError
 from mstar_core.messages.flow import CacheMoved, StreamItems, StreamTensor, Values
-from mstar_core.messages.tensors import CudaTensor, TensorRef
+from mstar_core.messages.tensors import PeerTensor, TensorRef
 from mstar_core.messages.wire import Message
 from mstar_core.worker.moves import tensors_of
 from mstar_core.worker.peer_memory.transport import PeerMemory
@@ -38,7 +38,7 @@ class _WaitingCache:
 
     sender: str
     message: Message
-    refs: list[CudaTensor]
+    refs: list[PeerTensor]
     has_begun: bool = False
 
     @property
@@ -56,7 +56,7 @@ class Arrivals:
         self._memory = memory
         self._importing = importing
         self._cache_bytes = cache_bytes
-        self._ordered: dict[str, deque[tuple[Message, list[CudaTensor]]]] = {}
+        self._ordered: dict[str, deque[tuple[Message, list[PeerTensor]]]] = {}
         self._caches: list[_WaitingCache] = []
 
     @property
@@ -72,7 +72,7 @@ class Arrivals:
         is_ordered = isinstance(message, ORDERED)
         if not is_ordered and not isinstance(message, CacheMoved):
             return False
-        refs = [ref for ref in refs_of(message) if isinstance(ref, CudaTensor)]
+        refs = [ref for ref in refs_of(message) if isinstance(ref, PeerTensor)]
         if not refs and (not is_ordered or sender not in self._ordered):
             return False
         if is_ordered:
@@ -94,13 +94,14 @@ class Arrivals:
         """Yield the messages that are complete, and those that cannot be. Begins to read caches that fit now."""
         for sender, queue in list(self._ordered.items()):
             while queue and self._are_ready(queue[0][1]):
-                yield Arrival(sender, queue.popleft()[0])
+                message, refs = queue.popleft()
+                yield Arrival(sender, message, self._failure(refs))
             if not queue:
                 del self._ordered[sender]
         yield from self._begin_caches()
         for cache in [each for each in self._caches if each.has_begun and self._are_ready(each.refs)]:
             self._caches.remove(cache)
-            yield Arrival(cache.sender, cache.message)
+            yield Arrival(cache.sender, cache.message, self._failure(cache.refs))
 
     def _begin_caches(self) -> Iterator[Arrival]:
         """Begin to read caches in order while they fit, and yield those that cannot be read."""
@@ -120,8 +121,11 @@ class Arrivals:
                 self._caches.remove(cache)
                 yield Arrival(cache.sender, cache.message, error)
 
-    def _are_ready(self, refs: list[CudaTensor]) -> bool:
+    def _are_ready(self, refs: list[PeerTensor]) -> bool:
         return all(self._memory.is_ready(ref) for ref in refs)
+
+    def _failure(self, refs: list[PeerTensor]) -> TransportError | None:
+        return next((error for ref in refs if (error := self._memory.failure(ref)) is not None), None)
 
 
 def refs_of(message: Message) -> Iterator[TensorRef]:

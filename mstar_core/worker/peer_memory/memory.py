@@ -1,6 +1,6 @@
-"""Device memory that other processes of the host can read: allocation, handles, and copies on a side stream.
+"""Memory that other workers can read: allocation, handles, and asynchronous copies.
 
-`CudaMemory` uses CUDA IPC. Tests put a memory of their own in its place.
+`CudaMemory` is the memory of a GPU by CUDA IPC, `MooncakeMemory` host memory by TCP or RDMA.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import torch
 
 from mstar_core.errors import TransportError
+from mstar_core.messages.tensors import CudaTensor, PeerTensor
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,11 +30,15 @@ class CopyEnd(Protocol):
     """The end of an asynchronous copy, such as a CUDA event."""
 
     def query(self) -> bool:
-        """Return, without waiting, whether the copy has ended."""
+        """Return, without waiting, whether the copy has ended. Raises TransportError if it failed."""
 
 
 class DeviceMemory(Protocol):
-    """Memory of one device. Every failure is a TransportError."""
+    """Memory that other processes can read. Every failure is a TransportError."""
+
+    @property
+    def form(self) -> type[PeerTensor]:
+        """The form of its handles in messages."""
 
     def holds(self, tensor: Tensor) -> bool:
         """Return whether a tensor is on the device."""
@@ -62,6 +67,9 @@ class DeviceMemory(Protocol):
     def take(self, tensor: Tensor) -> None:
         """Hand a tensor of `read` over to the current stream."""
 
+    def close(self) -> None:
+        """End everything that is still on its way."""
+
 
 class _Handle(ctypes.Structure):
     """cudaIpcMemHandle_t."""
@@ -71,6 +79,8 @@ class _Handle(ctypes.Structure):
 
 class CudaMemory:
     """Memory of one GPU. All copies run on a stream of their own, so that they overlap with steps."""
+
+    form: type[PeerTensor] = CudaTensor
 
     def __init__(self, device: torch.device) -> None:
         """Load the CUDA runtime that torch uses. Raises TransportError without one."""
@@ -132,6 +142,9 @@ class CudaMemory:
     def take(self, tensor: Tensor) -> None:
         """See DeviceMemory."""
         tensor.record_stream(torch.cuda.current_stream(self._device))
+
+    def close(self) -> None:
+        """See DeviceMemory."""
 
     def _copy(self, target: int, source: int, size_bytes: int) -> CopyEnd:
         stream = ctypes.c_void_p(self._stream.cuda_stream)

@@ -16,7 +16,7 @@ import torch
 
 from mstar_core.closing import Closing
 from mstar_core.errors import ArenaFull, MstarError, TransportError
-from mstar_core.messages.tensors import CudaTensor
+from mstar_core.messages.tensors import PeerTensor
 from mstar_core.transport.arena import ALIGN_BYTES, COUNTER_BITS, FreeList
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class _Lent:
     to: str
 
 
-Lend = Callable[["Tensor", bool], "tuple[CudaTensor, CopyEnd] | None"]
+Lend = Callable[["Tensor", bool], "tuple[PeerTensor, CopyEnd] | None"]
 """Lends a tensor, or returns None without room. The second argument allows growth beyond the limit."""
 
 
@@ -71,7 +71,7 @@ class OutgoingTensor:
         self._lend = lend
         self._clock = clock
         self._since = clock()
-        self._lent: tuple[CudaTensor, CopyEnd] | None = None
+        self._lent: tuple[PeerTensor, CopyEnd] | None = None
         self._error: MstarError | None = None
         self._start()
 
@@ -87,7 +87,7 @@ class OutgoingTensor:
         return True
 
     @property
-    def ref(self) -> CudaTensor:
+    def ref(self) -> PeerTensor:
         """The handle for the reader. Raises the error that prevented the copy."""
         if self._error is not None:
             raise self._error
@@ -125,6 +125,7 @@ class PeerMemory(Closing):
         self._slots: list[int] = []
         self._opened: dict[tuple[str, int], dict[bytes, int]] = {}
         self._reads: dict[tuple[str, int, int], tuple[Tensor, CopyEnd]] = {}
+        self._failed: dict[tuple[str, int, int], TransportError] = {}
 
     def values(self, worker: str) -> dict[str, float]:
         """Return gauges and counters for telemetry."""
@@ -166,7 +167,7 @@ class PeerMemory(Closing):
         self._slots.append(slot)
         return True
 
-    def _lend(self, tensor: Tensor, to: str, *, may_grow: bool) -> tuple[CudaTensor, CopyEnd] | None:
+    def _lend(self, tensor: Tensor, to: str, *, may_grow: bool) -> tuple[PeerTensor, CopyEnd] | None:
         """Return the handle and the end of the copy; None if there is no room now. Raises ArenaFull if never."""
         size = -(-max(tensor.nbytes, 1) // ALIGN_BYTES) * ALIGN_BYTES
         if size > self._most_bytes:
@@ -187,7 +188,7 @@ class PeerMemory(Closing):
         generation = (self._incarnation << COUNTER_BITS) + self._next
         self._next += 1
         self._lent[slot] = _Lent(segment, offset, size, generation, to)
-        ref = CudaTensor(
+        ref = self._memory.form(
             dtype=str(tensor.dtype).removeprefix("torch."), shape=tuple(tensor.shape), owner=self._name,
             memory=segment.handle, offset=offset, size_bytes=tensor.nbytes, slot=slot, generation=generation,
         )  # fmt: skip
@@ -210,7 +211,7 @@ class PeerMemory(Closing):
 
     # -- receiving ---------------------------------------------------------------------------------------------------
 
-    def begin(self, ref: CudaTensor) -> None:
+    def begin(self, ref: PeerTensor) -> None:
         """Begin to read a tensor. Raises TransportError for a handle that contradicts itself or cannot be mapped."""
         dtype = getattr(torch, ref.dtype, None)
         if not isinstance(dtype, torch.dtype) or math.prod(ref.shape) * dtype.itemsize != ref.size_bytes:
@@ -221,12 +222,21 @@ class PeerMemory(Closing):
         self._reads[_key(ref)] = self._memory.read(opened[ref.memory] + ref.offset, dtype, tuple(ref.shape))
         self.received_bytes += ref.size_bytes
 
-    def is_ready(self, ref: CudaTensor) -> bool:
+    def is_ready(self, ref: PeerTensor) -> bool:
         """Return whether `take` may be called. Polled; a tensor that was dropped counts as ready."""
         found = self._reads.get(_key(ref))
-        return found is None or found[1].query()
+        try:
+            return found is None or found[1].query()
+        except TransportError as error:
+            del self._reads[_key(ref)]
+            self._failed[_key(ref)] = error
+            return True
 
-    def take(self, ref: CudaTensor) -> Tensor:
+    def failure(self, ref: PeerTensor) -> TransportError | None:
+        """Return why a tensor that is ready cannot be taken, None if it can."""
+        return self._failed.get(_key(ref))
+
+    def take(self, ref: PeerTensor) -> Tensor:
         """Return a tensor that was read, for use on the current stream. Raises TransportError if it was not begun."""
         found = self._reads.pop(_key(ref), None)
         if found is None:
@@ -234,9 +244,10 @@ class PeerMemory(Closing):
         self._memory.take(found[0])
         return found[0]
 
-    def drop(self, ref: CudaTensor) -> None:
+    def drop(self, ref: PeerTensor) -> None:
         """Forget a tensor whose request has ended."""
         self._reads.pop(_key(ref), None)
+        self._failed.pop(_key(ref), None)
 
     @property
     def reading(self) -> int:
@@ -266,6 +277,7 @@ class PeerMemory(Closing):
         for segment in self._segments:
             self._memory.free(segment.address)
         self._segments.clear()
+        self._memory.close()
 
     def _unmap(self, address: int) -> None:
         try:
@@ -274,5 +286,5 @@ class PeerMemory(Closing):
             return  # its process is gone, and its memory with it
 
 
-def _key(ref: CudaTensor) -> tuple[str, int, int]:
+def _key(ref: PeerTensor) -> tuple[str, int, int]:
     return ref.owner, ref.slot, ref.generation

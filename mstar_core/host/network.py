@@ -1,0 +1,114 @@
+"""Network of this host: addresses of its interfaces, RDMA adapters, and whether Mooncake's transfer engine loads.
+
+Used by the planner, `doctor` and the workers.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib
+import socket
+import struct
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Final
+
+from mstar_core.errors import TransportError, did_you_mean
+
+LOOPBACK: Final = "127.0.0.1"
+ADAPTERS: Final = Path("/sys/class/infiniband")
+SYSTEM_LIBRARIES: Final = "libibverbs1 libnl-3-200 libnl-route-3-200 libnuma1"
+_SIOCGIFADDR: Final = 0x8915
+"""ioctl for an interface's IPv4 address (netdevice(7))."""
+
+WINDOW_PORTS: Final = 4
+"""Ports that an incarnation of a rank chooses its two from: the handshake's and the data's."""
+
+WINDOWS: Final = 4
+"""Windows of a rank. Successive incarnations use different ones: peers remember the data's port by that of the
+handshake, and a port that was closed cannot be opened for a minute."""
+
+
+def window(first: int, rank: int, incarnation: int = 0) -> range:
+    """Return the ports of an incarnation of a rank. first: of the deployment."""
+    start = first + (rank * WINDOWS + incarnation % WINDOWS) * WINDOW_PORTS
+    return range(start, start + WINDOW_PORTS)
+
+
+def interfaces() -> dict[str, str]:
+    """Return the IPv4 address of each network interface, "" for one without."""
+    return {name: _address(name) for _, name in socket.if_nameindex()}
+
+
+def _address(interface: str) -> str:
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        answer = fcntl.ioctl(sock, _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
+        return socket.inet_ntoa(answer[20:24])
+    return ""
+
+
+def adapters(folder: Path = ADAPTERS) -> list[str]:
+    """Return the names of the RDMA adapters."""
+    return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+
+
+def own_address(device: str | None) -> str:
+    """Return the IPv4 address that peers connect to. device: an interface, a host name or an address of this host.
+
+    None means the loopback address. Raises TransportError if this host does not have it.
+    """
+    if device is None:
+        return LOOPBACK
+    known = interfaces()
+    if device in known:
+        if not known[device]:
+            raise TransportError(f"interface {device} has no IPv4 address", hint=f"ip addr add ADDRESS dev {device}")
+        return known[device]
+    if device in adapters():
+        raise TransportError(f"{device} is an RDMA adapter, not a network interface", hint="use the protocol RDMA")
+    try:
+        address = socket.gethostbyname(device)
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+            sock.bind((address, 0))
+    except OSError as error:
+        names = ", ".join(f"{name} {address}".strip() for name, address in known.items())
+        raise TransportError(
+            f"this host has no interface and no address {device!r}", f"{error}; it has {names}",
+            did_you_mean(device, known),
+        ) from error  # fmt: skip
+    return address
+
+
+def check_adapters(device: str | None) -> None:
+    """Raise TransportError if an RDMA adapter is missing. device: names separated by commas; None: any adapter."""
+    known = adapters()
+    if not known:
+        raise TransportError(
+            "this host has no RDMA adapter",
+            f"{ADAPTERS} is missing or empty",
+            "use the protocol TCP, or SHM on one host",
+        )
+    for name in device.split(",") if device else ():
+        if name in known:
+            continue
+        is_interface = name in interfaces()
+        what = f"{name} is a network interface, not an RDMA adapter" if is_interface else f"no RDMA adapter {name!r}"
+        raise TransportError(what, f"this host has {', '.join(known)}", did_you_mean(name, known))
+
+
+def transfer_engine() -> ModuleType:
+    """Import Mooncake's transfer engine. Raises TransportError with the package to install."""
+    try:
+        return importlib.import_module("mooncake.engine")
+    except ModuleNotFoundError as error:
+        raise TransportError(
+            "Mooncake's transfer engine is not installed", str(error), "pip install 'mstarctl[mooncake]'"
+        ) from error
+    except ImportError as error:  # the wheel is there, and a library that it needs is not
+        is_cuda = "libcuda" in str(error)
+        hint = "install mooncake-transfer-engine-non-cuda in place of the package that needs CUDA"
+        raise TransportError(
+            "Mooncake's transfer engine cannot be loaded", str(error),
+            hint if is_cuda else f"apt-get install {SYSTEM_LIBRARIES}",
+        ) from error  # fmt: skip
