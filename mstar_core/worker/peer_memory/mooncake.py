@@ -45,16 +45,16 @@ class Engine(Protocol):
     def unregister_memory(self, buffer_addr: int, /) -> int:
         """Return 0 on success."""
 
-    def get_first_buffer_address(self, session: str, /) -> int:
-        """Connect to a peer and return the address of its first registered memory, 0 if it cannot be reached.
-
-        Blocks for 5 s at most.
-        """
+    def send_probe(self, peer_server_name: str) -> int:
+        """Return 0 if a peer answers. Blocks, without the interpreter lock, for 5 s if its host does not answer."""
 
     def batch_transfer_async_read(
         self, target_hostname: str, buffers: list[int], peer_buffer_addresses: list[int], lengths: list[int]
     ) -> int:
-        """Begin to read and return a batch, 0 if the peer cannot be reached."""
+        """Begin to read and return a batch, 0 if the peer cannot be reached.
+
+        The first one of a peer waits for a handshake, with the interpreter lock; so a link is probed before.
+        """
 
     def transfer_check_status(self, batch: int, /) -> int:
         """Return 0 while a batch runs, 1 when it is done, less than 0 when it has failed. Not called again then."""
@@ -97,7 +97,7 @@ class _Link:
         return not self.is_lost and self.is_open is not False
 
     def _open(self, engine: Engine) -> None:
-        self.is_open = engine.get_first_buffer_address(self.session) != 0
+        self.is_open = engine.send_probe(self.session) == 0
 
 
 @dataclass(slots=True, eq=False)
