@@ -11,7 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from mstar_core.errors import MstarError
+from mstar_core.errors import MstarError, TransportError
+from mstar_core.host.network import adapters, transfer_engine
 from mstarctl.commands.finding import FAILED, NA, OK, WARN, Finding
 from mstarctl.output import size_text
 from mstarctl.plugins import Plugins
@@ -41,7 +42,7 @@ def gpu_findings(present: list[Gpu] | None = None) -> Iterator[Finding]:
     missing = list(missing_kernels())
     yield _prebuilt(found, missing)
     yield from _tools(found, missing)
-    yield _mooncake(found)
+    yield _mooncake()
     yield _adapters()
 
 
@@ -130,17 +131,25 @@ def _tools(found: list[Gpu], missing: list[str]) -> Iterator[Finding]:
             yield Finding(name=tool, state=FAILED if needed else NA, detail=detail)
 
 
-def _mooncake(found: list[Gpu]) -> Finding:
-    version = version_of("mooncake-transfer-engine")
-    state = OK if version and found else NA
-    return Finding(name="mooncake", state=state, detail=version or "not installed")
+VARIANTS: Final = ("-non-cuda", "", "-cuda13")
+"""Ends of the names of Mooncake's distributions, which install the same package."""
+
+
+def _mooncake() -> Finding:
+    """Check the library of the transports TCP and RDMA, which are optional."""
+    version = next(filter(None, (version_of(f"mooncake-transfer-engine{variant}") for variant in VARIANTS)), None)
+    if version is None:
+        return Finding(name="mooncake", state=NA, detail="not installed: pip install 'mstarctl[mooncake]'")
+    try:
+        transfer_engine()
+    except TransportError as error:
+        return Finding(name="mooncake", state=WARN, detail=f"{version}: {error.detail}; {error.hint}")
+    return Finding(name="mooncake", state=OK, detail=version)
 
 
 def _adapters() -> Finding:
-    rdma = Path("/sys/class/infiniband")
-    names = sorted(path.name for path in rdma.iterdir()) if rdma.is_dir() else []
-    detail = (", ".join(names) + ": not used by this version") if names else "no adapter"
-    return Finding(name="rdma", state=NA, detail=detail)
+    names = adapters()
+    return Finding(name="rdma", state=OK if names else NA, detail=", ".join(names) or "no adapter")
 
 
 def torch_cuda() -> str | None:

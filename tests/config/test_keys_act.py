@@ -48,6 +48,12 @@ ACTS: Final[dict[str, str]] = {
     "test_without_a_plans_share_the_deployments_holds_and_the_reserve_is_kept",
     "kv_cache.share": "tests/worker/test_build.py::test_the_nodes_of_a_rank_divide_its_share",
     "kv_cache.prefix_cache": "tests/runtime/test_goldens_engine.py::test_a_prefix_cache_hit_changes_no_id",
+    "transport": "tests/runtime/test_moves.py::test_caches_by_each_transport_give_the_speech_of_one_rank",
+    "transport.protocol": "tests/runtime/test_moves.py::test_caches_by_each_transport_give_the_speech_of_one_rank",
+    "transport.port": "tests/worker/test_transports.py::"
+    "test_the_successor_of_a_dead_owner_is_read_at_ports_of_its_window",
+    "transport.device": "tests/worker/test_network_namespaces.py::"
+    "test_ranks_in_two_network_namespaces_exchange_tensors",
     "api": "tests/api/test_keys_act.py::test_the_port_is_open_at_the_address_of_the_file_and_at_no_other",
     "api.host": "tests/api/test_keys_act.py::test_the_port_is_open_at_the_address_of_the_file_and_at_no_other",
     "api.port": "tests/runtime/test_start_failures.py::test_a_taken_port_is_named_with_a_free_one",

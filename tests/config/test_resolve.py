@@ -146,9 +146,11 @@ def test_every_key_changes_the_result(spec: ModelSpec, resolved: Resolve) -> Non
         "api.tls_key": "key.pem",
         "api.cors_origins": ["https://example.org"],
         "api.remote_media": ["example.org"],
+        "transport.protocol": "TCP",
+        "transport.device": "eth0",
     }
     base = resolved(GOOD)
-    skipped = ("model", "node_groups", "kv_cache", "api")
+    skipped = ("model", "node_groups", "kv_cache", "transport", "api")
     for item in SETTINGS:
         if item.key in skipped or item.key.startswith("node_groups"):
             continue

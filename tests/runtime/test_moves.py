@@ -12,7 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from mstar_core.config.deployment import NodePlacement, Plan, RankPlan
+from mstar_core.config.deployment import NodePlacement, Plan, RankPlan, TransportConfig
+from tests.fakes.mooncake import needs_mooncake, transfer_ports
 from tests.runtime.client import SURE, Streams, request
 from tests.runtime.deployment import LLM, PATIENT_S, SNAC, Deployment, until
 
@@ -96,10 +97,20 @@ PARTS = [pytest.param(phase, marks=[] if phase == "on the way" else pytest.mark.
 TOLD_S = 8.0
 
 
-@pytest.fixture(scope="module")
-def mortal() -> Iterator[Deployment]:
-    with Deployment(name="mortal", where=PREFILL_APART, hang_s=PATIENT_S) as running:
+@pytest.fixture(scope="module", params=["SHM", pytest.param("TCP", marks=needs_mooncake)])
+def mortal(request: pytest.FixtureRequest) -> Iterator[Deployment]:
+    transport = TransportConfig(protocol=request.param, port=transfer_ports())
+    with Deployment(name="mortal", where=PREFILL_APART, hang_s=PATIENT_S, transport=transport) as running:
         yield running
+
+
+def test_caches_by_each_transport_give_the_speech_of_one_rank(colocated: Deployment, mortal: Deployment) -> None:
+    sentence = {**GREEDY, "input": " ".join(f"This is sentence number {number}." for number in range(60))}
+    expected = speak(colocated, **sentence)
+    assert len(expected) > 10_000
+    assert speak(mortal, **sentence) == expected
+    if mortal.spec().transport.protocol != "SHM":
+        until(lambda: mortal.value(f"{SOURCE}.peer_sent_bytes") > 1 << 17, "bytes by the network")
 
 
 @pytest.mark.parametrize("victim", [SOURCE, TARGET])

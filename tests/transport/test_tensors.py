@@ -1,4 +1,4 @@
-"""Contract of every tensor transport, and the table of transports."""
+"""Contract of the tensor transport by shared memory. `tests/worker/test_transports.py` has that of all transports."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from mstar_core.errors import ArenaFull, NotFound, TransportError
+from mstar_core.errors import ArenaFull, TransportError
 from mstar_core.messages.tensors import InlineTensor, ShmTensor, TensorRef
-from mstar_core.transport import loan_of, open_transport
-from mstar_core.transport.shm import BETWEEN_HOSTS, INLINE_BYTES, TensorTransport
+from mstar_core.transport import loan_of
+from mstar_core.transport.shm import INLINE_BYTES, TensorTransport
 
 MIB = 1 << 20
 
-# Each entry opens the end of one process. A further transport joins the promises below by a line here.
+# Each entry opens the end of one process.
 ENDS: dict[str, Callable[[str, int, Path], TensorTransport]] = {
     "SHM": lambda name, incarnation, directory: TensorTransport(name, incarnation, directory, max_bytes=4 * MIB),
     "SHM, nothing inline": lambda name, incarnation, directory: TensorTransport(
@@ -181,26 +181,6 @@ def test_closing_twice_is_harmless(ends):
 def test_a_handle_that_makes_no_sense_is_an_error(ends, ref):
     with pytest.raises(TransportError):
         ends[1].get(ref)
-
-
-def test_the_table_opens_shm(directory):
-    transport = open_transport("SHM", name="worker-0", incarnation=1, directory=directory)
-    assert isinstance(transport, TensorTransport)
-    transport.close()
-
-
-def test_an_unknown_protocol_suggests_the_nearest(directory):
-    with pytest.raises(NotFound, match="did you mean 'SHM'"):
-        open_transport("SHMM", name="worker-0", incarnation=1, directory=directory)
-
-
-@pytest.mark.parametrize("protocol", BETWEEN_HOSTS)
-def test_transports_between_hosts_are_refused_with_a_hint(protocol, directory):
-    with pytest.raises(TransportError) as refused:
-        open_transport(protocol, name="worker-0", incarnation=1, directory=directory)
-    assert protocol in refused.value.title
-    assert "Mooncake" in refused.value.detail
-    assert "SHM" in refused.value.hint
 
 
 def test_transport_loads_neither_torch_nor_any_transport_engine():

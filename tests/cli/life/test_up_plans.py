@@ -17,9 +17,11 @@ import pytest
 
 from mstar_core.errors import ConfigError, ExitCode, PluginError, UsageError
 from mstar_core.host.run_dir import deployments
+from mstarctl.plugins import Plugins
 from mstarctl.start.devices import choose_devices
 from mstarctl.start.options import UpOptions
 from mstarctl.start.plan import unused_options
+from mstarctl.start.target import find, resolve_target
 from tests.cli.life.conftest import own_port
 from tests.fakes.ports import free_port
 
@@ -37,8 +39,6 @@ Cli = Callable[..., Any]
         (["orpheus:tiny", "--weights", "."], ExitCode.INVALID, "exclude each other"),
         (["orpheus", "--set", "kv_cache.page=3"], ExitCode.INVALID, "page"),
         (["orpheus", "--name", "a/b"], ExitCode.INVALID, "name is 'a/b'"),
-        (["orpheus", "--tensor-comm-protocol", "RDMA"], ExitCode.USAGE, "RDMA is not supported by this version"),
-        (["orpheus", "--tensor-comm-protocol", "tcp"], ExitCode.USAGE, "all ranks are on this host"),
         (["orpheus", "--tensor-comm-protocol", "SMH"], ExitCode.USAGE, "did you mean 'SHM'?"),
         (["orpheus", "--mooncake-port", "70000"], ExitCode.USAGE, "70000 is not in the range"),
         (["orpheus", "--rust-frontend"], ExitCode.USAGE, "mstarctl has one front end"),
@@ -161,8 +161,12 @@ def test_weights_that_were_not_made_for_a_robot_are_said_with_what_to_name(tool:
 
 
 def test_marks_have_an_effect_where_a_rank_is_on_a_gpu() -> None:
+    plugins = Plugins.discover()
+    target = find("orpheus_disaggregated", plugins)
+    config = resolve_target(target)
+
     def unused(*devices: str) -> tuple[str, ...]:
-        return unused_options(UpOptions(nvtx=True), "SHM", devices)
+        return unused_options(UpOptions(nvtx=True), config, plugins.plan(target.spec, config, devices))
 
     assert unused("cpu", "cuda:0") == ()
     assert "every rank computes on the CPU" in unused("cpu")[0]
