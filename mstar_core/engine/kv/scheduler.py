@@ -39,6 +39,9 @@ Loops that report each iteration are not counted.
 MOST_BESIDE_TEXT: Final = 4352
 """Tokens of an image step while text waits: one pass of an image of 1024 x 1024, or several of smaller ones."""
 
+MOST_PREFILL_BUDGETS: Final = 2
+"""Token budgets of prompt passes that share a forward pass. More take as long per token and delay first tokens."""
+
 
 class Scheduler:
     """Starts jobs, reserves pages and preempts. The state that it schedules is the queue's."""
@@ -129,6 +132,8 @@ class Scheduler:
         forwards = list(_current(chosen))
         if all(forward.per_row for forward in forwards):
             most = sum(forward.left for forward in forwards) if is_limited else self._spec.pass_tokens
+            if not is_limited and any(forward.attend.write for forward in forwards):
+                most = min(most, MOST_PREFILL_BUDGETS * self._budget)
             budget = max(budget, most)
         budget = max(budget - len(self._queue.active), self._memory.pool.page_size)
         return chosen, share_budget([(forward.left, forward.must_be_whole) for forward in forwards], budget)

@@ -158,7 +158,7 @@ class NodeSpec:
     outside it may differ in shape and then come as a list. Passes with such ports are never split, and batched.
     So are inputs whose declared shape is fixed, such as `i64[16]`, unless they are cut with the tokens of the pass.
     pass_tokens: (KV) tokens up to which passes with `row_ports` share a forward pass, if that is more than the token
-    budget of a step.
+    budget of a step. Passes that append share one of at most two budgets.
     step_ports: (KV) inputs among `row_ports` with one entry per iteration of a loop on their first axis. A pass gets
     the entry of its own iteration, as a list of one. A loop that carries nothing then runs several iterations per pass.
     ragged: (STATELESS) inputs whose shapes may differ within a batch, whatever `batch_key` says. If they differ, they

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mstar_bagel.graph import MARKERS
 from mstar_bagel.nodes.language import BagelLLM
 from mstar_bagel.processor import Processor
 from mstar_bagel.request.schedule import flow_times
@@ -288,6 +289,35 @@ def count_passes(served: LocalRuntime) -> list[int]:
 
     counted.head = module.head  # type: ignore[attr-defined]
     llm._runner._module = counted  # type: ignore[attr-defined]
+    return found
+
+
+def test_the_first_of_many_answers_about_images_does_not_wait_for_all_images(golden: Any, small: Any) -> None:
+    file = MediaPart(modality="image", data=golden.png(golden.images[0]), name="a")
+    asked = [
+        SampleRequest(text=f"what is it, {number}?", media=[file], params={"max_output_tokens": 4}, outputs=("text",))
+        for number in range(8)
+    ]
+    whole = image_tokens(small(token_budget=2048), asked)
+    assert whole[0] > 0 and not any(whole[1:]), "small images share one pass"
+    passes = image_tokens(small(token_budget=32), asked)
+    assert sum(passes) == whole[0] and max(passes) <= 2 * 32
+    last = max(number for number, tokens in enumerate(passes) if tokens)
+    assert 0 in passes[:last], "text runs between the images"
+
+
+def image_tokens(served: LocalRuntime, asked: Sequence[SampleRequest]) -> list[int]:
+    """Return the tokens of images of each forward pass of the language model for these requests; 0 for text."""
+    (llm,) = [runner for worker in served.workers for name, runner in worker.runners.items() if name == "LLM"]
+    module, found = llm._runner._module, list[int]()  # type: ignore[attr-defined]
+
+    def counted(**ports: Any) -> Any:
+        found.append(sum(len(each) + MARKERS for each in ports.get("embeds", ())))
+        return module(**ports)
+
+    counted.head = module.head  # type: ignore[attr-defined]
+    llm._runner._module = counted  # type: ignore[attr-defined]
+    assert all(outcome.status == "finished" for outcome in served.ask(*asked))
     return found
 
 
