@@ -193,7 +193,7 @@ def docs_html(document: Mapping[str, Any]) -> str:
     body.append('Machine-readable version: <a href="openapi.json">openapi.json</a>.</p>')
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
-            body += _page_operation(path, method, operation, schemas)
+            body += _page_operation(path, method, operation)
     body.append("<h2>Types</h2>")
     for name in sorted(schemas):
         body += _page_schema(name, schemas[name])
@@ -201,7 +201,7 @@ def docs_html(document: Mapping[str, Any]) -> str:
     return f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(body)}</body></html>\n'
 
 
-def _page_operation(path: str, method: str, operation: Mapping[str, Any], schemas: Mapping[str, Any]) -> Iterator[str]:
+def _page_operation(path: str, method: str, operation: Mapping[str, Any]) -> Iterator[str]:
     yield f"<h2><code>{method.upper()} {_text(path)}</code></h2><p>{_text(operation['summary'])}.</p>"
     for kind, content in operation.get("requestBody", {}).get("content", {}).items():
         yield f"<p>Request <code>{_text(kind)}</code>: {_type(content['schema'])}</p>"

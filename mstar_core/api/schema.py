@@ -8,6 +8,10 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 
+ModelName = Annotated[str, Meta(description="any name of the served model")] | None
+RequestId = Annotated[str, Meta(description="the client's own id, as in the header X-Request-ID")] | None
+
+
 class PromptTokens(msgspec.Struct, kw_only=True):
     """Prompt tokens by kind. Cached media counts as cached."""
 
@@ -86,12 +90,12 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     streaming: Annotated[bool, Meta(description="stream the response while it is generated")] = True
     stream: Annotated[bool, Meta(description="the same as streaming")] | None = None
     model_kwargs: Annotated[dict[str, Any], Meta(description="parameters of the model")] | None = None
-    request_id: Annotated[str, Meta(description="the client's own id, as in the header X-Request-ID")] | None = None
+    request_id: RequestId = None
     stream_events: Annotated[
         Literal["data", "full"],
         Meta(description="`full` adds a start line, a done line, and `progress` and `partial_image` lines, if any"),
     ] = "data"
-    model: Annotated[str, Meta(description="any name of the served model")] | None = None
+    model: ModelName = None
 
 
 class OutputEntry(msgspec.Struct, kw_only=True):
@@ -269,13 +273,13 @@ class ChatRequest(msgspec.Struct, kw_only=True):
     messages: Annotated[
         list[ChatMessage], Meta(min_length=1, description="in order; formatted by the chat template of the model")
     ]
-    model: Annotated[str, Meta(description="any name of the served model")] | None = None
+    model: ModelName = None
     stream: Annotated[bool, Meta(description="respond with server-sent events")] = False
     stream_options: StreamOptions | None = None
     n: Annotated[int, Meta(ge=1, description="number of answers; answer i uses seed + i")] = 1
     modalities: Annotated[list[str], Meta(description="output modalities; default: text")] | None = None
     audio: Annotated[AudioWish, Meta(description="options of audio output")] | None = None
-    request_id: Annotated[str, Meta(description="the client's own id, as in the header X-Request-ID")] | None = None
+    request_id: RequestId = None
 
 
 class AnswerAudio(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -359,7 +363,7 @@ class SpeechRequest(msgspec.Struct, kw_only=True):
 
     input: Annotated[str, Meta(description="the text to speak or to answer; see `speech` in /v1/models")]
     voice: Annotated[Any, Meta(description="a name in any case, or {id: name}; default: the model's own")] = None
-    model: Annotated[str, Meta(description="any name of the served model")] | None = None
+    model: ModelName = None
     response_format: Annotated[
         Any, Meta(description="`wav`, `pcm` (PCM16 little endian), `flac`, `mp3` or `opus` (Ogg)")
     ] = "wav"
@@ -368,7 +372,7 @@ class SpeechRequest(msgspec.Struct, kw_only=True):
         "audio"
     )
     instructions: Annotated[str, Meta(description="accepted with a warning; has no effect")] | None = None
-    request_id: Annotated[str, Meta(description="the client's own id, as in the header X-Request-ID")] | None = None
+    request_id: RequestId = None
 
 
 class SpeechUsage(msgspec.Struct, kw_only=True):
@@ -397,7 +401,7 @@ class SpeechDone(msgspec.Struct, kw_only=True):
 class TranscriptionRequest(msgspec.Struct, kw_only=True):
     """Transcription request: a form with the audio as `file`. Other fields are parameters of the model."""
 
-    model: Annotated[str, Meta(description="any name of the served model")] | None = None
+    model: ModelName = None
     language: Annotated[str, Meta(max_length=64, description="language of the speech, as a code or a name")] | None = (
         None
     )
@@ -407,7 +411,7 @@ class TranscriptionRequest(msgspec.Struct, kw_only=True):
         Meta(description="`verbose_json`, `srt` and `vtt` need timestamps, which no model provides"),
     ] = "json"
     stream: Annotated[bool, Meta(description="respond with server-sent events")] = False
-    request_id: Annotated[str, Meta(description="the client's own id, as in the header X-Request-ID")] | None = None
+    request_id: RequestId = None
 
 
 class Transcription(msgspec.Struct, kw_only=True):
@@ -437,7 +441,7 @@ class ImageRequest(msgspec.Struct, kw_only=True):
     """Image request. Other fields are parameters of the model."""
 
     prompt: Annotated[str, Meta(min_length=1, description="description of the image or of the edit")]
-    model: Annotated[str, Meta(description="any name of the served model")] | None = None
+    model: ModelName = None
     n: Annotated[int, Meta(ge=1, description="number of images; image i uses seed + i")] = 1
     size: (
         Annotated[
@@ -455,7 +459,7 @@ class ImageRequest(msgspec.Struct, kw_only=True):
     partial_images: Annotated[
         int, Meta(ge=0, le=3, description="images in the making to send before the last one; only in streams")
     ] = 0
-    request_id: Annotated[str, Meta(description="the client's own id, as in the header X-Request-ID")] | None = None
+    request_id: RequestId = None
 
 
 class ImageTokens(msgspec.Struct, kw_only=True):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import io
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from mstar_core.api.parse.params import count_order
 from mstar_core.client.audio import AudioBuffer
 from mstar_core.conformance.fake_api import SampleRequest
 from mstar_core.plugin.conformance import CheckSkipped
@@ -70,20 +71,11 @@ def _ask(spec: ModelSpec, sample: Sample, index: int) -> SampleRequest:
     return SampleRequest(
         text=TEXTS[index % len(TEXTS)] if "text" in kinds else None,
         media=media,
-        order=_order(kinds),
+        order=count_order(kinds),
         params=_limited(spec, {**sample.params, **sample.tiny}),
         outputs=tuple(sorted(sample.outputs)),
         name=f"sample {sample.name!r}",
     )
-
-
-def _order(kinds: Sequence[str]) -> tuple[tuple[str, int], ...]:
-    seen: dict[str, int] = {}
-    order = []
-    for kind in kinds:
-        order.append((kind, seen.get(kind, 0)))
-        seen[kind] = 0 if kind == "text" else seen.get(kind, 0) + 1
-    return tuple(order)
 
 
 def _limited(spec: ModelSpec, params: Mapping[str, Any]) -> dict[str, Any]:

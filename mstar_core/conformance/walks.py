@@ -50,7 +50,7 @@ def outputs_as_declared(subject: Subject) -> None:
             _check_item(small, item, ports, ask.name)
         for chunk in outcome.chunks:
             _check_chunk(small, chunk, ask.name)
-        _check_whole(small, outcome, ask.name)
+        _check_whole(outcome, ask.name)
         gives = {modality for modality, data in outcome.outputs.items() if data and modality not in EVENTS}
         given |= gives
         accepted |= set(ask.outputs) if gives else set()  # a client may request more than the walk produces
@@ -138,7 +138,7 @@ def _check_chunk(small: Miniature, chunk: EncodedChunk, name: str) -> None:
         raise PluginError(f"{name}: {chunk.modality} begins with {chunk.data[:4]!r}", "not a known file type")
 
 
-def _check_whole(small: Miniature, outcome: RequestOutcome, name: str) -> None:
+def _check_whole(outcome: RequestOutcome, name: str) -> None:
     text = outcome.outputs.get("text")
     if text is None:
         return

@@ -29,15 +29,12 @@ PROBE_ROWS: Final = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KindReport:
-    """Quantization errors and sizes of the layers of one kind.
+    """Errors and sizes of the quantized layers of one kind. layers: their number. Sizes include the scales.
 
-    Errors are ||quantized - before|| / ||before||, of weights and of outputs. layers: the number of layers; *_mean and
-    *_worst: over these layers. Sizes include the scales.
+    Errors of outputs are ||quantized - before|| / ||before||, over these layers.
     """
 
     layers: int
-    weight_error_mean: float
-    weight_error_worst: float
     output_error_mean: float
     output_error_worst: float
     before_bytes: int
@@ -63,10 +60,9 @@ class QuantizationReport:
 
 
 @dataclass(frozen=True, slots=True)
-class _LayerErrors:
-    """Quantization errors and sizes of one layer."""
+class _LayerReport:
+    """Error and sizes of one quantized layer."""
 
-    weight_error: float
     output_error: float
     before_bytes: int
     after_bytes: int
@@ -82,7 +78,7 @@ def quantize(module: nn.Module, method: str) -> QuantizationReport:
     for owner in owners:
         for name, layer in _projections(owner):
             _check(f"{type(owner).__name__}.{name}", layer.weight)
-    found: dict[str, list[_LayerErrors]] = {}
+    found: dict[str, list[_LayerReport]] = {}
     with torch.no_grad():
         for owner in owners:
             was_fused = owner.unfuse()
@@ -143,29 +139,23 @@ def _check(name: str, weight: Tensor) -> None:
         )  # fmt: skip
 
 
-def _quantized(weight: Tensor, dtype: torch.dtype) -> tuple[LinearWeight, _LayerErrors]:
+def _quantized(weight: Tensor, dtype: torch.dtype) -> tuple[LinearWeight, _LayerReport]:
     made = to_float8(weight, dtype)
     assert made.scale is not None
     before, after = weight.float(), made.dequantized(torch.float32)
     generator = torch.Generator(weight.device).manual_seed(0)
     x = torch.randn(PROBE_ROWS, weight.shape[1], generator=generator, device=weight.device)
     size = made.values.numel() * made.values.element_size() + made.scale.numel() * made.scale.element_size()
-    return made, _LayerErrors(
-        _error(after, before), _error(x @ after.T, x @ before.T), weight.numel() * weight.element_size(), size
-    )
-
-
-def _error(found: Tensor, expected: Tensor) -> float:
+    expected = x @ before.T
     norm = float(expected.norm())
-    return float((found - expected).norm()) / norm if norm else 0.0
+    error = float((x @ after.T - expected).norm()) / norm if norm else 0.0
+    return made, _LayerReport(error, weight.numel() * weight.element_size(), size)
 
 
-def _report(found: list[_LayerErrors]) -> KindReport:
-    weights, outputs = [each.weight_error for each in found], [each.output_error for each in found]
+def _report(found: list[_LayerReport]) -> KindReport:
+    outputs = [each.output_error for each in found]
     return KindReport(
         layers=len(found),
-        weight_error_mean=sum(weights) / len(found),
-        weight_error_worst=max(weights),
         output_error_mean=sum(outputs) / len(found),
         output_error_worst=max(outputs),
         before_bytes=sum(each.before_bytes for each in found),

@@ -32,11 +32,6 @@ class ModelContext:
     shard: Shard = WHOLE
 
     @property
-    def tp_rank(self) -> int:
-        """Place of this rank in its tensor-parallel group."""
-        return self.shard.index
-
-    @property
     def tp_size(self) -> int:
         """Ranks of the tensor-parallel group; 1 without one."""
         return self.shard.size

@@ -49,10 +49,6 @@ class ProgramRequest:
     def generates_image(self) -> bool:
         return "image" in self.outputs
 
-    @property
-    def generates_audio(self) -> bool:
-        return "audio" in self.outputs
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class Signal:

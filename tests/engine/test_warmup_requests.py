@@ -12,8 +12,15 @@ import torch
 
 from bench.families.policy import Acting, Place, observation, random_modules
 from mstar_core.engine.base import NodeRunner
-from mstar_core.engine.cuda_graphs.compilation import SWITCH
-from mstar_core.engine.cuda_graphs.warmup import HasWarmup, WarmupRequest, WarmupStep, compile_ahead, run_warmup
+from mstar_core.engine.cuda_graphs.compilation import SWITCH, Compiling, compile_in_parallel
+from mstar_core.engine.cuda_graphs.warmup import (
+    HasWarmup,
+    WarmupRequest,
+    WarmupStep,
+    run_warmup,
+    trace_captures,
+    trace_requests,
+)
 from mstar_core.errors import MstarError
 from mstar_core.graph.spec.nodes import Attend
 from mstar_pi05.checkpoint.config import Sizes, Tower, Vision
@@ -29,6 +36,16 @@ SMALL = Sizes(
     language=Tower(width=32, layers=2, mlp=32, heads=2, kv_heads=1, head_dim=16),
     expert=Tower(width=16, layers=2, mlp=32, heads=2, kv_heads=1, head_dim=16),
 )  # fmt: skip
+
+
+def compile_ahead(warmups: Sequence[tuple[NodeRunner, Sequence[WarmupRequest]]]) -> None:
+    """Compile the kernels of these requests, and of the captures that they cause, as a worker does."""
+
+    def trace(compiling: Compiling) -> None:
+        trace_requests(warmups, compiling)
+        trace_captures([runner for runner, _ in warmups], compiling)
+
+    compile_in_parallel(trace, "the warm-up")
 
 
 def acting(made: list[RecordingCache]) -> Acting:

@@ -106,12 +106,11 @@ class Pool:
         self._make = make
         self._is_growing = False
         self._may_grow = size is None
-        self._further: ProcessorProcess | None = None  # starting
         self._most = size or min(MAX_PARALLEL, (cores or len(os.sched_getaffinity(0))) // CORES_EACH)
         self._processes = [make(target, folder, model_kwargs) for _ in range(size or 1)]
         self._working: set[ProcessorProcess] = set()
-        self._starting: dict[ProcessorProcess, ProcessorProcess] = {}  # successors, by the process they replace
-        self._started: dict[ProcessorProcess, ProcessorProcess] = {}
+        self._starting: dict[ProcessorProcess, ProcessorProcess | None] = {}  # with the process that each replaces
+        self._replaced: set[ProcessorProcess] = set()  # these end with their current jobs
         self._threads = ThreadPoolExecutor(max(1, self._most), thread_name_prefix="mstar-pool")
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="mstar-pool-start")
         self._idle: deque[ProcessorProcess] = deque()
@@ -192,7 +191,7 @@ class Pool:
     async def close(self) -> None:
         """End all processes; running jobs fail. Safe to call twice."""
         self._closing = True
-        for process in (*self._working, *self._starting.values(), *([self._further] if self._further else [])):
+        for process in (*self._working, *self._starting):
             process.end()
         while self._running:
             await asyncio.gather(*self._running, return_exceptions=True)
@@ -200,7 +199,7 @@ class Pool:
         for job in self._waiting:
             job.settle((False, Unavailable("the deployment is stopping", code="draining")))
         self._waiting.clear()
-        processes, self._processes = [*self._processes, *self._started.values()], []
+        processes, self._processes = self._processes, []
         if processes:
             await asyncio.gather(*(self._in_thread(process.stop) for process in processes))
         self._starter.shutdown(wait=False)
@@ -226,31 +225,49 @@ class Pool:
                 self._await_answers(process, jobs)
             else:
                 self._spawn(self._run_in_thread(process, jobs))
-        if self._is_short and self._further is None:
-            self._further = self._make(*self._target)
-            self._spawn(self._start_further(self._further))
+        if self._is_short:
+            self._add()
 
     @property
     def _is_short(self) -> bool:
-        """Whether a file waits for a process and the pool may have more of them."""
-        if not self._is_growing or self._closing:
+        """Whether a file waits for a process and the pool may start one more of them."""
+        if not self._is_growing or self._closing or None in self._starting.values():
             return False
         return len(self._processes) < self._most and any(job.size > SMALL_BYTES for job in self._waiting)
 
-    async def _start_further(self, new: ProcessorProcess) -> None:
-        """Start one more process while the others work."""
+    def _add(self, replaced: ProcessorProcess | None = None) -> None:
+        """Start a process while the others work. replaced: the one that it replaces."""
+        new = self._make(*self._target)
+        self._starting[new] = replaced  # `close` may come before the task begins
+        self._spawn(self._start_added(new, replaced))
+
+    async def _start_added(self, new: ProcessorProcess, replaced: ProcessorProcess | None) -> None:
         try:
             await asyncio.get_running_loop().run_in_executor(self._starter, new.start)
         except Exception:  # isolation boundary: the other processes still work
-            self._is_growing = False
+            if replaced is None:
+                self._is_growing = False
+            else:
+                replaced.jobs = 0
             if not self._closing:
                 log.exception("the pool could not start another process; it continues with those it has")
             return
         finally:
-            self._further = None
+            del self._starting[new]
         self._processes.append(new)
         self._idle.append(new)
+        if replaced is not None:
+            self._replaced.add(replaced)
+            if replaced in self._idle:
+                self._retire(replaced)
         self._dispatch()
+
+    def _retire(self, process: ProcessorProcess) -> None:
+        """End an idle process that was replaced."""
+        self._replaced.discard(process)
+        self._idle.remove(process)
+        self._processes.remove(process)
+        self._spawn(self._in_thread(process.stop))
 
     def _next_jobs(self) -> list[PoolJob]:
         """Return the next job, and small ones behind it if no other process is idle."""
@@ -341,33 +358,11 @@ class Pool:
         self.busy -= 1
         self._working.discard(process)
         self._idle.append(process)
-        if process in self._started:
-            self._swap(process)
-        elif process.jobs >= self._jobs and process not in self._starting and not self._closing:
-            new = self._starting[process] = self._make(*self._target)  # `close` may come before the task begins
-            self._spawn(self._start_successor(process, new))
+        if process in self._replaced:
+            self._retire(process)
+        elif process.jobs >= self._jobs and process not in self._starting.values() and not self._closing:
+            self._add(process)
         self._dispatch()
-
-    async def _start_successor(self, old: ProcessorProcess, new: ProcessorProcess) -> None:
-        """Start the successor of a process, which goes on working until it is idle."""
-        try:
-            await asyncio.get_running_loop().run_in_executor(self._starter, new.start)
-        except Exception:  # isolation boundary: the old process still works
-            old.jobs = 0
-            if not self._closing:
-                log.exception("a pool process could not be replaced; it continues to work")
-            return
-        finally:
-            del self._starting[old]
-        self._started[old] = new
-        if old in self._idle and not self._closing:
-            self._swap(old)
-
-    def _swap(self, old: ProcessorProcess) -> None:
-        new = self._started.pop(old)
-        self._processes[self._processes.index(old)] = new
-        self._idle[self._idle.index(old)] = new
-        self._spawn(self._in_thread(old.stop))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -67,7 +67,7 @@ class AttentionBackend(Protocol):
     def static(self, shape: AttentionShape) -> StaticAttention:
         """Make the attention of one bucket of captured steps. Padding uses the spare page, the last of the pools."""
 
-    def pass_pages(self, most_pages: int, writes: bool) -> list[int]:
+    def pass_pages(self, most_pages: int) -> list[int]:
         """Return the page counts that passes need a bucket for, ascending; the last is `most_pages`."""
 
     def clear_pages(self, pages: Sequence[int]) -> None:

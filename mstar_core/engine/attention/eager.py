@@ -47,7 +47,7 @@ class EagerAttention:
         """See AttentionBackend."""
         return torch_static(self._pools, self._page_size, shape)
 
-    def pass_pages(self, most_pages: int, writes: bool) -> list[int]:
+    def pass_pages(self, most_pages: int) -> list[int]:
         """See AttentionBackend. Every page of a bucket is read, so there are several buckets."""
         return page_buckets(most_pages)
 

@@ -108,7 +108,7 @@ class FlashInferAttention:
             return PagedDenseAttention(self._pools, self._page_size, shape)
         return FlashInferDecode(self, shape)
 
-    def pass_pages(self, most_pages: int, writes: bool) -> list[int]:
+    def pass_pages(self, most_pages: int) -> list[int]:
         """See AttentionBackend. The kernels read only used pages, so one bucket is enough."""
         return [most_pages]
 

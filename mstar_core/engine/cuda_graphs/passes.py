@@ -394,7 +394,7 @@ class LoopPassSteps:
             self._plan(kind, [size])
 
     def _plan(self, kind: PassKind, sizes: Sequence[int]) -> None:
-        pages = self.attention.pass_pages(self.tables.ids.shape[1], kind.writes)
+        pages = self.attention.pass_pages(self.tables.ids.shape[1])
         self._buckets[kind].plan((size, most) for size in kind.sizes(sizes) for most in pages)
 
     def _step_ahead(self, one: PassKind, group: Sequence[ScheduledChunk]) -> PassStep | None:

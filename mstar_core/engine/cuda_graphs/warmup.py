@@ -11,11 +11,9 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, NodeRunner, SamplingParams, WorksWhenIdle
-from mstar_core.engine.cuda_graphs.compilation import compile_in_parallel
 from mstar_core.graph.spec.nodes import Attend
 
 if TYPE_CHECKING:
@@ -89,21 +87,6 @@ class TracesKernels(Protocol):
 
 Warmups = Sequence[tuple[NodeRunner, Sequence[WarmupRequest]]]
 """Runners with their warm-up requests."""
-
-
-def compile_ahead(warmups: Warmups) -> None:
-    """Compile the kernels of value-free requests, and of the captures that they cause, in parallel.
-
-    Stops after a runner's first step if the cache has its kernels, as on every later start. A failure is logged and
-    does not fail the start: each kernel is then compiled at its first launch.
-    """
-    names = ", ".join(runner.name for runner, _ in warmups)
-    compile_in_parallel(partial(_trace, warmups), f"warm-up of {names}")
-
-
-def _trace(warmups: Warmups, compiling: Compiling) -> None:
-    trace_requests(warmups, compiling)
-    trace_captures([runner for runner, given in warmups if _is_traceable(given)], compiling)
 
 
 def trace_requests(warmups: Warmups, compiling: Compiling) -> None:

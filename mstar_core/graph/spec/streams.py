@@ -103,14 +103,13 @@ class Stream:
 
 
 class Chunk(NamedTuple):
-    """Items `start` to `stop` (exclusive) of a stream. fresh: first item that no earlier chunk held.
+    """Items `start` to `stop` (exclusive) of a stream.
 
     first: whether it is the first chunk. last: whether it is the final flush, which may repeat items.
     """
 
     start: int
     stop: int
-    fresh: int
     first: bool
     last: bool
 
@@ -142,11 +141,6 @@ class ChunkCursor:
         """Announce that the stream holds `total` items; some of them may still come."""
         self._total = total
         self._check_total()
-
-    @property
-    def pushed(self) -> int:
-        """Number of items so far."""
-        return self._pushed
 
     @property
     def finished(self) -> bool:
@@ -215,8 +209,7 @@ class ChunkCursor:
 
     def _chunk(self, start: int, stop: int, last: bool) -> Chunk:
         left = self._policy.left if isinstance(self._policy, LeftContext) else 0
-        fresh = max(start, min(self._popped, stop))
-        return Chunk(max(0, start - left), stop, fresh, self._popped == 0, last)
+        return Chunk(max(0, start - left), stop, self._popped == 0, last)
 
     def _final(self) -> Chunk | None:
         """Return the final flush: the remaining items, or the last whole strides of a sliding window if forced."""
