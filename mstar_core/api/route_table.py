@@ -105,12 +105,13 @@ ROUTES: Final = (
     ),
     HttpRoute(
         method="POST", path=ENDPOINTS["image"], handler=image, name="image", needs="image", reads_body=True,
-        summary="Generate images from text", body=ImageRequest, takes=(JSON,), answer=Images, errors=ASKED,
+        summary="Generate images from text", body=ImageRequest, takes=(JSON,), answer=Images, gives=(EVENTS,),
+        errors=ASKED,
     ),
     HttpRoute(
         method="POST", path=ENDPOINTS["image_edit"], handler=image_edit, name="image_edit", needs="image_edit",
         reads_body=True, summary="Edit images by a prompt", body=ImageRequest, takes=(FORM,), files={"image": True},
-        answer=Images, errors=ASKED,
+        answer=Images, gives=(EVENTS,), errors=ASKED,
     ),
     HttpRoute(
         method="POST", path=ENDPOINTS["transcription"], handler=transcription, name="transcription",

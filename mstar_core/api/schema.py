@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-
 ModelName = Annotated[str, Meta(description="any name of the served model")] | None
 RequestId = Annotated[str, Meta(description="the client's own id, as in the header X-Request-ID")] | None
 

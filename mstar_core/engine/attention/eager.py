@@ -16,6 +16,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from mstar_core.engine.attention.reference import page_buckets, torch_static
+from mstar_core.engine.attention.static import places_of
 from mstar_core.engine.transfers import upload
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ class EagerView:
         """Packed tokens to write (None = all) and their places among the keys and among the values of a flat pool."""
         packed, page = self._packed, self._page_size
         if not packed.segments:
-            keys = self._places(packed.decode, packed.cached)
+            keys = places_of(packed.decode, packed.cached, packed.tables, page)
             return None, self._on_device(keys), self._on_device(keys + page)
         rows, places, tokens = [packed.decode], [packed.cached], [np.arange(self._decode_count)]
         for segment in packed.segments:
@@ -182,20 +183,13 @@ class EagerView:
                 rows.append(np.full(segment.count, segment.row, dtype=np.int64))
                 places.append(np.arange(segment.cached, segment.cached + segment.count))
                 tokens.append(np.arange(segment.start, segment.start + segment.count))
-        row, place = np.concatenate(rows), np.concatenate(places)
+        row = np.concatenate(rows)
         if not len(row):
             return None
-        keys = self._places(row, place)
+        keys = places_of(row, np.concatenate(places), packed.tables, page)
         all_written = all(segment.writes for segment in packed.segments)
         chosen = None if all_written else self._on_device(np.concatenate(tokens))
         return chosen, self._on_device(keys), self._on_device(keys + page)
-
-    def _places(self, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Return where a flat pool keeps the keys of these tokens; their values are one page later."""
-        page = self._page_size
-        at = self._packed.tables[rows, tokens // page].astype(np.int64)
-        places: np.ndarray = at * (2 * page) + tokens % page
-        return places
 
     @cached_property
     def _buckets(self) -> list[_Bucket]:

@@ -22,7 +22,7 @@ import torch
 from mstar_core.engine.attention.backend import PackedRows
 from mstar_core.engine.attention.eager import EagerAttention
 from mstar_core.engine.attention.staging import BufferRing, recorded_event
-from mstar_core.engine.attention.static import places_of
+from mstar_core.engine.attention.static import PagedKernels, places_of
 from mstar_core.engine.attention.whole_passes import WholePasses
 from mstar_core.engine.transfers import upload
 from mstar_core.errors import StartError
@@ -306,14 +306,13 @@ class FlashInferView:
         return torch.from_numpy(starts), torch.from_numpy(pages), torch.from_numpy(last)
 
 
-class FlashInferDecode:
+class FlashInferDecode(PagedKernels):
     """Decode attention of one bucket. Plans again only when the page count of some sequence has changed."""
 
     def __init__(self, attention: FlashInferAttention, shape: AttentionShape) -> None:
+        super().__init__(attention.pools, attention.page_size, shape)
         self._attention = attention
-        self._shape = shape
         self._spare = attention.pools[0].shape[0] - 1
-        self._device: Mapping[str, Tensor] = {}
         self._wrapper: Any = None
         self._decode: DecodeAttention | None = None
         self._sizes = (0, 0, 0)
@@ -322,7 +321,6 @@ class FlashInferDecode:
         self._has_new_split = False
         self._pinned: list[Tensor] = []
         self._turn = 0
-        self.plans = 0
 
     @property
     def fields(self) -> Fields:
@@ -334,14 +332,6 @@ class FlashInferDecode:
             "starts": (torch.int32, rows + 1),
             "pages": (torch.int32, rows * self._shape.pages),
         }
-
-    def view(self, device: Mapping[str, Tensor]) -> FlashInferDecode:
-        """See StaticAttention: this object."""
-        self._device = device
-        return self
-
-    def reset(self) -> None:
-        """See StaticAttention: nothing is kept."""
 
     def values(self, batch: AttentionBatch) -> Values:
         """See StaticAttention. Page tables are sent only if one has changed."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
+
+from mstar_core.engine.attention.static import PagedKernels
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,7 +35,7 @@ def torch_static(pools: list[Tensor], page_size: int, shape: AttentionShape) -> 
     return kind(pools, page_size, shape)
 
 
-class TorchStaticAttention:
+class TorchStaticAttention(PagedKernels):
     """Gathers every page of the bucket and masks what a token may not see.
 
     Ragged sequences are padded to the bucket's tokens. If nothing is appended, the pages are gathered once per step and
@@ -42,15 +43,11 @@ class TorchStaticAttention:
     """
 
     def __init__(self, pools: list[Tensor], page_size: int, shape: AttentionShape) -> None:
-        self.plans = 0
-        self._pools = pools
-        self._page_size = page_size
-        self._shape = shape
+        super().__init__(pools, page_size, shape)
         self._spare = pools[0].shape[0] - 1 if pools else 0
         self._inside = shape.pages * page_size
         behind = -(-(self._inside + shape.tokens) // ALIGNED) * ALIGNED
         self._width = self._inside if shape.writes else behind
-        self._device: Mapping[str, Tensor] = {}
         self._kept: dict[int, tuple[Tensor, Tensor]] = {}
         self._mask: Tensor | None = None
 
@@ -70,14 +67,6 @@ class TorchStaticAttention:
             "end": (torch.int64, shape.rows),
             "halves": (torch.int64, shape.rows * shape.pages),
         }
-
-    def view(self, device: Mapping[str, Tensor]) -> TorchStaticAttention:
-        """See StaticAttention: this object."""
-        self._device = device
-        return self
-
-    def plan(self) -> None:
-        """See StaticAttention: nothing is planned."""
 
     def reset(self) -> None:
         """See StaticAttention."""

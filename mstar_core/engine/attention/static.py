@@ -135,9 +135,9 @@ class StaticAttention(Protocol):
 
 
 class PagedKernels:
-    """Base of attention kernels over pages that need no plan. A subclass is also the view that modules attend with."""
+    """Base of attention over pages; a subclass is also the view that modules attend with. Most need no plan."""
 
-    plans = 0
+    plans: int = 0
 
     def __init__(self, pools: list[Tensor], page_size: int, shape: AttentionShape) -> None:
         self._pools = pools
@@ -184,7 +184,10 @@ class AttentionBuffers:
 
 
 def places_of(rows: np.ndarray, cached: np.ndarray, tables: np.ndarray, page_size: int) -> np.ndarray:
-    """Return where a flat pool keeps the next key of each sequence: int64 [n]."""
+    """Return where a flat pool keeps the key after `cached` tokens of each sequence, int64 [n].
+
+    Its value is one page later.
+    """
     at = tables[rows, cached // page_size].astype(np.int64)
     places: np.ndarray = at * (2 * page_size) + cached % page_size
     return places

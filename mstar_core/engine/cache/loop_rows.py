@@ -17,7 +17,6 @@ import torch
 from mstar_core.engine.attention.staging import port_field
 from mstar_core.engine.cache.feeds import Feeds
 from mstar_core.engine.sampling import rng
-from mstar_core.engine.sampling.sampler import to_int64
 from mstar_core.engine.transfers import upload
 from mstar_core.errors import EngineError
 from mstar_core.graph.spec.nodes import RANDOM, keyword
@@ -119,7 +118,7 @@ class LoopRows:
 
     def random_states(self, slots: np.ndarray) -> np.ndarray:
         """Return the states of the random numbers of these slots, int64 [n]. They change with the requests only."""
-        seeds = [to_int64(self._slots.sampling[slot].seed) for slot in slots] if self.ports.random else []
+        seeds = [rng.to_int64(self._slots.sampling[slot].seed) for slot in slots] if self.ports.random else []
         return rng.named_host(np.array(seeds, dtype=np.int64), self._random_name)
 
     def values(self, slots: np.ndarray, states: np.ndarray) -> dict[str, np.ndarray]:

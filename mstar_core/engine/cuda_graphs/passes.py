@@ -23,7 +23,7 @@ from mstar_core.engine.cuda_graphs.cache import Size, StaticStep, StepBuckets
 from mstar_core.engine.cuda_graphs.decode import up_to
 from mstar_core.engine.cuda_graphs.kinds import WirePass, WirePort, dtype_name, dtype_of, encoded
 from mstar_core.engine.cuda_graphs.prefixes import PrefixSteps
-from mstar_core.engine.kv.batch import pass_positions
+from mstar_core.engine.kv.batch import pass_positions, wanted_ports
 from mstar_core.engine.transfers import SMALL_BYTES, gather, join, upload
 from mstar_core.graph.spec.nodes import STEP, keyword
 
@@ -503,7 +503,7 @@ def _replay(step: PassStep, chunks: Sequence[ScheduledChunk]) -> dict[str, Tenso
     outputs = step.run()[-1]
     for chunk in chunks:
         chunk.iterations = step.kind.iterations * chunk.forward.iterations
-    wanted = frozenset[str]().union(*(chunk.wants for chunk in chunks))
+    wanted = wanted_ports(chunks)
     return {name: _share(value, step.shape, count).clone() for name, value in outputs.items() if name in wanted}
 
 
@@ -512,7 +512,7 @@ def _replay_ahead(step: PassStep, chunks: Sequence[ScheduledChunk]) -> dict[str,
     for ahead, each in enumerate((step, *step.later)):
         each.load(chunks, ahead)
     made = step.run()
-    wanted = frozenset[str]().union(*(chunk.wants for chunk in chunks)) & made[0].keys()
+    wanted = wanted_ports(chunks) & made[0].keys()
     count = len(chunks)
     # One kernel per port copies the values of all iterations out of the graph's memory.
     whole = {name: torch.stack([_share(outputs[name], step.shape, count) for outputs in made]) for name in wanted}

@@ -17,7 +17,7 @@ from mstar_core.engine.attention.static import AttentionBatch, AttentionBuffers,
 from mstar_core.engine.cuda_graphs.cache import StaticStep, StepBuckets
 from mstar_core.engine.cuda_graphs.decode import up_to
 from mstar_core.engine.cuda_graphs.kinds import WirePort, WirePrefix, dtype_name, dtype_of, encoded
-from mstar_core.engine.kv.batch import pass_positions
+from mstar_core.engine.kv.batch import pass_positions, wanted_ports
 from mstar_core.engine.transfers import join
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ def _replay(step: PrefixStep, chunks: Sequence[ScheduledChunk]) -> dict[str, Ten
     """Run one replay. Returns copies of the packed outputs that some chunk wants."""
     step.load(chunks)
     total, outputs = sum(chunk.count for chunk in chunks), step.run()
-    wanted = frozenset[str]().union(*(chunk.wants for chunk in chunks))
+    wanted = wanted_ports(chunks)
     return {name: value[:total].clone() for name, value in outputs.items() if name in wanted}
 
 

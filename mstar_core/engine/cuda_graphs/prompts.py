@@ -17,6 +17,7 @@ from mstar_core.engine.attention.static import AttentionBatch, AttentionBuffers,
 from mstar_core.engine.cuda_graphs.cache import Size, StaticStep, StepBuckets
 from mstar_core.engine.cuda_graphs.decode import up_to
 from mstar_core.engine.cuda_graphs.prefill import prompts_of
+from mstar_core.engine.kv.batch import wanted_ports
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -158,7 +159,7 @@ class PromptSteps:
             return None
         self.counts.prefill_hits += 1
         found.load(step)
-        wanted = frozenset[str]().union(*(chunk.wants for chunk in chunks))
+        wanted = wanted_ports(chunks)
         used = {found.rows: len(chunks), found.tokens: tokens}
         outputs = {name: value[: used.get(len(value))] for name, value in found.run().items()}
         return {name: value.clone() if name in wanted else value for name, value in outputs.items()}

@@ -53,6 +53,11 @@ class ScheduledChunk:
         return self.count * self.iterations // self.forward.iterations
 
 
+def wanted_ports(chunks: Sequence[ScheduledChunk]) -> frozenset[str]:
+    """Return the ports that some chunk wants."""
+    return frozenset[str]().union(*(chunk.wants for chunk in chunks))
+
+
 @dataclass(slots=True)
 class DecodeBatch:
     """Branches in resident loops, one token each. Rebuilt when membership changes, else reused.

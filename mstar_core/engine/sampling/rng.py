@@ -7,7 +7,7 @@ pseudorandom number generators" (2014), the 64-bit finaliser, on torch's wrappin
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
 import torch
@@ -16,26 +16,32 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def _signed(value: int) -> int:
-    """Return the int64 with the bits of an unsigned 64-bit constant."""
-    return value - (1 << 64) if value >= 1 << 63 else value
+Bits = TypeVar("Bits", "Tensor", np.ndarray)
+"""int64 values on any device by torch, or a few on the host by numpy, without torch's cost per call."""
 
 
-_GOLDEN: Final = _signed(0x9E3779B97F4A7C15)
-_MIX_1: Final = _signed(0xBF58476D1CE4E5B9)
-_MIX_2: Final = _signed(0x94D049BB133111EB)
-_STREAM: Final = _signed(0xD1342543DE82EF95)
+def to_int64(seed: int) -> int:
+    """Fold any Python integer into the int64 range."""
+    seed &= (1 << 64) - 1
+    return seed - (1 << 64) if seed >= 1 << 63 else seed
+
+
+_GOLDEN: Final = to_int64(0x9E3779B97F4A7C15)
+_MIX_1: Final = to_int64(0xBF58476D1CE4E5B9)
+_MIX_2: Final = to_int64(0x94D049BB133111EB)
+_STREAM: Final = to_int64(0xD1342543DE82EF95)
 _UNIT: Final = 1.0 / (1 << 53)
 
 
-def mix(state: Tensor) -> Tensor:
+def mix(state: Bits) -> Bits:
     """Scatter the bits of int64 values; a bijection."""
     state = (state ^ ((state >> 30) & ((1 << 34) - 1))) * _MIX_1
     state = (state ^ ((state >> 27) & ((1 << 37) - 1))) * _MIX_2
-    return state ^ ((state >> 31) & ((1 << 33) - 1))
+    mixed: Bits = state ^ ((state >> 31) & ((1 << 33) - 1))
+    return mixed
 
 
-def seeded(seed: Tensor) -> Tensor:
+def seeded(seed: Bits) -> Bits:
     """Return the state of a seed: int64 [...] -> int64 [...]. Callers keep it while the seed is the same."""
     return mix(seed * _STREAM + _GOLDEN)
 
@@ -61,14 +67,9 @@ def normal(seed: Tensor, counter: Tensor, count: int) -> Tensor:
     return (radius * torch.cos(angle)).to(torch.float32)
 
 
-def seeded_host(seed: np.ndarray) -> np.ndarray:
-    """`seeded` on the host. int64 in and out."""
-    return _mix_host(seed * np.int64(_STREAM) + np.int64(_GOLDEN))
-
-
 def uniform_host(state: np.ndarray, counter: np.ndarray) -> np.ndarray:
-    """`uniform_of` for a few items on the host, without torch's cost per call. int64 in, float64 out."""
-    bits = _mix_host(state + (counter + 1) * np.int64(_GOLDEN))
+    """`uniform_of` on the host. int64 in, float64 out."""
+    bits = mix(state + (counter + 1) * _GOLDEN)
     chance: np.ndarray = ((bits >> 11) & ((1 << 53) - 1)).astype(np.float64) * _UNIT
     return chance
 
@@ -79,7 +80,7 @@ def named_host(seed: np.ndarray, name: int) -> np.ndarray:
     seed: int64 [n]. Returns int64 [n] for `uniforms_host`.
     """
     with np.errstate(over="ignore"):
-        return _mix_host(seeded_host(seed) + np.int64(name) * np.int64(_STREAM))
+        return mix(seeded(seed) + np.int64(name) * np.int64(_STREAM))
 
 
 def uniforms_host(state: np.ndarray, counter: np.ndarray, count: int) -> np.ndarray:
@@ -87,15 +88,8 @@ def uniforms_host(state: np.ndarray, counter: np.ndarray, count: int) -> np.ndar
 
     They have 24 random bits, so that no number rounds up to 1.
     """
-    each = counter[:, None] * np.int64(count) + np.arange(count, dtype=np.int64)
+    each = counter[:, None] * count + np.arange(count, dtype=np.int64)
     with np.errstate(over="ignore"):
-        bits = _mix_host(state[:, None] + (each + 1) * np.int64(_GOLDEN))
+        bits = mix(state[:, None] + (each + 1) * _GOLDEN)
     found: np.ndarray = ((bits >> 40) & ((1 << 24) - 1)).astype(np.float32) * np.float32(1.0 / (1 << 24))
     return found
-
-
-def _mix_host(state: np.ndarray) -> np.ndarray:
-    state = (state ^ ((state >> 30) & ((1 << 34) - 1))) * np.int64(_MIX_1)
-    state = (state ^ ((state >> 27) & ((1 << 37) - 1))) * np.int64(_MIX_2)
-    mixed: np.ndarray = state ^ ((state >> 31) & ((1 << 33) - 1))
-    return mixed

@@ -69,7 +69,7 @@ class SamplingRows:
             top_k=column([TOP_K_OFF if row.top_k <= 0 else row.top_k for row in rows], torch.int64),
             min_p=column([row.min_p for row in rows], torch.float64),
             penalty=column([row.repetition_penalty for row in rows], torch.float32),
-            state=rng.seeded(torch.tensor([to_int64(row.seed) for row in rows], dtype=torch.int64, device=device)),
+            state=rng.seeded(torch.tensor([rng.to_int64(row.seed) for row in rows], dtype=torch.int64, device=device)),
             greedy=torch.tensor(greedy, dtype=torch.bool, device=device),
             all_greedy=all(greedy),
             any_greedy=any(greedy),
@@ -211,9 +211,3 @@ def _pick(values: Tensor, ids: Tensor, log_mass: Tensor, rows: SamplingRows, cha
 def _checked(best: Tensor, ids: Tensor) -> Tensor:
     # A comparison instead of isfinite, which is five kernels; this runs in every step.
     return torch.where(best.abs() < _INFINITY, ids, BAD_ROW)
-
-
-def to_int64(seed: int) -> int:
-    """Fold any Python integer into the int64 range."""
-    seed &= (1 << 64) - 1
-    return seed - (1 << 64) if seed >= 1 << 63 else seed

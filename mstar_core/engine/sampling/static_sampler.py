@@ -61,7 +61,7 @@ def parameter_values(
     values["temperature"][:used] = [1.0 if each.temperature <= 0 else each.temperature for each in chosen]
     values["penalty"][:used] = [each.repetition_penalty for each in chosen]
     values["greedy"][:used] = [each.temperature <= 0 for each in chosen]
-    return values, rng.seeded_host(np.array([sampler.to_int64(each.seed) for each in chosen], dtype=np.int64))
+    return values, rng.seeded(np.array([rng.to_int64(each.seed) for each in chosen], dtype=np.int64))
 
 
 class StaticSampler:

@@ -20,7 +20,7 @@ import torch
 from mstar_core.engine.base import Done, Emission, Failed, Handle, MemoryUse, Pressure, StepResult
 from mstar_core.engine.failures import node_error
 from mstar_core.engine.jobs import CandidateInputs, accepts, carried_values, declares, stops
-from mstar_core.engine.sampling.sampler import to_int64
+from mstar_core.engine.sampling.rng import to_int64
 from mstar_core.engine.stateless.inputs import BatchPorts, Number, is_on_gpu
 from mstar_core.engine.transfers import HostRing
 from mstar_core.errors import EngineError, MstarError

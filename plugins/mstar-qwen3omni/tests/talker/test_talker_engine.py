@@ -211,7 +211,7 @@ def drawn_by_definition(config: OmniConfig, params: SamplingParams) -> Choose:
         best = np.argsort(-scores / params.temperature, kind="stable")[: params.top_k]
         mass = np.exp((scores[best] - scores[best[0]]) / params.temperature).cumsum()
         with np.errstate(over="ignore"):
-            chance = rng.uniform_host(rng.seeded_host(np.array([params.seed])), np.array([len(before)]))[0]
+            chance = rng.uniform_host(rng.seeded(np.array([params.seed])), np.array([len(before)]))[0]
         return int(best[int((mass <= chance * mass[-1]).sum())])
 
     return choose
