@@ -51,6 +51,7 @@ class Child:
     """The current incarnation of a child. Owned by the supervisor. state: spawned, known, ready or ended.
 
     ends_with_group: another member of its tensor-parallel group has died. attending: the task that waits for its end.
+    hung: why the watchdog killed it, empty if it did not.
     """
 
     kind: ChildKind
@@ -76,6 +77,7 @@ class Child:
     ending: bool = False
     renewing: bool = False
     ends_with_group: bool = False
+    hung: str = ""
     attending: asyncio.Task[None] | None = None
 
     @property
@@ -95,7 +97,7 @@ class Child:
         self.incarnation += 1
         self.state, self.endpoint, self.phase, self.facts = "spawned", "", "spawn", {}
         self.started = self.last_progress = self.last_beat = self.last_step_change = time.monotonic()
-        self.phases_s = {}
+        self.phases_s, self.hung = {}, ""
         (run.children / f"{self.name}.fatal.json").unlink(missing_ok=True)
         command = [
             sys.executable, "-m", self.kind.module, str(run.spec),

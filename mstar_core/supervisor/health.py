@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -13,6 +13,7 @@ from mstar_core.config.deployment import Plan
 from mstar_core.messages.names import CONDUCTOR, rank_of
 from mstar_core.supervisor.child import Child, Pace
 from mstar_core.supervisor.events import Events
+from mstar_core.supervisor.host_stats import is_suspended
 
 
 def can_serve(plan: Plan, children: Iterable[Child]) -> bool:
@@ -46,7 +47,7 @@ class Watchdog:
     """Kills children that stall during their start or hang afterwards. Owned by the supervisor, which restarts them.
 
     stall_s, hang_s: seconds without progress, without a step. is_starting: whether a stall now fails the deployment.
-    fail: called with the record of that failure.
+    fail: called with the record of that failure. group_of: the tensor-parallel group of a child, empty without one.
     """
 
     children: Mapping[str, Child]
@@ -56,6 +57,7 @@ class Watchdog:
     hang_s: float
     is_starting: Callable[[], bool]
     fail: Callable[[dict[str, Any]], None]
+    group_of: Callable[[Child], Sequence[Child]] = lambda child: ()
 
     async def watch(self) -> NoReturn:
         """Check all children forever."""
@@ -86,11 +88,20 @@ class Watchdog:
         why = hang(child, now, self.hang_s)
         if why is None:
             return
-        self.events.add("child.hangs", child=child.name, why=why)
-        await self._dump_and_kill(child)
+        group = [member for member in self.group_of(child) if member.is_running]
+        culprit = next((member for member in (child, *group) if is_suspended(member.pid)), child)
+        if culprit is not child:
+            why = f"its process is suspended, and {child.name} waits for it: {why}"
+        culprit.hung = why
+        self.events.add("child.hangs", child=culprit.name, why=why)
+        for member in group:  # one that waits in a collective shows in its log which one
+            if member is not culprit:
+                member.signal(signal.SIGUSR1)
+        await self._dump_and_kill(culprit)
 
     async def _end_stalled(self, child: Child) -> None:
         why = f"{child.name} made no progress in phase {child.phase} for {self.stall_s:g} s"
+        child.hung = why
         self.events.add("child.stalled", child=child.name, phase=child.phase)
         await self._dump_and_kill(child, end=self.is_starting())
         if self.is_starting():

@@ -43,6 +43,15 @@ def host_memory_bytes(cgroup: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
         return built_in
 
 
+def is_suspended(pid: int | None) -> bool:
+    """Return whether a process is stopped by a signal or a debugger, so that it cannot run."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0] in ("T", "t")
+    except (OSError, IndexError):
+        return False
+
+
 @dataclass(slots=True)
 class ProcessLoads:
     """Reads the load of processes by id. Owned by the state publisher."""

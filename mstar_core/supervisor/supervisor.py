@@ -116,6 +116,7 @@ class Supervisor:
             hang_s=spec.hang_s,
             is_starting=lambda: self.state == "starting",
             fail=self._fail,
+            group_of=self._group,
         )
 
     # -- life -------------------------------------------------------------------------------------------------
@@ -307,7 +308,7 @@ class Supervisor:
         if child.ends_with_group:
             return
         record = death_record(child, self.run_dir, status, self.publisher.circumstances(child.name))
-        group = [self.children[name] for name in group_members(self.spec.plan, child.name) if name in self.children]
+        group = self._group(child)
         record = await self._end_group(child, group, record)
         self.deaths.append(record)
         self.last_cause = record
@@ -321,6 +322,10 @@ class Supervisor:
             self._fail(record)
         else:
             await self._restart(group or [child], record)
+
+    def _group(self, child: Child) -> list[Child]:
+        """Return the tensor-parallel group of a child, the leader first; empty without one."""
+        return [self.children[name] for name in group_members(self.spec.plan, child.name) if name in self.children]
 
     async def _end_group(self, child: Child, group: list[Child], record: dict[str, Any]) -> dict[str, Any]:
         """Kill the other members of a tensor-parallel group, and return the record of the one that died first.

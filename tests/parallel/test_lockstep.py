@@ -107,6 +107,14 @@ def test_a_lost_leader_ends_the_follower(tmp_path: Any) -> None:
             receiver.receive(1.0)
 
 
+def test_a_plan_that_did_not_come_ends_the_follower(tmp_path: Any) -> None:
+    with linked(tmp_path) as (sender, receiver):
+        sender.sequence += 1
+        sender.publish(StopPlans())
+        with pytest.raises(GroupEnded, match="frame 2 follows frame 0"):
+            receiver.receive(1.0)
+
+
 def test_an_error_after_the_plan_ends_the_group() -> None:
     with pytest.raises(GroupEnded, match="node LM: ValueError: broken"), pair() as (engine, _):
         engine._runner._columns.suppress = broken  # type: ignore[method-assign]

@@ -26,7 +26,15 @@ def run(tmp_path: Path) -> RunDirectory:
 
 def child(*lines: str) -> Any:
     log = SimpleNamespace(tail=list(lines), path=Path("/logs/worker-0.log"))
-    return SimpleNamespace(name="worker-0", pid=os.getpid(), incarnation=2, phase="weights", log=log)
+    return SimpleNamespace(name="worker-0", pid=os.getpid(), incarnation=2, phase="weights", hung="", log=log)
+
+
+def test_the_record_of_a_child_that_hung_says_so_first(run: RunDirectory) -> None:
+    hung = child()
+    hung.hung = "no sign of life for 10 s"
+    record = death_record(hung, run, -signal.SIGKILL, Circumstances(memory_kills=0))
+    assert record["message"] == "worker-0 hung and was killed by SIGKILL"
+    assert record["detail"] == "no sign of life for 10 s" and record["hint"] == "its stacks are in its log"
 
 
 def test_the_record_of_a_killed_process_has_signal_memory_and_last_line(run: RunDirectory) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
@@ -41,18 +42,20 @@ def still(state: str) -> StillChild:
     return child
 
 
-async def blamed(child: StillChild, stopped_s: float) -> tuple[float, list[dict[str, Any]]]:
+async def blamed(
+    child: StillChild, stopped_s: float, group: Sequence[StillChild] = ()
+) -> tuple[float, list[dict[str, Any]]]:
     """Stop the loop for `stopped_s`, then watch until the child is killed. Returns the duration and the events."""
     events = Events(None)
     watchdog = Watchdog(
         children={child.name: child}, events=events, pace=PACE, stall_s=HANG_S, hang_s=HANG_S,
-        is_starting=lambda: False, fail=lambda record: None,
+        is_starting=lambda: False, fail=lambda record: None, group_of=lambda _: group,
     )  # fmt: skip
     began = time.monotonic()
     task = asyncio.create_task(watchdog.watch())
     await asyncio.sleep(0)  # the watchdog waits for its first check
     time.sleep(stopped_s)  # noqa: ASYNC251 -- stops the loop
-    await asyncio.wait_for(child.killed.wait(), LIMIT_S)
+    await asyncio.wait_for((group[-1] if group else child).killed.wait(), LIMIT_S)
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
@@ -70,3 +73,18 @@ async def test_time_in_which_the_supervisor_did_not_run_is_excluded() -> None:
     for state in ("ready", "spawned"):
         took_s, _ = await blamed(still(state), 3 * HANG_S)
         assert took_s >= 4 * HANG_S - 2 * PACE.watch_s, "what came before it woke up was counted as silence"
+
+
+async def test_a_suspended_member_of_a_group_is_killed_and_the_others_write_their_stacks() -> None:
+    leader, follower = still("ready"), still("ready")
+    process = await asyncio.create_subprocess_exec("sleep", "600")
+    process.send_signal(signal.SIGSTOP)
+    follower.process = process
+    try:
+        _, events = await blamed(leader, 0.0, [leader, follower])
+    finally:
+        process.kill()
+        await process.wait()
+    assert leader.asked == [signal.SIGUSR1] and follower.asked == [signal.SIGUSR1, signal.SIGKILL]
+    assert "its process is suspended, and api waits for it: no sign of life" in events[0]["why"]
+    assert follower.hung == events[0]["why"] and not leader.hung

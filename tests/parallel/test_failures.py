@@ -1,0 +1,158 @@
+"""Ends of tensor-parallel groups: two groups are replicas, one loses a member, the other one and its requests go on."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from mstar_core.config.deployment import GroupPlan, NodePlacement, Plan, RankPlan
+from tests.parallel.test_served import serves
+from tests.runtime.client import SURE, Heard, Streams, new_client, request, speak
+from tests.runtime.deployment import LLM, SNAC, Deployment, until
+
+LONG = request(**SURE, max_output_tokens=200)
+HANG_S = 8.0
+TOLD_S = 8.0
+"""Clients are promised 2 s on a machine that has time."""
+
+GROUPS = ((0, 1), (2, 3))
+PAIRS = Plan(
+    ranks=tuple(
+        rank
+        for leader, follower in GROUPS
+        for rank in (
+            RankPlan(rank=leader, device="cpu", nodes=(LLM, SNAC), memory_fraction=0.2),
+            RankPlan(rank=follower, device="cpu", nodes=(), follows=(LLM,), memory_fraction=0.2),
+        )
+    ),
+    placements=(
+        NodePlacement(node=LLM, replicas=GROUPS, tp_size=2),
+        NodePlacement(node=SNAC, replicas=tuple((leader,) for leader, _ in GROUPS)),
+    ),
+    groups=tuple(GroupPlan(ranks=ranks, nodes=(LLM,)) for ranks in GROUPS),
+)
+"""Two replicas, each of which is a group of two ranks."""
+
+FIRST, SECOND = {"worker-0", "follower-1"}, {"worker-2", "follower-3"}
+
+
+@pytest.fixture(scope="module")
+def deployment() -> Iterator[Deployment]:
+    with Deployment(where=PAIRS, hang_s=HANG_S) as made:
+        yield made
+
+
+@pytest.fixture
+def pairs(deployment: Deployment) -> Iterator[Deployment]:
+    """The deployment with every process ready; probed for leaks afterwards."""
+    until(lambda: deployment.admin("/v1")["state"] == "ready", "ready")
+    yield deployment
+    deployment.assert_clean()
+
+
+def restarts(deployment: Deployment) -> int:
+    return int(deployment.admin("/v1")["restarts"])
+
+
+def renewed(deployment: Deployment, before: dict[str, int]) -> set[str]:
+    """Return the processes that have been started again."""
+    return {name for name, pid in deployment.pids().items() if before[name] != pid}
+
+
+async def wanted_of(deployment: Deployment) -> bytes:
+    """Return the sound of a long request."""
+    async with new_client(deployment.url) as client:
+        heard = await speak(client, LONG)
+    assert heard.is_whole, heard.body
+    return heard.pcm
+
+
+def by_outcome(heard: list[Heard]) -> tuple[list[Heard], list[Heard]]:
+    """Return the requests that failed because of a lost worker, and the complete ones. There are no others."""
+    lost = [each for each in heard if [error["code"] for error in each.errors] == ["worker_lost"]]
+    whole = [each for each in heard if each.is_whole]
+    assert len(lost) + len(whole) == len(heard)
+    return lost, whole
+
+
+def shown(deployment: Deployment, *words: str) -> str:
+    """Return what a command prints about the deployment."""
+    command = [sys.executable, "-m", "mstarctl", *words]
+    found = subprocess.run(command, env=deployment.environment(), capture_output=True, text=True, check=True)
+    return found.stdout
+
+
+@pytest.mark.parametrize("victim", sorted(FIRST))
+async def test_a_killed_member_ends_its_group_only_and_the_cause_is_shown(pairs: Deployment, victim: str) -> None:
+    sound, before, pids = await wanted_of(pairs), restarts(pairs), pairs.pids()
+    epochs = {rank: pairs.snapshot()["ranks"][rank]["epoch"] for rank in ("0", "1", "2", "3")}
+    async with Streams(pairs.url, [LONG] * 4) as streams:
+        await streams.all_begun()
+        killed_s = time.monotonic()
+        pairs.kill(pids[victim])
+        await asyncio.to_thread(pairs.wait_event, "child.died", child=victim, status=-signal.SIGKILL)
+        noted_s = time.monotonic()
+        screens = [
+            await asyncio.to_thread(shown, pairs, *words)
+            for words in (
+                ("top", pairs.name, "--once"),
+                ("describe", f"deployment/{pairs.name}"),
+                ("events", pairs.name),
+            )
+        ]
+        lost, whole = by_outcome(await streams.all_ended())
+    assert noted_s - killed_s < TOLD_S
+    assert all(f"{victim} was killed by SIGKILL" in screen for screen in screens), screens
+    assert len(lost) == len(whole) == 2
+    assert all("worker 0" in each.errors[0]["message"] and each.ended_s - killed_s < TOLD_S for each in lost)
+    assert [each.pcm for each in whole] == [sound, sound], "the other group goes on"
+    ranks = pairs.wait_again_ready(before + 1)["ranks"]
+    assert renewed(pairs, pids) == FIRST
+    assert {rank: ranks[rank]["epoch"] - epoch for rank, epoch in epochs.items()} == {"0": 1, "1": 1, "2": 0, "3": 0}
+
+
+@pytest.mark.parametrize("victim", ["follower-1", pytest.param("worker-0", marks=pytest.mark.slow)])
+async def test_a_suspended_member_is_named_although_the_whole_group_waits(pairs: Deployment, victim: str) -> None:
+    sound, before, pids = await wanted_of(pairs), restarts(pairs), pairs.pids()
+    stopped_s = time.monotonic()
+    pairs.kill(pids[victim], signal.SIGSTOP)
+    async with Streams(pairs.url, [LONG] * 4) as streams:
+        lost, whole = by_outcome(await streams.all_ended())
+    assert len(lost) == len(whole) == 2 and [each.pcm for each in whole] == [sound, sound]
+    assert all(each.ended_s - stopped_s < HANG_S + TOLD_S for each in lost)
+    (hung,) = [event for event in pairs.events() if event["type"] == "child.hangs"][-1:]
+    assert hung["child"] == victim
+    died = [event for event in pairs.events() if event["type"] == "child.died"][-1]
+    assert died["child"] == victim and "hung and was killed" in died["cause"]
+    assert all("worker 0 died" in each.errors[0]["message"] for each in lost)
+    pairs.wait_again_ready(before + 1)
+    assert renewed(pairs, pids) == FIRST
+
+
+async def test_requests_are_served_while_an_idle_group_starts_again(pairs: Deployment) -> None:
+    sound, before, pids = await serves(pairs), restarts(pairs), pairs.pids()
+    pairs.kill(pids["follower-3"])
+    await asyncio.to_thread(until, lambda: pairs.admin("/v1")["state"] == "degraded", "the loss")
+    assert await serves(pairs) == sound
+    pairs.wait_again_ready(before + 1)
+    assert renewed(pairs, pids) == SECOND
+
+
+@pytest.mark.slow
+async def test_groups_outlive_the_conductor_and_stay_in_lockstep(pairs: Deployment) -> None:
+    sound, before, pids = await wanted_of(pairs), restarts(pairs), pairs.pids()
+    async with Streams(pairs.url, [LONG] * 4) as streams:
+        await streams.all_begun()
+        pairs.kill(pids["conductor"])
+        heard = await streams.all_ended()
+    assert all(each.errors and not each.is_whole for each in heard), "no request is lost without an error"
+    pairs.wait_again_ready(before + 1)
+    assert renewed(pairs, pids) == {"conductor"}
+    async with Streams(pairs.url, [LONG] * 4) as streams:
+        assert [each.pcm for each in await streams.all_ended()] == [sound] * 4
