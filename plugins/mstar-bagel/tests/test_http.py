@@ -293,11 +293,11 @@ def test_steps_are_events_of_a_full_stream_only(small: Deployment) -> None:
 
 
 def test_usage_tells_whether_an_image_was_guided(small: Deployment) -> None:
-    for scale, is_guided in ((4.0, 1), (1.0, 0)):
-        answer = generate(
-            small, [("text", "a boat")], output_modalities="image", model_kwargs={**SMALL, "cfg_text_scale": scale}
-        )
-        assert answer["usage"]["guidance"] == is_guided
+    for text, image, wanted in ((4.0, 1.0, (1, 0)), (4.0, 1.5, (1, 1)), (1.0, 1.5, (0, 0))):
+        kwargs = {**SMALL, "cfg_text_scale": text, "cfg_img_scale": image}
+        answer = generate(small, [("text", "a boat")], output_modalities="image", model_kwargs=kwargs)
+        assert (answer["usage"]["guidance"], answer["usage"]["image_guidance"]) == wanted
+        assert bool(answer["warnings"]) == (wanted == (0, 0))
 
 
 def test_a_full_stream_of_generate_has_partial_images_that_were_asked_for(small: Deployment) -> None:

@@ -196,6 +196,28 @@ def test_an_image_leaves_as_png_with_its_size(processor: Processor) -> None:
     assert metadata == {"width": 4, "height": 2}
 
 
+GUIDED: list[tuple[dict[str, Any], tuple[int, int], str]] = [
+    ({}, (1, 0), ""),
+    ({"cfg_img_scale": 1.5}, (1, 1), ""),
+    ({"cfg_text_scale": 1.0}, (0, 0), ""),
+    ({"cfg_text_scale": 1.0, "cfg_img_scale": 1.5}, (0, 0), "cfg_img_scale has no effect"),
+    ({"cfg_interval": [0.0, 0.01]}, (0, 0), "no step lies in cfg_interval"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(GUIDED)))
+def test_usage_and_warnings_name_the_guidance_that_is_off(number: int, processor: Processor) -> None:
+    params, wanted, warning = GUIDED[number]
+    made = processor.process_prompt(request([("text", "x")], ["image"], **params))
+    assert (made.usage["guidance"], made.usage["image_guidance"]) == wanted
+    assert [warning in each for each in made.warnings] == ([True] if warning else [])
+
+
+def test_edits_have_image_guidance_by_default(processor: Processor, golden: Any) -> None:
+    made = processor.process_prompt(request([("image", golden.png("a")), ("text", "x")], ["image"]))
+    assert made.usage == {"guidance": 1, "image_guidance": 1} and not made.warnings
+
+
 # -- limits and refusals ----------------------------------------------------------------------------------------------
 
 

@@ -24,7 +24,7 @@ from mstar_core.plugin.media.images import encode_image, read_image
 from mstar_core.plugin.processor import Inputs, PromptRequest, SegmentInputs
 
 if TYPE_CHECKING:
-    from mstar_bagel.params import Params
+    from mstar_bagel.params import Guidance, Params
 
 TEXT: Final = "text"
 CHATML: Final = "chatml"
@@ -186,7 +186,12 @@ class Processor:
                 code="context_length_exceeded", value=str(read.tokens), allowed=f"< {limit}",
             )  # fmt: skip
         warnings: list[str] = []
-        usage = {"guidance": int(any(name.startswith(GUIDED) for name in arrays))} if paints else {}
+        usage: dict[str, int] = {}
+        if paints:
+            guide = guidance(params, is_edit=read.image_size is not None)
+            is_guided = any(name.startswith(GUIDED) for name in arrays)
+            usage = {"guidance": int(is_guided), "image_guidance": int(is_guided and guide.image_scale > 1)}
+            warnings += _without_effect(params, guide, is_guided=is_guided)
         if not paints:
             return Inputs(
                 arrays=arrays, segments=read.segments, prompt_tokens=read.tokens,
@@ -205,6 +210,17 @@ class Processor:
             arrays=arrays, segments=read.segments, prompt_tokens=read.tokens, params=changed, usage=usage,
             warnings=warnings,
         )  # fmt: skip
+
+
+def _without_effect(params: Params, guide: Guidance, *, is_guided: bool) -> list[str]:
+    """Return a warning for each setting of guidance that the request's other settings switch off."""
+    if is_guided:
+        return []
+    if guide.is_on:
+        return [f"the image has no guidance: no step lies in cfg_interval ({guide.low}, {guide.high}]"]
+    if params.cfg_img_scale is not None and params.cfg_img_scale > 1:
+        return ["cfg_img_scale has no effect: a cfg_text_scale of at most 1 switches guidance off"]
+    return []
 
 
 def _parts(request: PromptRequest) -> list[tuple[str, str, int]]:
