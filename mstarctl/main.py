@@ -287,7 +287,9 @@ def _fail(error: MstarError, options: GlobalOptions) -> int:
     width = min(shutil.get_terminal_size().columns, 104) if sys.stderr.isatty() else 0
     text = render_error(error, width=width)
     if options.is_coloured(sys.stderr):
-        text = text.replace("error:", typer.style("error:", fg="red", bold=True), 1)
+        from mstarctl.output.paint import Paint
+
+        text = text.replace("error:", Paint.of(options, sys.stderr).text("error:", "bad"), 1)
     print(text, file=sys.stderr, flush=True)
     return error.exit_code
 

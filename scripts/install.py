@@ -86,13 +86,20 @@ def install() -> None:
 
     setuptools goes first: building without isolation spares one environment for each of our distributions.
     """
-    pip = [str(PYTHON), "-m", "pip", "install", "-c", str(CONSTRAINTS), "--disable-pip-version-check"]
-    if not sys.stdout.isatty():
-        pip.append("--quiet")
-    print("installing mstarctl, its plugins and their dependencies; the first time, torch takes most of it", flush=True)
+    pip = pip_install()
+    print("installing mstarctl, its plugins and their dependencies: some minutes the first time", flush=True)
     run([*pip, "setuptools"])
     targets = [f"{ROOT}[{EXTRAS}]", *(str(plugin) for plugin in plugins())]
     run([*pip, "--no-build-isolation", *(word for target in targets for word in ("-e", target))])
+
+
+def pip_install() -> list[str]:
+    """Return the pip command that prints nothing but errors: some package indexes cause pages of warnings.
+
+    MSTAR_INSTALL_VERBOSE=1 shows everything.
+    """
+    command = [str(PYTHON), "-m", "pip", "install", "-c", str(CONSTRAINTS), "--disable-pip-version-check"]
+    return command if os.environ.get("MSTAR_INSTALL_VERBOSE") else [*command, "--quiet", "--quiet"]
 
 
 def run(command: Iterable[str]) -> None:
@@ -108,7 +115,8 @@ def hint_for(error: Exception) -> str:
         return "install the venv module of this Python (Debian: python3-venv), or PYTHON=/path/to/python make install"
     if "-c" in command and "pip" not in command:
         return f"{VENV.name} is older than Python {OLDEST[0]}.{OLDEST[1]}: make clean, then make install"
-    return "read pip's message above, then make install again; when the environment itself is damaged, make clean first"
+    shown = "read pip's message above, or see everything: MSTAR_INSTALL_VERBOSE=1 make install"
+    return f"{shown}; when the environment itself is damaged, make clean first"
 
 
 if __name__ == "__main__":

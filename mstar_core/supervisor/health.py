@@ -7,13 +7,16 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from mstar_core.config.deployment import Plan
 from mstar_core.messages.names import CONDUCTOR, rank_of
 from mstar_core.supervisor.child import Child, Pace
 from mstar_core.supervisor.events import Events
 from mstar_core.supervisor.host_stats import is_suspended
+
+FETCH: Final = "fetch"
+"""Phase in which weights are downloaded. Its detail is the repository and the file."""
 
 
 def can_serve(plan: Plan, children: Iterable[Child]) -> bool:
@@ -40,6 +43,20 @@ def hang(child: Child, now: float, limit_s: float) -> str | None:
 def is_stalled(child: Child, now: float, limit_s: float) -> bool:
     """Return whether a start makes no progress: no new phase, and no more done in it. Its duration has no limit."""
     return now - max(child.last_progress, child.started) > limit_s
+
+
+def network_stall(child: Child, limit_s: float) -> dict[str, str] | None:
+    """Return message, detail and hint for a download that has stalled; None for another phase."""
+    if child.phase != FETCH or not child.detail:
+        return None
+    amount = (
+        f"{child.phase_done / 2**20:,.1f} of {child.phase_total / 2**20:,.1f} MiB" if child.phase_total else "nothing"
+    )
+    return {
+        "message": f"the download of {child.detail} has stalled: no data from the network for {limit_s:g} s",
+        "detail": f"{amount} arrived; the next start resumes",
+        "hint": "check the connection and HTTPS_PROXY, then start again; or use --weights DIR",
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,11 +119,12 @@ class Watchdog:
     async def _end_stalled(self, child: Child) -> None:
         why = f"{child.name} made no progress in phase {child.phase} for {self.stall_s:g} s"
         child.hung = why
+        last = child.log.tail[-1] if child.log.tail else ""  # the stacks follow
         self.events.add("child.stalled", child=child.name, phase=child.phase)
         await self._dump_and_kill(child, end=self.is_starting())
         if self.is_starting():
-            last = child.log.tail[-1] if child.log.tail else ""
-            self.fail({"name": child.name, "message": why, "detail": f"last log line: {last[:300]}", "code": "stalled",
+            facts = network_stall(child, self.stall_s) or {"message": why, "detail": f"last log line: {last[:300]}"}
+            self.fail({"name": child.name, **facts, "code": "stalled", "phase": child.phase,
                        "monotonic": time.monotonic(), "log": str(child.log.path)})  # fmt: skip
 
     async def _dump_and_kill(self, child: Child, *, end: bool = False) -> None:

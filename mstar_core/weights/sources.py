@@ -91,7 +91,7 @@ class HuggingFace:
 
 
 def fetch_files(hub: WeightHub, repo: str, files: Mapping[str, int], progress: WeightProgress | None) -> None:
-    """Download files that are not cached. files: names and sizes. progress: (bytes so far, total bytes, file).
+    """Download files that are not cached. files: names and sizes. progress: (bytes so far, total bytes, repo: file).
 
     Raises WeightsError. Received data stays in the cache, and a later call resumes.
     """
@@ -103,13 +103,13 @@ def fetch_files(hub: WeightHub, repo: str, files: Mapping[str, int], progress: W
             nonlocal arrived
             arrived += count
             if progress is not None:
-                progress(min(arrived, total), total, file)
+                progress(min(arrived, total), total, f"{repo}: {file}")
 
         if hub.cached(repo, file) is None:
             hub.fetch(repo, file, received)
         arrived = before + size
         if progress is not None:
-            progress(arrived, total, file)
+            progress(arrived, total, f"{repo}: {file}")
 
 
 def cached_or_fetched(
@@ -133,6 +133,8 @@ def cached_or_fetched(
             raise WeightsError(
                 f"the weights of {repo} are not on this machine", detail, ways, **missing.facts
             ) from missing
+    if progress is not None:
+        progress(0, 0, repo)  # named before the first answer of the network, which may never come
     try:
         fetch_files(hub, repo, wanted(hub.files(repo)), progress)
     except WeightsError as error:

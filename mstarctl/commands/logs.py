@@ -19,6 +19,7 @@ from mstarctl.complete import PastDeploymentName, process_names
 from mstarctl.output import Printer
 from mstarctl.output.durations import parse_duration
 from mstarctl.output.options import GlobalOptions
+from mstarctl.output.states import source_role
 from mstarctl.output.table import escape
 
 POLL_S = 0.2
@@ -26,7 +27,7 @@ TAIL = 200
 SOCKET_TAIL = 200
 """Largest number of past lines that the admin socket returns."""
 
-COLOURS = {"warning": "yellow", "error": "red", "critical": "red"}
+LEVEL_ROLES = {"debug": "faint", "info": "dim", "warning": "warn", "error": "bad", "critical": "bad"}
 
 
 def logs(
@@ -101,12 +102,14 @@ def show(line: LogLine, printer: Printer) -> None:
         printer.line({"from": line.source, **(line.facts or {"message": line.text})}, line.source)
         return
     clock = line.time.partition("T")[2][:12]
-    level = (
-        printer.paint(f"{line.level or '':<7}", COLOURS[line.level]) if line.level in COLOURS else f"{line.level:<7}"
+    level = printer.paint(f"{line.level:<7}", LEVEL_ROLES.get(line.level, "dim"))
+    message = (
+        printer.paint(escape(line.message), "bad") if line.level in ("error", "critical") else escape(line.message)
     )
     facts = fields_text(line.facts)
     printer.text(
-        f"{clock:<12} {line.source:<10} {level} {escape(line.message)}{f'  {facts}' if facts else ''}".rstrip(),
+        f"{printer.paint(f'{clock:<12}', 'dim')} {printer.paint(f'{line.source:<10}', source_role(line.source))} "
+        f"{level} {message}{'  ' + printer.paint(facts, 'dim') if facts else ''}".rstrip(),
         is_flushed=True,
     )
     for part in str(line.facts.get("traceback", "")).splitlines():

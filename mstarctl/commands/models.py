@@ -19,7 +19,7 @@ from mstarctl.complete import plugin_names
 from mstarctl.output import Column, Printer, duration_text, size_text
 from mstarctl.output.table import escape
 from mstarctl.plugins import Plugins
-from mstarctl.start.progress import bar
+from mstarctl.start.progress import STILL_S, bar
 
 app = typer.Typer(
     add_completion=False,
@@ -217,6 +217,7 @@ class FetchView:
         self._file = ""
         self._begun = time.monotonic()
         self._first: int | None = None
+        self._done, self._moved = -1, self._begun
 
     def show(self, done: int, total: int, file: str) -> None:
         """Show the bytes downloaded so far, of all files together."""
@@ -227,10 +228,19 @@ class FetchView:
                 self._file = file
                 self._printer.say(f"  {file}  {size_text(done)}/{size_text(total)}")
             return
-        rate = (done - self._first) / max(1e-3, time.monotonic() - self._begun)
+        now = time.monotonic()
+        if done != self._done:
+            self._done, self._moved = done, now
+        elapsed, still = now - self._begun, now - self._moved
+        rate = (done - self._first) / max(1e-3, elapsed)
         left = f"  {duration_text((total - done) / rate)} left" if rate > 0 else ""
         share = bar(done / total if total else 0.0)
-        text = f"  {share}  {size_text(done)}/{size_text(total)}  {size_text(rate)}/s{left}  {escape(file)}"
+        if still >= STILL_S:
+            left = f"  no data from the network for {duration_text(still)}"
+        text = (
+            f"  {share}  {size_text(done)}/{size_text(total)}  {size_text(rate)}/s{left}  {duration_text(elapsed)}"
+            f"  {escape(file)}"
+        )
         print(f"\r\x1b[2K{text[: shutil.get_terminal_size().columns - 1]}", end="", file=sys.stderr, flush=True)
         self._file = file
 

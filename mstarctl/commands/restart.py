@@ -30,7 +30,7 @@ def restart(
         printer.say(f"{who}: draining, then restarting")
         if not is_waiting:
             return
-        view = view_of(is_quiet=printer.options.quiet)
+        view = view_of(printer.options)
         while True:
             snapshot = admin.snapshot()
             head = snapshot["deployment"]

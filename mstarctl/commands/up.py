@@ -102,7 +102,8 @@ def show_plan(planned: Planned, printer: Printer) -> None:
     spec, model = planned.spec, planned.model
     sizes = {"rank": len(spec.plan.ranks), "node": len(model.nodes), "walk": planned.walk_count}
     counts = ", ".join(counted(size, noun) for noun, size in sizes.items())
-    printer.say(f"{spec.name}  plan ok: {counts}   ({planned.distribution}, {short_path(spec.config_file)})")
+    name, ok = printer.paint(spec.name, "strong", sys.stderr), printer.paint("plan ok", "ok", sys.stderr)
+    printer.say(f"{name}  {ok}: {counts}   ({planned.distribution}, {short_path(spec.config_file)})")
     devices = ", ".join(dict.fromkeys(rank.device for rank in spec.plan.ranks))
     printer.say(
         f"  device {devices} ({planned.devices.why}), up to {counted(spec.max_concurrent_requests, 'request')} at once"
@@ -149,7 +150,7 @@ def run_detached(started: Started, planned: Planned, printer: Printer, *, is_wai
     """Return when the deployment is ready, or as soon as its supervisor answers. Ctrl-C ends only the wait."""
     try:
         with _interruptible():
-            snapshot = wait_ready(started, view_of(is_quiet=printer.options.quiet).show, until_known=not is_waiting)
+            snapshot = wait_ready(started, view_of(printer.options).show, until_known=not is_waiting)
     except KeyboardInterrupt:
         printer.say(f"\n{started.spec.name} is still starting, pid {started.process.pid}")
         _say_next(planned, printer)
@@ -177,7 +178,7 @@ def run_attached(started: Started, planned: Planned, printer: Printer, presses: 
         while True:
             try:
                 if not is_ready and presses == 0:
-                    snapshot = wait_ready(started, view_of(is_quiet=printer.options.quiet).show)
+                    snapshot = wait_ready(started, view_of(printer.options).show)
                     is_ready, seen = True, int(snapshot["deployment"]["last_event"])
                     _say_ready(snapshot, planned, printer)
                     printer.say("  Ctrl-C drains and stops it")
@@ -251,8 +252,10 @@ def _say_followers(started: Started, printer: Printer) -> None:
 
 
 def _say_ready(snapshot: dict[str, Any], planned: Planned, printer: Printer) -> None:
-    printer.say(ready_line(snapshot))
-    printer.say(f"  try:   {_prefix(planned)}mstarctl call {planned.spec.name} {example_call(planned.model)}")
+    word, _, rest = ready_line(snapshot).partition(" ")
+    printer.say(f"{printer.paint(word, 'ok', sys.stderr)} {rest}")
+    example = f"{_prefix(planned)}mstarctl call {planned.spec.name} {example_call(planned.model)}"
+    printer.say(f"  try:   {printer.paint(example, 'key', sys.stderr)}")
     _say_next(planned, printer)
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass
-from typing import TextIO
+from typing import Final, TextIO
 
 from mstarctl.output.options import GlobalOptions
-from mstarctl.top.drawing.line import Line, line
+from mstarctl.top.drawing.line import Line, Span, line
 from mstarctl.top.drawing.theme import Mode, sgr
+
+PLAIN: Final = ("", "value")
+"""Roles in the terminal's own colour: `top` draws on a dark ground, but a terminal may be light."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +30,19 @@ class Paint:
 
     def text(self, text: str, role: str) -> str:
         """Return text in the colour of a role."""
-        return text if self.mode == "mono" or not text else sgr(line((text, role)), self.mode)
+        return self.line(line((text, role))) if text else text
 
     def line(self, row: Line) -> str:
         """Return a line with its colours, without blanks at its end."""
-        return row.plain.rstrip() if self.mode == "mono" else sgr(row, self.mode)
+        if self.mode == "mono":
+            return row.plain.rstrip() if row.plain.strip() else row.plain
+        return "".join(self._span(span) for span in row.spans)
+
+    def _span(self, span: Span) -> str:
+        base = span.role.partition("+")[0]
+        if base in PLAIN:
+            return span.text
+        return f"\x1b[1m{span.text}\x1b[0m" if base == "strong" else sgr(Line((span,)), self.mode)
 
 
 def has_many_colours() -> bool:

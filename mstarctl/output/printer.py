@@ -6,13 +6,19 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TextIO
+from typing import Any, Final, TextIO
 
 import typer
 
 from mstar_core.errors import UsageError
 from mstarctl.output.options import GlobalOptions
-from mstarctl.output.table import Column, render_table
+from mstarctl.output.paint import Paint
+from mstarctl.output.states import state_role
+from mstarctl.output.table import MISSING, Column, render_table
+
+NAMES: Final = ("name", "id")
+STATES: Final = ("state", "level")
+"""Columns whose cells have the colour of a state or of a name."""
 
 
 @dataclass(slots=True)
@@ -53,7 +59,8 @@ class Printer:
         elif not items:
             self.say(empty or f"no {kind}s")
         else:
-            for line in render_table(items, columns, is_wide=self.format == "wide"):
+            colour = self._cell if self.options.is_coloured() else None
+            for line in render_table(items, columns, is_wide=self.format == "wide", colour=colour):
                 self.text(line)
             if truncated:
                 self.say(f"{truncated} more {'is' if truncated == 1 else 'are'} not shown")
@@ -107,15 +114,22 @@ class Printer:
 
     def warn(self, line: str) -> None:
         """Print a warning, also with -q."""
-        print(f"{self.paint('warning:', 'yellow', sys.stderr)} {line}", file=sys.stderr, flush=True)
+        print(f"{self.paint('warning:', 'warn', sys.stderr)} {line}", file=sys.stderr, flush=True)
 
     def problem(self, text: str) -> None:
         """Print an error that does not end the command, also with -q."""
         print(text, file=sys.stderr, flush=True)
 
-    def paint(self, text: str, colour: str, stream: TextIO | None = None) -> str:
-        """Return `text` in one of the 16 colours if the stream takes colour."""
-        return typer.style(text, fg=colour) if self.options.is_coloured(stream) else text
+    def paint(self, text: str, role: str, stream: TextIO | None = None) -> str:
+        """Return `text` in the colour of a role of `top`'s palette if the stream (stdout) takes colour."""
+        return Paint.of(self.options, stream).text(text, role)
+
+    def _cell(self, text: str, key: str, is_title: bool) -> str:
+        """Colour a cell of a table: titles, names, states; a missing value is dim."""
+        if is_title:
+            return self.paint(text, "head")
+        role = "dim" if text == MISSING else "strong" if key in NAMES else state_role(text) if key in STATES else ""
+        return self.paint(text, role) if role else text
 
     def confirm(self, question: str) -> None:
         """Ask for confirmation. Raises UsageError if stdin is not a terminal, Abort if the answer is no."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,20 +20,36 @@ class Column:
     is_right: bool = False
 
 
-def render_table(items: Sequence[Mapping[str, Any]], columns: Sequence[Column], *, is_wide: bool = False) -> list[str]:
-    """Return the lines of a table with a header. `cell_text` formats the values; the last column is not padded."""
+Colour = Callable[[str, str, bool], str]
+"""(cell, key of its column, whether it is a title) -> the cell with its colours."""
+
+
+def render_table(
+    items: Sequence[Mapping[str, Any]],
+    columns: Sequence[Column],
+    *,
+    is_wide: bool = False,
+    colour: Colour | None = None,
+) -> list[str]:
+    """Return the lines of a table with a header. `cell_text` formats the values; the last column is not padded.
+
+    colour: colours finished cells, which keep their widths.
+    """
     shown = [column for column in columns if is_wide or not column.is_wide]
     rows = [[column.title for column in shown]]
     rows += [[cell_text(item.get(column.key)) for column in shown] for item in items]
     widths = [max(cell_width(row[i]) for row in rows) for i in range(len(shown))]
-    return [_line(row, shown, widths) for row in rows]
+    return [_line(row, shown, widths, colour, is_title=not at) for at, row in enumerate(rows)]
 
 
-def _line(row: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> str:
+def _line(
+    row: Sequence[str], columns: Sequence[Column], widths: Sequence[int], colour: Colour | None, *, is_title: bool
+) -> str:
     cells = []
     for text, column, width in zip(row, columns, widths, strict=True):
         space = " " * (width - cell_width(text))
-        cells.append(space + text if column.is_right else text + space)
+        shown = text if colour is None or not text.strip() else colour(text, column.key, is_title)
+        cells.append(space + shown if column.is_right else shown + space)
     return "  ".join(cells).rstrip()
 
 

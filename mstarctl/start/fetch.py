@@ -6,23 +6,32 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from queue import Empty, Queue
+from threading import Thread
+from typing import IO, Any, Final
 
 from mstar_core.errors import ExitCode, WeightsError
 from mstar_core.host.cache_dir import cache_root
 from mstar_core.plugin import ModelSpec
+from mstarctl.output.units import duration_text, size_text
 
+STALL_S: Final = 120.0
+TICK_S: Final = 1.0
 CHILD: Final = "mstarctl.start.fetch_child"
 Show = Callable[[int, int, str], None]
 """Progress callback: bytes done, bytes in total, the file."""
 
 
-def fetch_weights(model: ModelSpec, *, is_tiny: bool, cache_dir: Path | None, show: Show) -> Path:
+def fetch_weights(
+    model: ModelSpec, *, is_tiny: bool, cache_dir: Path | None, show: Show, stall_s: float = STALL_S
+) -> Path:
     """Return the directory of the complete weights. An unfinished download is resumed.
 
-    Raises WeightsError for a model without a download, and the error that the plugin's code raises.
+    show: called with each progress and once per second. stall_s: time without progress after which the download ends.
+    Raises WeightsError for a model without a download and for a stalled one, and the error of the plugin's code.
     """
     target = model.tiny if is_tiny else model.resolve
     if target is None:
@@ -45,11 +54,53 @@ def fetch_weights(model: ModelSpec, *, is_tiny: bool, cache_dir: Path | None, sh
         child.stdin.write(json.dumps(asked))
         child.stdin.close()
         end: dict[str, Any] = {}
-        for line in child.stdout:
+        last: tuple[int, int, str] | None = None
+        moved = time.monotonic()
+        for line in _lines(child.stdout):
             end = _object(line) or end
             if "total" in end:
-                show(int(end["done"]), int(end["total"]), str(end["file"]))
+                now = (int(end["done"]), int(end["total"]), str(end["file"]))
+                moved, last = (moved if now == last else time.monotonic()), now
+            if last is not None:
+                show(*last)
+            if time.monotonic() - moved > stall_s:
+                child.kill()
+                raise stalled(model.name, last, stall_s)
     return _ended(end, child.returncode)
+
+
+def stalled(model: str, last: tuple[int, int, str] | None, stall_s: float) -> WeightsError:
+    """Return the error of a download without data. last: bytes done, bytes in total, repository and file."""
+    done, total, file = last or (0, 0, model)
+    arrived = f"{size_text(done)} of {size_text(total)} have arrived" if total else "nothing has arrived"
+    return WeightsError(
+        f"the download of {file} has stalled: no data from the network for {duration_text(stall_s)}",
+        f"{arrived}; they stay in the cache, and the next start resumes" if done else arrived,
+        "check the connection and HTTPS_PROXY, then run it again; or use --weights DIR",
+        phase="fetch",
+        code="stalled",
+    )
+
+
+def _lines(stream: IO[str]) -> Iterator[str]:
+    """Yield the lines of a stream as they arrive, and an empty one after each second without any."""
+    waiting: Queue[str | None] = Queue()
+
+    def read() -> None:
+        for line in stream:
+            waiting.put(line)
+        waiting.put(None)
+
+    Thread(target=read, daemon=True).start()
+    while True:
+        try:
+            line = waiting.get(timeout=TICK_S)
+        except Empty:
+            yield ""
+            continue
+        if line is None:
+            return
+        yield line
 
 
 def _object(line: str) -> dict[str, Any]:

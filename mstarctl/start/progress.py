@@ -10,10 +10,20 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TextIO
 
 from mstarctl.output import duration_text, size_text
+from mstarctl.output.options import GlobalOptions
+from mstarctl.output.paint import Paint, takes_ascii_only
 from mstarctl.output.table import cell_width, escape
+from mstarctl.top.drawing.line import Line, fit, join, line
 
 BYTES: Final = ("fetch", "weights")
+NETWORK: Final = ("fetch",)
 BAR_CELLS: Final = 20
+SPINNER: Final = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+ASCII_SPINNER: Final = "|/-\\"
+FRAMES_S: Final = 10.0
+STILL_S: Final = 5.0
+"""Time without data after which a download is shown as still."""
+
 SUPERVISOR: Final = "supervisor"
 REPEAT_S: Final = 5.0
 """Interval of progress lines in a long phase, if stderr is not a terminal."""
@@ -70,15 +80,39 @@ def rows_of(snapshot: dict[str, Any]) -> list[ProcessRow]:
 
 def row_line(row: ProcessRow, widths: tuple[int, int], rate: float = 0.0, *, is_ascii: bool = False) -> str:
     """Format one row. rate: units per second, 0 if unknown."""
-    head = f"  {row.who:<{widths[0]}}  {row.what:<{widths[1]}}  {row.phase}"
-    parts = [head]
+    return row_parts(row, widths, Pulse(rate=rate), is_ascii=is_ascii).plain.rstrip()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pulse:
+    """Signs of life of a row. spinner: its current glyph. phase_s: age of the phase. still_s: time without progress."""
+
+    rate: float = 0.0
+    spinner: str = ""
+    phase_s: float = 0.0
+    still_s: float = 0.0
+
+
+def row_parts(row: ProcessRow, widths: tuple[int, int], pulse: Pulse, *, is_ascii: bool = False) -> Line:
+    """Draw one row: `⠹ rank 0  LLM  weights  ━━━╌╌  1.2 GiB/6.1 GiB  210.0 MiB/s  24.0 s left  12.4 s`."""
+    mark = ("+" if is_ascii else "✓") if row.is_ready else pulse.spinner
+    parts = [
+        line((f"{mark if pulse.spinner else ' '} ", "ok" if row.is_ready else "accent"),
+             (f"{row.who:<{widths[0]}}", "strong"), (f"  {row.what:<{widths[1]}}", "dim"),
+             (f"  {row.phase}", "ok" if row.is_ready else "value")),
+    ]  # fmt: skip
     if row.total > 0 and not row.is_ready:
-        parts += [bar(row.share, is_ascii=is_ascii), row.amount]
-        if rate > 0 and row.phase in BYTES:
-            parts += [f"{size_text(rate)}/s", f"{duration_text((row.total - row.done) / rate)} left"]
+        parts += [line((bar(row.share, is_ascii=is_ascii), "accent")), line((row.amount, "value"))]
+        if pulse.rate > 0 and row.phase in BYTES and pulse.still_s < STILL_S:
+            left = duration_text((row.total - row.done) / pulse.rate)
+            parts += [line((f"{size_text(pulse.rate)}/s", "value")), line((f"{left} left", "dim"))]
+    if row.phase in NETWORK and pulse.still_s >= STILL_S:
+        parts.append(line((f"no data from the network for {duration_text(pulse.still_s)}", "warn")))
     if row.detail and not row.is_ready:
-        parts.append(escape(row.detail))
-    return "  ".join(part for part in parts if part).rstrip()
+        parts.append(line((escape(row.detail), "dim")))
+    if pulse.phase_s >= 1.0 and not row.is_ready:
+        parts.append(line((duration_text(pulse.phase_s), "dim")))
+    return join(parts)
 
 
 def bar(share: float, cells: int = BAR_CELLS, *, is_ascii: bool = False) -> str:
@@ -109,6 +143,17 @@ class Rates:
     """Smoothed progress per second of each row. Owned by one view."""
 
     seen: dict[str, tuple[str, int, float, float]] = field(default_factory=dict)
+    moved: dict[str, tuple[str, float, int, float]] = field(default_factory=dict)
+
+    def pulse(self, row: ProcessRow, now: float, spinner: str) -> Pulse:
+        """Return the rate, the age of the phase and the time without progress."""
+        phase, since, done, moved = self.moved.get(row.who, ("", now, -1, now))
+        if phase != row.phase:
+            since, moved = now, now
+        elif row.done != done:
+            moved = now
+        self.moved[row.who] = (row.phase, since, row.done, moved)
+        return Pulse(rate=self.of(row, now), spinner=spinner, phase_s=now - since, still_s=now - moved)
 
     def of(self, row: ProcessRow, now: float) -> float:
         """Return units per second since the first progress of the phase."""
@@ -126,9 +171,12 @@ class Rates:
 class TerminalView:
     """Redraws the rows in place on a terminal."""
 
-    def __init__(self, stream: TextIO, width: int) -> None:
+    def __init__(self, stream: TextIO, width: int, paint: Paint | None = None, *, is_ascii: bool = False) -> None:
         self._stream = stream
         self._width = width
+        self._paint = paint or Paint()
+        self._is_ascii = is_ascii
+        self._begun = time.monotonic()
         self._drawn = 0
         self._rates = Rates()
 
@@ -138,7 +186,10 @@ class TerminalView:
         if not rows:
             return
         now, widths = time.monotonic(), widths_of(rows)
-        lines = [row_line(row, widths, self._rates.of(row, now))[: self._width - 1] for row in rows]
+        frames = ASCII_SPINNER if self._is_ascii else SPINNER
+        spinner = frames[int((now - self._begun) * FRAMES_S) % len(frames)]
+        drawn = [row_parts(row, widths, self._rates.pulse(row, now, spinner), is_ascii=self._is_ascii) for row in rows]
+        lines = [self._paint.line(row if row.width < self._width else fit(row, self._width - 1)) for row in drawn]
         up = f"\x1b[{self._drawn}A" if self._drawn else ""
         self._stream.write(up + "".join(f"\r\x1b[2K{line}\n" for line in lines))
         if len(lines) < self._drawn:
@@ -179,10 +230,11 @@ class SilentView:
 View = TerminalView | PlainView | SilentView
 
 
-def view_of(*, is_quiet: bool) -> View:
+def view_of(options: GlobalOptions) -> View:
     """Return the view for stderr: redrawn on a terminal, line by line elsewhere, none with -q."""
-    if is_quiet:
+    if options.quiet:
         return SilentView()
     if sys.stderr.isatty():
-        return TerminalView(sys.stderr, shutil.get_terminal_size().columns)
+        width, paint = shutil.get_terminal_size().columns, Paint.of(options, sys.stderr)
+        return TerminalView(sys.stderr, width, paint, is_ascii=takes_ascii_only())
     return PlainView(sys.stderr)

@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import zmq
@@ -17,8 +17,9 @@ from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.errors import ExitCode
 from mstar_core.host.run_dir import RunDirectory
 from mstar_core.messages.wire import WireCodec
-from mstar_core.supervisor.child import Pace
+from mstar_core.supervisor.child import Child, ChildKind, Pace
 from mstar_core.supervisor.deaths import outcome
+from mstar_core.supervisor.health import network_stall
 from mstar_core.supervisor.supervisor import Supervisor
 from mstar_core.transport import Courier, Mailbox, mailbox_endpoint
 from tests.fakes.child import fake_kinds
@@ -145,7 +146,17 @@ async def test_a_fetch_that_dies_of_sigusr1_counts_as_stalled(logged_spec: Any, 
     async with running(logged_spec(stall_s=1.0)) as (supervisor, task):
         assert await asyncio.wait_for(task, LIMIT_S) is ExitCode.TIMED_OUT
         cause = supervisor.record()["cause"]
-    assert "weights made no progress in phase" in cause["message"] and cause["code"] == "stalled"
+    assert "the download of part has stalled" in cause["message"] and cause["code"] == "stalled"
+
+
+def test_a_stalled_download_names_its_repository_and_the_network() -> None:
+    child = Child(kind=ChildKind(name="weights", module="x"), log=cast(Any, None), phase="fetch", phase_done=3 << 20,
+                  phase_total=6 << 20, detail="org/repo: model.safetensors")  # fmt: skip
+    facts = network_stall(child, 120.0)
+    assert facts is not None and "org/repo: model.safetensors" in facts["message"] and "network" in facts["message"]
+    assert "3.0 of 6.0 MiB" in facts["detail"] and "HTTPS_PROXY" in facts["hint"]
+    child.phase = "kv"
+    assert network_stall(child, 120.0) is None
 
 
 async def test_a_dead_worker_comes_back_and_the_deployment_is_ready_again(logged_spec: Any, play: Play) -> None:

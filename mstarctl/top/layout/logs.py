@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from mstarctl.output.states import source_role
 from mstarctl.output.units import counted
 from mstarctl.top.data.logs import Logged
 from mstarctl.top.data.view import View
@@ -17,7 +18,6 @@ TEXT_LINES: Final = 3
 LEAST_BESIDE: Final = 12
 """Least cells beside time and process in which a message starts."""
 INDENT: Final = "   "
-SOURCE_ROLES: Final = {"api": "node.1", "conductor": "node.2", "supervisor": "node.4"}
 
 
 def wanted(view: View, source: str, text: str) -> list[Logged]:
@@ -50,7 +50,7 @@ def tail(view: View, width: int, height: int, above: int, source: str = "", text
 
 def log_line(logged: Logged, names: int) -> Line:
     """Draw one log line."""
-    role = SOURCE_ROLES.get(logged.source, "node.0")
+    role = source_role(logged.source)
     level = SHORT_LEVELS.get(logged.level, logged.level[:5])
     row = line(
         (f" {logged.time[:8]:<8} ", "faint"),
@@ -85,7 +85,7 @@ def folded(logged: Logged, width: int) -> list[Line]:
     level = "" if logged.level in ("INFO", "DEBUG") else f"{SHORT_LEVELS.get(logged.level, logged.level[:5])} "
     head = line(
         (f" {logged.time[:8]} " if logged.time else " ", "faint"),
-        (f"{safe(logged.source)} ", SOURCE_ROLES.get(logged.source, "node.0")),
+        (f"{safe(logged.source)} ", source_role(logged.source)),
         (level, LEVEL_ROLES.get(logged.level, "")),
         (f"{safe(logged.request)} " if logged.request else "", "accent"),
     )

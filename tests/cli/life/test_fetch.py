@@ -58,3 +58,23 @@ def test_progress_and_errors_of_a_plugin_s_code_come_through(tmp_path: Path, mon
     with pytest.raises(WeightsError, match="could not be downloaded") as failed:
         fetch_weights(spec, is_tiny=False, cache_dir=None, show=lambda *each: None)
     assert "ZeroDivisionError: a bug" in failed.value.detail
+
+
+def test_a_download_without_data_ends_and_names_the_repository_and_the_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "still_weights.py").write_text(
+        "import time\n"
+        "def resolve(folder, cache, progress):\n"
+        "    progress(1 << 20, 4 << 20, 'org/repo: a.bin')\n"
+        "    time.sleep(60)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import dataclasses
+
+    spec = dataclasses.replace(Plugins.discover().model("orpheus"), resolve="still_weights:resolve")
+    seen: list[tuple[int, int, str]] = []
+    with pytest.raises(WeightsError, match="org/repo: a.bin has stalled: no data from the network") as failed:
+        fetch_weights(spec, is_tiny=False, cache_dir=None, show=lambda *each: seen.append(each), stall_s=1.5)
+    assert "1.0 MiB of 4.0 MiB" in failed.value.detail and "HTTPS_PROXY" in failed.value.hint
+    assert len(seen) >= 2, "the display goes on while nothing arrives"

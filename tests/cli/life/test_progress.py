@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import io
+import re
 from typing import Any
 
 import pytest
 
 from mstar_core.errors import UsageError
+from mstarctl.output import Column, GlobalOptions, render_table
 from mstarctl.output.durations import parse_duration
-from mstarctl.start.progress import PlainView, TerminalView, bar, ready_line, row_line, rows_of, widths_of
+from mstarctl.output.paint import Paint
+from mstarctl.output.states import state_role
+from mstarctl.start.progress import (
+    PlainView,
+    Pulse,
+    Rates,
+    TerminalView,
+    bar,
+    ready_line,
+    row_line,
+    row_parts,
+    rows_of,
+    widths_of,
+)
 
 
 def snapshot(phase: str = "weights", done: int = 1 << 20, total: int = 4 << 20, state: str = "known") -> dict[str, Any]:
@@ -95,3 +110,55 @@ def test_times_are_read(text: str, seconds: float) -> None:
 def test_other_words_are_no_times(text: str) -> None:
     with pytest.raises(UsageError, match="--x"):
         parse_duration(text, "--x")
+
+
+class Terminal(io.StringIO):
+    """A stream that claims to be a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_row_in_progress_has_a_spinner_and_the_age_of_its_phase() -> None:
+    rows = rows_of(snapshot())
+    line = row_parts(rows[0], widths_of(rows), Pulse(spinner="⠹", phase_s=12.4)).plain
+    assert line.startswith("⠹ rank 0") and line.rstrip().endswith("12.4 s")
+    ready = row_parts(rows[1], widths_of(rows), Pulse(spinner="⠹", phase_s=12.4)).plain
+    assert ready.startswith("✓ api") and "12.4" not in ready
+
+
+def test_a_download_without_data_names_the_network() -> None:
+    rows = rows_of(snapshot("fetch"))
+    text = row_parts(rows[0], widths_of(rows), Pulse(spinner="|", rate=5.0, still_s=9.0, phase_s=30.0)).plain
+    assert "no data from the network for 9.0 s" in text and "/s " not in text and "30.0 s" in text
+    rates = Rates()
+    rates.pulse(rows[0], 100.0, "|")
+    assert rates.pulse(rows[0], 107.0, "|").still_s == 7.0
+    (moved,) = (row for row in rows_of(snapshot("fetch", done=2 << 20)) if row.who == "rank 0")
+    assert rates.pulse(moved, 108.0, "|").still_s == 0.0
+
+
+@pytest.mark.parametrize(("has_colour", "variable"), [(True, ""), (False, ""), (True, "1")])
+def test_only_a_terminal_without_no_color_gets_colours(
+    has_colour: bool, variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", variable)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    options = GlobalOptions(color=has_colour)
+    coloured = has_colour and not variable
+    assert ("\x1b[" in Paint.of(options, Terminal()).text("ready", "ok")) == coloured
+    assert Paint.of(options, io.StringIO()).text("ready", "ok") == "ready"
+
+
+def test_text_without_a_meaning_has_the_terminal_s_own_colour() -> None:
+    """The terminal may be light."""
+    assert Paint("true").text("orpheus", "value") == "orpheus"
+    assert Paint("true").text("orpheus", "strong") == "\x1b[1morpheus\x1b[0m"
+
+
+def test_a_coloured_table_has_the_cells_of_a_plain_one() -> None:
+    items = [{"name": "a", "state": "ready", "note": None}, {"name": "bcd", "state": "failed", "note": "x"}]
+    columns = [Column("NAME", "name"), Column("STATE", "state"), Column("NOTE", "note", is_right=True)]
+    coloured = render_table(items, columns, colour=lambda text, key, is_title: f"\x1b[1m{text}\x1b[0m")
+    assert [re.sub(r"\x1b\[\d*m", "", row) for row in coloured] == render_table(items, columns)
+    assert [state_role(word) for word in ("ready", "failed", "draining", "odd")] == ["ok", "bad", "accent", ""]
