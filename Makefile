@@ -11,7 +11,7 @@ INSTALL ?= install
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-gpu fuzz sanitize kernels wheelhouse lint format docs bench wheels clean
+.PHONY: help install demo test test-gpu test-web fuzz sanitize kernels wheelhouse lint format docs bench wheels clean
 
 help: ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -34,6 +34,9 @@ wheelhouse: install ## gather wheels and kernels for a GPU machine without netwo
 
 test-gpu: $(INSTALL) ## run the tests that need a GPU; from a wheelhouse: make test-gpu INSTALL= PY=python3
 	$(PY) -m pytest -m gpu $(GPU_TESTS) $(ARGS)
+
+test-web: install ## run the tests of the web pages in headless Chromium; MSTAR_CHROMIUM names its binary
+	MSTAR_NEED_BROWSER=1 $(PY) -m pytest -m browser tests/web $(ARGS)
 
 fuzz: install ## fuzz what reads strangers' bytes; needs atheris (pip install atheris); ARGS="--cpu-seconds 600"
 	@set -e; for target in multipart headers json bodies urls media; do $(PY) scripts/fuzz.py $$target $(ARGS); done

@@ -40,6 +40,13 @@ def fields_of(name: str) -> Callable[[], str]:
     return part
 
 
+def web_policy() -> str:
+    """Return the content security policy of the web pages."""
+    from mstar_core.api.console.assets import POLICY
+
+    return "```\nContent-Security-Policy:\n  " + POLICY.replace("; ", ";\n  ") + "\n```"
+
+
 def http_limits() -> str:
     """Return the table of limits, from the schema of deployment files."""
     from mstar_core.config.schema import SETTINGS
@@ -92,6 +99,7 @@ def _table(head: tuple[str, ...], rows: Any) -> str:
 
 
 HTTP_PARTS: dict[str, Callable[[], str]] = {
+    "web-policy": web_policy,
     "http-routes": http_routes,
     "http-limits": http_limits,
     "http-generate": fields_of("GenerateRequest"),

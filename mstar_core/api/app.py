@@ -20,7 +20,7 @@ from mstar_core.api.http.access import check_key, preflight_headers
 from mstar_core.api.http.exchange import Exchange, new_exchange, take_header_id
 from mstar_core.api.http.sanic_protocol import Application, limit_headers
 from mstar_core.api.http.websocket import MESSAGE_BYTES, PING_S
-from mstar_core.api.openapi import describe, docs_html
+from mstar_core.api.openapi import describe
 from mstar_core.api.requests import ReceivingRequest
 from mstar_core.api.route_table import ROUTES, Handler, HttpRoute
 from mstar_core.api.routes.deployment import mapped_endpoints
@@ -66,15 +66,27 @@ def make_app(service: Service) -> Sanic[Any, Any]:
         }
     )
     mapped = mapped_endpoints(service.model)
+    served = _served(service)
+    for route in served:
+        _add(app, service, route, route.handler)
+    paths = {(route.method, route.path) for route in served}
     for route in ROUTES:
-        is_served = route.needs is None or route.needs in service.model.routes
-        _add(app, service, route, route.handler if is_served else _unsupported(route.path, mapped))
-    served = [route for route in ROUTES if route.needs is None or route.needs in service.model.routes]
+        if not route.is_console and (route.method, route.path) not in paths:
+            _add(app, service, route, _unsupported(route.path, mapped))
     if any(route.is_socket for route in served):
         app.enable_websocket()
     service.description = describe(service.deployment, service.model, served)
-    service.page = docs_html(service.description)
     return app
+
+
+def _served(service: Service) -> list[HttpRoute]:
+    """Return the routes of this deployment. Of two routes with one path, the first one is served."""
+    found: dict[tuple[str, str], HttpRoute] = {}
+    for route in ROUTES:
+        is_mapped = route.needs is None or route.needs in service.model.routes
+        if is_mapped and (service.deployment.api.console or not route.is_console):
+            found.setdefault((route.method, route.path), route)
+    return list(found.values())
 
 
 def _unsupported(path: str, mapped: list[str]) -> Handler:

@@ -25,7 +25,7 @@ class Unauthorized(RequestError):
 
 
 class Forbidden(RequestError):
-    """The browser origin may not connect."""
+    """The browser origin or the host of the client may not use this."""
 
     status = 403
     code = "origin_not_allowed"

@@ -11,9 +11,9 @@ from sanic.response import HTTPResponse
 
 from mstar_core.api.http.exchange import Exchange
 from mstar_core.api.routes.chat import chat
+from mstar_core.api.routes.console import asset_file, docs_page, live, page, page_or_robot_policy, trace
 from mstar_core.api.routes.deployment import (
     ENDPOINTS,
-    docs_page,
     health,
     metrics,
     model,
@@ -64,6 +64,8 @@ ASKED: Final = (400, 401, 404, 408, 409, 413, 415, 422, 429, 499, 500, 503, 504)
 class HttpRoute:
     """One route. needs: the mapping that the model must have. is_open: requires no API key. is_socket: a WebSocket.
 
+    is_console: absent with `--no-console`. is_hidden: absent from the API description.
+
     body: type of the request body, sent as one of the content types in `takes`. files: upload fields, and whether each
     may be repeated. answer: type of the JSON response. gives: other content types of responses. errors: possible error
     statuses.
@@ -79,6 +81,8 @@ class HttpRoute:
     is_open: bool = False
     reads_body: bool = False
     is_socket: bool = False
+    is_console: bool = False
+    is_hidden: bool = False
     body: Struct | None = None
     takes: tuple[str, ...] = ()
     files: Mapping[str, bool] = field(default_factory=dict)
@@ -123,8 +127,10 @@ ROUTES: Final = (
         is_socket=True, summary="Robot observations in, actions out", takes=("WebSocket",), gives=(MSGPACK,),
     ),
     HttpRoute(
-        method="GET", path="/", handler=robot_policy, name="robot_policy_root", needs="robot_policy", is_socket=True,
-        summary="The same at the path that openpi clients use", takes=("WebSocket",), gives=(MSGPACK,),
+        method="GET", path="/", handler=page_or_robot_policy, name="robot_policy_root", needs="robot_policy",
+        is_socket=True, is_open=True,  # the handler checks the key of sockets
+        summary="The same at the path that openpi clients use; plain HTTP returns the web page",
+        takes=("WebSocket",), gives=(MSGPACK,),
     ),
     HttpRoute(
         method="GET", path="/healthz", handler=healthz, name="healthz", needs="robot_policy", is_open=True,
@@ -167,8 +173,24 @@ ROUTES: Final = (
         summary="This description",
     ),
     HttpRoute(
-        method="GET", path="/docs", handler=docs_page, name="docs", gives=("text/html",),
+        method="GET", path="/docs", handler=docs_page, name="docs", gives=("text/html",), is_open=True, errors=(),
         summary="This description as a web page",
+    ),
+    HttpRoute(
+        method="GET", path="/assets/<name:str>", handler=asset_file, name="asset", is_open=True, is_hidden=True,
+        summary="Scripts and styles of the pages", gives=("text/javascript", "text/css"), errors=(404,),
+    ),
+    HttpRoute(
+        method="GET", path="/", handler=page, name="page", is_open=True, is_console=True, is_hidden=True,
+        summary="The web page", gives=("text/html",), errors=(),
+    ),
+    HttpRoute(
+        method="GET", path="/console/live", handler=live, name="live", is_console=True, is_hidden=True,
+        summary="The graph with rates and placement, for the web page", gives=(EVENTS,), errors=(401, 403, 503),
+    ),
+    HttpRoute(
+        method="GET", path="/console/trace/<name:str>", handler=trace, name="trace", is_console=True, is_hidden=True,
+        summary="The spans of a request, for the web page", gives=(JSON,), errors=(401, 403, 404, 503),
     ),
 )  # fmt: skip
 

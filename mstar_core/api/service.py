@@ -157,7 +157,7 @@ class Service:
         self.clock = clock
         self.created = int(time.time())
         self.description: dict[str, Any] = {}  # set by the app, which knows the routes
-        self.page = ""
+        self.live_views = 0  # open views of the web page
         self.uploads = deployment.uploads
         self.sampled = SampledPorts.by(model)
         self.emits_progress = model.emits(PROGRESS)

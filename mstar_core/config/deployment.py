@@ -112,6 +112,7 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
     api_keys: tuple[str, ...] = ()
     metrics_open: bool = False
     bind_when_ready: bool = False
+    console: bool = True
     strict_model: bool = False
     unknown_params: str = "error"
     timeout_s: float = 600.0

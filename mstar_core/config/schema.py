@@ -231,6 +231,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     _field("api.host", "Address to listen on."),
     _field("api.port", "Port to listen on.", ge=1, le=65535),
     _field("api.bind_when_ready", "Listen only once the model is ready."),
+    _field("api.console", "Serve the web page at `/`."),
     _field("api.strict_model", "Refuse requests that name another model."),
     _field("api.metrics_open", "Serve /metrics without an API key."),
     _field("api.unknown_params", "Effect of an unknown request parameter.", choices=("error", "warn")),

@@ -90,6 +90,7 @@ class UpOptions:
     bind_when_ready: Annotated[bool, typer.Option("--bind-when-ready", help="listen only once the model is ready")] = (
         False
     )
+    no_console: Annotated[bool, typer.Option("--no-console", help="do not serve the web page at /")] = False
     strict_model: Annotated[bool, typer.Option("--strict-model", help="refuse requests that name another model")] = (
         False
     )

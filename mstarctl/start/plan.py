@@ -165,6 +165,7 @@ def overrides(options: UpOptions) -> list[Override]:
         "api.port": ("--port", options.port),
         "api.timeout_s": ("--timeout", timeout_s),
         "api.bind_when_ready": ("--bind-when-ready", options.bind_when_ready or None),
+        "api.console": ("--no-console", False if options.no_console else None),
         "api.remote_media": ("--allow-remote-media", list(dict.fromkeys(options.remote_media or ())) or None),
         "api.cors_origins": ("--cors-origin", list(dict.fromkeys(options.cors_origins or ())) or None),
         "api.tls_cert": ("--tls-cert", absolute(options.tls_cert)),

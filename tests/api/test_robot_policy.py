@@ -241,7 +241,7 @@ async def test_a_deployment_that_is_not_ready_refuses_the_handshake(started: Sta
 
 
 async def test_other_models_have_no_such_socket(started: Started) -> None:
-    async with started() as api:
+    async with started(console=False) as api:
         for path in (*PATHS, "/healthz"):
             answer = await api.client.get(path)
             assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unsupported_endpoint")

@@ -58,6 +58,7 @@ ACTS: Final[dict[str, str]] = {
     "api.host": "tests/api/test_keys_act.py::test_the_port_is_open_at_the_address_of_the_file_and_at_no_other",
     "api.port": "tests/runtime/test_start_failures.py::test_a_taken_port_is_named_with_a_free_one",
     "api.bind_when_ready": "tests/api/test_errors.py::test_the_port_may_open_only_when_the_deployment_is_ready",
+    "api.console": "tests/web/test_routes.py::test_without_the_console_there_is_no_page",
     "api.strict_model": "tests/api/test_errors.py::test_another_models_name_is_refused_only_when_strict",
     "api.metrics_open": "tests/api/test_keys_act.py::test_metrics_need_a_key_unless_they_are_open",
     "api.unknown_params": "tests/api/test_errors.py::test_unknown_parameters_may_be_a_warning",

@@ -128,17 +128,6 @@ async def metrics(exchange: Exchange) -> HTTPResponse:
     return exchange.whole(exchange.service.metrics.text(), CONTENT_TYPE)
 
 
-HTML: Final = "text/html; charset=utf-8"
-POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-"""The page loads nothing and runs no scripts."""
-
-
 async def openapi_document(exchange: Exchange) -> HTTPResponse:
     """Return the OpenAPI description."""
     return exchange.json(exchange.service.description)
-
-
-async def docs_page(exchange: Exchange) -> HTTPResponse:
-    """Return the description as an HTML page."""
-    page = exchange.service.page
-    return exchange.whole(page.encode(), HTML, headers={"Content-Security-Policy": POLICY})

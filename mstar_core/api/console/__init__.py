@@ -1,0 +1,1 @@
+"""Web page of a deployment: its static files and its view of the supervisor. Served by `routes.console`."""

@@ -1,0 +1,53 @@
+"""Static files of the web page and of /docs, read from the package. Used by `routes.console`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Final
+
+from mstar_core.errors import NotFound
+
+TYPES: Final = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+
+POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
+    "media-src 'self' data: blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""Everything comes from the deployment itself; inline scripts and styles are blocked."""
+
+HEADERS: Final = {
+    "Content-Security-Policy": POLICY,
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Asset:
+    """One static file: its bytes and content type."""
+
+    body: bytes
+    content_type: str
+
+
+def asset(name: str) -> Asset:
+    """Return a static file by its name. Raises NotFound for every name that the package does not contain."""
+    found = _assets().get(name)
+    if found is None:
+        raise NotFound(f"/assets/{name[:80]} does not exist")
+    return found
+
+
+@cache
+def _assets() -> dict[str, Asset]:
+    # Listing the folder once makes paths such as `..` unreachable: a name is a key, never part of a path.
+    folder = files("mstar_core.api.console") / "static"
+    kinds = ((entry, "." + entry.name.rpartition(".")[2]) for entry in folder.iterdir())
+    return {entry.name: Asset(entry.read_bytes(), TYPES[kind]) for entry, kind in kinds if kind in TYPES}

@@ -1,0 +1,73 @@
+// Plots of numbers and pictures of features.
+
+import { el, svg } from "./dom.js";
+
+const [W, H, PAD] = [200, 110, 6];
+
+/** Return a figure with a line through the values. */
+export function line(values, caption, { dots = false, mark = -1 } = {}) {
+  const low = Math.min(...values), high = Math.max(...values);
+  const x = (i) => PAD + ((W - 2 * PAD) * i) / Math.max(1, values.length - 1);
+  const y = (value) => H - PAD - ((H - 2 * PAD) * (value - low)) / (high - low || 1);
+  const shape = svg("path", { d: values.map((value, i) => `${i ? "L" : "M"}${x(i).toFixed(1)} ${y(value).toFixed(1)}`).join("") });
+  const points = dots || values.length === 1 ? values.map((value, i) => svg("circle", { cx: x(i), cy: y(value), r: i === mark ? 6 : 3 })) : [];
+  const zero = low < 0 && high > 0 ? svg("line", { x1: PAD, x2: W - PAD, y1: y(0), y2: y(0) }) : null;
+  return el("figure", {}, svg("svg", { class: "plot", viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": `${caption}: from ${low.toPrecision(3)} to ${high.toPrecision(3)}` }, ...[zero, shape].filter(Boolean), ...points),
+    el("figcaption", {}, caption, ` · ${low.toPrecision(3)} to ${high.toPrecision(3)}`));
+}
+
+/** Project rows on their first three principal components, as bytes of RGB. rows: count × width floats. */
+export function colours(rows, width) {
+  const count = rows.length / width;
+  const mean = new Float64Array(width);
+  for (let i = 0; i < rows.length; i++) mean[i % width] += rows[i] / count;
+  const axes = [];
+  for (let axis = 0; axis < 3; axis++) axes.push(principal(rows, width, mean, axes, axis));
+  const made = new Uint8ClampedArray(count * 3);
+  axes.forEach((axis, channel) => {
+    const scores = new Float64Array(count);
+    for (let row = 0; row < count; row++) {
+      let sum = 0;
+      for (let i = 0; i < width; i++) sum += (rows[row * width + i] - mean[i]) * axis[i];
+      scores[row] = sum;
+    }
+    const sorted = Float64Array.from(scores).sort();
+    const low = sorted[Math.floor(0.02 * (count - 1))], high = sorted[Math.ceil(0.98 * (count - 1))];
+    scores.forEach((score, row) => { made[row * 3 + channel] = (255 * (score - low)) / (high - low || 1); });
+  });
+  return made;
+}
+
+const ROUNDS = 12;
+
+/** Power iteration for the next axis, orthogonal to those before. */
+function principal(rows, width, mean, before, seed) {
+  let axis = Float64Array.from({ length: width }, (_, i) => Math.sin(1 + i * (seed + 1.7)));
+  const count = rows.length / width;
+  const stride = Math.max(1, Math.floor(count / 1500)); // 1500 rows fix three directions well enough
+  for (let round = 0; round < ROUNDS; round++) {
+    const next = new Float64Array(width);
+    for (let row = 0; row < count; row += stride) {
+      let score = 0;
+      for (let i = 0; i < width; i++) score += (rows[row * width + i] - mean[i]) * axis[i];
+      for (let i = 0; i < width; i++) next[i] += score * (rows[row * width + i] - mean[i]);
+    }
+    for (const other of before) {
+      const share = next.reduce((sum, value, i) => sum + value * other[i], 0);
+      for (let i = 0; i < width; i++) next[i] -= share * other[i];
+    }
+    const length = Math.hypot(...next) || 1;
+    axis = next.map((value) => value / length);
+  }
+  return axis;
+}
+
+/** Return a canvas of one frame of colours, one pixel per patch. */
+export function frame(bytes, height, width, label) {
+  const canvas = el("canvas", { class: "pixels", width, height, role: "img", "aria-label": label });
+  const context = canvas.getContext("2d");
+  const pixels = context.createImageData(width, height);
+  for (let i = 0; i < width * height; i++) pixels.data.set([bytes[3 * i], bytes[3 * i + 1], bytes[3 * i + 2], 255], 4 * i);
+  context.putImageData(pixels, 0, 0);
+  return canvas;
+}

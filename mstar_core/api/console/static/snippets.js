@@ -1,0 +1,84 @@
+// The same request as curl, Python and OpenAI code.
+
+import { el } from "./dom.js";
+import { hasKey } from "./net.js";
+
+const LONG = 200;
+const OPENAI = { "/v1/chat/completions": "chat.completions.create", "/v1/audio/speech": "audio.speech.create" };
+const PLAIN = ["model", "messages", "stream", "modalities", "audio", "temperature", "max_tokens", "seed", "top_p", "input", "voice", "response_format", "prompt", "n", "size"];
+
+export function snippets(request, card) {
+  const made = { curl: curl(request), Python: python(request), ...(request.openai || OPENAI[request.path] ? { OpenAI: openai(request, card) } : {}) };
+  const pre = el("pre", { tabindex: 0 });
+  const names = Object.keys(made);
+  const copy = el("button", { type: "button", class: "small", onclick: () => copied(copy, pre.textContent) }, "Copy");
+  const tabs = names.map((name) => el("button", { type: "button", class: "small", "aria-pressed": "false", onclick: () => show(name) }, name));
+  function show(name) {
+    pre.textContent = made[name];
+    pre.setAttribute("aria-label", `The request as ${name}`);
+    tabs.forEach((tab, i) => tab.setAttribute("aria-pressed", String(names[i] === name)));
+  }
+  show(names[0]);
+  return el("div", { class: "stack" }, el("h3", {}, "This request as code"), el("div", { class: "row" }, tabs), el("div", { class: "snippet" }, pre, copy));
+}
+
+async function copied(button, text) {
+  await navigator.clipboard.writeText(text);
+  button.textContent = "Copied";
+  setTimeout(() => { button.textContent = "Copy"; }, 1500);
+}
+
+const url = (path) => location.origin + path;
+const shell = (text) => `'${text.replaceAll("'", "'\\''")}'`;
+
+function curl({ path, json, form }) {
+  const key = hasKey() ? ` -H "Authorization: Bearer $MSTAR_API_KEY"` : "";
+  const out = json?.response_format === "pcm" ? " -o speech.pcm" : "";
+  if (json) return `curl -N ${url(path)}${key} \\\n  -H 'Content-Type: application/json'${out} \\\n  -d ${shell(JSON.stringify(json, null, 1))}`;
+  const parts = form.map(([name, value]) => (value instanceof Blob ? `-F ${shell(`${name}=@${value.name || "file"}`)}` : `--form-string ${shell(`${name}=${value}`)}`));
+  return `curl -N ${url(path)}${key} \\\n  ${parts.join(" \\\n  ")}`;
+}
+
+/** Return a value as a Python literal. */
+function literal(value, indent = "") {
+  const inner = indent + "    ";
+  if (value === null) return "None";
+  if (typeof value === "boolean") return value ? "True" : "False";
+  if (Array.isArray(value)) {
+    if (value.every((each) => typeof each !== "object")) return `[${value.map((each) => literal(each)).join(", ")}]`;
+    return `[\n${value.map((each) => `${inner}${literal(each, inner)},\n`).join("")}${indent}]`;
+  }
+  if (typeof value === "object") {
+    return `{\n${Object.entries(value).map(([name, each]) => `${inner}${JSON.stringify(name)}: ${literal(each, inner)},\n`).join("")}${indent}}`;
+  }
+  return JSON.stringify(value);
+}
+
+function python({ path, json, form }) {
+  const key = hasKey() ? `, headers={"Authorization": f"Bearer {os.environ['MSTAR_API_KEY']}"}` : "";
+  const head = `${hasKey() ? "import os\n" : ""}import httpx\n\n`;
+  const end = json?.response_format === "pcm" ? `open("speech.pcm", "wb").write(answer.content)` : "print(answer.text)";
+  if (json) return `${head}body = ${literal(json)}\nanswer = httpx.post("${url(path)}", json=body, timeout=600${key})\nanswer.raise_for_status()\n${end}\n`;
+  const data = Object.fromEntries(form.filter(([, value]) => !(value instanceof Blob)));
+  const files = form.filter(([, value]) => value instanceof Blob).map(([name, value]) => `    (${JSON.stringify(name)}, open(${JSON.stringify(value.name || "file")}, "rb")),\n`);
+  const given = files.length ? `files = [\n${files.join("")}]\n` : "";
+  return `${head}data = ${literal(data)}\n${given}answer = httpx.post("${url(path)}", data=data${given ? ", files=files" : ""}, timeout=600${key})\nanswer.raise_for_status()\nprint(answer.text)\n`;
+}
+
+function openai(request, card) {
+  const { path, call, body, files = {} } = request.openai || { path: request.path, call: OPENAI[request.path], body: request.json };
+  void path;
+  const isSpeech = call === "audio.speech.create";
+  const known = Object.entries({ model: card.id, ...body }).filter(([name]) => PLAIN.includes(name) && !(isSpeech && name === "stream"));
+  const extra = Object.fromEntries(Object.entries(body).filter(([name]) => !PLAIN.includes(name) || (isSpeech && name === "stream")));
+  const lines = known.map(([name, value]) => `    ${name}=${literal(value, "    ")},\n`);
+  for (const [name, file] of Object.entries(files)) lines.push(`    ${name}=open(${JSON.stringify(file.name)}, "rb"),\n`);
+  if (Object.keys(extra).length) lines.push(`    extra_body=${literal(extra, "    ")},\n`);
+  const key = hasKey() ? `os.environ["MSTAR_API_KEY"]` : `"none"`;
+  const head = `${hasKey() ? "import os\n" : ""}from openai import OpenAI\n\nclient = OpenAI(base_url="${location.origin}/v1", api_key=${key})\n`;
+  if (isSpeech) return `${head}with client.audio.speech.with_streaming_response.create(\n${lines.join("")}) as answer:\n    answer.stream_to_file("speech.pcm")\n`;
+  const end = body.stream ? "for event in answer:\n    print(event)\n" : "print(answer)\n";
+  return `${head}answer = client.${call}(\n${lines.join("")})\n${end}`;
+}
+
+export { LONG };

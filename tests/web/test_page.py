@@ -1,0 +1,130 @@
+"""The page in headless Chromium at three widths: sound plays, nothing foreign is fetched, the console stays empty."""
+
+from __future__ import annotations
+
+import time
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.api.live import live_api
+from tests.fakes.conductor import speak
+from tests.fakes.speech_model import SPEC as SPEECH
+from tests.web.conftest import OpenTab
+from tests.web.devtools import Tab
+
+pytestmark = pytest.mark.browser
+
+WIDTHS = (1280, 820, 390)
+
+LISTEN = """
+window.heard = {blocks: 0, sum: 0};
+const connect = AudioNode.prototype.connect;
+AudioNode.prototype.connect = function (target, ...rest) {
+  if (target instanceof AudioDestinationNode) {
+    const meter = this.context.createAnalyser();
+    meter.fftSize = 2048;
+    connect.call(this, meter);
+    const block = new Float32Array(2048);
+    const listen = () => {
+      meter.getFloatTimeDomainData(block);
+      const level = block.reduce((most, value) => Math.max(most, Math.abs(value)), 0);
+      if (level) { heard.blocks += 1; heard.sum += level; }
+      if (this.context.state !== 'closed') setTimeout(listen, 20);
+    };
+    listen();
+  }
+  return connect.call(this, target, ...rest);
+};
+"""
+"""Counts blocks with sound at every node that is connected to the destination of an audio context."""
+
+
+def check_quiet(tab: Tab, url: str) -> None:
+    """Check that the page fetched only from its own origin and wrote nothing to the console."""
+    tab.value("1")  # reads the events so far
+    origins = {f"{urlsplit(each).scheme}://{urlsplit(each).netloc}" for each in tab.requests if "://" in each}
+    assert origins == {url}, tab.requests
+    assert tab.problems == []
+
+
+def check_fits(tab: Tab) -> None:
+    """Check that nothing is wider than the window."""
+    assert tab.value("document.documentElement.scrollWidth <= innerWidth"), tab.value(
+        "[...document.querySelectorAll('body *')].filter(e => e.getBoundingClientRect().right > innerWidth + 1)"
+        ".map(e => e.tagName + '.' + e.className).slice(0, 9).join()"
+    )
+
+
+def open_page(tab: Tab, url: str) -> None:
+    """Open the page and wait until its surfaces are shown."""
+    tab.open(f"{url}/")
+    tab.until("document.body.dataset.ready === '1'")
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_speech_plays_while_it_arrives(width: int, tab: OpenTab) -> None:
+    with live_api(speak(12), SPEECH) as api:
+        page = tab(width)
+        page.before_load(LISTEN)
+        open_page(page, api.url)
+        page.click("form button.primary")
+        page.until("document.querySelector('form').dataset.over === '1'")
+        assert page.until("heard.blocks > 0")
+        assert page.value("Number(document.querySelector('form').dataset.played)") == 12 * 2048
+        text = page.value("document.querySelector('main').innerText")
+        assert "Download WAV" in text
+        assert "curl -N" in text and '"input"' in text
+        check_fits(page)
+        # The fakes have no supervisor, so these two routes refuse; the browser reports each refusal.
+        page.problems = [each for each in page.problems if "/console/" not in each]
+        check_quiet(page, api.url)
+
+
+def test_keyboard_alone_speaks(tab: OpenTab) -> None:
+    with live_api(speak(4), SPEECH) as api:
+        page = tab(1280)
+        open_page(page, api.url)
+        for _ in range(12):
+            page.press("Tab")
+            if page.value("document.activeElement.tagName") == "TEXTAREA":
+                break
+        page.type(" More words.")
+        page.press("Tab")
+        assert page.value("document.activeElement.tagName") == "SELECT"
+        page.press("Tab")
+        assert page.value("document.activeElement.textContent") == "Play"
+        page.press("Enter")
+        page.until("document.querySelector('form').dataset.over === '1'")
+        assert page.until("document.querySelector('#recent').innerText.includes('finished')")
+
+
+def test_the_key_is_asked_for_and_stays_in_memory(tab: OpenTab) -> None:
+    with live_api(speak(2), SPEECH, api_keys=("right",)) as api:
+        page = tab(820)
+        page.open(f"{api.url}/")
+        page.until("document.querySelector('#key-dialog').open")
+        page.type("wrong")
+        page.press("Enter")
+        page.until("document.querySelector('#key-dialog').open && !document.querySelector('#key-error').hidden")
+        page.type("right")
+        page.press("Enter")
+        page.until("document.body.dataset.ready === '1'")
+        kept = page.value("JSON.stringify([{...localStorage}, {...sessionStorage}, document.cookie, location.href])")
+        assert "right" not in kept
+        assert not any("right" in each for each in page.requests)
+        open_again = tab(820)
+        open_again.open(f"{api.url}/")
+        open_again.until("document.querySelector('#key-dialog').open")
+
+
+def test_a_failure_is_shown_as_text(tab: OpenTab) -> None:
+    with live_api(speak(1), SPEECH) as api:
+        page = tab(390)
+        open_page(page, api.url)
+        page.value("document.querySelector('textarea').value = 'raise'")
+        began = time.monotonic()
+        page.click("form button.primary")
+        page.until("document.querySelector('form .error').textContent.length > 5")
+        assert time.monotonic() - began < 30
+        assert page.value("document.querySelector('button.primary').disabled") is False
