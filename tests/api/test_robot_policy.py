@@ -225,7 +225,7 @@ async def test_pages_of_other_origins_may_not_connect(started: Started) -> None:
 
 
 async def test_plain_http_is_told_to_upgrade(started: Started) -> None:
-    async with started(act, model=SPEC) as api:
+    async with started(act, model=SPEC, console=False) as api:  # the web page otherwise answers at /
         for path in PATHS:
             answer = await api.client.get(path)
             assert (answer.status_code, answer.json()["error"]["code"]) == (426, "upgrade_required")

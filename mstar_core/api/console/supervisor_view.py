@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -27,18 +26,17 @@ FRAMES: Final = ("snapshot", "delta", "beat", "resync")
 CONNECT_S: Final = 5.0
 
 
-async def live_frames(run_dir: str, hz: float) -> AsyncIterator[dict[str, Any]]:
+async def live_frames(run_dir: str, hz: float) -> AsyncGenerator[dict[str, Any], None]:
     """Yield the frames of a watch without what the page may not show. Raises Unavailable."""
     query = f"/v1/watch?hz={hz:g}&parts={PARTS}"
     try:
         async with _client(run_dir, None) as client, client.stream("GET", query) as answer:
             if answer.status_code != 200:
                 raise Unavailable("the live view is not available", hint="close other live views")
-            async with aclosing(answer.aiter_lines()) as lines:
-                async for line in lines:
-                    frame = shown_frame(msgspec.json.decode(line)) if line else None
-                    if frame is not None:
-                        yield frame
+            async for line in answer.aiter_lines():
+                frame = shown_frame(msgspec.json.decode(line)) if line else None
+                if frame is not None:
+                    yield frame
     except httpx.HTTPError as error:
         raise _unreachable() from error
 
