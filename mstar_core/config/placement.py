@@ -26,7 +26,7 @@ def node_groups(spec: ModelSpec, values: Mapping[str, CheckedValue]) -> tuple[No
 def _group(spec: ModelSpec, values: Mapping[str, CheckedValue], key: str) -> NodeGroup:
     names, ranks = values[f"{key}.node_names"], values[f"{key}.ranks"]
     walks, size = values.get(f"{key}.graph_walks"), values.get(f"{key}.tp_size")
-    memory = values.get(f"{key}.memory_fraction")
+    memory, device = values.get(f"{key}.memory_fraction"), values.get(f"{key}.device_gb")
     known = [node.name for node in spec.nodes]
     for index, name in enumerate(names.value):
         if name not in known:
@@ -41,6 +41,7 @@ def _group(spec: ModelSpec, values: Mapping[str, CheckedValue], key: str) -> Nod
         key=key,
         place=names.place,
         memory_fraction=None if memory is None else memory.value,
+        device_gb=None if device is None else device.value,
     )
     if walks is not None:
         _check_scope(spec, group, walks)

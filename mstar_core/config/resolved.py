@@ -13,7 +13,10 @@ from mstar_core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeGroup:
-    """Nodes that share ranks. walks: canonical names, None = all. place: the group's position in the file."""
+    """Nodes that share ranks. walks: canonical names, None = all. place: the group's position in the file.
+
+    device_gb: least memory of the device of each rank, in GB; None if it is not stated.
+    """
 
     nodes: tuple[str, ...]
     ranks: tuple[int, ...]
@@ -22,6 +25,7 @@ class NodeGroup:
     key: str
     place: Located = field(repr=False, compare=False)
     memory_fraction: float | None = None
+    device_gb: float | None = None
 
     @property
     def replicas(self) -> tuple[tuple[int, ...], ...]:

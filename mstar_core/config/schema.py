@@ -179,6 +179,15 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         le=1,
         doc="Share of its device's memory that each rank of the group may use, weights included.",
     ),
+    Setting(
+        key="node_groups[].device_gb",
+        kind="number",
+        default_text="not stated",
+        nullable=True,
+        gt=0,
+        le=65536,
+        doc="Least GB (10^9 bytes) of the device of each rank, by which `--gpus auto:N` chooses among shipped files.",
+    ),
     Setting(key="kv_cache", kind="section", doc="Page pool of every node with a cache."),
     _field("kv_cache.page_size", "Tokens of a page, for nodes that do not state their own.", ge=1, le=4096),
     _field(

@@ -119,6 +119,7 @@ def values_of(config: ResolvedConfig) -> dict[str, Any]:
             f"node_groups.{index}.graph_walks": None if group.walks is None else list(group.walks),
             f"node_groups.{index}.tp_size": group.tp_size,
             f"node_groups.{index}.memory_fraction": group.memory_fraction,
+            f"node_groups.{index}.device_gb": group.device_gb,
         }
     for section, struct in (("kv_cache", config.kv_cache), ("transport", config.transport), ("api", config.api)):
         flat |= {f"{section}.{word}": getattr(struct, word) for word in struct.__struct_fields__ if word != "api_keys"}

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from mstar_core.config.deployment import DeploymentSpec
-from mstar_core.config.load import ConfigFile, read_file
+from mstar_core.config.load import ConfigFile, read_file, split_name
 from mstar_core.config.resolved import ResolvedConfig
 from mstar_core.config.schema import SETTINGS, Setting
 from mstar_core.errors import ConfigError, ExitCode, MstarError, NotFound, UsageError
@@ -18,7 +18,11 @@ from mstarctl.authoring.config_schema import default_shown, explain, json_schema
 from mstarctl.complete import configured_names, key_names, plugin_names, target_names
 from mstarctl.output import Column, Printer
 from mstarctl.output.errors import render_error
+from mstarctl.output.units import counted
 from mstarctl.plugins import Plugins
+from mstarctl.start.choice import GB, auto_count, choose
+from mstarctl.start.gpus import gpus as present_gpus
+from mstarctl.start.gpus import visible_gpus
 from mstarctl.start.target import Override, Target, find, parse_set, resolve_target
 
 app = typer.Typer(
@@ -44,6 +48,12 @@ VALIDATED = (
 )
 RESOLVED = (Column("KEY", "name"), Column("VALUE", "value"), Column("FROM", "source"))
 KEYS = (Column("KEY", "name"), Column("TYPE", "allowed"), Column("DEFAULT", "default_shown"), Column("", "doc"))
+CHOICES = (
+    Column("FILE", "name"),
+    Column("RANKS", "ranks", is_right=True),
+    Column("RESULT", "result"),
+    Column("WHY", "why"),
+)
 DIFFERENT = (
     Column("KEY", "name"),
     Column("LEFT", "left"),
@@ -140,11 +150,28 @@ def explain_key(
     ctx: typer.Context,
     key: Annotated[
         str | None,
-        typer.Argument(metavar="[KEY]", help="such as kv_cache.pages; default: all keys", autocompletion=key_names),
+        typer.Argument(
+            metavar="[KEY|MODEL]",
+            help="a key such as kv_cache.pages, or a model with --gpus; default: all keys",
+            autocompletion=key_names,
+        ),
+    ] = None,
+    gpus: Annotated[
+        str | None,
+        typer.Option("--gpus", metavar="auto:N", help="explain which file of MODEL `up --gpus auto:N` chooses"),
+    ] = None,
+    gpu_gb: Annotated[
+        float | None,
+        typer.Option("--gpu-gb", metavar="GB", min=1, help="memory of each GPU; default: of the GPUs of this host"),
     ] = None,
 ) -> None:
-    """Explain one key, or list all keys."""
+    """Explain one key, list all keys, or explain the choice of a file for GPUs."""
     printer = Printer.of(ctx)
+    if gpus is not None:
+        printer.items("config", explain_choice(key, gpus, gpu_gb), CHOICES)
+        return
+    if gpu_gb is not None:
+        raise UsageError("--gpu-gb has no effect without --gpus", hint="--gpus auto:N")
     if key is None:
         printer.items("setting", [_setting(item) for item in SETTINGS], KEYS)
         return
@@ -153,6 +180,29 @@ def explain_key(
     parts = [part for part in SETTINGS if part.parent.removesuffix("[]") == item.key]
     lines += [f"  {part.word:<18} {part.doc}" for part in parts]
     printer.item("setting", _setting(item), lines)
+
+
+def explain_choice(model: str | None, gpus: str, gpu_gb: float | None) -> list[dict[str, Any]]:
+    """Return every file of a model, the chosen one first, with the reason. gpu_gb: of GPUs that need not be here."""
+    count = auto_count(gpus)
+    if model is None or not count:
+        raise UsageError(f"--gpus is {gpus!r}", hint="mstarctl config explain MODEL --gpus auto:2")
+    name, is_tiny = split_name(model)
+    spec = Plugins.discover().model(name)
+    memories = [gpu.total for gpu in visible_gpus(present_gpus())] if gpu_gb is None else [int(gpu_gb * GB)] * count
+    if len(memories) < count:
+        raise ConfigError(
+            f"--gpus {gpus} requests {counted(count, 'GPU')}", f"{counted(len(memories), 'GPU')} visible",
+            "--gpu-gb GB explains the choice for GPUs that are not here", key="gpus",
+        )  # fmt: skip
+    choice = choose(spec, memories[:count], is_tiny=is_tiny)
+    return [
+        {
+            "name": each.name, "ranks": each.ranks, "why": choice.why(each),
+            "result": "chosen" if each is choice.best else "does not fit" if each.obstacle else "fits",
+        }
+        for each in choice.candidates
+    ]  # fmt: skip
 
 
 def _setting(item: Setting) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +15,7 @@ import msgspec
 
 from mstar_core.config.deployment import DeploymentSpec, Plan
 from mstar_core.config.graph_view import graph_of
-from mstar_core.config.load import read_file, shipped
+from mstar_core.config.load import read_file, shipped, split_name
 from mstar_core.config.resolved import NodeGroup, ResolvedConfig
 from mstar_core.errors import ConfigError, PluginError, UsageError, WeightsError, did_you_mean
 from mstar_core.host.groups import group_id
@@ -26,8 +26,9 @@ from mstarctl.authoring.config_file import Settings
 from mstarctl.output.durations import parse_duration
 from mstarctl.plugins import Plugins
 from mstarctl.start.capacity import check_free, check_memory, concurrent_requests, free_bytes, weights_bytes
+from mstarctl.start.choice import auto_count, choose
 from mstarctl.start.devices import Devices, choose_devices, torch_version
-from mstarctl.start.gpus import count_gpus, gpu_keys, gpu_processes, gpus
+from mstarctl.start.gpus import count_gpus, gpu_keys, gpu_processes, gpus, visible_gpus
 from mstarctl.start.moves import check_moves
 from mstarctl.start.options import UpOptions
 from mstarctl.start.target import Override, Target, find, parse_set, resolve_target
@@ -65,6 +66,8 @@ def make_planned(options: UpOptions, *, api_keys: tuple[str, ...] = (), argv: tu
     model = target.spec
     check_code(model)
     devices = choose_devices(options.device, options.gpus, count_gpus(), torch_version())
+    if target.why:
+        devices = replace(devices, why=f"{devices.why}; {options.gpus} chose {target.why}")
     plan = plugins.plan(model, config, devices.names)
     check_placement(model, config, plan)
     check_transport(config, plan)
@@ -147,9 +150,20 @@ def find_target(options: UpOptions, plugins: Plugins) -> Target:
         return find(str(options.config), plugins)
     target = find(options.target, plugins)
     if options.config is None:
-        return target
+        return chosen_target(options, target)
     config = shipped(target.spec).get(str(options.config), options.config)
     return Target(spec=target.spec, config=read_file(config), is_tiny=target.is_tiny)
+
+
+def chosen_target(options: UpOptions, target: Target) -> Target:
+    """Return the target with the file that `--gpus auto:N` chooses; a file that the operator named is kept."""
+    count = auto_count(options.gpus)
+    present = visible_gpus(gpus()) if count and options.target is not None else []
+    names = (target.spec.name, *target.spec.aliases)
+    if not count or len(present) < count or split_name(options.target or "")[0] not in names:
+        return target
+    choice = choose(target.spec, [gpu.total for gpu in present[:count]], is_tiny=target.is_tiny)
+    return replace(target, config=choice.best.file, why=f"{choice.best.name}: {choice.why(choice.best)}")
 
 
 def overrides(options: UpOptions) -> list[Override]:

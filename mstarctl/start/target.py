@@ -18,11 +18,15 @@ from mstarctl.plugins import Plugins
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The model and file that `up MODEL|FILE` selects. is_tiny: the embedded checkpoint is requested."""
+    """The model and file that `up MODEL|FILE` selects.
+
+    is_tiny: the embedded checkpoint is requested. why: name of a file that was chosen, and the reason.
+    """
 
     spec: ModelSpec
     config: ConfigFile
     is_tiny: bool = False
+    why: str = ""
 
 
 def _all_shipped(specs: Sequence[ModelSpec]) -> Iterator[tuple[str, Path]]:

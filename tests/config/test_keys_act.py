@@ -38,6 +38,7 @@ ACTS: Final[dict[str, str]] = {
     "test_a_walk_goes_to_the_rank_that_holds_its_node_for_it",
     "node_groups[].tp_size": "tests/parallel/test_served.py::test_two_ranks_speak_as_one_does",
     "node_groups[].memory_fraction": "tests/worker/test_build.py::test_the_nodes_of_a_rank_divide_its_share",
+    "node_groups[].device_gb": "tests/cli/life/test_choice.py::test_a_file_needs_the_memory_that_it_states",
     "kv_cache": "tests/engine/test_sizing.py::test_pages_and_tokens_fix_the_size",
     "kv_cache.page_size": "tests/engine/test_sizing.py::test_the_page_of_a_node_overrides_the_deployments",
     "kv_cache.pages": "tests/engine/test_sizing.py::test_pages_and_tokens_fix_the_size",

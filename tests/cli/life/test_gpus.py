@@ -148,3 +148,19 @@ def test_the_chosen_number_of_requests_is_shown_and_can_be_set(tool: Cli, two_gp
     assert planned("--gpus", "1") == 64
     assert planned("--gpus", "1", "--set", "max_concurrent_requests=9") == 9
     assert planned("--device", "cpu") == 32
+
+
+def test_auto_chooses_the_file_for_the_gpus_and_a_named_file_is_kept(tool: Cli, two_gpus: Path) -> None:
+    def planned(*words: str) -> str:
+        said = tool("up", *words, "--dry-run", *own_port())
+        assert said.code == 0, said.err
+        return str(said.out + said.err)
+
+    both = planned("orpheus:tiny", "--gpus", "auto:2")
+    assert (
+        "orpheus_replicas.yaml" in both and "auto:2 chose orpheus_replicas: uses 2 of 2 GPUs; copies of nodes" in both
+    )
+    assert "orpheus_colocated.yaml" in planned("orpheus:tiny", "--gpus", "auto:1")
+    for words in (("orpheus_disaggregated:tiny",), ("orpheus:tiny", "--config", "orpheus_disaggregated")):
+        assert "chose" not in planned(*words, "--gpus", "auto:2")
+    assert "chose" not in planned("orpheus:tiny", "--gpus", "0,1")
