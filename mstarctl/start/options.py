@@ -52,9 +52,10 @@ class UpOptions:
         typer.Option("--cache-dir", metavar="DIR", help="where weights are cached and downloaded to"),
     ] = None
     device: Annotated[Device | None, typer.Option("--device", help="default: cuda if a GPU is found, else cpu")] = None
-    gpus: Annotated[str | None, typer.Option("--gpus", metavar="LIST", help="0,1: rank i gets the i-th; auto:2: choose the file for two GPUs")] = (
-        None
-    )
+    gpus: Annotated[
+        str | None,
+        typer.Option("--gpus", metavar="LIST", help="0,1: rank i gets the i-th; auto:2: choose the file for two GPUs"),
+    ] = None
     name: Annotated[str | None, typer.Option("--name", help="name of the deployment; default: the model's")] = None
     is_detached: Annotated[bool, typer.Option("-d", "--detach", help="leave it running and return")] = False
     is_waiting: Annotated[
