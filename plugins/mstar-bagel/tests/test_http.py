@@ -370,6 +370,18 @@ def test_a_cancel_in_the_middle_frees_everything(kind: str, small: Deployment) -
         assert time.monotonic() - began < 10
 
 
+def test_a_client_that_leaves_after_a_partial_image_ends_its_request(small: Deployment) -> None:
+    body = {"prompt": "a boat", "stream": True, "partial_images": 3, **SMALL, "num_timesteps": 1000}
+    with httpx.stream("POST", f"{small.url}/v1/images/generations", json=body, timeout=60) as answer:
+        lines = answer.iter_lines()
+        assert (
+            json.loads(next(lines).removeprefix("data:"))["type"] == "image_generation.partial_image" and small.leaks()
+        )
+    began = time.monotonic()
+    small.assert_clean()
+    assert time.monotonic() - began < 10
+
+
 BAD: list[tuple[dict[str, Any], int, str]] = [
     ({"prompt": "x", "size": "64x40"}, 400, "height"),
     ({"prompt": "x", "size": "2048x1024"}, 400, "width"),
