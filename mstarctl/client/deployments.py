@@ -123,7 +123,7 @@ def known(run: RunDirectory) -> Known:
         return Known(name=run.name, state="stale", run=run)
     try:
         with AdminClient.of(run, ANSWER_S) as admin:
-            snapshot = admin.snapshot()
+            snapshot = admin.snapshot(("children", "ranks", "edges"))
     except Unreachable:
         return Known(name=run.name, state="silent", run=run, pid=pid)
     head = snapshot["deployment"]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from mstar_core.config.deployment import DeploymentSpec
+from mstar_core.config.deployment import DeploymentSpec, Plan
 from mstarctl.client import Known
 from mstarctl.client.log_lines import place_of_last_error
 from mstarctl.output import age_text, duration_text, size_text
@@ -25,6 +25,7 @@ def deployment_item(known: Known) -> dict[str, Any]:
         **known.head,
         **_recorded(known),
         "placement": known.ranks,
+        "links": links(known),
         "children": known.children,
         "values": known.snapshot.get("values", {}),
     }
@@ -44,7 +45,25 @@ def _recorded(known: Known) -> dict[str, Any]:
         "socket": str(known.run.admin_socket),
         "command": list(spec.argv),
         "gpus": spec.gpus,
+        "nodes": _places(spec.plan),
     }
+
+
+def _places(plan: Plan) -> dict[str, str]:
+    """Return where each node runs: `rank 0 for prefill; rank 1 for decode`, `rank 0 or 1`, `ranks 0+1` for a group."""
+    found: dict[str, list[str]] = {}
+    for placement in plan.placements:
+        replicas = " or ".join("+".join(map(str, ranks)) for ranks in placement.replicas)
+        word = "ranks" if placement.tp_size > 1 else "rank"
+        walks = f" for {', '.join(placement.walks)}" if placement.walks else ""
+        found.setdefault(placement.node, []).append(f"{word} {replicas}{walks}")
+    return {node: "; ".join(places) for node, places in found.items()}
+
+
+def links(known: Known) -> list[dict[str, Any]]:
+    """Return the edges between different ranks, moves of caches included: totals since the start, and current rates."""
+    edges = known.snapshot.get("edges", {}).values()
+    return [edge for edge in edges if edge.get("source_rank", 0) != edge.get("into_rank", 0)]
 
 
 def deployment_lines(known: Known) -> Iterator[str]:
@@ -64,7 +83,15 @@ def deployment_lines(known: Known) -> Iterator[str]:
     yield f"  logs      {item.get('log_dir')}"
     if known.is_running:
         yield "ranks"
-        yield from (f"  {rank['rank']:<3} {rank['device']:<8} {held_text(rank)}" for rank in known.ranks)
+        yield from (
+            f"  {rank['rank']:<3} {rank['device']:<8} {held_text(rank)}{_group_text(rank)}" for rank in known.ranks
+        )
+        if item.get("nodes"):
+            yield "nodes"
+            yield from (f"  {node:<12} {where}" for node, where in item["nodes"].items())
+        if item["links"]:
+            yield "links"
+            yield from (_link_line(edge) for edge in item["links"])
         yield "processes"
         yield f"  {'supervisor':<12} pid {known.pid}"
         yield from (_process_line(child) for child in known.children)
@@ -74,6 +101,23 @@ def deployment_lines(known: Known) -> Iterator[str]:
 def held_text(rank: Mapping[str, Any]) -> str:
     """Return the nodes of a rank, with a mark at those of which it computes a share: `LLM (share)`."""
     return " ".join([*rank["nodes"], *(f"{node} (share)" for node in rank.get("follows", ()))])
+
+
+def _group_text(rank: Mapping[str, Any]) -> str:
+    """Return the tensor-parallel group of a rank: `  group 0 1, epoch 2`; empty without one."""
+    if not rank.get("group"):
+        return ""
+    return f"  group {' '.join(map(str, rank['group']))}, epoch {rank.get('epoch', 0)}"
+
+
+def _link_line(edge: Mapping[str, Any]) -> str:
+    """Return `0 > 1  LLM cache  4 transfers, 73 KiB; now 0.9/s, 16 KiB/s, 1.1 ms each`."""
+    where = f"{edge.get('source_rank', 0)} > {edge.get('into_rank', 0)}"
+    totals = f"{counted(edge.get('items', 0), 'transfer')}, {size_text(edge.get('bytes', 0))}"
+    rates = [f"{edge.get('items_s', 0.0):.1f}/s", f"{size_text(int(edge.get('bytes_s', 0.0)))}/s"]
+    if edge.get("transfer_ms") is not None:
+        rates.append(f"{edge['transfer_ms']:.1f} ms each")
+    return f"  {where:<12} {edge['name']}  {totals}; now {', '.join(rates)}"
 
 
 def _running_lines(item: dict[str, Any]) -> Iterator[str]:

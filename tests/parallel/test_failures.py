@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 
@@ -81,13 +79,6 @@ def by_outcome(heard: list[Heard]) -> tuple[list[Heard], list[Heard]]:
     return lost, whole
 
 
-def shown(deployment: Deployment, *words: str) -> str:
-    """Return what a command prints about the deployment."""
-    command = [sys.executable, "-m", "mstarctl", *words]
-    found = subprocess.run(command, env=deployment.environment(), capture_output=True, text=True, check=True)
-    return found.stdout
-
-
 @pytest.mark.parametrize("victim", sorted(FIRST))
 async def test_a_killed_member_ends_its_group_only_and_the_cause_is_shown(pairs: Deployment, victim: str) -> None:
     sound, before, pids = await wanted_of(pairs), restarts(pairs), pairs.pids()
@@ -99,7 +90,7 @@ async def test_a_killed_member_ends_its_group_only_and_the_cause_is_shown(pairs:
         await asyncio.to_thread(pairs.wait_event, "child.died", child=victim, status=-signal.SIGKILL)
         noted_s = time.monotonic()
         screens = [
-            await asyncio.to_thread(shown, pairs, *words)
+            await asyncio.to_thread(pairs.shown, *words)
             for words in (
                 ("top", pairs.name, "--once"),
                 ("describe", f"deployment/{pairs.name}"),

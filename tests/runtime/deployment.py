@@ -277,6 +277,11 @@ class Deployment:
         """Return one telemetry value; 0 if no process has sent it."""
         return float(self.snapshot()["values"].get(name, 0.0))
 
+    def shown(self, *words: str) -> str:
+        """Return what a command of mstarctl prints."""
+        command = [sys.executable, "-m", "mstarctl", *words]
+        return subprocess.run(command, env=self.environment(), capture_output=True, text=True, check=True).stdout
+
     def pids(self) -> dict[str, int]:
         """Return the process ids of the supervisor and its running children, by name."""
         assert self.process is not None

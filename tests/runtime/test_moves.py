@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -86,6 +87,9 @@ def test_a_move_is_in_the_trace_of_its_request_and_among_the_edges(apart: Deploy
     assert found["size_bytes"] > 0 and found["end_ms"] >= found["start_ms"]
     edge = until(lambda: apart.snapshot()["edges"].get("LLM cache@0>1"), "the edge")
     assert (edge["source"], edge["into"]) == ("LLM", "LLM") and edge["bytes"] >= found["size_bytes"]
+    described = apart.shown("describe", f"deployment/{apart.name}")
+    assert "  LLM          rank 0 for prefill; rank 1 for decode\n" in described
+    assert re.search(r"  0 > 1 +LLM cache  \d+ transfers?, .*iB; now .*/s", described), described
 
 
 SOURCE, TARGET = "worker-0", "worker-1"
