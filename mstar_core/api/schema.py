@@ -253,7 +253,7 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     content: str | list[ContentPart] | None = None
 
 
-class AudioWish(msgspec.Struct, kw_only=True):
+class AudioOptions(msgspec.Struct, kw_only=True):
     """Options of audio output."""
 
     voice: Annotated[Any, Meta(description="a name in any case, or {id: name}")] = None
@@ -277,7 +277,7 @@ class ChatRequest(msgspec.Struct, kw_only=True):
     stream_options: StreamOptions | None = None
     n: Annotated[int, Meta(ge=1, description="number of answers; answer i uses seed + i")] = 1
     modalities: Annotated[list[str], Meta(description="output modalities; default: text")] | None = None
-    audio: Annotated[AudioWish, Meta(description="options of audio output")] | None = None
+    audio: Annotated[AudioOptions, Meta(description="options of audio output")] | None = None
     request_id: RequestId = None
 
 

@@ -1,4 +1,4 @@
-"""Dry run of a model's programs on a sample: every wish is checked against the walks. Called at load."""
+"""Dry run of a model's programs on a sample: every run is checked against the walks. Called at load."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from mstar_core.plugin.params import parse_params
 from mstar_core.plugin.program import Fork, InputFact, ProgramRequest, Run, Segment, Signal, WalkResult
 from mstar_core.plugin.spec import ModelSpec, Partition, Sample
 
-MOST_WISHES: Final = 10_000
-"""Maximum number of wishes of a program for one sample."""
+MOST_RUNS: Final = 10_000
+"""Maximum number of runs of a program for one sample."""
 
 Ending = Literal["stop", "length"]
 WalkInputs = dict[str, dict[str, PortType]]
@@ -24,15 +24,14 @@ WalkInputs = dict[str, dict[str, PortType]]
 
 
 @dataclass(slots=True)
-class Dry:
-    """State of one dry run. walks, wishes: those of each partition, in order."""
+class DryRun:
+    """State of one dry run. runs: those of each partition and its forks, in order."""
 
     spec: ModelSpec
     request: ProgramRequest
     ending: Ending
     inputs: WalkInputs
-    walks: dict[str, list[str]] = field(default_factory=dict)
-    wishes: dict[str, list[Run | Fork]] = field(default_factory=dict)
+    runs: dict[str, list[Run | Fork]] = field(default_factory=dict)
     keys: Iterator[int] = field(default_factory=itertools.count)
 
 
@@ -60,85 +59,85 @@ def dry_run(spec: ModelSpec, sample: Sample, inputs: WalkInputs | None = None) -
     Returns the walks taken by each partition (of the second pass). Raises GraphError naming partition, walk and input.
     """
     request = sample_request(spec, sample)
-    walks: dict[str, list[str]] = {}
     inputs = {} if inputs is None else inputs
-    endings: tuple[Ending, ...] = ("stop", "length")
-    for ending in endings:
-        dry = Dry(spec, request, ending, inputs)
-        for partition in spec.active_partitions(request):
-            _drive(dry, partition)
-        walks = dry.walks
-    return walks
+    _driven(spec, request, "stop", inputs)
+    found = _driven(spec, request, "length", inputs)
+    return {name: [run.walk for run in runs if isinstance(run, Run)] for name, runs in found.items()}
 
 
-def sample_wishes(spec: ModelSpec, sample: Sample) -> dict[str, list[Run | Fork]]:
-    """Return the wishes of every partition that a sample starts, with loops that reach their limit.
+def sample_runs(spec: ModelSpec, sample: Sample) -> dict[str, list[Run | Fork]]:
+    """Return the runs and forks of every partition that a sample starts, with loops that reach their limit.
 
     Raises GraphError like `dry_run`.
     """
-    dry = Dry(spec, sample_request(spec, sample), "length", {})
-    for partition in spec.active_partitions(dry.request):
+    return _driven(spec, sample_request(spec, sample), "length", {})
+
+
+def _driven(
+    spec: ModelSpec, request: ProgramRequest, ending: Ending, inputs: WalkInputs
+) -> dict[str, list[Run | Fork]]:  # fmt: skip
+    dry = DryRun(spec, request, ending, inputs)
+    for partition in spec.active_partitions(request):
         _drive(dry, partition)
-    return dry.wishes
+    return dry.runs
 
 
-def _drive(dry: Dry, partition: Partition) -> None:
+def _drive(dry: DryRun, partition: Partition) -> None:
     place = f"{dry.spec.name}: program of partition {partition.name!r}"
-    taken = dry.walks.setdefault(partition.name, [])
-    wishes = dry.wishes.setdefault(partition.name, [])
+    runs = dry.runs.setdefault(partition.name, [])
     try:
         generator = partition.program(dry.request)
         if not inspect.isgenerator(generator):
             raise GraphError(f"{place} is not a generator", hint="write it with yield", place=partition.name)
         answer: Any = None
         is_over = False
-        for _ in range(MOST_WISHES):
-            wish = generator.send(answer)
+        for _ in range(MOST_RUNS):
+            wanted = generator.send(answer)
             if is_over:
                 raise GraphError(f"{place} goes on after a Run that finishes it", place=partition.name)
-            answer = _answer(dry, partition, wish, taken)
-            if isinstance(wish, list):
-                wishes.extend(wish)
-            elif isinstance(wish, Run | Fork):
-                wishes.append(wish)
-            is_over = has_finish(wish)
+            answer = _answer(dry, partition, wanted)
+            if isinstance(wanted, list):
+                runs += wanted
+            elif isinstance(wanted, Run | Fork):
+                runs.append(wanted)
+            is_over = has_finish(wanted)
     except StopIteration:
         return
     except MstarError:
         raise
     except Exception as error:  # the isolation boundary of a plugin's program
         raise GraphError(f"{place} raised {type(error).__name__}: {error}", place=partition.name) from error
-    raise GraphError(f"{place} does not end", f"{MOST_WISHES} runs for one sample", place=partition.name)
+    raise GraphError(f"{place} does not end", f"{MOST_RUNS} runs for one sample", place=partition.name)
 
 
-def has_finish(wish: Any) -> bool:
-    """Return whether a wish finishes the program. Raises GraphError if a list of runs continues after one that does."""
-    runs = wish if isinstance(wish, list) else [wish]
-    says = [isinstance(run, Run) and run.finishes for run in runs]
-    if any(says[:-1]):
+def has_finish(wanted: Any) -> bool:
+    """Return whether what a program yielded finishes it. Raises GraphError if a list goes on after a run that does."""
+    runs = wanted if isinstance(wanted, list) else [wanted]
+    finishes = [isinstance(run, Run) and run.finishes for run in runs]
+    if any(finishes[:-1]):
         raise GraphError("a list of runs goes on after one that finishes", hint="set finishes on the last of them")
-    return bool(says) and says[-1]
+    return bool(finishes) and finishes[-1]
 
 
-def _answer(dry: Dry, partition: Partition, wish: Any, taken: list[str]) -> WalkResult | list[WalkResult] | None:
-    match wish:
+def _answer(dry: DryRun, partition: Partition, wanted: Any) -> WalkResult | list[WalkResult] | None:
+    match wanted:
         case Run():
-            return _run(dry, partition, wish, taken)
+            return _run(dry, partition, wanted)
         case Fork(source=source, into=into):
             for branch in (source, into):
                 _check_branch(dry.spec, partition, branch, "Fork")
             return None
         case list():
-            return [_run(dry, partition, run, taken) for run in wish]
+            return [_run(dry, partition, run) for run in wanted]
         case _:
             raise GraphError(
-                f"{dry.spec.name}: partition {partition.name!r} yielded {type(wish).__name__}",
+                f"{dry.spec.name}: partition {partition.name!r} yielded {type(wanted).__name__}",
                 hint="yield a Run, a list of Runs or a Fork",
                 place=partition.name,
             )
 
 
-def _run(dry: Dry, partition: Partition, run: Any, taken: list[str]) -> WalkResult:
+def _run(dry: DryRun, partition: Partition, run: Any) -> WalkResult:
     if not isinstance(run, Run):
         raise GraphError(
             f"{dry.spec.name}: a list of {type(run).__name__} in partition {partition.name!r}",
@@ -152,7 +151,6 @@ def _run(dry: Dry, partition: Partition, run: Any, taken: list[str]) -> WalkResu
             hint=hint,
             place=partition.name,
         )
-    taken.append(run.walk)
     place = f"{dry.spec.name}: Run({run.walk!r})"
     _check_inputs(dry, walk, run, place)
     for branch in run.branches:
@@ -170,7 +168,7 @@ def _run(dry: Dry, partition: Partition, run: Any, taken: list[str]) -> WalkResu
     return WalkResult(reason=reason, counts=counts, signals=kept)
 
 
-def _check_limits(dry: Dry, walk: Walk, run: Run, place: str) -> dict[str, int]:
+def _check_limits(dry: DryRun, walk: Walk, run: Run, place: str) -> dict[str, int]:
     known = {loop.name: loop for loop in loops(walk)}
     if isinstance(run.max_iters, Mapping):
         for name in run.max_iters:
@@ -201,7 +199,7 @@ def _check_branch(spec: ModelSpec, partition: Partition, branch: str, place: str
         )
 
 
-def _check_inputs(dry: Dry, walk: Walk, run: Run, place: str) -> None:
+def _check_inputs(dry: DryRun, walk: Walk, run: Run, place: str) -> None:
     wanted = dry.inputs.get(run.walk)
     if wanted is None:
         wanted = dry.inputs[run.walk] = walk_inputs(walk, dry.spec.streams)

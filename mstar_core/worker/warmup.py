@@ -24,7 +24,7 @@ from mstar_core.graph import KV_CACHE, GraphNode, NodeSpec, PortType, graph_node
 from mstar_core.messages.tensors import InlineTensor, TensorRef
 from mstar_core.messages.wire import Message
 from mstar_core.messages.work import OpenRequest, RunInputRef, RunWalk, RunWalks, SignalRef, WalkDone, WorkFailed
-from mstar_core.plugin.dry_run import sample_request, sample_wishes
+from mstar_core.plugin.dry_run import sample_request, sample_runs
 from mstar_core.plugin.params import param_specs
 from mstar_core.plugin.program import Fork, InputFact, Run, Segment, Signal
 from mstar_core.plugin.spec import ModelSpec
@@ -109,11 +109,11 @@ def warm_walks(
     seen: set[tuple[object, ...]] = set()
     for sample in model.samples if nodes else ():
         local = {
-            partition: wishes
-            for partition, wishes in sample_wishes(model, sample).items()
-            if all(_nodes(model, wish) <= runners.keys() for wish in wishes if isinstance(wish, Run))
+            partition: own
+            for partition, own in sample_runs(model, sample).items()
+            if all(_nodes(model, run) <= runners.keys() for run in own if isinstance(run, Run))
         }
-        runs = [wish for wishes in local.values() for wish in wishes if isinstance(wish, Run)]
+        runs = [run for own in local.values() for run in own if isinstance(run, Run)]
         shapes = {_shapes(run) for run in runs if _nodes(model, run) & set(nodes)}
         if not shapes - seen:
             continue
@@ -157,7 +157,7 @@ class _WarmupRequest:
     def run(
         self, partitions: Mapping[str, list[Run | Fork]], params: dict[str, Any], outputs: list[str], max_tokens: int
     ) -> None:
-        """Run the wishes of each partition until its end, an error or a stream without items.
+        """Run the runs and forks of each partition until its end, an error or a stream without items.
 
         Partitions run one after the other, so that a later one reads the streams of those before. Raises GraphError for
         walks that do not fit.
@@ -168,24 +168,24 @@ class _WarmupRequest:
         self.executor.open(opening)
         numbers = itertools.count(1)
         try:
-            for partition, wishes in partitions.items():
-                self._run_partition(partition, wishes, numbers)
+            for partition, runs in partitions.items():
+                self._run_partition(partition, runs, numbers)
         finally:
             self.executor.close(WARMUP)
 
-    def _run_partition(self, partition: str, wishes: list[Run | Fork], numbers: Iterator[int]) -> None:
+    def _run_partition(self, partition: str, runs: list[Run | Fork], numbers: Iterator[int]) -> None:
         forks: list[tuple[str, str]] = []
-        for wish in wishes:
-            if isinstance(wish, Fork):
-                forks.append((wish.source, wish.into))
+        for run in runs:
+            if isinstance(run, Fork):
+                forks.append((run.source, run.into))
                 continue
             number = next(numbers)
-            message = self._message(number, wish, forks)
+            message = self._message(number, run, forks)
             self.executor.run(RunWalks(handle=WARMUP, partition=partition, runs=[message]))
             forks = []
             self._finish_steps()
             if self.error:
-                log.log(self.level, "the warm-up of walk %s failed: %s", wish.walk, self.error)
+                log.log(self.level, "the warm-up of walk %s failed: %s", run.walk, self.error)
             if number not in self.done:
                 return  # it failed, or it waits for a stream
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from mstar_core.api.output.encode import OutputEncoder
 from mstar_core.graph.spec.walks import Walk, graph_nodes, loops
-from mstar_core.plugin.dry_run import sample_wishes
+from mstar_core.plugin.dry_run import sample_runs
 from mstar_core.plugin.program import Run
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.plugin.surface import Audio
@@ -52,8 +52,8 @@ def _drawing_walks(spec: ModelSpec) -> set[str]:
 
     Nodes that sample may also run passes that do not, such as the steps of an image.
     """
-    wishes = [wish for sample in spec.samples for own in sample_wishes(spec, sample).values() for wish in own]
-    return {wish.walk for wish in wishes if isinstance(wish, Run) and wish.sample}
+    runs = [run for sample in spec.samples for own in sample_runs(spec, sample).values() for run in own]
+    return {run.walk for run in runs if isinstance(run, Run) and run.sample}
 
 
 def _samplers(walk: Walk) -> set[str]:
