@@ -20,7 +20,8 @@ JSON: Final = "application/json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpCall:
-    """One HTTP request to send. fields and files make a multipart body; without either the body is empty.
+    """One HTTP request to send. fields and files make a multipart body, and `body` is sent as JSON; without any of them
+    the body is empty.
 
     is_probe: asks for a current state, so it is never retried.
     """
@@ -31,6 +32,7 @@ class HttpCall:
     files: tuple[tuple[str, MediaFile], ...] = ()
     accept: str = JSON
     is_probe: bool = False
+    body: Any = None
 
     @property
     def parts(self) -> list[tuple[str, tuple[None, str] | tuple[str, bytes, str]]]:

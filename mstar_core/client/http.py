@@ -185,7 +185,7 @@ class Http:
 
     async def _send(self, call: HttpCall) -> httpx.Response:
         request = self.session.client.build_request(
-            call.method, f"{self.base_url}{call.path}", files=call.parts or None,
+            call.method, f"{self.base_url}{call.path}", files=call.parts or None, json=call.body,
             headers={**self._headers, "Accept": call.accept}, timeout=self._timeout,
         )  # fmt: skip
         with self._translated_errors():

@@ -28,6 +28,7 @@ class Card:
     outputs: tuple[str, ...]
     parameters: frozenset[str]
     notice: str = ""
+    routes: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Card:
@@ -38,6 +39,7 @@ class Card:
             outputs=tuple(facts["output_modalities"]),
             parameters=frozenset(facts.get("parameters", {}).get("properties", {})),
             notice=str(facts.get("notice", "")),
+            routes=tuple(facts.get("endpoints", ())),
         )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from mstar_core.client import Line
-from mstar_core.client.calls import generate_call, get_call
+from mstar_core.client import Line, StreamError
+from mstar_core.client.calls import HttpCall, generate_call, get_call
 from mstar_core.client.media import MediaFile
 from mstar_core.client.reader import LineReader, error_event
 from mstar_core.client.streams import error_of_event
@@ -71,6 +72,32 @@ class ApiClient(Closing):
             "the response broke off before its end", hint="see mstarctl logs for the cause, then send it again",
             peer=self.base_url,
         )  # fmt: skip
+
+    def chat(self, body: Mapping[str, Any]) -> Generator[dict[str, Any], None, None]:
+        """Stream POST /v1/chat/completions: its events as they arrive. body: with `messages` and `stream: true`.
+
+        Raises the error that the API reports. Close the iterator to cancel.
+        """
+        call = HttpCall(method="POST", path="/v1/chat/completions", body=dict(body), accept="text/event-stream")
+        response = run(self._http.open(call))
+        chunks, rest = self._http.session.body(response), b""
+        try:
+            while (data := run(self._http.next_chunk(chunks))) is not None:
+                *lines, rest = (rest + data).split(b"\n")
+                for line in lines:
+                    if not line.startswith(b"data: "):
+                        continue
+                    text = line[6:].strip()
+                    if text == b"[DONE]":
+                        return
+                    event: dict[str, Any] = json.loads(text)
+                    if "error" in event:
+                        facts = event["error"]
+                        raise StreamError(str(facts.get("message")), code=facts.get("code"), status=500)
+                    yield event
+        finally:
+            response.close()
+        raise TransportError("the answer broke off before its end", hint="see mstarctl logs", peer=self.base_url)
 
     def models(self) -> list[dict[str, Any]]:
         """Return the models that the deployment serves."""

@@ -18,6 +18,7 @@ from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.errors import ExitCode, MstarError, UsageError
 from mstarctl.call.ask import Ask, Card, parse_params, read_files, requested_outputs, state_param
 from mstarctl.call.pace import keep_pace
+from mstarctl.call.player import Player, required_player
 from mstarctl.call.report import Progress, Tally, report, report_pace
 from mstarctl.call.sink import Sink, chosen_output
 from mstarctl.client.api import ApiClient
@@ -63,6 +64,9 @@ def call(
         str | None,
         typer.Option("--out", metavar="FILE", help="file of the answer; its ending selects the output; - is stdout"),
     ] = None,
+    is_played: Annotated[
+        bool, typer.Option("--play", help="also play sound as it arrives, by ffplay, aplay or afplay")
+    ] = False,
     request_id: Annotated[str | None, typer.Option("--request-id", metavar="ID", help="id of the request")] = None,
     is_streamed: Annotated[
         bool, typer.Option("--stream/--no-stream", help="write the answer as it arrives, or when it is complete")
@@ -85,6 +89,9 @@ def call(
         raise UsageError("--max-misses needs --rate", hint="add --rate HZ")
     if rate is not None and request_id is not None:
         raise UsageError("--rate sends many requests, and --request-id names one", hint="omit one of them")
+    player = Player(required_player()) if is_played else None
+    if is_played and rate is not None:
+        raise UsageError("--play and --rate exclude each other", hint="omit one of them")
     words = sys.stdin.read() if text == "-" else text
     with served(printer.options, target, api_key) as server:
         card = server.card
@@ -103,7 +110,9 @@ def call(
         if server.is_tunnelled:
             printer.warn("the answer comes through ssh, so the times include the connection")
         if rate is None:
-            call_once(server, ask, Sink.of(kind, out, server.name), printer, is_streamed=is_streamed)
+            if player is not None and kind != "audio":
+                raise UsageError(f"{server.name} answers with {kind}", hint="omit --play")
+            call_once(server, ask, Sink.of(kind, out, server.name), printer, is_streamed=is_streamed, player=player)
         else:
             call_at(server, ask, kind, out, printer, rate=rate, ticks=ticks, max_misses=max_misses)
 
@@ -169,8 +178,10 @@ def tls_transport(spec: DeploymentSpec) -> httpx.BaseTransport | None:
     return httpx.HTTPTransport(verify=context)
 
 
-def call_once(server: Server, ask: Ask, sink: Sink, printer: Printer, *, is_streamed: bool) -> None:
-    """Send one request and write its answer as it arrives."""
+def call_once(
+    server: Server, ask: Ask, sink: Sink, printer: Printer, *, is_streamed: bool, player: Player | None = None
+) -> None:
+    """Send one request and write its answer as it arrives. player: plays its sound too."""
     tally = Tally(started=time.monotonic(), kind=sink.kind)
     progress = Progress(printer, is_streamed=is_streamed)
     lines = ask.send(server.client)
@@ -178,10 +189,17 @@ def call_once(server: Server, ask: Ask, sink: Sink, printer: Printer, *, is_stre
         for line in lines if is_streamed else list(lines):
             tally.add(line)
             sink.add(line)
+            if player is not None and line.modality == "audio":
+                facts = line.metadata
+                player.write(line.data, int(facts.get("sample_rate", 24000)), int(facts.get("num_channels", 1)))
             progress.show(tally, sink)
         sink.begin()
+        if player is not None:
+            player.close()
     finally:
         progress.end()
+        if player is not None:
+            player.stop()
         sink.close()
         if not tally.is_done and tally.chunks and sink.path is not None:
             printer.warn(f"{sink.path} contains a partial answer: {sink.amount}")

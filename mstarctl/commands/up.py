@@ -27,6 +27,7 @@ from mstarctl.output import Printer
 from mstarctl.output.units import counted
 from mstarctl.start.example import example_call
 from mstarctl.start.launch import Started, failure_of, launch, wait_end, wait_ready
+from mstarctl.start.nearest import with_nearest
 from mstarctl.start.options import UpOptions, up_signature
 from mstarctl.start.plan import Planned, make_planned
 from mstarctl.start.progress import ready_line, view_of
@@ -44,6 +45,17 @@ def up(ctx: typer.Context, **given: Any) -> None:
     printer = Printer.of(ctx)
     only_here(printer.options, "up")
     options = UpOptions(**given)
+    try:
+        start(options, printer)
+    except MstarError as error:
+        raise with_nearest(error, options) from error.__cause__
+
+
+vars(up)["__signature__"] = up_signature()
+
+
+def start(options: UpOptions, printer: Printer) -> None:
+    """Plan and start a deployment. Raises the MstarError that says why it cannot start."""
     keys = api_keys(options.api_key, options.api_key_file, printer)
     planned = make_planned(options, api_keys=keys, argv=without_secrets(sys.argv[1:], keys))
     for sentence in (*planned.spec.unused, *planned.spec.cautions):
@@ -60,9 +72,6 @@ def up(ctx: typer.Context, **given: Any) -> None:
             raise typer.Exit(ExitCode.INTERRUPTED)
     else:
         run_attached(started, planned, printer, len(presses))
-
-
-vars(up)["__signature__"] = up_signature()
 
 
 def api_keys(given: list[str] | None, file: Path | None, printer: Printer) -> tuple[str, ...]:

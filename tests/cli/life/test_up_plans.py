@@ -223,3 +223,14 @@ def test_devices_that_are_not_there_are_refused(
 ) -> None:
     with pytest.raises(error):
         choose_devices(kind, gpus, 2, torch)
+
+
+def test_a_failed_start_names_the_nearest_one_that_would_run(tool: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = tool("up", "orpheus", "--device", "cuda", "--dry-run")
+    assert said.code != 0 and "mstarctl up orpheus:tiny runs on the CPU" in said.err
+    said = tool("up", "orpheus:tiny", "--device", "cuda", "--dry-run")
+    assert "mstarctl up orpheus:tiny --device cpu runs on the CPU" in said.err
+    said = tool("up", "orpheus", "--weights", "/nowhere", "--dry-run")
+    assert "mstarctl up orpheus:tiny runs on the CPU" in said.err
+    said = tool("up", "orpheus", "--log-level", "loud", "--dry-run")
+    assert said.code == 2 and "orpheus:tiny" not in said.err
