@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 if TYPE_CHECKING:
@@ -64,13 +65,15 @@ class PlacedView(KVView, Protocol):
         """Return the attention of one layer after they are stored. query: [T, heads, head_dim]; same shape."""
 
 
-@runtime_checkable
-class AppendOnlyView(KVView, Protocol):
-    """A view of passes that only fill the cache: a module may return once its last layer has appended."""
+@dataclass(frozen=True, slots=True)
+class AppendOnlyView:
+    """A KVView of passes that only fill the cache: a module may return once its last layer has appended to `inner`."""
 
-    @property
-    def inner(self) -> KVView:
-        """The view that does the work."""
+    inner: KVView
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
+        """See KVView."""
+        return self.inner.attend(layer, query, key, value, scale)
 
 
 class KVModule(Protocol):

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
-from mstar_core.engine.attention.append_only import append_only
 from mstar_core.engine.attention.staging import host_array, port_field
 from mstar_core.engine.attention.static import AttentionBatch, AttentionBuffers, AttentionShape, empty_batch
 from mstar_core.engine.cuda_graphs.cache import Size, StaticStep, StepBuckets
@@ -26,6 +25,7 @@ from mstar_core.engine.cuda_graphs.prefixes import PrefixSteps
 from mstar_core.engine.kv.batch import pass_positions, wanted_ports
 from mstar_core.engine.transfers import SMALL_BYTES, gather, join, upload
 from mstar_core.graph.spec.nodes import STEP, keyword
+from mstar_core.layers.kv_view import AppendOnlyView
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -253,7 +253,7 @@ class PassStep(StaticStep[list[dict[str, "Tensor"]]]):
             given = {**own._ports, **carried}
             if STEP_PORT in given and iteration and not self.later:
                 given[STEP_PORT] = given[STEP_PORT] + iteration
-            view = append_only(own._buffers.view) if self.kind.is_append_only else own._buffers.view
+            view = AppendOnlyView(own._buffers.view) if self.kind.is_append_only else own._buffers.view
             outputs.append(self._node.module(kv=view, positions=own._buffers.device[POSITIONS], **given))
             carried = {into: outputs[-1][port].to(self._ports[into].dtype) for port, into in self.kind.carry}
         for each in steps:

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from mstar_core.engine.attention.append_only import append_only
 from mstar_core.engine.cache.sizing import NeedsMemory
 from mstar_core.errors import EngineError
+from mstar_core.layers.kv_view import AppendOnlyView
 from mstar_vjepa2.nodes import blocks
 from mstar_vjepa2.nodes.planning import distance
 from mstar_vjepa2.nodes.poses import difference, moved
@@ -141,7 +141,7 @@ def test_frames_of_which_nothing_is_wanted_are_appended_alone(
         monkeypatch.setattr(
             blocks, "qkv_rotary", lambda x, layer, rotation, heads, target: x.unflatten(-1, (heads, -1))
         )
-    assert predictor(kv=append_only(view), **given) == {}
+    assert predictor(kv=AppendOnlyView(view), **given) == {}
     if isinstance(view, Placing):
         assert (view.placed, view.attended) == (list(range(last + 1)), list(range(last)))
         return

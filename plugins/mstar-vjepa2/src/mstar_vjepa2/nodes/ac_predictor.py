@@ -119,7 +119,7 @@ class ActionPredictor(nn.Module):
         camera = None if cameras is None else _chosen(cameras, at, rows, POSE_RANK + 1)
         x, rotation, next_state = self.begin(latents, action, own, camera, positions)
         if isinstance(kv, AppendOnlyView):
-            self.keep(x, rotation, kv)
+            self.keep(x, rotation, kv.inner)
             return {}
         following = self.end(self.run(x, rotation, kv), self._per_row(normalize_reps, rows))[:, None]
         return {"next_frame": following, "next_state": next_state}
