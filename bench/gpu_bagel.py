@@ -151,14 +151,16 @@ class Loads:
         self.figures.add(name, [self._ask(request).last_s for _ in range(self.repeats)])
         return {"params": request.params, "images": len(request.images)}
 
-    def first_token(self, side: int) -> None:
-        """Measure the time to the first token of an answer about one image."""
-        found = [self._ask(self._question(side, 16, 2)) for _ in range(self.repeats + 1)][1:]
+    def first_token(self, side: int) -> dict[str, Any]:
+        """Measure the time to the first token of an answer about one image. Returns the waterfall of the last one."""
+        found = [self._ask(self._question(side, 16, 2)) for _ in range(max(3, self.repeats) + 1)][1:]
         self.figures.add(f"i2t_{side}_ttft", [heard.first_s for heard in found])
+        return {"trace": self.running.last_trace()}
 
-    def answers(self, words: int, ids: int) -> None:
-        """Measure answers of a fixed length, for one client and for many at once."""
+    def answers(self, words: int, ids: int) -> dict[str, Any]:
+        """Measure answers of a fixed length, for one client and for many at once. Returns a waterfall of each."""
         side = self.scale.seen[0]
+        traces: dict[str, Any] = {}
         for clients in (1, self.scale.clients):
             name = f"i2t_{words}_{ids}_clients_{clients}"
             for number in range(2):
@@ -169,6 +171,8 @@ class Loads:
                     self.figures.add(f"{name}_ttft", [each.first_s for each in heard])
                     self.figures.add(f"{name}_e2e", [each.last_s for each in heard])
                     self.figures.add(f"{name}_tokens_per_s", [clients * ids / span], "1/s")
+                    traces[f"trace_{clients}"] = self.running.last_trace()
+        return traces
 
     def memory(self, count: int, request: PictureRequest) -> dict[str, Any]:
         """Measure concurrent images of a few steps, the most GPU memory meanwhile, and the most pages in use."""
@@ -199,6 +203,7 @@ class Loads:
         """Measure texts while an image is made, and how much longer the image takes. At most a minute."""
         alone = self._ask(request).last_s
         quiet = [self._text() for _ in range(BESIDE_TEXTS)]
+        trace = self.running.last_trace()
         found, spans = list[Heard](), list[float]()
         began = time.perf_counter()
         for pause_s in BESIDE_PAUSES_S:
@@ -220,7 +225,7 @@ class Loads:
             "texts": len(found), "ttft_p50_s": first[len(first) // 2], "ttft_p99_s": first[len(first) * 99 // 100],
             "alone_ttft_s": sorted(heard.first_s for heard in quiet)[BESIDE_TEXTS // 2], "image_alone_s": alone,
             "image_beside_s": spans, "image_slowdown": [round(span / alone, 3) for span in spans],
-            "pauses_s": BESIDE_PAUSES_S[: len(spans)],
+            "pauses_s": BESIDE_PAUSES_S[: len(spans)], "trace_alone": trace,
         }  # fmt: skip
 
     def _text(self) -> Heard:
