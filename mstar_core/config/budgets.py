@@ -9,7 +9,6 @@ import msgspec
 
 from mstar_core.config.deployment import Plan, RankPlan
 from mstar_core.config.resolved import NodeGroup, ResolvedConfig
-from mstar_core.errors import ConfigError
 from mstar_core.plugin import ModelSpec
 
 SLACK = 1e-9
@@ -77,23 +76,21 @@ def _check_shares(spec: ModelSpec, config: ResolvedConfig, rank: RankPlan) -> No
     if total > 1 + SLACK or (others and total > 1 - SLACK):
         parts = " + ".join(f"{node} {part:g}" for node, part in given.items())
         rest = f", and nothing is left for {', '.join(others)}" if others else ""
-        raise ConfigError(
-            f"kv_cache.share assigns {total:g} of rank {rank.rank}'s cache{rest}", parts,
-            "the sum is at most 1; nodes without a share divide the rest", key="kv_cache.share",
-            file=config.config_file, line=None,
+        raise config.error(
+            "kv_cache.share", f"kv_cache.share assigns {total:g} of rank {rank.rank}'s cache{rest}", parts,
+            "the sum is at most 1; nodes without a share divide the rest",
         )  # fmt: skip
 
 
 def _check_quantization(config: ResolvedConfig, plan: Plan) -> None:
     if config.quantization == "none":
         return
-    source = config.source("quantization")
     devices = {rank.device for rank in plan.ranks}
     wrong = next((f"the ranks run on {device}" for device in sorted(devices) if not device.startswith("cuda")), None)
     if wrong is None and config.dtype == "float32":
         wrong = f"dtype is float32 ({config.source('dtype')})"
     if wrong is not None:
-        raise ConfigError(
-            f"quantization {config.quantization} needs bfloat16 or float16 on a GPU", f"{wrong}; set by {source}",
-            "remove quantization", key="quantization", file=config.config_file, line=None,
+        raise config.error(
+            "quantization", f"quantization {config.quantization} needs bfloat16 or float16 on a GPU", wrong,
+            "remove quantization",
         )  # fmt: skip

@@ -48,9 +48,9 @@ def _address(interface: str) -> str:
     return ""
 
 
-def adapters(folder: Path = ADAPTERS) -> list[str]:
+def adapters() -> list[str]:
     """Return the names of the RDMA adapters."""
-    return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    return sorted(path.name for path in ADAPTERS.iterdir()) if ADAPTERS.is_dir() else []
 
 
 def own_address(device: str | None) -> str:
@@ -91,10 +91,20 @@ def check_adapters(device: str | None) -> None:
         )
     for name in device.split(",") if device else ():
         if name in known:
+            _check_link(name)
             continue
         is_interface = name in interfaces()
         what = f"{name} is a network interface, not an RDMA adapter" if is_interface else f"no RDMA adapter {name!r}"
         raise TransportError(what, f"this host has {', '.join(known)}", did_you_mean(name, known))
+
+
+def _check_link(adapter: str) -> None:
+    """Raise TransportError if no port of an adapter is active. States that cannot be read are left to the engine."""
+    states = [path.read_text(encoding="ascii").strip() for path in ADAPTERS.glob(f"{adapter}/ports/*/state")]
+    if states and not any(state.endswith("ACTIVE") for state in states):
+        raise TransportError(
+            f"no port of RDMA adapter {adapter} is active", ", ".join(states), "connect it, or choose another adapter"
+        )
 
 
 def transfer_engine() -> ModuleType:

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 from mstar_core.config.deployment import Plan
 from mstar_core.config.resolved import ResolvedConfig
-from mstar_core.errors import ConfigError
 from mstar_core.graph import NodeSpec, StreamingGraphEdge, graph_nodes, loops
 from mstar_core.plugin import ModelSpec
 
@@ -27,10 +26,10 @@ def check_moves(model: ModelSpec, config: ResolvedConfig, plan: Plan) -> None:
         why = _obstacle(model, node, plan)
         if why:
             where = "; ".join(f"{walk} on {_ranks(replicas)}" for walk, replicas in places.items())
-            raise ConfigError(
-                f"node {node.name!r} is placed on different ranks, but {why}", where,
+            group = next(each for each in reversed(config.node_groups) if node.name in each.nodes)
+            raise group.place.error(
+                f"node {node.name!r} is placed on different ranks, but {why}", f"{group.key}.ranks", where,
                 "place all walks of the node on the same ranks",
-                key="node_groups", file=config.config_file, line=None,
             )  # fmt: skip
 
 

@@ -85,4 +85,4 @@ def test_shares_that_cannot_add_up_on_a_rank_are_refused_at_planning(share: str,
     assert make_plan(target.spec, fits, ("cuda:0",)).ranks[0].memory_fraction == 0.85
     with pytest.raises(ConfigError, match=words) as caught:
         make_plan(target.spec, resolve_target(target, [parse_set(f"kv_cache.share={share}")]), ("cuda:0",))
-    assert caught.value.detail.startswith("Thinker ")
+    assert "\nThinker " in caught.value.detail

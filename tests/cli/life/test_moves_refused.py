@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from mstar_core.config.deployment import NodePlacement, Plan, RankPlan
+from mstar_core.config.located import Located
 from mstar_core.errors import ConfigError
 from mstar_core.graph import (
     CLIENT,
@@ -27,7 +28,14 @@ from mstar_core.plugin import ModelSpec, Partition, Text
 from mstarctl.start.moves import check_moves
 from tests.conductor.test_conductor import MODEL, Params, sing, talk
 
-CONFIG = cast("Any", SimpleNamespace(config_file="f.yaml"))
+
+class EveryName(tuple[str, ...]):
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
+GROUP = SimpleNamespace(nodes=EveryName(), key="node_groups.0", place=Located(None, "f.yaml:3", "f.yaml", 3))
+CONFIG = cast("Any", SimpleNamespace(node_groups=[GROUP]))
 
 
 def apart(node: str, *walks: str, tp_size: int = 1) -> Plan:

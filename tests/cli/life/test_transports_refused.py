@@ -84,13 +84,20 @@ def test_a_protocol_that_does_not_exist_or_two_of_them_are_refused(planned: Line
     assert (error.value.facts["line"], error.value.facts["key"]) == (6, "transport.protocol")
 
 
-def adapters(*names: str) -> Callable[[], list[str]]:
-    return lambda: list(names)
+def host_with(monkeypatch: pytest.MonkeyPatch, folder: Path, **states: str) -> None:
+    """Make a host with RDMA adapters, by name, whose port is in a state."""
+    for name, state in states.items():
+        port = folder / name / "ports" / "1"
+        port.mkdir(parents=True)
+        (port / "state").write_text(f"{state}\n")
+    monkeypatch.setattr(network, "ADAPTERS", folder)
 
 
 @pytest.mark.usefixtures("loaded")
-def test_rdma_takes_adapters_and_tcp_takes_interfaces(planned: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "adapters", adapters("mlx5_0", "mlx5_1"))
+def test_rdma_takes_adapters_and_tcp_takes_interfaces(
+    planned: Lines, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    host_with(monkeypatch, tmp_path, mlx5_0="4: ACTIVE", mlx5_1="4: ACTIVE")
     port = f"port: {transfer_ports()}"
     for device in ("mlx5_0", "mlx5_0,mlx5_1"):
         check_transport(*planned("protocol: RDMA", f"device: {device!r}", port))
@@ -173,3 +180,10 @@ def test_an_address_of_another_host_is_not_ours() -> None:
     assert network.own_address(None) == "127.0.0.1" and network.own_address("localhost").startswith("127.")
     with pytest.raises(TransportError, match="no interface"):
         network.own_address("192.0.2.7")
+
+
+def test_an_adapter_without_an_active_port_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    host_with(monkeypatch, tmp_path, mlx5_0="1: DOWN", mlx5_1="4: ACTIVE")
+    network.check_adapters("mlx5_1")
+    with pytest.raises(TransportError, match="no port of RDMA adapter mlx5_0 is active"):
+        network.check_adapters("mlx5_0,mlx5_1")
