@@ -75,7 +75,7 @@ REPAIRS = (
     ("rank 4 is used and rank 3 is not", "file.yaml:6", "ranks: [4]", "ranks: [0]"),
     ("transport.protocol is SHM", "file.yaml:9", "  device: eth0\n", ""),
 )
-"""What is wrong with the file, its place, and the repair, in the order in which it is reported."""
+"""Errors of the file in the order in which they are reported: title, place, and the repair."""
 
 
 def test_a_file_that_mixes_errors_is_refused_until_each_is_repaired(tool: Cli, tmp_path: Path) -> None:
