@@ -57,7 +57,7 @@ def test_a_robot_policy_shows_latency_rate_and_ticks(size: tuple[int, int]) -> N
     drawn = text(view(0.029, 0.036, 0.093, 0.04), *size)
     assert "LATENCY" in drawn and " HZ" in drawn and "TICK" in drawn
     assert "29 ms" in drawn and "latency" in drawn and "5.0 Hz" in drawn
-    for absent in ("TOKENS", "TTFA", "AUDIO", " AGE", "TTFT", "answers"):
+    for absent in ("TOKENS", "TTFA", "AUDIO", " AGE", "TTFT"):
         assert absent not in drawn
     if size[0] >= 120:
         assert "image+text → action" in drawn

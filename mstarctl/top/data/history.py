@@ -14,7 +14,7 @@ Series = tuple[str, str, str]
 """(part, key, field): `("nodes", "Thinker@1", "step_ms")`. The deployment's key is empty."""
 
 FIELDS: Final[dict[str, tuple[str, ...]]] = {
-    "deployment": ("running", "waiting", "ttft_p50_ms", "tokens_s", "audio_x"),
+    "deployment": ("running", "waiting", "ttft_p50_ms", "tokens_s", "audio_x", "requests_s"),
     "ranks": ("busy", "pages", "memory"),
     "gpus": ("util", "memory", "power_w"),
     "nodes": ("busy", "step_ms", "queue", "batch", "tokens_s"),

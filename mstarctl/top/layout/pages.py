@@ -16,6 +16,7 @@ from mstarctl.top.drawing.line import Line, cells, fit, line, pair, safe, window
 from mstarctl.top.layout import bench, events, graph, logs, requests, waterfall
 from mstarctl.top.layout.footer import Hint, footer
 from mstarctl.top.layout.header import header
+from mstarctl.top.layout.overview_panels import panels
 from mstarctl.top.layout.ranks import blocks, ranks_page
 from mstarctl.top.layout.state import State
 
@@ -30,6 +31,9 @@ class Painted:
     lines: list[Line]
     hits: Hits = field(default_factory=dict)
 
+
+LEAST_TABLE: Final = 6
+"""Rows of the overview that are kept for the table of requests."""
 
 Page = Callable[[View, State, int, int, int], Painted]
 
@@ -51,7 +55,7 @@ def compose(view: View, state: State, width: int, height: int, hints: Sequence[H
 
 
 def overview(view: View, state: State, width: int, height: int, size: int) -> Painted:
-    """Draw ranks above, requests in the middle, the newest events below."""
+    """Draw ranks above, requests in the middle, the newest events below; the graph and curves in free rows."""
     is_panel = state.panel == "ranks"
     chosen = state.rank if is_panel else None
     least = 5 if size == TINY else 8
@@ -62,10 +66,12 @@ def overview(view: View, state: State, width: int, height: int, size: int) -> Pa
     if size >= NORMAL:
         tail.insert(0, line())
     room = height - len(top) - len(tail)
-    table, keys = requests.table(view, width, room, state.sort, state.requests)
+    rows = len(requests.chosen(view, state.sort)) + 1
+    below = panels(view, width, room - max(LEAST_TABLE, rows), size)
+    table, keys = requests.table(view, width, room - len(below), state.sort, state.requests)
     hits: Hits = {len(top): ("titles", "")}
     hits |= {len(top) + 1 + row: ("request", key) for row, key in enumerate(keys)}
-    return Painted([*top, *table, *tail], hits)
+    return Painted([*top, *table, *below, *tail], hits)
 
 
 def _status(view: View, state: State, width: int, size: int) -> Line:

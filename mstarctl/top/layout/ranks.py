@@ -516,7 +516,8 @@ def _now(curve: Curve) -> str:
     if curve.now is None:
         return numbers.NONE
     value = curve.now * curve.scale
-    return f"{numbers.ms(value) if curve.unit == 'ms' else f'{value:.0f}'} {curve.unit}".rstrip()
+    digits = 1 if curve.unit in ("x", "/s") else 0
+    return f"{numbers.ms(value) if curve.unit == 'ms' else f'{value:.{digits}f}'} {curve.unit}".rstrip()
 
 
 def time_axis(view: View, values: int, width: int) -> Line:
