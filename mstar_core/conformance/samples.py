@@ -71,7 +71,7 @@ def _ask(spec: ModelSpec, sample: Sample, index: int) -> SampleRequest:
     return SampleRequest(
         text=TEXTS[index % len(TEXTS)] if "text" in kinds else None,
         media=media,
-        order=count_order(kinds),
+        order=[(kind, 0 if kind == "text" else number) for kind, number in count_order(kinds)],  # one text, repeated
         params=_limited(spec, {**sample.params, **sample.tiny}),
         outputs=tuple(sorted(sample.outputs)),
         name=f"sample {sample.name!r}",
