@@ -137,7 +137,7 @@ class Executor:
         )  # fmt: skip
         self._next_signal = 0
 
-    # messages
+    # -- messages -----------------------------------------------------------------------------------------------------
 
     def open(self, message: OpenRequest) -> None:
         """Open a request whose walks will follow."""
@@ -152,9 +152,8 @@ class Executor:
         """Queue walks of one partition. The first begins at once unless one of the partition is running."""
         if message.opens is not None:
             self.open(message.opens)
-        request = self.requests.get(Handle(message.handle))
+        request = self._open_request(message.handle)
         if request is None:
-            self.unknown += 1
             return
         with self._guard(request):
             request.queues.setdefault(message.partition, deque()).extend(message.runs)
@@ -162,9 +161,8 @@ class Executor:
 
     def end_stream(self, message: EndStream) -> None:
         """Set the total number of items of a stream."""
-        request = self.requests.get(Handle(message.handle))
+        request = self._open_request(message.handle)
         if request is None:
-            self.unknown += 1
             return
         with self._guard(request):
             self._streams.inbox(request, message.stream).end(message.total)
@@ -172,9 +170,8 @@ class Executor:
 
     def value(self, item: Value, sent: float = 0.0) -> None:
         """Take a value from another rank. sent: time of sending."""
-        request = self.requests.get(Handle(item.handle))
+        request = self._open_request(item.handle)
         if request is None:
-            self.unknown += 1
             return
         with self._guard(request):
             if item.task == RUN_INPUT:
@@ -193,9 +190,8 @@ class Executor:
         """Take ids of a stream from another rank, one per row of its step."""
         now = self._clock()
         for handle, index, value in zip(message.handles, message.index, message.ids, strict=True):
-            request = self.requests.get(Handle(handle))
+            request = self._open_request(handle)
             if request is None:
-                self.unknown += 1
                 continue
             with self._guard(request):
                 inbox = self._streams.inbox(request, message.stream)
@@ -205,9 +201,8 @@ class Executor:
 
     def stream_tensor(self, message: StreamTensor) -> None:
         """Take one tensor item of a stream from another rank."""
-        request = self.requests.get(Handle(message.handle))
+        request = self._open_request(message.handle)
         if request is None:
-            self.unknown += 1
             return
         with self._guard(request):
             inbox = self._streams.inbox(request, message.stream)
@@ -217,12 +212,17 @@ class Executor:
 
     def cache_moved(self, message: CacheMoved) -> None:
         """Take a cache of another rank."""
-        request = self.requests.get(Handle(message.handle))
+        request = self._open_request(message.handle)
         if request is None:
-            self.unknown += 1
             return
         with self._guard(request):
             self.moves.came(request, message)
+
+    def _open_request(self, handle: int) -> WorkerRequest | None:
+        """Return the open request of a message. Counts the message as unknown if there is none."""
+        request = self.requests.get(Handle(handle))
+        self.unknown += request is None
+        return request
 
     def release_signal(self, message: ReleaseSignal) -> None:
         """Free a value whose handle the program dropped."""
@@ -268,7 +268,7 @@ class Executor:
         for handle in list(self.requests):
             self.close(handle)
 
-    # step results
+    # -- step results --------------------------------------------------------------------------------------------------
 
     def take(self, result: StepResult) -> None:
         """Route the results of one collected step."""
@@ -339,33 +339,38 @@ class Executor:
         entry = self._jobs.end(done.job.key)
         if entry is None:
             return
-        request = entry.request
-        if isinstance(entry, MoveJob):
-            with self._guard(request):
-                self.moves.done(entry, done)
-            return
-        run = entry.run
-        with self._guard(request):
-            if isinstance(entry, ChunkJob):
-                if run.stream_loop is not None:
-                    self.tracer.task(entry, run.stream_loop.plan.task.name, is_looped=False)
-                self._stream_loops.done(entry, done.outputs)
-                return
-            run.cached_tokens += done.cached_tokens
-            if isinstance(entry, LoopJob):
-                self.tracer.loop(entry, run.share.walk.tasks[entry.task].name, done)
-                if entry.feed is not None:
-                    self._streams.end_feed(request, entry.feed, done.iterations)
-                last = (*entry.iteration, done.iterations - 1)
-                for port, tensor in done.outputs.items():
-                    run.values[Key(entry.task, port, last)] = tensor
-                self._keep_signals(request, run, done.outputs)
-                actions = run.state.loop_done(entry.loop, entry.iteration, done.reason, done.iterations, done.outputs)
-                self._carry_out(request, run, actions)
-            else:
-                self._task_done(request, run, entry, done)
+        with self._guard(entry.request):
+            match entry:
+                case MoveJob():
+                    self.moves.done(entry, done)
+                case ChunkJob():
+                    self._chunk_done(entry, done)
+                case LoopJob():
+                    self._loop_done(entry, done)
+                case TaskJob():
+                    self._task_done(entry, done)
 
-    def _task_done(self, request: WorkerRequest, run: ActiveRun, entry: TaskJob, done: Done) -> None:
+    def _chunk_done(self, entry: ChunkJob, done: Done) -> None:
+        if entry.run.stream_loop is not None:
+            self.tracer.task(entry, entry.run.stream_loop.plan.task.name, is_looped=False)
+        self._stream_loops.done(entry, done.outputs)
+
+    def _loop_done(self, entry: LoopJob, done: Done) -> None:
+        request, run = entry.request, entry.run
+        run.cached_tokens += done.cached_tokens
+        self.tracer.loop(entry, run.share.walk.tasks[entry.task].name, done)
+        if entry.feed is not None:
+            self._streams.end_feed(request, entry.feed, done.iterations)
+        last = (*entry.iteration, done.iterations - 1)
+        for port, tensor in done.outputs.items():
+            run.values[Key(entry.task, port, last)] = tensor
+        self._keep_signals(request, run, done.outputs)
+        actions = run.state.loop_done(entry.loop, entry.iteration, done.reason, done.iterations, done.outputs)
+        self._carry_out(request, run, actions)
+
+    def _task_done(self, entry: TaskJob, done: Done) -> None:
+        request, run = entry.request, entry.run
+        run.cached_tokens += done.cached_tokens
         if entry.is_first_branch:
             entry.task_run.outputs = done.outputs
         entry.task_run.open_jobs -= 1
@@ -397,7 +402,7 @@ class Executor:
                 run.signals[port] = self._next_signal
                 request.signals[self._next_signal] = outputs[port]
 
-    # walks
+    # -- walks ---------------------------------------------------------------------------------------------------------
 
     def begin_next(self, request: WorkerRequest, partition: str) -> None:
         """See MoveTarget. Does nothing while a run of the partition runs or moves."""
@@ -530,7 +535,7 @@ class Executor:
             if isinstance(runner, EndsLoops):
                 runner.end_loops(request.handle)
 
-    # jobs
+    # -- jobs ----------------------------------------------------------------------------------------------------------
 
     def _fire(self, request: WorkerRequest, run: ActiveRun, fire: Fire) -> None:
         task = run.share.walk.tasks[fire.task]
@@ -592,7 +597,7 @@ class Executor:
     def _local_runners(self, request: WorkerRequest) -> list[tuple[str, NodeRunner]]:
         return [(name, runner) for name, runner in self._runners.items() if name in request.homes]
 
-    # values
+    # -- values --------------------------------------------------------------------------------------------------------
 
     def run_input(self, request: WorkerRequest, ref: TensorRef | SignalRef) -> Tensor:
         """See MoveTarget."""
@@ -614,7 +619,7 @@ class Executor:
         self._outbox.read(ref)
         return tensor
 
-    # outputs
+    # -- outputs -------------------------------------------------------------------------------------------------------
 
     def _emit_value(
         self, request: WorkerRequest, run: ActiveRun, value: Ref, port: str, modality: str | None, iteration: Iteration
