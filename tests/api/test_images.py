@@ -92,8 +92,9 @@ PAINT_BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": "x", "n": 9}, "invalid_value", "n"),
     ({"prompt": "x", "response_format": "png"}, "invalid_value", "response_format"),
     ({"prompt": "x", "output_format": "gif"}, "invalid_value", "output_format"),
-    ({"prompt": "x", "stream": True}, "unsupported_parameter", "stream"),
-    ({"prompt": "x", "partial_images": 2}, "unsupported_parameter", "partial_images"),
+    ({"prompt": "x", "stream": True, "response_format": "url"}, "unsupported_parameter", "response_format"),
+    ({"prompt": "x", "partial_images": 2}, "invalid_value", "partial_images"),
+    ({"prompt": "x", "stream": True, "partial_images": 2}, "unsupported_parameter", "partial_images"),
     ({"prompt": "x", "stop": "x"}, "unsupported_parameter", "stop"),
     ({"prompt": "x", "colour": 1}, "unknown_parameter", "colour"),
 ]
