@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -112,8 +113,9 @@ def peer_pair(folder: Path) -> tuple[End, End]:
     return Peer("worker-0", shared.end(), ["worker-1"]), Peer("worker-1", shared.end(), ["worker-0"])
 
 
-def network_pair(folder: Path) -> tuple[End, End]:
-    return Peer("worker-0", network_memory(0), ["worker-1"]), Peer("worker-1", network_memory(1), ["worker-0"])
+def network_pair(folder: Path, *, is_fake: bool = False) -> tuple[End, End]:
+    first, second = (network_memory(number, is_fake=is_fake) for number in (0, 1))
+    return Peer("worker-0", first, ["worker-1"]), Peer("worker-1", second, ["worker-0"])
 
 
 Pair = tuple[End, End]
@@ -124,6 +126,7 @@ Pair = tuple[End, End]
         pytest.param(shared_pair, id="SHM"),
         pytest.param(peer_pair, id="IPC"),
         pytest.param(network_pair, id="TCP", marks=needs_mooncake),
+        pytest.param(partial(network_pair, is_fake=True), id="fake engine"),
     ]
 )
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
@@ -218,10 +221,23 @@ def test_a_handle_that_contradicts_itself_is_refused(pair: Pair) -> None:
 # -- what only transports can do whose reads take time ---------------------------------------------------------------
 
 
-@pytest.fixture
-def network() -> Iterator[tuple[PeerMemory, PeerMemory]]:
+@pytest.fixture(params=[pytest.param(False, id="TCP", marks=needs_mooncake), pytest.param(True, id="fake engine")])
+def network(request: pytest.FixtureRequest) -> Iterator[tuple[PeerMemory, PeerMemory]]:
     """Two ends by TCP whose memory is counted at the end."""
-    memories = network_memory(0), network_memory(1, staging_bytes=MIB, most_staging_bytes=2 * MIB)
+    yield from network_ends(is_fake=request.param)
+
+
+@pytest.fixture
+def real_network() -> Iterator[tuple[PeerMemory, PeerMemory]]:
+    """Two ends by TCP, for peers in other processes."""
+    yield from network_ends(is_fake=False)
+
+
+def network_ends(*, is_fake: bool) -> Iterator[tuple[PeerMemory, PeerMemory]]:
+    memories = (
+        network_memory(0, is_fake=is_fake),
+        network_memory(1, is_fake=is_fake, staging_bytes=MIB, most_staging_bytes=2 * MIB),
+    )
     ends = tuple(PeerMemory(f"worker-{i}", 1, memories[i], [f"worker-{1 - i}"], least_bytes=0) for i in (0, 1))
     yield ends[0], ends[1]
     for end in ends:
@@ -239,7 +255,6 @@ def begin(ends: Network, value: torch.Tensor) -> PeerTensor:
     return outgoing.ref
 
 
-@needs_mooncake
 def test_reads_beyond_the_limit_wait_for_others_and_all_arrive(network: Network) -> None:
     refs = [begin(network, torch.full((MIB,), number, dtype=torch.uint8)) for number in range(8)]
     refs.append(begin(network, torch.full((5 * MIB,), 8, dtype=torch.uint8)))
@@ -248,7 +263,6 @@ def test_reads_beyond_the_limit_wait_for_others_and_all_arrive(network: Network)
         assert int(network[1].take(refs[number])[-1]) == number
 
 
-@needs_mooncake
 def test_a_cancelled_read_frees_its_memory_once_the_engine_has_let_go_of_it(network: Network) -> None:
     memory = network[1]._memory
     begin(network, torch.ones(9))
@@ -260,7 +274,6 @@ def test_a_cancelled_read_frees_its_memory_once_the_engine_has_let_go_of_it(netw
     assert sum(len(staging.data) for staging in memory._staging) <= 2 * MIB  # type: ignore[attr-defined]
 
 
-@needs_mooncake
 def test_a_rank_that_cannot_be_reached_fails_the_tensor_and_names_its_address(network: Network) -> None:
     ref = msgspec.structs.replace(begin(network, torch.ones(9)), memory=b"127.0.0.1:9 4096", slot=77)
     network[1].begin(ref)
@@ -271,7 +284,6 @@ def test_a_rank_that_cannot_be_reached_fails_the_tensor_and_names_its_address(ne
     assert network[1].failure(ref) is None
 
 
-@needs_mooncake
 def test_memory_that_is_not_lent_cannot_be_read(network: Network) -> None:
     good = begin(network, torch.ones(9))
     session, _, _ = good.memory.partition(b" ")
@@ -316,31 +328,31 @@ def other_process(
 @needs_mooncake
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_an_owner_that_ends_in_the_middle_fails_its_tensors_and_no_others(
-    network: Network, end: signal.Signals
+    real_network: Network, end: signal.Signals
 ) -> None:
     with other_process(transfer_ports(), count=16 * MIB) as (process, ref):
         process.send_signal(end)
-        network[1].begin(ref)
+        real_network[1].begin(ref)
         if end is signal.SIGSTOP:  # the supervisor notices by its heartbeats
-            assert not network[1].is_ready(ref)
-            network[1].reclaim("worker-0", 1)
-        until(lambda: network[1].is_ready(ref))
-        assert network[1].failure(ref) is not None
-        other = begin(network, torch.ones(9))
-        until(lambda: network[1].is_ready(other))
-        assert network[1].take(other).sum() == 9
-    memory = network[1]._memory
+            assert not real_network[1].is_ready(ref)
+            real_network[1].reclaim("worker-0", 1)
+        until(lambda: real_network[1].is_ready(ref))
+        assert real_network[1].failure(ref) is not None
+        other = begin(real_network, torch.ones(9))
+        until(lambda: real_network[1].is_ready(other))
+        assert real_network[1].take(other).sum() == 9
+    memory = real_network[1]._memory
     until(lambda: memory.advance() or not memory.reading)  # type: ignore[attr-defined,func-returns-value]
 
 
 @needs_mooncake
-def test_the_successor_of_a_dead_owner_is_read_at_ports_of_its_window(network: Network) -> None:
+def test_the_successor_of_a_dead_owner_is_read_at_ports_of_its_window(real_network: Network) -> None:
     first = transfer_ports()
     for incarnation in (1, 2):
         with other_process(first, incarnation=incarnation) as (_, ref):
-            network[1].begin(ref)
-            until(lambda ref=ref: network[1].is_ready(ref))  # type: ignore[misc]
-            assert network[1].take(ref).sum() == 999 * 500
+            real_network[1].begin(ref)
+            until(lambda ref=ref: real_network[1].is_ready(ref))  # type: ignore[misc]
+            assert real_network[1].take(ref).sum() == 999 * 500
             port = int(ref.memory.partition(b" ")[0].rpartition(b":")[2])
             assert port in window(first, 0, incarnation)
-        network[1].reclaim("worker-0", incarnation)
+        real_network[1].reclaim("worker-0", incarnation)
