@@ -27,7 +27,7 @@ from mstar_core.transport import TensorTransport, loan_of
 from mstar_core.worker.arrays import to_array, to_tensor
 from mstar_core.worker.peer_memory.memory import DeviceMemory
 from mstar_core.worker.peer_memory.transport import OutgoingTensor, PeerMemory
-from tests.fakes.mooncake import needs_mooncake, network_memory, transfer_ports
+from tests.fakes.mooncake import FakeEngine, needs_mooncake, network_memory, transfer_ports
 from tests.fakes.shared_memory import SharedMemory
 
 MIB = 1 << 20
@@ -238,11 +238,13 @@ def network_ends(*, is_fake: bool) -> Iterator[tuple[PeerMemory, PeerMemory]]:
         network_memory(0, is_fake=is_fake),
         network_memory(1, is_fake=is_fake, staging_bytes=MIB, most_staging_bytes=2 * MIB),
     )
+    engines = [memory.engine for memory in memories]
     ends = tuple(PeerMemory(f"worker-{i}", 1, memories[i], [f"worker-{1 - i}"], least_bytes=0) for i in (0, 1))
     yield ends[0], ends[1]
     for end in ends:
         end.close()
     assert [len(memory.registered) for memory in memories] == [0, 0]
+    assert not any(engine.memory for engine in engines if isinstance(engine, FakeEngine))
 
 
 Network = tuple[PeerMemory, PeerMemory]
