@@ -18,6 +18,9 @@ SPARE: Final = 2
 """Open requests by which a replica with a cached prefix may exceed the least loaded one."""
 
 Replicas = tuple[tuple[int, ...], ...]
+Leaders = tuple[int, ...]
+"""The first rank of each replica. A replica of several ranks is a tensor-parallel group."""
+
 Place = tuple[str, str, Replicas]
 """(walk, node, its replicas there)."""
 
@@ -55,7 +58,7 @@ def stream_sources(walk: Walk) -> Iterator[tuple[str, str]]:
 
 @dataclass(slots=True)
 class Router:
-    """Picks a replica for every node. Nodes with the same replicas get the same one, so that they share a rank.
+    """Picks a replica for every node. Nodes whose replicas have the same leaders get the same one, to share a rank.
 
     A replica that has read the beginning of the prompt is preferred while it has at most SPARE more requests than the
     least loaded one.
@@ -72,16 +75,16 @@ class Router:
     lost: dict[int, str] = field(default_factory=dict)
     prefixes: Prefixes = field(default_factory=Prefixes)
     _known: dict[str, list[Place]] = field(default_factory=dict)
-    _reads: frozenset[Replicas] | None = None
+    _reads: frozenset[Leaders] | None = None
 
     def choose(self, partitions: Iterable[Partition], message: NewRequest | None = None) -> Homes:
         """Return the homes of a request that starts `partitions`. Raises WorkerLost if a node has no ready replica.
 
         message: the request, whose prompt decides among replicas of nodes with a cache.
         """
-        keys = prefix_keys(message) if message is not None and self._replicas_that_read else []
+        keys = prefix_keys(message) if message is not None and self._leaders_that_read else []
         reasons: list[str] = []
-        chosen: dict[Replicas, int] = {}
+        chosen: dict[Leaders, int] = {}
         by_node: dict[str, int] = {}
         by_walk: dict[str, dict[str, int]] = {}
         for partition in partitions:
@@ -92,12 +95,12 @@ class Router:
         return Homes(by_node=by_node, by_walk=by_walk, reasons=tuple(reasons))
 
     @property
-    def _replicas_that_read(self) -> frozenset[Replicas]:
-        """Replicas, of several, of nodes with a prefix cache."""
+    def _leaders_that_read(self) -> frozenset[Leaders]:
+        """Leaders of the replicas, of several, of nodes with a prefix cache."""
         if self._reads is None:
             cached = {node.name for node in self.spec.nodes if node.kv is not None and self.has_prefix_caches}
             placements = [each for each in self.plan.placements if each.node in cached and len(each.replicas) > 1]
-            self._reads = frozenset(each.replicas for each in placements)
+            self._reads = frozenset(_leaders(each.replicas) for each in placements)
         return self._reads
 
     def _places(self, partition: Partition) -> list[Place]:
@@ -116,21 +119,22 @@ class Router:
             raise WorkerLost(f"node {node.name} has no place in walk {walk}", hint="check the config's node_groups")
         return found
 
-    def _home(self, replicas: Replicas, chosen: dict[Replicas, int], keys: Sequence[bytes], reasons: list[str]) -> int:
-        if replicas not in chosen:
+    def _home(self, replicas: Replicas, chosen: dict[Leaders, int], keys: Sequence[bytes], reasons: list[str]) -> int:
+        leaders = _leaders(replicas)
+        if leaders not in chosen:
             # The leader of a tensor-parallel group is ready once its followers are.
-            live = [replica[0] for replica in replicas if replica[0] in self.ready]
+            live = [leader for leader in leaders if leader in self.ready]
             if not live:
-                rank = replicas[0][0]
+                rank = leaders[0]
                 cause = self.lost.get(rank, "it has not finished its start")
                 raise WorkerLost(f"worker {rank} is not available", cause, "try again in a few seconds", rank=rank)
-            reads = replicas in self._replicas_that_read
-            chosen[replicas], reason = self._best(live, keys if reads else ())
-            if len(replicas) > 1:
+            reads = leaders in self._leaders_that_read
+            chosen[leaders], reason = self._best(live, keys if reads else ())
+            if len(leaders) > 1:
                 reasons.append(reason)
             if reads:
-                self.prefixes.read(chosen[replicas], keys)
-        return chosen[replicas]
+                self.prefixes.read(chosen[leaders], keys)
+        return chosen[leaders]
 
     def _best(self, live: Sequence[int], keys: Sequence[bytes]) -> tuple[int, str]:
         """Return the replica for a prompt, and why."""
@@ -165,3 +169,7 @@ class Router:
     def closed(self, homes: Homes) -> None:
         """Uncount a request."""
         self.load.subtract(homes.ranks)
+
+
+def _leaders(replicas: Replicas) -> Leaders:
+    return tuple(replica[0] for replica in replicas)

@@ -74,6 +74,21 @@ def test_the_leader_of_a_ready_group_gets_requests_without_its_followers_being_a
     assert home(made, range(64))[0] == 0
 
 
+def test_nodes_beside_the_leaders_of_groups_share_the_chosen_group() -> None:
+    plan = placed((0,), (1,), codec=0)
+    each = {"lm": ((0, 2), (1, 3)), "codec": ((0,), (1,))}
+    placements = tuple(
+        msgspec.structs.replace(place, replicas=each.get(place.node, place.replicas)) for place in plan.placements
+    )
+    made = Router(MODEL, msgspec.structs.replace(plan, placements=placements))
+    made.ready |= {0, 1}
+    home(made, range(100))
+    made.load.update({0: 1})
+    homes = made.choose(MODEL.partitions, asked(range(100)))
+    assert {homes.by_node[node] for node in each if node in homes.by_node} == {0}
+    assert len(homes.reasons) == 1
+
+
 def test_a_rank_that_ended_is_forgotten() -> None:
     made = router()
     home(made, range(64))

@@ -1,4 +1,4 @@
-"""Ends of tensor-parallel groups: two groups are replicas, one loses a member, the other one and its requests go on."""
+"""Two tensor-parallel groups as replicas: choice by prefix and load; if one loses a member, the other one goes on."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from mstar_core.conductor.router import SPARE
 from mstar_core.config.deployment import GroupPlan, NodePlacement, Plan, RankPlan
 from tests.parallel.test_served import serves
 from tests.runtime.client import SURE, Heard, Streams, new_client, request, speak
@@ -77,6 +78,23 @@ def by_outcome(heard: list[Heard]) -> tuple[list[Heard], list[Heard]]:
     whole = [each for each in heard if each.is_whole]
     assert len(lost) + len(whole) == len(heard)
     return lost, whole
+
+
+async def test_a_prompt_goes_to_the_replica_that_has_read_it_unless_others_have_much_less_to_do(
+    pairs: Deployment,
+) -> None:
+    names = [f"again-{number}" for number in range(SPARE + 2)]
+    text = {"text": "a long story about a quick fox " * 8}
+    async with new_client(pairs.url) as client:
+        assert (await speak(client, {**LONG, **text, "max_output_tokens": 1})).is_whole
+    async with Streams(pairs.url, [{**LONG, **text, "request_id": name} for name in names]) as streams:
+        heard = await streams.all_ended()
+    assert len({each.pcm for each in heard}) == 1 and all(each.is_whole for each in heard)
+    placed = [str(pairs.admin(f"/v1/requests/{name}/trace")["request"]["placed"]) for name in names]
+    reading = [why for why in placed if "rank 0: has read" in why]
+    loaded = [why for why in placed if "rank 0 has read the prompt, but 3 are open there" in why]
+    assert (len(reading), len(loaded)) == (SPARE + 1, 1), placed
+    assert "placed on rank " in pairs.shown("trace", names[0])
 
 
 @pytest.mark.parametrize("victim", sorted(FIRST))
