@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import replace
 
 import msgspec
@@ -154,3 +155,13 @@ def test_an_error_is_shown_in_the_row_of_its_request() -> None:
         "1": RequestStatus(id="r-1", handle=1, state="failed", error="worker_lost", started=1.0, ended=2.0)
     }
     assert "✕ worker_lost" in text_of(compose(replace(view, store=store), State(), 120, 34, HINTS).lines)
+
+
+def test_an_open_waterfall_stays_after_its_request_has_left_the_store() -> None:
+    view, state = view_of("qwen3_omni"), state_of("request")
+    request = view.store.requests[state.request]
+    assert state.trace is not None and state.trace.status == request
+    store = copy(view.store)
+    store.requests = {key: r for key, r in view.store.requests.items() if key != state.request}
+    text = "\n".join(row.plain for row in compose(replace(view, store=store), state, 120, 34).lines)
+    assert request.id in text and "compute" in text and "no longer shown" not in text

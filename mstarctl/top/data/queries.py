@@ -34,11 +34,11 @@ class DeploymentQueries:
         try:
             body = self._read(path)
         except MstarError as error:
-            return Trace(request=request.id, why=error.title)
+            return Trace(request=request.id, why=error.title, status=request)
         if body is None:
             return Trace(request=request.id, why="the recording has no spans of it; open the request while recording")
         found = self._lanes(body, request, t) if isinstance(body, dict) else ()
-        return Trace(request=request.id, lanes=found, why="" if found else NO_SPANS)
+        return Trace(request=request.id, lanes=found, why="" if found else NO_SPANS, status=request)
 
     def _lanes(self, body: dict[str, Any], request: RequestStatus, t: float) -> tuple[Lane, ...]:
         graph = None if self._session is None else self._session.view().store.graph

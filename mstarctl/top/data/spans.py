@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from mstar_core.observe.frames import RequestStatus
 from mstarctl.output.units import size_text
 from mstarctl.output.waterfall import Bar, where_of
 from mstarctl.top.drawing import numbers
@@ -26,11 +27,12 @@ class Lane:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """The trace of a request. why: reason for missing lanes."""
+    """The trace of a request. why: reason for missing lanes. status: the request when the trace was read."""
 
     request: str
     lanes: tuple[Lane, ...] = ()
     why: str = ""
+    status: RequestStatus | None = None
 
 
 def end_of(lanes: Sequence[Lane]) -> float:

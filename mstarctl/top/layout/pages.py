@@ -135,7 +135,8 @@ def bench_body(view: View, state: State, width: int, height: int, size: int) -> 
 
 def request_body(view: View, state: State, width: int, height: int, size: int) -> Painted:
     """Draw one request: its waterfall, then its fields."""
-    r = view.store.requests.get(state.request)
+    kept = None if state.trace is None else state.trace.status  # it stays open after it has left the store
+    r = view.store.requests.get(state.request) or kept
     if r is None:
         gone = line(("  this request is no longer shown; esc goes back", "dim"))
         return Painted(window([line(), gone], height, width))
