@@ -30,6 +30,7 @@ from mstarctl.top.drawing.glyphs import ASCII, UNICODE, Glyphs
 from mstarctl.top.drawing.theme import Mode, sgr
 from mstarctl.top.layout.host import host_screen
 from mstarctl.top.layout.state import PAGES, State
+from mstarctl.top.web import DRIVER
 
 if TYPE_CHECKING:
     from mstarctl.client import AdminClient
@@ -72,6 +73,10 @@ def top(
     is_ascii: Annotated[bool, typer.Option("--ascii", help="use no line-drawing characters")] = False,
     is_mono: Annotated[bool, typer.Option("--mono", help="use bold and reverse instead of colours")] = False,
     has_no_mouse: Annotated[bool, typer.Option("--no-mouse", help="leave the mouse to the terminal")] = False,
+    web_port: Annotated[
+        int | None,
+        typer.Option("--web", metavar="PORT", min=1, max=65535, help="show it in a browser of this host, read-only"),
+    ] = None,
 ) -> None:
     """Watch a deployment live in the terminal."""
     printer = Printer.of(ctx)
@@ -80,6 +85,13 @@ def top(
     if replay is not None and record is not None:
         raise UsageError("--record and --replay exclude each other", hint="a recording can be copied")
     wanted = Filter.parse(filter_text, expressions=True)
+    if web_port is not None:
+        if is_once or record is not None or printer.is_machine:
+            raise UsageError("--web shows the full screen", hint="without --once, --record and -o")
+        from mstarctl.top.web import serve_top
+
+        serve_top(sys.argv[1:], web_port)
+        return
     look = look_of(printer, is_ascii=is_ascii, is_mono=is_mono)
     state = State(page=page)
     if name is None and replay is None and not printer.is_machine:
@@ -95,7 +107,7 @@ def top(
         if is_once or printer.is_machine:
             _print(printer, admin, replay, look, state, wanted, hz=hz, is_once=is_once)
             return
-        if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        if not (DRIVER in os.environ or (sys.stdin.isatty() and sys.stdout.isatty())):
             raise UsageError("top needs a terminal", "stdin or stdout is none", "mstarctl top --once, or -o json")
         if look.is_remote:
             # Textual reads these variables at import.
@@ -151,6 +163,8 @@ def look_of(printer: Printer, *, is_ascii: bool, is_mono: bool) -> Look:
     mode: Mode = "mono" if is_plain else "true" if is_deep else "ansi"
     needs_ascii = is_ascii or (sys.stdout.encoding or "").lower().replace("-", "") not in ("utf8", "utf16")
     is_remote = bool(os.environ.get("SSH_CONNECTION"))
+    if DRIVER in os.environ:
+        mode = "mono" if is_plain else "true"
     return Look(glyphs=ASCII if needs_ascii else UNICODE, mode=mode, is_remote=is_remote)
 
 

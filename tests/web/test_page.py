@@ -8,7 +8,10 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.api.live import live_api
-from tests.fakes.conductor import speak
+from tests.fakes.conductor import echo, speak
+from tests.fakes.omni_model import SPEC as OMNI
+from tests.fakes.robot_model import SPEC as ROBOT
+from tests.fakes.robot_model import act
 from tests.fakes.speech_model import SPEC as SPEECH
 from tests.web.conftest import OpenTab
 from tests.web.devtools import Tab
@@ -128,3 +131,82 @@ def test_a_failure_is_shown_as_text(tab: OpenTab) -> None:
         page.until("document.querySelector('form .error').textContent.length > 5")
         assert time.monotonic() - began < 30
         assert page.value("document.querySelector('button.primary').disabled") is False
+
+
+def button(tab: Tab, text: str) -> None:
+    """Press a shown button by its text."""
+    tab.value(
+        f"[...document.querySelectorAll('button')].find(e => e.offsetParent && e.textContent === {text!r}).click()"
+    )
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_chat_streams_text_and_plays_speech(width: int, tab: OpenTab) -> None:
+    with live_api(echo, OMNI) as api:
+        page = tab(width)
+        page.before_load(LISTEN)
+        open_page(page, api.url)
+        page.click("#chat-speaks")
+        page.click("textarea")
+        page.type("<i>hi</i>")
+        page.press("Enter")
+        page.until("document.querySelector('.turn.assistant')?.dataset.over === '1'")
+        assert page.until("heard.blocks > 0")
+        said = page.value("document.querySelector('.turn.assistant span:nth-child(2)').textContent")
+        assert "<i>hi</i>" in said
+        assert page.value("document.querySelectorAll('.turn i').length") == 0
+        check_fits(page)
+        page.problems = [each for each in page.problems if "/console/" not in each]
+        check_quiet(page, api.url)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_an_image_is_made_and_shown(width: int, tab: OpenTab) -> None:
+    with live_api(echo, OMNI) as api:
+        page = tab(width)
+        open_page(page, api.url)
+        page.click("#tab-0")
+        page.press("ArrowRight")
+        page.press("ArrowRight")
+        assert page.value("document.activeElement.textContent") == "Images"
+        button(page, "Make")
+        page.until("document.querySelector('img.picture:not(.partial)')?.naturalWidth > 0")
+        assert "client.images.generate" in page.value(
+            "([...document.querySelectorAll('button')].find(e => e.textContent === 'OpenAI').click(),"
+            " document.querySelector('.snippet pre').textContent)"
+        )
+        check_fits(page)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_actions_are_plotted_by_dimension(width: int, tab: OpenTab) -> None:
+    with live_api(act, ROBOT) as api:
+        page = tab(width)
+        open_page(page, api.url)
+        button(page, "Sample cameras")
+        page.until("document.querySelectorAll('.thumb img').length === 3")
+        button(page, "Act")
+        found = page.until(
+            "document.querySelector('form .error').textContent || document.querySelectorAll('svg.plot').length"
+        )
+        assert isinstance(found, int) and found > 0, found
+        check_fits(page)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_docs_group_the_routes_and_send_requests(width: int, tab: OpenTab) -> None:
+    with live_api(speak(2), SPEECH) as api:
+        page = tab(width)
+        page.open(f"{api.url}/docs")
+        page.until("document.body.dataset.ready === '1'")
+        text = page.value("document.body.innerText")
+        for word in ("OpenAI-compatible routes", "/v1/audio/speech", "Deployment", "Types"):
+            assert word in text
+        page.value("document.querySelector('details.card').open = true")
+        page.click("details.card[open] form button.primary")
+        page.until("document.querySelector('details.card audio')?.duration > 0")
+        words = page.value("document.querySelector('main').textContent")
+        assert "/openapi.json" in page.value("document.querySelector('.links').innerHTML")
+        assert ".The" not in words
+        check_fits(page)
+        check_quiet(page, api.url)

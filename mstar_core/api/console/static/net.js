@@ -71,7 +71,7 @@ export async function* outputs(answer) {
     const item = JSON.parse(line);
     item.bytes = fromBase64(item.data);
     if (item.modality === "error") throw new Failure(new TextDecoder().decode(item.bytes), item.metadata.code);
-    const { part, parts, name } = item.metadata;
+    const { parts, name } = item.metadata;
     if (parts > 1) {
       const pieces = split.get(name) || [];
       pieces.push(item.bytes);
@@ -80,7 +80,6 @@ export async function* outputs(answer) {
       split.delete(name);
       item.bytes = joined(pieces, Uint8Array);
     }
-    void part;
     yield item;
   }
 }

@@ -13,7 +13,7 @@ export function line(values, caption, { dots = false, mark = -1 } = {}) {
   const points = dots || values.length === 1 ? values.map((value, i) => svg("circle", { cx: x(i), cy: y(value), r: i === mark ? 6 : 3 })) : [];
   const zero = low < 0 && high > 0 ? svg("line", { x1: PAD, x2: W - PAD, y1: y(0), y2: y(0) }) : null;
   return el("figure", {}, svg("svg", { class: "plot", viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": `${caption}: from ${low.toPrecision(3)} to ${high.toPrecision(3)}` }, ...[zero, shape].filter(Boolean), ...points),
-    el("figcaption", {}, caption, ` · ${low.toPrecision(3)} to ${high.toPrecision(3)}`));
+    el("figcaption", {}, caption, ` · ${low.toPrecision(4)} to ${high.toPrecision(4)}`));
 }
 
 /** Project rows on their first three principal components, as bytes of RGB. rows: count × width floats. */

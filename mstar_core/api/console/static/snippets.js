@@ -3,7 +3,7 @@
 import { el } from "./dom.js";
 import { hasKey } from "./net.js";
 
-const LONG = 200;
+const LONG = /[A-Za-z0-9+/=]{200,}/g;
 const OPENAI = { "/v1/chat/completions": "chat.completions.create", "/v1/audio/speech": "audio.speech.create" };
 const PLAIN = ["model", "messages", "stream", "modalities", "audio", "temperature", "max_tokens", "seed", "top_p", "input", "voice", "response_format", "prompt", "n", "size"];
 
@@ -11,15 +11,19 @@ export function snippets(request, card) {
   const made = { curl: curl(request), Python: python(request), ...(request.openai || OPENAI[request.path] ? { OpenAI: openai(request, card) } : {}) };
   const pre = el("pre", { tabindex: 0 });
   const names = Object.keys(made);
-  const copy = el("button", { type: "button", class: "small", onclick: () => copied(copy, pre.textContent) }, "Copy");
+  const copy = el("button", { type: "button", class: "small", onclick: () => copied(copy, made[chosen]) }, "Copy");
+  let chosen = names[0];
+  const note = el("p", { class: "faint" }, "Files are shortened here; Copy takes them whole.");
   const tabs = names.map((name) => el("button", { type: "button", class: "small", "aria-pressed": "false", onclick: () => show(name) }, name));
   function show(name) {
-    pre.textContent = made[name];
+    chosen = name;
+    pre.textContent = made[name].replaceAll(LONG, (data) => `${data.slice(0, 24)}…`);
+    note.hidden = pre.textContent === made[name];
     pre.setAttribute("aria-label", `The request as ${name}`);
     tabs.forEach((tab, i) => tab.setAttribute("aria-pressed", String(names[i] === name)));
   }
   show(names[0]);
-  return el("div", { class: "stack" }, el("h3", {}, "This request as code"), el("div", { class: "row" }, tabs), el("div", { class: "snippet" }, pre, copy));
+  return el("div", { class: "stack" }, el("h3", {}, "This request as code"), el("div", { class: "row" }, tabs), el("div", { class: "snippet" }, pre, copy), note);
 }
 
 async function copied(button, text) {
@@ -66,8 +70,7 @@ function python({ path, json, form }) {
 }
 
 function openai(request, card) {
-  const { path, call, body, files = {} } = request.openai || { path: request.path, call: OPENAI[request.path], body: request.json };
-  void path;
+  const { call, body, files = {} } = request.openai || { call: OPENAI[request.path], body: request.json };
   const isSpeech = call === "audio.speech.create";
   const known = Object.entries({ model: card.id, ...body }).filter(([name]) => PLAIN.includes(name) && !(isSpeech && name === "stream"));
   const extra = Object.fromEntries(Object.entries(body).filter(([name]) => !PLAIN.includes(name) || (isSpeech && name === "stream")));
@@ -80,5 +83,3 @@ function openai(request, card) {
   const end = body.stream ? "for event in answer:\n    print(event)\n" : "print(answer)\n";
   return `${head}answer = client.${call}(\n${lines.join("")})\n${end}`;
 }
-
-export { LONG };

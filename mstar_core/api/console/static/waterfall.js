@@ -25,7 +25,7 @@ async function load(id) {
 }
 
 function drawn({ request, spans }) {
-  const end = Math.max(1, ...spans.map((span) => span.end_ms));
+  const end = Math.max(1, request.ttft_ms || 0, ...spans.map((span) => span.end_ms));
   const rows = new Map();
   for (const span of spans) {
     const name = span.rank == null ? `${span.process} ${span.node}` : `${span.node}`;
