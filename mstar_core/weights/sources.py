@@ -164,9 +164,9 @@ def _download_error(repo: str, file: str, error: Exception) -> WeightsError:
 
     what = f"{file} of {repo}" if file else repo
     detail = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no detail'}"
-    hint = "check the connection, or use --weights DIR, --cache-dir DIR, or start the miniature (NAME:tiny)"
+    hint = "check the connection"
     if isinstance(error, GatedRepoError):
-        hint = f"accept the licence at https://huggingface.co/{repo} and set HF_TOKEN, or use --weights DIR"
+        hint = f"accept the licence at https://huggingface.co/{repo} and set HF_TOKEN"
     return WeightsError(f"cannot download {what}", detail, hint, file=file or repo)
 
 

@@ -19,7 +19,7 @@ PHASES: Final = ("fetch", "weights", "device", "kv")
 def with_nearest(error: MstarError, options: UpOptions) -> MstarError:
     """Return the error with a start in its hint that needs no GPU and no download; unchanged if there is none."""
     command = nearest_start(options) if _lacks_resources(error) else ""
-    if command and command not in error.hint:
+    if command and command.removeprefix("mstarctl up ") not in error.hint:
         runs = f"{command} runs on the CPU, with random weights"
         error.hint = f"{error.hint}; {runs}" if error.hint else runs
     return error
