@@ -210,13 +210,14 @@ def test_the_socket_is_read_raw_and_as_metrics(here: Cli) -> None:
 
 
 def test_names_are_completed_from_the_socket(here: Cli, deployed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert here("call", "--text", "Hi", *SOUND, "--request-id", "r-9c11", "--out", "c.wav").code == 0
     monkeypatch.setenv("_MSTARCTL_COMPLETE", "complete_bash")
     for line, wanted in (
         ("mstarctl describe node/L", "node/LLM"),
         ("mstarctl drain or", "orpheus"),
         ("mstarctl logs --from wo", "worker/0"),
         ("mstarctl config diff deployment/", "deployment/orpheus"),
-        ("mstarctl trace r-7", "r-7f3a"),
+        ("mstarctl trace r-9", "r-9c11"),
     ):
         monkeypatch.setenv("COMP_WORDS", line)
         monkeypatch.setenv("COMP_CWORD", str(len(line.split()) - 1))
@@ -231,7 +232,8 @@ def test_names_are_completed_from_the_socket(here: Cli, deployed: Path, monkeypa
 
 
 def test_logs_and_events_are_searched(here: Cli) -> None:
-    until(lambda: "answered" in here("logs", "--request", "r-7f3a", "--from", "api").out, "its line in the log")
+    assert here("call", "--text", "Hi", *SOUND, "--request-id", "r-5d20", "--out", "d.wav").code == 0
+    until(lambda: "answered" in here("logs", "--request", "r-5d20", "--from", "api").out, "its line in the log")
     assert here("logs", "--since", "1h", "--level", "error").out == ""
     assert here("logs", "--grep", "deployment.ready", "-o", "json").out.count("\n") == 1
     kinds = [
