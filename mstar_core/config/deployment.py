@@ -143,7 +143,7 @@ class DeploymentSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     folder: checkpoint folder; required, because random weights are refused.
     max_concurrent_requests: requests that run at once; max_queue: requests that wait beyond them.
-    weights_source: `tiny`, `folder` or `official`.
+    weights_source: `tiny`, `mini`, `folder` or `official`.
     attention: backend of KV nodes (None: flashinfer on CUDA, torch on the CPU); there is no fallback to another.
     admin_group: group whose members may read the admin socket.
     quantization: weight format of KV nodes, `none` or `fp8`.

@@ -12,8 +12,8 @@ from mstar_core.errors import ConfigError, NotFound, PluginError, did_you_mean, 
 from mstar_core.plugin import ModelSpec
 
 SUFFIXES: Final = (".yaml", ".yml")
-TINY: Final = "tiny"
-"""`MODEL:tiny` selects the model's embedded default checkpoint."""
+VARIANTS: Final = ("tiny", "mini")
+"""`MODEL:tiny` selects the embedded checkpoint with random weights, `MODEL:mini` the trained miniature."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,13 +37,14 @@ class ConfigFile:
         return place.value
 
 
-def split_name(text: str) -> tuple[str, bool]:
-    """Split `orpheus:tiny` into ("orpheus", True). Raises NotFound for another word after the colon."""
+def split_name(text: str) -> tuple[str, str]:
+    """Split `orpheus:tiny` into ("orpheus", "tiny"). Raises NotFound for another word after the colon."""
     name, colon, variant = text.partition(":")
-    if colon and variant != TINY:
-        hint = did_you_mean(variant, [TINY]) if nearest(variant, [TINY]) else f"write {name} or {name}:{TINY}"
+    if colon and variant not in VARIANTS:
+        near = nearest(variant, VARIANTS)
+        hint = did_you_mean(variant, VARIANTS) if near else f"write {name} or {name}:{VARIANTS[0]}"
         raise NotFound(f"{name} has no variant {variant!r}", hint=hint, kind="model", name=text)
-    return name, bool(colon)
+    return name, variant
 
 
 def read_text(text: str, shown: str) -> ConfigFile:

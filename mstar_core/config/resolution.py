@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from mstar_core.config.deployment import ApiConfig, KVCacheConfig, TransportConfig
-from mstar_core.config.load import TINY, ConfigFile, split_name
+from mstar_core.config.load import ConfigFile, split_name
 from mstar_core.config.located import Located
 from mstar_core.config.placement import check_coverage, node_groups
 from mstar_core.config.read import CheckedValue, fits, read, shown
@@ -19,11 +19,11 @@ from mstar_core.plugin import ModelSpec
 _DEPLOYMENT: Final = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")
 
 
-def resolve(spec: ModelSpec, config: ConfigFile, *, is_tiny: bool = False) -> ResolvedConfig:
+def resolve(spec: ModelSpec, config: ConfigFile, *, variant: str = "") -> ResolvedConfig:
     """Check a file against a model. Raises ConfigError with file, line, key and nearest name."""
     values = read(config.root)
-    tiny = _check_model(spec, values["model"]) or is_tiny
-    _check_tiny(spec, values, tiny)
+    variant = _check_model(spec, values["model"]) or variant
+    _check_variant(spec, values, variant)
     _check_name(values)
     kwargs = _model_kwargs(spec, values.get("model_kwargs"))
     groups = node_groups(spec, values)
@@ -36,7 +36,7 @@ def resolve(spec: ModelSpec, config: ConfigFile, *, is_tiny: bool = False) -> Re
     return ResolvedConfig(
         model=spec.name,
         name=_or(values, "name", spec.name),
-        is_tiny=tiny,
+        variant=variant,
         max_seq_len=_or(values, "max_seq_len", spec.max_seq_len),
         **{key: _or(values, key) for key in _PLAIN},
         model_kwargs=kwargs,
@@ -68,9 +68,9 @@ def _struct(values: Mapping[str, CheckedValue], section: str) -> dict[str, Any]:
     return {key.removeprefix(f"{section}."): value.value for key, value in given}
 
 
-def _check_model(spec: ModelSpec, value: CheckedValue) -> bool:
+def _check_model(spec: ModelSpec, value: CheckedValue) -> str:
     try:
-        name, is_tiny = split_name(value.value)
+        name, variant = split_name(value.value)
     except NotFound as error:
         raise value.place.error(error.title, "model", error.detail, error.hint) from None
     short = name.rpartition("/")[2]
@@ -80,19 +80,20 @@ def _check_model(spec: ModelSpec, value: CheckedValue) -> bool:
             "model",
             hint=f"write model: {spec.name}, or leave out the name",
         )
-    return is_tiny
+    return variant
 
 
-def _check_tiny(spec: ModelSpec, values: Mapping[str, CheckedValue], is_tiny: bool) -> None:
-    if not is_tiny:
+def _check_variant(spec: ModelSpec, values: Mapping[str, CheckedValue], variant: str) -> None:
+    if not variant:
         return
     place = values["model"].place
-    if spec.tiny is None:
-        raise place.error(f"{spec.name} has no embedded checkpoint", "model", hint=f"write {spec.name} without :{TINY}")
+    if spec.embedded(variant) is None:
+        what = f"{spec.name} has no embedded checkpoint" + (" that was trained" if variant == "mini" else "")
+        raise place.error(what, "model", hint=f"write {spec.name} without :{variant}")
     weights = values.get("weights")
     if weights is not None and weights.value is not None:
         raise weights.place.error(
-            f"weights and {spec.name}:{TINY} exclude each other", "weights", hint="remove one of them"
+            f"weights and {spec.name}:{variant} exclude each other", "weights", hint="remove one of them"
         )
 
 

@@ -35,11 +35,15 @@ class NodeGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedConfig:
-    """Configuration of a deployment. provenance: key -> `FILE:LINE`, `default`, or the flag that set it."""
+    """Configuration of a deployment.
+
+    variant: of an embedded checkpoint, such as `tiny`, or empty. provenance: key -> `FILE:LINE`, `default`, or the flag
+    that set it.
+    """
 
     model: str
     name: str
-    is_tiny: bool
+    variant: str
     weights: str | None
     dtype: str | None
     attention: str | None

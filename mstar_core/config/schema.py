@@ -62,7 +62,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         key="model",
         kind="string",
         required=True,
-        doc="Name or alias of the model; `NAME:tiny` uses its embedded default checkpoint.",
+        doc="Name or alias of the model; `NAME:tiny` and `NAME:mini` use an embedded checkpoint: random, trained.",
     ),
     Setting(key="name", kind="string", default_text="the model's name", nullable=True, doc="Name of the deployment."),
     Setting(

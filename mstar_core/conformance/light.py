@@ -204,6 +204,7 @@ def targets(subject: Subject) -> None:
         ("processor", spec.processor),
         ("model", spec.model),
         ("tiny", spec.tiny),
+        ("mini", spec.mini),
         ("resolve", spec.resolve),
     ):
         if target is None:

@@ -70,7 +70,8 @@ class ModelSpec:
     tiny: target "pkg.mod:function" that writes the embedded default checkpoint into a folder.
     resolve: target "pkg.mod:function" that finds or downloads the official weights.
     routes: api routes that the model maps; surfaces: details of routes that need more than a name.
-    notice: one line shown whenever the tiny checkpoint is used.
+    mini: target "pkg.mod:function" of the same form, for the trained miniature `NAME:mini`.
+    notice, mini_notice: one line shown whenever the tiny checkpoint, or the miniature, is used.
     misfit: called with model_kwargs; returns why the official weights do not fit these options and which to use
     instead, empty if they fit.
     """
@@ -96,12 +97,22 @@ class ModelSpec:
     walk_aliases: Mapping[str, str] = field(default_factory=dict)
     samples: tuple[Sample, ...] = ()
     tiny: str | None = None
+    mini: str | None = None
     resolve: str | None = None
     notice: str = ""
+    mini_notice: str = ""
     misfit: Callable[[Mapping[str, Any]], str] | None = None
     requires: Mapping[str, Any] = field(default_factory=dict)
     max_seq_len: int = 8192
     model_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def embedded(self, variant: str) -> str | None:
+        """Return the target that writes the embedded checkpoint `tiny` or `mini`, or None if there is none."""
+        return {"tiny": self.tiny, "mini": self.mini}.get(variant)
+
+    def notice_of(self, source: str) -> str:
+        """Return the notice about weights of this source, `DeploymentSpec.weights_source`. Empty for real weights."""
+        return {"tiny": self.notice, "mini": self.mini_notice}.get(source, "")
 
     def node(self, name: str) -> NodeSpec:
         """Return the node called `name`. Raises GraphError with the nearest name."""

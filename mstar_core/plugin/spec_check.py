@@ -63,7 +63,13 @@ def _twice(kind: str, names: Iterable[str], spec: ModelSpec) -> Iterator[MstarEr
 
 
 def _targets(spec: ModelSpec) -> Iterator[MstarError]:
-    targets = {"processor": spec.processor, "model": spec.model, "tiny": spec.tiny, "resolve": spec.resolve}
+    targets = {
+        "processor": spec.processor,
+        "model": spec.model,
+        "tiny": spec.tiny,
+        "mini": spec.mini,
+        "resolve": spec.resolve,
+    }
     for field, target in targets.items():
         if target is not None and not _TARGET.match(target):
             yield PluginError(f"{spec.name}: {field} is {target!r}", hint='write "package.module:Name"')

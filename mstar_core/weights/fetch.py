@@ -14,6 +14,7 @@ from typing import Final
 import zmq
 
 from mstar_core.config.deployment import DeploymentSpec
+from mstar_core.config.load import VARIANTS
 from mstar_core.errors import WeightsError
 from mstar_core.host.cache_dir import cache_root
 from mstar_core.messages.wire import WireCodec
@@ -32,12 +33,11 @@ REPORT_S: Final = 0.1
 
 def checkpoint_folder(spec: DeploymentSpec, model: ModelSpec, progress: Callable[[int, int, str], None]) -> Path:
     """Return the folder with the deployment's weights. Raises WeightsError with what is missing and what to try."""
-    if spec.weights_source == "tiny":
-        if model.tiny is None:
-            raise WeightsError(
-                f"{model.name} has no embedded default checkpoint", hint="use --weights DIR", phase="weights"
-            )
-        return Path(load_target(model.tiny)(cache_root(spec.cache_dir) / "tiny" / model.name))
+    if spec.weights_source in VARIANTS:
+        target = model.embedded(spec.weights_source)
+        if target is None:
+            raise WeightsError(f"{model.name} has no embedded checkpoint", hint="use --weights DIR", phase="weights")
+        return Path(load_target(target)(cache_root(spec.cache_dir) / spec.weights_source / model.name))
     if model.resolve is None:
         if spec.folder is None:
             raise WeightsError(

@@ -224,6 +224,20 @@ def generated_checkpoint(folder: Path, name: str, version: int, write: Callable[
     return folder
 
 
+def shipped_checkpoint(folder: Path, name: str) -> Path:
+    """Return the folder of the miniature `name`, which the package contains. Raises WeightsError without its weights.
+
+    folder: with config.json and model.safetensors.
+    """
+    weights = folder / "model.safetensors"
+    if not weights.is_file():
+        raise WeightsError(
+            f"{name} has no weights in this package", f"{weights} does not exist",
+            "train it with the script in the plugin's train/ folder, or start the :tiny checkpoint", file=str(weights),
+        )  # fmt: skip
+    return folder
+
+
 def _is_current(folder: Path, version: int) -> bool:
     try:
         return bool(json.loads((folder / STAMP).read_text())["version"] == version)

@@ -109,7 +109,7 @@ PLAIN: Final = (
 
 def values_of(config: ResolvedConfig) -> dict[str, Any]:
     """Return every value by its key, as `config show --resolved` prints them."""
-    flat: dict[str, Any] = {"model": f"{config.model}:tiny" if config.is_tiny else config.model}
+    flat: dict[str, Any] = {"model": f"{config.model}:{config.variant}" if config.variant else config.model}
     flat |= {key: getattr(config, key) for key in PLAIN}
     flat |= {f"model_kwargs.{name}": value for name, value in config.model_kwargs.items()}
     for index, group in enumerate(config.node_groups):

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from mstar_core.config.deployment import DeploymentSpec
-from mstar_core.config.load import ConfigFile, read_file, split_name
+from mstar_core.config.load import VARIANTS, ConfigFile, read_file, split_name
 from mstar_core.config.resolved import ResolvedConfig
 from mstar_core.config.schema import SETTINGS, Setting
 from mstar_core.errors import ConfigError, ExitCode, MstarError, NotFound, UsageError
@@ -187,7 +187,7 @@ def explain_choice(model: str | None, gpus: str, gpu_gb: float | None) -> list[d
     count = auto_count(gpus)
     if model is None or not count:
         raise UsageError(f"--gpus is {gpus!r}", hint="mstarctl config explain MODEL --gpus auto:2")
-    name, is_tiny = split_name(model)
+    name, variant = split_name(model)
     spec = Plugins.discover().model(name)
     memories = [gpu.total for gpu in visible_gpus(present_gpus())] if gpu_gb is None else [int(gpu_gb * GB)] * count
     if len(memories) < count:
@@ -195,7 +195,7 @@ def explain_choice(model: str | None, gpus: str, gpu_gb: float | None) -> list[d
             f"--gpus {gpus} requests {counted(count, 'GPU')}", f"{counted(len(memories), 'GPU')} visible",
             "--gpu-gb GB explains the choice for GPUs that are not here", key="gpus",
         )  # fmt: skip
-    choice = choose(spec, memories[:count], is_tiny=is_tiny)
+    choice = choose(spec, memories[:count], variant=variant)
     return [
         {
             "name": each.name, "ranks": each.ranks, "why": choice.why(each),
@@ -313,8 +313,8 @@ def file_settings(name: str) -> Settings:
     if spec.config_file is None:
         raise NotFound(f"{name} was started without a file", hint=f"mstarctl config diff deployment/{name} FILE")
     found = find(spec.model, Plugins.discover())
-    is_tiny = spec.weights_source == "tiny"
-    target = Target(spec=found.spec, config=read_file(Path(spec.config_file)), is_tiny=is_tiny)
+    variant = spec.weights_source if spec.weights_source in VARIANTS else ""
+    target = Target(spec=found.spec, config=read_file(Path(spec.config_file)), variant=variant)
     flags = [
         Override(key=key, value=spec.settings[key], source=source)
         for key, source in spec.sources.items()

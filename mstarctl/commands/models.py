@@ -185,7 +185,8 @@ def draw_model(
 def fetch_model(
     ctx: typer.Context,
     name: Annotated[
-        str, typer.Argument(metavar="MODEL[:tiny]", help="model, alias or dist/model", autocompletion=plugin_names)
+        str,
+        typer.Argument(metavar="MODEL[:tiny|:mini]", help="model, alias or dist/model", autocompletion=plugin_names),
     ],
     cache_dir: Annotated[
         Path | None, typer.Option("--cache-dir", metavar="DIR", help="where weights are cached and downloaded to")
@@ -195,11 +196,11 @@ def fetch_model(
     from mstarctl.start.fetch import fetch_weights
 
     printer = Printer.of(ctx)
-    model, is_tiny = split_name(name)
+    model, variant = split_name(name)
     spec = Plugins.discover().model(model)
     view = FetchView(printer)
     try:
-        folder = fetch_weights(spec, is_tiny=is_tiny, cache_dir=cache_dir, show=view.show)
+        folder = fetch_weights(spec, variant=variant, cache_dir=cache_dir, show=view.show)
     finally:
         view.end()
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -226,7 +226,7 @@ def for_people(item: dict[str, Any]) -> dict[str, Any]:
         "pages": f"{item['pages_used']}/{pages}" if pages else None,
         "age": None if age is None else age_text(age),
         "address": (item["endpoint"] or "").partition("://")[2],
-        "model_shown": f"{item['model']}:tiny" if item["weights"] == "tiny" else item["model"],
+        "model_shown": f"{item['model']}:{item['weights']}" if item["weights"] in ("tiny", "mini") else item["model"],
         "cause_text": _short(str(cause.get("message") or "")),
         "note": _short(item["note"]),
     }

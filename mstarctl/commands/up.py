@@ -117,8 +117,8 @@ def show_plan(planned: Planned, printer: Printer) -> None:
     printer.say(
         f"  device {devices} ({planned.devices.why}), up to {counted(spec.max_concurrent_requests, 'request')} at once"
     )
-    if spec.weights_source == "tiny" and model.notice:
-        printer.warn(model.notice)
+    if notice := model.notice_of(spec.weights_source):
+        printer.warn(notice)
     if spec.api.host not in LOOPBACK and not spec.api.api_keys:
         host = f"[{spec.api.host}]" if ":" in spec.api.host else spec.api.host
         printer.warn(

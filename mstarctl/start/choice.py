@@ -82,13 +82,14 @@ def auto_count(gpus: str | None) -> int | None:
     return int(number) if word == "auto" and colon and number.isdigit() else None
 
 
-def choose(model: ModelSpec, memories: Sequence[int], *, is_tiny: bool = False) -> Choice:
+def choose(model: ModelSpec, memories: Sequence[int], *, variant: str = "") -> Choice:
     """Choose among the files that a model ships. memories: bytes of each GPU in order; 0 if unknown.
 
-    is_tiny: the embedded checkpoint fits every GPU. Raises ConfigError with the reason for each file if none fits.
+    variant: of an embedded checkpoint, which fits every GPU. Raises ConfigError with the reason for each file if none
+    fits.
     """
     found = sorted(
-        (_candidate(model, name, path, memories, is_tiny=is_tiny) for name, path in _files(model).items()),
+        (_candidate(model, name, path, memories, variant=variant) for name, path in _files(model).items()),
         key=lambda each: each.order,
     )
     choice = Choice(candidates=tuple(found), gpu_count=len(memories))
@@ -114,13 +115,13 @@ def _is_for(model: ModelSpec, file: ConfigFile) -> bool:
     return name.rpartition("/")[2] in (model.name, *model.aliases)
 
 
-def _candidate(model: ModelSpec, name: str, path: Path, memories: Sequence[int], *, is_tiny: bool) -> Candidate:
+def _candidate(model: ModelSpec, name: str, path: Path, memories: Sequence[int], *, variant: str) -> Candidate:
     file = read_file(path)
-    config = resolve(model, file, is_tiny=is_tiny)
+    config = resolve(model, file, variant=variant)
     return Candidate(
         name=name, file=file, ranks=config.rank_count, kind=_kind(config),
         is_default=name == model.default_config.removesuffix(".yaml"),
-        obstacle=_obstacle(config, memories, is_tiny=is_tiny),
+        obstacle=_obstacle(config, memories, variant=variant),
     )  # fmt: skip
 
 
@@ -135,10 +136,10 @@ def _kind(config: ResolvedConfig) -> int:
     return 2 if any(group.walks is not None for group in groups) else 1
 
 
-def _obstacle(config: ResolvedConfig, memories: Sequence[int], *, is_tiny: bool) -> str:
+def _obstacle(config: ResolvedConfig, memories: Sequence[int], *, variant: str) -> str:
     if config.rank_count > len(memories):
         return f"needs {counted(config.rank_count, 'GPU')}"
-    for rank in range(0 if is_tiny else config.rank_count):
+    for rank in range(0 if variant else config.rank_count):
         needed = max((group.device_gb or 0.0 for group in config.node_groups if rank in group.ranks), default=0.0)
         if memories[rank] and needed * GB > memories[rank]:
             return f"rank {rank} needs a GPU of {needed:g} GB, and its GPU has {memories[rank] / GB:.0f}"

@@ -26,16 +26,16 @@ Show = Callable[[int, int, str], None]
 
 
 def fetch_weights(
-    model: ModelSpec, *, is_tiny: bool, cache_dir: Path | None, show: Show, stall_s: float = STALL_S
+    model: ModelSpec, *, variant: str, cache_dir: Path | None, show: Show, stall_s: float = STALL_S
 ) -> Path:
     """Return the directory of the complete weights. An unfinished download is resumed.
 
     show: called with each progress and once per second. stall_s: time without progress after which the download ends.
     Raises WeightsError for a model without a download and for a stalled one, and the error of the plugin's code.
     """
-    target = model.tiny if is_tiny else model.resolve
+    target = model.embedded(variant) if variant else model.resolve
     if target is None:
-        what = "embedded default checkpoint" if is_tiny else "official weights that this version can download"
+        what = "embedded checkpoint" if variant else "official weights that this version can download"
         raise WeightsError(
             f"{model.name} has no {what}", hint="download the weights and use up --weights DIR", phase="fetch"
         )
@@ -43,7 +43,7 @@ def fetch_weights(
     asked = {
         "target": target,
         "cache": cache,
-        "tiny_folder": str(cache_root(cache) / "tiny" / model.name) if is_tiny else None,
+        "embedded_folder": str(cache_root(cache) / variant / model.name) if variant else None,
     }
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(word for word in sys.path if word)}
     with subprocess.Popen(

@@ -1,6 +1,6 @@
 """Child process of `models fetch`: it runs a plugin's download code, which may import anything.
 
-`python -m mstarctl.start.fetch_child`, with {"target", "cache", "tiny_folder"} on stdin. It prints JSON lines:
+`python -m mstarctl.start.fetch_child`, with {"target", "cache", "embedded_folder"} on stdin. It prints JSON lines:
 {"done", "total", "file"} as progress, then {"folder"} or {"error"}.
 """
 
@@ -41,11 +41,11 @@ def send_error(title: str, detail: str, hint: str = "", code: str = "weights", s
     send({"error": {"title": title, "detail": detail, "hint": hint, "code": code, "exit": status}})
 
 
-def fetch(target: str, cache: str | None, tiny_folder: str | None) -> Path:
+def fetch(target: str, cache: str | None, embedded_folder: str | None) -> Path:
     """Call a plugin's function: it creates the embedded checkpoint in a directory, or downloads official weights."""
     function = load_target(target)
-    if tiny_folder is not None:
-        return Path(function(Path(tiny_folder)))
+    if embedded_folder is not None:
+        return Path(function(Path(embedded_folder)))
     return Path(function(None, None if cache is None else Path(cache), ProgressReporter()))
 
 
@@ -53,7 +53,7 @@ def main() -> None:
     """Entry point. The exit status is 0 whenever a result was reported."""
     asked = json.load(sys.stdin)
     try:
-        send({"folder": str(fetch(asked["target"], asked["cache"], asked["tiny_folder"]))})
+        send({"folder": str(fetch(asked["target"], asked["cache"], asked["embedded_folder"]))})
     except MstarError as error:
         send_error(error.title, error.detail, error.hint, error.code, int(error.exit_code))
     except Exception as error:  # noqa: BLE001  isolation boundary of a plugin's function

@@ -75,7 +75,7 @@ def make_planned(options: UpOptions, *, api_keys: tuple[str, ...] = (), argv: tu
     check_host(run, config)
     if options.admin_group is not None:
         group_id(options.admin_group)
-    folder = None if config.is_tiny else weights_folder(config.weights)
+    folder = None if config.variant else weights_folder(config.weights)
     needed = weights_bytes(None if folder is None else Path(folder), config.quantization)
     claimed = claim_gpus(config, plan, needed)
     present = gpus() if claimed else ()
@@ -90,7 +90,7 @@ def make_planned(options: UpOptions, *, api_keys: tuple[str, ...] = (), argv: tu
         log_dir="",
         plan=plan,
         folder=folder,
-        weights_source="tiny" if config.is_tiny else "folder" if config.weights else "official",
+        weights_source=config.variant or ("folder" if config.weights else "official"),
         cache_dir=absolute(options.cache_dir),
         model_kwargs=dict(config.model_kwargs),
         max_seq_len=config.max_seq_len,
@@ -152,7 +152,7 @@ def find_target(options: UpOptions, plugins: Plugins) -> Target:
     if options.config is None:
         return chosen_target(options, target)
     config = shipped(target.spec).get(str(options.config), options.config)
-    return Target(spec=target.spec, config=read_file(config), is_tiny=target.is_tiny)
+    return Target(spec=target.spec, config=read_file(config), variant=target.variant)
 
 
 def chosen_target(options: UpOptions, target: Target) -> Target:
@@ -162,7 +162,7 @@ def chosen_target(options: UpOptions, target: Target) -> Target:
     names = (target.spec.name, *target.spec.aliases)
     if not count or len(present) < count or split_name(options.target or "")[0] not in names:
         return target
-    choice = choose(target.spec, [gpu.total for gpu in present[:count]], is_tiny=target.is_tiny)
+    choice = choose(target.spec, [gpu.total for gpu in present[:count]], variant=target.variant)
     return replace(target, config=choice.best.file, why=f"{choice.best.name}: {choice.why(choice.best)}")
 
 
@@ -252,7 +252,7 @@ def parallel_cautions(plan: Plan) -> tuple[str, ...]:
 
 def weights_cautions(model: ModelSpec, config: ResolvedConfig) -> tuple[str, ...]:
     """Return warnings about the weights: official weights that were not trained for the options."""
-    is_official = not config.is_tiny and not config.weights
+    is_official = not config.variant and not config.weights
     caution = model.misfit(config.model_kwargs) if is_official and model.misfit is not None else ""
     return (caution,) if caution else ()
 

@@ -20,12 +20,13 @@ from mstarctl.plugins import Plugins
 class Target:
     """The model and file that `up MODEL|FILE` selects.
 
-    is_tiny: the embedded checkpoint is requested. why: name of a file that was chosen, and the reason.
+    variant: of the requested embedded checkpoint, such as `tiny`, or empty. why: name of a file that was chosen, and
+    the reason.
     """
 
     spec: ModelSpec
     config: ConfigFile
-    is_tiny: bool = False
+    variant: str = ""
     why: str = ""
 
 
@@ -45,26 +46,26 @@ def find(text: str, plugins: Plugins) -> Target:
     Raises NotFound with the nearest name, ConfigError for a bad file, PluginError for an unusable plugin.
     """
     if looks_like_file(text):
-        return _of_file(read_file(Path(text)), plugins, is_tiny=False)
-    name, is_tiny = split_name(text)
+        return _of_file(read_file(Path(text)), plugins, variant="")
+    name, variant = split_name(text)
     try:
         spec = plugins.model(name)
     except NotFound as missing:
         layouts = dict(_all_shipped(plugins.models()))
         if name in layouts:
-            return _of_file(read_file(layouts[name]), plugins, is_tiny=is_tiny)
+            return _of_file(read_file(layouts[name]), plugins, variant=variant)
         hint = (
             did_you_mean(name, layouts) if nearest(name, layouts) and not missing.facts.get("nearest") else missing.hint
         )
         raise NotFound(missing.title, missing.detail, hint, **missing.facts) from None
-    return Target(spec=spec, config=default_config(spec), is_tiny=is_tiny)
+    return Target(spec=spec, config=default_config(spec), variant=variant)
 
 
-def _of_file(config: ConfigFile, plugins: Plugins, *, is_tiny: bool) -> Target:
+def _of_file(config: ConfigFile, plugins: Plugins, *, variant: str) -> Target:
     place = config.root.value["model"] if config.model else config.root
     try:
-        name, tiny = split_name(config.model)
-        return Target(spec=plugins.model(name), config=config, is_tiny=tiny or is_tiny)
+        name, own = split_name(config.model)
+        return Target(spec=plugins.model(name), config=config, variant=own or variant)
     except NotFound as error:
         raise place.error(error.title, "model", error.detail, error.hint) from None
 
@@ -151,12 +152,12 @@ def _copy(place: Located) -> Located:
 
 
 def resolve_with(
-    spec: ModelSpec, config: ConfigFile, overrides: Sequence[Override] = (), *, is_tiny: bool = False
+    spec: ModelSpec, config: ConfigFile, overrides: Sequence[Override] = (), *, variant: str = ""
 ) -> ResolvedConfig:
     """Check a file with its overrides against a model. Raises ConfigError with file, line, key and nearest name."""
-    return resolve(spec, replace(config, root=apply(config.root, overrides)), is_tiny=is_tiny)
+    return resolve(spec, replace(config, root=apply(config.root, overrides)), variant=variant)
 
 
 def resolve_target(target: Target, overrides: Sequence[Override] = ()) -> ResolvedConfig:
     """Resolve a target that `find` returned."""
-    return resolve_with(target.spec, target.config, overrides, is_tiny=target.is_tiny)
+    return resolve_with(target.spec, target.config, overrides, variant=target.variant)

@@ -51,8 +51,8 @@ def _card(exchange: Exchange) -> dict[str, Any]:
     }
     if "speech" in spec.routes:
         card["speech"] = speech_kind(spec)
-    if service.deployment.weights_source == "tiny" and spec.notice:
-        card["notice"] = spec.notice
+    if notice := spec.notice_of(service.deployment.weights_source):
+        card["notice"] = notice
     return card
 
 

@@ -16,8 +16,8 @@ from mstarctl.start.target import find, resolve_target
 Cli = Callable[..., Any]
 
 
-def chosen(model: str, *gigabytes: int, is_tiny: bool = False) -> Choice:
-    return choose(Plugins.discover().model(model), [each * GB for each in gigabytes], is_tiny=is_tiny)
+def chosen(model: str, *gigabytes: int, variant: str = "") -> Choice:
+    return choose(Plugins.discover().model(model), [each * GB for each in gigabytes], variant=variant)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_the_best_file_that_fits_is_chosen(model: str, gigabytes: tuple[int, ...
 
 
 def test_a_miniature_fits_every_gpu() -> None:
-    assert chosen("bagel", 4, 4, is_tiny=True).best.name == "bagel_replicas"
+    assert chosen("bagel", 4, 4, variant="tiny").best.name == "bagel_replicas"
 
 
 def test_a_file_needs_the_memory_that_it_states() -> None:

@@ -83,8 +83,10 @@ def spec(sizes: Sizes, deployment: Deployment) -> ModelSpec:
         model_kwargs=MODEL_KWARGS,
         samples=tuple(_with_sizes(sample, sizes) for sample in SAMPLES),
         tiny="mstar_pi05.tiny:write_tiny",
+        mini="mstar_pi05.mini:find_mini",
         resolve="mstar_pi05.checkpoint.download:resolve_weights",
         notice="pi05:tiny has random weights: its actions are meaningless",
+        mini_notice="pi05:mini is a miniature of under 1M parameters: it moves a simulated arm of two joints",
     )
 
 
