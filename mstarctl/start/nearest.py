@@ -45,6 +45,6 @@ def nearest_start(options: UpOptions) -> str:
     except MstarError:
         return ""
     asks_gpu = options.gpus is not None or options.device == "cuda"
-    if target.spec.tiny is None or (target.is_tiny and not asks_gpu):
+    if target.spec.tiny is None or (target.variant and not asks_gpu):
         return ""
-    return f"mstarctl up {target.spec.name}:tiny{' --device cpu' if target.is_tiny else ''}"
+    return f"mstarctl up {target.spec.name}:tiny{' --device cpu' if target.variant else ''}"
