@@ -99,9 +99,7 @@ def encode(encoder: Encoder, frames: Tensor) -> Tensor:
     return latents_of(encoder.hidden(frames), frames.new_ones(len(frames)))
 
 
-def rolled(
-    predictor: ActionPredictor, given: Tensor, actions: Tensor, states: Tensor, *, is_taught: bool
-) -> Tensor:
+def rolled(predictor: ActionPredictor, given: Tensor, actions: Tensor, states: Tensor, *, is_taught: bool) -> Tensor:
     """Return predictions of frames 1 to T, [B, T, S, width], from true frames if taught, else from its own.
 
     given: latents [B, T, S, width]; actions, states: [B, T, 7].
