@@ -42,7 +42,7 @@ def served(client: MStarClient, seed: int = 1, samples: int = 64) -> Planner:
 
 
 def episode(planner: Planner, place: block.Floats, goal: block.Floats) -> tuple[float, list[float]]:
-    """Run one episode. Returns the last distance to the goal, and the energy of every plan. One move of each is made."""
+    """Run one episode. Returns the last distance to the goal, and the energies of all plans; one move of each is made."""
     energies = []
     for _ in range(STEPS):
         moves, energy = planner(place, goal)
