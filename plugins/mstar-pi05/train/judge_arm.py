@@ -6,6 +6,7 @@ Usage: judge_arm.py URL [--episodes 60]. Exits with 1 below the share of --least
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import sys
 from collections.abc import Callable
@@ -25,11 +26,18 @@ UNSEEN = 900_001
 CHUNKS = 5
 
 
+def png(pixels: arm.Pixels) -> bytes:
+    """Return a picture as a PNG file."""
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
 def served(client: MStarClient, seed: int = 1) -> Policy:
     """Return the policy that a deployment serves. It sees three cameras, the joint values and the instruction."""
 
     def act(scene: arm.Scenes) -> arm.Floats:
-        cameras = [Image.fromarray(camera) for camera in arm.render(scene)[0]]
+        cameras = [png(camera) for camera in arm.render(scene)[0]]
         text = arm.instruction(int(scene.named[0]))
         made = client.act(cameras, text, scene.joints[0].tolist(), seed=seed)
         return np.asarray(made.to_numpy(), dtype=np.float64)[:, :2]

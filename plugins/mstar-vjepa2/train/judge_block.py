@@ -6,6 +6,7 @@ Usage: judge_block.py URL [--episodes 40]. Exits with 1 below the share of --lea
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import sys
 from collections.abc import Callable
@@ -26,11 +27,18 @@ FAR = 0.1
 """Smallest distance between a start and its goal."""
 
 
+def png(pixels: block.Pixels) -> bytes:
+    """Return a picture as a PNG file."""
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
 def served(client: MStarClient, seed: int = 1, samples: int = 64) -> Planner:
     """Return the planner that a deployment serves. It sees two pictures and the arm's place."""
 
     def plan(place: block.Floats, goal: block.Floats) -> tuple[block.Floats, float]:
-        now, wanted = (Image.fromarray(each) for each in block.render(np.stack([place, goal])))
+        now, wanted = (png(each) for each in block.render(np.stack([place, goal])))
         made = client.plan(
             now, wanted, block.poses(place).tolist(), samples=samples, topk=8, cem_steps=5, horizon=2,
             maxnorm=block.FASTEST, axis={"z": 0.0, "gripper": 0.0}, seed=seed,
@@ -42,7 +50,7 @@ def served(client: MStarClient, seed: int = 1, samples: int = 64) -> Planner:
 
 
 def episode(planner: Planner, place: block.Floats, goal: block.Floats) -> tuple[float, list[float]]:
-    """Run one episode. Returns the last distance to the goal, and the energies of all plans; one move of each is made."""
+    """Run one episode. Return the last distance to the goal and the energies of all plans. One move of each is made."""
     energies = []
     for _ in range(STEPS):
         moves, energy = planner(place, goal)
