@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from mstar_core.config.deployment import DeploymentSpec
-from mstar_core.errors import NotFound
+from mstar_core.errors import ConfigError, NotFound
 from mstar_core.host.run_dir import RunDirectory, deployments
 from mstarctl.client.reach import context_of
 from mstarctl.output.options import GlobalOptions
@@ -37,13 +37,21 @@ def _model_of(run: RunDirectory) -> str:
 
 
 def spec_of(run: RunDirectory) -> DeploymentSpec:
-    """Return the specification of a running deployment. Raises NotFound if it has just ended."""
+    """Return the specification of a running deployment.
+
+    Raises NotFound if it has just ended, ConfigError if a version with other keys started it.
+    """
     try:
         return DeploymentSpec.load(run.spec)
     except OSError as error:
         raise NotFound(
             f"deployment {run.name!r} has just ended", hint="mstarctl ps", kind="deployment", name=run.name
         ) from error
+    except ValueError as error:
+        raise ConfigError(
+            f"deployment {run.name!r} was started by another version", f"{run.spec}: {error}",
+            f"stop it by mstarctl down {run.name} and start it again", key=run.name,
+        ) from error  # fmt: skip
 
 
 def endpoint_of(spec: DeploymentSpec) -> str:
