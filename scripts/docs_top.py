@@ -57,7 +57,8 @@ def screen(page: str, size: tuple[int, int] = SIZE) -> str:
 def hints(page: str) -> list[Hint]:
     """Return the hints in the footer of a live screen."""
     found = sorted(
-        (key for key in KEYS if key.footer and works(key, page, may_write=True, is_live=True)), key=lambda k: k.footer
+        (key for key in KEYS if key.footer and works(key, page, may_write=True, may_save=True, is_live=True)),
+        key=lambda k: k.footer,
     )
     return [("1-7", "screen"), *((key.shown, key.label) for key in found)]
 

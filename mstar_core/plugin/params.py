@@ -368,8 +368,8 @@ def _schema(spec: ParamSpec) -> dict[str, Any]:
     schema |= spec.bounds
     if spec.max_items is not None:
         schema["maxItems"] = spec.max_items
-    if spec.choices and not spec.any_choice:
-        schema["enum"] = list(spec.choices)
+    if spec.choices:
+        schema["examples" if spec.any_choice else "enum"] = list(spec.choices)
     if not spec.required:
         schema["default"] = spec.default
     return schema

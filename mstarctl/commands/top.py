@@ -66,7 +66,9 @@ def top(
         typer.Option("--view", metavar="V", help=f"the first screen: {', '.join(PAGES)}", autocompletion=screen_names),
     ] = "overview",
     filter_text: Annotated[str, typer.Option("--filter", metavar="EXPR", help="only requests that match")] = "",
-    is_readonly: Annotated[bool, typer.Option("--readonly", help="no cancel, no drain")] = False,
+    is_readonly: Annotated[
+        bool, typer.Option("--readonly", help="no cancel, no drain, no files written by keys")
+    ] = False,
     record: Annotated[Path | None, typer.Option("--record", metavar="F", help="record the frames in a file")] = None,
     replay: Annotated[Path | None, typer.Option("--replay", metavar="F", help="play a recorded file")] = None,
     speed: Annotated[float, typer.Option("--speed", metavar="N", min=1 / 16, max=64, help="speed of the replay")] = 1.0,
@@ -122,7 +124,15 @@ def top(
         session.filter = wanted
         if record is not None:
             session.toggle_recording(record)
-        _run(session, admin, look, state, _switcher(printer.options, open_session), has_mouse=not has_no_mouse)
+        _run(
+            session,
+            admin,
+            look,
+            state,
+            _switcher(printer.options, open_session),
+            has_mouse=not has_no_mouse,
+            may_save=not is_readonly,
+        )
 
 
 def _choice(printer: Printer, look: Look, *, is_once: bool) -> str | None:
@@ -195,6 +205,7 @@ def _run(
     switcher: DeploymentSwitcher,
     *,
     has_mouse: bool,
+    may_save: bool,
 ) -> None:
     from mstarctl.top.app import TopApp
     from mstarctl.top.data.queries import DeploymentQueries
@@ -206,6 +217,7 @@ def _run(
         state=state,
         is_animated=not look.is_remote,
         switcher=switcher if session.is_live else None,
+        may_save=may_save,
     )
     with switcher:
         try:

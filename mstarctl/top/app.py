@@ -70,10 +70,11 @@ class TopApp(App[None]):
         is_animated: bool = True,
         folder: Path | None = None,
         switcher: Switcher | None = None,
+        may_save: bool = True,
     ) -> None:
         super().__init__(ansi_color=mode != "true")
         self.session, self.queries, self.mode = session, queries, mode
-        self.switcher = switcher
+        self.switcher, self.may_save = switcher, may_save
         self.state = state or State()
         self.failure: Exception | None = None
         self.folder = folder or Path.cwd()
@@ -204,20 +205,24 @@ class TopApp(App[None]):
         known = [key for key in KEYS if _name(key) == action]
         if not known:
             return True
-        may_write = not self.session.view().readonly
-        return any(works(key, self.state.page, may_write=may_write, is_live=self.session.is_live) for key in known)
+        return any(self._works(key, is_readonly=self.session.view().readonly) for key in known)
+
+    def _works(self, key: Key, *, is_readonly: bool) -> bool:
+        return works(
+            key, self.state.page, may_write=not is_readonly, may_save=self.may_save, is_live=self.session.is_live
+        )
 
     def active_keys(self) -> list[Key]:
         """Return the keys of the table whose bindings are active now, in its order."""
         active = self._pane.is_mounted and self.screen_stack[0].active_bindings
         if not active:
             return []
-        page, readonly = self.state.page, self.session.view().readonly
+        is_readonly = self.session.view().readonly
         found = []
         for key in KEYS:
             names = key.keys.split(",")
             is_bound = any(name in active and active[name].enabled for name in names)
-            if is_bound and works(key, page, may_write=not readonly, is_live=self.session.is_live):
+            if is_bound and self._works(key, is_readonly=is_readonly):
                 found.append(key)
         return found
 

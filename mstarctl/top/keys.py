@@ -21,6 +21,7 @@ class Key:
     """One key. keys: Textual's names; action: of the app; shown: label of the key; pages: where it works.
 
     writes: disabled with `--readonly`, for read-only peers and in replays. live: disabled in replays.
+    saves: writes a file on this host; disabled with `--readonly`.
     footer: order in the footer; 0 is not shown there.
     """
 
@@ -33,6 +34,7 @@ class Key:
     pages: frozenset[str] = EVERYWHERE
     writes: bool = False
     live: bool = False
+    saves: bool = False
     footer: int = 0
 
 
@@ -74,14 +76,15 @@ KEYS: Final[tuple[Key, ...]] = (
     Key("y", "json", "y", "JSON", "the selected object as JSON", TOOLS),
     Key("c", "copy", "c", "copy id", "copy the request's id to the clipboard", REQUESTS, OF_REQUESTS),
     Key("p", "perfetto", "p", "Perfetto", "write the request's spans for Perfetto", REQUESTS, frozenset(("request",)),
-        footer=45),
+        saves=True, footer=45),
     Key("x", "cancel", "x", "cancel", "cancel the selected request, after a question", REQUESTS, OF_REQUESTS,
         writes=True, footer=70),
     Key("D", "drain", "D", "drain", "drain or resume, after a question", TOOLS, writes=True),
     Key("plus,equals_sign", "pace(1)", "+", "faster", "more frames per second; zoom in; play faster", TIME),
     Key("minus", "pace(-1)", "-", "slower", "fewer frames per second; zoom out; play slower", TIME),
-    Key("e", "export", "e", "export", "write the table, snapshot or screen to a file", TOOLS, footer=80),
-    Key("r", "record", "r", "record", "start or stop a recording for --replay", TIME, live=True, footer=90),
+    Key("e", "export", "e", "export", "write the table, snapshot or screen to a file", TOOLS, saves=True, footer=80),
+    Key("r", "record", "r", "record", "start or stop a recording for --replay", TIME, live=True, saves=True,
+        footer=90),
     Key("o", "other", "o", "other", "switch to another deployment of this host", TOOLS, live=True, footer=92),
     Key("m", "mouse", "m", "mouse", "mouse reporting off, to select text, or on", TOOLS),
     Key("colon", "command_palette", ":", "command", "every command by name", TOOLS, footer=95),
@@ -90,6 +93,7 @@ KEYS: Final[tuple[Key, ...]] = (
 )  # fmt: skip
 
 
-def works(key: Key, page: str, *, may_write: bool, is_live: bool) -> bool:
-    """Return whether a key has an effect on a page."""
-    return page in key.pages and (may_write or not key.writes) and (is_live or not (key.live or key.writes))
+def works(key: Key, page: str, *, may_write: bool, may_save: bool, is_live: bool) -> bool:
+    """Return whether a key has an effect on a page. may_save: files may be written on this host."""
+    is_permitted = (may_write or not key.writes) and (may_save or not key.saves)
+    return page in key.pages and is_permitted and (is_live or not (key.live or key.writes))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 import shlex
 import sys
@@ -19,11 +21,25 @@ DRIVER: Final = "TEXTUAL_DRIVER"
 """Variable that textual-serve sets in the programs that it runs."""
 
 FOREIGN: Final = re.compile(r"<link[^>]*https?://(?!127\.0\.0\.1[:/])[^>]*>")
+HEAD: Final = """<link rel="icon" href="data:,"><script>
+new MutationObserver((_, seen) => {
+  const input = document.querySelector(".-first-byte .xterm-helper-textarea");
+  if (input) { input.focus(); seen.disconnect(); }
+}).observe(document.documentElement, { attributeFilter: ["class"], subtree: true });
+</script>"""
+"""Added to the page: the terminal takes keys without a click, and the browser asks for no icon."""
+
+SCRIPT: Final = re.compile(r"<script>(.*?)</script>", re.DOTALL)
+HANDLER: Final = re.compile(r"\son[a-z]+=\"([^\"]*)\"", re.IGNORECASE)
 POLICY: Final = (
-    "connect-src 'self' {socket}; font-src 'self' data:; style-src 'self' 'unsafe-inline'; base-uri 'none'; "
-    "form-action 'none'; frame-ancestors 'none'"
+    "default-src 'none'; script-src 'self' 'unsafe-hashes' {hashes}; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data:; font-src 'self' data:; connect-src 'self' {socket}; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'"
 )
-"""Blocks connections, fonts and styles of other origins. A stricter policy stops the page's terminal from drawing."""
+"""Blocks everything from other origins and inline scripts other than those of the page, which are named by hash.
+
+The terminal writes style elements at run time, so inline styles must be allowed.
+"""
 
 Handler = Callable[["web.Request"], Awaitable["web.StreamResponse"]]
 
@@ -74,16 +90,30 @@ def without_foreign(text: str) -> str:
     return FOREIGN.sub("", text)
 
 
+def policy(page: str, port: int) -> str:
+    """Return the content security policy of a page: its own inline scripts and handlers run, no others."""
+    inline = [*SCRIPT.findall(page), *HANDLER.findall(page)]
+    hashes = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in inline)
+    quoted = " ".join(dict.fromkeys(f"'sha256-{each}'" for each in hashes))
+    return POLICY.format(hashes=quoted, socket=f"ws://{HOST}:{port}")
+
+
 def _guard(port: int) -> Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]:
     from aiohttp import web
 
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         if not is_allowed(request.host, request.headers.get("Origin"), port):
             raise web.HTTPForbidden(text="this page may not connect\n")
+        if request.path == "/" and not request.host.startswith(HOST):
+            # The page names its files and its socket by this address; under another name they were foreign.
+            raise web.HTTPFound(f"http://{HOST}:{port}/")
         answer: Any = await handler(request)
         if isinstance(answer, web.Response) and answer.content_type == "text/html":
-            answer.text = without_foreign(answer.text or "")
-            answer.headers["Content-Security-Policy"] = POLICY.format(socket=f"ws://{HOST}:{port}")
+            answer.text = without_foreign(answer.text or "").replace("<head>", f"<head>{HEAD}", 1)
+            answer.headers["Content-Security-Policy"] = policy(answer.text, port)
+            answer.headers["Referrer-Policy"] = "no-referrer"
+        if not answer.prepared:
+            answer.headers["X-Content-Type-Options"] = "nosniff"
         return answer
 
     return guard

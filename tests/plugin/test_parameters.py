@@ -156,3 +156,12 @@ def test_the_schema_says_the_same() -> None:
         "description": "", "type": "number", "minimum": 0, "maximum": 2, "default": 0.6,
     }  # fmt: skip
     assert schema["voice"]["enum"] == ["tara", "leo"] and schema["seed"]["type"] == ["integer", "null"]
+
+
+def test_the_schema_lists_known_values_of_an_open_choice_as_examples() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Open:
+        voice: str = param("tara", "speaker", choices=("tara", "leo"), any_choice=True)
+
+    schema = param_schema(Open)["properties"]["voice"]
+    assert schema["examples"] == ["tara", "leo"] and "enum" not in schema

@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from mstar_core.errors import UsageError
-from mstarctl.top.web import child_command, is_allowed, serve_top, without_foreign
+from mstarctl.top.keys import KEYS, works
+from mstarctl.top.web import child_command, is_allowed, policy, serve_top, without_foreign
 
 
 @pytest.mark.parametrize("given", [["--web", "9000"], ["--web=9000"]])
@@ -39,3 +40,19 @@ def test_without_the_extra_it_says_how_to_install_it(monkeypatch: pytest.MonkeyP
     with pytest.raises(UsageError) as caught:
         serve_top(["top", "--web", "9000"], 9000)
     assert "mstarctl[web]" in str(caught.value.hint)
+
+
+def test_the_policy_names_the_pages_own_scripts() -> None:
+    page = '<head><script>start()</script></head><button onClick="again()">'
+    made = policy(page, 9000)
+    assert made.startswith("default-src 'none'; script-src 'self' 'unsafe-hashes' 'sha256-")
+    assert made.count("'sha256-") == 2
+    assert policy(page.replace("again", "other"), 9000) != made
+
+
+@pytest.mark.parametrize("name", ["export", "record", "perfetto"])
+def test_readonly_disables_keys_that_write_files(name: str) -> None:
+    key = next(key for key in KEYS if key.action == name)
+    page = min(key.pages)
+    assert works(key, page, may_write=False, may_save=True, is_live=True)
+    assert not works(key, page, may_write=True, may_save=False, is_live=True)

@@ -21,7 +21,7 @@ async function partOf(file) {
 export function mount(card, session) {
   const kinds = ["image", "audio", "video"].filter((kind) => card.input_modalities.includes(kind));
   const canSpeak = card.output_modalities.includes("audio");
-  const voices = card.parameters.properties.voice?.enum || [];
+  const voices = card.parameters.properties.voice?.enum || card.parameters.properties.voice?.examples || [];
   const history = [];
   const talk = el("div", { class: "talk", role: "log", "aria-label": "Conversation", tabindex: 0 });
   const text = el("textarea", { rows: 2, onkeydown: (event) => { if (event.key === "Enter" && !event.shiftKey) { event.preventDefault(); form.requestSubmit(); } } });

@@ -8,7 +8,8 @@ export const title = "Speech";
 export const fits = (card) => card.endpoints.includes("/v1/audio/speech");
 
 export function mount(card, session) {
-  const voices = card.parameters.properties.voice?.enum || [];
+  // A parameter that accepts other values too lists the known ones as examples.
+  const voices = card.parameters.properties.voice?.enum || card.parameters.properties.voice?.examples || [];
   const isAnswer = card.speech === "answer";
   const text = el("textarea", { rows: 3, required: true });
   text.value = isAnswer ? "Tell me something about the sea." : "Hello there. This is the first sentence that I say.";
