@@ -39,8 +39,8 @@ AC_CONFIG: Final = {
         "action_embed_dim": block.POSE, "use_extrinsics": False, "max_latent_frames": 8,
     },
 }  # fmt: skip
-WAVES: Final = (0.5, 1.0)
-"""Waves of the encoder's targets per length of the table: slow ones, so that energies fall towards the goal."""
+WAVES: Final = (0.25, 0.5)
+"""Waves of the encoder's targets over the table. At most half a wave, so that energies fall towards the goal."""
 FRAMES: Final = 4
 GAIN: Final = 20.0
 """First scale of the weights of actions and states, which are hundredths of a metre."""
@@ -187,7 +187,7 @@ def train(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         )
         return l1_loss(taught, latents[:, 1:]) + l1_loss(own, latents[:, 1:])
 
-    first = optimise(encoder, seen, options, "encoder", options.steps)
+    first = optimise(encoder, seen, options, "encoder", options.steps // 2)
     encoder.requires_grad_(False)
     second = optimise(predictor, foreseen, options, "predictor", options.steps)
     save(encoder, predictor, config, folder)
