@@ -196,9 +196,20 @@ def batches(parts: tuple[Tensor, ...], size: int, chance: torch.Generator) -> It
             yield tuple(part[chosen.to(part.device)] for part in parts)
 
 
+def use_plain_operations() -> None:
+    """Make every module of this process take its plain path, because the CUDA kernels of a deployment have no gradients.
+
+    The modules choose by `is_cuda`. Products are computed in TF32.
+    """
+    torch.Tensor.is_cuda = property(lambda self: False)  # type: ignore[assignment,misc]
+    torch.set_float32_matmul_precision("high")
+
+
 def train(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Train and write a checkpoint. Returns the figures of the log."""
     began, device = time.perf_counter(), torch.device(options.device)
+    if device.type == "cuda":
+        use_plain_operations()
     torch.manual_seed(options.seed)
     write_files(folder)
     with ProcessPoolExecutor(options.workers) as pool:
@@ -209,7 +220,6 @@ def train(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     model = Miniature(folder).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.rate, betas=(0.9, 0.95), weight_decay=0.01)
     chance, feed = torch.Generator(device).manual_seed(options.seed), torch.Generator().manual_seed(options.seed)
-    half = torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
     limit_s, start, losses = 60 * options.minutes, time.perf_counter(), []
     stream = batches(parts, options.batch, feed)
     average = {name: value.detach().clone() for name, value in model.named_parameters()}
@@ -219,8 +229,7 @@ def train(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
             break
         for group in optimizer.param_groups:
             group["lr"] = options.rate * min(1.0, (step + 1) / 100) * 0.5 * (1 + math.cos(math.pi * share)) + 1e-5
-        with half:
-            loss = model.loss(*next(stream), chance)
+        loss = model.loss(*next(stream), chance)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)

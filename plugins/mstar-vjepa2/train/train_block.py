@@ -133,15 +133,13 @@ def optimise(
     """Minimise a loss by AdamW with a cosine schedule over steps or time, whichever ends first."""
     optimizer = torch.optim.AdamW(module.parameters(), lr=options.rate, betas=(0.9, 0.95), weight_decay=0.01)
     chance, start, losses = np.random.default_rng((options.seed, len(name))), time.perf_counter(), []
-    half = torch.autocast(options.device, torch.bfloat16, enabled=options.device == "cuda")
     for step in range(steps):
         share = max(step / steps, (time.perf_counter() - start) / (30 * options.minutes))
         if share >= 1:
             break
         for group in optimizer.param_groups:
             group["lr"] = options.rate * min(1.0, (step + 1) / 50) * 0.5 * (1 + math.cos(math.pi * share)) + 1e-5
-        with half:
-            wrong = loss(chance)
+        wrong = loss(chance)
         optimizer.zero_grad(set_to_none=True)
         wrong.backward()
         nn.utils.clip_grad_norm_(module.parameters(), 1.0)
@@ -163,8 +161,19 @@ def save(encoder: Encoder, predictor: ActionPredictor, config: ActionConfig, fol
     save_file(kept, folder / WHOLE, metadata={"format": "pt"})
 
 
+def use_plain_operations() -> None:
+    """Make every module of this process take its plain path, because the CUDA kernels of a deployment have no gradients.
+
+    The modules choose by `is_cuda`. Products are computed in TF32.
+    """
+    torch.Tensor.is_cuda = property(lambda self: False)  # type: ignore[assignment,misc]
+    torch.set_float32_matmul_precision("high")
+
+
 def train(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Train encoder, then predictor, and write the checkpoint. Returns the figures of the log."""
+    if options.device == "cuda":
+        use_plain_operations()
     torch.manual_seed(options.seed)
     device, config = torch.device(options.device), write_config(folder)
     encoder, predictor = Encoder(config.encoder).to(device), ActionPredictor(config).to(device)
