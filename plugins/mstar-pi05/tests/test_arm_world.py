@@ -75,12 +75,12 @@ def test_prompts_of_every_target_and_state_have_one_length(folder: Path) -> None
 def test_a_step_of_training_lowers_the_loss_and_its_checkpoint_is_read_back(folder: Path, models: Any) -> None:
     with torch.inference_mode(False):
         torch.manual_seed(0)
-        images, prompts, actions = (torch.from_numpy(part[:8]) for part in train_arm.made(folder, 0, 0))
+        batch = tuple(torch.from_numpy(part[:8]) for part in train_arm.made(folder, 0, 0))
         model = train_arm.Miniature(folder)
         optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
         losses = []
         for _ in range(6):
-            loss = model.loss(images, prompts, actions, torch.Generator().manual_seed(1))
+            loss = torch.stack(model.loss(batch, torch.Generator().manual_seed(1))).sum()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -98,7 +98,7 @@ def test_training_sees_what_a_deployment_sees(folder: Path) -> None:
     """The velocity over the training's batched cache equals that over one sequence's cache."""
     torch.manual_seed(0)
     model = train_arm.Miniature(folder).eval()
-    images, prompts, _ = (torch.from_numpy(part[:2]) for part in train_arm.made(folder, 0, 0))
+    images, prompts, *_ = (torch.from_numpy(part[:2]) for part in train_arm.made(folder, 0, 0))
     with_times(model.policy, torch.tensor([0.5]))
     noise = torch.randn(2, arm.HORIZON, 32)
     made = []

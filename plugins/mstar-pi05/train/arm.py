@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
+Singles = npt.NDArray[np.float32]
 Pixels = npt.NDArray[np.uint8]
 
 COLOURS: Final = {"red": (230, 40, 40), "green": (40, 200, 60), "blue": (50, 80, 240)}
@@ -100,8 +101,8 @@ def instruction(named: int) -> str:
 
 def render(scenes: Scenes) -> Pixels:
     """Return the cameras of each scene, uint8 [N, 3, SIDE, SIDE, 3]: from above, at the tip, from above and turned."""
-    elbow, tip = points(scenes.joints)
-    middle = (np.arange(SIDE) + 0.5) / SIDE * 2 - 1
+    elbow, tip = (each.astype(np.float32) for each in points(scenes.joints))
+    middle = ((np.arange(SIDE) + 0.5) / SIDE * 2 - 1).astype(np.float32)
     across, down = np.meshgrid(middle, -middle)
     above = np.broadcast_to(1.1 * np.stack([across, down], axis=-1), (len(tip), SIDE, SIDE, 2))
     turned = np.broadcast_to(1.1 * np.stack([down, -across], axis=-1), above.shape)
@@ -110,26 +111,27 @@ def render(scenes: Scenes) -> Pixels:
     return np.stack([_drawn(scenes, elbow, tip, at, 2 * half / SIDE) for at, half in views], axis=1)
 
 
-def _drawn(scenes: Scenes, elbow: Floats, tip: Floats, at: Floats, pixel: float) -> Pixels:
+def _drawn(scenes: Scenes, elbow: Singles, tip: Singles, at: Singles, pixel: float) -> Pixels:
     """Return one camera, uint8 [N, SIDE, SIDE, 3]. at: the world's point of each pixel. pixel: its width."""
     image = np.broadcast_to(np.array(_BACKGROUND, dtype=np.float32), (*at.shape[:3], 3)).copy()
     base = np.zeros_like(elbow)
     for number, colour in enumerate(COLOURS.values()):
-        place = scenes.targets[:, number]
+        place = scenes.targets[:, number].astype(np.float32)
         _paint(image, _far(at, place, place) - 0.1, pixel, colour)
     for start, end, width, colour in ((base, elbow, 0.05, _UPPER), (elbow, tip, 0.04, _LOWER), (tip, tip, 0.06, _TIP)):
         _paint(image, _far(at, start, end) - width, pixel, colour)
     return np.rint(image).astype(np.uint8)
 
 
-def _far(at: Floats, start: Floats, end: Floats) -> Floats:
+def _far(at: Singles, start: Singles, end: Singles) -> Singles:
     """Return the distance of points [N, S, S, 2] from segments between [N, 2] and [N, 2]."""
     start, along = start[:, None, None], (end - start)[:, None, None]
     share = ((at - start) * along).sum(-1) / np.maximum((along * along).sum(-1), 1e-12)
-    return np.linalg.norm(at - start - np.clip(share, 0, 1)[..., None] * along, axis=-1)
+    gap = at - start - np.clip(share, 0, 1)[..., None] * along
+    return np.sqrt((gap * gap).sum(-1))
 
 
-def _paint(image: npt.NDArray[np.float32], distance: Floats, pixel: float, colour: tuple[int, int, int]) -> None:
+def _paint(image: Singles, distance: Singles, pixel: float, colour: tuple[int, int, int]) -> None:
     """Paint where `distance` is negative, with soft edges of one pixel."""
     cover = np.clip(0.5 - distance / pixel, 0, 1).astype(np.float32)[..., None]
     image += cover * (np.array(colour, dtype=np.float32) - image)

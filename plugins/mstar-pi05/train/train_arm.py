@@ -41,9 +41,11 @@ CONFIG_VALUES: Final = {
     "language": {"width": 64, "layers": 3, "mlp": 128, "heads": 2, "kv_heads": 1, "head_dim": 64},
     "expert": {"width": 64, "layers": 3, "mlp": 128, "heads": 2, "kv_heads": 1, "head_dim": 64},
 }  # fmt: skip
-DRAWS: Final = 4
+DRAWS: Final = 2
 """Flow times per observation: the prefix is computed once for all of them."""
 CHUNK: Final = 512
+SEES_ALL: Final = (0, 2)
+"""Cameras that see every target."""
 
 
 class TrainingCache:
@@ -103,8 +105,11 @@ def make_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def made(folder: Path, seed: int, chunk: int) -> tuple[Any, Any, Any]:
-    """Return images, prompts and normalised actions of a chunk of samples, made by the plugin's own conversions."""
+def made(folder: Path, seed: int, chunk: int) -> tuple[Any, ...]:
+    """Return images, prompts, normalised actions and joint values at all targets and the named one, for a chunk.
+
+    The plugin's own conversions make them.
+    """
     scenes, tokenizer, statistics = (
         arm.draw((seed, chunk), CHUNK),
         PromptTokenizer(folder),
@@ -122,16 +127,24 @@ def made(folder: Path, seed: int, chunk: int) -> tuple[Any, Any, Any]:
         for named, state in zip(scenes.named, states, strict=True)
     ]
     actions = normalise(arm.expert(scenes), statistics.actions)
-    return arm.render(scenes), np.array(prompts), actions.astype(np.float32)
+    every = normalise(arm.solution(scenes.targets), statistics.state).reshape(CHUNK, -1)
+    aims = [every, normalise(arm.solution(scenes.goal()), statistics.state)]
+    return arm.render(scenes), np.array(prompts), actions.astype(np.float32), *(aim.astype(np.float32) for aim in aims)
 
 
 class Miniature(nn.Module):
-    """Both nodes, as a deployment has them, and the flow-matching loss over them."""
+    """Both nodes, as a deployment has them, and the loss over them.
+
+    seen, meant: probes that are not exported. They read where the targets are from camera vectors, and where the named
+    one is from the prompt's hidden states, because the flow alone is slow to connect words and pictures.
+    """
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
         sizes = read_sizes(folder)
         self.sizes, self.cameras, self.policy = sizes, CameraTower(sizes), Policy(sizes)
+        self.seen = nn.Linear(sizes.language.width, 2 * len(arm.NAMES))
+        self.meant = nn.Linear(sizes.language.width, 2)
         self._begin(PromptTokenizer(folder))
 
     def _begin(self, tokenizer: PromptTokenizer) -> None:
@@ -149,19 +162,27 @@ class Miniature(nn.Module):
             angle = waves * (number / 255)
             table[place] = torch.cat([angle.sin(), angle.cos()]) * table.shape[1] ** -0.5
 
-    def loss(self, images: Tensor, prompts: Tensor, actions: Tensor, chance: torch.Generator) -> Tensor:
-        """Return the flow-matching loss. images: uint8 [B, 3, S, S, 3]; prompts [B, n]; actions [B, horizon, 2]."""
-        batch, horizon, used = actions.shape
-        cache = TrainingCache(batch)
+    def loss(self, batch: tuple[Tensor, ...], chance: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the flow-matching loss and those of both probes.
+
+        batch: images uint8 [B, 3, S, S, 3], prompts [B, n], actions [B, horizon, 2], joint values at all targets [B, 6]
+        and at the named one [B, 2].
+        """
+        images, prompts, actions, every, named = batch
+        scenes, horizon, used = actions.shape
+        cache = TrainingCache(scenes)
         features = self.cameras.encode(images)
         count = features.shape[1]
         length = count + prompts.shape[1]
-        tokens = torch.cat([prompts.new_full((batch, count), IMAGE), prompts], dim=1).flatten()
-        blank = features.new_zeros(batch, prompts.shape[1], features.shape[2])
+        tokens = torch.cat([prompts.new_full((scenes, count), IMAGE), prompts], dim=1).flatten()
+        blank = features.new_zeros(scenes, prompts.shape[1], features.shape[2])
         embeds = torch.cat([features, blank], dim=1).flatten(0, 1)
-        places = torch.arange(length, device=tokens.device).repeat(batch)
-        self.policy(kv=cache, positions=places, tokens=tokens, embeds=embeds)
-        cache.draws, rows = DRAWS, batch * DRAWS
+        places = torch.arange(length, device=tokens.device).repeat(scenes)
+        language = self.policy.language
+        hidden = language.hidden(language.embed(tokens, embeds), cache, self.policy.rotary(places))
+        meant = self.meant(hidden.unflatten(0, (scenes, length))[:, count:])
+        seen = self.seen(features.unflatten(1, (images.shape[1], -1))[:, SEES_ALL])
+        cache.draws, rows = DRAWS, scenes * DRAWS
         device = actions.device
         times = torch.rand(rows, generator=chance, device=device) ** 0.75 * 0.999 + 0.001
         noise = torch.randn(rows, horizon, ACTION_WIDTH, generator=chance, device=device)
@@ -172,7 +193,8 @@ class Miniature(nn.Module):
         suffix = length + torch.arange(horizon, device=device).repeat(rows)
         velocity = self.policy.velocity(cache, suffix, mixed.flatten(0, 1), which).view_as(mixed)
         wrong = (velocity - (noise - wanted)).square()
-        return wrong[..., :used].mean() + 0.1 * wrong[..., used:].mean()
+        flow = wrong[..., :used].mean() + 0.1 * wrong[..., used:].mean()
+        return flow, (seen - every[:, None, None]).square().mean(), (meant - named[:, None]).square().mean()
 
 
 def save(model: Miniature, folder: Path) -> None:
@@ -197,7 +219,7 @@ def batches(parts: tuple[Tensor, ...], size: int, chance: torch.Generator) -> It
 
 
 def use_plain_operations() -> None:
-    """Make every module of this process take its plain path, because the CUDA kernels of a deployment have no gradients.
+    """Make all modules of this process take their plain paths, because the CUDA kernels have no gradients.
 
     The modules choose by `is_cuda`. Products are computed in TF32.
     """
@@ -229,7 +251,8 @@ def train(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
             break
         for group in optimizer.param_groups:
             group["lr"] = options.rate * min(1.0, (step + 1) / 100) * 0.5 * (1 + math.cos(math.pi * share)) + 1e-5
-        loss = model.loss(*next(stream), chance)
+        shares = model.loss(next(stream), chance)
+        loss = torch.stack(shares).sum()
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -237,11 +260,12 @@ def train(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         with torch.no_grad():
             for name, value in model.named_parameters():
                 average[name].lerp_(value, 0.01)
-        losses.append(loss.item())
+        losses.append([each.item() for each in shares])
         if step % 100 == 99:
             print(
-                f"step {step + 1}: loss {np.mean(losses[-100:]):.4f}, {time.perf_counter() - start:.0f} s", flush=True
-            )
+                f"step {step + 1}: flow, seen, meant {np.mean(losses[-100:], axis=0).round(4)}, "
+                f"{time.perf_counter() - start:.0f} s", flush=True,
+            )  # fmt: skip
             if step % 1000 == 999:
                 save(model, folder)
     with torch.no_grad():
@@ -252,7 +276,7 @@ def train(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         "seed": options.seed, "device": options.device, "samples": len(parts[0]), "steps": len(losses),
         "batch": options.batch, "parameters": sum(each.numel() for each in model.parameters()),
         "data_s": round(data_s, 1), "train_s": round(time.perf_counter() - start, 1),
-        "loss": round(float(np.mean(losses[-100:])), 4), "cameras": len(CAMERAS),
+        "loss": np.mean(losses[-100:], axis=0).round(4).tolist(), "cameras": len(CAMERAS),
     }  # fmt: skip
     _write_json(folder / "train.json", log)
     return log

@@ -22,7 +22,7 @@ Planner = Callable[[block.Floats, block.Floats], tuple[block.Floats, float]]
 """From the places of block and goal, [2] each, to moves [steps, 2] and the energy of the best candidate."""
 
 UNSEEN = 900_001
-STEPS = 9
+PLANS = 5
 FAR = 0.1
 """Smallest distance between a start and its goal."""
 
@@ -50,12 +50,16 @@ def served(client: MStarClient, seed: int = 1, samples: int = 64) -> Planner:
 
 
 def episode(planner: Planner, place: block.Floats, goal: block.Floats) -> tuple[float, list[float]]:
-    """Run one episode. Return the last distance to the goal and the energies of all plans. One move of each is made."""
+    """Run one episode. Return the last distance to the goal and the energies of all plans.
+
+    All moves of a plan are made: its energy is that of the last frame, so the first move alone may lead away.
+    """
     energies = []
-    for _ in range(STEPS):
+    for _ in range(PLANS):
         moves, energy = planner(place, goal)
         energies.append(energy)
-        place = block.moved(place, moves[0])
+        for move in moves:
+            place = block.moved(place, move)
     return float(np.linalg.norm(place - goal)), energies
 
 

@@ -162,7 +162,7 @@ def save(encoder: Encoder, predictor: ActionPredictor, config: ActionConfig, fol
 
 
 def use_plain_operations() -> None:
-    """Make every module of this process take its plain path, because the CUDA kernels of a deployment have no gradients.
+    """Make all modules of this process take their plain paths, because the CUDA kernels have no gradients.
 
     The modules choose by `is_cuda`. Products are computed in TF32.
     """
