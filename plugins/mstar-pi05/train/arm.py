@@ -28,7 +28,9 @@ FASTEST: Final = 0.12
 GAIN: Final = 0.35
 TOLERANCE: Final = 0.08
 """Largest distance between tip and target that counts as reached."""
-APART: Final = 0.3
+RADIUS: Final = 0.15
+"""Of a target."""
+APART: Final = 0.35
 """Smallest distance between two targets, and between the first tip and the named target."""
 
 _BACKGROUND, _UPPER, _LOWER, _TIP = (24, 24, 28), (150, 150, 150), (215, 215, 215), (255, 220, 0)
@@ -117,7 +119,7 @@ def _drawn(scenes: Scenes, elbow: Singles, tip: Singles, at: Singles, pixel: flo
     base = np.zeros_like(elbow)
     for number, colour in enumerate(COLOURS.values()):
         place = scenes.targets[:, number].astype(np.float32)
-        _paint(image, _far(at, place, place) - 0.1, pixel, colour)
+        _paint(image, _far(at, place, place) - RADIUS, pixel, colour)
     for start, end, width, colour in ((base, elbow, 0.05, _UPPER), (elbow, tip, 0.04, _LOWER), (tip, tip, 0.06, _TIP)):
         _paint(image, _far(at, start, end) - width, pixel, colour)
     return np.rint(image).astype(np.uint8)

@@ -154,6 +154,9 @@ class Miniature(nn.Module):
             nn.init.zeros_(norm.dense.weight)
             nn.init.zeros_(norm.dense.bias)
             norm.dense.bias.data.view(3, -1)[2] = 1.0
+        patches = self.cameras.tower.embeddings  # what is seen must not drown in where it is seen
+        nn.init.normal_(patches.position_embedding.weight, std=0.3)
+        patches.patch_embedding.weight.data.mul_(4)
         table = self.policy.language.embed_tokens.weight.data
         nn.init.normal_(table, std=table.shape[1] ** -0.5)
         waves = torch.arange(1, table.shape[1] // 2 + 1) * math.pi / 4

@@ -82,7 +82,7 @@ def ac_spec(sizes: Sizes) -> ModelSpec:
         tiny="mstar_vjepa2.tiny:write_ac",
         notice="vjepa2_ac:tiny has random weights: its predictions are meaningless",
         mini="mstar_vjepa2.mini:find_mini",
-        mini_notice="vjepa2_ac:mini is a miniature of 0.2M parameters: it predicts and plans the moves of a drawn block",
+        mini_notice="vjepa2_ac:mini is a miniature of 0.2M parameters: it plans the moves of a drawn block",
         bind=bind_ac,
         configs="mstar_vjepa2:configs",
         default_config="vjepa2_ac",
