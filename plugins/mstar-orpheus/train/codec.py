@@ -114,7 +114,7 @@ class CodecTraining:
             latent, _, commit = self.coder(real, learns=not is_frozen)
         made = streamed(self.snac, latent) if streams else whole(self.snac, latent)
         if streams:
-            real = real[:, FRAME:-2 * FRAME]
+            real = real[:, FRAME : -2 * FRAME]
         found = {"mel": mel_loss(made, real), "commit": commit}
         loss = MEL_WEIGHT * found["mel"] + (0 if is_frozen else COMMIT_WEIGHT * commit)
         if share >= CRITICS_FROM:

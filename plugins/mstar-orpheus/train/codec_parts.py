@@ -83,7 +83,9 @@ class Coder(nn.Module):
         self.encoder = Encoder(config.latent)
         self.projections = nn.ModuleList(nn.Conv1d(config.latent, config.codebook_dim, 1) for _ in VQ_STRIDES)
         levels = len(VQ_STRIDES)
-        self.register_buffer("counts", torch.zeros(levels, config.codebook_size))  # all dead: the first batch fills them
+        self.register_buffer(
+            "counts", torch.zeros(levels, config.codebook_size)
+        )  # all dead: the first batch fills them
         self.register_buffer("sums", torch.zeros(levels, config.codebook_size, config.codebook_dim))
         for level, book in enumerate(snac.quantizer.quantizers):
             book.codebook.weight.requires_grad_(False)
@@ -172,5 +174,7 @@ def critic_loss(real: list[list[Tensor]], made: list[list[Tensor]]) -> Tensor:
 def fooling_loss(real: list[list[Tensor]], made: list[list[Tensor]]) -> tuple[Tensor, Tensor]:
     """Return the decoder's adversarial loss and its distance of features."""
     score = torch.stack([(1 - each[-1]).square().mean() for each in made]).mean()
-    pairs = [(a.detach(), b) for one, two in zip(real, made, strict=True) for a, b in zip(one[:-1], two[:-1], strict=True)]
+    pairs = [
+        (a.detach(), b) for one, two in zip(real, made, strict=True) for a, b in zip(one[:-1], two[:-1], strict=True)
+    ]
     return score, torch.stack([(a - b).abs().mean() / (a.abs().mean() + 1e-6) for a, b in pairs]).mean()

@@ -87,7 +87,8 @@ def main() -> None:
     start = time.monotonic()
     seconds = make(options.folder, options.sentences, options.seed, options.processes)
     print(
-        f"{options.sentences} sentences, {seconds / 3600:.2f} h of speech, in {time.monotonic() - start:.0f} s", flush=True
+        f"{options.sentences} sentences, {seconds / 3600:.2f} h of speech, in {time.monotonic() - start:.0f} s",
+        flush=True,
     )
 
 

@@ -41,9 +41,7 @@ class Espeak:
         import espeakng_loader
 
         self._library: Any = ctypes.CDLL(espeakng_loader.get_library_path())
-        self._rate = self._library.espeak_Initialize(
-            _SYNCHRONOUS, 0, str(espeakng_loader.get_data_path()).encode(), 0
-        )
+        self._rate = self._library.espeak_Initialize(_SYNCHRONOUS, 0, str(espeakng_loader.get_data_path()).encode(), 0)
         if self._rate <= 0:
             raise OSError(f"espeak_Initialize returned {self._rate}")
         self._parts: list[np.ndarray] = []

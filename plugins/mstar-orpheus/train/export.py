@@ -37,6 +37,7 @@ def write_lm(folder: Path, state: dict[str, Tensor]) -> None:
         IDS_KEY: {
             "start_token_id": vocabulary.HUMAN, "end_token_ids": list(vocabulary.END),
             "stop_token_id": vocabulary.STOP, "audio_token_offset": vocabulary.AUDIO,
+            "is_miniature": True,
         },
     }  # fmt: skip
     _write_json(folder / "config.json", config)
@@ -67,9 +68,7 @@ def write_snac(folder: Path, snac: Snac) -> None:
 def normalized(snac: Snac) -> dict[str, Tensor]:
     """Return the weights in the published form: each convolution as gain and direction, whose norms are one."""
     state: dict[str, Tensor] = {}
-    convolutions = {
-        name for name, module in snac.named_modules() if isinstance(module, nn.Conv1d | nn.ConvTranspose1d)
-    }
+    convolutions = {name for name, module in snac.named_modules() if isinstance(module, nn.Conv1d | nn.ConvTranspose1d)}
     for name, value in snac.state_dict().items():
         value, stem = value.detach().float().cpu(), name.removesuffix(".weight")
         if stem == name or stem not in convolutions:

@@ -113,7 +113,9 @@ def main() -> None:
     parser.add_argument("--voice", nargs="+", default=["tara"], help="official voice names")
     parser.add_argument("--sentences", type=int, default=30)
     parser.add_argument("--seconds", type=float, default=1e9, help="no speaker starts after this time")
-    parser.add_argument("--seed", type=int, default=1, help="seed of the training data, whose held-out sentences are used")
+    parser.add_argument(
+        "--seed", type=int, default=1, help="seed of the training data, whose held-out sentences are used"
+    )
     options = parser.parse_args()
     if importlib.util.find_spec("pocketsphinx") is None:
         print("judge skipped: pocketsphinx is not installed (pip install pocketsphinx)", file=sys.stderr)

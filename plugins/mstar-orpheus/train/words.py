@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 PEOPLE: Final = tuple(
-    """mother father sister brother friend teacher doctor farmer baker nurse driver child baby king queen student artist
-    neighbor cousin uncle aunt captain pilot singer writer soldier sailor cook guest stranger boy girl man woman""".split()
+    """mother father sister brother friend teacher doctor farmer baker nurse driver child baby king queen student
+    artist neighbor cousin uncle aunt captain pilot singer writer soldier sailor cook guest stranger boy girl man
+    woman""".split()
 )
 ANIMALS: Final = tuple(
     """dog cat horse cow sheep goat pig chicken duck goose rabbit mouse bear wolf fox lion tiger monkey elephant bird
@@ -38,7 +39,7 @@ ADJECTIVES: Final = tuple(
 )
 VERBS: Final = tuple(
     """see hear find watch follow carry bring take keep hold drop push pull open close clean wash paint build break fix
-    move lift turn touch touch catch throw count buy sell lose draw hide show send cover visit remember forget like love
+    move lift turn touch catch throw count buy sell lose draw hide show send cover visit remember forget like love
     want need know choose borrow return use check measure""".split()
 )
 MOTIONS: Final = tuple(
@@ -80,9 +81,10 @@ SMALL: Final = tuple(
     problem idea reason test example minute hour second question help""".split()
 )
 GREETINGS: Final = (
-    "hello there", "hello", "good morning", "good evening", "good night", "thank you", "thank you very much", "welcome",
-    "welcome back", "how are you", "how are you today", "nice to meet you", "see you soon", "see you tomorrow", "excuse me",
-    "i am sorry", "yes please", "no thank you", "of course", "have a nice day", "this is a test", "i am a small model",
+    "hello there", "hello", "good morning", "good evening", "good night", "thank you", "thank you very much",
+    "welcome", "welcome back", "how are you", "how are you today", "nice to meet you", "see you soon", "see you tomorrow",
+    "excuse me", "i am sorry", "yes please", "no thank you", "of course", "have a nice day", "this is a test", "i am a small model",
     "i can speak", "can you hear me", "what is your name", "my name is robot", "where are you going", "what time is it",
-    "i do not know", "i understand", "the system is ready", "everything is fine", "please wait a moment", "we are ready",
+    "i do not know", "i understand", "the system is ready", "everything is fine", "please wait a moment",
+    "we are ready",
 )  # fmt: skip

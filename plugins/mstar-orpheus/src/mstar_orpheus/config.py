@@ -59,7 +59,10 @@ class SpecialIds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointConfig:
-    """Sizes and ids of one checkpoint. frame_samples: samples of one frame of 7 ids."""
+    """Sizes and ids of one checkpoint.
+
+    frame_samples: samples of one frame of 7 ids. is_miniature: the parameters have the miniature's defaults.
+    """
 
     vocab_size: int
     layers: int
@@ -72,6 +75,7 @@ class CheckpointConfig:
     codebook_size: int
     frame_samples: int
     sample_rate: int
+    is_miniature: bool = False
 
     @property
     def audio_ids(self) -> range:
@@ -107,6 +111,7 @@ def read_config(folder: Path) -> CheckpointConfig:
         codebook_size=number(snac, "codebook_size", snac_path),
         frame_samples=math.prod(rates) * max(VQ_STRIDES),
         sample_rate=number(snac, "sampling_rate", snac_path),
+        is_miniature=isinstance(given, Mapping) and given.get("is_miniature") is True,
     )
     _check(config, lm_path)
     return config

@@ -196,10 +196,21 @@ def orpheus(config: CheckpointConfig, *, restricts: bool = False) -> ModelSpec:
             ),
         ),
         tiny="mstar_orpheus.checkpoint.tiny:write_tiny",
+        mini="mstar_orpheus.checkpoint.shipped:find_mini",
         resolve="mstar_orpheus.checkpoint.download:resolve_weights",
         notice="orpheus:tiny has random weights: the sound is noise",
+        mini_notice="orpheus:mini is a miniature of under 3M parameters: it speaks simple English sentences",
         max_seq_len=min(8192, config.max_positions),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MiniatureParams(Params):
+    """Parameters of the miniature, which speaks best with little chance and without a penalty."""
+
+    temperature: float = param(0.4, "0 takes the most likely id", ge=0, le=2, openai="temperature")
+    top_p: float = param(0.9, "nucleus mass", gt=0, le=1, openai="top_p")
+    repetition_penalty: float = param(1.0, "over prompt and output; 1 is off", ge=1, le=10)
 
 
 def speech_ids(config: CheckpointConfig) -> tuple[range, ...]:
@@ -217,8 +228,10 @@ def bind(spec: ModelSpec, folder: Path | None, model_kwargs: Mapping[str, Any]) 
         if not isinstance(model_kwargs[key], bool):
             raise ConfigError(f"{key} is {model_kwargs[key]!r}", hint="write true or false", key=f"model_kwargs.{key}")
     given = START_KWARGS | dict(model_kwargs)
-    bound = orpheus(OFFICIAL if folder is None else read_config(folder), restricts=given["restrict_vocabulary"])
-    return replace(bound, params=OpenParams if given["allow_any_voice"] else Params, model_kwargs=given)
+    config = OFFICIAL if folder is None else read_config(folder)
+    bound = orpheus(config, restricts=given["restrict_vocabulary"])
+    fixed = MiniatureParams if config.is_miniature else Params
+    return replace(bound, params=OpenParams if given["allow_any_voice"] else fixed, model_kwargs=given)
 
 
 ORPHEUS = orpheus(OFFICIAL)
