@@ -11,16 +11,19 @@ import argparse
 import importlib.util
 import io
 import json
+import multiprocessing
 import random
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from .data import HELD_OUT, spoken
+from .espeak import RATE
 from .recognizer import Recognizer, word_errors
 from .sentences import held_out, near_alike, plain
 
@@ -34,22 +37,40 @@ MISSING: Final = 3
 """Exit status without a recognizer."""
 
 
-def judged(name: str, speak: Speaker, texts: list[str], recognizer: Recognizer) -> dict[str, object]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """What the recognizer understood of one sentence. sound_s, made_s: length of the sound, time to make it."""
+
+    errors: int
+    words: int
+    is_right: bool
+    sound_s: float
+    made_s: float
+
+
+def judged(speak: Speaker, text: str, seed: int, recognizer: Recognizer) -> Heard:
+    """Return what is understood of one sentence."""
+    start = time.monotonic()
+    samples = speak(written(text), seed)
+    made_s = time.monotonic() - start
+    others = near_alike(text, CHOICES, random.Random(f"near {text}"))
+    return Heard(
+        errors=word_errors(plain(text).split(), recognizer.words(samples)),
+        words=len(text.split()),
+        is_right=recognizer.choice(samples, [text, *others]) == 0,
+        sound_s=len(samples) / RATE,
+        made_s=made_s,
+    )
+
+
+def summary(voice: str, speaker: str, heard: Sequence[Heard]) -> dict[str, object]:
     """Return the figures of one speaker."""
-    errors = words = right = 0
-    sound_s = made_s = 0.0
-    for index, text in enumerate(texts):
-        start = time.monotonic()
-        samples = speak(written(text), index)
-        made_s += time.monotonic() - start
-        sound_s += len(samples) / 24000
-        errors += word_errors(plain(text).split(), recognizer.words(samples))
-        words += len(text.split())
-        others = near_alike(text, CHOICES, random.Random(f"near {text}"))
-        right += recognizer.choice(samples, [text, *others]) == 0
     return {
-        "speaker": name, "sentences": len(texts), "words": words, "word_error": round(errors / words, 3),
-        "chosen_right": right, "choices": CHOICES + 1, "sound_s": round(sound_s, 1), "made_s": round(made_s, 1),
+        "voice": voice, "speaker": speaker, "sentences": len(heard), "words": sum(each.words for each in heard),
+        "word_error": round(sum(each.errors for each in heard) / sum(each.words for each in heard), 3),
+        "chosen_right": sum(each.is_right for each in heard), "choices": CHOICES + 1,
+        "sound_s": round(sum(each.sound_s for each in heard), 1),
+        "made_s": round(sum(each.made_s for each in heard), 1),
     }  # fmt: skip
 
 
@@ -112,7 +133,7 @@ def main() -> None:
     parser.add_argument("--codec", type=Path, help="folder of the training, to judge the codec alone")
     parser.add_argument("--voice", nargs="+", default=["tara"], help="official voice names")
     parser.add_argument("--sentences", type=int, default=30)
-    parser.add_argument("--seconds", type=float, default=1e9, help="no speaker starts after this time")
+    parser.add_argument("--processes", type=int, default=1)
     parser.add_argument(
         "--seed", type=int, default=1, help="seed of the training data, whose held-out sentences are used"
     )
@@ -120,12 +141,38 @@ def main() -> None:
     if importlib.util.find_spec("pocketsphinx") is None:
         print("judge skipped: pocketsphinx is not installed (pip install pocketsphinx)", file=sys.stderr)
         sys.exit(MISSING)
-    recognizer, texts = Recognizer(), held_out(HELD_OUT, options.seed)[: options.sentences]
-    start = time.monotonic()
-    for voice in options.voice:
-        for name, make in speakers(options, voice).items():
-            if time.monotonic() - start < options.seconds:
-                print(json.dumps({"voice": voice, **judged(name, make(), texts, recognizer)}), flush=True)
+    if importlib.util.find_spec("espeakng_loader") is None:
+        print("source voice skipped: espeakng-loader is not installed", file=sys.stderr)
+    count = min(options.sentences, HELD_OUT)
+    with multiprocessing.get_context("spawn").Pool(options.processes, _Judge.start, (options,)) as pool:
+        for voice in options.voice:
+            for name in speakers(options, voice):
+                jobs = [(voice, name, index) for index in range(count)]
+                print(json.dumps(summary(voice, name, pool.starmap(_Judge.hear, jobs, chunksize=1))), flush=True)
+
+
+class _Judge:
+    """Recognizer and speakers of one process."""
+
+    _own: _Judge
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options, self._recognizer = options, Recognizer()
+        self._texts = held_out(HELD_OUT, options.seed)
+        self._speakers: dict[tuple[str, str], Speaker] = {}
+
+    @classmethod
+    def start(cls, options: argparse.Namespace) -> None:
+        """Make the judge of this process."""
+        cls._own = cls(options)
+
+    @classmethod
+    def hear(cls, voice: str, name: str, index: int) -> Heard:
+        """Judge one sentence of one speaker."""
+        own = cls._own
+        if (voice, name) not in own._speakers:
+            own._speakers[voice, name] = speakers(own._options, voice)[name]()
+        return judged(own._speakers[voice, name], own._texts[index], index, own._recognizer)
 
 
 def speakers(options: argparse.Namespace, voice: str) -> dict[str, Callable[[], Speaker]]:
@@ -134,8 +181,6 @@ def speakers(options: argparse.Namespace, voice: str) -> dict[str, Callable[[], 
     has_source = importlib.util.find_spec("espeakng_loader") is not None
     if has_source:
         found["espeak-ng"] = lambda: source(voice)
-    else:
-        print("source voice skipped: espeakng-loader is not installed", file=sys.stderr)
     if options.codec is not None and has_source:
         found["codec, whole"] = lambda: resynthesized(options.codec, voice, streams=False)
         found["codec, streaming windows"] = lambda: resynthesized(options.codec, voice, streams=True)

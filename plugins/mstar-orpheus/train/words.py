@@ -82,9 +82,9 @@ SMALL: Final = tuple(
 )
 GREETINGS: Final = (
     "hello there", "hello", "good morning", "good evening", "good night", "thank you", "thank you very much",
-    "welcome", "welcome back", "how are you", "how are you today", "nice to meet you", "see you soon", "see you tomorrow",
-    "excuse me", "i am sorry", "yes please", "no thank you", "of course", "have a nice day", "this is a test", "i am a small model",
-    "i can speak", "can you hear me", "what is your name", "my name is robot", "where are you going", "what time is it",
-    "i do not know", "i understand", "the system is ready", "everything is fine", "please wait a moment",
-    "we are ready",
+    "welcome", "welcome back", "how are you", "how are you today", "nice to meet you", "see you soon",
+    "see you tomorrow", "excuse me", "i am sorry", "yes please", "no thank you", "of course", "have a nice day",
+    "this is a test", "i am a small model", "i can speak", "can you hear me", "what is your name", "my name is robot",
+    "where are you going", "what time is it", "i do not know", "i understand", "the system is ready",
+    "everything is fine", "please wait a moment", "we are ready",
 )  # fmt: skip
