@@ -46,13 +46,15 @@ class Sounds:
         self._read: dict[str, Tensor] = {}
 
     def wait(self, count: int) -> None:
-        """Read `count` shards, or all once no new one appears for 5 s."""
+        """Read `count` shards, or all once none appears for 5 s. Raises FileNotFoundError after 60 s without any."""
         last = time.monotonic()
-        while len(self._read) < count and time.monotonic() - last < 5:
+        while len(self._read) < count and time.monotonic() - last < (5 if self._read else 60):
             if self.refresh():
                 last = time.monotonic()
             else:
                 time.sleep(0.2)
+        if not self._read:
+            raise FileNotFoundError(f"{self._folder} has no shards: run train.data first")
 
     def refresh(self) -> bool:
         """Read one new shard. Returns whether there was one."""
@@ -140,6 +142,7 @@ def train(options: argparse.Namespace, device: torch.device) -> None:
     """Train the codec and write OUT/codec.pt, every 60 s too."""
     sounds = Sounds(options.data, device, options.shards)
     sounds.wait(min(options.shards, 16))
+    torch.backends.cudnn.benchmark = True  # all steps have one of two shapes
     training = CodecTraining(device)
     pace = Pace(options.seconds, options.steps, options.out / "codec.jsonl")
     saved = 0.0

@@ -39,7 +39,7 @@ MISSING: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heard:
-    """What the recognizer understood of one sentence. sound_s, made_s: length of the sound, time to make it."""
+    """Result of one sentence. sound_s, made_s: length of the sound, time to make it."""
 
     errors: int
     words: int

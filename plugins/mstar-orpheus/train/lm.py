@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 LENGTH: Final = 1280
 """Ids of a row, into which sentences are packed."""
-MUON_RATE, ADAM_RATE = 0.01, 4e-3
+MUON_RATE, ADAM_RATE = 5e-3, 4e-3
 NOISE: Final = 0.03
 """Share of audio ids in the input that are replaced by another of their slot, because sampling errs."""
 Z: Final = 1e-4
