@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,3 @@ def reached(policy: ArmPolicy, scenes: arm.Scenes, chunks: int) -> float:
         for movement in np.moveaxis(policy(scenes), 1, 0):
             scenes = scenes.moved(scenes.joints + np.clip(movement, -arm.FASTEST, arm.FASTEST))
     return float((scenes.distance() <= arm.TOLERANCE).mean())
-
-
-__all__ = ["ArmPolicy", "reached", "replace"]
