@@ -1,4 +1,4 @@
-// The same request as curl, Python and OpenAI code.
+// The same request as curl, Python, mstarctl and OpenAI code.
 
 import { el } from "./dom.js";
 import { hasKey } from "./net.js";
@@ -8,7 +8,7 @@ const OPENAI = { "/v1/chat/completions": "chat.completions.create", "/v1/audio/s
 const PLAIN = ["model", "messages", "stream", "modalities", "audio", "temperature", "max_tokens", "seed", "top_p", "input", "voice", "response_format", "prompt", "n", "size"];
 
 export function snippets(request, card) {
-  const made = { curl: curl(request), Python: python(request), ...(request.openai || OPENAI[request.path] ? { OpenAI: openai(request, card) } : {}) };
+  const made = { curl: curl(request), Python: python(request), ...(sdkCall(request) ? { mstarctl: sdk(request) } : {}), ...(request.openai || OPENAI[request.path] ? { OpenAI: openai(request, card) } : {}) };
   const pre = el("pre", { tabindex: 0 });
   const names = Object.keys(made);
   const copy = el("button", { type: "button", class: "small", onclick: () => copied(copy, made[chosen]) }, "Copy");
@@ -67,6 +67,30 @@ function python({ path, json, form }) {
   const files = form.filter(([, value]) => value instanceof Blob).map(([name, value]) => `    (${JSON.stringify(name)}, open(${JSON.stringify(value.name || "file")}, "rb")),\n`);
   const given = files.length ? `files = [\n${files.join("")}]\n` : "";
   return `${head}data = ${literal(data)}\n${given}answer = httpx.post("${url(path)}", data=data${given ? ", files=files" : ""}, timeout=600${key})\nanswer.raise_for_status()\nprint(answer.text)\n`;
+}
+
+const SPOKEN = ["model", "input", "response_format", "stream"];
+
+/** Return the call of MStarClient for a request and its arguments, null if there is none: chat with a history. */
+function sdkCall({ path, json, form }) {
+  if (path === "/v1/audio/speech") {
+    const given = Object.entries(json).filter(([name]) => !SPOKEN.includes(name)).map(([name, value]) => `    ${name}=${literal(value, "    ")},\n`);
+    return { name: "tts", lines: [`    ${literal(json.input)},\n`, ...given], end: `answer.to_wav("speech.wav")` };
+  }
+  if (path !== "/generate" || !form) return null;
+  const value = Object.fromEntries(form.filter(([, each]) => !(each instanceof Blob)));
+  const files = form.filter(([, each]) => each instanceof Blob).map(([, each]) => each);
+  const kinds = { image: "images", audio: "audio", video: "video" };
+  const media = Object.entries(kinds).map(([kind, name]) => [name, files.filter((file) => file.type.startsWith(kind)).map((file) => file.name || "file")]).filter(([, names]) => names.length);
+  const lines = [["output_modalities", (value.output_modalities || "text").split(",")], ...(value.text ? [["text", value.text]] : []), ...media,
+    ...Object.entries(JSON.parse(value.model_kwargs || "{}"))].map(([name, each]) => `    ${name}=${literal(each, "    ")},\n`);
+  return { name: "generate", lines, end: value.output_modalities === "image" ? `answer.save_image("image.png")` : "print(answer)" };
+}
+
+function sdk(request) {
+  const { name, lines, end } = sdkCall(request);
+  const key = hasKey() ? `, api_key=os.environ["MSTAR_API_KEY"]` : "";
+  return `${hasKey() ? "import os\n" : ""}from mstar_core import MStarClient\n\nclient = MStarClient("${location.origin}"${key})\nanswer = client.${name}(\n${lines.join("")})\n${end}\n`;
 }
 
 function openai(request, card) {

@@ -34,11 +34,13 @@ export function mount(card, session) {
     play.disabled = true;
     stop.disabled = false;
     const body = { model: card.id, input: text.value, ...(voices.length ? { voice: voice.value } : {}), response_format: "pcm", stream: true };
+    let sampleRate = 0;
     try {
       await session.send({ path: "/v1/audio/speech", json: body, surface: title }, async (answer, clock) => {
         await checked(answer);
         const rate = Number(answer.headers.get("x-sample-rate")) || 24000;
         player.open(rate);
+        sampleRate = rate;
         const pcm = new Pcm();
         const reader = answer.body.getReader();
         for (;;) {
@@ -54,13 +56,14 @@ export function mount(card, session) {
           shown.set("Real-time factor", (clock.now() / 1000 / seconds).toFixed(2));
         }
         player.end();
-        if (wave.total) file.replaceChildren(download("Download WAV", "speech.wav", wav(wave.samples, rate)));
         return { "Real-time factor": wave.total ? (clock.now() / 1000 / (wave.total / rate)).toFixed(2) : "–" };
       });
     } catch (problem) {
       player.stop();
       error.textContent = session.message(problem);
     } finally {
+      // After Stop the sound so far can be saved as well.
+      if (wave.total) file.replaceChildren(download("Download WAV", "speech.wav", wav(wave.samples, sampleRate)));
       play.disabled = false;
       stop.disabled = true;
     }
