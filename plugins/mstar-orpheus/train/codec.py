@@ -71,7 +71,8 @@ class Sounds:
         pcm = shards[int(torch.randint(len(shards), ()))]
         starts = torch.randint(len(pcm) - frames * FRAME, (count, 1)).to(self._device)
         crops = pcm[starts + torch.arange(frames * FRAME, device=self._device)].float() / 32768
-        return crops * (0.7 + 0.4 * torch.rand(count, 1, device=self._device))
+        louder: Tensor = crops * (0.7 + 0.4 * torch.rand(count, 1, device=self._device))
+        return louder
 
 
 def noise(rows: int, frames: int, device: torch.device) -> list[Tensor]:
@@ -90,8 +91,11 @@ def streamed(snac: Snac, latent: Tensor) -> Tensor:
     """Decode as serving does: windows of 4 frames, of which the second is sent. Returns [B, (frames - 3) * FRAME]."""
     windows = latent.unfold(2, WINDOW_FRAMES * PER_FRAME, PER_FRAME).permute(0, 2, 1, 3)
     rows, count = windows.shape[:2]
-    samples = snac.decoder(windows.flatten(0, 1), noise(rows * count, WINDOW_FRAMES, latent.device), (FRAME, 2 * FRAME))
-    return samples.reshape(rows, count * FRAME)
+    samples: Tensor = snac.decoder(
+        windows.flatten(0, 1), noise(rows * count, WINDOW_FRAMES, latent.device), (FRAME, 2 * FRAME)
+    )
+    sent: Tensor = samples.reshape(rows, count * FRAME)
+    return sent
 
 
 class CodecTraining:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mstar_orpheus.config import VQ_STRIDES
-from mstar_orpheus.vocoder.snac import Snac, SnacConfig
+from mstar_orpheus.vocoder.snac import Codebook, Snac, SnacConfig
 
 from .spectra import log_mel, spectrum
 
@@ -87,7 +87,7 @@ class Coder(nn.Module):
             "counts", torch.zeros(levels, config.codebook_size)
         )  # all dead: the first batch fills them
         self.register_buffer("sums", torch.zeros(levels, config.codebook_size, config.codebook_dim))
-        for level, book in enumerate(snac.quantizer.quantizers):
+        for level, book in enumerate(self._books()):
             book.codebook.weight.requires_grad_(False)
             self.sums[level] = book.codebook.weight
 
@@ -95,16 +95,19 @@ class Coder(nn.Module):
         """Return latent [B, latent, T], codes by level and the commitment loss. samples: [B, N], whole frames."""
         residual = self.encoder(samples)
         latent, codes, losses = torch.zeros_like(residual), list[Tensor](), list[Tensor]()
-        for level, (book, stride) in enumerate(zip(self.snac[0].quantizer.quantizers, VQ_STRIDES, strict=True)):
+        for level, (book, stride) in enumerate(zip(self._books(), VQ_STRIDES, strict=True)):
             point = self.projections[level](F.avg_pool1d(residual, stride))
             chosen, nearest = self._nearest(point, book.codebook.weight)
             if learns:
                 self._learn(level, point, chosen, book.codebook.weight)
             losses.append(F.mse_loss(point, nearest))
-            made = book.out_proj(point + (nearest - point).detach()).repeat_interleave(stride, dim=2)
+            made: Tensor = book.out_proj(point + (nearest - point).detach()).repeat_interleave(stride, dim=2)
             latent, residual = latent + made, residual - made
             codes.append(chosen)
         return latent, codes, torch.stack(losses).mean()
+
+    def _books(self) -> list[Codebook]:
+        return cast("list[Codebook]", list(self.snac[0].quantizer.quantizers))
 
     @staticmethod
     def _nearest(point: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:

@@ -49,10 +49,11 @@ def orthogonal(matrices: Tensor) -> Tensor:
     """Return the nearest semi-orthogonal matrices, roughly, in bfloat16. matrices: [n, rows, columns]."""
     a, b, c = COEFFICIENTS
     is_tall = matrices.shape[1] > matrices.shape[2]
-    x = matrices.bfloat16()
+    x: Tensor = matrices.bfloat16()
     x = x.mT if is_tall else x
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
     for _ in range(ITERATIONS):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return x.mT if is_tall else x
+    result: Tensor = x.mT if is_tall else x
+    return result
