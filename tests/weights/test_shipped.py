@@ -15,8 +15,8 @@ def test_a_name_selects_an_embedded_checkpoint() -> None:
     assert split_name("pi05:mini") == ("pi05", "mini")
     assert split_name("pi05:tiny") == ("pi05", "tiny")
     assert split_name("pi05") == ("pi05", "")
-    with pytest.raises(NotFound, match="no variant 'minny'") as refused:
-        split_name("pi05:minny")
+    with pytest.raises(NotFound, match="no variant 'minis'") as refused:
+        split_name("pi05:minis")
     assert "mini" in refused.value.hint
 
 
