@@ -119,11 +119,12 @@ class Watchdog:
     async def _end_stalled(self, child: Child) -> None:
         why = f"{child.name} made no progress in phase {child.phase} for {self.stall_s:g} s"
         child.hung = why
-        last = child.log.tail[-1] if child.log.tail else ""  # the stacks follow
+        last = next((line for line in reversed(child.log.tail) if line.strip()), "")  # the stacks follow
+        words = f"last log line: {last[:300]}" if last else "it has written nothing to its log"
         self.events.add("child.stalled", child=child.name, phase=child.phase)
         await self._dump_and_kill(child, end=self.is_starting())
         if self.is_starting():
-            facts = network_stall(child, self.stall_s) or {"message": why, "detail": f"last log line: {last[:300]}"}
+            facts = network_stall(child, self.stall_s) or {"message": why, "detail": words}
             self.fail({"name": child.name, **facts, "code": "stalled", "phase": child.phase,
                        "monotonic": time.monotonic(), "log": str(child.log.path)})  # fmt: skip
 

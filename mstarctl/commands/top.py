@@ -23,11 +23,11 @@ from mstarctl.client.store import Store
 from mstarctl.complete import DeploymentName, screen_names
 from mstarctl.output import Printer
 from mstarctl.output.errors import save_traceback
+from mstarctl.output.theme import Mode, sgr
 from mstarctl.top import once
 from mstarctl.top.data.host import ReadHost, here, there
 from mstarctl.top.data.view import View
 from mstarctl.top.drawing.glyphs import ASCII, UNICODE, Glyphs
-from mstarctl.top.drawing.theme import Mode, sgr
 from mstarctl.top.layout.host import host_screen
 from mstarctl.top.layout.state import PAGES, State
 from mstarctl.top.web import DRIVER

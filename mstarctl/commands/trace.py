@@ -19,6 +19,7 @@ from mstarctl.client.store import Store
 from mstarctl.commands.requests import request_of
 from mstarctl.complete import HolderName, bare, request_ids
 from mstarctl.output import Printer
+from mstarctl.output.line import Line, fit, line, safe, wrap
 from mstarctl.output.paint import Paint, takes_ascii_only
 from mstarctl.output.units import counted
 from mstarctl.output.waits import feeders, with_waits
@@ -26,7 +27,6 @@ from mstarctl.output.waterfall import waterfall
 from mstarctl.top.data.spans import lanes
 from mstarctl.top.data.view import View
 from mstarctl.top.drawing.glyphs import ASCII, UNICODE, Glyphs, in_ascii
-from mstarctl.top.drawing.line import Line, fit, line, safe, wrap
 from mstarctl.top.layout import waterfall as pictures
 
 WIDTH: Final = 120

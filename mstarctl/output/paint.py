@@ -7,9 +7,9 @@ import sys
 from dataclasses import dataclass
 from typing import Final, TextIO
 
+from mstarctl.output.line import Line, Span, line
 from mstarctl.output.options import GlobalOptions
-from mstarctl.top.drawing.line import Line, Span, line
-from mstarctl.top.drawing.theme import Mode, sgr
+from mstarctl.output.theme import Mode, sgr
 
 PLAIN: Final = ("", "value")
 """Roles in the terminal's own colour: `top` draws on a dark ground, but a terminal may be light."""

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TextIO
 
 from mstarctl.output import duration_text, size_text
+from mstarctl.output.line import Line, fit, join, line
 from mstarctl.output.options import GlobalOptions
 from mstarctl.output.paint import Paint, takes_ascii_only
 from mstarctl.output.table import cell_width, escape
-from mstarctl.top.drawing.line import Line, fit, join, line
 
 BYTES: Final = ("fetch", "weights")
 NETWORK: Final = ("fetch",)

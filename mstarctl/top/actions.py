@@ -9,13 +9,13 @@ from typing import Any, Final, Protocol, TypeVar
 import msgspec
 
 from mstar_core.errors import MstarError
+from mstarctl.output.line import Line, cells, safe
+from mstarctl.output.theme import Mode
 from mstarctl.top import navigation
 from mstarctl.top.data.deployments import OtherDeployment, Switcher
 from mstarctl.top.data.queries import DeploymentQueries
 from mstarctl.top.data.session import Session
 from mstarctl.top.data.view import View
-from mstarctl.top.drawing.line import Line, cells, safe
-from mstarctl.top.drawing.theme import Mode
 from mstarctl.top.export import FORMS, export, perfetto, save
 from mstarctl.top.keys import Key
 from mstarctl.top.layout import dialogs

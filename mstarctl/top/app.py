@@ -15,14 +15,14 @@ from textual.screen import Screen
 
 from mstar_core.errors import MstarError, UsageError
 from mstar_core.observe.filter import Filter
+from mstarctl.output.line import Line
+from mstarctl.output.theme import GROUND, Mode
 from mstarctl.top import actions, navigation
 from mstarctl.top.data.deployments import Switcher
 from mstarctl.top.data.queries import DeploymentQueries
 from mstarctl.top.data.session import Session
 from mstarctl.top.data.spans import end_of
 from mstarctl.top.data.view import View
-from mstarctl.top.drawing.line import Line
-from mstarctl.top.drawing.theme import GROUND, Mode
 from mstarctl.top.keys import KEYS, Key, works
 from mstarctl.top.layout.footer import Hint
 from mstarctl.top.layout.logs import sources

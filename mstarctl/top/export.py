@@ -13,10 +13,10 @@ from typing import Any, Final
 import msgspec
 
 from mstar_core.errors import MstarError
+from mstarctl.output.line import Line
 from mstarctl.output.moments import dated
 from mstarctl.top.data.spans import Lane
 from mstarctl.top.data.view import View
-from mstarctl.top.drawing.line import Line
 from mstarctl.top.drawing.svg import svg
 from mstarctl.top.layout.requests import Sort, chosen, place
 

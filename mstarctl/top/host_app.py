@@ -9,10 +9,10 @@ from textual.binding import Binding
 
 from mstar_core.errors import MstarError
 from mstarctl.client.store import Store
+from mstarctl.output.theme import GROUND, Mode
 from mstarctl.top.data.host import HostView, ReadHost
 from mstarctl.top.data.view import View
 from mstarctl.top.drawing.glyphs import Glyphs, in_ascii
-from mstarctl.top.drawing.theme import GROUND, Mode
 from mstarctl.top.layout.host import KEYS, host_screen
 from mstarctl.top.widgets.pane import Pane
 

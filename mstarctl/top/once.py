@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from mstar_core.errors import Unreachable
 from mstar_core.observe.frames import HelloFrame
 from mstarctl.client.store import Store, decode
+from mstarctl.output.line import Line
 from mstarctl.top.data.feed import Lines, check
 from mstarctl.top.data.history import History
 from mstarctl.top.data.logs import Logged, merged, parse
 from mstarctl.top.data.recording import Recording
 from mstarctl.top.data.view import View
-from mstarctl.top.drawing.line import Line
 from mstarctl.top.layout.pages import compose
 from mstarctl.top.layout.state import State
 

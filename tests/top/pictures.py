@@ -11,13 +11,13 @@ from pathlib import Path
 
 from mstar_core.observe.frames import Frame
 from mstarctl.client.store import Store
+from mstarctl.output.line import Line
 from mstarctl.top import navigation
 from mstarctl.top.data.queries import DeploymentQueries
 from mstarctl.top.data.recording import Recording, read_recording
 from mstarctl.top.data.session import ReplaySession
 from mstarctl.top.data.view import Link, View
 from mstarctl.top.drawing.glyphs import UNICODE, Glyphs
-from mstarctl.top.drawing.line import Line
 from mstarctl.top.layout.footer import Hint
 from mstarctl.top.layout.pages import Painted, compose
 from mstarctl.top.layout.scroll import Window

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from mstarctl.top.drawing.line import cells
+from mstarctl.output.line import cells
 
 TOKEN: Final = re.compile(
     r"\x1b\[(?P<private>[<=>?]?)(?P<numbers>[\d;:]*)(?P<middle>[ !\"$'*]?)(?P<end>[@-~])"

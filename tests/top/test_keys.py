@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from mstarctl.top.drawing.line import cells
+from mstarctl.output.line import cells
 from mstarctl.top.keys import KEYS
 from mstarctl.top.layout.state import PAGES, State
 from mstarctl.top.widgets.filter_bar import FilterBar

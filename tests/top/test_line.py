@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mstarctl.top.drawing.line import cells, clip, fit, left, line, right, safe, spread, take, wrap
+from mstarctl.output.line import cells, clip, fit, left, line, right, safe, spread, take, wrap
 
 FEW = settings(max_examples=40, deadline=None)
 WORDS = st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "S", "Zs", "Mn")), max_size=30).map(safe)

@@ -19,11 +19,11 @@ from mstar_core.observe.filter import Filter
 from mstar_core.observe.frames import RankStatus, RequestStatus
 from mstarctl.client.store import Store
 from mstarctl.output.facts import facts_text
+from mstarctl.output.line import line
 from mstarctl.top.data.spans import Bar, Lane, lanes
 from mstarctl.top.data.view import View
 from mstarctl.top.drawing.bars import area, bar, nice_top, resample, spark, stacked
 from mstarctl.top.drawing.glyphs import ASCII, UNICODE
-from mstarctl.top.drawing.line import line
 from mstarctl.top.drawing.numbers import age, amount, ms, rate
 from mstarctl.top.drawing.svg import CELL_H, CELL_SHAPES, CELL_W, svg
 from mstarctl.top.export import export, perfetto, table_csv

@@ -10,9 +10,9 @@ import pytest
 
 from mstar_core.observe.frames import GpuStatus, RankStatus, RequestStatus
 from mstarctl.client.store import Store
+from mstarctl.output.theme import ROLES, sgr, style_of
 from mstarctl.top.data.view import NORMAL, Link, View, size_of
 from mstarctl.top.drawing.glyphs import ASCII, UNICODE, Glyphs
-from mstarctl.top.drawing.theme import ROLES, sgr, style_of
 from mstarctl.top.layout.pages import compose
 from mstarctl.top.layout.ranks import blocks
 from mstarctl.top.layout.state import State

@@ -10,10 +10,10 @@ from typing import Final
 from mstar_core.observe.filter import Filter
 from mstar_core.observe.frames import NodeStatus
 from mstarctl.client.store import Store
+from mstarctl.output.theme import NODE_COLOURS
 from mstarctl.top.data.history import History
 from mstarctl.top.data.logs import Logged
 from mstarctl.top.drawing.glyphs import UNICODE, Glyphs
-from mstarctl.top.drawing.theme import NODE_COLOURS
 
 TINY, SMALL, NORMAL, WIDE = range(4)
 LEAST_WIDTH: Final = 40

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from mstarctl.output.line import Line, line
 from mstarctl.top.drawing.glyphs import Glyphs
-from mstarctl.top.drawing.line import Line, line
 
 
 def load_role(share: float | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from mstarctl.top.drawing.line import Line, Span, cells
+from mstarctl.output.line import Line, Span, cells
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

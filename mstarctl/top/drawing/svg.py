@@ -8,9 +8,9 @@ from itertools import groupby
 from typing import Final
 from xml.sax.saxutils import escape
 
+from mstarctl.output.line import Line, cells
+from mstarctl.output.theme import GROUND, style_of
 from mstarctl.top.drawing.glyphs import UNICODE
-from mstarctl.top.drawing.line import Line, cells
-from mstarctl.top.drawing.theme import GROUND, style_of
 
 CELL_W: Final = 8.43
 CELL_H: Final = 16.5

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from mstarctl.output.line import Line, fit, left, line, right, safe, wrap
 from mstarctl.output.units import size_text
 from mstarctl.top.data.view import View
 from mstarctl.top.drawing import numbers
 from mstarctl.top.drawing.bars import bar, spark
-from mstarctl.top.drawing.line import Line, fit, left, line, right, safe, wrap
 from mstarctl.top.layout.scroll import FOLDS_BELOW, Window, framed, scrolled
 
 HINT = "no load test is recording this deployment"

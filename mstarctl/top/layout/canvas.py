@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from mstarctl.output.line import Line, Span, cells
 from mstarctl.top.drawing.glyphs import Glyphs
-from mstarctl.top.drawing.line import Line, Span, cells
 
 UP, RIGHT, DOWN, LEFT = 1, 2, 4, 8
 

@@ -8,9 +8,9 @@ from typing import Final
 
 import msgspec
 
+from mstarctl.output.line import Line, cells, fit, left, line, safe, wrap
 from mstarctl.top.data.deployments import OtherDeployment
 from mstarctl.top.data.view import View
-from mstarctl.top.drawing.line import Line, cells, fit, left, line, safe, wrap
 from mstarctl.top.keys import Key
 from mstarctl.top.layout.header import state_mark
 from mstarctl.top.layout.pages import field_text

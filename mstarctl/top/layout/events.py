@@ -7,8 +7,8 @@ from typing import Final
 
 from mstar_core.observe.frames import Event
 from mstarctl.output.facts import facts_text
+from mstarctl.output.line import Line, cells, clip, fit, left, line, safe, take, wrap
 from mstarctl.top.data.view import View
-from mstarctl.top.drawing.line import Line, cells, clip, fit, left, line, safe, take, wrap
 from mstarctl.top.layout.scroll import FOLDS_BELOW, Window, framed, scrolled
 
 BAD: Final = ("died", "failed", "fatal", "unhealthy", "lost", "stall", "killed")

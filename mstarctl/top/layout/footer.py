@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mstarctl.output.line import Line, fit, join, line, safe, take
 from mstarctl.top.data.view import TINY, View
-from mstarctl.top.drawing.line import Line, fit, join, line, safe, take
 from mstarctl.top.layout.state import PAGES, TITLES, State
 
 Hint = tuple[str, str]

@@ -7,11 +7,11 @@ from typing import Final
 from msgspec.structs import replace
 
 from mstar_core.observe.frames import GraphView, NodeStatus, NodeView
+from mstarctl.output.line import Line, Span, cells, fit, join, left, line, pair, right, safe, take, window
 from mstarctl.output.units import counted, size_text
 from mstarctl.top.data.view import NORMAL, View
 from mstarctl.top.drawing import numbers
 from mstarctl.top.drawing.bars import spark
-from mstarctl.top.drawing.line import Line, Span, cells, fit, join, left, line, pair, right, safe, take, window
 from mstarctl.top.layout.canvas import Canvas
 from mstarctl.top.layout.geometry import IN, OUT, GraphLayout, Route, Size, Wire, graph_of, place, wires
 from mstarctl.top.layout.ranks import step_times, underruns

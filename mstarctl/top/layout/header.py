@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, Final
 
 from mstar_core.observe.frames import ChildStatus, DeploymentStatus
+from mstarctl.output.line import EMPTY, Line, Part, clip, fit, line, over, pair, safe, spread, take
 from mstarctl.output.units import age_text, counted, duration_text
 from mstarctl.top.data.pace import answers_at_once, pace
 from mstarctl.top.data.view import NORMAL, TINY, View
 from mstarctl.top.drawing import numbers
-from mstarctl.top.drawing.line import EMPTY, Line, Part, clip, fit, line, over, pair, safe, spread, take
 
 GOOD: Final = frozenset({"ready"})
 BUSY: Final = frozenset({"starting", "draining", "stopping"})

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from mstarctl.objects.host import HostFacts, host_line
+from mstarctl.output.line import Line, clip, fit, left, line, over, right, safe, take, window
 from mstarctl.output.units import age_text, size_text
 from mstarctl.top.data.host import HostDeployment, HostView
 from mstarctl.top.data.view import View
 from mstarctl.top.drawing import numbers
 from mstarctl.top.drawing.bars import bar
-from mstarctl.top.drawing.line import Line, clip, fit, left, line, over, right, safe, take, window
 from mstarctl.top.layout.header import state_mark
 
 KEYS: Final = "123456789"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from mstarctl.output.line import Line, cells, clip, fit, left, line, safe, wrap
 from mstarctl.output.states import source_role
 from mstarctl.output.units import counted
 from mstarctl.top.data.logs import Logged
 from mstarctl.top.data.view import View
-from mstarctl.top.drawing.line import Line, cells, clip, fit, left, line, safe, wrap
 from mstarctl.top.layout.scroll import FOLDS_BELOW, Window, framed
 
 LEVEL_ROLES: Final = {"DEBUG": "faint", "INFO": "dim", "WARNING": "warn", "ERROR": "bad", "CRITICAL": "bad"}

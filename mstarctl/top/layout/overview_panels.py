@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from mstarctl.output.line import Line, fit, line, safe, take
 from mstarctl.top.data.pace import answers_at_once
 from mstarctl.top.data.view import NORMAL, View
-from mstarctl.top.drawing.line import Line, fit, line, safe, take
 from mstarctl.top.layout.geometry import graph_of
 from mstarctl.top.layout.graph import drawing
 from mstarctl.top.layout.ranks import Curve, charts, gpu_of

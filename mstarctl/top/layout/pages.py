@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from mstarctl.output.facts import facts_text
+from mstarctl.output.line import Line, cells, fit, line, pair, safe, window, wrap
 from mstarctl.output.moments import MOMENTS
 from mstarctl.output.units import counted, size_text
 from mstarctl.top.data.view import LEAST_HEIGHT, LEAST_WIDTH, NORMAL, TINY, View, size_of
 from mstarctl.top.drawing import numbers
 from mstarctl.top.drawing.glyphs import in_ascii
-from mstarctl.top.drawing.line import Line, cells, fit, line, pair, safe, window, wrap
 from mstarctl.top.layout import bench, events, graph, logs, requests, waterfall
 from mstarctl.top.layout.footer import Hint, footer
 from mstarctl.top.layout.header import header

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from mstar_core.observe.frames import EdgeStatus, GpuStatus, NodeStatus, RankStatus
+from mstarctl.output.line import EMPTY, Line, clip, fit, join, left, line, pair, right, safe, take, window
 from mstarctl.output.units import counted, size_text
 from mstarctl.top.data.view import NORMAL, TINY, View
 from mstarctl.top.drawing import numbers
 from mstarctl.top.drawing.bars import area, bar, nice_top, spark, stacked
-from mstarctl.top.drawing.line import EMPTY, Line, clip, fit, join, left, line, pair, right, safe, take, window
 
 LETTERS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from mstar_core.observe.frames import RequestStatus
+from mstarctl.output.line import Line, cells, clip_inside, fit, left, line, right, safe, with_role
 from mstarctl.top.data.pace import STREAMED, Pace, answers_at_once, pace
 from mstarctl.top.data.view import View
 from mstarctl.top.drawing import numbers
-from mstarctl.top.drawing.line import Line, cells, clip_inside, fit, left, line, right, safe, with_role
 from mstarctl.top.layout.scroll import Window, framed, scrolled
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from mstarctl.output.line import Line, fit, line, over
 from mstarctl.top.data.view import View
-from mstarctl.top.drawing.line import Line, fit, line, over
 
 FOLDS_BELOW: Final = 70
 """Width below which events and log lines take more than one row."""

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from mstar_core.observe.frames import RequestStatus
+from mstarctl.output.line import Line, clip, fit, left, line, pair, safe, take
 from mstarctl.output.waterfall import Bar, filled
 from mstarctl.top.data.spans import KINDS, Lane, end_of
 from mstarctl.top.data.view import View
 from mstarctl.top.drawing import numbers
-from mstarctl.top.drawing.line import Line, clip, fit, left, line, pair, safe, take
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

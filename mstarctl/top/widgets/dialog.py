@@ -8,9 +8,9 @@ from textual import events
 from textual.app import ComposeResult
 from textual.screen import ModalScreen
 
+from mstarctl.output.line import Line, fit, line, over
+from mstarctl.output.theme import Mode
 from mstarctl.top.drawing.glyphs import Glyphs, in_ascii
-from mstarctl.top.drawing.line import Line, fit, line, over
-from mstarctl.top.drawing.theme import Mode
 from mstarctl.top.widgets.pane import Pane
 
 Rows = Callable[[int], Sequence[Line]]

@@ -16,8 +16,8 @@ from textual.message import Message
 from textual.strip import Strip
 from textual.widget import Widget
 
-from mstarctl.top.drawing.line import Line
-from mstarctl.top.drawing.theme import Mode, style_of
+from mstarctl.output.line import Line
+from mstarctl.output.theme import Mode, style_of
 from mstarctl.top.keys import KEYS
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final, Literal, TypeAlias
 
-from mstarctl.top.drawing.line import Line
+from mstarctl.output.line import Line
 
 Mode: TypeAlias = Literal["true", "ansi", "mono"]
 
