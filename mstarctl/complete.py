@@ -123,6 +123,17 @@ DeploymentName = Annotated[
 ]
 """The NAME argument of commands for running deployments."""
 
+ServedName = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[NAME]",
+        help="deployment or model; optional if only one runs",
+        autocompletion=deployment_names,
+        callback=bare,
+    ),
+]
+"""The NAME argument of commands that send requests."""
+
 HolderName = Annotated[
     str | None,
     typer.Option(

@@ -24,7 +24,7 @@ class ModelConformance:
     def test_conforms(self, check: ConformanceCheck) -> None:
         result = run_check(check, self.subject(check))
         if result.outcome == "skipped":
-            pytest.skip(f"runs where the check can run; here: {result.detail}")
+            pytest.skip(f"runs when its need is met: {result.detail}")
         assert result.outcome == "passed", f"{check.doc}: {result.detail}"
 
     def subject(self, check: ConformanceCheck) -> Subject:

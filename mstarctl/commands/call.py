@@ -25,7 +25,7 @@ from mstarctl.client.api import ApiClient
 from mstarctl.client.endpoints import endpoint_of, name_here, spec_of
 from mstarctl.client.reach import Reached, reached
 from mstarctl.client.tunnel import forwarded
-from mstarctl.complete import bare, deployment_names, voice_names
+from mstarctl.complete import ServedName, voice_names
 from mstarctl.output import GlobalOptions, Printer
 from mstarctl.output.units import counted
 
@@ -38,15 +38,7 @@ TICKS: Final = 100
 
 def call(
     ctx: typer.Context,
-    target: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[NAME]",
-            help="deployment or model; optional if only one runs",
-            autocompletion=deployment_names,
-            callback=bare,
-        ),
-    ] = None,
+    target: ServedName = None,
     text: Annotated[str | None, typer.Option("--text", help="the prompt; - reads it from stdin")] = None,
     voice: Annotated[
         str | None, typer.Option("--voice", help="speaker, for models that have them", autocompletion=voice_names)

@@ -15,7 +15,7 @@ from mstarctl.call.ask import parse_params
 from mstarctl.call.conversation import Conversation, delta_of
 from mstarctl.call.player import Player, find_player, required_player
 from mstarctl.commands.call import KEY_VARIABLE, Server, served
-from mstarctl.complete import bare, deployment_names, voice_names
+from mstarctl.complete import ServedName, voice_names
 from mstarctl.output import Printer, duration_text
 from mstarctl.output.errors import render_error
 from mstarctl.output.table import escape
@@ -36,15 +36,7 @@ HELP: Final = (
 
 def chat(
     ctx: typer.Context,
-    target: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[NAME]",
-            help="deployment or model; optional if only one runs",
-            autocompletion=deployment_names,
-            callback=bare,
-        ),
-    ] = None,
+    target: ServedName = None,
     system: Annotated[str, typer.Option("--system", metavar="TEXT", help="instruction before the conversation")] = "",
     is_spoken: Annotated[
         bool, typer.Option("--speech", help="ask for spoken answers: played, or saved without a player")

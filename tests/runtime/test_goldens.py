@@ -76,7 +76,7 @@ async def test_greedy_ids_as_sound(
     [heard] = await hear(colocated, body)
     wanted = built.sound(ids)
     if not wanted:
-        pytest.skip("runs with a golden set whose greedy ids contain a whole window")
+        pytest.skip("runs when MSTAR_GOLDEN names a set whose greedy ids contain a whole window")
     assert_same_sound(heard.pcm, wanted)
     assert heard.done is not None
     assert (heard.done["finish_reason"], heard.done["usage"]["completion_tokens"]) == ("length", len(ids))
@@ -96,7 +96,7 @@ async def test_longer_greedy_ids_at_once_with_different_lengths(
 async def test_the_stop_id_ends_a_request_unless_ignored(golden: Golden, built: Built, colocated: Deployment) -> None:
     ids = golden.greedy(LONG, is_penalised=True)
     if built.stop_id not in ids:
-        pytest.skip("runs with a golden set whose greedy ids contain the stop id")
+        pytest.skip("runs when MSTAR_GOLDEN names a set whose greedy ids contain the stop id")
     place = ids.index(built.stop_id)
     body = say(golden, LONG, repetition_penalty=golden.penalty, max_output_tokens=len(ids), ignore_eos=False)
     [heard] = await hear(colocated, body)

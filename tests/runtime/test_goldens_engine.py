@@ -160,7 +160,7 @@ def test_preemption_changes_no_id(is_penalised: bool, lookahead: int, golden: Go
 def test_a_copy_on_write_fork_goes_on_like_its_source(index: int, kept: int, golden: Golden, built: Built) -> None:
     prompt, wanted = golden.prompt(index), golden.greedy(index)
     if len(prompt) <= kept:
-        pytest.skip(f"runs with a golden prompt of more than {kept} tokens")
+        pytest.skip(f"runs when MSTAR_GOLDEN names a set with a prompt of more than {kept} tokens")
     driver = driver_of(built, branches=("main", "side"))
     driver.open(0, max_tokens=2 * (len(prompt) + len(wanted)))
     driver.prefill(0, prompt[:kept], sample=False)

@@ -128,7 +128,7 @@ def spoken(golden: Golden, count: int) -> list[int]:
     """Return the first ids of the longest sequence."""
     ids = golden.snac[f"audio_ids_{SEQUENCES[-1]}"]
     if len(ids) < count:
-        pytest.skip(f"runs with a golden set that has a sequence of {count} ids")
+        pytest.skip(f"runs when MSTAR_GOLDEN names a set that has a sequence of {count} ids")
     return [int(token) for token in ids[:count]]
 
 

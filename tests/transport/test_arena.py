@@ -181,7 +181,7 @@ def test_a_handle_of_an_earlier_life_is_an_error(arena, reader, directory):
         {"shape": (-10,)},
         {"shape": (11,)},
         {"dtype": "object"},
-        {"owner": "nobody"},
+        {"owner": "worker-9"},
         {"generation": 7},
     ],
     ids=str,

@@ -18,7 +18,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The DevTools address of a running Chromium. Skips without one, fails in `make test-web`."""
     binary = find_chromium()
     if binary is None:
-        why = "Chromium is not installed (Debian: apt-get install chromium); MSTAR_CHROMIUM can name it"
+        why = "runs where Chromium is installed (Debian: apt-get install chromium); MSTAR_CHROMIUM can name it"
         if os.environ.get("MSTAR_NEED_BROWSER"):
             pytest.fail(why)
         pytest.skip(why)

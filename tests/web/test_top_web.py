@@ -20,7 +20,10 @@ from tests.web.devtools import Tab
 
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.skipif(importlib.util.find_spec("textual_serve") is None, reason="textual-serve is not installed"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("textual_serve") is None,
+        reason="runs where the extra `web` is installed: textual-serve",
+    ),
 ]
 
 ROOT = Path(__file__).parents[2]

@@ -267,7 +267,7 @@ def run(reference: Built) -> Run:
 def decoded(golden: Golden) -> None:
     """Skip the test if the set has no decoder weights."""
     if not golden.has_decoder:
-        pytest.skip("runs with a golden set that contains the decoder (MSTAR_GOLDEN)")
+        pytest.skip("runs when MSTAR_GOLDEN names a set that contains the decoder")
 
 
 @pytest.fixture(autouse=True)

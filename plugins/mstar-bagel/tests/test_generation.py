@@ -33,7 +33,7 @@ def test_flow_times_equal_the_reference(golden: Any) -> None:
 def test_guidance_equals_the_reference(number: int, golden: Any) -> None:
     cases = golden.cases["cfg_combine"]
     if number >= len(cases):
-        pytest.skip(f"runs with a golden set of {number + 1} guidance cases")
+        pytest.skip(f"runs when MSTAR_GOLDEN names a set of {number + 1} guidance cases")
     given, case = golden.tensors("cfg_combine"), cases[number]
     found = guided(
         given["v"], given["v_cfg_text"], given["v_cfg_img"], text_scale=case["cfg_text_scale"],

@@ -263,7 +263,7 @@ def test_thoughts_do_not_belong_to_the_image_branch(golden: Golden, reference: A
     """The earlier system wrote them there."""
     names = [name for name in golden.paintings if "think_text" in golden.cases[name]]
     if not names:
-        pytest.skip("runs with a golden set that has a thought")
+        pytest.skip("runs when MSTAR_GOLDEN names a set that has a thought")
     words = golden.cases["tokens"]
 
     def write(found: Run) -> None:

@@ -75,7 +75,7 @@ class Golden:
         """Return the longest id sequence. Skip the test if it has fewer frames."""
         ids = max((self.snac[f"audio_ids_{index}"] for index in self.sequences), key=len)
         if len(ids) < frames * IDS_PER_FRAME:
-            pytest.skip(f"runs with a golden set that has a sequence of {frames} frames")
+            pytest.skip(f"runs when MSTAR_GOLDEN names a set with a sequence of {frames} frames")
         return ids
 
 

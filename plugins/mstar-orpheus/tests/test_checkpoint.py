@@ -203,7 +203,7 @@ def test_special_ids_must_be_complete_and_fit_the_vocabulary(checkpoint: Path) -
     with pytest.raises(WeightsError, match="stop_token_id"):
         read_config(checkpoint)
     if json.loads(path.read_text())["vocab_size"] > SpecialIds().audio_offset:
-        pytest.skip("runs with a golden set whose vocabulary is smaller than the official one")
+        pytest.skip("runs when MSTAR_GOLDEN names a set whose vocabulary is smaller than the official one")
     reconfigure(path, orpheus=None)  # the official ids, above this vocabulary
     with pytest.raises(WeightsError, match=str(SpecialIds().audio_offset)):
         read_config(checkpoint)

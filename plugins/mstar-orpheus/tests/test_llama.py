@@ -115,7 +115,7 @@ def configs(golden: Any) -> Iterator[dict[str, Any]]:
 
 def test_both_styles_of_rotary_config_give_the_same_frequencies(golden: Any, tmp_path: Path) -> None:
     if not golden.json("llm_config.json").get("rope_scaling"):
-        pytest.skip("runs with a golden set that has rotary scaling")
+        pytest.skip("runs when MSTAR_GOLDEN names a set that has rotary scaling")
     path, read = tmp_path / "config.json", []
     for config in configs(golden):
         path.write_text(json.dumps(config))
@@ -125,7 +125,7 @@ def test_both_styles_of_rotary_config_give_the_same_frequencies(golden: Any, tmp
     slowest = float(frequencies(read[0].rotary)[-1])
     plain = read[0].rotary.base ** (-(read[0].rotary.width - 2) / read[0].rotary.width)
     if 2 * math.pi / plain <= scaling["original_max_position_embeddings"] / scaling["low_freq_factor"]:
-        pytest.skip("runs with a golden set whose slowest rotation is scaled by the full factor")
+        pytest.skip("runs when MSTAR_GOLDEN names a set whose slowest rotation is scaled by the full factor")
     assert slowest == pytest.approx(plain / scaling["factor"], rel=1e-6)
 
 

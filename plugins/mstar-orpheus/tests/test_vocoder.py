@@ -168,7 +168,7 @@ def test_an_early_first_window_changes_the_first_chunk_alone(
 ) -> None:
     ids = golden.snac[f"audio_ids_{sequence}"]
     if len(ids) < (WINDOW_FRAMES + 1) * IDS_PER_FRAME:
-        pytest.skip("runs with a golden sequence of two windows or more")
+        pytest.skip("runs when MSTAR_GOLDEN names a set with a sequence of two windows or more")
     usual, early = (heard(reference, ids, count, flush) for count in (WINDOW_FRAMES, frames))
     assert early[1:] == usual[1:]
     assert [len(chunk) for chunk in early] == [len(chunk) for chunk in usual]

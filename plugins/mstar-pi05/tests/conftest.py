@@ -271,7 +271,7 @@ def golden() -> Golden:
 def pair() -> tuple[int, int]:
     """Return two items of the set."""
     if len(ITEMS) < 2:
-        pytest.skip(f"runs with a golden set of two items or more; {GOLDEN.folder} holds {len(ITEMS)}")
+        pytest.skip(f"runs when MSTAR_GOLDEN names a set of two items or more; {GOLDEN.folder} holds {len(ITEMS)}")
     return ITEMS[0], ITEMS[1]
 
 

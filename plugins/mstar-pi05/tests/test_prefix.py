@@ -23,7 +23,7 @@ def test_masked_cameras_are_not_encoded(golden: Any) -> None:
     given = golden.inputs["image_masks"].sum(1).tolist()
     assert [len(golden.images(item)) for item in ITEMS] == given
     if min(given) == golden.config["num_cameras"]:
-        pytest.skip("runs with a golden set that masks a camera")
+        pytest.skip("runs when MSTAR_GOLDEN names a set that masks a camera")
 
 
 def test_levels_and_floats_are_the_same_image(golden: Any, reference: Any) -> None:

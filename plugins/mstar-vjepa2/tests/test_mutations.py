@@ -64,7 +64,9 @@ def test_another_rotation_is_noticed(
 ) -> None:
     head_dim = base.encoder.vit.width // base.encoder.vit.heads
     if wrong is whole_head and 3 * rotary.lanes_per_axis(head_dim) == head_dim:
-        pytest.skip(f"runs with a golden set whose heads keep lanes unrotated; these of {head_dim} lanes keep none")
+        pytest.skip(
+            f"runs when MSTAR_GOLDEN names a set whose heads keep lanes unrotated; these of {head_dim} lanes keep none"
+        )
     monkeypatch.setattr(blocks, "rotate", wrong)
     assert encoder_gap(base, base_nodes) > FAR * NEAR
 

@@ -38,7 +38,8 @@ def same_crop(pre: Golden, model: Golden) -> None:
     given, wanted = pre.json("config.json")["crop_size"], model.encoder.crop
     if given != wanted:
         pytest.skip(
-            f"runs with a golden set whose frames have {wanted} pixels as its {model.folder.name} model; not {given}"
+            f"runs when MSTAR_GOLDEN names a set whose frames have {wanted} pixels as its {model.folder.name} model; "
+            f"not {given}"
         )
 
 

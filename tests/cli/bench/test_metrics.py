@@ -146,7 +146,7 @@ def test_an_assertion_on_few_samples_fails_unless_allowed() -> None:
         ([], 0.0, []),
         ([5.0], 0.0, []),
         ([0.0, 0.1, 0.2], 0.0, []),  # each just in time
-        ([0.0, 0.01, 0.02, 0.3], 0.0, []),  # what came early lasts until the late one
+        ([0.0, 0.01, 0.02, 0.3], 0.0, []),  # sound that arrived early covers the gap before the late chunk
         ([0.0, 0.13, 0.2], 0.0, [0.03]),  # late once; the silence has shifted everything after it
         ([0.0, 0.13, 0.27], 0.0, [0.03, 0.04]),
         ([0.0, 0.13, 0.27], 0.1, []),  # a start buffer covers both
