@@ -46,6 +46,8 @@ TESTS: Final = (
     "tests/gpu/test_kernels.py",
     *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("plugins/*/tests/test_gpu_kernels.py")),
 )
+SHOWN_REPORTS: Final = 6
+SHOWN_CHARACTERS: Final = 6000
 SUMMARY: Final = re.compile(r"^=+ (?:ERROR|RACECHECK) SUMMARY: (.*)$", re.MULTILINE)
 COUNT: Final = re.compile(r"(\d+) (?:error|hazard)s?")
 REPORT: Final = re.compile(
@@ -132,11 +134,13 @@ def command(tests: str) -> list[str]:
 
 
 def warm_up(limit_s: float) -> None:
-    """Compile the kernels first, so that no compiler runs under a tool. The first tool repeats a failure."""
+    """Compile the kernels first, so that no compiler runs under a tool. Prints the output of tests that fail."""
     start = time.monotonic()
-    _, code = run(command("kernels"), os.environ, limit_s)
+    output, code = run(command("kernels"), os.environ, limit_s)
     ended = "no end" if code is None else f"exit status {code}"
     print(f"{'unwatched':<10} {'':<7}{time.monotonic() - start:6.1f} s  {ended}", flush=True)
+    if code:
+        print(failures_of(output), flush=True)
 
 
 def run(words: Sequence[str], given: Mapping[str, str], limit_s: float) -> tuple[str, int | None]:
@@ -168,9 +172,16 @@ def check(program: str, tool: str, ends_at: float, logs: Path | None) -> Finding
     if logs is not None:
         logs.mkdir(parents=True, exist_ok=True)
         (logs / f"{tool}.log").write_text(output)
-    tail = [] if finding.is_clean else [output[-6000:]]
-    print("\n".join([*finding.lines(), *tail]), flush=True)
+    shown = [] if finding.is_clean else [failures_of(output)]
+    print("\n".join([*finding.lines(), *shown]), flush=True)
     return finding
+
+
+def failures_of(output: str) -> str:
+    """Return the first reports and the first failed tests of an output. Later tests often fail for the same cause."""
+    reports = [found.group() for found in REPORT.finditer(output)][:SHOWN_REPORTS]
+    start = output.find("= FAILURES =")
+    return "\n".join([*reports, output[start : start + SHOWN_CHARACTERS] if start >= 0 else output[-SHOWN_CHARACTERS:]])
 
 
 def read(tool: str, output: str, code: int, wall_s: float) -> Finding:
