@@ -3,7 +3,8 @@
 The kernel tests (`-k kernels`) call each kernel at small and odd sizes. memcheck looks for accesses out of bounds and
 misaligned ones; torch's allocator is then told not to pool, so that every tensor has bounds of its own. racecheck looks
 for threads of a block that meet in shared memory without a barrier, synccheck for barriers that not all threads reach.
-The tools run side by side and watch the own kernels alone; what they find is counted kernel by kernel.
+Each tool watches the own kernels alone, with one process per file of tests: a device error ends only that file. What
+they find is counted kernel by kernel.
 """
 
 from __future__ import annotations
@@ -61,12 +62,13 @@ FAILED: Final = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Result of one tool. errors: None without a summary. summary: the tool's last, or the reason for its absence.
+    """Result of one tool on a file of tests. errors: None without a summary. summary: or the reason for its absence.
 
     kernels: reports by kernel; failed: tests that failed.
     """
 
     tool: str
+    tests: str
     errors: int | None
     tests_passed: bool
     summary: str
@@ -82,7 +84,7 @@ class Finding:
     def lines(self) -> list[str]:
         """Return a line for the tool and one for each kernel with errors and each failed test."""
         state = "ok" if self.is_clean else "FAILED"
-        found = [f"{self.tool:<10} {state:<7}{self.wall_s:6.1f} s  {self.summary}"]
+        found = [f"{self.tool:<10} {state:<7}{self.wall_s:6.1f} s  {self.tests}  {self.summary}"]
         found += [f"  {self.tool} {count:4} x {name}" for name, count in sorted(self.kernels.items())]
         return [*found, *(f"  {self.tool} failed: {test}" for test in self.failed)]
 
@@ -104,9 +106,10 @@ def main() -> int:
         )  # fmt: skip
         return 1
     ends_at = time.monotonic() + options.limit
-    warm_up(options.limit)
-    with ThreadPoolExecutor(len(options.tools)) as pool:
-        findings = list(pool.map(lambda tool: check(program, tool, ends_at, options.logs), options.tools))
+    pairs = [(tool, tests) for tests in TESTS for tool in options.tools]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(lambda tests: warm_up(tests, ends_at), TESTS))
+        findings = list(pool.map(lambda pair: check(program, *pair, ends_at, options.logs), pairs))
     return 0 if all(finding.is_clean for finding in findings) else 1
 
 
@@ -128,17 +131,17 @@ def watched(program: str, tool: str) -> list[str]:
     ]  # fmt: skip
 
 
-def command(tests: str) -> list[str]:
-    """Return the command of the kernels' tests. tests: an expression for pytest's -k."""
-    return [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-k", tests, "-p", "no:cacheprovider", *TESTS]
+def command(tests: str, chosen: str) -> list[str]:
+    """Return the command of a file of tests. chosen: an expression for pytest's -k."""
+    return [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-k", chosen, "-p", "no:cacheprovider", tests]
 
 
-def warm_up(limit_s: float) -> None:
+def warm_up(tests: str, ends_at: float) -> None:
     """Compile the kernels first, so that no compiler runs under a tool. Prints the output of tests that fail."""
     start = time.monotonic()
-    output, code = run(command("kernels"), os.environ, limit_s)
+    output, code = run(command(tests, "kernels"), os.environ, max(ends_at - start, 1.0))
     ended = "no end" if code is None else f"exit status {code}"
-    print(f"{'unwatched':<10} {'':<7}{time.monotonic() - start:6.1f} s  {ended}", flush=True)
+    print(f"{'unwatched':<10} {'':<7}{time.monotonic() - start:6.1f} s  {tests}  {ended}", flush=True)
     if code:
         print(failures_of(output), flush=True)
 
@@ -158,20 +161,20 @@ def run(words: Sequence[str], given: Mapping[str, str], limit_s: float) -> tuple
             return program.communicate()[0], None
 
 
-def check(program: str, tool: str, ends_at: float, logs: Path | None) -> Finding:
-    """Run the tests under one tool until `ends_at` (monotonic clock) and print the result."""
+def check(program: str, tool: str, tests: str, ends_at: float, logs: Path | None) -> Finding:
+    """Run a file of tests under one tool until `ends_at` (monotonic clock) and print the result."""
     given = {
         **os.environ,
         "PYTEST_ADDOPTS": "-o timeout=0",
         **UNPOOLED.get(tool, {}),
     }  # the tools are too slow for a limit per test
     start = time.monotonic()
-    output, code = run([*watched(program, tool), *command(TOOLS[tool])], given, max(ends_at - start, 1.0))
+    output, code = run([*watched(program, tool), *command(tests, TOOLS[tool])], given, max(ends_at - start, 1.0))
     wall_s = time.monotonic() - start
-    finding = unfinished(tool, output, wall_s) if code is None else read(tool, output, code, wall_s)
+    finding = unfinished(tool, tests, output, wall_s) if code is None else read(tool, tests, output, code, wall_s)
     if logs is not None:
         logs.mkdir(parents=True, exist_ok=True)
-        (logs / f"{tool}.log").write_text(output)
+        (logs / f"{tool}-{tests.replace('/', '-')}.log").write_text(output)
     shown = [] if finding.is_clean else [failures_of(output)]
     print("\n".join([*finding.lines(), *shown]), flush=True)
     return finding
@@ -184,7 +187,7 @@ def failures_of(output: str) -> str:
     return "\n".join([*reports, output[start : start + SHOWN_CHARACTERS] if start >= 0 else output[-SHOWN_CHARACTERS:]])
 
 
-def read(tool: str, output: str, code: int, wall_s: float) -> Finding:
+def read(tool: str, tests: str, output: str, code: int, wall_s: float) -> Finding:
     """Parse a tool's output. code: 0, FOUND, or the status of failed tests."""
     summaries = SUMMARY.findall(output)
     counts = [int(found.group(1)) for text in summaries if (found := COUNT.search(text))]
@@ -194,15 +197,15 @@ def read(tool: str, output: str, code: int, wall_s: float) -> Finding:
         errors = 1  # the status reports an error that no pattern matches
     summary = summaries[-1] if summaries else f"no summary, exit status {code}"
     return Finding(
-        tool=tool, errors=errors, tests_passed=passed, summary=summary, wall_s=wall_s, kernels=kernels_in(output),
-        failed=tuple(FAILED.findall(output)),
+        tool=tool, tests=tests, errors=errors, tests_passed=passed, summary=summary, wall_s=wall_s,
+        kernels=kernels_in(output), failed=tuple(FAILED.findall(output)),
     )  # fmt: skip
 
 
-def unfinished(tool: str, output: str, wall_s: float) -> Finding:
+def unfinished(tool: str, tests: str, output: str, wall_s: float) -> Finding:
     """Return the finding of a tool that exceeded its limit."""
     return Finding(
-        tool=tool, errors=None, tests_passed=False, summary=f"no end within {wall_s:.0f} s", wall_s=wall_s,
+        tool=tool, tests=tests, errors=None, tests_passed=False, summary=f"no end within {wall_s:.0f} s", wall_s=wall_s,
         kernels=kernels_in(output),
     )  # fmt: skip
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.sanitize import FOUND, OWN, kernels_in, read, run
+from scripts.sanitize import FOUND, OWN, failures_of, kernels_in, read, run
 
 PASSED = "......   [100%]\n6 passed, 2 deselected in 9.1s\n"
 
@@ -32,7 +32,7 @@ PASSED = "......   [100%]\n6 passed, 2 deselected in 9.1s\n"
 def test_only_a_run_without_findings_and_with_passing_tests_is_clean(
     output: str, code: int, errors: int | None, is_clean: bool
 ) -> None:
-    finding = read("memcheck", output, code, 1.0)
+    finding = read("memcheck", "test_a.py", output, code, 1.0)
     assert (finding.errors, finding.is_clean) == (errors, is_clean)
 
 
@@ -62,11 +62,20 @@ def test_reports_are_counted_kernel_by_kernel() -> None:
     assert kernels_in(MEMCHECK + OTHERS + MEMCHECK) == {
         "_scale_kernel": 2, "decode_kernel": 2, "finish_kernel": 1, "gather_kernel": 1, "_rotate_kernel": 1,
     }  # fmt: skip
-    finding = read("memcheck", "FAILED tests/gpu/test_kernels.py::test_kernels[a] - x\n" + MEMCHECK, 1, 1.0)
+    finding = read(
+        "memcheck", "test_a.py", "FAILED tests/gpu/test_kernels.py::test_kernels[a] - x\n" + MEMCHECK, 1, 1.0
+    )
     assert finding.lines()[1:] == [
         "  memcheck    1 x _scale_kernel", "  memcheck    1 x decode_kernel",
         "  memcheck failed: tests/gpu/test_kernels.py::test_kernels[a]",
     ]  # fmt: skip
+
+
+def test_the_first_reports_and_failures_are_shown() -> None:
+    early = "=== FAILURES ===\nE   the cause\n"
+    shown = failures_of(MEMCHECK * 9 + early + "x" * 9000)
+    assert shown.count("_scale_kernel") < 9 and "the cause" in shown and len(shown) < 9000
+    assert failures_of("no test was found") == "no test was found"
 
 
 @pytest.mark.parametrize(
