@@ -4,6 +4,7 @@ Run from the repository root on a machine with one or two GPUs:
 `python bench/gpu_qwen3omni.py --config qwen3omni_single_gpu --out bench/results/gpu/qwen3omni.json`.
 The weights are random numbers in the official shapes, made on the device; routing is therefore near uniform, the worst
 case for the experts' bytes. Text goes on to its limit; speech ends after a fixed number of frames.
+`--beside 8` also measures speech of 8 streams while a long video prompt is processed beside them.
 `--tiny --device cpu` uses the miniature, to test the benchmark itself.
 """
 
@@ -23,9 +24,11 @@ import wave
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
+from bench.families.omni_video import video_prompt
 from bench.serving.client import Heard, ask
 from bench.serving.deployment import Plan, Served, gpu_state
 from bench.serving.figures import ROOT, Figures, head, write
@@ -37,6 +40,11 @@ RATE: Final = 24000
 FRAME_S: Final = 0.08
 BUFFER_S: Final = 0.0
 """Sound that a listener buffers before playback."""
+
+VIDEO_TOKENS: Final = 6144
+ROUNDS: Final = 4
+VIDEO_AT_S: Final = 0.3
+"""Seconds after the first requests of speech at which the video is sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +148,36 @@ class Measured:
         dry = [silences(each.marks, [n / RATE for n in each.samples], BUFFER_S) for each in spoken]
         add(f"underruns_{label}", [float(len(each)) for each in dry], "1")
 
+    def beside(self, work: Workload, streams: int, *, is_tiny: bool) -> None:
+        """Measure speech alone, then with a long video prompt beside it: underruns and pauses between texts."""
+        video = video_prompt(64 if is_tiny else VIDEO_TOKENS, is_tiny=is_tiny)
+        for round_number, (name, prompts) in enumerate((("warm_up", 1), ("alone", 0), ("beside_video", 2))):
+            heard, seen = asyncio.run(self._with_videos(work, streams, [
+                (video.files, video.body(work.text_tokens, 1000 * round_number + number)) for number in range(prompts)
+            ]))  # fmt: skip
+            self.errors.update(each.code for each in (*heard, *seen) if each.code)
+            if name == "warm_up":
+                continue
+            gaps = [later - earlier for each in heard for earlier, later in pairwise(each.text_marks)]
+            dry = [silences(each.marks, [n / RATE for n in each.samples], BUFFER_S) for each in heard if each.marks]
+            add = self.figures.add
+            add(f"underruns_{name}_{streams}", [float(len(each)) for each in dry], "1")
+            add(f"pause_between_texts_{name}_{streams}", gaps)
+            add(f"first_audio_{name}_{streams}", [each.marks[0] - each.sent_s for each in heard if each.marks])
+            if seen:
+                firsts = [each.text_marks[0] - each.sent_s for each in seen if each.text_marks]
+                add(f"first_text_of_video_{streams}", firsts)
+
+    async def _with_videos(
+        self, work: Workload, streams: int, videos: list[tuple[dict[str, bytes], dict[str, Any]]]
+    ) -> tuple[list[Heard], list[Heard]]:
+        async def sent() -> list[Heard]:
+            await asyncio.sleep(VIDEO_AT_S)
+            return [await ask(self.port, body, files=files) for files, body in videos]
+
+        spoken, seen = await asyncio.gather(self._clients(work, streams, ROUNDS), sent())
+        return spoken, seen
+
     async def _clients(self, work: Workload, streams: int, rounds: int) -> list[Heard]:
         first, self.next_number = self.next_number, self.next_number + streams * rounds
 
@@ -201,6 +239,8 @@ def measured(options: argparse.Namespace, root: Path, config: str) -> tuple[dict
             made.figures.add("ready_s", [served.ready_s])
             for name in options.workloads:
                 run_workload(served, made, name, chosen[name], options.closed, facts["sections"])
+            if options.beside:
+                made.beside(chosen["text_to_speech"], options.beside, is_tiny=options.tiny)
             facts |= {
                 "ready_s": round(served.ready_s, 2), "phases": began["deployment"]["phases_s"],
                 "placement": began["ranks"], "graphs": served.captures(), "mem": served.resident_bytes(),
@@ -256,6 +296,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--config", nargs="+", default=["qwen3omni_single_gpu"], help="deployment files, in turn")
     parser.add_argument("--workloads", nargs="+", default=["text_to_speech"], choices=[*workloads(is_tiny=True)])
     parser.add_argument("--closed", type=pairs, default="1:8,8:3,16:2,32:2", help="STREAMS:REQUESTS of each stream")
+    parser.add_argument("--beside", type=int, default=0, metavar="STREAMS", help="speech beside a long video prompt")
     parser.add_argument("--set", action="append", default=[], help="KEY=VALUE for `mstarctl up`; may be repeated")
     parser.add_argument("--max-seq-len", type=int, default=8192)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
