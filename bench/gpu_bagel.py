@@ -97,6 +97,7 @@ def _serve(options: argparse.Namespace, sections: Sections, scratch: Path, weigh
     plan = Plan(
         model="bagel:tiny" if options.tiny else "bagel", device=options.device, port=options.port, root=root,
         weights=weights, settings=(f"max_concurrent_requests={options.scale.clients}", *options.set),
+        config=options.config,
     )  # fmt: skip
 
     started = time.monotonic()
@@ -302,6 +303,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument(
         "--set", nargs="*", default=[], metavar="KEY=VALUE", help="of the server, as `up --set` takes it"
     )
+    parser.add_argument("--config", type=Path, help="deployment file; default: the model's own")
     parser.add_argument("--limit", type=float, default=float("inf"), help="seconds after which no section starts")
     parser.add_argument("--port", type=int, default=18126)
     parser.add_argument("--out", type=Path, help="report file; raw samples are written beside it")

@@ -69,7 +69,7 @@ def measured(options: argparse.Namespace, scratch: Path) -> tuple[dict[str, Any]
             write_checkpoint(weights)
     written_s = time.monotonic() - start
     found: dict[str, Figures] = {"base": Figures()}
-    if options.compare or options.compare_tree:
+    if options.compare or options.compare_tree or options.compare_config:
         found["changed"] = Figures()
     last: dict[str, dict[str, Any]] = {}
     for number, name in enumerate(order_of(list(found), options.repeats)):
@@ -80,6 +80,7 @@ def measured(options: argparse.Namespace, scratch: Path) -> tuple[dict[str, Any]
             model="orpheus:tiny" if options.tiny else "orpheus", device=options.device, port=options.port, root=root,
             weights=weights, settings=settings,
             tree=options.compare_tree.resolve() if options.compare_tree and name == "changed" else ROOT,
+            config=(options.compare_config if name == "changed" else None) or options.config,
         )  # fmt: skip
         try:
             one = one_deployment(plan, options, found[name], first_seed=1 + 100_000 * (number // len(found)))
@@ -92,8 +93,15 @@ def measured(options: argparse.Namespace, scratch: Path) -> tuple[dict[str, Any]
     report["metrics"] = found["base"].summary()
     samples = dict(found["base"].samples)
     if "changed" in found:
-        tree = str(options.compare_tree) if options.compare_tree else None
-        changed = {"settings": options.compare, "tree": tree, **last["changed"], "metrics": found["changed"].summary()}
+        tree = options.compare_tree.name if options.compare_tree else None
+        config = options.compare_config.name if options.compare_config else None
+        changed = {
+            "settings": options.compare,
+            "tree": tree,
+            "file": config,
+            **last["changed"],
+            "metrics": found["changed"].summary(),
+        }
         report["compare"] = {**changed, "ratios": ratios(report["metrics"], changed["metrics"])}
         report["errors"] = {**report["errors"], **{f"changed_{k}": v for k, v in changed["errors"].items()}}
         report["held"] = {**report["held"], **{f"changed_{k}": v for k, v in changed["held"].items()}}
@@ -196,6 +204,8 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--set", action="append", default=[], help="KEY=VALUE for `mstarctl up`; may be repeated")
     parser.add_argument("--compare", action="append", default=[], help="KEY=VALUE of a second deployment, in turn")
     parser.add_argument("--compare-tree", type=Path, help="folder with the sources of that second deployment")
+    parser.add_argument("--config", type=Path, help="deployment file; default: the model's own")
+    parser.add_argument("--compare-config", type=Path, help="deployment file of that second deployment")
     parser.add_argument("--repeats", type=int, default=1, help="number of starts of each deployment of a comparison")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--tiny", action="store_true", help="the miniature in place of the official shapes")
