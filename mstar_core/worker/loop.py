@@ -94,6 +94,7 @@ class Worker:
         self.report.send(now, is_busy=bool(came or launched or collected))
         if launched or collected:
             self.quiet_since = now
+            self.has_idle_work = True  # a pass of a new kind queues its capture
             self.spin.rouse()
         elif in_flight:
             self.steps.wait(lambda: self.outbox.can_send or self.has_arrived or self.mailbox.wait(0.0))

@@ -1,0 +1,59 @@
+"""Deferred work of runners, such as CUDA graph capture, in the quiet times of the worker's loop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mstar_core.conformance.fake_api import SampleRequest
+from mstar_core.conformance.nodes import build_nodes
+from mstar_core.conformance.runtime import LocalRuntime
+from mstar_core.worker.loop import QUIET_S, Worker
+from mstar_orpheus.checkpoint.tiny import write_tiny
+from mstar_orpheus.plugin import ORPHEUS
+
+NODE = "LLM"
+
+
+class Deferring:
+    """Deferred work of a kind of runner: a piece is queued with the first job, as by a pass of a new kind."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, kind: type[Any]) -> None:
+        self.queued, self.done, self._is_new = 0, 0, True
+        submit = kind.submit
+
+        def submit_and_queue(runner: Any, job: Any) -> None:
+            self.queued += self._is_new
+            self._is_new = False
+            submit(runner, job)
+
+        def idle(_runner: Any) -> bool:
+            self.done += self.queued
+            self.queued = 0
+            return False
+
+        monkeypatch.setattr(kind, "submit", submit_and_queue)
+        monkeypatch.setattr(kind, "idle", idle)
+
+
+def quiet(worker: Worker) -> bool:
+    """Give the worker a quiet time. Returns whether it asked its runners for deferred work."""
+    return worker.work_in_the_quiet(worker.quiet_since + 2 * QUIET_S)
+
+
+def test_work_that_a_job_queues_after_the_start_is_done_in_the_next_quiet_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_tiny(tmp_path / "orpheus")
+    spec = ORPHEUS.bound(folder, {})
+    runtime = LocalRuntime(spec, folder, built=build_nodes(spec, folder))
+    (worker,) = runtime.workers
+    runner = Deferring(monkeypatch, type(worker.runners[NODE]))
+
+    assert quiet(worker) and not quiet(worker), "nothing is queued: the worker sleeps until a message comes"
+    (outcome,) = runtime.ask(SampleRequest(text="hello", params={"max_output_tokens": 9, "temperature": 0.0}))
+    assert outcome.status == "finished" and runner.queued == 1
+    assert quiet(worker) and runner.done == 1
+    assert not quiet(worker)
