@@ -127,8 +127,10 @@ def spec(config: OmniConfig) -> ModelSpec:
         max_seq_len=32768,
         samples=tuple(replace(sample, values=warm) for sample in SAMPLES),
         tiny="mstar_qwen3omni.checkpoint.tiny:write_tiny",
+        mini="mstar_qwen3omni.checkpoint.shipped:find_mini",
         resolve="mstar_qwen3omni.checkpoint.download:resolve_weights",
         notice="qwen3_omni:tiny has random weights: its text and sound are noise",
+        mini_notice="qwen3_omni:mini is a miniature of 1.5M parameters: it answers questions about shapes and digits",
     )
 
 

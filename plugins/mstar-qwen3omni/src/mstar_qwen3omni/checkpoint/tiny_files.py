@@ -51,13 +51,13 @@ def write_files(folder: Path) -> None:
     """Write configs, tokenizer and weights into an empty folder."""
     vocab = text_tokens()
     ids = {name: len(vocab) + index for index, name in enumerate(SPECIALS)}
-    _write_json(folder / CONFIG, _config(vocab | ids))
-    _write_json(folder / "generation_config.json", _generation())
-    _write_json(folder / "preprocessor_config.json", _preprocessor())
-    _write_json(folder / "vocab.json", vocab)
+    write_json(folder / CONFIG, _config(vocab | ids))
+    write_json(folder / "generation_config.json", generation())
+    write_json(folder / "preprocessor_config.json", preprocessor())
+    write_json(folder / "vocab.json", vocab)
     merges = "\n".join(["#version: 0.2", *MERGES])
     (folder / "merges.txt").write_text(merges + "\n", encoding="utf-8")
-    _write_json(folder / "tokenizer_config.json", _tokenizer_config(ids))
+    write_json(folder / "tokenizer_config.json", tokenizer_config(ids))
     config = read_config(folder)
     printable = [
         index for token, index in vocab.items() if all(letter == "Ġ" or " " <= letter <= "~" for letter in token)
@@ -158,14 +158,14 @@ def _vision_config() -> dict[str, object]:
     }  # fmt: skip
 
 
-def _generation() -> dict[str, object]:
+def generation() -> dict[str, object]:
     return {
         "talker_max_new_tokens": 4096, "talker_repetition_penalty": 1.05, "talker_temperature": 0.9,
         "talker_top_k": 50, "talker_top_p": 1.0,
     }  # fmt: skip
 
 
-def _preprocessor() -> dict[str, object]:
+def preprocessor() -> dict[str, object]:
     return {
         "feature_size": 128, "hop_length": 160, "n_fft": 400, "sampling_rate": 16000, "n_samples": 4800000,
         "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5], "patch_size": 16, "temporal_patch_size": 2,
@@ -173,7 +173,7 @@ def _preprocessor() -> dict[str, object]:
     }  # fmt: skip
 
 
-def _tokenizer_config(ids: dict[str, int]) -> dict[str, object]:
+def tokenizer_config(ids: dict[str, int]) -> dict[str, object]:
     added = {
         str(number): {
             "content": token, "lstrip": False, "normalized": False, "rstrip": False, "single_word": False,
@@ -187,7 +187,7 @@ def _tokenizer_config(ids: dict[str, int]) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _write_json(path: Path, value: object) -> None:
+def write_json(path: Path, value: object) -> None:
     path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -254,4 +254,4 @@ def _write_weights(folder: Path, weights: dict[str, Tensor]) -> None:
         save_file({name: weights[name].contiguous() for name in shard}, folder / file, metadata={"format": "pt"})
         where |= dict.fromkeys(shard, file)
     total = sum(value.numel() * value.element_size() for value in weights.values())
-    _write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": where})
+    write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": where})
