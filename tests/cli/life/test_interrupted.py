@@ -14,8 +14,10 @@ import pytest
 from mstar_core.errors import ExitCode
 from tests.fakes.ports import free_port
 
-MOMENTS = (0.6, 1.6, 3.0)
-MORE_MOMENTS = tuple(0.3 + 0.35 * step for step in range(20))
+# The console script, after a line that says that the interpreter has started: before, a signal ends it without a word.
+START = "import sys; from mstarctl.__main__ import main; print('begun', file=sys.stderr, flush=True); main()"
+MOMENTS = (0.2, 1.6, 3.0)
+MORE_MOMENTS = tuple(0.05 + 0.35 * step for step in range(20))
 END_S = 60.0
 
 
@@ -31,14 +33,15 @@ def test_ctrl_c_ends_a_start_at_any_moment(moment: float, tmp_path: Path) -> Non
 
 
 def interrupt_after(seconds: float, folder: Path) -> None:
-    """Run `up` attached, interrupt it and check what is left. folder: of its state and run directories."""
-    words = [sys.executable, "-m", "mstarctl", "up", "orpheus:tiny", "--host", "127.0.0.1", "--port", str(free_port())]
+    """Run `up` attached, interrupt it after a time in seconds and check what is left. folder: for its run files."""
+    words = [sys.executable, "-c", START, "up", "orpheus:tiny", "--host", "127.0.0.1", "--port", str(free_port())]
     run, state = folder / "r", folder / "s"
     environment = {
         **os.environ, "MSTAR_RUNTIME_DIR": str(run), "XDG_STATE_HOME": str(state), "CUDA_VISIBLE_DEVICES": "",
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "NO_COLOR": "1",
     }  # fmt: skip
     with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as up:
+        assert up.stderr is not None and up.stderr.readline() == "begun\n"
         time.sleep(seconds)
         up.send_signal(signal.SIGINT)
         out, err = up.communicate(timeout=END_S)
