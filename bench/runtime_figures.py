@@ -25,6 +25,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
+from bench.serving.figures import command
 from tests.runtime.client import Heard, new_client, request, speak
 from tests.runtime.deployment import REPO, Deployment
 
@@ -100,7 +101,7 @@ def measure(figures: Figures, share: float) -> dict[str, Any]:
         "schema": 1,
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         **source(),
-        "command": " ".join(["python", *(str(Path(a)) for a in sys.argv)]),
+        "command": command(sys.argv),
         "env": environment(load),
         "model": "orpheus:tiny",
         "dims": "the embedded default checkpoint",

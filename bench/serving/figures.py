@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -20,6 +21,12 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 PACKAGES: Final = ("torch", "triton", "flashinfer-python", "numpy", "msgspec", "pyzmq", "sanic", "transformers")
 LEAST_FOR: Final = {"p95": (0.95, 100), "p99": (0.99, 500)}
 """Percentile -> its fraction, and the minimum number of samples."""
+
+PLACEHOLDERS: Final = {
+    "--out": "OUT", "--folder": "WEIGHTS", "--weights": "WEIGHTS", "--tree": "TREE", "--compare-tree": "TREE",
+    "--against": "TREE",
+}  # fmt: skip
+"""Option -> what stands for the folder of its path in a report."""
 
 
 @dataclass(slots=True)
@@ -62,8 +69,19 @@ def head() -> dict[str, Any]:
     """Return the date, source version, command and machine of a report."""
     return {
         "schema": 1, "when": datetime.now(UTC).isoformat(timespec="seconds"), **source(),
-        "command": " ".join(["python", *(_relative(word) for word in sys.argv)]), "env": environment(),
+        "command": command(sys.argv), "env": environment(),
     }  # fmt: skip
+
+
+def command(words: Sequence[str]) -> str:
+    """Return the command line of a report, without paths of the host.
+
+    A path inside the repository becomes relative to it. An absolute path outside keeps its last part, behind a
+    placeholder for its folder: one of PLACEHOLDERS, or `FOLDER`.
+    """
+    words = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    options = ["", *words]
+    return shlex.join(["python", *(_portable(word, before) for before, word in zip(options, words, strict=False))])
 
 
 def source() -> dict[str, Any]:
@@ -118,6 +136,13 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _relative(word: str) -> str:
+def _portable(word: str, option: str) -> str:
+    key, equals, value = word.partition("=")
+    if equals:
+        return f"{key}={_portable(value, option)}"
     path = Path(word)
-    return str(path.relative_to(ROOT)) if path.is_absolute() and path.is_relative_to(ROOT) else word
+    if not path.is_absolute():
+        return word
+    if path.is_relative_to(ROOT):
+        return str(path.relative_to(ROOT))
+    return f"{PLACEHOLDERS.get(option, 'FOLDER')}/{path.name}"

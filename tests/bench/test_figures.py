@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bench.serving.compare import order_of, ratios
-from bench.serving.figures import Figures, head, summary, write
+from bench.serving.figures import ROOT, Figures, command, head, summary, write
 from bench.serving.load import Target
 from bench.serving.spent import note_spent
 from bench.serving.tables import tables
@@ -35,6 +35,25 @@ def test_a_file_and_its_samples(tmp_path: Path) -> None:
     assert {"gpu", "driver", "cuda", "torch", "python", "packages", "cpu", "cores"} <= report["env"].keys()
     assert list(report["metrics"]) == ["one"]
     assert json.loads((tmp_path / "deep" / "run.samples.json").read_text())["one"] == [2.0, 1.0]
+
+
+def test_the_command_of_a_report_names_no_folder_of_the_host() -> None:
+    script = str(ROOT / "bench" / "gpu_server.py")
+    words = [
+        script,
+        "--folder",
+        "/data/w/orpheus",
+        "--compare-tree=/data/base",
+        "--open",
+        "",
+        "--out",
+        "/data/out/x.json",
+    ]
+    expected = "python bench/gpu_server.py --folder WEIGHTS/orpheus --compare-tree TREE/base --open '' --out OUT/x.json"
+    assert command(words) == expected
+    assert command([script, "--part", "/data/deep/part", "--out", "x.json", "--set", "a=/data/b"]) == (
+        "python bench/gpu_server.py --part FOLDER/part --out x.json --set a=FOLDER/b"
+    )
 
 
 def test_two_deployments_take_turns_and_are_divided() -> None:

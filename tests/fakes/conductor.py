@@ -95,12 +95,22 @@ class FakeDeployment:
         """Return the processed prompt as text: ids that are bytes."""
         return bytes(self._tensors.copy(request.inputs["tokens"]).astype(np.uint8).tolist()).decode()
 
-    def output(self, handle: int, modality: str, array: Any, *, seq: int | None = None, finishes: bool = False) -> None:
+    def output(
+        self,
+        handle: int,
+        modality: str,
+        array: Any,
+        *,
+        port: str = "pcm",
+        meta: dict[str, Any] | None = None,
+        seq: int | None = None,
+        finishes: bool = False,
+    ) -> None:
         """Send an output. finishes: with the end of the request, as a worker does in its last run."""
         number = self._seq.get(handle, 0) if seq is None else seq
         self._seq[handle] = max(number + 1, self._seq.get(handle, 0))
         ref = self._tensors.put(array, "api")
-        item = Output(handle=handle, seq=number, port="pcm", modality=modality, ref=ref)
+        item = Output(handle=handle, seq=number, port=port, modality=modality, ref=ref, meta=meta or {})
         end = RequestFinished(handle=handle, reason="stop", emitted={"worker-0": self._seq[handle]})
         finished = [end] if finishes else []
         self.tell(Outputs(worker="worker-0", items=[item], finished=finished), sender="worker-0")
