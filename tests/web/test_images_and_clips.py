@@ -153,7 +153,7 @@ def test_features_of_a_clip_become_colours_and_energies_a_plot(width: int, tab: 
         colours = page.value(
             "[...document.querySelectorAll('canvas.pixels')].map(e => {"
             " const data = e.getContext('2d').getImageData(0, 0, 4, 4).data;"
-            " return [[0, 0], [1, 3], [2, 1], [3, 3]].map(([x, y]) => [...data.slice(16 * y + 4 * x, 16 * y + 4 * x + 4)]"
+            " return [[0, 0], [1, 3], [2, 1], [3, 3]].map(([x, y]) => [...data.slice(16 * y + 4 * x).slice(0, 4)]"
             ".join()) })"
         )
         for left, below, right, far in colours:
