@@ -78,7 +78,7 @@ def placed(pcm: Pcm, chance: np.random.Generator) -> npt.NDArray[np.float32]:
 def save(sounds: Sounds, path: Path) -> None:
     """Write the sounds to a file."""
     digits, answers = [pcm for _, pcm in sounds.digits], list(sounds.answers.values())
-    np.savez(
+    np.savez_compressed(
         path, numbers=[number for number, _ in sounds.digits], digits=np.concatenate(digits),
         digit_ends=np.cumsum([len(each) for each in digits]), answers=np.concatenate(answers),
         answer_ends=np.cumsum([len(each) for each in answers]), words=["/".join(key) for key in sounds.answers],
