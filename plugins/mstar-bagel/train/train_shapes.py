@@ -148,7 +148,7 @@ class Miniature(nn.Module):
         nn.init.zeros_(self.llm.llm2vae.bias)
 
     def features(self, pictures: Tensor) -> Tensor:
-        """Return features of pictures, [B, n, width], as `ImageFeatures` does for each. pictures: uint8 [B, 3, y, x]."""
+        """Return features [B, n, width], as `ImageFeatures` does for each. pictures: uint8 [B, 3, y, x]."""
         model, side = self.eyes.vit_model.vision_model, self.sizes.vision.patch
         values = self.eyes.pixels(pictures)
         x = model.embeddings.patch_embedding(torch.stack([patches(each, side) for each in values]))
