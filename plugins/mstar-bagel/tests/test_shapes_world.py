@@ -59,7 +59,7 @@ def test_training_writes_the_official_layout(tmp_path: Path) -> None:
     options = train_shapes.parsed(
         [str(tmp_path), "--steps", "3", "--batch", "4", "--pictures", "16", "--seconds", "60", "60"]
     )
-    with torch.enable_grad():  # the tests run without gradients
+    with torch.inference_mode(False):  # the tests run without gradients
         log = train_shapes.train(tmp_path, options)
     sizes = read_sizes(tmp_path)
     found = header_shapes(tmp_path / MODEL_FILE) | header_shapes(tmp_path / VAE_FILE)
