@@ -199,7 +199,7 @@ def drawn(recording: Recording, title: str) -> str:
     font = "12px ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace"
     width, height = COLUMNS * CELL_X + 2 * MARGIN, ROWS * CELL_Y + 2 * MARGIN
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" role="img">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" xml:space="preserve" viewBox="0 0 {width:g} {height:g}" role="img">'
         f"<title>{escape(title)}</title><style>text{{font:{font};white-space:pre}}"
         f".f{{visibility:hidden}}{colours}{''.join(style)}</style><defs>{rows_drawn}</defs>"
         f'<rect width="100%" height="100%" rx="8" fill="{BACK}"/>'
@@ -214,7 +214,7 @@ def drawn_run(run: Run, classes: dict[tuple[str, bool], str]) -> str:
     if not run.text.strip():
         return back
     return (
-        f'{back}<text x="{x:g}" y="{CELL_Y - 4:g}" class="{name}" textLength="{width:g}" xml:space="preserve">'
+        f'{back}<text x="{x:g}" y="{CELL_Y - 4:g}" class="{name}" textLength="{width:g}">'
         f"{escape(run.text, quote=False)}</text>"
     )
 

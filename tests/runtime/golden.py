@@ -89,9 +89,10 @@ class Golden:
         for name, target in (
             ("llm_weights.safetensors", "lm/model.safetensors"),
             ("snac_config.json", "snac/config.json"),
-            ("snac_pytorch_model.bin", "snac/pytorch_model.bin"),
         ):
             shutil.copyfile(self.folder / name, folder / target)
+        # The set's own pytorch_model.bin holds the same tensors.
+        torch.save(load_file(self.folder / "snac_weights.safetensors"), folder / "snac" / "pytorch_model.bin")
         return folder
 
 

@@ -128,7 +128,8 @@ def lay_out(golden: Golden, folder: Path) -> Path:
     (folder / "lm" / "config.json").write_text(json.dumps(config))
     shutil.copy(golden.folder / "llm_weights.safetensors", folder / "lm" / "model.safetensors")
     shutil.copy(golden.folder / "snac_config.json", folder / "snac" / "config.json")
-    shutil.copy(golden.folder / "snac_pytorch_model.bin", folder / "snac" / "pytorch_model.bin")
+    # The set's own pytorch_model.bin holds the same tensors.
+    torch.save(load_file(golden.folder / "snac_weights.safetensors"), folder / "snac" / "pytorch_model.bin")
     for path in folder.rglob("*.*"):
         path.chmod(0o644)
     return folder
