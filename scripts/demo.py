@@ -6,6 +6,7 @@ disturbs other deployments, and is stopped at the end, also on failure and on Ct
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shlex
@@ -16,11 +17,19 @@ import subprocess
 import sys
 import tempfile
 import time
+import wave
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 ROOT = Path(__file__).resolve().parent.parent
-MODEL = "orpheus:tiny"
+MINIATURE = ROOT / "plugins" / "mstar-orpheus" / "src" / "mstar_orpheus" / "checkpoint" / "mini"
+HAS_MINIATURE = (MINIATURE / "lm" / "model.safetensors").is_file()
+MODEL = "orpheus:mini" if HAS_MINIATURE else "orpheus:tiny"
+SPEAKER = (
+    "a miniature of under 3M parameters, trained by this project" if HAS_MINIATURE else "a checkpoint of random weights"
+)
 NAME = "demo"
 TEXT = "Hello from a small machine. This sentence becomes sound while you wait."
 VOICE = "tara"
@@ -68,7 +77,7 @@ def short_root() -> str:
 def run(environment: dict[str, str]) -> int:
     """Start, call, report. Raises CalledProcessError if a command fails; its error is already printed."""
     port = free_port()
-    step(f"starting {MODEL}, the embedded checkpoint, on the CPU")
+    step(f"starting {MODEL}, {SPEAKER}, on the CPU")
     mstarctl(
         environment, "up", MODEL, "--name", NAME, "--host", "127.0.0.1", "--port", str(port), "--device", "cpu", "-d"
     )
@@ -94,16 +103,32 @@ def report(facts: dict[str, Any]) -> None:
     print(f"real-time factor     {facts['real_time_factor']:.2f}  ({took}; below 1 is faster than playback)")
     print(f"chunks               {facts['chunks']}, written as they arrived")
     print(f"file                 {shown(OUT)}")
-    print("                     The audio is NOISE: the embedded checkpoint has random weights.")
-    print("                     Everything else of the run is real.")
+    if HAS_MINIATURE:
+        print(f"speaker              {SPEAKER}")
+        print(f"recognized text      {heard(OUT)}")
+    else:
+        print("                     The audio is NOISE: the embedded checkpoint has random weights.")
+        print("                     Everything else of the run is real.")
     print()
     print("try next")
     print("  . .venv/bin/activate")
-    print("  mstarctl up orpheus:tiny -d          # leave one running")
+    print(f"  mstarctl up {MODEL} -d          # leave one running")
     print('  mstarctl call orpheus --text "Hello there" --voice tara --out hello.wav')
     print("  mstarctl ps; mstarctl logs; mstarctl down")
-    print("  mstarctl up orpheus                  # the official weights: speech instead of noise")
+    print("  mstarctl up orpheus                  # the official weights")
     print(flush=True)
+
+
+def heard(path: Path) -> str:
+    """Return the text that pocketsphinx recognizes in a WAV file, or why there is none."""
+    if importlib.util.find_spec("pocketsphinx") is None:
+        return "not checked: pocketsphinx is not installed (pip install pocketsphinx)"
+    sys.path.insert(0, str(ROOT / "plugins" / "mstar-orpheus"))
+    from train.recognizer import Recognizer
+
+    with wave.open(str(path)) as file:
+        samples = np.frombuffer(file.readframes(file.getnframes()), dtype="<i2")
+    return " ".join(Recognizer().words(samples)) or "nothing"
 
 
 def stop(environment: dict[str, str]) -> bool:

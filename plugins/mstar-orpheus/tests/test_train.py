@@ -17,8 +17,8 @@ import torch
 from mstar_core.errors import WeightsError
 from mstar_core.plugin.model import ModelContext
 from mstar_core.plugin.processor import PromptRequest
+from mstar_orpheus.checkpoint import shipped
 from mstar_orpheus.checkpoint.download import checked
-from mstar_orpheus.checkpoint.shipped import FOLDER, find_mini
 from mstar_orpheus.config import read_config
 from mstar_orpheus.model import Orpheus
 from mstar_orpheus.plugin import ORPHEUS, MiniatureParams
@@ -183,7 +183,7 @@ def test_word_errors_count_changes_additions_and_omissions() -> None:
     assert word_errors(wanted, []) == 4
 
 
-@pytest.mark.skipif((FOLDER / "lm" / "model.safetensors").exists(), reason="the package holds the miniature")
-def test_the_miniature_is_refused_while_the_package_has_no_weights(tmp_path: Path) -> None:
+def test_the_miniature_is_refused_without_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shipped, "FOLDER", tmp_path)
     with pytest.raises(WeightsError, match="orpheus:mini has no weights"):
-        find_mini(tmp_path)
+        shipped.find_mini(tmp_path)

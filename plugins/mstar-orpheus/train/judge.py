@@ -106,11 +106,9 @@ def deployed(url: str, voice: str) -> Speaker:
     import httpx
     import soundfile
 
-    client = httpx.Client(base_url=url, timeout=300)
-
     def speak(text: str, seed: int) -> np.ndarray:
         body: dict[str, Any] = {"input": text, "voice": voice, "response_format": "wav", "seed": seed, **SAMPLING}
-        answer = client.post("/v1/audio/speech", json={"model": "orpheus", **body})
+        answer = httpx.post(f"{url}/v1/audio/speech", json={"model": "orpheus", **body}, timeout=300)
         answer.raise_for_status()
         samples, _ = soundfile.read(io.BytesIO(answer.content), dtype="int16")
         return np.asarray(samples)
