@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = 28_500_000
 """Bytes of all files that are not trained weights."""
-WEIGHTS = 12_000_000
+WEIGHTS = 12 << 20
 """Bytes of the trained miniatures."""
 
 

@@ -80,8 +80,8 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     ),
     _field(
         "attention",
-        "Attention backend. There is no fallback: the start fails if it cannot run.",
-        default_text="flashinfer on cuda, torch on cpu",
+        "Attention backend. The start fails if the one that is set cannot run.",
+        default_text="flashinfer on cuda, torch on cpu and for heads that are not 64, 128 or 256 wide",
         choices=("flashinfer", "torch"),
     ),
     _field(

@@ -224,12 +224,12 @@ def generated_checkpoint(folder: Path, name: str, version: int, write: Callable[
     return folder
 
 
-def shipped_checkpoint(folder: Path, name: str) -> Path:
+def shipped_checkpoint(folder: Path, name: str, file: str = "model.safetensors") -> Path:
     """Return the folder of the miniature `name`, which the package contains. Raises WeightsError without its weights.
 
-    folder: with config.json and model.safetensors.
+    file: of the weights, which the folder holds.
     """
-    weights = folder / "model.safetensors"
+    weights = folder / file
     if not weights.is_file():
         raise WeightsError(
             f"{name} has no weights in this package", f"{weights} does not exist",

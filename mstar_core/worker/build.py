@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, cast
 import torch
 
 from mstar_core.config.deployment import DeploymentSpec, RankPlan
+from mstar_core.engine.attention.flashinfer import HEAD_DIMS
 from mstar_core.engine.base import NodeRunner
 from mstar_core.engine.cache.sizing import (
     PoolPlan,
@@ -36,6 +37,7 @@ from mstar_core.engine.kv.engine import KVCacheEngine, KVSettings
 from mstar_core.engine.stateless.engine import StatelessEngine
 from mstar_core.errors import ConfigError, PluginError, did_you_mean
 from mstar_core.graph import KV_CACHE, NodeSpec
+from mstar_core.graph.spec.nodes import KVSpec
 from mstar_core.host.cache_dir import TRITON_CACHE
 from mstar_core.host.kernel_pack import install_named
 from mstar_core.layers.linear import fuse_projections
@@ -122,7 +124,7 @@ def build_nodes(
 ) -> tuple[list[LoadedNode], dict[str, NodeRunner]]:  # fmt: skip
     """Load nodes and make their engines, in lockstep with the other ranks of a group. shared: nodes of the group."""
     dtype = compute_dtype(spec.dtype, device)
-    has_attention = any(node.engine is KV_CACHE for node in nodes) and attention_of(spec, device) == "flashinfer"
+    has_attention = any(node.kv is not None and attention_of(spec, device, node.kv) == "flashinfer" for node in nodes)
     preloading = preload(PRELOADED if has_attention else PRELOADED[:1]) if device.type == "cuda" else None
     life.phase("weights")
     context = ModelContext(
@@ -299,7 +301,7 @@ def _kv_runner(
         vocab=vocab,
         token_budget=spec.token_budget,
         image_share=spec.image_share,
-        attention=attention_of(spec, device),
+        attention=attention_of(spec, device, node.kv),
         lookahead=lookahead_on(device),
         loop=resident_loops(model).get(node.name),
         graphs=sizes_for(slots) if device.type == "cuda" else CaptureSizes(),
@@ -353,9 +355,12 @@ def quantized_text(report: QuantizationReport) -> str:
     return f"{report.method} weights: {sizes}; outputs differ by {', '.join(errors)}"
 
 
-def attention_of(spec: DeploymentSpec, device: torch.device) -> str:
-    """Return the attention backend of KV nodes on a device."""
-    return spec.attention or ("flashinfer" if device.type == "cuda" else "torch")
+def attention_of(spec: DeploymentSpec, device: torch.device, kv: KVSpec) -> str:
+    """Return the attention backend of a KV node on a device.
+
+    By default heads of a size that FlashInfer has no kernels for use PyTorch. Only miniatures have such heads.
+    """
+    return spec.attention or ("flashinfer" if device.type == "cuda" and kv.head_dim in HEAD_DIMS else "torch")
 
 
 def preload(modules: Sequence[str]) -> threading.Thread:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 
 import msgspec
@@ -57,11 +57,14 @@ def test_without_a_plans_share_the_deployments_holds_and_the_reserve_is_kept() -
 
 
 def test_dtypes_and_attention_follow_the_device() -> None:
-    assert compute_dtype(None, CPU) is torch.float32 and attention_of(spec(), CPU) == "torch"
+    wide = KVSpec(layers=1, kv_heads=1, head_dim=64)
+    assert compute_dtype(None, CPU) is torch.float32 and attention_of(spec(), CPU, wide) == "torch"
     assert compute_dtype(None, torch.device("cuda")) is torch.bfloat16
-    assert attention_of(spec(), torch.device("cuda")) == "flashinfer"
+    cuda = torch.device("cuda")
+    assert attention_of(spec(), cuda, wide) == "flashinfer"
+    assert attention_of(spec(), cuda, replace(wide, head_dim=32)) == "torch"
     assert compute_dtype("float16", CPU) is torch.float16  # what the file says goes before the device
-    assert attention_of(msgspec.structs.replace(spec(), attention="torch"), torch.device("cuda")) == "torch"
+    assert attention_of(msgspec.structs.replace(spec(), attention="torch"), cuda, wide) == "torch"
     with pytest.raises(ConfigError, match="bfloat17"):
         compute_dtype("bfloat17", CPU)
 

@@ -11,7 +11,7 @@ import json
 import math
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -39,14 +39,14 @@ from mstar_bagel.checkpoint.config import (
 from mstar_bagel.graph import MARKERS
 from mstar_bagel.nodes.autoencoder import VaeDecoder, VaeEncoder
 from mstar_bagel.nodes.language import BagelLLM, Packing
-from mstar_bagel.nodes.vision import ImageFeatures, patches
+from mstar_bagel.nodes.vision import ImageFeatures
 from mstar_bagel.request.prompt import PromptIds
 from mstar_bagel.request.tokenizer import FILE, TextTokenizer, qwen_tokenizer
 
 GRID: Final = 8
 LANGUAGE: Final = {
-    "hidden_size": 96, "num_hidden_layers": 4, "num_attention_heads": 3, "num_key_value_heads": 3,
-    "intermediate_size": 192, "rms_norm_eps": 1e-6, "rope_theta": 1e4, "max_position_embeddings": 1024,
+    "hidden_size": 96, "num_hidden_layers": 3, "num_attention_heads": 3, "num_key_value_heads": 3,
+    "intermediate_size": 160, "rms_norm_eps": 1e-6, "rope_theta": 1e4, "max_position_embeddings": 1024,
     "model_type": "qwen2", "hidden_act": "silu",
 }  # fmt: skip
 VISION: Final = {
@@ -54,7 +54,7 @@ VISION: Final = {
     "num_channels": 3, "image_size": shapes.SIDE, "layer_norm_eps": 1e-6, "model_type": "siglip_vision_model",
 }  # fmt: skip
 VAE: Final = {
-    "ch": 64, "ch_mult": [1, 1], "num_res_blocks": 1, "z_channels": 4, "scale_factor": 1.0, "shift_factor": 0.0,
+    "ch": 32, "ch_mult": [1, 1], "num_res_blocks": 1, "z_channels": 4, "scale_factor": 1.0, "shift_factor": 0.0,
 }  # fmt: skip
 RULES: Final = {
     "vae": {"max_size": shapes.SIDE, "min_size": shapes.SIDE, "stride": 16},
@@ -65,6 +65,12 @@ DROPPED: Final = 0.15
 """Share of prompts, and of an edit's pictures, that training removes for guidance."""
 SHIFT: Final = 3.0
 EMA: Final = 0.999
+EVERY: Final = {"edit": 2, "describe": 8}
+"""Steps between those that include a loss: descriptions are learned long before pictures."""
+
+Names = tuple[str, ...]
+Replayed = tuple[torch.cuda.CUDAGraph, dict[str, Tensor]]
+"""A graph of one step, and its losses."""
 
 
 class MaskedCache:
@@ -123,8 +129,7 @@ class Texts:
     lengths: Tensor
 
     def rows(self, chosen: Tensor) -> Texts:
-        width = int(self.lengths[chosen].max())
-        return Texts(self.ids[chosen, :width], self.lengths[chosen])
+        return Texts(self.ids[chosen], self.lengths[chosen])
 
     @property
     def valid(self) -> Tensor:
@@ -151,7 +156,10 @@ class Miniature(nn.Module):
         """Return features [B, n, width], as `ImageFeatures` does for each. pictures: uint8 [B, 3, y, x]."""
         model, side = self.eyes.vit_model.vision_model, self.sizes.vision.patch
         values = self.eyes.pixels(pictures)
-        x = model.embeddings.patch_embedding(torch.stack([patches(each, side) for each in values]))
+        grid = values.unflatten(3, (-1, side)).unflatten(
+            2, (-1, side)
+        )  # [B, channels, h, side, w, side]: see `patches`
+        x = model.embeddings.patch_embedding(grid.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2))
         x = x + model.embeddings.position_embedding.weight
         for block in model.blocks:
             own = block.self_attn
@@ -266,27 +274,75 @@ def write_configs(folder: Path, scale: float = 1.0, shift: float = 0.0) -> Sizes
     return replace(sizes, latent_grid=GRID, vision=replace(sizes.vision, grid=GRID))
 
 
+class Steps:
+    """Optimisation steps over chosen losses. On CUDA they are graphs: launches would take most of a step's time."""
+
+    def __init__(self, module: nn.Module, losses: Mapping[str, Callable[[], Tensor]], device: torch.device) -> None:
+        self._kept = list(module.parameters())
+        self._losses, self._graphs, self._on_device = losses, dict[Names, Replayed](), device.type == "cuda"
+        for each in self._kept:
+            each.grad = torch.zeros_like(each)
+        rate = torch.zeros((), device=device) if self._on_device else 0.0
+        self._optimizer = torch.optim.AdamW(
+            self._kept, lr=rate, betas=(0.9, 0.95), weight_decay=0.01, capturable=self._on_device
+        )
+
+    def run(self, names: Names, rate: float) -> dict[str, Tensor]:
+        """Run one step over the sum of the named losses, and return them. On CUDA the next step overwrites them."""
+        for group in self._optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+        if not self._on_device:
+            return self._step(names)
+        if names not in self._graphs:
+            self._graphs[names] = self._captured(names)
+        graph, parts = self._graphs[names]
+        graph.replay()
+        return parts
+
+    def _step(self, names: Names) -> dict[str, Tensor]:
+        torch._foreach_zero_([each.grad for each in self._kept])
+        parts = {name: self._losses[name]() for name in names}
+        torch.stack(list(parts.values())).sum().backward()
+        nn.utils.clip_grad_norm_(self._kept, 1.0)
+        self._optimizer.step()
+        return {name: value.detach() for name, value in parts.items()}
+
+    def _captured(self, names: Names) -> Replayed:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                self._step(names)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            parts = self._step(names)
+        return graph, parts
+
+
 def optimise(
-    module: nn.Module, loss: Callable[[], dict[str, Tensor]], options: argparse.Namespace, name: str, seconds: float,
-    after: Callable[[], None] = lambda: None,
+    module: nn.Module, losses: Mapping[str, Callable[[], Tensor]], options: argparse.Namespace, name: str,
+    seconds: float, after: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Minimise the sum of losses by AdamW with a cosine schedule over steps or time, whichever ends first."""
-    optimizer = torch.optim.AdamW(module.parameters(), lr=options.rate, betas=(0.9, 0.95), weight_decay=0.01)
-    start, curve = time.perf_counter(), list[dict[str, float]]()
+    """Minimise losses by AdamW with a cosine schedule over steps or time, whichever ends first.
+
+    A loss of `EVERY` takes part in every so many steps.
+    """
+    steps = Steps(module, losses, next(module.parameters()).device)
+    start, curve, seen = time.perf_counter(), list[dict[str, float]](), dict[str, float]()
     for step in range(options.steps):
         share = max(step / options.steps, (time.perf_counter() - start) / seconds)
         if share >= 1:
             break
-        for group in optimizer.param_groups:
-            group["lr"] = options.rate * min(1.0, (step + 1) / 100) * (0.02 + 0.49 * (1 + math.cos(math.pi * share)))
-        parts = loss()
-        optimizer.zero_grad(set_to_none=True)
-        torch.stack(list(parts.values())).sum().backward()
-        nn.utils.clip_grad_norm_(module.parameters(), 1.0)
-        optimizer.step()
+        rate = options.rate * min(1.0, (step + 1) / 100) * (0.02 + 0.49 * (1 + math.cos(math.pi * share)))
+        parts = steps.run(tuple(each for each in losses if step % EVERY.get(each, 1) == 0), rate)
         after()
-        if step % 100 == 0 or step + 1 == options.steps:
-            curve.append({"step": step} | {key: round(value.item(), 4) for key, value in parts.items()})
+        if step % 200 == 0 or step + 1 == options.steps:
+            seen |= {key: round(value.item(), 4) for key, value in parts.items()}
+            curve.append({"step": step, **seen})
             print(f"{name}: {curve[-1]}, {time.perf_counter() - start:.0f} s", flush=True)
     return {"steps": step + 1, "s": round(time.perf_counter() - start, 1), "first": curve[0], "last": curve[-1]}
 
@@ -313,13 +369,13 @@ def train_autoencoder(sizes: Sizes, data: Data, options: argparse.Namespace) -> 
     device, channels = data.pictures.device, sizes.vae.channels
     both = nn.ModuleDict({"encoder": VaeEncoder(sizes.vae), "decoder": VaeDecoder(sizes.vae)}).to(device)
 
-    def loss() -> dict[str, Tensor]:
+    def loss() -> Tensor:
         given = _signed(data.pictures[torch.randint(len(data.pictures), (options.batch // 4 or 1,), device=device)])
         mean = both["encoder"](given)[:, :channels]
         made = both["decoder"](mean + 0.1 * torch.randn_like(mean))
-        return {"pixels": mse_loss(made, given), "prior": 1e-3 * mean.square().mean()}
+        return mse_loss(made, given) + 1e-3 * mean.square().mean()
 
-    return both, optimise(both, loss, options, "autoencoder", options.seconds[0])
+    return both, optimise(both, {"pixels": loss}, options, "autoencoder", options.seconds[0])
 
 
 def reconstructed(both: nn.ModuleDict, sizes: Sizes, count: int, device: torch.device) -> float:
@@ -341,8 +397,8 @@ class Losses:
         self._drawn, self._before, self._after = latents
         self._device = data.pictures.device
 
-    def __call__(self) -> dict[str, Tensor]:
-        return {"draw": self.draw(), "describe": self.describe(), "edit": self.edit()}
+    def by_name(self) -> dict[str, Callable[[], Tensor]]:
+        return {"draw": self.draw, "edit": self.edit, "describe": self.describe}
 
     def draw(self) -> Tensor:
         rows = self._rows(len(self._drawn))
@@ -430,7 +486,12 @@ def train(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
             torch._foreach_lerp_(kept, moving, 1 - min(EMA, count / (count + 10)))
 
     second = optimise(
-        model, Losses(model, data, (drawn, before, after), options.batch), options, "model", options.seconds[1], average
+        model,
+        Losses(model, data, (drawn, before, after), options.batch).by_name(),
+        options,
+        "model",
+        options.seconds[1],
+        average,
     )
     save(averaged, autoencoder, folder)
     log = {
@@ -447,7 +508,7 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--seconds", type=float, nargs=2, default=(90.0, 280.0), help="of autoencoder and model")
+    parser.add_argument("--seconds", type=float, nargs=2, default=(60.0, 380.0), help="of autoencoder and model")
     parser.add_argument("--steps", type=int, default=1_000_000, help="most steps of each stage")
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--pictures", type=int, default=24_000)
