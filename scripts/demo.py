@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 import wave
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,11 @@ SHORT = 48
 
 def main() -> int:
     """Run the demo. Returns 0 if audio was produced and every process has ended."""
+    return in_own_folder(run)
+
+
+def in_own_folder(run: Callable[[dict[str, str]], int]) -> int:
+    """Run with the environment of a folder for this run alone, stop what it started, and return the exit code."""
     signal.signal(signal.SIGTERM, _interrupt)
     begun = time.monotonic()
     OUT.parent.mkdir(exist_ok=True)
@@ -78,9 +84,7 @@ def run(environment: dict[str, str]) -> int:
     """Start, call, report. Raises CalledProcessError if a command fails; its error is already printed."""
     port = free_port()
     step(f"starting {MODEL}, {SPEAKER}, on the CPU")
-    mstarctl(
-        environment, "up", MODEL, "--name", NAME, "--host", "127.0.0.1", "--port", str(port), "--device", "cpu", "-d"
-    )
+    start(environment, MODEL, port)
     step(f"synthesizing with voice {VOICE}: {TEXT}")
     words = ["call", NAME, "--text", TEXT, "--voice", VOICE, "--out", str(OUT), "-o", "json"]
     words += [word for key, value in PARAMS.items() for word in ("--param", f"{key}={value}")]
@@ -93,6 +97,12 @@ def run(environment: dict[str, str]) -> int:
     mstarctl(environment, "ps", "-o", "wide")
     report(facts)
     return 0
+
+
+def start(environment: dict[str, str], model: str, port: int) -> None:
+    """Start a model on the CPU and wait until it is ready."""
+    words = ["--name", NAME, "--host", "127.0.0.1", "--port", str(port), "--device", "cpu", "-d"]
+    mstarctl(environment, "up", model, *words)
 
 
 def report(facts: dict[str, Any]) -> None:
@@ -115,6 +125,7 @@ def report(facts: dict[str, Any]) -> None:
     print(f"  mstarctl up {MODEL} -d          # leave one running")
     print('  mstarctl call orpheus --text "Hello there" --voice tara --out hello.wav')
     print("  mstarctl ps; mstarctl logs; mstarctl down")
+    print("  make demo-all                        # every family: speaks, answers, draws, acts, plans")
     print("  mstarctl up orpheus                  # the official weights")
     print(flush=True)
 

@@ -116,7 +116,10 @@ class Generated(msgspec.Struct, kw_only=True):
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
-    """The served model. parameters: JSON schema. speech: whether the speech route answers or reads aloud."""
+    """The served model. parameters: JSON schema. speech: whether the speech route answers or reads aloud.
+
+    example: a text that a miniature was trained for.
+    """
 
     id: str
     created: int
@@ -131,6 +134,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
     owned_by: str = "mstar"
     speech: Literal["answer", "verbatim"] | UnsetType = UNSET
     notice: str | UnsetType = UNSET
+    example: str | UnsetType = UNSET
 
 
 class ModelList(msgspec.Struct, kw_only=True):

@@ -72,6 +72,7 @@ class ModelSpec:
     routes: api routes that the model maps; surfaces: details of routes that need more than a name.
     mini: target "pkg.mod:function" of the same form, for the trained miniature `NAME:mini`.
     notice, mini_notice: one line shown whenever the tiny checkpoint, or the miniature, is used.
+    mini_prompt: a text that the miniature was trained for; shown where a first request is suggested.
     misfit: called with model_kwargs; returns why the official weights do not fit these options and which to use
     instead, empty if they fit.
     """
@@ -101,6 +102,7 @@ class ModelSpec:
     resolve: str | None = None
     notice: str = ""
     mini_notice: str = ""
+    mini_prompt: str = ""
     misfit: Callable[[Mapping[str, Any]], str] | None = None
     requires: Mapping[str, Any] = field(default_factory=dict)
     max_seq_len: int = 8192
@@ -113,6 +115,10 @@ class ModelSpec:
     def notice_of(self, source: str) -> str:
         """Return the notice about weights of this source, `DeploymentSpec.weights_source`. Empty for real weights."""
         return {"tiny": self.notice, "mini": self.mini_notice}.get(source, "")
+
+    def prompt_of(self, source: str) -> str:
+        """Return a text for a first request to weights of this source. Empty if any text will do."""
+        return self.mini_prompt if source == "mini" else ""
 
     def node(self, name: str) -> NodeSpec:
         """Return the node called `name`. Raises GraphError with the nearest name."""

@@ -263,7 +263,8 @@ def _say_followers(started: Started, printer: Printer) -> None:
 def _say_ready(snapshot: dict[str, Any], planned: Planned, printer: Printer) -> None:
     word, _, rest = ready_line(snapshot).partition(" ")
     printer.say(f"{printer.paint(word, 'ok', sys.stderr)} {rest}")
-    example = f"{_prefix(planned)}mstarctl call {planned.spec.name} {example_call(planned.model)}"
+    words = example_call(planned.model, planned.spec.weights_source)
+    example = f"{_prefix(planned)}mstarctl call {planned.spec.name} {words}"
     printer.say(f"  try:   {printer.paint(example, 'key', sys.stderr)}")
     _say_next(planned, printer)
 

@@ -6,8 +6,9 @@ from typing import Final
 
 from mstar_core.plugin.spec import ModelSpec
 
+GREETING: Final = "Hello there"
 SENT: Final = {
-    "text": '--text "Hello there"', "image": "--image picture.png", "video": "--video clip.mp4",
+    "image": "--image picture.png", "video": "--video clip.mp4",
     "audio": "--audio speech.wav",
 }  # fmt: skip
 RECEIVED: Final = {
@@ -16,12 +17,19 @@ RECEIVED: Final = {
 }  # fmt: skip
 
 
-def example_call(model: ModelSpec) -> str:
-    """Return options of `mstarctl call` for the model's first sample; empty if it has none."""
+def example_call(model: ModelSpec, source: str = "") -> str:
+    """Return options of `mstarctl call` for a sample of the model; empty if it has none.
+
+    source: of the weights, `DeploymentSpec.weights_source`.
+    """
     if not model.samples:
         return ""
-    sample = model.samples[0]
-    words = [SENT[kind] for kind in model.sample_inputs(sample) if kind in SENT]
+    prompt = model.prompt_of(source)
+    # A miniature's prompt describes an image where the model makes them.
+    pictures = [each for each in model.samples if prompt and each.outputs == {"image"}]
+    sample = (pictures or model.samples)[0]
+    sent = {"text": f'--text "{prompt or GREETING}"', **SENT}
+    words = [sent[kind] for kind in model.sample_inputs(sample) if kind in sent]
     if any("state" in name for name in sample.params):
         words.append("--state state.json")
     given = sample.outputs or {modality.kind for modality in model.outputs[:1]}

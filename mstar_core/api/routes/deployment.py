@@ -53,6 +53,8 @@ def _card(exchange: Exchange) -> dict[str, Any]:
         card["speech"] = speech_kind(spec)
     if notice := spec.notice_of(service.deployment.weights_source):
         card["notice"] = notice
+    if example := spec.prompt_of(service.deployment.weights_source):
+        card["example"] = example
     return card
 
 

@@ -13,7 +13,7 @@ import random
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import httpx
 import numpy as np
@@ -43,6 +43,12 @@ class Served:
 
     def __init__(self, url: str, steps: int) -> None:
         self._http, self._steps = httpx.Client(base_url=url, timeout=120), steps
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._http.close()
 
     def draw(self, sentence: str, seed: int, scale: float | None = None) -> shapes.Pixels:
         size = f"{shapes.SIDE}x{shapes.SIDE}"
@@ -104,7 +110,8 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=50, help="grid points of the flow")
     parser.add_argument("--least", type=float, default=0.95)
     options = parser.parse_args()
-    found = judge(Served(options.url, options.steps), options.count)
+    with Served(options.url, options.steps) as served:
+        found = judge(served, options.count)
     print(json.dumps(found))
     low = min(found[name] for name in ("drawn", "described", "edited")) < options.least
     return int(low or found["drawn"] <= found["drawn_unguided"])

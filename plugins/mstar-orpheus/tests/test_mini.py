@@ -1,11 +1,17 @@
-"""The trained miniature `orpheus:mini`: a recognizer understands what it says, over HTTP."""
+"""The trained miniature `orpheus:mini`: a recognizer understands what it says, and a broken part is noticed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+from mstar_core.layers import Rotary
+from mstar_orpheus.checkpoint.shipped import FOLDER
+from mstar_orpheus.vocoder import frames
 from tests.runtime.deployment import Deployment
 
 from .test_train import train
@@ -30,9 +36,56 @@ def test_sentences_have_the_length_of_speech(url: str) -> None:
 
 
 def test_a_recognizer_understands_what_is_said(url: str) -> None:
-    pytest.importorskip("pocketsphinx")
     judge = train("judge")
     recognizer, speak = train("recognizer").Recognizer(), judge.deployed(url, VOICE)
     texts = train("sentences").held_out(SENTENCES, 1)
     heard = [judge.judged(speak, text, number, recognizer) for number, text in enumerate(texts)]
     assert sum(each.is_right for each in heard) >= LEAST, heard
+
+
+# -- in one process ----------------------------------------------------------------------------------------------------
+
+Patch = pytest.MonkeyPatch
+FEW = 3
+
+
+def chosen() -> int:
+    """Return how many of a few sentences the recognizer chooses right, spoken in streaming windows."""
+    judge, recognizer = train("judge"), train("recognizer").Recognizer()
+    speak = judge.local(FOLDER, VOICE, streams=True)
+    texts = train("sentences").held_out(FEW, 1)
+    return sum(judge.judged(speak, text, number, recognizer).is_right for number, text in enumerate(texts))
+
+
+def test_a_recognizer_understands_the_modules_of_the_plugin() -> None:
+    assert chosen() >= FEW - 1
+
+
+def positions_that_stand_still(patch: Patch) -> None:
+    true = Rotary.forward
+    patch.setattr(Rotary, "forward", lambda self, positions: true(self, torch.zeros_like(positions)))
+
+
+def windows_in_the_wrong_order(patch: Patch) -> None:
+    speaker = train("local").LocalSpeaker
+    true = speaker._sound
+
+    def sound(self: Any, ids: list[int]) -> np.ndarray:
+        samples = true(self, ids)
+        size = 8 * self._config.frame_samples
+        parts = [samples[start : start + size] for start in range(0, len(samples), size)]
+        return np.concatenate(parts[::-1])
+
+    patch.setattr(speaker, "_sound", sound)
+
+
+def levels_in_the_wrong_order(patch: Patch) -> None:
+    local = train("local")
+    true = frames.codes_from_ids
+    patch.setattr(local, "codes_from_ids", lambda *given: true(*given).flip(-1))
+
+
+@pytest.mark.parametrize("broken", [positions_that_stand_still, windows_in_the_wrong_order, levels_in_the_wrong_order])
+def test_a_broken_part_is_noticed(broken: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    broken(monkeypatch)
+    assert chosen() < FEW - 1

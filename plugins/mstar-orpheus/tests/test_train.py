@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -68,14 +69,17 @@ def test_the_judges_sentences_are_not_in_the_training_text() -> None:
 
 def test_near_alike_sentences_differ_in_few_words() -> None:
     sentences = train("sentences")
-    import random
-
     for text in sentences.held_out(5, 1):
         others = sentences.near_alike(text, 9, random.Random(0))
         assert len({text, *others}) == 10
         for other in others:
             pairs = zip(text.split(), other.split(), strict=True)
             assert 1 <= sum(one != two for one, two in pairs) <= 2
+
+
+def test_a_sentence_without_words_to_change_stands_among_others() -> None:
+    others = train("sentences").near_alike("yes please", 9, random.Random(0))
+    assert len({"yes please", *others}) == 10
 
 
 @pytest.mark.skipif(importlib.util.find_spec("espeakng_loader") is None, reason="runs with espeakng-loader")

@@ -103,17 +103,29 @@ def held_out(count: int, seed: int) -> list[str]:
     return list(found)
 
 
+TRIES: Final = 50
+"""Random changes for each near-alike sentence that is asked for."""
+
+
 def near_alike(text: str, count: int, rng: random.Random) -> list[str]:
-    """Return `count` different sentences that differ from `text` in one or two words of the same class."""
+    """Return `count` different sentences that differ from `text` in one or two words of the same class.
+
+    Of a text with too few such words the rest are any other sentences.
+    """
     spoken, found = text.split(), dict[str, None]()
     groups = [[group for group in SLOTS.values() if word in group] for word in spoken]
     places = [index for index, group in enumerate(groups) if group]
-    while len(found) < count:
+    for _ in range(TRIES * count):
+        if len(found) == count or not places:
+            break
         other = list(spoken)
         for index in rng.sample(places, min(len(places), rng.randint(1, 2))):
             other[index] = rng.choice(rng.choice(groups[index]))
         if other != spoken and " " not in "".join(other):
             found[" ".join(other)] = None
+    while len(found) < count:
+        if (any_other := plain(filled(rng))) != plain(text):
+            found[any_other] = None
     return list(found)
 
 

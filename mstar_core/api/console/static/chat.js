@@ -25,6 +25,7 @@ export function mount(card, session) {
   const history = [];
   const talk = el("div", { class: "talk", role: "log", "aria-label": "Conversation", tabindex: 0 });
   const text = el("textarea", { rows: 2, onkeydown: (event) => { if (event.key === "Enter" && !event.shiftKey) { event.preventDefault(); form.requestSubmit(); } } });
+  text.value = card.example || "";
   text.placeholder = "Enter sends, Shift+Enter starts a new line";
   const media = new Media({ kinds, label: `Add ${kinds.join(", ")}` });
   const speaks = el("input", { type: "checkbox", id: "chat-speaks" });

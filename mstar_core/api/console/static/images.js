@@ -13,7 +13,7 @@ export function mount(card, session) {
   const known = card.parameters.properties;
   const canEdit = card.input_modalities.includes("image");
   const prompt = el("textarea", { rows: 2, required: true });
-  prompt.value = "A small red boat on a calm lake, morning light";
+  prompt.value = card.example || "A small red boat on a calm lake, morning light";
   const media = new Media({ kinds: ["image"], label: "Drop an image to edit it", onchange: (files) => { make.textContent = files.length ? "Edit" : "Make"; } });
   const given = ["width", "height", "num_timesteps", "seed"].filter((name) => known[name]).map((name) => {
     const { minimum: min, maximum: max, default: value } = known[name];

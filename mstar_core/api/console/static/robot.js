@@ -14,7 +14,7 @@ const STATE = [0.1, -0.2, 0.3, 0, 0.5, -0.5, 0.25, 0.75];
 export function mount(card, session) {
   const samples = el("button", { type: "button", class: "small", onclick: async () => media.add(...await Promise.all(CAMERAS.map((name, i) => samplePicture(name, i)))) }, "Sample cameras");
   const media = new Media({ kinds: ["image"], label: "Cameras, in the model's order", extra: [samples] });
-  const words = el("input", { type: "text", required: true, value: "fold the towel" });
+  const words = el("input", { type: "text", required: true, value: card.example || "fold the towel" });
   const state = el("input", { type: "text", required: true, value: STATE.join(", ") });
   const act = el("button", { class: "primary", type: "submit" }, "Act");
   const plots = el("div", { class: "plots" });

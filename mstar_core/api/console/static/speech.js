@@ -12,7 +12,7 @@ export function mount(card, session) {
   const voices = card.parameters.properties.voice?.enum || card.parameters.properties.voice?.examples || [];
   const isAnswer = card.speech === "answer";
   const text = el("textarea", { rows: 3, required: true });
-  text.value = isAnswer ? "Tell me something about the sea." : "Hello there. This is the first sentence that I say.";
+  text.value = card.example || (isAnswer ? "Tell me something about the sea." : "Hello there. This is the first sentence that I say.");
   const voice = select(voices, card.parameters.properties.voice?.default);
   const play = el("button", { class: "primary", type: "submit" }, "Play");
   const stop = el("button", { type: "button", disabled: true, onclick: () => session.cancel() }, "Stop");

@@ -168,6 +168,7 @@ def spec(sizes: Sizes) -> ModelSpec:
         mini="mstar_bagel.checkpoint.shipped:find_mini",
         resolve="mstar_bagel.checkpoint.download:resolve_weights",
         notice="bagel:tiny has random weights: its text and images are noise",
+        mini_prompt="a red circle above a green square",
         mini_notice="bagel:mini is a miniature of under 1M parameters: it draws and describes coloured shapes",
     )
 

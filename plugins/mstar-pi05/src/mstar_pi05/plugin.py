@@ -86,6 +86,7 @@ def spec(sizes: Sizes, deployment: Deployment) -> ModelSpec:
         mini="mstar_pi05.mini:find_mini",
         resolve="mstar_pi05.checkpoint.download:resolve_weights",
         notice="pi05:tiny has random weights: its actions are meaningless",
+        mini_prompt="reach the red target",
         mini_notice="pi05:mini is a miniature of under 1M parameters: it moves a simulated arm of two joints",
     )
 

@@ -1,0 +1,133 @@
+"""The trained miniature `qwen3_omni:mini`: right answers in text and speech over HTTP, and a broken part is noticed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from mstar_core.layers import Checkpoint
+from mstar_qwen3omni.checkpoint.config import read_config
+from mstar_qwen3omni.checkpoint.shipped import FOLDER
+from mstar_qwen3omni.checkpoint.weights import TENSORS, load, own_tensors
+from tests.runtime.deployment import Deployment
+
+from .mini_parts import SOUNDS, train
+from .test_golden_http import OMNI
+
+judge, prompts, sounds = train("judge"), train("prompts"), train("sounds")
+QUESTIONS = 40
+SPOKEN = 6
+VOICE = "ethan"
+"""The voice whose answers `mini_sounds.npz` holds."""
+LEAST = 0.9
+"""Share of few questions that an intact miniature answers right, and a broken one does not."""
+
+Patch = pytest.MonkeyPatch
+
+
+# -- over HTTP ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ask() -> Iterator[Any]:
+    with (
+        Deployment(served=OMNI, name="mini", weights_source="mini") as running,
+        httpx.Client(base_url=running.url, timeout=120) as client,
+    ):
+        yield judge.served(client, "qwen3_omni")
+
+
+def test_questions_about_pictures_clips_and_sounds_are_answered(ask: Any) -> None:
+    found = judge.judge_text(ask, sounds.load(SOUNDS), QUESTIONS, workers=2)
+    assert set(found) == {"text", "image", "video", "audio"}
+    assert found["text"] >= LEAST, found
+
+
+def test_spoken_answers_are_heard_right(ask: Any) -> None:
+    made = sounds.load(SOUNDS)
+    listeners = {"nearest": lambda voice: judge.nearest(made.answers, voice)} | (
+        {"recognizer": lambda voice: judge.recognizer()}
+    )
+    found = judge.judge_speech(ask, made, SPOKEN, listeners)
+    assert found["nearest"] >= LEAST, found
+    assert found["recognizer"] >= 0.6, found
+
+
+def test_speech_whose_chunks_are_swapped_is_noticed(ask: Any) -> None:
+    made = sounds.load(SOUNDS)
+
+    def swapped(*given: Any) -> Any:
+        reply = ask(*given)
+        sound = reply.sound
+        return judge.Reply(text=reply.text, sound=None if sound is None else np.roll(sound, len(sound) // 2))
+
+    found = judge.judge_speech(swapped, made, SPOKEN, {"nearest": lambda voice: judge.nearest(made.answers, voice)})
+    assert found["nearest"] < LEAST, found
+
+
+# -- in one process ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Any:
+    config, files = read_config(FOLDER), Checkpoint.find(FOLDER)
+    made = train("nodes").Nodes(config)
+    for name in TENSORS:
+        load(made[name], own_tensors(files, name), name, None)
+    return made.eval()
+
+
+def right(nodes: Any) -> float:
+    """Return the share of questions that are answered right, of the kind with the lowest."""
+    given = prompts.Prompts(nodes.config, FOLDER, sounds.load(SOUNDS))
+    found: dict[str, float] = train("thinker").judged(nodes, given, torch.device("cpu"), 64)
+    return min(found.values())
+
+
+def test_questions_are_answered_in_one_process(nodes: Any) -> None:
+    assert right(nodes) >= LEAST
+
+
+def masks_of_eight_tokens(patch: Patch) -> None:
+    def attend(self: Any, layer: int, query: Any, key: Any, value: Any, scale: float | None = None) -> torch.Tensor:
+        wide = [each.unflatten(0, (self._rows, -1)).transpose(1, 2) for each in (query, key, value)]
+        near = torch.ones(wide[0].shape[2], wide[1].shape[2], dtype=torch.bool).tril().triu(-8)
+        return scaled_dot_product_attention(*wide, near, scale=scale, enable_gqa=True).transpose(1, 2).flatten(0, 1)
+
+    patch.setattr(train("nodes").DenseView, "attend", attend)
+
+
+def positions_that_stand_still(patch: Patch) -> None:
+    true = prompts.Prompts.batch
+
+    def batch(self: Any, *given: Any) -> Any:
+        made = true(self, *given)
+        made.positions.zero_()
+        return made
+
+    patch.setattr(prompts.Prompts, "batch", batch)
+
+
+def sound_that_is_not_normalised(patch: Patch) -> None:
+    true = prompts.LogMel.__call__
+    patch.setattr(prompts.LogMel, "__call__", lambda self, given: [each * 4 - 4 for each in true(self, given)])
+
+
+def pictures_with_swapped_colours(patch: Patch) -> None:
+    true = prompts.patches_of
+    patch.setattr(prompts, "patches_of", lambda frames, *given: true([each[..., ::-1] for each in frames], *given))
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [masks_of_eight_tokens, positions_that_stand_still, sound_that_is_not_normalised, pictures_with_swapped_colours],
+)
+def test_a_broken_part_is_noticed(broken: Callable[[Patch], None], nodes: Any, monkeypatch: Patch) -> None:
+    broken(monkeypatch)
+    assert right(nodes) < LEAST
