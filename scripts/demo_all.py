@@ -1,4 +1,4 @@
-"""Demo of `make demo-all`: each family's trained miniature does its job once; one line for each, and one picture of all.
+"""Demo of `make demo-all`: each family's miniature does its job once, with a line for each and a picture of all.
 
 The miniatures run one after the other on the CPU, by ordinary mstarctl commands, as in `demo.py`.
 """
@@ -31,7 +31,7 @@ TITLE: Final = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """What a family did: one line, and its part of the picture."""
+    """Result of a family: one line, and its part of the picture."""
 
     line: str
     picture: Image.Image

@@ -2,7 +2,8 @@
 
 Run by `make wheelhouse`. Pins come from wheelhouse.lock alone. The folder holds the wheels, `aot/` with the attention
 kernels, a pack of Triton kernels, manifest.json, and install.sh, which checks hashes and versions, installs and proves
-every import.
+every import. Wheels as downloaded are kept beside the folder, because some are stored without files that are of no use
+on the target: see SPARED.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -38,6 +40,14 @@ STANDALONE = ("pyzmq", "msgspec", "httptools", "ujson", "websockets", "multidict
 
 OWN = ("mstar_core.errors", "mstar_core.config.deployment", "mstar_core.messages.wire")
 """Modules of the project that import without other packages."""
+
+SOURCES = tuple(f"flashinfer/data/{name}/" for name in ("cutlass", "cccl", "spdlog", "include")) + tuple(
+    f"flashinfer/data/csrc/{name}/" for name in ("nv_internal", "kda", "fmha_v2", "fused_moe", "xqa")
+)
+"""Sources of kernels. The target has the kernels prebuilt."""
+
+MINIATURES = tuple(f"mstar_{name}/checkpoint/mini/" for name in ("bagel", "orpheus", "pi05", "qwen3omni", "vjepa2"))
+"""Trained miniatures. The repository, which travels beside the folder, has them too."""
 
 TRITON = "triton-kernels.tar.xz"
 """Pack of compiled Triton kernels."""
@@ -70,9 +80,13 @@ def main() -> int:
     options = parser.parse_args()
     out: Path = options.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
+    spared = (*MINIATURES, *(SOURCES if options.kernels else ()))
     pins = [pin for pin in locked() if getattr(options, OPTIONAL.get(pin.group, ""), True)]
-    wheels = fetch(out, pins, options.python)
-    wheels |= own_wheels(out)
+    wheels = {
+        spare(path, out / path.name, spared): pin
+        for path, pin in fetch(out.with_name(f"{out.name}-downloads"), pins, options.python).items()
+    }
+    wheels |= own_wheels(out, spared)
     for stale in set(out.glob("*.whl")) - set(wheels):
         stale.unlink()
     if options.kernels:
@@ -101,8 +115,27 @@ def locked() -> list[Pin]:
     return [Pin(name=name, version=version, group=group, sha256=digest) for name, version, group, digest in lines]
 
 
+def spare(wheel: Path, out: Path, spared: tuple[str, ...]) -> Path:
+    """Copy a wheel without the files below these folders, and return the copy."""
+    with zipfile.ZipFile(wheel) as given:
+        left_out = {name for name in given.namelist() if name.startswith(spared)}
+        if not left_out:
+            return Path(shutil.copy2(wheel, out))
+        with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as made:
+            for entry in given.infolist():
+                if entry.filename in left_out:
+                    continue
+                content = given.read(entry)
+                if entry.filename.endswith(".dist-info/RECORD"):
+                    lines = content.decode().splitlines(keepends=True)
+                    content = "".join(line for line in lines if line.split(",")[0] not in left_out).encode()
+                made.writestr(entry, content, zipfile.ZIP_DEFLATED)
+    return out
+
+
 def fetch(out: Path, pins: Iterable[Pin], python: str) -> dict[Path, Pin | None]:
     """Download wheels that are missing or have another hash. Exits if a download differs from the lock."""
+    out.mkdir(parents=True, exist_ok=True)
     by_hash = {sha256(path): path for path in out.glob("*.whl")}
     missing = [pin for pin in pins if pin.sha256 not in by_hash]
     if missing:
@@ -122,12 +155,12 @@ def fetch(out: Path, pins: Iterable[Pin], python: str) -> dict[Path, Pin | None]
     return {by_hash[pin.sha256]: pin for pin in pins}
 
 
-def own_wheels(out: Path) -> dict[Path, Pin | None]:
-    """Build the wheels of the project and its plugins."""
+def own_wheels(out: Path, spared: tuple[str, ...]) -> dict[Path, Pin | None]:
+    """Build the wheels of the project and its plugins, without the files below these folders."""
     with tempfile.TemporaryDirectory(prefix="mstar-wheelhouse-") as folder:
         subprocess.run([sys.executable, ROOT / "scripts" / "wheels.py", folder], check=True, stdout=subprocess.DEVNULL)
         made = sorted(Path(folder).glob("*.whl"))
-        return {Path(shutil.copy2(path, out / path.name)): None for path in made}
+        return {spare(path, out / path.name, spared): None for path in made}
 
 
 def write_manifest(out: Path, wheels: dict[Path, Pin | None], python: str) -> None:
