@@ -67,7 +67,14 @@ def filled(rng: random.Random) -> str:
     """Return a template with random words."""
     parts = rng.choice(TEMPLATES).split("{")
     chosen = (rng.choice(SLOTS[slot]) + rest for slot, rest in (part.split("}") for part in parts[1:]))
-    return re.sub(r"\ba (?=[aeiou])", "an ", parts[0] + "".join(chosen))
+    return _spelled(parts[0] + "".join(chosen))
+
+
+def _spelled(text: str) -> str:
+    """Return the text with its articles before vowels and its plurals as they are written: an apple, ten glasses."""
+    text = re.sub(r"\ba (?=[aeiou])", "an ", text)
+    text = re.sub(r"(ss|x|sh|ch)s\b", r"\1es", text)
+    return re.sub(r"(?<=[^aeiou])ys\b", "ies", text)
 
 
 def written(text: str, rng: random.Random) -> str:
@@ -122,7 +129,7 @@ def near_alike(text: str, count: int, rng: random.Random) -> list[str]:
         for index in rng.sample(places, min(len(places), rng.randint(1, 2))):
             other[index] = rng.choice(rng.choice(groups[index]))
         if other != spoken and " " not in "".join(other):
-            found[" ".join(other)] = None
+            found[_spelled(" ".join(other))] = None
     while len(found) < count:
         if (any_other := plain(filled(rng))) != plain(text):
             found[any_other] = None
