@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from mstar_core.errors import UsageError
 from mstarctl.bench import result
+from mstarctl.bench.measure.outcome import Outcome
 from mstarctl.bench.measure.terms import parse_terms
 from mstarctl.bench.result import ResultFolder
 from mstarctl.bench.run import BenchRun, RunOptions
@@ -58,22 +59,22 @@ class SweepPoint:
         return float(self.facts["metrics"]["throughput"]["value"])
 
     def work_rate(self) -> float:
-        """Return the requests per second that were worked off in the window, parts of requests included.
-
-        Unlike the throughput it is meaningful for windows that are shorter than a request.
-        """
         opened = ResultFolder.opened(self.folder)
-        window = opened.window
-        done = [
-            (min(each.end_s, window.end_s) - max(each.sent_s, window.start_s)) / max(1e-9, each.end_s - each.sent_s)
-            for each in opened.outcomes()
-            if each.is_ok and each.end_s > window.start_s and each.sent_s < window.end_s
-        ]
-        return sum(done) / window.span_s
+        return work_rate(opened.outcomes(), opened.window.start_s)
 
     def is_good(self, knee: float) -> bool:
         """Return whether the goodput is at least this share of the offered load."""
         return not self.facts["is_over_saturated"] and self.goodput >= knee * self.offered > 0
+
+
+def work_rate(outcomes: Iterable[Outcome], start_s: float) -> float:
+    """Return the requests per second that a server answers, from the start of the window until the last one ended.
+
+    Unlike the throughput it is meaningful for windows that are shorter than a request. It is never above the server's
+    rate: while the last requests end, the server has less to do.
+    """
+    ends = [each.end_s for each in outcomes if each.is_ok and each.end_s > start_s]
+    return len(ends) / max(1e-9, max(ends) - start_s) if ends else 0.0
 
 
 def points_of(text: str, option: str) -> list[float]:
