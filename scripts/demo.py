@@ -32,9 +32,9 @@ SPEAKER = (
     "a miniature of under 3M parameters, trained by this project" if HAS_MINIATURE else "a checkpoint of random weights"
 )
 NAME = "demo"
-TEXT = "Hello from a small machine. This sentence becomes sound while you wait."
+TEXT = "This is a small machine and it can speak to you."
 VOICE = "tara"
-PARAMS = {"seed": "7"}
+PARAMS = {"seed": "3", "temperature": "0.4", "top_p": "0.9", "repetition_penalty": "1.0"}
 OUT = ROOT / "out" / "demo.wav"
 STOP_S = 90.0
 SHORT = 48

@@ -24,6 +24,7 @@ from mstar_core.client import MStarClient
 PLUGINS: Final = demo.ROOT / "plugins"
 OUT: Final = demo.ROOT / "out"
 PICTURE: Final = OUT / "demo-all.png"
+SPEECH: Final = {"temperature": 0.4, "top_p": 0.9, "repetition_penalty": 1.0}
 SIDE: Final = 256
 """Width and height of a family's part of the picture."""
 TITLE: Final = 40
@@ -62,7 +63,7 @@ def run(environment: dict[str, str]) -> int:
 def speaks(client: MStarClient) -> Shown:
     """Say a sentence, and let the recognizer hear it."""
     text, path = "The red fox ran over the green hill today.", OUT / "demo-orpheus.wav"
-    client.generate(text=text, output_modalities="audio", voice="tara", seed=7).save_audio(path)
+    client.generate(text=text, output_modalities="audio", voice="tara", seed=3, **SPEECH).save_audio(path)
     samples, _ = soundfile.read(path, dtype="float32")
     return Shown(line=f"says: {text} Recognized: {demo.heard(path)} ({demo.shown(path)})", picture=wave_of(samples))
 

@@ -2,7 +2,8 @@
 
 `python -m train.judge --weights FOLDER` runs the checkpoint in this process; `--url http://HOST:PORT` judges a running
 deployment. Both print one JSON line per voice: word error with the recognizer's own language model, and how often it
-chooses the right one of near-alike sentences. Without pocketsphinx it says so and exits with status 3.
+chooses the right one of near-alike sentences. It exits with status 1 if a speaker is chosen less often than `--least`,
+and without pocketsphinx with status 3.
 """
 
 from __future__ import annotations
@@ -135,18 +136,22 @@ def main() -> None:
     parser.add_argument(
         "--seed", type=int, default=1, help="seed of the training data, whose held-out sentences are used"
     )
+    parser.add_argument("--least", type=float, default=0.8, help="least share chosen right, for exit status 0")
     options = parser.parse_args()
     if importlib.util.find_spec("pocketsphinx") is None:
         print("judge skipped: pocketsphinx is not installed (pip install pocketsphinx)", file=sys.stderr)
         sys.exit(MISSING)
     if importlib.util.find_spec("espeakng_loader") is None:
         print("source voice skipped: espeakng-loader is not installed", file=sys.stderr)
-    count = min(options.sentences, HELD_OUT)
+    count, lowest = min(options.sentences, HELD_OUT), 1.0
     with multiprocessing.get_context("spawn").Pool(options.processes, _Judge.start, (options,)) as pool:
         for voice in options.voice:
             for name in speakers(options, voice):
                 jobs = [(voice, name, index) for index in range(count)]
-                print(json.dumps(summary(voice, name, pool.starmap(_Judge.hear, jobs, chunksize=1))), flush=True)
+                heard = pool.starmap(_Judge.hear, jobs, chunksize=1)
+                print(json.dumps(summary(voice, name, heard)), flush=True)
+                lowest = min(lowest, sum(each.is_right for each in heard) / count)
+    sys.exit(int(lowest < options.least))
 
 
 class _Judge:

@@ -1,0 +1,77 @@
+"""Every trained miniature on a GPU, judged by its family's judge over HTTP on more worlds than the CPU tests take."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.ports import free_port
+
+pytestmark = pytest.mark.gpu
+
+ROOT = Path(__file__).resolve().parents[2]
+PLUGINS = ROOT / "plugins"
+LIMIT_S = 300.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """A miniature and its judge. folder: where the judge runs; words: its command, `{url}` and `{tmp}` replaced.
+
+    needs: packages without which the judge cannot run.
+    """
+
+    options: Sequence[str] = ()
+    folder: Path
+    words: Sequence[str]
+    needs: Sequence[str] = ()
+
+
+JUDGED = {
+    "bagel": Judged(folder=PLUGINS / "mstar-bagel/train", words=("judge_shapes.py", "{url}", "--count", "100")),
+    "pi05": Judged(folder=PLUGINS / "mstar-pi05/train", words=("judge_arm.py", "{url}", "--episodes", "100")),
+    "vjepa2_ac": Judged(folder=PLUGINS / "mstar-vjepa2/train", words=("judge_block.py", "{url}", "--episodes", "10")),
+    "qwen3_omni": Judged(
+        options=("--config", "qwen3omni_single_gpu"), folder=PLUGINS / "mstar-qwen3omni",
+        words=("-m", "train.judge", "{url}", "{tmp}", "--fresh", "300"), needs=("espeakng_loader",),
+    ),
+    "orpheus": Judged(
+        folder=PLUGINS / "mstar-orpheus", words=("-m", "train.judge", "--url", "{url}", "--sentences", "30"),
+        needs=("pocketsphinx",),
+    ),
+}  # fmt: skip
+
+
+def mstarctl(*words: str) -> None:
+    subprocess.run([sys.executable, "-m", "mstarctl", *words], cwd=ROOT, check=True, timeout=LIMIT_S)
+
+
+@pytest.fixture
+def environment(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    folder = f"/tmp/mstar-mini-{os.getpid()}"  # short: paths of sockets are limited
+    monkeypatch.setenv("MSTAR_RUNTIME_DIR", folder)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *sys.path]))
+    yield
+    subprocess.run([sys.executable, "-m", "mstarctl", "down", "--all", "--now"], cwd=ROOT, check=False, timeout=LIMIT_S)
+
+
+@pytest.mark.parametrize("family", JUDGED)
+def test_a_judge_is_content_with_the_miniature(family: str, environment: None, tmp_path: Path) -> None:
+    judged, port = JUDGED[family], free_port()
+    missing = [name for name in judged.needs if importlib.util.find_spec(name) is None]
+    if missing:
+        pytest.skip(f"the judge of {family} needs {', '.join(missing)}")
+    address = ("--host", "127.0.0.1", "--port", str(port))
+    mstarctl("up", f"{family}:mini", "--name", family, "--device", "cuda", *address, *judged.options, "-d", "--wait")
+    words = [word.format(url=f"http://127.0.0.1:{port}", tmp=tmp_path) for word in judged.words]
+    done = subprocess.run(
+        [sys.executable, *words], cwd=judged.folder, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-2000:]}"
