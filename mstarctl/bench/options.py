@@ -15,6 +15,7 @@ from mstarctl.bench.load.plan import Load
 from mstarctl.bench.load.workloads import Workload, workload_of
 from mstarctl.bench.measure.metrics import Measures
 from mstarctl.bench.measure.terms import parse_terms
+from mstarctl.bench.measure.tokens import token_counter
 from mstarctl.bench.run import RunOptions
 from mstarctl.bench.target import BenchTarget, offered_workloads
 from mstarctl.output.durations import parse_duration
@@ -130,6 +131,7 @@ def run_options(words: Mapping[str, Any], target: BenchTarget, *, out: Path | No
         processes=processes, protocol=words["protocol"], is_checked=words["check"],
         max_in_flight=words["max_in_flight"], label=words["label"] or "", fails_fast=words["fail_fast"],
         keeps_outputs=words["keep_outputs"],
+        count_tokens=token_counter(Path(words["tokenizer"])) if words.get("tokenizer") else None,
     )  # fmt: skip
 
 

@@ -28,6 +28,7 @@ from mstarctl.bench.measure.metrics import Measures
 from mstarctl.bench.measure.outcome import Outcome
 from mstarctl.bench.measure.shares import joined, slow_and_usual
 from mstarctl.bench.measure.terms import Judged, Term, judge
+from mstarctl.bench.measure.tokens import TokenCounter
 from mstarctl.bench.measure.window import MeasuredWindow, summarised, window_of
 from mstarctl.bench.recorder import RunRecorder
 from mstarctl.bench.server_side import ServerSide
@@ -68,6 +69,7 @@ class RunOptions:
     label: str = ""
     fails_fast: bool = False
     keeps_outputs: bool = False
+    count_tokens: TokenCounter | None = None
     silent_s: float = SILENT_S
     joins_spans: bool = True
 
@@ -112,7 +114,9 @@ class BenchRun:
         )  # fmt: skip
         self._state.total, self._state.span_s = 0 if options.load.span_s else plan.total, options.load.span_s or 0.0
         server = ServerSide(self._target.admin, f"bench {options.workload.name} {options.load}")
-        recorder = RunRecorder(partial, plan, options.load.warm_up, is_checked=options.is_checked)
+        recorder = RunRecorder(
+            partial, plan, options.load.warm_up, is_checked=options.is_checked, count_tokens=options.count_tokens
+        )
         try:
             result.write_json(partial / result.ENVIRONMENT, {
                 **environment(self._target), "clock": server.clock(), "selftest": last_ceiling(),
@@ -249,7 +253,7 @@ class BenchRun:
         facts["shares"] = self._shares(outcomes, opened, window) if fetched else {}
         facts["is_over_saturated"] = self._is_over_saturated(window)
         facts["asserts"] = [msgspec.to_builtins(judged) for judged in self._judged(facts)]
-        facts["notes"], facts["warnings"] = self._notes(), self._warnings(facts, server)
+        facts["notes"], facts["warnings"] = self._notes(outcomes), self._warnings(facts, server)
         return facts
 
     def _window(self, outcomes: list[Outcome], plan: RunPlan) -> MeasuredWindow:
@@ -336,8 +340,12 @@ class BenchRun:
         first, last = (values[len(values) // 2] for values in firsts)
         return late > 1.5 * early and late > early + 8 and last > 1.5 * first
 
-    def _notes(self) -> list[str]:
+    def _notes(self, outcomes: list[Outcome]) -> list[str]:
         found = []
+        if any(outcome.is_approximate for outcome in outcomes):
+            found.append(
+                "tokens are approximate: the server does not count them, so each chunk is one; --tokenizer counts"
+            )
         if not self._options.load.is_open and not self._options.load.period_s:
             found.append("a closed loop hides queueing: a slow server is asked less")
         return found
@@ -351,7 +359,7 @@ class BenchRun:
         if not self._options.load.is_open and self._options.goals:
             found.append("--slo with --concurrency: goodput of a closed loop says little")
         if self._target.card.is_tiny:
-            found.append("the server runs a miniature with random weights")
+            found.append("the server runs a miniature: its speed says little about that of the model")
         if server.warning:
             found.append(server.warning)
         if facts["shares"] and facts["shares"]["missing"]:

@@ -61,6 +61,10 @@ Asserts = Annotated[
 AllowFew = Annotated[bool, typer.Option("--allow-few", help="assert percentiles of few samples too")]
 Deadline = Annotated[str, typer.Option("--deadline", help="of an action chunk")]
 PlayBuffer = Annotated[str | None, typer.Option("--play-buffer", help="audio buffered before playback  [default: 0]")]
+TokenizerPath = Annotated[
+    Path | None,
+    typer.Option("--tokenizer", metavar="DIR", help="counts the tokens of texts that a server does not count"),
+]
 Think = Annotated[str | None, typer.Option("--think", help="closed: pause between requests of a client")]
 Period = Annotated[str | None, typer.Option("--period", help="closed: each client sends at this period")]
 MaxInFlight = Annotated[int, typer.Option("--max-in-flight", min=1, help="more requests in flight stop the run")]
@@ -105,6 +109,7 @@ def run(
     allow_few: AllowFew = False,
     deadline: Deadline = "50ms",
     play_buffer: PlayBuffer = None,
+    tokenizer: TokenizerPath = None,
     think: Think = None,
     period: Period = None,
     max_in_flight: MaxInFlight = 4096,

@@ -27,7 +27,8 @@ OVERLOADED: Final = (429, 503)
 class Chunk:
     """A content chunk. at_ns: time of its last byte. amount: seconds of audio, tokens of text, or 1.
 
-    data: its decoded bytes, empty unless asked for. size_bytes: their number.
+    data: its decoded bytes, empty unless asked for. size_bytes: their number. is_counted: whether the
+    server counted the tokens of a text.
     """
 
     kind: str
@@ -36,6 +37,7 @@ class Chunk:
     amount: float
     data: bytes = b""
     about: dict[str, Any] = field(default_factory=dict)
+    is_counted: bool = True
 
 
 @dataclass(slots=True)
@@ -157,7 +159,8 @@ def _add(answer: Answer, modality: str, at_ns: int, size: int, data: bytes, abou
     elif modality == "text":
         amount = float(about.get("n_tokens", 1))
     kept: dict[str, Any] = {name: about[name] for name in ("shape", "dtype", "name", "sample_rate") if name in about}
-    answer.chunks.append(Chunk(modality, at_ns, size, amount, data, kept))
+    is_counted = modality != "text" or "n_tokens" in about
+    answer.chunks.append(Chunk(modality, at_ns, size, amount, data, kept, is_counted))
 
 
 def _read_frames(record: Record, answer: Answer, *, keeps_data: bool) -> None:

@@ -52,7 +52,7 @@ METRICS: Final = (
            definition="gap between text chunks / tokens in the later one; all gaps of all requests"),
     Metric(name="tpot", unit="ms", kind="text", definition="(last - first text chunk) / (n - 1), n >= 2 tokens"),
     Metric(name="tokens", unit="", kind="text", is_better_high=True,
-           definition="tokens of the answer: the server's count, else chunks"),
+           definition="tokens of the answer: the server's count, else that of --tokenizer, else chunks"),
     Metric(name="ttfa", unit="ms", kind="audio", definition="first playable PCM byte - t0"),
     Metric(name="audio_s", unit="s", kind="audio", is_better_high=True,
            definition="PCM bytes / (rate * channels * 2)"),

@@ -7,8 +7,9 @@ from typing import Any, Final
 
 import msgspec
 
-from mstarctl.bench.client.answers import decode
+from mstarctl.bench.client.answers import Chunk, decode
 from mstarctl.bench.client.wire import Record
+from mstarctl.bench.measure.tokens import TokenCounter
 
 OK: Final = "ok"
 ERRORS: Final = ("refused", "http", "stream", "transport", "invalid", "timeout")
@@ -35,7 +36,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One request. Times in seconds since the start of its phase. status: `ok` or a class of `ERRORS`.
 
     is_late: its time t0 is the intended one (open loads, traces, control loops), not the sent one.
-    flaw: why its output is invalid. requested: output modalities.
+    flaw: why its output is invalid. requested: output modalities. is_approximate: the tokens of its text
+    are not counted, so each chunk stands for one.
     """
 
     index: int
@@ -57,6 +59,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     chunks: tuple[ReceivedChunk, ...] = ()
     usage: dict[str, float] = {}
     expected: dict[str, Any] = {}
+    is_approximate: bool = False
 
     @property
     def is_ok(self) -> bool:
@@ -68,10 +71,18 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def outcome_of(
-    record: Record, asked: Mapping[str, Any], start_ns: int, prefix: str, warm_up: int, *, is_checked: bool
-) -> Outcome:
-    """Decode one record. is_checked: also check its output."""
-    answer = decode(record, keeps_data=is_checked)
+    record: Record, asked: Mapping[str, Any], start_ns: int, prefix: str, warm_up: int, *, is_checked: bool,
+    count_tokens: TokenCounter | None = None,
+) -> Outcome:  # fmt: skip
+    """Decode one record. is_checked: also check its output. count_tokens: for texts that the server did not count."""
+    answer = decode(record, keeps_data=is_checked or count_tokens is not None)
+    uncounted = not answer.usage.get("completion_tokens") and any(not chunk.is_counted for chunk in answer.chunks)
+
+    def amount(chunk: Chunk) -> float:
+        if chunk.is_counted or count_tokens is None:
+            return round(chunk.amount, 6)
+        return float(count_tokens(chunk.data.decode("utf-8", "ignore")))
+
     status = answer.error or OK
     flaw = ""
     if is_checked and status == OK:
@@ -91,9 +102,10 @@ def outcome_of(
         http_status=record.status, detail=answer.detail, flaw=flaw, is_reused=record.is_reused,
         size_bytes=len(record.body), reads=len(record.marks), requested=tuple(asked["outputs"]),
         chunks=tuple(
-            ReceivedChunk(c.kind, since(c.at_ns), c.size_bytes, round(c.amount, 6), str(c.about.get("name", "")))
+            ReceivedChunk(c.kind, since(c.at_ns), c.size_bytes, amount(c), str(c.about.get("name", "")))
             for c in answer.chunks
         ),
         usage={name: float(answer.usage[name]) for name in USAGE if isinstance(answer.usage.get(name), int | float)},
         expected={name: value for name, value in asked["expected"].items() if name in EXPECTED},
+        is_approximate=uncounted and count_tokens is None,
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import signal
@@ -13,12 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
-from mstarctl.bench.null_server import NullBehaviour
+from mstarctl.bench.null_server import ANSWER, NullBehaviour
 from mstarctl.bench.result import ResultFolder
 from mstarctl.bench.selftest import null_target
 from mstarctl.main import run
 
+TOKENIZER = Path(__file__).parents[3] / "plugins/mstar-orpheus/src/mstar_orpheus/checkpoint/mini/lm"
+ANSWERED = base64.b64decode(ANSWER).decode()
 FAST = ("--workload", "chat", "--warmup", "2", "--no-check", "--grace", "2s", "--plain")
 
 
@@ -48,6 +52,25 @@ def test_a_result_has_all_its_files(results: Path) -> None:
     assert facts["definitions"]["ttft"] and facts["definitions"]["version"] == 1
     assert facts["metrics"]["goodput"]["value"] == pytest.approx(facts["metrics"]["offered"]["value"])
     assert 20 <= facts["metrics"]["ttft"]["p50"] < 200
+
+
+def test_tokens_are_counted_by_a_tokenizer_where_the_server_gives_no_count(url: str, tmp_path: Path) -> None:
+    words = ["bench", "run", "--url", url, "--rate", "20", "--duration", "1s", *FAST]
+    assert run([*words, "--out", str(tmp_path / "chunks")]) == 0
+    assert run([*words, "--tokenizer", str(TOKENIZER), "--out", str(tmp_path / "counted")]) == 0
+    chunks, counted = (ResultFolder.opened(tmp_path / name) for name in ("chunks", "counted"))
+    assert any("approximate" in note for note in chunks.facts["notes"])
+    assert not any("approximate" in note for note in counted.facts["notes"])
+    of_line = len(Tokenizer.from_file(str(TOKENIZER / "tokenizer.json")).encode(ANSWERED, add_special_tokens=False).ids)
+    assert of_line > 1
+    for found, each in ((chunks, 1.0), (counted, of_line)):
+        assert {chunk.amount for outcome in found.outcomes() for chunk in outcome.chunks} == {each}
+
+
+def test_a_tokenizer_that_does_not_exist_is_refused_before_the_load(url: str, tmp_path: Path) -> None:
+    words = ["bench", "run", "--url", url, "--rate", "20", "--duration", "1s", *FAST, "--out", str(tmp_path / "x")]
+    assert run([*words, "--tokenizer", str(tmp_path)]) == 3
+    assert not (tmp_path / "x.partial").exists()
 
 
 def test_no_prompt_is_stored(results: Path) -> None:
