@@ -118,7 +118,7 @@ class Generated(msgspec.Struct, kw_only=True):
 class ModelCard(msgspec.Struct, kw_only=True):
     """The served model. parameters: JSON schema. speech: whether the speech route answers or reads aloud.
 
-    example: a text that a miniature was trained for.
+    example, example_params: a text and parameters that a miniature was trained for.
     """
 
     id: str
@@ -135,6 +135,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
     speech: Literal["answer", "verbatim"] | UnsetType = UNSET
     notice: str | UnsetType = UNSET
     example: str | UnsetType = UNSET
+    example_params: dict[str, Any] | UnsetType = UNSET
 
 
 class ModelList(msgspec.Struct, kw_only=True):

@@ -87,10 +87,10 @@ def config_folders(spec: ModelSpec) -> tuple[Path, ...]:
     return tuple(Path(root) / folder for root in getattr(importlib.import_module(package), "__path__", []))
 
 
-def default_config(spec: ModelSpec) -> ConfigFile:
-    """Return the default file of a model. Raises PluginError if the plugin does not ship it."""
+def default_config(spec: ModelSpec, variant: str = "") -> ConfigFile:
+    """Return the default file of a model, or of its miniature. Raises PluginError if the plugin does not ship it."""
     files = shipped(spec)
-    stem = spec.default_config.removesuffix(".yaml")
+    stem = (variant == "mini" and spec.mini_config or spec.default_config).removesuffix(".yaml")
     if stem not in files:
         hint = did_you_mean(stem, files) if files else f"write a file: mstarctl config init {spec.name}"
         looked = f"searched {', '.join(map(str, config_folders(spec)))}" if spec.configs else "it ships none"

@@ -185,6 +185,7 @@ def configs(subject: Subject) -> None:
             f"{spec.name} ships no configuration", hint='configs="package:configs", default_config="NAME"'
         )
     default_config(spec)
+    default_config(spec, "mini")
     names = {name for other in subject.models for name in (other.name, *other.aliases)}
     for path in shipped(spec).values():
         file = read_file(path)

@@ -72,7 +72,8 @@ class ModelSpec:
     routes: api routes that the model maps; surfaces: details of routes that need more than a name.
     mini: target "pkg.mod:function" of the same form, for the trained miniature `NAME:mini`.
     notice, mini_notice: one line shown whenever the tiny checkpoint, or the miniature, is used.
-    mini_prompt: a text that the miniature was trained for; shown where a first request is suggested.
+    mini_prompt, mini_params: text and parameters that the miniature was trained for, for a suggested first request.
+    mini_config: file stem of the miniature's deployment file; empty is the default one.
     misfit: called with model_kwargs; returns why the official weights do not fit these options and which to use
     instead, empty if they fit.
     """
@@ -103,6 +104,8 @@ class ModelSpec:
     notice: str = ""
     mini_notice: str = ""
     mini_prompt: str = ""
+    mini_params: Mapping[str, Any] = field(default_factory=dict)
+    mini_config: str = ""
     misfit: Callable[[Mapping[str, Any]], str] | None = None
     requires: Mapping[str, Any] = field(default_factory=dict)
     max_seq_len: int = 8192

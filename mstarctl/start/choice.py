@@ -89,7 +89,7 @@ def choose(model: ModelSpec, memories: Sequence[int], *, variant: str = "") -> C
     fits.
     """
     found = sorted(
-        (_candidate(model, name, path, memories, variant=variant) for name, path in _files(model).items()),
+        (_candidate(model, name, path, memories, variant=variant) for name, path in _files(model, variant).items()),
         key=lambda each: each.order,
     )
     choice = Choice(candidates=tuple(found), gpu_count=len(memories))
@@ -102,17 +102,17 @@ def choose(model: ModelSpec, memories: Sequence[int], *, variant: str = "") -> C
     return choice
 
 
-def _files(model: ModelSpec) -> dict[str, Path]:
-    """Return the files of a plugin that are for this model, not for another one of the plugin."""
-    return {name: path for name, path in shipped(model).items() if _is_for(model, read_file(path))}
+def _files(model: ModelSpec, variant: str) -> dict[str, Path]:
+    """Return the files of a plugin that are for this model, not for another one, nor for another checkpoint."""
+    return {name: path for name, path in shipped(model).items() if _is_for(model, variant, read_file(path))}
 
 
-def _is_for(model: ModelSpec, file: ConfigFile) -> bool:
+def _is_for(model: ModelSpec, variant: str, file: ConfigFile) -> bool:
     try:
-        name = split_name(file.model)[0]
+        name, own = split_name(file.model)
     except NotFound:
         return False
-    return name.rpartition("/")[2] in (model.name, *model.aliases)
+    return name.rpartition("/")[2] in (model.name, *model.aliases) and own in ("", variant)
 
 
 def _candidate(model: ModelSpec, name: str, path: Path, memories: Sequence[int], *, variant: str) -> Candidate:

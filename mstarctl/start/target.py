@@ -58,7 +58,7 @@ def find(text: str, plugins: Plugins) -> Target:
             did_you_mean(name, layouts) if nearest(name, layouts) and not missing.facts.get("nearest") else missing.hint
         )
         raise NotFound(missing.title, missing.detail, hint, **missing.facts) from None
-    return Target(spec=spec, config=default_config(spec), variant=variant)
+    return Target(spec=spec, config=default_config(spec, variant), variant=variant)
 
 
 def _of_file(config: ConfigFile, plugins: Plugins, *, variant: str) -> Target:

@@ -48,8 +48,16 @@ def test_a_tensor_parallel_file_can_run(path: Path) -> None:
 
 
 def test_the_files_are_those_that_the_plugins_ship() -> None:
-    assert {path.name: path.read_bytes() for path in SHIPPED} == {path.name: path.read_bytes() for path in FILES}
-    assert len(SHIPPED) == len(FILES)
+    """Files of a miniature are in the plugins alone."""
+    shipped = [path for path in SHIPPED if ":" not in yaml.safe_load(path.read_text(encoding="utf-8"))["model"]]
+    assert {path.name: path.read_bytes() for path in shipped} == {path.name: path.read_bytes() for path in FILES}
+    assert len(shipped) == len(FILES)
+
+
+def test_a_file_of_a_miniature_is_its_own() -> None:
+    for path in set(SHIPPED) - {path for path in SHIPPED if (ROOT / "configs" / path.name).exists()}:
+        name, _, variant = yaml.safe_load(path.read_text(encoding="utf-8"))["model"].partition(":")
+        assert variant == "mini" and SPECS[name].mini_config == path.stem
 
 
 @pytest.mark.parametrize("model", SPECS)

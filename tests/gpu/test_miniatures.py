@@ -39,7 +39,7 @@ JUDGED = {
     "pi05": Judged(folder=PLUGINS / "mstar-pi05/train", words=("judge_arm.py", "{url}", "--episodes", "100")),
     "vjepa2_ac": Judged(folder=PLUGINS / "mstar-vjepa2/train", words=("judge_block.py", "{url}", "--episodes", "10")),
     "qwen3_omni": Judged(
-        options=("--config", "qwen3omni_single_gpu"), folder=PLUGINS / "mstar-qwen3omni",
+        folder=PLUGINS / "mstar-qwen3omni",
         words=("-m", "train.judge", "{url}", "{tmp}", "--fresh", "300"), needs=("espeakng_loader",),
     ),
     "orpheus": Judged(

@@ -55,6 +55,7 @@ def _card(exchange: Exchange) -> dict[str, Any]:
         card["notice"] = notice
     if example := spec.prompt_of(service.deployment.weights_source):
         card["example"] = example
+        card["example_params"] = dict(spec.mini_params)
     return card
 
 

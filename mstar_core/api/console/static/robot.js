@@ -15,7 +15,7 @@ export function mount(card, session) {
   const samples = el("button", { type: "button", class: "small", onclick: async () => media.add(...await Promise.all(CAMERAS.map((name, i) => samplePicture(name, i)))) }, "Sample cameras");
   const media = new Media({ kinds: ["image"], label: "Cameras, in the model's order", extra: [samples] });
   const words = el("input", { type: "text", required: true, value: card.example || "fold the towel" });
-  const state = el("input", { type: "text", required: true, value: STATE.join(", ") });
+  const state = el("input", { type: "text", required: true, value: (card.example_params?.robot_state || STATE).join(", ") });
   const act = el("button", { class: "primary", type: "submit" }, "Act");
   const plots = el("div", { class: "plots" });
   const shown = figures(["Latency", "Actions", "Dimensions"]);

@@ -131,6 +131,7 @@ def spec(config: OmniConfig) -> ModelSpec:
         resolve="mstar_qwen3omni.checkpoint.download:resolve_weights",
         notice="qwen3_omni:tiny has random weights: its text and sound are noise",
         mini_prompt="How many shapes are there?",
+        mini_config="qwen3omni_single_gpu",
         mini_notice="qwen3_omni:mini is a miniature of 1.5M parameters: it answers questions about shapes and digits",
     )
 
