@@ -80,8 +80,11 @@ def share(right: Callable[[int, Case], bool], cases: Sequence[Case], workers: in
         return round(float(np.mean(list(pool.map(right, range(len(cases)), cases)))), 4)
 
 
-def judge(served: Served, count: int) -> dict[str, float]:
-    """Return the shares of unseen combinations that are drawn, drawn without guidance, described and edited."""
+def judge(served: Served, count: int, workers: int = 8) -> dict[str, float]:
+    """Return the shares of unseen combinations that are drawn, drawn without guidance, described and edited.
+
+    workers: requests at a time.
+    """
     _, scenes, _, changes = shapes.split(SPLIT_SEED)
     scenes, changes = scenes[:count], changes[:count]
 
@@ -91,15 +94,15 @@ def judge(served: Served, count: int) -> dict[str, float]:
 
     return {
         "scenes": len(scenes), "edits": len(changes),
-        "drawn": share(lambda seed, scene: shapes.shows(served.draw(scene.sentence, seed + 1), scene), scenes),
+        "drawn": share(lambda seed, scene: shapes.shows(served.draw(scene.sentence, seed + 1), scene), scenes, workers),
         "drawn_unguided": share(
-            lambda seed, scene: shapes.shows(served.draw(scene.sentence, seed + 1, 1.0), scene), scenes
+            lambda seed, scene: shapes.shows(served.draw(scene.sentence, seed + 1, 1.0), scene), scenes, workers
         ),
         "described": share(
             lambda seed, scene: shapes.describes(served.describe(shapes.draw(scene, random.Random(seed))), scene),
-            scenes,
+            scenes, workers,
         ),
-        "edited": share(edited, changes),
+        "edited": share(edited, changes, workers),
     }  # fmt: skip
 
 
@@ -108,10 +111,11 @@ def main() -> int:
     parser.add_argument("url")
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--steps", type=int, default=50, help="grid points of the flow")
+    parser.add_argument("--workers", type=int, default=8, help="requests at a time")
     parser.add_argument("--least", type=float, default=0.95)
     options = parser.parse_args()
     with Served(options.url, options.steps) as served:
-        found = judge(served, options.count)
+        found = judge(served, options.count, options.workers)
     print(json.dumps(found))
     low = min(found[name] for name in ("drawn", "described", "edited")) < options.least
     return int(low or found["drawn"] <= found["drawn_unguided"])

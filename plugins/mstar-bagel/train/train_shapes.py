@@ -156,9 +156,8 @@ class Miniature(nn.Module):
         """Return features [B, n, width], as `ImageFeatures` does for each. pictures: uint8 [B, 3, y, x]."""
         model, side = self.eyes.vit_model.vision_model, self.sizes.vision.patch
         values = self.eyes.pixels(pictures)
-        grid = values.unflatten(3, (-1, side)).unflatten(
-            2, (-1, side)
-        )  # [B, channels, h, side, w, side]: see `patches`
+        # [B, channels, h, side, w, side]: as `vision.patches` lays out one picture.
+        grid = values.unflatten(3, (-1, side)).unflatten(2, (-1, side))
         x = model.embeddings.patch_embedding(grid.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2))
         x = x + model.embeddings.position_embedding.weight
         for block in model.blocks:

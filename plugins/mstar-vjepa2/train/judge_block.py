@@ -83,10 +83,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("url")
     parser.add_argument("--episodes", type=int, default=40)
+    parser.add_argument("--workers", type=int, default=4, help="episodes at a time")
     parser.add_argument("--least", type=float, default=0.9)
     options = parser.parse_args()
     with MStarClient(options.url) as client:
-        found = judge(served(client), options.episodes)
+        found = judge(served(client), options.episodes, workers=options.workers)
     print(json.dumps(found))
     return int(found["reached"] < options.least or found["energy_fell"] < options.least)
 
