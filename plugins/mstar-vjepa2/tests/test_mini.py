@@ -26,7 +26,7 @@ from tests.runtime.deployment import Deployment
 
 from .server import AC
 
-EPISODES = 8
+EPISODES = 5
 WORST = 0.2
 """Largest relative error of predicted frames: the mean distance to the true ones over that to the unmoved ones."""
 
