@@ -212,7 +212,8 @@ def device_names(config: ResolvedConfig, devices: Sequence[str]) -> tuple[str, .
         for rank in group.ranks:
             if rank >= len(devices):
                 count = f"{len(devices)} {'device' if len(devices) == 1 else 'devices'}"
-                hint = f"give {config.rank_count} devices, or use a file with ranks below {len(devices)}"
+                choose = f"up with --gpus auto:{len(devices)}, which chooses among the model's files"
+                hint = f"give {config.rank_count} devices, or {choose}, or use a file with ranks below {len(devices)}"
                 raise group.place.error(
                     f"no device backs rank {rank}", f"{group.key}.ranks", f"{count} for {config.rank_count} ranks", hint
                 )

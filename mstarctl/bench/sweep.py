@@ -25,7 +25,12 @@ FIRSTS: Final = ("chunk", "ttfa", "ttft", "ttfi", "ttfs", "latency")
 UNLOADED_FACTOR: Final = 3.0
 GROWTH: Final = 1.05
 SHARES: Final = (0.1, 0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1)
+BEYOND: Final = 1.15
+"""Factor between the rates above those shares, while the goal is met: the peak is a lower estimate."""
+MOST_BEYOND: Final = 8
 WIDTH: Final = 0.05
+SHORT: Final = 3.0
+"""Median latencies under load that a window should last."""
 EMPTY_S: Final = 60.0
 MOST_CLIENTS: Final = 1024
 LEAST_EXPECTED: Final = 3.0
@@ -136,17 +141,19 @@ class Sweep:
             self._display.say(f"goal: {self.slo} (3x unloaded)")
         peak = self._peak(first_clients, self.unloaded.work_rate())
         good, bad = 0.0, 0.0
-        for share in SHARES:
-            if share * peak * self._span_s < LEAST_EXPECTED:
-                continue
-            point = self._run(share * peak, is_open=True)
-            if not point.is_good(self._knee):
-                bad = share * peak
+        for load in self._rising(peak):
+            if not self._run(load, is_open=True).is_good(self._knee):
+                bad = load
                 break
-            good = share * peak
+            good = load
         while good and bad and bad - good > WIDTH * good:
             middle = (good + bad) / 2
             good, bad = (middle, bad) if self._run(middle, is_open=True).is_good(self._knee) else (good, middle)
+
+    def _rising(self, peak: float) -> list[float]:
+        """Return the rates to try, up to far above the peak."""
+        shares = [*SHARES, *(SHARES[-1] * BEYOND**step for step in range(1, MOST_BEYOND + 1))]
+        return [share * peak for share in shares if share * peak * self._span_s >= LEAST_EXPECTED]
 
     def _peak(self, clients: int, before: float) -> float:
         """Double the clients until the rate of work grows by less than 5 %; return the highest rate."""
@@ -158,7 +165,17 @@ class Sweep:
                 break
             before, clients = found, 2 * clients
         self._display.say(f"peak: {peak:.3g}/s with {min(clients, MOST_CLIENTS)} clients")
+        self._warn_of_short_windows()
         return peak
+
+    def _warn_of_short_windows(self) -> None:
+        """Say so if windows are too short for a steady state, in which the knee would come out too high."""
+        latency = self.points[-1].facts["metrics"].get("latency", {}).get("p50")
+        if latency is not None and self._span_s < SHORT * latency / 1000:
+            self._display.say(
+                f"warning: windows of {self._span_s:g} s are short for requests of {latency / 1000:.2g} s, so the knee "
+                f"may be too high: give --duration {SHORT * latency / 1000:.0f}s or more, or --ramp"
+            )
 
     @property
     def knee(self) -> SweepPoint | None:

@@ -21,29 +21,44 @@ PLUGINS = ROOT / "plugins"
 LIMIT_S = 300.0
 
 
+MANY = 32
+"""Requests at a time in a full batch. Alone, it is one."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """A miniature and its judge. folder: where the judge runs; words: its command, `{url}` and `{tmp}` replaced.
+    """A miniature and its judge. folder: where the judge runs; words: its command, in which `{url}`, `{tmp}` and
+    `{workers}`, the requests at a time, are replaced.
 
     needs: packages without which the judge cannot run.
     """
 
-    options: Sequence[str] = ()
     folder: Path
     words: Sequence[str]
     needs: Sequence[str] = ()
 
 
 JUDGED = {
-    "bagel": Judged(folder=PLUGINS / "mstar-bagel/train", words=("judge_shapes.py", "{url}", "--count", "100")),
-    "pi05": Judged(folder=PLUGINS / "mstar-pi05/train", words=("judge_arm.py", "{url}", "--episodes", "100")),
-    "vjepa2_ac": Judged(folder=PLUGINS / "mstar-vjepa2/train", words=("judge_block.py", "{url}", "--episodes", "10")),
+    "bagel": Judged(
+        folder=PLUGINS / "mstar-bagel/train",
+        words=("judge_shapes.py", "{url}", "--count", "100", "--workers", "{workers}"),
+    ),
+    "pi05": Judged(
+        folder=PLUGINS / "mstar-pi05/train",
+        words=("judge_arm.py", "{url}", "--episodes", "64", "--workers", "{workers}"),
+    ),
+    "vjepa2_ac": Judged(
+        folder=PLUGINS / "mstar-vjepa2/train",
+        words=("judge_block.py", "{url}", "--episodes", "16", "--workers", "{workers}"),
+    ),
     "qwen3_omni": Judged(
         folder=PLUGINS / "mstar-qwen3omni",
-        words=("-m", "train.judge", "{url}", "{tmp}", "--fresh", "300"), needs=("espeakng_loader",),
+        words=("-m", "train.judge", "{url}", "{tmp}", "--fresh", "300", "--workers", "{workers}"),
+        needs=("espeakng_loader",),
     ),
     "orpheus": Judged(
-        folder=PLUGINS / "mstar-orpheus", words=("-m", "train.judge", "--url", "{url}", "--sentences", "30"),
+        folder=PLUGINS / "mstar-orpheus",
+        words=("-m", "train.judge", "--url", "{url}", "--sentences", "30", "--processes", "{workers}"),
         needs=("pocketsphinx",),
     ),
 }  # fmt: skip
@@ -69,9 +84,11 @@ def test_a_judge_is_content_with_the_miniature(family: str, environment: None, t
     if missing:
         pytest.skip(f"the judge of {family} needs {', '.join(missing)}")
     address = ("--host", "127.0.0.1", "--port", str(port))
-    mstarctl("up", f"{family}:mini", "--name", family, "--device", "cuda", *address, *judged.options, "-d", "--wait")
-    words = [word.format(url=f"http://127.0.0.1:{port}", tmp=tmp_path) for word in judged.words]
-    done = subprocess.run(
-        [sys.executable, *words], cwd=judged.folder, capture_output=True, text=True, timeout=LIMIT_S, check=False
-    )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-2000:]}"
+    mstarctl("up", f"{family}:mini", "--name", family, "--device", "cuda", *address, "-d", "--wait")
+    for workers in (1, MANY):
+        words = [word.format(url=f"http://127.0.0.1:{port}", tmp=tmp_path, workers=workers) for word in judged.words]
+        done = subprocess.run(
+            [sys.executable, *words], cwd=judged.folder, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
+        print(f"{family}, {workers} at a time: {done.stdout}")
+        assert done.returncode == 0, f"{workers} at a time: {done.stdout}\n{done.stderr[-2000:]}"

@@ -237,19 +237,21 @@ def judge_text(ask: Ask, made: sounds.Sounds, count: int, seed: int = UNSEEN, wo
 
 
 def judge_speech(
-    ask: Ask, made: sounds.Sounds, count: int, listeners: dict[str, Callable[[str], Listener]], seed: int = UNSEEN + 1
-) -> dict[str, float]:
+    ask: Ask, made: sounds.Sounds, count: int, listeners: dict[str, Callable[[str], Listener]],
+    seed: int = UNSEEN + 1, workers: int = 4,
+) -> dict[str, float]:  # fmt: skip
     """Return, by listener, the share of spoken answers heard as the true answer, and as the answer in text.
 
-    listeners: called with the voice.
+    listeners: called with the voice. workers: requests at a time.
     """
     voices = sorted({speaker for speaker, _ in made.answers})
     asked = questions(made, count, seed)
     heard: dict[str, list[bool]] = {}
     hearing = {(name, voice): new(voice) for name, new in listeners.items() for voice in voices}
-    for index, (question, data) in enumerate(asked):
-        voice = voices[index % len(voices)]
-        reply = ask(question, data, voice)
+    spoken = [voices[index % len(voices)] for index in range(len(asked))]
+    with ThreadPoolExecutor(workers) as pool:
+        replies = list(pool.map(lambda pair, voice: ask(*pair, voice), asked, spoken))
+    for (question, _), voice, reply in zip(asked, spoken, replies, strict=True):
         assert reply.sound is not None
         for name in listeners:
             word = hearing[name, voice](reply.sound)
@@ -287,6 +289,7 @@ def main() -> int:
     parser.add_argument("--model", default="qwen3_omni")
     parser.add_argument("--questions", type=int, default=200)
     parser.add_argument("--spoken", type=int, default=60)
+    parser.add_argument("--workers", type=int, default=4, help="requests at a time")
     parser.add_argument("--least", type=float, default=0.95)
     options = parser.parse_args()
     path = options.out / sounds.FILE
@@ -297,7 +300,8 @@ def main() -> int:
     listeners = listeners_of(made)
     with httpx.Client(base_url=options.url, timeout=120) as client:
         ask = served(client, options.model)
-        found = judge_text(ask, made, options.questions) | judge_speech(ask, made, options.spoken, listeners)
+        found = judge_text(ask, made, options.questions, workers=options.workers)
+        found |= judge_speech(ask, made, options.spoken, listeners, workers=options.workers)
     for name, new in listeners.items():  # what the voice itself gets
         voice = {pair: new(pair[0])(pcm / np.float32(32768)) == pair[1] for pair, pcm in made.answers.items()}
         found[f"{name}_of_the_voice"] = round(sum(voice.values()) / len(voice), 4)
