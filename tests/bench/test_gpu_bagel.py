@@ -28,6 +28,7 @@ SMALL = Sizes(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_every_load_of_the_server(tmp_path: Path) -> None:
     report = measured(tmp_path / "bagel.json", "bench.gpu_bagel", "--repeats", "1", "--port", str(free_port()))
     assert not any("error" in section for section in report["sections"].values())

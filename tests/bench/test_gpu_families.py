@@ -48,6 +48,7 @@ def measured(out: Path, *words: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_the_policy_at_its_engines(tmp_path: Path) -> None:
     words = ("--part", "engines", "--vision", "float32", "--batch", "1", "2", "--repeats", "3", "--clients", "3")
     report = measured(tmp_path / "pi05.json", "bench.gpu_pi05", *words)
@@ -78,6 +79,7 @@ def test_the_policy_at_its_server(tmp_path: Path) -> None:
     assert 0 < ends[0] and ends == sorted(ends), "a request comes through them in this order"
 
 
+@pytest.mark.slow
 def test_robots_before_two_servers_in_turn(tmp_path: Path) -> None:
     words = ("--tree", str(REPO), "--windows", "1", "--alone", "2", "--clients", "2", "--each", "1", "--set")
     report = measured(tmp_path / "robots.json", "bench.gpu_robots", *words, "--port", str(free_port()))
@@ -129,6 +131,7 @@ def test_the_world_model(tmp_path: Path) -> None:
         assert profile["launches"] > 10 and profile["slowest"] and profile["idle_s"] >= 0
 
 
+@pytest.mark.slow
 def test_video_models_at_their_server(tmp_path: Path) -> None:
     words = ("--part", "server", "--alone", "2", "--clients", "2", "--each", "1", "--port", str(free_port()))
     report = measured(tmp_path / "server.json", "bench.gpu_vjepa2", *words)

@@ -8,9 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow
 def test_steps_are_timed_and_their_launches_counted() -> None:
     command = [sys.executable, "-m", "bench.launch_step", "--rows", "2", "--no-world", "--repeats", "3"]
     done = subprocess.run(command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, check=True)

@@ -40,7 +40,7 @@ def ask(deployment: Deployment) -> None:
 def test_processes_spin_for_a_while_after_a_request_and_sleep_when_nobody_asks(span_us: int) -> None:
     with Deployment(wait_spin_us=span_us) as deployment:
         ask(deployment)
-        time.sleep(3 * SPAN_S)
+        time.sleep(1.5 * SPAN_S)
         idle = shares(deployment)
         assert max(idle.values()) < 0.1, idle
         ask(deployment)

@@ -51,17 +51,20 @@ LONGEST = 420
 """Ids of five seconds, after which a broken model that does not stop is cut."""
 
 
-def chosen(patch: Patch) -> int:
-    """Return how many of a few sentences the recognizer chooses right, spoken in streaming windows."""
+def is_understood(patch: Patch) -> bool:
+    """Return whether the recognizer chooses all of a few sentences right but one, spoken in streaming windows."""
     judge, recognizer = train("judge"), train("recognizer").Recognizer()
     patch.setattr(train("local"), "LIMIT", LONGEST)
-    speak = judge.local(FOLDER, VOICE, streams=True)
-    texts = train("sentences").held_out(FEW, 1)
-    return sum(judge.judged(speak, text, number, recognizer).is_right for number, text in enumerate(texts))
+    speak, wrong = judge.local(FOLDER, VOICE, streams=True), 0
+    for number, text in enumerate(train("sentences").held_out(FEW, 1)):
+        wrong += not judge.judged(speak, text, number, recognizer).is_right
+        if wrong > 1:
+            return False
+    return True
 
 
 def test_a_recognizer_understands_the_modules_of_the_plugin(monkeypatch: Patch) -> None:
-    assert chosen(monkeypatch) >= FEW - 1
+    assert is_understood(monkeypatch)
 
 
 def positions_that_stand_still(patch: Patch) -> None:
@@ -91,4 +94,4 @@ def levels_in_the_wrong_order(patch: Patch) -> None:
 @pytest.mark.parametrize("broken", [positions_that_stand_still, windows_in_the_wrong_order, levels_in_the_wrong_order])
 def test_a_broken_part_is_noticed(broken: Callable[[Patch], None], monkeypatch: Patch) -> None:
     broken(monkeypatch)
-    assert chosen(monkeypatch) < FEW - 1
+    assert not is_understood(monkeypatch)

@@ -221,8 +221,8 @@ def test_ctrl_c_keeps_the_result_and_is_exit_130(url: str, tmp_path: Path) -> No
     words = ["bench", "run", "--url", url, "--rate", "20", "--duration", "30s", *FAST, "--out", str(out)]
     with subprocess.Popen([sys.executable, "-m", "mstarctl", *words], stderr=subprocess.PIPE) as process:
         end = time.monotonic() + 20
-        timeline = tmp_path / "x.partial" / "timeline.jsonl"
-        while not (timeline.exists() and timeline.read_bytes()) and time.monotonic() < end:
+        records = tmp_path / "x.partial" / "records.spool"
+        while not (records.exists() and records.stat().st_size) and time.monotonic() < end:
             time.sleep(0.05)
         os.kill(process.pid, signal.SIGINT)
         process.communicate(timeout=20)

@@ -39,7 +39,7 @@ def test_requests_that_ended_before_the_window_are_no_work_in_it() -> None:
 
 
 PEAK = 20.0
-"""What the closed loops of the fake server measure as its peak."""
+"""Peak by the closed loops of the fake server, in requests per second."""
 
 
 class Point(SweepPoint):
