@@ -29,6 +29,11 @@ FILES = [
 SMALL = ("--set", "max_seq_len=512", "--set", "max_concurrent_requests=4", "--set", "kv_cache.tokens=8192")
 FIRST = {"vjepa2_ac": 1}
 """Number of the sample to send, by model; elsewhere the first."""
+OPTIONS = {"pi05_aloha": ("--set", "model_kwargs.norm_stats=none")}
+"""Options of `up` by file: the miniature's statistics are those of one arm."""
+
+PARAMS = {"pi05_aloha": {"robot_state": [0.25] * 14}}
+"""Parameters in place of the sample's, by file."""
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -46,6 +51,7 @@ def folder() -> Iterator[Path]:
 def test_a_file_serves_a_request(path: Path, folder: Path) -> None:
     port = free_port()
     words = ("--device", "cpu", "--host", "127.0.0.1", "--port", str(port), "--cache-dir", str(cache_dir()), *SMALL)
+    words += OPTIONS.get(path.stem, ())
     with mstarctl(folder, "up", f"{path.stem}:tiny", "-d", *words) as up:
         _, err = up.communicate(timeout=WAIT_S)
     assert up.returncode == 0, err
@@ -57,7 +63,7 @@ def test_a_file_serves_a_request(path: Path, folder: Path) -> None:
         "input_modalities": ",".join(kind for kind, _ in ask.order),
         "output_modalities": ",".join(ask.outputs),
         "streaming": "false",
-        "model_kwargs": json.dumps(ask.params),
+        "model_kwargs": json.dumps({**ask.params, **PARAMS.get(path.stem, {})}),
     }
     answer = httpx.post(f"http://127.0.0.1:{port}/generate", data=given, files=files or None, timeout=WAIT_S)
     assert answer.status_code == 200, answer.text

@@ -49,7 +49,8 @@ class Processor:
         if robot and self._state_moments and len(self._state_moments) < robot.state:
             raise ConfigError(
                 f"the statistics have {len(self._state_moments)} values of state, {robot.name} has {robot.state}",
-                hint="choose the robot's own statistics", key="model_kwargs.norm_stats",
+                hint="choose the robot's own, a file, or none: --set model_kwargs.norm_stats=none",
+                key="model_kwargs.norm_stats",
             )  # fmt: skip
 
     def process_prompt(self, request: PromptRequest) -> Inputs:
