@@ -128,7 +128,7 @@ def train(options: argparse.Namespace) -> dict[str, float]:
             save(vocoder, out)
     save(vocoder, out)
     found = {"first": round(losses[0], 4), "last": round(float(np.mean(losses[-20:])), 4)}
-    pace.note(done="codec", **found)
+    pace.note(done="codec", seed=options.seed, device=device.type, **found)
     return found
 
 

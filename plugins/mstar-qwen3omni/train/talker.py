@@ -177,7 +177,7 @@ def train(options: argparse.Namespace) -> dict[str, float]:
              if name.startswith("Talker.") and FROZEN not in name}  # fmt: skip
     save_file(state, out / WEIGHTS)
     found = {"first": round(sum(losses[0]), 4), "last": round(float(np.mean(losses[-20:], axis=0).sum()), 4)}
-    pace.note(done="talker", **found)
+    pace.note(done="talker", seed=options.seed, device=device.type, **found)
     return found
 
 

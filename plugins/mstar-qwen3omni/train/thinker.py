@@ -120,7 +120,8 @@ def train(options: argparse.Namespace) -> dict[str, float]:
     save(nodes, out)
     shares = judged(nodes, unseen, device, options.judged)
     last = float(loss.detach()) if pace.step > 1 else first
-    pace.note(done="thinker", first=round(first, 4), last=round(last, 4), **shares)
+    figures = {"first": round(first, 4), "last": round(last, 4), **shares}
+    pace.note(done="thinker", seed=options.seed, device=device.type, **figures)
     return {"first": first, "last": last, **shares}
 
 
