@@ -67,6 +67,7 @@ VERBS: tuple[Verb, ...] = (
         "Check this host: versions, devices, memory, folders, ports, plugins.",
         TOOLS,
     ),
+    Verb("unit", "mstarctl.commands.unit:unit", "Print a systemd unit that runs a deployment.", TOOLS),
     Verb("context", "mstarctl.commands.context:app", "Name other hosts and choose one.", TOOLS),
     Verb(
         "api",

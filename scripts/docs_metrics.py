@@ -82,7 +82,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
         Panel("Refused and cancelled", "reqps",
               ((rate("mstar_rejected_total", "code"), "refused {{code}}"),
                (rate("mstar_cancelled_total", "cause"), "cancelled {{cause}}")),
-              "The code overloaded means that the queue was full."),
+              "The code queue_full means that the queue was full."),
         Panel("Wait for a slot", "s", both("mstar_queue_seconds"), "From arrival to admission."),
         Panel("Whole request", "s", both("mstar_request_seconds", "route"), "From arrival to end, by route."),
         Panel("Preprocessing", "short", ((f"sum(mstar_pool_busy{JOB})", "busy"),), "Busy processes."),

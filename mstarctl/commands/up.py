@@ -28,6 +28,7 @@ from mstarctl.output.units import counted
 from mstarctl.start.example import example_call
 from mstarctl.start.launch import Started, failure_of, launch, wait_end, wait_ready
 from mstarctl.start.nearest import with_nearest
+from mstarctl.start.notify import READY, STOPPING, notify
 from mstarctl.start.options import UpOptions, up_signature
 from mstarctl.start.plan import Planned, make_planned
 from mstarctl.start.progress import ready_line, view_of
@@ -190,6 +191,7 @@ def run_attached(started: Started, planned: Planned, printer: Printer, presses: 
                     snapshot = wait_ready(started, view_of(printer.options).show)
                     is_ready, seen = True, int(snapshot["deployment"]["last_event"])
                     _say_ready(snapshot, planned, printer)
+                    notify(READY, f"serves on {planned.spec.api.host}:{planned.spec.api.port}")
                     printer.say("  Ctrl-C drains and stops it")
                 for event in _events(started, seen):
                     seen = int(event["n"])
@@ -215,6 +217,7 @@ def run_attached(started: Started, planned: Planned, printer: Printer, presses: 
 
 def _ask_stop(started: Started, printer: Printer, presses: int, *, is_ready: bool) -> None:
     now = presses > 1 or not is_ready
+    notify(STOPPING)
     if is_ready:
         line = "stopping now" if now else "draining: requests in flight finish first; Ctrl-C again stops now"
         printer.say(f"\n{line}")

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from mstar_core.observe.metrics import FAMILIES, SUFFIXES
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "docs" / "grafana" / "deployment.json").read_text(encoding="utf-8"))
+ALERTS = ROOT / "docs" / "grafana" / "alerts.yaml"
+RULES: list[dict[str, Any]] = yaml.safe_load(ALERTS.read_text(encoding="utf-8"))["groups"][0]["rules"]
+HTTP_PAGE = (ROOT / "docs" / "http-api.md").read_text(encoding="utf-8")
 PANELS: list[dict[str, Any]] = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 NAME = re.compile(r"\bmstar_\w+")
 SERIES = {f"{name}{suffix}": family for name, family in FAMILIES.items() for suffix in SUFFIXES[family.kind]}
@@ -47,6 +52,30 @@ def test_queries_of_the_dashboard_name_series_and_labels_of_the_api(title: str, 
     assert grouped <= known and matched <= known
     assert query.count("(") == query.count(")") and query.count("{") == query.count("}")
     assert all(f'{name}{{job=~"$job"' in query for name in names)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=[rule["alert"] for rule in RULES])
+def test_alert_rules_name_series_labels_and_codes_of_the_api(rule: dict[str, Any]) -> None:
+    query = rule["expr"]
+    series = set(NAME.findall(query)) - {"mstar"}  # "mstar.*" is a pattern of job names
+    for name in series:
+        assert name in SERIES and SERIES[name].maker != "socket", f"{name} is not exported by the api"
+    labels = set().union({"le", "job", "instance"}, *(SERIES[name].labels for name in series))
+    grouped = {label for group in re.findall(r"by \(([\w, ]+)\)", query) for label in re.findall(r"\w+", group)}
+    shown = set(re.findall(r"\$labels\.(\w+)", json.dumps(rule["annotations"])))
+    assert grouped <= labels and shown <= (grouped or labels)
+    for codes in re.findall(r'code=~?"([^"]+)"', query):
+        for code in codes.split("|"):
+            assert f"`{code}`" in HTTP_PAGE, f"{code} is not an error code of the api"
+    assert rule["labels"]["severity"] in ("page", "ticket") and rule["annotations"]["summary"]
+
+
+def test_prometheus_accepts_the_alert_rules() -> None:
+    tool = shutil.which("promtool")
+    if tool is None:
+        pytest.skip("runs where Prometheus' promtool is installed")
+    done = subprocess.run([tool, "check", "rules", str(ALERTS)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_legend_shows_labels_of_its_query() -> None:
