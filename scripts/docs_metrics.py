@@ -37,6 +37,14 @@ def buckets() -> str:
     return table(("histogram", "upper bounds of its buckets"), rows)
 
 
+def words() -> str:
+    """Return the glossary."""
+    from mstar_core.observe.glossary import GLOSSARY
+
+    rows = ((f"`{term.word}`", term.unit, term.meaning) for term in GLOSSARY)
+    return table(("word", "unit", "meaning"), rows)
+
+
 @dataclass(frozen=True, slots=True)
 class Panel:
     """One panel: title, Grafana unit, queries with their legends, and description."""
@@ -182,5 +190,9 @@ def _panel(panel: Panel, number: int, x: int, y: int) -> dict[str, Any]:
     }
 
 
-METRIC_PARTS: dict[str, Callable[[], str]] = {"metric-families": families, "metric-buckets": buckets}
+METRIC_PARTS: dict[str, Callable[[], str]] = {
+    "metric-families": families,
+    "metric-buckets": buckets,
+    "glossary": words,
+}
 METRIC_FILES: dict[str, Callable[[], str]] = {"docs/grafana/deployment.json": dashboard}
