@@ -11,6 +11,9 @@ from mstar_core.config.deployment import Plan, RankPlan
 from mstar_core.config.resolved import NodeGroup, ResolvedConfig
 from mstar_core.plugin import ModelSpec
 
+GPU_RESERVE_BYTES = 2 << 30
+"""Memory that pools leave free on a GPU by default, for its context, CUDA graphs, workspaces and activations."""
+
 SLACK = 1e-9
 """Tolerance of sums of decimal fractions."""
 

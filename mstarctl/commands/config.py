@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,9 +11,11 @@ import typer
 
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.config.load import VARIANTS, ConfigFile, read_file, split_name
+from mstar_core.config.resolution import resolve
 from mstar_core.config.resolved import ResolvedConfig
 from mstar_core.config.schema import SETTINGS, Setting
 from mstar_core.errors import ConfigError, ExitCode, MstarError, NotFound, UsageError
+from mstar_core.plugin import ModelSpec
 from mstarctl.authoring.config_file import Settings, commented_file, differences, values_of
 from mstarctl.authoring.config_schema import default_shown, explain, json_schema
 from mstarctl.complete import configured_names, key_names, plugin_names, target_names
@@ -20,9 +23,10 @@ from mstarctl.output import Column, Printer
 from mstarctl.output.errors import render_error
 from mstarctl.output.units import counted
 from mstarctl.plugins import Plugins
+from mstarctl.start.admission import admission, weights_on_devices
 from mstarctl.start.choice import GB, auto_count, choose
+from mstarctl.start.gpus import Gpu, visible_gpus
 from mstarctl.start.gpus import gpus as present_gpus
-from mstarctl.start.gpus import visible_gpus
 from mstarctl.start.target import Override, Target, find, parse_set, resolve_target
 
 app = typer.Typer(
@@ -51,8 +55,10 @@ KEYS = (Column("KEY", "name"), Column("TYPE", "allowed"), Column("DEFAULT", "def
 CHOICES = (
     Column("FILE", "name"),
     Column("RANKS", "ranks", is_right=True),
+    Column("REQUESTS", "requests", is_right=True),
     Column("RESULT", "result"),
     Column("WHY", "why"),
+    Column("REQUESTS WHY", "requests_why", is_wide=True),
 )
 DIFFERENT = (
     Column("KEY", "name"),
@@ -183,12 +189,16 @@ def explain_key(
 
 
 def explain_choice(model: str | None, gpus: str, gpu_gb: float | None) -> list[dict[str, Any]]:
-    """Return every file of a model, the chosen one first, with the reason. gpu_gb: of GPUs that need not be here."""
+    """Return every file of a model, the chosen one first, with the reason, and the requests that it runs at once.
+
+    gpu_gb: of GPUs that need not be here.
+    """
     count = auto_count(gpus)
     if model is None or not count:
         raise UsageError(f"--gpus is {gpus!r}", hint="mstarctl config explain MODEL --gpus auto:2")
     name, variant = split_name(model)
-    spec = Plugins.discover().model(name)
+    plugins = Plugins.discover()
+    spec = plugins.model(name)
     memories = [gpu.total for gpu in visible_gpus(present_gpus())] if gpu_gb is None else [int(gpu_gb * GB)] * count
     if len(memories) < count:
         raise ConfigError(
@@ -200,9 +210,22 @@ def explain_choice(model: str | None, gpus: str, gpu_gb: float | None) -> list[d
         {
             "name": each.name, "ranks": each.ranks, "why": choice.why(each),
             "result": "chosen" if each is choice.best else "does not fit" if each.obstacle else "fits",
+            **_admitted(plugins, spec, resolve(spec, each.file, variant=variant), [] if each.obstacle else memories),
         }
         for each in choice.candidates
     ]  # fmt: skip
+
+
+def _admitted(plugins: Plugins, spec: ModelSpec, config: ResolvedConfig, memories: Sequence[int]) -> dict[str, Any]:
+    """Return the requests that a file runs at once, with the reason. memories: bytes of its GPUs, [] if it cannot."""
+    if not memories:
+        return {"requests": None, "requests_why": None}
+    keys = {f"cuda:{index}": f"GPU-{index}" for index in range(config.rank_count)}
+    present = [Gpu(name="", driver="", free=memories[index], total=memories[index], uuid=key)
+               for index, key in enumerate(keys.values())]  # fmt: skip
+    plan = plugins.plan(spec, config, tuple(keys))
+    admitted = admission(spec, config, plan, keys, present, weights_on_devices(spec, plan, config))
+    return {"requests": admitted.count, "requests_why": admitted.why}
 
 
 def _setting(item: Setting) -> dict[str, Any]:

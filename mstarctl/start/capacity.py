@@ -22,10 +22,6 @@ ELEMENT_BYTES: Final = {"fp8": 1}
 
 _DISK_BYTES: Final = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4}
 HEADER_LIMIT: Final = 100 << 20
-CONCURRENCY: Final = ((120 << 30, 128), (75 << 30, 64))
-"""Concurrent requests by GPU memory in bytes, measured with Orpheus in real time (docs/performance.md)."""
-
-FEW_REQUESTS: Final = 32
 LISTED_BYTES: Final = 256 << 20
 """Processes with less GPU memory than this are not listed."""
 
@@ -80,16 +76,6 @@ def free_bytes(keys: Mapping[str, str], gpus: Sequence[Gpu], meminfo: Path = Pat
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
     return 0
-
-
-def concurrent_requests(keys: Mapping[str, str], gpus: Sequence[Gpu]) -> int:
-    """Return the default of `max_concurrent_requests`, by the memory of the smallest GPU of a plan.
-
-    keys: lock key by device, empty on the CPU. A GPU of unknown size counts as a small one.
-    """
-    total = {gpu.uuid: gpu.total for gpu in gpus if gpu.uuid}
-    smallest = min((total.get(key, 0) for key in keys.values()), default=0)
-    return next((count for size, count in CONCURRENCY if smallest >= size), FEW_REQUESTS)
 
 
 def _command(pid: int) -> str:

@@ -25,7 +25,8 @@ from mstar_core.plugin import ModelSpec
 from mstarctl.authoring.config_file import Settings
 from mstarctl.output.durations import parse_duration
 from mstarctl.plugins import Plugins
-from mstarctl.start.capacity import check_free, check_memory, concurrent_requests, free_bytes, weights_bytes
+from mstarctl.start.admission import admission, weights_on_devices
+from mstarctl.start.capacity import check_free, check_memory, free_bytes, weights_bytes
 from mstarctl.start.choice import auto_count, choose
 from mstarctl.start.devices import Devices, choose_devices, torch_version
 from mstarctl.start.gpus import count_gpus, gpu_keys, gpu_processes, gpus, visible_gpus
@@ -77,9 +78,10 @@ def make_planned(options: UpOptions, *, api_keys: tuple[str, ...] = (), argv: tu
         group_id(options.admin_group)
     folder = None if config.variant else weights_folder(config.weights)
     needed = weights_bytes(None if folder is None else Path(folder), config.quantization)
+    needed = needed or weights_on_devices(model, plan, config)
     claimed = claim_gpus(config, plan, needed)
     present = gpus() if claimed else ()
-    concurrency = config.max_concurrent_requests or concurrent_requests(claimed, present)
+    admitted = admission(model, config, plan, claimed, present, needed)
     entry = plugins.distribution_of(model)
     settings = Settings.of(config)
     spec = DeploymentSpec(
@@ -94,7 +96,7 @@ def make_planned(options: UpOptions, *, api_keys: tuple[str, ...] = (), argv: tu
         cache_dir=absolute(options.cache_dir),
         model_kwargs=dict(config.model_kwargs),
         max_seq_len=config.max_seq_len,
-        max_concurrent_requests=concurrency,
+        max_concurrent_requests=admitted.count,
         max_queue=config.max_queue,
         kv_cache=config.kv_cache,
         dtype=config.dtype,
@@ -112,8 +114,8 @@ def make_planned(options: UpOptions, *, api_keys: tuple[str, ...] = (), argv: tu
         config_file=str(target.config.path.absolute()) if target.config.path is not None else config.config_file,
         argv=argv,
         versions={"mstarctl": client_version(), entry.distribution: entry.version},
-        settings={**settings.values, "max_concurrent_requests": concurrency},
-        sources=dict(settings.sources),
+        settings={**settings.values, "max_concurrent_requests": admitted.count},
+        sources={**settings.sources, "max_concurrent_requests": admitted.why},
         gpus=claimed,
         upload_dir=uploads_folder(options.upload_dir),
         log_stats=options.log_stats or options.stats_file is not None,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 import torch
 
+from mstar_core.config.budgets import GPU_RESERVE_BYTES
 from mstar_core.errors import ConfigError, StartError
 
 if TYPE_CHECKING:
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
 
 CPU_POOL_BYTES: Final = 2 << 30
 """Most host memory that the pools of a CPU rank may take."""
-
-CUDA_RESERVE_BYTES: Final = 2 << 30
-"""Memory that pools leave free on a GPU by default, for its context, CUDA graphs, workspaces and activations."""
 
 
 @runtime_checkable
@@ -111,7 +109,7 @@ def rank_budget(
         return Budget(
             device=str(device), total_bytes=int(total), free_bytes=int(free), fraction=fraction,
             weights_bytes=torch.cuda.memory_reserved(device),
-            reserve_bytes=CUDA_RESERVE_BYTES if reserve_bytes is None else reserve_bytes,
+            reserve_bytes=GPU_RESERVE_BYTES if reserve_bytes is None else reserve_bytes,
             working_bytes=working_bytes,
         )  # fmt: skip
     free = min(_host_free(), CPU_POOL_BYTES)

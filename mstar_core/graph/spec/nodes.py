@@ -87,6 +87,7 @@ class KVSpec:
     branches: tuple[str, ...] = (MAIN,)
     page: int | None = None
     rows: int = 0
+    request_tokens: int = 1024
 
     def slots(self, requests: int) -> int:
         """Return the maximum number of caches for so many concurrent requests."""
@@ -163,6 +164,8 @@ class NodeSpec:
     the entry of its own iteration, as a list of one. A loop that carries nothing then runs several iterations per pass.
     ragged: (STATELESS) inputs whose shapes may differ within a batch, whatever `batch_key` says. If they differ, they
     come as a list of one tensor per row.
+    weight_bytes: device memory of the official weights in the usual precision, 0 if unknown. The plan of a deployment
+    compares them with the GPUs before anything is downloaded.
     """
 
     name: str
@@ -186,6 +189,7 @@ class NodeSpec:
     pass_tokens: int = 0
     step_ports: tuple[str, ...] = ()
     ragged: tuple[str, ...] = ()
+    weight_bytes: int = 0
 
     def __hash__(self) -> int:
         return hash(self.name)

@@ -14,7 +14,7 @@ import pytest
 
 from mstar_core.errors import ExitCode
 from mstar_core.host.gpu_locks import FOLDER_VARIABLE, acquire_gpus, release
-from mstarctl.start.capacity import concurrent_requests, free_bytes, weights_bytes
+from mstarctl.start.capacity import free_bytes, weights_bytes
 from mstarctl.start.gpus import Gpu, gpu_keys, parse_processes, parse_smi, visible_gpus
 from tests.cli.life.conftest import own_port
 
@@ -128,15 +128,6 @@ def test_what_is_free_is_that_of_the_plans_gpus_or_of_the_host(tmp_path: Path) -
     memory.write_text("MemTotal: 100 kB\nMemAvailable: 64 kB\n")
     assert free_bytes({}, (), memory) == 64 * 1024
     assert free_bytes({}, (), tmp_path / "none") == 0
-
-
-@pytest.mark.parametrize(
-    ("sizes_gib", "expected"), [([], 32), ([24], 32), ([80], 64), ([141], 128), ([141, 80], 64), ([0], 32)]
-)
-def test_requests_at_once_follow_the_smallest_gpu(sizes_gib: list[int], expected: int) -> None:
-    found = [Gpu(name="", driver="", free=0, total=size << 30, uuid=f"GPU-{i}") for i, size in enumerate(sizes_gib)]
-    keys = {f"cuda:{i}": gpu.uuid for i, gpu in enumerate(found)}
-    assert concurrent_requests(keys, found) == expected
 
 
 def test_the_chosen_number_of_requests_is_shown_and_can_be_set(tool: Cli, two_gpus: Path) -> None:

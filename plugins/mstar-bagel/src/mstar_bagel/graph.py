@@ -38,6 +38,9 @@ PAGE = 64
 PASS_TOKENS = 3 * (64 * 64 + MARKERS)
 """All branches of the largest image share a forward pass: it reads the weights once, and large products are faster."""
 
+EDIT_TOKENS = 9216
+"""Tokens that an edit of a 1024 x 1024 image caches: 4,096 of its latents, 4,900 of its patches, markers and text."""
+
 TIMES = "f32[s,3]"
 """Flow time, length and number of each step of a run."""
 
@@ -89,7 +92,7 @@ def _nodes(sizes: Sizes) -> _Nodes:
         },
         kv=KVSpec(
             layers=language.layers, kv_heads=language.kv_heads, head_dim=language.head_dim,
-            branches=("main", CFG_TEXT, CFG_IMG), page=PAGE,
+            branches=("main", CFG_TEXT, CFG_IMG), page=PAGE, request_tokens=EDIT_TOKENS,
         ),
         sampling=Sampling(port="token"),
         sequence=("tokens", "token", "embeds", "latent_embeds", "latents"),
@@ -101,6 +104,7 @@ def _nodes(sizes: Sizes) -> _Nodes:
         batch_key=("times",),
         tensor_parallel=True,
         parallel_sizes=(("heads", language.heads), ("values of an MLP", language.mlp)),
+        weight_bytes=28_340_000_000,
         doc="text model and denoiser: two experts per layer, joined in attention",
     )  # fmt: skip
     return _Nodes(
@@ -110,6 +114,7 @@ def _nodes(sizes: Sizes) -> _Nodes:
         vit=NodeSpec(
             name="vit_encoder",
             engine=STATELESS,
+            weight_bytes=874_000_000,
             ports={"image": "u8[3,y,x]", "features": "any[n,d]"},
             ragged=("image",),
             doc="image to vectors of understanding, connector and grid positions included",
@@ -117,6 +122,7 @@ def _nodes(sizes: Sizes) -> _Nodes:
         vae_encoder=NodeSpec(
             name="vae_encoder",
             engine=STATELESS,
+            weight_bytes=252_000_000,
             ports={"image": "u8[3,y,x]", "features": "any[n,d]"},
             ragged=("image",),
             dtype="float32",
@@ -125,6 +131,7 @@ def _nodes(sizes: Sizes) -> _Nodes:
         vae_decoder=NodeSpec(
             name="vae_decoder",
             engine=STATELESS,
+            weight_bytes=198_000_000,
             ports={"latents": latents, "image": "u8[y,x,3]"},
             ragged=("latents",),
             dtype="float32",

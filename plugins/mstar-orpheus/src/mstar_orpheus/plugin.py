@@ -141,11 +141,11 @@ def orpheus(config: CheckpointConfig, *, restricts: bool = False) -> ModelSpec:
         name="LLM", engine=KV_CACHE, ports={"tokens": "i64[n]", "token": "i64[1]"}, kv=kv,
         sampling=Sampling(port="token", vocabulary=speech_ids(config) if restricts else ()), tensor_parallel=True,
         parallel_sizes=(("heads", config.heads), ("values of an MLP", config.mlp)),
-        doc="Llama decoder that speaks in audio ids",
+        weight_bytes=6_602_000_000, doc="Llama decoder that speaks in audio ids",
     )  # fmt: skip
     snac = NodeSpec(
         name="snac_decoder", engine=STATELESS, ports={"window": "i64[n]", "pcm": "i16[samples]"}, dtype="float32",
-        batch_key=("window",), doc="SNAC: seven ids a frame to 24 kHz samples",
+        batch_key=("window",), weight_bytes=80_000_000, doc="SNAC: seven ids a frame to 24 kHz samples",
     )  # fmt: skip
     window = SlidingWindow(
         WINDOW_FRAMES * IDS_PER_FRAME, IDS_PER_FRAME, tail="drop", first_from="first_window_frames"

@@ -40,6 +40,7 @@ def build(sizes: Sizes, action_dim: int, vision_dtype: str | None = None) -> Pol
     vit = NodeSpec(
         name="vit_encoder",
         engine=STATELESS,
+        weight_bytes=1_650_000_000,  # float32
         ports={"images": f"any[c,{side},{side},3]", "tokens": "i64[n]", "features": "any[n,d]"},
         # Half precision changes the actions visibly, so it is the deployment's choice.
         dtype="bfloat16" if vision_dtype == "bfloat16" else "float32",
@@ -49,6 +50,7 @@ def build(sizes: Sizes, action_dim: int, vision_dtype: str | None = None) -> Pol
     llm = NodeSpec(
         name="LLM",
         engine=KV_CACHE,
+        weight_bytes=5_877_000_000,
         ports={
             "tokens": "i64[n]",
             "embeds": "any[n,d]",

@@ -100,6 +100,7 @@ def _encoders(config: OmniConfig) -> tuple[NodeSpec, NodeSpec]:
     audio = NodeSpec(
         name="audio_encoder",
         engine=STATELESS,
+        weight_bytes=1_296_000_000,
         ports={"audio": "f32[c,s]", "embeds": f"any[n,{config.audio.output}]"},
         batch_key=(),
         ragged=("audio",),
@@ -109,6 +110,7 @@ def _encoders(config: OmniConfig) -> tuple[NodeSpec, NodeSpec]:
     vision = NodeSpec(
         name="vision_encoder",
         engine=STATELESS,
+        weight_bytes=1_077_000_000,
         ports={
             "pixels": f"any[p,{config.vision.patch_values}]",
             "grid": "i64[3]",
@@ -136,6 +138,7 @@ def _thinker(config: OmniConfig) -> NodeSpec:
     return NodeSpec(
         name="Thinker",
         engine=KV_CACHE,
+        weight_bytes=61_065_000_000,
         ports={
             "tokens": "i64[n]",
             "positions": "f32[3,n]",
@@ -159,6 +162,7 @@ def _talker(config: OmniConfig) -> NodeSpec:
     return NodeSpec(
         name="Talker",
         engine=KV_CACHE,
+        weight_bytes=7_272_000_000,
         ports={
             "tokens": "i64[n]?",
             "states": f"any[o,n,{config.thinker.width}]?",
@@ -194,6 +198,7 @@ def _code2wav(config: OmniConfig) -> NodeSpec:
     return NodeSpec(
         name="Code2Wav",
         engine=STATELESS,
+        weight_bytes=432_000_000,
         ports={
             "codes": f"i64[n,{config.groups}]",
             "pcm": "i16[s]",

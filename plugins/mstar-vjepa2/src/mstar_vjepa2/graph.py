@@ -109,6 +109,9 @@ CEM = tuple(
     from_param(name)
     for name in ("topk", "momentum_mean", "momentum_std", "momentum_mean_gripper", "momentum_std_gripper")
 )
+ROLLOUT_FRAMES = 16
+"""Frames that a usual rollout caches."""
+
 MOST_SCORED = 512
 """Maximum number of candidates of a scored rollout. All of them keep their caches until the last step is scored."""
 
@@ -199,6 +202,7 @@ def _nodes(sizes: Sizes) -> _Nodes:
     encoder = NodeSpec(
         name="video_encoder",
         engine=STATELESS,
+        weight_bytes=2_024_000_000,
         ports={
             CLIP: "f32[t,3,y,x]",
             "goal_frame": "f32[1,3,y,x]?",
@@ -214,6 +218,7 @@ def _nodes(sizes: Sizes) -> _Nodes:
     predictor = NodeSpec(
         name="ac_predictor",
         engine=KV_CACHE,
+        weight_bytes=610_000_000,
         ports={
             "frame": frame,
             "state": f"f32[{POSE}]",
@@ -234,6 +239,7 @@ def _nodes(sizes: Sizes) -> _Nodes:
             head_dim=sizes.head_dim,
             page=sizes.frame_tokens,
             rows=MOST_SCORED,
+            request_tokens=ROLLOUT_FRAMES * sizes.frame_tokens,
         ),
         row_ports=(*_OF_ROWS, "next_frame", "next_state"),
         step_ports=_OF_STEPS,

@@ -1,0 +1,75 @@
+"""Requests at once, as the plan of `up` chooses them from the devices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mstar_core.config.load import read_file
+from mstar_core.config.resolution import resolve
+from mstar_core.plugin import ModelSpec
+from mstarctl.plugins import Plugins
+from mstarctl.start.admission import Admission, admission, weight_shares, weights_on_devices
+from mstarctl.start.gpus import Gpu
+from tests.cli.life.test_gpus import GIB
+
+ROOT = Path(__file__).resolve().parents[3]
+SHIPPED = sorted((ROOT / "configs").glob("*.yaml"))
+
+
+def planned(model: str, file: str, sizes_gib: list[float], *, weights: int | None = None) -> Admission:
+    """Return the admission of a shipped file on GPUs of these sizes; weights None: the declared ones."""
+    plugins = Plugins.discover()
+    spec: ModelSpec = plugins.model(model)
+    config = resolve(spec, read_file(ROOT / "configs" / file))
+    found = [
+        Gpu(name="", driver="", free=0, total=int(size * GIB), uuid=f"GPU-{i}") for i, size in enumerate(sizes_gib)
+    ]
+    keys = {f"cuda:{index}": gpu.uuid for index, gpu in enumerate(found)}
+    plan = plugins.plan(spec, config, tuple(keys) or ("cpu",))
+    needed = weights_on_devices(spec, plan, config) if weights is None else weights
+    return admission(spec, config, plan, keys, found, needed)
+
+
+@pytest.mark.parametrize(("sizes_gib", "expected"), [([], 32), ([24], 32), ([80], 64), ([141], 128), ([0], 32)])
+def test_requests_at_once_follow_the_gpu(sizes_gib: list[float], expected: int) -> None:
+    assert planned("orpheus", "orpheus_colocated.yaml", sizes_gib).count == expected
+
+
+def test_the_smallest_gpu_decides() -> None:
+    assert planned("orpheus", "orpheus_replicas.yaml", [141, 80]).count == 64
+
+
+def test_caches_that_hold_fewer_usual_requests_admit_fewer_and_the_reason_is_given() -> None:
+    roomy = planned("bagel", "bagel_single_gpu.yaml", [140])
+    narrow = planned("bagel", "bagel_single_gpu.yaml", [48])
+    assert roomy.count == 128 and narrow.count < 32
+    assert "48.0 GiB" in narrow.why and "usual requests" in narrow.why
+
+
+def test_a_rank_is_charged_with_the_weights_of_its_own_nodes() -> None:
+    """The Thinker alone fills most of a GPU of 76 GiB; the Talker's GPU is nearly empty."""
+    both = planned("qwen3_omni", "qwen3omni_2gpu.yaml", [76, 76])
+    large = planned("qwen3_omni", "qwen3omni_2gpu.yaml", [141, 76])
+    assert both.count < large.count == 64
+
+
+def test_ranks_of_a_group_divide_its_weights() -> None:
+    plugins = Plugins.discover()
+    spec = plugins.model("qwen3_omni")
+    plan = plugins.plan(
+        spec, resolve(spec, read_file(ROOT / "configs" / "qwen3omni_tp2.yaml")), ("cuda:0", "cuda:1", "cuda:2")
+    )
+    share = weight_shares(spec, plan)
+    assert share[1] == pytest.approx(spec.node("Thinker").weight_bytes / 2 / 71_142_000_000, rel=0.01)
+    assert sum(share.values()) == pytest.approx(1)
+
+
+def test_an_unknown_size_of_the_weights_leaves_the_number_to_the_device() -> None:
+    assert planned("bagel", "bagel_single_gpu.yaml", [48], weights=0).count == 32
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=[path.stem for path in SHIPPED])
+def test_shipped_files_leave_the_number_to_the_device(path: Path) -> None:
+    assert "max_concurrent_requests" not in path.read_text(encoding="utf-8")
