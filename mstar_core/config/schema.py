@@ -100,7 +100,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     Setting(
         key="max_concurrent_requests",
         kind="integer",
-        default_text="128 on GPUs of 120 GiB and more, 64 on GPUs of 75 GiB and more, else 32; less if caches hold less",
+        default_text="128 on GPUs of 120 GiB and more, 64 from 75 GiB on, else 32; fewer if caches are small",
         nullable=True,
         ge=1,
         le=65_536,
