@@ -6,7 +6,6 @@ The miniatures run one after the other on the CPU, by ordinary mstarctl commands
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import io
 import sys
 from collections.abc import Callable
@@ -19,7 +18,11 @@ import numpy as np
 import soundfile
 from PIL import Image, ImageDraw
 
+from mstar_bagel import shapes
 from mstar_core.client import MStarClient
+from mstar_pi05 import arm
+from mstar_qwen3omni import world
+from mstar_vjepa2 import block
 
 PLUGINS: Final = demo.ROOT / "plugins"
 OUT: Final = demo.ROOT / "out"
@@ -70,7 +73,6 @@ def speaks(client: MStarClient) -> Shown:
 
 def answers(client: MStarClient) -> Shown:
     """Answer questions about a picture."""
-    world = part_of("mstar-qwen3omni", "world")
     items = [world.Item(shape="circle", colour="red", x=20, y=20, size=24),
              world.Item(shape="cross", colour="yellow", x=75, y=50, size=24)]  # fmt: skip
     picture = Image.fromarray(world.render(items))
@@ -88,7 +90,6 @@ def ask(client: MStarClient, text: str, picture: Image.Image) -> str:
 
 def draws(client: MStarClient) -> Shown:
     """Draw a sentence, and describe the picture."""
-    shapes = module_of("mstar-bagel", "shapes")
     text = "a red circle above a green square"
     file = client.generate_image(text, seed=1)
     picture = Image.open(io.BytesIO(file)).convert("RGB")
@@ -99,7 +100,7 @@ def draws(client: MStarClient) -> Shown:
 
 def acts(client: MStarClient) -> Shown:
     """Move the arm to a named target, closed loop."""
-    arm, judge = module_of("mstar-pi05", "arm"), module_of("mstar-pi05", "judge_arm")
+    judge = module_of("mstar-pi05", "judge_arm")
     scene, policy = arm.draw(5, 1), judge.served(client)
     first, way = float(scene.distance()[0]), [arm.points(scene.joints)[1][0]]
     for _ in range(judge.CHUNKS):
@@ -114,7 +115,7 @@ def acts(client: MStarClient) -> Shown:
 
 def plans(client: MStarClient) -> Shown:
     """Plan the moves of a block to the place that a picture shows."""
-    block, judge = module_of("mstar-vjepa2", "block"), module_of("mstar-vjepa2", "judge_block")
+    judge = module_of("mstar-vjepa2", "judge_block")
     place, goal = np.array([-0.12, -0.08]), np.array([0.1, 0.11])
     planner, way, energies = judge.served(client), [place], list[float]()
     first = float(np.linalg.norm(place - goal))
@@ -146,18 +147,6 @@ def module_of(plugin: str, name: str) -> ModuleType:
     if folder not in sys.path:
         sys.path.append(folder)
     return importlib.import_module(name)
-
-
-def part_of(plugin: str, name: str) -> ModuleType:
-    """Import a module of a training that is a package. Each plugin's package is called `train`, so it is renamed."""
-    folder, package = PLUGINS / plugin / "train", plugin.replace("-", "_") + "_train"
-    places = [str(folder)]
-    spec = importlib.util.spec_from_file_location(package, folder / "__init__.py", submodule_search_locations=places)
-    assert spec is not None and spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    sys.modules[package] = made
-    spec.loader.exec_module(made)
-    return importlib.import_module(f"{package}.{name}")
 
 
 # -- pictures ----------------------------------------------------------------------------------------------------------

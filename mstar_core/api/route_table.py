@@ -26,6 +26,7 @@ from mstar_core.api.routes.generate import generate
 from mstar_core.api.routes.images import image, image_edit
 from mstar_core.api.routes.requests import cancel, request_state
 from mstar_core.api.routes.robot_policy import healthz, robot_policy
+from mstar_core.api.routes.samples import samples
 from mstar_core.api.routes.speech import speech
 from mstar_core.api.routes.transcriptions import transcription
 from mstar_core.api.schema import (
@@ -41,6 +42,7 @@ from mstar_core.api.schema import (
     ModelList,
     Ready,
     RequestState,
+    Samples,
     SpeechRequest,
     Transcription,
     TranscriptionRequest,
@@ -143,6 +145,10 @@ ROUTES: Final = (
     HttpRoute(
         method="GET", path="/v1/models/<name:path>", handler=model, name="model", answer=ModelCard, errors=(401, 404),
         summary="The served model, with the JSON schema of its parameters",
+    ),
+    HttpRoute(
+        method="GET", path="/v1/samples", handler=samples, name="samples", answer=Samples,
+        summary="Inputs that fit the model, with their files",
     ),
     HttpRoute(
         method="GET", path="/v1/requests/<name:str>", handler=request_state, name="request", answer=RequestState,

@@ -145,6 +145,32 @@ class ModelList(msgspec.Struct, kw_only=True):
     object: Literal["list"] = "list"
 
 
+class SampleFile(msgspec.Struct, kw_only=True):
+    """File of a sample. kind: its modality. data: base64."""
+
+    name: str
+    kind: Literal["image", "audio", "video", "tensor"]
+    data: str
+
+
+class SampleEntry(msgspec.Struct, kw_only=True):
+    """Inputs of one request to /generate: text, files in order, parameters and the outputs to request."""
+
+    name: str
+    title: str
+    text: str | None
+    output_modalities: list[str]
+    params: dict[str, Any]
+    files: list[SampleFile]
+
+
+class Samples(msgspec.Struct, kw_only=True):
+    """Sample inputs of the served model; the one to try first is the first."""
+
+    data: list[SampleEntry]
+    object: Literal["list"] = "list"
+
+
 class RequestState(msgspec.Struct, kw_only=True):
     """State of a live request or outcome of a finished one."""
 

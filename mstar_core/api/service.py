@@ -158,6 +158,7 @@ class Service:
         self.created = int(time.time())
         self.description: dict[str, Any] = {}  # set by the app, which knows the routes
         self.live_views = 0  # open views of the web page
+        self.samples: dict[str, Any] | None = None  # made by the first request for them
         self.uploads = deployment.uploads
         self.sampled = SampledPorts.by(model)
         self.emits_progress = model.emits(PROGRESS)

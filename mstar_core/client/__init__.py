@@ -35,7 +35,7 @@ from mstar_core.client.events import (
     VideoChunk,
 )
 from mstar_core.client.reader import Line
-from mstar_core.client.results import GenerateResult, LatentResult, ModelInfo
+from mstar_core.client.results import GenerateResult, LatentResult, ModelInfo, ModelSample
 from mstar_core.client.streams import AsyncStream
 from mstar_core.client.sync_client import MStarClient, Stream
 
@@ -62,6 +62,7 @@ __all__ = [
     "MStarClient",
     "MStarError",
     "ModelInfo",
+    "ModelSample",
     "Overloaded",
     "OverloadedError",
     "RequestCancelledError",

@@ -19,6 +19,7 @@ from mstar_core.client.results import (
     GenerateResult,
     LatentResult,
     ModelInfo,
+    ModelSample,
     actions_of,
     audio_of,
     image_of,
@@ -26,6 +27,7 @@ from mstar_core.client.results import (
     latents_of,
     models_of,
     result_of,
+    samples_of,
 )
 from mstar_core.client.streams import AsyncEventStream, OnError
 
@@ -191,6 +193,10 @@ class ApiCalls:
     async def models(self) -> list[ModelInfo]:
         """Return the models that the deployment serves."""
         return models_of(await self._json(get_call("/v1/models")))
+
+    async def samples(self) -> list[ModelSample]:
+        """Return inputs that fit the served model; the one to try first is the first."""
+        return samples_of(await self._json(get_call("/v1/samples")))
 
     async def close(self) -> None:
         """Close the connections of this client. Safe to call twice."""

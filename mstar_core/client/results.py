@@ -97,6 +97,31 @@ class ModelInfo:
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
+@dataclass(frozen=True, slots=True)
+class ModelSample:
+    """Inputs that fit the served model: `client.generate(**sample.arguments)`.
+
+    files: name and content of each, in order. kinds: their modalities. params: parameters of the model.
+    """
+
+    name: str
+    title: str
+    output_modalities: tuple[str, ...]
+    text: str | None = None
+    files: tuple[tuple[str, bytes], ...] = field(default=(), repr=False)
+    kinds: tuple[str, ...] = ()
+    params: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments of `generate`."""
+        names = {"image": "images", "audio": "audio", "video": "video", "tensor": "tensors"}
+        media: dict[str, Any] = {}
+        for kind, file in zip(self.kinds, self.files, strict=True):
+            media.setdefault(names[kind], []).append(file)
+        return {"text": self.text, "output_modalities": self.output_modalities, **media, **self.params}
+
+
 def json_object(response: httpx.Response) -> dict[str, Any]:
     """Return the JSON object of a response. Raises ClientError for any other body, such as a proxy's page."""
     try:
@@ -139,6 +164,18 @@ def result_of_json(body: Mapping[str, Any]) -> GenerateResult:
         for entry in entries
     ]
     return _result(chunks, body)
+
+
+def samples_of(body: Mapping[str, Any]) -> list[ModelSample]:
+    """Return the samples of a response of /v1/samples."""
+    return [
+        ModelSample(
+            name=each["name"], title=each["title"], output_modalities=tuple(each["output_modalities"]),
+            text=each["text"], files=tuple((file["name"], base64.b64decode(file["data"])) for file in each["files"]),
+            kinds=tuple(file["kind"] for file in each["files"]), params=each["params"],
+        )
+        for each in body["data"]
+    ]  # fmt: skip
 
 
 def models_of(body: Mapping[str, Any]) -> list[ModelInfo]:

@@ -171,6 +171,7 @@ class MStarClient(Closing):
     health = _blocking(ApiCalls.health)
     ready = _blocking(ApiCalls.ready)
     models = _blocking(ApiCalls.models)
+    samples = _blocking(ApiCalls.samples)
 
     def close(self) -> None:
         """Close the connections of this client. Safe to call twice."""

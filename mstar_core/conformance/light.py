@@ -206,6 +206,7 @@ def targets(subject: Subject) -> None:
         ("model", spec.model),
         ("tiny", spec.tiny),
         ("mini", spec.mini),
+        ("make_samples", spec.make_samples),
         ("resolve", spec.resolve),
     ):
         if target is None:

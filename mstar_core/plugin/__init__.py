@@ -7,6 +7,7 @@ from mstar_core.plugin.loader import Loaded, PluginEntry, Problem, load_plugin, 
 from mstar_core.plugin.offers import Check, PlanRequest, WorkloadSpec
 from mstar_core.plugin.params import ParamSpec, param, param_schema, param_specs, parse_params
 from mstar_core.plugin.program import Fork, InputFact, ProgramRequest, Run, Segment, Signal, WalkResult
+from mstar_core.plugin.sample_inputs import SampleInputs
 from mstar_core.plugin.spec import API_VERSION, ModelSpec, Partition, Sample, WeightRef
 from mstar_core.plugin.surface import (
     PARTIAL_IMAGE,
@@ -43,6 +44,7 @@ __all__ = [
     "ProgramRequest",
     "Run",
     "Sample",
+    "SampleInputs",
     "Scalar",
     "Segment",
     "Signal",

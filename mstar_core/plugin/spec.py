@@ -74,6 +74,8 @@ class ModelSpec:
     notice, mini_notice: one line shown whenever the tiny checkpoint, or the miniature, is used.
     mini_prompt, mini_params: text and parameters that the miniature was trained for, for a suggested first request.
     mini_config: file stem of the miniature's deployment file; empty is the default one.
+    make_samples: target "pkg.mod:function" that makes inputs to send at once (`sample_inputs.py`); None makes them from
+    the first sample.
     misfit: called with model_kwargs; returns why the official weights do not fit these options and which to use
     instead, empty if they fit.
     """
@@ -100,6 +102,7 @@ class ModelSpec:
     samples: tuple[Sample, ...] = ()
     tiny: str | None = None
     mini: str | None = None
+    make_samples: str | None = None
     resolve: str | None = None
     notice: str = ""
     mini_notice: str = ""

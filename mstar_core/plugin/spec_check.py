@@ -68,6 +68,7 @@ def _targets(spec: ModelSpec) -> Iterator[MstarError]:
         "model": spec.model,
         "tiny": spec.tiny,
         "mini": spec.mini,
+        "make_samples": spec.make_samples,
         "resolve": spec.resolve,
     }
     for field, target in targets.items():

@@ -1,4 +1,4 @@
-"""Images, recordings and clips of load tests, synthesised from a random generator without any download."""
+"""Images, recordings and clips of load tests and samples, synthesised without any download."""
 
 from __future__ import annotations
 
@@ -7,10 +7,15 @@ import math
 import random
 import struct
 import zlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
+
+from mstar_core.errors import UsageError
 
 if TYPE_CHECKING:
     import numpy as np
+
+    Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
 BLOCK: Final = 8
 """Pixels of a block of one colour. Blocks compress well, so that encoding costs little."""
@@ -18,7 +23,7 @@ BLOCK: Final = 8
 
 def picture(chance: random.Random, width: int, height: int | None = None) -> bytes:
     """Return a PNG of random blocks, `width` x `height` pixels (square by default)."""
-    return _png(_pixels(chance, width, height or width))
+    return png(_pixels(chance, width, height or width))
 
 
 def video_array(chance: random.Random, frames: int, side: int) -> bytes:
@@ -53,7 +58,48 @@ def recording(chance: random.Random, seconds: float, rate: int = 16000) -> bytes
     )
 
 
-def _pixels(chance: random.Random, width: int, height: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def ball_picture(side: int, along: float, height: float = 0.5) -> Pixels:
+    """Return a picture of a red ball on a table, uint8 [side, side, 3]. along, height: its place, each in [0, 1]."""
+    import numpy as np
+
+    middle = (np.arange(side) + 0.5) / side
+    across, down = np.meshgrid(middle, middle)
+    table = np.stack([70 + 60 * across, 80 + 50 * down, np.full_like(across, 110.0)], axis=-1)
+    radius = 0.14
+    distance = np.hypot(across - (radius + (1 - 2 * radius) * along), down - (1 - radius - (1 - 2 * radius) * height))
+    cover = np.clip(0.5 + (radius - distance) * side, 0, 1)[..., None]
+    light = np.clip(1.1 - 2 * distance, 0.5, 1.0)[..., None]
+    made: Pixels = np.rint(table + cover * (light * np.array([220.0, 50.0, 40.0]) - table)).astype(np.uint8)
+    return made
+
+
+def ball_clip(frames: int, side: int) -> list[Pixels]:
+    """Return the frames of a ball that rolls from left to right."""
+    return [ball_picture(side, number / max(1, frames - 1), 0.35) for number in range(frames)]
+
+
+def clip(frames: Sequence[Pixels], rate: int = 8) -> bytes:
+    """Return frames, uint8 [h, w, 3] of even sides, as an MP4 file. Raises UsageError without PyAV."""
+    try:
+        import av
+    except ImportError as error:
+        hint = "pip install 'mstarctl[runtime]'"
+        raise UsageError("a clip cannot be written", "the package av is not installed", hint) from error
+    codec: Any = "libx264" if "libx264" in av.codecs_available else "mpeg4"  # browsers play H.264
+    file = io.BytesIO()
+    with av.open(file, "w", format="mp4") as out:
+        stream = out.add_stream(codec, rate=rate)
+        stream.height, stream.width = frames[0].shape[:2]
+        stream.pix_fmt = "yuv420p"
+        stream.bit_rate = 4_000_000
+        stream.thread_count = 1  # the same bytes on every machine
+        for frame in frames:
+            out.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        out.mux(stream.encode(None))
+    return file.getvalue()
+
+
+def _pixels(chance: random.Random, width: int, height: int) -> Pixels:
     import numpy as np
 
     rows, columns = -(-height // BLOCK), -(-width // BLOCK)
@@ -61,7 +107,8 @@ def _pixels(chance: random.Random, width: int, height: int) -> np.ndarray[Any, n
     return blocks.repeat(BLOCK, 0).repeat(BLOCK, 1)[:height, :width]
 
 
-def _png(pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> bytes:
+def png(pixels: Pixels) -> bytes:
+    """Return a picture, uint8 [h, w, 3], as a PNG file."""
     import numpy as np
 
     height, width, _ = pixels.shape

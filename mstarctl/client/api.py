@@ -10,6 +10,7 @@ from mstar_core.client import Line, StreamError
 from mstar_core.client.calls import HttpCall, generate_call, get_call
 from mstar_core.client.media import MediaFile
 from mstar_core.client.reader import LineReader, error_event
+from mstar_core.client.results import ModelSample, json_object, samples_of
 from mstar_core.client.streams import error_of_event
 from mstar_core.client.sync_client import run
 from mstar_core.closing import Closing
@@ -103,6 +104,10 @@ class ApiClient(Closing):
         """Return the models that the deployment serves."""
         found: list[dict[str, Any]] = run(self._http.fetch(get_call("/v1/models"))).json()["data"]
         return found
+
+    def samples(self) -> list[ModelSample]:
+        """Return inputs that fit the served model; the one to try first is the first."""
+        return samples_of(json_object(run(self._http.fetch(get_call("/v1/samples")))))
 
     def close(self) -> None:
         """Close the connections."""

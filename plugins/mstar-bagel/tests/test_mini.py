@@ -8,9 +8,9 @@ from typing import Any
 import judge_shapes
 import numpy as np
 import pytest
-import shapes
 import torch
 
+from mstar_bagel import shapes
 from mstar_bagel.checkpoint.shipped import FOLDER
 from mstar_bagel.nodes import autoencoder, flow, language
 from mstar_bagel.nodes.flow import FlowSteps

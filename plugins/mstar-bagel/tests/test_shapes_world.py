@@ -6,10 +6,10 @@ import random
 from pathlib import Path
 
 import pytest
-import shapes
 import torch
 import train_shapes
 
+from mstar_bagel import shapes
 from mstar_bagel.checkpoint.config import MODEL_FILE, VAE_FILE, header_shapes, read_sizes
 from mstar_bagel.published import names
 from mstar_bagel.published import shapes as expected_shapes

@@ -17,8 +17,9 @@ from typing import Any, Self, TypeVar
 
 import httpx
 import numpy as np
-import shapes
 from PIL import Image
+
+from mstar_bagel import shapes
 
 Case = TypeVar("Case")
 MODEL = "bagel"

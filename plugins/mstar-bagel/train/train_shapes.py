@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import shapes
 import torch
 from judge_shapes import SPLIT_SEED
 from safetensors.torch import save_file
@@ -25,6 +24,7 @@ from tokenizers import AddedToken, models, pre_tokenizers
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss, scaled_dot_product_attention
 
+from mstar_bagel import shapes
 from mstar_bagel.checkpoint.config import (
     CONFIG,
     CONTROL,

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import arm
 import numpy as np
 import torch
 
 from mstar_core.plugin.processor import PromptRequest
+from mstar_pi05 import arm
 from mstar_pi05.nodes.policy import Policy
 from mstar_pi05.nodes.siglip import Cameras
 from mstar_pi05.params import Params

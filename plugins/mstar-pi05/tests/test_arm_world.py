@@ -6,13 +6,13 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-import arm
 import judge_arm
 import numpy as np
 import pytest
 import torch
 import train_arm
 
+from mstar_pi05 import arm
 from mstar_pi05.checkpoint.config import IMAGE
 from mstar_pi05.request.prompt import PromptTokenizer, pieces
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import arm
 import judge_arm
 import pytest
 import torch
 
 from mstar_core.client import MStarClient
+from mstar_pi05 import arm
 from mstar_pi05.mini import FOLDER
 from tests.runtime.deployment import Deployment
 

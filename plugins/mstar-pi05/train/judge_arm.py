@@ -12,11 +12,11 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-import arm
 import numpy as np
 from PIL import Image
 
 from mstar_core import MStarClient
+from mstar_pi05 import arm
 
 Policy = Callable[[arm.Scenes], arm.Floats]
 """From one scene to joint movements [steps, 2]."""

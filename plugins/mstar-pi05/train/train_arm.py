@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import arm
 import numpy as np
 import torch
 from safetensors.torch import save_file
@@ -23,6 +22,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from mstar_pi05 import arm
 from mstar_pi05.checkpoint.config import ACTION_WIDTH, CAMERAS, CONFIG, IMAGE, read_sizes
 from mstar_pi05.nodes.policy import Policy
 from mstar_pi05.nodes.siglip import Cameras as CameraTower

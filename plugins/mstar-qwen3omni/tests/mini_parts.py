@@ -11,6 +11,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from mstar_qwen3omni import world
+
 PLUGIN: Final = Path(__file__).parents[1]
 SOUNDS: Final = Path(__file__).parent / "mini_sounds.npz"
 """Two new spoken digits of each kind, and the 25 answers in the voice ethan, as `train.sounds` makes them."""
@@ -32,7 +34,7 @@ def train(module: str) -> ModuleType:
 
 def noise_sounds() -> Any:
     """Return random sounds in place of speech, for tests of the training's path."""
-    sounds, world, espeak = train("sounds"), train("world"), train("espeak")
+    sounds, espeak = train("sounds"), train("espeak")
     chance = np.random.default_rng(1)
     digits = tuple((index % 10, _noise(chance, 5000)) for index in range(40))
     answers = {(name, word): _noise(chance, 3 * sounds.FRAME) for name in espeak.SPEAKERS for word in world.ANSWERS}

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from mstar_core.layers import Checkpoint
+from mstar_qwen3omni import world
 from mstar_qwen3omni.checkpoint.config import read_config
 from mstar_qwen3omni.checkpoint.weights import TENSORS, load, own_tensors
 from mstar_qwen3omni.model import new_module
@@ -19,7 +20,7 @@ from mstar_qwen3omni.published import shapes
 
 from .mini_parts import SOUNDS, noise_sounds, train
 
-world, judge, sounds = train("world"), train("judge"), train("sounds")
+judge, sounds = train("judge"), train("sounds")
 
 
 @pytest.fixture(scope="module")

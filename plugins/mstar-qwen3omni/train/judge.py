@@ -25,8 +25,9 @@ import httpx
 import numpy as np
 import numpy.typing as npt
 
+from mstar_qwen3omni.world import ANSWERS, RATE, SIDE, Frame, Question, draw
+
 from . import sounds
-from .world import ANSWERS, RATE, SIDE, Frame, Question, draw
 
 UNSEEN: Final = 900_001
 BANDS: Final = 40

@@ -21,8 +21,7 @@ from mstar_qwen3omni.checkpoint.tiny_files import (
 )
 from mstar_qwen3omni.request.chat import SPOKEN_SYSTEM
 from mstar_qwen3omni.request.tokenizer import MERGES, SETTINGS, SPLIT, VOCAB
-
-from .world import sentences
+from mstar_qwen3omni.world import sentences
 
 ROLES: Final = ("user", "system", "assistant")
 CODEBOOK: Final = 64

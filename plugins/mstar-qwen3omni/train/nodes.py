@@ -15,8 +15,7 @@ from mstar_qwen3omni.model import new_module
 from mstar_qwen3omni.talker.talker import Talker
 from mstar_qwen3omni.thinker.thinker import Thinker
 from mstar_qwen3omni.vocoder.code2wav import Code2Wav
-
-from .world import SIDE
+from mstar_qwen3omni.world import SIDE
 
 if TYPE_CHECKING:
     from torch import Tensor

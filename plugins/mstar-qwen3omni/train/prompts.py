@@ -20,9 +20,9 @@ from mstar_qwen3omni.request.images import grid_of, patches_of
 from mstar_qwen3omni.request.media import Media, picture_media, sound_media, video_media
 from mstar_qwen3omni.request.segments import split
 from mstar_qwen3omni.request.tokenizer import read_tokenizer
+from mstar_qwen3omni.world import RATE, SIDE, Question, draw
 
 from .sounds import Sounds, placed
-from .world import RATE, SIDE, Question, draw
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -13,8 +13,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from mstar_qwen3omni.world import ANSWERS, DIGITS
+
 from .espeak import SPEAKERS, Espeak, Pcm, Voice
-from .world import ANSWERS, DIGITS
 
 HEARD_RATE: Final = 16_000
 SPOKEN_RATE: Final = 24_000

@@ -17,12 +17,13 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from mstar_qwen3omni.world import ACROSS, COLOURS, DIGITS, SHAPES
+
 from . import sounds
 from .layout import write_files
 from .nodes import Nodes, Understood, device_of
 from .pace import Pace
 from .prompts import Batch, Prompts
-from .world import ACROSS, COLOURS, DIGITS, SHAPES
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-import block
 import judge_block
 import numpy as np
 import torch
 import train_block
 
+from mstar_vjepa2 import block
 from mstar_vjepa2.checkpoint import names
 from mstar_vjepa2.checkpoint.loading import Source, fill
 from mstar_vjepa2.model import AC_RULES

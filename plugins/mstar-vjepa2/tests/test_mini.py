@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import block
 import judge_block
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ import torch
 import train_block
 
 from mstar_core.client import MStarClient
+from mstar_vjepa2 import block
 from mstar_vjepa2.checkpoint import names
 from mstar_vjepa2.checkpoint.config import read_action
 from mstar_vjepa2.checkpoint.loading import Source, fill

@@ -12,11 +12,11 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-import block
 import numpy as np
 from PIL import Image
 
 from mstar_core import MStarClient
+from mstar_vjepa2 import block
 
 Planner = Callable[[block.Floats, block.Floats], tuple[block.Floats, float]]
 """From the places of block and goal, [2] each, to moves [steps, 2] and the energy of the best candidate."""

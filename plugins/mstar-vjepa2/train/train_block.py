@@ -14,13 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-import block
 import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import l1_loss, layer_norm, mse_loss, scaled_dot_product_attention
 
+from mstar_vjepa2 import block
 from mstar_vjepa2.checkpoint.config import CONFIG, ActionConfig, read_action
 from mstar_vjepa2.checkpoint.files import WHOLE
 from mstar_vjepa2.nodes.ac_predictor import ActionPredictor

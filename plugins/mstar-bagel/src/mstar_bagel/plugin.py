@@ -165,6 +165,7 @@ def spec(sizes: Sizes) -> ModelSpec:
         max_seq_len=min(32768, sizes.language.max_positions),
         samples=tuple(_of_size(sample, sizes) for sample in SAMPLES),
         tiny="mstar_bagel.checkpoint.tiny:write_tiny",
+        make_samples="mstar_bagel.sample_inputs:make_samples",
         mini="mstar_bagel.checkpoint.shipped:find_mini",
         resolve="mstar_bagel.checkpoint.download:resolve_weights",
         notice="bagel:tiny has random weights: its text and images are noise",

@@ -196,6 +196,7 @@ def orpheus(config: CheckpointConfig, *, restricts: bool = False) -> ModelSpec:
             ),
         ),
         tiny="mstar_orpheus.checkpoint.tiny:write_tiny",
+        make_samples="mstar_orpheus.sample_inputs:make_samples",
         mini="mstar_orpheus.checkpoint.shipped:find_mini",
         resolve="mstar_orpheus.checkpoint.download:resolve_weights",
         notice="orpheus:tiny has random weights: the sound is noise",

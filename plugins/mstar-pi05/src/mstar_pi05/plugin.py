@@ -83,6 +83,7 @@ def spec(sizes: Sizes, deployment: Deployment) -> ModelSpec:
         model_kwargs=MODEL_KWARGS,
         samples=tuple(_with_sizes(sample, sizes) for sample in SAMPLES),
         tiny="mstar_pi05.tiny:write_tiny",
+        make_samples="mstar_pi05.sample_inputs:make_samples",
         mini="mstar_pi05.mini:find_mini",
         resolve="mstar_pi05.checkpoint.download:resolve_weights",
         notice="pi05:tiny has random weights: its actions are meaningless",

@@ -127,6 +127,7 @@ def spec(config: OmniConfig) -> ModelSpec:
         max_seq_len=32768,
         samples=tuple(replace(sample, values=warm) for sample in SAMPLES),
         tiny="mstar_qwen3omni.checkpoint.tiny:write_tiny",
+        make_samples="mstar_qwen3omni.sample_inputs:make_samples",
         mini="mstar_qwen3omni.checkpoint.shipped:find_mini",
         resolve="mstar_qwen3omni.checkpoint.download:resolve_weights",
         notice="qwen3_omni:tiny has random weights: its text and sound are noise",

@@ -1,6 +1,7 @@
 """World of `pi05:mini`: a planar arm of two joints among coloured targets, seen by three cameras. numpy only.
 
-Used by `train_arm`, `judge_arm` and the tests. Lengths are in link lengths times two: the stretched arm reaches 1.
+Used by the sample inputs, `train_arm`, `judge_arm` and the tests.
+Lengths are in link lengths times two: the stretched arm reaches 1.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class Scenes:
 
     def distance(self) -> Floats:
         """Return the distance between tip and named target: [N]."""
-        return np.linalg.norm(points(self.joints)[1] - self.goal(), axis=-1)
+        made: Floats = np.linalg.norm(points(self.joints)[1] - self.goal(), axis=-1)
+        return made
 
 
 def points(joints: Floats) -> tuple[Floats, Floats]:
@@ -130,7 +132,8 @@ def _far(at: Singles, start: Singles, end: Singles) -> Singles:
     start, along = start[:, None, None], (end - start)[:, None, None]
     share = ((at - start) * along).sum(-1) / np.maximum((along * along).sum(-1), 1e-12)
     gap = at - start - np.clip(share, 0, 1)[..., None] * along
-    return np.sqrt((gap * gap).sum(-1))
+    made: Singles = np.sqrt((gap * gap).sum(-1))
+    return made
 
 
 def _paint(image: Singles, distance: Singles, pixel: float, colour: tuple[int, int, int]) -> None:

@@ -1,6 +1,6 @@
 """World of `bagel:mini`: coloured shapes on a plain background, their sentences, and a judge by image arithmetic.
 
-Used by `train_shapes`, `judge_shapes` and the tests.
+Used by the sample inputs, `train_shapes`, `judge_shapes` and the tests.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 Pixels = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float64]
 
 SIDE: Final = 64
 COLORS: Final = {
@@ -137,7 +138,7 @@ def render(drawn: tuple[Thing, ...], where: list[tuple[float, float, float]]) ->
     return np.rint(picture).astype(np.uint8)
 
 
-def _distance(shape: str, x: np.ndarray, y: np.ndarray, radius: float) -> np.ndarray:
+def _distance(shape: str, x: Floats, y: Floats, radius: float) -> Floats:
     """Return the signed distance of points to the edge of a shape around the origin, negative inside."""
     if shape == "circle":
         return np.asarray(np.hypot(x, y) - radius)
