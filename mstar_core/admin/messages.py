@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 LIMIT: int = 1000
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
-SORTABLE = (*RequestItem.__struct_fields__, "age_s", "rtf")
+SORTABLE = (*RequestItem.__struct_fields__, "age_s", "rtf", "missed_ticks")
 
 
 def whole(request: Request, name: str, default: int, most: int | None = None) -> int:

@@ -44,6 +44,16 @@ COMMON: Final[Mapping[str, Json]] = {
         "exclusiveMinimum": 0,
         "description": "seconds to the deadline, including time in the queue",
     },
+    "period_ms": {
+        "type": "number",
+        "exclusiveMinimum": 0,
+        "description": "milliseconds between ticks of the client's control loop; the answer is due within them",
+    },
+    "skipped_ticks": {
+        "type": "integer",
+        "minimum": 0,
+        "description": "ticks of the control loop without a request since the client's previous one",
+    },
     "priority": {"type": "number", "description": "accepted"},
 }
 """Parameters that every model accepts; unused ones give a warning."""
@@ -51,6 +61,8 @@ COMMON: Final[Mapping[str, Json]] = {
 HEADERS: Final = (
     ("X-Request-ID", {"type": "string", "pattern": "^[!-.0-~]{1,128}$"}, "the client's own id"),
     ("X-Request-Timeout", {"type": "number", "exclusiveMinimum": 0}, "seconds to the deadline"),
+    ("X-Period-Ms", {"type": "number", "exclusiveMinimum": 0}, "as `period_ms`"),
+    ("X-Skipped-Ticks", {"type": "integer", "minimum": 0}, "as `skipped_ticks`"),
 )
 
 

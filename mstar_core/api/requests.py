@@ -33,9 +33,9 @@ class LiveRequest:
 
     key: the API key that sent it. group: id of the request that it is an item of, by default its own. deadline:
     monotonic time. state: preprocessing, queued, running. is_sent: the conductor has received it. is_over: the
-    conductor has finished it. inputs, outputs: modalities. encoder: counts its outputs. prepared, admitted: when its
-    inputs were ready and when it got a slot; 0.0 before. reported: the last report; due: when its progress is reported
-    next.
+    conductor has finished it. period_ms, skipped_ticks: of the client's control loop. inputs, outputs: modalities.
+    encoder: counts its outputs. prepared, admitted: when its inputs were ready and when it got a slot; 0.0 before.
+    reported: the last report; due: when its progress is reported next.
     """
 
     handle: int
@@ -52,6 +52,8 @@ class LiveRequest:
     error: MstarError | None = None
     result: dict[str, Any] = field(default_factory=dict)
     on_fail: Callable[[MstarError], None] | None = None
+    period_ms: float | None = None
+    skipped_ticks: int | None = None
     inputs: list[str] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
     encoder: OutputEncoder | None = None

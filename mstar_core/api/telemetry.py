@@ -49,6 +49,8 @@ class RequestTelemetry:
         """Start to track a request."""
         live.inputs = list(dict.fromkeys(modality for modality, _ in call.order)) or [p.modality for p in call.media]
         live.outputs = [kind for kind in call.outputs if kind not in EVENTS]
+        if call.loop is not None:
+            live.period_ms, live.skipped_ticks = call.loop.period_ms, call.loop.skipped_ticks
         self._open[live.handle] = live
 
     def prepared(self, live: LiveRequest) -> None:
@@ -107,6 +109,8 @@ class RequestTelemetry:
             route=live.route,
             inputs=live.inputs,
             outputs=live.outputs,
+            period_ms=live.period_ms,
+            skipped_ticks=live.skipped_ticks,
             state=state,
             started=live.started,
             ended=ended,

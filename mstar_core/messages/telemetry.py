@@ -11,11 +11,11 @@ import msgspec
 class RequestNews(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Changes of one request in one process. None: unchanged, or not known to this process.
 
-    The api sends id, route, modalities, state, times to the first output and audio, usage and the end. The conductor
-    sends the running walks (`active`), the finished ones, the position of the request (node, walk, rank) and the reason
-    for the choice of its replicas (`placed`, empty without a choice). A worker sends sampled ids (`tokens`), pages that
-    it holds, seconds waited, the reason of the wait, and of a loop that reports its progress (`step`, `steps`) its
-    speed in steps per second.
+    The api sends id, route, modalities, state, times to the first output and audio, usage, the end, and the control
+    loop that the client names (`period_ms`, `skipped_ticks`). The conductor sends the running walks (`active`), the
+    finished ones, the position of the request (node, walk, rank) and the reason for the choice of its replicas
+    (`placed`, empty without a choice). A worker sends sampled ids (`tokens`), pages that it holds, seconds waited, the
+    reason of the wait, and of a loop that reports its progress (`step`, `steps`) its speed in steps per second.
     state: prepare, queue, run, finished, failed, cancelled. error: a code.
     """
 
@@ -24,6 +24,8 @@ class RequestNews(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     route: str | None = None
     inputs: list[str] | None = None
     outputs: list[str] | None = None
+    period_ms: float | None = None
+    skipped_ticks: int | None = None
     state: str | None = None
     started: float | None = None
     ended: float | None = None

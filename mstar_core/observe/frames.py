@@ -7,6 +7,7 @@ Within an API version fields are only added, and readers ignore unknown fields.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -167,6 +168,8 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     waited_ms: time in the queues of the api and of nodes. step, steps, step_rate: progress of a step loop, such as the
     denoising of an image: steps done, all steps, steps per second. why: reason of the wait. error: code.
     ttft, ttfa: time to the first output, and to the first audio. placed: reason for the choice of its replicas.
+    period_ms: of the client's control loop, if the client names it; its answer is due within one period.
+    skipped_ticks: ticks without a request since the client's previous one, if the client counts them.
     """
 
     id: str
@@ -197,6 +200,8 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     why: str = ""
     error: str = ""
     placed: str = ""
+    period_ms: float | None = None
+    skipped_ticks: int | None = None
 
     @property
     def has_ended(self) -> bool:
@@ -206,6 +211,20 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     def age_s(self, t: float) -> float:
         """Return the seconds from its start to `t`, or to its end."""
         return max(0.0, (t if self.ended is None else self.ended) - self.started)
+
+    def is_late(self, t: float) -> bool:
+        """Return whether it missed the tick after its own: it runs longer than the client's period, or it failed."""
+        return self.period_ms is not None and (bool(self.error) or 1000 * self.age_s(t) > self.period_ms)
+
+    def passed_ticks(self, t: float) -> int:
+        """Return how many ticks of the client's loop have passed while it runs, without the tick that sent it."""
+        if self.period_ms is None:
+            return 0
+        return max(0, math.ceil(round(1000 * self.age_s(t) / self.period_ms, 6)) - 1)
+
+    def missed_ticks(self, t: float) -> int | None:
+        """Return the ticks that it missed: that of a late answer, and those that passed meanwhile. None: no period."""
+        return None if self.period_ms is None else self.is_late(t) + self.passed_ticks(t)
 
     @property
     def progress(self) -> str:

@@ -104,6 +104,8 @@ class RequestRecord:
             model=model,
             inputs=api.inputs or [],
             outputs=api.outputs or [],
+            period_ms=api.period_ms,
+            skipped_ticks=api.skipped_ticks,
             state=api.state or "prepare",
             node=at.node if is_placed else None,
             rank=at.rank if is_placed else None,
@@ -253,10 +255,11 @@ class RequestLog:
 
 
 def request_item(request: RequestStatus, now: float) -> dict[str, Any]:
-    """Return a request as the admin socket shows it: all fields, its age and its real-time factor."""
+    """Return a request as the admin socket shows it: all fields, its age, real-time factor and missed ticks."""
     fields = {name: getattr(request, name) for name in request.__struct_fields__}
     rtf = request.rtf(now)
-    return {**fields, "age_s": round(request.age_s(now), 3), "rtf": None if rtf is None else round(rtf, 3)}
+    return {**fields, "age_s": round(request.age_s(now), 3), "rtf": None if rtf is None else round(rtf, 3),
+            "missed_ticks": request.missed_ticks(now)}  # fmt: skip
 
 
 def _is_over(record: RequestRecord, now: float) -> bool:

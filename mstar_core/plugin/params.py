@@ -25,9 +25,14 @@ COMMON_NAMES: Final = (
     "ignore_eos",
     "stop",
     "timeout_s",
+    "period_ms",
+    "skipped_ticks",
     "priority",
 )
 """Parameters that every model accepts on every route. One without effect on a model gives a warning."""
+
+API_NAMES: Final = frozenset(("timeout_s", "period_ms", "skipped_ticks", "priority"))
+"""Common parameters that the api itself uses, whatever the model."""
 
 LENGTH_NAMES: Final = ("max_output_tokens", "max_completion_tokens", "max_tokens")
 _META: Final = "mstar"
@@ -197,7 +202,7 @@ def parse_params(params: type[Any], given: Mapping[str, Any], *, unknown: str = 
                 values[target] = check_value(specs[target], value)
         elif name in COMMON_NAMES:
             common[name] = value
-            if name not in ("timeout_s", "priority"):
+            if name not in API_NAMES:
                 warnings.append(f"{name} has no effect on this model")
         elif unknown == "warn":
             warnings.append(f"unknown parameter {name} was ignored")

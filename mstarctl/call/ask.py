@@ -53,11 +53,15 @@ class Ask:
     params: Mapping[str, Any] = field(default_factory=dict)
     request_id: str | None = None
 
-    def send(self, client: ApiClient) -> Iterator[Line]:
-        """Send the request and return the lines of its answer as they arrive. Raises the error that the api reports."""
+    def send(self, client: ApiClient, **loop: float | None) -> Iterator[Line]:
+        """Send the request and return the lines of its answer as they arrive. Raises the error that the api reports.
+
+        loop: `period_ms` and `skipped_ticks` of a control loop.
+        """
         return client.generate(
-            outputs=self.outputs, text=self.text, files=self.files, params=self.params, request_id=self.request_id
-        )
+            outputs=self.outputs, text=self.text, files=self.files, params={**self.params, **loop},
+            request_id=self.request_id,
+        )  # fmt: skip
 
 
 def requested_outputs(card: Card, kind: str) -> tuple[str, ...]:

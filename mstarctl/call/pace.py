@@ -53,7 +53,7 @@ class Paced:
 def keep_pace(
     rate_hz: float,
     ticks: int,
-    send: Callable[[], None],
+    send: Callable[[int], None],
     *,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
@@ -61,18 +61,19 @@ def keep_pace(
 ) -> Paced:
     """Send at every tick unless a request is in flight: a robot has one state, so requests never overlap.
 
+    send: takes the number of ticks without a request since the previous one.
     A failure of the first request is raised, because repeating it measures nothing. Later failures are counted.
     """
     paced, period = Paced(rate_hz=rate_hz), 1.0 / rate_hz
     begun = answered = clock()
-    tick = 0
+    tick = skipped = 0
     while tick < ticks:
         due = begun + tick * period
         if clock() < due:
             sleep(due - clock())
         sent = clock()
         try:
-            send()
+            send(skipped)
         except MstarError as error:
             if not paced.latencies_s:
                 raise
@@ -86,7 +87,8 @@ def keep_pace(
             answered = now
         paced.total_s = clock() - begun
         following = max(tick + 1, math.ceil(paced.total_s / period))
-        paced.skipped += min(following, ticks) - tick - 1
+        skipped = min(following, ticks) - tick - 1
+        paced.skipped += skipped
         tick = following
         show(paced)
     return paced

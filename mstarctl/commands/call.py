@@ -205,8 +205,8 @@ def call_at(
     """Send one request per tick; --out keeps the last answer. Raises MstarError if too many deadlines were missed."""
     last: list[Any] = []
 
-    def send() -> None:
-        last[:] = list(ask.send(server.client))
+    def send(skipped: int) -> None:
+        last[:] = list(ask.send(server.client, period_ms=1000 / rate, skipped_ticks=skipped))
 
     progress = Progress(printer, is_streamed=True)
     try:

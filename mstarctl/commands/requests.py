@@ -12,6 +12,7 @@ import typer
 from mstar_core.errors import UsageError, did_you_mean
 from mstar_core.observe.filter import Filter
 from mstar_core.observe.frames import RequestStatus
+from mstar_core.observe.request_log import request_item
 from mstarctl.client import AdminClient
 from mstarctl.client.reach import reached
 from mstarctl.client.store import Store
@@ -19,6 +20,7 @@ from mstarctl.client.watch import watched
 from mstarctl.complete import DeploymentName
 from mstarctl.output import Column, Printer, age_text
 from mstarctl.output.durations import parse_duration
+from mstarctl.output.facts import tick_text
 from mstarctl.output.moments import dated, epoch_of, time_of_day
 
 LIMIT_MOST: Final = 1000
@@ -32,11 +34,12 @@ COLUMNS: Final = (
     Column("RANK", "rank", is_right=True),
     Column("START", "start"),
     Column("TOOK", "age", is_right=True),
-    Column("TTFT", "ttft", is_right=True),
-    Column("TTFA", "ttfa", is_right=True),
+    Column("TTFT ms", "ttft", is_right=True),
+    Column("TTFA ms", "ttfa", is_right=True),
     Column("TOKENS", "tokens", is_right=True),
     Column("AUDIO", "audio", is_right=True),
-    Column("WAIT", "wait", is_right=True),
+    Column("TICK", "tick"),
+    Column("WAIT ms", "wait", is_right=True),
     Column("PAGES", "pages", is_wide=True, is_right=True),
     Column("PROMPT", "prompt_tokens", is_wide=True, is_right=True),
     Column("CACHED", "cached_tokens", is_wide=True, is_right=True),
@@ -47,10 +50,14 @@ COLUMNS: Final = (
     Column("", "note"),
 )
 SORTS: Final = {
-    "age": "age_s", "ttft": "ttft_ms", "ttfa": "ttfa_ms", "tokens": "tokens", "audio": "audio_s", "wait": "waited_ms",
-    "pages": "pages", "rtf": "rtf", "id": "id", "state": "state",
+    "state": "state", "start": "started", "took": "age_s", "age": "age_s",
+    "ttft": "ttft_ms", "ttfa": "ttfa_ms", "tokens": "tokens", "audio": "audio_s", "wait": "waited_ms",
+    "pages": "pages", "rtf": "rtf", "id": "id",
 }  # fmt: skip
 """Sort fields of the command line, with their names in the data."""
+
+IN_TURN: Final = ("run", "prepare", "queue")
+"""States in the order of the default, which is that of `top`."""
 
 
 def requests(
@@ -62,7 +69,9 @@ def requests(
     since: Annotated[
         str, typer.Option("--since", metavar="TIME", help="only requests that began in the last TIME")
     ] = "",
-    sort: Annotated[str, typer.Option("--sort", metavar="FIELD", help="largest first; -FIELD: smallest first")] = "age",
+    sort: Annotated[
+        str, typer.Option("--sort", metavar="FIELD", help="largest first; -FIELD: smallest first")
+    ] = "state",
     limit: Annotated[int, typer.Option("--limit", min=1, max=LIMIT_MOST, help="number of rows")] = 50,
     is_watching: Annotated[
         bool,
@@ -100,14 +109,25 @@ def listed(
     field, is_ascending = order
     is_ours = has_expression(chosen.text)
     arguments: dict[str, Any] = {
-        "limit": LIMIT_MOST if is_ours else limit, "sort": f"{'' if is_ascending else '-'}{SORTS[field]}",
-    }  # fmt: skip
+        "limit": LIMIT_MOST if is_ours else limit,
+        "sort": "" if field == "state" else f"{'' if is_ascending else '-'}{SORTS[field]}",
+    }
     arguments |= {} if is_ours or not chosen.text else {"filter": chosen.text}
     arguments |= {} if since_s is None else {"since": since_s}
     answer = admin.get("/v1/requests", **arguments)
     items = [item for item in answer["items"] if not is_ours or chosen.takes(*request_of(item))]
+    items = in_turn(items, is_ascending=is_ascending) if field == "state" else items
     left_out = int(answer.get("truncated", 0)) + max(0, len(items) - limit)
     return [{"name": item["id"], **item} for item in items[:limit]], left_out
+
+
+def in_turn(items: list[dict[str, Any]], *, is_ascending: bool) -> list[dict[str, Any]]:
+    """Return items in the default order: the oldest running, prepared and waiting ones, then the latest ends."""
+    groups = {state: place for place, state in enumerate(IN_TURN)}
+    newest = sorted(items, key=lambda item: -item["handle"])
+    in_group = sorted(newest, key=lambda item: item["started"] if item["ended"] is None else -item["ended"])
+    found = sorted(in_group, key=lambda item: groups.get(item["state"], len(groups)))
+    return found[::-1] if is_ascending else found
 
 
 def request_of(item: Mapping[str, Any]) -> tuple[RequestStatus, float]:
@@ -132,6 +152,8 @@ def cut_rows(
     items: list[dict[str, Any]], order: tuple[str, bool], limit: int, cut: int
 ) -> tuple[list[dict[str, Any]], int]:
     """Return items sorted and cut to the limit, and the number left out. Unknown values come last in both orders."""
+    if order[0] == "state":
+        return in_turn(items, is_ascending=order[1])[:limit], cut + max(0, len(items) - limit)
     field, is_ascending = SORTS[order[0]], order[1]
     known = [item for item in items if item[field] is not None]
     known.sort(key=lambda item: item[field], reverse=not is_ascending)
@@ -141,14 +163,7 @@ def cut_rows(
 
 def item_of(request: RequestStatus, t: float) -> dict[str, Any]:
     """Return a request as data in base units, with its age."""
-    rtf = request.rtf(t)
-    facts: dict[str, Any] = {name: getattr(request, name) for name in request.__struct_fields__}
-    return {
-        "name": request.id,
-        **facts,
-        "age_s": round(request.age_s(t), 3),
-        "rtf": None if rtf is None else round(rtf, 3),
-    }
+    return {"name": request.id, **request_item(request, t)}
 
 
 def for_people(item: dict[str, Any]) -> dict[str, Any]:
@@ -165,6 +180,7 @@ def for_people(item: dict[str, Any]) -> dict[str, Any]:
         "ttfa": _ms(item["ttfa_ms"]),
         "audio": f"{item['audio_s']:.1f}s" if item["audio_s"] else "",
         "wait": _ms(item["waited_ms"]),
+        "tick": tick_text(item.get("missed_ticks"), has_ended=ended),
         "rtf_text": "" if item["rtf"] is None else f"{item['rtf']:.2f}",
         "walks_text": " ".join([*(f"✓{walk}" for walk in walks), *(f"▶{walk}" for walk in item["active"])]),
         "note": item["error"] or item["why"] or progress_of(item),
@@ -185,7 +201,8 @@ def show(items: list[dict[str, Any]], cut: int, printer: Printer, epoch_s: float
     shown = [dated(item, epoch_s) for item in items]
     shown = shown if printer.is_machine else [for_people(item) for item in shown]
     has_notes = any(item["error"] or item["why"] or progress_of(item) for item in items)
-    columns = COLUMNS if has_notes else COLUMNS[:-1]
+    has_ticks = any(item.get("period_ms") for item in items)
+    columns = [c for c in COLUMNS if (has_notes or c.key != "note") and (has_ticks or c.key != "tick")]
     printer.items("request", shown, columns, truncated=cut, empty="no requests")
 
 
@@ -216,4 +233,4 @@ def watch(
 
 def lasting(item: dict[str, Any]) -> dict[str, Any]:
     """Return the item without fields that change with time alone."""
-    return {key: value for key, value in item.items() if key not in ("age_s", "rtf")}
+    return {key: value for key, value in item.items() if key not in ("age_s", "rtf", "missed_ticks")}

@@ -1,4 +1,4 @@
-"""Short text for the facts of an event, shared by `mstarctl events` and `top`. Pure functions."""
+"""Short texts that commands and `top` share: facts of an event, ticks of a control loop. Pure functions."""
 
 from __future__ import annotations
 
@@ -46,3 +46,10 @@ def _fact(key: str, value: Any) -> str:
     if isinstance(value, int) and key in AMOUNTS:
         return counted(value, key.removesuffix("s"))
     return f"{key.replace('_', ' ')} {value}"
+
+
+def tick_text(missed_ticks: int | None, *, has_ended: bool) -> str:
+    """Format the ticks that one request of a control loop missed: `in time`, `late`, `late +2` if two more passed."""
+    if missed_ticks is None or not (missed_ticks or has_ended):
+        return ""
+    return "in time" if not missed_ticks else "late" if missed_ticks == 1 else f"late +{missed_ticks - 1}"

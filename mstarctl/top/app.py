@@ -24,7 +24,7 @@ from mstarctl.top.data.session import Session
 from mstarctl.top.data.spans import end_of
 from mstarctl.top.data.view import View
 from mstarctl.top.keys import KEYS, Key, works
-from mstarctl.top.layout.footer import Hint
+from mstarctl.top.layout.footer import Hint, page_at
 from mstarctl.top.layout.logs import sources
 from mstarctl.top.layout.pages import Painted, compose
 from mstarctl.top.layout.scroll import Window
@@ -282,6 +282,9 @@ class TopApp(App[None]):
     def action_sort(self) -> None:
         self.choose(navigation.next_sort(self.view(), self.state))
 
+    def action_sort_by(self, name: str) -> None:
+        self.choose(navigation.sort_by(self.view(), self.state, name))
+
     def action_reverse(self) -> None:
         self.choose(navigation.reverse(self.state))
 
@@ -419,6 +422,10 @@ class TopApp(App[None]):
     def on_pane_clicked(self, event: Pane.Clicked) -> None:
         kind, key = self._painted.hits.get(event.y, ("", ""))
         match kind:
+            case "tabs":
+                page = page_at(event.x)
+                if page:
+                    self.action_page(page)
             case "titles":
                 self.choose(navigation.sort_at(self.view(), self.state, event.x, self.size.width))
             case "request":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from mstarctl.top.layout.requests import COLUMNS
 from mstarctl.top.layout.state import PAGES, TITLES
 
 EVERYWHERE: Final = frozenset((*PAGES, "request"))
@@ -38,12 +39,22 @@ class Key:
     footer: int = 0
 
 
-SCREENS, MOVING, REQUESTS, TIME, TOOLS = "Screens", "Moving", "Requests", "Time", "Tools"
+SCREENS, MOVING, REQUESTS, SORTS, TIME, TOOLS = "Screens", "Moving", "Requests", "Sorting", "Time", "Tools"
 
 
 def _page(number: int, page: str) -> Key:
     title = TITLES[page].lower()
     return Key(str(number), f"page('{page}')", str(number), title, f"the {title} screen", SCREENS)
+
+
+def _sorts() -> list[Key]:
+    """Return a key for each column of the table, as k9s has them. Some columns share one."""
+    titles: dict[str, list[str]] = {}
+    for column in COLUMNS:
+        if column.key_name:
+            titles.setdefault(column.key_name, []).append(column.title)
+    named = {name: f"by {' or '.join(found)}" for name, found in titles.items()}
+    return [Key(name, f"sort_by('{name}')", name, by, f"sort {by}", SORTS, TABLES) for name, by in named.items()]
 
 
 KEYS: Final[tuple[Key, ...]] = (
@@ -67,6 +78,7 @@ KEYS: Final[tuple[Key, ...]] = (
     Key("greater_than_sign", "skip(10)", ">", "10 s on", "ten seconds forward", TIME),
     Key("s", "sort", "s", "sort", "sort by the next column", REQUESTS, TABLES, footer=40),
     Key("S", "reverse", "S", "reverse", "reverse the order", REQUESTS, TABLES),
+    *_sorts(),
     Key("w", "walk(1)", "w", "walk", "highlight the next walk of the graph, then all", TOOLS,
         frozenset(("overview", "graph")), footer=50),
     Key("g", "graph", "g", "graph", "the graph, at the node of the selected request", TOOLS),

@@ -8,7 +8,7 @@ from dataclasses import replace
 from mstarctl.top.data.spans import end_of
 from mstarctl.top.data.view import View
 from mstarctl.top.layout.geometry import graph_of
-from mstarctl.top.layout.requests import BY_KEY, Sort, chosen, columns, sorts_of
+from mstarctl.top.layout.requests import Sort, chosen, columns, columns_of, sorts_of
 from mstarctl.top.layout.scroll import Window, moved
 from mstarctl.top.layout.state import State
 
@@ -88,6 +88,14 @@ def next_sort(view: View, state: State) -> State:
     return replace(state, sort=Sort(key=sorts[(at + 1) % len(sorts)], is_rising=state.sort.is_rising))
 
 
+def sort_by(view: View, state: State, name: str) -> State:
+    """Sort by the column with that key name, if the model has it; a second time reverses the order."""
+    key = next((column.key for column in columns_of(view.kinds) if column.key_name == name), None)
+    if key is None:
+        return state
+    return reverse(state) if key == state.sort.key else replace(state, sort=Sort(key=key))
+
+
 def reverse(state: State) -> State:
     """Reverse the order."""
     return replace(state, sort=replace(state.sort, is_rising=not state.sort.is_rising))
@@ -101,7 +109,7 @@ def sort_at(view: View, state: State, x: int, width: int) -> State:
         if at <= x < at + column.width + 2:
             if column.key == state.sort.key:
                 return reverse(state)
-            return replace(state, sort=Sort(key=column.key)) if column.key in BY_KEY else state
+            return state if column.sort is None else replace(state, sort=Sort(key=column.key))
         at += column.width + 2
     return state
 

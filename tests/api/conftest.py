@@ -17,6 +17,8 @@ import pytest
 from mstar_core.api.main import ApiProcess
 from mstar_core.api.parse.media import Fetcher
 from mstar_core.config.deployment import ApiConfig, DeploymentSpec, Plan
+from mstar_core.messages.life import Telemetry
+from mstar_core.messages.telemetry import RequestNews
 from mstar_core.plugin.spec import ModelSpec
 from tests.fakes.conductor import FakeDeployment, Script
 from tests.fakes.kept_pool import KeptProcess
@@ -52,6 +54,16 @@ class Api:
     async def clean(self) -> None:
         """Wait until no request holds anything; the last byte of a response may be read before that."""
         await self.until(lambda: self.service_is_clean)
+
+    async def loops(self, count: int) -> list[tuple[float | None, int | None]]:
+        """Wait until `count` requests were reported as ended. Returns the control loop of each, in order."""
+
+        def ended() -> list[RequestNews]:
+            sent = (news for telemetry in self.fake.of(Telemetry) for news in telemetry.requests)
+            return [news for news in sent if news.ended is not None]
+
+        await self.until(lambda: len(ended()) >= count)
+        return [(news.period_ms, news.skipped_ticks) for news in ended()]
 
     @property
     def service_is_clean(self) -> bool:

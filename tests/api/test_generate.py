@@ -257,3 +257,17 @@ async def test_a_large_payload_arrives_whole_in_every_form(started: Started, acc
         of_tensors = [payload for head, payload in zip(heads, payloads, strict=True) if head["modality"] == "tensor"]
         assert b"".join(of_tensors) == sent.tobytes() + sent[:5].tobytes()
         assert len(of_tensors) == (3 if size > 12 << 20 else 2)
+
+
+async def test_a_control_loop_names_its_period_in_the_body_or_a_header(started: Started) -> None:
+    """The body wins over the header. The model has no such parameter, and gives no warning."""
+    async with started(speak(1)) as api:
+        headers = {"X-Period-Ms": "50", "X-Skipped-Ticks": "2"}
+        first = await api.client.post("/generate", json={"text": "x", "model_kwargs": {"period_ms": 33.3}, **AUDIO})
+        await api.client.post("/generate", data={"text": "x", **AUDIO}, headers=headers)
+        await api.client.post("/generate", data={"text": "x", "period_ms": "20", **AUDIO}, headers=headers)
+        await api.client.post("/generate", data={"text": "x", **AUDIO})
+        assert await api.loops(4) == [(33.3, None), (50.0, 2), (20.0, 2), (None, None)]
+        assert "X-Mstar-Warnings" not in first.headers
+        wrong = await api.client.post("/generate", data={"text": "x", "period_ms": "-5", **AUDIO})
+        assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "period_ms")

@@ -90,11 +90,21 @@ async def test_the_path_of_the_connection_holds_parameters_and_ids(started: Star
         assert (state["status"], state["route"]) == ("finished", "robot_policy")
 
 
+async def test_the_period_of_the_control_loop_is_reported_and_unknown_without_one(started: Started) -> None:
+    async with started(act, model=SPEC) as api:
+        for path in ("/v1/robot/policy?period_ms=100", "/"):
+            async with robot(api, path) as socket:
+                await infer(socket)
+        assert await api.loops(2) == [(100.0, None), (None, None)]
+
+
 @pytest.mark.parametrize(
     ("query", "param"),
     [
         ("num_steps=99", "num_steps"), ("num_step=3", "num_step"), ("num_steps=1&num_steps=2", "num_steps"),
         ("output_format=npy", "output_format"), ("timeout_s=-1", "timeout_s"), ("seed=x", "seed"),
+        ("period_ms=0", "period_ms"), ("skipped_ticks=1", "period_ms"),
+        ("period_ms=50&skipped_ticks=1.5", "skipped_ticks"),
     ],
 )  # fmt: skip
 async def test_a_wrong_parameter_refuses_the_handshake(query: str, param: str, started: Started) -> None:

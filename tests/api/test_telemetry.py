@@ -21,7 +21,8 @@ def live(handle: int = 7) -> Any:
     return LiveRequest(handle=handle, request_id=f"r-{handle}", route="generate", key="", started=10.0, deadline=1e9)
 
 
-CALL: Any = SimpleNamespace(order=[("text", 0), ("audio", 0), ("text", 1)], media=(), outputs=("text", "audio"))
+ORDER = [("text", 0), ("audio", 0), ("text", 1)]
+CALL: Any = SimpleNamespace(order=ORDER, media=(), outputs=("text", "audio"), loop=None)
 
 
 def test_a_request_is_told_of_when_something_is_new_and_not_otherwise() -> None:

@@ -90,8 +90,19 @@ async def test_an_invalid_filter_shows_an_error_and_keeps_the_previous_one(runni
 async def test_sorting_cycles_through_columns_and_reverses(running: Shared) -> None:
     async with running() as screen:
         text = await screen.press("s")
-        assert "TTFT↓" in text and "sort: ttft ↓" in text
-        assert "TTFT↑" in await screen.press("S")
+        assert "TOOK↓" in text and "sort: took ↓" in text
+        assert "TOOK↑" in await screen.press("S")
+        assert "TTFT↓" in await screen.press("F") and "TTFT↑" in await screen.press("F")
+
+
+async def test_a_click_on_a_tab_opens_its_screen(running: Shared) -> None:
+    """A click between two tabs does nothing."""
+    async with running() as screen:
+        row, text = next((y, t) for y, t in enumerate(screen.text.splitlines()) if "2 Graph" in t)
+        await screen.pilot.click("#main", offset=(text.index("4 Ranks") + 2, row))
+        assert screen.app.state.page == "ranks"
+        await screen.pilot.click("#main", offset=(text.index("5 Logs") - 2, row))
+        assert screen.app.state.page == "ranks"
 
 
 async def test_space_pauses_and_continues(running: Shared) -> None:
@@ -227,7 +238,7 @@ async def test_the_palette_has_every_command(running: Shared) -> None:
         await screen.press(*"sort")
         await screen.pilot.pause(0.3)
         text = await screen.press("enter")
-        assert "sort (s)" in text or screen.app.state.sort.key == "ttft"
+        assert "sort (s)" in text or screen.app.state.sort.key == "age"
 
 
 async def test_a_click_selects_a_second_one_opens_and_a_title_sorts(running: Shared) -> None:

@@ -7,6 +7,7 @@ import io
 import json
 import re
 from dataclasses import replace
+from typing import Any
 from xml.etree import ElementTree
 
 import msgspec
@@ -17,7 +18,9 @@ from hypothesis import strategies as st
 from mstar_core.errors import MstarError
 from mstar_core.observe.filter import Filter
 from mstar_core.observe.frames import RankStatus, RequestStatus
+from mstar_core.observe.request_log import request_item
 from mstarctl.client.store import Store
+from mstarctl.commands.requests import in_turn
 from mstarctl.output.facts import facts_text
 from mstarctl.output.line import line
 from mstarctl.top.data.spans import Bar, Lane, lanes
@@ -31,7 +34,7 @@ from mstarctl.top.layout import ranks as rank_rows
 from mstarctl.top.layout.bench import bench_page
 from mstarctl.top.layout.dialogs import fields_rows
 from mstarctl.top.layout.ranks import Curve, chart
-from mstarctl.top.layout.requests import SORTS, Sort, choose, chosen, note
+from mstarctl.top.layout.requests import BY_KEY, SORTS, Sort, choose, chosen, note, speed
 from mstarctl.top.layout.scroll import Window, moved, scrolled
 from mstarctl.top.layout.waterfall import Zoom, cells, mark_names, scale, title, waterfall
 from tests.top.pictures import painted, view_of
@@ -110,7 +113,7 @@ def test_numbers_are_short() -> None:
         (40, "id at age"),
         (80, "id at age ttft tokens wait"),
         (120, "id route at rank age ttft ttfa tokens audio wait"),
-        (180, "id route at rank age ttft ttfa tokens audio wait pages prompt"),
+        (180, "id route at rank start age ttft ttfa tokens audio speed wait pages prompt"),
     ],
 )
 def test_columns_follow_the_width(width: int, keys: str) -> None:
@@ -121,17 +124,40 @@ def test_columns_follow_the_width(width: int, keys: str) -> None:
 
 @pytest.mark.parametrize("key", SORTS)
 @pytest.mark.parametrize("is_rising", [False, True])
-def test_waiting_requests_come_last_and_ended_ones_after_them(key: str, is_rising: bool) -> None:
-    rows = [r for _, r in chosen(view_of("qwen3_omni"), Sort(key=key, is_rising=is_rising))]
+def test_the_rows_are_in_the_order_of_the_arrow(key: str, is_rising: bool) -> None:
+    """Running, waiting and ended requests alike; unknown values come last in both directions."""
+    view, order = view_of("qwen3_omni"), BY_KEY[key].sort
+    assert order is not None
+    values = [order(r, view.t) for _, r in chosen(view, Sort(key=key, is_rising=is_rising))]
+    known: list[Any] = [value for value in values if value is not None]
+    assert len(values) == len(view.store.requests)
+    assert known == sorted(known, reverse=not is_rising) == values[: len(known)]
+
+
+def test_without_a_choice_waiting_requests_come_after_running_ones_and_ended_ones_last() -> None:
+    """The oldest come first, and of those that ended the latest end."""
+    view = view_of("qwen3_omni")
+    rows = [r for _, r in chosen(view, Sort())]
     places = ["ended" if r.has_ended else "queue" if r.state == "queue" else "run" for r in rows]
     assert places == sorted(places, key=("run", "queue", "ended").index)
-    assert len(rows) == len(view_of("qwen3_omni").store.requests)
+    ages = [r.age_s(view.t) for r in rows if r.state == "run"]
+    ends = [r.ended for r in rows if r.ended is not None]
+    assert ages == sorted(ages, reverse=True) and ends == sorted(ends, reverse=True)
 
 
-def test_the_oldest_requests_come_first() -> None:
+def test_requests_lists_in_the_same_order_as_top() -> None:
     view = view_of("qwen3_omni")
-    ages = [r.age_s(view.t) for _, r in chosen(view, Sort()) if r.state == "run"]
-    assert ages == sorted(ages, reverse=True)
+    items = [request_item(r, view.t) for r in view.store.requests.values()]
+    wanted = [r.id for _, r in chosen(view, Sort())]
+    assert [item["id"] for item in in_turn(items, is_ascending=False)] == wanted
+
+
+def test_the_speed_of_a_request_is_of_what_it_makes() -> None:
+    """60 tokens within 3 s after the first of them; 4 s of audio within 2 s."""
+    text = RequestStatus(id="t", handle=1, outputs=["text"], started=10.0, ttft_ms=1000.0, tokens=61, state="run")
+    sound = RequestStatus(id="a", handle=2, outputs=["audio"], started=10.0, ended=12.0, audio_s=4.0)
+    assert speed(text, 14.0) == pytest.approx(20.0) and speed(sound, 99.0) == pytest.approx(2.0)
+    assert speed(RequestStatus(id="n", handle=3, outputs=["text"], started=1.0), 2.0) is None
 
 
 def test_a_filter_keeps_matching_rows() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import msgspec
 import pytest
 
 from mstar_core.observe.frames import DeploymentStatus, EdgeView, GraphView, RequestStatus
@@ -18,8 +20,11 @@ from mstarctl.top.layout.state import State
 PERIOD_S = 0.2
 
 
-def requests(*latencies_s: float, starts: tuple[float, ...] = (), steps: int = 0) -> list[RequestStatus]:
-    """Return ended requests of a robot: one per period, or at `starts`."""
+def requests(
+    *latencies_s: float, starts: tuple[float, ...] = (), steps: int = 0, is_named: bool = True,
+    skipped: tuple[int | None, ...] = (),
+) -> list[RequestStatus]:  # fmt: skip
+    """Return ended requests of a robot: one per period, or at `starts`. is_named: the client names its period."""
     times = starts or tuple(100 + PERIOD_S * tick for tick in range(len(latencies_s)))
     return [
         RequestStatus(
@@ -34,16 +39,18 @@ def requests(*latencies_s: float, starts: tuple[float, ...] = (), steps: int = 0
             step=steps,
             steps=steps,
             walks={"prefill": 1, "action_gen": 1},
+            period_ms=1000 * PERIOD_S if is_named else None,
+            skipped_ticks=skipped[n] if skipped else None,
         )
         for n, (start, latency) in enumerate(zip(times, latencies_s, strict=True))
     ]
 
 
-def view(*latencies_s: float, starts: tuple[float, ...] = (), steps: int = 0) -> View:
+def view(*latencies_s: float, **facts: Any) -> View:
     store = Store()
     store.deployment = DeploymentStatus(name="arm", state="ready", requests_s=5.0, ttft_p50_ms=38.0, ttft_p99_ms=93.0)
     store.graph = GraphView(edges=[EdgeView(name="actions", source="LLM", modality="action")])
-    store.requests = {str(r.handle): r for r in requests(*latencies_s, starts=starts, steps=steps)}
+    store.requests = {str(r.handle): r for r in requests(*latencies_s, **facts)}
     store.t = 110.0
     return View(store=store)
 
@@ -63,23 +70,46 @@ def test_a_robot_policy_shows_latency_rate_and_ticks(size: tuple[int, int]) -> N
         assert "image+text → action" in drawn
 
 
-def test_a_tick_is_missed_by_an_answer_that_takes_longer_than_the_period() -> None:
-    """The third answer takes 310 ms of 200, so that the robot skips a tick."""
+def test_an_answer_later_than_the_clients_period_is_late_and_the_ticks_behind_it_are_missed() -> None:
+    """The third answer takes 310 ms of 200: its own tick and the next one are missed."""
     starts = (100.0, 100.2, 100.4, 100.8, 101.0)
     drawn = text(view(0.03, 0.03, 0.31, 0.03, 0.03, starts=starts))
-    (row,) = (row for row in drawn.splitlines() if "missed" in row and row.startswith(" tick"))
-    assert row.split()[0] == "tick-2" and "310 ms" in row
-    assert "missed 1 of 5" in drawn
+    (row,) = (row for row in drawn.splitlines() if "late " in row)
+    assert row.split()[0] == "tick-2" and "310 ms" in row and "late +1" in row
+    assert drawn.count("in time") == 4 and "missed 2 of 6" in drawn
 
 
-def test_overlapping_requests_have_no_period() -> None:
-    """With several robots, the interval between two starts is not the period of either."""
-    found = pace(requests(0.5, 0.5, 0.5, 0.5, 0.5))
-    assert found.rate_hz is None and not found.late and found.hz[2] == pytest.approx(5.0)
+def test_a_robot_that_cannot_keep_up_misses_every_tick_though_its_requests_follow_evenly() -> None:
+    """Answers of 440 ms at 200 ms, sent at every third tick: as the client counts them, 60 of 60."""
+    starts = tuple(100 + 3 * PERIOD_S * n for n in range(20))
+    found = pace(requests(*[0.44] * 20, starts=starts, skipped=(0, *[2] * 19)), 130.0)
+    assert (found.late, found.skipped, found.missed, found.ticks) == (20, 40, 60, 60)
 
 
-def test_few_requests_have_no_period() -> None:
-    assert pace(requests(0.03, 0.5)).rate_hz is None and pace([]).rate_hz is None
+def test_the_client_is_believed_where_it_counts_its_skipped_ticks() -> None:
+    """The network adds a little to 195 ms of the server, so that the client skipped a tick."""
+    found = pace(requests(0.195, 0.03, starts=(100.0, 100.4), skipped=(0, 1)), 110.0)
+    assert (found.missed, found.ticks) == (1, 3)
+
+
+def test_a_running_request_is_late_once_its_period_has_passed() -> None:
+    """One tick is the request's own, which is late, and two have passed."""
+    (sent,) = requests(0.0)
+    running = msgspec.structs.replace(sent, ended=None, state="run")
+    assert pace([running], 100.1).ticks == 0
+    found = pace([running], 100.5)
+    assert (found.late, found.skipped, found.ticks) == (1, 2, 3)
+
+
+def test_a_failed_request_misses_its_tick() -> None:
+    (sent,) = requests(0.01)
+    assert pace([msgspec.structs.replace(sent, state="failed", error="engine_error")], 110.0).missed == 1
+
+
+def test_without_a_period_no_tick_is_missed_and_the_header_says_why() -> None:
+    """Requests that follow one another as fast as they can look like a loop, and are none."""
+    drawn = text(view(*[0.2] * 8, is_named=False))
+    assert "period unknown" in drawn and "missed" not in drawn and "in time" not in drawn
 
 
 def test_counted_steps_have_a_column() -> None:
@@ -92,7 +122,7 @@ def test_the_sort_key_takes_only_shown_columns() -> None:
     for _ in range(len(SORTS)):
         state = navigation.next_sort(shown, state)
         seen.append(state.sort.key)
-    assert {"latency", "hz"} <= set(seen) and not {"tokens", "audio", "ttfa", "ttft"} & set(seen)
+    assert {"latency", "late"} <= set(seen) and not {"tokens", "audio", "ttfa", "ttft"} & set(seen)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,9 @@ from mstar_core.api.errors import Unauthorized
 
 METHODS: Final = "GET, POST, OPTIONS"
 EXPOSED: Final = "X-Request-ID, X-Trace-ID, X-Mstar-Warnings, X-Sample-Rate, Retry-After"
-ASKABLE: Final = "Authorization, Content-Type, X-Request-ID, X-Request-Timeout, traceparent"
+ASKABLE: Final = (
+    "Authorization, Content-Type, X-Request-ID, X-Request-Timeout, X-Period-Ms, X-Skipped-Ticks, traceparent"
+)
 MAX_AGE_S: Final = 600
 
 

@@ -74,9 +74,9 @@ class Exchange:
         """Return the `{name}` of the path with percent escapes decoded; clients may escape characters of an id."""
         return unescaped(str(self.request.match_info["name"]))
 
-    @property
-    def timeout_header(self) -> str | None:
-        value = self.request.headers.get("x-request-timeout")
+    def header(self, name: str) -> str | None:
+        """Return a request header, None without it. name: lower case."""
+        value = self.request.headers.get(name)
         return str(value) if value is not None else None
 
     def take_body_id(self, request_id: Any) -> None:

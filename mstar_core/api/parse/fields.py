@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import inspect
@@ -26,6 +26,9 @@ from mstar_core.plugin.params import param_specs, parse_bool
 from mstar_core.plugin.spec import ModelSpec
 
 T = TypeVar("T", bound=msgspec.Struct)
+
+HEADERS: Final = {"timeout_s": "x-request-timeout", "period_ms": "x-period-ms", "skipped_ticks": "x-skipped-ticks"}
+"""Headers that set a parameter which the body does not give."""
 
 _PLACE = re.compile(r" - at `\$\.?(?P<path>.*)`$")
 _MISSING = re.compile(r"missing required field `(?P<name>[^`]*)`")
@@ -159,7 +162,7 @@ def rules_of(exchange: Exchange, outputs: tuple[str, ...], request_id: str | Non
     api = exchange.service.deployment.api
     return ParamRules(
         request_id=request_id or exchange.request_id, outputs=outputs, unknown=api.unknown_params,
-        limit_s=api.timeout_s, header_s=exchange.timeout_header,
+        limit_s=api.timeout_s, headers={name: exchange.header(header) for name, header in HEADERS.items()},
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from mstar_core.api.errors import UnsupportedType
@@ -31,11 +31,19 @@ MAX_INT: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ControlLoop:
+    """A control loop as its client describes it. skipped_ticks: without a request since its previous one."""
+
+    period_ms: float
+    skipped_ticks: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedRequest:
     """A validated request. params: the model's dataclass. order: segments as (modality, index).
 
     texts, turns: chat only. observation: a robot message, in place of text and media. stops: stop strings. group: the
-    client's id if this is one item of several.
+    client's id if this is one item of several. loop: the client's control loop, None if it names none.
     """
 
     request_id: str
@@ -52,6 +60,7 @@ class ParsedRequest:
     params: Any
     seed: int
     timeout_s: float
+    loop: ControlLoop | None = None
     warnings: tuple[str, ...] = ()
 
 
@@ -64,17 +73,21 @@ class RequestParams:
     timeout_s: float
     warnings: tuple[str, ...]
     stops: tuple[str, ...] = ()
+    loop: ControlLoop | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParamRules:
-    """Settings for the validation of parameters. outputs: requested modalities; unknown: policy for unknown names."""
+    """Settings for the validation of parameters. outputs: requested modalities; unknown: policy for unknown names.
+
+    headers: values of parameters that the request's headers give.
+    """
 
     request_id: str
     outputs: tuple[str, ...]
     unknown: str
     limit_s: float
-    header_s: str | None
+    headers: Mapping[str, str | None] = field(default_factory=dict)
 
 
 def check_params(spec: ModelSpec, given: Mapping[str, Any], rules: ParamRules) -> RequestParams:
@@ -92,11 +105,14 @@ def check_params(spec: ModelSpec, given: Mapping[str, Any], rules: ParamRules) -
     params = parsed.params
     if own_seed and params.seed is None:
         params = dataclasses.replace(params, seed=seed)
-    timeout_s, warning = _timeout(parsed.common.get("timeout_s", rules.header_s), rules.limit_s)
+    common = {**{name: value for name, value in rules.headers.items() if value is not None}, **parsed.common}
+    timeout_s, warning = _timeout(common.get("timeout_s"), rules.limit_s)
     if "priority" in parsed.common:
         _number("priority", parsed.common["priority"])
     warnings = (*parsed.warnings, *notes, *((warning,) if warning else ()))
-    return RequestParams(params=params, seed=seed, timeout_s=timeout_s, warnings=warnings, stops=stops)
+    return RequestParams(
+        params=params, seed=seed, timeout_s=timeout_s, warnings=warnings, stops=stops, loop=_loop(common)
+    )
 
 
 def _names(spec: ModelSpec) -> list[str]:
@@ -280,6 +296,23 @@ def _timeout(value: Any, limit_s: float) -> tuple[float, str | None]:
     if number > limit_s:
         return limit_s, f"timeout_s was lowered to the server's limit of {limit_s:g}"
     return number, None
+
+
+def _loop(common: Mapping[str, Any]) -> ControlLoop | None:
+    """Return the client's control loop, if it names a period. Raises RequestError."""
+    if "period_ms" not in common:
+        if "skipped_ticks" in common:
+            raise RequestError("skipped_ticks needs period_ms", hint="send period_ms too", field="period_ms")
+        return None
+    period_ms = _number("period_ms", common["period_ms"])
+    if period_ms <= 0:
+        raise RequestError(f"period_ms is {period_ms:g}, but must be > 0", field="period_ms", allowed="> 0")
+    if "skipped_ticks" not in common:
+        return ControlLoop(period_ms=period_ms)
+    skipped = _number("skipped_ticks", common["skipped_ticks"])
+    if skipped < 0 or skipped > MAX_INT or skipped != int(skipped):
+        raise RequestError("skipped_ticks must be an integer >= 0", field="skipped_ticks", allowed=">= 0")
+    return ControlLoop(period_ms=period_ms, skipped_ticks=int(skipped))
 
 
 def _number(name: str, value: Any) -> float:

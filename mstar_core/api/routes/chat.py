@@ -57,7 +57,7 @@ async def _call(exchange: Exchange, body: ChatRequest, rest: dict[str, Any]) -> 
     return ParsedRequest(
         request_id=exchange.request_id, route=exchange.route, text=read.text, texts=tuple(read.texts),
         turns=tuple(read.turns), media=read.media, order=read.order, outputs=outputs, params=params.params,
-        seed=params.seed, timeout_s=params.timeout_s, warnings=params.warnings, stops=params.stops,
+        seed=params.seed, timeout_s=params.timeout_s, loop=params.loop, warnings=params.warnings, stops=params.stops,
     )  # fmt: skip
 
 

@@ -97,7 +97,8 @@ async def _call(exchange: Exchange, form: Form) -> ParsedRequest:
     order = check_order(spec, _names(fields.get("input_modalities"), "input_modalities"), text, media)
     return ParsedRequest(
         request_id=exchange.request_id, route=exchange.route, text=text, media=media, order=order, outputs=outputs,
-        params=checked.params, seed=checked.seed, timeout_s=checked.timeout_s, warnings=checked.warnings,
+        params=checked.params, seed=checked.seed, timeout_s=checked.timeout_s,
+        loop=checked.loop, warnings=checked.warnings,
         stops=checked.stops,
     )  # fmt: skip
 

@@ -84,7 +84,7 @@ def _call(exchange: Exchange, body: ImageRequest, rest: dict[str, Any], media: S
     return ParsedRequest(
         request_id=exchange.request_id, route=exchange.route, text=body.prompt, media=media,
         order=[*count_order([part.modality for part in media]), ("text", 0)], outputs=asked, params=params.params,
-        seed=params.seed, timeout_s=params.timeout_s, warnings=(*params.warnings, *warnings),
+        seed=params.seed, timeout_s=params.timeout_s, loop=params.loop, warnings=(*params.warnings, *warnings),
     )  # fmt: skip
 
 

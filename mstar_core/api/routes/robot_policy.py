@@ -82,7 +82,8 @@ async def _infer(
     checked = _asked(exchange, given, request_id)
     call = ParsedRequest(
         request_id=request_id, route=exchange.route, text=None, observation=message, outputs=(OUTPUT,),
-        params=checked.params, seed=checked.seed, timeout_s=checked.timeout_s, warnings=checked.warnings,
+        params=checked.params, seed=checked.seed, timeout_s=checked.timeout_s,
+        loop=checked.loop, warnings=checked.warnings,
     )  # fmt: skip
     async with exchange.service.open(call, key=exchange.key, started=started) as session:
         chunks = [chunk async for ready in session.chunks() for chunk in ready]

@@ -60,7 +60,7 @@ def _call(exchange: Exchange, body: SpeechRequest, rest: dict[str, Any]) -> Pars
         warnings = (*warnings, "instructions has no effect on this model")
     return ParsedRequest(
         request_id=exchange.request_id, route=exchange.route, text=text, order=[("text", 0)], outputs=outputs,
-        params=params.params, seed=params.seed, timeout_s=params.timeout_s, warnings=warnings,
+        params=params.params, seed=params.seed, timeout_s=params.timeout_s, loop=params.loop, warnings=warnings,
     )  # fmt: skip
 
 

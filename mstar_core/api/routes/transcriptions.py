@@ -71,7 +71,7 @@ def _call(exchange: Exchange, body: TranscriptionRequest, rest: dict[str, Any], 
     return ParsedRequest(
         request_id=exchange.request_id, route=exchange.route, text=text, media=(file,),
         order=[("audio", 0), *([("text", 0)] if text else [])], outputs=("text",), params=params.params,
-        seed=params.seed, timeout_s=params.timeout_s, warnings=params.warnings, stops=params.stops,
+        seed=params.seed, timeout_s=params.timeout_s, loop=params.loop, warnings=params.warnings, stops=params.stops,
     )  # fmt: skip
 
 

@@ -164,17 +164,19 @@ class LoadClient:
         """Run one client: each request after the previous one, or one per tick."""
         period_ns = round(phase.period_s * 1e9)
         tick_ns = start_ns + round(period_ns * client / phase.clients)
+        skipped = 0
         for job in jobs:
             if self.is_stopping or (end_ns and max(tick_ns, time.monotonic_ns()) >= end_ns):
                 return
             if period_ns:
                 if not await self._until(tick_ns):
                     return
-                await self._one(number, job, client, tick_ns)
-                tick_ns += period_ns
+                loop = f"X-Period-Ms: {1e3 * phase.period_s:.6g}\r\nX-Skipped-Ticks: {skipped}\r\n"
+                await self._one(number, job, client, tick_ns, loop)
+                tick_ns, skipped = tick_ns + period_ns, 0
                 while tick_ns < time.monotonic_ns() and (not end_ns or tick_ns < end_ns):
                     self._skipped(number, job, client, tick_ns)
-                    tick_ns += period_ns
+                    tick_ns, skipped = tick_ns + period_ns, skipped + 1
             else:
                 await self._one(number, job, client, 0)
                 if phase.think_s:
@@ -185,7 +187,7 @@ class LoadClient:
             Record(number, job.index, client, tick_ns, 0, 0, tick_ns, 0, "skipped", "", False, "", [], b"")
         )
 
-    async def _one(self, number: int, job: Job, client: int, due_ns: int) -> None:
+    async def _one(self, number: int, job: Job, client: int, due_ns: int, headers: str = "") -> None:
         loop = asyncio.get_running_loop()
         exchange = Exchange(over=loop.create_future())
         self._live[exchange] = None
@@ -196,7 +198,7 @@ class LoadClient:
         if job.cancel_after_s:
             leaving = loop.call_later(job.cancel_after_s, self._cut, exchange, "cancelled")
         try:
-            await self._send(exchange, self._request_head(job), body)
+            await self._send(exchange, self._request_head(job, headers), body)
         except OSError as error:
             exchange.end("transport", str(error))
         timer.cancel()
@@ -233,11 +235,11 @@ class LoadClient:
         if connection is not None:
             connection.abort()
 
-    def _request_head(self, job: Job) -> bytes:
+    def _request_head(self, job: Job, headers: str) -> bytes:
         return (
             f"POST {self.plan.server.prefix}{job.path} HTTP/1.1\r\nHost: {self.plan.server.host}\r\n"
             f"Content-Type: {job.content_type}\r\nContent-Length: {job.size_bytes}\r\nAccept: {job.accept}\r\n"
-            f"X-Request-ID: {job.request_id}\r\n{self._head}\r\n"
+            f"X-Request-ID: {job.request_id}\r\n{headers}{self._head}\r\n"
         ).encode()
 
     def _spawn(self, loop: asyncio.AbstractEventLoop, task: Coroutine[Any, Any, None]) -> None:

@@ -1,7 +1,6 @@
-"""Pace of a control loop, from its recent requests: rate and missed ticks. Pure functions.
+"""Pace of control loops: the rate of requests, and the ticks that their clients missed. Pure functions.
 
-The server does not know the rate of a client. A robot sends one request after the other, so the usual interval between
-their starts is its period, and a request that takes longer than the period has missed the next tick.
+Only the client knows the period of its loop, so ticks are counted only for requests that name one (`period_ms`).
 """
 
 from __future__ import annotations
@@ -9,41 +8,49 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from statistics import median
 from typing import Final
 
 from mstar_core.observe.frames import RequestStatus
-
-LEAST: Final = 4
-"""Requests from which a period can be read."""
 
 STREAMED: Final = frozenset({"text", "audio", "image"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """A control loop. hz: by handle, the rate at which a request followed the previous one. late: handles."""
+    """Control loops. hz: by handle, the rate at which a request followed the previous one.
 
-    period_s: float | None = None
+    late, skipped: ticks with a late or failed answer, and without a request. ticks: all of them, 0 if no client names
+    its period.
+    """
+
     hz: Mapping[int, float] = field(default_factory=dict)
-    late: frozenset[int] = frozenset()
+    late: int = 0
+    skipped: int = 0
+    ticks: int = 0
 
     @property
-    def rate_hz(self) -> float | None:
-        return None if not self.period_s else 1 / self.period_s
+    def missed(self) -> int:
+        return self.late + self.skipped
 
 
-def pace(requests: Iterable[RequestStatus]) -> Pace:
-    """Return the pace of requests that do not overlap. Overlapping ones have rates, and no period."""
+def pace(requests: Iterable[RequestStatus], t: float) -> Pace:
+    """Return the pace of requests at time `t`.
+
+    A client that counts its skipped ticks is believed. The ticks that pass during a request count as skipped if no
+    later request can have reported them yet.
+    """
     order = sorted((r for r in requests if r.started), key=lambda r: r.started)
     gaps = {after.handle: after.started - before.started for before, after in pairwise(order)}
     hz = {handle: 1 / gap for handle, gap in gaps.items() if gap > 0}
-    overlaps = any(before.ended is None or before.ended > after.started for before, after in pairwise(order))
-    if len(order) < LEAST or overlaps:
-        return Pace(hz=hz)
-    period = median(gaps.values())
-    late = frozenset(r.handle for r in order if r.ended is not None and r.ended - r.started > period)
-    return Pace(period_s=period, hz=hz, late=late)
+    timed = [r for r in order if r.period_ms is not None and (r.has_ended or r.is_late(t))]
+    counts = [r for r in timed if r.skipped_ticks is not None]
+    last_report = max((r.started for r in order if r.skipped_ticks is not None), default=float("-inf"))
+    skipped = sum(r.skipped_ticks or 0 for r in counts)
+    skipped += sum(
+        r.passed_ticks(t) for r in timed if r.skipped_ticks is None or r.ended is None or r.ended > last_report
+    )
+    late = sum(r.is_late(t) for r in timed)
+    return Pace(hz=hz, late=late, skipped=skipped, ticks=len(timed) + skipped)
 
 
 def answers_at_once(kinds: frozenset[str]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mstarctl.output.line import Line, fit, join, line, safe, take
+from mstarctl.output.line import Line, cells, fit, join, line, safe, take
 from mstarctl.top.data.view import TINY, View
 from mstarctl.top.layout.state import PAGES, TITLES, State
 
@@ -26,6 +26,17 @@ def _hints(hints: Sequence[Hint], width: int) -> Line:
     while len(shown) > 2 and join(shown).width > width:
         del shown[-3]
     return take(shown, width)
+
+
+def page_at(x: int) -> str:
+    """Return the page whose tab is at a cell of the line of tabs; empty between tabs."""
+    start = 0
+    for index, page in enumerate(PAGES, start=1):
+        end = start + 1 + cells(f" {index} {TITLES[page]} ")
+        if start < x < end:
+            return page
+        start = end
+    return ""
 
 
 def tabs(view: View, state: State, width: int) -> Line:

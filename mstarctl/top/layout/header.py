@@ -118,15 +118,16 @@ def _sums(view: View, size: int) -> list[Line]:
 
 
 def _loop(view: View) -> list[Line]:
-    """Draw the rate of answers, and the ticks that a single control loop has missed."""
-    requests = view.store.requests.values()
-    loop = pace(requests)
+    """Draw the rate of answers, and the ticks that the clients' control loops missed in the requests shown."""
     found = [line((f"{view.store.deployment.requests_s:.1f}", "value"), (" Hz", "dim"))]
-    if loop.rate_hz is not None:
-        ended = sum(r.has_ended for r in requests)
-        role = "warn" if loop.late else "value"
-        found.append(line(("missed ", "dim"), (f"{len(loop.late)} of {ended}", role)))
-    return found
+    requests = view.store.requests.values()
+    if not requests:
+        return found
+    loop = pace(requests, view.t)
+    if not loop.ticks:
+        return [*found, line(("period unknown", "dim"))]
+    role = "warn" if loop.missed else "value"
+    return [*found, line(("missed ", "dim"), (f"{loop.missed} of {loop.ticks}", role))]
 
 
 def _speed(head: DeploymentStatus) -> str:

@@ -21,7 +21,7 @@ from mstarctl.top.layout.ranks import blocks, ranks_page
 from mstarctl.top.layout.state import State
 
 Hits = dict[int, tuple[str, str]]
-"""Line of the screen -> (kind, key) of a click on it: request, rank, event, column titles."""
+"""Line of the screen -> (kind, key) of a click on it: request, rank, event, column titles, tabs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,10 @@ def compose(view: View, state: State, width: int, height: int, hints: Sequence[H
     lines = [*above, *window(body.lines, room, width), *below]
     if view.glyphs.is_ascii:
         lines = [in_ascii(row) for row in lines]
-    return Painted(lines, {row + len(above): hit for row, hit in body.hits.items()})
+    hits: Hits = {row + len(above): hit for row, hit in body.hits.items()}
+    if len(below) > 1:
+        hits[height - len(below)] = ("tabs", "")
+    return Painted(lines, hits)
 
 
 def overview(view: View, state: State, width: int, height: int, size: int) -> Painted:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from mstar_core.observe.frames import RequestStatus
+from mstarctl.output.facts import tick_text
 from mstarctl.output.line import Line, cells, clip_inside, fit, left, line, right, safe, with_role
 from mstarctl.top.data.pace import STREAMED, Pace, answers_at_once, pace
 from mstarctl.top.data.view import View
@@ -18,7 +19,7 @@ from mstarctl.top.layout.scroll import Window, framed, scrolled
 class RequestColumn:
     """One column. rank: columns with a small rank are kept longest. sort: sort key; None sorts last.
 
-    kinds: the modalities whose models have the column; empty for all.
+    key_name: the key that sorts by it. kinds: the modalities whose models have the column; empty for all.
     """
 
     key: str
@@ -26,7 +27,8 @@ class RequestColumn:
     width: int
     rank: int
     is_right: bool = True
-    sort: Callable[[RequestStatus, float], float | str | None]
+    sort: Callable[[RequestStatus, float], float | str | None] | None = None
+    key_name: str = ""
     kinds: frozenset[str] = frozenset()
 
 
@@ -36,32 +38,56 @@ WHOLE: Final = frozenset({"whole"})
 STEPPED: Final = frozenset({"steps"})
 """Stands for complete values that are made by a loop of counted steps."""
 
+SPOKEN: Final = frozenset({"audio"})
+WRITTEN: Final = frozenset({"text", "audio"})
+
 COLUMNS: Final = (
-    RequestColumn(key="id", title="REQUEST", width=12, rank=0, is_right=False, sort=lambda r, t: r.id),
+    RequestColumn(key="id", title="REQUEST", width=12, rank=0, is_right=False, sort=lambda r, t: r.id, key_name="N"),
     RequestColumn(
-        key="route", title="IN → OUT", width=18, rank=8, is_right=False, sort=lambda r, t: "+".join(r.inputs)
+        key="route",
+        title="IN → OUT",
+        width=18,
+        rank=8,
+        is_right=False,
+        sort=lambda r, t: "+".join(r.inputs),
+        key_name="I",
     ),
-    RequestColumn(key="at", title="AT", width=12, rank=1, is_right=False, sort=lambda r, t: place(r)),
-    RequestColumn(key="rank", title="RANK", width=4, rank=9, sort=lambda r, t: r.rank),
-    RequestColumn(key="age", title="AGE", width=6, rank=2, sort=lambda r, t: r.age_s(t), kinds=STREAMED),
-    RequestColumn(key="latency", title="LATENCY", width=7, rank=2, sort=lambda r, t: r.age_s(t), kinds=WHOLE),
-    RequestColumn(key="hz", title="HZ", width=6, rank=3, sort=lambda r, t: r.started, kinds=WHOLE),
-    RequestColumn(key="late", title="TICK", width=6, rank=4, sort=lambda r, t: r.age_s(t), kinds=WHOLE),
-    RequestColumn(key="ttft", title="TTFT", width=6, rank=3, sort=lambda r, t: r.ttft_ms, kinds=STREAMED),
-    RequestColumn(key="ttfa", title="TTFA", width=6, rank=7, sort=lambda r, t: r.ttfa_ms, kinds=frozenset({"audio"})),
+    RequestColumn(key="at", title="AT", width=12, rank=1, is_right=False, sort=lambda r, t: in_turn(r), key_name="A"),
+    RequestColumn(key="rank", title="RANK", width=4, rank=9, sort=lambda r, t: r.rank, key_name="R"),
+    RequestColumn(key="start", title="START", width=8, rank=12, sort=lambda r, t: r.started, key_name="B"),
+    RequestColumn(key="age", title="TOOK", width=6, rank=2, sort=lambda r, t: r.age_s(t), kinds=STREAMED, key_name="T"),
     RequestColumn(
-        key="tokens", title="TOKENS", width=6, rank=4, sort=lambda r, t: r.tokens, kinds=frozenset({"text", "audio"})
+        key="latency", title="LATENCY", width=8, rank=2, sort=lambda r, t: r.age_s(t), kinds=WHOLE, key_name="T"
+    ),
+    RequestColumn(key="hz", title="HZ", width=6, rank=3, kinds=WHOLE),
+    RequestColumn(
+        key="late", title="TICK", width=8, rank=4, sort=lambda r, t: r.missed_ticks(t), kinds=WHOLE, key_name="L"
     ),
     RequestColumn(
-        key="audio", title="AUDIO", width=6, rank=6, sort=lambda r, t: r.audio_s or None, kinds=frozenset({"audio"})
+        key="ttft", title="TTFT ms", width=7, rank=3, sort=lambda r, t: r.ttft_ms, kinds=STREAMED, key_name="F"
     ),
-    RequestColumn(key="steps", title="STEPS", width=7, rank=5, sort=lambda r, t: r.step or None, kinds=STEPPED),
-    RequestColumn(key="wait", title="WAIT", width=5, rank=5, sort=lambda r, t: r.waited_ms),
-    RequestColumn(key="pages", title="PAGES", width=5, rank=10, sort=lambda r, t: r.pages),
-    RequestColumn(key="prompt", title="PROMPT", width=6, rank=11, sort=lambda r, t: r.prompt_tokens),
+    RequestColumn(
+        key="ttfa", title="TTFA ms", width=7, rank=7, sort=lambda r, t: r.ttfa_ms, kinds=SPOKEN, key_name="G"
+    ),
+    RequestColumn(
+        key="tokens", title="TOKENS", width=6, rank=4, sort=lambda r, t: r.tokens, kinds=WRITTEN, key_name="K"
+    ),
+    RequestColumn(
+        key="audio", title="AUDIO", width=6, rank=6, sort=lambda r, t: r.audio_s or None, kinds=SPOKEN, key_name="U"
+    ),
+    RequestColumn(
+        key="speed", title="SPEED", width=7, rank=9, sort=lambda r, t: speed(r, t), kinds=WRITTEN, key_name="V"
+    ),
+    RequestColumn(
+        key="steps", title="STEPS", width=7, rank=5, sort=lambda r, t: r.step or None, kinds=STEPPED, key_name="J"
+    ),
+    RequestColumn(key="wait", title="WAIT ms", width=7, rank=5, sort=lambda r, t: r.waited_ms, key_name="W"),
+    RequestColumn(key="pages", title="PAGES", width=5, rank=10, sort=lambda r, t: r.pages, key_name="P"),
+    RequestColumn(key="prompt", title="PROMPT", width=6, rank=11, sort=lambda r, t: r.prompt_tokens, key_name="M"),
 )
 BY_KEY: Final = {column.key: column for column in COLUMNS}
-SORTS: Final = ("age", "latency", "hz", "ttft", "ttfa", "tokens", "audio", "steps", "wait", "pages", "id")
+SORTS: Final = ("at", "age", "latency", "start", "late", "ttft", "ttfa", "tokens", "audio", "speed", "steps", "wait",
+                "pages", "id")  # fmt: skip
 """Columns through which `s` cycles, as far as the model has them."""
 
 ROUTE_MOST: Final = 24
@@ -73,18 +99,38 @@ LEAST_COUNT: Final = 1
 EXTRA: Final = 10
 """Columns from this rank on are shown on wide terminals, if the last column keeps 40 cells."""
 ORDER: Final = {"run": 0, "prepare": 1, "queue": 2}
+A_LONG_TIME_S: Final = 1e9
+"""More than the age of any deployment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sort:
-    """The order of the table. Waiting requests come after running ones, ended ones last."""
+    """The order of the table: by the values of one column, largest first unless rising.
 
-    key: str = "age"
+    The order by AT is running, prepared, waiting, then ended requests: the oldest first, of ended ones the latest end.
+    """
+
+    key: str = "at"
     is_rising: bool = False
 
     @property
     def label(self) -> str:
-        return self.key
+        return BY_KEY[self.key].title.lower()
+
+
+def in_turn(r: RequestStatus) -> float:
+    """Return the place in the order by AT: largest for the oldest running request, smallest for the earliest end."""
+    if r.ended is not None:
+        return r.ended - len(ORDER) * A_LONG_TIME_S
+    return -r.started - ORDER.get(r.state, 0) * A_LONG_TIME_S
+
+
+def speed(r: RequestStatus, t: float) -> float | None:
+    """Return seconds of audio per second of the request, or its tokens per second after the first one."""
+    if "audio" in r.outputs:
+        return r.audio_s / r.age_s(t) if r.audio_s and r.age_s(t) else None
+    decode_s = r.age_s(t) - (r.ttft_ms or 0.0) / 1000
+    return (r.tokens - 1) / decode_s if r.ttft_ms is not None and r.tokens > 1 and decode_s > 0 else None
 
 
 def columns_of(kinds: frozenset[str]) -> list[RequestColumn]:
@@ -95,7 +141,7 @@ def columns_of(kinds: frozenset[str]) -> list[RequestColumn]:
 
 def sorts_of(kinds: frozenset[str]) -> list[str]:
     """Return the columns through which `s` cycles for a model that makes `kinds`."""
-    known = {column.key for column in columns_of(kinds)} | {"age"}
+    known = {column.key for column in columns_of(kinds)}
     return [key for key in SORTS if key in known]
 
 
@@ -140,27 +186,18 @@ def place(r: RequestStatus) -> str:
 
 
 def chosen(view: View, sort: Sort) -> list[tuple[str, RequestStatus]]:
-    """Return the filtered rows in order: running, waiting, then ended requests; of these, by age, the newest first."""
+    """Return the filtered rows in the order that the column titles show; unknown values come last."""
     t = view.t
     rows = [(key, r) for key, r in view.store.requests.items() if view.filter.takes(r, t)]
-    order = BY_KEY[sort.key].sort
+    value = BY_KEY[sort.key].sort or in_order_of_arrival
+    valued = [(value(r, t), r.handle, key, r) for key, r in rows]
+    present = sorted((row for row in valued if row[0] is not None), key=lambda row: row[:2], reverse=not sort.is_rising)
+    return [(key, r) for _, _, key, r in (*present, *(row for row in valued if row[0] is None))]
 
-    def known(pair: tuple[str, RequestStatus]) -> bool:
-        return order(pair[1], t) is not None
 
-    present = sorted(
-        (pair for pair in rows if known(pair)),
-        key=lambda pair: (order(pair[1], t), pair[1].handle),
-        reverse=not sort.is_rising,
-    )
-    rest = [pair for pair in rows if not known(pair)]
-    found = present + rest
-    rows = sorted(found, key=lambda pair: 3 if pair[1].has_ended else ORDER.get(pair[1].state, 0))
-    if sort.key != "age":
-        return rows
-    live = [pair for pair in rows if pair[1].ended is None]
-    newest = sorted(rows[len(live) :], key=lambda pair: pair[1].ended or 0.0, reverse=not sort.is_rising)
-    return live + newest
+def in_order_of_arrival(r: RequestStatus, t: float) -> float:
+    """Sort by the handle, which counts requests."""
+    return r.handle
 
 
 def header(view: View, columns: list[RequestColumn], rest: int, sort: Sort) -> Line:
@@ -170,8 +207,9 @@ def header(view: View, columns: list[RequestColumn], rest: int, sort: Sort) -> L
     for column in columns:
         title = column.title.replace("→", view.glyphs.into)
         is_sorted = column.key == sort.key
-        text = title + arrow if is_sorted and len(title) < column.width else title
-        cell = right(text, column.width) if column.is_right else left(text, column.width)
+        if is_sorted:
+            title = (title if len(title) < column.width else title.removesuffix(" ms")) + arrow
+        cell = right(title, column.width) if column.is_right else left(title, column.width)
         row = row + line((cell, "title" if is_sorted else "head"), "  ")
     return row + line((left("WALKS" if rest >= LEAST_NOTE else "", rest), "head"))
 
@@ -200,6 +238,8 @@ def cell(view: View, r: RequestStatus, key: str, loop: Pace) -> tuple[str, str]:
             return (safe(r.node), view.node_role(r.node)) if r.node else (r.state, "warn")
         case "rank":
             return (numbers.NONE if r.rank is None else str(r.rank)), "dim"
+        case "start":
+            return view.clock(view.epoch_s + r.started) if r.started else numbers.NONE, "dim"
         case "age":
             return numbers.age(r.age_s(t)), ""
         case "latency":
@@ -207,7 +247,8 @@ def cell(view: View, r: RequestStatus, key: str, loop: Pace) -> tuple[str, str]:
         case "hz":
             return (f"{loop.hz[r.handle]:.1f}" if r.handle in loop.hz else numbers.NONE), ""
         case "late":
-            return ("missed", "bad") if r.handle in loop.late else (numbers.NONE, "dim")
+            missed = r.missed_ticks(t)
+            return tick_text(missed, has_ended=r.has_ended) or numbers.NONE, "bad" if missed else "dim"
         case "steps":
             return (f"{r.step}/{r.steps}" if r.steps else numbers.NONE), ""
         case "ttft":
@@ -218,6 +259,10 @@ def cell(view: View, r: RequestStatus, key: str, loop: Pace) -> tuple[str, str]:
             return numbers.count(r.tokens), "value"
         case "audio":
             return (f"{r.audio_s:.1f}s" if r.audio_s else numbers.NONE), "value"
+        case "speed":
+            found = speed(r, t)
+            unit = "x" if "audio" in r.outputs else "/s"
+            return (numbers.NONE if found is None else f"{found:.{1 if found < 100 else 0}f}{unit}"), ""
         case "wait":
             return numbers.whole_ms(r.waited_ms), "warn" if r.waited_ms >= 1000 else "dim"
         case "pages":
@@ -279,7 +324,7 @@ def table(view: View, width: int, height: int, sort: Sort, window: Window) -> tu
     window = scrolled([key for key, _ in rows], window, room)
     shown = rows[window.offset : window.offset + room]
     chosen_columns, rest = columns(view, width - (1 if len(rows) > room else 0))
-    loop = pace(r for _, r in rows) if answers_at_once(view.kinds) else Pace()
+    loop = pace((r for _, r in rows), view.t) if answers_at_once(view.kinds) else Pace()
     made = [row(view, r, chosen_columns, rest, loop) for _, r in shown] or [empty_row(view)]
     keys = [key for key, _ in shown]
     return [

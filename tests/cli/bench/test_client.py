@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from mstarctl.bench.client.connection import Exchange
+from mstarctl.bench.client.process import LoadClient
+from mstarctl.bench.client.wire import ClientPlan, Job, Phase, ServerAddress
 from mstarctl.bench.load.plan import Load
 from mstarctl.bench.null_server import NullBehaviour
 from mstarctl.bench.selftest import TOLERANCE_MS, injected, stalled
@@ -86,6 +94,33 @@ def test_a_control_loop_counts_ticks_that_it_skips(null_run: NullRun) -> None:
     load = Load(concurrency=1, span_s=1.0, period_s=0.1, warm_up=0)
     facts, _ = null_run(NullBehaviour(delay_s=0.15), load)
     assert facts["statuses"]["skipped"] == pytest.approx(facts["statuses"]["ok"], abs=1)
+
+
+def test_a_control_loop_sends_its_period_and_the_ticks_that_it_skipped() -> None:
+    """As many ticks are reported by the requests as are recorded as skipped before the last request."""
+    job = Job(0, -1.0, "/generate", "text/plain", "*/*", "r", 0, 0)
+    server = ServerAddress(address="127.0.0.1", port=1, host="here")
+    phase = Phase(jobs=[job], clients=1, period_s=0.02, span_s=0.2)
+    plan = ClientPlan(number=0, server=server, bodies="", phases=[phase], timeout_s=9, grace_s=0, max_in_flight=9)
+    sent: list[Any] = []
+
+    async def run() -> None:
+        client = LoadClient(plan, b"", SimpleNamespace(put=sent.append))  # type: ignore[arg-type]  # the used part
+
+        async def send(exchange: Exchange, head: bytes, body: bytes) -> None:
+            sent.append(head.decode())
+            await asyncio.sleep(0.03)
+            exchange.end("")
+
+        client._send = send  # type: ignore[method-assign]
+        await client.run(0, time.monotonic_ns())
+
+    asyncio.run(run())
+    heads = [item for item in sent if isinstance(item, str)]
+    skipped = [getattr(item, "error", "") == "skipped" for item in sent[: len(sent) - sent[::-1].index(heads[-1])]]
+    assert all("X-Period-Ms: 20\r\n" in head for head in heads)
+    reported = sum(int(head.partition("X-Skipped-Ticks: ")[2].split("\r")[0]) for head in heads)
+    assert reported == sum(skipped) > 0
 
 
 def test_too_many_requests_in_flight_stop_the_run(null_run: NullRun) -> None:

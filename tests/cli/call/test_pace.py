@@ -24,10 +24,11 @@ class Clock:
         self.now += seconds
 
 
-def run(rate: float, ticks: int, took: Iterator[float | Exception]) -> Paced:
-    clock = Clock()
+def run(rate: float, ticks: int, took: Iterator[float | Exception], told: list[int] | None = None) -> Paced:
+    clock, told = Clock(), [] if told is None else told
 
-    def send() -> None:
+    def send(skipped: int) -> None:
+        told.append(skipped)
         step = next(took)
         if isinstance(step, Exception):
             clock.now += 0.001
@@ -49,6 +50,12 @@ def test_a_slow_answer_is_late_and_the_ticks_behind_it_are_skipped() -> None:
     assert (paced.sent, paced.late, paced.skipped, paced.ticks) == (4, 1, 2, 6)
     assert paced.missed == 3
     assert paced.gap_s == pytest.approx(0.33)
+
+
+def test_each_request_reports_the_ticks_that_were_skipped_before_it() -> None:
+    told: list[int] = []
+    paced = run(10, 6, iter([0.02, 0.25, 0.02, 0.02]), told)
+    assert told == [0, 0, 2, 0] and sum(told) == paced.skipped
 
 
 def test_when_nothing_is_in_time_every_tick_is_missed() -> None:
@@ -73,5 +80,5 @@ def test_what_is_shown_comes_after_every_tick() -> None:
     seen: list[int] = []
     clock = Clock()
     show: Callable[[Paced], None] = lambda paced: seen.append(paced.ticks)  # noqa: E731  one expression
-    keep_pace(10, 3, lambda: clock.sleep(0.15), clock=clock, sleep=clock.sleep, show=show)
+    keep_pace(10, 3, lambda skipped: clock.sleep(0.15), clock=clock, sleep=clock.sleep, show=show)
     assert seen == [2, 3]
