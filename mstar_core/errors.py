@@ -19,6 +19,7 @@ MstarError                 title, detail, hint, exit_code, status, code
 │  └─ WeightsError         file, where it looked
 ├─ Unreachable             deployment does not answer
 ├─ Refused                 the peer lacks the right          403
+├─ StateConflict           not in the current state          409
 ├─ Unavailable             starting, draining                503
 │  └─ WorkerLost           rank, cause                       503
 └─ TransportError          peer
@@ -225,6 +226,14 @@ class Refused(MstarError):
     exit_code = ExitCode.REFUSED
     status = 403
     code = "refused"
+
+
+class StateConflict(MstarError):
+    """The call conflicts with the current state of the deployment."""
+
+    exit_code = ExitCode.UNREACHABLE
+    status = 409
+    code = "conflict"
 
 
 class Unavailable(MstarError):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from sanic.exceptions import SanicException
 
-from mstar_core.errors import MstarError, NotFound, UsageError, did_you_mean
+from mstar_core.errors import MstarError, NotFound, StateConflict, UsageError, did_you_mean
 from mstar_core.observe.frames import RequestStatus as RequestItem
 from mstar_core.observe.request_log import RequestLog, RequestRecord, request_item
 
@@ -110,13 +110,6 @@ def _key(value: Any) -> Any:
 
 
 log = logging.getLogger(__name__)
-
-
-class StateConflict(MstarError):
-    """The request conflicts with the current state of the deployment."""
-
-    status = 409
-    code = "conflict"
 
 
 def problem(error: Exception) -> tuple[int, dict[str, str]]:

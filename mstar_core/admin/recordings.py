@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
-from mstar_core.admin.messages import StateConflict, as_json
-from mstar_core.errors import NotFound, UsageError, did_you_mean
+from mstar_core.admin.messages import as_json
+from mstar_core.errors import NotFound, StateConflict, UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from mstar_core.observe.request_log import RequestRecord

@@ -23,7 +23,6 @@ from mstar_core.admin.messages import (
     LEVELS,
     LIMIT,
     IdempotentAnswers,
-    StateConflict,
     as_json,
     body,
     find_request,
@@ -38,7 +37,7 @@ from mstar_core.admin.messages import (
 )
 from mstar_core.admin.recordings import Recordings
 from mstar_core.admin.streams import NDJSON, NdjsonStreams
-from mstar_core.errors import NotFound, Refused, UsageError, did_you_mean
+from mstar_core.errors import NotFound, Refused, StateConflict, UsageError, did_you_mean
 from mstar_core.observe.filter import Filter
 from mstar_core.observe.metrics import CONTENT_TYPE
 from mstar_core.observe.request_log import RequestRecord, request_item

@@ -15,7 +15,7 @@ from sanic.exceptions import PayloadTooLarge, RequestCancelled, RequestTimeout, 
 from sanic.handlers import ErrorHandler
 from sanic.response import HTTPResponse
 
-from mstar_core.api.errors import MethodNotAllowed, SlowUpload, reply_of, unsupported_endpoint
+from mstar_core.api.errors import MethodNotAllowed, PeerError, SlowUpload, reply_of, unsupported_endpoint
 from mstar_core.api.http.access import check_key, preflight_headers
 from mstar_core.api.http.exchange import Exchange, new_exchange, take_header_id
 from mstar_core.api.http.sanic_protocol import Application, limit_headers
@@ -155,7 +155,8 @@ async def _answered(exchange: Exchange, route: HttpRoute, handler: Handler) -> H
 def _failed(exchange: Exchange, error: Exception) -> HTTPResponse | None:
     reply = reply_of(error, exchange.request_id)
     exchange.status, exchange.code = reply.status, reply.code
-    if isinstance(error, MstarError) and error.detail and reply.status >= 500:
+    is_logged = isinstance(error, PeerError)  # by the link, when it arrived
+    if isinstance(error, MstarError) and error.detail and reply.status >= 500 and not is_logged:
         log.error(
             "a request failed: %s", error.title, extra={"facts": {"detail": error.detail, "id": exchange.request_id}}
         )

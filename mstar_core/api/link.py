@@ -23,7 +23,6 @@ from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.errors import Cancelled, EngineError, MstarError, TransportError, Unavailable, WorkerLost
 from mstar_core.messages.flow import Output, Outputs, TensorFreed
 from mstar_core.messages.life import (
-    Drain,
     Drained,
     PeerDown,
     PeerReady,
@@ -35,6 +34,7 @@ from mstar_core.messages.requests import CancelRequest, NewRequest, RequestFaile
 from mstar_core.messages.telemetry import RequestNews, Span
 from mstar_core.messages.tensors import InlineTensor, TensorRef
 from mstar_core.messages.wire import Envelope, Message, WireCodec
+from mstar_core.process.failures import log_lost
 from mstar_core.process.life import SUPERVISOR, ChildLife
 from mstar_core.transport import Courier, Mailbox, Malformed, Spin, TensorTransport, loan_of
 from mstar_core.transport.dtypes import Array
@@ -87,7 +87,7 @@ class Link:
             clock=clock,
         )
         self._mailbox: Mailbox = Mailbox(self._context, self.life.endpoint, wire)
-        self._is_drain_reported = True
+        self._reported_drain = 0
         self._reported: dict[str, float] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -146,10 +146,11 @@ class Link:
             log.error("a cancellation could not be sent: %s", error)
 
     def note_change(self) -> None:
-        """Handle a change in the number of requests: report a drain as finished after the last one."""
-        if self.deployment.is_draining and not len(self._registry) and not self._is_drain_reported:
-            self._is_drain_reported = True
-            self._notify_supervisor(Drained(in_flight=0))
+        """Handle a change in the number of requests or of the drain: report a drain as finished after the last one."""
+        drain = self.deployment.drain
+        if drain and drain != self._reported_drain and not len(self._registry):
+            self._reported_drain = drain
+            self._notify_supervisor(Drained(drain=drain))
 
     def _notify_supervisor(self, message: Message) -> None:
         try:
@@ -191,9 +192,11 @@ class Link:
         self._check_stop()
 
     def _handle(self, envelope: Envelope) -> None:
-        message = envelope.body
-        if self.life.on(message):
-            return
+        if self.life.accepts(envelope):
+            for message in self.life.receive(envelope):
+                self._dispatch(envelope.sender, message)
+
+    def _dispatch(self, sender: str, message: Message) -> None:
         if isinstance(message, Outputs | RequestFinished | RequestFailed):
             self.spin.rouse()
         match message:
@@ -218,14 +221,10 @@ class Link:
                 cancelled = self._registry.get(message.handle)
                 if cancelled is not None:
                     cancelled.fail(Cancelled("the request was cancelled by an operator"))
-            case Drain():
-                self.deployment.is_draining = message.on
-                self._is_drain_reported = not message.on
-                self.note_change()
             case Telemetry():
                 self._metrics.take_samples(message.samples)
             case _:
-                log.error("%s sent a message that the api does not accept: %s", envelope.sender, type(message).__name__)
+                log.error("%s sent a message that the api does not accept: %s", sender, type(message).__name__)
 
     def _outputs(self, message: Outputs) -> None:
         freed: dict[str, list[tuple[int, int]]] = {}
@@ -281,7 +280,7 @@ class Link:
             self._metrics.late.inc()
             return
         live.is_over = True
-        if message.error.detail:
+        if message.error.detail:  # a death has none: it is logged once, with all requests that it fails
             log.error("a request failed: %s", message.error.detail, extra={"facts": {"request": live.request_id}})
         live.fail(PeerError(message.error))
 
@@ -301,20 +300,23 @@ class Link:
         if deployment.up.get(message.name, message.incarnation) > message.incarnation:
             return
         deployment.up.pop(message.name, None)
-        deployment.down[message.name] = message.cause
+        deployment.down[message.name] = message.public
         self._metrics.component_up[(message.name,)] = 0
-        log.error("%s is gone: %s", message.name, message.cause)
+        failed: list[LiveRequest] = []
         if message.name == CONDUCTOR:
-            for live in self._registry:
-                if live.is_sent and not live.is_over:
-                    live.fail(lost(message.cause))
+            failed = [live for live in self._registry if live.is_sent and not live.is_over]
+        log_lost(log, message, [live.request_id for live in failed])
+        for live in failed:
+            live.fail(lost(message.public))
         for output_queue in self.output_queues.values():
-            output_queue.worker_down(message.name, message.cause)
+            output_queue.worker_down(message.name, message.public)
         self._tensors.reclaim(message.name, message.incarnation)
 
     def _service_state(self, message: ServiceState) -> None:
         deployment = self.deployment
         deployment.state, deployment.phase, deployment.reason = message.state, message.phase, message.reason
+        deployment.drain = message.drain
+        self.note_change()
         if message.state == "ready":
             deployment.down = {name: cause for name, cause in deployment.down.items() if name == CONDUCTOR}
             if self.on_ready is not None:
@@ -323,25 +325,36 @@ class Link:
 
 
 CONDUCTOR: Final = "conductor"
+UNHEALTHY_HINT: Final = "its operator has to restart it"
 
 
 @dataclass(slots=True)
 class DeploymentState:
     """Deployment state as reported by the supervisor. Owned by the link.
 
-    state: starting, ready, draining, unhealthy. down: cause by name of lost process.
+    state: starting, ready, draining, unhealthy. reason: why, for clients. drain: number of the drain in progress, 0
+    without one. is_closing: this process ends. down: cause for clients, by name of lost process.
     """
 
     state: str = "starting"
     phase: str = ""
     reason: str = ""
-    is_draining: bool = False
+    drain: int = 0
+    is_closing: bool = False
     up: dict[str, int] = field(default_factory=dict)
     down: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def is_draining(self) -> bool:
+        """Whether new requests are refused while those in flight finish."""
+        return self.is_closing or bool(self.drain) or self.state == "draining"
+
     def problem(self) -> MstarError | None:
         """Return why requests are refused; None if they are accepted."""
-        if self.is_draining or self.state == "draining":
+        if self.state == "unhealthy":
+            reason = f": {self.reason}" if self.reason else ""
+            return Unavailable(f"the deployment is unhealthy{reason}", hint=UNHEALTHY_HINT, code="unavailable")
+        if self.is_draining:
             return Unavailable("the deployment is draining", hint="new requests are not accepted", code="draining")
         if self.down and CONDUCTOR not in self.up:
             return WorkerLost(self.down.get(CONDUCTOR, "the conductor is gone"), hint="it is restarting")

@@ -126,7 +126,7 @@ class ApiProcess:
 
     async def close(self) -> None:
         """Refuse new requests, fail running ones, close sockets and free everything. Also used after a failed start."""
-        self.link.deployment.is_draining = True
+        self.link.deployment.is_closing = True
         for live in self.registry:
             live.fail(Unavailable("the deployment is stopping", hint="retry later", code="draining"))
         await self.registry.wait_empty(CLOSE_S)

@@ -41,7 +41,7 @@ from mstar_core.messages.work import (
 )
 from mstar_core.plugin.program import Answer, Run
 from mstar_core.plugin.spec import ModelSpec, Partition
-from mstar_core.process.failures import attempt
+from mstar_core.process.failures import attempt, log_lost
 
 log = logging.getLogger(__name__)
 
@@ -334,18 +334,19 @@ class Conductor:
         rank = rank_of(message.name)
         if rank is not None:
             self.router.ready.add(rank)
-            self.router.lost.pop(rank, None)
 
     def _peer_down(self, message: PeerDown) -> None:
         rank = rank_of(message.name)
         if rank is not None:
             self.router.ready.discard(rank)
             self.router.prefixes.forget(rank)
-            self.router.lost[rank] = message.cause
-            error = WorkerLost(f"worker {rank} died", message.cause, "send the request again", rank=rank)
-            for handle in [h for h, r in self.requests.items() if rank in r.homes.ranks]:
-                self._fail(handle, error)
+            failed = [request for request in self.requests.values() if rank in request.homes.ranks]
+            log_lost(log, message, [request.message.request_id for request in failed])
+            error = WorkerLost(message.public, hint="send the request again")
+            for request in failed:
+                self._fail(request.handle, error)
         elif message.name == API:
+            log_lost(log, message, [request.message.request_id for request in self.requests.values()])
             for request in list(self.requests.values()):
                 self._end(request)
 

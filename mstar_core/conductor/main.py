@@ -63,10 +63,11 @@ class ConductorLoop:
             for item in self._mailbox.drain():
                 if not isinstance(item, Envelope):
                     log.warning("a message could not be read: %s", item.error)
-                elif not self._life.on(item.body):
-                    self._has_news = True
-                    self._spin.rouse()
-                    self._conductor.on(item.body)
+                elif self._life.accepts(item):
+                    for message in self._life.receive(item):
+                        self._has_news = True
+                        self._spin.rouse()
+                        self._conductor.on(message)
         log.info("conductor ends: %s", self._life.stop_reason)
 
     def _wait_s(self, now: float) -> float:

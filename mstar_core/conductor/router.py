@@ -63,8 +63,8 @@ class Router:
     A replica that has read the beginning of the prompt is preferred while it has at most SPARE more requests than the
     least loaded one.
 
-    load: open requests per rank. ready: ranks that take work. lost: cause by rank that does not. has_prefix_caches:
-    whether the deployment caches prefixes.
+    load: open requests per rank. ready: ranks that take work. has_prefix_caches: whether the deployment caches
+    prefixes.
     """
 
     spec: ModelSpec
@@ -72,7 +72,6 @@ class Router:
     has_prefix_caches: bool = True
     load: Counter[int] = field(default_factory=Counter)
     ready: set[int] = field(default_factory=set)
-    lost: dict[int, str] = field(default_factory=dict)
     prefixes: Prefixes = field(default_factory=Prefixes)
     _known: dict[str, list[Place]] = field(default_factory=dict)
     _reads: frozenset[Leaders] | None = None
@@ -125,9 +124,7 @@ class Router:
             # The leader of a tensor-parallel group is ready once its followers are.
             live = [leader for leader in leaders if leader in self.ready]
             if not live:
-                rank = leaders[0]
-                cause = self.lost.get(rank, "it has not finished its start")
-                raise WorkerLost(f"worker {rank} is not available", cause, "try again in a few seconds", rank=rank)
+                raise WorkerLost("no worker is available for this request", hint="try again in a few seconds")
             reads = leaders in self._leaders_that_read
             chosen[leaders], reason = self._best(live, keys if reads else ())
             if len(leaders) > 1:

@@ -58,12 +58,13 @@ class PeerUp(msgspec.Struct, frozen=True, kw_only=True, tag="peer_up"):
     fd_endpoint: str = ""
 
 
-class PeerDown(msgspec.Struct, frozen=True, kw_only=True, tag="peer_down"):
-    """Supervisor to everyone: this process has ended. cause: one sentence for operators."""
+class PeerDown(msgspec.Struct, frozen=True, kw_only=True, tag="peer_down", omit_defaults=True):
+    """Supervisor to everyone: this process has ended. cause: one sentence for operators; public: one for clients."""
 
     name: str
     incarnation: int
     cause: str
+    public: str = "a process died"
 
 
 class PeerReady(msgspec.Struct, frozen=True, kw_only=True, tag="peer_ready", omit_defaults=True):
@@ -75,11 +76,16 @@ class PeerReady(msgspec.Struct, frozen=True, kw_only=True, tag="peer_ready", omi
 
 
 class ServiceState(msgspec.Struct, frozen=True, kw_only=True, tag="service_state", omit_defaults=True):
-    """Supervisor to api: state of the deployment: starting, ready, draining or unhealthy. reason: why not ready."""
+    """Supervisor to api: state of the deployment, after each change and to each new api.
+
+    state: starting, ready, draining or unhealthy. reason: why not ready, for clients. drain: number of the drain in
+    progress, 0 without one; then new requests are refused.
+    """
 
     state: str
     phase: str = ""
     reason: str = ""
+    drain: int = 0
 
 
 class Ping(msgspec.Struct, frozen=True, kw_only=True, tag="ping"):
@@ -88,16 +94,10 @@ class Ping(msgspec.Struct, frozen=True, kw_only=True, tag="ping"):
     seq: int
 
 
-class Drain(msgspec.Struct, frozen=True, kw_only=True, tag="drain"):
-    """Supervisor to api: refuse new requests (True) or accept them again (False)."""
-
-    on: bool = True
-
-
 class Drained(msgspec.Struct, frozen=True, kw_only=True, tag="drained"):
-    """Api to supervisor: all requests have ended."""
+    """Api to supervisor: all requests have ended. drain: number of the drain that has ended with them."""
 
-    in_flight: int = 0
+    drain: int
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
@@ -132,17 +132,5 @@ class Telemetry(msgspec.Struct, frozen=True, kw_only=True, tag="telemetry", omit
 
 
 LifeMessage = (
-    Hello
-    | Phase
-    | Beat
-    | PeerUp
-    | PeerDown
-    | PeerReady
-    | ServiceState
-    | Ping
-    | Drain
-    | Drained
-    | Stop
-    | LogLevel
-    | Telemetry
+    Hello | Phase | Beat | PeerUp | PeerDown | PeerReady | ServiceState | Ping | Drained | Stop | LogLevel | Telemetry
 )

@@ -12,7 +12,7 @@ from mstar_core.messages.life import LifeMessage
 from mstar_core.messages.requests import RequestMessage
 from mstar_core.messages.work import WorkMessage
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 """Major version of the wire format. Within it fields are only added, and unknown fields are skipped."""
 
 Message = LifeMessage | RequestMessage | WorkMessage | FlowMessage

@@ -30,7 +30,9 @@ class DeploymentStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
     state: starting, ready, degraded, draining, stopping, failed, unhealthy. phase: the slowest current start-up phase,
     with `done` of `total`. running, waiting: requests; slots, queue_limit: their limits. ttft, ttfa: of the last
-    minute. audio_x: seconds of audio generated per second. cause: record of the last failure.
+    minute. audio_x: seconds of audio generated per second. cause: record of the failure that the deployment suffers
+    from, none once it is ready again or was stopped. last_failure: the last one, also after it is over: name, message,
+    detail, time (seconds since the epoch) and log.
     """
 
     name: str
@@ -69,6 +71,7 @@ class DeploymentStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     pages_total: int = 0
     preempted: int = 0
     cause: dict[str, Any] | None = None
+    last_failure: dict[str, Any] | None = None
 
 
 class RankStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -11,12 +11,13 @@ import os
 import resource
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from mstar_core.errors import ExitCode, MstarError
+from mstar_core.messages.life import PeerDown
 from mstar_core.process.logs import REQUEST_ID
 
 log = logging.getLogger("mstar.child")
@@ -76,6 +77,16 @@ def write_fatal(path: Path, record: dict[str, Any]) -> None:
     part = path.with_suffix(".part")
     part.write_text(json.dumps(record, indent=1))
     os.replace(part, path)
+
+
+def log_lost(into: logging.Logger, down: PeerDown, request_ids: Sequence[str]) -> None:
+    """Log the death of a peer: one line, with the ids of all requests that it fails."""
+    if not request_ids:
+        into.warning("%s is gone: %s", down.name, down.cause)
+        return
+    requests = "1 request" if len(request_ids) == 1 else f"{len(request_ids)} requests"
+    facts = {"requests": list(request_ids)}
+    into.error("%s is gone, which fails %s: %s", down.name, requests, down.cause, extra={"facts": facts})
 
 
 def attempt(step: Callable[..., object], *arguments: object) -> None:

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.errors import MstarError
-from mstar_core.messages.life import Beat, Hello, LogLevel, PeerDown, PeerUp, Phase, Ping, Stop, Telemetry
+from mstar_core.messages.life import Beat, Hello, LogLevel, PeerDown, PeerReady, PeerUp, Phase, Ping, Stop, Telemetry
 from mstar_core.messages.names import follower_name, worker_name
 from mstar_core.messages.telemetry import EdgeNews, MetricSample, RequestNews, Span
+from mstar_core.messages.wire import Envelope, Message
 from mstar_core.process.failures import guarded_run
 from mstar_core.process.logs import start_logging
+from mstar_core.process.peers import Peers
 from mstar_core.process.system import prepare_process
 
 if TYPE_CHECKING:
@@ -72,6 +74,7 @@ class ChildLife:
     """State of one process towards its supervisor. Owned by the process's main loop.
 
     stop_reason: set when the supervisor asks the process to stop or is lost. known: the supervisor has answered.
+    stale: number of dropped messages of processes that had ended.
     """
 
     def __init__(
@@ -90,9 +93,11 @@ class ChildLife:
         self.incarnation = incarnation
         self.endpoint = f"ipc://{spec.ipc_dir / f'{name}.{incarnation}'}"
         self.known = False
+        self.stale = 0
         self.stop_reason: str | None = None
         self._run_dir = Path(spec.run_dir)
         self._courier = courier
+        self._peers = Peers()
         self._clock = clock
         self._fd_endpoint = fd_endpoint
         self._alone = not supervisor
@@ -128,11 +133,41 @@ class ChildLife:
         """Return the seconds until `beat` must be called again, for loops that wait by themselves."""
         return max(0.0, min(self._next_send - now, BEAT_S))
 
-    def on(self, message: object) -> bool:
-        """Handle a life-cycle message. Returns False if the owner has to handle it too.
+    def accepts(self, envelope: Envelope) -> bool:
+        """Return whether to handle a message: its sender may live, or its content stays valid without the sender."""
+        is_valid = self._peers.accepts(envelope)
+        self.stale += not is_valid
+        return is_valid
 
-        PeerUp and PeerDown connect or disconnect the peer here and return False.
+    def receive(self, envelope: Envelope) -> tuple[Message, ...]:
+        """Handle an accepted message. Returns the messages that its owner has to handle, in order.
+
+        PeerUp and PeerDown connect or disconnect the peer here and are returned. The first message of a new incarnation
+        that overtakes the announcement of its predecessor's death is preceded by that announcement.
         """
+        message = envelope.body
+        down = self._succeed(envelope.sender, envelope.incarnation)
+        match message:
+            case PeerUp(name=self.name):
+                pass
+            case PeerUp() | PeerReady() if self._peers.is_over(message.name, message.incarnation):
+                return down
+            case PeerUp():
+                down += self._succeed(message.name, message.incarnation)
+            case PeerDown() if not self._peers.ended(message.name, message.incarnation):
+                return down
+        return down if self._on(message) else (*down, message)
+
+    def _succeed(self, name: str, incarnation: int) -> tuple[Message, ...]:
+        """Note a living peer. Returns the death of its predecessor if it was not announced yet."""
+        before = self._peers.appeared(name, incarnation)
+        if before is None:
+            return ()
+        self._courier.disconnect(name, before)
+        return (PeerDown(name=name, incarnation=before, cause=f"{name} was replaced"),)
+
+    def _on(self, message: Message) -> bool:
+        """Handle a life-cycle message. Returns False if the owner has to handle it too."""
         match message:
             case Ping():
                 self._silence_s = 0.0

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,10 +20,11 @@ from mstar_core.process.failures import write_fatal
 from mstar_core.supervisor.child import Child
 from mstar_core.supervisor.log_file import LogFile
 
-RECENT_LINE_S: Final = 60.0
-"""Age above which the last log line is unrelated to the death."""
+RECENT_LINE_S: Final = 2.0
+"""Age above which the last log line is unrelated to the death. The lines of a crash are written in its last moments."""
 
 MIB: Final = 1 << 20
+PUBLIC_NAMES: Final = {"worker": "a worker", "follower": "a worker", "conductor": "the conductor", "api": "the api"}
 OUTCOME_FILE: Final = "outcome.json"
 
 
@@ -45,6 +45,7 @@ def death_record(child: Child, run: RunDirectory, status: int, known: Circumstan
             # The record's phase wins: the last message of a dying process may not have arrived.
             return {**record, "status": status, "phase": record.get("phase") or child.phase, "log": str(child.log.path)}
     memory = "" if known.resident_bytes is None else f"resident memory {known.resident_bytes / MIB:,.0f} MiB"
+    last_line = "" if child.hung else _last_line(child.log, time.monotonic())  # the last lines are its stacks
     made = {
         "name": child.name,
         "pid": child.pid,
@@ -54,10 +55,11 @@ def death_record(child: Child, run: RunDirectory, status: int, known: Circumstan
         "class": "ProcessDied",
         "code": "process_died",
         "message": f"{child.name} {'hung and ' if child.hung else ''}{describe_status(status)}",
-        "detail": "; ".join(part for part in (child.hung, memory, _last_line(child.log, time.time())) if part),
+        "detail": "; ".join(part for part in (child.hung, memory, last_line) if part),
         "hint": "its stacks are in its log" if child.hung else _hint(status, known.memory_kills),
         "status": status,
         "signal": signal_name(status),
+        "hung": bool(child.hung),
         "resident_bytes": known.resident_bytes,
         "phase": child.phase,
         "log": str(child.log.path),
@@ -98,16 +100,13 @@ def _hint(status: int, memory_kills: int | None) -> str:
 
 
 def _last_line(log: LogFile, now: float) -> str:
-    """Return the last log line, unless it is too old to be related. now: wall clock."""
-    for line in reversed(log.tail):
-        with suppress(ValueError):
-            facts = json.loads(line)
-            written = facts.get("time")
-            is_old = bool(written) and now - datetime.fromisoformat(written).timestamp() > RECENT_LINE_S
-            return "" if is_old else f"last log line: {facts.get('message')}"
-        if line.strip():
-            return f"last log line: {line.strip()[:300]}"
-    return ""
+    """Return the last log line, unless it is too old to be related. now: of the monotonic clock."""
+    if now - log.written > RECENT_LINE_S:
+        return ""
+    line = next((line for line in reversed(log.tail) if line.strip()), "")
+    with suppress(ValueError, KeyError, TypeError):
+        return f"last log line: {json.loads(line)['message']}"
+    return f"last log line: {line.strip()[:300]}" if line else ""
 
 
 def exit_code_of(record: dict[str, Any]) -> ExitCode:
@@ -121,6 +120,18 @@ def cause_sentence(record: dict[str, Any]) -> str:
     """Describe a death in one sentence."""
     detail = record.get("detail") or ""
     return f"{record.get('message', 'a process died')}{f' ({detail})' if detail else ''}"
+
+
+def public_sentence(record: dict[str, Any]) -> str:
+    """Describe a death to clients: no name of a process, no text of a log, no figure of the host."""
+    kind = str(record.get("name", "")).partition("-")[0]
+    process = PUBLIC_NAMES.get(kind, "a process")
+    return f"{process} stopped responding" if record.get("hung") else f"{process} died"
+
+
+def failure_summary(record: dict[str, Any]) -> dict[str, Any]:
+    """Return the facts of a failure that stay after the deployment has recovered. time: seconds since the epoch."""
+    return {key: record[key] for key in ("name", "message", "detail", "time", "log") if key in record}
 
 
 def in_order(deaths: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

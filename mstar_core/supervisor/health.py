@@ -126,7 +126,7 @@ class Watchdog:
         if self.is_starting():
             facts = network_stall(child, self.stall_s) or {"message": why, "detail": words}
             self.fail({"name": child.name, **facts, "code": "stalled", "phase": child.phase,
-                       "monotonic": time.monotonic(), "log": str(child.log.path)})  # fmt: skip
+                       "monotonic": time.monotonic(), "time": time.time(), "log": str(child.log.path)})  # fmt: skip
 
     async def _dump_and_kill(self, child: Child, *, end: bool = False) -> None:
         child.ending = end

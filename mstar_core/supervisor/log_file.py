@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import threading
+import time
 from collections import deque
 from pathlib import Path
 from typing import Final
@@ -23,13 +24,15 @@ log = logging.getLogger(__name__)
 class LogFile:
     """Appends lines, keeps the last ones in memory, and rotates the file at its limit. Owned by its writer.
 
-    listeners: events that are set with each line; followers of the log add and remove theirs.
+    listeners: events that are set with each line; followers of the log add and remove theirs. written: time of the last
+    line on the monotonic clock.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         self.lines = 0
+        self.written = 0.0
         self.listeners: set[asyncio.Event] = set()
         self._file = path.open("ab", buffering=0)
         self._size = self._file.tell()
@@ -47,6 +50,7 @@ class LogFile:
     def append(self, line: bytes) -> None:
         """Append one line (with its newline) without waking followers."""
         self.lines += 1
+        self.written = time.monotonic()
         text = line.decode("utf-8", "replace").rstrip("\n")
         self.tail.append(text)
         try:

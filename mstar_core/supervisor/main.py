@@ -119,7 +119,7 @@ def _unwritable(run: RunDirectory, error: OSError) -> ConfigError:
 
 def _failed(error: MstarError) -> dict[str, object]:
     record = {"name": NAME, "message": error.title, "detail": error.detail, "hint": error.hint, "code": error.code,
-              "monotonic": time.monotonic()}  # fmt: skip
+              "monotonic": time.monotonic(), "time": time.time()}  # fmt: skip
     return outcome([record], error.exit_code, error.title)
 
 

@@ -63,9 +63,10 @@ class Outbound:
         """Tell the others that a child accepts work."""
         self.broadcast(_peer_ready(child), child.name)
 
-    def part(self, child: Child, cause: str) -> None:
-        """Tell the others that a child is gone, and drop its pending messages."""
-        self.broadcast(PeerDown(name=child.name, incarnation=child.incarnation, cause=cause), child.name)
+    def part(self, child: Child, cause: str, public: str) -> None:
+        """Tell the others that a child is gone, and drop its pending messages. public: the cause for clients."""
+        down = PeerDown(name=child.name, incarnation=child.incarnation, cause=cause, public=public)
+        self.broadcast(down, child.name)
         self._courier.disconnect(child.name, child.incarnation)
 
 

@@ -66,7 +66,8 @@ class PublishedSupervisor(Protocol):
     started_at: float
     ready_s: float | None
     restarts: int
-    last_cause: dict[str, Any] | None
+    cause: dict[str, Any] | None
+    last_failure: dict[str, Any] | None
     values: dict[str, float]
     children: dict[str, Process]
 
@@ -395,7 +396,8 @@ class StatePublisher:
             pages_used=sum(node.pages_used for node in nodes.values()),
             pages_total=sum(node.pages_total for node in nodes.values()),
             preempted=sum(node.preempted for node in nodes.values()),
-            cause=None if view.last_cause is None else {k: v for k, v in view.last_cause.items() if k != "traceback"},
+            cause=None if view.cause is None else {k: v for k, v in view.cause.items() if k != "traceback"},
+            last_failure=view.last_failure,
         )
 
     def _rate(self, now: float, value: float, *what: str) -> float:

@@ -18,11 +18,10 @@ from typing import Any
 import msgspec
 
 from mstar_core.config.deployment import DeploymentSpec
-from mstar_core.errors import ExitCode, Unavailable
+from mstar_core.errors import ExitCode, StateConflict, Unavailable
 from mstar_core.host.run_dir import RunDirectory
 from mstar_core.messages.life import (
     Beat,
-    Drain,
     Drained,
     Hello,
     LogLevel,
@@ -37,6 +36,7 @@ from mstar_core.messages.requests import CancelRequest
 from mstar_core.messages.telemetry import MetricSample
 from mstar_core.messages.wire import Envelope, Message
 from mstar_core.observe.hub import TelemetryHub
+from mstar_core.process.peers import Peers
 from mstar_core.supervisor.child import (
     DEFAULT_PACE,
     FETCHED,
@@ -49,7 +49,15 @@ from mstar_core.supervisor.child import (
     plan_facts,
     write_spec,
 )
-from mstar_core.supervisor.deaths import cause_sentence, death_record, exit_code_of, in_order, outcome
+from mstar_core.supervisor.deaths import (
+    cause_sentence,
+    death_record,
+    exit_code_of,
+    failure_summary,
+    in_order,
+    outcome,
+    public_sentence,
+)
 from mstar_core.supervisor.events import Events, EventThrottle
 from mstar_core.supervisor.health import Watchdog, can_serve
 from mstar_core.supervisor.host_stats import GpuReader, library
@@ -60,12 +68,16 @@ from mstar_core.transport import Courier, Malformed
 
 log = logging.getLogger(__name__)
 
+ACCEPTS_LATER = "it accepts requests when it is ready again"
+
 
 class Supervisor:
     """The life of a deployment. Owned by `main.py`; read by the admin socket.
 
-    state: starting, ready, degraded, draining, stopping, failed or unhealthy. logs: of the supervisor and of every
-    process that was started. values: flat readings of all processes.
+    state: starting, ready, degraded, draining, stopping, failed or unhealthy. reason: why, for operators;
+    public_reason: the same for clients. cause: record of the failure that the deployment suffers from now, None once it
+    is ready again or stopped on purpose. last_failure: facts of the last failure, with its time. logs: of the
+    supervisor and of every process that was started. values: flat readings of all processes.
     """
 
     def __init__(
@@ -81,11 +93,13 @@ class Supervisor:
         self.run_dir = run
         self.state = "starting"
         self.reason = ""
+        self.public_reason = ""
         self.started = time.monotonic()
         self.started_at = time.time()
         self.ready_s: float | None = None
         self.deaths: list[dict[str, Any]] = []
-        self.last_cause: dict[str, Any] | None = None
+        self.cause: dict[str, Any] | None = None
+        self.last_failure: dict[str, Any] | None = None
         self.values: dict[str, float] = {}
         self.children: dict[str, Child] = {}
         self.logs: dict[str, LogFile] = {}
@@ -105,7 +119,13 @@ class Supervisor:
         self._endpoint = endpoint
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended = asyncio.Event()
+        self._drain = 0  # number of the drain, if one is in progress
+        self._drains = 0
         self._drained = asyncio.Event()
+        self._is_restarting = False
+        self._peers = Peers()
+        self._spawns: dict[str, asyncio.Task[None]] = {}  # latest scheduled spawn, by first name of its group
+        self._spawning = asyncio.Lock()
         self._pings = 0
         self._began = self.started  # start time of the current start or restart
         self._watchdog = Watchdog(
@@ -160,17 +180,28 @@ class Supervisor:
         """Refuse new requests; requests in flight continue."""
         if self.state in ("ready", "degraded"):
             self._drained.clear()
+            self._drains += 1
+            self._drain = self._drains
             self._set_state("draining", reason)
-            self._outbound.send(API, Drain(on=True))
+            api = self.children.get(API)
+            if api is None or not api.is_running:
+                self._drained.set()
 
     def resume(self) -> None:
-        """Accept requests again after a drain."""
-        if self.state == "draining" and not self._stop_asked:
-            self._outbound.send(API, Drain(on=False))
-            is_whole = all(child.state == "ready" for child in self.children.values())
-            self._set_state(
-                "ready" if is_whole else "degraded", "" if is_whole else cause_sentence(self.last_cause or {})
+        """Accept requests again after a drain. Raises StateConflict if the drain precedes a restart or the end."""
+        if self._stop_asked or self._ended.is_set():
+            raise StateConflict(
+                "the deployment is about to end", hint="start it again with mstarctl up", code="stopping"
             )
+        if self._is_restarting:
+            raise StateConflict("the deployment is restarting", hint=ACCEPTS_LATER, code="restarting")
+        if self.state == "draining":
+            self._drain = 0
+            is_whole = all(child.state == "ready" for child in self.children.values())
+            if is_whole:
+                self._set_state("ready")
+            else:
+                self._set_degraded(self.cause)
 
     def cancel(self, handle: int) -> None:
         """Cancel one request. The api reports its end."""
@@ -191,9 +222,15 @@ class Supervisor:
         return self._drained.is_set()
 
     def ask_restart(self) -> None:
-        """Drain, then restart every process. Raises Unavailable if the deployment is starting, draining or ending."""
+        """Drain, then restart every process.
+
+        Raises StateConflict during a restart, Unavailable if the deployment is starting, draining or ending.
+        """
+        if self._is_restarting:
+            raise StateConflict("the deployment is already restarting", hint=ACCEPTS_LATER, code="restarting")
         if self.state not in ("ready", "degraded", "unhealthy"):
             raise Unavailable(f"the deployment is {self.state}", hint="wait, or mstarctl down", code="not_ready")
+        self._is_restarting = True
         self._task(self._restart_all())
 
     async def _restart_all(self) -> None:
@@ -203,16 +240,19 @@ class Supervisor:
         if self._ended.is_set() or self._stop_asked:
             return
         self.restarts += 1
+        self._drain, self.cause = 0, None
         self._set_state("degraded", "restarting")
         self._began, self.ready_s, self.fetch_s = time.monotonic(), None, 0.0
-        for child in self.children.values():
-            child.restarts.clear()
-            if child.is_running:
+        for group in self._groups():
+            for child in group:
+                child.restarts.clear()
+                if child.attending is None or child.attending.done():
+                    continue
                 child.renewing = True
-                self._outbound.send(child.name, Stop(reason="restarting"))
-                child.signal(signal.SIGTERM)
-            else:
-                self._task(self._spawn(child))
+                if child.is_running:
+                    self._outbound.send(child.name, Stop(reason="restarting"))
+                    child.signal(signal.SIGTERM)
+            self._schedule_spawn(group, 0.0)
 
     async def _wait_drained(self, limit_s: float) -> None:
         with suppress(TimeoutError):
@@ -228,6 +268,7 @@ class Supervisor:
         if not self._ended.is_set():
             self.exit_code = code
             if self.state != "failed":
+                self.cause = None
                 self._set_state("stopping", reason)
             self._ended.set()
 
@@ -289,39 +330,52 @@ class Supervisor:
             await child.spawn(self.spec, self.run_dir, self._endpoint)
         except OSError as error:
             self._fail({"name": child.name, "message": f"{child.name} cannot be started", "detail": str(error),
-                        "monotonic": time.monotonic(), "code": "start_failed"})  # fmt: skip
+                        "monotonic": time.monotonic(), "time": time.time(), "code": "start_failed"})  # fmt: skip
             return
+        self._peers.appeared(child.name, child.incarnation)
         self.events.add("child.spawned", child=child.name, pid=child.pid, incarnation=child.incarnation)
         child.attending = self._task(self._attend(child))
+        if self._ended.is_set():  # the end began while the process was being created
+            child.ending = True
+            child.signal(signal.SIGKILL)
 
     async def _attend(self, child: Child) -> None:
+        """Wait for the end of a process, and record it. Its next incarnation is a scheduled spawn."""
         status = await child.watch()
         was = child.state
         child.state = "ended"
         if self._ended.is_set() or child.ending:
             return
         if child.renewing:
-            child.renewing = False
-            self._part(child, "it is being restarted")
-            await self._spawn(child)
+            self._part(child, "it is being restarted", "the deployment is restarting")
             return
         if child.ends_with_group:
             return
         record = death_record(child, self.run_dir, status, self.publisher.circumstances(child.name))
-        group = self._group(child)
+        group = self._group(child) or [child]
         record = await self._end_group(child, group, record)
-        self.deaths.append(record)
-        self.last_cause = record
+        self._note_failure(record)
         self.events.add("child.died", child=record["name"], status=record["status"], cause=record["message"],
                         phase=child.phase)  # fmt: skip
-        for member in group or [child]:
-            self._part(member, cause_sentence(record))
+        for member in group:
+            self._part(member, cause_sentence(record), public_sentence(record))
         if self.state == "starting" and was != "ready":
             # Others may die of the same cause a moment earlier or later: the oldest record is the root cause.
             await asyncio.sleep(self._pace.cause_s)
             self._fail(record)
-        else:
-            await self._restart(group or [child], record)
+        elif not child.renewing:  # a restart that began meanwhile has scheduled its spawn
+            self._is_restarting = False
+            self._back_off(group, record)
+
+    def _note_failure(self, record: dict[str, Any]) -> None:
+        self.deaths.append(record)
+        self.cause = record
+        self.last_failure = failure_summary(record)
+
+    def _groups(self) -> list[list[Child]]:
+        """Return all children: tensor-parallel groups, the leader first, and the others alone."""
+        groups = {(group := self._group(child) or [child])[0].name: group for child in self.children.values()}
+        return list(groups.values())
 
     def _group(self, child: Child) -> list[Child]:
         """Return the tensor-parallel group of a child, the leader first; empty without one."""
@@ -349,35 +403,63 @@ class Supervisor:
             member.signal(signal.SIGKILL)
         return record
 
-    def _part(self, child: Child, cause: str) -> None:
-        self._outbound.part(child, cause)
+    def _part(self, child: Child, cause: str, public: str) -> None:
+        self._peers.ended(child.name, child.incarnation)
+        self._outbound.part(child, cause, public)
         self.publisher.part(child.name)
         # Readings of a dead process would show requests and pages that no longer exist.
         self.values = {name: value for name, value in self.values.items() if not name.startswith(f"{child.name}.")}
+        if child.name == API:
+            self._drained.set()  # its requests have ended with it; a restarted api begins with none
 
-    async def _restart(self, group: list[Child], record: dict[str, Any]) -> None:
-        """Start a child again after a delay, or all members of a tensor-parallel group, whose first one counts."""
+    def _back_off(self, group: list[Child], record: dict[str, Any]) -> None:
+        """Schedule the next start of a dead child, or of its group, whose first member counts."""
         now, pace, child = time.monotonic(), self._pace, group[0]
         child.restarts = [t for t in child.restarts if now - t < pace.window_s]
         if len(child.restarts) >= pace.restarts_max:
-            self._set_state(
-                "unhealthy", f"{child.name} died {pace.restarts_max + 1} times in {pace.window_s / 60:g} minutes"
-            )
+            deaths = f"died {pace.restarts_max + 1} times in {pace.window_s / 60:g} minutes"
+            self._set_state("unhealthy", f"{child.name} {deaths}", public="its processes die repeatedly")
             return
-        delay = pace.backoff_s[min(len(child.restarts), len(pace.backoff_s) - 1)]
+        delay_s = pace.backoff_s[min(len(child.restarts), len(pace.backoff_s) - 1)]
         child.restarts.append(now)
         self.restarts += 1
         if self.state in ("ready", "degraded", "starting"):
-            self._set_state("degraded", cause_sentence(record))
-        await asyncio.sleep(delay)
-        own = asyncio.current_task()
-        if ending := [each.attending for each in group if each.attending is not None and each.attending is not own]:
-            await asyncio.wait(ending)
-        for each in group:
-            if not self._ended.is_set():
-                each.ends_with_group = False
-                self.events.add("child.restarting", child=each.name, after_s=delay)
-                await self._spawn(each)
+            self._set_degraded(record)
+        self._schedule_spawn(group, delay_s)
+
+    def _set_degraded(self, cause: dict[str, Any] | None) -> None:
+        if cause is None:
+            self._set_state("degraded", "processes are starting")
+        else:
+            self._set_state("degraded", cause_sentence(cause), public=public_sentence(cause))
+
+    def _schedule_spawn(self, group: list[Child], delay_s: float) -> None:
+        """Start a child or a group after a delay, once all its processes have ended. Replaces its earlier schedule."""
+        self._spawns[group[0].name] = self._task(self._spawn_later(group, delay_s))
+
+    async def _spawn_later(self, group: list[Child], delay_s: float) -> None:
+        await asyncio.sleep(delay_s)
+        await self._wait_ends(group)
+        async with self._spawning:
+            for child in group:
+                is_replaced = self._spawns[group[0].name] is not asyncio.current_task()
+                if self._ended.is_set() or is_replaced or child.is_running:
+                    return
+                if not child.renewing:
+                    self.events.add("child.restarting", child=child.name, after_s=delay_s)
+                child.renewing = child.ends_with_group = False
+                await self._spawn(child)
+
+    async def _wait_ends(self, group: list[Child]) -> None:
+        """Wait until all processes of a group have ended and were noted. One that does not end is killed."""
+        ending = [child.attending for child in group if child.attending is not None and not child.attending.done()]
+        if not ending:
+            return
+        _, late = await asyncio.wait(ending, timeout=self._pace.stop_s)
+        if late:
+            for child in group:
+                child.signal(signal.SIGKILL)
+            await asyncio.wait(late)
 
     def _fail(self, record: dict[str, Any]) -> None:
         if self.state == "failed":
@@ -385,8 +467,8 @@ class Supervisor:
         if record not in self.deaths:
             self.deaths.append(record)
         first = in_order(self.deaths)[0]
-        self.last_cause = first
-        self._set_state("failed", cause_sentence(first))
+        self.cause, self.last_failure = first, failure_summary(first)
+        self._set_state("failed", cause_sentence(first), public=public_sentence(first))
         self._end(exit_code_of(first), cause_sentence(first))
 
     async def _end_children(self) -> None:
@@ -416,7 +498,7 @@ class Supervisor:
                 log.warning("a message could not be read: %s", item.error)
                 continue
             child = self.children.get(item.sender)
-            if child is None or child.incarnation != item.incarnation:
+            if child is None or not self._peers.accepts(item):
                 continue
             try:
                 self._on(child, item.body)
@@ -440,7 +522,8 @@ class Supervisor:
                 for kind, facts in message.events:
                     self.events.add(kind, **facts)
             case Drained():
-                self._drained.set()
+                if message.drain == self._drain:
+                    self._drained.set()
             case _:
                 log.warning("%s sent an unexpected %s", child.name, type(message).__name__)
 
@@ -479,6 +562,8 @@ class Supervisor:
         if self.ready_s is None:
             self.ready_s = time.monotonic() - self._began
             facts = {"ready_s": round(self.ready_s, 2), "phases_s": self.phases_s}
+        self._is_restarting = False
+        self.cause = None
         self._set_state("ready", **facts)
 
     # -- publishing -------------------------------------------------------------------------------------------
@@ -503,10 +588,11 @@ class Supervisor:
             self._shared_samples = samples
             self._outbound.send(API, Telemetry(name="supervisor", incarnation=0, samples=samples))
 
-    def _set_state(self, state: str, reason: str = "", **facts: Any) -> None:
+    def _set_state(self, state: str, reason: str = "", *, public: str | None = None, **facts: Any) -> None:
+        """Enter a state. reason: for operators; public: the same for clients, if it differs."""
         if (state, reason) == (self.state, self.reason):
             return
-        self.state, self.reason = state, reason
+        self.state, self.reason, self.public_reason = state, reason, reason if public is None else public
         self.events.add(f"deployment.{state}", reason=reason, **facts)
         self._send_state()
 
@@ -515,7 +601,7 @@ class Supervisor:
         states = {"degraded": partly, "failed": "unhealthy", "stopping": "draining"}
         state = states.get(self.state, self.state)
         phase = next((f"{c.name}: {c.phase}" for c in self.children.values() if c.state != "ready"), "")
-        self._outbound.send(API, ServiceState(state=state, phase=phase, reason=self.reason))
+        self._outbound.send(API, ServiceState(state=state, phase=phase, reason=self.public_reason, drain=self._drain))
 
     def _task(self, work: Any) -> asyncio.Task[None]:
         task: asyncio.Task[None] = asyncio.ensure_future(work)

@@ -76,9 +76,9 @@ class EarlyMessages:
             self._closed.popitem(last=False)
 
     def clear(self) -> None:
-        """Drop all messages."""
+        """Drop all messages, and later ones of their requests."""
         for handle in list(self._waiting):
-            self._drop(self.take(handle))
+            self.closed(handle)
 
     def _drop(self, messages: list[Message]) -> None:
         self.dropped += len(messages)

@@ -120,8 +120,8 @@ class Follower:
             for item in self.mailbox.drain():
                 if isinstance(item, Malformed):
                     log.warning("a message could not be read: %s", item.error)
-                else:
-                    self.life.on(item.body)
+                elif self.life.accepts(item):
+                    self.life.receive(item)
             self.life.beat(now, steps=self.receiver.sequence)
         if now >= self.next_report and self.receiver.sequence != self.reported:
             self.next_report, self.reported = now + REPORT_S, self.receiver.sequence

@@ -127,13 +127,20 @@ class Worker:
             if isinstance(item, Malformed):
                 log.warning("a message could not be read: %s", item.error)
                 continue
-            if self.life.on(item.body):
+            if not self.life.accepts(item):
+                self.forget(item.body)
                 continue
-            self.report.has_news = True
-            self.quiet_since = time.monotonic()
-            self.spin.rouse()
-            self.handle(item.sender, item.body)
+            for message in self.life.receive(item):
+                self.report.has_news = True
+                self.quiet_since = time.monotonic()
+                self.spin.rouse()
+                self.handle(item.sender, message)
         return len(items)
+
+    def forget(self, message: Message) -> None:
+        """Drop a message of a process that has ended, and what others have sent or will send for its request."""
+        if isinstance(message, RunWalks | OpenRequest) and Handle(message.handle) not in self.executor.requests:
+            self.early.closed(message.handle)
 
     def handle(self, sender: str, message: Message) -> None:
         """Handle one message, or let it wait for tensors of another GPU. An error affects its requests only."""
@@ -230,5 +237,7 @@ class Worker:
         if self.peer_memory is not None:
             self.peer_memory.reclaim(message.name, message.incarnation)
         if message.name == CONDUCTOR:
+            for handle in list(self.executor.requests):
+                self.early.closed(handle)
             self.executor.close_all()
             self.early.clear()

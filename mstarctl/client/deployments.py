@@ -62,8 +62,14 @@ class Known:
 
     @property
     def cause(self) -> dict[str, Any] | None:
-        """The cause of its last failure, if there is one."""
+        """The failure that it suffers from or ended with, if there is one."""
         found = self.head.get("cause") if self.is_running else self.outcome.get("cause")
+        return found if isinstance(found, dict) else None
+
+    @property
+    def last_failure(self) -> dict[str, Any] | None:
+        """The last failure of a running deployment, also one that it has recovered from."""
+        found = self.head.get("last_failure")
         return found if isinstance(found, dict) else None
 
 

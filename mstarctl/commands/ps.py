@@ -185,6 +185,7 @@ def item_of(known: Known) -> dict[str, Any]:
         "pid": known.pid if is_alive else None,
         "restarts": known.head.get("restarts"),
         "cause": known.cause,
+        "last_failure": known.last_failure,
         "log_dir": known.head.get("log_dir") or (None if known.log_dir is None else str(known.log_dir)),
         "socket": str(known.run.admin_socket) if is_alive and known.run is not None else None,
         "note": _note(known),
@@ -215,7 +216,6 @@ def _progress(head: dict[str, Any]) -> str:
 def for_people(item: dict[str, Any]) -> dict[str, Any]:
     """Return the item with its cells as text."""
     running, waiting, age, pages = item["running"], item["waiting"], item["age_s"], item["pages_total"]
-    cause = item["cause"] or {}
     return {
         **item,
         "load": None if running is None else f"{running}/{waiting or 0}",
@@ -227,9 +227,18 @@ def for_people(item: dict[str, Any]) -> dict[str, Any]:
         "age": None if age is None else age_text(age),
         "address": (item["endpoint"] or "").partition("://")[2],
         "model_shown": f"{item['model']}:{item['weights']}" if item["weights"] in ("tiny", "mini") else item["model"],
-        "cause_text": _short(str(cause.get("message") or "")),
+        "cause_text": _short(_cause_text(item)),
         "note": _short(item["note"]),
     }
+
+
+def _cause_text(item: dict[str, Any]) -> str:
+    """Return the cause of the state, or the last failure with its age."""
+    over = item["last_failure"] or {}
+    if item["cause"] or not over:
+        return str((item["cause"] or {}).get("message") or "")
+    age = f", {age_text(time.time() - over['time'])} ago" if over.get("time") else ""
+    return f"{over.get('message')}{age}"
 
 
 def _short(text: str) -> str:

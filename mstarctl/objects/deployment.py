@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -148,11 +149,12 @@ def _process_line(child: dict[str, Any]) -> str:
 
 
 def cause_lines(known: Known) -> Iterator[str]:
-    """Return the lines of the last cause, if there is one."""
-    cause = known.cause
+    """Return the lines of the cause of its state, or else of the last failure, if there is one."""
+    cause = known.cause or known.last_failure
     if cause is None:
         return
-    yield "last cause"
+    when = f", {age_text(time.time() - cause['time'])} ago" if cause.get("time") else ""
+    yield f"{'cause' if known.cause else 'last failure'}{when}"
     yield f"  {cause.get('name')}: {cause.get('message')}"
     for key in ("detail", "hint"):
         if cause.get(key):

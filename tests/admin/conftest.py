@@ -59,7 +59,8 @@ class FakeDeployment:
         self.ready_s: float | None = 1.5
         self.restarts = 0
         self.phases_s = {"spawn": 0.5}
-        self.last_cause: dict[str, Any] | None = None
+        self.cause: dict[str, Any] | None = None
+        self.last_failure: dict[str, Any] | None = None
         self.values: dict[str, float] = {"worker-0.LLM.pages_total": 64.0, "worker-0.LLM.pages_used": 3.0}
         self.is_drained = False
         self.acts: list[Any] = []

@@ -128,12 +128,15 @@ async def test_more_than_the_whole_pool_has_is_told_as_such(started: Started) ->
 
 async def test_a_deployment_that_cannot_serve_is_unavailable(started: Started) -> None:
     async with started(speak(1)) as api:
-        api.fake.tell(ServiceState(state="unhealthy", reason="three restarts failed"))
+        api.fake.down("conductor", "killed")
+        api.fake.tell(ServiceState(state="unhealthy", reason="its processes die repeatedly"))
         await api.until(lambda: api.process.link.deployment.problem() is not None)
         answer = await api.client.post("/generate", data=GOOD)
         error = answer.json()["error"]
         assert (answer.status_code, error["code"], error["type"]) == (503, "unavailable", "server_error")
         assert int(answer.headers["retry-after"]) >= 1
+        assert error["message"].startswith("the deployment is unhealthy: its processes die repeatedly")
+        assert "restarting" not in error["message"] and "try again" not in error["message"]
 
 
 async def test_a_video_with_too_few_frames_is_refused() -> None:

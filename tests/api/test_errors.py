@@ -13,7 +13,7 @@ import pytest
 
 from mstar_core.api.http.strict_json import parse_json
 from mstar_core.errors import RequestError
-from mstar_core.messages.life import Drain
+from mstar_core.messages.life import Drained, ServiceState
 from mstar_core.messages.requests import NewRequest
 from tests.api.conftest import LIMITS, Api, Started, running
 from tests.fakes.conductor import FakeDeployment, speak
@@ -330,7 +330,7 @@ async def test_draining_refuses_new_requests_and_tells_when_the_last_is_over(sta
     async with started() as api:
         task = (await fill(api, 1))[0]
         request = await api.fake.next_request()
-        api.fake.tell(Drain(on=True))
+        api.fake.tell(ServiceState(state="draining", drain=1))
         await api.until(lambda: api.process.link.deployment.is_draining)
         answer = await api.client.post("/generate", data=GOOD)
         assert (answer.status_code, error_of(answer)["code"]) == (503, "draining")
@@ -338,8 +338,17 @@ async def test_draining_refuses_new_requests_and_tells_when_the_last_is_over(sta
         speak(1)(api.fake, request)
         assert (await task).status_code == 200
         await api.fake.until(lambda: any(type(m).__name__ == "Drained" for _, m in api.fake.received))
-        api.fake.tell(Drain(on=False))
+        api.fake.tell(ServiceState(state="ready"))
+        await api.until(lambda: not api.process.link.deployment.is_draining)
         await api.ready()
+
+
+async def test_an_api_that_starts_during_a_drain_reports_it_at_once(started: Started) -> None:
+    async with started(ready=False) as api:
+        api.fake.tell(ServiceState(state="draining", drain=3))
+        await api.fake.until(lambda: [message.drain for message in api.fake.of(Drained)] == [3])
+        answer = await api.client.post("/generate", data=GOOD)
+        assert (answer.status_code, error_of(answer)["code"]) == (503, "draining")
 
 
 async def test_the_port_may_open_only_when_the_deployment_is_ready(started: Started) -> None:

@@ -146,7 +146,12 @@ async def test_a_connection_closed_in_the_queue_gives_its_place_back(started: St
         assert len(api.fake.requests) == 2
 
 
-async def test_the_death_of_the_conductor_fails_every_open_request_and_refuses_new_ones(started: Started) -> None:
+SECRET_CAUSE = """conductor hung and was killed by SIGKILL (resident memory 120 MiB; last log line: File "x", line 1)"""
+
+
+async def test_the_death_of_the_conductor_fails_every_open_request_and_refuses_new_ones(
+    started: Started, caplog: pytest.LogCaptureFixture
+) -> None:
     async with started() as api:
         whole = asyncio.create_task(api.client.post("/generate", data={**GOOD, "request_id": "w", "stream": "0"}))
         await api.fake.next_request()
@@ -154,16 +159,24 @@ async def test_the_death_of_the_conductor_fails_every_open_request_and_refuses_n
         async with api.client.stream("POST", "/generate", data=GOOD) as answer:
             stream = answer.aiter_lines()
             await first_line(stream)
-            api.fake.down("conductor", "the conductor was killed by signal 9")
+            api.fake.down("conductor", SECRET_CAUSE, "the conductor died")
             (last,) = await rest_of(stream)
             assert last["metadata"]["code"] == "worker_lost"
             assert last["metadata"]["status"] == 503
         dead = await whole
         assert (dead.status_code, dead.json()["error"]["code"]) == (503, "worker_lost")
-        assert "signal 9" in dead.json()["error"]["message"]
+        assert dead.json()["error"]["message"] == "the conductor died; retry the request"
         refused = await api.client.post("/generate", data=GOOD)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "worker_lost")
-        assert (await api.client.get("/health")).status_code == 503
+        assert int(refused.headers["retry-after"]) >= 1
+        health = await api.client.get("/health")
+        assert (health.status_code, health.json()["reason"]) == (503, "the conductor died")
+        ready = await api.client.get("/ready")
+        assert ready.status_code == 503
+        for answer in (dead, refused, health, ready):
+            assert "MiB" not in answer.text and "last log line" not in answer.text and "File" not in answer.text
+        lines = [record for record in caplog.records if "is gone" in record.getMessage()]
+        assert [(line.levelname, sorted(line.facts["requests"])) for line in lines] == [("ERROR", ["r", "w"])]  # type: ignore[attr-defined]
         api.fake.tell(api.fake.up("conductor", 1), ServiceState(state="ready"))
         await api.ready()
         await clean(api)

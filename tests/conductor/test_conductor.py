@@ -206,14 +206,18 @@ def test_a_worker_failure_reaches_the_api_once_and_frees_all_ranks(conductor: Co
     assert kinds(sent) == [("worker-0", "CloseRequest"), ("worker-1", "CloseRequest"), ("api", "RequestFailed")]
 
 
-def test_a_dead_worker_fails_its_requests_with_the_cause_and_refuses_new_ones(conductor: Conductor, post: Post) -> None:
+def test_a_dead_worker_fails_its_requests_in_one_log_line_and_refuses_new_ones(
+    conductor: Conductor, post: Post, caplog: pytest.LogCaptureFixture
+) -> None:
     conductor.on(request(1))
     post.take()
-    conductor.on(PeerDown(name="worker-0", incarnation=1, cause="killed by SIGKILL"))
-    [failed] = [m for _, m in post.take() if isinstance(m, RequestFailed)]
-    assert (
-        failed.error.code == "worker_lost" and failed.error.status == 503 and failed.error.detail == "killed by SIGKILL"
-    )
+    conductor.on(request(2))
+    post.take()
+    conductor.on(PeerDown(name="worker-0", incarnation=1, cause="killed by SIGKILL", public="a worker died"))
+    failed, _ = [m for _, m in post.take() if isinstance(m, RequestFailed)]
+    assert failed.error == ErrorInfo(message="a worker died; send the request again", code="worker_lost", status=503)
+    (line,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert "killed by SIGKILL" in line.getMessage() and len(line.facts["requests"]) == 2  # type: ignore[attr-defined]
     conductor.on(request(2))
     assert post.take()[-1][1].error.code == "worker_lost"
     conductor.on(PeerReady(name="worker-0", incarnation=2))

@@ -20,7 +20,7 @@ import zmq
 
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.errors import WeightsError
-from mstar_core.messages.life import Drain, Drained
+from mstar_core.messages.life import Drained, ServiceState
 from mstar_core.messages.wire import Envelope, WireCodec
 from mstar_core.process.life import ChildLife
 from mstar_core.process.logs import start_logging
@@ -57,7 +57,7 @@ class Script:
     def of(cls, name: str, incarnation: int) -> Script:
         """The script of this life of this child."""
         script = cls(**json.loads(os.environ.get(SCRIPTS, "{}")).get(name, {}))
-        return cls(drains=script.drains) if script.lives and incarnation > script.lives else script
+        return cls() if script.lives and incarnation > script.lives else script
 
 
 def fake_kinds(spec: DeploymentSpec) -> list[ChildKind]:
@@ -141,9 +141,10 @@ def serve(life: ChildLife, box: Mailbox, courier: Courier, name: str, script: Sc
         life.beat(now, work_ready=script.how == "busy")
         box.wait(life.wait_s(now))
         for item in box.drain():
-            if isinstance(item, Envelope) and not life.on(item.body) and isinstance(item.body, Drain) and item.body.on:
-                if script.drains:
-                    courier.send("supervisor", Drained())
+            assert isinstance(item, Envelope)
+            for message in life.receive(item):
+                if isinstance(message, ServiceState) and message.drain and script.drains:
+                    courier.send("supervisor", Drained(drain=message.drain))
 
 
 if __name__ == "__main__":

@@ -76,8 +76,8 @@ class FakeDeployment:
     def up(self, name: str, incarnation: int = 0) -> PeerUp:
         return PeerUp(name=name, incarnation=incarnation, endpoint=mailbox_endpoint(self.ipc, name, 0))
 
-    def down(self, name: str, cause: str) -> None:
-        self.tell(PeerDown(name=name, incarnation=0, cause=cause))
+    def down(self, name: str, cause: str, public: str = "a process died") -> None:
+        self.tell(PeerDown(name=name, incarnation=0, cause=cause, public=public))
 
     def audio(self, handle: int, samples: int = 2048, *, value: int = 7, seq: int | None = None) -> None:
         """Send one chunk of audio."""

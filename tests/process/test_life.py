@@ -15,7 +15,10 @@ from typing import Any, cast
 import pytest
 
 from mstar_core.errors import ExitCode, StartError
-from mstar_core.messages.life import Beat, Hello, PeerDown, PeerUp, Phase, Ping, Stop
+from mstar_core.messages.flow import Outputs
+from mstar_core.messages.life import Beat, Hello, PeerDown, PeerReady, PeerUp, Phase, Ping, Stop
+from mstar_core.messages.requests import CancelRequest
+from mstar_core.messages.wire import WIRE_VERSION, Envelope, Message
 from mstar_core.process.failures import note_fatal
 from mstar_core.process.life import PING_LIMIT_S, ChildLife
 from mstar_core.process.logs import LINE_LIMIT_BYTES, JsonFormatter, request_scope
@@ -77,16 +80,22 @@ def life(tmp_path: Path, post: Post, clock: Clock) -> ChildLife:
     )
 
 
+def told(life: ChildLife, message: Message, sender: str = "supervisor", incarnation: int = 0) -> list[Message]:
+    """Give the child a message. Returns what its owner has to handle."""
+    envelope = Envelope(WIRE_VERSION, sender, incarnation, message)
+    return list(life.receive(envelope)) if life.accepts(envelope) else []
+
+
 def turn(life: ChildLife, clock: Clock, seconds: float, *, ping: bool = True, step: float = 0.1) -> None:
     for _ in range(round(seconds / step)):
         clock.now += step
         if ping:
-            life.on(Ping(seq=0))
+            told(life, Ping(seq=0))
         life.beat(clock.now)
 
 
 def up(life: ChildLife) -> None:
-    life.on(PeerUp(name=life.name, incarnation=life.incarnation, endpoint=life.endpoint))
+    told(life, PeerUp(name=life.name, incarnation=life.incarnation, endpoint=life.endpoint))
 
 
 def test_hello_is_repeated_until_the_supervisor_answers_then_beats(life: ChildLife, post: Post, clock: Clock) -> None:
@@ -100,7 +109,7 @@ def test_hello_is_repeated_until_the_supervisor_answers_then_beats(life: ChildLi
 
 
 def test_an_answer_to_an_earlier_incarnation_does_not_count(life: ChildLife, post: Post, clock: Clock) -> None:
-    life.on(PeerUp(name="worker-0", incarnation=2, endpoint="ipc:///old"))
+    told(life, PeerUp(name="worker-0", incarnation=2, endpoint="ipc:///old"))
     turn(life, clock, 1.0)
     assert set(post.kinds()) == {Hello}
 
@@ -121,14 +130,41 @@ def test_time_in_which_the_child_was_stopped_is_not_silence(life: ChildLife, clo
 
 
 def test_peers_are_connected_and_left_to_the_owner_to_act_on(life: ChildLife, post: Post) -> None:
-    assert not life.on(PeerUp(name="api", incarnation=0, endpoint="ipc:///a"))
+    up = PeerUp(name="api", incarnation=0, endpoint="ipc:///a")
+    assert told(life, up) == [up]
     assert post.peers["api"] == "ipc:///a"
-    assert not life.on(PeerDown(name="api", incarnation=0, cause="killed"))
+    down = PeerDown(name="api", incarnation=0, cause="killed")
+    assert told(life, down) == [down]
     assert "api" not in post.peers
 
 
+CANCEL = CancelRequest(handle=1)
+DOWN = PeerDown(name="conductor", incarnation=1, cause="killed")
+
+
+def test_commands_of_a_dead_process_are_dropped_and_its_results_stay_valid(life: ChildLife) -> None:
+    assert told(life, CANCEL, "conductor", 1) == [CANCEL]
+    assert told(life, DOWN) == [DOWN]
+    assert told(life, CANCEL, "conductor", 1) == [] and life.stale == 1
+    results = Outputs(worker="conductor", items=[])
+    assert told(life, results, "conductor", 1) == [results]
+    assert told(life, CANCEL, "conductor", 2) == [CANCEL]
+
+
+def test_a_new_process_that_overtakes_the_death_of_its_predecessor_announces_it(life: ChildLife, post: Post) -> None:
+    told(life, PeerUp(name="conductor", incarnation=1, endpoint="ipc:///c1"))
+    down, first = told(life, CANCEL, "conductor", 2)
+    assert isinstance(down, PeerDown) and (down.name, down.incarnation, first) == ("conductor", 1, CANCEL)
+    assert "conductor" not in post.peers
+    assert told(life, DOWN) == [], "it would end what the new process has begun"
+    assert told(life, PeerReady(name="conductor", incarnation=1)) == []
+    assert told(life, PeerUp(name="conductor", incarnation=1, endpoint="ipc:///c1")) == []
+    up = PeerUp(name="conductor", incarnation=2, endpoint="ipc:///c2")
+    assert told(life, up) == [up] and post.peers["conductor"] == "ipc:///c2"
+
+
 def test_stop_is_remembered(life: ChildLife) -> None:
-    assert life.on(Stop(reason="down"))
+    assert told(life, Stop(reason="down")) == []
     assert life.stop_reason == "down"
 
 

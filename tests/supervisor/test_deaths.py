@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 
 from mstar_core.host.run_dir import RunDirectory
-from mstar_core.supervisor.deaths import Circumstances, death_record
+from mstar_core.supervisor.deaths import Circumstances, death_record, public_sentence
 from mstar_core.supervisor.host_stats import OOM_WINDOW_S, OomKills
 
 
@@ -24,13 +23,14 @@ def run(tmp_path: Path) -> RunDirectory:
     return RunDirectory(tmp_path)
 
 
-def child(*lines: str) -> Any:
-    log = SimpleNamespace(tail=list(lines), path=Path("/logs/worker-0.log"))
+def child(*lines: str, age_s: float = 0.0) -> Any:
+    written = time.monotonic() - age_s
+    log = SimpleNamespace(tail=list(lines), path=Path("/logs/worker-0.log"), written=written)
     return SimpleNamespace(name="worker-0", pid=os.getpid(), incarnation=2, phase="weights", hung="", log=log)
 
 
 def test_the_record_of_a_child_that_hung_says_so_first(run: RunDirectory) -> None:
-    hung = child()
+    hung = child('File "<frozen runpy>", line 88 in _run_code')
     hung.hung = "no sign of life for 10 s"
     record = death_record(hung, run, -signal.SIGKILL, Circumstances(memory_kills=0))
     assert record["message"] == "worker-0 hung and was killed by SIGKILL"
@@ -48,11 +48,30 @@ def test_the_record_of_a_killed_process_has_signal_memory_and_last_line(run: Run
     assert written == record
 
 
-@pytest.mark.parametrize(("age_s", "words"), [(5.0, "last log line: serving"), (3600.0, "")])
-def test_an_old_log_line_is_left_out(run: RunDirectory, age_s: float, words: str) -> None:
-    said = datetime.fromtimestamp(time.time() - age_s, UTC).isoformat(timespec="milliseconds")
-    line = json.dumps({"time": said, "message": "serving"})
-    assert death_record(child(line), run, -signal.SIGKILL, Circumstances())["detail"] == words
+@pytest.mark.parametrize("line", ['{"message": "serving"}', "serving", "3"])
+@pytest.mark.parametrize("age_s", [0.0, 20.0])
+def test_a_log_line_from_long_before_the_death_is_left_out(run: RunDirectory, line: str, age_s: float) -> None:
+    detail = death_record(child(line, age_s=age_s), run, -signal.SIGKILL, Circumstances())["detail"]
+    assert detail == ("" if age_s else f"last log line: {'3' if line == '3' else 'serving'}")
+
+
+@pytest.mark.parametrize(
+    ("name", "hung", "words"),
+    [
+        ("worker-1", "", "a worker died"),
+        ("follower-1", "", "a worker died"),
+        ("worker-0", "no sign of life", "a worker stopped responding"),
+        ("conductor", "", "the conductor died"),
+        ("other", "", "a process died"),
+    ],
+)
+def test_clients_read_of_a_death_without_its_log_its_memory_or_its_number(
+    run: RunDirectory, name: str, hung: str, words: str
+) -> None:
+    dead = child("a line with /secret/path")
+    dead.name, dead.hung = name, hung
+    record = death_record(dead, run, -signal.SIGKILL, Circumstances(resident_bytes=3 << 30))
+    assert public_sentence(record) == words
 
 
 def test_an_out_of_memory_kill_is_named_with_a_hint(run: RunDirectory) -> None:

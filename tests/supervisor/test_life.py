@@ -14,9 +14,11 @@ import pytest
 import zmq
 
 from mstar_core.config.deployment import DeploymentSpec
-from mstar_core.errors import ExitCode
+from mstar_core.errors import ExitCode, StateConflict
 from mstar_core.host.run_dir import RunDirectory
-from mstar_core.messages.wire import WireCodec
+from mstar_core.messages.life import Telemetry
+from mstar_core.messages.telemetry import RequestNews
+from mstar_core.messages.wire import WIRE_VERSION, Envelope, WireCodec
 from mstar_core.supervisor.child import Child, ChildKind, Pace
 from mstar_core.supervisor.deaths import outcome
 from mstar_core.supervisor.health import network_stall
@@ -169,7 +171,8 @@ async def test_a_dead_worker_comes_back_and_the_deployment_is_ready_again(logged
         assert supervisor.state == "degraded"
         await event(supervisor, "deployment.ready", 2)
         assert (worker.incarnation, supervisor.restarts) == (2, 1)
-        assert supervisor.last_cause is not None
+        assert supervisor.cause is None, "the failure is over"
+        assert supervisor.last_failure is not None and supervisor.last_failure["time"] <= time.time()
 
 
 async def test_a_worker_that_dies_repeatedly_is_not_restarted(logged_spec: Any, play: Play) -> None:
@@ -274,3 +277,83 @@ async def test_a_restart_renews_every_process_without_a_death(logged_spec: Any, 
         assert again["ready_s"] == round(second_s, 2) and "fetch" not in again["phases_s"]
         assert {child.incarnation for child in supervisor.children.values()} == {2}
         assert supervisor.deaths == []
+
+
+async def test_a_restart_during_a_back_off_leaves_one_process_of_each_name(logged_spec: Any, play: Play) -> None:
+    async with running(logged_spec(), Pace(watch_s=0.1, backoff_s=(0.2,), stop_s=3.0)) as (supervisor, _):
+        await event(supervisor, "deployment.ready")
+        worker = supervisor.children["worker-0"]
+        os.kill(worker.pid or 0, signal.SIGKILL)
+        await event(supervisor, "child.died")
+        supervisor.ask_restart()
+        await event(supervisor, "deployment.ready", 2)
+        os.kill(worker.pid or 0, signal.SIGKILL)
+        await event(supervisor, "deployment.ready", 3)
+        spawned = [e["incarnation"] for e in supervisor.events.ring if e["type"] == "child.spawned"
+                   and e["child"] == "worker-0"]  # fmt: skip
+        assert spawned == [1, 2, 3]
+
+
+async def test_a_second_restart_is_refused_and_the_first_ends_as_it_began(logged_spec: Any, play: Play) -> None:
+    async with running(logged_spec()) as (supervisor, _):
+        await event(supervisor, "deployment.ready")
+        supervisor.ask_restart()
+        with pytest.raises(StateConflict, match="already restarting"):
+            supervisor.ask_restart()
+        with pytest.raises(StateConflict, match="restarting"):
+            supervisor.resume()
+        await event(supervisor, "deployment.degraded", reason="restarting")
+        with pytest.raises(StateConflict, match="already restarting"):
+            supervisor.ask_restart()
+        await event(supervisor, "deployment.ready", 2)
+        assert supervisor.restarts == 1 and {child.incarnation for child in supervisor.children.values()} == {2}
+        supervisor.ask_restart()
+        await event(supervisor, "deployment.ready", 3)
+
+
+async def test_a_deployment_that_is_about_to_end_cannot_resume(logged_spec: Any, play: Play) -> None:
+    play(api={"drains": False})
+    async with running(logged_spec()) as (supervisor, _):
+        await event(supervisor, "deployment.ready")
+        supervisor.stop(grace_s=60)
+        with pytest.raises(StateConflict, match="about to end"):
+            supervisor.resume()
+
+
+async def test_a_drain_ends_with_the_api_and_a_new_api_drains_too(logged_spec: Any, play: Play) -> None:
+    play(api={"drains": False, "lives": 1})
+    async with running(logged_spec()) as (supervisor, task):
+        await event(supervisor, "deployment.ready")
+        supervisor.drain()
+        assert not supervisor.is_drained
+        os.kill(supervisor.children["api"].pid or 0, signal.SIGKILL)
+        await event(supervisor, "child.died", child="api")
+        assert supervisor.is_drained, "its requests ended with it"
+        supervisor._drained.clear()  # only the answer of the new api sets it again
+        await asyncio.wait_for(supervisor._drained.wait(), LIMIT_S)
+        supervisor.stop(grace_s=600)
+        assert await asyncio.wait_for(task, LIMIT_S) is ExitCode.DONE
+
+
+async def test_messages_of_a_dead_child_change_nothing(logged_spec: Any, play: Play) -> None:
+    async with running(logged_spec(), Pace(watch_s=0.1, backoff_s=(60.0,), stop_s=3.0)) as (supervisor, _):
+        await event(supervisor, "deployment.ready")
+        news = RequestNews(handle=7, id="r", state="run", started=1.0)
+        telemetry = Telemetry(name="api", incarnation=1, values={"api.running": 1.0}, requests=[news])
+        supervisor.on_batch([Envelope(WIRE_VERSION, "api", 1, telemetry)])
+        os.kill(supervisor.children["api"].pid or 0, signal.SIGKILL)
+        await event(supervisor, "child.died", child="api")
+        supervisor.on_batch([Envelope(WIRE_VERSION, "api", 1, telemetry)])
+        supervisor.publisher.refresh(now_all=True)
+        assert supervisor.hub.store.deployment.running == 0 and "api.running" not in supervisor.values
+
+
+async def test_a_stop_on_purpose_shows_no_earlier_failure_as_its_cause(logged_spec: Any, play: Play) -> None:
+    async with running(logged_spec(), Pace(watch_s=0.1, backoff_s=(60.0,), stop_s=3.0)) as (supervisor, task):
+        await event(supervisor, "deployment.ready")
+        os.kill(supervisor.children["worker-0"].pid or 0, signal.SIGKILL)
+        await event(supervisor, "child.died")
+        assert supervisor.cause is not None and supervisor.public_reason == "a worker died"
+        supervisor.stop(now=True)
+        await asyncio.wait_for(task, LIMIT_S)
+        assert supervisor.cause is None and supervisor.record()["cause"] is None

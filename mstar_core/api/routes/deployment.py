@@ -83,10 +83,11 @@ async def health(exchange: Exchange) -> HTTPResponse:
     deployment = exchange.service.link.deployment
     gone = next(iter(deployment.down.items()), None)
     if deployment.state == "unhealthy" or gone is not None:
-        component, reason = gone or ("deployment", deployment.reason or "unhealthy")
+        name, reason = gone or ("deployment", deployment.reason or "unhealthy")
         exchange.code = "unhealthy"
+        component = name.partition("-")[0]  # the kind: which process of a group died is for its operator
         return exchange.json({"status": "unhealthy", "component": component, "reason": reason}, 503)
-    if deployment.is_draining or deployment.state == "draining":
+    if deployment.is_draining:
         return exchange.json({"status": "draining", "phase": deployment.phase})
     if deployment.state == "ready" and CONDUCTOR in deployment.up:
         return exchange.json({"status": "healthy"})
