@@ -17,6 +17,7 @@ from sanic.response import HTTPResponse
 
 from mstar_core.api.errors import MethodNotAllowed, PeerError, SlowUpload, reply_of, unsupported_endpoint
 from mstar_core.api.http.access import check_key, preflight_headers
+from mstar_core.api.http.connection import HEAD_S, InvalidHead
 from mstar_core.api.http.exchange import Exchange, new_exchange, take_header_id
 from mstar_core.api.http.sanic_protocol import Application, limit_headers
 from mstar_core.api.http.websocket import MESSAGE_BYTES, PING_S
@@ -32,7 +33,6 @@ HEADER_BYTES: Final = 32 * 1024
 KEEP_ALIVE_S: Final = 120
 """Longer than the idle timeout of common clients, so that the client closes the connection first."""
 
-HEADERS_S: Final = 60
 DRAIN_BYTES: Final = 16 << 20
 """Bytes of a refused body that are still read, so that the client sees the response instead of a connection reset."""
 
@@ -54,7 +54,7 @@ def make_app(service: Service) -> Sanic[Any, Any]:
             "MOTD": False,
             "TOUCHUP": False,  # touch-up rewrites Sanic's functions once per process and fails the second time
             "KEEP_ALIVE_TIMEOUT": KEEP_ALIVE_S,
-            "REQUEST_TIMEOUT": HEADERS_S,
+            "REQUEST_TIMEOUT": HEAD_S,
             "RESPONSE_TIMEOUT": NO_LIMIT_S,
             "REQUEST_MAX_HEADER_SIZE": HEADER_BYTES,
             # The exchange enforces the limit first.
@@ -201,9 +201,12 @@ def _http_error(request: Request, exception: Exception) -> Exception:
             hint = did_you_mean(request.path, [route.path for route in ROUTES if "<" not in route.path])
             return NotFound(f"{request.path[:80]} does not exist", hint=hint)
         case SanicMethodNotAllowed():
+            allowed = ", ".join(sorted(exception.allowed_methods or ()))
             return MethodNotAllowed(
-                f"{request.path[:80]} does not support {request.method[:16]}", code="method_not_allowed"
+                f"{request.path[:80]} does not support {request.method[:16]}", hint=f"use {allowed}", allowed=allowed
             )
+        case InvalidHead():
+            return RequestError(str(exception), code="bad_request")
         case PayloadTooLarge():
             return TooLarge("the headers or the body are too large", code="body_too_large")
         case RequestTimeout():

@@ -152,6 +152,8 @@ def _headers(error: MstarError) -> dict[str, str]:
         return {"Upgrade": "websocket", "Connection": "Upgrade"}
     if error.status == 401:
         return {"WWW-Authenticate": "Bearer"}
+    if error.status == 405:
+        return {"Allow": str(error.facts.get("allowed", ""))}
     return {}
 
 

@@ -17,7 +17,13 @@ from typing import Any, Final
 from sanic import Sanic
 
 from mstar_core.api.app import make_app
-from mstar_core.api.http.websocket import dismiss
+from mstar_core.api.http.listener import (
+    Listener,
+    allowed_connections,
+    open_descriptors,
+    raise_descriptor_limit,
+)
+from mstar_core.api.http.sanic_protocol import start_app
 from mstar_core.api.link import Link
 from mstar_core.api.metrics import Metrics
 from mstar_core.api.parse.media import Fetcher
@@ -39,8 +45,6 @@ from mstar_core.transport import Spin
 
 CLOSE_S: Final = 5.0
 """Grace period for responses in progress when the process stops."""
-
-BACKLOG: Final = 1024
 
 log = logging.getLogger("mstar.api")
 
@@ -88,12 +92,12 @@ class ApiProcess:
         self._keepalive_s = keepalive_s
         self._fetcher = fetcher or Fetcher(spec.api.remote_media, spec.api.max_body_bytes)
         self._app: Sanic[Any, Any] | None = None
-        self._server: Any = None
+        self._listener: Listener | None = None
 
     @property
     def is_serving(self) -> bool:
         """Return whether connections are accepted."""
-        return self._server is not None and self._server.is_serving
+        return self._listener is not None
 
     @property
     def port(self) -> int:
@@ -130,12 +134,8 @@ class ApiProcess:
         for live in self.registry:
             live.fail(Unavailable("the deployment is stopping", hint="retry later", code="draining"))
         await self.registry.wait_empty(CLOSE_S)
-        if self._server is not None:
-            self._server.close()
-            for connection in list(self._server.connections):
-                dismiss(connection)
-                connection.abort()
-            await self._server.wait_closed()  # waits for every connection since Python 3.12
+        if self._listener is not None:
+            await self._listener.close()
         if self._app is not None:
             Sanic.unregister_app(self._app)
         self.socket.close()
@@ -165,12 +165,11 @@ class ApiProcess:
         task.add_done_callback(lambda done: self.stop("the port cannot be served") if done.exception() else None)
 
     async def _serve(self, app: Sanic[Any, Any]) -> None:
-        self._server = await app.create_server(
-            sock=self.socket, return_asyncio_server=True, access_log=False, backlog=BACKLOG, ssl=self._tls,
-            asyncio_server_kwargs={"start_serving": False},
-        )  # fmt: skip
-        await self._server.startup()
-        await self._server.start_serving()
+        await start_app(app)
+        limit = allowed_connections(self.spec.api.max_connections, raise_descriptor_limit(), open_descriptors())
+        listener = Listener(app, self.socket, limit, self._tls)
+        listener.start()
+        self._listener = listener
         log.info("serving", extra={"facts": {"host": self.spec.api.host, "port": self.port}})
 
 

@@ -104,7 +104,7 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     tls_cert, tls_key: PEM files; with them the api serves HTTPS only. cors_origins: allowed origins of browsers.
     remote_media: hosts that media may be fetched from. pool_processes: None chooses by the model and the machine's
-    cores. max_requests_per_key: 0 disables the limit.
+    cores. max_requests_per_key: 0 disables the limit. max_connections: also bounded by the limit of open files.
     """
 
     host: str = "0.0.0.0"  # the documented default; `up` warns when no key is set
@@ -124,6 +124,7 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
     pool_processes: int | None = None
     max_n: int = 8
     max_requests_per_key: int = 0
+    max_connections: int = 2048
     tls_cert: str | None = None
     tls_key: str | None = None
     cors_origins: tuple[str, ...] = ()

@@ -261,6 +261,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     ),
     _field("api.max_n", "Most answers (`n`) of one request.", ge=1, le=128),
     _field("api.max_requests_per_key", "Most requests of one API key at once; 0 means no limit.", ge=0, le=1048576),
+    _field("api.max_connections", "Most connections at once; at the limit, idle ones are closed.", ge=8, le=1048576),
     _field("api.tls_cert", "PEM file with the certificate; the api then serves HTTPS only."),
     _field("api.tls_key", "PEM file with the certificate's key."),
     _field("api.cors_origins", "Origins that browsers may call from.", default_text="null", nullable=True),

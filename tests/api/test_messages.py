@@ -192,5 +192,5 @@ async def test_an_idle_connection_stays_open_for_longer_than_clients_keep_it(sta
     async with started(speak(1)) as api:
         for _ in range(20):
             assert (await send(api, 1)).status_code == 200
-        (connection,) = api.process._server.connections
+        (connection,) = api.process._listener.connections
         assert connection.app.config.KEEP_ALIVE_TIMEOUT > 75  # the longest idle time of common clients and proxies

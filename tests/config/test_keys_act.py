@@ -72,6 +72,7 @@ ACTS: Final[dict[str, str]] = {
     "api.max_speech_chars": "tests/api/test_media_limits.py::test_bodies_texts_and_files_hold_their_limits",
     "api.max_n": "tests/api/test_media_limits.py::test_bodies_texts_and_files_hold_their_limits",
     "api.pool_processes": "tests/api/test_keys_act.py::test_as_many_processes_read_media_as_the_file_says",
+    "api.max_connections": "tests/api/test_connections.py::test_idle_connections_beyond_the_limit_make_room",
     "api.max_requests_per_key": "tests/api/test_access.py::test_a_key_has_a_limit_of_its_own",
     "api.tls_cert": "tests/api/test_access.py::test_with_a_certificate_the_port_speaks_https_alone",
     "api.tls_key": "tests/api/test_access.py::test_with_a_certificate_the_port_speaks_https_alone",

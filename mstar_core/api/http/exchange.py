@@ -113,7 +113,10 @@ class Exchange:
 
     @property
     def all_headers(self) -> dict[str, str]:
-        own = {"X-Request-ID": self.request_id, "X-Trace-ID": self.trace_id, "Cache-Control": "no-store"}
+        own = {
+            "X-Request-ID": self.request_id, "X-Trace-ID": self.trace_id, "Cache-Control": "no-store",
+            "X-Content-Type-Options": "nosniff",
+        }  # fmt: skip
         return {**own, **cors_headers(self.limits.cors_origins, self.request.headers.get("origin")), **self.headers}
 
     async def write(self, data: bytes | memoryview, content_type: str, limit_s: float | None = None) -> None:
@@ -175,12 +178,13 @@ class Exchange:
         Overloaded.
         """
         stream: Any = self.request.stream
+        most = self.limits.max_body_bytes
+        if stream is not None and (stream.request_bytes or 0) > most:  # announced, or in chunks so far
+            raise TooLarge(f"the body is larger than {most} bytes", code="body_too_large")
         try:
             piece: bytes | None = await stream.read() if stream is not None else None
         except PayloadTooLarge:
-            raise TooLarge(
-                f"the body is larger than {self.limits.max_body_bytes} bytes", code="body_too_large"
-            ) from None
+            raise TooLarge(f"the body is larger than {most} bytes", code="body_too_large") from None
         except BadRequest:
             raise RequestError("the body is not valid HTTP", code="bad_request") from None
         if piece is not None:

@@ -1,7 +1,8 @@
 """Fast paths below Sanic: chunked response bodies, whole request bodies, signal dispatch. Used by exchange and app.
 
-The only module that relies on internals of Sanic. `RELEASE` names the release it is written for, and a test compares it
-with the installed one. `bench/api_chunks.py` and `bench/api_clips.py` measure what each fast path saves.
+Only this module and `connection` rely on internals of Sanic. `RELEASE` names the release that they are written for, and
+a test compares it with the installed one. `bench/api_chunks.py` and `bench/api_clips.py` measure what each fast path
+saves.
 """
 
 from __future__ import annotations
@@ -45,7 +46,14 @@ async def _skipped() -> None:
 
 def limit_headers(size_bytes: int) -> None:
     """Set the limit of request headers; Sanic's own is 16 KiB, checked when the next line ends."""
-    Http.HEADER_CEILING = size_bytes
+    Http.HEADER_CEILING = Http.HEADER_MAX_SIZE = size_bytes
+
+
+async def start_app(app: Sanic[Any, Any]) -> None:
+    """Complete the routes of an application, which serves connections of our own listener."""
+    app.asgi = False
+    starting: Any = app
+    await starting._startup()
 
 
 class WriteBatch:
