@@ -137,7 +137,7 @@ class Registry:
         self._by_handle: dict[int, LiveRequest] = {}
         self._by_id: dict[str, LiveRequest] = {}
         self._arriving: dict[tuple[str, str], ReceivingRequest] = {}
-        self._ended: OrderedDict[str, tuple[str, dict[str, Any]]] = OrderedDict()
+        self._ended: OrderedDict[tuple[str, str], tuple[int | None, dict[str, Any]]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._by_handle)
@@ -218,9 +218,10 @@ class Registry:
         error: dict[str, Any] | None = None, result: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:  # fmt: skip
         """Store the outcome of a request and drop the oldest one. status: finished, failed or cancelled."""
-        self._ended.pop(request.request_id, None)
-        self._ended[request.request_id] = (
-            request.key,
+        owned = (request.request_id, request.key)  # a request of another key with the same id is another request
+        self._ended.pop(owned, None)
+        self._ended[owned] = (
+            request.handle if isinstance(request, LiveRequest) else None,
             {
                 "id": request.request_id,
                 "object": "request",
@@ -237,8 +238,12 @@ class Registry:
 
     def outcome(self, request_id: str, key: str) -> dict[str, Any] | None:
         """Return the outcome of a finished request as clients see it, if `key` sent it."""
-        owner, found = self._ended.get(request_id, (None, None))
-        return found if owner == key else None
+        return self._ended.get((request_id, key), (None, None))[1]
+
+    def handle_of(self, request_id: str, key: str) -> int | None:
+        """Return the handle of the live request of a client id, otherwise of the last one, if `key` sent it."""
+        live = self.find(request_id, key)
+        return live.handle if live is not None else self._ended.get((request_id, key), (None, None))[0]
 
 
 HANDLE_BITS: Final = 40

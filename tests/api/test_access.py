@@ -272,3 +272,20 @@ async def test_the_bodies_of_all_requests_together_are_bounded(path: str, starte
         await api.until(lambda: held() == 0)
         assert (await api.client.post("/generate", json=whole)).status_code == 200
         await api.until(lambda: held() == 0)
+
+
+async def test_an_id_that_two_keys_use_names_two_requests(started: Started) -> None:
+    first, second = ({"Authorization": f"Bearer {key}", "X-Request-ID": "same"} for key in "ab")
+    async with started(speak(1), api_keys=("a", "b")) as api:
+        assert (await api.client.post("/generate", data=GOOD, headers=first)).status_code == 200
+        await api.clean()
+        registry = api.process.registry
+        handle = next(registry.handle_of("same", key) for _, key in registry._ended)
+        unknown = await api.client.get("/v1/requests/same", headers=second)
+        assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "request_not_found")
+        assert (await api.client.post("/generate", data=GOOD, headers=second)).status_code == 200
+        await api.clean()
+        mine = await api.client.get("/v1/requests/same", headers=first)
+        assert (mine.status_code, mine.json()["status"]) == (200, "finished"), "the outcome of the first key stays"
+        (a, b) = (registry.handle_of("same", key) for _, key in registry._ended)
+        assert a == handle and b not in (None, handle), "traces are found by handle"

@@ -51,11 +51,14 @@ def shown_frame(frame: dict[str, Any]) -> dict[str, Any] | None:
     return made
 
 
-async def request_trace(run_dir: str, request_id: str) -> dict[str, Any]:
-    """Return the trace of a request. Raises NotFound, Unavailable."""
+async def request_trace(run_dir: str, request_id: str, handle: int) -> dict[str, Any]:
+    """Return the trace of a request. Requests of other API keys may have its id, but not its handle.
+
+    Raises NotFound, Unavailable.
+    """
     try:
         async with _client(run_dir, CONNECT_S) as client:
-            answer = await client.get(f"/v1/requests/{quote(request_id, safe='')}/trace")
+            answer = await client.get(f"/v1/requests/{quote(request_id, safe='')}/trace?handle={handle}")
     except httpx.HTTPError as error:
         raise _unreachable() from error
     if answer.status_code != 200:

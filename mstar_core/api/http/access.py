@@ -1,15 +1,15 @@
-"""Access rules: API keys and CORS origins. Checked before every route that is not open; CORS headers go on every
-response.
-"""
+"""Access rules: API keys, browser origins and host names, checked before a route; CORS headers of every response."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from mstar_core.api.errors import Unauthorized
+from mstar_core.api.errors import Forbidden, Unauthorized
+from mstar_core.config.deployment import ApiConfig
 
 METHODS: Final = "GET, POST, OPTIONS"
 EXPOSED: Final = "X-Request-ID, X-Trace-ID, X-Mstar-Warnings, X-Sample-Rate, Retry-After"
@@ -17,6 +17,9 @@ ASKABLE: Final = (
     "Authorization, Content-Type, X-Request-ID, X-Request-Timeout, X-Period-Ms, X-Skipped-Ticks, traceparent"
 )
 MAX_AGE_S: Final = 600
+SAFE: Final = ("GET", "HEAD", "OPTIONS")
+OWN_SITES: Final = ("same-origin", "none")
+"""Values of Sec-Fetch-Site for requests of the deployment's own page, and of a user. Source: W3C Fetch Metadata."""
 
 
 def cors_headers(allowed: Sequence[str], origin: str | None) -> dict[str, str]:
@@ -64,3 +67,57 @@ def _given(headers: Mapping[str, str]) -> str:
     if scheme.lower() in ("bearer", "api-key") and value.strip():
         return value.strip()
     return (headers.get("x-api-key") or "").strip()
+
+
+def check_browser(api: ApiConfig, method: str, headers: Mapping[str, str]) -> None:
+    """Refuse requests that a foreign web page makes a browser send to a deployment without API keys. Raises Forbidden.
+
+    Clients other than browsers send neither an Origin nor Sec-Fetch-Site, and name the host that they connect to.
+    """
+    if api.api_keys:
+        return  # a foreign page does not know a key
+    origin, allowed = headers.get("origin"), api.cors_origins
+    name = host_name(headers.get("host") or "")
+    if is_local_name(host_name(api.host, has_port=False)) and name and not _is_own(name, allowed):
+        raise Forbidden(
+            "this host name is not served",  # a page whose name resolves to this host (DNS rebinding)
+            hint="use http://localhost, allow the name with --cors-origin, or set an API key",
+            code="host_not_allowed",
+        )
+    if method in SAFE or (origin is not None and (origin in allowed or "*" in allowed)):
+        return
+    site = headers.get("sec-fetch-site")
+    is_foreign = site not in OWN_SITES if site is not None else origin is not None and not _is_same(origin, headers)
+    if is_foreign:
+        raise Forbidden("web pages of other origins may not send this", hint="allow them with --cors-origin")
+
+
+def _is_same(origin: str, headers: Mapping[str, str]) -> bool:
+    return origin.partition("://")[2].lower() == (headers.get("host") or "").lower()
+
+
+def _is_own(name: str, origins: Sequence[str]) -> bool:
+    if is_local_name(name) or "*" in origins:
+        return True
+    try:
+        ipaddress.ip_address(name.partition("%")[0])
+        return True  # DNS cannot point an address elsewhere
+    except ValueError:
+        return name in [host_name(origin.partition("://")[2]) for origin in origins]
+
+
+def is_local_name(name: str) -> bool:
+    """Return whether a host name always means this host. Source: RFC 6761."""
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def host_name(host: str, *, has_port: bool = True) -> str:
+    """Return the name in a Host header or an address, in lower case."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0].lower()
+    return (host.partition(":")[0] if has_port else host).lower()

@@ -11,7 +11,7 @@ from sanic.response import HTTPResponse
 from mstar_core.api.console.assets import HEADERS, asset
 from mstar_core.api.console.supervisor_view import live_frames, request_trace
 from mstar_core.api.errors import Forbidden
-from mstar_core.api.http.access import check_key
+from mstar_core.api.http.access import check_key, host_name, is_local_name
 from mstar_core.api.http.exchange import EVENTS, Exchange, event
 from mstar_core.api.routes.requests import unknown
 from mstar_core.api.routes.robot_policy import robot_policy
@@ -20,8 +20,6 @@ from mstar_core.errors import Unavailable
 LIVE_HZ: Final = 2.0
 MAX_VIEWS: Final = 4
 """The admin socket has 16 places for watches; the others remain for `mstarctl top`."""
-
-LOCAL_HOSTS: Final = ("localhost", "127.0.0.1", "::1")
 
 
 async def page(exchange: Exchange) -> HTTPResponse:
@@ -69,10 +67,10 @@ async def trace(exchange: Exchange) -> HTTPResponse:
     """Return the spans of a request that this key sent."""
     check_reader(exchange)
     name = exchange.path_name
-    registry = exchange.service.registry
-    if registry.find(name, exchange.key) is None and registry.outcome(name, exchange.key) is None:
+    handle = exchange.service.registry.handle_of(name, exchange.key)
+    if handle is None:
         raise unknown()
-    return exchange.json(await request_trace(exchange.service.deployment.run_dir, name))
+    return exchange.json(await request_trace(exchange.service.deployment.run_dir, name, handle))
 
 
 def check_reader(exchange: Exchange) -> None:
@@ -87,7 +85,7 @@ def check_reader(exchange: Exchange) -> None:
     peer = request.transport.get_extra_info("peername")
     headers = request.headers
     is_forwarded = any(name in headers for name in ("forwarded", "x-forwarded-for", "x-real-ip"))
-    if is_forwarded or not _is_loopback(peer) or _host_name(str(headers.get("host") or "")) not in LOCAL_HOSTS:
+    if is_forwarded or not _is_loopback(peer) or not is_local_name(host_name(str(headers.get("host") or ""))):
         raise Forbidden(
             "the live view is served only to this host",
             hint="set an API key, or open the page by http://localhost",
@@ -101,12 +99,6 @@ def _is_loopback(peer: Any) -> bool:
     address = ipaddress.ip_address(str(peer[0]).partition("%")[0])
     mapped = getattr(address, "ipv4_mapped", None)
     return bool((mapped or address).is_loopback)
-
-
-def _host_name(host: str) -> str:
-    if host.startswith("["):
-        return host[1:].partition("]")[0].lower()
-    return host.partition(":")[0].lower()
 
 
 def _file(exchange: Exchange, name: str) -> HTTPResponse:
