@@ -264,7 +264,6 @@ class AdminServer:
     async def _progress(self, request: Request, key: str) -> HTTPResponse:
         recording = self._recordings.get(key)
         recording.progress = json_object(request)
-        self._deployment.events.add("bench.progress", recording=key)
         return _json(recording.facts(), 202)
 
     async def _erase(self, request: Request, key: str) -> HTTPResponse:

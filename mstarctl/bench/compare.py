@@ -106,6 +106,9 @@ def _notes(base: Sequence[ResultFolder], changed: Sequence[ResultFolder]) -> Ite
     if all(lengths) and abs(lengths[1] / lengths[0] - 1) > AUDIO_LENGTH:
         yield f"the audio has another length: {number(lengths[0])} s and {number(lengths[1])} s on average"
     for side, runs in (("A", base), ("B", changed)):
+        disturbed = sum(bool(run.facts.get("incidents") or run.facts.get("outages")) for run in runs)
+        if disturbed:
+            yield f"the server had outages or restarts in {disturbed} of {len(runs)} runs of {side}: `bench show` it"
         bound = sum(bool(run.facts["client"]["is_bound"]) for run in runs)
         if bound:
             yield f"the client bounds {bound} of {len(runs)} runs of {side}"
@@ -146,12 +149,17 @@ def comparison_rows(found: Comparison) -> list[list[str]]:
     rows = [["metric", "A", "B", "difference [95 %]", "verdict"]]
     for row in found.rows:
         unit = f" {row.unit}" if row.unit and not row.unit.startswith("/") else row.unit
-        interval = f"{100 * row.difference:+.1f} %  [{100 * row.low:+.1f}, {100 * row.high:+.1f}]"
+        interval = f"{percent(row.difference)} %  [{percent(row.low)}, {percent(row.high)}]"
         more = f"  needs about {row.runs_needed} runs" if row.runs_needed else ""
         mark = "  > threshold" if row.name in found.failed else ""
         rows.append([row.name, f"{number(row.base)}{unit}", f"{number(row.changed)}{unit}", interval,
                      f"{row.verdict}{more}{mark}"])  # fmt: skip
     return rows
+
+
+def percent(share: float | None) -> str:
+    """Return a relative difference in percent; `-` if there is none."""
+    return "-" if share is None else f"{100 * share:+.1f}"
 
 
 def order_of(repeats: int) -> list[str]:

@@ -30,7 +30,7 @@ class NullBehaviour(msgspec.Struct, frozen=True, kw_only=True):
 
     stall_s: pause of the whole server, stall_at_s after its first request. status: of every answer; 200 streams.
     breaks_at: line after which the connection breaks, 0 never. fails_at: line in whose place an error comes, 0 never.
-    hangs: never answer. line_bytes: size of each line's text.
+    hangs: never answer. line_bytes: size of each line's text. retry_after_s, sentence: of a refusal or an error.
     """
 
     delay_s: float = 0.0
@@ -43,6 +43,8 @@ class NullBehaviour(msgspec.Struct, frozen=True, kw_only=True):
     fails_at: int = 0
     hangs: bool = False
     line_bytes: int = 0
+    retry_after_s: int = -1
+    sentence: str = ""
 
 
 class NullConnection(asyncio.Protocol):
@@ -105,6 +107,7 @@ class NullServer:
         line = f'{{"modality":"text","data":"{text}","metadata":{{}}}}\n'.encode()
         self._line = chunked(line)
         self._error = chunked(b'{"modality":"error","data":"","metadata":{"code":"engine_error","status":500}}\n')
+        self._refusal = refusal(behaviour)
         self.whole = HEAD + self._line * behaviour.lines + chunked(DONE) + b"0\r\n\r\n"
         self.is_immediate = behaviour == NullBehaviour(lines=behaviour.lines, line_bytes=behaviour.line_bytes)
 
@@ -117,7 +120,7 @@ class NullServer:
             await asyncio.sleep(3600)
         await self._until(time.monotonic() + told.delay_s)
         if told.status != 200:
-            connection.write(f"HTTP/1.1 {told.status} Error\r\nContent-Length: 0\r\n\r\n".encode())
+            connection.write(self._refusal)
             return
         connection.write(HEAD)
         held_ms = 1e3 * (time.monotonic() - came_s)
@@ -143,6 +146,14 @@ class NullServer:
         await asyncio.sleep(max(0.0, at_s - time.monotonic() - TIMER_S))
         while time.monotonic() < at_s:  # noqa: ASYNC110  no event marks a moment
             await asyncio.sleep(0)  # timers have a resolution of a millisecond, so turns of the loop do the rest
+
+
+def refusal(behaviour: NullBehaviour) -> bytes:
+    """Return the whole answer of a server that refuses or fails a request."""
+    told = msgspec.json.encode({"error": {"code": "invalid_value", "message": behaviour.sentence}})
+    body = told if behaviour.sentence else b""
+    wait = f"Retry-After: {behaviour.retry_after_s}\r\n" if behaviour.retry_after_s >= 0 else ""
+    return f"HTTP/1.1 {behaviour.status} Error\r\nContent-Length: {len(body)}\r\n{wait}\r\n".encode() + body
 
 
 def chunked(data: bytes) -> bytes:

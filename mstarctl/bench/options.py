@@ -11,7 +11,7 @@ from typing import Any, Final
 from mstar_core.errors import UsageError, did_you_mean
 from mstarctl.bench.client.protocols import PROTOCOLS
 from mstarctl.bench.load.arrivals import Arrivals
-from mstarctl.bench.load.plan import Load
+from mstarctl.bench.load.plan import WARM_UP_REQUESTS, Load
 from mstarctl.bench.load.workloads import Workload, workload_of
 from mstarctl.bench.measure.metrics import Measures
 from mstarctl.bench.measure.terms import parse_terms
@@ -21,6 +21,9 @@ from mstarctl.bench.target import BenchTarget, offered_workloads
 from mstarctl.output.durations import parse_duration
 
 DEFAULT_SPAN_S: Final = 30.0
+WARM_UP_S: Final = 10.0
+"""Without --warmup, the warm-up sends no request after this time, so that slow models are measured soon."""
+
 RESULTS: Final = "bench-results"
 
 
@@ -47,10 +50,11 @@ def load_of(words: Mapping[str, Any], **changes: Any) -> Load:
     if span_s is not None and words["requests"] is not None:
         raise UsageError("--requests and --duration exclude each other", hint="omit one of them")
     cancels = _cancels(words["cancel_rate"])
+    warm_up, warm_up_s = (WARM_UP_REQUESTS, WARM_UP_S) if words["warmup"] is None else (words["warmup"], 0.0)
     load = Load(
         rate=_rate(words["rate"]), arrivals=words["arrivals"], concurrency=_clients(words["concurrency"]),
         is_trace=words["trace"] is not None, speed=words["speed"], requests=words["requests"], span_s=span_s,
-        warm_up=words["warmup"], ramp_s=_seconds(words, "ramp"), think_s=_seconds(words, "think"),
+        warm_up=warm_up, warm_up_s=warm_up_s, ramp_s=_seconds(words, "ramp"), think_s=_seconds(words, "think"),
         period_s=_seconds(words, "period"), seed=words["seed"], cancel_share=cancels[0], cancel_after_s=cancels[1],
     )  # fmt: skip
     load = replace(load, **changes)
@@ -130,7 +134,7 @@ def run_options(words: Mapping[str, Any], target: BenchTarget, *, out: Path | No
         allows_few=words["allow_few"], timeout_s=_seconds(words, "timeout"), grace_s=_seconds(words, "grace"),
         processes=processes, protocol=words["protocol"], is_checked=words["check"],
         max_in_flight=words["max_in_flight"], label=words["label"] or "", fails_fast=words["fail_fast"],
-        keeps_outputs=words["keep_outputs"],
+        keeps_outputs=words["keep_outputs"], expects_restarts=words["expect_restarts"],
         count_tokens=token_counter(Path(words["tokenizer"])) if words.get("tokenizer") else None,
     )  # fmt: skip
 

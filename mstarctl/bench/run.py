@@ -8,8 +8,7 @@ import secrets
 import shlex
 import sys
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,6 +23,7 @@ from mstarctl.bench.crew import Crew
 from mstarctl.bench.environment import environment, last_ceiling
 from mstarctl.bench.load.plan import MEASURED, WARM_UP, Load, RunPlan, make_plan
 from mstarctl.bench.load.workloads import Workload
+from mstarctl.bench.measure.incidents import failures, incidents, outages
 from mstarctl.bench.measure.metrics import Measures
 from mstarctl.bench.measure.outcome import Outcome
 from mstarctl.bench.measure.shares import joined, slow_and_usual
@@ -41,7 +41,6 @@ LEAD_S: Final = 0.2
 """Time between the command to start and the first intended time."""
 
 SILENT_S: Final = 60.0
-MOST_REASONS: Final = 8
 LAG_MS: Final = 5.0
 LAG_SHARE: Final = 0.05
 BUSY_SHARE: Final = 0.7
@@ -72,6 +71,7 @@ class RunOptions:
     count_tokens: TokenCounter | None = None
     silent_s: float = SILENT_S
     joins_spans: bool = True
+    expects_restarts: bool = False
 
 
 @dataclass(slots=True)
@@ -97,7 +97,7 @@ class BenchRun:
         self._driven = Driven()
         self._state = LiveState(
             title=options.workload.name, load=str(options.load), measures=options.measures, goals=options.goals,
-            total=0, span_s=0.0,
+            total=0, span_s=0.0, warm_total=options.load.warm_up, warm_limit_s=options.load.warm_up_s,
         )  # fmt: skip
 
     def perform(self) -> dict[str, Any]:
@@ -113,7 +113,7 @@ class BenchRun:
             bodies=partial / "bodies.bin", prefix=self._prefix,
         )  # fmt: skip
         self._state.total, self._state.span_s = 0 if options.load.span_s else plan.total, options.load.span_s or 0.0
-        server = ServerSide(self._target.admin, f"bench {options.workload.name} {options.load}")
+        server = ServerSide(self._target, f"bench {options.workload.name} {options.load}")
         recorder = RunRecorder(
             partial, plan, options.load.warm_up, is_checked=options.is_checked, count_tokens=options.count_tokens
         )
@@ -147,6 +147,7 @@ class BenchRun:
                 recorder.starts[phase] = start_ns
                 if phase == MEASURED:
                     self._state.begin()
+                    server.begin(start_ns)
                 crew.send(f"go {phase} {start_ns}")
                 self._follow(crew, phase, start_ns, recorder, server, timeline)
 
@@ -200,6 +201,7 @@ class BenchRun:
 
     def _add(self, outcome: Outcome, phase: int) -> None:
         if phase != MEASURED:
+            self._state.warm[outcome.status] += 1
             return
         self._state.add(outcome)
         if outcome.chunks:
@@ -249,7 +251,10 @@ class BenchRun:
             "server": {"name": self._target.name, "model": self._target.model, "url": self._target.url},
             **found, "client": client, "is_interrupted": driven.is_interrupted, "stopped": self._stop_reason(),
         }  # fmt: skip
-        facts["failures"] = failures(outcomes)
+        facts["failures"], facts["outages"] = failures(outcomes), outages(outcomes)
+        facts["server_events"] = server.events()
+        facts["incidents"] = incidents(facts["server_events"], window)
+        facts["expects_restarts"] = options.expects_restarts
         facts["shares"] = self._shares(outcomes, opened, window) if fetched else {}
         facts["is_over_saturated"] = self._is_over_saturated(window)
         facts["asserts"] = [msgspec.to_builtins(judged) for judged in self._judged(facts)]
@@ -298,6 +303,7 @@ class BenchRun:
             "rss_bytes_first": max((rss[len(rss) // 4] for rss in memory if rss), default=0),
             "rss_bytes_last": max((rss[-1] for rss in memory if rss), default=0), "loop_lag_ms": round(loop_lag, 3),
             "lag_p99_ms": round(lag_ms, 3) if is_late else None,
+            "sent": sum(each[-1].sent for each in self._driven.counters.values() if each),
             "switches": sum(each[-1].switches for each in self._driven.counters.values() if each),
             "reads_per_chunk": round(sum(o.reads for o in outcomes) / chunks, 3) if chunks else None,
             "reused": sum(o.is_reused for o in outcomes), "is_bound": bool(bound), "bounds": bound,
@@ -360,11 +366,26 @@ class BenchRun:
             found.append("--slo with --concurrency: goodput of a closed loop says little")
         if self._target.card.is_tiny:
             found.append("the server runs a miniature: its speed says little about that of the model")
+        if is_disturbed(facts):
+            found.append("the server was disturbed during the window: exit 8 (--expect-restarts if that is intended)")
+        found += short_window(facts)
         if server.warning:
             found.append(server.warning)
         if facts["shares"] and facts["shares"]["missing"]:
             found.append(f"{facts['shares']['missing']} requests have no spans of the server")
         return found
+
+
+def short_window(facts: Mapping[str, Any]) -> list[str]:
+    """Return a warning if the window is shorter than a request: its throughput counts ends within the window."""
+    span_s = facts["window"]["end_s"] - facts["window"]["start_s"]
+    latency_ms = facts["metrics"].get("latency", {}).get("p50")
+    if latency_ms is None or facts["load"]["span_s"] is None or span_s >= latency_ms / 1000:
+        return []
+    return [
+        f"the window of {span_s:.3g} s is shorter than a request ({latency_ms / 1000:.2g} s): few or none ended in it, "
+        f"so its throughput is too low; give --duration {3 * latency_ms / 1000:.0f}s or more"
+    ]
 
 
 class _Outputs:
@@ -386,10 +407,9 @@ def least_ceiling() -> float:
     return float(min(found["per_s"].values())) / int(found.get("processes", 1))
 
 
-def failures(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
-    """Return the most frequent reasons of requests that did not succeed."""
-    found = Counter((o.status, o.flaw or o.detail) for o in outcomes if not o.is_ok and o.status != "skipped")
-    return [{"status": status, "reason": reason, "n": n} for (status, reason), n in found.most_common(MOST_REASONS)]
+def is_disturbed(facts: Mapping[str, Any]) -> bool:
+    """Return whether the server restarted or left its ready state during the window, against the expectation."""
+    return bool(facts.get("incidents")) and not facts.get("expects_restarts")
 
 
 def exit_code(facts: Mapping[str, Any], *, is_strict: bool) -> ExitCode:
@@ -397,6 +417,8 @@ def exit_code(facts: Mapping[str, Any], *, is_strict: bool) -> ExitCode:
     if facts["is_interrupted"]:
         return ExitCode.INTERRUPTED
     if not facts["statuses"].get("ok") or any(not judged["holds"] for judged in facts["asserts"]):
+        return ExitCode.ASSERTION
+    if is_disturbed(facts):
         return ExitCode.ASSERTION
     if is_strict and facts["client"]["is_bound"]:
         return ExitCode.ASSERTION

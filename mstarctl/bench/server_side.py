@@ -1,14 +1,17 @@
-"""The server's side of a run: a recording at the admin socket, its progress, its state, and the clock's offset."""
+"""The server's side of a run: a recording at the admin socket, its progress, events, state, and clock offset."""
 
 from __future__ import annotations
 
 import json
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 from mstar_core.errors import MstarError
+from mstarctl.bench.client.wire import ServerAddress
+from mstarctl.bench.target import BenchTarget, get
 from mstarctl.client.admin import AdminClient, error_of
 
 SPANS: Final = "spans.jsonl"
@@ -19,17 +22,23 @@ TRIPS: Final = 20
 LATE_S: Final = 6.0
 """The supervisor writes a request some time after its end, when its last spans have arrived."""
 
+READY_S: Final = 1.0
+"""Interval and time limit of the readings of `/ready`."""
+
 RECORDING_BYTES: Final = 256 << 20
 
 
 class ServerSide:
-    """Recording of one run at a deployment. Owned by the run. admin: None for a URL, and then nothing is recorded."""
+    """Recording of one run at a deployment. Owned by the run. A URL has no recording; its `/ready` is watched."""
 
-    def __init__(self, admin: AdminClient | None, name: str) -> None:
-        self._admin = admin
+    def __init__(self, target: BenchTarget, name: str) -> None:
+        self._admin = target.admin
+        self._server = target.server
+        self._watch: ReadyWatch | None = None
+        self._origin_s = 0.0
         self._key = ""
         self.warning = ""
-        if admin is None:
+        if target.admin is None:
             return
         try:
             self._key = str(self._post("/v1/recordings", {"name": name, "max_bytes": RECORDING_BYTES})["id"])
@@ -54,6 +63,37 @@ class ServerSide:
     def state(self) -> dict[str, Any]:
         """Return requests running and waiting, pages, and GPU readings; empty without a deployment."""
         return server_state(self._admin)
+
+    def begin(self, start_ns: int) -> None:
+        """Note the start of the measured phase, from which events are counted. start_ns: of our monotonic clock."""
+        before = time.monotonic(), time.time()
+        self._origin_s = before[1] + start_ns / 1e9 - before[0]
+        if self._admin is None:
+            self._watch = ReadyWatch(self._server)
+            return
+        with suppress(MstarError):  # the server may be on another host, whose clock is another one
+            told = float(self._admin.get("/v1/clock")["time"])
+            self._origin_s += told - (before[1] + time.time()) / 2
+
+    def events(self) -> list[dict[str, Any]]:
+        """Return states of the deployment and deaths of its processes, with their times since the measured phase began.
+
+        The last state before it comes first, so that the state at its start is known.
+        """
+        if self._watch is not None:
+            found = self._watch.end()
+        else:
+            found = []
+            with suppress(MstarError):
+                found = [event for event in self._admin.lines("/v1/events", since=0) if event] if self._admin else []
+        kept = [
+            {"at_s": round(float(event["time"]) - self._origin_s, 3), "type": str(event["type"]),
+             **{name: event[name] for name in ("child", "cause", "reason") if event.get(name)}}
+            for event in found
+            if event["type"] == "child.died" or str(event["type"]).startswith("deployment.")
+        ]  # fmt: skip
+        before = [event for event in kept if event["at_s"] < 0 and event["type"] != "child.died"]
+        return [*before[-1:], *(event for event in kept if event["at_s"] >= 0)]
 
     def clock(self) -> dict[str, float]:
         """Return the offset of the server's monotonic clock to ours and its error in seconds."""
@@ -94,12 +134,58 @@ class ServerSide:
         return len(kept)
 
     def close(self) -> None:
-        """Delete the recording at the server."""
+        """Delete the recording at the server, and stop watching it."""
+        if self._watch is not None:
+            self._watch.end()
         if self._key and self._admin is not None:
             with suppress(MstarError):
                 for _ in self._admin.raw("DELETE", f"/v1/recordings/{self._key}")[2]:
                     pass
         self._key = ""
+
+
+class ReadyWatch:
+    """Reads `/ready` once a second in a thread, for servers without an admin socket. Owned by `ServerSide`.
+
+    It ends by itself at a server without that path.
+    """
+
+    def __init__(self, server: ServerAddress) -> None:
+        self._server = server
+        self._events: list[dict[str, Any]] = []
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ready", daemon=True)
+        self._thread.start()
+
+    def end(self) -> list[dict[str, Any]]:
+        """Stop, and return each change of the state as an event."""
+        self._ended.set()
+        self._thread.join(READY_S)
+        return list(self._events)
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            asked_s = time.time()
+            state, why = ready_state(self._server)
+            if not state:
+                return
+            if not self._events or self._events[-1]["type"] != f"deployment.{state}":
+                self._events.append({"time": asked_s, "type": f"deployment.{state}", "reason": why})
+            self._ended.wait(READY_S)
+
+
+def ready_state(server: ServerAddress) -> tuple[str, str]:
+    """Return `ready`, `unavailable` or `unreachable`, and why; empty for a server that has no `/ready`."""
+    try:
+        status, body = get(server, "/ready", timeout_s=READY_S)
+    except OSError as error:
+        return "unreachable", str(error)
+    if status == 503:
+        try:
+            return "unavailable", str(json.loads(body).get("message") or "")
+        except (ValueError, AttributeError):
+            return "unavailable", ""
+    return ("ready", "") if status == 200 else ("", "")
 
 
 def server_state(admin: AdminClient | None) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from mstarctl.bench import result
 from mstarctl.bench.measure.outcome import Outcome
 from mstarctl.bench.measure.terms import parse_terms
 from mstarctl.bench.result import ResultFolder
-from mstarctl.bench.run import BenchRun, RunOptions
+from mstarctl.bench.run import BenchRun, RunOptions, is_disturbed
 from mstarctl.bench.server_side import wait_empty
 from mstarctl.bench.show.display import Display
 from mstarctl.bench.target import BenchTarget
@@ -117,6 +117,7 @@ class Sweep:
     ) -> None:
         self.points: list[SweepPoint] = []
         self.unloaded: SweepPoint | None = None
+        self.warnings: list[str] = []
         self.slo = slo
         self._target = target
         self._make = make
@@ -131,7 +132,8 @@ class Sweep:
             point = self._run(load, is_open=is_open)
             if is_open and point.facts["is_over_saturated"]:
                 self._display.say(f"over-saturated at {load:g}/s: higher rates are left out")
-                return
+                break
+        self._warn_of_short_windows()
 
     def auto(self, first_clients: int) -> None:
         """Find the knee: the unloaded latency, the peak by doubled concurrency, open loads around it, bisection."""
@@ -169,13 +171,16 @@ class Sweep:
         return peak
 
     def _warn_of_short_windows(self) -> None:
-        """Say so if windows are too short for a steady state, in which the knee would come out too high."""
-        latency = self.points[-1].facts["metrics"].get("latency", {}).get("p50")
-        if latency is not None and self._span_s < SHORT * latency / 1000:
-            self._display.say(
-                f"warning: windows of {self._span_s:g} s are short for requests of {latency / 1000:.2g} s, so the knee "
-                f"may be too high: give --duration {SHORT * latency / 1000:.0f}s or more, or --ramp"
+        """Say so if windows are too short for a steady state, in which rates come out wrong and the knee too high."""
+        latencies = [point.facts["metrics"].get("latency", {}).get("p50", 0.0) for point in self.points]
+        latency = max(latencies, default=0.0)
+        if self._span_s < SHORT * latency / 1000:
+            self.warnings.append(
+                f"windows of {self._span_s:g} s are short for requests of {latency / 1000:.2g} s: throughput counts "
+                f"only requests that ended in the window, and a knee may be too high; give --duration "
+                f"{SHORT * latency / 1000:.0f}s or more, or --ramp"
             )
+            self._display.say(f"warning: {self.warnings[-1]}")
 
     @property
     def knee(self) -> SweepPoint | None:
@@ -209,7 +214,7 @@ class Sweep:
             "schema": result.SCHEMA, "kind": "sweep", "slo": self.slo, "knee_share": self._knee,
             "knee": None if knee is None else knee.load, "model": self._target.model,
             "workload": self.points[0].facts["workload"]["name"] if self.points else "",
-            "points": [point_facts(point, self._knee) for point in self.points],
+            "points": [point_facts(point, self._knee) for point in self.points], "warnings": self.warnings,
         }  # fmt: skip
         result.write_json(self._out / FILE, facts)
         return facts
@@ -235,6 +240,7 @@ def point_facts(point: SweepPoint, knee: float) -> dict[str, Any]:
         "p50": metrics[first]["p50"] if first else None, "p99": metrics[first]["p99"] if first else None,
         "audio_rate": metrics.get("audio_rate", {}).get("value"),
         "text_rate": metrics.get("text_rate", {}).get("value"),
+        "is_disturbed": is_disturbed(point.facts),
         "statuses": point.facts["statuses"], "n": point.facts["intended"], "folder": point.folder.name,
     }  # fmt: skip
 
@@ -246,5 +252,6 @@ def point_line(point: SweepPoint, knee: float) -> str:
     first = f"{found['first']} p50 {found['p50']:.4g} p99 {found['p99']:.4g} ms" if found["first"] else "no success"
     state = "over-saturated" if found["is_over_saturated"] else "good" if found["is_good"] else "below the goal"
     state = state if point.is_open else ""
+    state = f"{state}  the server was disturbed".strip() if found["is_disturbed"] else state
     good = f"  goodput {found['goodput']:.3g}/s" if point.is_open else ""
     return f"  {load:<12} throughput {found['throughput']:.3g}/s{good}  {first}  {state}".rstrip()

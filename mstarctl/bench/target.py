@@ -123,7 +123,7 @@ def is_ready(server: ServerAddress) -> bool:
     return status != 503
 
 
-def get(server: ServerAddress, path: str) -> tuple[int, bytes]:
+def get(server: ServerAddress, path: str, timeout_s: float = ANSWER_S) -> tuple[int, bytes]:
     """Read one path outside the load. Raises OSError."""
     import http.client
     import ssl
@@ -132,9 +132,9 @@ def get(server: ServerAddress, path: str) -> tuple[int, bytes]:
     if context is not None and not server.is_verified:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     connection = (
-        http.client.HTTPSConnection(server.address, server.port, timeout=ANSWER_S, context=context)
+        http.client.HTTPSConnection(server.address, server.port, timeout=timeout_s, context=context)
         if server.is_tls
-        else http.client.HTTPConnection(server.address, server.port, timeout=ANSWER_S)
+        else http.client.HTTPConnection(server.address, server.port, timeout=timeout_s)
     )
     try:
         connection.request("GET", f"{server.prefix}{path}", headers={"Host": server.host, **server.headers})

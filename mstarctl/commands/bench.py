@@ -49,7 +49,12 @@ Trace = Annotated[Path | None, typer.Option("--trace", metavar="FILE.jsonl", hel
 Speed = Annotated[float, typer.Option("--speed", help="with --trace: divides its times")]
 Requests = Annotated[int | None, typer.Option("--requests", min=1, help="length: measured requests")]
 Duration = Annotated[str | None, typer.Option("--duration", help="length: measured time  [default: 30s]")]
-WarmUp = Annotated[int, typer.Option("--warmup", min=0, help="requests under the same load before the window")]
+WarmUp = Annotated[
+    int | None,
+    typer.Option(
+        "--warmup", min=0, help="requests under the same load before the window  [default: 20, for at most 10 s]"
+    ),
+]
 Ramp = Annotated[str | None, typer.Option("--ramp", help="the rate rises for this time, unmeasured")]
 Grace = Annotated[str, typer.Option("--grace", help="wait this long for requests in flight at the end")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="draws times, bodies and lengths")]
@@ -81,6 +86,9 @@ IsLive = Annotated[bool, typer.Option("--live", help="live display even if stder
 IsPlain = Annotated[bool, typer.Option("--plain", help="a line every 5 s in place of the live display")]
 FailFast = Annotated[bool, typer.Option("--fail-fast", help="stop at the first error")]
 Strict = Annotated[bool, typer.Option("--strict", help="exit 8 if the client bounds the result")]
+ExpectRestarts = Annotated[
+    bool, typer.Option("--expect-restarts", help="restarts and outages of the server are intended: no exit 8")
+]
 KeepOutputs = Annotated[bool, typer.Option("--keep-outputs", help="store the answers")]
 ReadyTimeout = Annotated[str, typer.Option("--ready-timeout", help="wait this long for a server that is starting")]
 ApiKey = Annotated[str | None, typer.Option("--api-key", help="also MSTAR_API_KEY")]
@@ -100,7 +108,7 @@ def run(
     speed: Speed = 1.0,
     requests: Requests = None,
     duration: Duration = None,
-    warmup: WarmUp = 20,
+    warmup: WarmUp = None,
     ramp: Ramp = None,
     grace: Grace = "30s",
     seed: Seed = 0,
@@ -124,6 +132,7 @@ def run(
     plain: IsPlain = False,
     fail_fast: FailFast = False,
     strict: Strict = False,
+    expect_restarts: ExpectRestarts = False,
     keep_outputs: KeepOutputs = False,
     ready_timeout: ReadyTimeout = "60s",
     api_key: ApiKey = None,
@@ -163,7 +172,7 @@ def sweep(
     arrivals: ArrivalKind = "poisson",
     concurrency: SweepClients = None,
     duration: Duration = None,
-    warmup: WarmUp = 20,
+    warmup: WarmUp = None,
     ramp: Ramp = None,
     grace: Grace = "30s",
     seed: Seed = 0,
@@ -181,6 +190,7 @@ def sweep(
     check: Check = True,
     out: Out = None,
     label: Label = None,
+    expect_restarts: ExpectRestarts = False,
     live: IsLive = False,
     plain: IsPlain = False,
     ready_timeout: ReadyTimeout = "60s",
@@ -190,6 +200,7 @@ def sweep(
     """Run several loads, or find the highest rate that meets the goals (--rate auto)."""
     from mstarctl.bench.options import checked, load_of, out_of, run_options, workload_for
     from mstarctl.bench.show.plot import sweep_plot
+    from mstarctl.bench.show.table import sweep_markdown
     from mstarctl.bench.sweep import Sweep, points_of
     from mstarctl.bench.target import target_of
 
@@ -214,9 +225,10 @@ def sweep(
             else:
                 made.fixed(loads, is_open=rate is not None)
         facts = made.write()
-    _print(printer, output, facts, sweep_plot, sweep_plot)
+    _print(printer, output, facts, sweep_plot, sweep_markdown)
     printer.say(f"result: {folder}")
-    if not any(point["statuses"].get("ok") for point in facts["points"]):
+    is_disturbed = any(point["is_disturbed"] for point in facts["points"])
+    if is_disturbed or not any(point["statuses"].get("ok") for point in facts["points"]):
         raise typer.Exit(ExitCode.ASSERTION)
 
 
@@ -297,20 +309,24 @@ def _run_both(
 @app.command("show")
 def show(
     ctx: typer.Context,
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="a result")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="a result, or a sweep")],
     by: Annotated[str, typer.Option("--by", help="node or status")] = "node",
     slowest: Annotated[int, typer.Option("--slowest", min=0, help="list this many of the slowest requests")] = 0,
     output: Format = "table",
 ) -> None:
-    """Show a result, computed again from its raw data."""
+    """Show a result, computed again from its raw data, or the points and the knee of a sweep."""
     from mstarctl.bench.result import ResultFolder
     from mstarctl.bench.show.again import again, by_status, slowest_lines
-    from mstarctl.bench.show.table import result_lines, result_markdown
+    from mstarctl.bench.show.plot import sweep_facts, sweep_plot
+    from mstarctl.bench.show.table import result_lines, result_markdown, sweep_markdown
 
     printer = Printer.of(ctx)
     _check_format(output)
     if by not in ("node", "status"):
         raise UsageError(f"--by is {by!r}", hint=did_you_mean(by, ("node", "status")))
+    if (sweep_found := sweep_facts(folder)) is not None:
+        _print(printer, output, sweep_found, sweep_plot, sweep_markdown)
+        return
     opened = ResultFolder.opened(folder)
     outcomes = opened.outcomes()
     facts = again(opened, outcomes)
@@ -414,5 +430,7 @@ def _print(printer: Printer, output: str, facts: dict[str, Any], lines: Any, mar
     if output == "json":
         printer.text(json.dumps(facts, indent=1))
         return
+    from mstarctl.bench.show.table import is_loud
+
     for line in (markdown if output == "md" else lines)(facts):
-        printer.text(line)
+        printer.text(printer.paint(line, "bad") if is_loud(line) else line)

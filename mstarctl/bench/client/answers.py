@@ -21,6 +21,8 @@ WAV_HEAD_BYTES: Final = 44
 FRAME_HEAD_BYTES: Final = 12
 SAMPLE_BYTES: Final = 2
 OVERLOADED: Final = (429, 503)
+SENTENCE_CHARS: Final = 300
+"""Characters of a server's message that are kept with each failed request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +75,9 @@ def decode(record: Record, *, keeps_data: bool) -> Answer:
         answer.error, answer.detail = record.error, record.detail
     elif record.status != 200:
         answer.error = "refused" if record.status in OVERLOADED else "http"
-        answer.code = _error_code(record.body)
-        answer.detail = f"{record.status} {answer.code or record.body[:200].decode('utf-8', 'replace')}"
+        answer.code, sentence = _error_of(record.body)
+        found = ": ".join(part for part in (answer.code, sentence) if part)
+        answer.detail = f"{record.status} {found or record.body[:SENTENCE_CHARS].decode('utf-8', 'replace')}".rstrip()
         return answer
     if record.status == 200:
         try:
@@ -130,8 +133,8 @@ def _read_lines(record: Record, answer: Answer, *, keeps_data: bool) -> None:
                 answer.is_done = True
                 answer.usage = line.metadata.get("usage") or {}
             case "error":
-                answer.error = "stream"
-                answer.code = answer.detail = str(line.metadata.get("code", "error"))
+                data = base64.b64decode(bytes(line.data)[1:-1], validate=True)
+                _fail(answer, str(line.metadata.get("code", "error")), data.decode("utf-8", "replace"))
                 return
             case modality:
                 size = _base64_bytes(bytes(line.data))
@@ -179,8 +182,7 @@ def _read_frames(record: Record, answer: Answer, *, keeps_data: bool) -> None:
             case "done":
                 answer.is_done, answer.usage = True, about.get("usage") or {}
             case "error":
-                answer.error = "stream"
-                answer.code = answer.detail = str(about.get("code", "error"))
+                _fail(answer, str(about.get("code", "error")), body[start:end].decode("utf-8", "replace"))
                 return
             case modality:
                 _add(
@@ -204,7 +206,7 @@ def _read_events(record: Record, answer: Answer, *, keeps_data: bool) -> None:
             continue
         event = json.loads(text)
         if "error" in event:
-            answer.error, answer.detail = "stream", str(event["error"].get("code") or event["error"].get("message"))
+            _fail(answer, *_error_facts(event))
             return
         answer.usage = event.get("usage") or answer.usage
         if event.get("type") == "speech.audio.delta":
@@ -260,9 +262,24 @@ def _read_sound(record: Record, answer: Answer, *, keeps_data: bool) -> None:
     answer.is_done = not record.error
 
 
-def _error_code(body: bytes) -> str:
+def _fail(answer: Answer, code: str, sentence: str) -> None:
+    """End an answer by an error line of its stream."""
+    answer.error, answer.code = "stream", code
+    answer.detail = ": ".join(part for part in (code, sentence[:SENTENCE_CHARS]) if part) or "error"
+
+
+def _error_of(body: bytes) -> tuple[str, str]:
+    """Return the code and the sentence of an error body, each empty if it has none."""
     try:
-        error = json.loads(body)["error"]
-        return str(error.get("code") or error.get("message"))[:200]
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return ""
+        return _error_facts(json.loads(body))
+    except (ValueError, TypeError):
+        return "", ""
+
+
+def _error_facts(found: Any) -> tuple[str, str]:
+    error = found.get("error") if isinstance(found, dict) else None
+    if isinstance(error, str):  # some servers answer {"error": "sentence"}
+        return "", error[:SENTENCE_CHARS]
+    if not isinstance(error, dict):
+        return "", ""
+    return str(error.get("code") or "")[:SENTENCE_CHARS], str(error.get("message") or "")[:SENTENCE_CHARS]

@@ -6,10 +6,13 @@ httptools parses; a saturated client would take times late, so results contain t
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import ssl
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
 from typing import Final, cast
 
 import httptools
@@ -21,7 +24,10 @@ WITHOUT_LENGTH: Final = "the connection closed before the answer was complete"
 
 @dataclass(slots=True, eq=False)
 class Exchange:
-    """One request and its answer. Owned by the load client; `over` is set at its end. Times: monotonic nanoseconds."""
+    """One request and its answer. Owned by the load client; `over` is set at its end. Times: monotonic nanoseconds.
+
+    retry_after_s: time that the server asked to wait before the next request, negative without one.
+    """
 
     over: asyncio.Future[None]
     sent_ns: int = 0
@@ -32,6 +38,7 @@ class Exchange:
     detail: str = ""
     is_reused: bool = False
     content_type: str = ""
+    retry_after_s: float = -1.0
     marks: list[tuple[int, int]] = field(default_factory=list)
     body: bytearray = field(default_factory=bytearray)
 
@@ -102,6 +109,8 @@ class Connection(asyncio.Protocol):
         name = name.lower()
         if self._exchange is not None and name == b"content-type":
             self._exchange.content_type = value.decode("latin-1")
+        elif self._exchange is not None and name == b"retry-after":
+            self._exchange.retry_after_s = retry_after_s(value.decode("latin-1"), time.time())
         elif name in (b"content-length", b"transfer-encoding"):
             self._has_length = True
 
@@ -126,6 +135,18 @@ class Connection(asyncio.Protocol):
             return
         is_whole = exchange.status and not self._has_length
         exchange.end("" if is_whole else "transport", "" if is_whole else str(exc) if exc else WITHOUT_LENGTH)
+
+
+def retry_after_s(text: str, now_s: float) -> float:
+    """Return the seconds of a Retry-After field, which is a number or a date; negative if it is neither.
+
+    now_s: the time since the epoch. Source: RFC 9110, section 10.2.3.
+    """
+    with suppress(ValueError):
+        return max(0.0, float(text)) if math.isfinite(float(text)) else -1.0
+    with suppress(ValueError):
+        return max(0.0, parsedate_to_datetime(text).timestamp() - now_s)
+    return -1.0
 
 
 class ConnectionPool:

@@ -49,6 +49,12 @@ TIMER_S: Final = 0.002
 EXACT_PER_S: Final = 200.0
 """Up to this rate the last millisecond before a request is spent in turns of the loop, so that it leaves on time."""
 
+REFUSED_S: Final = 0.5
+"""Wait of a client after a refusal without Retry-After, or after a connection that could not be opened."""
+
+LONGEST_RETRY_S: Final = 60.0
+REFUSALS: Final = (429, 503)
+
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -88,7 +94,7 @@ class LoadClient:
         self._bodies = bodies
         self._outbox = outbox
         self._pool = ConnectionPool(plan.server)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[object]] = set()
         self._live: dict[Exchange, Connection | None] = {}
         self._head = "".join(f"{name}: {value}\r\n" for name, value in plan.server.headers.items())
         self._idle = asyncio.Event()
@@ -125,7 +131,9 @@ class LoadClient:
 
     async def _open(self, number: int, phase: Phase, start_ns: int) -> None:
         loop = asyncio.get_running_loop()
-        for job in phase.jobs:
+        for place, job in enumerate(phase.jobs):
+            if place and phase.limit_s and job.due_s > phase.limit_s:
+                return
             due_ns = start_ns + round(job.due_s * 1e9)
             if not await self._until(due_ns) or self.is_stopping:
                 return
@@ -148,7 +156,8 @@ class LoadClient:
 
     async def _closed(self, number: int, phase: Phase, start_ns: int) -> None:
         await self._until(start_ns)
-        end_ns = start_ns + round(phase.span_s * 1e9) if phase.span_s else 0
+        lasts_s = phase.span_s or phase.limit_s
+        end_ns = start_ns + round(lasts_s * 1e9) if lasts_s else 0
         jobs: Iterable[Job] = cycle(phase.jobs) if phase.span_s else phase.jobs
         shared = iter(jobs)
         loop = asyncio.get_running_loop()
@@ -172,22 +181,29 @@ class LoadClient:
                 if not await self._until(tick_ns):
                     return
                 loop = f"X-Period-Ms: {1e3 * phase.period_s:.6g}\r\nX-Skipped-Ticks: {skipped}\r\n"
-                await self._one(number, job, client, tick_ns, loop)
+                wait_s = await self._one(number, job, client, tick_ns, loop)
+                await self._pause(wait_s, end_ns)
                 tick_ns, skipped = tick_ns + period_ns, 0
                 while tick_ns < time.monotonic_ns() and (not end_ns or tick_ns < end_ns):
                     self._skipped(number, job, client, tick_ns)
                     tick_ns, skipped = tick_ns + period_ns, skipped + 1
             else:
-                await self._one(number, job, client, 0)
-                if phase.think_s:
-                    await self._until(time.monotonic_ns() + round(phase.think_s * 1e9))
+                wait_s = await self._one(number, job, client, 0)
+                await self._pause(max(wait_s, phase.think_s), end_ns)
+
+    async def _pause(self, wait_s: float, end_ns: int) -> None:
+        """Wait, at most until the end of the phase."""
+        if wait_s:
+            at_ns = time.monotonic_ns() + round(wait_s * 1e9)
+            await self._until(min(at_ns, end_ns) if end_ns else at_ns)
 
     def _skipped(self, number: int, job: Job, client: int, tick_ns: int) -> None:
         self._outbox.put(
             Record(number, job.index, client, tick_ns, 0, 0, tick_ns, 0, "skipped", "", False, "", [], b"")
         )
 
-    async def _one(self, number: int, job: Job, client: int, due_ns: int, headers: str = "") -> None:
+    async def _one(self, number: int, job: Job, client: int, due_ns: int, headers: str = "") -> float:
+        """Send a request and report its answer. Returns the seconds that a closed loop waits before its next one."""
         loop = asyncio.get_running_loop()
         exchange = Exchange(over=loop.create_future())
         self._live[exchange] = None
@@ -210,9 +226,10 @@ class LoadClient:
             Record(
                 number, job.index, client, due_ns or exchange.sent_ns, exchange.sent_ns, exchange.headers_ns,
                 exchange.end_ns, exchange.status, exchange.error, exchange.detail, exchange.is_reused,
-                exchange.content_type, exchange.marks, bytes(exchange.body),
+                exchange.content_type, exchange.marks, bytes(exchange.body), exchange.retry_after_s,
             )
         )  # fmt: skip
+        return wait_after(exchange)
 
     async def _send(self, exchange: Exchange, head: bytes, body: bytes) -> None:
         """Send and wait. A reused connection that the server had just closed is replaced once."""
@@ -242,12 +259,12 @@ class LoadClient:
             f"X-Request-ID: {job.request_id}\r\n{headers}{self._head}\r\n"
         ).encode()
 
-    def _spawn(self, loop: asyncio.AbstractEventLoop, task: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, loop: asyncio.AbstractEventLoop, task: Coroutine[Any, Any, object]) -> None:
         made = loop.create_task(task)
         self._tasks.add(made)
         made.add_done_callback(self._ended)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _ended(self, task: asyncio.Task[object]) -> None:
         """Forget a task. A bug in it stops the run loudly."""
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -257,6 +274,16 @@ class LoadClient:
     def close(self) -> None:
         """Close all connections."""
         self._pool.close()
+
+
+def wait_after(exchange: Exchange) -> float:
+    """Return the seconds that a client waits after an answer: as a refusal says, or a moment if nothing answered.
+
+    Without the wait, a closed loop would turn an outage of seconds into thousands of refused requests.
+    """
+    if exchange.status in REFUSALS:
+        return min(exchange.retry_after_s, LONGEST_RETRY_S) if exchange.retry_after_s >= 0 else REFUSED_S
+    return REFUSED_S if exchange.error == "transport" and not exchange.status else 0.0
 
 
 def is_exact(phase: Phase) -> bool:

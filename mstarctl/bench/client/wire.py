@@ -44,6 +44,7 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True):
     """Part of a run. clients: closed loops; 0 is an open load. period_s: of control loops, 0 for none.
 
     span_s: time after which closed loops end; 0 ends them with their jobs. Closed loops with a span repeat their jobs.
+    limit_s: time after which no further job is sent, although some are left; 0 has no limit.
     """
 
     jobs: list[Job]
@@ -51,6 +52,7 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True):
     think_s: float = 0.0
     period_s: float = 0.0
     span_s: float = 0.0
+    limit_s: float = 0.0
 
 
 class ClientPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +70,7 @@ class ClientPlan(msgspec.Struct, frozen=True, kw_only=True):
 class Record(msgspec.Struct, array_like=True, tag="record"):
     """One request as it was received. Times are monotonic nanoseconds; 0 is never.
 
+    retry_after_s: time that the server asked to wait, negative without one.
     marks: (bytes of the body received, time) after each read. error: empty, `transport`, `timeout`, `incomplete`,
     `cancelled` or `skipped` (the tick of a control loop whose previous request was still running).
     """
@@ -86,6 +89,7 @@ class Record(msgspec.Struct, array_like=True, tag="record"):
     content_type: str
     marks: list[tuple[int, int]]
     body: bytes
+    retry_after_s: float = -1.0
 
 
 class Counters(msgspec.Struct, array_like=True, tag="counters"):

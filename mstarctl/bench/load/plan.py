@@ -21,6 +21,7 @@ from mstarctl.bench.load.workloads import Workload, check_inputs, hash_of
 WARM_UP, MEASURED = 0, 1
 """Numbers of the phases."""
 
+WARM_UP_REQUESTS: Final = 20
 CLOSED_BODIES: Final = 256
 """Requests drawn for a closed loop that lasts a time; they are repeated when they are used up."""
 
@@ -29,7 +30,10 @@ MOST_PLANNED: Final = 2_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Load of one run. Exactly one of `rate`, `concurrency` and `is_trace`; one of `requests` and `span_s`."""
+    """Load of one run. Exactly one of `rate`, `concurrency` and `is_trace`; one of `requests` and `span_s`.
+
+    warm_up_s: time after which the warm-up sends no more requests; 0 sends all `warm_up`.
+    """
 
     rate: float | None = None
     arrivals: str = "poisson"
@@ -38,7 +42,8 @@ class Load:
     speed: float = 1.0
     requests: int | None = None
     span_s: float | None = None
-    warm_up: int = 20
+    warm_up: int = WARM_UP_REQUESTS
+    warm_up_s: float = 0.0
     ramp_s: float = 0.0
     think_s: float = 0.0
     period_s: float = 0.0
@@ -64,7 +69,8 @@ class Load:
         return {
             "kind": "trace" if self.is_trace else "open" if self.is_open else "closed", "rate": self.rate,
             "arrivals": self.arrivals if self.rate else None, "concurrency": self.concurrency, "speed": self.speed,
-            "requests": self.requests, "span_s": self.span_s, "warm_up": self.warm_up, "ramp_s": self.ramp_s,
+            "requests": self.requests, "span_s": self.span_s, "warm_up": self.warm_up,
+            "warm_up_s": self.warm_up_s, "ramp_s": self.ramp_s,
             "think_s": self.think_s, "period_s": self.period_s, "cancel_share": self.cancel_share,
             "cancel_after_s": self.cancel_after_s,
         }  # fmt: skip
@@ -109,7 +115,7 @@ def make_plan(
     for process in range(processes):
         own = _dealt(load.concurrency, process, processes)
         phases = [
-            _phase(load, warm[process::processes], own, 0.0),
+            _phase(load, warm[process::processes], own, 0.0, load.warm_up_s),
             _phase(load, measured[process::processes], own, load.span_s),
         ]
         plan.phases.append(phases)
@@ -176,8 +182,8 @@ def _dealt(clients: int | None, process: int, processes: int) -> int:
     return 0 if clients is None else clients // processes + (process < clients % processes)
 
 
-def _phase(load: Load, jobs: list[Job], clients: int, span_s: float | None) -> Phase:
+def _phase(load: Load, jobs: list[Job], clients: int, span_s: float | None, limit_s: float = 0.0) -> Phase:
     return Phase(
         jobs=jobs, clients=clients, think_s=load.think_s, period_s=load.period_s if clients else 0.0,
-        span_s=(span_s or 0.0) if clients else 0.0,
+        span_s=(span_s or 0.0) if clients else 0.0, limit_s=limit_s,
     )  # fmt: skip

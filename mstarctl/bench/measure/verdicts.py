@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
-from mstarctl.bench.measure.metrics import BY_NAME, METRICS, Measures, samples_of
+from mstarctl.bench.measure.metrics import BY_NAME, METRICS, Measures, Metric
 from mstarctl.bench.measure.outcome import Outcome
 from mstarctl.bench.measure.statistics import CONFIDENCE, RESAMPLES, SEED, least_samples, name_of
-from mstarctl.bench.measure.terms import Term, meets
-from mstarctl.bench.measure.window import MeasuredWindow
+from mstarctl.bench.measure.terms import Term
+from mstarctl.bench.measure.window import MeasuredWindow, WindowTally, ended_in
 
 if TYPE_CHECKING:
     Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -29,6 +29,7 @@ FEWEST_BLOCKS: Final = 8
 FEWEST_RUNS: Final = 3
 PERCENTILES: Final = (50.0, 90.0, 99.0)
 THRESHOLD: Final = 0.05
+MOST_RUNS: Final = 50
 NORMAL: Final = 1.96
 """Quantile of the normal distribution for 95 %."""
 
@@ -39,26 +40,36 @@ MOST_VALUES: Final = 20_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSamples:
-    """One run prepared for comparison: values by metric and block, and counts by block. span_s: of its window."""
+    """One run prepared for comparison: values by metric and block, and counts by block. span_s: of its window.
+
+    succeeded: successes by the block in which they ended; good: requests that met the goals by the block in which they
+    were intended. Their sums over span_s are the throughput and the goodput of the run. cut: by metric, the age of the
+    youngest request that was cut; its value, which is at least that, is among `values`.
+    """
 
     values: Mapping[str, Sequence[Floats]]
     succeeded: Floats
     good: Floats
     span_s: float
     has_goals: bool
+    cut: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """One metric of two sides. low, high: interval of the relative difference. runs_needed: for a clear verdict."""
+    """One metric of two sides. low, high: interval of the relative difference, which is never below -1.
+
+    difference, low, high: None if there is none: a share of 0, or too few blocks for an interval. runs_needed: for a
+    clear verdict, 0 if that cannot be said.
+    """
 
     name: str
     unit: str
     base: float
     changed: float
-    difference: float
-    low: float
-    high: float
+    difference: float | None
+    low: float | None
+    high: float | None
     verdict: Verdict
     runs_needed: int = 0
 
@@ -66,23 +77,32 @@ class Compared:
 def prepared(
     outcomes: Sequence[Outcome], window: MeasuredWindow, measures: Measures, goals: Sequence[Term]
 ) -> RunSamples:
-    """Sort the values of a window into blocks of at most 5 s by intended time."""
+    """Sort the values of a window into blocks of at most 5 s by intended time, by the rules of `summarised`."""
     block_s = max(LEAST_BLOCK_S, min(BLOCK_S, window.span_s / FEWEST_BLOCKS))
     count = max(1, math.ceil(window.span_s / block_s))
-    found: dict[str, list[list[float]]] = {}
-    succeeded, good = np.zeros(count), np.zeros(count)
+    tallies = [WindowTally() for _ in range(count)]
+    succeeded = np.zeros(count)
+
+    def block_of(at_s: float) -> int:
+        return min(count - 1, int((at_s - window.start_s) / block_s))
+
     for outcome in outcomes:
-        if not window.holds(outcome.due_s):
-            continue
-        block = min(count - 1, int((outcome.due_s - window.start_s) / block_s))
-        mine = samples_of(outcome, measures) if outcome.is_ok else {}
-        for name, values in mine.items():
-            if name in BY_NAME and name not in SKIPPED:
-                found.setdefault(name, [[] for _ in range(count)])[block].extend(values)
-        succeeded[block] += outcome.is_ok
-        good[block] += outcome.is_ok and all(meets(outcome, mine, term) is not False for term in goals)
-    thinned = {name: [_thinned(np.array(block, np.float64)) for block in blocks] for name, blocks in found.items()}
-    return RunSamples(values=thinned, succeeded=succeeded, good=good, span_s=window.span_s, has_goals=bool(goals))
+        if ended_in(outcome, window):
+            succeeded[block_of(outcome.end_s)] += 1
+        if window.holds(outcome.due_s):
+            tallies[block_of(outcome.due_s)].add(outcome, measures, goals)
+    names = {name for tally in tallies for name in (*tally.samples, *tally.censored)}
+    values = {
+        name: [_thinned(np.array([*each.samples.get(name, ()), *each.censored.get(name, ())])) for each in tallies]
+        for name in names
+        if name in BY_NAME and name not in SKIPPED
+    }
+    cuts = [(name, age) for tally in tallies for name, ages in tally.censored.items() for age in ages]
+    return RunSamples(
+        values=values, succeeded=succeeded, good=np.array([float(tally.good) for tally in tallies]),
+        span_s=window.span_s, has_goals=bool(goals),
+        cut={name: min(age for each, age in cuts if each == name) for name, _ in cuts},
+    )  # fmt: skip
 
 
 def _thinned(values: Floats) -> Floats:
@@ -104,27 +124,17 @@ def compared(
             continue
         for percentile in PERCENTILES:
             name = f"{name_of(percentile)}.{metric.name}"
-            row = draws.percentile(metric.name, percentile)
-            if row is not None:
-                least = least_samples(percentile)
+            drawn = draws.percentile(metric.name, percentile)
+            if drawn is not None:
+                is_few = draws.count(metric.name) < least_samples(percentile)
+                cut = tuple(value >= limit for value, limit in zip(drawn[:2], draws.cuts(metric.name), strict=True))
                 limit = thresholds.get(name, default)
-                rows.append(
-                    _row(
-                        name,
-                        metric.unit,
-                        row,
-                        limit,
-                        metric.is_better_high,
-                        draws.count(metric.name) < least,
-                        draws.runs,
-                        draws.groups,
-                    )
-                )
+                rows.append(_row(name, metric, drawn, limit, draws, is_few=is_few, cut=cut))
     for name in ("throughput", "goodput"):
         if name == "goodput" and not all(run.has_goals for run in (*base, *changed)):
             continue
-        row = draws.rate("succeeded" if name == "throughput" else "good")
-        rows.append(_row(name, "/s", row, thresholds.get(name, default), True, False, draws.runs, draws.groups))
+        drawn = draws.rate("succeeded" if name == "throughput" else "good")
+        rows.append(_row(name, BY_NAME[name], drawn, thresholds.get(name, default), draws))
     return rows
 
 
@@ -167,7 +177,12 @@ class _Draws:
             return None
         values = [_rank(side, percentile) for side in whole]
         found = [_resampled(side, self._rows[number], percentile) for number, side in enumerate(groups)]
-        return values[0], values[1], found[1] / np.maximum(found[0], 1e-12) - 1
+        return values[0], values[1], relative(found[0], found[1])
+
+    def cuts(self, name: str) -> tuple[float, float]:
+        """Return from which value on the requests of each side were cut; infinite if none was."""
+        base, changed = (min((run.cut.get(name, math.inf) for run in side), default=math.inf) for side in self._sides)
+        return base, changed
 
     def rate(self, field: str) -> Drawn:
         """Return requests per second of both sides and the relative differences of all resamples."""
@@ -182,7 +197,13 @@ class _Draws:
                 )
             values.append(float(parts.mean()))
             found.append(parts[self._rows[number]].mean(axis=1))
-        return values[0], values[1], found[1] / np.maximum(found[0], 1e-12) - 1
+        return values[0], values[1], relative(found[0], found[1])
+
+
+def relative(base: Floats, changed: Floats) -> Floats:
+    """Return relative differences: 0 where both are 0, infinite where only the base is."""
+    from_nothing = np.where(changed > 0, math.inf, 0.0)
+    return np.where(base > 0, changed / np.where(base > 0, base, 1.0) - 1, from_nothing)
 
 
 def _rank(ordered: Floats, percentile: float) -> float:
@@ -207,23 +228,43 @@ def _resampled(groups: Sequence[Floats], rows: Any, percentile: float) -> Floats
 
 
 def _row(
-    name: str, unit: str, drawn: Drawn, threshold: float, is_better_high: bool, is_few: bool, runs: int, groups: int
-) -> Compared:
+    name: str, metric: Metric, drawn: Drawn, threshold: float, draws: _Draws, *, is_few: bool = False,
+    cut: tuple[bool, ...] = (False, False),
+) -> Compared:  # fmt: skip
+    """Return one row. cut: for each side, whether its value is a lower limit because requests were cut."""
     base, changed, differences = drawn
-    difference = changed / base - 1 if base else 0.0
-    tail = 100 * (1 - CONFIDENCE) / 2
-    wide = few_groups(groups)
-    low, high = (difference + wide * (float(np.percentile(differences, at)) - difference) for at in (tail, 100 - tail))
-    verdict = (
-        "too few"
-        if is_few
-        else verdict_of(low, high, threshold, is_better_high=is_better_high, has_runs=runs >= FEWEST_RUNS)
-    )
-    needed = runs_needed(low, high, threshold, runs) if verdict == "unclear" else 0
-    return Compared(
-        name=name, unit=unit, base=base, changed=changed, difference=difference, low=low, high=high, verdict=verdict,
-        runs_needed=needed,
+    difference = float(relative(np.array(base), np.array(changed)))
+    low, high = interval(difference, differences, draws.groups)
+    has_runs = draws.runs >= FEWEST_RUNS
+    verdict: Verdict = "too few" if is_few else verdict_of(
+        low, high, threshold, is_better_high=metric.is_better_high, has_runs=has_runs
     )  # fmt: skip
+    # A value that is a lower limit is worse by an unknown amount, which can only confirm one of the verdicts.
+    if (cut[0] and verdict in ("same", "worse")) or (cut[1] and verdict in ("same", "better")):
+        verdict = "unclear"
+    is_sayable = verdict == "unclear" and not any(cut) and min(base, changed) > 0
+    needed = runs_needed(low, high, threshold, draws.runs) if is_sayable else 0
+    return Compared(
+        name=name, unit=metric.unit, base=base, changed=changed, difference=_finite(difference), low=_finite(low),
+        high=_finite(high), verdict=verdict, runs_needed=needed,
+    )  # fmt: skip
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def interval(difference: float, differences: Floats, groups: int) -> tuple[float, float]:
+    """Return the interval of a relative difference from those of all resamples of so many groups.
+
+    It contains the difference and no value below -1, because nothing falls by more than it was.
+    """
+    if not math.isfinite(difference) or groups < 2:
+        return (0.0, 0.0) if difference == 0 and not np.any(differences) else (-1.0, math.inf)
+    tail, wide = 100 * (1 - CONFIDENCE) / 2, few_groups(groups)
+    ends = (float(np.percentile(differences, at, method="nearest")) for at in (tail, 100 - tail))
+    low, high = (difference + wide * (end - difference) for end in ends)
+    return max(-1.0, min(low, difference)), max(high, difference)
 
 
 def few_groups(groups: int) -> float:
@@ -255,6 +296,12 @@ def verdict_of(low: float, high: float, threshold: float, *, is_better_high: boo
 
 
 def runs_needed(low: float, high: float, threshold: float, runs: int) -> int:
-    """Return about how many runs a side make the interval narrower than the threshold on both sides."""
+    """Return about how many runs a side make the interval narrower than the threshold on both sides.
+
+    0 if that is unknown, because the interval is cut off, or beyond what anybody runs.
+    """
+    if low <= -1 or not math.isfinite(high):
+        return 0
     half = (high - low) / 2
-    return max(runs + 1, math.ceil(max(1, runs) * (half / threshold) ** 2))
+    needed = max(runs + 1, math.ceil(max(1, runs) * (half / threshold) ** 2))
+    return needed if needed <= MOST_RUNS else 0

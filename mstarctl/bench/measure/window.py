@@ -88,6 +88,11 @@ class WindowTally:
             self.censored.setdefault(name, []).append(age_ms)
 
 
+def ended_in(outcome: Outcome, window: MeasuredWindow) -> bool:
+    """Return whether a request counts for the throughput: a success that ended in the window, whenever it was sent."""
+    return outcome.is_ok and window.holds(outcome.end_s)
+
+
 def window_of(outcomes: Sequence[Outcome], span_s: float, ramp_s: float) -> MeasuredWindow:
     """Return the window: `span_s` after the ramp, or until the last request ended if the requests decide."""
     if span_s:
@@ -126,7 +131,7 @@ def _of_window(
     asked = [outcome for outcome in mine if outcome.status not in ("cancelled", "skipped")]
     whole = max(1, len(asked))
     found = {
-        "throughput": sum(outcome.is_ok and window.holds(outcome.end_s) for outcome in outcomes) / span_s,
+        "throughput": sum(ended_in(outcome, window) for outcome in outcomes) / span_s,
         "offered": len(mine) / span_s,
         "error_rate": sum(outcome.status in ERRORS for outcome in asked) / whole,
         "incomplete_rate": sum(outcome.status == "incomplete" for outcome in asked) / whole,

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from mstarctl.bench.measure.incidents import failures, incidents, outages
 from mstarctl.bench.measure.metrics import t0_of
 from mstarctl.bench.measure.outcome import Outcome
 from mstarctl.bench.measure.shares import joined, slow_and_usual
@@ -18,6 +19,10 @@ def again(opened: ResultFolder, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """Return the facts of a result with figures computed from its requests and spans."""
     facts = dict(opened.facts)
     facts |= summarised(outcomes, opened.window, opened.measures, opened.goals)
+    facts |= {
+        "failures": failures(outcomes), "outages": outages(outcomes),
+        "incidents": incidents(facts.get("server_events", ()), opened.window),
+    }  # fmt: skip
     mine = [outcome for outcome in outcomes if opened.window.holds(outcome.due_s)]
     found = joined(mine, opened.spans())
     if found.by_id:
@@ -27,13 +32,13 @@ def again(opened: ResultFolder, outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def by_status(outcomes: Sequence[Outcome]) -> list[str]:
-    """Return the number of requests by status, with the most frequent reason of each."""
-    counts = Counter(outcome.status for outcome in outcomes)
+    """Return the number of requests by status, with the most frequent reasons of each."""
+    reasons = failures(outcomes)
     lines = []
-    for status, count in counts.most_common():
-        reasons = Counter(o.flaw or o.detail for o in outcomes if o.status == status and (o.flaw or o.detail))
-        reason = f"  {reasons.most_common(1)[0][0]}" if reasons else ""
-        lines.append(f"{status:<12} {count:6d}{reason}")
+    for status, count in Counter(outcome.status for outcome in outcomes).most_common():
+        lines.append(f"{status:<12} {count:6d}")
+        lines += [f"{'':<12} {found['n']:6d}x {found['reason']}" for found in reasons
+                  if found["status"] == status and found["reason"]]  # fmt: skip
     return lines
 
 

@@ -10,7 +10,7 @@ from typing import Final, Literal, Self
 from rich.console import Console, Group
 from rich.live import Live
 
-from mstarctl.bench.show.live import LiveState, live_lines, number
+from mstarctl.bench.show.live import MEASURED, LiveState, live_lines, number, warm_text
 
 PLAIN_S: Final = 5.0
 Mode = Literal["live", "plain", "quiet"]
@@ -61,8 +61,8 @@ def plain_line(state: LiveState) -> str:
     middle = main.percentile(50) if main is not None else None
     high = main.percentile(99) if main is not None else None
     figures = f"{state.main} p50 {number(middle)} p99 {number(high)}" if middle is not None and high is not None else ""
-    done = sum(state.statuses.values())
+    phase = warm_text(state) if state.phase != MEASURED else state.phase
     return (
-        f"{state.title} {state.phase} {state.elapsed_s:.0f} s  sent {state.sent}  done {done}  "
+        f"{state.title} {phase} {state.elapsed_s:.0f} s  sent {state.sent}  done {state.done}  "
         f"in flight {state.in_flight}  err {state.errors}  {figures}"
     ).rstrip()

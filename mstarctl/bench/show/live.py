@@ -20,6 +20,7 @@ from mstarctl.bench.show.histogram import LiveHistogram
 
 WIDE: Final = 80
 SPARKS: Final = "▁▂▃▄▅▆▇█"
+WARM_UP, MEASURED = "warm-up", "measured"
 SHOWN: Final = {
     "text": ("ttft", "itl"), "audio": ("ttfa", "rtf"), "image": ("ttfi",), "action": ("chunk", "control"),
     "tensor": ("ttfs",),
@@ -29,7 +30,10 @@ SHOWN: Final = {
 
 @dataclass(slots=True)
 class LiveState:
-    """State of a running load test. Owned by the run. lengths in seconds; total: planned requests, 0 if unknown."""
+    """State of a running load test. Owned by the run. Lengths in seconds; total: planned requests, 0 if unknown.
+
+    warm_total, warm_limit_s: requests of the warm-up and the time after which it sends no more, 0 without a limit.
+    """
 
     title: str
     load: str
@@ -37,9 +41,12 @@ class LiveState:
     goals: Sequence[Term]
     total: int
     span_s: float
+    warm_total: int = 0
+    warm_limit_s: float = 0.0
     elapsed_s: float = 0.0
-    phase: str = "warm-up"
+    phase: str = WARM_UP
     statuses: Counter[str] = field(default_factory=Counter)
+    warm: Counter[str] = field(default_factory=Counter)
     counters: dict[int, Counters] = field(default_factory=dict)
     histograms: dict[str, LiveHistogram] = field(default_factory=dict)
     met: Counter[str] = field(default_factory=Counter)
@@ -55,7 +62,7 @@ class LiveState:
 
     def begin(self) -> None:
         """Forget the warm-up."""
-        self.phase = "measured"
+        self.phase = MEASURED
         self._sent_before = self._sent
 
     @property
@@ -68,12 +75,33 @@ class LiveState:
         return self._sent - self._sent_before
 
     @property
+    def done(self) -> int:
+        """Requests of this phase that ended."""
+        return sum((self.statuses if self.phase == MEASURED else self.warm).values())
+
+    @property
     def in_flight(self) -> int:
         return sum(each.in_flight for each in self.counters.values())
 
     @property
     def errors(self) -> int:
-        return sum(self.statuses[name] for name in ERRORS)
+        """Errors of this phase."""
+        return sum((self.statuses if self.phase == MEASURED else self.warm)[name] for name in ERRORS)
+
+    @property
+    def left_s(self) -> float | None:
+        """Estimated seconds until this phase ends; None if unknown."""
+        if self.phase == MEASURED and self.span_s:
+            return max(0.0, self.span_s - self.elapsed_s)
+        total = self.total if self.phase == MEASURED else self.warm_total
+        if not self.done or not total:
+            return None
+        pace_s = self.elapsed_s / self.done
+        left_s = pace_s * max(0, total - self.done)
+        if self.phase == MEASURED or not self.warm_limit_s:
+            return left_s
+        # After the limit only requests in flight are awaited.
+        return min(left_s, max(0.0, self.warm_limit_s - self.elapsed_s) + pace_s * self.in_flight)
 
     @property
     def main(self) -> str:
@@ -110,10 +138,11 @@ class LiveState:
         """Return the progress for the deployment's recording, which `top` shows."""
         found: dict[str, Any] = {
             "test": self.title, "load": self.load, "phase": self.phase, "elapsed_s": round(self.elapsed_s, 1),
-            "sent": self.sent, "done": sum(self.statuses.values()), "in_flight": self.in_flight, "errors": self.errors,
+            "sent": self.sent, "done": self.done, "in_flight": self.in_flight, "errors": self.errors,
         }  # fmt: skip
         found |= {"total": self.total} if self.total else {}
         found |= {"share": round(self.share, 4)} if self.share is not None else {}
+        found |= {"left_s": round(self.left_s, 1)} if self.left_s is not None else {}
         for name in dict.fromkeys([self.main, *(name for names in SHOWN.values() for name in names)]):
             if name in self.histograms:
                 values = self.histograms[name]
@@ -127,9 +156,9 @@ class LiveState:
 
     @property
     def share(self) -> float | None:
-        """The share of the run that is over; None if unknown."""
-        if self.phase != "measured":
-            return 0.0
+        """The share of this phase that is over; None if unknown."""
+        if self.phase != MEASURED:
+            return min(1.0, self.done / self.warm_total) if self.warm_total else 0.0
         if self.span_s:
             return min(1.0, self.elapsed_s / self.span_s)
         return min(1.0, sum(self.statuses.values()) / self.total) if self.total else None
@@ -173,13 +202,13 @@ def _head(state: LiveState, width: int) -> Text:
     if share is not None and width >= WIDE:
         full = int(20 * share)
         line.append("█" * full, "cyan").append("░" * (20 - full), "dim").append(" ")
-    if state.phase != "measured":
-        line.append("warm-up", "yellow")
+    if state.phase != MEASURED:
+        line.append(warm_text(state), "yellow")
     elif state.span_s:
         line.append(f"{min(state.elapsed_s, state.span_s):.0f}/{state.span_s:.0f} s")
     elif share is not None:
         line.append(f"{100 * share:.0f} %")
-    done = sum(state.statuses.values())
+    done = state.done
     if width >= WIDE:
         line.append(f"   sent {state.sent}  done {done}  in flight {state.in_flight}  ")
     else:
@@ -190,6 +219,14 @@ def _head(state: LiveState, width: int) -> Text:
         late = lag.percentile(99) or 0.0
         line.append(f"   lag p99 {late:.1f} ms", "yellow" if late > 5 else "dim")
     return line
+
+
+def warm_text(state: LiveState) -> str:
+    """Return the progress of the warm-up with an estimate of what is left: `warm-up 7/20, about 65 s left`."""
+    counted = f"warm-up {state.done}/{state.warm_total}" if state.warm_total else "warm-up"
+    if state.warm_limit_s and state.elapsed_s >= state.warm_limit_s:
+        counted = f"{counted}, time is up: awaiting {state.in_flight} in flight"
+    return counted if state.left_s is None else f"{counted}, about {state.left_s:.0f} s left"
 
 
 def _metric(state: LiveState, name: str, sparked: int) -> Text:

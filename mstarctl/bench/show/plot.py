@@ -21,15 +21,25 @@ from mstarctl.bench.sweep import FIRSTS
 MOST_POINTS: Final = 400
 
 
+def sweep_facts(path: Path) -> dict[str, Any] | None:
+    """Return the facts of a sweep's folder or file; None if it is not a sweep. Raises ConfigError if it is damaged."""
+    file = path / SWEEP_FILE if path.is_dir() else path
+    if file.name != SWEEP_FILE or not file.exists():
+        return None
+    try:
+        found: dict[str, Any] = json.loads(file.read_text())
+        assert isinstance(found["points"], list)
+    except (ValueError, KeyError, TypeError, AssertionError) as error:
+        raise ConfigError(f"{file} is not a sweep", str(error), file=str(file)) from error
+    return found
+
+
 def chart_of(path: Path, what: str | None) -> Chart:
     """Return a chart of a folder. Raises ConfigError for no result, UsageError for an unknown chart."""
-    if (path / SWEEP_FILE).exists():
+    if (sweep := sweep_facts(path)) is not None:
         if what not in (None, "sweep"):
             raise UsageError(f"--what {what}: {path} is a sweep", hint="--what sweep, or name the folder of one point")
-        try:
-            return sweep_chart(json.loads((path / SWEEP_FILE).read_text()))
-        except (ValueError, KeyError) as error:
-            raise ConfigError(f"{path / SWEEP_FILE} is not a sweep", str(error)) from error
+        return sweep_chart(sweep)
     opened = ResultFolder.opened(path)
     outcomes = [outcome for outcome in opened.outcomes() if opened.window.holds(outcome.due_s)]
     wanted = what or "cdf"
@@ -167,6 +177,7 @@ def sweep_plot(facts: Mapping[str, Any]) -> list[str]:
         unit = "/s" if point["kind"] == "rate" else " clients"
         first = f"{point['first']} p50 {number(point['p50'])} p99 {number(point['p99'])} ms" if point["first"] else ""
         state = "over-saturated" if point["is_over_saturated"] else ""
+        state = f"{state}  the server was disturbed".strip() if point.get("is_disturbed") else state
         good = f"goodput {number(point['goodput'])}/s  " if point["kind"] == "rate" else ""
         sound = f"audio {number(point['audio_rate'])}x  " if point.get("audio_rate") else ""
         lines.append(
@@ -181,4 +192,4 @@ def sweep_plot(facts: Mapping[str, Any]) -> list[str]:
         )
     elif any(point["kind"] == "rate" for point in facts["points"]):
         lines.append("no rate met the goal")
-    return lines
+    return [*lines, *(f"warning: {text}" for text in facts.get("warnings", ()))]

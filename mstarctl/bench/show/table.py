@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from mstarctl.bench.measure.incidents import incident_lines
 from mstarctl.bench.measure.metrics import BY_NAME
 from mstarctl.bench.show.live import number
 
@@ -20,19 +21,24 @@ SHARES: Final = frozenset({"error_rate", "incomplete_rate", "underrun_rate", "co
 
 def result_lines(facts: Mapping[str, Any]) -> list[str]:
     """Return a result as lines: head, percentiles, rates, goals, assertions, shares and warnings."""
-    lines = [head_line(facts)]
+    lines = [head_line(facts), *incident_lines(facts)]
     lines += metric_lines(facts["metrics"])
     lines += rate_lines(facts["metrics"])
     lines += [f"goal {text}: met by {100 * share:.1f} %" for text, share in facts.get("attained", {}).items()]
     for judged in facts.get("asserts", ()):
         lines.append(assert_line(judged))
     lines += [
-        f"{found['n']} {found['status']}: {found['reason'] or 'no reason'}" for found in facts.get("failures", ())
+        f"{found['n']}x {found['status']}: {found['reason'] or 'no reason'}" for found in facts.get("failures", ())
     ]
     lines += share_lines(facts.get("shares") or {})
     lines += [f"note: {text}" for text in facts.get("notes", ())]
     lines += [f"warning: {text}" for text in facts.get("warnings", ())]
     return lines
+
+
+def is_loud(line: str) -> bool:
+    """Return whether a line of a result is printed in bold: outages, incidents of the server, failed assertions."""
+    return line.startswith(("OUTAGE ", "SERVER ", "FAILS "))
 
 
 def head_line(facts: Mapping[str, Any]) -> str:
@@ -128,7 +134,33 @@ def result_markdown(facts: Mapping[str, Any]) -> list[str]:
              for name, found in metrics.items() if "p50" in found and name not in HIDDEN]  # fmt: skip
     rates = [["metric", "value"], *([name, f"{number(float(metrics[name]['value']))} {BY_NAME[name].unit}".strip()]
              for name in WINDOW_ORDER if name in metrics)]  # fmt: skip
-    return [head_line(facts), "", *markdown(rows), "", *markdown(rates)]
+    loud = [f"**{line}**  " for line in incident_lines(facts)]
+    return [head_line(facts), *(["", *loud] if loud else []), "", *markdown(rows), "", *markdown(rates)]
+
+
+def sweep_rows(facts: Mapping[str, Any]) -> list[list[str]]:
+    """Return the points of a sweep as rows of text, headings first."""
+    rows = [["load", "offered", "throughput", "goodput", "first output", "p50 ms", "p99 ms", "n", "ok", ""]]
+    for point in facts["points"]:
+        unit = "/s" if point["kind"] == "rate" else " clients"
+        is_knee = point["kind"] == "rate" and point["load"] == facts.get("knee")
+        marks = ["knee"] if is_knee else []
+        marks += ["over-saturated"] if point["is_over_saturated"] else []
+        marks += ["the server was disturbed"] if point.get("is_disturbed") else []
+        rows.append([
+            f"{number(point['load'])}{unit}", f"{number(point['offered'])}/s", f"{number(point['throughput'])}/s",
+            f"{number(point['goodput'])}/s" if facts.get("slo") else "-", point["first"] or "-",
+            *("-" if point[each] is None else number(point[each]) for each in ("p50", "p99")), str(point["n"]),
+            str(point["statuses"].get("ok", 0)), ", ".join(marks),
+        ])  # fmt: skip
+    return rows
+
+
+def sweep_markdown(facts: Mapping[str, Any]) -> list[str]:
+    """Return a sweep as a Markdown table with its goal and knee."""
+    knee = f"{number(facts['knee'])}/s" if facts.get("knee") else "none"
+    head = f"{facts['model']}, {facts['workload']}   goal {facts.get('slo') or 'none'}   knee {knee}"
+    return [head, "", *markdown(sweep_rows(facts)), *(f"\nwarning: {text}" for text in facts.get("warnings", ()))]
 
 
 def comparison_lines(facts: Mapping[str, Any]) -> list[str]:

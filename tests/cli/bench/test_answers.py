@@ -17,6 +17,28 @@ from mstarctl.bench.client.wire import Record
 MS = 1_000_000
 
 
+def text64(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "status", "detail"),
+    [
+        (b'{"error": {"code": "over_capacity", "message": "too long"}}', "application/json", 413,
+         "413 over_capacity: too long"),
+        (b'{"error": "no such model"}', "application/json", 404, "404 no such model"),
+        (b"<html>Bad gateway</html>", "text/html", 502, "502 <html>Bad gateway</html>"),
+        (b'["odd"]', "application/json", 400, '400 ["odd"]'),
+        (f'{{"modality":"error","data":"{text64("a worker died")}","metadata":{{"code":"worker_lost"}}}}\n'.encode(),
+         "application/x-ndjson", 200, "worker_lost: a worker died"),
+        (b'data: {"error": {"code": "engine_error", "message": "the step failed"}}\n\n', "text/event-stream", 200,
+         "engine_error: the step failed"),
+    ],
+)  # fmt: skip
+def test_the_servers_sentence_is_the_detail(body: bytes, kind: str, status: int, detail: str) -> None:
+    assert decode(record(body, kind=kind, status=status), keeps_data=False).detail == detail
+
+
 def record(
     *reads: bytes, kind: str = "application/x-ndjson", status: int = 200, error: str = "", step_ms: int = 10
 ) -> Record:

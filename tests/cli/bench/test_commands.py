@@ -139,6 +139,11 @@ def test_a_sweep_of_three_points_has_a_plot(url: str, tmp_path: Path, capsys: py
     assert "knee 20.0/s" in capsys.readouterr().out
     assert run(["bench", "plot", str(out)]) == 0
     assert "knee" in capsys.readouterr().out
+    assert run(["bench", "show", str(out)]) == 0
+    shown = capsys.readouterr().out
+    assert "knee 20.0/s" in shown and "throughput" in shown
+    assert run(["bench", "show", str(out), "-o", "md"]) == 0
+    assert "| 20.0/s |" in capsys.readouterr().out
     facts = json.loads((out / "sweep.json").read_text())
     assert [point["load"] for point in facts["points"]] == [5.0, 10.0, 20.0]
 

@@ -76,6 +76,17 @@ def test_the_knee_is_found_within_five_percent_below_and_above_the_peak(limit: f
     assert max(point.load for point in sweep.points if point.is_open) > limit
 
 
+@pytest.mark.parametrize("is_open", [True, False])
+def test_points_of_short_windows_are_told(is_open: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = Limited(PEAK, tmp_path, latency_ms=14_000.0, span_s=12.0)
+    sweep.fixed([1.0, 2.0], is_open=is_open)
+    assert "windows of 12 s are short for requests of 14 s" in " ".join(capsys.readouterr().err.split())
+    assert sweep.warnings
+    calm = Limited(PEAK, tmp_path, latency_ms=1_400.0, span_s=12.0)
+    calm.fixed([1.0, 2.0], is_open=is_open)
+    assert not calm.warnings
+
+
 def test_windows_shorter_than_three_requests_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Limited(PEAK, tmp_path, latency_ms=3300.0, span_s=5.0).auto(2)
     assert "windows of 5 s are short for requests of 3.3 s" in " ".join(capsys.readouterr().err.split())
