@@ -125,7 +125,7 @@ def test_requests_that_were_cut_count_in_a_comparison() -> None:
 
 def test_an_unclear_verdict_says_how_many_runs_it_needs() -> None:
     assert runs_needed(-0.08, 0.08, 0.05, 5) == 13
-    assert runs_needed(-0.9, 0.9, 0.05, 2) == 0, "hundreds of runs are no advice"
+    assert runs_needed(-0.9, 0.9, 0.05, 2) == 0, "hundreds of runs are out of reach"
     assert few_groups(5) == pytest.approx(2.776 / 1.96 * 1.118, rel=0.03)
 
 
