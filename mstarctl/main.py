@@ -56,6 +56,12 @@ VERBS: tuple[Verb, ...] = (
     Verb("events", "mstarctl.commands.events:events", "Show the events of a deployment.", DEPLOYMENTS),
     Verb("metrics", "mstarctl.commands.metrics:metrics", "Print every metric in Prometheus text format.", DEPLOYMENTS),
     Verb("call", "mstarctl.commands.call:call", "Send one request and write the answer to a file.", DEPLOYMENTS),
+    Verb(
+        "sample",
+        "mstarctl.commands.sample:sample",
+        "Write inputs that fit a model, and print the calls that send them.",
+        DEPLOYMENTS,
+    ),
     Verb("chat", "mstarctl.commands.chat:chat", "Talk with a model in the terminal.", DEPLOYMENTS),
     Verb("bench", "mstarctl.commands.bench:app", "Measure a server under load, and compare runs.", DEPLOYMENTS),
     Verb("models", "mstarctl.commands.models:app", "List, show and draw the models of the installed plugins.", MODELS),

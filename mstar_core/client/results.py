@@ -54,14 +54,26 @@ class GenerateResult:
     warnings: list[str] = field(default_factory=list)
 
     def save_image(self, path: str | os.PathLike[str], index: int = 0) -> Path:
-        """Write one image; an existing file is replaced. Raises ClientError if the index does not exist."""
+        """Write one image in the format of the ending: .png, .jpg or .webp. An existing file is replaced.
+
+        Raises ClientError if the index does not exist, UsageError for another ending.
+        """
+        from mstar_core.client.file_formats import image_file  # here, for the import of the client
+
         target = Path(path)
-        target.write_bytes(_output(self.images, "image", index, self))
+        target.write_bytes(image_file(_output(self.images, "image", index, self), target))
         return target
 
     def save_audio(self, path: str | os.PathLike[str]) -> Path:
-        """Write the audio as a WAV file; an existing file is replaced. Raises ClientError if there is none."""
-        return audio_of(self).to_wav(path)
+        """Write the audio in the format of the ending: .wav, .pcm, .mp3, .flac, .opus or .ogg.
+
+        An existing file is replaced. Raises ClientError if there is no audio, UsageError for another ending.
+        """
+        from mstar_core.client.file_formats import sound_file  # here, for the import of the client
+
+        target = Path(path)
+        target.write_bytes(sound_file(audio_of(self), target))
+        return target
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,7 +104,10 @@ def state_param(card: Card, path: Path) -> dict[str, Any]:
     name = next((name for name in STATE_NAMES if name in card.parameters), None)
     if name is None:
         raise UsageError(f"{card.name} does not accept a state", hint="omit --state")
-    return {name: read_state(path)}
+    state = read_state(path)
+    # `states` has one row per frame; a file of one frame may be a plain row.
+    is_row = isinstance(state, list) and not any(isinstance(item, list) for item in state)
+    return {name: [state] if name == "states" and is_row else state}
 
 
 def read_state(path: Path) -> Any:

@@ -5,15 +5,18 @@ A file is opened with the first output, so that a refused request does not overw
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO, Final, TypeVar
 
-from mstar_core.client import Line, WavFile
+from mstar_core.client import Line
+from mstar_core.client.file_formats import SOUNDS, SoundWriter, check_image, image_file, sound_format, sound_writer
 from mstar_core.codec import RawArray, npy_header
 from mstar_core.errors import ConfigError, UsageError
 from mstarctl.call.tensors import TensorFile
@@ -22,7 +25,7 @@ from mstarctl.output.units import counted
 T = TypeVar("T")
 STDOUT: Final = "-"
 SUFFIXES: Final = {
-    "audio": (".wav", ".pcm"),
+    "audio": tuple(SOUNDS),
     "image": (".png", ".jpg", ".jpeg", ".webp"),
     "video": (".mp4", ".npy", ".json", ".bin", ".safetensors"),
     "text": (".txt", ".md"),
@@ -32,8 +35,11 @@ SUFFIXES: Final = {
 }
 """File endings by modality, the default first. Latents sent as `video` are arrays."""
 
+NUMBERS: Final = ("action", "tensor", "scalar", "video")
+"""Modalities whose outputs are arrays. An answer may have several, each with a name."""
+
 UNWRITTEN: Final = {
-    ".mp3": ".wav", ".flac": ".wav", ".ogg": ".wav", ".opus": ".wav", ".m4a": ".wav", ".aac": ".wav",
+    ".m4a": ".wav", ".aac": ".wav",
     ".gif": ".png", ".bmp": ".png", ".tif": ".png", ".tiff": ".png", ".avif": ".png",
     ".avi": ".mp4", ".mov": ".mp4", ".mkv": ".mp4", ".webm": ".mp4", ".npz": ".npy",
 }  # fmt: skip
@@ -58,7 +64,11 @@ def chosen_output(name: str, outputs: Sequence[str], out: str | None) -> str:
 
 
 class Sink:
-    """Writes output lines. kind: the modality to write; lines of others are skipped. text: all text of the answer."""
+    """Writes output lines. kind: the modality to write; lines of others are skipped, except of arrays beside arrays.
+
+    text: all text of the answer. One array is written to the file of --out. Several become a file each, named after the
+    outputs: plan.json becomes plan.actions.json and plan.best_energy.json. Further ones of a name are numbered.
+    """
 
     def __init__(self, kind: str, path: Path | None) -> None:
         self.kind = kind
@@ -67,9 +77,11 @@ class Sink:
         self.files: list[Path] = []
         self.text = ""
         self._file: BinaryIO | None = None
-        self._wav: WavFile | None = None
+        self._sound_writer: SoundWriter | None = None
         self._sound: tuple[int, int] | None = None
         self._parts: list[bytes] = []
+        self._outputs: list[str] = []  # names of the arrays in `files`
+        self._has_failed = False
         self._tensors = TensorFile() if path is not None and path.suffix.lower() == ".safetensors" else None
 
     @classmethod
@@ -80,6 +92,10 @@ class Sink:
         stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
         path = Path(out) if out is not None else Path(f"{name}-{stamp}{SUFFIXES.get(kind, ('.bin',))[0]}")
         check_writable(path)
+        if kind == "image":
+            check_image(path if path.suffix else path.with_suffix(".png"))
+        elif kind == "audio" and path.suffix:
+            sound_format(path)
         return cls(kind, path)
 
     @property
@@ -99,12 +115,16 @@ class Sink:
         return f"{counted(self.size_bytes, 'byte')}{files}"
 
     def add(self, line: Line) -> None:
-        """Write one output line. Raises ConfigError if the file cannot be written."""
+        """Write one output line. Raises ConfigError if the file cannot be written, or the disk is full."""
         if line.modality == "text":
             self.text += line.data.decode("utf-8", "replace")
-        if line.modality != self.kind:
+        if line.modality != self.kind and not (self.kind in NUMBERS and line.modality in NUMBERS):
             return
+        with self._writing():
+            self._add(line)
         self.size_bytes += len(line.data)
+
+    def _add(self, line: Line) -> None:
         if self.kind == "audio":
             self._add_sound(line)
         elif self.path is None:
@@ -122,12 +142,9 @@ class Sink:
         if self._sound is None:
             facts = line.metadata
             self._sound = (int(facts.get("sample_rate", 24000)), int(facts.get("num_channels", 1)))
-        file = self._open()
-        if self._wav is not None:
-            self._wav.write(line.data)
-        else:
-            file.write(line.data)
-            file.flush()
+        self._open()
+        if self._sound_writer is not None:
+            self._sound_writer.write(line.data)
 
     def _add_whole(self, line: Line) -> None:
         """Write an image or array: a file each, or one safetensors file for all. A large array arrives in parts."""
@@ -138,27 +155,52 @@ class Sink:
         if self._tensors is not None:
             self._tensors.add(data, line.metadata)
             return
-        path = self._next_path()
+        path = self._next_path(str(line.metadata.get("name") or ""))
         suffix, shape, dtype = path.suffix.lower(), line.metadata.get("shape"), str(line.metadata.get("dtype"))
         if shape is not None and suffix == ".npy":
             data = _converted(dtype, lambda: npy_header(shape, dtype)) + data
         elif shape is not None and suffix == ".json":
             numbers = _converted(dtype, RawArray(data, tuple(shape), dtype).to_lists)
             data = json.dumps(numbers).encode() + b"\n"
+        elif self.kind == "image" and path.suffix:
+            data = image_file(data, path)
         with _create(path) as file:
+            self.files.append(path)
             file.write(data)
-        self.files.append(path)
 
-    def _next_path(self) -> Path:
-        path = self.path
-        if path is None:
+    def _next_path(self, name: str) -> Path:
+        """Return the path of the next array or image. The second name of an answer renames the files of the first."""
+        if self.path is None:
             raise AssertionError("stdout takes bytes as they arrive")
-        return path if not self.files else path.with_stem(f"{path.stem}-{len(self.files) + 1}")
+        if len(set(self._outputs)) == 1 and name not in self._outputs:
+            for number, before in enumerate(self.files):
+                self.files[number] = before.rename(self._named(self._outputs[0], number))
+        self._outputs.append(name)
+        number = self._outputs.count(name) - 1
+        return self._named(name if len(set(self._outputs)) > 1 else "", number)
+
+    def _named(self, name: str, number: int) -> Path:
+        if self.path is None:
+            raise AssertionError("stdout takes bytes as they arrive")
+        stem = f"{self.path.stem}.{name}" if name else self.path.stem
+        return self.path.with_stem(f"{stem}-{number + 1}" if number else stem)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Raise ConfigError for a file that cannot be written further. A closed pipe stays as it is."""
+        try:
+            yield
+        except OSError as error:
+            if self.path is None or isinstance(error, BrokenPipeError):
+                raise
+            self._has_failed = True
+            raise _write_error(self.path, self.files, error) from error
 
     def begin(self) -> None:
         """Create the file of an answer that may have no text or audio."""
         if self.kind in ("audio", "text"):
-            self._open()
+            with self._writing():
+                self._open()
 
     def _open(self) -> BinaryIO:
         if self._file is None:
@@ -167,18 +209,30 @@ class Sink:
             else:
                 self._file = _create(self.path)
                 self.files.append(self.path)
-            if self.kind == "audio" and (self.path is None or self.path.suffix.lower() != ".pcm"):
+            if self.kind == "audio":
                 rate, channels = self._sound or (24000, 1)
-                self._wav = WavFile(self._file, rate, channels)
+                suffix = ".wav" if self.path is None else self.path.suffix.lower()
+                self._sound_writer = sound_writer(SOUNDS.get(suffix, SOUNDS[".wav"]), self._file, rate, channels)
         return self._file
 
     def close(self) -> None:
-        """Complete the file. stdout stays open."""
+        """Complete the file. stdout stays open. Raises ConfigError if the disk is full, once."""
+        if self._has_failed:
+            with suppress(OSError, ValueError):
+                self._close()
+            if self._file is not None and self.path is not None:
+                with suppress(OSError):  # what is buffered still does not fit
+                    self._file.close()
+            return
+        with self._writing():
+            self._close()
+
+    def _close(self) -> None:
         if self._tensors is not None and self._tensors.arrays and self.path is not None:
+            tensors, self._tensors = self._tensors, TensorFile()
             with _create(self.path) as made:
-                self._tensors.write(made)
-            self.files.append(self.path)
-            self._tensors = TensorFile()
+                self.files.append(self.path)
+                tensors.write(made)
         if self._file is None or self._file.closed:
             return
         if self.path is None:
@@ -186,8 +240,8 @@ class Sink:
                 self._file.write(b"\n")
             self._file.flush()
             self._file = None
-        elif self._wav is not None:
-            self._wav.close()
+        elif self._sound_writer is not None:
+            self._sound_writer.close()
         else:
             self._file.close()
 
@@ -214,6 +268,20 @@ def _converted(dtype: str, make: Callable[[], T]) -> T:
     except ValueError as error:
         hint = "write raw bytes: --out FILE.bin"
         raise ConfigError(f"{dtype} cannot be written in this format", str(error), hint, key="out") from error
+
+
+def _write_error(path: Path, files: Sequence[Path], error: OSError) -> ConfigError:
+    """Return the error of a write that failed. It names the files that are left."""
+    left = f"left incomplete: {', '.join(map(str, files))}" if files else "nothing was written"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        reason = {errno.ENOSPC: "no space left", errno.EDQUOT: "the disk quota is used up"}
+        title = f"{reason.get(error.errno or 0, 'the file would be too large')} in {path.parent.resolve()}"
+        hint = "free some space, or choose another directory with --out"
+        return ConfigError(title, left, hint, file=str(path), key="out", code="disk_full")
+    return ConfigError(
+        f"{path} cannot be written", f"{error.strerror or error}; {left}", "choose another file with --out",
+        file=str(path), key="out",
+    )  # fmt: skip
 
 
 def _create(path: Path) -> BinaryIO:

@@ -16,11 +16,16 @@ import typer
 
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.errors import ExitCode, MstarError, UsageError
+from mstar_core.host.run_dir import RunDirectory
 from mstarctl.call.ask import Ask, Card, parse_params, read_files, requested_outputs, state_param
+from mstarctl.call.flags import flags_named
+from mstarctl.call.notice import warn_once
 from mstarctl.call.pace import keep_pace
 from mstarctl.call.player import Player, required_player
 from mstarctl.call.report import Progress, Tally, report, report_pace
+from mstarctl.call.samples import chosen, sampled, sampled_output
 from mstarctl.call.sink import Sink, chosen_output
+from mstarctl.call.starting import check_started
 from mstarctl.client.api import ApiClient
 from mstarctl.client.endpoints import endpoint_of, name_here, spec_of
 from mstarctl.client.reach import Reached, reached
@@ -63,6 +68,13 @@ def call(
     is_streamed: Annotated[
         bool, typer.Option("--stream/--no-stream", help="write the answer as it arrives, or when it is complete")
     ] = True,
+    is_sample: Annotated[
+        bool, typer.Option("--sample", help="send inputs that fit the model; other options replace parts of them")
+    ] = False,
+    sample_name: Annotated[
+        str | None, typer.Option("--sample-name", metavar="NAME", help="the same with another sample of the model")
+    ] = None,
+    is_waiting: Annotated[bool, typer.Option("--wait", help="wait until a starting deployment is ready")] = False,
     rate: Annotated[
         float | None,
         typer.Option("--rate", metavar="HZ", min=0.01, max=10_000, help="send at this rate and count missed deadlines"),
@@ -85,20 +97,28 @@ def call(
     if is_played and rate is not None:
         raise UsageError("--play and --rate exclude each other", hint="omit one of them")
     words = sys.stdin.read() if text == "-" else text
-    with served(printer.options, target, api_key) as server:
+    with served(printer.options, target, api_key, printer, is_waiting=is_waiting) as server, flags_named(server.card):
         card = server.card
+        sample = None
+        if is_sample or sample_name is not None:
+            sample = chosen(server.name, server.client.samples(), sample_name)
         media = {"image": image, "audio": audio, "video": video}
         # Kinds keep their order on the command line, because models tell inputs (frames and goal) apart by it.
         ordered = [kind for kind in ctx.params if kind in media]
         files = tuple(file for kind in ordered for file in read_files(card, kind, media[kind]))
         given = {**parse_params(params or []), **({} if voice is None else {"voice": voice})}
         given |= {} if state is None else state_param(card, state)
-        if words is None and not files:
-            raise UsageError("the request has no input", hint='--text "Hello there"')
-        kind = chosen_output(card.name, card.outputs, out)
-        ask = Ask(outputs=requested_outputs(card, kind), text=words, files=files, params=given, request_id=request_id)
-        if card.notice:
-            printer.warn(card.notice)
+        if sample is not None:
+            kind = sampled_output(sample, card.name, out)
+            ask = sampled(sample, text=words, files=files, params=given, request_id=request_id)
+        else:
+            if words is None and not files:
+                raise UsageError("the request has no input", hint='--text "Hello there", or --sample')
+            kind = chosen_output(card.name, card.outputs, out)
+            ask = Ask(
+                outputs=requested_outputs(card, kind), text=words, files=files, params=given, request_id=request_id
+            )
+        warn_once(card.notice, server.run, printer)
         if server.is_tunnelled:
             printer.warn("the answer comes through ssh, so the times include the connection")
         if rate is None:
@@ -118,20 +138,27 @@ class Server:
     card: Card
     facts: dict[str, Any]
     is_tunnelled: bool = False
+    run: RunDirectory | None = None
 
 
 @contextmanager
-def served(options: GlobalOptions, target: str | None, api_key: str | None) -> Iterator[Server]:
-    """Find a deployment by its name or its model's name, here or on another host, and read its model card."""
+def served(
+    options: GlobalOptions, target: str | None, api_key: str | None, printer: Printer, *, is_waiting: bool = False
+) -> Iterator[Server]:
+    """Find a deployment by its name or its model's name, here or on another host, and read its model card.
+
+    is_waiting: wait for one of this host that is starting. Raises Unavailable without it.
+    """
     key = api_key or os.environ.get(KEY_VARIABLE)
     name = None if target is None else target.partition(":")[0]
     with reached(options, name_here(options, name)) as found:
         if found.run is not None:
+            check_started(found.run, printer, is_waiting=is_waiting)
             spec = spec_of(found.run)
             facts: dict[str, Any] = {"deployment": spec.name, "model": spec.model, "weights": spec.weights_source}
             own_key = key or next(iter(spec.api.api_keys), None)
             with ApiClient(endpoint_of(spec), api_key=own_key, transport=tls_transport(spec)) as client:
-                yield Server(name=spec.name, client=client, card=_card(client), facts=facts)
+                yield Server(name=spec.name, client=client, card=_card(client), facts=facts, run=found.run)
             return
         with _forwarded_api(found, key) as client:
             head = found.admin.head()

@@ -13,6 +13,7 @@ from mstar_core.client import WavFile
 from mstar_core.errors import ExitCode, MstarError, UsageError
 from mstarctl.call.ask import parse_params
 from mstarctl.call.conversation import Conversation, delta_of
+from mstarctl.call.notice import warn_once
 from mstarctl.call.player import Player, find_player, required_player
 from mstarctl.commands.call import KEY_VARIABLE, Server, served
 from mstarctl.complete import ServedName, voice_names
@@ -58,7 +59,7 @@ def chat(
     printer = Printer.of(ctx)
     if is_played:
         required_player()
-    with served(printer.options, target, api_key) as server:
+    with served(printer.options, target, api_key, printer) as server:
         check_chat(server)
         outputs = server.card.outputs
         if is_spoken and "audio" not in outputs:
@@ -67,8 +68,7 @@ def chat(
         if is_spoken:
             body["modalities"] = ["text", "audio"] if "text" in outputs else ["audio"]
             body["audio"] = {"format": "pcm16", **({"voice": voice} if voice else {})}
-        if server.card.notice:
-            printer.warn(server.card.notice)
+        warn_once(server.card.notice, server.run, printer)
         Chat(server, Conversation(server.card.inputs, system), body, printer, is_played=is_played).run()
 
 

@@ -266,9 +266,10 @@ def _say_followers(started: Started, printer: Printer) -> None:
 def _say_ready(snapshot: dict[str, Any], planned: Planned, printer: Printer) -> None:
     word, _, rest = ready_line(snapshot).partition(" ")
     printer.say(f"{printer.paint(word, 'ok', sys.stderr)} {rest}")
-    words = example_call(planned.model, planned.spec.weights_source)
-    example = f"{_prefix(planned)}mstarctl call {planned.spec.name} {words}"
-    printer.say(f"  try:   {printer.paint(example, 'key', sys.stderr)}")
+    folder = None if planned.spec.folder is None else Path(planned.spec.folder)
+    if words := example_call(planned.model, planned.spec.weights_source, folder):
+        example = f"{_prefix(planned)}mstarctl call {planned.spec.name} {words}"
+        printer.say(f"  try:   {printer.paint(example, 'key', sys.stderr)}")
     _say_next(planned, printer)
 
 

@@ -12,9 +12,9 @@ import pytest
 
 import mstar_core.api
 from mstar_core import errors
-from mstar_core.api.output.audio import FORMATS
 from mstar_core.api.route_table import ROUTES, shown_path
 from mstar_core.api.routes.deployment import ENDPOINTS
+from mstar_core.sound_files import FORMATS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "http-api.md").read_text()
 

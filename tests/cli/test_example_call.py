@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from mstarctl.start.example import example_call
@@ -9,27 +11,23 @@ from tests.families.families import SPECS
 
 
 @pytest.mark.parametrize(
-    ("model", "words"),
+    ("model", "source", "words"),
     [
-        ("orpheus", '--text "Hello there" --out hello.wav'),
-        ("pi05", '--image picture.png --text "Hello there" --state state.json --out actions.json'),
-        ("vjepa2", "--video clip.mp4 --out answer.safetensors"),
-        ("vjepa2_ac", "--video clip.mp4 --out answer.safetensors"),
-        ("bagel", '--text "Hello there"'),
+        ("orpheus", "official", '--text "Hello there, how are you today?" --out hello.wav'),
+        ("orpheus", "mini", '--text "The red fox ran over the green hill today." --out hello.wav'),
+        ("bagel", "official", '--text "A small red boat on a calm lake, morning light" --out picture.png'),
+        ("bagel", "mini", '--text "a red circle above a green square" --out picture.png'),
+        ("bagel", "tiny", "--sample --out picture.png"),
+        ("pi05", "official", "--sample --out actions.json"),
+        ("pi05", "mini", "--sample --out actions.json"),
+        ("vjepa2", "official", "--sample --out encode.safetensors"),
+        ("vjepa2_ac", "mini", "--sample --out plan.safetensors"),
+        ("qwen3_omni", "mini", "--sample"),
     ],
 )
-def test_a_call_names_what_the_model_reads_and_gives(model: str, words: str) -> None:
-    assert example_call(SPECS[model]) == words
+def test_a_text_is_written_out_and_files_come_from_the_sample(model: str, source: str, words: str) -> None:
+    assert example_call(SPECS[model], source) == words
 
 
-@pytest.mark.parametrize(
-    ("model", "words"),
-    [
-        ("orpheus", '--text "The red fox ran over the green hill today." --out hello.wav'),
-        ("bagel", '--text "a red circle above a green square" --out picture.png'),
-        ("pi05", '--image picture.png --text "reach the red target" --state state.json --out actions.json'),
-        ("vjepa2_ac", "--video clip.mp4 --out answer.safetensors"),
-    ],
-)
-def test_a_call_to_a_miniature_asks_for_what_it_was_trained_for(model: str, words: str) -> None:
-    assert example_call(SPECS[model], "mini") == words
+def test_a_plugin_that_fails_to_make_samples_gives_no_example() -> None:
+    assert example_call(replace(SPECS["orpheus"], make_samples="tests.families.test_samples:broken")) == ""

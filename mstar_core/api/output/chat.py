@@ -12,7 +12,6 @@ import msgspec
 
 from mstar_core.api.group import Group, GroupPart
 from mstar_core.api.http.exchange import DONE, event
-from mstar_core.api.output.audio import AudioFormat, encode_whole
 from mstar_core.api.output.encode import EncodedChunk, OutputEncoder
 from mstar_core.api.schema import (
     AnswerAudio,
@@ -26,6 +25,7 @@ from mstar_core.api.schema import (
     MediaUrl,
     Usage,
 )
+from mstar_core.sound_files import AudioFormat, encode_whole
 
 Reason = Literal["stop", "length"]
 

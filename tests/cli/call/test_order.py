@@ -28,7 +28,7 @@ def test_kinds_keep_their_order(
     asked: list[Any] = []
 
     @contextmanager
-    def served(*_: object) -> Iterator[Any]:
+    def served(*_: object, **__: object) -> Iterator[Any]:
         card = Card(name="m", inputs=("text", "image", "audio", "video"), outputs=("text",), parameters=frozenset())
         yield call.Server(name="m", client=None, card=card, facts={})  # type: ignore[arg-type]  # nothing is sent
 

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 import wave
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors import safe_open
 
 from mstar_core.client import Line
 from mstar_core.codec import npy_header
-from mstar_core.errors import ConfigError, UsageError
+from mstar_core.errors import ConfigError, ExitCode, UsageError
 from mstarctl.call.ask import Card, parse_params, read_files, read_state, state_param
 from mstarctl.call.sink import Sink, chosen_output
+from tests.fakes.any_model import PIXELS, png
 
 POLICY = Card(name="pi05", inputs=("image", "text"), outputs=("action",), parameters=frozenset({"robot_state"}))
 OMNI = ("text", "audio", "image")
@@ -41,9 +45,10 @@ def test_sound_takes_its_rate_from_the_answer(tmp_path: Path) -> None:
 
 
 def test_several_pictures_are_several_files(tmp_path: Path) -> None:
-    sink = written("image", tmp_path / "a.png", (b"one", {}), (b"two", {}))
+    one, two = png(PIXELS), png(PIXELS[::-1])
+    sink = written("image", tmp_path / "a.png", (one, {}), (two, {}))
     assert [path.name for path in sink.files] == ["a.png", "a-2.png"]
-    assert (tmp_path / "a-2.png").read_bytes() == b"two"
+    assert (tmp_path / "a-2.png").read_bytes() == two
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int64", "float16", "bool"])
@@ -159,8 +164,89 @@ def test_params_are_json_or_text() -> None:
         parse_params(["novalue"])
 
 
-@pytest.mark.parametrize(("out", "way"), [("x.mp3", "x.wav"), ("a/b.FLAC", "a/b.wav"), ("x.gif", "x.png")])
+@pytest.mark.parametrize(("out", "way"), [("x.m4a", "x.wav"), ("a/b.AAC", "a/b.wav"), ("x.gif", "x.png")])
 def test_a_format_that_is_not_written_is_refused_with_the_way_out(out: str, way: str) -> None:
     with pytest.raises(UsageError) as refused:
         chosen_output("orpheus", OMNI, out)
     assert way in refused.value.hint and Path(out).suffix.lower() in refused.value.title
+
+
+def named(*names: str) -> list[tuple[bytes, dict[str, Any]]]:
+    return [(struct.pack("<f", number), {"name": name, "shape": [1], "dtype": "float32"})
+            for number, name in enumerate(names)]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("names", "files"),
+    [
+        (["actions"], ["a.json"]),
+        (["actions", "best_energy"], ["a.actions.json", "a.best_energy.json"]),
+        (["latents", "latents"], ["a.json", "a-2.json"]),
+        (
+            ["latents", "latents", "energies", "latents"],
+            ["a.latents.json", "a.latents-2.json", "a.energies.json", "a.latents-3.json"],
+        ),
+    ],
+)
+def test_several_arrays_are_files_named_after_them(names: list[str], files: list[str], tmp_path: Path) -> None:
+    sink = written("tensor", tmp_path / "a.json", *named(*names))
+    assert [path.name for path in sink.files] == files
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(files)
+    assert [json.loads((tmp_path / name).read_text()) for name in files] == [[float(i)] for i in range(len(files))]
+
+
+def test_arrays_of_several_modalities_are_written_together(tmp_path: Path) -> None:
+    sink = Sink.of("tensor", str(tmp_path / "a.json"), "x")
+    for kind, (data, facts) in zip(("tensor", "scalar"), named("energies", "best_index"), strict=True):
+        sink.add(Line(modality=kind, data=data, metadata=facts))
+    sink.close()
+    assert [path.name for path in sink.files] == ["a.energies.json", "a.best_index.json"]
+
+
+@pytest.mark.parametrize(("ending", "form"), [("jpg", "JPEG"), ("jpeg", "JPEG"), ("webp", "WEBP"), ("png", "PNG")])
+def test_a_picture_has_the_format_of_its_ending(ending: str, form: str, tmp_path: Path) -> None:
+    written("image", tmp_path / f"a.{ending}", (png(PIXELS), {}))
+    with Image.open(tmp_path / f"a.{ending}") as image:
+        assert image.format == form and image.size == (PIXELS.shape[1], PIXELS.shape[0])
+
+
+@pytest.mark.parametrize("ending", ["mp3", "flac", "opus", "ogg", "wav"])
+def test_sound_has_the_format_of_its_ending(ending: str, tmp_path: Path) -> None:
+    tone = (8000 * np.sin(np.arange(24_000) * 0.1)).astype("<i2").tobytes()
+    facts = {"sample_rate": 24_000, "num_channels": 1}
+    written("audio", tmp_path / f"a.{ending}", (tone[:20_000], facts), (tone[20_000:], facts))
+    with av.open(tmp_path / f"a.{ending}") as file:
+        assert file.format.name.split(",")[0] == {"opus": "ogg"}.get(ending, ending)
+        seconds = sum(frame.samples for frame in file.decode(audio=0)) / file.streams.audio[0].rate
+    assert seconds == pytest.approx(1.0, abs=0.06)
+
+
+def test_an_ending_that_no_picture_has_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no image is written to a\.xyz") as refused:
+        Sink.of("image", str(tmp_path / "a.xyz"), "x")
+    assert ".png" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "facts"),
+    [
+        ("audio", "a.wav", {"sample_rate": 24_000}),
+        ("audio", "a.mp3", {"sample_rate": 24_000}),
+        ("text", "a.txt", {}),
+        ("action", "a.json", {"shape": [250_000], "dtype": "float32"}),
+        ("action", "a.safetensors", {"name": "x", "shape": [250_000], "dtype": "float32"}),
+    ],
+)
+def test_a_full_disk_is_told_and_names_the_file_that_is_left(
+    kind: str, name: str, facts: dict[str, Any], tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    path.symlink_to("/dev/full")
+    sink = Sink.of(kind, str(path), "x")
+    with pytest.raises(ConfigError) as failed:
+        for _ in range(40 if kind == "audio" else 1):
+            sink.add(Line(modality=kind, data=os.urandom(1_000_000), metadata=facts))
+        sink.close()
+    sink.close()
+    assert failed.value.title == f"no space left in {tmp_path}" and str(path) in failed.value.detail
+    assert failed.value.exit_code == ExitCode.INVALID
