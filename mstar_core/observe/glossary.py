@@ -100,6 +100,19 @@ GLOSSARY: Final = (
         meaning="Time from the arrival of a request to its first output, and to its first audio.",
     ),
     Term(
+        word="TICK",
+        short="of the client's control loop",
+        meaning="A request whose client names a period is `late` if it takes longer, or fails. `late +2` says that two "
+        "more ticks passed meanwhile. Missed ticks are the late ones and those without a request. Without a "
+        "period from the client, it is unknown and nothing is missed.",
+    ),
+    Term(
+        word="SPEED",
+        short="audio per second, or tokens per second",
+        meaning="Of one request: seconds of audio divided by its time, or its tokens after the first one divided by "
+        "the time since the first one.",
+    ),
+    Term(
         word="RTF",
         short="seconds per second of audio",
         meaning="Real-time factor: duration of a request divided by the duration of its audio. Below 1 it is faster"

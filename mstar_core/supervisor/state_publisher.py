@@ -28,6 +28,7 @@ from mstar_core.observe.frames import (
 from mstar_core.observe.hub import TelemetryHub
 from mstar_core.observe.metrics import FAMILIES, exposition
 from mstar_core.observe.rates import Rate
+from mstar_core.observe.receivers import receiver
 from mstar_core.observe.request_log import RequestLog
 from mstar_core.supervisor.deaths import Circumstances
 from mstar_core.supervisor.host_stats import (
@@ -210,7 +211,7 @@ class StatePublisher:
                 EdgeStatus(
                     name=edge.name,
                     source=edge.source,
-                    into=edge.into,
+                    into=edge.into or receiver(self.hub.store.graph, edge.name, edge.source, edge.into_rank),
                     source_rank=edge.source_rank,
                     into_rank=edge.into_rank,
                     is_stream=edge.is_stream,

@@ -25,6 +25,7 @@ from mstarctl.top.data.spans import end_of
 from mstarctl.top.data.view import View
 from mstarctl.top.keys import KEYS, Key, works
 from mstarctl.top.layout.footer import Hint, page_at
+from mstarctl.top.layout.header import newest_failure
 from mstarctl.top.layout.logs import sources
 from mstarctl.top.layout.pages import Painted, compose
 from mstarctl.top.layout.scroll import Window
@@ -287,6 +288,9 @@ class TopApp(App[None]):
 
     def action_reverse(self) -> None:
         self.choose(navigation.reverse(self.state))
+
+    def action_dismiss(self) -> None:
+        self.choose(replace(self.state, dismissed=newest_failure(self.session.view())))
 
     def action_pause(self) -> None:
         self.session.toggle_pause()

@@ -91,6 +91,7 @@ KEYS: Final[tuple[Key, ...]] = (
         saves=True, footer=45),
     Key("x", "cancel", "x", "cancel", "cancel the selected request, after a question", REQUESTS, OF_REQUESTS,
         writes=True, footer=70),
+    Key("X", "dismiss", "X", "dismiss", "hide the failure in the header", TOOLS),
     Key("D", "drain", "D", "drain", "drain or resume, after a question", TOOLS, writes=True),
     Key("plus,equals_sign", "pace(1)", "+", "faster", "more frames per second; zoom in; play faster", TIME),
     Key("minus", "pace(-1)", "-", "slower", "fewer frames per second; zoom out; play slower", TIME),

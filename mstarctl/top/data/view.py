@@ -90,6 +90,16 @@ class View:
         names = [node.name for node in self.store.graph.nodes] or sorted({n.name for n in self.store.nodes.values()})
         return f"node.{names.index(name) % NODE_COLOURS}" if name in names else ""
 
+    def is_ended(self, rank: int) -> bool:
+        """Return whether the process of a rank has ended."""
+        found = self.store.ranks.get(str(rank))
+        return found is not None and found.state == "ended"
+
+    def group_of(self, name: str, rank: int) -> list[int]:
+        """Return the ranks that run a node together, the leader first; only `rank` without tensor parallelism."""
+        others = self.store.ranks.values()
+        return [rank, *sorted(r.rank for r in others if name in r.follows and r.group[:1] == [rank])]
+
     def nodes_of(self, rank: int) -> list[tuple[str, NodeStatus]]:
         """Return the nodes of a rank with their keys, in the graph's order."""
         order = {node.name: place for place, node in enumerate(self.store.graph.nodes)}

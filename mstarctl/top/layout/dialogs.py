@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from mstar_core.observe.glossary import GLOSSARY, Term
 from mstarctl.output.line import Line, cells, fit, left, line, safe, wrap
 from mstarctl.top.data.deployments import OtherDeployment
 from mstarctl.top.data.view import View
@@ -17,7 +18,7 @@ from mstarctl.top.layout.pages import field_text
 
 
 def help_rows(keys: Sequence[Key], width: int) -> list[Line]:
-    """Draw the active keys by group, in two columns if there is room, and a summary of the filter language."""
+    """Draw the active keys by group, in two columns if there is room, the filter language and the glossary."""
     groups = list(dict.fromkeys(key.group for key in keys))
     blocks = [
         [line((group, "title")), *(_key_row(key) for key in keys if key.group == group), line()] for group in groups
@@ -40,7 +41,13 @@ def help_rows(keys: Sequence[Key], width: int) -> list[Line]:
         line(("Filter", "title")),
         *(line(("  ", ""), (left(terms, 44), "value"), (what, "dim")) for terms, what in FILTERS),
     ]
+    rows += [line(), line(("Words", "title")), *(_term_row(term) for term in GLOSSARY)]
     return [fit(row, width) for row in rows]
+
+
+def _term_row(term: Term) -> Line:
+    unit = f" {term.unit}" if term.unit else ""
+    return line("  ", (left(term.word, 24), "value"), (f"{term.short}{',' if unit else ''}{unit}", "dim"))
 
 
 FILTERS = (

@@ -15,6 +15,10 @@ BAD: Final = ("died", "failed", "fatal", "unhealthy", "lost", "stall", "killed")
 WORN: Final = ("preempt", "refused", "restart", "degraded", "drain", "stale", "cut")
 GOOD: Final = ("ready", "resumed", "finished")
 TEXT_LINES: Final = 3
+SHOWN: Final = 4
+PROGRESS: Final = "bench.progress"
+"""Reports of load tests, which earlier versions added once a second."""
+
 INDENT: Final = "   "
 
 
@@ -36,10 +40,13 @@ def short(view: View, event: Event) -> Line:
     )
 
 
-def last(view: View, width: int) -> Line:
-    """Draw the newest events that fit into one line."""
-    newest = [short(view, event) for event in list(view.store.events)[-4:][::-1]]
-    return fit(line(" ") + take(newest, width - 2, "   "), width)
+def last(view: View, width: int, dismissed: float = 0.0) -> Line:
+    """Draw the newest events that fit into one line, first the last bad one. dismissed: it is not before this time."""
+    found = [event for event in reversed(view.store.events) if event.type != PROGRESS]
+    bad = next((event for event in found if role_of(event.type) == "bad" and event.time > dismissed), None)
+    rest = [event for event in found[:SHOWN] if role_of(event.type) != "bad"]
+    shown = [short(view, event) for event in ([] if bad is None else [bad]) + rest]
+    return fit(line(" ") + take(shown, width - 2, "   "), width)
 
 
 def feed(view: View, width: int, height: int, window: Window, kinds: str = "") -> tuple[list[Line], list[str]]:

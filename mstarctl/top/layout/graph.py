@@ -66,13 +66,15 @@ def walk_line(view: View, graph: GraphView, walk: str, width: int) -> Line:
 def box(view: View, node: NodeView, chosen: str) -> list[Line]:
     """Draw the box of a node: name, rank, step time, load."""
     live = [(key, n) for key, n in view.store.nodes.items() if n.name == node.name]
-    ranks = sorted({n.rank for _, n in live}) or sorted({rank for group in node.replicas for rank in group})
+    placed = {n.rank for _, n in live} or {group[0] for group in node.replicas if group}
+    ranks = [rank_text(view, node.name, rank) for rank in sorted(placed)]
     batch = sum(n.batch for _, n in live)
     name = line((safe(node.name), view.node_role(node.name)))
     if node.name == chosen:
         name = Line((Span(safe(node.name), f"{view.node_role(node.name)}+selected"),))
-    where = f"rank {','.join(str(rank) for rank in ranks)}" if ranks else "not placed"
-    rows = [name, line((where, "dim"), (f"  b{batch}" if batch else "", "value"))]
+    where = f"rank {','.join(ranks)}" if ranks else "not placed"
+    ended = " ended" if placed and all(view.is_ended(rank) for rank in placed) else ""
+    rows = [name, line((where, "dim"), (ended, "bad"), (f"  b{batch}" if batch else "", "value"))]
     steps = [n.step_ms for _, n in live if n.step_ms is not None]
     if steps:
         mark = f"{view.glyphs.loop} " if node.loops else ""
@@ -85,6 +87,16 @@ def box(view: View, node: NodeView, chosen: str) -> list[Line]:
         curve = spark(view.recent("nodes", key, "busy"), 6, view.glyphs, peak=1.0)
         rows.append(line((curve, "spark"), (f" {numbers.percent(busiest.busy)}", "dim")))
     return rows
+
+
+def rank_text(view: View, name: str, rank: int, *, is_short: bool = False) -> str:
+    """Return the rank of a node, or the ranks of its tensor-parallel group: `0+1 TP2`, `0-7 TP8`. is_short: no TP."""
+    group = view.group_of(name, rank)
+    if len(group) == 1:
+        return str(rank)
+    is_run = len(group) > 2 and group == list(range(group[0], group[0] + len(group)))
+    ranks = f"{group[0]}-{group[-1]}" if is_run else "+".join(map(str, group))
+    return ranks if is_short else f"{ranks} TP{len(group)}"
 
 
 def terminal(key: str) -> list[Line]:
@@ -242,7 +254,7 @@ def _listed(view: View, node: NodeView, found: list[Wire], walk: str, chosen: st
 def node_table(view: View, graph: GraphView, walk: str, width: int) -> list[Line]:
     """Draw a table with a row for each node on each rank."""
     titles = "NODE,RANK,BATCH,STEP p50,p99 ms,STEPS/s,ROWS/s,TOK/s,QUEUE,SLOTS,PAGES,GRAPHS,BUSY".split(",")
-    sizes = (16, 4, 5, 8, 7, 8, 8, 7, 5, 7, 10, 7, 5)
+    sizes = (16, 6, 5, 8, 7, 8, 8, 7, 5, 7, 10, 7, 5)
     rows = [
         line(
             " ",
@@ -254,7 +266,7 @@ def node_table(view: View, graph: GraphView, walk: str, width: int) -> list[Line
     for node in sorted(view.store.nodes.values(), key=lambda n: (order.get(n.name, 99), n.rank)):
         waiting = node.queue + node.waiting
         texts = (
-            str(node.rank),
+            rank_text(view, node.name, node.rank, is_short=True),
             numbers.count(node.batch),
             numbers.ms(node.step_p50_ms),
             numbers.ms(node.step_p99_ms),
@@ -292,7 +304,9 @@ def node_facts(view: View, graph: GraphView, name: str, width: int) -> list[Line
     walks = ", ".join(spec.walks if spec else live[0].walks)
     rows = [fit(line(" ", (safe(name), view.node_role(name)), ("   walks ", "dim"), safe(walks)), width)]
     for node in live:
-        rows.append(fit(line(" ") + take(_facts_of(node, len(live) > 1), width - 2, "   "), width))
+        where = rank_text(view, node.name, node.rank)
+        shown_at = where if len(live) > 1 or "TP" in where else ""
+        rows.append(fit(line(" ") + take(_facts_of(node, shown_at), width - 2, "   "), width))
     into = [wire for wire in wires(graph, view.store.edges.values()) if wire.into == name and wire.items_s is not None]
     if into and width >= 100:
         fed = [
@@ -309,8 +323,8 @@ def node_facts(view: View, graph: GraphView, name: str, width: int) -> list[Line
     return rows[:4]
 
 
-def _facts_of(node: NodeStatus, is_replica: bool) -> list[Line]:
-    parts = [line((f"rank {node.rank}", "value"))] if is_replica else []
+def _facts_of(node: NodeStatus, where: str) -> list[Line]:
+    parts = [line((f"rank {where}", "value"))] if where else []
     if node.pages_total:
         cached = f", {node.pages_cached} cached" if node.pages_cached else ""
         parts.append(pair("pages", f"{node.pages_used}/{node.pages_total}") + line((cached, "dim")))

@@ -10,6 +10,7 @@ from mstarctl.output.units import age_text, counted, duration_text
 from mstarctl.top.data.pace import answers_at_once, pace
 from mstarctl.top.data.view import NORMAL, TINY, View
 from mstarctl.top.drawing import numbers
+from mstarctl.top.layout.events import role_of
 
 GOOD: Final = frozenset({"ready"})
 BUSY: Final = frozenset({"starting", "draining", "stopping"})
@@ -30,17 +31,49 @@ def state_mark(state: str, view: View) -> Line:
     return line((f"{glyphs.failed} {state or 'unknown'}", "bad"))
 
 
-def header(view: View, width: int, size: int) -> list[Line]:
-    """Draw one to three lines: name and state, further totals, the cause of the last failure."""
+def header(view: View, width: int, size: int, dismissed: float = 0.0) -> list[Line]:
+    """Draw one to three lines: name and state, further totals, the failure that the deployment suffers from.
+
+    dismissed: time of a failure that is not shown.
+    """
     if size == TINY:
         rows = [_tiny(view, width)]
     else:
-        rows = [_first(view, width, size), _second(view, width, size)]
-    cause = cause_of(view.store.deployment)
-    if cause:
-        mark = view.glyphs.failed if view.store.deployment.state != "ready" else view.glyphs.unwell
-        rows.append(fit(line((f" {mark} {cause}", "bad")), width))
+        rows = [_first(view, width, size), _second(view, width, size, dismissed)]
+    cause = failure_line(view, width, dismissed)
+    if cause is not None:
+        rows.append(cause)
     return [over(fit(row, width), "bar") if index == 0 else fit(row, width) for index, row in enumerate(rows)]
+
+
+def failure_line(view: View, width: int, dismissed: float = 0.0) -> Line | None:
+    """Draw `✕ 22:31:00 worker-1: killed by SIGKILL   log PATH   X dismisses`; None once it is over or dismissed."""
+    head = view.store.deployment
+    cause = "" if view.link.is_over and view.link.why.startswith("stopped") else cause_of(head)
+    time = failure_time(head.cause)
+    if not cause or (time and time <= dismissed):
+        return None
+    mark = view.glyphs.failed if head.state != "ready" else view.glyphs.unwell
+    told = line((f" {mark} ", "bad"), (f"{view.clock(time)} " if time else "", "dim"), (cause, "bad"))
+    log = safe(str((head.cause or {}).get("log") or ""))
+    rest = [line((f"log {log}", "dim")) if log else EMPTY, line(("X dismisses", "hint")) if time else EMPTY]
+    room = width - told.width - 4
+    return fit(
+        told + line("   ") + take([part for part in rest if part.spans], room, "   ") if room > 0 else told, width
+    )
+
+
+def failure_time(record: dict[str, Any] | None) -> float:
+    """Return the time of a failure in seconds since the epoch, 0 if it is unknown."""
+    time = (record or {}).get("time")
+    return float(time) if isinstance(time, int | float) else 0.0
+
+
+def newest_failure(view: View) -> float:
+    """Return the time of the newest failure on the screen: of the header, or of an event."""
+    head = view.store.deployment
+    told = [event.time for event in view.store.events if role_of(event.type) == "bad"]
+    return max(failure_time(head.cause), failure_time(head.last_failure), *told, 0.0)
 
 
 def cause_of(head: DeploymentStatus) -> str:
@@ -49,7 +82,11 @@ def cause_of(head: DeploymentStatus) -> str:
     if not record:
         return safe(head.reason) if head.state not in GOOD | BUSY else ""
     kind, message = record.get("kind") or record.get("class") or "", record.get("message") or record.get("reason") or ""
-    where = record.get("child") or (f"rank {record['rank']}" if record.get("rank") is not None else "")
+    where = (
+        record.get("child")
+        or record.get("name")
+        or (f"rank {record['rank']}" if record.get("rank") is not None else "")
+    )
     return safe(": ".join(str(word) for word in (where, kind, str(message).split("\n")[0]) if word))
 
 
@@ -137,7 +174,7 @@ def _speed(head: DeploymentStatus) -> str:
     return f"{head.audio_x:.1f}x" if head.audio_x else f"{numbers.rate(head.requests_s)}/s"
 
 
-def _second(view: View, width: int, size: int) -> Line:
+def _second(view: View, width: int, size: int, dismissed: float) -> Line:
     head = view.store.deployment
     pages = f"{head.pages_used}/{head.pages_total}" if head.pages_total else numbers.NONE
     common = [
@@ -154,6 +191,9 @@ def _second(view: View, width: int, size: int) -> Line:
         pair("pages", pages),
         *common,
     ]
+    last = failure_time(head.last_failure)
+    if last > dismissed and not head.cause:
+        parts.append(pair("last failure", view.clock(last), "warn"))
     if head.refused:
         parts.append(pair("refused", str(head.refused), "warn"))
     span = view.history.span_s

@@ -10,6 +10,7 @@ from mstarctl.output.facts import facts_text
 from mstarctl.output.line import Line, cells, fit, line, pair, safe, window, wrap
 from mstarctl.output.moments import MOMENTS
 from mstarctl.output.units import counted, size_text
+from mstarctl.top.data.lost import without_lost
 from mstarctl.top.data.view import LEAST_HEIGHT, LEAST_WIDTH, NORMAL, TINY, View, size_of
 from mstarctl.top.drawing import numbers
 from mstarctl.top.drawing.glyphs import in_ascii
@@ -44,7 +45,8 @@ def compose(view: View, state: State, width: int, height: int, hints: Sequence[H
         text = f"top needs {LEAST_WIDTH}x{LEAST_HEIGHT} cells; this is {width}x{height}"
         return Painted(window([line((text, "warn"))], max(1, height), max(1, width)))
     size = size_of(width, height)
-    above = header(view, width, size)
+    view = without_lost(view)
+    above = header(view, width, size, state.dismissed)
     below = footer(view, state, width, size, hints)
     room = height - len(above) - len(below)
     body = BODIES[state.page](view, state, width, room, size)
@@ -65,7 +67,7 @@ def overview(view: View, state: State, width: int, height: int, size: int) -> Pa
     top = blocks(view, width, max(1, height - least - (0 if size == TINY else 3)), size, chosen)
     tail = [_status(view, state, width, size)]
     if size > TINY:
-        tail.append(events.last(view, width))
+        tail.append(events.last(view, width, state.dismissed))
     if size >= NORMAL:
         tail.insert(0, line())
     room = height - len(top) - len(tail)
@@ -82,7 +84,7 @@ def _status(view: View, state: State, width: int, size: int) -> Line:
     shown = len(requests.chosen(view, state.sort)) if view.filter.text else total
     if size > TINY:
         return requests.status(view, shown, total, state.sort, width)
-    newest = view.store.events[-1] if view.store.events else None
+    newest = next((event for event in reversed(view.store.events) if event.type != events.PROGRESS), None)
     text = line((f" {shown} of {total}", "dim"), ("   ", ""))
     if view.filter.text:
         return fit(text + pair("filter:", safe(view.filter.text), "accent"), width)

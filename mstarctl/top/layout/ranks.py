@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from mstar_core.observe.frames import EdgeStatus, GpuStatus, NodeStatus, RankStatus
-from mstarctl.output.line import EMPTY, Line, clip, fit, join, left, line, pair, right, safe, take, window
+from mstarctl.output.line import EMPTY, Line, clip, fit, join, left, line, over, pair, right, safe, take, window
 from mstarctl.output.units import counted, size_text
 from mstarctl.top.data.view import NORMAL, TINY, View
 from mstarctl.top.drawing import numbers
@@ -28,9 +28,10 @@ def blocks(view: View, width: int, height: int, size: int, chosen: str | None = 
 
 def _framed(view: View, keys: list[str], width: int, chosen: str | None) -> list[Line]:
     rows: list[Line] = []
+    links = between(view, width)
     for index, key in enumerate(keys):
         if index:
-            rows += between(view, width)[index - 1 : index]
+            rows += links[index - 1]
         rows += block(view, view.store.ranks[key], width, is_chosen=key == chosen)
     return rows
 
@@ -48,7 +49,7 @@ def block(view: View, rank: RankStatus, width: int, *, is_chosen: bool = False) 
     for inner in node_rows(view, rank, width - 4):
         rows.append(line((f"{tall} ", role), inner, (f" {tall}", role)))
     rows.append(line((corner_c + flat * (width - 2) + corner_d, role)))
-    return rows
+    return [over(row, "off") for row in rows] if view.is_ended(rank.rank) else rows
 
 
 def gpu_of(view: View, rank: RankStatus) -> GpuStatus | None:
@@ -206,12 +207,16 @@ def step_times(node: NodeStatus) -> Line:
 # -- edges --------------------------------------------------------------------------------------------------------
 
 
-def between(view: View, width: int) -> list[Line]:
-    """Draw the edges that cross ranks, two in a line; animated by the view's phase."""
+LINK_ROWS: Final = 2
+"""Most lines of edges between two ranks, of two edges each."""
+
+
+def between(view: View, width: int) -> list[list[Line]]:
+    """Return the lines between each rank and the next one: the edges that cross it; animated by the view's phase."""
     crossing = [edge for edge in view.store.edges.values() if edge.source_rank != edge.into_rank]
     crossing.sort(key=lambda edge: (edge.source_rank, edge.into_rank, edge.name))
     gaps = max(0, len(view.store.ranks) - 1)
-    rows: list[Line] = []
+    found: list[list[Line]] = []
     for gap in range(gaps):
         here = [
             edge
@@ -220,8 +225,10 @@ def between(view: View, width: int) -> list[Line]:
             and (min(edge.source_rank, edge.into_rank) == gap)
         ]
         each = (width - 4) // max(1, min(2, len(here)))
-        rows.append(fit(line("  ") + join((edge_line(view, edge, each - 2) for edge in here[:2]), "  "), width))
-    return rows
+        pairs = [here[at : at + 2] for at in range(0, len(here), 2)][:LINK_ROWS] or [[]]
+        drawn = [join((edge_line(view, edge, each - 2) for edge in pair), "  ") for pair in pairs]
+        found.append([fit(line("  ") + row, width) for row in drawn])
+    return found
 
 
 def edge_line(view: View, edge: EdgeStatus, width: int) -> Line:
@@ -234,7 +241,7 @@ def edge_line(view: View, edge: EdgeStatus, width: int) -> Line:
     if edge.transfer_ms is not None:
         facts.append(line((f"{numbers.ms(edge.transfer_ms)} ms", "dim")))
     names = line((safe(edge.source), view.node_role(edge.source)), " ")
-    into = line(" ", (safe(edge.into), view.node_role(edge.into)))
+    into = line(" ", (safe(edge.into) or f"rank {edge.into_rank}", view.node_role(edge.into)))
     text = take(facts, max(0, width - into.width - names.width - 10))
     room = max(3, min(24, width - text.width - into.width - names.width - 2))
     return fit(text + line("  ") + names + flow(view, edge.items_s, room) + into, width)
@@ -268,6 +275,10 @@ def folded(view: View, keys: list[str], width: int, height: int, size: int, chos
     room = height - (1 if has_legend else 0)
     shown = keys if len(keys) <= room else keys[: max(1, room - 1)]
     rows = [_folded(view, view.store.ranks[key], width, size, is_chosen=key == chosen) for key in shown]
+    rows = [
+        over(row, "off") if view.is_ended(view.store.ranks[key].rank) else row
+        for key, row in zip(shown, rows, strict=True)
+    ]
     if len(shown) < len(keys):
         rows.append(fit(line((f" {counted(len(keys) - len(shown), 'more rank')}", "dim")), width))
     if has_legend and view.store.nodes:
@@ -305,6 +316,8 @@ def _folded(view: View, rank: RankStatus, width: int, size: int, *, is_chosen: b
         facts.append(
             line((named.get(node.name, "?"), view.node_role(node.name)), (f" {batch}{step}", "value"), (mark, "hot"))
         )
+    if view.is_ended(rank.rank):
+        facts = [line((rank.state, "bad"))]
     if not view.nodes_of(rank.rank):
         facts.append(start_line(view, rank, width - start.width - 24))
     return fit(start + line("  ") + take(facts, width - start.width - 2), width)

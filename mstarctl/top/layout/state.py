@@ -18,7 +18,10 @@ TITLES: Final = {name: name.capitalize() for name in PAGES}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """page: one of `PAGES`, or `request`. panel: `requests` or `ranks`, of the overview. request: key if open."""
+    """page: one of `PAGES`, or `request`. panel: `requests` or `ranks`, of the overview. request: key if open.
+
+    dismissed: time of the failure that is no longer shown.
+    """
 
     page: str = "overview"
     panel: str = "requests"
@@ -37,5 +40,6 @@ class State:
     came_from: str = "overview"
     trace: Trace | None = None
     zoom: Zoom = field(default_factory=Zoom)
+    dismissed: float = 0.0
     notice: str = ""
     is_notice_error: bool = False
