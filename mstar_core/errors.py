@@ -48,6 +48,7 @@ class ExitCode(enum.IntEnum):
     TIMED_OUT = 7
     ASSERTION = 8
     REFUSED = 9
+    CANCELLED = 10
     INTERRUPTED = 130
 
 
@@ -59,6 +60,15 @@ def nearest(name: str, choices: Iterable[str]) -> str | None:
     """Return the choice most similar to `name`, or None if none is close."""
     found = difflib.get_close_matches(name[:LONGEST_NAME], list(choices), n=1, cutoff=0.6)
     return found[0] if found else None
+
+
+def did_you_mean_one_of(name: str, choices: Iterable[str], count: int = 3) -> str:
+    """Return a hint with the most similar choices, for ids that are too many to list; empty if none is close."""
+    found = difflib.get_close_matches(name[:LONGEST_NAME], sorted(set(choices)), n=count, cutoff=0.4)
+    if not found:
+        return ""
+    *most, last = map(repr, found)
+    return f"did you mean {', '.join(most)} or {last}?" if most else f"did you mean {last}?"
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
@@ -183,7 +193,7 @@ class Overloaded(RequestError):
 
 
 class Cancelled(RequestError):
-    exit_code = ExitCode.INTERRUPTED
+    exit_code = ExitCode.CANCELLED
     status = 499
     code = "cancelled"
 

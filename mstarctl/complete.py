@@ -123,6 +123,14 @@ DeploymentName = Annotated[
 ]
 """The NAME argument of commands for running deployments."""
 
+DeploymentNames = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[NAME]...", help="optional if only one runs", autocompletion=deployment_names, callback=bare
+    ),
+]
+"""The NAME arguments of commands for several running deployments."""
+
 ServedName = Annotated[
     str | None,
     typer.Argument(

@@ -285,7 +285,9 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def _help_hint(error: typer.TyperException) -> str:
-    context = getattr(error, "ctx", None)
+    context, param = getattr(error, "ctx", None), getattr(error, "param", None)
+    if context is not None and getattr(getattr(param, "type", None), "name", "").startswith("int"):
+        return f"give a whole number; {context.command_path} --help"
     return "" if context is None or "Did you mean" in error.message else f"{context.command_path} --help"
 
 

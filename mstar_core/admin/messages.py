@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from sanic.exceptions import SanicException
 
-from mstar_core.errors import MstarError, NotFound, StateConflict, UsageError, did_you_mean
+from mstar_core.errors import MstarError, NotFound, StateConflict, UsageError, did_you_mean, did_you_mean_one_of
 from mstar_core.observe.frames import RequestStatus as RequestItem
 from mstar_core.observe.request_log import RequestLog, RequestRecord, request_item
 
@@ -86,7 +86,7 @@ def find_request(log: RequestLog, request: Request, name: str) -> RequestRecord:
     found = log.find(name, handle)
     if found is None:
         ids = {record.api.id for record in log.all() if record.api.id}
-        hint = did_you_mean(name, ids) if len(ids) < LIMIT else "the last 2000 requests are kept"
+        hint = did_you_mean_one_of(name, ids) or f"it knows {len(ids)} requests; mstarctl requests lists them"
         raise NotFound(f"no request {name!r}", hint=hint, kind="request", name=name, code="request_not_found")
     return found
 

@@ -34,6 +34,7 @@ from mstar_core.api.requests import Registry
 from mstar_core.api.service import KEEPALIVE_S, Service
 from mstar_core.config.deployment import ApiConfig, DeploymentSpec
 from mstar_core.errors import PluginError, StartError, Unavailable
+from mstar_core.host.certificates import load_certificate
 from mstar_core.host.wait_spin import wait_spin_s
 from mstar_core.plugin.loader import bound_model
 from mstar_core.plugin.processor import Detokenizer
@@ -237,26 +238,7 @@ def busy_poll_loop(spin: Spin) -> asyncio.AbstractEventLoop:
 
 def tls_context(api: ApiConfig) -> ssl.SSLContext | None:
     """Return the TLS context; None for plain HTTP. Raises StartError."""
-    if api.tls_cert is None and api.tls_key is None:
-        return None
-    if api.tls_cert is None or api.tls_key is None:
-        raise StartError(
-            "api.tls_cert and api.tls_key must be set together",
-            hint="set both or neither",
-            phase="plan",
-            key="api.tls_cert",
-        )
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        # Without a password, OpenSSL would prompt on the terminal for the one of an encrypted key.
-        context.load_cert_chain(api.tls_cert, api.tls_key, password="")
-    except (OSError, ssl.SSLError) as error:
-        raise StartError(
-            f"the certificate {api.tls_cert} cannot be used", str(error),
-            "use PEM files of a certificate and its unencrypted key",
-            phase="plan", key="api.tls_cert",
-        ) from error  # fmt: skip
-    return context
+    return load_certificate(api.tls_cert, api.tls_key)
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -120,7 +120,7 @@ OUTCOMES: Final[Mapping[int, tuple[type[ClientError], ExitCode]]] = {
     404: (BadRequestError, ExitCode.NOT_FOUND),
     409: (ConflictError, ExitCode.USAGE),
     429: (OverloadedError, ExitCode.UNREACHABLE),
-    499: (RequestCancelledError, ExitCode.INTERRUPTED),
+    499: (RequestCancelledError, ExitCode.CANCELLED),
     503: (UnavailableError, ExitCode.UNREACHABLE),
     504: (RequestTimeoutError, ExitCode.TIMED_OUT),
 }

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
+
+EVERYWHERE: Final = ("0.0.0.0", "::")
+"""Hosts on which every address of the machine listens."""
 
 
 class NodePlacement(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,7 +110,7 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
     cores. max_requests_per_key: 0 disables the limit. max_connections: also bounded by the limit of open files.
     """
 
-    host: str = "0.0.0.0"  # the documented default; `up` warns when no key is set
+    host: str = "127.0.0.1"
     port: int = 8000
     api_keys: tuple[str, ...] = ()
     metrics_open: bool = False
@@ -137,6 +140,13 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_video_width: int = 4096
     max_video_height: int = 2304
     max_decoded_bytes: int = 1024 * 1024 * 1024
+
+    @property
+    def url(self) -> str:
+        """The api's URL for a client on this host."""
+        host = "127.0.0.1" if self.host in EVERYWHERE else self.host
+        scheme = "http" if self.tls_cert is None else "https"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
 
 class DeploymentSpec(msgspec.Struct, frozen=True, kw_only=True):

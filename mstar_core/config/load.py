@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from mstar_core.config.located import Located, parse
+from mstar_core.config.located import MOST_BYTES, Located, parse
 from mstar_core.errors import ConfigError, NotFound, PluginError, did_you_mean, nearest
+from mstar_core.host.regular_file import read_regular
 from mstar_core.plugin import ModelSpec
 
 SUFFIXES: Final = (".yaml", ".yml")
@@ -55,20 +56,25 @@ def read_text(text: str, shown: str) -> ConfigFile:
 def read_file(path: Path) -> ConfigFile:
     """Read a deployment file. Raises ConfigError if it cannot be read or is not YAML."""
     shown = _shown(path)
+    hint = "mstarctl models ls lists models and their files; mstarctl config init MODEL FILE writes one"
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_regular(path, MOST_BYTES).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ConfigError("the file is not UTF-8 text", str(error), file=shown, line=1, key="") from error
+        hint = "a deployment file is YAML; --weights takes a folder of weights"
+        raise ConfigError("the file is not UTF-8 text", str(error), hint, file=shown, line=1, key="") from error
+    except IsADirectoryError as error:
+        hint = f"give a YAML file, or --weights {shown} if it contains weights"
+        raise ConfigError(f"{shown} is a directory, not a deployment file", "", hint, file=shown, key="") from error
     except OSError as error:
-        raise ConfigError(
-            f"{shown} cannot be read", error.strerror or str(error), file=shown, line=None, key=""
-        ) from error
+        why = error.strerror or str(error)
+        raise ConfigError(f"{shown} cannot be read", why, hint, file=shown, line=None, key="") from error
     return ConfigFile(shown=shown, root=parse(text, shown), path=path)
 
 
 def _shown(path: Path) -> str:
     try:
-        return str(path.resolve().relative_to(Path.cwd()))
+        short = path.resolve().relative_to(Path.cwd())
+        return str(path) if short == Path() else str(short)
     except (ValueError, OSError):
         return str(path)
 

@@ -15,6 +15,10 @@ MOST_DEPTH: Final = 32
 MOST_VALUES: Final = 20_000
 """Maximum number of values in a file. YAML anchors can make a small file very large."""
 
+STANDARD: Final = "tag:yaml.org,2002:"
+PLAIN_TAGS: Final = {f"{STANDARD}{kind}" for kind in ("str", "int", "float", "bool", "null", "timestamp", "binary")}
+"""Tags of plain scalars. Times and bytes are refused later, with a message of their own."""
+
 
 @dataclass(slots=True)
 class Located:
@@ -58,7 +62,8 @@ def parse(text: str, file: str) -> Located:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         top.line = (mark.line + 1) if mark else 1
-        raise top.error("the file is not valid YAML", "", str(error.problem or error.context or "")) from error
+        why, hint = str(error.problem or error.context or ""), "check indentation, colons and brackets at this line"
+        raise top.error("the file is not valid YAML", "", why, hint) from error
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         raise top.error("the file is not valid YAML", "", str(error)) from error
     finally:
@@ -79,6 +84,7 @@ class _Composer:
         if depth > MOST_DEPTH or self._left < 0:
             hint = "write the values out without anchors"
             raise place.error(f"{key or 'the file'} nests or repeats too much", key, hint=hint)
+        self._check_tag(node, key, place)
         if isinstance(node, yaml.MappingNode):
             place.value = self._mapping(node, key, depth)
         elif isinstance(node, yaml.SequenceNode):
@@ -91,6 +97,20 @@ class _Composer:
                 raise place.error(f"{key} is a {type(value).__name__}", key, hint="put quotes around text")
         return place
 
+    def _check_tag(self, node: yaml.Node, key: str, place: Located) -> None:
+        """Raise ConfigError for a tag: values are plain data."""
+        match node:
+            case yaml.MappingNode():
+                plain = {f"{STANDARD}map"}
+            case yaml.SequenceNode():
+                plain = {f"{STANDARD}seq"}
+            case _:
+                plain = PLAIN_TAGS
+        if node.tag not in plain:
+            tag = node.tag.replace(STANDARD, "!!")
+            hint = "remove the tag; values are plain data"
+            raise place.error(f"{key or 'the file'} has the tag {tag}", key, hint=hint)
+
     def _place(self, node: yaml.Node) -> Located:
         line = node.start_mark.line + 1
         return Located(None, f"{self._file}:{line}", self._file, line)
@@ -99,7 +119,9 @@ class _Composer:
         found: dict[str, Located] = {}
         for name_node, value_node in node.value:
             place = self._place(name_node)
-            is_plain = isinstance(name_node, yaml.ScalarNode) and name_node.tag != "tag:yaml.org,2002:merge"
+            is_plain = isinstance(name_node, yaml.ScalarNode) and name_node.tag != f"{STANDARD}merge"
+            if is_plain:
+                self._check_tag(name_node, f"{key}.{name_node.value}" if key else str(name_node.value), place)
             name = self._loader.construct_object(name_node) if is_plain else None
             path = f"{key}.{name}" if key else str(name)
             if not isinstance(name, str):

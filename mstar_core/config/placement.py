@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from mstar_core.config.budgets import with_budgets
 from mstar_core.config.deployment import GroupPlan, NodePlacement, Plan, RankPlan
+from mstar_core.config.faults import Faults
 from mstar_core.config.located import Located
 from mstar_core.config.read import CheckedValue
 from mstar_core.config.resolved import NodeGroup, ResolvedConfig
@@ -14,10 +15,15 @@ from mstar_core.graph import NodeSpec, graph_nodes
 from mstar_core.plugin import ModelSpec
 
 
-def node_groups(spec: ModelSpec, values: Mapping[str, CheckedValue]) -> tuple[NodeGroup, ...]:
-    """The groups of a file, names checked and walk aliases resolved. Raises ConfigError."""
-    count = values["node_groups"].value
-    groups = tuple(_group(spec, values, f"node_groups.{index}") for index in range(count))
+def node_groups(spec: ModelSpec, values: Mapping[str, CheckedValue], faults: Faults) -> tuple[NodeGroup, ...]:
+    """The groups of a file, names checked and walk aliases resolved. Collects the faults of each group."""
+    found: list[NodeGroup] = []
+    for index in range(values["node_groups"].value):
+        with faults.collected():
+            found.append(_group(spec, values, f"node_groups.{index}"))
+    if faults.spoil("node_groups"):
+        return ()
+    groups = tuple(found)
     _check_twice(spec, groups)
     _check_gaps(groups)
     return groups

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from mstar_core.config.faults import Faults
 from mstar_core.config.located import Located
 from mstar_core.config.schema import ITEM, Setting, words_of
-from mstar_core.errors import did_you_mean
+from mstar_core.errors import did_you_mean, nearest
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,26 +22,29 @@ class CheckedValue:
     setting: Setting
 
 
-def read(root: Located) -> dict[str, CheckedValue]:
-    """Return every value of the file by key. Raises ConfigError for the first invalid one."""
+def read(root: Located, faults: Faults) -> dict[str, CheckedValue]:
+    """Return every valid value of the file by key, and collect the faults of the others."""
     if not isinstance(root.value, dict):
         raise root.error("the file must contain a mapping", "", hint="begin with model: NAME")
-    return {value.key: value for value in _section(root, "", "")}
+    return {value.key: value for value in _section(root, "", "", faults)}
 
 
-def _section(place: Located, schema_key: str, key: str) -> Iterator[CheckedValue]:
+def _section(place: Located, schema_key: str, key: str, faults: Faults) -> Iterator[CheckedValue]:
     words = words_of(schema_key)
     if not isinstance(place.value, dict):
         raise place.error(f"{key} is {shown(place)}", key, hint=f"a section with {', '.join(words)}")
     for word, item in place.value.items():
         full = f"{key}.{word}" if key else word
-        if word not in words:
-            raise item.error(f"unknown key {full!r}", full, hint=did_you_mean(word, words))
-        yield from _value(item, words[word], full)
+        with faults.collected():
+            if word not in words:
+                raise item.error(f"unknown key {full!r}", full, hint=did_you_mean(word, words))
+            yield from _value(item, words[word], full, faults)
+    meant = {nearest(word, words) for word in place.value if word not in words}
     for word, wanted in words.items():
-        if wanted.required and word not in place.value:
+        if wanted.required and word not in place.value and word not in meant:
             full = f"{key}.{word}" if key else word
-            raise place.error(f"key {full!r} is missing", full, wanted.doc, hint=f"add {word}: {example(wanted)}")
+            with faults.collected():
+                raise place.error(f"key {full!r} is missing", full, wanted.doc, hint=f"add {word}: {example(wanted)}")
 
 
 def example(item: Setting) -> str:
@@ -52,16 +56,17 @@ def example(item: Setting) -> str:
     }.get(item.kind, "NAME")
 
 
-def _value(place: Located, item: Setting, key: str) -> Iterator[CheckedValue]:
+def _value(place: Located, item: Setting, key: str, faults: Faults) -> Iterator[CheckedValue]:
     match item.kind:
         case "section":
-            yield from _section(place, item.key, key)
+            yield from _section(place, item.key, key, faults)
         case "list of section":
             if not isinstance(place.value, list) or not place.value:
                 raise place.error(f"{key} is {shown(place)}", key, hint="a list with at least one entry")
             yield CheckedValue(key, len(place.value), place, item)
             for index, part in enumerate(place.value):
-                yield from _section(part, item.key + ITEM, f"{key}.{index}")
+                with faults.collected():
+                    yield from _section(part, item.key + ITEM, f"{key}.{index}", faults)
         case _:
             yield CheckedValue(key, check(place, item, key), place, item)
 
@@ -102,7 +107,7 @@ def _scalar(place: Located, item: Setting, key: str, kind: str = "") -> Any:
     if wanted == "string" and (not value.strip() or value != value.strip() or not value.isprintable()):
         raise place.error(f"{key} is {value!r}", key, hint="a printable text without leading or trailing blanks")
     if wanted in ("integer", "number") and not item.contains(value):
-        raise place.error(f"{key} is {value}", key, f"allowed is {item.allowed}")
+        raise place.error(f"{key} is {value}", key, f"allowed is {item.allowed}\n{item.doc}")
     return float(value) if wanted == "number" else value
 
 

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from mstar_core.config.deployment import ApiConfig, KVCacheConfig, TransportConfig
+from mstar_core.config.faults import Faults
 from mstar_core.config.load import ConfigFile, split_name
 from mstar_core.config.located import Located
 from mstar_core.config.placement import check_coverage, node_groups
 from mstar_core.config.read import CheckedValue, fits, read, shown
-from mstar_core.config.resolved import ResolvedConfig
+from mstar_core.config.resolved import NodeGroup, ResolvedConfig
 from mstar_core.config.schema import SETTINGS
 from mstar_core.errors import NotFound, did_you_mean
 from mstar_core.plugin import ModelSpec
@@ -20,14 +21,31 @@ _DEPLOYMENT: Final = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")
 
 
 def resolve(spec: ModelSpec, config: ConfigFile, *, variant: str = "") -> ResolvedConfig:
-    """Check a file against a model. Raises ConfigError with file, line, key and nearest name."""
-    values = read(config.root)
-    variant = _check_model(spec, values["model"]) or variant
-    _check_variant(spec, values, variant)
-    _check_name(values)
-    kwargs = _model_kwargs(spec, values.get("model_kwargs"))
-    groups = node_groups(spec, values)
-    check_coverage(spec, groups, values["node_groups"].place)
+    """Check a file against a model. Raises one ConfigError for all faults: file, line, key and nearest name of each."""
+    faults = Faults()
+    values = read(config.root, faults)
+    kwargs: dict[str, Any] = {}
+    groups: tuple[NodeGroup, ...] = ()
+    kv_cache = KVCacheConfig()
+    if "model" in values:
+        with faults.collected():
+            variant = _check_model(spec, values["model"], variant) or variant
+        if faults.spoil("model"):
+            faults.check()  # nodes and options of another model would only be more noise
+        with faults.collected():
+            _check_variant(spec, values, variant)
+    with faults.collected():
+        _check_name(values)
+    with faults.collected():
+        kwargs = _model_kwargs(spec, values.get("model_kwargs"), faults)
+    with faults.collected():
+        kv_cache = _kv_cache(spec, values)
+    if not faults.spoil("node_groups"):
+        with faults.collected():
+            groups = node_groups(spec, values, faults)
+            if not faults.spoil("node_groups"):
+                check_coverage(spec, groups, values["node_groups"].place)
+    faults.check()
     provenance = {key: value.place.source for key, value in values.items()}
     provenance |= {f"model_kwargs.{name}": f"model {spec.name}" for name in spec.model_kwargs}
     provenance |= _kwargs_sources(values.get("model_kwargs"))
@@ -41,7 +59,7 @@ def resolve(spec: ModelSpec, config: ConfigFile, *, variant: str = "") -> Resolv
         **{key: _or(values, key) for key in _PLAIN},
         model_kwargs=kwargs,
         node_groups=groups,
-        kv_cache=_kv_cache(spec, values),
+        kv_cache=kv_cache,
         transport=TransportConfig(**_struct(values, "transport")),
         api=ApiConfig(**_struct(values, "api")),
         config_file=config.shown,
@@ -68,17 +86,19 @@ def _struct(values: Mapping[str, CheckedValue], section: str) -> dict[str, Any]:
     return {key.removeprefix(f"{section}."): value.value for key, value in given}
 
 
-def _check_model(spec: ModelSpec, value: CheckedValue) -> str:
+def _check_model(spec: ModelSpec, value: CheckedValue, asked: str) -> str:
+    """Return the variant that the file names. asked: the variant of the command line, for the hint."""
     try:
         name, variant = split_name(value.value)
     except NotFound as error:
         raise value.place.error(error.title, "model", error.detail, error.hint) from None
     short = name.rpartition("/")[2]
+    suffix = f":{asked}" if asked and not variant else ""
     if short not in (spec.name, *spec.aliases):
         raise value.place.error(
             f"the file is for model {value.value!r}, requested is {spec.name!r}",
             "model",
-            hint=f"write model: {spec.name}, or leave out the name",
+            hint=f"mstarctl up {name}{suffix} with this file, or a file for {spec.name}",
         )
     return variant
 
@@ -131,13 +151,15 @@ def _shares(spec: ModelSpec, place: Located) -> dict[str, float]:
     return {name: float(item.value) for name, item in place.value.items()}
 
 
-def _model_kwargs(spec: ModelSpec, value: CheckedValue | None) -> dict[str, Any]:
+def _model_kwargs(spec: ModelSpec, value: CheckedValue | None, faults: Faults) -> dict[str, Any]:
     given = {} if value is None else value.place.value
     for name, place in given.items():
         key = f"model_kwargs.{name}"
-        if name not in spec.model_kwargs:
-            raise place.error(f"{spec.name} has no option {name!r}", key, hint=did_you_mean(name, spec.model_kwargs))
-        _check_like(place, key, spec.model_kwargs[name])
+        with faults.collected():
+            if name not in spec.model_kwargs:
+                hint = did_you_mean(name, spec.model_kwargs)
+                raise place.error(f"{spec.name} has no option {name!r}", key, hint=hint)
+            _check_like(place, key, spec.model_kwargs[name])
     return {**spec.model_kwargs, **{name: place.plain() for name, place in given.items()}}
 
 

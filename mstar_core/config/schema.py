@@ -93,9 +93,9 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         key="max_seq_len",
         kind="integer",
         default_text="the model's",
-        ge=1,
+        ge=16,
         le=16_777_216,
-        doc="Most tokens of one request, prompt and output together.",
+        doc="Most tokens of one request: its prompt with the tokens that the model adds, and its output.",
     ),
     Setting(
         key="max_concurrent_requests",

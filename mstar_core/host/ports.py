@@ -10,11 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from mstar_core.config.deployment import DeploymentSpec
+from mstar_core.config.deployment import EVERYWHERE, DeploymentSpec
 from mstar_core.errors import StartError
 from mstar_core.host.run_dir import RunDirectory, deployments
 
-EVERYWHERE: Final = ("0.0.0.0", "::")
 SEARCHED: Final = 64
 """Ports above the one in use among which the hint looks for a free one."""
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from mstar_core.errors import ConfigError
+from mstar_core.errors import ConfigError, StartError
+from mstar_core.host.folders import obstacle
 from mstar_core.host.groups import closed_to
 
 SOCKET_PATH_LIMIT: Final = 107
@@ -94,6 +95,17 @@ class RunDirectory:
                 key="name",
             )
 
+    def check_usable(self) -> None:
+        """Raise ConfigError if the directory cannot be made or is not private. Writes nothing."""
+        self.check_length()
+        why = obstacle(self.path)
+        if why:
+            raise ConfigError(
+                "the run directory cannot be written",
+                f"{self.path}: {why}",
+                "set MSTAR_RUNTIME_DIR to a folder that you own",
+            )
+
     def create(self, gid: int | None = None) -> None:
         """Create the directory (0700) and its folders. gid: a group that may enter it (0710) for the admin socket only.
 
@@ -151,7 +163,7 @@ class RunDirectory:
             return None
 
     def acquire(self) -> int:
-        """Take the lock, write the pid and return the descriptor to keep open. Raises ConfigError if it is held."""
+        """Take the lock, write the pid and return the descriptor to keep open. Raises StartError if it is held."""
         fd = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             if not lock_soon(fd) or not self._is_lock(fd):  # a deployment that just ended removed the directory
@@ -163,14 +175,15 @@ class RunDirectory:
         os.write(fd, str(os.getpid()).encode())
         return fd
 
-    def running_error(self, pid: int) -> ConfigError:
+    def running_error(self, pid: int) -> StartError:
         """Return the error of a second start with this name. pid: 0 if unknown."""
         detail = f"pid {pid}" if pid else "its pid is unknown"
-        return ConfigError(
+        return StartError(
             f"deployment {self.name!r} is already running",
             detail,
-            f"stop it with: mstarctl down {self.name}",
-            key="name",
+            f"stop it with: mstarctl down {self.name}, or choose another --name and --port",
+            phase="plan",
+            code="name_in_use",
         )
 
     def _is_lock(self, fd: int) -> bool:

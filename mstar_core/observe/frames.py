@@ -29,9 +29,9 @@ class DeploymentStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     """The head: identity, state, cause and totals of a deployment.
 
     state: starting, ready, degraded, draining, stopping, failed, unhealthy. phase: the slowest current start-up phase,
-    with `done` of `total`. running, waiting: requests; slots, queue_limit: their limits. ttft, ttfa: of the last
-    minute. audio_x: seconds of audio generated per second. cause: record of the failure that the deployment suffers
-    from, none once it is ready again or was stopped. last_failure: the last one, also after it is over: name, message,
+    with `done` of `total`. running, waiting: requests; slots, queue_limit: their limits. ttft, ttfa, latency (of
+    whole requests): of the last minute. audio_x: seconds of audio generated per second. cause: record of the failure
+    that the deployment suffers from, none once it is ready again or was stopped. last_failure: the last one, also after it is over: name, message,
     detail, time (seconds since the epoch) and log.
     """
 
@@ -65,6 +65,7 @@ class DeploymentStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     ttft_p99_ms: float | None = None
     ttfa_p50_ms: float | None = None
     ttfa_p99_ms: float | None = None
+    latency_p50_ms: float | None = None
     tokens_s: float = 0.0
     audio_x: float = 0.0
     pages_used: int = 0

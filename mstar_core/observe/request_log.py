@@ -145,8 +145,9 @@ class RequestRecord:
 class RequestLog:
     """All requests of a deployment. Owned by the state publisher.
 
-    shown: ended requests that watchers still see. ttft, ttfa: seconds, of the last minute. tokens, audio_s: generated
-    since the start. on_end: called with each request that ended, after LINGER_S, when its last spans have arrived.
+    shown: ended requests that watchers still see. ttft, ttfa, latency (of whole requests): seconds, of the last minute.
+    tokens, audio_s: generated since the start. on_end: called with each request that ended, after LINGER_S, when its
+    last spans have arrived.
     """
 
     def __init__(self, model: str) -> None:
@@ -154,7 +155,7 @@ class RequestLog:
         self.ended: OrderedDict[int, RequestRecord] = OrderedDict()
         self.shown: OrderedDict[int, RequestRecord] = OrderedDict()
         self.dirty: set[int] = set()
-        self.ttft, self.ttfa = Minute(), Minute()
+        self.ttft, self.ttfa, self.latency = Minute(), Minute(), Minute()
         self.tokens = 0
         self.audio_s = 0.0
         self.on_end: list[Callable[[RequestRecord], None]] = []
@@ -252,6 +253,8 @@ class RequestLog:
             self.ttft.add(now, news.ttft_s)
         if before.ttfa_s is None and news.ttfa_s is not None:
             self.ttfa.add(now, news.ttfa_s)
+        if news.state == "finished" and before.ended is None and news.ended is not None and news.started is not None:
+            self.latency.add(now, news.ended - news.started)
 
 
 def request_item(request: RequestStatus, now: float) -> dict[str, Any]:

@@ -370,7 +370,7 @@ class StatePublisher:
             phase="" if slowest is None or view.state != "starting" else f"{slowest.name}: {slowest.phase}",
             done=0 if slowest is None else slowest.phase_done,
             total=0 if slowest is None else slowest.phase_total,
-            endpoint=endpoint(spec.api.host, spec.api.port),
+            endpoint=spec.api.url,
             pid=os.getpid(),
             log_dir=spec.log_dir,
             started=view.started,
@@ -392,6 +392,7 @@ class StatePublisher:
             ttft_p99_ms=_ms(ttft[1]),
             ttfa_p50_ms=_ms(ttfa[0]),
             ttfa_p99_ms=_ms(ttfa[1]),
+            latency_p50_ms=_ms(log.latency.quantiles(now, 0.5)[0]),
             tokens_s=round(self._rate(now, log.tokens, "head", "tokens"), 1),
             audio_x=round(self._rate(now, log.audio_s, "head", "audio"), 2),
             pages_used=sum(node.pages_used for node in nodes.values()),
@@ -403,11 +404,6 @@ class StatePublisher:
 
     def _rate(self, now: float, value: float, *what: str) -> float:
         return self._rates[what].at(now, value)
-
-
-def endpoint(host: str, port: int) -> str:
-    """Return the api's URL for a client on this host."""
-    return f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
 
 
 def _start_order(child: Process) -> tuple[int, str]:

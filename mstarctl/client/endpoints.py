@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.errors import ConfigError, NotFound
 from mstar_core.host.run_dir import RunDirectory, deployments
 from mstarctl.client.reach import context_of
 from mstarctl.output.options import GlobalOptions
-
-EVERYWHERE: Final = ("0.0.0.0", "::")
 
 
 def name_here(options: GlobalOptions, name: str | None) -> str | None:
@@ -56,6 +52,4 @@ def spec_of(run: RunDirectory) -> DeploymentSpec:
 
 def endpoint_of(spec: DeploymentSpec) -> str:
     """Return the URL of the api of a deployment of this host."""
-    host = "127.0.0.1" if spec.api.host in EVERYWHERE else spec.api.host
-    scheme = "https" if spec.api.tls_cert else "http"
-    return f"{scheme}://[{host}]:{spec.api.port}" if ":" in host else f"{scheme}://{host}:{spec.api.port}"
+    return spec.api.url

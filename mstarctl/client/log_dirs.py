@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from mstar_core.errors import ConfigError
+from mstar_core.host.folders import obstacle
 from mstar_core.host.run_dir import check_name
 
 KEPT_STARTS: Final = 10
@@ -24,6 +25,14 @@ def state_root() -> Path:
     return (Path(home) if home else Path.home() / ".local" / "state") / "mstar"
 
 
+def check_log_dir(name: str) -> None:
+    """Raise ConfigError if the log folder of a new start cannot be made. Writes nothing."""
+    root = state_root() / check_name(name)
+    why = obstacle(root)
+    if why:
+        raise _unwritable(root, why)
+
+
 def new_log_dir(name: str) -> Path:
     """Create the log folder of a new start and remove all but the last ten. Raises ConfigError."""
     root = state_root() / check_name(name)
@@ -33,11 +42,12 @@ def new_log_dir(name: str) -> Path:
             shutil.rmtree(old, ignore_errors=True)
         return _new_folder(root)
     except OSError as error:
-        raise ConfigError(
-            "the log folder cannot be written",
-            f"{root}: {error.strerror}",
-            "set XDG_STATE_HOME to a folder that you own",
-        ) from error
+        raise _unwritable(root, str(error.strerror)) from error
+
+
+def _unwritable(root: Path, why: str) -> ConfigError:
+    hint = "set XDG_STATE_HOME to a folder that you own"
+    return ConfigError("the log folder cannot be written", f"{root}: {why}", hint)
 
 
 def _new_folder(root: Path) -> Path:

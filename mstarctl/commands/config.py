@@ -292,7 +292,8 @@ def diff(
             raise UsageError(
                 "only a deployment can be compared with its own file", hint=f"mstarctl config diff {left} OTHER"
             )
-        ours, theirs = running_settings(name), file_settings(name)
+        spec = running_spec(name)
+        ours, theirs = Settings(values=spec.settings, sources=spec.sources), file_settings(spec)
     else:
         ours, theirs = settings_of(left), settings_of(right)
     items = differences(ours, theirs)
@@ -330,11 +331,11 @@ def running_settings(name: str) -> Settings:
     return Settings(values=spec.settings, sources=spec.sources)
 
 
-def file_settings(name: str) -> Settings:
+def file_settings(spec: DeploymentSpec) -> Settings:
     """Return the settings that the same command line gives now: the current file, overridden by its options."""
-    spec = running_spec(name)
     if spec.config_file is None:
-        raise NotFound(f"{name} was started without a file", hint=f"mstarctl config diff deployment/{name} FILE")
+        hint = f"mstarctl config diff deployment/{spec.name} FILE"
+        raise NotFound(f"{spec.name} was started without a file", hint=hint)
     found = find(spec.model, Plugins.discover())
     variant = spec.weights_source if spec.weights_source in VARIANTS else ""
     target = Target(spec=found.spec, config=read_file(Path(spec.config_file)), variant=variant)
@@ -343,4 +344,10 @@ def file_settings(name: str) -> Settings:
         for key, source in spec.sources.items()
         if source.startswith("--")
     ]
-    return Settings.of(resolve_target(target, flags))
+    config = resolve_target(target, flags)
+    settings, present = Settings.of(config), present_gpus() if spec.gpus else ()
+    admitted = admission(found.spec, config, spec.plan, spec.gpus, present, spec.needed_bytes)
+    return Settings(
+        values={**settings.values, "max_concurrent_requests": admitted.count},
+        sources={**settings.sources, "max_concurrent_requests": admitted.why},
+    )

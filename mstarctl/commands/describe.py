@@ -6,17 +6,18 @@ from typing import Annotated, Any
 
 import typer
 
-from mstar_core.errors import UsageError, did_you_mean
+from mstar_core.errors import NotFound, UsageError, did_you_mean
 from mstar_core.host.run_dir import deployments
-from mstarctl.client import Known, find_known
+from mstarctl.client import Known, find_known, known_deployments
 from mstarctl.client.holders import holder_of, request_path
 from mstarctl.client.reach import context_of, known_at
-from mstarctl.complete import KINDS, deployment_names, described
+from mstarctl.complete import KINDS, deployment_names, described, plugin_names
 from mstarctl.objects.deployment import deployment_item, deployment_lines
 from mstarctl.objects.parts import gpu_item, node_item, part_lines, rank_item, request_lines
 from mstarctl.output import Printer
 from mstarctl.output.moments import dated, epoch_of
 from mstarctl.output.options import GlobalOptions
+from mstarctl.plugins import Plugins
 
 
 def describe(
@@ -24,8 +25,8 @@ def describe(
     what: Annotated[
         str,
         typer.Argument(
-            metavar="KIND/NAME",
-            help="deployment/NAME rank/N node/NODE gpu/N request/ID model/NAME plugin/NAME",
+            metavar="[KIND/]NAME",
+            help="deployment/NAME rank/N node/NODE gpu/N request/ID model/NAME plugin/NAME; a NAME alone is looked up",
             autocompletion=described,
         ),
     ],
@@ -40,13 +41,7 @@ def describe(
 ) -> None:
     """Show everything known about one object."""
     printer = Printer.of(ctx)
-    kind, slash, of = what.partition("/")
-    if kind not in KINDS:
-        raise UsageError(f"cannot describe {kind!r}", hint=did_you_mean(kind, KINDS))
-    if not slash or not of:
-        raise UsageError(
-            f"{what!r} is not KIND/NAME", hint="write, for example, deployment/orpheus, rank/0 or node/LLM"
-        )
+    kind, of = kind_and_name(what, printer)
     match kind:
         case "deployment":
             known = _deployment(printer.options, of)
@@ -64,7 +59,39 @@ def describe(
         case _:
             known = known_at(printer.options, name)
             item = rank_item(known, of) if kind == "rank" else node_item(known, of)
-            printer.item(kind, item, list(part_lines(f"{kind} {of} of {known.name}", item)))
+            is_wide = printer.format == "wide"
+            printer.item(kind, item, list(part_lines(f"{kind} {of} of {known.name}", item, is_wide=is_wide)))
+
+
+def kind_and_name(what: str, printer: Printer) -> tuple[str, str]:
+    """Split KIND/NAME, or look a NAME up. Raises UsageError for an unknown kind, NotFound for an unknown name."""
+    kind, slash, of = what.partition("/")
+    if slash and kind in KINDS and of:
+        return kind, of
+    if kind in KINDS and not of:
+        example = {"rank": "0", "gpu": "0", "node": "LLM", "request": "r-7f3a"}.get(kind, "orpheus")
+        raise UsageError(f"{what!r} names no {kind}", hint=f"write, for example, {kind}/{example}")
+    if slash:
+        raise UsageError(f"cannot describe {kind!r}", hint=did_you_mean(kind, KINDS))
+    found = kinds_of(what)
+    if not found:
+        hint = f"write KIND/{what}, with one of: {', '.join(KINDS)}"
+        raise NotFound(f"no object is called {what!r}", hint=hint, kind="object", name=what)
+    if len(found) > 1:
+        printer.say(f"{found[0]}/{what}; also: {', '.join(f'{other}/{what}' for other in found[1:])}")
+    return found[0], what
+
+
+def kinds_of(name: str) -> list[str]:
+    """Return the kinds of objects of this host that have a name, in the order in which `describe` prefers them."""
+    named = {
+        "deployment": {item.name for item in known_deployments()},
+        "node": {each.partition("/")[2] for each in described("node/")},
+        "request": {each.partition("/")[2] for each in described("request/")},
+        "model": {name for model in Plugins.discover().models() for name in (model.name, *model.aliases)},
+        "plugin": set(plugin_names("")),
+    }
+    return [kind for kind, names in named.items() if name in names]
 
 
 def _deployment(options: GlobalOptions, name: str) -> Known:

@@ -14,6 +14,7 @@ from typing import Final
 
 import typer
 
+from mstar_core.config.deployment import ApiConfig
 from mstar_core.errors import ExitCode, MstarError
 from mstar_core.host.gpu_locks import gpu_holder, lock_folder
 from mstar_core.host.ports import bind_error
@@ -177,7 +178,7 @@ def _locks() -> Iterator[Finding]:
 
 
 def _ports() -> Iterator[Finding]:
-    error = bind_error("0.0.0.0", USUAL_PORT)
+    error = bind_error(ApiConfig().host, USUAL_PORT)
     detail = "free" if error is None else f"{error.strerror}: use --port"
     yield Finding(name=f"port {USUAL_PORT}", state=OK if error is None else WARN, detail=detail)
 

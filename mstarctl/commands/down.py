@@ -1,12 +1,13 @@
-"""`mstarctl down`: drains a deployment, stops it, and waits until its processes are gone."""
+"""`mstarctl down`: drains deployments, stops them, and waits until their processes are gone."""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,7 +16,7 @@ from mstar_core.host.run_dir import RunDirectory, deployments
 from mstarctl.client import AdminClient
 from mstarctl.client.deployments import find_known, find_running, forget
 from mstarctl.client.reach import context_of, reached
-from mstarctl.complete import DeploymentName
+from mstarctl.complete import DeploymentNames
 from mstarctl.output import Printer, duration_text
 from mstarctl.output.durations import parse_duration
 
@@ -27,27 +28,43 @@ POLL_S = 0.1
 
 def down(
     ctx: typer.Context,
-    name: DeploymentName = None,
+    names: DeploymentNames = None,
     is_all: Annotated[bool, typer.Option("--all", help="stop every deployment of this host")] = False,
     is_now: Annotated[bool, typer.Option("--now", help="do not wait for requests in flight")] = False,
     grace: Annotated[str, typer.Option("--grace", metavar="TIME", help="time limit for requests in flight")] = "30s",
 ) -> None:
-    """Drain a deployment, then stop it."""
+    """Drain deployments, then stop them."""
     printer = Printer.of(ctx)
     grace_s = 0.0 if is_now else parse_duration(grace, "--grace")
-    if is_all and name is not None:
+    if is_all and names:
         raise UsageError("a NAME and --all exclude each other", hint="omit one of them")
     is_here = printer.options.socket is None and context_of(printer.options).is_local
     if not is_here:
         if is_all:
             raise UsageError("--all stops the deployments of this host", hint="name the one to stop")
-        stop_there(printer, name, grace_s=grace_s, is_now=is_now)
-        return
-    for run in _chosen(name, is_all, printer):
-        stop(run, printer, grace_s=grace_s, is_now=is_now)
+        items = [stop_there(printer, name, grace_s=grace_s, is_now=is_now) for name in one_or(names)]
+    else:
+        begun, runs = time.monotonic(), _chosen(names, is_all, printer)
+        # All drain at the same time.
+        asked = [(run, ask_stop(run, printer, grace_s=grace_s, is_now=is_now)) for run in runs]
+        items = [await_end(run, pid, begun, printer, grace_s + END_S) for run, pid in asked]
+    if printer.is_machine:
+        printer.items("deployment", items, ())
 
 
-def stop_there(printer: Printer, name: str | None, *, grace_s: float, is_now: bool) -> None:
+def one_or(names: Sequence[str] | None) -> list[str | None]:
+    """Return the names without repetitions; None, which means the only deployment, without any."""
+    return list(dict.fromkeys(names)) if names else [None]
+
+
+def stopped(name: str, begun: float, printer: Printer) -> dict[str, Any]:
+    """Report a deployment that has ended, and return it as data. begun: monotonic time at which its stop began."""
+    took_s = time.monotonic() - begun
+    printer.say(f"{name} has stopped after {duration_text(took_s)}")
+    return {"name": name, "state": "stopped", "took_s": round(took_s, 3)}
+
+
+def stop_there(printer: Printer, name: str | None, *, grace_s: float, is_now: bool) -> dict[str, Any]:
     """Stop a deployment of another host and wait until its socket is gone. Raises Unreachable if it does not end."""
     with reached(printer.options, name) as found:
         begun = time.monotonic()
@@ -57,18 +74,21 @@ def stop_there(printer: Printer, name: str | None, *, grace_s: float, is_now: bo
             try:
                 found.admin.head()
             except Unreachable:
-                printer.say(f"{found.name} has stopped after {duration_text(time.monotonic() - begun)}")
-                return
+                return stopped(found.name, begun, printer)
             time.sleep(POLL_S)
         raise Unreachable(f"{found.name} does not end", f"its socket still answers after {grace_s + END_S:.0f} s")
 
 
-def _chosen(name: str | None, is_all: bool, printer: Printer) -> list[RunDirectory]:
+def _chosen(names: Sequence[str] | None, is_all: bool, printer: Printer) -> list[RunDirectory]:
+    """Return the deployments to stop. Raises NotFound before any of them is stopped."""
     if not is_all:
-        try:
-            return [find_running(name)]
-        except NotFound as missing:
-            raise _not_running(name, missing) from None
+        found = []
+        for name in one_or(names):
+            try:
+                found.append(find_running(name))
+            except NotFound as missing:
+                raise _not_running(name, missing) from None
+        return found
     running = [run for run in deployments() if run.holder() is not None]
     if not running:
         printer.say("no deployment is running")
@@ -94,23 +114,27 @@ def _not_running(name: str | None, missing: NotFound) -> NotFound:
     return missing
 
 
-def stop(run: RunDirectory, printer: Printer, *, grace_s: float, is_now: bool) -> None:
-    """Stop one deployment and wait for its end. Raises Unreachable if it does not end."""
+def ask_stop(run: RunDirectory, printer: Printer, *, grace_s: float, is_now: bool) -> int | None:
+    """Make a supervisor drain and stop its deployment, and return its pid at once; None if it has just ended."""
     pid = run.holder()
     if pid is None:
-        return
-    begun = time.monotonic()
+        return None
     printer.say(f"{run.name}: {'stopping' if is_now else 'draining, then stopping'}")
     try:
         with AdminClient.of(run) as admin:
             admin.act("stop", **({"now": 1} if is_now else {"grace": int(grace_s)}))
     except Unreachable:  # a supervisor that does not answer still handles a signal
-        if pid <= 0 or run.holder() != pid:
-            return
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM)
-    wait_gone(run, pid, grace_s + END_S)
-    printer.say(f"{run.name} has stopped after {duration_text(time.monotonic() - begun)}")
+        if pid > 0 and run.holder() == pid:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+    return pid
+
+
+def await_end(run: RunDirectory, pid: int | None, begun: float, printer: Printer, limit_s: float) -> dict[str, Any]:
+    """Wait for the end of a deployment that is stopping. Raises Unreachable if it does not end in time."""
+    if pid is not None:
+        wait_gone(run, pid, limit_s)
+    return stopped(run.name, begun, printer)
 
 
 def wait_gone(run: RunDirectory, pid: int, limit_s: float) -> None:

@@ -16,11 +16,12 @@ MEANINGS: dict[ExitCode, str] = {
     ExitCode.INVALID: "invalid config, plugin or input file",
     ExitCode.NOT_FOUND: "no such object",
     ExitCode.UNREACHABLE: "deployment not reachable, or it accepts no requests now",
-    ExitCode.START_FAILED: "start failed",
+    ExitCode.START_FAILED: "start failed, also because the name, the port or a GPU is in use",
     ExitCode.TIMED_OUT: "timed out or stalled",
     ExitCode.ASSERTION: "assertion or regression failed",
     ExitCode.REFUSED: "refused (peer uid, read-only)",
-    ExitCode.INTERRUPTED: "Ctrl-C, or a request that was cancelled",
+    ExitCode.CANCELLED: "the request was cancelled by its id",
+    ExitCode.INTERRUPTED: "ended by Ctrl-C or a signal",
 }
 
 

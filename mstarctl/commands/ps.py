@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
 import typer
@@ -17,7 +18,10 @@ from mstarctl.objects.host import host_lines, read_host
 from mstarctl.output import Column, Printer, age_text
 from mstarctl.output.options import GlobalOptions
 
-COLUMNS = (
+LOOP: Final = (Column("LATENCY p50", "latency", is_right=True), Column("REQ/s", "requests_s", is_right=True))
+"""Columns of control loops, which have no first token: shown with -o wide, or if a deployment has no other figure."""
+
+COLUMNS: Final[tuple[Column, ...]] = (
     Column("NAME", "name"),
     Column("STATE", "state"),
     Column("RANKS", "ranks", is_right=True),
@@ -25,11 +29,11 @@ COLUMNS = (
     Column("TTFT p50", "ttft", is_right=True),
     Column("TEXT tok/s", "tokens", is_right=True),
     Column("AUDIO x", "audio", is_right=True),
+    *LOOP,
     Column("AGE", "age", is_right=True),
     Column("ENDPOINT", "address"),
     Column("MODEL", "model_shown", is_wide=True),
     Column("TTFT p99", "ttft_p99", is_wide=True, is_right=True),
-    Column("REQ/s", "requests_s", is_wide=True, is_right=True),
     Column("DONE", "finished", is_wide=True, is_right=True),
     Column("ERR", "failed", is_wide=True, is_right=True),
     Column("PAGES", "pages", is_wide=True, is_right=True),
@@ -45,8 +49,8 @@ NOTE_CELLS: Final = 80
 FAILED: Final = ("failed", "unhealthy", "silent")
 WATCH_S: Final = 1.0
 SUMS: Final = (
-    "running", "waiting", "preparing", "ttft_p50_ms", "ttft_p99_ms", "ttfa_p50_ms", "tokens_s", "audio_x",
-    "requests_s", "finished", "failed", "cancelled", "refused", "pages_used", "pages_total", "preempted",
+    "running", "waiting", "preparing", "ttft_p50_ms", "ttft_p99_ms", "ttfa_p50_ms", "latency_p50_ms", "tokens_s",
+    "audio_x", "requests_s", "finished", "failed", "cancelled", "refused", "pages_used", "pages_total", "preempted",
 )  # fmt: skip
 """Figures of a deployment, by their names on the admin socket."""
 
@@ -134,16 +138,24 @@ def _items(options: GlobalOptions, name: str | None) -> list[dict[str, Any]]:
 
 def _show(items: list[dict[str, Any]], printer: Printer) -> None:
     shown = items if printer.is_machine else [for_people(item) for item in items]
+    columns = COLUMNS if any(item["note"] for item in items) else COLUMNS[:-1]
+    if printer.format != "wide" and not any(map(_is_loop, items)):
+        columns = tuple(column for column in columns if column not in LOOP)
     printer.items(
         "deployment",
         shown,
-        COLUMNS if any(item["note"] for item in items) else COLUMNS[:-1],
+        columns,
         empty="no deployments; start one with: mstarctl up MODEL",
     )
     for item in items:
         if item["state"] == "stale":
             cleaned = "the next mstarctl up of this name, or mstarctl ps --clear, cleans it up"
             printer.say(f"{item['name']} is stale: its supervisor was killed; {cleaned}")
+
+
+def _is_loop(item: Mapping[str, Any]) -> bool:
+    """Return whether whole requests are all that can be measured: no first token, no first sound."""
+    return item["latency_p50_ms"] is not None and item["ttft_p50_ms"] is None and item["ttfa_p50_ms"] is None
 
 
 def _watch(name: str | None, printer: Printer, before: list[dict[str, Any]]) -> None:
@@ -221,11 +233,12 @@ def for_people(item: dict[str, Any]) -> dict[str, Any]:
         "load": None if running is None else f"{running}/{waiting or 0}",
         "ttft": _ms(item["ttft_p50_ms"]),
         "ttft_p99": _ms(item["ttft_p99_ms"]),
+        "latency": _ms(item["latency_p50_ms"]),
         "tokens": f"{item['tokens_s']:.0f}" if item["tokens_s"] else None,
         "audio": f"{item['audio_x']:.1f}" if item["audio_x"] else None,
         "pages": f"{item['pages_used']}/{pages}" if pages else None,
         "age": None if age is None else age_text(age),
-        "address": (item["endpoint"] or "").partition("://")[2],
+        "address": (item["endpoint"] or "").removeprefix("http://"),
         "model_shown": f"{item['model']}:{item['weights']}" if item["weights"] in ("tiny", "mini") else item["model"],
         "cause_text": _short(_cause_text(item)),
         "note": _short(item["note"]),

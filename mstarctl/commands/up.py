@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import select
 import shlex
 import signal
 import stat
@@ -22,7 +24,7 @@ from mstar_core.host.run_dir import runtime_root
 from mstarctl.client import AdminClient
 from mstarctl.client.deployments import forget, read_outcome
 from mstarctl.client.reach import only_here
-from mstarctl.objects.deployment import held_text
+from mstarctl.objects.deployment import held_text, places
 from mstarctl.output import Printer
 from mstarctl.output.units import counted
 from mstarctl.start.example import example_call
@@ -145,9 +147,12 @@ def show_dry(planned: Planned, printer: Printer) -> None:
         "weights": spec.weights_source, "folder": spec.folder, "host": spec.api.host, "port": spec.api.port,
         "run_dir": spec.run_dir, "max_seq_len": spec.max_seq_len,
         "max_concurrent_requests": spec.max_concurrent_requests, "kv_cache": spec.kv_cache,
-        "ranks": [_rank_item(rank) for rank in spec.plan.ranks],
+        "ranks": [_rank_item(rank) for rank in spec.plan.ranks], "nodes": places(spec.plan),
     }  # fmt: skip
     lines = [f"rank {r.rank}  {r.device}  {held_text(msgspec.structs.asdict(r))}" for r in spec.plan.ranks]
+    # Placements by walk, such as prompts on one rank and decoding on another, and replicas.
+    shared = {place.node for place in spec.plan.placements if place.walks or len(place.replicas) > 1}
+    lines += [f"{node}: {where}" for node, where in places(spec.plan).items() if node in shared]
     lines += [
         f"api     {spec.api.host}:{spec.api.port}",
         f"weights {spec.folder or spec.weights_source}",
@@ -179,7 +184,8 @@ def run_detached(started: Started, planned: Planned, printer: Printer, *, is_wai
 def run_attached(started: Started, planned: Planned, printer: Printer, presses: int = 0) -> None:
     """Stay until the deployment ends. The first Ctrl-C drains it, or ends its start; the second stops it.
 
-    presses: of Ctrl-C before. Raises Exit with the status of an interrupted program after any.
+    A terminal that is closed, or a reader such as `head` that has left, acts like Ctrl-C. presses: of Ctrl-C before.
+    Raises Exit with the status of an interrupted program after any.
     """
     seen, is_ready = 0, False
     with _interruptible():
@@ -192,13 +198,13 @@ def run_attached(started: Started, planned: Planned, printer: Printer, presses: 
                     is_ready, seen = True, int(snapshot["deployment"]["last_event"])
                     _say_ready(snapshot, planned, printer)
                     notify(READY, f"serves on {planned.spec.api.host}:{planned.spec.api.port}")
-                    printer.say("  Ctrl-C drains and stops it")
+                    printer.say("  Ctrl-C drains and stops it, and so does closing this terminal; with -d it stays")
                 for event in _events(started, seen):
                     seen = int(event["n"])
                     _say_event(event, printer)
                 wait_end(started)
                 break
-            except KeyboardInterrupt:
+            except (KeyboardInterrupt, BrokenPipeError):
                 presses += 1
                 _ask_stop(started, printer, presses, is_ready=is_ready)
     outcome = read_outcome(started.log_dir)
@@ -218,6 +224,7 @@ def run_attached(started: Started, planned: Planned, printer: Printer, presses: 
 def _ask_stop(started: Started, printer: Printer, presses: int, *, is_ready: bool) -> None:
     now = presses > 1 or not is_ready
     notify(STOPPING)
+    _keep_stderr()
     if is_ready:
         line = "stopping now" if now else "draining: requests in flight finish first; Ctrl-C again stops now"
         printer.say(f"\n{line}")
@@ -229,12 +236,27 @@ def _ask_stop(started: Started, printer: Printer, presses: int, *, is_ready: boo
             started.process.send_signal(signal.SIGTERM)
 
 
+def _keep_stderr() -> None:
+    """Send narration to nowhere if the reader of stderr is gone, so that the stop itself does not fail."""
+    if not has_reader(2):
+        os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), 2)
+
+
+def has_reader(fd: int) -> bool:
+    """Return whether what is written to a descriptor can be read: false for a closed pipe and a closed terminal."""
+    poll = select.poll()
+    poll.register(fd, 0)
+    return not any(events & (select.POLLERR | select.POLLHUP | select.POLLNVAL) for _, events in poll.poll(0))
+
+
 def _events(started: Started, seen: int) -> Iterator[dict[str, Any]]:
     """Yield events after number `seen`, until the supervisor has ended."""
     while not started.has_ended:
         try:
             with AdminClient.of(started.run) as admin:
                 for event in admin.lines("/v1/events", follow=1, since=seen):
+                    if not has_reader(2) and stat.S_ISFIFO(os.fstat(2).st_mode):
+                        raise BrokenPipeError
                     if event is not None:
                         seen = int(event["n"])
                         yield event
@@ -309,7 +331,9 @@ def _interruptible() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in ENDING[1:]}
+    # An ignored signal stays ignored: `nohup mstarctl up` survives its terminal.
+    heeded = [number for number in ENDING[1:] if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupt) for number in heeded}
     try:
         yield
     finally:

@@ -46,11 +46,11 @@ def _recorded(known: Known) -> dict[str, Any]:
         "socket": str(known.run.admin_socket),
         "command": list(spec.argv),
         "gpus": spec.gpus,
-        "nodes": _places(spec.plan),
+        "nodes": places(spec.plan),
     }
 
 
-def _places(plan: Plan) -> dict[str, str]:
+def places(plan: Plan) -> dict[str, str]:
     """Return where each node runs: `rank 0 for prefill; rank 1 for decode`, `rank 0 or 1`, `ranks 0+1` for a group."""
     found: dict[str, list[str]] = {}
     for placement in plan.placements:

@@ -11,6 +11,7 @@ from mstarctl.client import Known
 from mstarctl.output import duration_text, size_text
 from mstarctl.output.moments import MOMENTS, time_of_day
 from mstarctl.output.table import escape
+from mstarctl.output.units import counted
 from mstarctl.start.gpus import gpus
 
 PROCESS: Final = ("state", "pid", "incarnation", "restarts", "phase", "phases_s", "facts")
@@ -109,11 +110,15 @@ def request_lines(item: dict[str, Any]) -> Iterator[str]:
     yield from part_lines(f"request {item['name']} of {item['deployment']}", {**facts, **times})
 
 
-def part_lines(title: str, item: dict[str, Any]) -> Iterator[str]:
-    """Return a part as lines of text, with units; empty values are omitted."""
+def part_lines(title: str, item: dict[str, Any], *, is_wide: bool = True) -> Iterator[str]:
+    """Return a part as lines of text, with units; empty values are omitted. is_wide: raw counters too."""
     yield title
     for key, value in item.items():
         if key in ("name", "deployment", "rank") or value in (None, "", {}, []):
+            continue
+        if key == "values" and not is_wide:
+            many = sum(len(part) if isinstance(part, dict) else 1 for part in value.values())
+            yield f"  {key:<16} {counted(many, 'counter')}, shown with -o wide"
             continue
         if not isinstance(value, dict):
             yield f"  {key:<16} {shown(key, value)}"

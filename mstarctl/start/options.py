@@ -30,8 +30,8 @@ class UpOptions:
     target: Annotated[
         str | None,
         typer.Argument(
-            metavar="MODEL[:tiny]|FILE",
-            help="a model, its embedded default checkpoint, or a file",
+            metavar="MODEL[:tiny|:mini]|FILE",
+            help="a model (:tiny has random weights, :mini is a trained miniature), or a deployment file",
             autocompletion=target_names,
         ),
     ] = None
@@ -76,7 +76,7 @@ class UpOptions:
             help="parent of the run directory; other commands then need MSTAR_RUNTIME_DIR",
         ),
     ] = None
-    host: Annotated[str | None, typer.Option("--host", help="address of the api; default 0.0.0.0")] = None
+    host: Annotated[str | None, typer.Option("--host", help="address of the api; default 127.0.0.1")] = None
     port: Annotated[int | None, typer.Option("--port", help="port of the api; default 8000")] = None
     api_key: Annotated[
         list[str] | None, typer.Option("--api-key", help="require this key from clients; repeatable")

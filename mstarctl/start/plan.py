@@ -15,14 +15,16 @@ import msgspec
 
 from mstar_core.config.deployment import DeploymentSpec, Plan
 from mstar_core.config.graph_view import graph_of
-from mstar_core.config.load import read_file, shipped, split_name
+from mstar_core.config.load import shipped, split_name
 from mstar_core.config.resolved import NodeGroup, ResolvedConfig
-from mstar_core.errors import ConfigError, PluginError, UsageError, WeightsError, did_you_mean
+from mstar_core.errors import ConfigError, PluginError, StartError, UsageError, WeightsError, did_you_mean
+from mstar_core.host.certificates import load_certificate
 from mstar_core.host.groups import group_id
 from mstar_core.host.ports import check_port, port_claimant
 from mstar_core.host.run_dir import RunDirectory, check_name
 from mstar_core.plugin import ModelSpec
 from mstarctl.authoring.config_file import Settings
+from mstarctl.client.log_dirs import check_log_dir
 from mstarctl.output.durations import parse_duration
 from mstarctl.plugins import Plugins
 from mstarctl.start.admission import admission, weights_on_devices
@@ -32,7 +34,7 @@ from mstarctl.start.devices import Devices, choose_devices, torch_version
 from mstarctl.start.gpus import count_gpus, gpu_keys, gpu_processes, gpus, visible_gpus
 from mstarctl.start.moves import check_moves
 from mstarctl.start.options import UpOptions
-from mstarctl.start.target import Override, Target, find, parse_set, resolve_target
+from mstarctl.start.target import Override, Target, find, named_file, parse_set, resolve_target
 from mstarctl.start.transports import check_protocol, check_transport, transport_cautions, unused_transport
 from mstarctl.version import client_version
 
@@ -153,8 +155,8 @@ def find_target(options: UpOptions, plugins: Plugins) -> Target:
     target = find(options.target, plugins)
     if options.config is None:
         return chosen_target(options, target)
-    config = shipped(target.spec).get(str(options.config), options.config)
-    return Target(spec=target.spec, config=read_file(config), variant=target.variant)
+    config = named_file(options.config, shipped(target.spec))
+    return Target(spec=target.spec, config=config, variant=target.variant)
 
 
 def chosen_target(options: UpOptions, target: Target) -> Target:
@@ -321,8 +323,20 @@ def check_host(run: RunDirectory, config: ResolvedConfig) -> None:
     pid = run.holder()
     if pid is not None:
         raise run.running_error(pid)
-    run.check_length()
+    run.check_usable()
+    check_log_dir(run.name)
+    check_certificate(config)
     check_port(config.api.host, config.api.port, port_claimant(config.api.host, config.api.port, run))
+
+
+def check_certificate(config: ResolvedConfig) -> None:
+    """Raise ConfigError, with the file and line or the flag, for certificate files that the api cannot load."""
+    api = config.api
+    try:
+        load_certificate(api.tls_cert, api.tls_key)
+    except StartError as error:
+        key = "api.tls_cert" if api.tls_cert is not None else "api.tls_key"
+        raise config.error(key, error.title, error.detail, error.hint) from error
 
 
 def claim_gpus(config: ResolvedConfig, plan: Plan, needed: int) -> dict[str, str]:

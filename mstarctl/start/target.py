@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from mstar_core.config.load import SUFFIXES, ConfigFile, default_config, read_file, shipped, split_name
 from mstar_core.config.located import Located, parse
 from mstar_core.config.resolution import resolve
 from mstar_core.config.resolved import ResolvedConfig
-from mstar_core.errors import NotFound, UsageError, did_you_mean, nearest
+from mstar_core.errors import ConfigError, NotFound, UsageError, did_you_mean, nearest
 from mstar_core.plugin import ModelSpec
 from mstarctl.plugins import Plugins
+
+LISTED: Final = 12
+"""Shipped files that a hint lists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +39,18 @@ def _all_shipped(specs: Sequence[ModelSpec]) -> Iterator[tuple[str, Path]]:
 
 
 def looks_like_file(text: str) -> bool:
-    """Return whether a command-line word is a file rather than a model."""
-    return text.endswith(SUFFIXES) or "/" in text and Path(text).is_file()
+    """Return whether a command-line word is a file rather than a model, which may be called `dist/model`."""
+    return text.endswith(SUFFIXES) or text.startswith(("/", "./", "../")) or "/" in text and Path(text).exists()
+
+
+def named_file(given: Path, layouts: Mapping[str, Path]) -> ConfigFile:
+    """Read a file by its path, else by the name of a shipped one, with or without its suffix. Raises ConfigError."""
+    stem = given.name.removesuffix(given.suffix) if given.suffix in SUFFIXES else given.name
+    if str(given) == given.name and stem in layouts and not given.exists():
+        return read_file(layouts[stem])
+    if not given.exists() and str(given) == given.name and (len(layouts) <= LISTED or nearest(stem, layouts)):
+        raise ConfigError(f"{given} does not exist", hint=did_you_mean(stem, layouts), file=str(given), key="")
+    return read_file(given)
 
 
 def find(text: str, plugins: Plugins) -> Target:
@@ -45,13 +58,15 @@ def find(text: str, plugins: Plugins) -> Target:
 
     Raises NotFound with the nearest name, ConfigError for a bad file, PluginError for an unusable plugin.
     """
+    layouts = dict(_all_shipped(plugins.models()))
     if looks_like_file(text):
-        return _of_file(read_file(Path(text)), plugins, variant="")
+        return _of_file(named_file(Path(text), layouts), plugins, variant="")
     name, variant = split_name(text)
     try:
         spec = plugins.model(name)
+        if name in spec.aliases and name in layouts:  # the file's name says more than the model's alias
+            return _of_file(read_file(layouts[name]), plugins, variant=variant)
     except NotFound as missing:
-        layouts = dict(_all_shipped(plugins.models()))
         if name in layouts:
             return _of_file(read_file(layouts[name]), plugins, variant=variant)
         hint = (

@@ -76,7 +76,8 @@ WAYS: dict[ExitCode, Callable[[Cli, Path], Said]] = {
 ELSEWHERE = {
     ExitCode.START_FAILED: "tests/cli/life/test_up_plans.py::test_a_taken_port_is_an_error_that_names_a_free_one",
     ExitCode.ASSERTION: "tests/cli/life/test_whole.py::test_a_control_loop_counts_its_deadlines",
-    ExitCode.INTERRUPTED: "tests/cli/life/test_whole.py::test_a_long_request_is_watched_and_cancelled",
+    ExitCode.CANCELLED: "tests/cli/life/test_whole.py::test_a_long_request_is_watched_and_cancelled",
+    ExitCode.INTERRUPTED: "tests/cli/life/test_interrupted.py::test_ctrl_c_ends_a_start",
 }
 """Codes that need a deployment; their tests are named here, so that no code is without one."""
 

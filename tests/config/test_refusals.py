@@ -99,7 +99,7 @@ REFUSED = {
     "a date": (GOOD + "name: 2026-01-01\n", 6, "name", None),
     "a list for a section": (GOOD + "api: [1]\n", 6, "api", None),
     "no yaml": (GOOD + "name: [\n", 7, "", None),
-    "a tag": (GOOD + "name: !!python/object:os.system x\n", 6, "", None),
+    "a tag": (GOOD + "name: !!python/object:os.system x\n", 6, "name", None),
     "empty": ("", 1, "", None),
     "a list": ("- 1\n", 1, "", None),
     "port out of range": (GOOD + "api:\n  port: 70000\n", 7, "api.port", None),

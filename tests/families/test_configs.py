@@ -72,7 +72,6 @@ def test_every_model_ships_its_default(model: str) -> None:
 def test_the_defaults_are_those_that_operators_know() -> None:
     assert {name: spec.default_config for name, spec in SPECS.items()} == {
         "bagel": "bagel_single_gpu",
-        "bagel_cfg_parallel": "bagel_cfg_parallel",
         "orpheus": "orpheus_colocated",
         "pi05": "pi05",
         "qwen3_omni": "qwen3omni_2gpu",

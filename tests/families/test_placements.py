@@ -32,13 +32,11 @@ FILES = [path for path in sorted((ROOT / "configs").glob("*.yaml")) if "_tp2" no
 """All files but those of tensor parallelism, which tests of their own serve."""
 
 SHORT = {"max_output_tokens": 10}
-SAME = {"bagel_cfg_parallel": "bagel"}
-"""Models that differ from another one in their placement only."""
 
 
 @functools.lru_cache(maxsize=1)
 def small_of(model: str) -> Miniature:
-    return Miniature(SPECS[SAME.get(model, model)])
+    return Miniature(SPECS[model])
 
 
 def placed(path: Path) -> tuple[Miniature, Plan]:
@@ -51,7 +49,7 @@ def placed(path: Path) -> tuple[Miniature, Plan]:
 def by_model(paths: Sequence[Path]) -> list[Path]:
     """Order files by model, because one miniature is kept at a time."""
     models = {path: yaml.safe_load(path.read_text(encoding="utf-8"))["model"] for path in paths}
-    return sorted(paths, key=lambda path: (SAME.get(models[path], models[path]), path.stem))
+    return sorted(paths, key=lambda path: (models[path], path.stem))
 
 
 MOVING = ("_pd_", "cfg_parallel")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from mstar_core.config.deployment import ApiConfig
-from mstar_core.errors import ConfigError, ExitCode, MstarError
+from mstar_core.errors import ExitCode, MstarError, StartError
 from mstar_core.host.run_dir import RunDirectory
 from mstarctl.client import AdminClient
 from mstarctl.client.deployments import known
@@ -67,11 +67,11 @@ def test_a_second_start_of_the_name_is_refused_and_the_first_continues(start: La
     second = start()
     with pytest.raises(MstarError) as caught:
         wait_ready(second, nothing)
-    assert second.process.wait(LIMIT_S) == ExitCode.INVALID
+    assert second.process.wait(LIMIT_S) == ExitCode.START_FAILED
     assert f"pid {first.process.pid}" in outcome(second)["cause"]["detail"]
     assert "already running" in caught.value.title
     wait_until(lambda: known(first.run).state == "ready", "the first start does not answer")
-    with pytest.raises(ConfigError, match="already running"):
+    with pytest.raises(StartError, match="already running"):
         first.run.acquire()
 
 

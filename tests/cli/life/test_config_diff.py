@@ -6,12 +6,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from mstar_core.config.load import read_file
 from mstar_core.errors import ExitCode
-from mstarctl.authoring.config_file import Settings
+from mstarctl.authoring.config_file import Settings, differences
+from mstarctl.commands.config import file_settings
 from mstarctl.plugins import Plugins
 from mstarctl.start.launch import Started, wait_ready
+from mstarctl.start.options import UpOptions
+from mstarctl.start.plan import make_planned
 from mstarctl.start.target import Target, parse_set, resolve_target
+from tests.fakes.ports import free_port
 
 Cli = Callable[..., Any]
 Launch = Callable[..., Started]
@@ -22,7 +28,9 @@ def test_what_changed_since_the_start_is_shown_with_its_places(tool: Cli, start:
     file = tmp_path / "mine.yaml"
     file.write_text(TEXT)
     target = Target(spec=Plugins.discover().model("orpheus"), config=read_file(file))
-    config = Settings.of(resolve_target(target, [parse_set("max_seq_len=4096")]))
+    config = Settings.of(
+        resolve_target(target, [parse_set("max_seq_len=4096"), parse_set("max_concurrent_requests=32")])
+    )
     started = start(config_file=str(file), settings=dict(config.values), sources=dict(config.sources))
     wait_ready(started, lambda snapshot: None)
     same = tool("config", "diff", "deployment/fake", "-o", "json")
@@ -49,3 +57,19 @@ def test_one_side_alone_is_compared_with_nothing(tool: Cli) -> None:
     said = tool("config", "diff", "orpheus")
     assert (said.code, "only a deployment can be compared" in said.err) == (ExitCode.USAGE, True)
     assert tool("config", "diff", "deployment/none").code == ExitCode.NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"target": "orpheus:mini", "device": "cpu"},
+        {"target": "pi05:mini", "port": 8123, "timeout": "90s", "name": "arm"},
+        {"target": "orpheus", "sets": ["max_queue=7", "kv_cache.pages=512"], "remote_media": ["example.org"]},
+        {"target": "bagel_cfg_parallel:mini", "no_console": True},
+    ],
+    ids=lambda words: words["target"],
+)
+def test_nothing_differs_right_after_a_start(runtime: Path, words: dict[str, Any]) -> None:
+    words = {"port": free_port(), **words}
+    spec = make_planned(UpOptions(**words)).spec
+    assert differences(Settings(values=spec.settings, sources=spec.sources), file_settings(spec)) == []

@@ -39,7 +39,7 @@ def ends(*started: Started) -> tuple[Started, MstarError]:
 def test_two_starts_of_one_name_at_once_and_another_beside(start: Launch, tool: Cli) -> None:
     winner, error = ends(start("twin"), start("twin"))
     assert error.title == "deployment 'twin' is already running" and str(winner.process.pid) in error.detail
-    assert error.exit_code is ExitCode.INVALID
+    assert (error.exit_code, error.code) == (ExitCode.START_FAILED, "name_in_use")
     assert [(item["name"], item["state"]) for item in tool("ps", "-o", "json").items] == [("twin", "ready")]
 
     wait_ready(start("alone"), lambda snapshot: None)

@@ -133,8 +133,8 @@ def test_a_dry_run_shows_the_plan_and_starts_nothing(tool: Cli, runtime: Path) -
 
 
 def test_a_key_removes_the_warning_of_an_open_address(tool: Cli) -> None:
-    open_to_all = tool("up", "orpheus:tiny", "--dry-run", *own_port())
-    with_key = tool("up", "orpheus:tiny", "--dry-run", "--api-key", "secret", *own_port())
+    open_to_all = tool("up", "orpheus:tiny", "--dry-run", "--host", "0.0.0.0", *own_port())
+    with_key = tool("up", "orpheus:tiny", "--dry-run", "--host", "0.0.0.0", "--api-key", "secret", *own_port())
     assert "--api-key" in open_to_all.err
     assert "--api-key" not in with_key.err and "secret" not in with_key.out + with_key.err
 
@@ -234,3 +234,91 @@ def test_a_failed_start_names_the_nearest_one_that_would_run(tool: Cli, monkeypa
     assert "mstarctl up orpheus:tiny runs on the CPU" in said.err
     said = tool("up", "orpheus", "--log-level", "loud", "--dry-run")
     assert said.code == 2 and "orpheus:tiny" not in said.err
+
+
+def test_the_api_serves_this_host_only_by_default(tool: Cli) -> None:
+    said = tool("up", "orpheus:tiny", "--dry-run", "-o", "json", *own_port())
+    assert (said.items[0]["host"], "is open to every host" in said.err) == ("127.0.0.1", False)
+
+
+@pytest.mark.parametrize("way", [["--dry-run"], ["-d"]], ids=["dry run", "start"])
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["--tls-cert", "nope.pem", "--tls-key", "nope.key"], "the certificate"),
+        (["--tls-key", "nope.key"], "must be set together"),
+        (["--api-key-file", "nope.keys"], "--api-key-file nope.keys cannot be read"),
+        (["--socket-path-prefix", "in-the-way/x"], "the run directory cannot be written"),
+    ],
+    ids=["certificate", "half a pair", "key file", "run directory"],
+)
+def test_files_of_a_start_are_checked_in_its_plan(
+    tool: Cli, tmp_path: Path, given: list[str], words: str, way: list[str]
+) -> None:
+    (tmp_path / "in-the-way").write_text("")
+    said = tool("up", "orpheus:tiny", *way, *given, *own_port())
+    assert (said.code, words in said.err) == (ExitCode.INVALID, True), said.err
+    assert list(deployments()) == []
+
+
+def test_a_log_folder_that_cannot_be_written_is_found_by_a_dry_run(
+    tool: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "in-the-way").write_text("")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "in-the-way"))
+    said = tool("up", "orpheus:tiny", "--dry-run", *own_port())
+    assert (said.code, "the log folder cannot be written" in said.err) == (ExitCode.INVALID, True), said.err
+
+
+def test_a_dry_run_names_the_walks_and_the_replicas_of_each_rank(tool: Cli) -> None:
+    said = tool("up", "orpheus_pd_disaggregated:tiny", "--dry-run", *own_port())
+    assert "LLM: rank 0 for prefill; rank 1 for decode" in said.out, said.err
+    assert "LLM: rank 0 or 1" in tool("up", "orpheus_replicas:tiny", "--dry-run", *own_port()).out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["bagel_cfg_parallel:mini"],
+        ["bagel:mini", "--config", "bagel_cfg_parallel"],
+        ["bagel:mini", "--config", "bagel_cfg_parallel.yaml"],
+        ["bagel_cfg_parallel.yaml", "--set", "model=bagel:mini"],
+    ],
+    ids=" ".join,
+)
+def test_parallel_guidance_is_a_layout_of_the_one_model(tool: Cli, words: list[str]) -> None:
+    said = tool("up", *words, "--dry-run", "-o", "json", *own_port())
+    assert said.code == ExitCode.DONE, said.err
+    (item,) = said.items
+    assert (item["model"], item["name"], item["weights"]) == ("bagel", "bagel_cfg_parallel", "mini")
+    assert [rank["nodes"] for rank in item["ranks"]][1:] == [["LLM_cfg_text"], ["LLM_cfg_img"]]
+
+
+def test_a_file_that_is_not_there_gets_the_nearest(tool: Cli) -> None:
+    said = tool("up", "orpheus:mini", "--config", "orpheus_colocate.yaml", "--dry-run")
+    assert (said.code, "did you mean 'orpheus_colocated'?" in said.err) == (ExitCode.INVALID, True), said.err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "hint"),
+    [
+        (["nosuch.yaml"], ExitCode.INVALID, "mstarctl models ls"),
+        (["bad.yaml"], ExitCode.INVALID, "check indentation, colons and brackets"),
+        (["binary.yaml"], ExitCode.INVALID, "a deployment file is YAML"),
+        ([str(Path("/tmp"))], ExitCode.INVALID, "give a YAML file, or --weights /tmp"),
+        (["orpheus", "--port", "eighty"], ExitCode.USAGE, "give a whole number"),
+        (
+            ["orpheus:mini", "--set", "max_seq_len=1"],
+            ExitCode.INVALID,
+            "its prompt with the tokens that the model adds",
+        ),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_wrong_command_names_the_way_out(
+    tool: Cli, tmp_path: Path, words: list[str], code: ExitCode, hint: str
+) -> None:
+    (tmp_path / "bad.yaml").write_text("model: orpheus\n  x: [1,\n")
+    (tmp_path / "binary.yaml").write_bytes(bytes(range(128, 256)))
+    said = tool("up", *words)
+    assert (said.code, hint in said.err) == (code, True), said.err

@@ -112,7 +112,7 @@ def test_a_sentence_becomes_a_file(here: Cli) -> None:
     assert here("call", "--text", "x", "--out", "a.png").code == ExitCode.USAGE
     assert here("call").code == ExitCode.USAGE
     second = here("up", "orpheus:tiny", "-d", "--port", str(free_port()))
-    assert (second.code, "already running" in second.err) == (ExitCode.INVALID, True)
+    assert (second.code, "already running" in second.err) == (ExitCode.START_FAILED, True)
 
 
 def test_a_control_loop_counts_its_deadlines(here: Cli) -> None:
@@ -177,7 +177,7 @@ def test_a_long_request_is_watched_and_cancelled(here: Cli, deployed: Path, tmp_
         done = here("cancel", "long")
         assert done.code == 0, done.err
         _, err = calling.communicate(timeout=WAIT_S)
-        assert calling.returncode == ExitCode.INTERRUPTED and "cancelled" in err
+        assert calling.returncode == ExitCode.CANCELLED and "cancelled" in err
         watching.send_signal(signal.SIGINT)
         watching.communicate(timeout=WAIT_S)
     assert watching.returncode == ExitCode.INTERRUPTED

@@ -144,7 +144,7 @@ def spec(sizes: Sizes) -> ModelSpec:
         name="bagel",
         title="BAGEL 7B-MoT: reads text and images, writes text, paints and edits images",
         plugin="bagel",
-        aliases=("bagel-7b-mot",),
+        aliases=("bagel-7b-mot", "bagel_cfg_parallel"),
         inputs=(Text(), Image()),
         outputs=(Text(), Image(max_count=1)),
         params=Params,
@@ -212,15 +212,7 @@ def _sides(rule: ResizeRule) -> tuple[int, int]:
 
 @hookimpl
 def mstar_models() -> Sequence[ModelSpec]:
-    single = spec(Sizes())
-    parallel = replace(
-        single,
-        name="bagel_cfg_parallel",
-        title=f"{single.title}; guidance on three ranks",
-        aliases=(),
-        default_config="bagel_cfg_parallel",
-    )
-    return [single, parallel]
+    return [spec(Sizes())]
 
 
 WORKLOADS = (
