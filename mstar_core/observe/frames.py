@@ -31,8 +31,8 @@ class DeploymentStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     state: starting, ready, degraded, draining, stopping, failed, unhealthy. phase: the slowest current start-up phase,
     with `done` of `total`. running, waiting: requests; slots, queue_limit: their limits. ttft, ttfa, latency (of
     whole requests): of the last minute. audio_x: seconds of audio generated per second. cause: record of the failure
-    that the deployment suffers from, none once it is ready again or was stopped. last_failure: the last one, also after it is over: name, message,
-    detail, time (seconds since the epoch) and log.
+    that the deployment suffers from, none once it is ready again or was stopped. last_failure: the last one, also after
+    it is over: name, message, detail, time (seconds since the epoch) and log.
     """
 
     name: str
