@@ -101,7 +101,7 @@ class MstarError(Exception):
         return "; ".join(part for part in (self.title, self.detail, self.hint) if part)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Exceptions of the media pool travel between processes with every field.
+        # A copy has every field; the default copies the title alone.
         return (_rebuild, (type(self), self.title, self.detail, self.hint, self.code, self.facts))
 
     @property

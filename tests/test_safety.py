@@ -16,6 +16,9 @@ SOURCES = sorted(
     if "tests" not in path.relative_to(ROOT).parts
 )
 FORBIDDEN_IMPORTS = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve"}
+PICKLING = {"ForkingPickler", "Pipe", "Manager"}
+"""Names of multiprocessing whose readers unpickle what the other process wrote."""
+
 FORBIDDEN_CALLS = {"eval", "exec", "compile"}
 
 
@@ -25,6 +28,14 @@ def sins(tree: ast.AST) -> Iterator[str]:
         match node:
             case ast.Import(names=names):
                 yield from (f"imports {a.name}" for a in names if a.name.partition(".")[0] in FORBIDDEN_IMPORTS)
+            case ast.ImportFrom(module="multiprocessing.reduction", names=names):
+                yield from (f"imports {a.name}, which pickles" for a in names if a.name != "DupFd")
+            case ast.ImportFrom(
+                module="multiprocessing.connection" | "multiprocessing.queues" | "multiprocessing.managers"
+            ):
+                yield "imports a channel that pickles"
+            case ast.Attribute(attr=name) | ast.alias(name=name) if name in PICKLING:
+                yield f"uses multiprocessing's {name}, which pickles"
             case ast.ImportFrom(module=str(module)) if module.partition(".")[0] in FORBIDDEN_IMPORTS:
                 yield f"imports from {module}"
             case ast.Call(func=ast.Name(id=name)) if name in FORBIDDEN_CALLS:
@@ -53,6 +64,11 @@ def test_no_module_turns_bytes_into_code(path: Path) -> None:
     [
         "import pickle",
         "from pickle import loads",
+        "from multiprocessing.reduction import ForkingPickler",
+        "from multiprocessing import reduction\nreduction.ForkingPickler.loads(b'')",
+        "from multiprocessing import Pipe",
+        "import multiprocessing\nmultiprocessing.get_context('spawn').Pipe()",
+        "from multiprocessing.connection import Connection",
         "eval('1')",
         "import torch\ntorch.load('x')",
         "import torch\ntorch.load('x', weights_only=False)",

@@ -8,15 +8,15 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from mstar_core.api.preprocess.child import Answer
+from mstar_core.api.preprocess.child import Answer, JobCall
 from mstar_core.api.preprocess.pool import Pool
-from mstar_core.api.preprocess.process import MakeProcess, ProcessorProcess
+from mstar_core.api.preprocess.process import MakeProcess, Note, ProcessorProcess
 from mstar_core.errors import BadMedia, PluginError, RequestError
 from mstar_core.plugin.processor import Inputs, PromptRequest
 
@@ -38,12 +38,12 @@ class Counted(ProcessorProcess):
 
 
 class Unreadable(ProcessorProcess):
-    """The real process, whose first answer cannot be unpickled."""
+    """The real process, whose first answer cannot be read."""
 
     reads = 0
 
-    def load(self, size: int) -> list[Answer]:
-        found = super().load(size)
+    def load(self, note: Note, calls: Sequence[JobCall]) -> list[Answer]:
+        found = super().load(note, calls)
         self.reads += 1
         if self.reads == 1:
             raise ValueError("unreadable")
@@ -221,7 +221,7 @@ async def test_a_processor_that_cannot_be_made_is_a_failed_start() -> None:
 
 HOLDER = f"""
 import asyncio
-from mstar_core.api.preprocess.child import Answer
+from mstar_core.api.preprocess.child import Answer, JobCall
 from mstar_core.api.preprocess.pool import Pool
 
 async def hold():

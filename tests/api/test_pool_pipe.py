@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
-from collections.abc import Iterator
-from pickle import PicklingError
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
+import msgspec
 import numpy as np
 import pytest
 
+from mstar_core.api.preprocess.child import Answer, JobCall
+from mstar_core.api.preprocess.forms import Fields, Malformed, Reader, restored
 from mstar_core.api.preprocess.pipe import KEPT_BYTES, MessageMemory, PoolPipe
-from mstar_core.plugin.processor import PromptRequest
+from mstar_core.api.preprocess.process import Note, ProcessorProcess, checked
+from mstar_core.errors import BadMedia, RequestError, TooLarge
+from mstar_core.plugin.media.limits import MediaLimits
+from mstar_core.plugin.processor import Inputs, MediaPart, PromptRequest, SegmentInputs, Turn
 from tests.api.test_pool import pool_of
 
 MIB = 1 << 20
@@ -41,7 +47,7 @@ def test_messages_of_every_size_arrive_both_ways(ends: tuple[PoolPipe, PoolPipe]
         ours.send(value)
         note = theirs.note()
         got = theirs.load(note)
-        assert note >= size and got["data"] == value["data"] and np.array_equal(got["array"], value["array"])
+        assert note[0] >= size and got["data"] == value["data"] and np.array_equal(got["array"], value["array"])
         theirs.send(got)
         back = ours.receive()
         assert back["data"] == value["data"] and back["number"] == number
@@ -94,9 +100,9 @@ def test_a_system_without_memory_fails_one_message(
     assert theirs.receive() == b"small"
 
 
-def test_what_cannot_be_pickled_is_told_and_the_next_message_goes(ends: tuple[PoolPipe, PoolPipe]) -> None:
+def test_what_has_no_form_is_told_and_the_next_message_goes(ends: tuple[PoolPipe, PoolPipe]) -> None:
     ours, theirs = ends
-    with pytest.raises((AttributeError, TypeError, PicklingError)):
+    with pytest.raises(TypeError):
         ours.send((bytes(9 * MIB), lambda: None))
     assert not theirs.poll(0) and taken_bytes(ours) <= KEPT_BYTES
     ours.send("next")
@@ -126,7 +132,134 @@ async def test_a_process_gets_and_gives_messages_of_every_size(size: int) -> Non
 @pytest.mark.parametrize("size", [8, 200_000, 3 * MIB])
 async def test_a_job_that_cannot_be_sent_fails_alone(size: int) -> None:
     async with pool_of() as pool:
-        with pytest.raises((AttributeError, TypeError, PicklingError)):
+        with pytest.raises(TypeError):
             await pool._run("postprocess", bytes(size), lambda: None)
         assert pool.busy == 0
         assert (await pool.prompt(PromptRequest(text="abc"))).prompt_tokens == 3
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Params:
+    """Parameters as a plugin declares them."""
+
+    seed: int | None = None
+    noise: tuple[tuple[float, ...], ...] | None = None
+    names: tuple[str, ...] = ()
+
+
+REQUEST = PromptRequest(
+    text="a", texts=("a", "b"), turns=[Turn(role="user", order=[("text", 0)])],
+    media=[MediaPart(modality="image", data=b"x" * 900)],
+    order=[("text", 0), ("image", 0)], params=Params(seed=2**63 - 1, noise=((0.5,), (1.0,)), names=("n",)),
+    outputs=frozenset(("text",)), limits=MediaLimits(video_frames=3),
+)  # fmt: skip
+
+
+def test_a_pool_process_gets_the_request_with_its_own_types(ends: tuple[PoolPipe, PoolPipe]) -> None:
+    ours, theirs = ends
+    ours.send([("prompt", (REQUEST,)), ("decode", (REQUEST.limits, (0, 1), *REQUEST.media))])
+    (prompt, (request,)), decode = theirs.receive()
+    assert (prompt, request) == ("prompt", REQUEST)
+    assert isinstance(request.params.noise[0], tuple) and decode == ("decode", (REQUEST.limits, (0, 1), *REQUEST.media))
+
+
+def test_the_api_gets_inputs_and_errors_of_its_own_types(ends: tuple[PoolPipe, PoolPipe]) -> None:
+    ours, theirs = ends
+    ids = np.arange(5, dtype=np.int32)
+    made = Inputs(
+        arrays={"ids": ids, "none": np.zeros((0, 3), "<f4"), "one": np.zeros(())},
+        segments=[SegmentInputs(kind="text", arrays={"x": ids[::2]}, length=3)],
+        prompt_tokens=5, params=dataclasses.replace(REQUEST.params, seed=7), metadata={"image": {"width": np.int64(4)}},
+    )  # fmt: skip
+    error = TooLarge("long", "detail", "hint", field="text", allowed=[1, 2], code="own", object=object())
+    theirs.send([(True, made), (False, error)])
+    (is_done, inputs), (is_failed, got) = ours.receive()
+    assert (is_done, is_failed) == (True, False) and isinstance(inputs.params, Fields), (
+        "the api imports no class by name"
+    )
+    inputs = restored(inputs, REQUEST.params)
+    assert inputs.params == dataclasses.replace(REQUEST.params, seed=7) and inputs.metadata == {"image": {"width": 4}}
+    assert np.array_equal(inputs.arrays["ids"], ids) and inputs.arrays["none"].shape == (0, 3)
+    assert inputs.arrays["one"].shape == () and np.array_equal(inputs.segments[0].arrays["x"], ids[::2])
+    assert type(got) is TooLarge and (got.title, got.detail, got.hint, got.code) == ("long", "detail", "hint", "own")
+    assert got.facts["allowed"] == [1, 2] and got.status == 413
+
+
+def ext(code: int, value: Any) -> msgspec.msgpack.Ext:
+    return msgspec.msgpack.Ext(code, msgspec.msgpack.encode(value))
+
+
+HOSTILE: list[Any] = [
+    ext(1, ["<f4", [1 << 62, 1 << 62], 0]), ext(1, ["<f4", [-4], 0]), ext(1, ["O", [1], 0]), ext(1, ["f4,f4", [1], 0]),
+    ext(1, ["|u1", [200], 0]), ext(1, ["|u1", [4], -2]), ext(1, ["|V8", [1], 0]), ext(1, ["|u1", [True], 0]),
+    ext(2, [0, 1 << 40]), ext(2, [-1, 4]), ext(2, [90, 20]), [ext(2, [0, 60]), ext(2, [0, 60])],
+    ext(3, ["MstarError", {}]), ext(3, ["Inputs", {"unknown": 1}]), ext(3, ["Inputs", {"1": 1}]), ext(3, [1, {}]),
+    ext(4, ["SystemExit", "a", "b", "c", "d", {}]), ext(4, ["TooLarge", "a", "b", "c", "d", {"code": "e"}]),
+    ext(99, []), ext(5, ["os:system", 3]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", HOSTILE, ids=range(len(HOSTILE)))
+def test_an_answer_out_of_form_is_refused(value: Any) -> None:
+    with pytest.raises(Malformed):
+        Reader(memoryview(bytes(100)), trusts_names=False).value(msgspec.msgpack.encode(value))
+
+
+def test_an_answer_creates_no_object_by_name() -> None:
+    made = Reader(memoryview(b""), trusts_names=False).value(
+        msgspec.msgpack.encode(ext(5, ["os:system", {"command": "x"}]))
+    )
+    assert made == Fields({"command": "x"})
+
+
+@pytest.mark.parametrize(
+    "call, found",
+    [
+        (("recode", (b"", "png", None)), (True, "text")), (("prompt", (REQUEST,)), (True, b"")),
+        (("prompt", (REQUEST,)), 3),
+        (("prompt", (REQUEST,)), (True, Inputs(arrays={"x": 1}))),  # type: ignore[dict-item]
+        (("decode", (None, (), *REQUEST.media)), (True, [])), (("postprocess", (b"", "audio")), (True, (b"", {1: 2}))),
+        (("recode", ()), (False, "error")),
+    ],
+)  # fmt: skip
+def test_an_answer_of_another_type_is_refused(call: Any, found: Any) -> None:
+    with pytest.raises(Malformed):
+        checked(call, found)
+
+
+def test_a_note_of_another_size_ends_the_conversation(ends: tuple[PoolPipe, PoolPipe]) -> None:
+    ours, theirs = ends
+    for data in (b"short", bytes(15)):
+        theirs._pipe.send(data)
+        with pytest.raises(EOFError):
+            ours.note()
+    for note in ((1 << 40, 8), (8, 16), (8, 0)):
+        with pytest.raises(Malformed):
+            ours.load(note)
+
+
+def test_a_pool_process_cannot_shrink_the_memory(ends: tuple[PoolPipe, PoolPipe]) -> None:
+    memory: Any = ends[1]._to_peer
+    with pytest.raises(OSError, match="not permitted"):
+        os.ftruncate(memory._fd, 0)
+
+
+def test_numbers_and_texts_without_a_form_are_the_requests_fault(ends: tuple[PoolPipe, PoolPipe]) -> None:
+    for value in (1 << 70, [1 << 70], "\ud800"):
+        with pytest.raises(RequestError):
+            ends[0].send(value)
+
+
+class Lying(ProcessorProcess):
+    """The real process, whose answers are cut: what a decoder that a file took over could send."""
+
+    def load(self, note: Note, calls: Sequence[JobCall]) -> list[Answer]:
+        return super().load((note[0], note[1] - 1), calls)
+
+
+async def test_an_invalid_answer_fails_its_job_and_ends_the_process() -> None:
+    async with pool_of(make=Lying) as pool:
+        for _ in range(2):
+            with pytest.raises(BadMedia):
+                await pool.prompt(PromptRequest(text="abc"))
+        assert pool.busy == 0

@@ -7,10 +7,10 @@ import os
 import resource
 import signal
 from collections.abc import Mapping
-from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, Final
 
+from mstar_core.api.preprocess.forms import encoded
 from mstar_core.api.preprocess.pipe import PoolPipe
 from mstar_core.api.preprocess.seccomp import deny_network
 from mstar_core.errors import MstarError, PluginError
@@ -67,7 +67,7 @@ def serve(pipe: PoolPipe, target: str, folder: Path | None, model_kwargs: Mappin
                 pipe.send(answers)
             except OSError:
                 raise
-            except Exception:  # noqa: BLE001  a plugin's own type cannot be pickled
+            except Exception:  # noqa: BLE001  a plugin's own type has no form
                 pipe.send([sendable(each) for each in answers])
 
 
@@ -104,16 +104,16 @@ def decode_files(
 
 
 def sendable(found: Answer) -> Answer:
-    """Return the answer, or the error of pickling it."""
+    """Return the answer, or the error of encoding it."""
     try:
-        ForkingPickler.dumps(found)
+        encoded(found, lambda data: 0)
     except Exception as error:  # noqa: BLE001  whatever a plugin's type raises
         return False, as_ours(error)
     return found
 
 
 def as_ours(error: Exception) -> MstarError:
-    """Return an error that can be pickled; foreign errors become PluginError."""
+    """Return an error that can be sent; foreign errors become PluginError."""
     if isinstance(error, MstarError):
         return error
     return PluginError("the processor failed", f"{type(error).__name__}: {error}", phase="processor")

@@ -1,20 +1,24 @@
-"""Pipe between the api and a pool process: messages in shared memory, announced through a pipe.
+"""Pipe between the api and a pool process: messages in shared memory, announced through a socket.
 
-A pipe holds about 100 KB, so a camera image sent through it wakes both processes several times, which takes longer than
-decoding it. Messages are therefore pickled into memory that both processes map, and the pipe carries only their size.
-Both ends run code of this project.
+A socket holds about 200 KB, so a camera image sent through it wakes both processes several times, which takes longer
+than decoding it. Messages are therefore written into memory that both processes map, and the socket carries only their
+size. The api does not trust the other end: `forms` checks every message, a note never blocks its reader, and neither
+process can change the size of the memory.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import mmap
-import multiprocessing
 import os
+import select
+import socket
 import struct
-from multiprocessing.connection import Connection
-from multiprocessing.reduction import DupFd, ForkingPickler
+from multiprocessing.reduction import DupFd
 from typing import Any, Final, Self
+
+from mstar_core.api.preprocess.forms import HEAD_BYTES, Malformed, Reader, encoded
 
 MEMORY_BYTES: Final = 2 << 30
 """Largest message, per direction. The memory is sparse: unused pages are not allocated."""
@@ -23,10 +27,8 @@ STEP_BYTES: Final = 1 << 20
 KEPT_BYTES: Final = 4 << 20
 """Memory that stays allocated after a message was read; the rest is freed."""
 
-PROTOCOL: Final = 5
-"""Pickle protocol that writes arrays without an intermediate copy. Source: PEP 574."""
-
-NOTE: Final = struct.Struct("!Q")
+NOTE: Final = struct.Struct("!QQ")
+"""Size of a message, and of the MessagePack at its end."""
 
 
 class MessageMemory:
@@ -35,8 +37,10 @@ class MessageMemory:
     def __init__(self, fd: int | None = None) -> None:
         """fd: existing memory, owned from now on; None: allocate new memory."""
         if fd is None:
-            fd = os.memfd_create("mstar-pool", os.MFD_CLOEXEC)
+            fd = os.memfd_create("mstar-pool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.ftruncate(fd, MEMORY_BYTES)
+            # A process that shrinks the memory would end the reader by SIGBUS.
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         self._fd = fd
         self._memory = mmap.mmap(fd, MEMORY_BYTES)
         self._allocated = 0
@@ -44,23 +48,28 @@ class MessageMemory:
     def __reduce__(self) -> tuple[Any, ...]:
         return _received, (DupFd(self._fd),)  # valid only while a process is spawned
 
-    def dump(self, value: Any) -> int:
-        """Pickle a message into the memory. Returns its size. Raises MemoryError if it does not fit."""
+    def dump(self, value: Any) -> tuple[int, int]:
+        """Write a message into the memory. Returns its size and that of its MessagePack.
+
+        Raises MemoryError if it does not fit, TypeError for a type without a form.
+        """
         self._memory.seek(0)
         try:
-            ForkingPickler(self, PROTOCOL).dump(value)
+            head = encoded(value, self._append)
+            self._append(head)
         except BaseException:
             self._free()  # the reader will not see the message
             raise
         self._allocated = min(self._allocated, KEPT_BYTES)  # the reader frees the rest
-        return self._memory.tell()
+        return self._memory.tell(), len(head)
 
-    def write(self, data: Any) -> None:
-        """Append some bytes. Called by the pickler."""
-        end = self._memory.tell() + memoryview(data).nbytes
+    def _append(self, data: Any) -> int:
+        start = self._memory.tell()
+        end = start + memoryview(data).nbytes
         if end > self._allocated:
             self._allocate(end)
         self._memory.write(data)
+        return start
 
     def _allocate(self, end: int) -> None:
         if end > MEMORY_BYTES:
@@ -72,10 +81,14 @@ class MessageMemory:
             raise MemoryError(f"a message of a pool process has no memory: {error.strerror}") from error
         self._allocated += missing
 
-    def load(self, size: int) -> Any:
-        """Unpickle the message of `size` bytes."""
-        with memoryview(self._memory) as view, view[:size] as message:
-            value = ForkingPickler.loads(message)
+    def load(self, size: int, head_size: int, *, trusts_names: bool) -> Any:
+        """Return the message of `size` bytes. Raises Malformed."""
+        if not 0 < head_size <= size <= MEMORY_BYTES or (head_size > HEAD_BYTES and not trusts_names):
+            raise Malformed("a message of an invalid size")
+        start = size - head_size
+        head = self._memory[start:size]  # copied before it is checked: the writer could still change the memory
+        with memoryview(self._memory) as view, view[:start] as data:
+            value = Reader(data, trusts_names=trusts_names).value(head)
         if size > KEPT_BYTES:
             self._free()
         return value
@@ -99,18 +112,22 @@ def _received(fd: Any) -> MessageMemory:
 class PoolPipe:
     """One end of the pipe. Used by one thread at a time. Raises OSError and EOFError if the other end is gone.
 
-    Each end waits for the answer to its message before it sends the next one.
+    Each end waits for the answer to its message before it sends the next one. is_api: this end is the api's.
     """
 
-    def __init__(self, pipe: Connection, to_peer: MessageMemory, from_peer: MessageMemory) -> None:
+    def __init__(self, pipe: socket.socket, to_peer: MessageMemory, from_peer: MessageMemory, *, is_api: bool) -> None:
         self._pipe, self._to_peer, self._from_peer = pipe, to_peer, from_peer
+        self._is_api = is_api
 
     @classmethod
     def pair(cls) -> tuple[Self, Self]:
-        """Return both ends. One may be an argument of a spawned process, and is then closed here."""
-        ours, theirs = multiprocessing.get_context("spawn").Pipe()
+        """Return the api's end and the other one, which may be an argument of a spawned process."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # a note arrives whole or not at all
         there, back = MessageMemory(), MessageMemory()
-        return cls(ours, there, back), cls(theirs, back, there)
+        return cls(ours, there, back, is_api=True), cls(theirs, back, there, is_api=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _received_pipe, (DupFd(self._pipe.fileno()), self._to_peer, self._from_peer)
 
     def fileno(self) -> int:
         """Return the descriptor that becomes readable with a message."""
@@ -118,20 +135,25 @@ class PoolPipe:
 
     def poll(self, timeout_s: float = 0.0) -> bool:
         """Wait for a message."""
-        return self._pipe.poll(timeout_s)
+        waiting = select.poll()
+        waiting.register(self._pipe, select.POLLIN)
+        return bool(waiting.poll(timeout_s * 1000))
 
     def send(self, value: Any) -> None:
-        """Send a message without blocking. Raises MemoryError if it does not fit into the memory."""
-        self._pipe.send_bytes(NOTE.pack(self._to_peer.dump(value)))
+        """Send a message without blocking. Raises MemoryError if it does not fit, TypeError if it has no form."""
+        self._pipe.send(NOTE.pack(*self._to_peer.dump(value)))
 
-    def note(self) -> int:
-        """Wait for the size of the next message. Does not block once the descriptor is readable."""
-        size: int = NOTE.unpack(self._pipe.recv_bytes())[0]
-        return size
+    def note(self) -> tuple[int, int]:
+        """Wait for the sizes of the next message. Does not block once the descriptor is readable."""
+        data = self._pipe.recv(NOTE.size)
+        if len(data) != NOTE.size:
+            raise EOFError
+        size, head_size = NOTE.unpack(data)
+        return size, head_size
 
-    def load(self, size: int) -> Any:
-        """Return the message of this size."""
-        return self._from_peer.load(size)
+    def load(self, note: tuple[int, int]) -> Any:
+        """Return the message of this note. Raises Malformed."""
+        return self._from_peer.load(*note, trusts_names=not self._is_api)
 
     def receive(self) -> Any:
         """Wait for a message and return it."""
@@ -143,3 +165,7 @@ class PoolPipe:
         if not is_shared:
             self._to_peer.close()
             self._from_peer.close()
+
+
+def _received_pipe(pipe: Any, to_peer: MessageMemory, from_peer: MessageMemory) -> PoolPipe:
+    return PoolPipe(socket.socket(fileno=pipe.detach()), to_peer, from_peer, is_api=False)

@@ -35,7 +35,7 @@ CORES_EACH: Final = 4
 """Most processes of a pool without a fixed size: one per so many cores, at most `MAX_PARALLEL`."""
 
 LOOP_BYTES: Final = 1 << 20
-"""Messages up to this size are pickled on the event loop, which is faster than waking a thread."""
+"""Messages up to this size are encoded on the event loop, which is faster than waking a thread."""
 
 SMALL_BYTES: Final = 16 << 10
 MAX_BATCH: Final = 64
@@ -283,7 +283,7 @@ class Pool:
         return jobs
 
     def _is_sent(self, process: ProcessorProcess, jobs: Sequence[PoolJob]) -> bool:
-        """Send jobs from the event loop. Returns False if they are too large or cannot be pickled."""
+        """Send jobs from the event loop. Returns False if they are too large or have no form."""
         if jobs[0].size > LOOP_BYTES:
             return False
         try:
@@ -300,17 +300,17 @@ class Pool:
 
         def answered() -> None:
             loop.remove_reader(pipe)
-            size = process.note()
-            if size is not None and size <= LOOP_BYTES:
+            note, calls = process.note(), [job.call for job in jobs]
+            if note is not None and note[0] <= LOOP_BYTES:
                 limit.cancel()
                 try:
-                    answers = process.load(size)
+                    answers = process.load(note, calls)
                 except Exception as error:  # noqa: BLE001  reported to the callers
                     answers = [(False, error)] * len(jobs)
                 self._settle(jobs, answers)
                 self._end(process)
             else:
-                self._spawn(self._collect(process, jobs, limit, process.answer, size))
+                self._spawn(self._collect(process, jobs, limit, process.answer, note, calls))
             self._running.discard(over)
             over.set_result(None)
 
@@ -338,7 +338,7 @@ class Pool:
         """Wait for answers on a thread. Jobs that failed together are repeated one by one."""
         try:
             self._settle(jobs, await self._in_thread(work, *args))
-        except Exception as error:  # noqa: BLE001  the process died, or a job cannot be pickled
+        except Exception as error:  # noqa: BLE001  the process died, or a job has no form
             if len(jobs) == 1:
                 jobs[0].settle((False, error))
             else:

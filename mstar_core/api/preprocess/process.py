@@ -10,11 +10,18 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from mstar_core.api.preprocess.child import Answer, JobCall, serve
+from mstar_core.api.preprocess.forms import Malformed, restored
 from mstar_core.api.preprocess.pipe import PoolPipe
-from mstar_core.errors import BadMedia, StartError
+from mstar_core.errors import BadMedia, MstarError, PluginError, StartError
+from mstar_core.plugin.processor import Inputs, MediaPart, SegmentInputs
 
 START_S: Final = 300.0
+
+Note = tuple[int, int]
+"""Sizes of an answer and of its MessagePack."""
 
 log = logging.getLogger("mstar.api.pool")
 
@@ -65,49 +72,65 @@ class ProcessorProcess:
         if not ours.poll(START_S):
             self.kill()
         try:
-            is_started, value = ours.receive()
-        except (EOFError, OSError):
-            is_started, value = False, StartError("a pool process ended while it was starting", phase="pool")
-        if not is_started:
-            self.stop()
-            raise value
-        self.is_inline, self.is_parallel = value
+            found = ours.receive()
+        except (EOFError, OSError, Malformed):
+            found = (False, StartError("a pool process ended while it was starting", phase="pool"))
+        match found:
+            case (True, (bool() as is_inline, bool() as is_parallel)):
+                self.is_inline, self.is_parallel = is_inline, is_parallel
+            case (False, MstarError() as error):
+                self.stop()
+                raise error
+            case _:
+                self.stop()
+                raise StartError("a pool process started with an invalid message", phase="pool")
 
     def send(self, calls: Sequence[JobCall]) -> None:
-        """Send jobs without blocking. Raises pickling errors, and MemoryError if they are too large."""
+        """Send jobs without blocking. Raises TypeError without a form, MemoryError if they are too large."""
         assert self._pipe is not None
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # found again by `answer`
             self._pipe.send(calls)
         self.jobs += len(calls)
 
-    def note(self) -> int | None:
-        """Return the size of an answer once `answers` is readable; None if the process died."""
+    def note(self) -> Note | None:
+        """Return the sizes of an answer once `answers` is readable; None if the process died."""
         assert self._pipe is not None
         try:
             return self._pipe.note()
         except (EOFError, OSError):
             return None
 
-    def load(self, size: int) -> list[Answer]:
-        """Return the answers of this size."""
+    def load(self, note: Note, calls: Sequence[JobCall]) -> list[Answer]:
+        """Return the answers to `calls`. Raises BadMedia, and ends the process, if they are not valid.
+
+        A decoder that a file took over can answer anything.
+        """
         assert self._pipe is not None
-        found: list[Answer] = self._pipe.load(size)
-        return found
+        try:
+            found = self._pipe.load(note)
+            if not isinstance(found, list) or len(found) != len(calls):
+                raise Malformed("the number of answers is wrong")
+            return [checked(call, each) for call, each in zip(calls, found, strict=True)]
+        except Malformed as error:
+            log.error("a pool process sent an invalid answer and is ended: %s", error)
+            self.stop()
+            raise unreadable() from error
 
     def run(self, calls: Sequence[JobCall]) -> list[Answer]:
         """Run jobs of any size and wait for their answers. Raises BadMedia if the process dies."""
         self.send(calls)
-        return self.answer(self.note())
+        return self.answer(self.note(), calls)
 
-    def answer(self, size: int | None) -> list[Answer]:
-        """Return the answers of this size, and free a dead process (None). Raises BadMedia if it died."""
-        if size is not None:
-            return self.load(size)
+    def answer(self, note: Note | None, calls: Sequence[JobCall]) -> list[Answer]:
+        """Return the answers to `calls`, and free a dead process (None). Raises BadMedia if it died."""
+        if note is not None:
+            return self.load(note, calls)
         if self._process is not None:
+            self._process.kill()  # its end of the socket may be closed while it goes on
             self._process.join()
             log.error("a pool process ended with status %s during a job", self._process.exitcode)
         self.stop()
-        raise BadMedia("the input could not be read", hint="decoding it crashed or took too long")
+        raise unreadable()
 
     def end(self) -> None:
         """Kill the process for good, even while it starts."""
@@ -128,6 +151,49 @@ class ProcessorProcess:
         if self._pipe is not None:
             self._pipe.close()
         self._process = self._pipe = None
+
+
+def unreadable() -> BadMedia:
+    """Return the error of a job whose process died or sent an invalid answer."""
+    return BadMedia("the input could not be read", hint="decoding it crashed or took too long")
+
+
+def checked(call: JobCall, found: Any) -> Answer:
+    """Return the answer to one job. Raises Malformed if it is not one."""
+    name, args = call
+    match name, found:
+        case _, (False, MstarError() as error):
+            return False, error
+        case "prompt", (True, Inputs() as inputs) if _is_whole(inputs):
+            try:
+                return True, restored(inputs, args[0].params)
+            except PluginError as error:
+                return False, error
+        case "decode", (True, list(parts)) if len(parts) == len(args) - 2 and all(map(_is_decoded, parts)):
+            return True, parts
+        case "recode", (True, bytes()):
+            return True, found[1]
+        case "postprocess", (True, (bytes(), dict() as metadata)) if all(isinstance(key, str) for key in metadata):
+            return True, found[1]
+    raise Malformed(f"the answer to {name} has another type")
+
+
+def _is_whole(inputs: Inputs) -> bool:
+    """Return whether the fields of decoded inputs have their types."""
+    parts: list[Any] = [inputs, *(inputs.segments if isinstance(inputs.segments, list | tuple) else [None])]
+    return (
+        all(
+            isinstance(part, Inputs | SegmentInputs)
+            and isinstance(part.arrays, dict)
+            and all(isinstance(name, str) and isinstance(value, np.ndarray) for name, value in part.arrays.items())
+            for part in parts
+        )
+        and type(inputs.prompt_tokens) is int
+    )
+
+
+def _is_decoded(value: Any) -> bool:
+    return isinstance(value, tuple) and len(value) == 2 and type(value[0]) is int and isinstance(value[1], MediaPart)
 
 
 MakeProcess = Callable[[str, Path | None, Mapping[str, Any]], ProcessorProcess]
