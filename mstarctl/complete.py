@@ -88,6 +88,19 @@ def voice_names(incomplete: str) -> list[str]:
 
 
 @_quiet
+def workload_names(incomplete: str) -> list[str]:
+    """Complete workloads of the running models; of all installed models if none runs."""
+    from mstar_core.config.deployment import DeploymentSpec
+    from mstarctl.bench.load.workloads import MIXED
+    from mstarctl.plugins import Plugins
+
+    plugins = Plugins.discover()
+    served = [DeploymentSpec.load(run.spec).model for run in _running()]
+    models = [plugins.model(name) for name in served] if served else list(plugins.models())
+    return [MIXED, *(spec.name for model in models for spec in plugins.workloads(model))]
+
+
+@_quiet
 def screen_names(incomplete: str) -> list[str]:
     """Complete the screens of `top`."""
     from mstarctl.top.layout.state import PAGES

@@ -115,9 +115,22 @@ class Generated(msgspec.Struct, kw_only=True):
     warnings: list[str]
 
 
+class RobotCard(msgspec.Struct, kw_only=True):
+    """Sizes of a robot's requests. state: number of joint values, null if it may vary. cameras: in upload order.
+
+    horizon, action: shape of the actions, null if unknown.
+    """
+
+    state: int | None
+    cameras: list[str]
+    horizon: int | None
+    action: int | None
+
+
 class ModelCard(msgspec.Struct, kw_only=True):
     """The served model. parameters: JSON schema. speech: whether the speech route answers or reads aloud.
 
+    robot: sizes of a robot's requests.
     example, example_params: a text and parameters that a miniature was trained for.
     """
 
@@ -133,6 +146,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
     object: Literal["model"] = "model"
     owned_by: str = "mstar"
     speech: Literal["answer", "verbatim"] | UnsetType = UNSET
+    robot: RobotCard | UnsetType = UNSET
     notice: str | UnsetType = UNSET
     example: str | UnsetType = UNSET
     example_params: dict[str, Any] | UnsetType = UNSET

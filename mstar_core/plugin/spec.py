@@ -11,7 +11,7 @@ from mstar_core.errors import GraphError, did_you_mean
 from mstar_core.graph import GraphEdge, NodeSpec, Stream, Walk
 from mstar_core.graph.spec.walks import edges_of
 from mstar_core.plugin.program import Program, ProgramRequest
-from mstar_core.plugin.surface import Modality, Surface
+from mstar_core.plugin.surface import Action, Modality, Surface
 
 API_VERSION = 1
 """Major version of the plugin API. A plugin declares `PLUGIN_API = 1`."""
@@ -121,6 +121,15 @@ class ModelSpec:
     def notice_of(self, source: str) -> str:
         """Return the notice about weights of this source, `DeploymentSpec.weights_source`. Empty for real weights."""
         return {"tiny": self.notice, "mini": self.mini_notice}.get(source, "")
+
+    def robot_facts(self) -> dict[str, Any]:
+        """Return the sizes of a robot's requests: state, cameras, horizon and action; empty without such a route."""
+        surface, output = self.surfaces.get("robot_policy"), self.output("action")
+        if "robot_policy" not in self.routes or surface is None or not isinstance(output, Action):
+            return {}
+        return {
+            "state": surface.state, "cameras": list(surface.cameras), "horizon": output.horizon, "action": output.dim,
+        }  # fmt: skip
 
     def prompt_of(self, source: str) -> str:
         """Return a text for a first request to weights of this source. Empty if any text will do."""

@@ -108,6 +108,8 @@ class Surface:
     has a field for them (a thought beside an image). instruction: text that is sent with the audio of a
     `transcription`; `{language}` is replaced by the language. instruction_without_language: text used if the request
     names no language. metadata: sent to a `robot_policy` client when it connects: texts, numbers, lists and maps.
+    state, cameras: of a `robot_policy`, the number of values of a robot's state, None if it may vary, and the names of
+    its cameras in upload order.
     """
 
     params: Mapping[str, Any] = field(default_factory=dict)
@@ -115,3 +117,5 @@ class Surface:
     instruction: str = ""
     instruction_without_language: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    state: int | None = None
+    cameras: tuple[str, ...] = ()

@@ -31,6 +31,8 @@ class WorkloadRequest:
 class ServedModel:
     """The served model as a workload sees it. parameters: name -> JSON schema. is_tiny: a miniature is served.
 
+    robot: sizes of a robot's requests: `state`, `cameras`, `horizon` and `action`; empty for other models.
+
     A server that publishes no schema has no parameters, and workloads then send none.
     """
 
@@ -42,6 +44,7 @@ class ServedModel:
     is_tiny: bool = False
     endpoints: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
+    robot: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> ServedModel:
@@ -55,6 +58,7 @@ class ServedModel:
             is_tiny="notice" in facts,
             endpoints=tuple(facts.get("endpoints", ())),
             aliases=tuple(facts.get("aliases", ())),
+            robot=facts.get("robot") or {},
         )
 
     def known(self, params: Mapping[str, Any]) -> dict[str, Any]:

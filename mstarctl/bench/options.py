@@ -11,11 +11,12 @@ from typing import Any, Final
 from mstar_core.errors import UsageError, did_you_mean
 from mstarctl.bench.client.protocols import PROTOCOLS
 from mstarctl.bench.load.arrivals import Arrivals
+from mstarctl.bench.load.datasets import dataset_workload
 from mstarctl.bench.load.plan import WARM_UP_REQUESTS, Load
 from mstarctl.bench.load.workloads import Workload, workload_of
 from mstarctl.bench.measure.metrics import Measures
 from mstarctl.bench.measure.terms import parse_terms
-from mstarctl.bench.measure.tokens import token_counter
+from mstarctl.bench.measure.tokens import TokenCounter, token_counter
 from mstarctl.bench.run import RunOptions
 from mstarctl.bench.target import BenchTarget, offered_workloads
 from mstarctl.output.durations import parse_duration
@@ -114,8 +115,16 @@ def workload_for(words: Mapping[str, Any], target: BenchTarget) -> Workload:
         name = str(words["trace"])
         return workload_of(name if name.endswith((".jsonl", ".ndjson")) else f"{name}.jsonl", ())
     offered = offered_workloads(target.card, target.model)
+    if words.get("dataset") is not None:
+        if words["workload"] is not None:
+            raise UsageError("--workload and --dataset exclude each other", hint="omit one of them")
+        return dataset_workload(words["dataset"], offered, _counter(words))
     name = words["workload"] or offered[0].name
     return workload_of(name, offered)
+
+
+def _counter(words: Mapping[str, Any]) -> TokenCounter | None:
+    return token_counter(Path(words["tokenizer"])) if words.get("tokenizer") else None
 
 
 def run_options(words: Mapping[str, Any], target: BenchTarget, *, out: Path | None = None, **load: Any) -> RunOptions:
@@ -135,7 +144,7 @@ def run_options(words: Mapping[str, Any], target: BenchTarget, *, out: Path | No
         processes=processes, protocol=words["protocol"], is_checked=words["check"],
         max_in_flight=words["max_in_flight"], label=words["label"] or "", fails_fast=words["fail_fast"],
         keeps_outputs=words["keep_outputs"], expects_restarts=words["expect_restarts"],
-        count_tokens=token_counter(Path(words["tokenizer"])) if words.get("tokenizer") else None,
+        count_tokens=_counter(words),
     )  # fmt: skip
 
 

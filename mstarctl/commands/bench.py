@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from mstar_core.errors import ExitCode, UsageError, did_you_mean
-from mstarctl.complete import deployment_names
+from mstarctl.complete import deployment_names, workload_names
 from mstarctl.output import Column, Printer
 from mstarctl.output.durations import parse_duration
 
@@ -40,7 +40,13 @@ ModelName = Annotated[
 ]
 Url = Annotated[str | None, typer.Option("--url", help="any server with /generate or the OpenAI routes, without MODEL")]
 WorkloadName = Annotated[
-    str | None, typer.Option("--workload", metavar="NAME|FILE.jsonl", help="default: the first of `bench workloads`")
+    str | None,
+    typer.Option("--workload", metavar="NAME|FILE.jsonl", help="default: the first of `bench workloads`",
+                 autocompletion=workload_names),
+]  # fmt: skip
+Dataset = Annotated[
+    str | None,
+    typer.Option("--dataset", metavar="KIND:FILE", help="in place of --workload: sharegpt:FILE.json, seedtts:meta.lst"),
 ]
 Rate = Annotated[str | None, typer.Option("--rate", metavar="R", help="open load: requests per second")]
 ArrivalKind = Annotated[str, typer.Option("--arrivals", help="poisson, constant or gamma:SHAPE (below 1: bursts)")]
@@ -101,6 +107,7 @@ def run(
     model: ModelName = None,
     url: Url = None,
     workload: WorkloadName = None,
+    dataset: Dataset = None,
     rate: Rate = None,
     arrivals: ArrivalKind = "poisson",
     concurrency: Clients = None,
@@ -168,6 +175,7 @@ def sweep(
     model: ModelName = None,
     url: Url = None,
     workload: WorkloadName = None,
+    dataset: Dataset = None,
     rate: SweepRate = None,
     arrivals: ArrivalKind = "poisson",
     concurrency: SweepClients = None,

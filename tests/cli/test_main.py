@@ -20,7 +20,7 @@ import yaml
 from mstar_core.errors import ExitCode, MstarError, NotFound, StartError
 from mstarctl import main
 from mstarctl.commands.help import MEANINGS
-from mstarctl.complete import voice_names
+from mstarctl.complete import voice_names, workload_names
 from mstarctl.main import VERBS, Verb
 from mstarctl.output.errors import render_error
 from tests.cli.conftest import Cli
@@ -265,3 +265,8 @@ def test_a_read_can_be_had_by_name_as_yaml_and_as_json(words: tuple[str, ...], c
 def test_voices_are_completed_from_the_installed_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("MSTAR_RUNTIME_DIR", str(tmp_path))
     assert {"tara", "leah"} <= set(voice_names("")) and voice_names("ta") == ["tara"]
+
+
+def test_workloads_are_completed_from_the_installed_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MSTAR_RUNTIME_DIR", str(tmp_path))
+    assert {"robot", "chat", "mixed"} <= set(workload_names("")) and workload_names("rob") == ["robot"]

@@ -51,6 +51,8 @@ def _card(exchange: Exchange) -> dict[str, Any]:
     }
     if "speech" in spec.routes:
         card["speech"] = speech_kind(spec)
+    if robot := spec.robot_facts():
+        card["robot"] = robot
     if notice := spec.notice_of(service.deployment.weights_source):
         card["notice"] = notice
     if example := spec.prompt_of(service.deployment.weights_source):

@@ -30,7 +30,7 @@ def card_of(spec: ModelSpec) -> ServedModel:
     return ServedModel(
         name=spec.name, inputs=tuple(kind.kind for kind in spec.inputs),
         outputs=tuple(kind.kind for kind in spec.outputs),
-        max_model_len=spec.max_seq_len, endpoints=("/generate",),
+        max_model_len=spec.max_seq_len, endpoints=("/generate",), robot=spec.robot_facts(),
     )  # fmt: skip
 
 

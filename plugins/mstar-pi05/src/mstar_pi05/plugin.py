@@ -53,8 +53,8 @@ SAMPLES = (
 )
 
 
-def spec(sizes: Sizes, deployment: Deployment) -> ModelSpec:
-    """Return the spec for a checkpoint of these sizes and these options."""
+def spec(sizes: Sizes, deployment: Deployment, state: int | None = None) -> ModelSpec:
+    """Return the spec for a checkpoint of these sizes and these options. state: number of values of a robot's state."""
     graph = build(sizes, deployment.action_dim, deployment.vision_dtype)
     return ModelSpec(
         name="pi05",
@@ -65,7 +65,7 @@ def spec(sizes: Sizes, deployment: Deployment) -> ModelSpec:
         outputs=(Action(horizon=sizes.horizon, dim=deployment.action_dim),),
         params=Params,
         routes=frozenset({"robot_policy"}),
-        surfaces={"robot_policy": Surface(metadata=deployment.metadata)},
+        surfaces={"robot_policy": Surface(metadata=deployment.metadata, state=state, cameras=CAMERAS)},
         nodes=graph.nodes,
         partitions=(Partition(name="main", program=pi05, walks=graph.walks),),
         processor="mstar_pi05.processor:Processor",
@@ -102,9 +102,12 @@ def bind(given: ModelSpec, folder: Path | None, model_kwargs: Mapping[str, Any])
     """
     deployment = read_deployment(model_kwargs)
     sizes = fitted(read_sizes(folder), deployment.horizon)
+    state = None if deployment.robot is None else deployment.robot.state
     if folder is not None:
-        find_statistics(folder, deployment.norm_stats)
-    return replace(spec(sizes, deployment), model_kwargs={**MODEL_KWARGS, **model_kwargs})
+        statistics = find_statistics(folder, deployment.norm_stats)
+        if state is None and statistics is not None and statistics.state is not None:
+            state = len(statistics.state)
+    return replace(spec(sizes, deployment, state), model_kwargs={**MODEL_KWARGS, **model_kwargs})
 
 
 def misfit(model_kwargs: Mapping[str, Any]) -> str:

@@ -162,6 +162,9 @@ WORKLOADS = (
                  target="mstar_core.workloads.generic:chat"),
     WorkloadSpec(name="tts-short", title="8 to 25 words to text and speech",
                  target="mstar_core.workloads.generic:speech", options={"outputs": ("text", "audio")}),
+    WorkloadSpec(name="omni-seedtts", title="sentences of the length of SeedTTS (4 to 22 words) to text and speech",
+                 target="mstar_core.workloads.generic:speech",
+                 options={"least": 4, "most": 22, "outputs": ("text", "audio")}),
     WorkloadSpec(name="see", title="questions about one image",
                  target="mstar_core.workloads.generic:see"),
 )  # fmt: skip
