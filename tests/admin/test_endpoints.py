@@ -245,7 +245,7 @@ async def test_a_recording_holds_the_requests_that_end_while_it_runs(admin: Admi
     ended = admin.deployment.hub.now() - 2 * LINGER_S
     admin.deployment.request(7, state="finished", started=ended - 1, ended=ended)
     await admin.post(f"/v1/recordings/{made['id']}/progress", json={"step": 3})
-    assert not [e for e in admin.deployment.events.ring if "bench" in e["type"]], "reports of each second do not belong there"
+    assert not [e for e in admin.deployment.events.ring if "bench" in e["type"]], "reports do not belong there"
     state = await admin.get(f"/v1/recordings/{made['id']}")
     assert (state["requests"], state["progress"], state["state"]) == (1, {"step": 3}, "recording")
     lines = (await admin.client.get(f"/v1/recordings/{made['id']}?lines=1")).text.splitlines()
