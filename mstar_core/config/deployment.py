@@ -160,6 +160,7 @@ class DeploymentSpec(msgspec.Struct, frozen=True, kw_only=True):
     quantization: weight format of KV nodes, `none` or `fp8`.
     feature_cache_bytes: most bytes of encoder outputs that each rank keeps for equal media.
     wait_spin_us: busy-poll window of the processes (None: host/wait_spin.py decides).
+    hang_s: silence after which a process counts as hanging; step_limit_s: the same for one that computes.
     settings, sources: every configuration key with its value and its source (file and line, flag, default).
     gpus: device -> key of its lock (host/gpu_locks.py).
     upload_dir: parent of the folder that spools request media (None: the run directory).
@@ -198,6 +199,7 @@ class DeploymentSpec(msgspec.Struct, frozen=True, kw_only=True):
     drain_timeout_s: float = 120.0
     stall_s: float = 120.0
     hang_s: float = 10.0
+    step_limit_s: float = 300.0
     config_file: str | None = None
     argv: tuple[str, ...] = ()
     versions: dict[str, str] = {}

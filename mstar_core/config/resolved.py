@@ -55,6 +55,8 @@ class ResolvedConfig:
     image_share: float
     feature_cache_bytes: int
     wait_spin_us: int | None
+    hang_s: float
+    step_limit_s: float
     model_kwargs: Mapping[str, Any]
     node_groups: tuple[NodeGroup, ...]
     kv_cache: KVCacheConfig

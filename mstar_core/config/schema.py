@@ -129,6 +129,18 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         ge=0,
         le=10000000,
     ),
+    _field(
+        "hang_s",
+        "Seconds without a heartbeat or, with ready work, without a step, after which a process is restarted.",
+        ge=3.0,
+        le=3600.0,
+    ),
+    _field(
+        "step_limit_s",
+        "Seconds after which a worker that computes one step on a CPU core counts as hanging; at least `hang_s`.",
+        ge=1.0,
+        le=86400.0,
+    ),
     Setting(
         key="model_kwargs",
         kind="mapping",

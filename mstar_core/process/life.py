@@ -23,7 +23,6 @@ from mstar_core.messages.wire import Envelope, Message
 from mstar_core.process.failures import guarded_run
 from mstar_core.process.logs import start_logging
 from mstar_core.process.peers import Peers
-from mstar_core.process.system import prepare_process
 
 if TYPE_CHECKING:
     from mstar_core.transport import Courier
@@ -33,7 +32,7 @@ BEAT_S: Final = 1.0
 PING_LIMIT_S: Final = 10.0
 """Silence of the supervisor after which a child ends: ten pings, the limit that the supervisor has for heartbeats.
 
-The kernel ends the children of a dead supervisor (see `die_with_parent`); this limit is for a supervisor that hangs.
+The kernel ends the children of a dead supervisor (see `entry.py`); this limit is for a supervisor that hangs.
 """
 
 SUPERVISOR: Final = "supervisor"
@@ -55,7 +54,7 @@ class ChildArguments(NamedTuple):
 
 
 def start_child(kind: str, argv: Sequence[str] | None) -> ChildArguments:
-    """Parse `SPEC --incarnation N --supervisor ENDPOINT [--rank R]`, prepare the process and start its log."""
+    """Parse `SPEC --incarnation N --supervisor ENDPOINT [--rank R]` and start the log. See `entry.py`."""
     parser = argparse.ArgumentParser(prog=f"mstar_core.{kind}")
     parser.add_argument("spec", type=Path)
     parser.add_argument("--incarnation", type=int, required=True)
@@ -63,7 +62,6 @@ def start_child(kind: str, argv: Sequence[str] | None) -> ChildArguments:
     if kind in RANKED:
         parser.add_argument("--rank", type=int, required=True)
     args = parser.parse_args(argv)
-    prepare_process()
     args.spec = DeploymentSpec.load(args.spec)
     made = ChildArguments(**{"name": RANKED[kind](args.rank) if kind in RANKED else kind, **vars(args)})
     start_logging(made.name, made.spec.log_level, secrets=made.spec.api.api_keys)
@@ -118,7 +116,7 @@ class ChildLife:
         # A stopped or busy process reads its pings late, so only time in which this loop ran counts as silence.
         self._silence_s += min(now - self._seen, BEAT_S)
         self._seen = now
-        if self.known and self._silence_s > PING_LIMIT_S and self.stop_reason is None:
+        if self._silence_s > PING_LIMIT_S and self.stop_reason is None:
             self.stop_reason = f"the supervisor has been silent for {PING_LIMIT_S:g} s"
         if now < self._next_send:
             return

@@ -23,11 +23,11 @@ KEPT_BYTES: Final = 256 << 20
 """Most free memory that the process keeps at the end of its heap."""
 
 
-def prepare_process() -> None:
-    """End with the parent, and write all stacks to standard error on SIGUSR1. Each child's main calls this first."""
+def prepare_process(parent: int) -> None:
+    """End with the parent, and write all stacks to standard error on SIGUSR1. parent: the pid of the supervisor."""
+    die_with_parent(parent)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    die_with_parent()
 
 
 def keep_start() -> None:
@@ -40,11 +40,14 @@ def keep_start() -> None:
     gc.freeze()
 
 
-def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent dies (Linux)."""
+def die_with_parent(parent: int | None = None) -> None:
+    """Have the kernel kill this process when its parent dies (Linux). parent: its pid, if the caller knows it.
+
+    Raises SystemExit if the parent is dead.
+    """
     if not sys.platform.startswith("linux"):
         return
-    parent = os.getppid()
+    parent = os.getppid() if parent is None else parent
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the parent died before the call
         raise SystemExit(int(ExitCode.INTERNAL))

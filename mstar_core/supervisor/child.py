@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from mstar_core.config.deployment import DeploymentSpec, Plan, RankPlan
 from mstar_core.host.cache_dir import TRITON_CACHE, triton_cache
+from mstar_core.host.leftovers import ENTRY
 from mstar_core.host.run_dir import RunDirectory
 from mstar_core.messages.life import Phase
 from mstar_core.messages.names import follower_name, worker_name
@@ -51,7 +52,8 @@ class Child:
     """The current incarnation of a child. Owned by the supervisor. state: spawned, known, ready or ended.
 
     ends_with_group: another member of its tensor-parallel group has died. attending: the task that waits for its end.
-    hung: why the watchdog killed it, empty if it did not.
+    hung: why the watchdog killed it, empty if it did not. stuck_s: seconds with ready work and no step, at its last
+    heartbeat. last_computed: when it last used a CPU core; computed_s: the CPU seconds of its main thread then.
     """
 
     kind: ChildKind
@@ -71,6 +73,10 @@ class Child:
     last_beat: float = 0.0
     last_steps: int = -1
     last_step_change: float = 0.0
+    stuck_s: float = 0.0
+    last_computed: float = 0.0
+    computed_s: float = 0.0
+    has_long_step: bool = False
     started: float = 0.0
     phases_s: dict[str, float] = field(default_factory=dict)
     restarts: list[float] = field(default_factory=list)
@@ -98,9 +104,16 @@ class Child:
         self.state, self.endpoint, self.phase, self.facts = "spawned", "", "spawn", {}
         self.started = self.last_progress = self.last_beat = self.last_step_change = time.monotonic()
         self.phases_s, self.hung = {}, ""
+        self.last_steps, self.stuck_s, self.computed_s, self.last_computed, self.has_long_step = (
+            -1,
+            0.0,
+            0.0,
+            0.0,
+            False,
+        )
         (run.children / f"{self.name}.fatal.json").unlink(missing_ok=True)
         command = [
-            sys.executable, "-m", self.kind.module, str(run.spec),
+            sys.executable, "-m", ENTRY, str(os.getpid()), self.kind.module, str(run.spec),
             "--incarnation", str(self.incarnation), "--supervisor", supervisor, *self.kind.arguments,
         ]  # fmt: skip
         loop = asyncio.get_running_loop()
@@ -141,6 +154,7 @@ class Child:
         self.last_progress += seconds
         self.last_beat += seconds
         self.last_step_change += seconds
+        self.last_computed += seconds
 
     def advance(self, phase: Phase, now: float) -> float:
         """Note the progress of a start. Returns the seconds of the phase that ended with it, 0 if none did."""

@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 from mstar_core.config.deployment import Plan
-from mstar_core.messages.names import CONDUCTOR, rank_of
+from mstar_core.messages.names import CONDUCTOR, process_rank, rank_of
 from mstar_core.supervisor.child import Child, Pace
 from mstar_core.supervisor.events import Events
-from mstar_core.supervisor.host_stats import is_suspended
+from mstar_core.supervisor.host_stats import is_suspended, main_thread_s
+
+COMPUTES_S: Final = 0.1
+"""CPU seconds of its main thread that show that a process computes. One that waits uses none."""
 
 FETCH: Final = "fetch"
 """Phase in which weights are downloaded. Its detail is the repository and the file."""
@@ -31,13 +34,19 @@ def can_serve(plan: Plan, children: Iterable[Child]) -> bool:
     )
 
 
-def hang(child: Child, now: float, limit_s: float) -> str | None:
-    """Return why a ready child counts as hanging, or None. Only workers take steps."""
+def hang(child: Child, now: float, limit_s: float, step_limit_s: float, *, computes: bool = False) -> str | None:
+    """Return why a ready child counts as hanging, or None.
+
+    A child that sends heartbeats must take steps while work is ready. One that sends none must compute: a step of a CPU
+    rank runs on the thread that sends them. computes: whether it, or another member of its group, has used a CPU core
+    within `limit_s`. step_limit_s: seconds after which that counts as an endless loop.
+    """
     silent = now - child.last_beat
-    stuck = now - child.last_step_change if rank_of(child.name) is not None else 0.0
-    if silent > limit_s:
+    if silent <= limit_s:
+        return f"work is ready but no step ran for {child.stuck_s:.0f} s" if child.stuck_s > limit_s else None
+    if not computes:
         return f"no sign of life for {silent:.0f} s"
-    return f"work is ready but no step ran for {stuck:.0f} s" if stuck > limit_s else None
+    return f"one step computes for {silent:.0f} s" if silent > max(limit_s, step_limit_s) else None
 
 
 def is_stalled(child: Child, now: float, limit_s: float) -> bool:
@@ -63,8 +72,9 @@ def network_stall(child: Child, limit_s: float) -> dict[str, str] | None:
 class Watchdog:
     """Kills children that stall during their start or hang afterwards. Owned by the supervisor, which restarts them.
 
-    stall_s, hang_s: seconds without progress, without a step. is_starting: whether a stall now fails the deployment.
-    fail: called with the record of that failure. group_of: the tensor-parallel group of a child, empty without one.
+    stall_s, hang_s: seconds without progress, without a sign of life or a step. step_limit_s: seconds of one
+    computation. is_starting: whether a stall now fails the deployment. fail: called with the record of that failure.
+    group_of: the tensor-parallel group of a child, empty without one. cpu_of: CPU seconds of a process's main thread.
     """
 
     children: Mapping[str, Child]
@@ -72,9 +82,11 @@ class Watchdog:
     pace: Pace
     stall_s: float
     hang_s: float
+    step_limit_s: float
     is_starting: Callable[[], bool]
     fail: Callable[[dict[str, Any]], None]
     group_of: Callable[[Child], Sequence[Child]] = lambda child: ()
+    cpu_of: Callable[[int | None], float | None] = main_thread_s
 
     async def watch(self) -> NoReturn:
         """Check all children forever."""
@@ -83,6 +95,7 @@ class Watchdog:
             await asyncio.sleep(self.pace.watch_s)
             now = time.monotonic()
             self._extend_deadlines(now - checked - self.pace.watch_s)
+            self._note_computing(now)
             for child in list(self.children.values()):  # a check may take a second, and children come and go
                 if not child.is_running or child.ending:
                     continue
@@ -101,11 +114,31 @@ class Watchdog:
             for child in self.children.values():
                 child.extend_deadlines(late_s)
 
+    def _note_computing(self, now: float) -> None:
+        """Note which workers and followers have used a CPU core."""
+        for child in self.children.values():
+            if child.state != "ready" or process_rank(child.name) is None:
+                continue  # api and conductor have no long steps: while they compute, no other request goes on
+            used_s = self.cpu_of(child.pid)
+            if used_s is not None and used_s - child.computed_s >= COMPUTES_S:
+                child.computed_s, child.last_computed = used_s, now
+
+    def _note_long_step(self, child: Child, now: float) -> None:
+        """Report a step that takes longer than the limit for a hang, once."""
+        silent = now - child.last_beat
+        if silent <= self.hang_s:
+            child.has_long_step = False
+        elif not child.has_long_step:
+            child.has_long_step = True
+            self.events.add("child.long_step", child=child.name, so_far_s=round(silent, 1), limit_s=self.step_limit_s)
+
     async def _check_hang(self, child: Child, now: float) -> None:
-        why = hang(child, now, self.hang_s)
-        if why is None:
-            return
         group = [member for member in self.group_of(child) if member.is_running]
+        computes = any(now - member.last_computed <= self.hang_s for member in (child, *group))
+        why = hang(child, now, self.hang_s, self.step_limit_s, computes=computes)
+        if why is None:
+            self._note_long_step(child, now)
+            return
         culprit = next((member for member in (child, *group) if is_suspended(member.pid)), child)
         if culprit is not child:
             why = f"its process is suspended, and {child.name} waits for it: {why}"

@@ -52,6 +52,16 @@ def is_suspended(pid: int | None) -> bool:
         return False
 
 
+def main_thread_s(pid: int | None) -> float | None:
+    """Return the CPU seconds of a process's main thread, None if it has ended."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/stat", encoding="ascii", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _TICKS_S
+    except (OSError, ValueError, IndexError):
+        return None
+
+
 @dataclass(slots=True)
 class ProcessLoads:
     """Reads the load of processes by id. Owned by the state publisher."""

@@ -23,6 +23,7 @@ from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.errors import ConfigError, ExitCode, MstarError
 from mstar_core.host.gpu_locks import acquire_gpus, release
 from mstar_core.host.groups import group_id
+from mstar_core.host.leftovers import end_leftovers
 from mstar_core.host.ports import check_port, one_start, port_claimant
 from mstar_core.host.run_dir import RunDirectory
 from mstar_core.messages.wire import WireCodec
@@ -76,6 +77,7 @@ def _serve(
         return refused.exit_code, _failed(refused)
     gpus: list[int] = []
     try:
+        end_earlier(run)
         with one_start(run):
             claimant = port_claimant(spec.api.host, spec.api.port, run)
             prepare(run, spec)
@@ -95,6 +97,13 @@ def _serve(
         shutil.rmtree(spec.uploads, ignore_errors=True)
         release(gpus)
         os.close(lock)
+
+
+def end_earlier(run: RunDirectory) -> None:
+    """End what an earlier start left: children of a killed supervisor that have not noticed it yet."""
+    ended = end_leftovers(run)
+    if ended:
+        log.warning("ended %d processes of an earlier start: %s", len(ended), ", ".join(map(str, ended)))
 
 
 def admin_gid(spec: DeploymentSpec) -> int | None:

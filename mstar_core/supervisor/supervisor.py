@@ -31,7 +31,7 @@ from mstar_core.messages.life import (
     Stop,
     Telemetry,
 )
-from mstar_core.messages.names import API
+from mstar_core.messages.names import API, rank_of
 from mstar_core.messages.requests import CancelRequest
 from mstar_core.messages.telemetry import MetricSample
 from mstar_core.messages.wire import Envelope, Message
@@ -134,6 +134,7 @@ class Supervisor:
             pace=pace,
             stall_s=spec.stall_s,
             hang_s=spec.hang_s,
+            step_limit_s=spec.step_limit_s,
             is_starting=lambda: self.state == "starting",
             fail=self._fail,
             group_of=self._group,
@@ -498,7 +499,7 @@ class Supervisor:
                 log.warning("a message could not be read: %s", item.error)
                 continue
             child = self.children.get(item.sender)
-            if child is None or not self._peers.accepts(item):
+            if child is None or item.incarnation != child.incarnation or not self._peers.accepts(item):
                 continue
             try:
                 self._on(child, item.body)
@@ -516,6 +517,8 @@ class Supervisor:
             case Beat():
                 if message.steps != child.last_steps or not message.work_ready:
                     child.last_steps, child.last_step_change = message.steps, now
+                is_stepping = rank_of(child.name) is not None  # other processes take no steps
+                child.stuck_s = now - child.last_step_change if is_stepping else 0.0
             case Telemetry():
                 self.values.update(message.values)
                 self.publisher.take(child.name, message)

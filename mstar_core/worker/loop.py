@@ -90,7 +90,8 @@ class Worker:
         self.give_back()
         self.outbox.flush()
         in_flight = self.steps.count
-        self.life.beat(now, work_ready=bool(launched or in_flight), steps=self.steps.collected)
+        # A step may have taken seconds: the heartbeat that reports it must not wait for the next one.
+        self.life.beat(time.monotonic(), work_ready=bool(launched or in_flight), steps=self.steps.collected)
         self.report.send(now, is_busy=bool(came or launched or collected))
         if launched or collected:
             self.quiet_since = now

@@ -103,6 +103,8 @@ PLAIN: Final = (
     "image_share",
     "feature_cache_bytes",
     "wait_spin_us",
+    "hang_s",
+    "step_limit_s",
 )
 """Keys outside sections whose values a configuration holds under the same name."""
 

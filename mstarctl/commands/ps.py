@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from mstar_core.errors import ExitCode, NotFound, UsageError, did_you_mean
+from mstar_core.host.leftovers import end_leftovers
 from mstarctl.client import Known, find_known, known_deployments
 from mstarctl.client.deployments import forget, last_log_dir
 from mstarctl.client.reach import context_of, only_here, reached
@@ -111,12 +112,15 @@ def clear(name: str | None, printer: Printer) -> None:
             if name is not None:
                 raise UsageError(f"{name} is running", f"its state is {known.state}", f"stop it: mstarctl down {name}")
             continue
+        ended: list[int] = []
         if known.run is not None:
+            ended = end_leftovers(known.run)
             known.run.discard()
         folder = known.log_dir or last_log_dir(known.name)
         if folder is not None:
             forget(folder)
-        printer.say(f"forgot {known.name}, which was {known.state}")
+        left = f", and ended what it had left running: pid {', '.join(map(str, ended))}" if ended else ""
+        printer.say(f"forgot {known.name}, which was {known.state}{left}")
 
 
 def _items(options: GlobalOptions, name: str | None) -> list[dict[str, Any]]:

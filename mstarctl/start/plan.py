@@ -20,6 +20,7 @@ from mstar_core.config.resolved import NodeGroup, ResolvedConfig
 from mstar_core.errors import ConfigError, PluginError, StartError, UsageError, WeightsError, did_you_mean
 from mstar_core.host.certificates import load_certificate
 from mstar_core.host.groups import group_id
+from mstar_core.host.leftovers import end_leftovers
 from mstar_core.host.ports import check_port, port_claimant
 from mstar_core.host.run_dir import RunDirectory, check_name
 from mstar_core.plugin import ModelSpec
@@ -75,6 +76,8 @@ def make_planned(options: UpOptions, *, api_keys: tuple[str, ...] = (), argv: tu
     check_placement(model, config, plan)
     check_transport(config, plan)
     run = run_directory(config.name, options.run_root)
+    if not options.is_dry:
+        end_leftovers(run)
     check_host(run, config)
     if options.admin_group is not None:
         group_id(options.admin_group)
@@ -108,6 +111,8 @@ def make_planned(options: UpOptions, *, api_keys: tuple[str, ...] = (), argv: tu
         image_share=config.image_share,
         feature_cache_bytes=config.feature_cache_bytes,
         wait_spin_us=config.wait_spin_us,
+        hang_s=config.hang_s,
+        step_limit_s=config.step_limit_s,
         transport=config.transport,
         api=msgspec.structs.replace(config.api, api_keys=api_keys),
         log_level=log_level,

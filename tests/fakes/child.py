@@ -24,7 +24,6 @@ from mstar_core.messages.life import Drained, ServiceState
 from mstar_core.messages.wire import Envelope, WireCodec
 from mstar_core.process.life import ChildLife
 from mstar_core.process.logs import start_logging
-from mstar_core.process.system import prepare_process
 from mstar_core.supervisor.child import ChildKind
 from mstar_core.transport import Courier, Mailbox, mailbox_endpoint
 
@@ -74,7 +73,6 @@ def main() -> None:
     parser.add_argument("--supervisor", required=True)
     parser.add_argument("--name", required=True)
     args = parser.parse_args()
-    prepare_process()
     spec = DeploymentSpec.load(args.spec)
     start_logging(args.name)
     script = Script.of(args.name, args.incarnation)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import time
 from collections.abc import Sequence
@@ -10,9 +11,12 @@ from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from mstar_core.supervisor.child import Child, ChildKind, Pace
 from mstar_core.supervisor.events import Events
-from mstar_core.supervisor.health import Watchdog
+from mstar_core.supervisor.health import Watchdog, hang
+from mstar_core.supervisor.host_stats import main_thread_s
 
 LIMIT_S = 60.0
 HANG_S = 0.5
@@ -48,7 +52,7 @@ async def blamed(
     """Stop the loop for `stopped_s`, then watch until the child is killed. Returns the duration and the events."""
     events = Events(None)
     watchdog = Watchdog(
-        children={child.name: child}, events=events, pace=PACE, stall_s=HANG_S, hang_s=HANG_S,
+        children={child.name: child}, events=events, pace=PACE, stall_s=HANG_S, hang_s=HANG_S, step_limit_s=HANG_S,
         is_starting=lambda: False, fail=lambda record: None, group_of=lambda _: group,
     )  # fmt: skip
     began = time.monotonic()
@@ -88,3 +92,65 @@ async def test_a_suspended_member_of_a_group_is_killed_and_the_others_write_thei
     assert leader.asked == [signal.SIGUSR1] and follower.asked == [signal.SIGUSR1, signal.SIGKILL]
     assert "its process is suspended, and api waits for it: no sign of life" in events[0]["why"]
     assert follower.hung == events[0]["why"] and not leader.hung
+
+
+@pytest.mark.parametrize(
+    ("silent_s", "stuck_s", "computes", "why"),
+    [
+        (9.0, 0.0, False, None),
+        (11.0, 0.0, False, "no sign of life for 11 s"),
+        (299.0, 0.0, True, None),
+        (301.0, 0.0, True, "one step computes for 301 s"),
+        (1.0, 11.0, True, "work is ready but no step ran for 11 s"),
+        (1.0, 9.0, False, None),
+    ],
+)
+def test_a_process_hangs_by_what_it_sends_and_whether_it_computes(
+    silent_s: float, stuck_s: float, computes: bool, why: str | None
+) -> None:
+    child = still("ready")
+    child.last_beat, child.stuck_s = 1000.0 - silent_s, stuck_s
+    assert hang(child, 1000.0, 10.0, 300.0, computes=computes) == why
+    assert hang(child, 1000.0, 10.0, 1.0, computes=True) in (why, f"one step computes for {silent_s:.0f} s"), (
+        "the limit of a step is at least that of a hang"
+    )
+
+
+class Computing:
+    """CPU seconds of processes: a reading grows by `rate` per call."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate, self.used = rate, 0.0
+
+    def __call__(self, pid: int | None) -> float:
+        self.used += self.rate
+        return self.used
+
+
+@pytest.mark.parametrize(("rate", "name"), [(0.05, "worker-0"), (0.05, "follower-0"), (0.0, "worker-0"), (0.05, "api")])
+async def test_a_worker_that_computes_is_left_alone_and_others_are_not(rate: float, name: str) -> None:
+    child, events = still("ready"), Events(None)
+    child.kind = ChildKind(name=name, module="none")
+    watchdog = Watchdog(
+        children={name: child}, events=events, pace=PACE, stall_s=HANG_S, hang_s=HANG_S, step_limit_s=1e9,
+        is_starting=lambda: False, fail=lambda record: None, cpu_of=Computing(rate),
+    )  # fmt: skip
+    task = asyncio.create_task(watchdog.watch())
+    while not events.ring:
+        await events.wait()
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+    computes = rate > 0 and name != "api"
+    assert events.ring[0]["type"] == ("child.long_step" if computes else "child.hangs")
+    assert bool(child.asked) is not computes
+
+
+def test_the_main_thread_of_a_process_that_waits_uses_no_cpu() -> None:
+    before = main_thread_s(os.getpid())
+    assert before is not None and main_thread_s(None) is None
+    end = time.process_time() + 0.15
+    while time.process_time() < end:
+        pass
+    after = main_thread_s(os.getpid())
+    assert after is not None and after - before >= 0.1
