@@ -3,6 +3,7 @@
 Adjacent terms are joined by AND; `OR` separates alternatives; a leading `!` negates a term. Brackets are not supported.
 
     state:queue  model:qwen*  walk:decode  node:talker  rank:1  id:r-7f*    a glob on a field
+    state:fin                                                               the start of a state
     ttft>500  age>=2s  tokens<100  pages>64  rtf>0.8                        a comparison, with units for times
     err                                                                     a flag
     speech                                                                  a substring of the row
@@ -60,6 +61,7 @@ FLAGS: Final[dict[str, Test]] = {
     "err": lambda r, t: bool(r.error),
     "ended": lambda r, t: r.has_ended,
 }
+STATES: Final = ("prepare", "queue", "run", "finished", "failed", "cancelled")
 _MS: Final = frozenset({"ttft", "ttfa", "wait"})
 _SECONDS: Final = frozenset({"age", "audio"})
 _TIMED: Final = frozenset({"age", "rtf"})
@@ -160,8 +162,18 @@ def _expression(source: str, allowed: bool) -> Test:
 def _glob(name: str, pattern: str) -> Test:
     if name not in TEXT_FIELDS:
         raise _unknown(name, TEXT_FIELDS if name not in NUMBER_FIELDS else {}, f"{name}>0")
+    if name == "state" and not set("*?[") & set(pattern):
+        return _state(pattern)
     texts, matches = TEXT_FIELDS[name], re.compile(fnmatch.translate(pattern)).match
     return lambda r, t: any(text is not None and matches(text) is not None for text in texts(r))
+
+
+def _state(text: str) -> Test:
+    """Match the states that start with the text, and the one that the text starts with, such as `running`."""
+    found = frozenset(state for state in STATES if state.startswith(text) or (text and text.startswith(state)))
+    if not found:
+        raise _wrong(f"no request has the state {text!r}", hint=did_you_mean(text, STATES))
+    return lambda r, t: r.state in found
 
 
 def _comparison(name: str, how: str, value: str) -> tuple[Test, bool]:

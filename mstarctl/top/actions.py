@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol, TypeVar
 import msgspec
 
 from mstar_core.errors import MstarError
-from mstarctl.output.line import Line, cells, safe
+from mstarctl.output.line import Line, cells, line, safe
 from mstarctl.output.theme import Mode
 from mstarctl.top import navigation
 from mstarctl.top.data.deployments import OtherDeployment, Switcher
@@ -23,6 +23,9 @@ from mstarctl.top.layout.state import State
 from mstarctl.top.widgets.dialog import Dialog
 
 T = TypeVar("T")
+
+Find = Callable[[View], msgspec.Struct | None]
+"""Returns an object of a view, None if it is gone."""
 
 SELECT_FIRST: Final = "select a request first, with the arrow keys"
 
@@ -65,9 +68,18 @@ def open_help(app: Host) -> None:
 
 
 def describe(app: Host) -> None:
-    """Show all fields of the selected object."""
-    name, item = selected(app)
-    app.open_dialog(_dialog(app, name, lambda width: dialogs.fields_rows(app.view(), item, width)))
+    """Show all fields of the selected object as they change; its last ones once it is gone."""
+    name, find = selection(app)
+    kept = [found for found in [find(app.view())] if found is not None]
+
+    def rows(width: int) -> list[Line]:
+        view = app.view()
+        found = find(view)
+        kept[:] = kept if found is None else [found]
+        drawn = dialogs.fields_rows(view, kept[0], width)
+        return drawn if found is not None else [line(("no longer shown", "warn")), *drawn]
+
+    app.open_dialog(_dialog(app, name, rows, is_live=True))
 
 
 def show_json(app: Host) -> None:
@@ -86,21 +98,28 @@ def show_json(app: Host) -> None:
 
 def selected(app: Host) -> tuple[str, msgspec.Struct]:
     """Return (kind/name, object) of the selected request, node, rank or event; else of the deployment."""
+    name, find = selection(app)
+    return name, find(app.view()) or app.view().store.deployment
+
+
+def selection(app: Host) -> tuple[str, Find]:
+    """Return kind/name of the selected object, and a function that finds it in a view; None if it is gone."""
     view, state = app.view(), app.state
     store = view.store
     key = navigation.selected_request(view, state)
     if key is not None:
-        return f"request/{safe(store.requests[key].id)}", store.requests[key]
+        return f"request/{safe(store.requests[key].id)}", lambda view: view.store.requests.get(key)
     if state.page == "graph" and state.node:
-        node = next((node for node in store.nodes.values() if node.name == state.node), None)
-        if node is not None:
-            return f"node/{safe(node.name)}", node
-    if state.rank in store.ranks and (state.page == "ranks" or (state.page, state.panel) == ("overview", "ranks")):
-        return f"rank/{state.rank}", store.ranks[str(state.rank)]
+        at = next((key for key, node in store.nodes.items() if node.name == state.node), None)
+        if at is not None:
+            return f"node/{safe(state.node)}", lambda view: view.store.nodes.get(at)
+    rank = state.rank
+    if rank in store.ranks and (state.page == "ranks" or (state.page, state.panel) == ("overview", "ranks")):
+        return f"rank/{rank}", lambda view: view.store.ranks.get(str(rank))
     event = next((e for e in store.events if state.page == "events" and str(e.n) == state.events.cursor), None)
     if event is not None:
-        return f"event/{event.n}", event
-    return f"deployment/{safe(store.deployment.name)}", store.deployment
+        return f"event/{event.n}", lambda view: event
+    return f"deployment/{safe(store.deployment.name)}", lambda view: view.store.deployment
 
 
 def copy_id(app: Host) -> None:

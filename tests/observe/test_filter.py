@@ -26,6 +26,9 @@ ALL = {"talk": TALK, "queued": QUEUED, "failed": FAILED}
     [
         ("", "talk queued failed"),
         ("state:queue", "queued"),
+        ("state:fa", "failed"),
+        ("state:running", "talk"),
+        ("state:*", "talk queued failed"),
         ("model:qwen*", "talk queued"),
         ("id:r-7f?a", "talk"),
         ("walk:think", "talk"),
@@ -60,6 +63,8 @@ def test_a_filter_matches(text: str, taken: str) -> None:
         ("tftt>3", "did you mean 'ttft'"),
         ("ttft:500", "ttft>0"),
         ("state>5", "state:5"),
+        ("state:done", "no request has the state"),
+        ("state:finnished", "did you mean 'finished'"),
         ("ttft>fast", "not a number"),
         ("tokens>5ms", "write the number alone"),
         ("age>5d", "ms, s, m or h"),

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from mstar_core.observe.frames import DeltaFrame
 from mstarctl.output.line import cells
 from mstarctl.top.keys import KEYS
 from mstarctl.top.layout.state import PAGES, State
+from mstarctl.top.widgets.dialog import Dialog
 from mstarctl.top.widgets.filter_bar import FilterBar
 from tests.top.pictures import EVERY_PAGE
 from tests.top.screen import Shared, shared
@@ -93,6 +95,27 @@ async def test_sorting_cycles_through_columns_and_reverses(running: Shared) -> N
         assert "TOOK↓" in text and "sort: took ↓" in text
         assert "TOOK↑" in await screen.press("S")
         assert "TTFT↓" in await screen.press("F") and "TTFT↑" in await screen.press("F")
+
+
+async def test_the_description_changes_with_its_object(running: Shared) -> None:
+    """The dialog reads the object of the newest frame when it is drawn again."""
+    async with running() as screen:
+        await screen.press("down")
+        key = screen.app.state.requests.cursor or ""
+        await screen.press("d")
+        dialog = screen.app.screen
+        assert isinstance(dialog, Dialog)
+        store, t = screen.app.view().store, screen.app.view().store.t
+        screen.feed.put(DeltaFrame(rev=store.rev + 1, t=t, after=store.rev, set={"requests": {key: {"tokens": 98765}}}))
+        screen.app.poll()
+        dialog.redraw()
+        assert "98765" in await screen.settled()
+        screen.feed.put(DeltaFrame(rev=store.rev + 1, t=t, after=store.rev, delete={"requests": [key]}))
+        screen.app.poll()
+        dialog.redraw()
+        text = await screen.settled()
+        assert "no longer shown" in text and "98765" in text
+        await screen.press("escape")
 
 
 async def test_a_click_on_a_tab_opens_its_screen(running: Shared) -> None:

@@ -406,7 +406,7 @@ def test_a_perfetto_file_has_a_track_for_each_lane() -> None:
 def test_the_bench_screen_shows_the_running_test_and_says_how_to_start_one() -> None:
     told: dict[str, object] = {
         "test": "tts-short", "load": "poisson 4/s", "phase": "measured", "elapsed_s": 12.0, "sent": 48, "done": 40,
-        "in_flight": 8, "errors": 1, "share": 0.2, "ttfa": {"p50": 214.0, "p99": 612.0, "unit": "ms"},
+        "in_flight": 8, "errors": 1, "share": 0.2, "ttfa": {"p50": 214.0, "p90": 500.0, "p99": 612.0, "unit": "ms"},
         "goals": {"ttfa<300ms": 0.97}, "goodput": 3.8, "history": [200.0, 230.0],
     }  # fmt: skip
     item: dict[str, object] = {"id": "r1", "name": "bench", "state": "recording", "progress": told}
@@ -415,6 +415,10 @@ def test_the_bench_screen_shows_the_running_test_and_says_how_to_start_one() -> 
         assert (len(rows), {row.width for row in rows}) == (16, {width})
         text = "\n".join(row.plain for row in rows)
         assert "poisson 4/s" in text and "p50 214 ms" in text and "ttfa<300ms" in text and "97 %" in text
+    warm_up = {**told, "phase": "warm-up", "done": 3, "total": 20, "share": 0.15, "left_s": 42.0}
+    rows, _ = bench_page(View(store=Store(), recordings=[{**item, "progress": warm_up}]), 80, 16, Window())
+    text = "\n".join(row.plain for row in rows)
+    assert "warm-up" in text and "15 %  3/20  about 42.0 s left" in text
     empty, _ = bench_page(View(store=Store()), 80, 8, Window())
     assert "mstarctl bench run" in "\n".join(row.plain for row in empty)
 

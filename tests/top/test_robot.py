@@ -86,6 +86,13 @@ def test_a_robot_that_cannot_keep_up_misses_every_tick_though_its_requests_follo
     assert (found.late, found.skipped, found.missed, found.ticks) == (20, 40, 60, 60)
 
 
+def test_two_loops_one_after_the_other_are_counted_apart() -> None:
+    """The last request of the first loop lasts three ticks, which no later request reports."""
+    first, second = (0.44, 0.44), (0.44,)
+    found = pace(requests(*first, *second, starts=(100.0, 100.6, 103.0), skipped=(0, 2, 0)), 110.0)
+    assert (found.missed, found.ticks) == (9, 9)
+
+
 def test_the_client_is_believed_where_it_counts_its_skipped_ticks() -> None:
     """The network adds a little to 195 ms of the server, so that the client skipped a tick."""
     found = pace(requests(0.195, 0.03, starts=(100.0, 100.4), skipped=(0, 1)), 110.0)

@@ -146,8 +146,8 @@ class LiveState:
         for name in dict.fromkeys([self.main, *(name for names in SHOWN.values() for name in names)]):
             if name in self.histograms:
                 values = self.histograms[name]
-                found[name] = {"p50": _rounded(values.percentile(50)), "p99": _rounded(values.percentile(99)),
-                               "unit": BY_NAME[name].unit}  # fmt: skip
+                shares = {f"p{share}": _rounded(values.percentile(share)) for share in (50, 90, 99)}
+                found[name] = {**shares, "unit": BY_NAME[name].unit}
         if self.goals and self.elapsed_s:
             found["goodput"] = round(self.good / self.elapsed_s, 3)
             found["goals"] = {text: round(self.met[text] / max(1, self.judged[text]), 4) for text in self.judged}

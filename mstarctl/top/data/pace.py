@@ -5,7 +5,8 @@ Only the client knows the period of its loop, so ticks are counted only for requ
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
@@ -37,20 +38,31 @@ def pace(requests: Iterable[RequestStatus], t: float) -> Pace:
     """Return the pace of requests at time `t`.
 
     A client that counts its skipped ticks is believed. The ticks that pass during a request count as skipped if no
-    later request can have reported them yet.
+    request of the same loop has reported them.
     """
     order = sorted((r for r in requests if r.started), key=lambda r: r.started)
     gaps = {after.handle: after.started - before.started for before, after in pairwise(order)}
     hz = {handle: 1 / gap for handle, gap in gaps.items() if gap > 0}
     timed = [r for r in order if r.period_ms is not None and (r.has_ended or r.is_late(t))]
-    counts = [r for r in timed if r.skipped_ticks is not None]
-    last_report = max((r.started for r in order if r.skipped_ticks is not None), default=float("-inf"))
-    skipped = sum(r.skipped_ticks or 0 for r in counts)
-    skipped += sum(
-        r.passed_ticks(t) for r in timed if r.skipped_ticks is None or r.ended is None or r.ended > last_report
-    )
+    reports = [r for r in order if r.skipped_ticks is not None]
+    skipped = sum(r.skipped_ticks or 0 for r in timed)
+    skipped += sum(r.passed_ticks(t) for r in timed if not _is_followed(r, reports, t))
     late = sum(r.is_late(t) for r in timed)
     return Pace(hz=hz, late=late, skipped=skipped, ticks=len(timed) + skipped)
+
+
+def _is_followed(r: RequestStatus, reports: Sequence[RequestStatus], t: float) -> bool:
+    """Return whether a later request has reported the ticks that passed during this one.
+
+    A request long after it that skipped nothing is the first one of another loop.
+    """
+    if r.skipped_ticks is None or r.period_ms is None or r.ended is None:
+        return False
+    at = bisect_left(reports, r.ended, key=lambda report: report.started)
+    if at == len(reports):
+        return False
+    in_loop_s = (r.passed_ticks(t) + 2) * r.period_ms / 1000
+    return bool(reports[at].skipped_ticks) or reports[at].started - r.started < in_loop_s
 
 
 def answers_at_once(kinds: frozenset[str]) -> bool:

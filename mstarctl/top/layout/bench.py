@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from mstarctl.output.line import Line, fit, left, line, right, safe, wrap
-from mstarctl.output.units import size_text
+from mstarctl.output.units import duration_text, size_text
 from mstarctl.top.data.view import View
 from mstarctl.top.drawing import numbers
 from mstarctl.top.drawing.bars import bar, spark
@@ -64,6 +64,7 @@ def running_test(view: View, recordings: Sequence[dict[str, object]], width: int
     errors = number(told.get("errors")) or 0
     rows = [
         fit(head, width),
+        fit(progress_row(view, told, width), width),
         fit(line("  ", counts, "  ", (f"errors {errors:.0f}", "bad" if errors else "dim")), width),
     ]
     rows += [fit(metric_row(view, told, name, width), width) for name in METRICS if isinstance(told.get(name), dict)]
@@ -81,13 +82,25 @@ def running_test(view: View, recordings: Sequence[dict[str, object]], width: int
     return [fit(line(), width), *rows]
 
 
+def progress_row(view: View, told: Mapping[str, object], width: int) -> Line:
+    """Draw the progress of the phase: a bar, `3/20` requests of a warm-up, and the time that is left."""
+    share, left_s = share_of(told), number(told.get("left_s"))
+    done, total = number(told.get("done")), number(told.get("total"))
+    count = f"{done:.0f}/{total:.0f}" if done is not None and total else ""
+    row = line("  ") + bar(share, max(8, min(30, width // 4)), view.glyphs, "accent")
+    row = row + line((f" {numbers.percent(share)}", "value"), (f"  {count}" if count else "", "value"))
+    return (
+        row if left_s is None else row + line(("  about ", "dim"), (duration_text(left_s), "value"), (" left", "dim"))
+    )
+
+
 def metric_row(view: View, told: Mapping[str, object], name: str, width: int) -> Line:
     """Draw the percentiles of a metric; the first one has the test's history."""
     found = told[name]
     assert isinstance(found, dict)
     unit = f" {found['unit']}" if found.get("unit") else ""
-    p50, p99 = (number(found.get(key)) for key in ("p50", "p99"))
-    text = "  ".join(f"{key} {value:.4g}{unit}" for key, value in (("p50", p50), ("p99", p99)) if value is not None)
+    shares = [(key, number(found.get(key))) for key in ("p50", "p90", "p99")]
+    text = "  ".join(f"{key} {value:.4g}{unit}" for key, value in shares if value is not None)
     history = told.get("history")
     is_first = name == next(each for each in METRICS if isinstance(told.get(each), dict))
     shown = line("  ", (left(name.upper(), 8), "head"), (text, "value"))
@@ -120,7 +133,7 @@ def recording(view: View, item: dict[str, object], width: int) -> Line:
     )
 
 
-def share_of(reported: dict[str, object]) -> float | None:
+def share_of(reported: Mapping[str, object]) -> float | None:
     """Return the progress of a load test: the reported share, or done of total."""
     share = number(reported.get("share"))
     return numbers.part(number(reported.get("done")), number(reported.get("total"))) if share is None else share

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 from textual import events
 from textual.app import ComposeResult
@@ -17,10 +18,14 @@ Rows = Callable[[int], Sequence[Line]]
 """Lines of the dialog for an inner width."""
 
 
+REDRAW_S: Final = 0.5
+
+
 class Dialog(ModalScreen[str]):
     """Returns the answer of the pressed key, or an empty text. answers: key -> answer.
 
     Escape and q close each dialog, enter those without answers. on_key: handles further keys.
+    is_live: the rows are drawn again twice a second.
     """
 
     DEFAULT_CSS = "Dialog { align: center middle; } Dialog > Pane { width: auto; height: auto; }"
@@ -35,11 +40,12 @@ class Dialog(ModalScreen[str]):
         answers: Mapping[str, str] | None = None,
         hint: str = "esc close",
         on_key: Callable[[str], bool] | None = None,
+        is_live: bool = False,
     ) -> None:
         super().__init__()
         self._title, self._rows, self._glyphs, self._mode = title, rows, glyphs, mode
         self._answers, self._hint = dict(answers or {}), hint
-        self._also = on_key
+        self._also, self._is_live = on_key, is_live
         self._offset = 0
 
     def compose(self) -> ComposeResult:
@@ -48,6 +54,8 @@ class Dialog(ModalScreen[str]):
     def on_mount(self) -> None:
         self.redraw()
         self.query_one(Pane).focus()
+        if self._is_live:
+            self.set_interval(REDRAW_S, self.redraw)
 
     def on_resize(self) -> None:
         self.redraw()
