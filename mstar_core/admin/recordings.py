@@ -16,7 +16,7 @@ from mstar_core.admin.messages import as_json
 from mstar_core.errors import NotFound, StateConflict, UsageError, did_you_mean
 
 if TYPE_CHECKING:
-    from mstar_core.observe.request_log import RequestRecord
+    from mstar_core.observe.request_log import RequestLog, RequestRecord
 
 LIMIT_BYTES: Final = 1 << 30
 MOST: Final = 4
@@ -56,9 +56,9 @@ class Recording:
 class Recordings:
     """All recordings of a deployment. Owned by the admin server; the request log calls `ended`."""
 
-    def __init__(self, folder: Path, model: str) -> None:
+    def __init__(self, folder: Path, requests: RequestLog) -> None:
         self._folder = folder
-        self._model = model
+        self._requests = requests
         self._all: dict[str, Recording] = {}
 
     def begin(self, name: str = "", max_bytes: int | None = None) -> Recording:
@@ -108,7 +108,7 @@ class Recordings:
         """Write a request that ended to every recording that has room."""
         if not self._all:
             return
-        trace = request.trace(self._model)
+        trace = self._requests.trace(request)
         line = (as_json({"request": trace["request"], "sums": trace["sums"]}) + "\n").encode()
         for recording in self._all.values():
             if recording.dropped or recording.size_bytes + len(line) > recording.limit_bytes:

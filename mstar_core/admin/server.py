@@ -69,7 +69,7 @@ class AdminServer:
         self._server: Any = None
         self._streams = streams or NdjsonStreams()
         self._answers = IdempotentAnswers()
-        self._recordings = Recordings(Path(deployment.spec.run_dir) / "recordings", deployment.spec.model)
+        self._recordings = Recordings(Path(deployment.spec.run_dir) / "recordings", deployment.publisher.requests)
         deployment.publisher.requests.on_end.append(self._recordings.ended)
         self._app = self._make_app()
 
@@ -166,18 +166,19 @@ class AdminServer:
         chosen = Filter.parse(request.args.get("filter", ""))
         limit, since = whole(request, "limit", 100, LIMIT), number(request, "since", None)
         now, log = self._deployment.hub.now(), self._deployment.publisher.requests
-        rows = [record.request(self._deployment.spec.model) for record in log.all()]
+        rows = [record.request(self._deployment.spec.model, now) for record in log.all()]
         rows = [row for row in rows if chosen.takes(row, now) and (since is None or now - row.started <= since)]
         items = ordered(rows, request.args.get("sort", ""), now)
         return _json({"items": items[:limit], "truncated": max(0, len(items) - limit)})
 
     async def _request(self, request: Request, key: str) -> HTTPResponse:
         record = self._find(request, key)
-        return _json(request_item(record.request(self._deployment.spec.model), self._deployment.hub.now()))
+        now = self._deployment.hub.now()
+        return _json(request_item(record.request(self._deployment.spec.model, now), now))
 
     async def _trace(self, request: Request, key: str) -> HTTPResponse:
         record = self._find(request, key)
-        return _json(record.trace(self._deployment.spec.model, self._deployment.hub.now()))
+        return _json(self._deployment.publisher.requests.trace(record, self._deployment.hub.now()))
 
     async def _metrics(self, request: Request) -> HTTPResponse:
         return raw(self._deployment.publisher.exposition(), content_type=CONTENT_TYPE)

@@ -121,7 +121,6 @@ class RequestTelemetry:
             prompt_tokens=live.prompt_tokens or None,
             cached_tokens=cached,
             tokens=tokens,
-            waited_s=round(live.admitted - live.prepared, 6) if live.admitted else None,
             why=self.why() if state == "queue" else "",
         )
 

@@ -187,7 +187,12 @@ class Failed:
 
 @dataclass(slots=True, kw_only=True)
 class StepResult:
-    """Results of one collected step. rows: batch items. duration_s: device time if known, else host time."""
+    """Results of one collected step. rows: batch items. ran: keys of jobs that took part, besides those of `loop`.
+
+    duration_s: device time if it was measured, else host time from the launch, or from the end of the node's step
+    before it if that was later, until the results came. The durations of a node's steps never add up to more than the
+    time that passed.
+    """
 
     done: list[Done] = field(default_factory=list)
     loop: LoopStep | None = None
@@ -196,6 +201,7 @@ class StepResult:
     rows: int = 0
     tokens: int = 0
     duration_s: float = 0.0
+    ran: list[JobKey] = field(default_factory=list)
 
     def drop_closed(self, requests: Container[Handle]) -> None:
         """Remove the results of requests that are not among the open ones."""

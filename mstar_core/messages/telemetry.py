@@ -14,8 +14,8 @@ class RequestNews(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     The api sends id, route, modalities, state, times to the first output and audio, usage, the end, and the control
     loop that the client names (`period_ms`, `skipped_ticks`). The conductor sends the running walks (`active`), the
     finished ones, the position of the request (node, walk, rank) and the reason for the choice of its replicas
-    (`placed`, empty without a choice). A worker sends sampled ids (`tokens`), pages that it holds, seconds waited, the
-    reason of the wait, and of a loop that reports its progress (`step`, `steps`) its speed in steps per second.
+    (`placed`, empty without a choice). A worker sends sampled ids (`tokens`), pages that it holds, the reason of a
+    wait, and of a loop that reports its progress (`step`, `steps`) its speed in steps per second.
     state: prepare, queue, run, finished, failed, cancelled. error: a code.
     """
 
@@ -36,7 +36,6 @@ class RequestNews(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     tokens: int | None = None
-    waited_s: float | None = None
     pages: int | None = None
     step: int | None = None
     steps: int | None = None
@@ -54,8 +53,9 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
     """Time that one request spent on one activity. Encoded as an array.
 
     key: number of the span within its process; a later span with the same key replaces it (an open span).
-    kind: compute, queue, transfer or stall. node: of the graph, or the edge of a transfer, or a step of the api.
+    kind: compute, queue, wait or transfer. node: of the graph, or the edge of a transfer, or a step of the api.
     count: steps, task runs or items. batch: rows of the last step. size_bytes: moved by a transfer.
+    busy_s: time in the activity; a span of several steps is longer than they are. None: all of it.
     """
 
     key: int
@@ -69,6 +69,12 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
     batch: int = 0
     size_bytes: int = 0
     is_open: bool = False
+    busy_s: float | None = None
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds in the activity."""
+        return self.end - self.start if self.busy_s is None else self.busy_s
 
 
 class MetricSample(msgspec.Struct, frozen=True, array_like=True):

@@ -78,8 +78,8 @@ class DeploymentStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 class RankStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One worker. device: `cpu` or `cuda:INDEX`; gpu: key in `gpus`, if any. state: of its child process.
 
-    busy: share of time with a step in flight. core: share of one CPU core. memory: used by this process on its device,
-    weights and caches included; the device of `cpu` is the host. shm: its shared memory in use.
+    busy: share of time in steps; that of a follower is its leader's. core: share of one CPU core. memory: used by this
+    process on its device, weights and caches included; the device of `cpu` is the host. shm: its shared memory in use.
     follows: nodes of which it computes a share for the leader of its tensor-parallel group. group: ranks of that group,
     the leader first; epoch: starts of the group; plans: frames of plans that a follower has carried out.
     """
@@ -115,7 +115,8 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     batch: rows of the last step. step_ms: mean of the last second; p50 and p99 of the last 256 steps. queue: rows that
     are ready to run; waiting: jobs without a slot or pages. walks: walk -> requests in it here. graph_share: share of
     steps replayed from a CUDA graph, None without graphs; eager: steps run without one, by kind. busy: share of time in
-    steps. ahead_s: least audio buffered by a listener; underruns: how often a buffer was empty.
+    steps. ranks: of the tensor-parallel group that runs it, the leader first; empty without one. ahead_s: least audio
+    buffered by a listener; underruns: how often a buffer was empty.
     """
 
     name: str
@@ -140,6 +141,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     graph_share: float | None = None
     eager: dict[str, int] = {}
     busy: float = 0.0
+    ranks: list[int] = []
     is_bottleneck: bool = False
     ahead_s: float | None = None
     underruns: int | None = None
@@ -169,8 +171,8 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     state: prepare, queue, run, then finished, failed or cancelled. inputs, outputs: modalities. node, rank: its current
     place (None in the queue); walk: the walk there. active: walks in progress; walks: walk -> completed runs.
-    waited_ms: time in the queues of the api and of nodes. step, steps, step_rate: progress of a step loop, such as the
-    denoising of an image: steps done, all steps, steps per second. why: reason of the wait. error: code.
+    waited_ms: part of its time in queues, in which nothing of it ran. step, steps, step_rate: progress of a step loop,
+    such as the denoising of an image: steps done, all steps, steps per second. why: reason of the wait. error: code.
     ttft, ttfa: time to the first output, and to the first audio. placed: reason for the choice of its replicas.
     period_ms: of the client's control loop, if the client names it; its answer is due within one period.
     skipped_ticks: ticks without a request since the client's previous one, if the client counts them.

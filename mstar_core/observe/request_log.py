@@ -13,8 +13,10 @@ from typing import Any, Final
 from mstar_core.messages.life import Telemetry
 from mstar_core.messages.names import API, CONDUCTOR, rank_of
 from mstar_core.messages.telemetry import RequestNews, Span
-from mstar_core.observe.frames import RequestStatus
+from mstar_core.observe.frames import GraphView, RequestStatus
+from mstar_core.observe.parts import Part, parts
 from mstar_core.observe.rates import Minute
+from mstar_core.observe.waits import with_waits
 
 ENDED: Final = 2000
 SPANS: Final = 200
@@ -27,12 +29,13 @@ SHOWN: Final = 500
 ORPHAN_S: Final = 30.0
 """Time after which reports about a request that the api has not named are dropped."""
 
+QUEUE: Final = "queue"
 _NONE: Final = RequestNews(handle=0)
 
 
 @dataclass(slots=True)
 class SpanSum:
-    """Totals of all spans of one kind at one place, dropped spans included. busy_s: time in them."""
+    """Totals of all spans of one kind at one place, dropped spans included. busy_s: see Span."""
 
     spans: int = 0
     count: int = 0
@@ -44,7 +47,10 @@ class SpanSum:
 
 @dataclass(slots=True, kw_only=True)
 class RequestRecord:
-    """One request as its processes report it. spans: by (process, key), newest last. seen: time of the first report."""
+    """One request as its processes report it. spans: by (process, key), newest last. seen: time of the first report.
+
+    queued_ms: part of an ended request in queues, None until it is needed and after each new span.
+    """
 
     handle: int
     seen: float
@@ -54,6 +60,7 @@ class RequestRecord:
     spans: OrderedDict[tuple[str, int], Span] = field(default_factory=OrderedDict)
     sums: dict[tuple[str, str, str, str], SpanSum] = field(default_factory=dict)
     spans_cut: int = 0
+    queued_ms: float | None = None
 
     @property
     def is_named(self) -> bool:
@@ -72,6 +79,7 @@ class RequestRecord:
 
     def add(self, child: str, span: Span) -> None:
         """Keep a span. It replaces one with the same key. Open spans are in no sum."""
+        self.queued_ms = None
         self.spans.pop((child, span.key), None)
         self.spans[child, span.key] = span
         if len(self.spans) > SPANS:
@@ -82,15 +90,33 @@ class RequestRecord:
         found = self.sums.setdefault((child, span.node, span.walk, span.kind), SpanSum(start=span.start))
         found.spans += 1
         found.count += span.count
-        found.busy_s += span.end - span.start
+        found.busy_s += span.spent_s
         found.start, found.end = min(found.start, span.start), max(found.end, span.end)
         found.size_bytes += span.size_bytes
 
-    def request(self, model: str) -> RequestStatus:
-        """Return the request as clients see it."""
+    def parts(self, now: float) -> list[Part]:
+        """Return the parts of the time from its arrival to `now`, or to its end."""
+        zero = self.api.started or 0.0
+        until = now if self.api.ended is None else self.api.ended
+        open_spans = [_span(child, span, zero) for (child, _), span in self.spans.items() if span.is_open]
+        return parts([*self._sums(zero), *open_spans], max(0.0, 1000 * (until - zero)))
+
+    def _queued_ms(self, now: float) -> float:
+        """Return its part in queues. That of an ended request is kept, because lists show thousands."""
+        if self.queued_ms is not None:
+            return self.queued_ms
+        found = round(sum(part.ms for part in self.parts(now) if part.kind == QUEUE), 3)
+        if self.has_ended:
+            self.queued_ms = found
+        return found
+
+    def _sums(self, zero: float) -> list[dict[str, Any]]:
+        return [_sum(where, found, zero) for where, found in sorted(self.sums.items(), key=lambda i: i[1].start)]
+
+    def request(self, model: str, now: float) -> RequestStatus:
+        """Return the request as clients see it. now: for the parts of its time."""
         api, at = self.api, self.conductor
         ended = self.has_ended
-        waited = (api.waited_s or 0.0) + sum(news.waited_s or 0.0 for news in self.workers.values())
         why = api.why or next((news.why for news in self.workers.values() if news.why), "")
         steps = max(
             (news for news in self.workers.values() if news.steps), key=lambda news: news.step or 0, default=None
@@ -118,7 +144,7 @@ class RequestRecord:
             prompt_tokens=api.prompt_tokens or 0,
             cached_tokens=cached or 0,
             audio_s=api.audio_s or 0.0,
-            waited_ms=round(waited * 1000, 3),
+            waited_ms=self._queued_ms(now),
             pages=0 if ended else sum(news.pages or 0 for news in self.workers.values()),
             step=0 if steps is None else steps.step or 0,
             steps=0 if steps is None else steps.steps or 0,
@@ -130,14 +156,26 @@ class RequestRecord:
             error=api.error or "",
         )
 
-    def trace(self, model: str, now: float | None = None) -> dict[str, Any]:
-        """Return the request with its spans and sums, in milliseconds since its arrival. now: for its age."""
+    def trace(self, model: str, now: float, graph: GraphView | None = None) -> dict[str, Any]:
+        """Return the request with its spans, their sums and the parts of its time, in ms since its arrival.
+
+        now: for its age. graph: see `with_waits`.
+        """
         zero = self.api.started or 0.0
+        request = self.request(model, now)
         spans = sorted(self.spans.items(), key=lambda item: item[1].start)
+        found = with_waits(
+            {"spans": [_span(child, span, zero) for (child, _), span in spans], "sums": self._sums(zero)},
+            {"ttfa_ms": request.ttfa_ms, "audio_s": request.audio_s},
+            graph,
+        )
         return {
-            "request": request_item(self.request(model), self.seen if now is None else now),
-            "spans": [_span(child, span, zero) for (child, _), span in spans],
-            "sums": [_sum(where, found, zero) for where, found in sorted(self.sums.items(), key=lambda i: i[1].start)],
+            "request": request_item(request, now),
+            **found,
+            "parts": [
+                {"name": part.name, "kind": part.kind, "node": part.node, "ms": round(part.ms, 3)}
+                for part in self.parts(now)
+            ],
             "spans_cut": self.spans_cut,
         }
 
@@ -145,9 +183,9 @@ class RequestRecord:
 class RequestLog:
     """All requests of a deployment. Owned by the state publisher.
 
-    shown: ended requests that watchers still see. ttft, ttfa, latency (of whole requests): seconds, of the last minute.
-    tokens, audio_s: generated since the start. on_end: called with each request that ended, after LINGER_S, when its
-    last spans have arrived.
+    graph: of the deployment, once it is known. shown: ended requests that watchers still see. ttft, ttfa, latency (of
+    whole requests): seconds, of the last minute. tokens, audio_s: generated since the start. on_end: called with each
+    request that ended, after LINGER_S, when its last spans have arrived.
     """
 
     def __init__(self, model: str) -> None:
@@ -159,6 +197,7 @@ class RequestLog:
         self.tokens = 0
         self.audio_s = 0.0
         self.on_end: list[Callable[[RequestRecord], None]] = []
+        self.graph: GraphView | None = None
         self._model = model
 
     def take(self, child: str, telemetry: Telemetry, now: float) -> None:
@@ -172,15 +211,21 @@ class RequestLog:
             record.add(child, span)
 
     def part(self, child: str) -> None:
-        """Drop what a dead process reported about live requests. The end of the api ends all live requests."""
+        """Drop the state that a dead process reported about live requests; what they generated stays counted.
+
+        The end of the api ends all live requests.
+        """
         if child == API:
             self.dirty.update(self.live)
             self.live.clear()
             return
         for handle, record in self.live.items():
+            news = record.workers.get(child)
             if child == CONDUCTOR:
                 record.conductor = _NONE
-            elif record.workers.pop(child, None) is None:
+            elif news is not None:
+                record.workers[child] = RequestNews(handle=handle, tokens=news.tokens, step=news.step, steps=news.steps)
+            else:
                 continue
             self.dirty.add(handle)
 
@@ -201,7 +246,11 @@ class RequestLog:
             del self.shown[handle]
             self.dirty.add(handle)
 
-    def take_dirty(self) -> Iterator[tuple[int, RequestStatus | None]]:
+    def trace(self, record: RequestRecord, now: float | None = None) -> dict[str, Any]:
+        """Return the trace of a request. now: for its age; the end of an ended one by default."""
+        return record.trace(self._model, record.api.ended or record.seen if now is None else now, self.graph)
+
+    def take_dirty(self, now: float) -> Iterator[tuple[int, RequestStatus | None]]:
         """Yield the requests that changed since the last call, with None for those that left the view."""
         dirty, self.dirty = self.dirty, set()
         for handle in dirty:
@@ -209,7 +258,7 @@ class RequestLog:
             if record is None:
                 yield handle, None
             elif record.is_named:
-                yield handle, record.request(self._model)
+                yield handle, record.request(self._model, now)
 
     def all(self) -> Iterator[RequestRecord]:
         """Yield requests, newest first: live ones, then those that ended."""
@@ -287,6 +336,7 @@ def _span(child: str, span: Span, zero: float) -> dict[str, Any]:
         "count": span.count,
         "batch": span.batch,
         "size_bytes": span.size_bytes,
+        "busy_ms": _ms(span.spent_s),
         "is_open": span.is_open,
     }
 

@@ -12,7 +12,7 @@ from collections import deque
 from pathlib import Path
 from typing import Final
 
-from mstar_core.observe.request_log import RequestRecord
+from mstar_core.observe.request_log import RequestLog, RequestRecord
 
 LINE_LIMIT: Final = 1 << 20
 FILE_LIMIT: Final = 200 << 20
@@ -121,13 +121,13 @@ class StatsLog:
     The request log calls `ended` once the last spans of a request have arrived.
     """
 
-    def __init__(self, path: Path, model: str) -> None:
+    def __init__(self, path: Path, requests: RequestLog) -> None:
         self.path = path
-        self._model = model
+        self._requests = requests
 
     def ended(self, record: RequestRecord) -> None:
         """Write one request: its facts, and the sums of its spans by process, node, walk and kind."""
-        trace = record.trace(self._model, record.api.ended or record.seen)
+        trace = self._requests.trace(record)
         line = {**trace["request"], "sums": trace["sums"]}
         try:
             if self.path.exists() and self.path.stat().st_size > LIMIT_BYTES:

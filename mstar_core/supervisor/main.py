@@ -151,7 +151,7 @@ async def _run(
         requests = supervisor.publisher.requests
         if spec.log_stats:
             path = Path(spec.stats_file) if spec.stats_file else Path(spec.log_dir) / STATS_FILE
-            requests.on_end.append(StatsLog(path, spec.model).ended)
+            requests.on_end.append(StatsLog(path, requests).ended)
         server = AdminServer(supervisor, admin, admin_gid(spec))
         await server.start()
         try:

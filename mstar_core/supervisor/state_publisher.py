@@ -95,6 +95,7 @@ class StatePublisher:
         self._rates: defaultdict[tuple[str, ...], Rate] = defaultdict(Rate)
         self._partitions: dict[str, str] = {}
         self._next_parts = self._next_loads = 0.0
+        self._running: frozenset[str] = frozenset()
         if view.spec.graph:  # as declared; the conductor sends the graph of the checkpoint later
             self._graph(view.spec.graph)
 
@@ -131,6 +132,7 @@ class StatePublisher:
     def _graph(self, plain: Mapping[str, Any]) -> None:
         graph = msgspec.convert(plain, type=GraphView)
         self._partitions = {node.name: node.partition for node in graph.nodes}
+        self.requests.graph = graph
         self.hub.graph(graph)
 
     @property
@@ -162,7 +164,7 @@ class StatePublisher:
         """Update the hub: requests always, the rest at its interval or with `now_all`."""
         now = self.hub.now()
         self.requests.settle(now)
-        for handle, request in self.requests.take_dirty():
+        for handle, request in self.requests.take_dirty(now):
             if request is None:
                 self.hub.remove("requests", str(handle))
             else:
@@ -170,7 +172,9 @@ class StatePublisher:
         if now >= self._next_loads:
             self._next_loads = now + LOADS_S
             self._look(now)
-        if now_all or now >= self._next_parts:
+        running = frozenset(name for name, child in self._view.children.items() if child.is_running)
+        if now_all or now >= self._next_parts or running != self._running:
+            self._running = running
             self._next_parts = now + PARTS_S
             self._put_edges(now)
             nodes = self._nodes(now)
@@ -198,6 +202,7 @@ class StatePublisher:
     def _put_edges(self, now: float) -> None:
         for key, reported in self._edges.items():
             if not reported:
+                self._rest_edge(key)
                 continue
             items = sum(edge.items for edge in reported.values())
             size = sum(edge.size_bytes for edge in reported.values())
@@ -205,6 +210,9 @@ class StatePublisher:
             per_s = self._rate(now, transfers, "edge", key, "transfers")
             seconds = self._rate(now, sum(edge.transfer_s for edge in reported.values()), "edge", key, "transfer_s")
             edge = max(reported.values(), key=lambda each: each.into)  # only the sender knows the name of the receiver
+            items_s, bytes_s = self._rate(now, items, "edge", key, "items"), self._rate(now, size, "edge", key, "bytes")
+            if not (self._runs(edge.source_rank) and self._runs(edge.into_rank)):
+                per_s = items_s = bytes_s = 0.0
             self.hub.put(
                 "edges",
                 key,
@@ -217,17 +225,32 @@ class StatePublisher:
                     is_stream=edge.is_stream,
                     items=items,
                     bytes=size,
-                    items_s=round(self._rate(now, items, "edge", key, "items"), 1),
-                    bytes_s=round(self._rate(now, size, "edge", key, "bytes")),
+                    items_s=round(items_s, 1),
+                    bytes_s=round(bytes_s),
                     transfer_ms=round(seconds / per_s * 1000, 3) if per_s else None,
                 ),
             )
 
+    def _rest_edge(self, key: str) -> None:
+        """Show an edge that no running process reports at rest."""
+        known = self.hub.store.edges.get(key)
+        if known is not None:
+            self.hub.put("edges", key, msgspec.structs.replace(known, items_s=0.0, bytes_s=0.0, transfer_ms=None))
+
+    def _runs(self, rank: int) -> bool:
+        """Whether the process of a rank runs. A rank without a process is not known to be down."""
+        names = {worker_name(rank), follower_name(rank)} & self._view.children.keys()
+        return not names or not self._running.isdisjoint(names)
+
     def _nodes(self, now: float) -> dict[str, NodeStatus]:
         made: dict[str, NodeStatus] = {}
         walks = _walks(self._view.values)
+        placed = {name for plan in self._view.spec.plan.ranks for name in plan.held}
+        branches = [name for name in self._partitions if name not in placed]  # they run in another node's steps
         for plan in self._view.spec.plan.ranks:
-            for name in plan.nodes:
+            where = worker_name(plan.rank)
+            seen = [name for name in branches if f"{where}.{name}.steps" in self._view.values]
+            for name in (*plan.nodes, *seen):
                 made[f"{name}@{plan.rank}"] = self._node(name, plan.rank, walks, now)
         busiest = max(made, key=lambda key: made[key].busy, default=None)
         if busiest is not None and made[busiest].busy >= BUSY:
@@ -235,7 +258,8 @@ class StatePublisher:
         return made
 
     def _node(self, name: str, rank: int, walks: Mapping[str, dict[str, int]], now: float) -> NodeStatus:
-        where, values = f"{worker_name(rank)}.{name}", self._view.values
+        where, values = f"{worker_name(rank)}.{name}", self._view.values if self._runs(rank) else {}
+        group = self._view.spec.plan.group_of(rank)
 
         def number(reading: str) -> float:
             return values.get(f"{where}.{reading}", 0.0)
@@ -278,6 +302,7 @@ class StatePublisher:
             graph_share=round(replayed / (replayed + plain), 4) if replayed + plain else None,
             eager=eager if replayed else {},
             busy=round(min(1.0, busy), 3),
+            ranks=list(group.ranks) if group is not None and name in group.nodes else [],
             ahead_s=values.get(f"{where}.ahead_s"),
             underruns=None if underruns is None else int(underruns),
         )
@@ -292,8 +317,12 @@ class StatePublisher:
             name = worker_name(plan.rank) if plan.nodes else follower_name(plan.rank)
             child = self._view.children.get(name)
             group = self._view.spec.plan.group_of(plan.rank)
-            mine = [nodes[f"{node}@{plan.rank}"] for node in plan.nodes]
-            load = self._loads.get(name, NO_LOAD)
+            mine = [node for node in nodes.values() if node.rank == plan.rank]
+            shared = [] if group is None else [nodes[f"{node}@{group.leader}"] for node in plan.follows]
+            is_running = self._runs(plan.rank)
+            values = self._view.values if is_running else {}
+            load = self._loads.get(name, NO_LOAD) if is_running else NO_LOAD
+            own_steps_s = self._rate(now, values.get(f"{name}.steps", 0.0), "rank", name, "steps")
             used, total = values.get(f"{name}.memory_used"), values.get(f"{name}.memory_total")
             if plan.device == "cpu":  # the device of a CPU rank is the host
                 used, total = load.resident_bytes, self._host_bytes
@@ -301,12 +330,12 @@ class StatePublisher:
                 rank=plan.rank,
                 device=plan.device,
                 gpu=gpus.get(str(plan.rank)),
-                state="" if child is None else child.state,
-                pid=None if child is None else child.pid,
+                state="" if child is None else state_of(child),
+                pid=child.pid if child is not None and is_running else None,
                 nodes=list(plan.nodes),
                 requests=int(values.get(f"{name}.requests", 0)),
-                steps_s=round(self._rate(now, values.get(f"{name}.steps", 0.0), "rank", name, "steps"), 1),
-                busy=round(min(1.0, sum(node.busy for node in mine)), 3),
+                steps_s=round(own_steps_s + sum(node.steps_s for node in shared if is_running), 1),
+                busy=round(min(1.0, sum(node.busy for node in (*mine, *shared) if is_running)), 3),
                 core=load.core,
                 resident_bytes=load.resident_bytes,
                 memory_used=None if used is None else int(used),
@@ -336,10 +365,10 @@ class StatePublisher:
         self.hub.put("children", SUPERVISOR, me)
 
     def _child(self, child: Process) -> ChildStatus:
-        load = self._loads.get(child.name, NO_LOAD)
+        load = self._loads.get(child.name, NO_LOAD) if child.is_running else NO_LOAD
         return ChildStatus(
             name=child.name,
-            state=child.state,
+            state=state_of(child),
             pid=child.pid,
             rank=process_rank(child.name),
             incarnation=child.incarnation,
@@ -404,6 +433,11 @@ class StatePublisher:
 
     def _rate(self, now: float, value: float, *what: str) -> float:
         return self._rates[what].at(now, value)
+
+
+def state_of(child: Process) -> str:
+    """Return the state of a process: `ended` from the moment of its death, before the supervisor has handled it."""
+    return child.state if child.is_running or not child.incarnation else "ended"
 
 
 def _start_order(child: Process) -> tuple[int, str]:

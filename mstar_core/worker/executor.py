@@ -66,7 +66,7 @@ from mstar_core.worker.request import (
 )
 from mstar_core.worker.streaming.loop import StreamLoops
 from mstar_core.worker.streaming.streams import Streams, sent_items
-from mstar_core.worker.tracing import EdgeCounters, Tracer, node_at
+from mstar_core.worker.tracing import EdgeCounters, Tracer, jobs_of, node_at, node_of, parts_by_node
 from mstar_core.worker.values import described, gather, held_value, resolve, start_stops, stop_said, wanted_ports
 from mstar_core.worker.walks import RankWalks, run_inputs
 
@@ -136,6 +136,7 @@ class Executor:
             rank, runners, self._jobs, outbox, self._walks, self, self.tracer, self.edges, clock
         )  # fmt: skip
         self._next_signal = 0
+        self._with_branches = frozenset(node.owner.name for node in spec.nodes if node.of is not None)
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
@@ -236,6 +237,7 @@ class Executor:
         if request is None:
             return
         attempt(self.edges.closed, request)
+        attempt(self.tracer.closed, request, self._jobs.under_way)
         attempt(self.tracer.transfers, request, request.inboxes.values())
         for run in request.active.values():
             attempt(run.state.cancel)
@@ -272,7 +274,7 @@ class Executor:
 
     def take(self, result: StepResult) -> None:
         """Route the results of one collected step."""
-        self.tracer.step(result)
+        self.tracer.step(result, self._jobs.under_way)
         if result.loop is not None:
             self._loop_step(result.loop)
         for emission in result.emissions:
@@ -283,6 +285,13 @@ class Executor:
             entry = self._jobs.end(failed.job.key)
             if entry is not None:
                 self.fail(entry.request, failed.error)
+
+    def split(self, runner: str, result: StepResult) -> Mapping[str, StepResult]:
+        """See Split: divides a step among a node and its cache branches, by the jobs that it ran."""
+        if runner not in self._with_branches:
+            return {runner: result}
+        entries = (self._jobs.under_way.get(key) for key in jobs_of(result))
+        return parts_by_node(result, [node_of(entry) for entry in entries if entry is not None]) or {runner: result}
 
     def fail_handle(self, handle: int, error: BaseException) -> None:
         """End a request whose message could not be handled, if it is open here."""
@@ -306,8 +315,6 @@ class Executor:
                 continue
             request = entry.request
             request.tokens += 1
-            if not entry.total.began:
-                entry.total.began = self.tracer.began
             try:
                 if entry.inbox is not None:
                     if entry.inbox.take_id(value):

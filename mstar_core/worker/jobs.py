@@ -12,7 +12,7 @@ from mstar_core.engine.base import Job, JobKey, LoopSpec, NodeRunner, TakesFeed
 from mstar_core.errors import EngineError
 from mstar_core.graph.spec.nodes import Attend
 from mstar_core.graph.spec.walks import StopOn
-from mstar_core.worker.request import ActiveRun, LoopJob, UnderWay, WorkerRequest
+from mstar_core.worker.request import ActiveRun, LoopJob, MoveJob, UnderWay, WorkerRequest
 from mstar_core.worker.streaming.streams import Streams
 
 if TYPE_CHECKING:
@@ -72,6 +72,8 @@ class Jobs:
     def submit(self, runner: NodeRunner, job: Job, entry: UnderWay) -> None:
         """Hand a job to its runner."""
         self.under_way[job.key] = entry
+        if not isinstance(entry, MoveJob):
+            entry.total.spent_before = entry.request.spent_s
         entry.request.jobs.add(job.key)
         runner.submit(job)
 

@@ -40,7 +40,7 @@ class Worker:
     """One rank. Owned by `main.py` and used from its thread.
 
     quiet_since: time of the last step or message. has_idle_work: whether runners may have deferred work. kernels: those
-    that the start compiled, and from then on those that a request or a capture waits for.
+    that the start compiled, and from then on those that a request or a capture waits for. shown: see Report.
     """
 
     mailbox: Mailbox
@@ -52,6 +52,7 @@ class Worker:
     steps: Steps
     peer_memory: PeerMemory | None = None
     kernels: KernelLog = field(default_factory=KernelLog)
+    shown: Mapping[str, str] = field(default_factory=dict)
     early: EarlyMessages = field(default_factory=EarlyMessages)
     spin: Spin = field(default_factory=Spin)
     has_idle_work: bool = True
@@ -65,7 +66,7 @@ class Worker:
         )
         self.report = Report(
             life=self.life, executor=self.executor, transport=self.transport, runners=self.runners, steps=self.steps,
-            kernels=self.kernels, peer_memory=self.peer_memory,
+            kernels=self.kernels, peer_memory=self.peer_memory, shown=self.shown,
         )  # fmt: skip
 
     def run(self) -> None:

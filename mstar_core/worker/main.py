@@ -36,6 +36,8 @@ from mstar_core.worker.steps import FairShare, Steps, ranges_on
 if TYPE_CHECKING:
     import torch
 
+    from mstar_core.plugin.spec import ModelSpec
+
 log = logging.getLogger(__name__)
 
 
@@ -122,13 +124,19 @@ def _worker(
     spin = Spin(wait_spin_s(spec))
     steps = Steps(
         runners=runners, scheduler=FairShare(runners), lookahead=lookahead_on(resolve_device(rank.device)),
-        ranges=ranges_on(rank.device, is_wanted=spec.nvtx), spin_s=spin.span_s,
+        ranges=ranges_on(rank.device, is_wanted=spec.nvtx), spin_s=spin.span_s, split=executor.split,
     )  # fmt: skip
     return Worker(
         mailbox=mailbox, transport=transport, life=life, executor=executor, outbox=outbox,
         runners=runners, steps=steps, spin=spin, kernels=kernels,
-        peer_memory=peer_memory,
+        peer_memory=peer_memory, shown=shown_names(model, rank),
     )  # fmt: skip
+
+
+def shown_names(model: ModelSpec, rank: RankPlan) -> dict[str, str]:
+    """Return the name under which each node reports that this rank holds only for a cache branch."""
+    branches = [node for node in map(model.node, rank.nodes) if node.of is not None]
+    return {node.owner.name: node.name for node in reversed(branches) if node.owner.name not in rank.nodes}
 
 
 def peer_memory_of(spec: DeploymentSpec, rank: RankPlan, life: ChildLife) -> PeerMemory | None:

@@ -35,8 +35,8 @@ PATIENCE_S: Final = 0.02
 LONG_S: Final = 10.0
 """Length of a wait for slots, pages or a stream that is logged."""
 
-Facts = tuple[int, int, str, float, tuple[int, int, float] | None]
-"""(sampled ids, pages, reason of the wait, seconds waited, progress) of one request."""
+Facts = tuple[int, int, str, tuple[int, int, float] | None]
+"""(sampled ids, pages, reason of the wait, progress) of one request."""
 
 
 @dataclass(slots=True)
@@ -95,6 +95,7 @@ def _room(runner: NodeRunner) -> str:
 class Report:
     """Telemetry of a worker. Owned by its loop.
 
+    shown: runner -> cache branch under whose name it reports, where the deployment places only the branch on this rank.
     has_news: something changed since the last batch. due: earliest time of the next one. delayed_since: first turn in
     which a due report was delayed, or None.
     """
@@ -106,6 +107,7 @@ class Report:
     steps: Steps
     kernels: KernelLog = field(default_factory=KernelLog)
     peer_memory: PeerMemory | None = None
+    shown: Mapping[str, str] = field(default_factory=dict)
     idle_s: float = 0.0
     has_news: bool = False
     due: float = 0.0
@@ -162,7 +164,7 @@ class Report:
             pages, why = held.get(handle, (0, ""))
             at = request.progress
             progress = None if at is None else (at.step, at.steps, at.rate)
-            facts[handle] = (request.tokens, pages, why, round(request.waited_s, 4), progress)
+            facts[handle] = (request.tokens, pages, why, progress)
         before, self.reported_requests = self.reported_requests, facts
         return [
             RequestNews(
@@ -170,12 +172,11 @@ class Report:
                 tokens=tokens,
                 pages=pages,
                 why=why,
-                waited_s=waited,
                 step=progress and progress[0],
                 steps=progress and progress[1],
                 step_rate=progress and progress[2],
             )
-            for handle, (tokens, pages, why, waited, progress) in facts.items()
+            for handle, (tokens, pages, why, progress) in facts.items()
             if before.get(handle) != facts[handle]
         ]
 
@@ -197,7 +198,10 @@ class Report:
             values[f"{name}.sent_bytes"] += float(self.peer_memory.sent_bytes)
         values |= {f"{name}.{key}": value for key, value in self.kernels.counters().items()}
         for node, runner in self.runners.items():
-            values |= self._node(f"{name}.{node}", node, runner)
+            values |= self._gauges(f"{name}.{self.shown.get(node, node)}", runner)
+        for node, statistics in self.steps.statistics.items():
+            if statistics.steps:
+                values |= {f"{name}.{node}.{key}": value for key, value in statistics.values().items()}
         ahead, node = self.executor.least_ahead_s(), self.executor.playing_node
         if node in self.runners:
             values[f"{name}.{node}.underruns"] = float(self.executor.underruns)
@@ -205,7 +209,7 @@ class Report:
                 values[f"{name}.{node}.ahead_s"] = round(ahead, 2)
         return values | self.executor.features.counters(name) | self.in_walks | self._memory(now)
 
-    def _node(self, prefix: str, node: str, runner: NodeRunner) -> dict[str, float]:
+    def _gauges(self, prefix: str, runner: NodeRunner) -> dict[str, float]:
         memory, pressure = runner.memory(), runner.pressure()
         values = {
             f"{prefix}.pages_total": float(memory.pages_total),
@@ -221,8 +225,6 @@ class Report:
         }
         if isinstance(runner, ReportsCounters):
             values |= {f"{prefix}.{key}": value for key, value in runner.counters().items()}
-        if self.steps.statistics[node].steps:
-            values |= {f"{prefix}.{key}": value for key, value in self.steps.statistics[node].values().items()}
         return values
 
     def _walks(self) -> dict[str, float]:

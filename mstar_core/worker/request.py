@@ -33,12 +33,21 @@ Feature = tuple[str, tuple[str, ...], bytes]
 
 @dataclass(slots=True)
 class SpanTotal:
-    """Accumulated time of one node in the loops of a walk. began: start of the first step, 0.0 before it."""
+    """Time of one job, or of one node in the loops of a walk.
+
+    since: submission. began: start of the first step, 0.0 before it. count: steps, or ended jobs of a node. busy_s: its
+    parts of steps. queued_s: ready, and no step of the request ran on this rank; of a job, before its first step.
+    spent_before: the request's time in steps of this rank when the job was submitted.
+    """
 
     key: int = 0
+    since: float = 0.0
     began: float = 0.0
     ended: float = 0.0
     count: int = 0
+    busy_s: float = 0.0
+    queued_s: float = 0.0
+    spent_before: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -132,7 +141,7 @@ class WorkerRequest:
     signals: values kept for the program, by key. early: values from other ranks for runs that have not begun.
     streamed: number of items sent to other ranks, by stream; of split streams, also those before a cache came here.
     split_streams: names of streams with producers on several ranks. produced: streams filled and read on this rank.
-    emitted: outputs sent to the api. emitted_units: elements in them. tokens: sampled ids. waited_s: time in queues.
+    emitted: outputs sent to the api. emitted_units: elements in them. tokens: sampled ids. spent_s: time in steps.
     progress: of its step loop, None without one.
     counts, cached_tokens: totals of the ended runs.
     """
@@ -163,7 +172,7 @@ class WorkerRequest:
     emitted_units: int = 0
     first_output_s: float | None = None
     tokens: int = 0
-    waited_s: float = 0.0
+    spent_s: float = 0.0
     progress: LoopProgress | None = None
 
     def note_step(self, step: int, steps: int, now: float) -> None:
@@ -189,6 +198,7 @@ class TaskRun:
 
     open_jobs: int = 1
     outputs: Mapping[str, Tensor] = field(default_factory=dict)
+    total: SpanTotal = field(default_factory=SpanTotal)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,6 +213,11 @@ class TaskJob:
     task_run: TaskRun = field(default_factory=TaskRun)
     is_first_branch: bool = True
     feature: Feature | None = None
+
+    @property
+    def total(self) -> SpanTotal:
+        """Time of the run, which its branches share."""
+        return self.task_run.total
 
     def beside(self) -> TaskJob:
         """Return the job of the same run on a further branch."""
@@ -253,6 +268,7 @@ class ChunkJob(NamedTuple):
     request: WorkerRequest
     run: ActiveRun
     step: int
+    total: SpanTotal
     since: float = 0.0
 
 

@@ -52,6 +52,15 @@ def ranges_on(device: str, *, is_wanted: bool) -> Ranges:
     return marked
 
 
+Split = Callable[[str, StepResult], Mapping[str, StepResult]]
+"""(runner, its step) -> node -> its part of the step. Cache branches of a node run in its steps."""
+
+
+def whole(runner: str, result: StepResult) -> Mapping[str, StepResult]:
+    """Return the step as that of one node."""
+    return {runner: result}
+
+
 RECENT: Final = 256
 """Number of latest steps for quantiles."""
 
@@ -153,8 +162,9 @@ class Steps:
     """Steps of all nodes of a device. Owned by the worker's loop.
 
     lookahead: steps of one node that may be queued behind the running one (0 on a CPU). spin_s: length of busy-polling
-    before a wait naps. ranges: profiler marks around launches and collections. in_flight: steps by node, oldest first.
-    collected: number of collected steps. waited_s: seconds that the thread spent waiting for steps.
+    before a wait naps. ranges: profiler marks around launches and collections. split: divides steps among nodes for the
+    statistics. in_flight: steps by node, oldest first. collected: number of collected steps. waited_s: seconds that the
+    thread spent waiting for steps.
     """
 
     runners: Mapping[str, NodeRunner]
@@ -163,6 +173,7 @@ class Steps:
     spin_s: float = 0.0
     clock: Callable[[], float] = time.monotonic
     ranges: Ranges = no_range
+    split: Split = whole
     collected: int = 0
     waited_s: float = 0.0
     in_flight: dict[str, deque[Running]] = field(default_factory=dict)
@@ -211,7 +222,8 @@ class Steps:
             self.collected += 1
             self.scheduler.charge(name, result.duration_s)
             statistics = self.statistics[name]
-            statistics.add(result)
+            for node, part in self.split(name, result).items():
+                self.statistics.setdefault(node, NodeStatistics()).add(part)
             collected = self.clock()
             statistics.collect_s += collected - started
             yield result  # the caller routes it before the next collection

@@ -1,19 +1,22 @@
 """Spans of requests and counters of edges on one rank, for telemetry. No tensors.
 
-Cost model: the end of a job costs a few floats and one small struct, about a microsecond; an id sampled in a loop costs
-nothing here. The backlog of spans is bounded; the tracer counts those that it drops.
+Cost model: the end of a job costs a few floats and one small struct, about a microsecond; a row of a step costs two
+lookups and two additions. The backlog of spans is bounded; the tracer counts those that it drops.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from mstar_core.engine.base import StepResult
 from mstar_core.messages.telemetry import EdgeNews, Span
 from mstar_core.worker.request import (
     ActiveRun,
     ChunkJob,
     LoopJob,
+    MoveJob,
     SpanTotal,
     TaskJob,
     UnderWay,
@@ -22,7 +25,7 @@ from mstar_core.worker.request import (
 )
 
 if TYPE_CHECKING:
-    from mstar_core.engine.base import Done, StepResult
+    from mstar_core.engine.base import Done, JobKey
     from mstar_core.graph import CompiledWalk
     from mstar_core.worker.streaming.inbox import StreamInbox
 
@@ -34,6 +37,44 @@ PENDING: Final = 4096
 
 OPEN_S: Final = 1.0
 """Interval at which running loops are reported."""
+
+
+Recorded = TaskJob | LoopJob | ChunkJob
+
+
+def jobs_of(result: StepResult) -> set[JobKey]:
+    """Return the keys of all jobs that a step ran."""
+    keys = set(result.ran)
+    if result.loop is not None:
+        keys.update(result.loop.keys.tolist())
+    keys.update(done.job.key for done in result.done)
+    keys.update(failed.job.key for failed in result.failed)
+    keys.update(emission.job.key for emission in result.emissions)
+    return keys
+
+
+def node_of(entry: UnderWay) -> str:
+    """Return the node that a job runs, which may be a cache branch of the runner's node."""
+    match entry:
+        case MoveJob():
+            return entry.move.node
+        case ChunkJob():
+            return entry.run.stream_loop.plan.task.name if entry.run.stream_loop is not None else ""
+        case TaskJob() | LoopJob():
+            return entry.run.share.walk.tasks[entry.task].name
+
+
+def parts_by_node(result: StepResult, nodes: Sequence[str]) -> dict[str, StepResult]:
+    """Divide the time, rows and tokens of a step among the nodes of its jobs. nodes: one for each job."""
+    shares = {node: count / len(nodes) for node, count in Counter(nodes).items()}
+    return {
+        node: StepResult(
+            rows=max(1, round(result.rows * share)),
+            tokens=round(result.tokens * share),
+            duration_s=result.duration_s * share,
+        )
+        for node, share in shares.items()
+    }
 
 
 def node_at(walk: CompiledWalk, address: int) -> str:
@@ -48,7 +89,6 @@ class Tracer:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.dropped = 0
-        self.began = 0.0
         self._clock = clock
         self._ended = 0.0
         self._rows = 0
@@ -56,44 +96,73 @@ class Tracer:
         self._key = 0
         self._next_open = 0.0
 
-    def step(self, result: StepResult) -> None:
-        """Note a collected step; the events until the next call belong to it."""
+    def step(self, result: StepResult, under_way: Mapping[JobKey, UnderWay]) -> None:
+        """Add the duration of a collected step to the jobs that it ran.
+
+        The step counts in full for each request. Several jobs of one request have equal parts, so that the times of a
+        request's nodes on one rank never add up to more than the time that passed.
+        """
         self._ended = self._clock()
-        self.began = self._ended - result.duration_s
         self._rows = result.rows
+        began = self._ended - result.duration_s
+        found = (under_way.get(key) for key in jobs_of(result))
+        entries = [entry for entry in found if entry is not None and not isinstance(entry, MoveJob)]
+        for entry in entries:
+            if not entry.total.began:
+                self._begins(entry, began)
+        jobs = Counter(entry.request.handle for entry in entries)
+        for entry in entries:
+            part = result.duration_s / jobs[entry.request.handle]
+            entry.total.count += 1
+            entry.total.busy_s += part
+            entry.request.spent_s += part
 
     def task(self, entry: TaskJob | ChunkJob, node: str, *, is_looped: bool) -> None:
         """Record the end of a task. Tasks inside a loop add up to one span, sent when the walk ends."""
-        request, run = entry.request, entry.run
-        self._queued(request, run, node, entry.since, self.began)
+        request, run, own = entry.request, entry.run, entry.total
+        if not own.began:
+            self._begins(entry, self._ended)
         if not is_looped:
-            self._add(request, "compute", node, run, self.began, self._ended)
+            self._add(request, "compute", node, run, own.began, self._ended, busy_s=own.busy_s)
+            self._queued(entry, node, "queue")
             return
         total = run.totals.get(node)
         if total is None:
-            total = run.totals[node] = SpanTotal(self._next_key(), self.began)
+            since = entry.since or own.began
+            total = run.totals[node] = SpanTotal(self._next_key(), since=since, began=own.began)
         total.count += 1
         total.ended = self._ended
+        total.busy_s += own.busy_s
+        total.queued_s += max(0.0, self._ready_s(entry) - own.busy_s) if entry.since else 0.0
 
     def loop(self, entry: LoopJob, node: str, done: Done) -> None:
         """Record the end of an engine loop."""
-        began = entry.total.began or self.began
-        self._queued(entry.request, entry.run, node, entry.since, began)
-        key = entry.total.key or self._next_key()
-        self._add(entry.request, "compute", node, entry.run, began, self._ended, count=done.iterations, key=key)
+        self._end_loop(entry, node, done.iterations)
 
     def walk_ended(self, request: WorkerRequest, run: ActiveRun) -> None:
         """Record the totals of a walk's loops."""
         for node, total in run.totals.items():
-            self._add(request, "compute", node, run, total.began, total.ended, count=total.count, key=total.key)
+            span = (request, "compute", node, run, total.began, total.ended)
+            self._add(*span, count=total.count, key=total.key, busy_s=total.busy_s)
+            if total.queued_s >= SHORTEST_S:
+                self._add(request, "queue", node, run, total.since, total.ended, busy_s=total.queued_s)
         run.totals.clear()
+
+    def closed(self, request: WorkerRequest, under_way: Mapping[JobKey, UnderWay]) -> None:
+        """Record what ran for a request that ends before its walks do."""
+        for key in request.jobs:
+            entry = under_way.get(key)
+            if isinstance(entry, LoopJob) and entry.total.began:
+                self._end_loop(entry, entry.run.share.walk.tasks[entry.task].name, entry.total.count)
+        for run in request.active.values():
+            self.walk_ended(request, run)
 
     def chunk(self, request: WorkerRequest, waiting: WaitingChunk) -> None:
         """Record the wait of a walk that got its chunk."""
         now = self._clock()
         if waiting.since and now - waiting.since >= SHORTEST_S:
             node = node_at(waiting.run.share.walk, waiting.address)
-            self._add(request, "stall", node, waiting.run, waiting.since, now)
+            self._add(request, "wait", node, waiting.run, waiting.since, now)
 
     def transfers(self, request: WorkerRequest, inboxes: Iterable[StreamInbox]) -> None:
         """Record the transfers of a request that ends."""
@@ -125,38 +194,60 @@ class Tracer:
         for entry in under_way:
             if isinstance(entry, TaskJob):
                 if id(entry.run) not in seen:
-                    yield from self._open_totals(entry, now)
+                    for node, total in entry.run.totals.items():
+                        yield self._open_span(entry, node, total, now)
                 seen.add(id(entry.run))
-            if not isinstance(entry, LoopJob) or not entry.total.began:
-                continue
-            total = entry.total
-            total.key = total.key or self._next_key()
-            node = entry.run.share.walk.tasks[entry.task].name
-            yield Span(
-                total.key, entry.request.handle, "compute", node, entry.run.message.walk, total.began, now, 0,
-                self._rows, is_open=True,
-            )  # fmt: skip
+            if isinstance(entry, LoopJob) and entry.total.began:
+                entry.total.key = entry.total.key or self._next_key()
+                yield self._open_span(entry, entry.run.share.walk.tasks[entry.task].name, entry.total, now)
 
-    def _open_totals(self, entry: TaskJob, now: float) -> Iterable[Span]:
-        """Yield the loops of a walk whose iterations are single jobs."""
-        for node, total in entry.run.totals.items():
-            yield Span(
-                total.key, entry.request.handle, "compute", node, entry.run.message.walk, total.began, now, total.count,
-                self._rows, is_open=True,
-            )  # fmt: skip
+    def _open_span(self, entry: TaskJob | LoopJob, node: str, total: SpanTotal, now: float) -> Span:
+        return Span(
+            total.key, entry.request.handle, "compute", node, entry.run.message.walk, total.began, now, total.count,
+            self._rows, is_open=True, busy_s=total.busy_s,
+        )  # fmt: skip
 
-    def _queued(self, request: WorkerRequest, run: ActiveRun, node: str, since: float, until: float) -> None:
-        waited = until - since
-        if since and waited >= SHORTEST_S:
-            request.waited_s += waited
-            self._add(request, "queue", node, run, since, until)
+    def _begins(self, entry: Recorded, began: float) -> None:
+        """Note the first step of a job. Its queue excludes the steps of the request's other jobs."""
+        total = entry.total
+        total.began = began
+        spent = entry.request.spent_s - total.spent_before
+        total.queued_s = max(0.0, began - entry.since - spent) if entry.since else 0.0
+
+    def _ready_s(self, entry: Recorded) -> float:
+        """Return the time since a job's submission without the steps of the request's other jobs."""
+        others = entry.request.spent_s - entry.total.spent_before - entry.total.busy_s
+        return max(0.0, self._ended - entry.since - others)
+
+    def _end_loop(self, entry: LoopJob, node: str, iterations: int) -> None:
+        total = entry.total
+        if not total.began:
+            self._begins(entry, self._ended)
+        span = (entry.request, "compute", node, entry.run, total.began, self._ended)
+        self._add(*span, count=iterations, key=total.key, busy_s=total.busy_s)
+        self._queued(entry, node, "queue" if entry.feed is None else "wait")
+
+    def _queued(self, entry: Recorded, node: str, between: str) -> None:
+        """Record the queue of a job before its first step, and the time between its steps as the kind `between`."""
+        total, since = entry.total, entry.since
+        if not since:
+            return
+        if total.queued_s >= SHORTEST_S:
+            self._add(entry.request, "queue", node, entry.run, since, total.began, busy_s=total.queued_s)
+        rest = self._ready_s(entry) - total.queued_s - total.busy_s
+        if rest >= SHORTEST_S:
+            self._add(entry.request, between, node, entry.run, total.began, self._ended, busy_s=rest)
 
     def _add(
         self, request: WorkerRequest, kind: str, node: str, run: ActiveRun, start: float, end: float, *,
-        count: int = 1, key: int = 0,
+        count: int = 1, key: int = 0, busy_s: float | None = None,
     ) -> None:  # fmt: skip
         walk = run.message.walk
-        self._keep(Span(key or self._next_key(), request.handle, kind, node, walk, start, end, count, self._rows))
+        self._keep(
+            Span(
+                key or self._next_key(), request.handle, kind, node, walk, start, end, count, self._rows, busy_s=busy_s
+            )
+        )
 
     def _keep(self, span: Span) -> None:
         if len(self._spans) < PENDING:

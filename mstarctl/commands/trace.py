@@ -22,8 +22,7 @@ from mstarctl.output import Printer
 from mstarctl.output.line import Line, fit, line, safe, wrap
 from mstarctl.output.paint import Paint, takes_ascii_only
 from mstarctl.output.units import counted
-from mstarctl.output.waits import feeders, with_waits
-from mstarctl.output.waterfall import waterfall
+from mstarctl.output.waterfall import parts_lines, waterfall
 from mstarctl.top.data.spans import lanes
 from mstarctl.top.data.view import View
 from mstarctl.top.drawing.glyphs import ASCII, UNICODE, Glyphs, in_ascii
@@ -61,7 +60,7 @@ def trace(
     if perfetto is not None:
         write_perfetto(facts, perfetto, printer)
         return
-    text = drawn(facts, graph, printer) if sys.stdout.isatty() else waterfall(facts, WIDTH, graph)
+    text = drawn(facts, graph, printer) if sys.stdout.isatty() else waterfall(facts, WIDTH)
     printer.item("trace", {"name": request, **facts}, text)
 
 
@@ -74,12 +73,14 @@ def drawn(facts: dict[str, Any], graph: GraphView, printer: Printer) -> list[str
 
 
 def picture(facts: Mapping[str, Any], graph: GraphView, width: int, glyphs: Glyphs) -> list[Line]:
-    """Draw a trace: title, legend, axis with the first output, a line per lane. All lines have `width` cells."""
+    """Draw a trace: title, parts, legend, axis with the first output, a line per lane, each of `width` cells."""
     request, t = request_of(facts["request"])
     view = View(store=Store(), glyphs=glyphs)
     view.store.graph, view.store.t = graph, t
-    found = lanes(with_waits(facts, facts["request"], graph), 1000 * request.age_s(t), feeders(graph))
-    rows = [pictures.title(view, request, width), pictures.legend(view, width)]
+    found = lanes(facts, 1000 * request.age_s(t))
+    rows = [pictures.title(view, request, width)]
+    rows += [line(" ", (part, "value")) for part in parts_lines(facts, width - 1)]
+    rows.append(pictures.legend(view, width))
     told = safe(request.error or request.why)
     if told and told not in rows[0].plain:
         rows += [line(" ", (part, "bad" if request.error else "warn")) for part in wrap(told, width - 1)]

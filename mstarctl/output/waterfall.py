@@ -2,52 +2,64 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
-from mstar_core.observe.frames import GraphView
 from mstarctl.output.table import cell_width, escape
 from mstarctl.output.units import counted, duration_text, size_text
-from mstarctl.output.waits import feeders, with_waits
 
 MARKS: Final = {"compute": "#", "queue": "-", "wait": "_", "transfer": ":", "stall": "~"}
 FREE: Final = "."
 BAR_CELLS: Final = 48
 NARROWEST: Final = 12
 ENDS: Final = ("start_ms", "end_ms")
+LEAST_PART_MS: Final = 0.5
+DENSE: Final = 0.95
+"""Least density of a bar that is drawn as one piece."""
+
+ORDER: Final = ("transfer", "queue", "wait", "stall", "compute")
+"""Kinds in the order in which sparse bars are drawn; only the last one covers others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """One period, in milliseconds since the request's arrival. kind: compute, queue, wait, transfer or stall."""
+    """One period, in milliseconds since the request's arrival. kind: compute, queue, wait, transfer or stall.
+
+    busy_ms: time in the activity, of a period that stands for many; None: all of it.
+    """
 
     kind: str
     start_ms: float
     end_ms: float
+    busy_ms: float | None = None
+
+    @property
+    def density(self) -> float:
+        """Share of the period in the activity."""
+        length = self.end_ms - self.start_ms
+        return 1.0 if self.busy_ms is None or length <= 0 else min(1.0, max(0.0, self.busy_ms / length))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaterfallRow:
-    """Spans of one process, node, walk and kind. spans: (start, end) in ms. note: totals as text."""
+    """Spans of one process, node, walk and kind. note: totals as text."""
 
     where: str
     what: str
     kind: str
     start_ms: float
     end_ms: float
-    spans: tuple[tuple[float, float], ...]
+    spans: tuple[Bar, ...]
     note: str
 
 
-def waterfall(trace: Mapping[str, Any], width: int = 120, graph: GraphView | None = None) -> list[str]:
-    """Draw the response of GET /v1/requests/ID/trace: a headline, then rows in order of their start.
-
-    graph: of the deployment, from which waits are named.
-    """
-    rows = rows_of(with_waits(trace, trace["request"], graph), feeders(graph))
-    lines = [head_line(trace["request"])]
+def waterfall(trace: Mapping[str, Any], width: int = 120) -> list[str]:
+    """Draw the response of GET /v1/requests/ID/trace: a headline, the parts, then rows in order of their start."""
+    rows = rows_of(trace)
+    lines = [head_line(trace["request"]), *parts_lines(trace, width)]
     if trace["request"].get("placed"):
         lines.append(escape(f"placed on {trace['request']['placed']}"))
     if not rows:
@@ -88,15 +100,28 @@ def head_line(request: Mapping[str, Any]) -> str:
     return "   ".join(parts)
 
 
-def rows_of(trace: Mapping[str, Any], feeds: Mapping[str, str]) -> list[WaterfallRow]:
-    """Build the rows from the sums and from spans that are still open. feeds: see `waits.feeders`."""
+def parts_lines(trace: Mapping[str, Any], width: int) -> list[str]:
+    """Return the parts of the request's time: `10.1 s = LLM 5.2 s + snac_decoder 2.1 s + queue 2.8 s`."""
+    found = trace.get("parts") or []
+    if not found:
+        return []
+    shown = [part for part in found if abs(float(part["ms"])) >= LEAST_PART_MS] or found
+    text = duration_text(sum(float(part["ms"]) for part in found) / 1000) + " ="
+    for part in shown:
+        sign = "-" if float(part["ms"]) < 0 else "+" if part is not shown[0] else ""
+        text += f" {sign} {part['name']} {duration_text(abs(float(part['ms'])) / 1000)}".replace("  ", " ")
+    return [escape(line) for line in textwrap.wrap(text, width, subsequent_indent="  ")]
+
+
+def rows_of(trace: Mapping[str, Any]) -> list[WaterfallRow]:
+    """Build the rows from the sums and from spans that are still open."""
     spans: dict[tuple[str, str, str, str], list[Mapping[str, Any]]] = {}
     for span in trace["spans"]:
         spans.setdefault(_place(span), []).append(span)
     sums = {_place(item): item for item in trace["sums"]}
     ttft = trace["request"].get("ttft_ms")
     busy = [span for span in trace["spans"] if span["kind"] not in ("queue", "wait", "stall")]
-    found = [_row(place, sums.get(place), spans.get(place, ()), ttft, busy, feeds) for place in {**sums, **spans}]
+    found = [_row(place, sums.get(place), spans.get(place, ()), ttft, busy) for place in {**sums, **spans}]
     return sorted(found, key=lambda row: (row.start_ms, row.end_ms))
 
 
@@ -106,15 +131,17 @@ def _place(item: Mapping[str, Any]) -> tuple[str, str, str, str]:
 
 def _row(
     place: tuple[str, str, str, str], total: Mapping[str, Any] | None, spans: Sequence[Mapping[str, Any]],
-    ttft_ms: float | None, busy: Sequence[Mapping[str, Any]], feeds: Mapping[str, str],
+    ttft_ms: float | None, busy: Sequence[Mapping[str, Any]],
 ) -> WaterfallRow:  # fmt: skip
     process, node, walk, kind = place
     known = [*([total] if total is not None else []), *spans]
     start, end = min(float(k["start_ms"]) for k in known), max(float(k["end_ms"]) for k in known)
-    shown = tuple((float(span["start_ms"]), float(span["end_ms"])) for span in spans)
+    shown = tuple(bar_of_span(span) for span in spans)
     if total is not None and int(total["spans"]) > sum(not span["is_open"] for span in spans):
-        shown = (*shown, (float(total["start_ms"]), min((s for s, _ in shown), default=float(total["end_ms"]))))
-    what = label_of(node, walk, kind, feeds)
+        first = min((bar.start_ms for bar in shown), default=float(total["end_ms"]))
+        shown = (*shown, early_bar(total, spans, first))
+    source = next((str(each["waits_for"]) for each in known if each.get("waits_for")), "")
+    what = label_of(node, walk, kind, source)
     return WaterfallRow(
         where=where_of(process),
         what=escape(what.strip()),
@@ -126,14 +153,39 @@ def _row(
     )
 
 
-def label_of(node: str, walk: str, kind: str, feeds: Mapping[str, str]) -> str:
-    """Return the label of a row: `LLM decode`, `LLM decode queue`, `snac_decoder waits for LLM`, `edge hidden`."""
+def spent_ms(record: Mapping[str, Any]) -> float:
+    """Return the time in the activity of a span or a sum."""
+    busy = record.get("busy_ms")
+    return float(record["end_ms"]) - float(record["start_ms"]) if busy is None else float(busy)
+
+
+def bar_of_span(span: Mapping[str, Any], end_ms: float | None = None) -> Bar:
+    """Return the bar of one span. end_ms: in place of its end, for an open one."""
+    start = float(span["start_ms"])
+    end = max(start, float(span["end_ms"]) if end_ms is None else end_ms)
+    spent = spent_ms(span)
+    return Bar(kind=str(span["kind"]), start_ms=start, end_ms=end, busy_ms=spent if spent < end - start else None)
+
+
+def early_bar(total: Mapping[str, Any], spans: Sequence[Mapping[str, Any]], until_ms: float) -> Bar:
+    """Return the bar of the spans in a sum that were dropped; they began before the kept ones. until_ms: its end."""
+    kept = sum(spent_ms(span) for span in spans if span["kind"] == total["kind"] and not span["is_open"])
+    start = float(total["start_ms"])
+    busy = max(0.0, spent_ms(total) - kept)
+    return Bar(kind=str(total["kind"]), start_ms=start, end_ms=max(start, until_ms), busy_ms=busy)
+
+
+def label_of(node: str, walk: str, kind: str, source: str) -> str:
+    """Return the label of a row: `LLM decode`, `LLM decode queue`, `snac_decoder waits for LLM`, `edge hidden`.
+
+    source: nodes for which a wait waits.
+    """
     what = " ".join(word for word in (node, walk if walk != node else "") if word)
     match kind:
         case "compute":
             return what
         case "wait":
-            return f"{node} waits for {feeds.get(node, 'input')}"
+            return f"{node} waits for {source or 'input'}"
         case "stall":
             return f"{node} stall, heard"
         case "transfer":
@@ -147,9 +199,9 @@ def where_of(process: str) -> str:
 
 
 def _note(kind: str, total: Mapping[str, Any] | None, spans: Sequence[Mapping[str, Any]], share: float) -> str:
-    open_ms = sum(float(s["end_ms"]) - float(s["start_ms"]) for s in spans if s["is_open"])
-    busy = open_ms + (float(total["busy_ms"]) if total is not None else 0.0)
-    count = int(total["count"]) if total is not None else sum(int(s["count"]) for s in spans)
+    running = [span for span in spans if span["is_open"]]
+    busy = sum(spent_ms(record) for record in (*running, *([total] if total is not None else [])))
+    count = sum(int(record["count"]) for record in (*running, *([total] if total is not None else [])))
     parts = [duration_text(busy / 1000)]
     if count > 1:
         unit = "items" if kind == "transfer" else "steps" if kind == "compute" else "times"
@@ -162,7 +214,7 @@ def _note(kind: str, total: Mapping[str, Any] | None, spans: Sequence[Mapping[st
         parts.append(size_text(size))
     if share >= 0.005:
         parts.append(f"{100 * share:.0f} % of TTFT")
-    if open_ms:
+    if running:
         parts.append("still running")
     return "  ".join(parts)
 
@@ -188,18 +240,22 @@ def _covers(spans: Sequence[Mapping[str, Any]], moment_ms: float) -> bool:
 
 def bar_of(row: WaterfallRow, total_ms: float, cells: int) -> str:
     """Return the row's spans as one bar of exactly `cells` cells."""
-    bars = [Bar(kind=row.kind, start_ms=start, end_ms=end) for start, end in row.spans]
-    return "".join(MARKS.get(kind, "#") if kind else FREE for kind in filled(bars, 0.0, total_ms, cells))
+    return "".join(MARKS.get(kind, "#") if kind else FREE for kind in filled(row.spans, 0.0, total_ms, cells))
 
 
 def filled(bars: Iterable[Bar], start_ms: float, span_ms: float, width: int) -> list[str]:
     """Return the kind of each cell, empty for a free one. The bar with the largest share of a cell fills it.
 
-    Each visible bar has at least one cell, so that short steps are visible.
+    Each visible bar has at least one cell, so that short steps are visible. A bar that stands for many steps fills as
+    many of its cells as they took, evenly spread.
     """
     weight = [0.0] * width
     kinds = [""] * width
+    bars = list(bars)
+    sparse = [bar for bar in bars if bar.density < DENSE]
     for bar in bars:
+        if bar.density < DENSE:
+            continue
         first = (bar.start_ms - start_ms) / span_ms * width
         last = (bar.end_ms - start_ms) / span_ms * width
         if last < 0 or first > width:
@@ -209,4 +265,23 @@ def filled(bars: Iterable[Bar], start_ms: float, span_ms: float, width: int) -> 
             share = max(1e-6, min(last, cell + 1) - max(first, cell))
             if share > weight[cell]:
                 weight[cell], kinds[cell] = share, bar.kind
+    for kind in sorted({bar.kind for bar in sparse}, key=ORDER.index):
+        _spread(kinds, kind, [bar for bar in sparse if bar.kind == kind], start_ms, span_ms)
     return kinds
+
+
+def _spread(kinds: list[str], kind: str, bars: Sequence[Bar], start_ms: float, span_ms: float) -> None:
+    """Fill cells in proportion to the time that these bars of one kind took in them."""
+    width = len(kinds)
+    owed = 0.5
+    for cell in range(width):
+        low, high = start_ms + cell / width * span_ms, start_ms + (cell + 1) / width * span_ms
+        took = sum(max(0.0, min(high, bar.end_ms) - max(low, bar.start_ms)) * bar.density for bar in bars)
+        owed += min(1.0, took / (high - low))
+        if took and owed >= 1 and (not kinds[cell] or kind == ORDER[-1]):
+            kinds[cell] = kind
+            owed -= 1
+    if kind not in kinds:
+        first = min(bar.start_ms for bar in bars)
+        if start_ms <= first <= start_ms + span_ms:
+            kinds[min(width - 1, int((first - start_ms) / span_ms * width))] = kind

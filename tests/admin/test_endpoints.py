@@ -99,7 +99,7 @@ async def test_a_trace_merges_the_reports_of_all_processes(admin: Admin) -> None
                                               walks={"prefill": 1})])  # fmt: skip
     deployment.tell(
         "worker-0",
-        [RequestNews(handle=7, tokens=40, pages=3, waited_s=0.05)],
+        [RequestNews(handle=7, tokens=40, pages=3)],
         [Span(1, 7, "compute", "LLM", "decode", began + 0.2, began + 1.0, 40, 2, is_open=True)],
     )
     deployment.tell("worker-0", spans=[Span(1, 7, "compute", "LLM", "decode", began + 0.2, began + 1.2, 50, 2)])

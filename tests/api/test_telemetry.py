@@ -49,7 +49,8 @@ def test_a_request_is_told_of_when_something_is_new_and_not_otherwise() -> None:
     encoder: Any = SimpleNamespace(first_at=None, first_sound_at=None, samples=0, audio_seconds=0.0)
     request.encoder, request.prompt_tokens = encoder, 15
     (running,), (waited,) = feed.take()
-    assert (running.state, running.waited_s, running.prompt_tokens, running.why) == ("run", 1.5, 15, "")
+    assert (running.state, running.prompt_tokens, running.why) == ("run", 15, "")
+    assert (waited.kind, waited.end - waited.start) == ("queue", 1.5)
     assert (waited.kind, waited.node) == ("queue", "admission")
     encoder.first_at = encoder.first_sound_at = 12.25
     encoder.samples, encoder.audio_seconds = 100, 0.5

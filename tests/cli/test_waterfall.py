@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from mstar_core.observe.frames import EdgeView, GraphView, RequestStatus
+from mstar_core.observe.waits import with_waits
 from mstarctl.commands.metrics import samples
 from mstarctl.commands.requests import cut_rows, for_people, has_expression, item_of, order_of
 from mstarctl.commands.trace import picture
@@ -14,7 +15,6 @@ from mstarctl.objects.parts import request_lines
 from mstarctl.output.moments import dated
 from mstarctl.output.perfetto import trace_events
 from mstarctl.output.table import cell_width
-from mstarctl.output.waits import with_waits
 from mstarctl.output.waterfall import waterfall
 from mstarctl.top.drawing.glyphs import ASCII, UNICODE, Glyphs
 
@@ -87,7 +87,7 @@ def spoken(*ends: float, cut: int = 0) -> dict[str, Any]:
     steps = [span("worker-0", "compute", "codec", "chunk", end - 10, end) for end in ends]
     before = [100.0, *ends]
     waits = [
-        span("worker-0", "stall", "codec", "chunk", begin, step["start_ms"])
+        span("worker-0", "wait", "codec", "chunk", begin, step["start_ms"])
         for begin, step in zip(before, steps, strict=False)
         if step["start_ms"] > begin
     ]
@@ -101,7 +101,7 @@ def test_a_codec_that_waits_in_time_is_not_a_stall() -> None:
     trace = spoken(200, 250, 300, 350)
     shown = with_waits(trace, trace["request"], GRAPH)
     assert {s["kind"] for s in (*shown["spans"], *shown["sums"])} == {"compute", "wait"}
-    (row,) = (line for line in waterfall(trace, graph=GRAPH) if "waits for LLM" in line)
+    (row,) = (line for line in waterfall(with_waits(trace, trace["request"], GRAPH)) if "waits for LLM" in line)
     assert "_" in row and "~" not in row and "4 times" in row
 
 
@@ -111,7 +111,7 @@ def test_silence_during_playback_is_a_stall() -> None:
     shown = with_waits(trace, trace["request"], GRAPH)
     (gap,) = (s for s in shown["spans"] if s["kind"] == "stall")
     assert (gap["start_ms"], gap["end_ms"]) == (400, 690)
-    (row,) = (line for line in waterfall(trace, graph=GRAPH) if "stall, heard" in line)
+    (row,) = (line for line in waterfall(with_waits(trace, trace["request"], GRAPH)) if "stall, heard" in line)
     assert "~" in row and "290 ms" in row
     waited = sum(s["end_ms"] - s["start_ms"] for s in shown["spans"] if s["kind"] == "wait")
     assert waited == pytest.approx(90 + 40 + 150 + 40)

@@ -15,15 +15,16 @@ def tell(log: RequestLog, child: str, now: float = 0.0, *spans: Span, **news: An
     log.take(child, Telemetry(name=child, incarnation=1, requests=told, spans=list(spans)), now)
 
 
-def shown(log: RequestLog) -> dict[int, RequestStatus | None]:
-    return dict(log.take_dirty())
+def shown(log: RequestLog, now: float = 10.0) -> dict[int, RequestStatus | None]:
+    return dict(log.take_dirty(now))
 
 
 def test_each_process_reports_its_part() -> None:
     log = RequestLog("m")
-    tell(log, "worker-1", 0.0, handle=7, tokens=5, pages=2, waited_s=0.25)
+    tell(log, "worker-1", 0.0, Span(1, 7, "queue", "LLM", "decode", 1.75, 2.0), handle=7, tokens=5, pages=2)
     assert shown(log) == {}, "a request without a name is not shown"
-    tell(log, "api", 0.0, handle=7, id="r", state="run", started=1.0, waited_s=0.5, outputs=["audio"])
+    tell(log, "api", 0.0, Span(1, 7, "queue", "admission", "", 1.25, 1.75))
+    tell(log, "api", 0.0, handle=7, id="r", state="run", started=1.0, outputs=["audio"])
     tell(log, "worker-0", 0.0, handle=7, tokens=7, pages=3, why="waits for pages")
     tell(log, "conductor", 0.0, handle=7, node="LLM", walk="decode", rank=1, active=["decode"], walks={"prefill": 1})
     request = shown(log)[7]
@@ -72,7 +73,7 @@ def test_an_ended_request_stays_live_for_a_moment_then_in_view_and_in_the_log() 
     tell(log, "worker-0", 9.0, handle=7, tokens=99)
     assert shown(log) == {}
     tell(log, "conductor", 9.0, handle=7, walks={"prefill": 1})  # as a process without CPU time does
-    assert found.request("m").walks == {"prefill": 1} and shown(log) == {}
+    assert found.request("m", 9.0).walks == {"prefill": 1} and shown(log) == {}
 
 
 def test_watchers_see_the_last_ended_requests_and_failed_ones_longest() -> None:
@@ -125,6 +126,27 @@ def test_the_reports_of_a_dead_process_are_dropped() -> None:
     assert request is not None and request.pages == 0
     log.part("api")
     assert shown(log) == {7: None}
+
+
+def test_a_request_that_failed_with_its_worker_keeps_its_counts() -> None:
+    log = RequestLog("m")
+    tell(log, "api", 0.0, handle=7, id="r", state="run", started=1.0, audio_s=5.7)
+    tell(log, "worker-0", 0.0, handle=7, tokens=1)
+    tell(log, "worker-1", 0.0, Span(1, 7, "queue", "LLM", "decode", 1.5, 2.0), handle=7, tokens=489, pages=9, why="x")
+    log.part("worker-1")
+    tell(log, "api", 9.0, handle=7, id="r", state="failed", started=1.0, ended=9.0, audio_s=5.7, error="worker_lost")
+    request = shown(log)[7]
+    assert request is not None
+    assert (request.tokens, request.waited_ms, request.audio_s, request.pages) == (490, 500.0, 5.7, 0)
+
+
+def test_the_queue_of_a_request_is_never_longer_than_the_request() -> None:
+    log = RequestLog("m")
+    tell(log, "api", 0.0, handle=7, id="r", state="finished", started=1.0, ended=3.0)
+    for key, node in enumerate(("LLM", "codec", "flow")):
+        tell(log, "worker-0", 0.0, Span(key, 7, "queue", node, "", 1.0, 3.0))
+    request = shown(log)[7]
+    assert request is not None and request.waited_ms == 2000.0
 
 
 def test_totals_only_grow_and_first_outputs_count_once() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from mstar_core.config.deployment import GroupPlan, Plan, RankPlan
 from mstar_core.messages.life import Phase, Telemetry
 from mstar_core.messages.telemetry import EdgeNews
 from mstar_core.observe.frames import GRAPH_FACT, GpuStatus
@@ -72,6 +74,101 @@ def test_an_edge_is_merged_from_both_its_ends(deployment: FakeDeployment, clock:
         clock.now += 0.25
     found = deployment.hub.store.edges["latents@0>1"]
     assert (found.items, found.bytes, found.items_s, found.transfer_ms) == (50, 5000, 40.0, 2.0)
+
+
+def kill(deployment: FakeDeployment, name: str) -> None:
+    """Let a process be dead, as after SIGKILL, before the supervisor has handled its end."""
+    deployment.children[name].is_running = False
+
+
+def test_a_dead_rank_shows_no_load_in_the_next_frame(deployment: FakeDeployment, clock: Clock) -> None:
+    for step in range(6):
+        deployment.values.update({
+            "worker-0.LLM.steps": 10.0 * step, "worker-0.LLM.busy_s": 0.2 * step, "worker-0.LLM.ready": 3.0,
+            "worker-0.steps": 10.0 * step, "worker-0.requests": 4.0,
+        })  # fmt: skip
+        deployment.publisher.refresh()
+        clock.now += 0.25
+    store = deployment.hub.store
+    before = store.ranks["0"]
+    assert (before.busy, before.steps_s, before.requests, before.state) == (0.8, 40.0, 4, "ready")
+    kill(deployment, "worker-0")
+    clock.now += 0.01  # long before the next update of the parts
+    deployment.publisher.refresh()
+    rank, node, child = store.ranks["0"], store.nodes["LLM@0"], store.children["worker-0"]
+    assert (rank.state, rank.pid, rank.busy, rank.steps_s, rank.requests, rank.core) == ("ended", None, 0, 0, 0, None)
+    assert rank.memory_used is None and rank.resident_bytes is None
+    assert (node.busy, node.steps_s, node.queue, node.is_bottleneck) == (0.0, 0.0, 0, False)
+    assert (child.state, child.core, child.resident_bytes) == ("ended", None, None)
+
+
+@pytest.mark.parametrize("dead", ["worker-0", "worker-1"])
+@pytest.mark.parametrize("is_handled", [False, True])
+def test_nothing_moves_over_an_edge_of_a_dead_rank(
+    deployment: FakeDeployment, clock: Clock, dead: str, is_handled: bool
+) -> None:
+    deployment.children["worker-1"] = copy.copy(deployment.children["worker-0"])
+    for step in range(6):
+        for child, edge in (
+            ("worker-0", EdgeNews("ids", "LLM", "codec", 0, 1, True, 10 * step, 1000 * step)),
+            ("worker-1", EdgeNews("ids", "LLM", "codec", 0, 1, True, 0, 0, 10 * step, 0.02 * step)),
+        ):
+            deployment.publisher.take(child, Telemetry(name=child, incarnation=1, edges=[edge]))
+        deployment.publisher.refresh()
+        clock.now += 0.25
+    assert deployment.hub.store.edges["ids@0>1"].items_s == 40.0
+    kill(deployment, dead)
+    for child in ("worker-0", "worker-1") if is_handled else ():
+        deployment.publisher.part(child)
+    deployment.publisher.refresh()
+    edge = deployment.hub.store.edges["ids@0>1"]
+    assert (edge.items_s, edge.bytes_s, edge.transfer_ms) == (0.0, 0.0, None)
+    assert edge.items == 50, "what was sent stays counted"
+
+
+def test_a_follower_is_as_busy_as_its_leader_and_the_node_names_the_ranks(
+    deployment: FakeDeployment, clock: Clock
+) -> None:
+    ranks = (RankPlan(rank=0, device="cpu", nodes=("LLM",)), RankPlan(rank=1, device="cpu", nodes=(), follows=("LLM",)))
+    plan = Plan(ranks=ranks, placements=(), groups=(GroupPlan(ranks=(0, 1), nodes=("LLM",)),))
+    deployment.spec = msgspec.structs.replace(deployment.spec, plan=plan)
+    deployment.children["follower-1"] = copy.copy(deployment.children["worker-0"])
+    for step in range(6):
+        deployment.values.update({
+            "worker-0.LLM.steps": 10.0 * step, "worker-0.LLM.busy_s": 0.2 * step, "worker-0.steps": 10.0 * step,
+        })  # fmt: skip
+        deployment.publisher.refresh()
+        clock.now += 0.25
+    leader, follower = (deployment.hub.store.ranks[key] for key in "01")
+    assert (follower.busy, follower.steps_s) == (leader.busy, leader.steps_s) == (0.8, 40.0)
+    assert deployment.hub.store.nodes["LLM@0"].ranks == [0, 1]
+    kill(deployment, "follower-1")
+    deployment.publisher.refresh()
+    follower = deployment.hub.store.ranks["1"]
+    assert (follower.state, follower.busy, follower.steps_s) == ("ended", 0.0, 0.0)
+
+
+def test_a_cache_branch_that_runs_in_its_nodes_steps_has_its_own_figures(
+    deployment: FakeDeployment, clock: Clock
+) -> None:
+    graph = {"model": "m", "nodes": [{"name": "LLM"}, {"name": "LLM_cfg"}, {"name": "LLM_idle"}]}
+    deployment.publisher.phase(
+        "conductor", Phase(name="conductor", incarnation=1, phase="ready", facts={GRAPH_FACT: graph})
+    )
+    for step in range(6):
+        for node, busy in (("LLM", 0.1), ("LLM_cfg", 0.05)):
+            deployment.values.update({
+                f"worker-0.{node}.steps": 10.0 * step, f"worker-0.{node}.busy_s": busy * step,
+                f"worker-0.{node}.took_3": 10.0 * step,
+            })  # fmt: skip
+        deployment.publisher.refresh()
+        clock.now += 0.25
+    store = deployment.hub.store
+    assert {key: node.busy for key, node in store.nodes.items()} == {"LLM@0": 0.4, "LLM_cfg@0": 0.2}
+    assert store.ranks["0"].busy == 0.6
+    samples = {(s.name, *s.labels): s.value for s in deployment.publisher.shared_samples()}
+    assert samples["mstar_step_seconds_sum", "LLM_cfg"] == 0.25
+    assert samples["mstar_step_seconds_count", "LLM_cfg"] == 50
 
 
 def test_the_graph_comes_from_the_conductors_facts(deployment: FakeDeployment) -> None:

@@ -34,8 +34,8 @@ def trace(simulation: Simulation, r: Live) -> dict[str, Any]:
         elif stage.tokens_s:
             steps = int((end - begin) * 1000 / stage.step_ms)
             spans.append(span_of(r, "compute", *where, begin, end, worker, count=steps, batch=14))
-            stall = begin + 0.55 * (end - begin)
-            spans.append(span_of(r, "stall", *where, stall, stall + 0.03 * (end - begin), worker))
+            wait = begin + 0.55 * (end - begin)
+            spans.append(span_of(r, "wait", *where, wait, wait + 0.03 * (end - begin), worker, waits_for="Thinker"))
         else:
             spans.append(span_of(r, "compute", *where, begin, end, worker, batch=3))
     for edge in simulation.model.edges:

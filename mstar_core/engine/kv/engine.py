@@ -114,6 +114,7 @@ class KVCacheEngine:
         self._streamed_outputs = frozenset[str](getattr(module, "streamed_outputs", ()))
         self._fixed_ranks = fixed_ranks(spec)
         self._opened = 0
+        self._collected = 0.0
         device, dtype, vocab = settings.device, settings.dtype, settings.vocab
         pool = PagePool(settings.num_pages, settings.page_size)
         self._memory = memory = KVMemory(
@@ -398,7 +399,9 @@ class KVCacheEngine:
             with torch.inference_mode():
                 self._candidates.merge(result)
             result.drop_closed(queue.requests)
-        result.duration_s = queue.clock() - running.started
+        now = queue.clock()
+        result.duration_s = now - max(running.started, self._collected)
+        self._collected = now
         if running.timed is not None and running.timed.is_over:
             result.duration_s = running.timed.seconds or 0.0
         return result
@@ -468,6 +471,8 @@ class KVCacheEngine:
         queue, result, decode = self._queue, step.result, out.decode
         count = len(decode.branches) if decode else 0
         result.rows += count + len(out.chunks)
+        jobs = (chunk.job or chunk.branch.job for chunk in out.chunks)  # a replay is part of the interrupted job
+        result.ran += [job.key for job in jobs if job is not None]
         result.tokens += count + sum(chunk.computed for chunk in out.chunks)
         for branch, error in out.failed:
             if branch.job is not None:

@@ -177,6 +177,7 @@ class StatelessEngine:
         self._last: torch.cuda.Event | None = None
         self._ready = StepResult()
         self._submitted = 0
+        self._collected = 0.0
 
     def open(self, handle: Handle, sampling: SamplingParams, max_tokens: int, rows: int = 1) -> None:
         """See NodeRunner. Raises EngineError for a handle in use."""
@@ -256,7 +257,9 @@ class StatelessEngine:
         result = running.result
         running.hand_over(self._device)
         result.drop_closed(self._requests)
-        result.duration_s = self._clock() - running.started
+        now = self._clock()
+        result.duration_s = now - max(running.started, self._collected)
+        self._collected = now
         return result
 
     def memory(self) -> MemoryUse:
@@ -417,6 +420,7 @@ class StatelessEngine:
         for entry in batch:
             entry.request.runs += 1
         result.rows += sum(entry.width for entry in batch)
+        result.ran += [entry.job.key for entry in batch]
         return list(zip(batch, outputs, strict=True))
 
     def _forward(self, batch: list[_Entry]) -> list[dict[str, Tensor]]:

@@ -11,6 +11,7 @@ from mstar_core.worker.jobs import Jobs
 from mstar_core.worker.request import (
     ActiveRun,
     ChunkJob,
+    SpanTotal,
     StreamLoopRun,
     WaitingChunk,
     WorkerRequest,
@@ -67,7 +68,7 @@ class StreamLoops:
             urgency=self._jobs.urgency(request),
         )
         step, state.count = state.count, state.count + 1
-        self._jobs.submit(state.runner, job, ChunkJob(request, run, step, self._jobs.now()))
+        self._jobs.submit(state.runner, job, ChunkJob(request, run, step, SpanTotal(), self._jobs.now()))
 
     def done(self, entry: ChunkJob, outputs: Mapping[str, Tensor]) -> None:
         """Send the outputs of a job and take the next chunk."""

@@ -1,25 +1,25 @@
-"""Shares of request time by stage: the server's spans joined with what clients saw, by request id. Pure functions.
+"""Shares of request time by part: the server's spans joined with what clients saw, by request id. Pure functions.
 
 Durations are joined, not clocks: the client's service time minus the server's total is network and client.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from mstar_core.observe.parts import parts
 from mstarctl.bench.measure.outcome import Outcome
 
 OUTSIDE: Final = "network and client"
-WAITING: Final = "waiting"
+LEAST_MS: Final = 1e-3
 Shares = dict[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joined:
-    """Requests with the server's summaries. by_id: milliseconds by stage of each. missing: requests without one."""
+    """Requests with the server's summaries. by_id: milliseconds by part of each. missing: requests without one."""
 
     by_id: Mapping[str, Shares]
     missing: int
@@ -38,26 +38,15 @@ def joined(outcomes: Sequence[Outcome], spans: Iterable[Mapping[str, Any]]) -> J
 
 
 def stages(span: Mapping[str, Any], service_ms: float) -> Shares:
-    """Return the milliseconds of each stage of one request, which add up to its service time.
+    """Return the parts of one request's time in milliseconds, which add up to its service time.
 
-    Partitions run at the same time, so a moment is shared equally by the stages that were active in it, weighted by how
-    busy each was in its own span. Moments without any stage are `waiting`.
+    The server's parts are those of `trace`. The time that only the client saw is `network and client`.
     """
     total_ms = min(service_ms, _total_ms(span))
-    parts = [
-        (_name(part), float(part["start_ms"]), float(part["end_ms"]), float(part["busy_ms"])) for part in span["sums"]
-    ]
-    parts = [(name, max(0.0, low), min(high, total_ms), busy) for name, low, high, busy in parts if high > low]
-    parts = [part for part in parts if part[2] > part[1]]
-    edges = sorted({0.0, total_ms, *(low for _, low, _, _ in parts), *(high for _, _, high, _ in parts)})
-    found: Shares = {OUTSIDE: max(0.0, service_ms - total_ms)}
-    for low, high in itertools.pairwise(edges):
-        active = [(name, min(1.0, busy / (end - start))) for name, start, end, busy in parts if start <= low < end]
-        busy_share = sum(share for _, share in active)
-        for name, share in active:
-            found[name] = found.get(name, 0.0) + (high - low) * share / max(1.0, busy_share)
-        found[WAITING] = found.get(WAITING, 0.0) + (high - low) * max(0.0, 1 - busy_share)
-    return {name: value for name, value in found.items() if value > 0}
+    found = {OUTSIDE: service_ms - total_ms}
+    for part in parts(span["sums"], total_ms):
+        found[part.name] = found.get(part.name, 0.0) + part.ms
+    return {name: value for name, value in found.items() if abs(value) >= LEAST_MS}
 
 
 def _total_ms(span: Mapping[str, Any]) -> float:
@@ -68,13 +57,8 @@ def _total_ms(span: Mapping[str, Any]) -> float:
     return max((float(part["end_ms"]) for part in span["sums"]), default=0.0)
 
 
-def _name(part: Mapping[str, Any]) -> str:
-    node, kind = str(part["node"] or part["process"]), str(part["kind"])
-    return "queue" if kind == "queue" else node if kind == "compute" else f"{node} {kind}"
-
-
 def shares(rows: Sequence[Shares]) -> Shares:
-    """Return the share of each stage in the time of all rows, largest first; they add up to 1."""
+    """Return the share of each part in the time of all rows, largest first; they add up to 1."""
     total: Shares = {}
     for row in rows:
         for name, value in row.items():

@@ -7,9 +7,8 @@ from urllib.parse import quote
 
 from mstar_core.errors import MstarError
 from mstar_core.observe.frames import RequestStatus
-from mstarctl.output.waits import feeders, with_waits
 from mstarctl.top.data.session import Session
-from mstarctl.top.data.spans import Lane, Trace, lanes
+from mstarctl.top.data.spans import Trace, lanes
 
 NO_SPANS: Final = "this request has no recorded spans"
 
@@ -37,13 +36,8 @@ class DeploymentQueries:
             return Trace(request=request.id, why=error.title, status=request)
         if body is None:
             return Trace(request=request.id, why="the recording has no spans of it; open the request while recording")
-        found = self._lanes(body, request, t) if isinstance(body, dict) else ()
+        found = lanes(body, 1000 * request.age_s(t)) if isinstance(body, dict) else ()
         return Trace(request=request.id, lanes=found, why="" if found else NO_SPANS, status=request)
-
-    def _lanes(self, body: dict[str, Any], request: RequestStatus, t: float) -> tuple[Lane, ...]:
-        graph = None if self._session is None else self._session.view().store.graph
-        sound = {"ttfa_ms": request.ttfa_ms, "audio_s": request.audio_s}
-        return lanes(with_waits(body, sound, graph), 1000 * request.age_s(t), feeders(graph))
 
     def recordings(self) -> list[dict[str, object]]:
         """Return the recordings of load tests. Raises MstarError."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from mstar_core.observe.frames import RequestStatus
-from mstarctl.output.units import size_text
-from mstarctl.output.waterfall import Bar, where_of
-from mstarctl.top.drawing import numbers
+from mstarctl.output.units import duration_text, size_text
+from mstarctl.output.waterfall import Bar, bar_of_span, early_bar, spent_ms, where_of
 
 KINDS: Final = ("queue", "wait", "compute", "transfer", "stall")
 
@@ -47,15 +46,15 @@ Key = tuple[str, str, str]
 MOVED: Final = "transfer"
 
 
-def lanes(trace: Record, now_ms: float, feeds: Mapping[str, str] | None = None) -> tuple[Lane, ...]:
+def lanes(trace: Record, now_ms: float) -> tuple[Lane, ...]:
     """Return a lane for each process, node and walk, by start time.
 
     now_ms: age of the request, where open spans end. Only the newest spans of a long request are kept; one bar, made
-    from the sums, stands for the earlier ones. feeds: names of the nodes for which others wait.
+    from the sums, stands for the earlier ones.
     """
     spans, sums = records(trace, "spans"), records(trace, "sums")
     keys = sorted({*map(_key, spans), *map(_key, sums)}, key=lambda key: (_begin(key, spans, sums), key))
-    return tuple(_lane(key, _of(key, spans), _of(key, sums), now_ms, feeds or {}) for key in keys)
+    return tuple(_lane(key, _of(key, spans), _of(key, sums), now_ms) for key in keys)
 
 
 def records(trace: Record, name: str) -> list[Record]:
@@ -82,48 +81,48 @@ def _number(record: Record, name: str) -> float:
     return float(value) if isinstance(value, int | float) else 0.0
 
 
-def _lane(key: Key, spans: Sequence[Record], sums: Sequence[Record], now_ms: float, feeds: Mapping[str, str]) -> Lane:
+def _lane(key: Key, spans: Sequence[Record], sums: Sequence[Record], now_ms: float) -> Lane:
     process, node, walk = key
-    bars = [_bar(span, _number(span, "start_ms"), now_ms if span.get("is_open") else _number(span, "end_ms"))
-            for span in spans]  # fmt: skip
+    bars = [_known(bar_of_span(span, now_ms if span.get("is_open") else None)) for span in spans]
     for total in sums:
         same = [bar.start_ms for bar in bars if bar.kind == total.get("kind")]
         first = min(same, default=_number(total, "end_ms"))
         if first - _number(total, "start_ms") > 0.5 and (not same or len(spans) < int(_number(total, "spans"))):
-            bars.append(_bar(total, _number(total, "start_ms"), first))
+            bars.append(_known(early_bar(total, spans, first)))
     label = node if not walk or walk == node else f"{node} {walk}"
     return Lane(
         place=where_of(process),
         label=label,
         bars=tuple(bars),
-        note=", ".join(part for part in (note(spans, sums), _waits(node, bars, feeds)) if part),
+        note=", ".join(part for part in (note(spans, sums), _waits(spans, sums)) if part),
         node=node,
     )
 
 
-def _waits(node: str, bars: Sequence[Bar], feeds: Mapping[str, str]) -> str:
-    return f"waits for {feeds[node]}" if node in feeds and any(bar.kind == "wait" for bar in bars) else ""
+def _waits(spans: Sequence[Record], sums: Sequence[Record]) -> str:
+    sources = (str(record.get("waits_for") or "") for record in (*spans, *sums) if record.get("kind") == "wait")
+    return next((f"waits for {source}" for source in sources if source), "")
 
 
-def _bar(record: Record, start_ms: float, end_ms: float) -> Bar:
-    kind = str(record.get("kind", ""))
-    return Bar(kind=kind if kind in KINDS else "compute", start_ms=start_ms, end_ms=max(start_ms, end_ms))
+def _known(bar: Bar) -> Bar:
+    """Draw a kind of a later version as compute."""
+    return bar if bar.kind in KINDS else replace(bar, kind="compute")
 
 
 def note(spans: Sequence[Record], sums: Sequence[Record]) -> str:
-    """Return `312 steps, b14, 5.2 ms`, `2.4 MiB` or `53.0 ms`; from the sums if present, which are complete."""
+    """Return `2.1 s, 312 steps, b14`, `2.4 MiB` or `53.0 ms`: compute, steps and batch, from the complete sums."""
     moved = [record for record in (sums or spans) if record.get("kind") == MOVED]
     if moved:
         size = sum(_number(record, "size_bytes") for record in moved)
         return size_text(size) if size else ""
-    work = [record for record in (sums or spans) if record.get("kind") == "compute"]
+    running = [span for span in spans if span.get("is_open")]
+    work = [record for record in ([*sums, *running] or spans) if record.get("kind") == "compute"]
     if not work:
         return ""
     steps = max(1, int(sum(_number(record, "count") for record in work)))
-    spent = sum(
-        _number(r, "busy_ms") if "busy_ms" in r else _number(r, "end_ms") - _number(r, "start_ms") for r in work
-    )
+    spent = sum(spent_ms(record) for record in work)
     batch = next((int(_number(span, "batch")) for span in reversed(spans) if span.get("batch")), 0)
-    words = [f"{steps} steps"] if steps > 1 else []
+    words = [duration_text(spent / 1000)]
+    words += [f"{steps} steps"] if steps > 1 else []
     words += [f"b{batch}"] if batch > 1 else []
-    return ", ".join([*words, f"{numbers.ms(spent / steps)} ms"])
+    return ", ".join(words)

@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
+from mstar_core.observe.parts import BETWEEN, PARALLEL
 from mstarctl.bench.measure.outcome import Outcome
-from mstarctl.bench.measure.shares import OUTSIDE, WAITING, joined, shares, slow_and_usual, stages
+from mstarctl.bench.measure.shares import OUTSIDE, joined, shares, slow_and_usual, stages
+
+near: Any = pytest.approx
 
 
 def summary(name: str, *parts: tuple[str, str, float, float, float], total: float = 100.0) -> dict[str, Any]:
@@ -30,14 +33,19 @@ def ended(name: str, latency_s: float, at: float = 0.0) -> Outcome:
 def test_stages_add_up_to_the_service_time() -> None:
     found = stages(summary("a", ("llm", "compute", 10, 60, 50), ("llm", "queue", 0, 10, 10)), 120.0)
     assert found == {
-        OUTSIDE: pytest.approx(20), "llm": pytest.approx(50), "queue": pytest.approx(10), WAITING: pytest.approx(40)
+        OUTSIDE: pytest.approx(20), "llm": pytest.approx(50), "queue": pytest.approx(10), BETWEEN: pytest.approx(40)
     }  # fmt: skip
 
 
-def test_overlapping_nodes_share_a_moment() -> None:
+def test_compute_is_the_nodes_own_and_what_ran_in_parallel_is_subtracted() -> None:
     found = stages(summary("a", ("talk", "compute", 0, 100, 100), ("wav", "compute", 50, 100, 50)), 100.0)
-    assert found["talk"] == pytest.approx(75) and found["wav"] == pytest.approx(25)
+    assert found == {"talk": near(100), "wav": near(50), PARALLEL: near(-50)}
     assert sum(found.values()) == pytest.approx(100)
+
+
+def test_a_node_without_input_waits_and_does_not_stall() -> None:
+    found = stages(summary("a", ("llm", "compute", 0, 40, 40), ("wav", "wait", 40, 90, 50)), 100.0)
+    assert found == {"llm": pytest.approx(40), "wav wait": pytest.approx(50), BETWEEN: pytest.approx(10)}
 
 
 def test_missing_and_repeated_summaries() -> None:

@@ -1,7 +1,7 @@
 """Waits of a trace: for which node each one waits, and which silence a listener heard. Pure functions.
 
-A worker records a wait for a chunk of a stream as a span of kind `stall`. Most of these waits are harmless, because
-a codec is faster than its language model. Only silence during playback is shown as a stall; the rest is a wait.
+A worker records that a node had no input as a span of kind `wait`. Most waits are harmless, because a codec is faster
+than its language model. The silence that a listener heard in them is a stall. Used by the request log.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from mstar_core.observe.frames import GraphView
 
-RECORDED: Final = "stall"
 WAIT: Final = "wait"
 STALL: Final = "stall"
 LEAST_HEARD_MS: Final = 20.0
@@ -21,34 +20,44 @@ Record = Mapping[str, Any]
 
 
 def with_waits(trace: Record, request: Record, graph: GraphView | None) -> dict[str, Any]:
-    """Return the trace with recorded stalls as waits, and with the silence that a listener heard as stalls.
+    """Return the trace with the silence that a listener heard as stalls, and with `waits_for` in its waits.
 
     request: its ttfa_ms and audio_s, from which the playback is estimated. graph: of the deployment; without it, no
-    wait is named and none counts as heard.
+    wait is named and none counts as heard. Takes the lists `spans` and `sums` of the trace.
     """
+    feeds = feeders(graph)
     silences = {node: list(heard(trace, request, node)) for node in speakers(graph)}
     spans, heard_ms = [], dict.fromkeys(silences, 0.0)
     for span in _records(trace, "spans"):
-        if span.get("kind") != RECORDED:
+        if span.get("kind") != WAIT:
             spans.append(dict(span))
+            continue
+        named, length = _named(span, feeds), float(span["end_ms"]) - float(span["start_ms"])
+        if float(span.get("busy_ms", length)) < length:  # many short waits, which no listener can have heard
+            spans.append(named)
             continue
         for kind, start, end in _parts(span, silences.get(str(span["node"]), ())):
             if kind == STALL:
                 heard_ms[str(span["node"])] += end - start
-            spans.append({**span, "kind": kind, "start_ms": start, "end_ms": end})
+            spans.append({**named, "kind": kind, "start_ms": start, "end_ms": end, "busy_ms": round(end - start, 3)})
     sums = []
     for total in _records(trace, "sums"):
-        if total.get("kind") != RECORDED:
+        if total.get("kind") != WAIT:
             sums.append(dict(total))
             continue
         stalled = heard_ms.get(str(total["node"]), 0.0)
         same = [s for s in spans if _place(s) == _place(total)]
-        sums.append({**total, "kind": WAIT, "busy_ms": max(0.0, float(total["busy_ms"]) - stalled)})
+        sums.append({**_named(total, feeds), "busy_ms": round(max(0.0, float(total["busy_ms"]) - stalled), 3)})
         if stalled:
             gaps = [s for s in same if s["kind"] == STALL]
             limits = {"start_ms": min(s["start_ms"] for s in gaps), "end_ms": max(s["end_ms"] for s in gaps)}
-            sums.append({**total, "kind": STALL, "busy_ms": stalled, "spans": len(gaps), "count": len(gaps), **limits})
+            count = {"spans": len(gaps), "count": len(gaps)}
+            sums.append({**total, "kind": STALL, "busy_ms": round(stalled, 3), **count, **limits})
     return {**trace, "spans": spans, "sums": sums}
+
+
+def _named(record: Record, feeds: Mapping[str, str]) -> dict[str, Any]:
+    return {**record, "waits_for": feeds.get(str(record["node"]), "")}
 
 
 def feeders(graph: GraphView | None) -> dict[str, str]:

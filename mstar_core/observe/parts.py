@@ -1,0 +1,107 @@
+"""Parts of the time of a request: compute by node, queue, wait, transfer, and the time between steps.
+
+Every view takes its figures from here. Used by the request log, and by load tests for recorded summaries.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+COMPUTE: Final = "compute"
+STALL, WAIT = "stall", "wait"
+BETWEEN: Final = "between steps"
+PARALLEL: Final = "in parallel"
+"""Names of the parts that belong to no node, see the glossary."""
+
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One part. node: of compute and waits, empty otherwise. ms: negative for compute that ran at the same time."""
+
+    kind: str
+    node: str = ""
+    ms: float
+
+    @property
+    def name(self) -> str:
+        """`LLM` for its compute, `snac_decoder wait`, else the kind."""
+        return self.kind if not self.node else self.node if self.kind == COMPUTE else f"{self.node} {self.kind}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Activity of one kind at one place. density: share of the stretch in which it went on."""
+
+    process: str
+    node: str
+    kind: str
+    start: float
+    end: float
+    density: float
+
+
+def parts(records: Iterable[Record], total_ms: float) -> list[Part]:
+    """Return the parts of a request's time, compute first; they add up to `total_ms`.
+
+    records: sums of a trace, and its open spans. total_ms: from arrival to the end, or to now.
+
+    Compute is exact. The rest of the time, in which nothing ran, is divided among queues, waits and transfers by when
+    they took place; each is assumed to be spread evenly from its start to its end.
+    """
+    found = list(records)
+    compute: dict[str, float] = {}
+    for record in found:
+        if record["kind"] == COMPUTE:
+            name = str(record["node"] or record["process"])
+            compute[name] = compute.get(name, 0.0) + float(record["busy_ms"])
+    spent = sum(compute.values())
+    idle, overlap = _rest([_stretch(record, total_ms) for record in found], total_ms)
+    overlap = max(overlap, spent - total_ms)
+    rest = max(0.0, total_ms - spent + overlap)
+    made = [Part(kind=COMPUTE, node=name, ms=ms) for name, ms in compute.items()]
+    seen = sum(idle.values())
+    if rest and not seen:
+        idle, seen = {(BETWEEN, ""): rest}, rest
+    made += [Part(kind=kind, node=node, ms=ms * rest / seen) for (kind, node), ms in idle.items() if ms * rest > 0]
+    if overlap > 0:
+        made.append(Part(kind=PARALLEL, ms=-overlap))
+    return made
+
+
+def _stretch(record: Record, total_ms: float) -> _Stretch:
+    start, end = float(record["start_ms"]), float(record["end_ms"])
+    density = min(1.0, float(record["busy_ms"]) / (end - start)) if end > start else 0.0
+    where = str(record["process"]), str(record["node"] or record["process"]), str(record["kind"])
+    return _Stretch(*where, max(0.0, start), min(end, total_ms), density)
+
+
+def _rest(stretches: Sequence[_Stretch], total_ms: float) -> tuple[dict[tuple[str, str], float], float]:
+    """Return the time in which nothing ran by (kind, node), and the time in which several processes computed."""
+    real = [each for each in stretches if each.end > each.start]
+    edges = sorted({0.0, total_ms, *(each.start for each in real), *(each.end for each in real)})
+    idle: dict[tuple[str, str], float] = {}
+    overlap = 0.0
+    for low, high in itertools.pairwise(edges):
+        active = [each for each in real if each.start <= low < each.end]
+        ranks: dict[str, float] = {}
+        others: dict[tuple[str, str], float] = {}
+        for each in active:
+            if each.kind == COMPUTE:
+                ranks[each.process] = min(1.0, ranks.get(each.process, 0.0) + each.density)
+            else:
+                key = each.kind, each.node if each.kind in (WAIT, STALL) else ""
+                others[key] = min(1.0, others.get(key, 0.0) + each.density)
+        free = 1.0
+        for share in ranks.values():
+            free *= 1 - share
+        overlap += (high - low) * (sum(ranks.values()) - (1 - free))
+        claimed = sum(others.values())
+        for key, share in others.items():
+            idle[key] = idle.get(key, 0.0) + (high - low) * free * share / max(1.0, claimed)
+        idle[BETWEEN, ""] = idle.get((BETWEEN, ""), 0.0) + (high - low) * free * max(0.0, 1 - claimed)
+    return idle, overlap
