@@ -7,10 +7,11 @@ real prefix caches may have evicted a prefix that is known here: the request the
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from mstar_core.messages.requests import NewRequest
 from mstar_core.messages.tensors import InlineTensor, TensorRef
@@ -27,31 +28,37 @@ MOST_KNOWN: Final = 8192
 ID_DTYPES: Final = ("int64", "int32")
 
 
-def prefix_keys(message: NewRequest) -> list[bytes]:
-    """Return the keys of a prompt's blocks, up to content that is not known here."""
-    parts = _parts(message)
-    keys: list[bytes] = []
+class Block(NamedTuple):
+    """Part of a prompt. key: hash of its content and of all before it. ids: positions that it takes in the cache."""
+
+    key: bytes
+    ids: int
+
+
+def prefix_blocks(message: NewRequest) -> list[Block]:
+    """Return the blocks of a prompt, up to content that is not known here."""
+    blocks: list[Block] = []
     digest = b""
-    for data, size in parts:
+    for data, size, ids in _parts(message):
         for start in range(0, len(data) - size + 1, size):
             digest = hashlib.blake2b(digest + data[start : start + size], digest_size=16).digest()
-            keys.append(digest)
-            if len(keys) == MOST_BLOCKS:
-                return keys
+            blocks.append(Block(digest, ids))
+            if len(blocks) == MOST_BLOCKS:
+                return blocks
         if len(data) % size:
-            return keys  # what follows is not aligned to blocks in other prompts
-    return keys
+            return blocks  # what follows is not aligned to blocks in other prompts
+    return blocks
 
 
-def _parts(message: NewRequest) -> Iterable[tuple[bytes, int]]:
-    """Yield the content of a prompt in order, and the size of its blocks in bytes."""
+def _parts(message: NewRequest) -> Iterable[tuple[bytes, int, int]]:
+    """Yield the content of a prompt in order, the size of its blocks in bytes, and the positions that each takes."""
     if not message.segments:
         yield from (_ids(ref) for ref in message.inputs.values() if _is_prompt(ref))
         return
     for segment in message.segments:
         ids = [ref for ref in segment.inputs.values() if _is_prompt(ref)]
         if segment.content:
-            yield segment.content, len(segment.content)
+            yield segment.content, len(segment.content), segment.length
         elif len(segment.inputs) == len(ids) == 1:
             yield _ids(ids[0])
         else:
@@ -62,9 +69,9 @@ def _is_prompt(ref: TensorRef) -> bool:
     return isinstance(ref, InlineTensor) and ref.dtype in ID_DTYPES and len(ref.shape) == 1 and ref.shape[0] > 1
 
 
-def _ids(ref: TensorRef) -> tuple[bytes, int]:
+def _ids(ref: TensorRef) -> tuple[bytes, int, int]:
     assert isinstance(ref, InlineTensor)
-    return ref.data, BLOCK_IDS * (8 if ref.dtype == "int64" else 4)
+    return ref.data, BLOCK_IDS * (8 if ref.dtype == "int64" else 4), BLOCK_IDS
 
 
 @dataclass(slots=True)
@@ -73,17 +80,15 @@ class Prefixes:
 
     _known: dict[int, OrderedDict[bytes, None]] = field(default_factory=dict)
 
-    def match(self, rank: int, keys: Sequence[bytes]) -> int:
-        """Return the number of leading blocks that a rank has read."""
-        known = self._known.get(rank)
-        if not known:
-            return 0
-        return next((number for number, key in enumerate(keys) if key not in known), len(keys))
+    def match(self, rank: int, blocks: Sequence[Block]) -> int:
+        """Return the number of leading positions of a prompt that a rank has read."""
+        known: Mapping[bytes, None] = self._known.get(rank) or {}
+        return sum(block.ids for block in itertools.takewhile(lambda block: block.key in known, blocks))
 
-    def read(self, rank: int, keys: Iterable[bytes]) -> None:
+    def read(self, rank: int, blocks: Iterable[Block]) -> None:
         """Note that a rank reads these blocks now."""
         known = self._known.setdefault(rank, OrderedDict())
-        for key in keys:
+        for key, _ in blocks:
             known[key] = None
             known.move_to_end(key)
         while len(known) > MOST_KNOWN:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from mstar_core.conductor.prefixes import Prefixes, prefix_keys
+from mstar_core.conductor.prefixes import Block, Prefixes, prefix_blocks
 from mstar_core.config.deployment import Plan
 from mstar_core.errors import WorkerLost
 from mstar_core.graph import NodeSpec, StreamingGraphEdge, Walk, graph_nodes, loops
@@ -15,7 +15,10 @@ from mstar_core.messages.requests import NewRequest
 from mstar_core.plugin.spec import ModelSpec, Partition
 
 SPARE: Final = 2
-"""Open requests by which a replica with a cached prefix may exceed the least loaded one."""
+"""Open requests by which a replica with a cached prefix may at most exceed the least loaded one."""
+
+IDS_PER_REQUEST: Final = 512
+"""Ids of a cached prefix that outweigh one open request. A short prefix is read again in less than that costs."""
 
 Replicas = tuple[tuple[int, ...], ...]
 Leaders = tuple[int, ...]
@@ -60,8 +63,8 @@ def stream_sources(walk: Walk) -> Iterator[tuple[str, str]]:
 class Router:
     """Picks a replica for every node. Nodes whose replicas have the same leaders get the same one, to share a rank.
 
-    A replica that has read the beginning of the prompt is preferred while it has at most SPARE more requests than the
-    least loaded one.
+    Each replica is weighed by its open requests, less the saved prefill of what it has read of the prompt: one request
+    for IDS_PER_REQUEST ids, SPARE requests at most. A short prefix decides between equally loaded replicas only.
 
     load: open requests per rank. ready: ranks that take work. has_prefix_caches: whether the deployment caches
     prefixes.
@@ -81,14 +84,14 @@ class Router:
 
         message: the request, whose prompt decides among replicas of nodes with a cache.
         """
-        keys = prefix_keys(message) if message is not None and self._leaders_that_read else []
+        blocks = prefix_blocks(message) if message is not None and self._leaders_that_read else []
         reasons: list[str] = []
         chosen: dict[Leaders, int] = {}
         by_node: dict[str, int] = {}
         by_walk: dict[str, dict[str, int]] = {}
         for partition in partitions:
             for walk, node, replicas in self._places(partition):
-                rank = self._home(replicas, chosen, keys, reasons)
+                rank = self._home(replicas, chosen, blocks, reasons)
                 if by_node.setdefault(node, rank) != rank:
                     by_walk.setdefault(walk, {})[node] = rank
         return Homes(by_node=by_node, by_walk=by_walk, reasons=tuple(reasons))
@@ -118,7 +121,7 @@ class Router:
             raise WorkerLost(f"node {node.name} has no place in walk {walk}", hint="check the config's node_groups")
         return found
 
-    def _home(self, replicas: Replicas, chosen: dict[Leaders, int], keys: Sequence[bytes], reasons: list[str]) -> int:
+    def _home(self, replicas: Replicas, chosen: dict[Leaders, int], blocks: Sequence[Block], reasons: list[str]) -> int:
         leaders = _leaders(replicas)
         if leaders not in chosen:
             # The leader of a tensor-parallel group is ready once its followers are.
@@ -126,28 +129,29 @@ class Router:
             if not live:
                 raise WorkerLost("no worker is available for this request", hint="try again in a few seconds")
             reads = leaders in self._leaders_that_read
-            chosen[leaders], reason = self._best(live, keys if reads else ())
+            chosen[leaders], reason = self._best(live, blocks if reads else ())
             if len(leaders) > 1:
                 reasons.append(reason)
             if reads:
-                self.prefixes.read(chosen[leaders], keys)
+                self.prefixes.read(chosen[leaders], blocks)
         return chosen[leaders]
 
-    def _best(self, live: Sequence[int], keys: Sequence[bytes]) -> tuple[int, str]:
+    def _best(self, live: Sequence[int], blocks: Sequence[Block]) -> tuple[int, str]:
         """Return the replica for a prompt, and why."""
         least = min(live, key=lambda rank: (self.load[rank], rank))
         loads = f"{self.load[least]} open" + ("" if len(live) > 1 else ", no other replica is ready")
-        if not keys or len(live) == 1:
+        if not blocks or len(live) == 1:
             return least, f"rank {least}: least loaded ({loads})"
-        found = {rank: self.prefixes.match(rank, keys) for rank in live}
-        able = [rank for rank in live if self.load[rank] <= self.load[least] + SPARE]
-        best = max(able, key=lambda rank: (found[rank], -self.load[rank], -rank))
-        if found[best]:
-            part = f"has read {found[best]} of {len(keys)} blocks of the prompt"
-            return best, f"rank {best}: {part}, {self.load[best]} open, at least {self.load[least]} elsewhere"
-        owner = max(live, key=lambda rank: found[rank])
-        but = f"; rank {owner} has read the prompt, but {self.load[owner]} are open there" if found[owner] else ""
-        return least, f"rank {least}: least loaded ({loads}){but}"
+        read = {rank: self.prefixes.match(rank, blocks) for rank in live}
+        cost = {rank: self.load[rank] - min(SPARE, read[rank] / IDS_PER_REQUEST) for rank in live}
+        best = min(live, key=lambda rank: (cost[rank], rank))
+        if read[best]:
+            part = f"has read {read[best]} of {sum(block.ids for block in blocks)} ids of the prompt"
+            others = min(self.load[rank] for rank in live if rank != best)
+            return best, f"rank {best}: {part}, {self.load[best]} open, at least {others} elsewhere"
+        owner = max(live, key=lambda rank: read[rank])
+        but = f"; rank {owner} has read {read[owner]} ids, but {self.load[owner]} are open there" if read[owner] else ""
+        return best, f"rank {best}: least loaded ({self.load[best]} open){but}"
 
     def split_streams(self, partitions: Iterable[Partition], homes: Homes) -> list[str]:
         """Return the streams that nodes on several ranks feed, one after the other."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import struct
 import threading
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 
 from mstar_core.errors import WeightsError, did_you_mean
 from mstar_core.parallel.shards import Slice, module_slices
+from mstar_core.weights.files import read_header
 from mstar_core.weights.random_fill import fill_randomly, random_seed
 
 if TYPE_CHECKING:
@@ -289,7 +289,7 @@ def _read_index(path: Path) -> dict[str, Path]:
     try:
         weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
         file_of = {str(name): path.parent / str(file) for name, file in weight_map.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise WeightsError(
             f"{path} is not a valid weight index", repr(error), "download it again", file=str(path)
         ) from error
@@ -309,7 +309,6 @@ def _read_index(path: Path) -> dict[str, Path]:
 # ------------------------------------------------------------------------------------------------------------ files
 
 SAFETENSORS: Final = ".safetensors"
-_HEADER_LIMIT: Final = 100_000_000
 
 DTYPES: Final[Mapping[str, torch.dtype]] = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -414,25 +413,18 @@ def _safetensors_header(path: Path) -> tuple[int, dict[str, Any]]:
     """Return the start of the data and the tensor entries. Raises WeightsError if the file size does not match."""
     try:
         size = path.stat().st_size
-        with path.open("rb") as file:
-            start = file.read(8)
-            length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
-            if length > min(size, _HEADER_LIMIT):
-                what = f"{path} is truncated or not a safetensors file"
-                raise WeightsError(what, f"{size} bytes", "download it again", file=str(path))
-            header = json.loads(file.read(length))
-        entries = {str(name): entry for name, entry in header.items() if name != "__metadata__"}
+        begin, entries = read_header(path)
         end = max((int(entry["data_offsets"][1]) for entry in entries.values()), default=0)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise WeightsError(f"{path} cannot be read", repr(error), "download it again", file=str(path)) from error
-    if size != 8 + length + end:
+    if size != begin + end:
         raise WeightsError(
-            f"{path} is truncated" if size < 8 + length + end else f"{path} is too long",
-            f"{size} bytes; expected from its header: {8 + length + end}",
+            f"{path} is truncated" if size < begin + end else f"{path} is too long",
+            f"{size} bytes; expected from its header: {begin + end}",
             "download it again",
             file=str(path),
         )
-    return 8 + length, entries
+    return begin, entries
 
 
 def _read_torch(path: Path) -> Mapping[str, Tensor]:

@@ -9,14 +9,18 @@ import json
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from mstar_core.errors import WeightsError
+from mstar_core.host.regular_file import check_regular
 
 INDEX: Final = "model.safetensors.index.json"
 WHOLE: Final = "model.safetensors"
 SEED: Final = "random_weights.json"
 """File of a folder with random weights in place of weight files: see `random_fill`."""
+
+HEADER_LIMIT: Final = 100 << 20
+"""Most bytes of the header of a safetensors file."""
 
 TORCH_INDEX: Final = "pytorch_model.bin.index.json"
 TORCH_WHOLE: Final = "pytorch_model.bin"
@@ -51,21 +55,35 @@ def check_whole(path: Path) -> None:
 def damage(path: Path) -> str:
     """Return what is wrong with a weight file, or an empty text."""
     if not path.is_file():
-        return "it is missing"
+        return "it is not a regular file" if path.exists() else "it is missing"
     return _safetensors_damage(path) if path.suffix == ".safetensors" else _archive_damage(path)
+
+
+def read_header(path: Path) -> tuple[int, dict[str, Any]]:
+    """Return where the data of a safetensors file begins, and its header without the metadata.
+
+    Raises OSError for anything but a regular file, ValueError for a header that is cut off, too large or not an object,
+    RecursionError for one that nests too deep.
+    """
+    check_regular(path)
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        head = int.from_bytes(file.read(8), "little")
+        if size < 8 or head > min(size - 8, HEADER_LIMIT):
+            raise ValueError(f"{size} bytes are too few for its header of {head}")
+        header = json.loads(file.read(head))
+    if not isinstance(header, dict):
+        raise ValueError("its header is not a JSON object")
+    return 8 + head, {name: entry for name, entry in header.items() if name != "__metadata__"}
 
 
 def _safetensors_damage(path: Path) -> str:
     size = path.stat().st_size
-    with path.open("rb") as file:
-        head = int.from_bytes(file.read(8), "little")
-        if size < 8 or head > size - 8:
-            return f"{size} bytes are too few for its header"
-        try:
-            entries = [entry for name, entry in json.loads(file.read(head)).items() if name != "__metadata__"]
-            whole = 8 + head + max((int(entry["data_offsets"][1]) for entry in entries), default=0)
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-            return f"its header cannot be read: {error}"
+    try:
+        start, entries = read_header(path)
+        whole = start + max((int(entry["data_offsets"][1]) for entry in entries.values()), default=0)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        return f"its header cannot be read: {error}"
     return "" if whole == size else f"{size} bytes; expected from its header: {whole}"
 
 
@@ -79,7 +97,7 @@ def _archive_damage(path: Path) -> str:
 def _indexed(index: Path) -> list[Path]:
     try:
         named = sorted({str(file) for file in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise WeightsError(f"{index} cannot be read", repr(error), "download it again", file=str(index)) from error
     if not named:
         raise WeightsError(f"{index} names no files", hint="download it again", file=str(index))

@@ -46,6 +46,7 @@ COLUMNS: Final = (
     Column("RTF", "rtf_text", is_wide=True, is_right=True),
     Column("WALKS", "walks_text", is_wide=True),
     Column("ROUTE", "route", is_wide=True),
+    Column("PLACED", "placed", is_wide=True),
     Column("HANDLE", "handle", is_wide=True, is_right=True),
     Column("", "note"),
 )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import struct
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Final
 from mstar_core.config.deployment import Plan
 from mstar_core.errors import StartError
 from mstar_core.host.gpu_locks import gpu_holder, taken_error
+from mstar_core.weights.files import read_header
 from mstarctl.output import size_text
 from mstarctl.output.units import counted
 from mstarctl.start.gpus import Gpu, GpuProcess, visible_gpus
@@ -21,7 +20,6 @@ ELEMENT_BYTES: Final = {"fp8": 1}
 """Least bytes per weight by quantization; otherwise two, or its size on disk if that is smaller."""
 
 _DISK_BYTES: Final = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4}
-HEADER_LIMIT: Final = 100 << 20
 LISTED_BYTES: Final = 256 << 20
 """Processes with less GPU memory than this are not listed."""
 
@@ -98,11 +96,8 @@ def weights_bytes(folder: Path | None, quantization: str) -> int:
 
 
 def _file_bytes(path: Path, least: int) -> int:
-    with suppress(OSError, ValueError, struct.error, KeyError, TypeError, AttributeError):
-        with path.open("rb") as file:
-            (size,) = struct.unpack("<Q", file.read(8))
-            header = json.loads(file.read(size)) if size <= HEADER_LIMIT else {}
-        return sum(_tensor_bytes(facts, least) for name, facts in header.items() if name != "__metadata__")
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        return sum(_tensor_bytes(facts, least) for facts in read_header(path)[1].values())
     return 0  # the process that reads the weights reports a damaged file
 
 

@@ -24,6 +24,7 @@ from mstar_core.host.leftovers import end_leftovers
 from mstar_core.host.ports import check_port, port_claimant
 from mstar_core.host.run_dir import RunDirectory, check_name
 from mstar_core.plugin import ModelSpec
+from mstar_core.weights.folder_check import check_folder
 from mstarctl.authoring.config_file import Settings
 from mstarctl.client.log_dirs import check_log_dir
 from mstarctl.output.durations import parse_duration
@@ -320,6 +321,7 @@ def weights_folder(given: str | None) -> str | None:
     if not os.access(folder, os.R_OK | os.X_OK):
         why = f"owner uid {facts.st_uid}, mode {facts.st_mode & 0o7777:o}; this user is uid {os.getuid()}"
         raise WeightsError(f"{given} cannot be read", why, advice, file=str(folder))
+    check_folder(folder)
     return str(folder)
 
 

@@ -218,7 +218,7 @@ def test_metrics_are_read_with_their_labels() -> None:
 
 
 def test_the_choice_of_replicas_is_below_the_head() -> None:
-    placed = "rank 1: has read 3 of 4 blocks of the prompt, 2 open, at least 1 elsewhere"
+    placed = "rank 1: has read 96 of 128 ids of the prompt, 2 open, at least 1 elsewhere"
     trace = {"request": {**REQUEST, "placed": placed}, "spans": [], "sums": [], "spans_cut": 0}
     assert waterfall(trace, 120)[1] == f"placed on {placed}"
 

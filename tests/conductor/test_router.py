@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from mstar_core.conductor.prefixes import BLOCK_IDS, MOST_KNOWN, Prefixes, prefix_keys
-from mstar_core.conductor.router import SPARE, Router
+from mstar_core.conductor.prefixes import BLOCK_IDS, MOST_KNOWN, Block, Prefixes, prefix_blocks
+from mstar_core.conductor.router import IDS_PER_REQUEST, SPARE, Router
 from mstar_core.messages.requests import NewRequest, SegmentRef
 from mstar_core.transport.tensors import inline
 from tests.conductor.test_conductor import MODEL, placed
@@ -33,23 +33,46 @@ def home(made: Router, ids: range) -> tuple[int, tuple[str, ...]]:
 def test_a_prompt_goes_where_its_beginning_was_read() -> None:
     made = router()
     made.load.update({0: 1})
-    first, _ = home(made, range(100))
+    first, _ = home(made, range(800))
     made.load.update({1: 2})  # rank 0 is now the less loaded one
-    second, reasons = home(made, range(120))
+    second, reasons = home(made, range(840))
     assert (first, second) == (1, 1)
-    assert reasons == ("rank 1: has read 3 of 3 blocks of the prompt, 2 open, at least 1 elsewhere",)
-    assert home(made, range(500, 620))[0] == 0, "another prompt goes by load"
+    assert reasons == ("rank 1: has read 800 of 832 ids of the prompt, 2 open, at least 1 elsewhere",)
+    assert home(made, range(5000, 5620))[0] == 0, "another prompt goes by load"
 
 
 def test_a_replica_with_too_many_requests_is_not_preferred() -> None:
-    made = router()
-    assert home(made, range(64))[0] == 0
+    made, long = router(), range(4 * IDS_PER_REQUEST)
+    assert home(made, long)[0] == 0
     made.load.update({0: SPARE})
-    assert home(made, range(64))[0] == 0
+    assert home(made, long)[0] == 0
     made.load.update({0: 1})
-    rank, (reason,) = home(made, range(64))
+    rank, (reason,) = home(made, long)
     assert rank == 1
-    assert reason == "rank 1: least loaded (0 open); rank 0 has read the prompt, but 3 are open there"
+    assert reason == "rank 1: least loaded (0 open); rank 0 has read 2048 ids, but 3 are open there"
+
+
+def test_a_short_prefix_never_beats_an_idle_replica() -> None:
+    made = router()
+    places = []
+    for _ in range(4):
+        rank, _ = home(made, range(64))
+        made.load.update({rank: 1})
+        places.append(rank)
+    assert places == [0, 1, 0, 1]
+    made.load.clear()
+    made.load.update({0: 1, 1: 1})
+    made.prefixes.forget(0)
+    assert home(made, range(64))[0] == 1, "among equally loaded replicas it decides"
+
+
+def test_a_picture_counts_with_the_positions_that_it_takes() -> None:
+    seen = SegmentRef(kind="image", length=2 * IDS_PER_REQUEST, inputs={}, content=bytes(16))
+    asks = NewRequest(handle=1, request_id="r", params={}, outputs=[], segments=[seen])
+    made = router()
+    assert made.choose(MODEL.partitions, asks).by_node["lm"] == 0
+    made.load.update({0: 1})
+    assert made.choose(MODEL.partitions, asks).by_node["lm"] == 0
 
 
 def test_without_prefix_caches_the_load_decides() -> None:
@@ -82,9 +105,9 @@ def test_nodes_beside_the_leaders_of_groups_share_the_chosen_group() -> None:
     )
     made = Router(MODEL, msgspec.structs.replace(plan, placements=placements))
     made.ready |= {0, 1}
-    home(made, range(100))
+    home(made, range(2 * IDS_PER_REQUEST))
     made.load.update({0: 1})
-    homes = made.choose(MODEL.partitions, asked(range(100)))
+    homes = made.choose(MODEL.partitions, asked(range(2 * IDS_PER_REQUEST)))
     assert {homes.by_node[node] for node in each if node in homes.by_node} == {0}
     assert len(homes.reasons) == 1
 
@@ -98,10 +121,10 @@ def test_a_rank_that_ended_is_forgotten() -> None:
 
 
 def test_equal_beginnings_have_equal_keys_block_by_block() -> None:
-    whole, other = prefix_keys(asked(range(4 * BLOCK_IDS))), prefix_keys(asked(range(3 * BLOCK_IDS + 5)))
+    whole, other = prefix_blocks(asked(range(4 * BLOCK_IDS))), prefix_blocks(asked(range(3 * BLOCK_IDS + 5)))
     assert (len(whole), len(other)) == (4, 3) and whole[:3] == other
-    assert not set(prefix_keys(asked(range(1, 4 * BLOCK_IDS)))) & set(whole)
-    assert prefix_keys(asked(range(BLOCK_IDS - 1))) == []
+    assert not set(prefix_blocks(asked(range(1, 4 * BLOCK_IDS)))) & set(whole)
+    assert prefix_blocks(asked(range(BLOCK_IDS - 1))) == []
 
 
 def test_segments_count_in_order_with_their_media() -> None:
@@ -110,8 +133,8 @@ def test_segments_count_in_order_with_their_media() -> None:
     seen = [SegmentRef(kind="image", length=9, inputs={}, content=bytes([n]) * 16) for n in (1, 2)]
     unknown = SegmentRef(kind="image", length=9, inputs={"pixels": inline(np.zeros((2, 2)))})
 
-    def keys(*segments: SegmentRef) -> list[bytes]:
-        return prefix_keys(NewRequest(handle=1, request_id="r", params={}, outputs=[], segments=list(segments)))
+    def keys(*segments: SegmentRef) -> list[Block]:
+        return prefix_blocks(NewRequest(handle=1, request_id="r", params={}, outputs=[], segments=list(segments)))
 
     assert len(keys(text, seen[0], text)) == 5
     assert keys(text, seen[0], text)[:3] == keys(text, seen[0]) and keys(text, seen[0])[2] != keys(text, seen[1])[2]
@@ -120,6 +143,6 @@ def test_segments_count_in_order_with_their_media() -> None:
 
 def test_what_is_remembered_is_bounded() -> None:
     known = Prefixes()
-    keys = [number.to_bytes(4, "little") for number in range(MOST_KNOWN + 10)]
-    known.read(0, keys)
-    assert known.match(0, keys) == 0 and known.match(0, keys[10:]) == MOST_KNOWN
+    blocks = [Block(number.to_bytes(4, "little"), 1) for number in range(MOST_KNOWN + 10)]
+    known.read(0, blocks)
+    assert known.match(0, blocks) == 0 and known.match(0, blocks[10:]) == MOST_KNOWN
