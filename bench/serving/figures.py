@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mstarctl.bench.environment import cpu_name, torch_cuda
+from mstarctl.bench.result import without_folders
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PACKAGES: Final = ("torch", "triton", "flashinfer-python", "numpy", "msgspec", "pyzmq", "sanic", "transformers")
@@ -122,9 +123,9 @@ def smi(*fields: str) -> list[str]:
 
 
 def write(report: Mapping[str, Any], samples: Mapping[str, list[float]], path: Path) -> None:
-    """Write the report to `path` and the raw samples beside it as `.samples.json`."""
+    """Write the report to `path`, without folders of this machine, and the raw samples beside it as `.samples.json`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=1) + "\n")
+    path.write_text(json.dumps(without_folders(dict(report)), indent=1) + "\n")
     raw = {name: [float(f"{value:.6g}") for value in values] for name, values in samples.items()}
     path.with_suffix(".samples.json").write_text(json.dumps(raw) + "\n")
 

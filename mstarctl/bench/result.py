@@ -6,6 +6,7 @@ Raw data is always kept, so that every figure can be computed again.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ from mstarctl.bench.server_side import SPANS
 SCHEMA: Final = 1
 RESULT, ENVIRONMENT, TIMELINE = "result.json", "env.json", "timeline.jsonl"
 PARTIAL: Final = ".partial"
+_PATH: Final = re.compile(r"(?<![\w:/.])/(?P<root>[\w.-]+)/(?:[^/\s\"',;:]+/)*(?P<last>[^/\s\"',;:]*)")
+"""An absolute path of at least two parts."""
 
 
 def definitions() -> dict[str, Any]:
@@ -129,8 +132,24 @@ def begin(path: Path) -> Path:
 
 
 def write_json(path: Path, facts: dict[str, Any]) -> None:
-    """Write one document."""
-    path.write_text(json.dumps(facts, indent=1) + "\n")
+    """Write one document, without the folders of this machine."""
+    path.write_text(json.dumps(without_folders(facts), indent=1) + "\n")
+
+
+def without_folders(value: Any) -> Any:
+    """Return facts with each path of this machine shortened to its last part, because results are given to others.
+
+    Paths of URLs and of the api stay: their first part is no folder here.
+    """
+    match value:
+        case dict():
+            return {key: without_folders(part) for key, part in value.items()}
+        case list() | tuple():
+            return [without_folders(part) for part in value]
+        case str():
+            return _PATH.sub(lambda found: found["last"] if Path(f"/{found['root']}").is_dir() else found[0], value)
+        case _:
+            return value
 
 
 def finish(partial: Path, path: Path) -> Path:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from mstar_core.errors import ExitCode, UsageError, did_you_mean
+from mstar_core.errors import ConfigError, ExitCode, UsageError, did_you_mean
 from mstarctl.complete import deployment_names, workload_names
 from mstarctl.output import Column, Printer
 from mstarctl.output.durations import parse_duration
@@ -376,6 +376,27 @@ def plot(
     if svg is None and png is None:
         for line in drawn(chart, width=min(120, shutil.get_terminal_size((100, 24)).columns)):
             printer.text(line)
+
+
+@app.command("report")
+def report(
+    ctx: typer.Context,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="a result, or a sweep")],
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", metavar="FILE.html", help="default: report.html in the folder")
+    ] = None,
+) -> None:
+    """Write a result or a sweep as one HTML page with its charts, which needs no network."""
+    from mstarctl.bench.show.report import report as report_of
+
+    printer = Printer.of(ctx)
+    page = report_of(folder)
+    path = out or (folder if folder.is_dir() else folder.parent) / "report.html"
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written", error.strerror or "", file=str(path)) from error
+    printer.say(f"wrote {path}")
 
 
 @app.command("workloads")

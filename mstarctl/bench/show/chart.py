@@ -38,7 +38,7 @@ class ChartBar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """A chart of lines, or of bars. marks: (x, label) of vertical lines."""
+    """A chart of lines, or of bars. marks: (x, label) of vertical lines. bands: (from, to, label) of shaded times."""
 
     title: str
     x_label: str = ""
@@ -47,6 +47,12 @@ class Chart:
     lines: Sequence[ChartLine] = ()
     bars: Sequence[ChartBar] = ()
     marks: Sequence[tuple[float, str]] = ()
+    bands: Sequence[tuple[float, float, str]] = ()
+
+    @property
+    def has_right(self) -> bool:
+        """Whether a line has the right axis."""
+        return any(line.is_right for line in self.lines)
 
     def x_max(self) -> float:
         """Return the end of the x axis."""
@@ -70,15 +76,22 @@ def rounded_up(value: float) -> float:
 
 
 def tick_text(value: float) -> str:
-    """Return the text of an axis value."""
-    return f"{value:.3g}" if abs(value) < 10_000 else f"{value / 1000:.3g}k"
+    """Return the text of an axis value without an exponent: `0.25`, `12.5`, `1200`, `15k`, `3M`."""
+    size = abs(value)
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if size >= limit:
+            scaled = value / (1e3 if unit == "k" else limit)
+            return f"{scaled:.0f}{unit}" if abs(scaled) >= 100 else f"{scaled:.3g}{unit}"
+    if size >= 100 or not size:
+        return f"{value:.0f}"
+    return f"{value:.{max(0, 2 - math.floor(math.log10(size)))}f}".rstrip("0").rstrip(".")
 
 
 def drawn(chart: Chart, width: int = 100, height: int = 16) -> list[str]:
     """Draw a chart as lines of text of at most `width` cells."""
     if chart.bars:
         return [chart.title, *_bars(chart.bars, width)]
-    has_right = any(line.is_right for line in chart.lines)
+    has_right = chart.has_right
     columns = max(10, width - LABEL_CELLS - 2 - (LABEL_CELLS if has_right else 0))
     cells = [[0] * columns for _ in range(height)]
     for line in chart.lines:
@@ -137,6 +150,7 @@ def _feet(chart: Chart, columns: int) -> list[str]:
                                        chart.right_label and f"right: {chart.right_label}") if part)  # fmt: skip
     lines.append(f"{pad}{axes}")
     lines += [f"{pad}{'┆'} {label} at {tick_text(at)}" for at, label in chart.marks]
+    lines += [f"{pad}░ {label} from {tick_text(low)} to {tick_text(high)}" for low, high, label in chart.bands]
     return lines
 
 

@@ -50,11 +50,12 @@ def chart_of(path: Path, what: str | None) -> Chart:
     raise UsageError(f"--what is {wanted!r}", hint=did_you_mean(wanted, [*CHARTS, "sweep", *FIRSTS, "itl", "rtf"]))
 
 
-def _title(opened: ResultFolder, outcomes: Sequence[Outcome], what: str) -> str:
+def _title(opened: ResultFolder, n: int, what: str) -> str:
+    """Return the title of a chart of `n` samples."""
     facts = opened.facts
     return (
         f"{facts['server']['model']}, {facts['workload']['name']}, {facts['load_text']}: {what}"
-        f"  (n {len(outcomes)}, seed {facts['seed']})"
+        f"  (n {n}, seed {facts['seed']})"
     )
 
 
@@ -76,8 +77,9 @@ def distribution(opened: ResultFolder, outcomes: Sequence[Outcome], name: str) -
     marks = [(term.value, term.text) for term in opened.goals if term.metric.name == name]
     unit = BY_NAME[name].unit
     return Chart(
-        title=_title(opened, outcomes, f"distribution of {name}"), x_label=f"{name} {unit}".strip(),
-        y_label="% of samples", lines=[ChartLine(name=name, points=[(values[0], 0.0), *points])], marks=marks,
+        title=_title(opened, len(values), f"distribution of {name}"),
+        x_label=f"{name} [{unit}]" if unit else name, y_label="samples [%]",
+        lines=[ChartLine(name=name, points=[(values[0], 0.0), *points])], marks=marks,
     )  # fmt: skip
 
 
@@ -100,9 +102,22 @@ def timeline(opened: ResultFolder, outcomes: Sequence[Outcome]) -> Chart:
     ]
     lines += [ChartLine(name="pages %", points=pages, is_right=True)] if pages else []
     return Chart(
-        title=_title(opened, outcomes, "over time"), x_label="seconds", y_label="requests, requests/s", lines=lines,
-        right_label="% of pages" if pages else "",
+        title=_title(opened, len(outcomes), "over time"), x_label="time [s]", y_label="requests, requests/s",
+        lines=lines, right_label="pages [%]" if pages else "", bands=bands(opened),
     )  # fmt: skip
+
+
+def bands(opened: ResultFolder) -> list[tuple[float, float, str]]:
+    """Return outages and states of the server as shaded times."""
+    facts, window = opened.facts, opened.window
+    found = [(each["from_s"], each["to_s"], "outage") for each in facts.get("outages", ())]
+    if not found:
+        found = [
+            (max(window.start_s, each["from_s"]), window.end_s if each["to_s"] is None else each["to_s"], each["state"])
+            for each in facts.get("incidents", ())
+            if each["kind"] == "state"
+        ]
+    return found
 
 
 def nodes(opened: ResultFolder, outcomes: Sequence[Outcome]) -> Chart:
@@ -117,7 +132,7 @@ def nodes(opened: ResultFolder, outcomes: Sequence[Outcome]) -> Chart:
         for name, share in shares.items()
         if share >= 0.005
     ]
-    return Chart(title=_title(opened, outcomes, "time of a request"), bars=bars)
+    return Chart(title=_title(opened, len(found.by_id), "time of a request"), bars=bars)
 
 
 def audio_buffer(opened: ResultFolder, outcomes: Sequence[Outcome]) -> Chart:
@@ -141,8 +156,8 @@ def audio_buffer(opened: ResultFolder, outcomes: Sequence[Outcome]) -> Chart:
         points.append((at, held))
         before = at
     return Chart(
-        title=_title(opened, [worst], f"audio ahead of playback, {worst.id}"), x_label="seconds since the first audio",
-        y_label="seconds of audio", lines=[ChartLine(name="buffer", points=points)],
+        title=_title(opened, 1, f"audio ahead of playback, {worst.id}"), x_label="time since the first audio [s]",
+        y_label="audio [s]", lines=[ChartLine(name="buffer", points=points)],
     )  # fmt: skip
 
 
@@ -161,7 +176,8 @@ def sweep_chart(facts: Mapping[str, Any]) -> Chart:
     knee = facts.get("knee")
     return Chart(
         title=f"{facts['model']}, {facts['workload']}: {name} and p99 of {first}  (goal {facts.get('slo') or 'none'})",
-        x_label="offered requests/s" if is_open else "clients", y_label=f"{name} /s", right_label=f"{first} p99 ms",
+        x_label="offered [requests/s]" if is_open else "clients", y_label=f"{name} [requests/s]",
+        right_label=f"{first} p99 [ms]",
         lines=[
             ChartLine(name=name, points=[(p["load"], p[name]) for p in points]),
             ChartLine(name=f"{first} p99", points=[(p["load"], p["p99"]) for p in points if p["p99"]], is_right=True),

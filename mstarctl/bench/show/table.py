@@ -88,9 +88,14 @@ def rate_lines(metrics: Mapping[str, Mapping[str, Any]]) -> list[str]:
             value = float(metrics[name]["value"])
             if name in ("incomplete_rate", "error_rate") and not value:
                 continue
-            text = f"{100 * value:.1f} %" if name in SHARES else f"{number(value)}{_unit(BY_NAME[name].unit)}"
-            parts.append(f"{name.replace('_', ' ')} {text}")
+            parts.append(f"{name.replace('_', ' ')} {rate_text(name, metrics)}")
     return ["   ".join(parts[at : at + PER_LINE]) for at in range(0, len(parts), PER_LINE)]
+
+
+def rate_text(name: str, metrics: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the value of a metric of the window with its unit, shares in percent."""
+    value = float(metrics[name]["value"])
+    return f"{100 * value:.1f} %" if name in SHARES else f"{number(value)}{_unit(BY_NAME[name].unit)}"
 
 
 def _unit(unit: str) -> str:
