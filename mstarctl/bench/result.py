@@ -139,7 +139,7 @@ def write_json(path: Path, facts: dict[str, Any]) -> None:
 def without_folders(value: Any) -> Any:
     """Return facts with each path of this machine shortened to its last part, because results are given to others.
 
-    Paths of URLs and of the api stay: their first part is no folder here.
+    Paths of URLs and of the api stay, because this machine has no folder of that name.
     """
     match value:
         case dict():
