@@ -11,7 +11,7 @@ INSTALL ?= install
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-all test test-gpu test-web fuzz sanitize kernels wheelhouse lint format docs bench wheels clean
+.PHONY: help install demo demo-all tour test test-gpu test-web fuzz sanitize kernels wheelhouse lint format docs bench wheels clean
 
 help: ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -24,6 +24,9 @@ demo: install ## start a miniature model on this machine, send it a request, sho
 
 demo-all: install ## let every family's miniature do its job once: a line for each, and a picture of all
 	@$(PY) scripts/demo_all.py
+
+tour: install ## run the README's tour, the `try:` line and samples of every miniature, and all examples; ARGS="--only NAME"
+	@$(PY) scripts/tour.py $(ARGS)
 
 test: install ## run every test that needs no GPU and no network; ARGS="-k name" narrows it
 	$(PY) -m pytest -m "not gpu and not slow" -n $(WORKERS) --dist loadfile $(TESTS) $(ARGS)

@@ -1,6 +1,8 @@
 """Ask a robot policy for its next actions.
 
-mstarctl up pi05, then: python examples/act.py base.png wrist.png "pick up the block" 0.1,-0.2,0.3,0,0.5,-0.5 [URL]
+mstarctl up pi05:mini -d
+mstarctl sample pi05 --out .
+python examples/act.py base.png left_wrist.png right_wrist.png "reach the red target" 0.2,1.2 [URL]
 """
 
 from __future__ import annotations
@@ -9,6 +11,9 @@ import sys
 
 from mstar_core import MStarClient
 
+if len(sys.argv) < 4:
+    print(__doc__, file=sys.stderr)
+    sys.exit(2)
 *cameras, text, state = [word for word in sys.argv[1:] if not word.startswith("http")]
 with MStarClient(*[word for word in sys.argv[1:] if word.startswith("http")]) as client:
     action = client.act(cameras, text, [float(value) for value in state.split(",")])

@@ -1,6 +1,8 @@
 """Ask a model about images, and print the streamed answer.
 
-Start a chat model with mstarctl up, then: python examples/chat.py "What is this?" [IMAGE ...] [URL]
+mstarctl up qwen3_omni:mini -d
+mstarctl sample qwen3_omni --out .
+python examples/chat.py "How many shapes are there?" picture.png [URL]
 """
 
 from __future__ import annotations
@@ -10,6 +12,9 @@ import sys
 from mstar_core import MStarClient
 from mstar_core.client import TextChunk
 
+if len(sys.argv) < 2:
+    print(__doc__, file=sys.stderr)
+    sys.exit(2)
 prompt, *rest = sys.argv[1:]
 images = [word for word in rest if not word.startswith("http")]
 with MStarClient(*[word for word in rest if word.startswith("http")]) as client:

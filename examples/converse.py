@@ -1,6 +1,10 @@
 """Ask a model that speaks about files, with the openai package: print the answer while its sound is written.
 
-mstarctl up qwen3_omni; pip install openai; then: python examples/converse.py "What is this?" [FILE ...] [URL]
+mstarctl up qwen3_omni:mini -d
+mstarctl sample qwen3_omni --out .
+python examples/converse.py "How many shapes are there?" picture.png [URL]
+
+It needs the package: pip install openai.
 """
 
 from __future__ import annotations
@@ -14,6 +18,9 @@ from typing import Any
 
 import openai
 
+if len(sys.argv) < 2:
+    print(__doc__, file=sys.stderr)
+    sys.exit(2)
 question, *rest = sys.argv[1:]
 url = next((word for word in rest if word.startswith("http")), "http://localhost:8000")
 

@@ -1,6 +1,8 @@
 """Encode a clip: one vector per patch, or one for the whole clip.
 
-mstarctl up vjepa2:tiny, then: python examples/encode.py clip.mp4 [URL]
+mstarctl up vjepa2:tiny -d
+mstarctl sample vjepa2 --out .
+python examples/encode.py clip.mp4 [URL]
 """
 
 from __future__ import annotations
@@ -9,6 +11,9 @@ import sys
 
 from mstar_core import MStarClient
 
+if len(sys.argv) < 2:
+    print(__doc__, file=sys.stderr)
+    sys.exit(2)
 clip, *url = sys.argv[1:]
 with MStarClient(*url) as client:
     hidden = client.encode(clip).tensor("encoder_hidden")

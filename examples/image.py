@@ -1,6 +1,7 @@
 """Generate an image, and then edit it.
 
-Start an image model with mstarctl up, then: python examples/image.py "a red bicycle" "make it blue" [URL]
+mstarctl up bagel:mini -d
+python examples/image.py "a red circle" "make it blue" [URL]
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from pathlib import Path
 
 from mstar_core import MStarClient
 
+if len(sys.argv) < 3:
+    print(__doc__, file=sys.stderr)
+    sys.exit(2)
 prompt, change, *url = sys.argv[1:]
 with MStarClient(*url) as client:
     first = client.generate_image(prompt, seed=1)

@@ -1,10 +1,17 @@
 // Chat with the published openai package for JavaScript: a stream with usage, and a whole answer.
-// mstarctl up a model that chats; npm install openai; then: node examples/openai_chat.mjs [URL]
-import OpenAI from "openai";
+// It needs the package: npm install openai.
+//
+// mstarctl up qwen3_omni:mini -d
+// node examples/openai_chat.mjs "Hello" [URL]
 
-const url = process.argv[2] ?? "http://localhost:8000";
+const [text, url = "http://localhost:8000"] = process.argv.slice(2);
+if (!text) {
+  console.error(`usage: node examples/openai_chat.mjs TEXT [URL]`);
+  process.exit(2);
+}
+const { default: OpenAI } = await import("openai"); // here, so that the usage needs no package
 const client = new OpenAI({ baseURL: `${url}/v1`, apiKey: "any", maxRetries: 0 });
-const chat = { model: "any", messages: [{ role: "user", content: "Hello" }], seed: 7 };
+const chat = { model: "any", messages: [{ role: "user", content: text }], seed: 7 };
 
 const stream = await client.chat.completions.create({ ...chat, stream: true, stream_options: { include_usage: true } });
 let streamed = "";

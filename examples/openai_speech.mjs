@@ -1,11 +1,17 @@
 // Speak with the published openai package for JavaScript: a whole file, a stream, and a refusal.
-// mstarctl up orpheus; npm install openai; then: node examples/openai_speech.mjs [URL]
-import OpenAI from "openai";
-import { writeFile } from "node:fs/promises";
+// It needs the package: npm install openai.
+//
+// mstarctl up orpheus:mini -d
+// node examples/openai_speech.mjs "Hello there" [URL]
 
-const url = process.argv[2] ?? "http://localhost:8000";
+const [text, url = "http://localhost:8000"] = process.argv.slice(2);
+if (!text) {
+  console.error(`usage: node examples/openai_speech.mjs TEXT [URL]`);
+  process.exit(2);
+}
+const { default: OpenAI } = await import("openai"); // here, so that the usage needs no package
 const client = new OpenAI({ baseURL: `${url}/v1`, apiKey: "any", maxRetries: 0 });
-const speech = { model: "orpheus", voice: "tara", input: "Hello there", seed: 7 };
+const speech = { model: "orpheus", voice: "tara", input: text, seed: 7 };
 
 const whole = await client.audio.speech.create({ ...speech, response_format: "wav" });
 const file = Buffer.from(await whole.arrayBuffer());

@@ -1,6 +1,8 @@
 """Plan the actions that move a robot arm from the state in one picture to the state in another.
 
-mstarctl up vjepa2_ac:tiny, then: python examples/plan.py start.png goal.png [URL]
+mstarctl up vjepa2_ac:mini -d
+mstarctl sample vjepa2_ac --out .
+python examples/plan.py start.png goal.png [URL]
 """
 
 from __future__ import annotations
@@ -11,6 +13,9 @@ from mstar_core import MStarClient
 
 STATE = [0.3, 0.0, 0.2, 3.1, 0.0, 0.0, 0.5]  # position (m), Euler angles (rad), gripper
 
+if len(sys.argv) < 3:
+    print(__doc__, file=sys.stderr)
+    sys.exit(2)
 start, goal, *url = sys.argv[1:]
 with MStarClient(*url) as client:
     plan = client.plan(start, goal, STATE, samples=64, topk=8, cem_steps=4, horizon=2, seed=1)

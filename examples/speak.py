@@ -1,6 +1,7 @@
 """Synthesize one sentence to a WAV file.
 
-mstarctl up orpheus, then: python examples/speak.py [URL]
+mstarctl up orpheus:mini -d
+python examples/speak.py "The red fox ran over the green hill." [URL]
 """
 
 from __future__ import annotations
@@ -9,7 +10,11 @@ import sys
 
 from mstar_core import MStarClient
 
-with MStarClient(*sys.argv[1:2]) as client:
-    sound = client.tts("Hello there, how are you today?", voice="tara", seed=7)
+if len(sys.argv) < 2:
+    print(__doc__, file=sys.stderr)
+    sys.exit(2)
+text, *url = sys.argv[1:]
+with MStarClient(*url) as client:
+    sound = client.tts(text, voice="tara", seed=7)
 path = sound.to_wav("hello.wav")
 print(f"{path}: {sound.seconds:.2f} s at {sound.sample_rate} Hz")

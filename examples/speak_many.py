@@ -1,6 +1,7 @@
 """Synthesize several sentences concurrently from one event loop. The server batches them.
 
-mstarctl up orpheus, then: python examples/speak_many.py [URL]
+mstarctl up orpheus:mini -d
+python examples/speak_many.py "The dog ran." "The fox ran." "The hill is green." [URL]
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import sys
 
 from mstar_core import AsyncMStarClient, ClientError
 
-LINES = ("The first voice.", "The second voice.", "The third voice.", "The fourth voice.")
+LINES = [word for word in sys.argv[1:] if not word.startswith("http")]
+URL = [word for word in sys.argv[1:] if word.startswith("http")]
 
 
 async def speak(client: AsyncMStarClient, number: int, text: str) -> str:
@@ -24,9 +26,12 @@ async def speak(client: AsyncMStarClient, number: int, text: str) -> str:
 
 async def main() -> None:
     # a full queue is retried after the time that the server asks for
-    async with AsyncMStarClient(*sys.argv[1:2], retries=5) as client:
+    async with AsyncMStarClient(*URL, retries=5) as client:
         for said in await asyncio.gather(*(speak(client, number, text) for number, text in enumerate(LINES))):
             print(said)
 
 
+if not LINES:
+    print(__doc__, file=sys.stderr)
+    sys.exit(2)
 asyncio.run(main())

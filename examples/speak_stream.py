@@ -1,6 +1,7 @@
 """Write streamed audio to a file, and print the time to the first chunk.
 
-mstarctl up orpheus, then: python examples/speak_stream.py [URL]
+mstarctl up orpheus:mini -d
+python examples/speak_stream.py "The red fox ran over the green hill." [URL]
 """
 
 from __future__ import annotations
@@ -12,10 +13,14 @@ from pathlib import Path
 from mstar_core import MStarClient
 from mstar_core.client import AudioChunk, WavFile
 
+if len(sys.argv) < 2:
+    print(__doc__, file=sys.stderr)
+    sys.exit(2)
+text, *url = sys.argv[1:]
 started = time.monotonic()
 file: WavFile | None = None
-with MStarClient(*sys.argv[1:2]) as client:
-    with client.stream(text="A stream can be played from its first chunk on.", output_modalities=("audio",)) as stream:
+with MStarClient(*url) as client:
+    with client.stream(text=text, output_modalities=("audio",)) as stream:
         for event in stream:
             if not isinstance(event, AudioChunk):
                 continue

@@ -30,7 +30,7 @@ SHELL = ("", "console", "sh", "bash")
 COMMAND = re.compile(r"(?:^|[\s;&|(])mstarctl( [^|;&#`)]*)")
 ENVIRONMENT = re.compile(r"""environ(?:ment)?(?:\)|\b)\.get\(\s*"([A-Z][A-Z_]+)"|environ\[?"([A-Z_]+)"\]""")
 TESTS = re.compile(r"`((?:tests|plugins)/[\w/.-]+\.py)::(\w+)`")
-TOUR = ("README.md", "docs/operating.md")
+OPERATING = "docs/operating.md"
 
 
 def ids(path: Path) -> str:
@@ -176,20 +176,14 @@ def shell(tmp_path: Path) -> Iterator[Callable[[str], str]]:
 
 
 @pytest.mark.timeout(900)
-def test_the_tour_and_the_operators_commands_run(shell: Callable[[str], str], tmp_path: Path) -> None:
-    if shutil.which("curl") is None:
-        pytest.skip("runs where curl is installed")
-    lines = [line for page in TOUR for block in shell_blocks(ROOT / page) for line in block.splitlines()]
-    typed = [line for line in dict.fromkeys(lines) if line.startswith(("mstarctl ", "curl "))]
+def test_the_operators_commands_run(shell: Callable[[str], str]) -> None:
+    """scripts/tour.py runs those of the README (tests/scripts/test_tour.py)."""
+    lines = [line for block in shell_blocks(ROOT / OPERATING) for line in block.splitlines()]
+    typed = [line for line in dict.fromkeys(lines) if line.startswith("mstarctl ")]
     # One deployment for all commands. doctor is left out, because it checks the host.
     apart = ("mstarctl up", "mstarctl down", "mstarctl doctor")
     ups = [line for line in typed if line.startswith("mstarctl up")]
     shell(ups[0])
     answers = {line: shell(line) for line in typed if not line.startswith(apart)}
-    assert len(answers) >= 18
+    assert len(answers) >= 12
     shell("mstarctl down orpheus")
-    for name in ("hello.wav", "out.wav"):
-        assert (tmp_path / name).read_bytes()[:4] == b"RIFF"
-    (streamed,) = (out for line, out in answers.items() if "/generate" in line)
-    assert streamed.startswith('{"modality":"audio"')
-    assert any("unknown voice" in out for out in answers.values())

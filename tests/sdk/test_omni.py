@@ -148,7 +148,7 @@ async def test_the_examples_run(omni: Api, tmp_path: Path) -> None:
 async def test_the_published_openai_package_for_node_chats(omni: Api, tmp_path: Path) -> None:
     (tmp_path / "node_modules").symlink_to(node_modules())
     shutil.copy(EXAMPLES / "openai_chat.mjs", tmp_path)
-    said = json.loads(await asyncio.to_thread(told, ["node", "openai_chat.mjs", omni.url], tmp_path))
+    said = json.loads(await asyncio.to_thread(told, ["node", "openai_chat.mjs", "Hello", omni.url], tmp_path))
     text = "<user>Hello<assistant>"
     assert said == {"streamed": text, "whole": text, "reason": "stop", "tokens": 2 * len(text)}
 

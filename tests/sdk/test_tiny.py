@@ -71,7 +71,7 @@ def test_the_openai_package_speaks(server: Deployment) -> None:
 
 @pytest.mark.parametrize("name", ["speak.py", "speak_stream.py", "speak_many.py", "openai_speech.py"])
 def test_the_examples_run(name: str, server: Deployment, tmp_path: Path) -> None:
-    said = told([sys.executable, str(EXAMPLES / name), server.url], tmp_path)
+    said = told([sys.executable, str(EXAMPLES / name), "Hello there", server.url], tmp_path)
     files = sorted(tmp_path.glob("*.wav"))
     assert files and all(file.name in said for file in files)
     for file in files:
@@ -83,7 +83,7 @@ def test_the_published_openai_package_for_node_speaks(server: Deployment, tmp_pa
     # An ES module is resolved from where it lies, so the example lies beside the packages for the length of the test.
     (tmp_path / "node_modules").symlink_to(node_modules())
     shutil.copy(EXAMPLES / "openai_speech.mjs", tmp_path)
-    said = json.loads(told(["node", "openai_speech.mjs", server.url], tmp_path))
+    said = json.loads(told(["node", "openai_speech.mjs", "Hello there", server.url], tmp_path))
     assert said["models"] == ["orpheus"] and said["refusal"] == "400 invalid_value voice"
     assert said["whole"] == (tmp_path / "node.wav").stat().st_size
     assert said["streamed"] == said["whole"] - 44

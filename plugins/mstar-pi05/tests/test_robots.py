@@ -139,7 +139,15 @@ def test_the_published_client_drives_a_robot_as_it_is(server: Deployment) -> Non
 def test_the_example_runs(server: Deployment, tmp_path: Path) -> None:
     for number, name in enumerate(("base.png", "wrist.png")):
         (tmp_path / name).write_bytes(png(picture(number)))
-    words = ("base.png", "wrist.png", "pick up the block", f"ws://127.0.0.1:{server.port}")
+    words = (
+        "base.png",
+        "wrist.png",
+        "pick up the block",
+        "0,0,0,0,0,0,0,0",
+        "--robot",
+        "droid",
+        f"ws://127.0.0.1:{server.port}",
+    )
     command = [sys.executable, str(REPO / "examples" / "robot.py"), *words]
     done = subprocess.run(
         command, cwd=tmp_path, env=server.environment(), text=True, capture_output=True, timeout=LIMIT_S
