@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import hashlib
 import logging
 import time
 from collections import Counter
@@ -34,6 +35,7 @@ from mstar_core.plugin.spec import ModelSpec
 from mstar_core.plugin.surface import PARTIAL_IMAGE, PROGRESS
 
 KEEPALIVE_S: Final = 15.0
+SALT_BYTES: Final = 16
 BODIES: Final = 8
 """The memory budget for bodies, in bodies of the maximum size."""
 
@@ -293,9 +295,16 @@ class Service:
             handle=live.handle, request_id=live.request_id, params=inputs.plain_params(call.params),
             outputs=list(call.outputs), inputs=lend(inputs.arrays), segments=segments, seed=call.seed,
             deadline_s=max(0.001, live.deadline - self.clock()), prompt_tokens=inputs.prompt_tokens,
+            salt=self._salt(live.key),
         )  # fmt: skip
         self.link.submit(request)
         live.is_sent = True
+
+    def _salt(self, key: str) -> bytes:
+        """Return the cache salt of an API key, given by its digest. Without keys there is one salt, the empty one."""
+        if not key or self.deployment.kv_cache.share_between_keys:
+            return b""
+        return hashlib.blake2b(key.encode(), digest_size=SALT_BYTES).digest()
 
     @contextmanager
     def _open_queue(self, live: LiveRequest) -> Iterator[OutputQueue]:

@@ -147,6 +147,7 @@ class Conductor:
             max_tokens=tokens,
             outputs=message.outputs,
             rows=rows,
+            salt=message.salt,
         )
         if len(request.homes.ranks) == 1:
             request.opening = opened  # sent with its first walks, which saves one message

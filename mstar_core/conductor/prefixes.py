@@ -38,7 +38,7 @@ class Block(NamedTuple):
 def prefix_blocks(message: NewRequest) -> list[Block]:
     """Return the blocks of a prompt, up to content that is not known here."""
     blocks: list[Block] = []
-    digest = b""
+    digest = message.salt
     for data, size, ids in _parts(message):
         for start in range(0, len(data) - size + 1, size):
             digest = hashlib.blake2b(digest + data[start : start + size], digest_size=16).digest()

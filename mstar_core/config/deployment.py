@@ -78,7 +78,7 @@ class KVCacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Page pools. `pages` or `tokens` sets each node's size; otherwise a rank's nodes divide its memory by `share`.
 
     memory_fraction: share of a device's memory for all ranks on it. reserve_bytes: memory of each rank that pools leave
-    free (None: the device's default).
+    free (None: the device's default). share_between_keys: requests of different API keys reuse each other's prefixes.
     """
 
     page_size: int = 16
@@ -88,6 +88,7 @@ class KVCacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     reserve_bytes: int | None = None
     share: dict[str, float] = {}
     prefix_cache: bool = True
+    share_between_keys: bool = False
 
 
 class TransportConfig(msgspec.Struct, frozen=True, kw_only=True):

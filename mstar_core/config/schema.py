@@ -236,6 +236,10 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         default_text="{}",
     ),
     _field("kv_cache.prefix_cache", "Keep pages of finished requests for later prompts with the same prefix."),
+    _field(
+        "kv_cache.share_between_keys",
+        "Let requests of different API keys reuse prefixes of each other; `cached_tokens` then shows what others sent.",
+    ),
     Setting(key="transport", kind="section", doc="Transport of tensors between ranks."),
     _field(
         "transport.protocol",

@@ -113,6 +113,7 @@ class FakeApi:
         self._transport = transport
         self._max_seq_len = max_seq_len
         self.sent = 0
+        self.salt = b""
 
     def send(self, ask: SampleRequest) -> SentRequest:
         """Check a request and send it to the conductor. Raises RequestError where the api would refuse it."""
@@ -137,6 +138,7 @@ class FakeApi:
             handle=call.handle, request_id=f"runtime-{call.handle}", params=inputs.plain_params(params),
             outputs=list(outputs), inputs=self._lend(call, inputs.arrays), segments=segments, seed=ask.seed,
             deadline_s=ask.deadline_s, prompt_tokens=inputs.prompt_tokens,
+            salt=self.salt,
         )  # fmt: skip
         self._box.send(CONDUCTOR, request)
         return call

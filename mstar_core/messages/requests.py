@@ -44,7 +44,8 @@ class SegmentRef(msgspec.Struct, frozen=True, kw_only=True):
 class NewRequest(msgspec.Struct, frozen=True, kw_only=True, tag="new_request", omit_defaults=True):
     """Api to conductor: an admitted request. handle: unique for the api's incarnation and never reused.
 
-    params: checked values by parameter name. deadline_s: seconds until the deadline.
+    params: checked values by parameter name. deadline_s: seconds until the deadline. salt: part of every cache key;
+    requests share prefixes and features only with those of the same salt.
     """
 
     handle: int
@@ -56,6 +57,7 @@ class NewRequest(msgspec.Struct, frozen=True, kw_only=True, tag="new_request", o
     seed: int = 0
     deadline_s: float = 600.0
     prompt_tokens: int = 0
+    salt: bytes = b""
 
 
 class CancelRequest(msgspec.Struct, frozen=True, kw_only=True, tag="cancel_request"):

@@ -25,6 +25,7 @@ class OpenRequest(msgspec.Struct, frozen=True, kw_only=True, tag="open_request",
 
     params: checked values by parameter name. max_tokens: limit of its caches. rows: number of batch rows with caches
     of their own at once, which share that limit equally. split_streams: those with producers on several workers.
+    salt: as in NewRequest.
     """
 
     handle: int
@@ -35,6 +36,7 @@ class OpenRequest(msgspec.Struct, frozen=True, kw_only=True, tag="open_request",
     outputs: list[str] = []
     rows: int = 1
     split_streams: list[str] = []
+    salt: bytes = b""
 
 
 class Move(msgspec.Struct, frozen=True, array_like=True):

@@ -575,6 +575,8 @@ class Executor:
         if run.message.rows > 1 or task.path or (not run.message.contents and (is_stateless or len(fire.inputs) < 2)):
             return None
         content = content_of(fire.inputs, run, request.numbers)
+        if content is not None:
+            content = request.salt + content
         if content is not None and is_stateless and len(fire.branches) <= 1:
             run.contents[fire.task] = task.name.encode() + content
         return content

@@ -52,7 +52,7 @@ class Jobs:
     ) -> Job:
         """Return a job of a task. The caller sets `loop` for an engine loop.
 
-        content: key of what determines the inputs, None if unknown; not needed for ids alone.
+        content: key of what determines the inputs, with the request's salt; None if unknown. Not needed for ids alone.
         """
         only_ids = all(value.dtype is torch.int64 and value.dim() == 1 for value in inputs.values())
         self._next += 1
@@ -65,7 +65,7 @@ class Jobs:
             branch=branch,
             sample=sample,
             rows=rows,
-            tokens_hash_seed=IDS_KIND if only_ids else content,
+            tokens_hash_seed=request.salt + IDS_KIND if only_ids else content,
             urgency=self.urgency(request),
         )
 

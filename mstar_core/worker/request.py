@@ -143,7 +143,7 @@ class WorkerRequest:
     split_streams: names of streams with producers on several ranks. produced: streams filled and read on this rank.
     emitted: outputs sent to the api. emitted_units: elements in them. tokens: sampled ids. spent_s: time in steps.
     progress: of its step loop, None without one.
-    counts, cached_tokens: totals of the ended runs.
+    counts, cached_tokens: totals of the ended runs. salt: part of its cache keys.
     """
 
     handle: Handle
@@ -154,6 +154,7 @@ class WorkerRequest:
     outputs: frozenset[str]
     opened_s: float
     split_streams: frozenset[str] = frozenset()
+    salt: bytes = b""
     queues: dict[str, deque[RunWalk]] = field(default_factory=dict)
     active: dict[str, ActiveRun] = field(default_factory=dict)
     moving: dict[str, MovingRun] = field(default_factory=dict)
@@ -322,4 +323,5 @@ def opened(message: OpenRequest, params_type: type[Any], now: float) -> WorkerRe
         outputs=frozenset(message.outputs),
         opened_s=now,
         split_streams=frozenset(message.split_streams),
+        salt=message.salt,
     )

@@ -17,7 +17,7 @@ from mstar_core.api.errors import SlowUpload
 from mstar_core.api.http.body import FLOOR_BYTES_PER_S, SKIPPED_BYTES, read_pieces
 from mstar_core.api.main import tls_context
 from mstar_core.api.service import BODIES
-from mstar_core.config.deployment import ApiConfig
+from mstar_core.config.deployment import ApiConfig, KVCacheConfig
 from mstar_core.errors import StartError
 from mstar_core.messages.life import ServiceState
 from mstar_core.messages.requests import NewRequest
@@ -289,3 +289,25 @@ async def test_an_id_that_two_keys_use_names_two_requests(started: Started) -> N
         assert (mine.status_code, mine.json()["status"]) == (200, "finished"), "the outcome of the first key stays"
         (a, b) = (registry.handle_of("same", key) for _, key in registry._ended)
         assert a == handle and b not in (None, handle), "traces are found by handle"
+
+
+@pytest.mark.parametrize("shares", [False, True])
+async def test_keys_share_no_cache_unless_the_file_says_so(started: Started, shares: bool) -> None:
+    cache = KVCacheConfig(share_between_keys=shares)
+    async with started(speak(1), api_keys=("a", "b"), kv_cache=cache) as api:
+        salts = []
+        for count, key in enumerate("aab", 1):
+            asked = api.client.post("/generate", data=GOOD, headers={"Authorization": f"Bearer {key}"})
+            answer = asyncio.ensure_future(asked)
+            salts.append((await api.fake.next_request(count)).salt)
+            assert (await answer).status_code == 200
+        assert salts[0] == salts[1], "requests of one key share"
+        assert (salts[0] == salts[2]) is shares
+        assert not any(salts) if shares else all(salts)
+
+
+async def test_without_keys_the_cache_is_one(started: Started) -> None:
+    async with started(speak(1)) as api:
+        answer = asyncio.ensure_future(api.client.post("/generate", data=GOOD, headers={"Authorization": "Bearer x"}))
+        assert (await api.fake.next_request()).salt == b""
+        assert (await answer).status_code == 200

@@ -127,6 +127,13 @@ def test_equal_beginnings_have_equal_keys_block_by_block() -> None:
     assert prefix_blocks(asked(range(BLOCK_IDS - 1))) == []
 
 
+def test_requests_of_another_salt_share_no_key() -> None:
+    plain = asked(range(2 * BLOCK_IDS))
+    first, second = (msgspec.structs.replace(plain, salt=salt) for salt in (b"a" * 16, b"b" * 16))
+    assert prefix_blocks(first) == prefix_blocks(msgspec.structs.replace(first, handle=2))
+    assert not set(prefix_blocks(first)) & {*prefix_blocks(second), *prefix_blocks(plain)}
+
+
 def test_segments_count_in_order_with_their_media() -> None:
     tokens = inline(np.arange(2 * BLOCK_IDS))
     text = SegmentRef(kind="text", length=64, inputs={"tokens": tokens})

@@ -51,6 +51,7 @@ ACTS: Final[dict[str, str]] = {
     "test_without_a_plans_share_the_deployments_holds_and_the_reserve_is_kept",
     "kv_cache.share": "tests/worker/test_build.py::test_the_nodes_of_a_rank_divide_its_share",
     "kv_cache.prefix_cache": "tests/runtime/test_goldens_engine.py::test_a_prefix_cache_hit_changes_no_id",
+    "kv_cache.share_between_keys": "tests/api/test_access.py::test_keys_share_no_cache_unless_the_file_says_so",
     "transport": "tests/runtime/test_moves.py::test_caches_by_each_transport_give_the_speech_of_one_rank",
     "transport.protocol": "tests/runtime/test_moves.py::test_caches_by_each_transport_give_the_speech_of_one_rank",
     "transport.port": "tests/worker/test_transports.py::"

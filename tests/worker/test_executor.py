@@ -320,3 +320,16 @@ def test_a_stream_loop_equals_the_walk_state(count: int, flush: bool) -> None:
         found.append((outputs, bench.pcm(1), ends, jobs, bench.executor._jobs.under_way))
     assert found[0] == found[1]
     assert found[0][2][0][0] == "done"
+
+
+def test_the_salt_of_a_request_is_part_of_its_cache_keys() -> None:
+    seeds = []
+    for salt in (b"", b"a", b"b"):
+        bench = Bench({1: [1, 2, 3]})
+        opening = OpenRequest(
+            handle=1, params={}, seed=1, homes={"LLM": 0}, max_tokens=100, outputs=["audio"], salt=salt
+        )
+        bench.executor.open(opening)
+        bench.walk(1, "LLM", 1, "prefill", inputs={"tokens": inline(np.arange(5))})
+        seeds.append(bench.lm.seen[0].tokens_hash_seed)
+    assert seeds == [b"ids", b"aids", b"bids"], "without keys the cache is as it was"

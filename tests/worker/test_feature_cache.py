@@ -118,6 +118,14 @@ def test_another_parameter_of_the_node_is_another_result() -> None:
     assert encoder.runs == 2
 
 
+def test_another_salt_shares_nothing() -> None:
+    runtime, encoder = bench()
+    for salt in (b"a", b"b", b"a"):
+        runtime.api.salt = salt
+        assert ask(runtime, b"abc") == [588.0]
+    assert encoder.runs == 2
+
+
 def test_without_a_content_key_nothing_is_kept() -> None:
     runtime, encoder = bench()
     assert ask(runtime, b"?bc") == ask(runtime, b"?bc") and encoder.runs == 2
