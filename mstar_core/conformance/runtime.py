@@ -39,7 +39,7 @@ from mstar_core.worker.peer_memory.transport import PeerMemory
 from mstar_core.worker.steps import FairShare, Steps
 
 if TYPE_CHECKING:
-    from mstar_core.messages.wire import Message
+    from mstar_core.messages.wire import Envelope, Message
     from mstar_core.process.life import ChildLife
     from mstar_core.transport import Mailbox
 
@@ -73,9 +73,13 @@ class QuietLife:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def on(self, message: Message) -> bool:
-        """Ignore the message."""
-        return False
+    def accepts(self, envelope: Envelope) -> bool:
+        """Accept every message: all peers live as long as the runtime."""
+        return True
+
+    def receive(self, envelope: Envelope) -> tuple[Message, ...]:
+        """Return the message for its owner to handle."""
+        return (envelope.body,)
 
     def beat(self, now: float, *, work_ready: bool = False, steps: int = 0) -> None:
         """Discard the report."""
