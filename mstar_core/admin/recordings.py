@@ -76,7 +76,7 @@ class Recordings:
         self._folder.mkdir(mode=0o700, exist_ok=True)
         path = self._folder / f"{key}.ndjson"
         made = Recording(id=key, name=name[:200], limit_bytes=min(max_bytes or room, room), path=path,
-                         file=path.open("wb"))  # fmt: skip
+                         file=path.open("xb"))  # fmt: skip
         self._all[key] = made
         return made
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -15,9 +14,8 @@ from mstar_core.config.read import CheckedValue, fits, read, shown
 from mstar_core.config.resolved import NodeGroup, ResolvedConfig
 from mstar_core.config.schema import SETTINGS
 from mstar_core.errors import NotFound, did_you_mean
+from mstar_core.host.run_dir import NAME_HINT, is_name
 from mstar_core.plugin import ModelSpec
-
-_DEPLOYMENT: Final = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")
 
 
 def resolve(spec: ModelSpec, config: ConfigFile, *, variant: str = "") -> ResolvedConfig:
@@ -119,12 +117,8 @@ def _check_variant(spec: ModelSpec, values: Mapping[str, CheckedValue], variant:
 
 def _check_name(values: Mapping[str, CheckedValue]) -> None:
     name = values.get("name")
-    if name is not None and name.value is not None and not _DEPLOYMENT.match(name.value):
-        raise name.place.error(
-            f"name is {name.value!r}",
-            "name",
-            hint="at most 63 letters, digits and _ . -, beginning with a letter or digit",
-        )
+    if name is not None and name.value is not None and not is_name(name.value):
+        raise name.place.error(f"{name.value!r} cannot name a deployment", "name", hint=NAME_HINT)
 
 
 def _kv_cache(spec: ModelSpec, values: Mapping[str, CheckedValue]) -> KVCacheConfig:

@@ -17,14 +17,17 @@ from typing import Final
 from mstar_core.errors import ConfigError, StartError
 from mstar_core.host.folders import obstacle
 from mstar_core.host.groups import closed_to
+from mstar_core.host.private_files import exposure
 
 SOCKET_PATH_LIMIT: Final = 107
 """Maximum length of a Unix socket's path in bytes (108 with the closing NUL)."""
 
 LONGEST_SOCKET: Final = "ipc/worker-000.000.fd"
+OWN_ROOT: Final = "~/.mstar"
 LOCK_TRIES: Final = 5
 LOCK_PAUSE_S: Final = 0.02
-_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+NAME_HINT: Final = "at most 64 letters, digits and '.', '_', '-', beginning with a letter or digit"
 
 
 def runtime_root() -> Path:
@@ -36,12 +39,15 @@ def runtime_root() -> Path:
     return Path(session) / "mstar" if session else Path(tempfile.gettempdir()) / f"mstar-{os.getuid()}"
 
 
+def is_name(name: str) -> bool:
+    """Return whether a deployment can have this name: it is part of paths, commands and labels."""
+    return _NAME.fullmatch(name) is not None
+
+
 def check_name(name: str) -> str:
     """Return `name` if it can name a deployment. Raises ConfigError."""
-    if not _NAME.match(name):
-        raise ConfigError(
-            f"{name!r} cannot name a deployment", hint="use letters, digits, '.', '_' and '-', at most 64", key="name"
-        )
+    if not is_name(name):
+        raise ConfigError(f"{name!r} cannot name a deployment", hint=NAME_HINT, key="name")
     return name
 
 
@@ -109,7 +115,7 @@ class RunDirectory:
     def create(self, gid: int | None = None) -> None:
         """Create the directory (0700) and its folders. gid: a group that may enter it (0710) for the admin socket only.
 
-        Raises ConfigError if it cannot be written, belongs to another user, or the group cannot reach it.
+        Raises ConfigError if it cannot be written, another user could replace it, or the group cannot reach it.
         """
         self.check_length()
         mode = 0o700 if gid is None else 0o710
@@ -118,6 +124,9 @@ class RunDirectory:
                 if not folder.is_dir():
                     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                     self._open_to(folder, gid)
+                if folder == self.path.parent:
+                    check_unexposed(folder)
+            check_own(self.path)
             self._open_to(self.path, gid)
             for folder in (self.ipc, self.children, self.uploads):
                 folder.mkdir(mode=0o700, exist_ok=True)
@@ -164,7 +173,7 @@ class RunDirectory:
 
     def acquire(self) -> int:
         """Take the lock, write the pid and return the descriptor to keep open. Raises StartError if it is held."""
-        fd = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             if not lock_soon(fd) or not self._is_lock(fd):  # a deployment that just ended removed the directory
                 raise BlockingIOError
@@ -215,6 +224,29 @@ class RunDirectory:
         except OSError:
             ended = self.path
         shutil.rmtree(ended, ignore_errors=True)
+
+
+def check_unexposed(root: Path) -> None:
+    """Raise ConfigError if another user could replace the run directories in `root`."""
+    why = exposure(root)
+    if why is not None:
+        raise ConfigError(
+            "the folder of the run directories is open to other users",
+            why,
+            f"set MSTAR_RUNTIME_DIR to a folder of your own that no one else can write (chmod 700), such as {OWN_ROOT}",
+        )
+
+
+def check_own(path: Path) -> None:
+    """Raise ConfigError if a run directory is a link or belongs to another user."""
+    facts = path.lstat()
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid():
+        kind = "a folder" if stat.S_ISDIR(facts.st_mode) else "no folder"
+        raise ConfigError(
+            "the run directory is open to other users",
+            f"{path} is {kind} of uid {facts.st_uid}",
+            "remove it, or set MSTAR_RUNTIME_DIR to a folder of your own",
+        )
 
 
 def lock_soon(fd: int) -> bool:

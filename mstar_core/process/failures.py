@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mstar_core.errors import ExitCode, MstarError
+from mstar_core.host.private_files import write_private
 from mstar_core.messages.life import PeerDown
 from mstar_core.process.logs import REQUEST_ID
 
@@ -74,9 +75,7 @@ def write_fatal(path: Path, record: dict[str, Any]) -> None:
         if json.loads(path.read_bytes()).get("pid") == record["pid"]:
             return
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(record, indent=1))
-    os.replace(part, path)
+    write_private(path, json.dumps(record, indent=1).encode())
 
 
 def log_lost(into: logging.Logger, down: PeerDown, request_ids: Sequence[str]) -> None:

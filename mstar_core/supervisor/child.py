@@ -15,6 +15,7 @@ from typing import Any, Final
 from mstar_core.config.deployment import DeploymentSpec, Plan, RankPlan
 from mstar_core.host.cache_dir import TRITON_CACHE, triton_cache
 from mstar_core.host.leftovers import ENTRY
+from mstar_core.host.private_files import write_private
 from mstar_core.host.run_dir import RunDirectory
 from mstar_core.messages.life import Phase
 from mstar_core.messages.names import follower_name, worker_name
@@ -270,8 +271,4 @@ def _held(rank: RankPlan) -> str:
 
 def write_spec(run: RunDirectory, spec: DeploymentSpec) -> None:
     """Write spec.json, readable by the owner alone because it may contain API keys."""
-    part = run.spec.with_suffix(".part")
-    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "wb") as file:
-        file.write(spec.encode())
-    part.replace(run.spec)
+    write_private(run.spec, spec.encode())

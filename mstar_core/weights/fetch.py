@@ -6,6 +6,7 @@ It writes the folder's path to the run directory and exits, so that the workers 
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.config.load import VARIANTS
 from mstar_core.errors import WeightsError
 from mstar_core.host.cache_dir import cache_root
+from mstar_core.host.private_files import write_private
 from mstar_core.messages.wire import WireCodec
 from mstar_core.plugin.loader import served_model
 from mstar_core.plugin.spec import ModelSpec
@@ -75,7 +77,7 @@ def main(argv: list[str] | None = None) -> None:
             folder = checkpoint_folder(spec, model, _DownloadProgress(life))
             model.bound(folder, spec.model_kwargs)  # fails here for an unreadable checkpoint, before any worker starts
             result = Path(spec.run_dir) / RESULT
-            result.write_text(str(folder))
+            write_private(result, os.fsencode(folder))
             log.info("weights are in %s", folder)
         courier.close(linger_s=0.5)
 

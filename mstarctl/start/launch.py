@@ -16,6 +16,7 @@ import msgspec
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.errors import ExitCode, MstarError, StartError, Unreachable
 from mstar_core.host.groups import group_id
+from mstar_core.host.private_files import write_private
 from mstar_core.host.run_dir import RunDirectory
 from mstarctl.client import AdminClient
 from mstarctl.client.deployments import read_outcome
@@ -54,8 +55,7 @@ def launch(spec: DeploymentSpec, run: RunDirectory, module: str = SUPERVISOR) ->
     run.create(None if spec.admin_group is None else group_id(spec.admin_group))
     spec = msgspec.structs.replace(spec, log_dir=str(new_log_dir(spec.name)))
     path = Path(spec.log_dir) / "start.json"  # not in the run directory, which another start of the name clears
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(spec.encode())
+    write_private(path, spec.encode())
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(word for word in map(_absolute, sys.path) if word)}
     with open(Path(spec.log_dir) / "supervisor.log", "ab") as log:
         try:
