@@ -33,6 +33,12 @@ COMMON: Final[Mapping[str, Json]] = {
     "temperature": {"type": "number", "minimum": 0, "description": "0 selects greedy decoding"},
     "top_p": {"type": "number", "description": "probability mass of nucleus sampling"},
     "top_k": {"type": "integer", "description": "number of most likely tokens to sample from"},
+    "min_p": {
+        "type": "number",
+        "minimum": 0,
+        "maximum": 1,
+        "description": "least share of the most likely token's probability; 0 disables it",
+    },
     "repetition_penalty": {"type": "number", "description": "1 disables it"},
     "ignore_eos": {"type": "boolean", "description": "for load tests: generate up to the limit"},
     "stop": {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from mstar_core.errors import EngineError
@@ -82,9 +82,12 @@ def carried_values(
 
 def stops(loop: LoopSpec, value: Tensor) -> bool:
     """Return whether a value of the stop port ends the loop: one of the stop ids, or true."""
-    if loop.stop_ids:
-        return any(int(item) in loop.stop_ids for item in value.reshape(-1).tolist())
-    return bool(value.any())
+    return holds_id(value, loop.stop_ids) if loop.stop_ids else bool(value.any())
+
+
+def holds_id(value: Tensor, ids: Collection[int]) -> bool:
+    """Return whether any item of a value is one of these ids."""
+    return any(int(item) in ids for item in value.reshape(-1).tolist())
 
 
 def no_start(node: str, port: str) -> EngineError:

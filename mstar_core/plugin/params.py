@@ -21,6 +21,7 @@ COMMON_NAMES: Final = (
     "temperature",
     "top_p",
     "top_k",
+    "min_p",
     "repetition_penalty",
     "ignore_eos",
     "stop",

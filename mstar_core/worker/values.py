@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from mstar_core.engine.jobs import holds_id
 from mstar_core.errors import EngineError
 from mstar_core.graph.runtime.actions import Held, Iteration, Key, Ref, RunInput, Special
 from mstar_core.graph.spec.nodes import CHUNK_FIRST, CHUNK_LAST, PARAM_PREFIX, RANDOM, STEP
@@ -84,7 +85,7 @@ def stops(request: WorkerRequest, rule: StopOn | StopWhen, value: Tensor) -> boo
         return bool(value.any())
     if rule.unless is not None and request.params.get(rule.unless):
         return False
-    return int(value.reshape(-1)[-1]) in rule.ids
+    return holds_id(value, rule.ids)
 
 
 def wanted_ports(request: WorkerRequest, run: ActiveRun, task: CompiledTask) -> tuple[str, ...]:

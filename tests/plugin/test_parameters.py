@@ -112,7 +112,7 @@ def test_the_three_names_of_the_output_limit(sent: dict[str, Any], limit: int) -
     assert parsed.params.max_output_tokens == limit and not parsed.warnings
 
 
-@pytest.mark.parametrize("name", ["top_k", "repetition_penalty", "stop"])
+@pytest.mark.parametrize("name", ["top_k", "min_p", "repetition_penalty", "stop"])
 def test_common_names_without_effect_are_said(name: str) -> None:
     parsed = parse_params(Params, {name: 1})
     assert parsed.common == {name: 1} and name in parsed.warnings[0]

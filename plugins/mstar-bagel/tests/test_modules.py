@@ -13,6 +13,8 @@ from mstar_bagel.nodes.autoencoder import from_tokens, to_tokens
 from mstar_bagel.nodes.flow import time_features
 from mstar_bagel.nodes.vision import patches
 
+from .conftest import GOLDEN
+
 FEATURES = 5e-5
 LOGITS = 2e-4
 LATENTS = 2e-4
@@ -125,7 +127,7 @@ def check_caches(cache: Any, wanted: dict[str, torch.Tensor], prefix: str, order
         close(cache.values[layer], wanted[f"{prefix}.v_cache.{layer}"][places], FEATURES)
 
 
-@pytest.mark.parametrize("case", ["one", "two"])
+@pytest.mark.parametrize("case", GOLDEN.cases["understanding"])
 def test_understanding_equals_the_reference(case: str, golden: Any, run: Any) -> None:
     wanted, inputs = golden.tensors("understanding"), golden.tensors("preprocess")
     facts, main, states, order = golden.cases["understanding"][case], run.caches["main"], [], list[int]()

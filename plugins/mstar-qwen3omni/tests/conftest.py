@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 
 from mstar_qwen3omni.checkpoint.config import OmniConfig, read_config
 
-from .golden_set import golden_folder
+from .golden_set import golden_folder, golden_settings
 
 # As in the root's tests: examples are the same in each run, and a slow moment of the host fails nothing.
 settings.register_profile(
@@ -23,8 +23,8 @@ settings.register_profile(
 )
 settings.load_profile("shared-host")
 
-CASES = ("text", "text_multiturn", "text_eos", "image", "audio", "video", "mixed", "audio_in_video")
-"""Cases of the whole set. The plugin's own folder holds some of them."""
+CASES = tuple(sorted(path.stem.removeprefix("case_") for path in golden_folder().glob("case_*.safetensors")))
+"""Cases of the set. The plugin's own folder holds some of those of the whole set."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,11 @@ class Golden:
 
     def json(self, name: str) -> Any:
         return json.loads((self.folder / name).read_text())
+
+    @property
+    def voice(self) -> str:
+        """Voice of the set's sound."""
+        return str(golden_settings()["voice"])
 
     @cached_property
     def config(self) -> OmniConfig:

@@ -43,6 +43,13 @@ def golden_folder() -> Path:
     return built(folder, tensors) if digest(tensors) == recipe["sha256"] else OWN
 
 
+@functools.cache
+def golden_settings() -> dict[str, Any]:
+    """Return the settings of the set: its voice, and the windows of its chunked waveform in frames."""
+    settings: dict[str, Any] = json.loads((golden_folder() / "settings.json").read_text())
+    return settings
+
+
 def drawn(recipe: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
     """Draw the weights under their names in the checkpoint."""
     generator = torch.Generator().manual_seed(recipe["seed"])

@@ -24,6 +24,7 @@ from mstar_qwen3omni.vocoder.decoder import upsampled
 from mstar_qwen3omni.vocoder.windows import USUAL, Chunking, fresh_samples
 
 from .encoder_cases import SMALL, needs_weights, reference, small, vectors
+from .golden_set import golden_settings
 
 WAVE = 1e-4
 """Tolerance of the set for samples."""
@@ -144,24 +145,33 @@ def chunked(module: Any, codes: Tensor, chunk: int, left: int) -> Tensor:
 @needs_weights
 def test_the_reference_variant_with_cut_borders_equals_the_reference() -> None:
     golden, module = vectors("code2wav"), reference("Code2Wav")
-    chunk, left = window_of(golden, module)
-    made = chunked(module, golden["in.codes"].T, chunk, left)
+    made = chunked(module, golden["in.codes"].T, *windows())
     torch.testing.assert_close(made, golden["waveform_chunked"], atol=WAVE, rtol=0)
-    made = chunked(module, golden["in.codes_long"].T, 300, 25)
-    torch.testing.assert_close(made, golden["waveform_long_chunked_300_25"], atol=WAVE, rtol=0)
+    made = chunked(module, golden["in.codes_long"].T, *long_windows())
+    torch.testing.assert_close(made, golden[long_name()], atol=WAVE, rtol=0)
 
 
-def window_of(golden: dict[str, Tensor], module: Any) -> tuple[int, int]:
-    """Return chunk and left context of the set. Its README names 30 and 10; the chunk follows from the lengths."""
-    frames, sizes = golden["in.codes"].shape[1], module.sizes
-    lost = sizes.frame_samples * frames - len(golden["waveform_chunked"])
-    return -(-frames // (lost // sizes.lost_samples)), 10
+def windows() -> tuple[int, int]:
+    """Return frames and left context of the windows of the set's chunked waveform."""
+    settings = golden_settings()
+    return settings["code2wav_chunk"], settings["code2wav_left"]
+
+
+def long_name() -> str:
+    """Return the name of the tensor of long chunks, which ends in their frames and left context."""
+    return next(name for name in vectors("code2wav") if name.startswith("waveform_long_chunked_"))
+
+
+def long_windows() -> tuple[int, int]:
+    """Return frames and left context of the long chunks: those of the reference, which whole answers use too."""
+    chunk, left = long_name().rsplit("_", 2)[1:]
+    return int(chunk), int(left)
 
 
 @needs_weights
 def test_streamed_pieces_equal_the_gapless_reference() -> None:
     golden, module = vectors("code2wav"), reference("Code2Wav")
-    chunk, left = window_of(golden, module)
+    chunk, left = windows()
     made = pieces(module, golden["in.codes"].T, Chunking(first=chunk, chunk=chunk, left=left))
     together = torch.cat(made)
     assert together.dtype == torch.int16 and len(made) == -(-golden["in.codes"].shape[1] // chunk)
@@ -173,7 +183,7 @@ def test_streamed_pieces_equal_the_gapless_reference() -> None:
 @pytest.mark.parametrize("name", ["text", "audio"])
 def test_codes_of_a_case_give_its_waveform(name: str) -> None:
     golden, module = vectors(f"case_{name}"), reference("Code2Wav")
-    made = chunked(module, golden["codes"].T, 300, 25)
+    made = chunked(module, golden["codes"].T, *long_windows())
     torch.testing.assert_close(made, golden["waveform"], atol=WAVE, rtol=0)
 
 

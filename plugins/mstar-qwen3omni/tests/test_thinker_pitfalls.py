@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from mstar_core.layers import Rotary, RotarySpec, moe, rotary, transformer
-from mstar_qwen3omni.thinker.thinker import Thinker
+from mstar_core.layers import Rotary, moe, rotary, transformer
+from mstar_qwen3omni.checkpoint.config import read_config
+from mstar_qwen3omni.thinker.thinker import Thinker, rotary_spec
 
-from .thinker_cases import STATES, Case, DenseCache, golden_thinker, needs_weights, prefill, read
+from .thinker_cases import FOLDER, STATES, Case, DenseCache, golden_thinker, needs_weights, prefill, read
 
 pytestmark = needs_weights
 Patch = pytest.MonkeyPatch
@@ -31,10 +32,9 @@ def accepts_one_layer_late(patch: Patch, thinker: Thinker) -> None:
 
 def axes_in_blocks(patch: Patch, thinker: Thinker) -> None:
     """Pitfall 3: M-RoPE in three contiguous blocks."""
-    spec = thinker.model.layers[0].self_attn.spec
-    sections = rotary.section_axes((6, 5, 5)).bincount().tolist()
-    axes = torch.arange(3).repeat_interleave(torch.tensor(sections))
-    thinker.model.rotary = Rotary(RotarySpec(width=spec.head_dim, base=1e6, sections=tuple(sections)))
+    spec = rotary_spec(read_config(FOLDER).thinker)
+    axes = torch.arange(3).repeat_interleave(rotary.section_axes(spec.sections).bincount())
+    thinker.model.rotary = Rotary(spec)
     thinker.model.rotary.axes = axes
 
 

@@ -55,6 +55,7 @@ class Params:
     )  # fmt: skip
     top_p: float = param(1.0, "nucleus mass of text; 1 is off", gt=0, le=1, openai="top_p")
     top_k: int = param(0, "most likely ids of text to draw from; 0 is off", ge=0)
+    min_p: float = param(0.0, "least share of the best id's probability; 0 is off", ge=0, le=1)
     repetition_penalty: float = param(1.0, "over prompt and output of text; 1 is off", gt=0, le=10)
     max_output_tokens: int = param(1024, "most text tokens of the answer", ge=1, openai="max_tokens")
     ignore_eos: bool = param(False, "for load tests: text goes on to its limit")

@@ -24,6 +24,7 @@ class Params:
     )
     top_p: float = param(0.9, "nucleus mass of text; 1 is off", gt=0, le=1, openai="top_p", aliases=("thinker_top_p",))
     top_k: int = param(0, "most likely ids of text to draw from; 0 is off", ge=0, aliases=("thinker_top_k",))
+    min_p: float = param(0.0, "least share of the best id's probability; 0 is off", ge=0, le=1)
     repetition_penalty: float = param(
         1.0, "over prompt and output of text; 1 is off", gt=0, le=10, aliases=("thinker_repetition_penalty",)
     )
@@ -38,6 +39,7 @@ class Params:
     )
     talker_top_k: int = param(50, "most likely codes to draw from; 0 is off", ge=0)
     talker_top_p: float = param(1.0, "nucleus mass of codes; 1 is off", gt=0, le=1, openai="speech:top_p")
+    talker_min_p: float = param(0.0, "least share of the best code's probability; 0 is off", ge=0, le=1)
     talker_repetition_penalty: float = param(1.05, "over the codes of this answer; 1 is off", gt=0, le=10)
     talker_max_tokens: int = param(
         4096, "most codec frames, 12.5 per second", ge=1, aliases=("talker_max_output_tokens",)

@@ -19,11 +19,14 @@ from mstar_qwen3omni.params import VOICES
 from mstar_qwen3omni.plugin import mstar_models
 from mstar_qwen3omni.talker.talker import Talker
 
-from ..golden_set import golden_folder
+from ..golden_set import golden_folder, golden_settings
 
 FOLDER = golden_folder()
 CASES = sorted(path.stem.removeprefix("case_") for path in FOLDER.glob("case_*.safetensors"))
 HAS_WEIGHTS = (FOLDER / "model.safetensors").is_file()
+VOICE = str(golden_settings()["voice"])
+"""Voice of the set's answers."""
+
 SPECIAL_CODES = 1024
 CPU = torch.device("cpu")
 Choose = Callable[[Tensor, list[int]], int]
@@ -156,7 +159,7 @@ def speak(
     case: Case,
     steps: int,
     *,
-    voice: str = "ethan",
+    voice: str = VOICE,
     seed: int | None = None,
     choose: Choose | None = None,
     randoms: Callable[[int], Tensor] | None = None,

@@ -173,8 +173,8 @@ def test_captured_prompt_passes_give_the_answers_of_eager_ones(cuda: torch.devic
     talker = load_talker(FOLDER, cuda)
     cases = [read_case(name, config) for name in CASES]
     wishes = [Wish(case, len(case.tensors["talker_tokens"])) for case in cases]
-    settings = {"device": cuda, "attention": "torch", "lookahead": 1, "graphs": (8,), "max_seq_len": 256}
-    engine = make_engine(talker, config, num_pages=400, **settings)
+    settings = {"device": cuda, "attention": "torch", "lookahead": 1, "graphs": (8,)}
+    engine = make_engine(talker, wishes, **settings)
     first, _ = run(talker, wishes, lookahead=1, engine=engine)
     while engine.idle():
         pass

@@ -23,11 +23,12 @@ from mstar_qwen3omni.params import VOICES
 from mstar_qwen3omni.talker.talker import Talker
 from tests.engine.tiny_engine import Driver, engine_of
 
-from .driver import CASES, SPECIAL_CODES, Case, Choose, read_case, speak
+from .driver import CASES, SPECIAL_CODES, VOICE, Case, Choose, read_case, speak
 
 STATES = ("code0", "last_hidden", "text_ended")
 RULE = ("code_predictor_temperature", "code_predictor_top_k", "code_predictor_top_p")
 GREEDY = SamplingParams(repetition_penalty=1.05)
+PAGE = 8
 
 
 def loop_of(config: OmniConfig) -> tuple[NodeSpec, LoopPorts]:
@@ -46,7 +47,7 @@ class Wish:
 
     case: Case
     steps: int
-    voice: int = 0
+    voice: int = VOICES.index(VOICE)
     sampling: SamplingParams = GREEDY
     heat: float = 0.0
 
@@ -75,11 +76,19 @@ def passes(case: Case) -> Iterator[tuple[dict[str, Tensor], Attend]]:
             yield {"tokens": ids[first:last]}, Attend()
 
 
-def make_engine(talker: Talker, config: OmniConfig, **changes: Any) -> Any:
+def lengths_of(wishes: list[Wish]) -> list[int]:
+    """Return the tokens of each request, rounded up to pages."""
+    return [-(-(len(wish.case.ids) + wish.steps + 1) // PAGE) * PAGE for wish in wishes]
+
+
+def make_engine(talker: Talker, wishes: list[Wish], **changes: Any) -> Any:
+    """Return an engine with room for these requests."""
+    config, lengths = wishes[0].case.config, lengths_of(wishes)
     spec, ports = loop_of(config)
     settings: dict[str, Any] = {
-        "device": torch.device("cpu"), "dtype": torch.float32, "num_pages": 160, "page_size": 8, "max_slots": 24,
-        "max_seq_len": 160, "vocab": config.talker.vocab, "token_budget": 256, "prefix_cache": False, "loop": ports,
+        "device": torch.device("cpu"), "dtype": torch.float32, "page_size": PAGE, "max_slots": len(wishes) + 16,
+        "num_pages": 2 * sum(lengths) // PAGE, "max_seq_len": 2 * max(lengths), "vocab": config.talker.vocab,
+        "token_budget": 256, "prefix_cache": False, "loop": ports,
     }  # fmt: skip
     return engine_of(spec, talker, **(settings | changes))
 
@@ -94,7 +103,7 @@ def run(
 ) -> tuple[list[Answer], Driver]:
     """Run requests together. pace: turns between two ids of text; 0 gives all ids at the start. engine: a used one."""
     config = wishes[0].case.config
-    driver = Driver(engine or make_engine(talker, config, lookahead=lookahead, **changes), lookahead)
+    driver = Driver(engine or make_engine(talker, wishes, lookahead=lookahead, **changes), lookahead)
     firsts, loops, texts = [], [], [wish.case.texts[1:] for wish in wishes]
     for handle, wish in enumerate(wishes):
         driver.open(handle, wish.sampling, max_tokens=len(wish.case.ids) + wish.steps + 1)
@@ -179,7 +188,8 @@ def test_sampled_answers_do_not_depend_on_the_batch(talker: Talker, config: Omni
     captured, driver = run(talker, together, lookahead=1, graphs=(4, 8))
     assert captured == alone and driver.engine.graph_counts is not None and driver.engine.graph_counts.hits > 8
     assert answers(talker, together, lookahead=1, pace=2) == alone
-    preempted, driver = run(talker, together, num_pages=40)
+    lengths = lengths_of(together)
+    preempted, driver = run(talker, together, num_pages=max(max(lengths), sum(lengths) * 3 // 5) // PAGE)
     assert preempted == alone and driver.engine.memory().preempted > 0
 
 
@@ -188,7 +198,7 @@ def test_captured_prompt_passes_give_the_same_answers(talker: Talker, config: Om
     """Text, media with given positions, and the opening with its values per sequence; a budget of 20 cuts them."""
     together = sampled(config)
     plain = answers(talker, together)
-    engine = make_engine(talker, config, lookahead=1, graphs=(8,), token_budget=budget, max_seq_len=256, num_pages=400)
+    engine = make_engine(talker, together, lookahead=1, graphs=(8,), token_budget=budget)
     assert run(talker, together, lookahead=1, engine=engine)[0] == plain
     while engine.idle():
         pass
@@ -228,27 +238,29 @@ def test_a_sampled_answer_equals_the_definition(talker: Talker, case: Case, seed
     plain = speak(
         talker, case, 10, seed=seed, choose=drawn_by_definition(case.config, params), randoms=numbers
     )  # fmt: skip
-    (found,) = answers(talker, [Wish(case, 10, 0, params, heat=1.0)])
+    (found,) = answers(talker, [Wish(case, 10, sampling=params, heat=1.0)])
     assert found.tokens == plain.tokens and found.frames == [frame.tolist() for frame in plain.frames]
 
 
 def test_the_seed_decides_about_all_codes(talker: Talker, config: OmniConfig) -> None:
     case = read_case(CASES[0], config)
     params = [SamplingParams(temperature=0.9, top_k=50, repetition_penalty=1.05, seed=seed) for seed in (1, 1, 2)]
-    one, same, other = answers(talker, [Wish(case, 8, 0, each, heat=1.0) for each in params])
+    one, same, other = answers(talker, [Wish(case, 8, sampling=each, heat=1.0) for each in params])
     assert one == same and one.frames != other.frames
     greedy = [SamplingParams(repetition_penalty=1.05, seed=seed) for seed in (1, 2)]
-    first, second = answers(talker, [Wish(case, 8, 0, each, heat=1.0) for each in greedy])
+    first, second = answers(talker, [Wish(case, 8, sampling=each, heat=1.0) for each in greedy])
     assert first.frames[0][0] == second.frames[0][0] and first.frames[0] != second.frames[0]
 
 
 def test_the_end_token_ends_the_loop_without_a_frame(talker: Talker, case: Case) -> None:
-    at, expected = 3, case.tensors
+    expected = case.tensors
+    steps = len(expected["talker_tokens"])
+    at = min(3, steps - 1)
     state, best = expected["talker_last_hidden"][at], expected["talker_step_logits_raw"][at].max()
     row = talker.codec_head.weight[case.config.codec.eos]
     before = row.clone()
     row.copy_(state * (1.5 * best / state.square().sum()))
-    found = answers(talker, [Wish(case, 11)], lookahead=1, graphs=(1,))[0]
+    found = answers(talker, [Wish(case, steps)], lookahead=1, graphs=(1,))[0]
     row.copy_(before)
     assert found.reason == "stop"
     assert found.tokens == [*expected["talker_tokens"][:at].tolist(), case.config.codec.eos]
