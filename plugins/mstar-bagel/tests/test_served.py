@@ -326,9 +326,15 @@ def image_tokens(served: LocalRuntime, asked: Sequence[SampleRequest]) -> list[i
 
 
 def test_seeds_decide_the_image_and_company_does_not(small: Any) -> None:
-    alone = [small().ask(replace(ask(), seed=seed))[0].outputs["image"] for seed in (1, 2, 1)]
-    together = [each.outputs["image"] for each in small().ask(*(replace(ask(), seed=seed) for seed in (1, 2, 1)))]
-    assert alone == together and alone[0] == alone[2] != alone[1]
+    alone = [small().ask(replace(ask(), seed=seed))[0].of("image")[0] for seed in (1, 2, 1)]
+    together = [each.of("image")[0] for each in small().ask(*(replace(ask(), seed=seed) for seed in (1, 2, 1)))]
+    assert all(apart(one, other) <= 1 for one, other in zip(alone, together, strict=True))
+    assert apart(alone[0], alone[2]) == 0 and apart(alone[0], alone[1]) > 1
+
+
+def apart(first: np.ndarray, second: np.ndarray) -> int:
+    """Return the largest difference of two images in steps of 8 bits. Products of other sizes may round differently."""
+    return int(np.abs(first.astype(int) - second.astype(int)).max())
 
 
 def test_a_cancel_in_the_middle_of_an_image_frees_everything_within_a_step(small: Any) -> None:
