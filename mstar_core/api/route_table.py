@@ -11,7 +11,15 @@ from sanic.response import HTTPResponse
 
 from mstar_core.api.http.exchange import Exchange
 from mstar_core.api.routes.chat import chat
-from mstar_core.api.routes.console import asset_file, docs_page, live, page, page_or_robot_policy, trace
+from mstar_core.api.routes.console import (
+    asset_file,
+    docs_page,
+    live,
+    other_deployments,
+    page,
+    page_or_robot_policy,
+    trace,
+)
 from mstar_core.api.routes.deployment import (
     ENDPOINTS,
     health,
@@ -183,7 +191,7 @@ ROUTES: Final = (
         summary="This description as a web page",
     ),
     HttpRoute(
-        method="GET", path="/assets/<name:str>", handler=asset_file, name="asset", is_open=True, is_hidden=True,
+        method="GET", path="/assets/<name:path>", handler=asset_file, name="asset", is_open=True, is_hidden=True,
         summary="Scripts and styles of the pages", gives=("text/javascript", "text/css"), errors=(404,),
     ),
     HttpRoute(
@@ -197,6 +205,11 @@ ROUTES: Final = (
     HttpRoute(
         method="GET", path="/console/trace/<name:str>", handler=trace, name="trace", is_console=True, is_hidden=True,
         summary="The spans of a request, for the web page", gives=(JSON,), errors=(401, 403, 404, 503),
+    ),
+    HttpRoute(
+        method="GET", path="/console/deployments", handler=other_deployments, name="other_deployments",
+        is_console=True, is_hidden=True, summary="Other deployments of the host, for the web page", gives=(JSON,),
+        errors=(401, 403),
     ),
 )  # fmt: skip
 

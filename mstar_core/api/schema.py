@@ -131,7 +131,8 @@ class ModelCard(msgspec.Struct, kw_only=True):
     """The served model. parameters: JSON schema. speech: whether the speech route answers or reads aloud.
 
     robot: sizes of a robot's requests.
-    example, example_params: a text and parameters that a miniature was trained for.
+    example, example_params: a text and parameters that a miniature was trained for. world: name of the simulated world
+    that it was trained in. max_frames: most frames of a clip, for a model that uses every frame.
     """
 
     id: str
@@ -150,6 +151,8 @@ class ModelCard(msgspec.Struct, kw_only=True):
     notice: str | UnsetType = UNSET
     example: str | UnsetType = UNSET
     example_params: dict[str, Any] | UnsetType = UNSET
+    world: str | UnsetType = UNSET
+    max_frames: int | UnsetType = UNSET
 
 
 class ModelList(msgspec.Struct, kw_only=True):

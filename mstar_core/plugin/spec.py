@@ -73,6 +73,8 @@ class ModelSpec:
     mini: target "pkg.mod:function" of the same form, for the trained miniature `NAME:mini`.
     notice, mini_notice: one line shown whenever the tiny checkpoint, or the miniature, is used.
     mini_prompt, mini_params: text and parameters that the miniature was trained for, for a suggested first request.
+    mini_world: name of the simulated world that the miniature was trained in; the web page simulates
+    `arm` and `block`.
     mini_config: file stem of the miniature's deployment file; empty is the default one.
     make_samples: target "pkg.mod:function" that makes inputs to send at once (`sample_inputs.py`); None makes them from
     the first sample.
@@ -108,6 +110,7 @@ class ModelSpec:
     mini_notice: str = ""
     mini_prompt: str = ""
     mini_params: Mapping[str, Any] = field(default_factory=dict)
+    mini_world: str = ""
     mini_config: str = ""
     misfit: Callable[[Mapping[str, Any]], str] | None = None
     requires: Mapping[str, Any] = field(default_factory=dict)
@@ -134,6 +137,10 @@ class ModelSpec:
     def prompt_of(self, source: str) -> str:
         """Return a text for a first request to weights of this source. Empty if any text will do."""
         return self.mini_prompt if source == "mini" else ""
+
+    def world_of(self, source: str) -> str:
+        """Return the name of the simulated world of weights of this source. Empty for the real world."""
+        return self.mini_world if source == "mini" else ""
 
     def node(self, name: str) -> NodeSpec:
         """Return the node called `name`. Raises GraphError with the nearest name."""

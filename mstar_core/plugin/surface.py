@@ -41,7 +41,10 @@ class Audio(Modality):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Video(Modality):
+    """max_frames: of a clip, if every frame of it is used."""
+
     kind: ClassVar[str] = "video"
+    max_frames: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,16 +1,25 @@
-"""Headless Chromium and tabs of it for tests of the web pages."""
+"""Headless Chromium and tabs of it for tests of the web pages, and a runner of their modules without a page."""
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import mstar_core.api.console
+from tests.api.live import live_api
+from tests.fakes.conductor import speak
+from tests.fakes.speech_model import SPEC as SPEECH
 from tests.web.devtools import Tab, chromium, find_chromium
 
 OpenTab = Callable[..., Tab]
+STATIC = Path(mstar_core.api.console.__file__).parent / "static"
 
 
 @pytest.fixture(scope="session")
@@ -38,3 +47,37 @@ def tab(browser: str) -> Iterator[OpenTab]:
     yield make
     for each in tabs:
         each.close()
+
+
+RunModule = Callable[[str], Any]
+
+
+@pytest.fixture
+def run_module(tmp_path: Path, request: pytest.FixtureRequest) -> RunModule:
+    """Run the body of an async function that imports modules of the page; return what it returns, as JSON carries it.
+
+    Uses Node if it is installed, otherwise Chromium. Skips without both. `STATIC` in the code is the modules' address.
+    """
+    node = shutil.which("node")
+    if node is None:
+        page = request.getfixturevalue("tab")()
+
+        def in_browser(code: str) -> Any:
+            with live_api(speak(1), SPEECH) as api:
+                page.open(f"{api.url}/")
+                page.until("document.body.dataset.ready === '1'")
+                return page.value(f"(async () => {{ const STATIC = '/assets'; {code} }})()")
+
+        return in_browser
+
+    def in_node(code: str) -> Any:
+        program = tmp_path / "program.mjs"
+        program.write_text(
+            f"const STATIC = {json.dumps(STATIC.as_uri())};\n"
+            f"const run = async () => {{ {code} }};\nconsole.log(JSON.stringify((await run()) ?? null));\n"
+        )
+        ran = subprocess.run([node, str(program)], capture_output=True, text=True, timeout=60, check=False)
+        assert ran.returncode == 0, ran.stderr
+        return json.loads(ran.stdout)
+
+    return in_node

@@ -19,7 +19,7 @@ from tests.fakes.speech_model import SPEC as SPEECH
 from tests.web.conftest import OpenTab
 from tests.web.devtools import Tab
 
-STYLE = Path(mstar_core.api.console.__file__).parent / "static" / "style.css"
+STYLE = Path(mstar_core.api.console.__file__).parent / "static" / "style" / "base.css"
 TEXT, GRAPHIC = 4.5, 3.0
 """Least contrasts. Source: Web Content Accessibility Guidelines 2.2, criteria 1.4.3 and 1.4.11."""
 CONTROLS = frozenset({"button", "textbox", "combobox", "checkbox", "spinbutton", "tab", "link", "slider", "searchbox"})

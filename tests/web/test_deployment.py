@@ -50,24 +50,24 @@ def deployment(browser: str) -> Iterator[str]:
 def test_speech_with_a_voice_graph_waterfall_and_stop(deployment: str, tab: OpenTab) -> None:
     page = tab(1280)
     open_page(page, deployment)
-    assert page.value("document.querySelectorAll('form select option').length") == 8
-    page.value("document.querySelector('form select').value = 'leo'")
+    assert page.value("document.querySelectorAll('form .voice select option').length") == 8
+    page.value("document.querySelector('form .voice select').value = 'leo'")
     page.click("form button.primary")
     page.until("document.querySelector('#graph .box.busy') !== null")
     page.until("Number(document.querySelector('form').dataset.played) > 0")
     button(page, "Stop")
-    page.until("document.querySelector('form .error').textContent === 'Stopped.'")
+    page.until("document.querySelector('form > .error').textContent === 'Stopped.'")
     page.until("document.querySelector('#recent').innerText.includes('cancelled')")
     assert '"voice": "leo"' in page.value(SNIPPET)
     assert "Download WAV" in page.value("document.querySelector('form').innerText")
-    page.until("document.querySelector('main').innerText.includes('waits for a stream')")
+    page.until("document.body.innerText.includes('waits for a stream')")
     assert "snac_decoder" in page.value("document.querySelector('#after').innerText")
     check_fits(page)
     check_quiet(page, deployment)
 
 
 @pytest.mark.parametrize(
-    "language, file", [("curl", "speech.pcm"), ("Python", "speech.pcm"), ("mstarctl", "speech.wav")]
+    "language, file", [("curl", "speech.wav"), ("Python", "speech.wav"), ("mstarctl", "speech.wav")]
 )
 def test_snippets_run(language: str, file: str, deployment: str, tab: OpenTab, tmp_path: Path) -> None:
     """Only the length of the sound is changed."""
@@ -85,6 +85,7 @@ def test_snippets_run(language: str, file: str, deployment: str, tab: OpenTab, t
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     ran = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert ran.returncode == 0, f"{code}\n{ran.stderr}"
+    assert (tmp_path / file).read_bytes()[:4] == b"RIFF"
     assert (tmp_path / file).stat().st_size > 1000
     check_quiet(page, deployment)
 

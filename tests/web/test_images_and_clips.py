@@ -118,6 +118,16 @@ def test_a_chosen_file_of_another_kind_is_refused(tab: OpenTab, tmp_path: Path) 
         assert page.value(f"{PANEL}.querySelector('.primary').textContent") == "Make"
 
 
+FORM = f"{PANEL}.querySelector('form:not([hidden])')"
+
+
+def task(page: Tab, title: str) -> None:
+    """Choose a task of the world model."""
+    page.value(
+        f"(e => {{ e.value = {title!r}; e.dispatchEvent(new Event('change')); }})({PANEL}.querySelector('select'))"
+    )
+
+
 GRID = (2, 4, 4)
 LEFT, RIGHT = [1.0, 0, 0, 2.0, 0, 0, 0, 1.0], [0, 3.0, 1.0, 0, 0, 1.0, 0, 0]
 BEST = 3
@@ -147,7 +157,7 @@ def test_features_of_a_clip_become_colours_and_energies_a_plot(width: int, tab: 
         button(page, "Run")
         page.until(f"{PANEL}.innerText.includes('Add a clip')")
         button(page, "Sample clip")
-        page.until(f"{PANEL}.querySelector('.thumb video')?.readyState > 0")
+        page.until(f"{PANEL}.querySelectorAll('.thumb img').length === 4")
         button(page, "Run")
         page.until("document.querySelectorAll('canvas.pixels').length === 2")
         colours = page.value(
@@ -160,18 +170,35 @@ def test_features_of_a_clip_become_colours_and_energies_a_plot(width: int, tab: 
             assert (left, right) == (below, far)
             assert left != right
         assert colours[0] == colours[1]
-        page.value(
-            "(e => { e.value = 'Energies of candidates'; e.dispatchEvent(new Event('change')); })"
-            f"({PANEL}.querySelector('select'))"
-        )
+        task(page, "Energies of candidates")
+        button(page, "Sample frame")
         button(page, "Sample goal")
-        page.until(f"{PANEL}.querySelector('.thumb img')?.naturalWidth > 0")
-        page.until(f"!{PANEL}.querySelector('.primary').disabled")
+        page.until(f"{FORM}.querySelectorAll('.thumb img').length === 2")
         button(page, "Run")
-        page.until(f"{PANEL}.innerText.includes('Candidate {BEST} ends nearest to the goal.')")
+        page.until(f"{FORM}.innerText.includes('Candidate {BEST} ends nearest to the goal.')")
         marked = page.value(
-            "[...document.querySelectorAll('svg.plot')].map(e => [...e.querySelectorAll('circle')]"
+            f"[...{FORM}.querySelectorAll('svg.plot')].map(e => [...e.querySelectorAll('circle')]"
             ".map(c => Number(c.getAttribute('r'))))"
         )
         assert marked == [[6 if each == BEST else 3 for each in range(8)]] * 2
+        assert (
+            page.value(f"{FORM}.querySelectorAll('svg.plot path').length") == 0
+        )  # a line would join independent candidates
         check_end(page, api.url)
+
+
+def test_a_failure_clears_the_figures_of_the_run_before(tab: OpenTab) -> None:
+    with live_api(world, ANY, unknown_params="warn") as api:
+        page = tab(820)
+        open_page(page, api.url)
+        choose(page, "World model")
+        button(page, "Sample clip")
+        page.until(f"{PANEL}.querySelectorAll('.thumb img').length === 4")
+        button(page, "Run")
+        page.until(f"{FORM}.querySelector('.figures dd').textContent !== '–'")
+        page.until(f"!{FORM}.querySelector('.primary').disabled")
+        page.value(f"{FORM}.querySelectorAll('.thumb button').forEach(e => e.click())")
+        button(page, "Run")
+        page.until(f"{FORM}.querySelector(':scope > .error').textContent.includes('Add a clip')")
+        assert page.value(f"[...{FORM}.querySelectorAll('.figures dd')].map(e => e.textContent).join('')") == "––"
+        assert page.value(f"{FORM}.querySelectorAll('canvas.pixels').length") == 0

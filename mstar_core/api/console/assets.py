@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from mstar_core.errors import NotFound
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
 
 TYPES: Final = {
     ".html": "text/html; charset=utf-8",
@@ -38,7 +42,10 @@ class Asset:
 
 
 def asset(name: str) -> Asset:
-    """Return a static file by its name. Raises NotFound for every name that the package does not contain."""
+    """Return a static file by its name, such as `core/dom.js`.
+
+    Raises NotFound for every name that the package does not contain.
+    """
     found = _assets().get(name)
     if found is None:
         raise NotFound(f"/assets/{name[:80]} does not exist")
@@ -47,7 +54,16 @@ def asset(name: str) -> Asset:
 
 @cache
 def _assets() -> dict[str, Asset]:
-    # Listing the folder once makes paths such as `..` unreachable: a name is a key, never part of a path.
-    folder = files("mstar_core.api.console") / "static"
-    kinds = ((entry, "." + entry.name.rpartition(".")[2]) for entry in folder.iterdir())
-    return {entry.name: Asset(entry.read_bytes(), TYPES[kind]) for entry, kind in kinds if kind in TYPES}
+    # Listing the folders once makes paths such as `..` unreachable: a name is a key, never part of a path.
+    found = _files(files("mstar_core.api.console") / "static")
+    kinds = ((name, entry, "." + name.rpartition(".")[2]) for name, entry in found)
+    return {name: Asset(entry.read_bytes(), TYPES[kind]) for name, entry, kind in kinds if kind in TYPES}
+
+
+def _files(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, Traversable]]:
+    """Yield the files below a folder with their names, such as `core/dom.js`."""
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            yield from _files(entry, f"{prefix}{entry.name}/")
+        else:
+            yield f"{prefix}{entry.name}", entry

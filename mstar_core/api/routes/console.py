@@ -1,7 +1,8 @@
-"""GET /, /docs and /assets/{name}: the web pages. GET /console/live, /console/trace/{id}: telemetry that they show."""
+"""GET /, /docs and /assets/{name}: the web pages. GET /console/…: what they show of the deployment and its host."""
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 from contextlib import aclosing
 from typing import Any, Final
@@ -9,6 +10,7 @@ from typing import Any, Final
 from sanic.response import HTTPResponse
 
 from mstar_core.api.console.assets import HEADERS, asset
+from mstar_core.api.console.neighbours import neighbours
 from mstar_core.api.console.supervisor_view import live_frames, request_trace
 from mstar_core.api.errors import Forbidden
 from mstar_core.api.http.access import check_key, host_name, is_local_name
@@ -73,14 +75,25 @@ async def trace(exchange: Exchange) -> HTTPResponse:
     return exchange.json(await request_trace(exchange.service.deployment.run_dir, name, handle))
 
 
+async def other_deployments(exchange: Exchange) -> HTTPResponse:
+    """Return the other deployments of this host, to this host only: a key of one deployment reveals no other."""
+    check_local(exchange)
+    found = await asyncio.to_thread(neighbours, exchange.service.deployment.run_dir)
+    return exchange.json({"deployments": found})
+
+
 def check_reader(exchange: Exchange) -> None:
-    """Raise Forbidden unless the request has an API key or comes from this host.
+    """Raise Forbidden unless the request has an API key or comes from this host."""
+    if not exchange.key:
+        check_local(exchange)
+
+
+def check_local(exchange: Exchange) -> None:
+    """Raise Forbidden unless the request comes from this host.
 
     A request through a proxy comes from anywhere. The host name is checked as well: a foreign page whose name resolves
     to 127.0.0.1 could read the answer otherwise.
     """
-    if exchange.key:
-        return
     request: Any = exchange.request
     peer = request.transport.get_extra_info("peername")
     headers = request.headers

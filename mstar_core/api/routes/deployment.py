@@ -15,6 +15,7 @@ from mstar_core.api.routes.speech import speech_kind
 from mstar_core.errors import NotFound, did_you_mean
 from mstar_core.plugin.params import param_schema
 from mstar_core.plugin.spec import ModelSpec
+from mstar_core.plugin.surface import Video
 
 
 async def models(exchange: Exchange) -> HTTPResponse:
@@ -49,6 +50,8 @@ def _card(exchange: Exchange) -> dict[str, Any]:
         "max_model_len": service.deployment.max_seq_len,
         "parameters": param_schema(spec.params),
     }
+    if isinstance(video := spec.input("video"), Video) and video.max_frames is not None:
+        card["max_frames"] = video.max_frames
     if "speech" in spec.routes:
         card["speech"] = speech_kind(spec)
     if robot := spec.robot_facts():
@@ -58,6 +61,8 @@ def _card(exchange: Exchange) -> dict[str, Any]:
     if example := spec.prompt_of(service.deployment.weights_source):
         card["example"] = example
         card["example_params"] = dict(spec.mini_params)
+    if world := spec.world_of(service.deployment.weights_source):
+        card["world"] = world
     return card
 
 

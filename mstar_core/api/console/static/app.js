@@ -1,17 +1,20 @@
 // The page: asks what the deployment can do, shows its surfaces, the graph and the last requests.
 
-import { el } from "./dom.js";
-import { askForKey } from "./key.js";
-import { json, onKey } from "./net.js";
-import { Session } from "./session.js";
-import { watchGraph } from "./graph.js";
-import * as speech from "./speech.js";
-import * as chat from "./chat.js";
-import * as images from "./images.js";
-import * as robot from "./robot.js";
-import * as world from "./world.js";
+import { el } from "./core/dom.js";
+import { askForKey } from "./core/key.js";
+import { json, onKey } from "./core/net.js";
+import { showOthers } from "./core/others.js";
+import { Session } from "./core/session.js";
+import { forget, isKept, keep } from "./core/shelf.js";
+import { showGraph } from "./telemetry/graph.js";
+import * as speech from "./surfaces/speech.js";
+import * as chat from "./surfaces/chat.js";
+import * as images from "./surfaces/images.js";
+import * as robot from "./surfaces/robot.js";
+import * as world from "./surfaces/world.js";
 
 const SURFACES = [chat, speech, images, robot, world];
+const STATE_MS = 5000;
 const byId = (id) => document.getElementById(id);
 
 /** Show the panels of the surfaces as tabs; arrow keys move between them. */
@@ -34,6 +37,13 @@ function showTabs(surfaces, card, session) {
   byId("surfaces").replaceChildren(...panels);
 }
 
+/** Connect the controls of the history. */
+function watchHistory() {
+  byId("keep").checked = isKept();
+  byId("keep").addEventListener("change", () => keep(byId("keep").checked));
+  byId("forget").addEventListener("click", forget);
+}
+
 async function start() {
   onKey(askForKey);
   const card = (await json("/v1/models")).data[0];
@@ -41,10 +51,12 @@ async function start() {
   document.title = `${card.id} · mstarctl`;
   byId("notice").textContent = card.notice || "";
   byId("notice").hidden = !card.notice;
+  watchHistory();
   const session = new Session(card, byId("after"), byId("recent"));
   showTabs(SURFACES.filter((surface) => surface.fits(card)), card, session);
   document.body.dataset.ready = "1";
-  watchGraph(byId("graph"), byId("live"));
+  showGraph(byId("graph"), byId("live"));
+  showOthers(byId("others"));
   watchState();
 }
 
@@ -60,7 +72,7 @@ async function watchState() {
       pill.textContent = "not reachable";
       pill.classList.add("bad");
     }
-    await new Promise((resolve) => setTimeout(resolve, 5000));
+    await new Promise((resolve) => setTimeout(resolve, STATE_MS));
   }
 }
 

@@ -1,8 +1,8 @@
 // The API description as a readable page: groups, fields, examples, and a form that sends a request.
 
-import { el, field, milliseconds } from "./dom.js";
-import { askForKey } from "./key.js";
-import { call, json, onKey } from "./net.js";
+import { el, field, milliseconds } from "./core/dom.js";
+import { askForKey } from "./core/key.js";
+import { call, json, onKey } from "./core/net.js";
 
 const GROUPS = [
   ["OpenAI-compatible routes", (path, verb) => verb === "post" && path.startsWith("/v1/") && !path.includes("/requests/")],

@@ -89,6 +89,7 @@ def spec(sizes: Sizes, deployment: Deployment, state: int | None = None) -> Mode
         notice="pi05:tiny has random weights: its actions are meaningless",
         mini_prompt="reach the red target",
         mini_params={"robot_state": [0.2, 1.2]},
+        mini_world="arm",
         mini_config="pi05_mini",
         mini_notice="pi05:mini is a miniature of under 1M parameters: it moves a simulated arm of two joints",
     )

@@ -85,6 +85,7 @@ def ac_spec(sizes: Sizes) -> ModelSpec:
         notice="vjepa2_ac:tiny has random weights: its predictions are meaningless",
         mini="mstar_vjepa2.mini:find_mini",
         mini_notice="vjepa2_ac:mini is a miniature of 0.2M parameters: it plans the moves of a drawn block",
+        mini_world="block",
         bind=bind_ac,
         configs="mstar_vjepa2:configs",
         default_config="vjepa2_ac",
@@ -124,6 +125,7 @@ def bind_ac(given: ModelSpec, folder: Path | None, model_kwargs: Mapping[str, An
     (partition,) = given.partitions
     return replace(
         given,
+        inputs=(Image(), Video(max_frames=frames), TensorData()),
         nodes=graph.nodes,
         partitions=(replace(partition, walks=graph.walks),),
         max_seq_len=frames * sizes.frame_tokens,

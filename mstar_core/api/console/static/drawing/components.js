@@ -1,20 +1,4 @@
-// Plots of numbers and pictures of features.
-
-import { el, svg } from "./dom.js";
-
-const [W, H, PAD] = [200, 110, 6];
-
-/** Return a figure with a line through the values. */
-export function line(values, caption, { dots = false, mark = -1 } = {}) {
-  const low = Math.min(...values), high = Math.max(...values);
-  const x = (i) => PAD + ((W - 2 * PAD) * i) / Math.max(1, values.length - 1);
-  const y = (value) => H - PAD - ((H - 2 * PAD) * (value - low)) / (high - low || 1);
-  const shape = svg("path", { d: values.map((value, i) => `${i ? "L" : "M"}${x(i).toFixed(1)} ${y(value).toFixed(1)}`).join("") });
-  const points = dots || values.length === 1 ? values.map((value, i) => svg("circle", { cx: x(i), cy: y(value), r: i === mark ? 6 : 3 })) : [];
-  const zero = low < 0 && high > 0 ? svg("line", { x1: PAD, x2: W - PAD, y1: y(0), y2: y(0) }) : null;
-  return el("figure", {}, svg("svg", { class: "plot", viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": `${caption}: from ${low.toPrecision(3)} to ${high.toPrecision(3)}` }, ...[zero, shape].filter(Boolean), ...points),
-    el("figcaption", {}, caption, ` · ${low.toPrecision(4)} to ${high.toPrecision(4)}`));
-}
+// Features of a clip as colours: their first three principal components.
 
 /** Project rows on their first three principal components, as bytes of RGB. rows: count × width floats. */
 export function colours(rows, width) {
@@ -60,14 +44,4 @@ function principal(rows, width, mean, before, seed) {
     axis = next.map((value) => value / length);
   }
   return axis;
-}
-
-/** Return a canvas of one frame of colours, one pixel per patch. */
-export function frame(bytes, height, width, label) {
-  const canvas = el("canvas", { class: "pixels", width, height, role: "img", "aria-label": label });
-  const context = canvas.getContext("2d");
-  const pixels = context.createImageData(width, height);
-  for (let i = 0; i < width * height; i++) pixels.data.set([bytes[3 * i], bytes[3 * i + 1], bytes[3 * i + 2], 255], 4 * i);
-  context.putImageData(pixels, 0, 0);
-  return canvas;
 }

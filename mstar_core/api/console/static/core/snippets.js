@@ -1,6 +1,6 @@
 // The same request as curl, Python, mstarctl and OpenAI code.
 
-import { el } from "./dom.js";
+import { copyButton, download, el } from "./dom.js";
 import { hasKey } from "./net.js";
 
 const LONG = /[A-Za-z0-9+/=]{200,}/g;
@@ -11,7 +11,7 @@ export function snippets(request, card) {
   const made = { curl: curl(request), Python: python(request), ...(sdkCall(request) ? { mstarctl: sdk(request) } : {}), ...(request.openai || OPENAI[request.path] ? { OpenAI: openai(request, card) } : {}) };
   const pre = el("pre", { tabindex: 0 });
   const names = Object.keys(made);
-  const copy = el("button", { type: "button", class: "small", onclick: () => copied(copy, made[chosen]) }, "Copy");
+  const copy = copyButton(() => made[chosen]);
   let chosen = names[0];
   const note = el("p", { class: "faint" }, "Files are shortened here; Copy takes them whole.");
   const tabs = names.map((name) => el("button", { type: "button", class: "small", "aria-pressed": "false", onclick: () => show(name) }, name));
@@ -23,21 +23,26 @@ export function snippets(request, card) {
     tabs.forEach((tab, i) => tab.setAttribute("aria-pressed", String(names[i] === name)));
   }
   show(names[0]);
-  return el("div", { class: "stack" }, el("h3", {}, "This request as code"), el("div", { class: "row" }, tabs), el("div", { class: "snippet" }, pre, copy), note);
+  return el("div", { class: "stack" }, el("h3", {}, "This request as code"), el("div", { class: "row" }, tabs), el("div", { class: "snippet" }, pre, copy), note, filesOf(request));
 }
 
-async function copied(button, text) {
-  await navigator.clipboard.writeText(text);
-  button.textContent = "Copied";
-  setTimeout(() => { button.textContent = "Copy"; }, 1500);
+/** Return buttons that save the files which the code opens. */
+function filesOf({ form = [] }) {
+  const files = form.map(([, value]) => value).filter((value) => value instanceof Blob);
+  return files.length ? el("div", { class: "row" }, el("span", { class: "faint" }, "Its files:"), files.map((file) => download(file.name || "file", file.name || "file", file))) : null;
 }
+
+/** Return the body as code sends it: speech as a file that players open, not as raw samples. */
+function saved({ json }) { return json?.response_format === "pcm" ? { ...json, response_format: "wav" } : json; }
 
 const url = (path) => location.origin + path;
 const shell = (text) => `'${text.replaceAll("'", "'\\''")}'`;
 
-function curl({ path, json, form }) {
+function curl(request) {
+  const { path, form } = request;
+  const json = saved(request);
   const key = hasKey() ? ` -H "Authorization: Bearer $MSTAR_API_KEY"` : "";
-  const out = json?.response_format === "pcm" ? " -o speech.pcm" : "";
+  const out = json?.response_format === "wav" ? " -o speech.wav" : "";
   if (json) return `curl -N ${url(path)}${key} \\\n  -H 'Content-Type: application/json'${out} \\\n  -d ${shell(JSON.stringify(json, null, 1))}`;
   const parts = form.map(([name, value]) => (value instanceof Blob ? `-F ${shell(`${name}=@${value.name || "file"}`)}` : `--form-string ${shell(`${name}=${value}`)}`));
   return `curl -N ${url(path)}${key} \\\n  ${parts.join(" \\\n  ")}`;
@@ -58,10 +63,12 @@ function literal(value, indent = "") {
   return JSON.stringify(value);
 }
 
-function python({ path, json, form }) {
+function python(request) {
+  const { path, form } = request;
+  const json = saved(request);
   const key = hasKey() ? `, headers={"Authorization": f"Bearer {os.environ['MSTAR_API_KEY']}"}` : "";
   const head = `${hasKey() ? "import os\n" : ""}import httpx\n\n`;
-  const end = json?.response_format === "pcm" ? `open("speech.pcm", "wb").write(answer.content)` : "print(answer.text)";
+  const end = json?.response_format === "wav" ? `open("speech.wav", "wb").write(answer.content)` : "print(answer.text)";
   if (json) return `${head}body = ${literal(json)}\nanswer = httpx.post("${url(path)}", json=body, timeout=600${key})\nanswer.raise_for_status()\n${end}\n`;
   const data = Object.fromEntries(form.filter(([, value]) => !(value instanceof Blob)));
   const files = form.filter(([, value]) => value instanceof Blob).map(([name, value]) => `    (${JSON.stringify(name)}, open(${JSON.stringify(value.name || "file")}, "rb")),\n`);
@@ -94,7 +101,7 @@ function sdk(request) {
 }
 
 function openai(request, card) {
-  const { call, body, files = {} } = request.openai || { call: OPENAI[request.path], body: request.json };
+  const { call, body, files = {} } = request.openai || { call: OPENAI[request.path], body: saved(request) };
   const isSpeech = call === "audio.speech.create";
   const known = Object.entries({ model: card.id, ...body }).filter(([name]) => PLAIN.includes(name) && !(isSpeech && name === "stream"));
   const extra = Object.fromEntries(Object.entries(body).filter(([name]) => !PLAIN.includes(name) || (isSpeech && name === "stream")));
@@ -103,7 +110,7 @@ function openai(request, card) {
   if (Object.keys(extra).length) lines.push(`    extra_body=${literal(extra, "    ")},\n`);
   const key = hasKey() ? `os.environ["MSTAR_API_KEY"]` : `"none"`;
   const head = `${hasKey() ? "import os\n" : ""}from openai import OpenAI\n\nclient = OpenAI(base_url="${location.origin}/v1", api_key=${key})\n`;
-  if (isSpeech) return `${head}with client.audio.speech.with_streaming_response.create(\n${lines.join("")}) as answer:\n    answer.stream_to_file("speech.pcm")\n`;
+  if (isSpeech) return `${head}with client.audio.speech.with_streaming_response.create(\n${lines.join("")}) as answer:\n    answer.stream_to_file("speech.wav")\n`;
   const end = body.stream ? "for event in answer:\n    print(event)\n" : "print(answer)\n";
   return `${head}answer = client.${call}(\n${lines.join("")})\n${end}`;
 }

@@ -24,28 +24,56 @@ function fill(made, attributes, children) {
 let fields = 0;
 
 /** Return a labelled control. */
-export function field(label, control) {
+export function field(label, control, hint = "") {
   control.id ||= `f${++fields}`;
-  return el("div", { class: "field" }, el("label", { for: control.id }, label), control);
+  return el("div", { class: "field", title: hint || null }, el("label", { for: control.id }, label), control);
 }
 
 export function select(values, chosen) {
   return el("select", {}, values.map((value) => el("option", { value, selected: value === chosen }, value)));
 }
 
-/** Return a definition list of figures and a function that sets one of them. */
+export function button(label, onclick, attributes = {}) {
+  return el("button", { type: "button", ...attributes, onclick }, label);
+}
+
+/** Return a definition list of figures with functions that set one of them and clear all. */
 export function figures(names) {
   const values = Object.fromEntries(names.map((name) => [name, el("dd", {}, "–")]));
   const list = el("dl", { class: "figures" }, names.map((name) => el("div", {}, el("dt", {}, name), values[name])));
-  return { list, set: (name, text) => { values[name].textContent = text; } };
+  return {
+    list,
+    set: (name, text) => { values[name].textContent = text; },
+    clear: () => { for (const value of Object.values(values)) value.textContent = "–"; },
+  };
 }
 
 export function milliseconds(value) {
   return value >= 1000 ? `${(value / 1000).toFixed(2)} s` : `${Math.round(value)} ms`;
 }
 
+/** Return a count with its noun: "1 piece", "2 pieces". */
+export function counted(count, noun) {
+  return `${count} ${noun}${count === 1 ? "" : "s"}`;
+}
+
 /** Return a button that saves a blob. */
 export function download(label, name, blob) {
-  const url = URL.createObjectURL(blob);
-  return el("button", { type: "button", onclick: () => el("a", { href: url, download: name }).click() }, label);
+  return button(label, () => {
+    const url = URL.createObjectURL(blob);
+    el("a", { href: url, download: name }).click();
+    setTimeout(() => URL.revokeObjectURL(url), 60000);
+  }, { class: "small" });
+}
+
+const COPIED_MS = 1500;
+
+/** Return a button that copies the text that `text` returns. */
+export function copyButton(text, label = "Copy") {
+  const made = button(label, async () => {
+    await navigator.clipboard.writeText(text());
+    made.textContent = "Copied";
+    setTimeout(() => { made.textContent = label; }, COPIED_MS);
+  }, { class: "small" });
+  return made;
 }
