@@ -175,4 +175,4 @@ def storage_full(error: OSError) -> Unavailable:
 
 def lost(cause: str) -> WorkerLost:
     """Return the error for a lost process that held the request."""
-    return WorkerLost(cause, hint="retry the request", cause=cause)
+    return WorkerLost(cause, hint="send the request again", cause=cause)

@@ -165,7 +165,7 @@ async def test_the_death_of_the_conductor_fails_every_open_request_and_refuses_n
             assert last["metadata"]["status"] == 503
         dead = await whole
         assert (dead.status_code, dead.json()["error"]["code"]) == (503, "worker_lost")
-        assert dead.json()["error"]["message"] == "the conductor died; retry the request"
+        assert dead.json()["error"]["message"] == "the conductor died; send the request again"
         refused = await api.client.post("/generate", data=GOOD)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "worker_lost")
         assert int(refused.headers["retry-after"]) >= 1
