@@ -150,6 +150,26 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
 
+class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Retention of logs. max_bytes: size at which a file is rotated; one rotated file stays.
+
+    keep_starts: starts of a name whose folders stay, the current one included. max_days: age at which lines are removed
+    (None: no limit). A file is rotated at half of it, so that the rotated file is replaced in time.
+    """
+
+    max_bytes: int = 200 * 1024 * 1024
+    keep_starts: int = 10
+    max_days: float | None = None
+
+    @property
+    def rotate_s(self) -> float | None:
+        """Age of a file in seconds at which it is rotated."""
+        return None if self.max_days is None else self.max_days * 86_400 / 2
+
+
+KEEP_LOGS: Final = LogConfig()
+
+
 class DeploymentSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Configuration and placement of a deployment, as its child processes read it.
 
@@ -196,6 +216,7 @@ class DeploymentSpec(msgspec.Struct, frozen=True, kw_only=True):
     wait_spin_us: int | None = None
     transport: TransportConfig = TransportConfig()
     api: ApiConfig = ApiConfig()
+    logs: LogConfig = LogConfig()
     log_level: str = "INFO"
     drain_timeout_s: float = 120.0
     stall_s: float = 120.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from mstar_core.config.deployment import ApiConfig, KVCacheConfig, TransportConfig
+from mstar_core.config.deployment import ApiConfig, KVCacheConfig, LogConfig, TransportConfig
 from mstar_core.config.faults import Faults
 from mstar_core.config.load import ConfigFile, split_name
 from mstar_core.config.located import Located
@@ -60,6 +60,7 @@ def resolve(spec: ModelSpec, config: ConfigFile, *, variant: str = "") -> Resolv
         kv_cache=kv_cache,
         transport=TransportConfig(**_struct(values, "transport")),
         api=ApiConfig(**_struct(values, "api")),
+        logs=LogConfig(**_struct(values, "logs")),
         config_file=config.shown,
         provenance=provenance,
     )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mstar_core.config.deployment import ApiConfig, KVCacheConfig, TransportConfig
+from mstar_core.config.deployment import ApiConfig, KVCacheConfig, LogConfig, TransportConfig
 from mstar_core.config.located import Located
 from mstar_core.errors import ConfigError
 
@@ -62,6 +62,7 @@ class ResolvedConfig:
     kv_cache: KVCacheConfig
     transport: TransportConfig
     api: ApiConfig
+    logs: LogConfig
     config_file: str | None
     provenance: Mapping[str, str]
 

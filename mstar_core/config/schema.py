@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from mstar_core.config.deployment import ApiConfig, DeploymentSpec, KVCacheConfig, TransportConfig
+from mstar_core.config.deployment import ApiConfig, DeploymentSpec, KVCacheConfig, LogConfig, TransportConfig
 from mstar_core.plugin.params import ValueSpec, value_kind
 
 ITEM: Final = "[]"
@@ -40,6 +40,7 @@ class Setting(ValueSpec):
 
 _STRUCTS: Final[Mapping[str, type[msgspec.Struct]]] = {
     "": DeploymentSpec, "kv_cache": KVCacheConfig, "transport": TransportConfig, "api": ApiConfig,
+    "logs": LogConfig,
 }  # fmt: skip
 _FIELDS: Final = {
     f"{section}.{field.name}".lstrip("."): field
@@ -251,6 +252,18 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "transport.device",
         "TCP: interface, address or host name of this host; RDMA: adapters, separated by commas.",
         default_text="the loopback address; all adapters",
+    ),
+    Setting(key="logs", kind="section", doc="Retention of logs."),
+    _field(
+        "logs.max_bytes", "Size at which a log file is rotated; one rotated file stays.", ge=65_536, le=1099511627776
+    ),
+    _field("logs.keep_starts", "Starts of a name whose logs stay, the current one included.", ge=1, le=10_000),
+    _field(
+        "logs.max_days",
+        "Days after which lines and earlier starts are removed; files are rotated at half of it.",
+        default_text="no limit",
+        gt=0,
+        le=36_500,
     ),
     Setting(key="api", kind="section", doc="The api's address and limits."),
     _field("api.host", "Address to listen on."),

@@ -9,27 +9,31 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from mstar_core.config.deployment import KEEP_LOGS, LogConfig
 from mstar_core.observe.request_log import RequestLog, RequestRecord
 
 LINE_LIMIT: Final = 1 << 20
-FILE_LIMIT: Final = 200 << 20
 TAIL_LINES: Final = 200
 
 log = logging.getLogger(__name__)
 
 
 class LogFile:
-    """Appends lines, keeps the last ones in memory, and rotates the file at its limit. Owned by its writer.
+    """Appends lines, keeps the last ones in memory, and rotates the file by size and age. Owned by its writer.
 
     listeners: events that are set with each line; followers of the log add and remove theirs. written: time of the last
     line on the monotonic clock.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, limits: LogConfig = KEEP_LOGS, clock: Callable[[], float] = time.monotonic) -> None:
         self.path = path
+        self._limits = limits
+        self._clock = clock
+        self._begun = clock()
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         self.lines = 0
         self.written = 0.0
@@ -56,7 +60,7 @@ class LogFile:
         try:
             self._file.write(line if line.endswith(b"\n") else line + b"\n")
             self._size += len(line)
-            if self._size > FILE_LIMIT:
+            if self._is_full():
                 self._rotate()
         except OSError as error:
             log.warning("a log line was lost: %s", error.strerror)
@@ -64,11 +68,17 @@ class LogFile:
     def close(self) -> None:
         self._file.close()
 
+    def _is_full(self) -> bool:
+        rotate_s = self._limits.rotate_s
+        is_old = rotate_s is not None and self._clock() - self._begun > rotate_s
+        return is_old or self._size > self._limits.max_bytes
+
     def _rotate(self) -> None:
         self._file.close()
         self.path.replace(self.path.with_suffix(".log.1"))
         self._file = self.path.open("ab", buffering=0)
         self._size = 0
+        self._begun = self._clock()
 
 
 class LogStream:
@@ -111,8 +121,6 @@ async def pump(reader: asyncio.StreamReader, into: LogFile) -> None:
 
 
 STATS_FILE: Final = "stats.ndjson"
-LIMIT_BYTES: Final = 200 << 20
-"""Size at which the file is rotated once, as logs are."""
 
 
 class StatsLog:
@@ -121,8 +129,9 @@ class StatsLog:
     The request log calls `ended` once the last spans of a request have arrived.
     """
 
-    def __init__(self, path: Path, requests: RequestLog) -> None:
+    def __init__(self, path: Path, requests: RequestLog, limits: LogConfig = KEEP_LOGS) -> None:
         self.path = path
+        self._limits = limits
         self._requests = requests
 
     def ended(self, record: RequestRecord) -> None:
@@ -130,7 +139,7 @@ class StatsLog:
         trace = self._requests.trace(record)
         line = {**trace["request"], "sums": trace["sums"]}
         try:
-            if self.path.exists() and self.path.stat().st_size > LIMIT_BYTES:
+            if self.path.exists() and self.path.stat().st_size > self._limits.max_bytes:
                 self.path.replace(self.path.with_name(f"{self.path.name}.1"))
             with open(self.path, "a", encoding="utf-8", opener=_private) as file:
                 file.write(json.dumps(line, default=str) + "\n")

@@ -24,6 +24,7 @@ from mstar_core.errors import ConfigError, ExitCode, MstarError
 from mstar_core.host.gpu_locks import acquire_gpus, release
 from mstar_core.host.groups import group_id
 from mstar_core.host.leftovers import end_leftovers
+from mstar_core.host.log_starts import DAY_S, prune_starts
 from mstar_core.host.ports import check_port, one_start, port_claimant
 from mstar_core.host.run_dir import RunDirectory
 from mstar_core.messages.wire import WireCodec
@@ -52,7 +53,7 @@ def main(argv: list[str] | None = None, kinds: Kinds = child_kinds) -> None:
     if args.spec.resolve() != run.spec.resolve():
         args.spec.unlink(missing_ok=True)
     log_dir = Path(spec.log_dir)
-    with closing(LogFile(log_dir / f"{NAME}.log")) as file:
+    with closing(LogFile(log_dir / f"{NAME}.log", spec.logs)) as file:
         start_logging(NAME, spec.log_level, secrets=spec.api.api_keys, stream=LogStream(file))
         code, record = _serve(spec, run, kinds, file)
         write_outcome(log_dir, {**identity(spec), **record})
@@ -132,6 +133,16 @@ def _failed(error: MstarError) -> dict[str, object]:
     return outcome([record], error.exit_code, error.title)
 
 
+def prune_daily(loop: asyncio.AbstractEventLoop, spec: DeploymentSpec) -> None:
+    """Remove the logs of earlier starts that have become too old, every day while the deployment runs."""
+    root = Path(spec.log_dir).parent
+    try:
+        prune_starts(root, keep=spec.logs.keep_starts, max_days=spec.logs.max_days, now=time.time())
+    except OSError as error:
+        log.warning("old logs cannot be removed: %s: %s", root, error.strerror)
+    loop.call_later(DAY_S, prune_daily, loop, spec)
+
+
 async def _run(
     spec: DeploymentSpec, run: RunDirectory, admin: socket.socket, kinds: Kinds, own_log: LogFile
 ) -> tuple[ExitCode, dict[str, object]]:
@@ -151,7 +162,8 @@ async def _run(
         requests = supervisor.publisher.requests
         if spec.log_stats:
             path = Path(spec.stats_file) if spec.stats_file else Path(spec.log_dir) / STATS_FILE
-            requests.on_end.append(StatsLog(path, requests).ended)
+            requests.on_end.append(StatsLog(path, requests, spec.logs).ended)
+        prune_daily(loop, spec)
         server = AdminServer(supervisor, admin, admin_gid(spec))
         await server.start()
         try:

@@ -294,7 +294,7 @@ class Supervisor:
         return int(self.values.get("conductor.in_flight", 0))
 
     def _adopt(self, kind: ChildKind) -> Child:
-        child = Child(kind, LogFile(Path(self.spec.log_dir) / f"{kind.name}.log"))
+        child = Child(kind, LogFile(Path(self.spec.log_dir) / f"{kind.name}.log", self.spec.logs))
         self.children[kind.name] = child
         self.logs[kind.name] = child.log
         return child

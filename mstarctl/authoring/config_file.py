@@ -123,7 +123,8 @@ def values_of(config: ResolvedConfig) -> dict[str, Any]:
             f"node_groups.{index}.memory_fraction": group.memory_fraction,
             f"node_groups.{index}.device_gb": group.device_gb,
         }
-    for section, struct in (("kv_cache", config.kv_cache), ("transport", config.transport), ("api", config.api)):
+    sections = {"kv_cache": config.kv_cache, "transport": config.transport, "api": config.api, "logs": config.logs}
+    for section, struct in sections.items():
         flat |= {f"{section}.{word}": getattr(struct, word) for word in struct.__struct_fields__ if word != "api_keys"}
     return flat
 

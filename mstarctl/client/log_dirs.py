@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import shutil
+import time
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
 
+from mstar_core.config.deployment import KEEP_LOGS, LogConfig
 from mstar_core.errors import ConfigError
 from mstar_core.host.folders import obstacle
+from mstar_core.host.log_starts import prune_starts
 from mstar_core.host.run_dir import check_name
-
-KEPT_STARTS: Final = 10
 
 
 def state_root() -> Path:
@@ -33,14 +32,14 @@ def check_log_dir(name: str) -> None:
         raise _unwritable(root, why)
 
 
-def new_log_dir(name: str) -> Path:
-    """Create the log folder of a new start and remove all but the last ten. Raises ConfigError."""
+def new_log_dir(name: str, logs: LogConfig = KEEP_LOGS) -> Path:
+    """Create the log folder of a new start and remove those of old starts. Raises ConfigError."""
     root = state_root() / check_name(name)
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for old in sorted(p for p in root.iterdir() if p.is_dir())[: -(KEPT_STARTS - 1)]:
-            shutil.rmtree(old, ignore_errors=True)
-        return _new_folder(root)
+        made = _new_folder(root)
+        prune_starts(root, keep=logs.keep_starts, max_days=logs.max_days, now=time.time())
+        return made
     except OSError as error:
         raise _unwritable(root, str(error.strerror)) from error
 

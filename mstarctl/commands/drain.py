@@ -28,10 +28,14 @@ def drain(
         if state != "draining":
             raise Unavailable(f"{who} is {state} and cannot be drained", hint=f"mstarctl ps {who}")
         printer.say(f"{who} refuses new requests; mstarctl resume {who} accepts them again")
-        while is_waiting and _left(admin.head()):
+        head = admin.head()
+        while is_waiting and _left(head):
             time.sleep(POLL_S)
+            head = admin.head()
     if is_waiting:
         printer.say("no request is in flight")
+    if printer.is_machine:
+        printer.item("deployment", {"name": who, "state": head["state"], "is_drained": head["is_drained"]}, "")
 
 
 def _left(head: dict[str, Any]) -> bool:

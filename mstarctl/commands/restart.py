@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -29,6 +29,7 @@ def restart(
         admin.act("restart")
         printer.say(f"{who}: draining, then restarting")
         if not is_waiting:
+            _data(admin.head(), who, printer)
             return
         view = view_of(printer.options)
         while True:
@@ -38,9 +39,16 @@ def restart(
                 view.show(snapshot)
             if head["state"] == "ready" and head["restarts"] > before:
                 printer.say(f"{who} is ready")
+                _data(head, who, printer)
                 return
             if head["state"] in ("unhealthy", "failed"):
                 raise StartError(f"{who} did not restart", head["reason"], f"mstarctl logs {who}")
             if head["state"] == "stopping":
                 raise Unreachable(f"{who} was stopped during the restart", head["reason"])
             time.sleep(POLL_S)
+
+
+def _data(head: dict[str, Any], name: str, printer: Printer) -> None:
+    if printer.is_machine:
+        item = {"name": name, "state": head["state"], "restarts": head["restarts"], "ready_s": head.get("ready_s")}
+        printer.item("deployment", item, "")

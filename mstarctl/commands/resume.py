@@ -21,3 +21,5 @@ def resume(
     if state not in ("ready", "degraded"):
         raise Unavailable(f"{found.name} is {state} and cannot be resumed", hint=f"mstarctl ps {found.name}")
     printer.say(f"{found.name} is {state} and accepts requests")
+    if printer.is_machine:
+        printer.item("deployment", {"name": found.name, "state": state}, "")

@@ -53,7 +53,7 @@ class Started:
 def launch(spec: DeploymentSpec, run: RunDirectory, module: str = SUPERVISOR) -> Started:
     """Create the run and log directories, and start the supervisor by name, detached from this terminal."""
     run.create(None if spec.admin_group is None else group_id(spec.admin_group))
-    spec = msgspec.structs.replace(spec, log_dir=str(new_log_dir(spec.name)))
+    spec = msgspec.structs.replace(spec, log_dir=str(new_log_dir(spec.name, spec.logs)))
     path = Path(spec.log_dir) / "start.json"  # not in the run directory, which another start of the name clears
     write_private(path, spec.encode())
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(word for word in map(_absolute, sys.path) if word)}

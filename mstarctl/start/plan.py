@@ -116,6 +116,7 @@ def make_planned(options: UpOptions, *, api_keys: tuple[str, ...] = (), argv: tu
         step_limit_s=config.step_limit_s,
         transport=config.transport,
         api=msgspec.structs.replace(config.api, api_keys=api_keys),
+        logs=config.logs,
         log_level=log_level,
         admin_group=options.admin_group,
         stall_s=stall_s,

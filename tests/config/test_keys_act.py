@@ -58,6 +58,10 @@ ACTS: Final[dict[str, str]] = {
     "test_the_successor_of_a_dead_owner_is_read_at_ports_of_its_window",
     "transport.device": "tests/worker/test_network_namespaces.py::"
     "test_ranks_in_two_network_namespaces_exchange_tensors",
+    "logs": "tests/supervisor/test_log_retention.py::test_a_new_start_prunes_by_the_file",
+    "logs.keep_starts": "tests/supervisor/test_log_retention.py::test_a_new_start_prunes_by_the_file",
+    "logs.max_bytes": "tests/supervisor/test_log_retention.py::test_a_log_is_rotated_at_its_size",
+    "logs.max_days": "tests/supervisor/test_log_retention.py::test_a_log_is_rotated_at_half_of_its_days",
     "api": "tests/api/test_keys_act.py::test_the_port_is_open_at_the_address_of_the_file_and_at_no_other",
     "api.host": "tests/api/test_keys_act.py::test_the_port_is_open_at_the_address_of_the_file_and_at_no_other",
     "api.port": "tests/runtime/test_start_failures.py::test_a_taken_port_is_named_with_a_free_one",

@@ -62,7 +62,11 @@ def test_two_starts_of_one_name_at_once_and_another_beside(start: Launch, tool: 
         with pytest.raises(MstarError, match="no deployment"):
             others.go("twig")
     assert session.is_live
-    assert tool("down", "--all").code == 0
+    typo = tool("down", "alone", "twn")
+    assert (typo.code, "did you mean 'twin'?" in typo.err) == (4, True) and len(tool("ps", "-o", "json").items) == 2
+    both = tool("down", "alone", "twin", "-o", "json")
+    assert [(item["name"], item["state"]) for item in both.items] == [("alone", "stopped"), ("twin", "stopped")]
+    assert tool("down", "--all").code == ExitCode.NOT_FOUND
 
 
 def test_two_starts_on_one_port_at_once(start: Launch) -> None:

@@ -37,9 +37,13 @@ def test_a_running_deployment_is_listed_described_drained_and_stopped(tool: Cli,
     assert (wrong.code, "did you mean 'node/LLM'?" in wrong.err) == (ExitCode.NOT_FOUND, True)
 
     assert tool("resume").code == 0
-    assert tool("drain", "--wait").code == 0
+    assert tool("drain", "--wait", "-o", "json").items == [{"name": "fake", "state": "draining", "is_drained": True}]
     assert tool("ps", "-o", "json").items[0]["state"] == "draining"
-    assert tool("resume").code == 0
+    assert tool("resume", "-o", "json").items == [{"name": "fake", "state": "ready"}]
+    guessed, wide = tool("describe", "fake"), tool("describe", "rank/0", "-o", "wide")
+    assert guessed.out.startswith("fake  ready") and "shown with -o wide" not in wide.out
+    unknown = tool("describe", "nothing")
+    assert (unknown.code, "write KIND/nothing" in unknown.err) == (ExitCode.NOT_FOUND, True)
 
     kinds = [json.loads(line)["type"] for line in tool("events", "-o", "json").out.splitlines()]
     assert kinds[0] == "deployment.starting" and "deployment.draining" in kinds
