@@ -138,7 +138,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     ),
     _field(
         "step_limit_s",
-        "Seconds after which a worker that computes one step on a CPU core counts as hanging; at least `hang_s`.",
+        "Seconds after which one step of a CPU rank, which computes, counts as an endless loop; at least `hang_s`.",
         ge=1.0,
         le=86400.0,
     ),

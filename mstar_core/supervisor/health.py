@@ -73,8 +73,9 @@ class Watchdog:
     """Kills children that stall during their start or hang afterwards. Owned by the supervisor, which restarts them.
 
     stall_s, hang_s: seconds without progress, without a sign of life or a step. step_limit_s: seconds of one
-    computation. is_starting: whether a stall now fails the deployment. fail: called with the record of that failure.
-    group_of: the tensor-parallel group of a child, empty without one. cpu_of: CPU seconds of a process's main thread.
+    computation. cpu_ranks: ranks that compute on the CPU. is_starting: whether a stall now fails the deployment. fail:
+    called with the record of that failure. group_of: the tensor-parallel group of a child, empty without one. cpu_of:
+    CPU seconds of a process's main thread.
     """
 
     children: Mapping[str, Child]
@@ -83,6 +84,7 @@ class Watchdog:
     stall_s: float
     hang_s: float
     step_limit_s: float
+    cpu_ranks: frozenset[int | None]
     is_starting: Callable[[], bool]
     fail: Callable[[dict[str, Any]], None]
     group_of: Callable[[Child], Sequence[Child]] = lambda child: ()
@@ -115,10 +117,14 @@ class Watchdog:
                 child.extend_deadlines(late_s)
 
     def _note_computing(self, now: float) -> None:
-        """Note which workers and followers have used a CPU core."""
+        """Note which workers and followers of CPU ranks have used a CPU core.
+
+        Api and conductor have no long steps: while one computes, no other request goes on. The thread of a GPU rank
+        also uses a core while it waits in the driver for a device that hangs.
+        """
         for child in self.children.values():
-            if child.state != "ready" or process_rank(child.name) is None:
-                continue  # api and conductor have no long steps: while they compute, no other request goes on
+            if child.state != "ready" or process_rank(child.name) not in self.cpu_ranks:
+                continue
             used_s = self.cpu_of(child.pid)
             if used_s is not None and used_s - child.computed_s >= COMPUTES_S:
                 child.computed_s, child.last_computed = used_s, now

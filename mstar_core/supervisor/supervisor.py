@@ -135,6 +135,7 @@ class Supervisor:
             stall_s=spec.stall_s,
             hang_s=spec.hang_s,
             step_limit_s=spec.step_limit_s,
+            cpu_ranks=frozenset(rank.rank for rank in spec.plan.ranks if rank.device == "cpu"),
             is_starting=lambda: self.state == "starting",
             fail=self._fail,
             group_of=self._group,

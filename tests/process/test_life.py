@@ -122,6 +122,13 @@ def test_silence_of_the_supervisor_ends_the_child(life: ChildLife, clock: Clock)
     assert life.stop_reason is not None
 
 
+def test_a_supervisor_that_never_answers_ends_the_child(life: ChildLife, post: Post, clock: Clock) -> None:
+    turn(life, clock, PING_LIMIT_S - 0.5, ping=False)
+    assert life.stop_reason is None and set(post.kinds()) == {Hello}
+    turn(life, clock, 1.0, ping=False)
+    assert life.stop_reason is not None
+
+
 def test_time_in_which_the_child_was_stopped_is_not_silence(life: ChildLife, clock: Clock) -> None:
     up(life)
     clock.now += 60

@@ -53,6 +53,7 @@ async def blamed(
     events = Events(None)
     watchdog = Watchdog(
         children={child.name: child}, events=events, pace=PACE, stall_s=HANG_S, hang_s=HANG_S, step_limit_s=HANG_S,
+        cpu_ranks=frozenset(),
         is_starting=lambda: False, fail=lambda record: None, group_of=lambda _: group,
     )  # fmt: skip
     began = time.monotonic()
@@ -127,12 +128,15 @@ class Computing:
         return self.used
 
 
-@pytest.mark.parametrize(("rate", "name"), [(0.05, "worker-0"), (0.05, "follower-0"), (0.0, "worker-0"), (0.05, "api")])
+@pytest.mark.parametrize(
+    ("rate", "name"), [(0.05, "worker-0"), (0.05, "follower-0"), (0.0, "worker-0"), (0.05, "api"), (0.05, "worker-1")]
+)
 async def test_a_worker_that_computes_is_left_alone_and_others_are_not(rate: float, name: str) -> None:
     child, events = still("ready"), Events(None)
     child.kind = ChildKind(name=name, module="none")
     watchdog = Watchdog(
         children={name: child}, events=events, pace=PACE, stall_s=HANG_S, hang_s=HANG_S, step_limit_s=1e9,
+        cpu_ranks=frozenset({0}),
         is_starting=lambda: False, fail=lambda record: None, cpu_of=Computing(rate),
     )  # fmt: skip
     task = asyncio.create_task(watchdog.watch())
@@ -141,7 +145,7 @@ async def test_a_worker_that_computes_is_left_alone_and_others_are_not(rate: flo
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
-    computes = rate > 0 and name != "api"
+    computes = rate > 0 and name in ("worker-0", "follower-0")  # rank 1 is a GPU
     assert events.ring[0]["type"] == ("child.long_step" if computes else "child.hangs")
     assert bool(child.asked) is not computes
 
