@@ -156,3 +156,13 @@ def test_the_help_has_the_glossary() -> None:
     text = plain(help_rows(KEYS, 100))
     for word in ("compute", "stall", "WAIT", "TICK"):
         assert any(row.split()[:1] == [word] for row in text.splitlines()), word
+
+
+def test_a_graph_is_drawn_at_80_columns_where_it_fits_with_small_boxes_if_they_do() -> None:
+    """Qwen3-Omni is wider than 80 cells in any form; its walk of decoding is not."""
+    assert "╔═ SNAC" in plain(compose(view_of("orpheus"), State(page="graph"), 80, 24).lines)
+    assert "╔═" not in plain(compose(view_of("qwen3_omni"), State(page="graph"), 80, 24).lines)
+    alone = plain(compose(view_of("qwen3_omni"), State(page="graph", walk="thinker_decode"), 80, 24).lines)
+    assert "╔═ Thinker" in alone
+    small = plain(compose(view_of("qwen3_omni"), State(page="graph"), 96, 24).lines)
+    assert "╔═ Talker" in small and "r1 " in small

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from msgspec.structs import replace
@@ -9,7 +10,7 @@ from msgspec.structs import replace
 from mstar_core.observe.frames import GraphView, NodeStatus, NodeView
 from mstarctl.output.line import Line, Span, cells, fit, join, left, line, pair, right, safe, take, window
 from mstarctl.output.units import counted, size_text
-from mstarctl.top.data.view import NORMAL, View
+from mstarctl.top.data.view import NORMAL, SMALL, View
 from mstarctl.top.drawing import numbers
 from mstarctl.top.drawing.bars import spark
 from mstarctl.top.layout.canvas import Canvas
@@ -20,6 +21,10 @@ HEAVY_BYTES_S: Final = 10 * 2**20
 """Rate from which a wire is drawn thick."""
 
 DOT_ITEMS_S: Final = 50
+SMALL_NAME: Final = 12
+"""Most cells of a name in a small box."""
+
+DrawBox = Callable[[View, NodeView, str], list[Line]]
 
 
 def graph_page(view: View, width: int, height: int, size: int, walk: str = "", chosen: str = "") -> list[Line]:
@@ -31,7 +36,7 @@ def graph_page(view: View, width: int, height: int, size: int, walk: str = "", c
     facts = node_facts(view, graph, shown, width)
     top = [walk_line(view, graph, walk, width)]
     room = height - len(top) - len(facts) - 1
-    body = drawing(view, graph, walk, shown if chosen else "", width, room) if size >= NORMAL else None
+    body = drawing(view, graph, walk, shown if chosen else "", width, room) if size >= SMALL else None
     if body is None:
         body = listed(view, graph, walk, chosen, width)
     used = [line(), *body][: max(0, room)]
@@ -89,6 +94,17 @@ def box(view: View, node: NodeView, chosen: str) -> list[Line]:
     return rows
 
 
+def small_box(view: View, node: NodeView, chosen: str) -> list[Line]:
+    """Draw a box of two lines: the name, then the rank and the step time, or the end of its process."""
+    name, where, step, *_ = box(view, node, chosen)
+    rank = where.spans[0].text.replace("rank ", "r")
+    time = step.plain.replace(view.glyphs.loop, "").replace(view.glyphs.bottleneck, "").strip()
+    is_slow = step.plain.endswith(view.glyphs.bottleneck)
+    state = ("ended", "bad") if " ended" in where.plain else (time, "hot" if is_slow else "value")
+    below = line((f"{rank} ", "dim"), state)
+    return [fit(name, min(name.width, SMALL_NAME)), below]
+
+
 def rank_text(view: View, name: str, rank: int, *, is_short: bool = False) -> str:
     """Return the rank of a node, or the ranks of its tensor-parallel group: `0+1 TP2`, `0-7 TP8`. is_short: no TP."""
     group = view.group_of(name, rank)
@@ -108,9 +124,16 @@ def terminal(key: str) -> list[Line]:
 
 
 def drawing(view: View, graph: GraphView, walk: str, chosen: str, width: int, height: int) -> list[Line] | None:
-    """Draw the graph centred, or the highlighted walk alone if the graph is too large; None if both are."""
-    whole = _fitted(view, graph, walk, chosen, width, height)
-    return _fitted(view, _part(graph, walk), walk, chosen, width, height) if whole is None and walk else whole
+    """Draw the graph centred, or the highlighted walk alone if the graph is too large; None if both are.
+
+    Boxes of two lines are tried where those of four do not fit.
+    """
+    for part in (graph, _part(graph, walk)) if walk else (graph,):
+        for draw_box in (box, small_box):
+            found = _fitted(view, part, walk, chosen, width, height, draw_box)
+            if found is not None:
+                return found
+    return None
 
 
 def _part(graph: GraphView, walk: str) -> GraphView:
@@ -122,19 +145,26 @@ def _part(graph: GraphView, walk: str) -> GraphView:
     )  # fmt: skip
 
 
-def _fitted(view: View, graph: GraphView, walk: str, chosen: str, width: int, height: int) -> list[Line] | None:
+def _fitted(
+    view: View, graph: GraphView, walk: str, chosen: str, width: int, height: int, draw_box: DrawBox
+) -> list[Line] | None:
     found = wires(graph, view.store.edges.values())
-    boxes = {node.name: box(view, node, chosen) for node in graph.nodes}
+    boxes = {node.name: draw_box(view, node, chosen) for node in graph.nodes}
     boxes |= {end: terminal(end) for wire in found for end in (wire.source, wire.into) if end[:1] in (IN, OUT)}
     sizes = {
         key: Size(width=max(row.width for row in rows), height=len(rows), port=rows[0].width)
         for key, rows in boxes.items()
     }
-    for extra in (16, 8, 4, 0):
+    for extra in (0, 16, 8, 4):  # without extra room first, because nothing else fits where that does not
         made = place(graph, found, sizes, extra)
-        if made.width <= width - 2 and made.height <= height:
+        fits = made.width <= width - 2 and made.height <= height
+        if not extra:
+            if not fits:
+                return None
+            smallest = made
+        elif fits:
             return _draw(view, graph, made, boxes, walk, width)
-    return None
+    return _draw(view, graph, smallest, boxes, walk, width)
 
 
 def _draw(
