@@ -11,12 +11,14 @@ from typing import Annotated
 import typer
 
 from mstar_core.config.deployment import DeploymentSpec
-from mstar_core.errors import NotFound, UsageError, did_you_mean
+from mstar_core.errors import ConfigError, NotFound, UsageError
 from mstar_core.host.run_dir import check_name
 from mstarctl.client.deployments import find_known, last_log_dir
 from mstarctl.client.reach import only_here
-from mstarctl.complete import bare, plugin_names, target_names
+from mstarctl.complete import bare, target_names
 from mstarctl.output import Printer
+from mstarctl.plugins import Plugins
+from mstarctl.start.target import find, resolve_target
 from mstarctl.start.unit import service_words, unit_text
 
 
@@ -56,7 +58,7 @@ def _is_started(name: str) -> bool:
     """Return whether this host has the record of a start of this name."""
     try:
         find_known(check_name(name))
-    except (NotFound, UsageError):
+    except (ConfigError, NotFound):  # `MODEL:mini` cannot name a deployment
         return False
     return True
 
@@ -72,16 +74,12 @@ def started(name: str) -> tuple[str, list[str]]:
 
 
 def asked(target: str, words: list[str]) -> tuple[str, list[str]]:
-    """Return the name and the arguments of `up` for a model or deployment file. Raises NotFound for an unknown one."""
-    model = target.partition(":")[0]
-    if not Path(target).is_file() and model not in target_names(""):
-        raise NotFound(
-            f"no deployment, model or file {target!r}",
-            hint=did_you_mean(model, plugin_names("")),
-            kind="deployment",
-            name=target,
-        )
-    name = next((words[at + 1] for at, word in enumerate(words[:-1]) if word == "--name"), Path(model).stem)
+    """Return the name and the arguments of `up` for a model or deployment file.
+
+    Raises NotFound for an unknown one, ConfigError for a file that `up` would refuse.
+    """
+    name = resolve_target(find(target, Plugins.discover())).name
+    name = next((words[at + 1] for at, word in enumerate(words[:-1]) if word == "--name"), name)
     name = next((word.partition("=")[2] for word in words if word.startswith("--name=")), name)
     return check_name(name), [target, *words]
 

@@ -12,6 +12,7 @@ import pytest
 from mstar_core.config.deployment import DeploymentSpec, Plan
 from mstar_core.errors import ExitCode, UsageError
 from mstarctl.client.log_dirs import new_log_dir
+from mstarctl.main import run
 from mstarctl.start.notify import READY, notify
 from mstarctl.start.unit import STOP_S, quoted, service_words, unit_text
 from tests.cli.conftest import Cli
@@ -50,6 +51,21 @@ def test_a_unit_for_a_model_takes_the_options_of_up(cli: Cli) -> None:
     assert said.code == 0, said.err
     assert directives(said.out)["ExecStart"][0].endswith("up toy --name voice --port 8001")
     assert directives(said.out)["ExecReload"][0].endswith("reload voice")
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [(["orpheus:mini"], "orpheus"), (["orpheus_replicas:tiny"], "orpheus"), (["bagel:mini", "--", "--name=b"], "b"),
+     (["bagel_cfg_parallel:mini"], "bagel_cfg_parallel")],
+)  # fmt: skip
+def test_a_unit_has_the_name_that_the_deployment_will_have(
+    words: list[str], name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("MSTAR_RUNTIME_DIR", str(tmp_path))
+    assert run(["unit", *words]) == 0
+    said = capsys.readouterr()
+    assert directives(said.out)["ExecReload"][0].endswith(f"reload {name}") and f"mstar-{name}.service" in said.err
 
 
 def test_an_unknown_name_is_answered_with_the_nearest_model(cli: Cli) -> None:
