@@ -100,7 +100,7 @@ class Guard:
 
 
 class Executor:
-    """The requests of one worker. Owned by the worker's loop."""
+    """The requests of one worker. Owned by the worker's loop. ended: those whose last report is not sent yet."""
 
     def __init__(
         self,
@@ -116,6 +116,7 @@ class Executor:
         self._peer_memory = peer_memory
         self.features = FeatureCache(feature_cache_bytes)
         self.requests: dict[Handle, WorkerRequest] = {}
+        self.ended: list[WorkerRequest] = []
         self.unknown = 0
         self.underruns = 0
         self._spec = spec
@@ -236,6 +237,7 @@ class Executor:
         request = self.requests.pop(handle, None)
         if request is None:
             return
+        self.ended.append(request)
         attempt(self.edges.closed, request)
         attempt(self.tracer.closed, request, self._jobs.under_way)
         attempt(self.tracer.transfers, request, request.inboxes.values())

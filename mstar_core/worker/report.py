@@ -152,7 +152,7 @@ class Report:
         return self.requests(), self.executor.edges.news(self.executor.requests.values())
 
     def requests(self) -> list[RequestNews]:
-        """Return the changes of the open requests."""
+        """Return the changes of the open requests, and the last counts of those that ended."""
         held: dict[int, tuple[int, str]] = {}
         for runner in self.runners.values():
             if isinstance(runner, ReportsPages):
@@ -160,12 +160,14 @@ class Report:
                     pages_before, why_before = held.get(handle, (0, ""))
                     held[handle] = (pages_before + pages, why or why_before)
         facts: dict[int, Facts] = {}
-        for handle, request in self.executor.requests.items():
+        ended, self.executor.ended = self.executor.ended, []
+        for handle, request in ((each.handle, each) for each in (*ended, *self.executor.requests.values())):
             pages, why = held.get(handle, (0, ""))
             at = request.progress
             progress = None if at is None else (at.step, at.steps, at.rate)
             facts[handle] = (request.tokens, pages, why, progress)
-        before, self.reported_requests = self.reported_requests, facts
+        before = self.reported_requests
+        self.reported_requests = {handle: facts[handle] for handle in self.executor.requests}
         return [
             RequestNews(
                 handle=handle,

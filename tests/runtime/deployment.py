@@ -263,10 +263,17 @@ class Deployment:
 
     def admin(self, path: str, method: str = "GET") -> Any:
         """Return a response of the admin socket."""
+        return self._asked(path, method).json()
+
+    def admin_text(self, path: str) -> str:
+        """Return a response of the admin socket as text."""
+        return self._asked(path, "GET").text
+
+    def _asked(self, path: str, method: str) -> httpx.Response:
         with httpx.Client(transport=httpx.HTTPTransport(uds=str(self.run.admin_socket)), timeout=END_S) as client:
             answer = client.request(method, f"http://admin{path}")
             answer.raise_for_status()
-            return answer.json()
+            return answer
 
     def snapshot(self) -> dict[str, Any]:
         """Return the supervisor's snapshot."""

@@ -91,6 +91,22 @@ async def test_a_request_is_followed_from_its_arrival_to_its_trace(deployment: D
     assert trace["request"]["walks"] == {"prefill": 1, "decode": 1, "snac_chunk": 1}
     assert all(0 <= span["start_ms"] <= span["end_ms"] <= lasted_ms for span in trace["spans"])
 
+    # The first request of the deployment ran alone, so that its compute is all that the metrics count.
+    alone = {node: sum(s["busy_ms"] for s in trace["sums"] if (s["node"], s["kind"]) == (node, "compute"))
+             for node in (LLM, SNAC)}  # fmt: skip
+
+    def counted() -> dict[str, float] | None:
+        found = samples(deployment.admin_text("/v1/metrics"))
+        shown = {node: 1000 * found.get(f"mstar_step_seconds_sum{[('node', node)]}", 0.0) for node in alone}
+        return shown if shown == pytest.approx(alone, abs=0.5) else None
+
+    assert await asyncio.to_thread(until, counted, f"metrics that count {alone}")
+    total_ms = 1000 * trace["request"]["age_s"]
+    assert all(spent <= total_ms for spent in alone.values()), "each rank has one thread"
+    assert sum(part["ms"] for part in trace["parts"]) == pytest.approx(total_ms, rel=0.02)
+    assert {part["node"]: part["ms"] for part in trace["parts"] if part["node"] in alone and part["kind"] == "compute"} \
+        == pytest.approx(alone, abs=0.01)  # fmt: skip
+
     # Counters are reported on their own interval, so the last of them may arrive after the end of the request.
     async with asyncio.timeout(LIMIT_S):
         while True:

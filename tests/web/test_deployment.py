@@ -60,8 +60,9 @@ def test_speech_with_a_voice_graph_waterfall_and_stop(deployment: str, tab: Open
     page.until("document.querySelector('#recent').innerText.includes('cancelled')")
     assert '"voice": "leo"' in page.value(SNIPPET)
     assert "Download WAV" in page.value("document.querySelector('form').innerText")
-    page.until("document.body.innerText.includes('waits for a stream')")
+    page.until("document.body.innerText.includes('waits for input')")
     assert "snac_decoder" in page.value("document.querySelector('#after').innerText")
+    assert " = prepare " in page.value("document.querySelector('#after').innerText"), "the parts of its time"
     check_fits(page)
     check_quiet(page, deployment)
 

@@ -100,7 +100,7 @@ def test_rows_of_the_account_follow_the_graph_and_take_the_sums_of_the_trace(run
     span = {"process": "worker-0", "rank": 0, "walk": "w"}
     trace = {
         "spans": [
-            {**span, "node": "snac", "kind": "stall", "start_ms": 0, "end_ms": 50},
+            {**span, "node": "snac", "kind": "wait", "start_ms": 0, "end_ms": 50},
             {**span, "node": "LLM", "kind": "compute", "start_ms": 10, "end_ms": 90},
             {**span, "node": "snac", "kind": "compute", "start_ms": 50, "end_ms": 95},
             {**span, "process": "api", "rank": None, "node": "prepare", "kind": "compute", "start_ms": 0, "end_ms": 9},
@@ -108,7 +108,7 @@ def test_rows_of_the_account_follow_the_graph_and_take_the_sums_of_the_trace(run
         "sums": [
             {**span, "node": "LLM", "kind": "compute", "busy_ms": 31.5},
             {**span, "node": "snac", "kind": "compute", "busy_ms": 4},
-            {**span, "node": "snac", "kind": "stall", "busy_ms": 50},
+            {**span, "node": "snac", "kind": "wait", "busy_ms": 50},
         ],
     }
     graph = {"nodes": [{"name": "LLM"}, {"name": "snac"}], "edges": [{"source": "LLM", "into": "snac", "name": "ids"}]}

@@ -6,7 +6,9 @@ import { gaps, rowsOf } from "./rows.js";
 import { knownGraph } from "./live.js";
 
 const TRIES_MS = [300, 700, 1500];
-const KINDS = { compute: "compute", queue: "queue", stall: "waits for a stream", transfer: "transfer" };
+const KINDS = { compute: "compute", queue: "queue", wait: "waits for input", transfer: "transfer", stall: "stall: silence that was heard" };
+const DENSE = 0.95;
+const STRIPE_PX = 6;
 
 /** Return an element that fills itself once the supervisor has the trace. Without access it shows the api's figures. */
 export function account(item, isAllowed) {
@@ -44,7 +46,14 @@ function comparison(item, server) {
     el("p", { class: "faint" }, "Between: the network and the browser, and the upload."));
 }
 
-function drawn({ request, spans, sums }) {
+/** Return `1.1 s = LLM 337 ms + queue 64 ms`: the parts of the request's time. */
+function partsText(parts) {
+  const shown = parts.filter((part) => Math.abs(part.ms) >= 0.5);
+  const words = shown.map((part, index) => `${part.ms < 0 ? "− " : index ? "+ " : ""}${part.name} ${milliseconds(Math.abs(part.ms))}`);
+  return shown.length ? `${milliseconds(parts.reduce((sum, part) => sum + part.ms, 0))} = ${words.join(" ")}` : "";
+}
+
+function drawn({ request, spans, sums, parts }) {
   const end = Math.max(1, request.ttft_ms || 0, ...spans.map((span) => span.end_ms));
   const rows = rowsOf(spans, sums || [], knownGraph());
   const percent = (value) => `${(100 * Math.max(0, value)) / end}%`;
@@ -55,18 +64,25 @@ function drawn({ request, spans, sums }) {
       mark.style.left = percent(request.ttft_ms);
       track.append(mark);
     }
-    return [el("span", { class: "name", title: row.place }, row.name), track, el("span", { class: "faint" }, row.computeMs ? milliseconds(row.computeMs) : "waits")];
+    return [el("span", { class: "name", title: row.place }, row.name), track, el("span", { class: "faint" }, row.computeMs ? milliseconds(row.computeMs) : row.waits)];
   });
-  const keys = Object.entries(KINDS).map(([kind, words]) => el("span", {}, el("i", { class: kind }), words));
+  const seen = new Set(spans.map((span) => span.kind));
+  const keys = Object.entries(KINDS).filter(([kind]) => seen.has(kind)).map(([kind, words]) => el("span", {}, el("i", { class: kind }), words));
   return [el("h3", {}, "Where the time went"),
     el("div", { class: "bars", role: "img", "aria-label": `Waterfall of ${rows.length} rows over ${milliseconds(end)}; compute: ${rows.map((row) => `${row.name} ${milliseconds(row.computeMs)}`).join(", ")}` }, cells),
     el("div", { class: "row between" }, el("span", { class: "key" }, keys, request.ttft_ms ? el("span", {}, el("i", { class: "ttft" }), `first output, server: ${milliseconds(request.ttft_ms)}`) : null),
-      el("span", { class: "faint" }, `0 to ${milliseconds(end)}; at the right: compute`))];
+      el("span", { class: "faint" }, `0 to ${milliseconds(end)}; at the right: compute`)),
+    el("p", { class: "faint" }, partsText(parts || []))];
 }
 
 function bar(span, percent) {
-  const made = el("span", { class: `bar-part ${span.kind}`, title: `${KINDS[span.kind] || span.kind} ${span.walk || span.node}: ${span.start_ms.toFixed(1)} to ${span.end_ms.toFixed(1)} ms` });
+  const made = el("span", { class: `bar-part ${span.kind}`, title: `${KINDS[span.kind] || span.kind} ${span.walk || span.node}: ${milliseconds(span.busy_ms)} from ${span.start_ms.toFixed(1)} to ${span.end_ms.toFixed(1)} ms` });
   made.style.left = percent(span.start_ms);
-  made.style.width = percent(span.end_ms - span.start_ms);
+  const length = span.end_ms - span.start_ms;
+  made.style.width = percent(length);
+  if (length > 0 && span.busy_ms < DENSE * length) { // many steps with time between them: stripes that cover as much as the steps took
+    const ink = Math.max(0.5, (span.busy_ms / length) * STRIPE_PX);
+    made.style.maskImage = `repeating-linear-gradient(90deg, #000 0 ${ink}px, transparent ${ink}px ${STRIPE_PX}px)`;
+  }
   return made;
 }

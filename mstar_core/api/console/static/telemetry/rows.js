@@ -10,8 +10,10 @@ export function rowsOf(spans, sums, graph) {
   for (const span of spans) {
     const key = `${span.process} ${span.node}`;
     const name = span.rank == null ? key : ranks.get(span.node).size > 1 ? `${span.node} (rank ${span.rank})` : span.node;
-    const row = rows.get(key) || { name, node: span.node, rank: span.rank, place: span.rank == null ? span.process : `rank ${span.rank}`, spans: [], computeMs: 0 };
+    const row = rows.get(key) || { name, node: span.node, rank: span.rank, place: span.rank == null ? span.process : `rank ${span.rank}`, spans: [], computeMs: 0, waits: "" };
     row.spans.push(span);
+    if (span.is_open && span.kind === "compute") row.computeMs += span.busy_ms;
+    if (span.waits_for) row.waits = `waits for ${span.waits_for}`;
     rows.set(key, row);
   }
   for (const sum of sums) {
