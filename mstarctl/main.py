@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sys
@@ -13,12 +14,13 @@ from typing import Any
 import typer
 from typer.core import TyperGroup, TyperOption
 
-from mstar_core.errors import ExitCode, MstarError, UsageError, did_you_mean, nearest
+from mstar_core.errors import ConfigError, ExitCode, MstarError, UsageError, did_you_mean, nearest
 from mstar_core.targets import load_target
 from mstarctl.output.errors import render_error, save_traceback
 from mstarctl.output.options import FORMATS, GlobalOptions
 
 PROGRAM = "mstarctl"
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +258,11 @@ def run(argv: Sequence[str] | None = None) -> int:
         # The reader, such as `head`, closed the pipe. Nothing may be flushed into it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.DONE
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _fail(_full(error), GlobalOptions())
     return code
 
 
@@ -280,8 +287,21 @@ def _run(argv: Sequence[str] | None) -> int:
         return _fail(usage, options)
     except MstarError as error:
         return _fail(error, options)
+    except OSError as error:
+        if error.errno not in FULL or is_completing:
+            return ExitCode.DONE if is_completing else _crash(error, options)
+        return _fail(_full(error), options)
     except Exception as error:  # noqa: BLE001  isolation boundary of one command line
         return ExitCode.DONE if is_completing else _crash(error, options)
+
+
+def _full(error: OSError) -> MstarError:
+    """Return the error of a full disk, whichever file a command wrote."""
+    place = f" for {error.filename}" if error.filename else ""
+    reason = "no space is left" if error.errno == errno.ENOSPC else "the disk quota is used up"
+    return ConfigError(
+        f"{reason}{place}", "the output is incomplete", "free some space, then run it again", code="disk_full"
+    )
 
 
 def _help_hint(error: typer.TyperException) -> str:

@@ -21,7 +21,10 @@ STATE_NAMES: Final = ("robot_state", "states")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """A served model as its api describes it. parameters: their names."""
+    """A served model as its api describes it. parameters: their names.
+
+    speech: `verbatim` if the model reads a text aloud, `answer` if it answers, empty if it does not speak.
+    """
 
     name: str
     inputs: tuple[str, ...]
@@ -29,6 +32,7 @@ class Card:
     parameters: frozenset[str]
     notice: str = ""
     routes: tuple[str, ...] = ()
+    speech: str = ""
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Card:
@@ -40,6 +44,7 @@ class Card:
             parameters=frozenset(facts.get("parameters", {}).get("properties", {})),
             notice=str(facts.get("notice", "")),
             routes=tuple(facts.get("endpoints", ())),
+            speech=str(facts.get("speech", "")),
         )
 
 

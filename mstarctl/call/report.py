@@ -14,6 +14,9 @@ from mstarctl.output import Printer, duration_text
 from mstarctl.output.units import counted
 
 REDRAW_S: Final = 0.1
+SENTENCE_WORDS: Final = 8
+FASTEST_WORDS_PER_S: Final = 6.0
+"""Twice the rate of fast speech."""
 
 
 @dataclass(slots=True)
@@ -81,8 +84,14 @@ class Progress:
             self._has_drawn = False
 
 
-def report(tally: Tally, sink: Sink, who: dict[str, Any], printer: Printer) -> None:
-    """Print the figures of one request. who: deployment, model, weights."""
+def is_cut_short(text: str, seconds: float) -> bool:
+    """Return whether speech is too short to contain its text. A sentence of few words may be spoken fast."""
+    words = len(text.split())
+    return words >= SENTENCE_WORDS and words > FASTEST_WORDS_PER_S * seconds
+
+
+def report(tally: Tally, sink: Sink, who: dict[str, Any], printer: Printer, *, spoken: str = "") -> None:
+    """Print the figures of one request. who: deployment, model, weights. spoken: text that the sound reads aloud."""
     factor = tally.total_s / sink.seconds if sink.seconds else None
     facts = tally.facts
     item: dict[str, Any] = {
@@ -114,6 +123,11 @@ def report(tally: Tally, sink: Sink, who: dict[str, Any], printer: Printer) -> N
     printer.say(f"{name}: {took} ({first}{speed}; finish: {item['finish_reason']}, seed {item['seed']})")
     if sink.kind == "audio" and not tally.chunks:
         printer.warn("no audio was produced: the model ended before its first window; try another --param seed=N")
+    elif sink.kind == "audio" and is_cut_short(spoken, sink.seconds):
+        printer.warn(
+            f"{sink.seconds:.1f} s of audio are too short for {len(spoken.split())} words: the model ended early; send "
+            "one sentence at a time, or try another --param seed=N"
+        )
     if sink.path is None:
         return
     for path in sink.files:

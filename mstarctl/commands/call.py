@@ -222,7 +222,8 @@ def call_once(
         sink.close()
         if not tally.is_done and tally.chunks and sink.path is not None:
             printer.warn(f"{sink.path} contains a partial answer: {sink.amount}")
-    report(tally, sink, server.facts, printer)
+    is_read_aloud = server.card.speech == "verbatim"
+    report(tally, sink, server.facts, printer, spoken=(ask.text or "") if is_read_aloud else "")
 
 
 def call_at(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -138,3 +140,11 @@ def test_completion_waits_no_longer_than_its_limit(cli: Cli, short: Path, monkey
         assert complete.request_ids("r") == [] and complete.described("node/") == []
         assert time.monotonic() - begun < 30, "each may wait 0.15 s; the socket answers after 60"
         assert complete.deployment_names("s") == ["slow"]
+
+
+def test_a_full_disk_is_no_internal_error(short: Path) -> None:
+    command = [sys.executable, "-m", "mstarctl", "version", "-o", "json"]
+    with open("/dev/full", "wb") as full:
+        said = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=120)
+    assert said.returncode == ExitCode.INVALID
+    assert "no space is left" in said.stderr and "internal" not in said.stderr

@@ -6,7 +6,7 @@ import pytest
 
 from mstar_core.client import Line
 from mstarctl.call.ask import Card, requested_outputs
-from mstarctl.call.report import Tally
+from mstarctl.call.report import Tally, is_cut_short
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,17 @@ def test_only_chunks_of_the_written_kind_are_counted() -> None:
         tally.add(Line(modality=modality, data=b"ab", metadata={}))
         assert (tally.first_s is None) == (modality in ("start", "text") and not tally.chunks)
     assert tally.chunks == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds", "short"),
+    [
+        ("one two three four five six seven eight nine", 3.0, False),
+        ("one two three four five six seven eight nine", 0.7, True),
+        ("one two three four five six seven eight nine", 0.0, True),
+        ("Hello there", 0.1, False),
+        ("", 0.0, False),
+    ],
+)
+def test_speech_that_cannot_contain_its_text_is_noticed(text: str, seconds: float, short: bool) -> None:
+    assert is_cut_short(text, seconds) == short
