@@ -135,7 +135,7 @@ def test_a_request_is_listed_traced_and_described(here: Cli, tmp_path: Path, dep
     assert (ended - started).total_seconds() == pytest.approx(item["age_s"], abs=0.1)
     assert abs((datetime.now(UTC) - ended).total_seconds()) < 60
     assert here("requests", "--filter", "/r-[0-9]f3a/", "-o", "name").out == "request/r-7f3a\n"
-    assert here("requests", "--filter", "state:nothing", "-o", "json").items == []
+    assert here("requests", "--filter", "id:nothing", "-o", "json").items == []
     assert "finished" in here("requests", "--since", "1h", "--sort", "-ttft", "-o", "wide").out
     assert "did you mean 'ttft'?" in here("requests", "--filter", "ttftt>1").err
     assert here("requests", "--sort", "colour").code == ExitCode.USAGE
