@@ -201,7 +201,7 @@ def orpheus(config: CheckpointConfig, *, restricts: bool = False) -> ModelSpec:
         resolve="mstar_orpheus.checkpoint.download:resolve_weights",
         notice="orpheus:tiny has random weights: the sound is noise",
         mini_prompt="The red fox ran over the green hill today.",
-        mini_notice="orpheus:mini is a miniature of under 3M parameters: it speaks simple English, a sentence at a time",
+        mini_notice="orpheus:mini is a miniature of under 3M parameters: it speaks one English sentence at a time",
         max_seq_len=min(8192, config.max_positions),
     )
 
