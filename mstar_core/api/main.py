@@ -8,7 +8,6 @@ import selectors
 import signal
 import socket
 import ssl
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -43,6 +42,7 @@ from mstar_core.process.failures import guarded_run
 from mstar_core.process.life import start_child
 from mstar_core.process.system import keep_freed_memory, keep_start
 from mstar_core.transport import Spin
+from mstar_core.transport.spin import spin_then_block
 
 CLOSE_S: Final = 5.0
 """Grace period for responses in progress when the process stops."""
@@ -223,12 +223,7 @@ class BusyPollSelector(selectors.EpollSelector):
         left_s = self._spin.left_s
         if not left_s or (timeout is not None and timeout <= 0):
             return super().select(timeout)
-        look, begun = super().select, time.monotonic()
-        end = begun + (left_s if timeout is None else min(left_s, timeout))
-        while (now := time.monotonic()) < end:
-            if found := look(0):
-                return found
-        return look(None if timeout is None else max(0.0, timeout - (now - begun)))
+        return spin_then_block(super().select, timeout, left_s, self._spin.clock)
 
 
 def busy_poll_loop(spin: Spin) -> asyncio.AbstractEventLoop:

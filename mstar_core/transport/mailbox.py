@@ -19,6 +19,7 @@ from mstar_core.closing import Closing
 from mstar_core.errors import TransportError
 from mstar_core.messages.wire import Envelope, WireCodec
 from mstar_core.transport.address import check_path, socket_file
+from mstar_core.transport.spin import spin_then_block
 
 DRAIN_LIMIT = 256  # messages per turn of a loop: 0.3 ms at one microsecond each, so that timers stay on time
 
@@ -87,13 +88,9 @@ class Mailbox(Closing):
         spin_s: time to busy-poll before sleeping (`Spin.left_s`).
         """
         poll = self._poller.poll
-        if spin_s > 0 and timeout_s > 0:
-            end = time.monotonic() + min(spin_s, timeout_s)
-            while time.monotonic() < end:  # each poll releases the interpreter lock
-                if poll(0):
-                    return True
-            timeout_s = max(0.0, timeout_s - spin_s)
-        return bool(poll(math.ceil(timeout_s * 1000)))
+        if spin_s <= 0 or timeout_s <= 0:
+            return bool(poll(math.ceil(timeout_s * 1000)))
+        return spin_then_block(lambda s: bool(poll(math.ceil((s or 0) * 1000))), timeout_s, spin_s, time.monotonic)
 
     def attach(self, loop: asyncio.AbstractEventLoop, callback: Callable[[list[Envelope | Malformed]], None]) -> None:
         """Call `callback` on `loop` with each batch of messages until `detach`."""

@@ -9,6 +9,25 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def spin_then_block(
+    look: Callable[[float | None], T], timeout_s: float | None, spin_s: float, clock: Callable[[], float]
+) -> T:
+    """Poll without blocking for `spin_s`, then block for the rest of the timeout. Return the first true result.
+
+    look: called with the seconds that it may block, 0 to return at once and None without a limit. The result of the
+    last call is returned if none is true.
+    """
+    begun = clock()
+    end = begun + (spin_s if timeout_s is None else min(spin_s, timeout_s))
+    while (now := clock()) < end:  # each look releases the interpreter lock
+        if found := look(0.0):
+            return found
+    return look(None if timeout_s is None else max(0.0, timeout_s - (now - begun)))
 
 
 @dataclass(slots=True)

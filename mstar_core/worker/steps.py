@@ -172,6 +172,7 @@ class Steps:
     lookahead: int = 0
     spin_s: float = 0.0
     clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
     ranges: Ranges = no_range
     split: Split = whole
     collected: int = 0
@@ -231,9 +232,9 @@ class Steps:
 
     def wait(self, is_called: Callable[[], bool]) -> None:
         """Wait until a step is done or `is_called` returns True."""
-        started = time.monotonic()
+        started = self.clock()
         while not any(steps and self.runners[name].is_done(steps[0]) for name, steps in self.in_flight.items()):
-            lasted = time.monotonic() - started
+            lasted = self.clock() - started
             if lasted < self.spin_s:
                 if is_called():  # also releases the interpreter lock
                     break
@@ -241,8 +242,8 @@ class Steps:
             nap = min(max(lasted * NAP_SHARE, LEAST_NAP_S), MOST_NAP_S)
             if lasted > MOST_NAP_S and is_called():
                 break
-            time.sleep(nap)
-        self.waited_s += time.monotonic() - started
+            self.sleep(nap)
+        self.waited_s += self.clock() - started
 
     def _launch_one(self) -> list[str]:
         """Launch a step of the next node that has runnable rows."""

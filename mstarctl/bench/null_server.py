@@ -31,6 +31,7 @@ class NullBehaviour(msgspec.Struct, frozen=True, kw_only=True):
     stall_s: pause of the whole server, stall_at_s after its first request. status: of every answer; 200 streams.
     breaks_at: line after which the connection breaks, 0 never. fails_at: line in whose place an error comes, 0 never.
     hangs: never answer. line_bytes: size of each line's text. retry_after_s, sentence: of a refusal or an error.
+    gathers: answer nothing before so many requests are there.
     """
 
     delay_s: float = 0.0
@@ -42,6 +43,7 @@ class NullBehaviour(msgspec.Struct, frozen=True, kw_only=True):
     breaks_at: int = 0
     fails_at: int = 0
     hangs: bool = False
+    gathers: int = 0
     line_bytes: int = 0
     retry_after_s: int = -1
     sentence: str = ""
@@ -103,6 +105,8 @@ class NullServer:
     def __init__(self, behaviour: NullBehaviour) -> None:
         self._behaviour = behaviour
         self._first_s: float | None = None
+        self._came = 0
+        self._is_gathered = asyncio.Event()
         text = ANSWER if not behaviour.line_bytes else base64.b64encode(b"x" * behaviour.line_bytes).decode()
         line = f'{{"modality":"text","data":"{text}","metadata":{{}}}}\n'.encode()
         self._line = chunked(line)
@@ -118,6 +122,10 @@ class NullServer:
         self._first_s = self._first_s or came_s
         if told.hangs:
             await asyncio.sleep(3600)
+        self._came += 1
+        if self._came >= told.gathers:
+            self._is_gathered.set()
+        await self._is_gathered.wait()
         await self._until(time.monotonic() + told.delay_s)
         if told.status != 200:
             connection.write(self._refusal)

@@ -24,6 +24,7 @@ from mstarctl.bench.environment import ceiling_file
 from mstarctl.bench.load.plan import Load
 from mstarctl.bench.load.workloads import Workload
 from mstarctl.bench.measure.metrics import Measures
+from mstarctl.bench.measure.outcome import Outcome
 from mstarctl.bench.null_server import NullBehaviour
 from mstarctl.bench.result import ResultFolder
 from mstarctl.bench.run import BenchRun, RunOptions
@@ -111,15 +112,20 @@ def ceiling(processes: int) -> list[SelfTestRow]:
     return rows
 
 
-def injected(delay_s: float, *, span_s: float = 3.0) -> SelfTestRow:
-    """Return whether the report finds a known delay within 2 ms.
+def delayed(delay_s: float, span_s: float = 3.0) -> list[Outcome]:
+    """Return the requests of an open load to a null server with a known delay.
 
-    The null server states how long it really held each request, because a busy host wakes it late.
+    The server states in `total_ms` how long it really held each request, because a busy host wakes it late.
     """
     with null_target(NullBehaviour(delay_s=delay_s)) as target, tempfile.TemporaryDirectory() as scratch:
         load = Load(rate=INJECT_RATE, arrivals="constant", span_s=span_s, warm_up=2)
         null_run(target, load, Path(scratch) / "r")
-        outcomes = ResultFolder.opened(Path(scratch) / "r").outcomes()
+        return ResultFolder.opened(Path(scratch) / "r").outcomes()
+
+
+def injected(delay_s: float) -> SelfTestRow:
+    """Return whether the report finds a known delay within 2 ms."""
+    outcomes = delayed(delay_s)
     waits = [1e3 * (outcome.chunks[0].at_s - outcome.due_s) for outcome in outcomes]
     errors = [wait - outcome.usage["total_ms"] for wait, outcome in zip(waits, outcomes, strict=True)]
     error = statistics.median(errors)
@@ -129,8 +135,8 @@ def injected(delay_s: float, *, span_s: float = 3.0) -> SelfTestRow:
     )  # fmt: skip
 
 
-def stalled(stall_s: float, at_s: float, *, clients: int = 0) -> tuple[SelfTestRow, dict[str, Any]]:
-    """Return whether the report shows every request that a stall delays, and the facts of the run.
+def stalled(stall_s: float, at_s: float, *, clients: int = 0) -> tuple[SelfTestRow, dict[str, Any], list[float]]:
+    """Return whether the report shows every request that a stall delays, the facts of the run, and its waits in s.
 
     clients: use a closed loop of so many clients instead, which sees one late request each.
     """
@@ -156,7 +162,7 @@ def stalled(stall_s: float, at_s: float, *, clients: int = 0) -> tuple[SelfTestR
         name=f"stall of {stall_s:g} s at {STALL_RATE:g}/s", is_right=is_right,
         found=f"{late} late requests of about {expected}, the longest {longest:.0f} ms",
     )  # fmt: skip
-    return row, facts
+    return row, facts, waits
 
 
 def parse_stall(text: str) -> tuple[float, float]:

@@ -7,7 +7,8 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -49,31 +50,31 @@ def test_timers_threads_and_descriptors_are_served_while_it_looks_on_and_after(s
     run(spin, work())
 
 
+class Reads:
+    """A clock that counts its readings, each a millisecond after the one before. Owned by a test."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self) -> float:
+        self.count += 1
+        return 100.0 + 0.001 * self.count
+
+
 def test_it_takes_the_core_while_it_looks_on_and_then_sleeps() -> None:
-    spin = Spin(0.3)
+    """Each look reads the clock of the spin window, here of 300 looks."""
+    spin = Spin(0.3, clock := Reads())
 
     async def work() -> None:
-        async def spent(seconds: float) -> float:
-            begun = time.thread_time()
-            await asyncio.sleep(seconds)
-            return time.thread_time() - begun
+        async def looks() -> int:
+            before = clock.count
+            await asyncio.sleep(0.05)
+            return clock.count - before
 
-        assert await spent(0.2) < 0.02, "nothing has roused it"
+        assert await looks() < 20, "nothing has roused it"
         spin.rouse()
-        assert await spent(0.3) > 0.02
-        assert await spent(0.2) < 0.02
-
-    run(spin, work())
-
-
-def test_a_timer_beyond_the_time_of_looking_on_is_not_late_by_that_time() -> None:
-    spin = Spin(2.0)
-
-    async def work() -> None:
-        spin.rouse()
-        begun = time.monotonic()
-        await asyncio.sleep(2.1)
-        assert 2.1 <= time.monotonic() - begun < 3.8
+        assert await looks() > 250
+        assert await looks() < 20
 
     run(spin, work())
 
@@ -81,7 +82,7 @@ def test_a_timer_beyond_the_time_of_looking_on_is_not_late_by_that_time() -> Non
 @pytest.mark.timeout(120)
 async def test_a_body_that_begins_to_come_rouses_the_api_and_a_look_at_its_health_does_not() -> None:
     with tempfile.TemporaryDirectory(prefix="mstar-api-") as folder:
-        spec = spec_in(folder, SPEC, wait_spin_us=1_000_000)
+        spec = spec_in(folder, SPEC, wait_spin_us=round(LONG_S * 1e6))
         fake = FakeDeployment(spec.ipc_dir)
         fake.attach()
         try:
@@ -89,19 +90,23 @@ async def test_a_body_that_begins_to_come_rouses_the_api_and_a_look_at_its_healt
                 await fake.until(lambda: bool(fake.received))
                 fake.ready()
                 await api.ready()
-                assert await _spent(api, b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n") < 0.1
+                async with sent(api, b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"):
+                    before = api.cpu_s
+                    await asyncio.sleep(0.5)
+                    assert api.cpu_s - before < 0.1
                 head = b"POST /generate HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
-                assert await _spent(api, head + b'Content-Length: 1000\r\n\r\n{"text"') > 0.1
+                async with sent(api, head + b'Content-Length: 1000\r\n\r\n{"text"'), asyncio.timeout(LONG_S):
+                    before = api.cpu_s
+                    while api.cpu_s - before < 0.2:  # noqa: ASYNC110  no event marks it; it takes what the machine gives
+                        await asyncio.sleep(0.05)
         finally:
             fake.close()
 
 
-async def _spent(api: OwnApi, data: bytes) -> float:
-    """Return the CPU seconds of the api in the half second after it received some bytes."""
+@asynccontextmanager
+async def sent(api: OwnApi, data: bytes) -> AsyncIterator[None]:
+    """Send some bytes, and hold the connection."""
     _, writer = await asyncio.open_connection("127.0.0.1", api.port)
-    before = api.cpu_s
     writer.write(data)
-    await asyncio.sleep(0.5)
-    spent = api.cpu_s - before
+    yield
     writer.close()
-    return spent

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from mstar_core.engine.base import MemoryUse, Pressure, StepResult
-from mstar_core.worker.steps import FairShare, Steps, no_range, ranges_on
+from mstar_core.worker.steps import LEAST_NAP_S, FairShare, Steps, no_range, ranges_on
 
 
 class SlowRunner:
@@ -220,24 +220,41 @@ def test_marks_are_made_on_gpus_alone_and_when_they_are_wanted() -> None:
     assert ranges_on("cuda:0", is_wanted=True) is not no_range
 
 
+class FakeTime:
+    """A clock that moves by a microsecond when it is read, and by naps. Owned by a test."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.naps: list[float] = []
+
+    def clock(self) -> float:
+        self.now += 1e-6
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.naps.append(self.now)
+        self.now += seconds
+
+
 def test_a_wait_looks_without_naps_for_as_long_as_it_spins_and_sees_what_comes() -> None:
     """Beyond that it naps: a step of seconds costs no core."""
-    lm = SlowRunner("LLM")
+    lm, fake = SlowRunner("LLM"), FakeTime()
     steps = steps_of(lm)
-    steps.spin_s = 0.2
+    steps.clock, steps.sleep, steps.spin_s = fake.clock, fake.sleep, 0.2
     turn(steps)
-    begun, busy, looks = time.monotonic(), time.thread_time(), [0]
+    begun, looks = fake.now, []
 
     def is_called() -> bool:
-        looks[0] += 1
-        if time.monotonic() - begun > 0.5:
+        looks.append(fake.now - begun)
+        if looks[-1] > 0.5:
             lm.done.add(1)
         return False
 
     steps.wait(is_called)
-    assert 0.5 <= time.monotonic() - begun < 30 and looks[0] > 100
-    assert 0.01 < time.thread_time() - busy < 0.35
+    spun = [look for look in looks if look < 0.2]
+    assert len(spun) > 50_000 and min(fake.naps) - begun >= 0.2
+    assert 100 < len(fake.naps) < 0.3 / LEAST_NAP_S and len(looks) - len(spun) <= len(fake.naps) + 1
     lm.done.clear()
-    begun = time.monotonic()
+    before = len(fake.naps)
     steps.wait(lambda: True)
-    assert time.monotonic() - begun < 0.2, "a message ends the wait at once"
+    assert len(fake.naps) == before, "a message ends the wait at once"

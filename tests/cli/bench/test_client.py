@@ -14,39 +14,43 @@ from mstarctl.bench.client.process import LoadClient
 from mstarctl.bench.client.wire import ClientPlan, Job, Phase, ServerAddress
 from mstarctl.bench.load.plan import Load
 from mstarctl.bench.null_server import NullBehaviour
-from mstarctl.bench.selftest import TOLERANCE_MS, injected, stalled
+from mstarctl.bench.selftest import delayed, stalled
 from tests.cli.bench.conftest import NullRun
 
+DELAY_S, STALL_S = 0.05, 1.0
 
-def test_a_known_delay_is_found_within_two_milliseconds() -> None:
-    """One of three runs: what else runs on the machine may delay the others."""
-    rows = []
-    while not any(row.is_right for row in rows) and len(rows) < 3:
-        rows.append(injected(0.05, span_s=2.0))
-    assert rows[-1].is_right, [row.found for row in rows]
-    assert TOLERANCE_MS == 2.0
+
+def test_a_known_delay_is_found() -> None:
+    """Times of the client and the server are of one clock, so their order holds however busy the machine is."""
+    outcomes = delayed(DELAY_S, span_s=2.0)
+    waits = [outcome.chunks[0].at_s - outcome.sent_s for outcome in outcomes]
+    held = [outcome.usage["total_ms"] / 1e3 for outcome in outcomes]
+    beyond = [wait - each for wait, each in zip(waits, held, strict=True)]
+    assert min(held) >= DELAY_S and min(beyond) > -1e-5, "no answer is seen before it was sent"
+    assert all(outcome.due_s <= outcome.sent_s for outcome in outcomes), "no request leaves before its time"
+    assert min(beyond) < DELAY_S / 2, "a delay that the client adds itself would be in all of them"
 
 
 def test_an_open_load_shows_every_request_that_a_stall_delays() -> None:
-    row, facts = stalled(1.0, 0.5)
-    assert row.is_right, row.found
-    assert facts["metrics"]["latency"]["p90"] > 500
+    _, facts, waits = stalled(STALL_S, 0.5)
+    assert sum(wait > STALL_S / 20 for wait in waits) >= 9, "ten requests were due in the stall"
+    assert max(waits) > 0.8 * STALL_S
+    assert facts["metrics"]["latency"]["p90"] > 500 * STALL_S
 
 
 def test_a_closed_loop_sees_one_late_request() -> None:
-    row, facts = stalled(1.0, 0.5, clients=1)
-    assert row.found.startswith("1 late request"), row.found
-    assert facts["metrics"]["latency"]["p50"] < 100
+    _, facts, waits = stalled(STALL_S, 0.5, clients=1)
+    assert sum(wait > STALL_S / 2 for wait in waits) == 1
+    assert facts["metrics"]["latency"]["p50"] < 500 * STALL_S
     assert facts["notes"]  # the report says that queueing is hidden
 
 
 def test_hundreds_of_requests_are_in_flight_at_once(null_run: NullRun) -> None:
-    """A client with a limit of connections would silently make the load closed."""
-    load = Load(rate=500.0, arrivals="constant", span_s=1.0, warm_up=0)
-    facts, result = null_run(NullBehaviour(delay_s=1.0), load)
-    assert facts["statuses"] == {"ok": len(result.outcomes())}
-    assert facts["metrics"]["latency"]["p50"] == pytest.approx(1000, abs=250)
-    assert max(outcome.sent_s for outcome in result.outcomes()) < min(o.end_s for o in result.outcomes()) + 0.2
+    """A client with a limit of connections would never send the last ones: the server waits for all of them."""
+    load = Load(rate=500.0, arrivals="constant", requests=500, warm_up=0)
+    facts, result = null_run(NullBehaviour(gathers=500), load, timeout_s=60.0, grace_s=60.0)
+    assert facts["statuses"] == {"ok": 500}
+    assert max(outcome.sent_s for outcome in result.outcomes()) < min(o.end_s for o in result.outcomes())
 
 
 def test_lines_of_megabytes_are_received(null_run: NullRun) -> None:
@@ -85,15 +89,16 @@ def test_what_is_still_running_after_the_grace_time_is_incomplete(null_run: Null
 
 def test_cancelled_requests_leave_after_their_time(null_run: NullRun) -> None:
     load = Load(concurrency=2, requests=10, warm_up=0, cancel_share=1.0, cancel_after_s=0.05)
-    facts, result = null_run(NullBehaviour(delay_s=1.0), load)
-    assert facts["statuses"] == {"cancelled": 10}
-    assert all(0.04 < outcome.end_s - outcome.sent_s < 0.5 for outcome in result.outcomes())
+    facts, result = null_run(NullBehaviour(hangs=True), load)
+    assert facts["statuses"] == {"cancelled": 10}, "the server answers none, and the time limit ends none"
+    assert all(outcome.end_s - outcome.sent_s > 0.04 for outcome in result.outcomes())
 
 
 def test_a_control_loop_counts_ticks_that_it_skips(null_run: NullRun) -> None:
     load = Load(concurrency=1, span_s=1.0, period_s=0.1, warm_up=0)
     facts, _ = null_run(NullBehaviour(delay_s=0.15), load)
-    assert facts["statuses"]["skipped"] == pytest.approx(facts["statuses"]["ok"], abs=1)
+    assert facts["statuses"]["skipped"] >= facts["statuses"]["ok"] - 1, "an answer takes longer than a period"
+    assert facts["statuses"]["skipped"] + facts["statuses"]["ok"] == 10, "each tick is either sent or skipped"
 
 
 def test_a_control_loop_sends_its_period_and_the_ticks_that_it_skipped() -> None:
@@ -125,7 +130,7 @@ def test_a_control_loop_sends_its_period_and_the_ticks_that_it_skipped() -> None
 
 def test_too_many_requests_in_flight_stop_the_run(null_run: NullRun) -> None:
     load = Load(rate=100.0, arrivals="constant", span_s=2.0, warm_up=0)
-    facts, _ = null_run(NullBehaviour(delay_s=0.5), load, max_in_flight=8)
+    facts, _ = null_run(NullBehaviour(hangs=True), load, max_in_flight=8, grace_s=0.1)
     assert facts["is_over_saturated"]
     assert "over-saturated" in facts["stopped"]
     assert sum(facts["statuses"].values()) == 8
