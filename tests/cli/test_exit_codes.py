@@ -118,7 +118,7 @@ def test_a_newer_minor_is_understood(cli: Cli, short: Path) -> None:
     with canned(short / "s", answers) as asked:
         said = cli("--socket", str(short / "s"), "requests", "--filter", "state:run", "--since", "5m")
     assert said.code == 0 and "run" in said.out
-    assert asked[-1] == "GET /v1/requests?limit=50&sort=-age_s&filter=state%3Arun&since=300.0"
+    assert asked[-1] == "GET /v1/requests?limit=50&sort=&filter=state%3Arun&since=300.0"
 
 
 def test_completion_waits_no_longer_than_its_limit(cli: Cli, short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
