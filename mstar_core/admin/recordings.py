@@ -109,7 +109,7 @@ class Recordings:
         if not self._all:
             return
         trace = self._requests.trace(request)
-        line = (as_json({"request": trace["request"], "sums": trace["sums"]}) + "\n").encode()
+        line = (as_json({name: trace[name] for name in ("request", "sums", "parts")}) + "\n").encode()
         for recording in self._all.values():
             if recording.dropped or recording.size_bytes + len(line) > recording.limit_bytes:
                 recording.dropped += 1

@@ -6,12 +6,13 @@ Every view takes its figures from here. Used by the request log, and by load tes
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 COMPUTE: Final = "compute"
-STALL, WAIT = "stall", "wait"
+QUEUE, TRANSFER, WAIT, STALL = "queue", "transfer", "wait", "stall"
+LEAST_MS: Final = 1e-6
 BETWEEN: Final = "between steps"
 PARALLEL: Final = "in parallel"
 """Names of the parts that belong to no node, see the glossary."""
@@ -50,8 +51,9 @@ def parts(records: Iterable[Record], total_ms: float) -> list[Part]:
 
     records: sums of a trace, and its open spans. total_ms: from arrival to the end, or to now.
 
-    Compute is exact. The rest of the time, in which nothing ran, is divided among queues, waits and transfers by when
-    they took place; each is assumed to be spread evenly from its start to its end.
+    Compute is exact. In the rest of the time nothing ran: it belongs to queues as far as jobs were ready, then to
+    transfers, to waits for input, and else lies between steps. Each activity is assumed to be spread evenly from its
+    start to its end. A stall is a wait that a listener heard, and counts as one.
     """
     found = list(records)
     compute: dict[str, float] = {}
@@ -67,8 +69,9 @@ def parts(records: Iterable[Record], total_ms: float) -> list[Part]:
     seen = sum(idle.values())
     if rest and not seen:
         idle, seen = {(BETWEEN, ""): rest}, rest
-    made += [Part(kind=kind, node=node, ms=ms * rest / seen) for (kind, node), ms in idle.items() if ms * rest > 0]
-    if overlap > 0:
+    shares = ((kind, node, ms * rest / seen) for (kind, node), ms in idle.items() if seen)
+    made += [Part(kind=kind, node=node, ms=ms) for kind, node, ms in shares if ms >= LEAST_MS]
+    if overlap >= LEAST_MS:
         made.append(Part(kind=PARALLEL, ms=-overlap))
     return made
 
@@ -87,21 +90,35 @@ def _rest(stretches: Sequence[_Stretch], total_ms: float) -> tuple[dict[tuple[st
     idle: dict[tuple[str, str], float] = {}
     overlap = 0.0
     for low, high in itertools.pairwise(edges):
+        length = high - low
         active = [each for each in real if each.start <= low < each.end]
         ranks: dict[str, float] = {}
-        others: dict[tuple[str, str], float] = {}
         for each in active:
             if each.kind == COMPUTE:
                 ranks[each.process] = min(1.0, ranks.get(each.process, 0.0) + each.density)
-            else:
-                key = each.kind, each.node if each.kind in (WAIT, STALL) else ""
-                others[key] = min(1.0, others.get(key, 0.0) + each.density)
         free = 1.0
         for share in ranks.values():
             free *= 1 - share
-        overlap += (high - low) * (sum(ranks.values()) - (1 - free))
-        claimed = sum(others.values())
-        for key, share in others.items():
-            idle[key] = idle.get(key, 0.0) + (high - low) * free * share / max(1.0, claimed)
-        idle[BETWEEN, ""] = idle.get((BETWEEN, ""), 0.0) + (high - low) * free * max(0.0, 1 - claimed)
+        overlap += length * (sum(ranks.values()) - (1 - free))
+        for key, share in _claims(active, free):
+            idle[key] = idle.get(key, 0.0) + length * share
     return idle, overlap
+
+
+def _claims(active: Sequence[_Stretch], free: float) -> Iterator[tuple[tuple[str, str], float]]:
+    """Yield the (kind, node) and the shares of a moment in which nothing ran, which is the share `free` of it."""
+    # The time in a queue excludes the steps of the request, so that all of it lies in the free time.
+    queued = min(free, max((each.density for each in active if each.kind == QUEUE), default=0.0))
+    yield (QUEUE, ""), queued
+    free -= queued
+    moved = free * max((each.density for each in active if each.kind == TRANSFER), default=0.0)
+    yield (TRANSFER, ""), moved
+    free -= moved
+    waits: dict[str, float] = {}
+    for each in active:
+        if each.kind in (WAIT, STALL):
+            waits[each.node] = min(1.0, waits.get(each.node, 0.0) + each.density)
+    total = sum(waits.values())
+    for node, share in waits.items():
+        yield (WAIT, node), free * share / max(1.0, total)
+    yield (BETWEEN, ""), free * max(0.0, 1 - total)

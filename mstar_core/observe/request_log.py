@@ -14,7 +14,7 @@ from mstar_core.messages.life import Telemetry
 from mstar_core.messages.names import API, CONDUCTOR, rank_of
 from mstar_core.messages.telemetry import RequestNews, Span
 from mstar_core.observe.frames import GraphView, RequestStatus
-from mstar_core.observe.parts import Part, parts
+from mstar_core.observe.parts import QUEUE, Part, parts
 from mstar_core.observe.rates import Minute
 from mstar_core.observe.waits import with_waits
 
@@ -29,7 +29,6 @@ SHOWN: Final = 500
 ORPHAN_S: Final = 30.0
 """Time after which reports about a request that the api has not named are dropped."""
 
-QUEUE: Final = "queue"
 _NONE: Final = RequestNews(handle=0)
 
 

@@ -44,6 +44,22 @@ def test_queues_of_several_nodes_are_one_part() -> None:
     assert found(1000, llm, *queues) == {"LLM": 500, "queue": 500}
 
 
+def test_a_ready_job_takes_idle_time_before_a_wait_does() -> None:
+    """The LLM was ready for all of the time in which nothing ran; the codec had no input for most of the request."""
+    found_ms = found(
+        1000,
+        total("worker-0", "LLM", "compute", 0, 1000, 700),
+        total("worker-0", "LLM", "queue", 0, 1000, 300),
+        total("worker-0", "codec", "wait", 0, 1000, 900),
+    )
+    assert found_ms == {"LLM": 700, "queue": 300}
+
+
+def test_a_stall_is_a_wait_that_was_heard() -> None:
+    codec = [total("worker-0", "codec", "wait", 0, 400), total("worker-0", "codec", "stall", 400, 1000)]
+    assert found(1000, *codec) == {"codec wait": 1000}
+
+
 def test_ranks_that_compute_at_the_same_time_are_subtracted_once() -> None:
     both = [total(f"worker-{rank}", node, "compute", 0, 800) for rank, node in enumerate(("LLM", "LLM_cfg"))]
     assert found(1000, *both) == {"LLM": 800, "LLM_cfg": 800, PARALLEL: -800, BETWEEN: 200}

@@ -40,13 +40,20 @@ def joined(outcomes: Sequence[Outcome], spans: Iterable[Mapping[str, Any]]) -> J
 def stages(span: Mapping[str, Any], service_ms: float) -> Shares:
     """Return the parts of one request's time in milliseconds, which add up to its service time.
 
-    The server's parts are those of `trace`. The time that only the client saw is `network and client`.
+    The server's parts are those of `trace`. The time that only the client saw is `network and client`. Results of
+    earlier versions have sums only, from which the parts are computed.
     """
-    total_ms = min(service_ms, _total_ms(span))
-    found = {OUTSIDE: service_ms - total_ms}
-    for part in parts(span["sums"], total_ms):
-        found[part.name] = found.get(part.name, 0.0) + part.ms
+    found: Shares = {}
+    for name, ms in _parts(span, service_ms):
+        found[name] = found.get(name, 0.0) + ms
+    found[OUTSIDE] = max(0.0, service_ms - sum(found.values()))
     return {name: value for name, value in found.items() if abs(value) >= LEAST_MS}
+
+
+def _parts(span: Mapping[str, Any], service_ms: float) -> list[tuple[str, float]]:
+    if "parts" in span:
+        return [(str(part["name"]), float(part["ms"])) for part in span["parts"]]
+    return [(part.name, part.ms) for part in parts(span["sums"], min(service_ms, _total_ms(span)))]
 
 
 def _total_ms(span: Mapping[str, Any]) -> float:

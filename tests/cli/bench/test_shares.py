@@ -48,6 +48,13 @@ def test_a_node_without_input_waits_and_does_not_stall() -> None:
     assert found == {"llm": pytest.approx(40), "wav wait": pytest.approx(50), BETWEEN: pytest.approx(10)}
 
 
+def test_recorded_parts_are_shown_as_they_are() -> None:
+    recorded = {**summary("a", ("llm", "compute", 0, 40, 40)), "parts": [
+        {"name": "llm", "kind": "compute", "node": "llm", "ms": 40.0}, {"name": "queue", "kind": "queue", "ms": 60.0},
+    ]}  # fmt: skip
+    assert stages(recorded, 130.0) == {"llm": 40.0, "queue": 60.0, OUTSIDE: near(30.0)}
+
+
 def test_missing_and_repeated_summaries() -> None:
     early, late = summary("a", ("x", "compute", 0, 50, 50)), summary("a", ("y", "compute", 0, 50, 50))
     found = joined([ended("a", 0.1), ended("b", 0.1)], [early, late])
