@@ -39,7 +39,7 @@ class Endpoint:
 
 _FILTER = Parameter("filter", "requests to show, such as `state:queue ttft>500`; no regular expressions")
 _PARTS = Parameter(
-    "parts", "ranks, nodes, requests, edges, gpus, children, graph, events, comma-separated; default: all"
+    "parts", "ranks, nodes, requests, edges, gpus, children, hosts, graph, events, comma-separated; default: all"
 )
 _FOLLOW = Parameter("follow", "1: continue with new ones", "integer")
 _HANDLE = Parameter("handle", "the internal handle, if several requests had that id", "integer")

@@ -244,7 +244,12 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class GpuStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One GPU of the host; its key is the index as text. is_stale: the readings are more than a few seconds old."""
+    """One GPU of the host; its key is the index as text. is_stale: the readings are more than a few seconds old.
+
+    pcie_in_s, pcie_out_s: bytes per second. fan: share of its speed. throttle: reasons why its clock is lowered.
+    ecc_errors: uncorrected memory errors since the start of the driver. is_mig: it is split into instances.
+    processes: pid -> name and memory in bytes of each process that computes on it.
+    """
 
     index: int
     uuid: str = ""
@@ -256,8 +261,32 @@ class GpuStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     power_limit_w: float | None = None
     temperature_c: float | None = None
     clock_mhz: float | None = None
+    pcie_in_s: int | None = None
+    pcie_out_s: int | None = None
+    fan: float | None = None
+    throttle: list[str] = []
+    ecc_errors: int | None = None
+    is_mig: bool = False
+    processes: dict[str, tuple[str, int]] = {}
     ranks: list[int] = []
     is_stale: bool = False
+
+
+class HostStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Loads of the host; its key is `local`. cores: share of the last second in which each core was busy.
+
+    net: bytes per second of all interfaces but the loopback. disk: bytes per second of all disks.
+    """
+
+    cores: list[float] = []
+    memory_used: int = 0
+    memory_total: int = 0
+    swap_used: int = 0
+    swap_total: int = 0
+    net_in_s: int = 0
+    net_out_s: int = 0
+    disk_read_s: int = 0
+    disk_write_s: int = 0
 
 
 class ChildStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -326,11 +355,11 @@ class GraphView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     walks: list[WalkView] = []
 
 
-Part: TypeAlias = Literal["ranks", "nodes", "requests", "edges", "gpus", "children"]
-PARTS: Final[tuple[Part, ...]] = ("ranks", "nodes", "requests", "edges", "gpus", "children")
+Part: TypeAlias = Literal["ranks", "nodes", "requests", "edges", "gpus", "children", "hosts"]
+PARTS: Final[tuple[Part, ...]] = ("ranks", "nodes", "requests", "edges", "gpus", "children", "hosts")
 """The keyed parts of the state. `deployment` is one object, and `events` have their own frames."""
 
-Item: TypeAlias = RankStatus | NodeStatus | RequestStatus | EdgeStatus | GpuStatus | ChildStatus
+Item: TypeAlias = RankStatus | NodeStatus | RequestStatus | EdgeStatus | GpuStatus | ChildStatus | HostStatus
 ITEM_TYPES: Final[dict[str, type[Item]]] = {
     "ranks": RankStatus,
     "nodes": NodeStatus,
@@ -338,6 +367,7 @@ ITEM_TYPES: Final[dict[str, type[Item]]] = {
     "edges": EdgeStatus,
     "gpus": GpuStatus,
     "children": ChildStatus,
+    "hosts": HostStatus,
 }
 
 COUNTERS: Final[dict[str, frozenset[str]]] = {"edges": frozenset({"items", "bytes"})}
@@ -392,6 +422,7 @@ class SnapshotFrame(msgspec.Struct, frozen=True, kw_only=True, tag_field="k", ta
     edges: dict[str, EdgeStatus] = {}
     gpus: dict[str, GpuStatus] = {}
     children: dict[str, ChildStatus] = {}
+    hosts: dict[str, HostStatus] = {}
     events: list[dict[str, Any]] = []
     truncated: dict[str, int] = {}
 

@@ -34,6 +34,7 @@ from mstar_core.observe.frames import (
     GpuStatus,
     GraphView,
     HelloFrame,
+    HostStatus,
     Item,
     NodeStatus,
     Part,
@@ -72,6 +73,7 @@ class HubState:
     edges: dict[str, EdgeStatus] = field(default_factory=dict)
     gpus: dict[str, GpuStatus] = field(default_factory=dict)
     children: dict[str, ChildStatus] = field(default_factory=dict)
+    hosts: dict[str, HostStatus] = field(default_factory=dict)
     events: deque[Event] = field(default_factory=lambda: deque(maxlen=EVENTS))
 
     def part(self, name: str) -> dict[str, Item]:

@@ -206,7 +206,7 @@ def _reading(nvml: Any, index: int) -> GpuStatus:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
 
     def read(call: Callable[[], Any]) -> Any | None:
-        with suppress(nvml.NVMLError):  # not every card supports every reading
+        with suppress(nvml.NVMLError, AttributeError):  # not every card, nor every version of the library, has each
             return call()
         return None
 
@@ -225,7 +225,47 @@ def _reading(nvml: Any, index: int) -> GpuStatus:
         power_limit_w=_watts(read(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))),
         temperature_c=None if heat is None else float(heat),
         clock_mhz=None if clock is None else float(clock),
+        pcie_in_s=_kib(read(lambda: nvml.nvmlDeviceGetPcieThroughput(handle, nvml.NVML_PCIE_UTIL_RX_BYTES))),
+        pcie_out_s=_kib(read(lambda: nvml.nvmlDeviceGetPcieThroughput(handle, nvml.NVML_PCIE_UTIL_TX_BYTES))),
+        fan=None if (fan := read(lambda: nvml.nvmlDeviceGetFanSpeed(handle))) is None else fan / 100,
+        throttle=throttle_reasons(read(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)) or 0),
+        ecc_errors=read(lambda: _ecc_errors(nvml, handle)),
+        is_mig=read(lambda: nvml.nvmlDeviceGetMigMode(handle)[0]) == 1,
+        processes=_processes(read(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle)) or ()),
     )
+
+
+THROTTLES: Final = {
+    0x4: "power limit", 0x8: "hardware slowdown", 0x20: "temperature (software)", 0x40: "temperature (hardware)",
+    0x80: "power brake",
+}  # fmt: skip
+"""Bits of NVML's clock throttle reasons that mean less speed than asked for. Idle clocks are none."""
+
+
+def throttle_reasons(bits: int) -> list[str]:
+    """Return the reasons in a mask of NVML."""
+    return [reason for bit, reason in THROTTLES.items() if bits & bit]
+
+
+def _ecc_errors(nvml: Any, handle: Any) -> int:
+    return int(nvml.nvmlDeviceGetTotalEccErrors(
+        handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+    ))  # fmt: skip
+
+
+def _processes(found: Sequence[Any]) -> dict[str, tuple[str, int]]:
+    return {str(item.pid): (process_name(int(item.pid)), int(item.usedGpuMemory or 0)) for item in found}
+
+
+def process_name(pid: int) -> str:
+    """Return the name of a process; empty if it is in another namespace or has ended."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+    return ""
+
+
+def _kib(value: int | None) -> int | None:
+    return None if value is None else int(value) * 1024
 
 
 def _watts(milliwatts: int | None) -> float | None:

@@ -31,6 +31,7 @@ from mstar_core.observe.rates import Rate
 from mstar_core.observe.receivers import receiver
 from mstar_core.observe.request_log import RequestLog
 from mstar_core.supervisor.deaths import Circumstances
+from mstar_core.supervisor.host_loads import HostLoads
 from mstar_core.supervisor.host_stats import (
     NO_LOAD,
     GpuReader,
@@ -95,6 +96,7 @@ class StatePublisher:
         self._rates: defaultdict[tuple[str, ...], Rate] = defaultdict(Rate)
         self._partitions: dict[str, str] = {}
         self._next_parts = self._next_loads = 0.0
+        self._host_loads = HostLoads()
         self._running: frozenset[str] = frozenset()
         if view.spec.graph:  # as declared; the conductor sends the graph of the checkpoint later
             self._graph(view.spec.graph)
@@ -190,6 +192,7 @@ class StatePublisher:
         # A dead process that was not reaped yet has no memory: keep its last reading for the death record.
         self._resident |= {name: load.resident_bytes for name, load in self._loads.items() if load.resident_bytes}
         self._kills.sample(now)
+        self.hub.put("hosts", "local", self._host_loads.read(now))
         gpus = self._gpus.latest(now)
         ranks: dict[str, list[int]] = {}
         keys = device_keys(gpus)

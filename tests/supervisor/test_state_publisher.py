@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -292,6 +293,44 @@ def test_unsupported_readings_are_unknown_and_slow_or_old_ones_are_stale(clock: 
     nvml.slow_s = 0.6
     reader.read()
     assert all(gpu.is_stale for gpu in reader.latest(clock.now))
+
+
+class FullNvml(FakeNvml):
+    """A fake NVML whose GPUs have every reading, and one process of this host."""
+
+    NVML_PCIE_UTIL_RX_BYTES, NVML_PCIE_UTIL_TX_BYTES = 1, 2
+    NVML_MEMORY_ERROR_TYPE_UNCORRECTED = NVML_VOLATILE_ECC = 0
+
+    def nvmlDeviceGetPcieThroughput(self, handle: int, which: int) -> int:
+        return 1000 * which
+
+    def nvmlDeviceGetFanSpeed(self, handle: int) -> int:
+        return 40
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: int) -> int:
+        return 0x1 | 0x4 | 0x40
+
+    def nvmlDeviceGetTotalEccErrors(self, handle: int, kind: int, counter: int) -> int:
+        return 2
+
+    def nvmlDeviceGetMigMode(self, handle: int) -> list[int]:
+        return [1, 1]
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[Any]:
+        own, unseen = (os.getpid(), 2**30), (2**22 + 1, None)
+        return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in (own, unseen)]
+
+
+def test_a_gpu_shows_its_bus_its_fan_lowered_clocks_errors_and_processes(clock: Clock) -> None:
+    """An idle clock is not lowered. A process of another namespace has no name."""
+    reader = GpuReader(FullNvml(clock), clock)
+    reader.read()
+    gpu, _ = reader.latest(clock.now)
+    assert (gpu.pcie_in_s, gpu.pcie_out_s) == (1000 * 1024, 2000 * 1024)
+    assert (gpu.fan, gpu.ecc_errors, gpu.is_mig) == (0.4, 2, True)
+    assert gpu.throttle == ["power limit", "temperature (hardware)"]
+    own = Path("/proc/self/comm").read_text(encoding="utf-8").strip()
+    assert gpu.processes == {str(os.getpid()): (own, 2**30), str(2**22 + 1): ("", 0)}
 
 
 def test_a_host_without_the_library_has_no_gpus(clock: Clock) -> None:

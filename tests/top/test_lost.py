@@ -8,7 +8,7 @@ from datetime import UTC
 import msgspec
 import pytest
 
-from mstar_core.observe.frames import DeploymentStatus, EdgeStatus, Event, NodeStatus, NodeView, RankStatus
+from mstar_core.observe.frames import DeploymentStatus, EdgeStatus, Event, HostStatus, NodeStatus, NodeView, RankStatus
 from mstarctl.output.line import Line
 from mstarctl.top.data.lost import without_lost
 from mstarctl.top.data.view import Link, View
@@ -166,3 +166,24 @@ def test_a_graph_is_drawn_at_80_columns_where_it_fits_with_small_boxes_if_they_d
     assert "╔═ Thinker" in alone
     small = plain(compose(view_of("qwen3_omni"), State(page="graph"), 96, 24).lines)
     assert "╔═ Talker" in small and "r1 " in small
+
+
+# -- the host -----------------------------------------------------------------------------------------------------
+
+
+def test_the_ranks_screen_shows_the_host_and_what_limits_a_gpu() -> None:
+    """Processes of the deployment are not listed among those of others."""
+    view = view_of("qwen3_omni")
+    store = view.store.copy()
+    cores = [0.9, 0.1] * 8
+    store.hosts = {"local": HostStatus(cores=cores, memory_used=2**30, memory_total=2**34, swap_used=2**29,
+                                       swap_total=2**30, net_in_s=2**20, disk_write_s=2**21)}  # fmt: skip
+    pid = str(store.ranks["0"].pid)
+    store.gpus = {key: msgspec.structs.replace(
+        gpu, pcie_in_s=2**30, pcie_out_s=0, fan=0.4, throttle=["power limit"], ecc_errors=1,
+        processes={pid: ("python3", 2**33), "77": ("train.py", 2**31)},
+    ) for key, gpu in store.gpus.items()}  # fmt: skip
+    text = plain(compose(replace(view, store=store), State(page="ranks"), 160, 45).lines)
+    assert "50 % of 16" in text and "swap 0.5/1.0 GiB" in text and "network in 1.0 MiB/s" in text
+    assert "PCIe in 1.0 GiB/s" in text and "fan 40 %" in text and "clock lowered by power limit" in text
+    assert "ECC errors 1" in text and "others train.py 2.0 GiB" in text and "python3" not in text

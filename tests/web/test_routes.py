@@ -197,3 +197,9 @@ def test_host_names() -> None:
     assert [host_name(host) for host in ("localhost:8000", "[::1]:80", "127.0.0.1", "LOCALHOST")] == [
         "localhost", "::1", "127.0.0.1", "localhost",
     ]  # fmt: skip
+
+
+def test_the_page_does_not_learn_of_other_processes_on_a_gpu() -> None:
+    gpus = {"0": {"index": 0, "util": 0.5, "processes": {"4242": ["python3", 1024]}}}
+    for frame in ({"k": "snapshot", "gpus": gpus}, {"k": "delta", "set": {"gpus": gpus}}):
+        assert "4242" not in str(shown_frame(frame)) and "util" in str(shown_frame(frame))

@@ -48,6 +48,9 @@ def shown_frame(frame: dict[str, Any]) -> dict[str, Any] | None:
     made = {name: value for name, value in frame.items() if name not in ("requests", "events", "children")}
     if "deployment" in made:
         made["deployment"] = {name: value for name, value in (made["deployment"] or {}).items() if name in HEAD}
+    for gpus in (made.get("gpus"), (made.get("set") or {}).get("gpus")):
+        for gpu in (gpus or {}).values():
+            gpu.pop("processes", None)  # names and ids of other processes of the host
     return made
 
 

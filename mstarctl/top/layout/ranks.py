@@ -369,12 +369,78 @@ def rank_facts(view: View, rank: RankStatus, width: int, size: int) -> list[Line
             line((f"{gpu.clock_mhz:.0f} MHz", "value")) if gpu.clock_mhz is not None else line(),
             pair("limit", f"{gpu.power_limit_w:.0f} W") if gpu.power_limit_w else line(),
         ]
-    rows.append(line(" ") + take(parts, width - 2))
+    rows.append(line(" ") + take([part for part in parts if part.spans], width - 2))
     if size == TINY:
         return rows
+    rows += [
+        fit(line(" ") + take(found, width - 2), width) for found in (gpu_details(view, gpu), host_loads(view)) if found
+    ]
     rows += [line(), *memory(view, rank, width), *pages(view, rank, width), line()]
     rows += [node_facts(view, node, width) for _, node in view.nodes_of(rank.rank)]
     return rows
+
+
+def gpu_details(view: View, gpu: GpuStatus | None) -> list[Line]:
+    """Return PCIe rates, fan, lowered clocks, memory errors, MIG, and the processes of others, as far as known."""
+    if gpu is None:
+        return []
+    parts = (
+        [line(("warning: ", "warn"), (f"clock lowered by {' and '.join(gpu.throttle)}", "warn"))]
+        if gpu.throttle
+        else []
+    )
+    if gpu.pcie_in_s is not None:
+        parts.append(in_out(view, "PCIe", gpu.pcie_in_s, gpu.pcie_out_s or 0))
+    if gpu.fan is not None:
+        parts.append(pair("fan", numbers.percent(gpu.fan)))
+    if gpu.ecc_errors is not None:
+        parts.append(pair("ECC errors", str(gpu.ecc_errors), "bad" if gpu.ecc_errors else "value"))
+    if gpu.is_mig:
+        parts.append(line(("MIG: figures are of the whole card", "warn")))
+    ours = {str(child.pid) for child in view.store.children.values()} | {str(r.pid) for r in view.store.ranks.values()}
+    others = [
+        f"{safe(name) or f'pid {pid}'} {size_text(used)}"
+        for pid, (name, used) in gpu.processes.items()
+        if pid not in ours
+    ]
+    return [*parts, pair("others", ", ".join(others), "warn")] if others else parts
+
+
+def host_loads(view: View) -> list[Line]:
+    """Return the loads of the host: cores, memory, swap, network, disks. Empty if they are not known."""
+    host = next(iter(view.store.hosts.values()), None)
+    if host is None or not host.memory_total:
+        return []
+    parts = [line(("host ", "head"), pair("memory", numbers.amount(host.memory_used, host.memory_total)))]
+    if host.cores:
+        mean = sum(host.cores) / len(host.cores)
+        busiest = sorted(host.cores, reverse=True)[:MOST_CORES]
+        drawn = spark(
+            host.cores if len(host.cores) <= MOST_CORES else busiest,
+            min(len(host.cores), MOST_CORES),
+            view.glyphs,
+            peak=1.0,
+        )
+        parts.append(
+            line(("cores ", "dim"), (drawn, "spark"), (f" {numbers.percent(mean)} of {len(host.cores)}", "value"))
+        )
+    if host.swap_total:
+        role = "warn" if host.swap_used > host.swap_total / 2 else "value"
+        parts.append(pair("swap", numbers.amount(host.swap_used, host.swap_total), role))
+    parts.append(in_out(view, "network", host.net_in_s, host.net_out_s))
+    parts.append(in_out(view, "disk", host.disk_read_s, host.disk_write_s))
+    return parts
+
+
+def in_out(view: View, name: str, got: float, sent: float) -> Line:
+    """Draw `network in 1.2 MiB/s out 3.4 MiB/s`; of a disk, in is what it reads."""
+    return line(
+        (f"{name} ", "dim"),
+        ("in ", "faint"),
+        (f"{size_text(got)}/s", "value"),
+        (" out ", "faint"),
+        (f"{size_text(sent)}/s", "value"),
+    )
 
 
 def memory(view: View, rank: RankStatus, width: int) -> list[Line]:
@@ -452,6 +518,9 @@ def node_facts(view: View, node: NodeStatus, width: int) -> Line:
         line(" ", (left(safe(node.name), 16), view.node_role(node.name)), " ") + take([*parts, mark], width - 19), width
     )
 
+
+MOST_CORES: Final = 32
+"""Most cores that are drawn one by one; of more, the busiest ones."""
 
 AXIS: Final = 6
 """Cells of the labels at the left of a chart."""
