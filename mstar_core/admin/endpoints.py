@@ -86,6 +86,8 @@ ENDPOINTS: Final = (
              errors=(409,)),
     Endpoint(name="resume", method="POST", path="/v1/deployment/resume", doc="Accept requests again.", status=202,
              errors=(409,)),
+    Endpoint(name="reload", method="POST", path="/v1/deployment/reload", status=202, errors=(400, 409),
+             doc="Read the files of API keys and of the certificate again. Returns how many keys there are now."),
     Endpoint(name="restart", method="POST", path="/v1/deployment/restart", doc="Drain, then restart every process.",
              status=202, errors=(409, 503)),
     Endpoint(name="stop", method="POST", path="/v1/deployment/stop", doc="Drain, then end.", status=202,

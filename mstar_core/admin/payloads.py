@@ -83,8 +83,8 @@ def config(target: Supervisor) -> dict[str, Any]:
     resolved: dict[str, Any] = msgspec.to_builtins(spec)
     settings, sources = resolved.pop("settings", {}), resolved.pop("sources", {})
     resolved.pop("graph", None)  # /v1/graph returns it, with its placement
-    if spec.api.api_keys:
-        resolved["api"]["api_keys"] = [HIDDEN] * len(spec.api.api_keys)
+    for name in ("api_keys", "metrics_keys"):
+        resolved["api"][name] = [HIDDEN] * len(getattr(spec.api, name))
     resolved["argv"] = _without_keys(list(spec.argv))
     return {
         "file": spec.config_file,

@@ -125,6 +125,7 @@ class AdminServer:
             "recordings": self._reads(lambda: {"items": [each.facts() for each in self._recordings.all()]}),
             "drain": self._acts(lambda: target.drain("asked to drain")),
             "resume": self._acts(target.resume),
+            "reload": self._reload,
             "restart": self._acts(target.ask_restart),
             "health": self._checks(lambda state: state not in NOT_HEALTHY),
             "ready": self._checks(lambda state: state in SERVING),
@@ -228,6 +229,9 @@ class AdminServer:
         grace = whole(request, "grace", 0) if "grace" in request.args else None
         now = flag(request, "now")
         return self._act(request, lambda: self._deployment.stop(now=now, reason="asked to stop", grace_s=grace))
+
+    async def _reload(self, request: Request) -> HTTPResponse:
+        return self._acted(request, self._deployment.reload)
 
     async def _log_level(self, request: Request) -> HTTPResponse:
         asked = body(request, {"level": str, "children": list})

@@ -16,7 +16,7 @@ from sanic.handlers import ErrorHandler
 from sanic.response import HTTPResponse
 
 from mstar_core.api.errors import MethodNotAllowed, PeerError, SlowUpload, reply_of, unsupported_endpoint
-from mstar_core.api.http.access import check_browser, check_key, preflight_headers
+from mstar_core.api.http.access import check_browser, check_key, check_metrics_key, preflight_headers
 from mstar_core.api.http.connection import HEAD_S, InvalidHead
 from mstar_core.api.http.exchange import Exchange, new_exchange, take_header_id
 from mstar_core.api.http.sanic_protocol import Application, limit_headers
@@ -127,7 +127,9 @@ async def _answered(exchange: Exchange, route: HttpRoute, handler: Handler) -> H
         take_header_id(exchange)
         api = service.deployment.api
         check_browser(api, exchange.request.method, exchange.request.headers)
-        if not route.is_open and not (route.name == "metrics" and api.metrics_open):
+        if route.name == "metrics":
+            check_metrics_key(api, exchange.request.headers)
+        elif not route.is_open:
             exchange.key = check_key(api.api_keys, exchange.request.headers)
         if not route.reads_body:
             await exchange.skip()

@@ -27,6 +27,7 @@ from mstar_core.messages.life import (
     PeerDown,
     PeerReady,
     PeerUp,
+    Reload,
     ServiceState,
     Telemetry,
 )
@@ -65,6 +66,7 @@ class Link:
         self.deployment = DeploymentState()
         self.output_queues: dict[int, OutputQueue] = {}
         self.on_stop: Callable[[str], None] | None = None
+        self.on_reload: Callable[[], None] = lambda: None
         self.on_ready: Callable[[], None] | None = None
         self.gauges: Callable[[], dict[str, float]] = dict
         self.news: Callable[[], tuple[list[RequestNews], list[Span]]] = lambda: ([], [])
@@ -221,6 +223,8 @@ class Link:
                 cancelled = self._registry.get(message.handle)
                 if cancelled is not None:
                     cancelled.fail(Cancelled("the request was cancelled by an operator"))
+            case Reload():
+                self.on_reload()
             case Telemetry():
                 self._metrics.take_samples(message.samples)
             case _:

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 from sanic import Sanic
 
 from mstar_core.api.app import make_app
@@ -34,12 +35,14 @@ from mstar_core.api.service import KEEPALIVE_S, Service
 from mstar_core.config.deployment import ApiConfig, DeploymentSpec
 from mstar_core.errors import PluginError, StartError, Unavailable
 from mstar_core.host.certificates import load_certificate
+from mstar_core.host.run_dir import RunDirectory
 from mstar_core.host.wait_spin import wait_spin_s
 from mstar_core.plugin.loader import bound_model
 from mstar_core.plugin.processor import Detokenizer
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.process.failures import guarded_run
 from mstar_core.process.life import start_child
+from mstar_core.process.logs import hide_secrets
 from mstar_core.process.system import keep_freed_memory, keep_start
 from mstar_core.transport import Spin
 from mstar_core.transport.spin import spin_then_block
@@ -93,6 +96,7 @@ class ApiProcess:
         self._keepalive_s = keepalive_s
         self._fetcher = fetcher or Fetcher(spec.api.remote_media, spec.api.max_body_bytes)
         self._app: Sanic[Any, Any] | None = None
+        self._service: Service | None = None
         self._listener: Listener | None = None
 
     @property
@@ -111,6 +115,7 @@ class ApiProcess:
         loop = asyncio.get_running_loop()
         self.stopped = loop.create_future()
         self.link.on_stop = self.stop
+        self.link.on_reload = self._reload
         self.link.attach(loop)
         self.life.phase("pool", total=self.spec.api.pool_processes or 1)
         app = self._make_app(await self._detokenizer())
@@ -143,8 +148,21 @@ class ApiProcess:
         await self.pool.close()
         self.link.close()
 
+    def _reload(self) -> None:
+        """Take the keys and the certificate from the spec, which the supervisor has checked and written."""
+        api = DeploymentSpec.load(RunDirectory(Path(self.spec.run_dir)).spec).api
+        hide_secrets(api.secrets)
+        kept = msgspec.structs.replace(self.spec.api, api_keys=api.api_keys, metrics_keys=api.metrics_keys)
+        self.spec = msgspec.structs.replace(self.spec, api=kept)
+        self._tls = tls_context(kept)
+        if self._listener is not None:
+            self._listener.tls = self._tls  # open connections keep theirs
+        if self._service is not None:
+            self._service.deployment = self.spec
+        log.info("keys and certificate reloaded", extra={"facts": {"keys": len(api.api_keys)}})
+
     def _make_app(self, detokenizer: Callable[[], Detokenizer] | None) -> Sanic[Any, Any]:
-        service = Service(
+        self._service = service = Service(
             self.spec, self.model, self.link, self.pool, self.registry, self.metrics,
             fetcher=self._fetcher, detokenizer=detokenizer, keepalive_s=self._keepalive_s,
         )  # fmt: skip

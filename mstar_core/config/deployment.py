@@ -106,14 +106,20 @@ class TransportConfig(msgspec.Struct, frozen=True, kw_only=True):
 class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The api's address and limits (docs/http-api.md). Sizes in bytes, times in seconds.
 
-    tls_cert, tls_key: PEM files; with them the api serves HTTPS only. cors_origins: allowed origins of browsers.
-    remote_media: hosts that media may be fetched from. pool_processes: None chooses by the model and the machine's
-    cores. max_requests_per_key: 0 disables the limit. max_connections: also bounded by the limit of open files.
+    api_keys: of the command line, then the last `keys_in_file` from api_key_file. metrics_keys: from metrics_key_file;
+    they open /metrics alone. tls_cert, tls_key: PEM files; with them the api serves HTTPS only. cors_origins: allowed
+    origins of browsers. remote_media: hosts that media may be fetched from. pool_processes: None chooses by the model
+    and the machine's cores. max_requests_per_key: 0 disables the limit. max_connections: also bounded by the limit of
+    open files.
     """
 
     host: str = "127.0.0.1"
     port: int = 8000
     api_keys: tuple[str, ...] = ()
+    api_key_file: str | None = None
+    keys_in_file: int = 0
+    metrics_keys: tuple[str, ...] = ()
+    metrics_key_file: str | None = None
     metrics_open: bool = False
     bind_when_ready: bool = False
     console: bool = True
@@ -141,6 +147,11 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_video_width: int = 4096
     max_video_height: int = 2304
     max_decoded_bytes: int = 1024 * 1024 * 1024
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """The keys of both kinds, which no log and no view shows."""
+        return (*self.api_keys, *self.metrics_keys)
 
     @property
     def url(self) -> str:

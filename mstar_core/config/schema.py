@@ -271,6 +271,8 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     _field("api.bind_when_ready", "Listen only once the model is ready."),
     _field("api.console", "Serve the web page at `/`."),
     _field("api.strict_model", "Refuse requests that name another model."),
+    _field("api.api_key_file", "File with the API keys, one per line; `mstarctl reload` reads it again."),
+    _field("api.metrics_key_file", "File with keys that open /metrics and nothing else."),
     _field("api.metrics_open", "Serve /metrics without an API key."),
     _field("api.unknown_params", "Effect of an unknown request parameter.", choices=("error", "warn")),
     _field("api.timeout_s", "Maximum seconds of a request, queue included.", gt=0, le=86400),

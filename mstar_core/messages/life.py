@@ -112,6 +112,10 @@ class LogLevel(msgspec.Struct, frozen=True, kw_only=True, tag="log_level"):
     level: str
 
 
+class Reload(msgspec.Struct, frozen=True, kw_only=True, tag="reload"):
+    """Supervisor to api: the keys or the certificate changed. The api reads them from the run directory's spec."""
+
+
 class Telemetry(msgspec.Struct, frozen=True, kw_only=True, tag="telemetry", omit_defaults=True):
     """Child to supervisor: gauges, counters, requests, spans and edges, at most every 100 ms. No client text.
 
@@ -132,5 +136,17 @@ class Telemetry(msgspec.Struct, frozen=True, kw_only=True, tag="telemetry", omit
 
 
 LifeMessage = (
-    Hello | Phase | Beat | PeerUp | PeerDown | PeerReady | ServiceState | Ping | Drained | Stop | LogLevel | Telemetry
+    Hello
+    | Phase
+    | Beat
+    | PeerUp
+    | PeerDown
+    | PeerReady
+    | ServiceState
+    | Ping
+    | Drained
+    | Stop
+    | LogLevel
+    | Reload
+    | Telemetry
 )

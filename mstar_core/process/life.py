@@ -64,7 +64,7 @@ def start_child(kind: str, argv: Sequence[str] | None) -> ChildArguments:
     args = parser.parse_args(argv)
     args.spec = DeploymentSpec.load(args.spec)
     made = ChildArguments(**{"name": RANKED[kind](args.rank) if kind in RANKED else kind, **vars(args)})
-    start_logging(made.name, made.spec.log_level, secrets=made.spec.api.api_keys)
+    start_logging(made.name, made.spec.log_level, secrets=made.spec.api.secrets)
     return made
 
 

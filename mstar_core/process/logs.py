@@ -72,6 +72,10 @@ class JsonFormatter(logging.Formatter):
             line["traceback"] = self.formatException(record.exc_info)
         return self._bounded(line)
 
+    def hide(self, secrets: Sequence[str]) -> None:
+        """Hide more texts."""
+        self._secrets = tuple(dict.fromkeys((*self._secrets, *(secret for secret in secrets if secret))))
+
     def _bounded(self, line: dict[str, Any]) -> str:
         text = self._hide(json.dumps(line, default=str))
         if len(text) <= LINE_LIMIT_BYTES:
@@ -85,6 +89,13 @@ class JsonFormatter(logging.Formatter):
         for secret in self._secrets:
             text = text.replace(secret, HIDDEN)
         return text
+
+
+def hide_secrets(secrets: Sequence[str]) -> None:
+    """Hide these texts in every later line of this process, beside those that are hidden already."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler.formatter, JsonFormatter):
+            handler.formatter.hide(secrets)
 
 
 def start_logging(

@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None, kinds: Kinds = child_kinds) -> None:
         args.spec.unlink(missing_ok=True)
     log_dir = Path(spec.log_dir)
     with closing(LogFile(log_dir / f"{NAME}.log", spec.logs)) as file:
-        start_logging(NAME, spec.log_level, secrets=spec.api.api_keys, stream=LogStream(file))
+        start_logging(NAME, spec.log_level, secrets=spec.api.secrets, stream=LogStream(file))
         code, record = _serve(spec, run, kinds, file)
         write_outcome(log_dir, {**identity(spec), **record})
     sys.exit(int(code))
@@ -143,6 +143,14 @@ def prune_daily(loop: asyncio.AbstractEventLoop, spec: DeploymentSpec) -> None:
     loop.call_later(DAY_S, prune_daily, loop, spec)
 
 
+def reload_for_signal(supervisor: Supervisor) -> None:
+    """Read keys and certificate again for SIGHUP; an invalid file is logged and changes nothing."""
+    try:
+        supervisor.reload()
+    except MstarError as error:
+        log.error("the keys and the certificate were not reloaded: %s", error)
+
+
 async def _run(
     spec: DeploymentSpec, run: RunDirectory, admin: socket.socket, kinds: Kinds, own_log: LogFile
 ) -> tuple[ExitCode, dict[str, object]]:
@@ -159,6 +167,7 @@ async def _run(
         mailbox.attach(loop, supervisor.on_batch)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, lambda: supervisor.stop(reason="asked to stop by a signal"))
+        loop.add_signal_handler(signal.SIGHUP, reload_for_signal, supervisor)
         requests = supervisor.publisher.requests
         if spec.log_stats:
             path = Path(spec.stats_file) if spec.stats_file else Path(spec.log_dir) / STATS_FILE

@@ -19,6 +19,8 @@ import msgspec
 
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.errors import ExitCode, StateConflict, Unavailable
+from mstar_core.host.api_keys import with_keys
+from mstar_core.host.certificates import load_certificate
 from mstar_core.host.run_dir import RunDirectory
 from mstar_core.messages.life import (
     Beat,
@@ -27,6 +29,7 @@ from mstar_core.messages.life import (
     LogLevel,
     Phase,
     Ping,
+    Reload,
     ServiceState,
     Stop,
     Telemetry,
@@ -36,6 +39,7 @@ from mstar_core.messages.requests import CancelRequest
 from mstar_core.messages.telemetry import MetricSample
 from mstar_core.messages.wire import Envelope, Message
 from mstar_core.observe.hub import TelemetryHub
+from mstar_core.process.logs import hide_secrets
 from mstar_core.process.peers import Peers
 from mstar_core.supervisor.child import (
     DEFAULT_PACE,
@@ -217,6 +221,19 @@ class Supervisor:
             self._outbound.send(name, LogLevel(level=level))
         self.events.add("log.level", level=level, children=reached)
         return reached
+
+    def reload(self) -> dict[str, Any]:
+        """Read the files of keys and the certificate again. Raises ConfigError or StartError; then nothing changes."""
+        api = with_keys(self.spec.api)
+        load_certificate(api.tls_cert, api.tls_key)
+        self.spec = msgspec.structs.replace(self.spec, api=api)
+        hide_secrets(api.secrets)
+        write_spec(self.run_dir, self.spec)
+        if (child := self.children.get("api")) is not None and child.state in REACHABLE:
+            self._outbound.send("api", Reload())
+        read = {"api_keys": len(api.api_keys), "metrics_keys": len(api.metrics_keys)}
+        self.events.add("config.reloaded", **read)
+        return {**read, "certificate": api.tls_cert}
 
     @property
     def is_drained(self) -> bool:

@@ -14,6 +14,9 @@ from mstar_core.config.schema import Setting, words_of
 from mstar_core.plugin import ModelSpec
 from mstarctl.authoring.config_schema import default_shown
 
+UNSET: Final = ("api_keys", "keys_in_file", "metrics_keys")
+"""Fields of the api's section that are not keys of a file: secrets, and what is derived from them."""
+
 
 def commented_file(spec: ModelSpec) -> str:
     """Return a complete file for `spec` on one rank: required keys, and every default as a comment."""
@@ -125,7 +128,7 @@ def values_of(config: ResolvedConfig) -> dict[str, Any]:
         }
     sections = {"kv_cache": config.kv_cache, "transport": config.transport, "api": config.api, "logs": config.logs}
     for section, struct in sections.items():
-        flat |= {f"{section}.{word}": getattr(struct, word) for word in struct.__struct_fields__ if word != "api_keys"}
+        flat |= {f"{section}.{word}": getattr(struct, word) for word in struct.__struct_fields__ if word not in UNSET}
     return flat
 
 

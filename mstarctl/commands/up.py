@@ -19,7 +19,7 @@ import msgspec
 import typer
 
 from mstar_core.config.deployment import RankPlan
-from mstar_core.errors import ConfigError, ExitCode, MstarError, Unreachable, UsageError
+from mstar_core.errors import ExitCode, MstarError, Unreachable, UsageError
 from mstar_core.host.run_dir import runtime_root
 from mstarctl.client import AdminClient
 from mstarctl.client.deployments import forget, read_outcome
@@ -59,8 +59,10 @@ vars(up)["__signature__"] = up_signature()
 
 def start(options: UpOptions, printer: Printer) -> None:
     """Plan and start a deployment. Raises the MstarError that says why it cannot start."""
-    keys = api_keys(options.api_key, options.api_key_file, printer)
+    keys = typed_keys(options.api_key)
     planned = make_planned(options, api_keys=keys, argv=without_secrets(sys.argv[1:], keys))
+    warn_of_mode(planned.spec.api.api_key_file, "--api-key-file", printer)
+    warn_of_mode(planned.spec.api.metrics_key_file, "--metrics-key-file", printer)
     for sentence in (*planned.spec.unused, *planned.spec.cautions):
         printer.warn(sentence)
     show_plan(planned, printer)
@@ -77,30 +79,21 @@ def start(options: UpOptions, printer: Printer) -> None:
         run_attached(started, planned, printer, len(presses))
 
 
-def api_keys(given: list[str] | None, file: Path | None, printer: Printer) -> tuple[str, ...]:
-    """Return the keys of the command line and of the file. Raises ConfigError for an unreadable or empty file.
-
-    A file that other users may read gives a warning.
-    """
-    keys = list(given or [])
-    if file is not None:
-        try:
-            lines = file.read_text(encoding="utf-8").splitlines()
-            mode = stat.S_IMODE(file.stat().st_mode)
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--api-key-file {file} cannot be read", str(error), key="api_key_file") from error
-        found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-        if not found:
-            raise ConfigError(
-                f"--api-key-file {file} contains no key", hint="write one key per line", key="api_key_file"
-            )
-        if mode & (stat.S_IRGRP | stat.S_IROTH):
-            path = shlex.quote(str(file))
-            printer.warn(f"--api-key-file {file} has mode {mode:04o}: other users may read its keys; chmod 600 {path}")
-        keys += found
-    if any(not key.strip() for key in keys):
+def typed_keys(given: list[str] | None) -> tuple[str, ...]:
+    """Return the keys of the command line. Raises UsageError for an empty one."""
+    if any(not key.strip() for key in given or ()):
         raise UsageError("an API key is empty", hint="give a key, or omit --api-key")
-    return tuple(keys)
+    return tuple(given or ())
+
+
+def warn_of_mode(file: str | None, option: str, printer: Printer) -> None:
+    """Warn of a file of keys that other users may read."""
+    if file is None:
+        return
+    mode = stat.S_IMODE(Path(file).stat().st_mode)
+    if mode & (stat.S_IRGRP | stat.S_IROTH):
+        hint = f"chmod 600 {shlex.quote(file)}"
+        printer.warn(f"{option} {file} has mode {mode:04o}: other users may read its keys; {hint}")
 
 
 def without_secrets(argv: Sequence[str], keys: Sequence[str]) -> tuple[str, ...]:

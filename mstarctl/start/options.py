@@ -84,6 +84,10 @@ class UpOptions:
     api_key_file: Annotated[
         Path | None, typer.Option("--api-key-file", metavar="FILE", help="a file with one key per line")
     ] = None
+    metrics_key_file: Annotated[
+        Path | None,
+        typer.Option("--metrics-key-file", metavar="FILE", help="a file with keys that open /metrics alone"),
+    ] = None
     timeout: Annotated[
         str | None,
         typer.Option("--timeout", metavar="TIME", help="longest life of a request, queue included; default 600s"),

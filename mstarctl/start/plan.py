@@ -18,6 +18,7 @@ from mstar_core.config.graph_view import graph_of
 from mstar_core.config.load import shipped, split_name
 from mstar_core.config.resolved import NodeGroup, ResolvedConfig
 from mstar_core.errors import ConfigError, PluginError, StartError, UsageError, WeightsError, did_you_mean
+from mstar_core.host.api_keys import with_keys
 from mstar_core.host.certificates import load_certificate
 from mstar_core.host.groups import group_id
 from mstar_core.host.leftovers import end_leftovers
@@ -59,7 +60,7 @@ class Planned:
 def make_planned(options: UpOptions, *, api_keys: tuple[str, ...] = (), argv: tuple[str, ...] = ()) -> Planned:
     """Find the model, read its file, place it, check this host. Raises the MstarError that `up` shows.
 
-    api_keys: of the options and of their file. argv: the command line, recorded for `describe`.
+    api_keys: of the command line. argv: the command line, recorded for `describe`.
     """
     if options.rust_frontend or options.rust_frontend_bin is not None:
         raise UsageError("--rust-frontend is not supported", "mstarctl has one front end", "omit the option")
@@ -115,7 +116,7 @@ def make_planned(options: UpOptions, *, api_keys: tuple[str, ...] = (), argv: tu
         hang_s=config.hang_s,
         step_limit_s=config.step_limit_s,
         transport=config.transport,
-        api=msgspec.structs.replace(config.api, api_keys=api_keys),
+        api=with_keys(msgspec.structs.replace(config.api, api_keys=api_keys)),
         logs=config.logs,
         log_level=log_level,
         admin_group=options.admin_group,
@@ -188,6 +189,8 @@ def overrides(options: UpOptions) -> list[Override]:
         "transport.device": ("--tcp-transfer-device", options.transfer_device),
         "api.host": ("--host", options.host),
         "api.port": ("--port", options.port),
+        "api.api_key_file": ("--api-key-file", absolute(options.api_key_file)),
+        "api.metrics_key_file": ("--metrics-key-file", absolute(options.metrics_key_file)),
         "api.timeout_s": ("--timeout", timeout_s),
         "api.bind_when_ready": ("--bind-when-ready", options.bind_when_ready or None),
         "api.console": ("--no-console", False if options.no_console else None),

@@ -60,8 +60,14 @@ async def test_named_origins_may_call_and_others_may_not(started: Started) -> No
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    folder: Path = tmp_path_factory.mktemp("tls")
-    cert, key = str(folder / "cert.pem"), str(folder / "key.pem")
+    cert, key = certificate_in(tmp_path_factory.mktemp("tls"))
+    return str(cert), str(key)
+
+
+def certificate_in(folder: Path) -> tuple[Path, Path]:
+    """Make a certificate for 127.0.0.1 and its key."""
+    folder.mkdir(exist_ok=True)
+    cert, key = folder / "cert.pem", folder / "key.pem"
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",
          "-addext", "subjectAltName=IP:127.0.0.1", "-out", cert, "-keyout", key],

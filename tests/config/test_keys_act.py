@@ -68,6 +68,8 @@ ACTS: Final[dict[str, str]] = {
     "api.bind_when_ready": "tests/api/test_errors.py::test_the_port_may_open_only_when_the_deployment_is_ready",
     "api.console": "tests/web/test_routes.py::test_without_the_console_there_is_no_page",
     "api.strict_model": "tests/api/test_errors.py::test_another_models_name_is_refused_only_when_strict",
+    "api.api_key_file": "tests/cli/test_key_files.py::test_a_reload_replaces_the_keys_of_the_files",
+    "api.metrics_key_file": "tests/api/test_reload.py::test_a_metrics_key_opens_the_metrics_alone",
     "api.metrics_open": "tests/api/test_keys_act.py::test_metrics_need_a_key_unless_they_are_open",
     "api.unknown_params": "tests/api/test_errors.py::test_unknown_parameters_may_be_a_warning",
     "api.timeout_s": "tests/api/test_keys_act.py::test_a_request_lives_as_long_as_the_file_says",

@@ -143,6 +143,8 @@ def test_every_key_changes_the_result(spec: ModelSpec, resolved: Resolve) -> Non
         "api.max_body_bytes": 4096,
         "logs.max_bytes": 65536,
         "api.unknown_params": "warn",
+        "api.api_key_file": "keys",
+        "api.metrics_key_file": "metrics-keys",
         "api.tls_cert": "cert.pem",
         "api.tls_key": "key.pem",
         "api.cors_origins": ["https://example.org"],

@@ -62,6 +62,12 @@ def check_key(keys: Sequence[str], headers: Mapping[str, str]) -> str:
     return hashlib.sha256(given).hexdigest()
 
 
+def check_metrics_key(api: ApiConfig, headers: Mapping[str, str]) -> None:
+    """Check the key of a request for /metrics: one of the metrics keys, or of the API keys. Raises Unauthorized."""
+    if not api.metrics_open and (api.api_keys or api.metrics_keys):
+        check_key((*api.metrics_keys, *api.api_keys), headers)
+
+
 def _given(headers: Mapping[str, str]) -> str:
     scheme, _, value = (headers.get("authorization") or "").partition(" ")
     if scheme.lower() in ("bearer", "api-key") and value.strip():

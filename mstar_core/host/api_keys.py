@@ -1,0 +1,34 @@
+"""Files of API keys: one key per line. Read by `up` for the plan, and again by the supervisor on a reload."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from mstar_core.config.deployment import ApiConfig
+from mstar_core.errors import ConfigError
+
+
+def read_keys(path: str | Path, option: str) -> tuple[str, ...]:
+    """Return the keys of a file. Raises ConfigError if it is unreadable or empty. option: named in the error."""
+    key = option.removeprefix("--").replace("-", "_")
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{option} {path} cannot be read", str(error), key=key) from error
+    found = tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
+    if not found:
+        raise ConfigError(f"{option} {path} contains no key", hint="write one key per line", key=key)
+    return found
+
+
+def with_keys(api: ApiConfig) -> ApiConfig:
+    """Return the configuration with the keys that its files contain now. Raises ConfigError.
+
+    Keys of the command line stay; those that came from the file before are replaced.
+    """
+    typed = api.api_keys[: len(api.api_keys) - api.keys_in_file]
+    kept = read_keys(api.api_key_file, "--api-key-file") if api.api_key_file is not None else ()
+    metrics = read_keys(api.metrics_key_file, "--metrics-key-file") if api.metrics_key_file is not None else ()
+    return msgspec.structs.replace(api, api_keys=(*typed, *kept), keys_in_file=len(kept), metrics_keys=metrics)

@@ -1,0 +1,33 @@
+"""Files of API keys: what they may contain, and what a reload takes from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mstar_core.config.deployment import ApiConfig
+from mstar_core.errors import ConfigError
+from mstar_core.host.api_keys import read_keys, with_keys
+
+
+def test_a_reload_replaces_the_keys_of_the_files(tmp_path: Path) -> None:
+    keys, metrics = tmp_path / "keys", tmp_path / "metrics"
+    keys.write_text("# comment\none\n\n two \n")
+    metrics.write_text("m\n")
+    first = with_keys(ApiConfig(api_keys=("typed",), api_key_file=str(keys), metrics_key_file=str(metrics)))
+    assert (first.api_keys, first.keys_in_file, first.metrics_keys) == (("typed", "one", "two"), 2, ("m",))
+    keys.write_text("three\n")
+    again = with_keys(first)
+    assert (again.api_keys, again.keys_in_file) == (("typed", "three"), 1)
+    assert again.secrets == ("typed", "three", "m")
+    assert with_keys(ApiConfig(api_keys=("typed",))).api_keys == ("typed",)
+
+
+@pytest.mark.parametrize("text", ["", "\n# only a comment\n", None])
+def test_a_file_without_a_key_is_refused(tmp_path: Path, text: str | None) -> None:
+    file = tmp_path / "keys"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ConfigError, match="--api-key-file"):
+        read_keys(file, "--api-key-file")
