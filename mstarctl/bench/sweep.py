@@ -248,7 +248,7 @@ def point_facts(point: SweepPoint, knee: float) -> dict[str, Any]:
 def point_line(point: SweepPoint, knee: float) -> str:
     """Return a point as one line."""
     found = point_facts(point, knee)
-    load = f"{point.load:.3g}/s" if point.is_open else f"{point.load:.0f} clients"
+    load = f"{point.load:.3g}/s" if point.is_open else f"{point.load:.0f} client{'' if point.load == 1 else 's'}"
     first = f"{found['first']} p50 {found['p50']:.4g} p99 {found['p99']:.4g} ms" if found["first"] else "no success"
     state = "over-saturated" if found["is_over_saturated"] else "good" if found["is_good"] else "below the goal"
     state = state if point.is_open else ""

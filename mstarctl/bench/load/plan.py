@@ -60,7 +60,7 @@ class Load:
             return f"trace at {self.speed:g}x"
         if self.concurrency is not None:
             every = f", every {1e3 * self.period_s:g} ms" if self.period_s else ""
-            return f"{self.concurrency} clients{every}"
+            return f"{self.concurrency} client{'' if self.concurrency == 1 else 's'}{every}"
         assert self.rate is not None
         return str(Arrivals.parse(self.arrivals, self.rate))
 

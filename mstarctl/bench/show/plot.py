@@ -15,6 +15,7 @@ from mstarctl.bench.measure.shares import joined, slow_and_usual
 from mstarctl.bench.result import ResultFolder
 from mstarctl.bench.show.chart import Chart, ChartBar, ChartLine, Point, drawn
 from mstarctl.bench.show.live import number
+from mstarctl.bench.show.table import load_text
 from mstarctl.bench.sweep import FILE as SWEEP_FILE
 from mstarctl.bench.sweep import FIRSTS
 
@@ -190,14 +191,13 @@ def sweep_plot(facts: Mapping[str, Any]) -> list[str]:
     """Return a sweep as its chart, its points and its knee."""
     lines = drawn(sweep_chart(facts)) if facts["points"] else []
     for point in facts["points"]:
-        unit = "/s" if point["kind"] == "rate" else " clients"
         first = f"{point['first']} p50 {number(point['p50'])} p99 {number(point['p99'])} ms" if point["first"] else ""
         state = "over-saturated" if point["is_over_saturated"] else ""
         state = f"{state}  the server was disturbed".strip() if point.get("is_disturbed") else state
         good = f"goodput {number(point['goodput'])}/s  " if point["kind"] == "rate" else ""
         sound = f"audio {number(point['audio_rate'])}x  " if point.get("audio_rate") else ""
         lines.append(
-            f"{number(point['load'])}{unit:<8}  throughput {number(point['throughput'])}/s  "
+            f"{load_text(point):<12}  throughput {number(point['throughput'])}/s  "
             f"{good}{sound}{first}  {state}".rstrip()
         )
     if facts.get("knee"):

@@ -143,17 +143,23 @@ def result_markdown(facts: Mapping[str, Any]) -> list[str]:
     return [head_line(facts), *(["", *loud] if loud else []), "", *markdown(rows), "", *markdown(rates)]
 
 
+def load_text(point: Mapping[str, Any]) -> str:
+    """Return the load of a point: `4.0/s`, `1 client` or `8 clients`."""
+    if point["kind"] == "rate":
+        return f"{number(point['load'])}/s"
+    return f"{point['load']:.0f} client{'' if point['load'] == 1 else 's'}"
+
+
 def sweep_rows(facts: Mapping[str, Any]) -> list[list[str]]:
     """Return the points of a sweep as rows of text, headings first."""
     rows = [["load", "offered", "throughput", "goodput", "first output", "p50 ms", "p99 ms", "n", "ok", ""]]
     for point in facts["points"]:
-        unit = "/s" if point["kind"] == "rate" else " clients"
         is_knee = point["kind"] == "rate" and point["load"] == facts.get("knee")
         marks = ["knee"] if is_knee else []
         marks += ["over-saturated"] if point["is_over_saturated"] else []
         marks += ["the server was disturbed"] if point.get("is_disturbed") else []
         rows.append([
-            f"{number(point['load'])}{unit}", f"{number(point['offered'])}/s", f"{number(point['throughput'])}/s",
+            load_text(point), f"{number(point['offered'])}/s", f"{number(point['throughput'])}/s",
             f"{number(point['goodput'])}/s" if facts.get("slo") else "-", point["first"] or "-",
             *("-" if point[each] is None else number(point[each]) for each in ("p50", "p99")), str(point["n"]),
             str(point["statuses"].get("ok", 0)), ", ".join(marks),
