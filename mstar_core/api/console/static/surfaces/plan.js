@@ -19,7 +19,7 @@ const MINI = { samples: 64, topk: 8, cem_steps: 5, horizon: 2, seed: 1 };
 
 /** Request one plan. Returns {actions: rows of 7, energy, energies: the best of each planning step, latency in ms}. */
 async function requested(session, { now, goal, state, extras }) {
-  const form = [["files", now], ["files", goal], ["output_modalities", "tensor,scalar"], ["model_kwargs", JSON.stringify({ task: "plan", states: [state], returns: ["energies"], ...extras })]];
+  const form = [["files", now], ["files", goal], ["output_modalities", "tensor"], ["model_kwargs", JSON.stringify({ task: "plan", states: [state], returns: ["energies"], ...extras })]];
   const found = { actions: [], energy: NaN, energies: [], latency: 0 };
   await session.send({ path: "/generate", form, surface: title }, async (response, clock) => {
     for await (const { modality, bytes, metadata } of outputs(await checked(response))) {
