@@ -38,21 +38,22 @@ export function mount(card, session) {
     shown.set("Distance", scene.distance.toFixed(3));
   }
 
-  /** Request one chunk of movements for what the cameras see now: rows of two joints. timing: period and skipped ticks. */
+  /** Request one chunk for what the cameras see now: {rows: movements of two joints, at: when they were read}. timing: period and skipped ticks. */
   async function requested(timing) {
     const cameras = await Promise.all(world.render(scene.state).map((pixels, i) => pngOf(pixels, world.SIDE, world.CAMERAS[i])));
     const form = [...cameras.map((file) => ["files", file]), ["text", words.value], ["output_modalities", "action"],
       ["model_kwargs", JSON.stringify({ robot_state: scene.joints, ...params.values(), ...timing })]];
-    let rows = [];
+    const found = { rows: [], at: 0 };
     await session.send({ path: "/generate", form, surface: "Robot" }, async (response, clock) => {
       for await (const { modality, bytes, metadata } of outputs(await checked(response))) {
         if (modality !== "action") continue;
         clock.first();
         const width = metadata.shape.at(-1), all = numbers(bytes, metadata.dtype);
-        rows = Array.from({ length: all.length / width }, (_, step) => [...all.slice(step * width, step * width + 2)]);
+        found.rows = Array.from({ length: all.length / width }, (_, step) => [...all.slice(step * width, step * width + 2)]);
       }
+      found.at = performance.now();
     });
-    return rows;
+    return found;
   }
 
   async function drive(most) {
@@ -63,8 +64,8 @@ export function mount(card, session) {
     const began = performance.now();
     try {
       while (pace.made < most && !isStopped && !scene.isReached) {
-        const rows = await requested(most > 1 ? { period_ms: pace.period, skipped_ticks: pace.justSkipped } : {});
-        const rest = pace.answered(performance.now() - began);
+        const { rows, at } = await requested(most > 1 ? { period_ms: pace.period, skipped_ticks: pace.justSkipped } : {});
+        const rest = pace.answered(at - began);
         shown.set("Latency, median", milliseconds(pace.median));
         shown.set("Ticks", pace.made);
         shown.set("Missed deadlines", pace.missed ? `${pace.missed} (${pace.late} late, ${pace.skipped} skipped)` : "0");
