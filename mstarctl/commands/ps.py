@@ -158,8 +158,8 @@ def _show(items: list[dict[str, Any]], printer: Printer) -> None:
 
 
 def _is_loop(item: Mapping[str, Any]) -> bool:
-    """Return whether whole requests are all that can be measured: no first token, no first sound."""
-    return item["latency_p50_ms"] is not None and item["ttft_p50_ms"] is None and item["ttfa_p50_ms"] is None
+    """Return whether a deployment answers, but with neither tokens nor sound, as a robot's model does."""
+    return item["latency_p50_ms"] is not None and item["ttfa_p50_ms"] is None and not item["tokens_s"]
 
 
 def _watch(name: str | None, printer: Printer, before: list[dict[str, Any]]) -> None:

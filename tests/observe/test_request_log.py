@@ -158,4 +158,5 @@ def test_totals_only_grow_and_first_outputs_count_once() -> None:
     tell(log, "api", 1.0, handle=7, id="r", state="finished", started=0.0, ended=2.0, ttft_s=0.2, tokens=8, audio_s=1.5)
     assert (log.tokens, log.audio_s) == (9, 1.5)
     assert log.ttft.quantiles(2.0, 0.5) == (0.2,)
+    assert log.latency.quantiles(2.0, 0.5) == (2.0,), "of the whole request"
     assert log.ttfa.quantiles(100.0, 0.5, 0.99) == (None, None)

@@ -1,0 +1,51 @@
+"""The table of `ps`: figures that a deployment has, and endpoints as a client needs them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from mstar_core.config.deployment import ApiConfig
+from mstarctl.client import Known
+from mstarctl.commands.ps import _show, item_of
+from mstarctl.output import Printer
+from mstarctl.output.options import GlobalOptions
+
+SPOKEN = {"ttft_p50_ms": 210.0, "ttfa_p50_ms": 380.0, "latency_p50_ms": 900.0, "tokens_s": 80.0, "audio_x": 9.0}
+ROBOT = {"ttft_p50_ms": 62.0, "ttfa_p50_ms": None, "latency_p50_ms": 63.0, "tokens_s": 0.0, "requests_s": 9.6}
+
+
+def shown(capsys: pytest.CaptureFixture[str], output: str, **head: Any) -> str:
+    """Return what `ps` prints of one running deployment."""
+    deployment = {"name": "a", "state": "ready", "endpoint": "https://127.0.0.1:8000", **head}
+    item = item_of(Known(name="a", state="ready", snapshot={"deployment": deployment}))
+    _show([item], Printer(GlobalOptions(output=output)))
+    return capsys.readouterr().out
+
+
+def test_a_robot_has_its_latency_and_rate(capsys: pytest.CaptureFixture[str]) -> None:
+    table = shown(capsys, "table", **ROBOT)
+    assert "LATENCY p50" in table and "63 ms" in table and "9.6" in table
+    spoken = shown(capsys, "table", **SPOKEN)
+    assert "LATENCY p50" not in spoken and "210 ms" in spoken
+    assert "LATENCY p50" in shown(capsys, "wide", **SPOKEN)
+    assert json.loads(shown(capsys, "json", **SPOKEN))["items"][0]["latency_p50_ms"] == 900.0
+
+
+def test_an_endpoint_with_a_certificate_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "https://127.0.0.1:8000" in shown(capsys, "table")
+    assert "http" not in shown(capsys, "table", endpoint="http://127.0.0.1:8000")
+
+
+@pytest.mark.parametrize(
+    ("api", "url"),
+    [
+        (ApiConfig(), "http://127.0.0.1:8000"),
+        (ApiConfig(host="0.0.0.0", tls_cert="c.pem"), "https://127.0.0.1:8000"),
+        (ApiConfig(host="::1", port=1), "http://[::1]:1"),
+    ],
+)
+def test_the_url_is_one_that_a_client_of_this_host_can_use(api: ApiConfig, url: str) -> None:
+    assert api.url == url
