@@ -11,7 +11,7 @@ INSTALL ?= install
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-all tour test test-gpu test-web fuzz sanitize kernels wheelhouse lint format docs bench wheels clean
+.PHONY: help install demo demo-all tour test test-gpu test-web fuzz sanitize kernels wheelhouse lint format docs bench wheels release clean
 
 help: ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -65,6 +65,9 @@ bench: install ## measure the runtime on a miniature: a report, not a gate
 
 wheels: install ## build the wheels of the project and every plugin into dist/
 	@$(PY) scripts/wheels.py dist
+
+release: ## check that version, plugins and changelogs agree, and print the commands that tag a release
+	@$(PY) scripts/release.py
 
 clean: ## remove .venv, caches and build output
 	rm -rf .venv .venv.lock build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

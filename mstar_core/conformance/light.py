@@ -60,13 +60,13 @@ def pins(subject: Subject) -> None:
     if not own:
         raise PluginError(
             f"{subject.entry.distribution} does not require mstarctl",
-            hint='dependencies = ["mstarctl[runtime]>=0.1,<0.2"]',
+            hint='dependencies = ["mstarctl[runtime]>=0.2,<0.3"]',
         )
     operators = {part.operator for need in own for part in need.specifier}
     if not operators.intersection({">=", ">", "==", "~="}) or not operators.intersection({"<", "<=", "==", "~="}):
         raise PluginError(
             f"the pin on mstarctl has no upper or no lower bound: {own[0].specifier or 'none'}",
-            hint="write both bounds, such as >=0.1,<0.2",
+            hint="write both bounds, such as >=0.2,<0.3",
         )
     if any(need.name.lower() == "mstar" for need in needs):
         raise PluginError(

@@ -27,7 +27,7 @@ def test_metadata_is_read_without_an_import(patch: pytest.MonkeyPatch, tmp_path:
     install(patch, tmp_path, "raise RuntimeError('imported')")
     entry = next(entry for entry in plugin_entries() if entry.name == "toy")
     assert (entry.distribution, entry.version) == ("mstar-toy", "0.1.0")
-    assert entry.requires == ("mstarctl<0.2,>=0.1",)
+    assert entry.requires == ("mstarctl<1,>=0.1",)
 
 
 def test_a_model_is_found_by_name_alias_and_distribution(patch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def write_plugin(
     name: str = "toy",
     package: str = "toy_plugin",
     distribution: str = "mstar-toy",
-    requires: str = "mstarctl<0.2,>=0.1",
+    requires: str = "mstarctl<1,>=0.1",
     version: str = "0.1.0",
     configs: Mapping[str, str] | None = None,
 ) -> Path:
