@@ -280,3 +280,18 @@ def test_the_arm_moves_in_a_closed_loop(width: int, tab: OpenTab) -> None:
         ):
             assert part in code
         check_fits(page)
+
+
+def test_the_page_works_where_the_browser_blocks_storage(tab: OpenTab) -> None:
+    with live_api(echo, OMNI) as api:
+        page = tab(820)
+        page.before_load(
+            "for (const name of ['localStorage', 'indexedDB']) Object.defineProperty(window, name,"
+            " { get() { throw new DOMException('blocked', 'SecurityError'); } });"
+        )
+        open_page(page, api.url)
+        send(page, "hi")
+        assert page.value("document.querySelector('#keep').checked") is False
+        button(page, "Clear history")
+        page.until("document.querySelectorAll('.turn').length === 0")
+        assert [each for each in page.problems if "/console/" not in each] == []

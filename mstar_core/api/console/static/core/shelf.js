@@ -9,13 +9,14 @@ const CLEARED = "history-cleared";
 
 /** Return whether history is written to this browser. With an API key only if the user chose so. */
 export function isKept() {
-  const chosen = localStorage.getItem(CHOICE);
+  let chosen;
+  try { chosen = localStorage.getItem(CHOICE); } catch { return false; } // the browser blocks storage
   return chosen === null ? !hasKey() : chosen === "yes";
 }
 
 /** Write the choice. Without it the history on disk is removed. */
 export async function keep(isWanted) {
-  localStorage.setItem(CHOICE, isWanted ? "yes" : "no");
+  try { localStorage.setItem(CHOICE, isWanted ? "yes" : "no"); } catch { return; }
   if (!isWanted) await clearDatabase();
 }
 
@@ -51,7 +52,9 @@ async function transact(mode, act) {
   }
 }
 
-const clearDatabase = () => transact("readwrite", (store) => store.clear());
+/** Erase with `act`. A browser without storage has nothing to erase. */
+const erased = (act) => transact("readwrite", act).catch(() => {});
+const clearDatabase = () => erased((store) => store.clear());
 
 /** The newest items of one kind. An item is plain data and blobs with an `id` that grows with time. */
 export class Shelf {
@@ -72,19 +75,17 @@ export class Shelf {
     }
   }
 
-  /** Write an item and drop the oldest beyond the limit. A full disk loses history, not the answer. */
+  /** Write an item and drop the oldest beyond the limit. A full or blocked disk loses history, not the answer. */
   async put(item) {
     if (!isKept()) return;
     try {
       await transact("readwrite", (store) => store.put({ ...item, shelf: this.name }));
       for (const old of (await this.all()).slice(this.most)) await this.remove(old.id);
-    } catch (problem) {
-      if (problem.name !== "QuotaExceededError") throw problem;
-    }
+    } catch { /* see above */ }
   }
 
-  async remove(id) { await transact("readwrite", (store) => store.delete([this.name, id])); }
-  async clear() { await transact("readwrite", (store) => store.delete(this.range)); }
+  remove(id) { return erased((store) => store.delete([this.name, id])); }
+  clear() { return erased((store) => store.delete(this.range)); }
 }
 
 let last = 0;
