@@ -229,7 +229,7 @@ async def test_a_client_that_does_not_read_is_cancelled_and_others_are_not_slowe
         with socket.create_connection(("127.0.0.1", api.process.port)) as slow:
             slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             body = b"text=x&output_modalities=audio&request_id=slow"
-            head = b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-www-form-urlencoded\r\n"
+            head = b"POST /generate HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/x-www-form-urlencoded\r\n"
             head += b"Content-Length: %d\r\n\r\n"
             slow.sendall(head % len(body) + body)
             request = await api.fake.next_request()

@@ -145,7 +145,10 @@ async def test_a_start_without_progress_is_stalled_and_shows_its_stacks(logged_s
 
 async def test_a_fetch_that_dies_of_sigusr1_counts_as_stalled(logged_spec: Any, play: Play) -> None:
     play(weights={"phase": "fetch", "how": "deaf"})
-    async with running(logged_spec(stall_s=1.0)) as (supervisor, task):
+    async with running(logged_spec(stall_s=LIMIT_S)) as (supervisor, task):
+        await event(supervisor, "phase", child="weights", phase="fetch")
+        fetch = supervisor.children["weights"]
+        fetch.started = fetch.last_progress = time.monotonic() - LIMIT_S  # simulates the time without progress
         assert await asyncio.wait_for(task, LIMIT_S) is ExitCode.TIMED_OUT
         cause = supervisor.record()["cause"]
     assert "the download of part has stalled" in cause["message"] and cause["code"] == "stalled"
