@@ -7,7 +7,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -26,9 +26,11 @@ from mstarctl.output.errors import save_traceback
 from mstarctl.output.theme import Mode, sgr
 from mstarctl.top import once
 from mstarctl.top.data.host import ReadHost, here, there
+from mstarctl.top.data.saved_view import load_view, save_view
 from mstarctl.top.data.view import View
 from mstarctl.top.drawing.glyphs import ASCII, UNICODE, Glyphs
 from mstarctl.top.layout.host import host_screen
+from mstarctl.top.layout.requests import Sort
 from mstarctl.top.layout.state import PAGES, State
 from mstarctl.top.web import DRIVER
 
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 
 SSH_INTERVAL_S = 0.5
 SSH_FPS = "15"
+THEMES: Final = ("dark", "light", "terminal")
 LEFT: Final = ""
 """Choice of none: the list was printed or left."""
 
@@ -62,10 +65,18 @@ def top(
         float, typer.Option("--interval", metavar="S", min=0.1, max=10, help="seconds between frames; over ssh 0.5")
     ] = 0.25,
     page: Annotated[
-        str,
-        typer.Option("--view", metavar="V", help=f"the first screen: {', '.join(PAGES)}", autocompletion=screen_names),
-    ] = "overview",
-    filter_text: Annotated[str, typer.Option("--filter", metavar="EXPR", help="only requests that match")] = "",
+        str | None,
+        typer.Option(
+            "--view",
+            metavar="V",
+            help=f"the first screen, by default the last one: {', '.join(PAGES)}",
+            autocompletion=screen_names,
+        ),
+    ] = None,
+    filter_text: Annotated[
+        str | None,
+        typer.Option("--filter", metavar="EXPR", help="only requests that match; default: the last one"),
+    ] = None,
     is_readonly: Annotated[
         bool, typer.Option("--readonly", help="no cancel, no drain, no files written by keys")
     ] = False,
@@ -73,6 +84,9 @@ def top(
     replay: Annotated[Path | None, typer.Option("--replay", metavar="F", help="play a recorded file")] = None,
     speed: Annotated[float, typer.Option("--speed", metavar="N", min=1 / 16, max=64, help="speed of the replay")] = 1.0,
     is_ascii: Annotated[bool, typer.Option("--ascii", help="use no line-drawing characters")] = False,
+    theme: Annotated[
+        str, typer.Option("--theme", metavar="T", help=f"colours: {', '.join(THEMES)}; the terminal's own are 16")
+    ] = "dark",
     is_mono: Annotated[bool, typer.Option("--mono", help="use bold and reverse instead of colours")] = False,
     has_no_mouse: Annotated[bool, typer.Option("--no-mouse", help="leave the mouse to the terminal")] = False,
     web_port: Annotated[
@@ -82,11 +96,13 @@ def top(
 ) -> None:
     """Watch a deployment live in the terminal."""
     printer = Printer.of(ctx)
-    if page not in PAGES:
+    if theme not in THEMES:
+        raise UsageError(f"no theme {theme!r}", hint=did_you_mean(theme, THEMES))
+    if page is not None and page not in PAGES:
         raise UsageError(f"no screen {page!r}", hint=did_you_mean(page, PAGES))
     if replay is not None and record is not None:
         raise UsageError("--record and --replay exclude each other", hint="a recording can be copied")
-    wanted = Filter.parse(filter_text, expressions=True)
+    wanted = Filter.parse(filter_text or "", expressions=True)
     if web_port is not None:
         if is_once or record is not None or printer.is_machine:
             raise UsageError("--web shows the full screen", hint="without --once, --record and -o")
@@ -94,8 +110,8 @@ def top(
 
         serve_top(sys.argv[1:], web_port)
         return
-    look = look_of(printer, is_ascii=is_ascii, is_mono=is_mono)
-    state = State(page=page)
+    look = look_of(printer, is_ascii=is_ascii, is_mono=is_mono, theme=theme)
+    state = State(page=page or "overview")
     if name is None and replay is None and not printer.is_machine:
         choice = _choice(printer, look, is_once=is_once)
         if choice is LEFT:
@@ -120,6 +136,10 @@ def top(
         def open_session(admin: AdminClient) -> Session:
             return _session(admin, None, look, hz=hz, speed=speed, is_readonly=is_readonly)
 
+        if found is not None:
+            saved = load_view(found.name)
+            state = replace(state, page=page or saved.page, sort=Sort(key=saved.sort, is_rising=saved.is_rising))
+            wanted = Filter.parse(saved.filter if filter_text is None else filter_text, expressions=True)
         session = _session(admin, replay, look, hz=hz, speed=speed, is_readonly=is_readonly)
         session.filter = wanted
         if record is not None:
@@ -164,17 +184,18 @@ def _choice(printer: Printer, look: Look, *, is_once: bool) -> str | None:
     return HostApp(read, found, mode=look.mode, glyphs=look.glyphs).run() or LEFT
 
 
-def look_of(printer: Printer, *, is_ascii: bool, is_mono: bool) -> Look:
+def look_of(printer: Printer, *, is_ascii: bool, is_mono: bool, theme: str = "dark") -> Look:
     """Choose the style from flags and environment: truecolour if the terminal declares it, else 16 colours."""
     depth = os.environ.get("COLORTERM", "").lower()
     term = os.environ.get("TERM", "")
     is_plain = is_mono or not printer.options.color or bool(os.environ.get("NO_COLOR")) or term in ("dumb", "vt100")
     is_deep = depth in ("truecolor", "24bit") or "256color" in term or "direct" in term
-    mode: Mode = "mono" if is_plain else "true" if is_deep else "ansi"
+    deep: Mode = "light" if theme == "light" else "true"
+    mode: Mode = "mono" if is_plain else deep if is_deep and theme != "terminal" else "ansi"
     needs_ascii = is_ascii or (sys.stdout.encoding or "").lower().replace("-", "") not in ("utf8", "utf16")
     is_remote = bool(os.environ.get("SSH_CONNECTION"))
     if DRIVER in os.environ:
-        mode = "mono" if is_plain else "true"
+        mode = "mono" if is_plain else deep
     return Look(glyphs=ASCII if needs_ascii else UNICODE, mode=mode, is_remote=is_remote)
 
 
@@ -224,6 +245,9 @@ def _run(
             app.run(mouse=has_mouse)
         finally:
             app.session.stop()
+    shown = app.session.view().store.deployment.name
+    if may_save and session.is_live and shown:
+        save_view(shown, app.saved_view())
     if isinstance(app.failure, MstarError):
         raise app.failure
     if app.failure is not None:

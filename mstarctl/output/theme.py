@@ -11,7 +11,8 @@ from typing import Final, Literal, TypeAlias
 
 from mstarctl.output.line import Line
 
-Mode: TypeAlias = Literal["true", "ansi", "mono"]
+Mode: TypeAlias = Literal["true", "light", "ansi", "mono"]
+"""Colours of a style: a dark or light ground of its own, those of the terminal, or none."""
 
 NODE_COLOURS: Final = 8
 """Roles `node.0` to `node.7`. A node has the same colour on all screens."""
@@ -74,6 +75,49 @@ _TRUE: Final[dict[str, Style]] = {
     "chart.3": Style("#7cc0ff"),
 }
 
+LIGHT_GROUND: Final = "#f7f8fa"
+
+_LIGHT: Final[dict[str, Style]] = {
+    "": Style("#2b3442"),
+    "dim": Style("#5b6675"),
+    "faint": Style("#8b97a8"),
+    "value": Style("#10151c"),
+    "strong": Style("#10151c", bold=True),
+    "title": Style("#0b5cad", bold=True),
+    "accent": Style("#0b66c3"),
+    "ok": Style("#0f7a3d"),
+    "warn": Style("#8a5a00"),
+    "bad": Style("#b3122b", bold=True),
+    "hot": Style("#9a4a00", bold=True),
+    "bar": Style("#2f7fd0"),
+    "rest": Style("#d5dbe3"),
+    "frame": Style("#b4becb"),
+    "head": Style("#5b6675", bold=True),
+    "key": Style("#0b5cad", bold=True),
+    "hint": Style("#5b6675"),
+    "tab": Style("#5b6675"),
+    "tab.on": Style("#ffffff", "#0b66c3", bold=True),
+    "spark": Style("#3f86c4"),
+    "flow": Style("#0c7a6a"),
+    "queue": Style("#5b6675"),
+    "wait": Style("#a8b3c1"),
+    "compute": Style("#2f7fd0"),
+    "transfer": Style("#0c7a6a"),
+    "stall": Style("#b3122b"),
+    "node.0": Style("#0c7a6a"),
+    "node.1": Style("#0b66c3"),
+    "node.2": Style("#6a3fc0"),
+    "node.3": Style("#a82a72"),
+    "node.4": Style("#8a5a00"),
+    "node.5": Style("#4c7a00"),
+    "node.6": Style("#a8431a"),
+    "node.7": Style("#00718f"),
+    "chart.0": Style("#9cc4ea"),
+    "chart.1": Style("#74aade"),
+    "chart.2": Style("#4d91d1"),
+    "chart.3": Style("#2f7fd0"),
+}
+
 _ANSI: Final[dict[str, Style]] = {
     "": Style(),
     "dim": Style("8"),
@@ -116,8 +160,29 @@ _MONO: Final[dict[str, Style]] = {
     "tab.on": Style(reverse=True),
 }
 
-_TABLES: Final[dict[Mode, dict[str, Style]]] = {"true": _TRUE, "ansi": _ANSI, "mono": _MONO}
+_TABLES: Final[dict[Mode, dict[str, Style]]] = {"true": _TRUE, "light": _LIGHT, "ansi": _ANSI, "mono": _MONO}
 ROLES: Final = frozenset(_TRUE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ground:
+    """Backgrounds of a mode that has its own: of the screen, the header and a selection. off: text that is greyed."""
+
+    screen: str
+    bar: str
+    chosen: str
+    off: str
+
+
+GROUNDS: Final[dict[str, Ground]] = {
+    "true": Ground(screen=GROUND, bar=BAR, chosen=CHOSEN, off="#465162"),
+    "light": Ground(screen=LIGHT_GROUND, bar="#e4e9f0", chosen="#cfe3f8", off="#b4becb"),
+}
+
+
+def has_ground(mode: Mode) -> bool:
+    """Return whether a mode paints the background, instead of leaving it to the terminal."""
+    return mode in GROUNDS
 
 
 @lru_cache(maxsize=1024)
@@ -127,26 +192,31 @@ def style_of(role: str, mode: Mode) -> Style:
     Raises KeyError for an unknown role.
     """
     base, _, marks = role.partition("+")
-    style = _TABLES[mode][base]
-    if not style.bg and mode == "true":
-        style = replace(style, bg=GROUND)
+    style, ground = _TABLES[mode][base], GROUNDS.get(mode)
+    if ground is not None and not style.bg:
+        style = replace(style, bg=ground.screen)
     for mark in filter(None, marks.split("+")):
-        style = _marked(style, mark, mode)
+        style = _marked(style, mark, mode) if ground is None else _grounded(style, mark, mode, ground)
     return style
+
+
+def _grounded(style: Style, mark: str, mode: Mode, ground: Ground) -> Style:
+    match mark:
+        case "selected":
+            return replace(style, bg=ground.chosen, fg=_lifted(style.fg) if mode == "true" else style.fg)
+        case "bar":
+            return replace(style, bg=ground.bar)
+        case "off":
+            return replace(style, fg=ground.off, bold=False)
+    raise KeyError(mark)
 
 
 def _marked(style: Style, mark: str, mode: Mode) -> Style:
     match mark, mode:
-        case "selected", "true":
-            return replace(style, bg=CHOSEN, fg=_lifted(style.fg))
         case "selected", _:
             return Style(reverse=True, bold=style.bold)
-        case "bar", "true":
-            return replace(style, bg=BAR)
         case "bar", _:
             return style
-        case "off", "true":
-            return replace(style, fg="#465162", bold=False)
         case "off", "ansi":
             return Style("8")
         case "off", _:
@@ -165,7 +235,7 @@ def sgr(row: Line, mode: Mode) -> str:
     for text, role in row.spans:
         style = style_of(role, mode)
         codes = [*(["1"] if style.bold else []), *(["7"] if style.reverse else []), *_colour(style.fg, 38)]
-        codes += _colour("" if style.bg == GROUND else style.bg, 48)
+        codes += _colour("" if style.bg in (GROUND, LIGHT_GROUND) else style.bg, 48)
         parts.append(f"\x1b[{';'.join(codes)}m{text}\x1b[0m" if codes else text)
     return "".join(parts)
 

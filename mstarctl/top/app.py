@@ -16,10 +16,11 @@ from textual.screen import Screen
 from mstar_core.errors import MstarError, UsageError
 from mstar_core.observe.filter import Filter
 from mstarctl.output.line import Line
-from mstarctl.output.theme import GROUND, Mode
+from mstarctl.output.theme import GROUND, LIGHT_GROUND, Mode, has_ground
 from mstarctl.top import actions, navigation
 from mstarctl.top.data.deployments import Switcher
 from mstarctl.top.data.queries import DeploymentQueries
+from mstarctl.top.data.saved_view import SavedView
 from mstarctl.top.data.session import Session
 from mstarctl.top.data.spans import end_of
 from mstarctl.top.data.view import View
@@ -56,6 +57,9 @@ class TopApp(App[None]):
     App.-plain Screen {{ background: ansi_default; }}
     App.-plain #filter {{ background: ansi_default; color: ansi_default; text-style: reverse; }}
     Dialog {{ background: {GROUND} 60%; }}
+    App.-light Screen {{ background: {LIGHT_GROUND}; }}
+    App.-light #filter {{ background: #cfe3f8; color: #10151c; }}
+    App.-light Dialog {{ background: {LIGHT_GROUND} 60%; }}
     App.-plain Dialog {{ background: ansi_default; }}
     """
     TITLE = "mstarctl top"
@@ -73,7 +77,7 @@ class TopApp(App[None]):
         switcher: Switcher | None = None,
         may_save: bool = True,
     ) -> None:
-        super().__init__(ansi_color=mode != "true")
+        super().__init__(ansi_color=not has_ground(mode))
         self.session, self.queries, self.mode = session, queries, mode
         self.switcher, self.may_save = switcher, may_save
         self.state = state or State()
@@ -95,7 +99,8 @@ class TopApp(App[None]):
         yield self._bar
 
     def on_mount(self) -> None:
-        self.set_class(self.mode != "true", "-plain")
+        self.set_class(not has_ground(self.mode), "-plain")
+        self.set_class(self.mode == "light", "-light")
         self.session.start()
         if self.state.page == "logs":  # started with --view logs
             self.session.want_logs()
@@ -160,6 +165,12 @@ class TopApp(App[None]):
 
     def on_resize(self) -> None:
         self.call_after_refresh(self.draw, always=True)
+
+    def saved_view(self) -> SavedView:
+        """Return the screen, order and filter, with which the next `top` of this deployment starts."""
+        page = self.state.came_from if self.state.page == "request" else self.state.page
+        sort = self.state.sort
+        return SavedView(page=page, sort=sort.key, is_rising=sort.is_rising, filter=self.session.filter.text)
 
     @property
     def lines(self) -> list[Line]:

@@ -9,7 +9,7 @@ from textual.binding import Binding
 
 from mstar_core.errors import MstarError
 from mstarctl.client.store import Store
-from mstarctl.output.theme import GROUND, Mode
+from mstarctl.output.theme import GROUND, LIGHT_GROUND, Mode, has_ground
 from mstarctl.top.data.host import HostView, ReadHost
 from mstarctl.top.data.view import View
 from mstarctl.top.drawing.glyphs import Glyphs, in_ascii
@@ -25,6 +25,7 @@ class HostApp(App[str]):
 
     CSS = f"""
     Screen {{ background: {GROUND}; }}
+    App.-light Screen {{ background: {LIGHT_GROUND}; }}
     App.-plain Screen {{ background: ansi_default; }}
     """
     TITLE = "mstarctl top"
@@ -38,7 +39,7 @@ class HostApp(App[str]):
     ]
 
     def __init__(self, read: ReadHost, first: HostView, *, mode: Mode, glyphs: Glyphs) -> None:
-        super().__init__(ansi_color=mode != "true")
+        super().__init__(ansi_color=not has_ground(mode))
         self._read, self.found, self.mode = read, first, mode
         self._view = View(store=Store(), glyphs=glyphs)
         self._pane = Pane(mode, id="main")
@@ -49,7 +50,8 @@ class HostApp(App[str]):
         yield self._pane
 
     def on_mount(self) -> None:
-        self.set_class(self.mode != "true", "-plain")
+        self.set_class(not has_ground(self.mode), "-plain")
+        self.set_class(self.mode == "light", "-light")
         self._pane.focus()
         self.set_interval(READ_S, self.read_again)
 
