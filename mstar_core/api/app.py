@@ -157,7 +157,7 @@ async def _answered(exchange: Exchange, route: HttpRoute, handler: Handler) -> H
 
 def _failed(exchange: Exchange, error: Exception) -> HTTPResponse | None:
     reply = reply_of(error, exchange.request_id)
-    exchange.status, exchange.code = reply.status, reply.code
+    exchange.status, exchange.code, exchange.message = reply.status, reply.code, reply.message
     is_logged = isinstance(error, PeerError)  # by the link, when it arrived
     if isinstance(error, MstarError) and error.detail and reply.status >= 500 and not is_logged:
         log.error(

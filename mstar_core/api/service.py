@@ -335,7 +335,8 @@ class Service:
                 self.metrics.cancelled.labels(why).inc()
             status, shown = self._outcome(live, error)
             self.registry.remember(live, status, self.clock() - live.started, error=shown, result=live.result)
-            self.telemetry.ended(live, status, str((shown or {}).get("code") or ""))
+            told = shown or {}
+            self.telemetry.ended(live, status, str(told.get("code") or ""), str(told.get("message") or ""))
             asyncio.get_running_loop().call_soon(self.link.note_change)
 
     def _outcome(self, live: LiveRequest, error: BaseException | None) -> tuple[str, dict[str, Any] | None]:

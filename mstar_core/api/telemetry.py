@@ -23,6 +23,7 @@ ADMISSION: Final = "admission"
 PROGRESS_S: Final = 0.5
 """Interval of progress reports of a running request; one costs as much CPU time as sending a chunk."""
 
+MESSAGE_CHARS: Final = 300
 PENDING: Final = 4096
 """Limit of finished requests, and of spans, kept until the next batch."""
 
@@ -63,8 +64,8 @@ class RequestTelemetry:
         live.admitted = self.clock()
         self._span(live, "queue", ADMISSION, live.prepared, live.admitted)
 
-    def ended(self, live: LiveRequest, status: str, code: str) -> None:
-        """Record the end of a request. status: finished, failed or cancelled; code: of its error."""
+    def ended(self, live: LiveRequest, status: str, code: str, message: str = "") -> None:
+        """Record the end of a request. status: finished, failed or cancelled; code, message: of its error."""
         self.counts[status] += 1
         if self._open.pop(live.handle, None) is None:
             return
@@ -72,8 +73,9 @@ class RequestTelemetry:
         cached = usage.get("prompt_tokens_details", {}).get("cached_tokens")
         # The report is complete, because a short request may not have been reported before.
         news = self._news(
-            live, status, ended=self.clock(), error=code, tokens=usage.get("completion_tokens"), cached=cached
-        )
+            live, status, ended=self.clock(), error=code, message=message[:MESSAGE_CHARS] or None,
+            tokens=usage.get("completion_tokens"), cached=cached,
+        )  # fmt: skip
         if self.on_end is not None:
             self.on_end(news)
         if len(self._ended) < PENDING:
@@ -98,7 +100,7 @@ class RequestTelemetry:
 
     def _news(
         self, live: LiveRequest, state: str, *, ended: float | None = None, error: str | None = None,
-        tokens: int | None = None, cached: int | None = None,
+        message: str | None = None, tokens: int | None = None, cached: int | None = None,
     ) -> RequestNews:  # fmt: skip
         encoder = live.encoder
         first = None if encoder is None else encoder.first_at
@@ -115,6 +117,7 @@ class RequestTelemetry:
             started=live.started,
             ended=ended,
             error=error,
+            message=message,
             ttft_s=None if first is None else round(first - live.started, 6),
             ttfa_s=None if sound is None else round(sound - live.started, 6),
             audio_s=None if encoder is None or not encoder.samples else round(encoder.audio_seconds, 4),

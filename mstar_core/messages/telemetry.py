@@ -16,7 +16,7 @@ class RequestNews(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     finished ones, the position of the request (node, walk, rank) and the reason for the choice of its replicas
     (`placed`, empty without a choice). A worker sends sampled ids (`tokens`), pages that it holds, the reason of a
     wait, and of a loop that reports its progress (`step`, `steps`) its speed in steps per second.
-    state: prepare, queue, run, finished, failed, cancelled. error: a code.
+    state: prepare, queue, run, finished, failed, cancelled. error: a code. message: the sentence that the client got.
     """
 
     handle: int
@@ -30,6 +30,7 @@ class RequestNews(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     started: float | None = None
     ended: float | None = None
     error: str | None = None
+    message: str | None = None
     ttft_s: float | None = None
     ttfa_s: float | None = None
     audio_s: float | None = None

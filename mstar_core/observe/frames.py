@@ -173,6 +173,7 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     place (None in the queue); walk: the walk there. active: walks in progress; walks: walk -> completed runs.
     waited_ms: part of its time in queues, in which nothing of it ran. step, steps, step_rate: progress of a step loop,
     such as the denoising of an image: steps done, all steps, steps per second. why: reason of the wait. error: code.
+    message: the sentence of the error, as the client got it.
     ttft, ttfa: time to the first output, and to the first audio. placed: reason for the choice of its replicas.
     period_ms: of the client's control loop, if the client names it; its answer is due within one period.
     skipped_ticks: ticks without a request since the client's previous one, if the client counts them.
@@ -205,6 +206,7 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     walks: dict[str, int] = {}
     why: str = ""
     error: str = ""
+    message: str = ""
     placed: str = ""
     period_ms: float | None = None
     skipped_ticks: int | None = None

@@ -45,6 +45,9 @@ from mstar_core.observe.frames import (
 )
 
 SUBSCRIBERS: Final = 16
+READERS: Final = 8
+"""Most watchers with read permission alone, so that the owner always finds a place."""
+
 HZ_MIN: Final = 0.1
 HZ_MAX: Final = 10.0
 SELECTABLE: Final = (*PARTS, "graph", "events")
@@ -147,16 +150,18 @@ class TelemetryHub:
     ) -> Subscription:
         """Add a watcher. The caller must call `unsubscribe`. parts: none named means all.
 
-        Raises Unavailable if there are 16 watchers, UsageError for an unknown part, a bad filter or a bad rate.
+        Raises Unavailable if there are 16 watchers, or 8 with read permission alone. Raises UsageError for an unknown
+        part, a bad filter or a bad rate.
         """
         chosen = check_parts(parts)
         if not HZ_MIN <= hz <= HZ_MAX:
             raise UsageError(f"hz is {hz:g}", hint=f"choose {HZ_MIN:g} to {HZ_MAX:g}")
         chosen_filter = Filter.parse(filter_text)
-        if len(self._subscriptions) >= SUBSCRIBERS:
+        readers = sum(each.readonly for each in self._subscriptions) if readonly else 0
+        if len(self._subscriptions) >= SUBSCRIBERS or readers >= READERS:
             raise Unavailable(
                 "this deployment has too many watchers",
-                f"{SUBSCRIBERS} are connected",
+                f"{len(self._subscriptions)} are connected, {readers} of them with read permission alone",
                 "close one of them",
                 code="too_many_watchers",
             )
@@ -236,7 +241,7 @@ class Subscription:
         self._hub = hub
         self._parts = parts
         self._filter = filter
-        self._readonly = readonly
+        self.readonly = readonly
         self._has_begun = False
         self._sent_rev = -1
         self._sent_at = NEVER
@@ -262,7 +267,7 @@ class Subscription:
         if not self._has_begun:
             self._has_begun = True
             made: list[Frame] = [
-                HelloFrame(boot=hub.store.boot, hz=self.hz, rev=hub.store.rev, readonly=self._readonly),
+                HelloFrame(boot=hub.store.boot, hz=self.hz, rev=hub.store.rev, readonly=self.readonly),
                 self._snapshot(),
             ]
         elif self._has_lost_events():

@@ -153,6 +153,7 @@ class RequestRecord:
             why="" if ended else why,
             placed=at.placed or "",
             error=api.error or "",
+            message=api.message or "",
         )
 
     def trace(self, model: str, now: float, graph: GraphView | None = None) -> dict[str, Any]:

@@ -113,7 +113,10 @@ def _array(value: Mapping[Any, Any], place: str, shape: Any) -> np.ndarray:
     if not isinstance(data, bytes) or len(data) != math.prod(sizes) * dtype.itemsize:
         have = len(data) if isinstance(data, bytes) else "no"
         raise _bad(place, f"{have} bytes for shape {sizes} of {dtype.str}", "send all of its bytes in row order")
-    return np.frombuffer(data, dtype=dtype).reshape(sizes)
+    try:
+        return np.frombuffer(data, dtype=dtype).reshape(sizes)
+    except (ValueError, OverflowError) as error:  # an axis of no values beside one that is too long for NumPy
+        raise _bad(place, f"its shape is {sizes}", "a shape of the values that were sent") from error
 
 
 def _dtype(text: Any, place: str) -> np.dtype[Any]:

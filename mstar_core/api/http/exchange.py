@@ -42,7 +42,8 @@ class Exchange:
     """One request and its response. Owned by the app's wrapper; passed to the route's handler.
 
     trace_id: sent by the client, otherwise new. is_native: error bodies include the older key. has_begun: the first
-    byte of the response was sent. held_bytes: bytes of the body reserved in the memory budget.
+    byte of the response was sent. message: the sentence of a failure, as the client gets it. held_bytes: bytes of the
+    body reserved in the memory budget.
     """
 
     service: Service
@@ -57,6 +58,7 @@ class Exchange:
     started: float = 0.0
     status: int = 200
     code: str = "ok"
+    message: str = ""
     headers: dict[str, str] = field(default_factory=dict)
     _stream: Any = None
     _body: ChunkedBody | None = None
@@ -214,6 +216,7 @@ class Exchange:
             metrics.request_s.labels(self.route).observe(total_s)
         with request_scope(request_id):
             facts = {"route": self.route, "status": status, "code": code, "total_ms": round(total_s * 1000, 3)}
+            facts |= {"error": self.message} if self.message else {}
             level = logging.INFO if is_work else logging.DEBUG
             log.log(level, "answered", extra={"facts": {**facts, "trace": self.trace_id}})
 

@@ -25,6 +25,7 @@ SILENT: Final = frozenset(
 )  # fmt: skip
 """OpenAI fields that are accepted without effect."""
 
+LEAST_TEMPERATURE: Final = 1e-5
 MAX_STOPS: Final = 4
 MAX_STOP_CHARS: Final = 256
 MAX_INT: Final = 2**63 - 1
@@ -105,6 +106,7 @@ def check_params(spec: ModelSpec, given: Mapping[str, Any], rules: ParamRules) -
     params = parsed.params
     if own_seed and params.seed is None:
         params = dataclasses.replace(params, seed=seed)
+    _check_temperatures(params)
     common = {**{name: value for name, value in rules.headers.items() if value is not None}, **parsed.common}
     timeout_s, warning = _timeout(common.get("timeout_s"), rules.limit_s)
     if "priority" in parsed.common:
@@ -113,6 +115,15 @@ def check_params(spec: ModelSpec, given: Mapping[str, Any], rules: ParamRules) -
     return RequestParams(
         params=params, seed=seed, timeout_s=timeout_s, warnings=warnings, stops=stops, loop=_loop(common)
     )
+
+
+def _check_temperatures(params: Any) -> None:
+    """Refuse temperatures that are not zero but so small that logits divided by them are infinite."""
+    for each in dataclasses.fields(params):
+        value = getattr(params, each.name)
+        if each.name.endswith("temperature") and isinstance(value, float) and 0 < value < LEAST_TEMPERATURE:
+            allowed = f"0 (greedy), or at least {LEAST_TEMPERATURE:g}"
+            raise RequestError(f"{each.name} is {value:g}", hint=f"use {allowed}", field=each.name, allowed=allowed)
 
 
 def _names(spec: ModelSpec) -> list[str]:

@@ -67,7 +67,7 @@ async def generate(exchange: Exchange) -> HTTPResponse | None:
 
 
 def _wanted(exchange: Exchange, form: Form) -> GenerateOptions:
-    fields = form.fields
+    fields = {name: value for name, value in form.fields.items() if value is not None}
     if "streaming" in fields and "stream" in fields:
         raise RequestError("streaming and stream are the same field", hint="send only one of them", field="stream")
     value = fields.get("streaming", fields.get("stream"))

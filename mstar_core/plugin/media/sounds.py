@@ -45,6 +45,8 @@ def read_sound(data: bytes, rate: int, limits: MediaLimits) -> Samples:
     try:
         found = _by_soundfile(data, limits)
         samples, have = found if found is not None else _by_container(data, limits)
+        if not np.isfinite(samples).all():
+            raise undecodable("sound", "it contains values that are not finite")
         return resampled(samples, have, rate).astype(np.float32, copy=False)
     except MstarError:
         raise
