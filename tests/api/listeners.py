@@ -91,7 +91,7 @@ async def _all(port: int, audience: Audience) -> dict[str, list[Listened]]:
 
 def _request(text: str) -> bytes:
     body = json.dumps({"input": text, "stream": True, "response_format": "pcm"}).encode()
-    head = "POST /v1/audio/speech HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = "POST /v1/audio/speech HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body
 
 

@@ -209,7 +209,7 @@ async def test_an_id_in_flight_is_refused_and_free_again_afterwards(started: Sta
 
 
 UPLOAD = (
-    "POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nX-Request-ID: up\r\n"
+    "POST /generate HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nX-Request-ID: up\r\n"
     "Content-Length: 1000\r\n\r\n{"
 )
 
@@ -218,7 +218,7 @@ async def test_a_request_is_cancelled_by_the_id_of_its_header_while_its_body_com
     async with started(speak(1), api_keys=("k1", "k2")) as api:
         key = hashlib.sha256(b"k1").hexdigest()
         reader, writer = await asyncio.open_connection("127.0.0.1", api.process.port)
-        writer.write(UPLOAD.replace("Host: x", "Host: x\r\nX-API-Key: k1").encode())
+        writer.write(UPLOAD.replace("Host: 127.0.0.1", "Host: 127.0.0.1\r\nX-API-Key: k1").encode())
         await api.until(lambda: api.process.registry.arrives("up", key) is not None)
         mine, other = {"X-API-Key": "k1"}, {"X-API-Key": "k2"}
         assert (await api.client.get("/v1/requests/up", headers=mine)).json()["status"] == "preprocessing"

@@ -57,7 +57,7 @@ async def test_an_answer_that_cannot_wait_on_the_disk_fails_alone(started: Start
         with full_disk(), socket.create_connection(("127.0.0.1", api.process.port)) as slow:
             slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 18)
             body = b"text=x&output_modalities=audio&request_id=slow"
-            head = b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-www-form-urlencoded\r\n"
+            head = b"POST /generate HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/x-www-form-urlencoded\r\n"
             slow.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
             request = await api.fake.next_request()
             other = asyncio.create_task(api.client.post("/generate", data={**SPOKEN, "streaming": "false"}))

@@ -25,7 +25,9 @@ def form(file: bytes = PICTURE, request_id: str = "one") -> bytes:
     parts = [f'name="{name}"\r\n\r\n{value}'.encode() for name, value in FIELDS.items()]
     parts.append(b'name="files"; filename="a"\r\n\r\n' + file)
     body = b"".join(b"--b\r\nContent-Disposition: form-data; " + part + b"\r\n" for part in parts) + b"--b--\r\n"
-    head = f"POST /generate HTTP/1.1\r\nHost: x\r\nX-Request-ID: {request_id}\r\nContent-Length: {len(body)}\r\n"
+    head = (
+        f"POST /generate HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Request-ID: {request_id}\r\nContent-Length: {len(body)}\r\n"
+    )
     return head.encode() + b"Content-Type: multipart/form-data; boundary=b\r\n\r\n" + body
 
 
