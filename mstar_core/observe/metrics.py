@@ -90,7 +90,7 @@ _ALL: Final = (
     _both("counter", "mstar_transport_bytes", "Bytes of tensors that a process sent to others.", "component"),
     _both("gauge", "mstar_kv_pages", "KV-cache pages of a node by state.", "node", "state"),
     _both("gauge", "mstar_batch_size", "Rows of a node's last batch, 0 when it is idle.", "node"),
-    _both("histogram", STEP_SECONDS, "Duration of a node's step, from launch to result.", "node", buckets=STEPS),
+    _both("histogram", STEP_SECONDS, "Compute of a node: the duration of each step.", "node", buckets=STEPS),
     _both("histogram", STEP_ROWS, "Rows of a node's step: its batch.", "node", buckets=BATCHES),
     _both("counter", "mstar_preempted", "Preempted requests of a node.", "node"),
     _both("gauge", "mstar_graph_steps", "Steps of a node since its start: replayed from a CUDA graph, or plain.",
