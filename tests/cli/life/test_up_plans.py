@@ -38,7 +38,7 @@ Cli = Callable[..., Any]
         (["orpheus", "--weights", "nowhere"], ExitCode.INVALID, "nowhere is not a directory with weights"),
         (["orpheus:tiny", "--weights", "."], ExitCode.INVALID, "exclude each other"),
         (["orpheus", "--set", "kv_cache.page=3"], ExitCode.INVALID, "page"),
-        (["orpheus", "--name", "a/b"], ExitCode.INVALID, "name is 'a/b'"),
+        (["orpheus", "--name", "a/b"], ExitCode.INVALID, "'a/b' cannot name a deployment"),
         (["orpheus", "--tensor-comm-protocol", "SMH"], ExitCode.USAGE, "did you mean 'SHM'?"),
         (["orpheus", "--mooncake-port", "70000"], ExitCode.USAGE, "70000 is not in the range"),
         (["orpheus", "--rust-frontend"], ExitCode.USAGE, "mstarctl has one front end"),
@@ -247,7 +247,7 @@ def test_the_api_serves_this_host_only_by_default(tool: Cli) -> None:
     [
         (["--tls-cert", "nope.pem", "--tls-key", "nope.key"], "the certificate"),
         (["--tls-key", "nope.key"], "must be set together"),
-        (["--api-key-file", "nope.keys"], "--api-key-file nope.keys cannot be read"),
+        (["--api-key-file", "nope.keys"], "nope.keys cannot be read"),
         (["--socket-path-prefix", "in-the-way/x"], "the run directory cannot be written"),
     ],
     ids=["certificate", "half a pair", "key file", "run directory"],
