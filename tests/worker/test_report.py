@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from mstar_bagel.plugin import mstar_models
+from mstar_core.config.deployment import RankPlan
+from mstar_core.worker.main import shown_names
 from mstar_core.worker.report import PATIENCE_S, PERIOD_S, Report
 
 
@@ -65,3 +68,19 @@ def test_reports_keep_their_pace_in_quiet_turns(report: tuple[Report, list[float
     for number in range(100):
         made.send(10.0 + number * 0.005)
     assert len(sent) == 5
+
+
+@pytest.mark.parametrize(
+    ("nodes", "names"),
+    [
+        (("LLM", "combine_cfg"), {}),
+        (("LLM", "LLM_cfg_text"), {}),
+        (("LLM_cfg_text",), {"LLM": "LLM_cfg_text"}),
+        (("LLM_cfg_text", "LLM_cfg_img"), {"LLM": "LLM_cfg_text"}),
+    ],
+)
+def test_a_node_held_for_a_cache_branch_alone_reports_as_that_branch(
+    nodes: tuple[str, ...], names: dict[str, str]
+) -> None:
+    model = next(model for model in mstar_models() if model.name == "bagel")
+    assert shown_names(model, RankPlan(rank=1, device="cpu", nodes=nodes)) == names
