@@ -30,6 +30,7 @@ from mstar_core.errors import Cancelled, MstarError, TimedOut
 from mstar_core.messages.requests import NewRequest, RequestFinished, SegmentRef
 from mstar_core.messages.tensors import TensorRef
 from mstar_core.plugin.media.limits import MediaLimits
+from mstar_core.plugin.params import lowered_text
 from mstar_core.plugin.processor import Detokenizer, Inputs, PromptRequest
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.plugin.surface import PARTIAL_IMAGE, PROGRESS
@@ -369,9 +370,9 @@ def cancel_cause(error: BaseException | None) -> str:
 def lowered(call: ParsedRequest, inputs: Inputs) -> tuple[str, ...]:
     """Return a warning if the processor lowered the output limit without a warning of its own."""
     limit, made = getattr(call.params, "max_output_tokens", None), inputs.max_output_tokens
-    if limit is None or made is None or made >= limit or any("max_output_tokens" in text for text in inputs.warnings):
+    if limit is None or made is None or any("max_output_tokens" in text for text in inputs.warnings):
         return ()
-    return (f"max_output_tokens was lowered from {limit} to {made}, the space left in the context",)
+    return tuple(filter(None, [lowered_text(call.params, "max_output_tokens", made)]))
 
 
 def media_limits(api: ApiConfig) -> MediaLimits:

@@ -174,6 +174,15 @@ def value_kind(hint: Any) -> tuple[str, bool]:
     ), False
 
 
+def lowered_text(params: Any, name: str, room: int) -> str:
+    """Return a warning that a limit was lowered to the space left in the context, "" for the model's default."""
+    wanted = getattr(params, name)
+    default = next((each.default for each in dataclasses.fields(params) if each.name == name), None)
+    if wanted <= room or wanted == default:
+        return ""
+    return f"{name} was lowered from {wanted} to {room}, the space left in the context"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedParams:
     """Validated parameters, the values of common names, and warnings for the client."""

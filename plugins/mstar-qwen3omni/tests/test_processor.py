@@ -228,11 +228,13 @@ def test_a_long_video_is_refused_before_it_is_decoded(processor: Processor) -> N
 
 
 def test_output_limits_are_lowered_to_the_context(processor: Processor) -> None:
-    made = ask(processor, ("user", ["hello"]), outputs=SPEAKS, room=256)
+    wishes = {"max_output_tokens": 1000, "talker_max_tokens": 1000}
+    made = ask(processor, ("user", ["hello"]), outputs=SPEAKS, room=256, **wishes)
     assert made.params.max_output_tokens == made.max_output_tokens == 256 - made.prompt_tokens
     share = len(made.segments[0].arrays["talker_tokens"])
     assert made.params.talker_max_tokens == 256 - share - 6
     assert len(made.warnings) == 2
+    assert not ask(processor, ("user", ["hello"]), outputs=SPEAKS, room=256).warnings, "defaults are no wishes"
 
 
 @pytest.mark.parametrize(

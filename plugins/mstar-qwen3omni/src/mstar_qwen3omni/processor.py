@@ -14,6 +14,7 @@ import numpy as np
 
 from mstar_core.errors import BadMedia, RequestError, WeightsError
 from mstar_core.plugin.media import read_image
+from mstar_core.plugin.params import lowered_text
 from mstar_core.plugin.processor import Detokenizer, Inputs, PromptRequest, Turn, content_key
 from mstar_qwen3omni.checkpoint.config import read_config
 from mstar_qwen3omni.request.chat import SPOKEN_SYSTEM, ChatLayout, Prompt
@@ -148,10 +149,9 @@ class Processor:
             )  # fmt: skip
 
     def _limited(self, params: Params, room: int, warnings: list[str], name: str) -> Params:
-        wanted = getattr(params, name)
-        if wanted <= room:
+        if getattr(params, name) <= room:
             return params
-        warnings.append(f"{name} was lowered from {wanted} to {room}, the space left in the context")
+        warnings += filter(None, [lowered_text(params, name, room)])
         lowered: dict[str, Any] = {name: room}
         return replace(params, **lowered)
 
