@@ -87,7 +87,7 @@ def test_a_request_appears_moves_and_ends_and_a_dead_worker_is_shown(runtime: Pa
     screen.hides("compute █")  # a key directly after an escape would be read with it
     screen.shows("cancelled")
     screen.press("2")
-    screen.shows("══ SNAC")
+    screen.shows("╔═ SNAC")
     screen.press("5")
     screen.shows("serving")
     screen.press("1")
