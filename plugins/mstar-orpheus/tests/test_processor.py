@@ -86,7 +86,7 @@ def test_the_output_limit_is_lowered_with_a_warning(processor: Processor) -> Non
     cut = ask(processor, "hi", max_output_tokens=500, limit=200)
     assert cut.max_output_tokens == cut.params.max_output_tokens == 200 - cut.prompt_tokens
     assert "500" in cut.warnings[0]
-    assert ask(processor, "hi", limit=200).warnings == [], "a default is no wish of the client"
+    assert ask(processor, "hi", limit=200).warnings == [], "the client set no limit"
 
 
 def test_the_context_is_never_longer_than_the_model(processor: Processor, tiny_folder: Path) -> None:

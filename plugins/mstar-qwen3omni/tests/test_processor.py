@@ -234,7 +234,7 @@ def test_output_limits_are_lowered_to_the_context(processor: Processor) -> None:
     share = len(made.segments[0].arrays["talker_tokens"])
     assert made.params.talker_max_tokens == 256 - share - 6
     assert len(made.warnings) == 2
-    assert not ask(processor, ("user", ["hello"]), outputs=SPEAKS, room=256).warnings, "defaults are no wishes"
+    assert not ask(processor, ("user", ["hello"]), outputs=SPEAKS, room=256).warnings, "the client set no limit"
 
 
 @pytest.mark.parametrize(
