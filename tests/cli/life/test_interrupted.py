@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from mstar_core.errors import ExitCode
+from mstarctl.commands.up import has_reader
 from tests.fakes.ports import free_port
 
 # The console script, after a line that says that the interpreter has started: before, a signal ends it without a word.
@@ -50,3 +51,25 @@ def interrupt_after(seconds: float, folder: Path) -> None:
     assert [path for path in run.iterdir()] == [] if run.exists() else True
     left = subprocess.run(["pgrep", "-f", str(folder)], capture_output=True, text=True, check=False).stdout
     assert left == "", f"processes are left: {left}"
+
+
+def test_up_ends_with_the_reader_of_its_output(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", START, "up", "orpheus:tiny", "--port", str(free_port())]
+    environment = {
+        **os.environ, "MSTAR_RUNTIME_DIR": str(tmp_path / "r"), "XDG_STATE_HOME": str(tmp_path / "s"),
+        "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "NO_COLOR": "1",
+    }  # fmt: skip
+    with subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as up:
+        assert up.stderr is not None
+        next(line for line in up.stderr if "conductor" in line)  # its processes run
+        up.stderr.close()
+        assert up.wait(END_S) == ExitCode.INTERRUPTED
+    assert list((tmp_path / "r").iterdir()) == []
+
+
+def test_a_pipe_without_its_reader_is_noticed() -> None:
+    read, write = os.pipe()
+    assert has_reader(write)
+    os.close(read)
+    assert not has_reader(write)
+    os.close(write)
