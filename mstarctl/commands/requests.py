@@ -184,7 +184,7 @@ def for_people(item: dict[str, Any]) -> dict[str, Any]:
         "tick": tick_text(item.get("missed_ticks"), has_ended=ended),
         "rtf_text": "" if item["rtf"] is None else f"{item['rtf']:.2f}",
         "walks_text": " ".join([*(f"✓{walk}" for walk in walks), *(f"▶{walk}" for walk in item["active"])]),
-        "note": ": ".join(filter(None, (item["error"], item["message"]))) or item["why"] or progress_of(item),
+        "note": ": ".join(filter(None, (item["error"], item.get("message")))) or item["why"] or progress_of(item),
     }
 
 

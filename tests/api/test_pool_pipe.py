@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from mstar_core.api.preprocess.child import Answer, JobCall
-from mstar_core.api.preprocess.forms import Fields, Malformed, Reader, restored
+from mstar_core.api.preprocess.forms import Fields, InvalidForm, Reader, restored
 from mstar_core.api.preprocess.pipe import KEPT_BYTES, MessageMemory, PoolPipe
 from mstar_core.api.preprocess.process import Note, ProcessorProcess, checked
 from mstar_core.errors import BadMedia, RequestError, TooLarge
@@ -201,7 +201,7 @@ HOSTILE: list[Any] = [
 
 @pytest.mark.parametrize("value", HOSTILE, ids=range(len(HOSTILE)))
 def test_an_answer_out_of_form_is_refused(value: Any) -> None:
-    with pytest.raises(Malformed):
+    with pytest.raises(InvalidForm):
         Reader(memoryview(bytes(100)), trusts_names=False).value(msgspec.msgpack.encode(value))
 
 
@@ -223,7 +223,7 @@ def test_an_answer_creates_no_object_by_name() -> None:
     ],
 )  # fmt: skip
 def test_an_answer_of_another_type_is_refused(call: Any, found: Any) -> None:
-    with pytest.raises(Malformed):
+    with pytest.raises(InvalidForm):
         checked(call, found)
 
 
@@ -234,7 +234,7 @@ def test_a_note_of_another_size_ends_the_conversation(ends: tuple[PoolPipe, Pool
         with pytest.raises(EOFError):
             ours.note()
     for note in ((1 << 40, 8), (8, 16), (8, 0)):
-        with pytest.raises(Malformed):
+        with pytest.raises(InvalidForm):
             ours.load(note)
 
 

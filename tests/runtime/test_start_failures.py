@@ -111,7 +111,7 @@ def test_a_second_deployment_of_a_name_is_refused_and_harms_not_the_first(root: 
         second.start()
         code = second.wait_ended(SOON_S + MARGIN_S)
         cause = second.outcome()["cause"]
-        assert code == second.outcome()["exit_code"] == ExitCode.INVALID
+        assert code == second.outcome()["exit_code"] == ExitCode.START_FAILED
         assert "already running" in cause["message"] and str(first.pids()["supervisor"]) in cause["detail"]
         assert "mstarctl down orpheus" in cause["hint"]
         assert first.admin("/v1")["state"] == "ready"

@@ -55,7 +55,7 @@ def client(answer: Answer, **options: Any) -> MStarClient:
         (415, BadRequestError, ExitCode.USAGE),
         (422, BadRequestError, ExitCode.USAGE),
         (429, OverloadedError, ExitCode.UNREACHABLE),
-        (499, RequestCancelledError, ExitCode.INTERRUPTED),
+        (499, RequestCancelledError, ExitCode.CANCELLED),
         (500, ClientError, ExitCode.INTERNAL),
         (503, UnavailableError, ExitCode.UNREACHABLE),
         (504, RequestTimeoutError, ExitCode.TIMED_OUT),

@@ -46,7 +46,7 @@ Append = Callable[[Any], int]
 """Appends bytes beside the MessagePack. Returns where they begin."""
 
 
-class Malformed(ValueError):
+class InvalidForm(ValueError):
     """A message that is not in the form."""
 
 
@@ -146,10 +146,10 @@ class Reader:
         self._decoder = msgspec.msgpack.Decoder(ext_hook=self._extension)
 
     def value(self, head: bytes) -> Any:
-        """Return the value of the MessagePack `head`. Raises Malformed."""
+        """Return the value of the MessagePack `head`. Raises InvalidForm."""
         try:
             return self._decoder.decode(head)
-        except Malformed:
+        except InvalidForm:
             raise
         except (
             msgspec.DecodeError,
@@ -160,7 +160,7 @@ class Reader:
             RecursionError,
             OverflowError,
         ) as error:
-            raise Malformed(f"{type(error).__name__}: {error}"[:200]) from error
+            raise InvalidForm(f"{type(error).__name__}: {error}"[:200]) from error
 
     def _extension(self, code: int, data: memoryview) -> Any:
         value = self._decoder.decode(data)
@@ -179,20 +179,20 @@ class Reader:
                 return tuple(value)
             case 7, list():
                 return frozenset(value)
-        raise Malformed(f"extension {code} is not valid")
+        raise InvalidForm(f"extension {code} is not valid")
 
     def _taken(self, start: int, size: int) -> memoryview:
         self._left -= size
         if size < 0 or start < 0 or start + size > len(self._data) or self._left < 0:
-            raise Malformed("bytes outside the message")
+            raise InvalidForm("bytes outside the message")
         return self._data[start : start + size]
 
     def _array(self, name: str, shape: list[Any], start: int) -> np.ndarray:
         dtype = np.dtype(name)
         if dtype.kind not in KINDS or dtype.fields is not None or dtype.subdtype is not None or not dtype.itemsize:
-            raise Malformed(f"an array of {name[:20]!r}")
+            raise InvalidForm(f"an array of {name[:20]!r}")
         if len(shape) > MOST_AXES or not all(type(size) is int and size >= 0 for size in shape):
-            raise Malformed("an array with an invalid shape")
+            raise InvalidForm("an array with an invalid shape")
         data = self._taken(start, math.prod(shape) * dtype.itemsize)
         return np.frombuffer(bytearray(data), dtype).reshape(shape)
 

@@ -18,7 +18,7 @@ import struct
 from multiprocessing.reduction import DupFd
 from typing import Any, Final, Self
 
-from mstar_core.api.preprocess.forms import HEAD_BYTES, Malformed, Reader, encoded
+from mstar_core.api.preprocess.forms import HEAD_BYTES, InvalidForm, Reader, encoded
 
 MEMORY_BYTES: Final = 2 << 30
 """Largest message, per direction. The memory is sparse: unused pages are not allocated."""
@@ -82,9 +82,9 @@ class MessageMemory:
         self._allocated += missing
 
     def load(self, size: int, head_size: int, *, trusts_names: bool) -> Any:
-        """Return the message of `size` bytes. Raises Malformed."""
+        """Return the message of `size` bytes. Raises InvalidForm."""
         if not 0 < head_size <= size <= MEMORY_BYTES or (head_size > HEAD_BYTES and not trusts_names):
-            raise Malformed("a message of an invalid size")
+            raise InvalidForm("a message of an invalid size")
         start = size - head_size
         head = self._memory[start:size]  # copied before it is checked: the writer could still change the memory
         with memoryview(self._memory) as view, view[:start] as data:
@@ -152,7 +152,7 @@ class PoolPipe:
         return size, head_size
 
     def load(self, note: tuple[int, int]) -> Any:
-        """Return the message of this note. Raises Malformed."""
+        """Return the message of this note. Raises InvalidForm."""
         return self._from_peer.load(*note, trusts_names=not self._is_api)
 
     def receive(self) -> Any:

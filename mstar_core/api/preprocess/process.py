@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from mstar_core.api.preprocess.child import Answer, JobCall, serve
-from mstar_core.api.preprocess.forms import Malformed, restored
+from mstar_core.api.preprocess.forms import InvalidForm, restored
 from mstar_core.api.preprocess.pipe import PoolPipe
 from mstar_core.errors import BadMedia, MstarError, PluginError, StartError
 from mstar_core.plugin.processor import Inputs, MediaPart, SegmentInputs
@@ -73,7 +73,7 @@ class ProcessorProcess:
             self.kill()
         try:
             found = ours.receive()
-        except (EOFError, OSError, Malformed):
+        except (EOFError, OSError, InvalidForm):
             found = (False, StartError("a pool process ended while it was starting", phase="pool"))
         match found:
             case (True, (bool() as is_inline, bool() as is_parallel)):
@@ -109,9 +109,9 @@ class ProcessorProcess:
         try:
             found = self._pipe.load(note)
             if not isinstance(found, list) or len(found) != len(calls):
-                raise Malformed("the number of answers is wrong")
+                raise InvalidForm("the number of answers is wrong")
             return [checked(call, each) for call, each in zip(calls, found, strict=True)]
-        except Malformed as error:
+        except InvalidForm as error:
             log.error("a pool process sent an invalid answer and is ended: %s", error)
             self.stop()
             raise unreadable() from error
@@ -159,7 +159,7 @@ def unreadable() -> BadMedia:
 
 
 def checked(call: JobCall, found: Any) -> Answer:
-    """Return the answer to one job. Raises Malformed if it is not one."""
+    """Return the answer to one job. Raises InvalidForm if it is not one."""
     name, args = call
     match name, found:
         case _, (False, MstarError() as error):
@@ -175,7 +175,7 @@ def checked(call: JobCall, found: Any) -> Answer:
             return True, found[1]
         case "postprocess", (True, (bytes(), dict() as metadata)) if all(isinstance(key, str) for key in metadata):
             return True, found[1]
-    raise Malformed(f"the answer to {name} has another type")
+    raise InvalidForm(f"the answer to {name} has another type")
 
 
 def _is_whole(inputs: Inputs) -> bool:

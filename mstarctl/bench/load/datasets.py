@@ -24,7 +24,7 @@ SPEECH: Final = "mstar_core.workloads.generic:speech"
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class Question:
     """First question of a conversation and the tokens of its answer."""
 
     text: str
@@ -70,7 +70,7 @@ def _sharegpt(path: Path, offered: Sequence[WorkloadSpec], count_tokens: TokenCo
     return Workload(name=path.stem, title=f"{len(exchanges)} conversations of a file", source=draw)
 
 
-def _exchanges(path: Path, count: TokenCounter) -> Iterator[Exchange]:
+def _exchanges(path: Path, count: TokenCounter) -> Iterator[Question]:
     text = _text_of(path)
     try:
         found = json.loads(text)
@@ -92,7 +92,7 @@ def _exchanges(path: Path, count: TokenCounter) -> Iterator[Exchange]:
         said = [turn for turn in said if turn[0] in (*ASKS, *ANSWERS)]
         match said[:2]:
             case [(asks, question), (answers, answer)] if asks in ASKS and answers in ANSWERS and question and answer:
-                yield Exchange(question, max(1, count(answer)))
+                yield Question(question, max(1, count(answer)))
 
 
 def _speaker(turn: Mapping[str, Any]) -> str:

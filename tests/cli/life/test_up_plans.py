@@ -248,14 +248,14 @@ def test_the_api_serves_this_host_only_by_default(tool: Cli) -> None:
         (["--tls-cert", "nope.pem", "--tls-key", "nope.key"], "the certificate"),
         (["--tls-key", "nope.key"], "must be set together"),
         (["--api-key-file", "nope.keys"], "nope.keys cannot be read"),
-        (["--socket-path-prefix", "in-the-way/x"], "the run directory cannot be written"),
+        (["--socket-path-prefix", "f/x"], "the run directory cannot be written"),
     ],
     ids=["certificate", "half a pair", "key file", "run directory"],
 )
 def test_files_of_a_start_are_checked_in_its_plan(
     tool: Cli, tmp_path: Path, given: list[str], words: str, way: list[str]
 ) -> None:
-    (tmp_path / "in-the-way").write_text("")
+    (tmp_path / "f").write_text("")
     said = tool("up", "orpheus:tiny", *way, *given, *own_port())
     assert (said.code, words in said.err) == (ExitCode.INVALID, True), said.err
     assert list(deployments()) == []

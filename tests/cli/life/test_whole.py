@@ -147,7 +147,7 @@ def test_a_request_is_listed_traced_and_described(here: Cli, tmp_path: Path, dep
 
     lines = until(traced, "all spans of its trace")
     assert lines[0].startswith("r-7f3a   orpheus   text -> audio") and "TTFT" in lines[0]
-    assert any("LLM decode" in line and "###" in line and "159 steps" in line for line in lines), lines
+    assert any("LLM decode" in line and "#" in line and "159 steps" in line for line in lines), lines
     assert any("snac_decoder" in line for line in lines)
     assert here("trace", "r-7f3a", "--perfetto", "t.json").code == 0
     events = json.loads(Path("t.json").read_text())["traceEvents"]
