@@ -38,7 +38,12 @@ DEPLOYMENTS, MODELS, TOOLS = "Deployments", "Models and configuration", "Tools"
 VERBS: tuple[Verb, ...] = (
     Verb("up", "mstarctl.commands.up:up", "Start a deployment.", DEPLOYMENTS),
     Verb("down", "mstarctl.commands.down:down", "Drain deployments, then stop them.", DEPLOYMENTS),
-    Verb("reload", "mstarctl.commands.reload:reload", "Read the files of API keys and the certificate again, without a restart.", DEPLOYMENTS),
+    Verb(
+        "reload",
+        "mstarctl.commands.reload:reload",
+        "Read the files of API keys and the certificate again, without a restart.",
+        DEPLOYMENTS,
+    ),
     Verb("restart", "mstarctl.commands.restart:restart", "Restart a deployment's processes.", DEPLOYMENTS),
     Verb("drain", "mstarctl.commands.drain:drain", "Refuse new requests; those in flight finish.", DEPLOYMENTS),
     Verb("resume", "mstarctl.commands.resume:resume", "Accept new requests again after a drain.", DEPLOYMENTS),

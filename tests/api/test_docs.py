@@ -21,6 +21,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "http-api.md").read_text()
 NEVER_SEEN = {
     "usage",
     "refused",
+    "conflict",
     "invalid_config",
     "invalid_graph",
     "start_failed",
