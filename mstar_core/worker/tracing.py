@@ -7,7 +7,7 @@ lookups and two additions. The backlog of spans is bounded; the tracer counts th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mstar_core.engine.base import StepResult
@@ -42,11 +42,12 @@ OPEN_S: Final = 1.0
 Recorded = TaskJob | LoopJob | ChunkJob
 
 
-def jobs_of(result: StepResult) -> set[JobKey]:
-    """Return the keys of all jobs that a step ran."""
-    keys = set(result.ran)
-    if result.loop is not None:
-        keys.update(result.loop.keys.tolist())
+def jobs_of(result: StepResult) -> Collection[JobKey]:
+    """Return the keys of all jobs that a step ran, each once."""
+    loop = [] if result.loop is None else result.loop.keys.tolist()
+    if not (result.ran or result.done or result.failed or result.emissions):
+        return loop  # most steps, and one row per key
+    keys = {*result.ran, *loop}
     keys.update(done.job.key for done in result.done)
     keys.update(failed.job.key for failed in result.failed)
     keys.update(emission.job.key for emission in result.emissions)
@@ -107,15 +108,24 @@ class Tracer:
         began = self._ended - result.duration_s
         found = (under_way.get(key) for key in jobs_of(result))
         entries = [entry for entry in found if entry is not None and not isinstance(entry, MoveJob)]
-        for entry in entries:
+        if len({entry.request.handle for entry in entries}) == len(entries):
+            for entry in entries:
+                self._spend(entry, began, result.duration_s)
+            return
+        jobs = Counter(entry.request.handle for entry in entries)
+        for entry in entries:  # queues exclude this step of the request's other jobs
             if not entry.total.began:
                 self._begins(entry, began)
-        jobs = Counter(entry.request.handle for entry in entries)
         for entry in entries:
-            part = result.duration_s / jobs[entry.request.handle]
-            entry.total.count += 1
-            entry.total.busy_s += part
-            entry.request.spent_s += part
+            self._spend(entry, began, result.duration_s / jobs[entry.request.handle])
+
+    def _spend(self, entry: Recorded, began: float, part_s: float) -> None:
+        total, request = entry.total, entry.request
+        if not total.began:
+            self._begins(entry, began)
+        total.count += 1
+        total.busy_s += part_s
+        request.spent_s += part_s
 
     def task(self, entry: TaskJob | ChunkJob, node: str, *, is_looped: bool) -> None:
         """Record the end of a task. Tasks inside a loop add up to one span, sent when the walk ends."""
