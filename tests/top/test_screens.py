@@ -11,6 +11,7 @@ import pytest
 from mstar_core.observe.frames import GpuStatus, RankStatus, RequestStatus
 from mstarctl.client.store import Store
 from mstarctl.output.theme import ROLES, sgr, style_of
+from mstarctl.output.waterfall import parts_lines
 from mstarctl.top.data.view import NORMAL, Link, View, size_of
 from mstarctl.top.drawing.glyphs import ASCII, UNICODE, Glyphs
 from mstarctl.top.layout.pages import compose
@@ -165,3 +166,14 @@ def test_an_open_waterfall_stays_after_its_request_has_left_the_store() -> None:
     store.requests = {key: r for key, r in view.store.requests.items() if key != state.request}
     text = "\n".join(row.plain for row in compose(replace(view, store=store), state, 120, 34).lines)
     assert request.id in text and "compute" in text and "no longer shown" not in text
+
+
+def test_a_waterfall_shows_the_parts_of_the_time_as_trace_does() -> None:
+    view, state = view_of("qwen3_omni"), state_of("request")
+    assert state.trace is not None
+    times = {"Thinker": 400.0, "Talker\x1b": 300.0, "parallel work": -100.0}
+    parts = tuple({"name": name, "ms": ms} for name, ms in times.items())
+    (expected,) = parts_lines({"parts": parts}, 78)
+    assert expected == "600 ms = Thinker 400 ms + Talker\\x1b 300 ms - parallel work 100 ms"
+    rows = compose(view, replace(state, trace=replace(state.trace, parts=parts)), 80, 34).lines
+    assert f" {expected}" in [row.plain.rstrip() for row in rows]

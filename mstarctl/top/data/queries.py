@@ -8,7 +8,7 @@ from urllib.parse import quote
 from mstar_core.errors import MstarError
 from mstar_core.observe.frames import RequestStatus
 from mstarctl.top.data.session import Session
-from mstarctl.top.data.spans import Trace, lanes
+from mstarctl.top.data.spans import Trace, lanes, records
 
 NO_SPANS: Final = "this request has no recorded spans"
 
@@ -36,8 +36,11 @@ class DeploymentQueries:
             return Trace(request=request.id, why=error.title, status=request)
         if body is None:
             return Trace(request=request.id, why="the recording has no spans of it; open the request while recording")
-        found = lanes(body, 1000 * request.age_s(t)) if isinstance(body, dict) else ()
-        return Trace(request=request.id, lanes=found, why="" if found else NO_SPANS, status=request)
+        if not isinstance(body, dict):
+            return Trace(request=request.id, why=NO_SPANS, status=request)
+        found = lanes(body, 1000 * request.age_s(t))
+        parts = tuple(records(body, "parts"))
+        return Trace(request=request.id, lanes=found, parts=parts, why="" if found else NO_SPANS, status=request)
 
     def recordings(self) -> list[dict[str, object]]:
         """Return the recordings of load tests. Raises MstarError."""

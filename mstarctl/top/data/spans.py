@@ -26,10 +26,14 @@ class Lane:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """The trace of a request. why: reason for missing lanes. status: the request when the trace was read."""
+    """The trace of a request. why: reason for missing lanes. status: the request when the trace was read.
+
+    parts: of its time, as in the answer of the admin socket; empty in recordings of earlier versions.
+    """
 
     request: str
     lanes: tuple[Lane, ...] = ()
+    parts: tuple[Mapping[str, Any], ...] = ()
     why: str = ""
     status: RequestStatus | None = None
 

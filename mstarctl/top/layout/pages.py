@@ -145,8 +145,10 @@ def request_body(view: View, state: State, width: int, height: int, size: int) -
     if r is None:
         gone = line(("  this request is no longer shown; esc goes back", "dim"))
         return Painted(window([line(), gone], height, width))
-    rows = [waterfall.title(view, r, width), waterfall.legend(view, width)]
     trace = state.trace
+    rows = [waterfall.title(view, r, width)]
+    rows += waterfall.parts(trace, width) if trace is not None else []
+    rows.append(waterfall.legend(view, width))
     if trace is not None and trace.lanes:
         rows += waterfall.waterfall(view, trace.lanes, width, state.zoom, waterfall.marks_of(r))
     else:

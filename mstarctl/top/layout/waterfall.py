@@ -8,8 +8,8 @@ from itertools import groupby
 
 from mstar_core.observe.frames import RequestStatus
 from mstarctl.output.line import Line, clip, fit, left, line, pair, safe, take
-from mstarctl.output.waterfall import Bar, filled
-from mstarctl.top.data.spans import KINDS, Lane, end_of
+from mstarctl.output.waterfall import Bar, filled, parts_lines
+from mstarctl.top.data.spans import KINDS, Lane, Trace, end_of
 from mstarctl.top.data.view import View
 from mstarctl.top.drawing import numbers
 
@@ -159,6 +159,11 @@ def legend(view: View, width: int) -> Line:
     """Draw `queue ░  wait ─  compute █  transfer ▒  stall ▓`."""
     named = take((line((f"{kind} ", "dim"), (view.glyphs.spans[kind], kind)) for kind in KINDS), width - 1)
     return fit(line(" " * max(0, width - named.width - 1)) + named, width)
+
+
+def parts(trace: Trace, width: int) -> list[Line]:
+    """Draw what the time of the request went to, as `mstarctl trace` does."""
+    return [fit(line((f" {row}", "dim")), width) for row in parts_lines({"parts": trace.parts}, width - 2)]
 
 
 def title(view: View, r: RequestStatus, width: int) -> Line:
