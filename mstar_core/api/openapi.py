@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from mstar_core.api.parse.params import MAX_STOP_CHARS, MAX_STOPS, NO_EFFECT, SILENT
+from mstar_core.api.parse.params import MAX_STOP_CHARS, MAX_STOPS, MIN_PERIOD_MS, NO_EFFECT, SILENT
 from mstar_core.api.requests import MAX_SEED
 from mstar_core.api.route_table import EVENTS, FORM, JSON, URLENCODED, HttpRoute, shown_path
 from mstar_core.api.schema import ErrorBody, GenerateRequest
@@ -52,7 +52,7 @@ COMMON: Final[Mapping[str, Json]] = {
     },
     "period_ms": {
         "type": "number",
-        "exclusiveMinimum": 0,
+        "minimum": MIN_PERIOD_MS,
         "description": "milliseconds between ticks of the client's control loop; the answer is due within them",
     },
     "skipped_ticks": {
@@ -67,7 +67,7 @@ COMMON: Final[Mapping[str, Json]] = {
 HEADERS: Final = (
     ("X-Request-ID", {"type": "string", "pattern": "^[!-.0-~]{1,128}$"}, "the client's own id"),
     ("X-Request-Timeout", {"type": "number", "exclusiveMinimum": 0}, "seconds to the deadline"),
-    ("X-Period-Ms", {"type": "number", "exclusiveMinimum": 0}, "as `period_ms`"),
+    ("X-Period-Ms", {"type": "number", "minimum": MIN_PERIOD_MS}, "as `period_ms`"),
     ("X-Skipped-Ticks", {"type": "integer", "minimum": 0}, "as `skipped_ticks`"),
 )
 

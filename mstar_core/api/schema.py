@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -314,11 +314,23 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     include_usage: bool = False
 
 
+HAS_CONTENT: Final = {
+    "required": ["content"],
+    "properties": {"content": {"type": ["string", "array"], "minLength": 1, "minItems": 1}},
+}
+"""Schema of a message that has content. A conversation needs one."""
+
+
 class ChatRequest(msgspec.Struct, kw_only=True):
     """Chat request. Other fields are parameters of the model."""
 
     messages: Annotated[
-        list[ChatMessage], Meta(min_length=1, description="in order; formatted by the chat template of the model")
+        list[ChatMessage],
+        Meta(
+            min_length=1,
+            description="in order; formatted by the chat template of the model",
+            extra_json_schema={"contains": HAS_CONTENT},
+        ),
     ]
     model: ModelName = None
     stream: Annotated[bool, Meta(description="respond with server-sent events")] = False
@@ -408,7 +420,13 @@ class ChatChunk(msgspec.Struct, kw_only=True):
 class SpeechRequest(msgspec.Struct, kw_only=True):
     """Speech request. Other fields are parameters of the model."""
 
-    input: Annotated[str, Meta(description="the text to speak or to answer; see `speech` in /v1/models")]
+    input: Annotated[
+        str,
+        Meta(
+            description="the text to speak or to answer; see `speech` in /v1/models",
+            extra_json_schema={"minLength": 1, "pattern": r"\S"},
+        ),
+    ]
     voice: Annotated[Any, Meta(description="a name in any case, or {id: name}; default: the model's own")] = None
     model: ModelName = None
     response_format: Annotated[

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+import jsonschema_rs
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
@@ -86,6 +87,19 @@ async def test_the_description_holds_what_the_model_maps_and_takes(started: Star
             assert schema["additionalProperties"] is False
         assert document["paths"]["/generate"]["post"]["security"] == [{"bearer": []}]
         assert "security" not in document["paths"]["/health"]["get"]
+
+
+def test_the_description_refuses_what_the_api_refuses() -> None:
+    schemas = DOCUMENT["components"]["schemas"]
+    assert schemas["SpeechRequest"]["properties"]["input"]["minLength"] == 1
+    turns = {**schemas["ChatRequest"]["properties"]["messages"], "items": {}}
+
+    def fits(messages: list[dict[str, object]]) -> bool:
+        return jsonschema_rs.is_valid(turns, messages)
+
+    assert not fits([{"role": "user"}]) and not fits([{"role": "user", "content": []}])
+    assert fits([{"role": "assistant"}, {"role": "user", "content": "hello"}])
+    assert schemas["ChatRequest"]["properties"]["period_ms"]["minimum"] > 0
 
 
 async def test_routes_that_the_model_does_not_map_are_not_described(started: Started) -> None:

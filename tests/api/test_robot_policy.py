@@ -24,7 +24,8 @@ PATHS = ("/", "/v1/robot/policy")
 async def robot(api: Api, path: str = "/", **options: Any) -> AsyncIterator[ClientConnection]:
     """Connect like openpi's client, without compression or size limit, and read the greeting."""
     async with connect(f"{api.url.replace('http', 'ws')}{path}", compression=None, max_size=None, **options) as socket:
-        assert unpacked(await received(socket)) == GREETING
+        period = {"period_ms": 100.0} if "period_ms=100" in path else {}
+        assert unpacked(await received(socket)) == {**GREETING, **period}
         yield socket
 
 
@@ -103,7 +104,7 @@ async def test_the_period_of_the_control_loop_is_reported_and_unknown_without_on
     [
         ("num_steps=99", "num_steps"), ("num_step=3", "num_step"), ("num_steps=1&num_steps=2", "num_steps"),
         ("output_format=npy", "output_format"), ("timeout_s=-1", "timeout_s"), ("seed=x", "seed"),
-        ("period_ms=0", "period_ms"), ("skipped_ticks=1", "period_ms"),
+        ("period_ms=0", "period_ms"), ("period_ms=5e-324", "period_ms"), ("skipped_ticks=1", "period_ms"),
         ("period_ms=50&skipped_ticks=1.5", "skipped_ticks"),
     ],
 )  # fmt: skip

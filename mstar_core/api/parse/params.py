@@ -26,6 +26,9 @@ SILENT: Final = frozenset(
 """OpenAI fields that are accepted without effect."""
 
 LEAST_TEMPERATURE: Final = 1e-5
+MIN_PERIOD_MS: Final = 0.01
+"""Shortest period of a control loop. Counts of ticks stay finite."""
+
 MAX_STOPS: Final = 4
 MAX_STOP_CHARS: Final = 256
 MAX_INT: Final = 2**63 - 1
@@ -316,8 +319,9 @@ def _loop(common: Mapping[str, Any]) -> ControlLoop | None:
             raise RequestError("skipped_ticks needs period_ms", hint="send period_ms too", field="period_ms")
         return None
     period_ms = _number("period_ms", common["period_ms"])
-    if period_ms <= 0:
-        raise RequestError(f"period_ms is {period_ms:g}, but must be > 0", field="period_ms", allowed="> 0")
+    if period_ms < MIN_PERIOD_MS:
+        allowed = f">= {MIN_PERIOD_MS:g}"
+        raise RequestError(f"period_ms is {period_ms:g}, but must be {allowed}", field="period_ms", allowed=allowed)
     if "skipped_ticks" not in common:
         return ControlLoop(period_ms=period_ms)
     skipped = _number("skipped_ticks", common["skipped_ticks"])

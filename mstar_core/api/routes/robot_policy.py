@@ -51,7 +51,7 @@ async def robot_policy(exchange: Exchange) -> HTTPResponse | None:
 
 async def _converse(exchange: Exchange, socket: WebSocket, given: Mapping[str, Any]) -> None:
     service = exchange.service
-    await socket.send(packed(service.model.surface("robot_policy").metadata))
+    await socket.send(packed(_greeting(exchange, given)))
     number, before_ms = 0, None
     while True:
         message = await socket.receive()
@@ -72,6 +72,13 @@ async def _converse(exchange: Exchange, socket: WebSocket, given: Mapping[str, A
             return
         finally:
             exchange.note(request_id, code, status, service.clock() - started)
+
+
+def _greeting(exchange: Exchange, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the model's metadata, and the period of the control loop if this connection names one."""
+    metadata = exchange.service.model.surface("robot_policy").metadata
+    loop = _asked(exchange, given, exchange.request_id).loop
+    return metadata if loop is None else {"period_ms": loop.period_ms, **metadata}
 
 
 async def _infer(

@@ -229,6 +229,20 @@ def test_droid_and_libero_observations_are_read() -> None:
 
 
 @pytest.mark.parametrize(
+    ("robot", "size", "expected"),
+    [
+        (None, 2, "images (a map of base_0_rgb, left_wrist_0_rgb, right_wrist_0_rgb), state (2 values) and prompt"),
+        ("libero", 8, "observation/image, observation/wrist_image, observation/state (8 values) and prompt"),
+    ],
+)
+def test_other_keys_are_answered_with_those_that_are_expected(robot: str | None, size: int, expected: str) -> None:
+    sent = {"observation/exterior_image_1_left": picture(), "observation/joint_position": np.zeros(7), "prompt": "go"}
+    with pytest.raises(RequestError) as caught:
+        read_observation(sent, robot, size)
+    assert caught.value.hint == f"send {expected}" and "exterior" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("robot", "change", "field"),
     [
         ("aloha", {"images": {}}, "cam_high"), ("aloha", {"images": {"cam_hi": picture()}}, "images"),

@@ -26,12 +26,16 @@ from tests.runtime.deployment import REPO, Deployment, Served
 
 HORIZON, DIM = 10, 8
 LIMIT_S = 120.0
-METADATA = {"reset_pose": [0.0, -1.5, 1.5, 0.0]}
+OWN = {"reset_pose": [0.0, -1.5, 1.5, 0.0]}
+METADATA = {
+    "cameras": ["observation/exterior_image_1_left", "observation/wrist_image_left"], "state": 8,
+    "action_shape": [HORIZON, DIM], **OWN,
+}  # fmt: skip
 PI05 = Served(
     model="pi05", plugin="pi05", nodes=("vit_encoder", "LLM"),
     settings={
         "max_seq_len": 1024, "kv_cache": KVCacheConfig(pages=256),
-        "model_kwargs": {"robot": "droid", "metadata": METADATA},
+        "model_kwargs": {"robot": "droid", "metadata": OWN},
     },
 )  # fmt: skip
 
@@ -101,7 +105,7 @@ def test_a_robot_gets_the_actions_that_generate_gives(server: Deployment) -> Non
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"observation/wrist_image_left": None}, "observation/wrist_image_left is missing"),
+        ({"observation/wrist_image_left": None}, "observation/wrist_image_left is missing; send observation/exterior"),
         ({"observation/joint_position": np.zeros(6)}, "robot_state has 7 values, allowed are 8 values"),
         ({"observation/joint_position": np.full(7, np.nan)}, "observation/joint_position contains a value"),
         ({"observation/exterior_image_1_left": np.zeros((4, 4))}, "observation/exterior_image_1_left has shape"),

@@ -62,6 +62,14 @@ def test_every_frame_of_a_clip_is_encoded(processor: ActionProcessor) -> None:
     assert ask(processor, npy(np.zeros((2, 3, CROP, CROP), np.uint8))).arrays[PIXELS].min() < -1.5, "normalised here"
 
 
+@pytest.mark.parametrize("given", [PLAN, rolling()])
+def test_one_state_is_read_without_its_list(given: dict[str, Any], processor: ActionProcessor) -> None:
+    listed = ask(processor, picture(), **given).arrays["state"]
+    assert np.array_equal(ask(processor, picture(), **{**given, "states": POSE}).arrays["state"], listed)
+    error = refused(processor, picture(), **{**given, "states": POSE[:6]})
+    assert error.field == "states" and "shape [6], allowed is [7] or [n, 7]" in error.title
+
+
 def test_more_frames_than_the_model_knows_are_refused(processor: ActionProcessor) -> None:
     error = refused(processor, film(33))
     assert isinstance(error, TooLarge) and error.field == "video" and "33 frames" in error.title

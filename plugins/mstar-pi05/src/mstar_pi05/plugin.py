@@ -25,6 +25,7 @@ from mstar_pi05.deployment import MODEL_KWARGS, Deployment, read_deployment
 from mstar_pi05.graph import build
 from mstar_pi05.params import Params
 from mstar_pi05.program import pi05
+from mstar_pi05.robots.layouts import layout_of
 from mstar_pi05.robots.statistics import find_statistics
 
 PLUGIN_API = 1
@@ -65,7 +66,7 @@ def spec(sizes: Sizes, deployment: Deployment, state: int | None = None) -> Mode
         outputs=(Action(horizon=sizes.horizon, dim=deployment.action_dim),),
         params=Params,
         routes=frozenset({"robot_policy"}),
-        surfaces={"robot_policy": Surface(metadata=deployment.metadata, state=state, cameras=CAMERAS)},
+        surfaces={"robot_policy": Surface(metadata=_greeting(sizes, deployment, state), state=state, cameras=CAMERAS)},
         nodes=graph.nodes,
         partitions=(Partition(name="main", program=pi05, walks=graph.walks),),
         processor="mstar_pi05.processor:Processor",
@@ -93,6 +94,13 @@ def spec(sizes: Sizes, deployment: Deployment, state: int | None = None) -> Mode
         mini_config="pi05_mini",
         mini_notice="pi05:mini is a miniature of under 1M parameters: it moves a simulated arm of two joints",
     )
+
+
+def _greeting(sizes: Sizes, deployment: Deployment, state: int | None) -> dict[str, Any]:
+    """Return what is sent to robots when they connect: sizes, and the entries of the deployment."""
+    layout = layout_of(None if deployment.robot is None else deployment.robot.name)
+    facts = {"cameras": layout.cameras, "state": state, "action_shape": [sizes.horizon, deployment.action_dim]}
+    return {**facts, **deployment.metadata}
 
 
 def bind(given: ModelSpec, folder: Path | None, model_kwargs: Mapping[str, Any]) -> ModelSpec:

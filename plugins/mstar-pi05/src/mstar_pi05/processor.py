@@ -96,7 +96,9 @@ class Processor:
     def _observed(self, message: bytes, request: PromptRequest) -> Inputs:
         params: Params = request.params
         robot = self._deployment.robot
-        seen = read_observation(unpacked(message), robot.name if robot is not None else None)
+        moments = self._state_moments
+        size = robot.state if robot is not None else None if moments is None else len(moments)
+        seen = read_observation(unpacked(message), robot.name if robot is not None else None, size)
         for field in ("robot_state", "image_mask"):
             if getattr(params, field) is not None:
                 hint = "leave the parameter out"

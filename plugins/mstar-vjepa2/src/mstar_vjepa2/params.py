@@ -145,7 +145,9 @@ class ActionParams(Common):
     actions: object = param(
         None, "[H, 7] or [candidates, H, 7]: position (m), Euler angles (rad), gripper, each as a change"
     )
-    states: object = param(None, "[context frames, 7]; with state_mode given, one per action, optionally per candidate")
+    states: object = param(
+        None, "[context frames, 7], or [7] for one; with state_mode given, one per action, optionally per candidate"
+    )
     state_mode: str = param("integrate", "source of later states", choices=("integrate", "given"))
     extrinsics: object = param(None, "[H, 6] camera poses, for checkpoints that use them")
     context_frames: int = param(1, "first frames of the clip that precede the rollout", ge=1, le=MOST_FRAMES)
@@ -169,6 +171,12 @@ class ActionParams(Common):
         None, "goal latents [tokens, width]; a goal image is a second upload", aliases=("goal_hidden",)
     )
     goal_hidden_fill: float | None = param(None, "earlier way to send goal latents of one value")
+
+    def __post_init__(self) -> None:
+        """Read one state that was sent as [7] as [1, 7]."""
+        one = self.states
+        if isinstance(one, (list, tuple)) and len(one) == POSE and not any(isinstance(v, (list, tuple)) for v in one):
+            object.__setattr__(self, "states", [one])
 
     @property
     def action_count(self) -> int:
@@ -207,7 +215,7 @@ class ActionParams(Common):
         yield from Common.check(self)
         yield from _same_horizon(self.horizon, self.rollout_horizon)
         yield from check_shape(self.actions, "actions", (None, POSE), (None, None, POSE))
-        yield from check_shape(self.states, "states", (None, POSE), (None, None, POSE))
+        yield from check_shape(self.states, "states", (POSE,), (None, POSE), (None, None, POSE))
         yield from check_shape(self.extrinsics, "extrinsics", (None, 6))
         yield from check_shape(self.goal, "goal", (None, None))
         is_planning = self.task == "plan"

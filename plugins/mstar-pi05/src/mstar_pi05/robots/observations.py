@@ -6,54 +6,16 @@ Each robot has its own keys. Keys that the model does not use are ignored.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from mstar_core.errors import RequestError, did_you_mean
 from mstar_pi05.checkpoint.config import CAMERAS
 from mstar_pi05.request.images import Pixels
-
-Keys = Sequence[str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """Keys of one robot. images: by the model's cameras, None without that camera. state: concatenated in
-    this order.
-
-    images_in: key of the map with the images, None = top level. needed: required images.
-    """
-
-    images: tuple[str | None, str | None, str | None]
-    state: Keys
-    needed: frozenset[str]
-    images_in: str | None = None
-
-
-LAYOUTS: Final[Mapping[str, Layout]] = {
-    "libero": Layout(
-        images=("observation/image", "observation/wrist_image", None),
-        state=("observation/state",),
-        needed=frozenset({"observation/image", "observation/wrist_image"}),
-    ),
-    "droid": Layout(
-        images=("observation/exterior_image_1_left", "observation/wrist_image_left", None),
-        state=("observation/joint_position", "observation/gripper_position"),
-        needed=frozenset({"observation/exterior_image_1_left", "observation/wrist_image_left"}),
-    ),
-    "aloha": Layout(
-        images=("cam_high", "cam_left_wrist", "cam_right_wrist"), state=("state",), needed=frozenset({"cam_high"}),
-        images_in="images",
-    ),
-}  # fmt: skip
-OWN: Final = Layout(images=CAMERAS, state=(), needed=frozenset(), images_in="images")
-"""Layout of deployments without a robot: the model's camera names, and `state` if the deployment uses one."""
-
-IGNORED: Final = frozenset({"cam_low"})
-"""Cameras that clients send and the model does not use."""
+from mstar_pi05.robots.layouts import IGNORED, Layout, layout_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,18 +32,17 @@ class Observation:
     prompt: str | None
 
 
-def read_observation(given: Any, robot: str | None) -> Observation:
-    """Convert a decoded message. robot: selects the keys; None = the model's own. Raises RequestError
-    naming the key.
+def read_observation(given: Any, robot: str | None, size: int | None = None) -> Observation:
+    """Convert a decoded message. robot: selects the keys; None = the model's own. size: number of values of the state,
+    None = unknown; used in hints. Raises RequestError naming the key and what is expected.
     """
-    if robot is not None and robot not in LAYOUTS:
-        raise RequestError(f"unknown robot {robot!r}", hint=did_you_mean(robot, LAYOUTS), field="robot")
+    layout = layout_of(robot)
+    hint = f"send {layout.keys(size)}"
     if not isinstance(given, Mapping):
-        raise RequestError("the observation must be a map", hint="send the keys of the robot", field="observation")
-    layout = OWN if robot is None else LAYOUTS[robot]
-    images = _images(given, layout)
+        raise RequestError("the observation must be a map", hint=hint, field="observation")
+    images = _images(given, layout, hint)
     keys = layout.state or [key for key in ("state",) if given.get(key) is not None]
-    state = [value for key in keys for value in _numbers(_required(given, key), key)]
+    state = [value for key in keys for value in _numbers(_required(given, key, hint), key)]
     first, second, third = (image is not None for image in images)
     return Observation(
         images=tuple(image for image in images if image is not None), mask=(first, second, third),
@@ -89,8 +50,8 @@ def read_observation(given: Any, robot: str | None) -> Observation:
     )  # fmt: skip
 
 
-def _images(given: Mapping[str, Any], layout: Layout) -> list[Pixels | None]:
-    sent = given if layout.images_in is None else _required(given, layout.images_in)
+def _images(given: Mapping[str, Any], layout: Layout, hint: str) -> list[Pixels | None]:
+    sent = given if layout.images_in is None else _required(given, layout.images_in, hint)
     if not isinstance(sent, Mapping):
         raise RequestError(
             f"{layout.images_in} must be a map", hint="send a map from camera to image", field=str(layout.images_in)
@@ -106,7 +67,7 @@ def _images(given: Mapping[str, Any], layout: Layout) -> list[Pixels | None]:
     for key, _ in zip(layout.images, CAMERAS, strict=True):
         value = sent.get(key) if key is not None else None
         if value is None and key in layout.needed:
-            raise RequestError(f"{key} is missing", hint="send the image", field=str(key), code="missing_field")
+            raise RequestError(f"{key} is missing", hint=hint, field=str(key), code="missing_field")
         found.append(None if value is None else image(value, str(key)))
     return found
 
@@ -142,9 +103,8 @@ def _numbers(value: Any, key: str) -> list[float]:
     return [float(number) for number in numbers]
 
 
-def _required(given: Mapping[str, Any], key: str) -> Any:
+def _required(given: Mapping[str, Any], key: str, hint: str) -> Any:
     if given.get(key) is None:
-        hint = did_you_mean(key, [str(name) for name in given])
         raise RequestError(f"{key} is missing", hint=hint, field=key, code="missing_field")
     return given[key]
 
