@@ -163,7 +163,7 @@ def _failed(exchange: Exchange, error: Exception) -> HTTPResponse | None:
         log.error(
             "a request failed: %s", error.title, extra={"facts": {"detail": error.detail, "id": exchange.request_id}}
         )
-    exchange.service.count_refusal(reply)
+    exchange.service.count_refusal(reply, error)
     if exchange.has_begun:
         if exchange.code in ("internal_error", "stalled"):
             exchange.abort(

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final
+from weakref import WeakSet
 
 from mstar_core.api.admission import AdmissionQueue, BodyMemory, Place
 from mstar_core.api.errors import ErrorReply, Stalled, reply_of
@@ -161,6 +162,7 @@ class Service:
         self.created = int(time.time())
         self.description: dict[str, Any] = {}  # set by the app, which knows the routes
         self.live_views = 0  # open views of the web page
+        self._recorded: WeakSet[MstarError] = WeakSet()  # errors that ended a registered request
         self.samples: dict[str, Any] | None = None  # made by the first request for them
         self.uploads = deployment.uploads
         self.sampled = SampledPorts.by(model)
@@ -202,9 +204,9 @@ class Service:
             raise problem
         self.admission.check(key, count)
 
-    def count_refusal(self, reply: ErrorReply) -> None:
-        """Count a response if it refuses a request."""
-        if reply.status in (409, 413, 429, 503):
+    def count_refusal(self, reply: ErrorReply, error: Exception) -> None:
+        """Count a response if it refuses a request. A request that was registered counts by its outcome instead."""
+        if reply.status in (409, 413, 429, 503) and error not in self._recorded:
             self.metrics.rejected.labels(reply.code).inc()
             self.telemetry.counts["refused"] += 1
 
@@ -330,6 +332,8 @@ class Service:
             raise
         finally:
             why = cancel_cause(error)
+            if isinstance(error, MstarError):
+                self._recorded.add(error)
             if live.is_sent and not live.is_over:
                 self.link.cancel(live.handle, why)
             if error is not None and isinstance(error, (Cancelled, TimedOut, asyncio.CancelledError, GeneratorExit)):

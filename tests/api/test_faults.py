@@ -169,6 +169,8 @@ async def test_the_death_of_the_conductor_fails_every_open_request_and_refuses_n
         refused = await api.client.post("/generate", data=GOOD)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "worker_lost")
         assert int(refused.headers["retry-after"]) >= 1
+        counted = (await api.client.get("/metrics")).text
+        assert 'mstar_rejected_total{code="worker_lost"} 1.0' in counted, "the two that were open have failed"
         health = await api.client.get("/health")
         assert (health.status_code, health.json()["reason"]) == (503, "the conductor died")
         ready = await api.client.get("/ready")

@@ -140,7 +140,7 @@ async def _fail(exchange: Exchange, socket: WebSocket, error: Exception, request
     reply = reply_of(error, request_id)
     if not isinstance(error, MstarError):
         log.error("an observation failed", exc_info=error)
-    exchange.service.count_refusal(reply)
+    exchange.service.count_refusal(reply, error)
     try:
         await socket.fail(reply.message, reply.code)
     except Exception:  # noqa: BLE001 the connection is broken or not read, so the error cannot be reported
