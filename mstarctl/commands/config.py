@@ -23,10 +23,10 @@ from mstarctl.output import Column, Printer
 from mstarctl.output.errors import render_error
 from mstarctl.output.units import counted
 from mstarctl.plugins import Plugins
-from mstarctl.start.admission import admission, weights_on_devices
 from mstarctl.start.choice import GB, auto_count, choose
-from mstarctl.start.gpus import Gpu, visible_gpus
-from mstarctl.start.gpus import gpus as present_gpus
+from mstarctl.start.hardware.admission import admission, weights_on_devices
+from mstarctl.start.hardware.gpus import Gpu, visible_gpus
+from mstarctl.start.hardware.gpus import gpus as present_gpus
 from mstarctl.start.target import Override, Target, find, parse_set, resolve_target
 
 app = typer.Typer(

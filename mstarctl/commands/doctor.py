@@ -25,8 +25,8 @@ from mstarctl.commands.finding import FAILED, NA, OK, WARN, Finding
 from mstarctl.output import Column, Printer, size_text
 from mstarctl.output.units import counted
 from mstarctl.plugins import Plugins
-from mstarctl.start.devices import torch_version
-from mstarctl.start.gpus import gpu_names
+from mstarctl.start.hardware.devices import torch_version
+from mstarctl.start.hardware.gpus import gpu_names
 
 COLUMNS = (Column("CHECK", "name"), Column("STATE", "state"), Column("DETAIL", "detail"))
 LEAST_PYTHON: Final = (3, 11)

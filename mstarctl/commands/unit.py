@@ -18,8 +18,8 @@ from mstarctl.client.reach import only_here
 from mstarctl.complete import bare, target_names
 from mstarctl.output import Printer
 from mstarctl.plugins import Plugins
+from mstarctl.start.service.unit import service_words, unit_text
 from mstarctl.start.target import find, resolve_target
-from mstarctl.start.unit import service_words, unit_text
 
 
 def unit(

@@ -30,10 +30,10 @@ from mstarctl.output.units import counted
 from mstarctl.start.example import example_call
 from mstarctl.start.launch import Started, failure_of, launch, wait_end, wait_ready
 from mstarctl.start.nearest import with_nearest
-from mstarctl.start.notify import READY, STOPPING, notify
 from mstarctl.start.options import UpOptions, up_signature
 from mstarctl.start.plan import Planned, make_planned
 from mstarctl.start.progress import ready_line, view_of
+from mstarctl.start.service.notify import READY, STOPPING, notify
 
 LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -12,7 +12,7 @@ from mstarctl.output import duration_text, size_text
 from mstarctl.output.moments import MOMENTS, time_of_day
 from mstarctl.output.table import escape
 from mstarctl.output.units import counted
-from mstarctl.start.gpus import gpus
+from mstarctl.start.hardware.gpus import gpus
 
 PROCESS: Final = ("state", "pid", "incarnation", "restarts", "phase", "phases_s", "facts")
 UNSAID: Final = ("id", "handle")

@@ -30,11 +30,11 @@ from mstarctl.authoring.config_file import Settings
 from mstarctl.client.log_dirs import check_log_dir
 from mstarctl.output.durations import parse_duration
 from mstarctl.plugins import Plugins
-from mstarctl.start.admission import admission, weights_on_devices
-from mstarctl.start.capacity import check_free, check_memory, free_bytes, weights_bytes
 from mstarctl.start.choice import auto_count, choose
-from mstarctl.start.devices import Devices, choose_devices, torch_version
-from mstarctl.start.gpus import count_gpus, gpu_keys, gpu_processes, gpus, visible_gpus
+from mstarctl.start.hardware.admission import admission, weights_on_devices
+from mstarctl.start.hardware.capacity import check_free, check_memory, free_bytes, weights_bytes
+from mstarctl.start.hardware.devices import Devices, choose_devices, torch_version
+from mstarctl.start.hardware.gpus import count_gpus, gpu_keys, gpu_processes, gpus, visible_gpus
 from mstarctl.start.moves import check_moves
 from mstarctl.start.options import UpOptions
 from mstarctl.start.target import Override, Target, find, named_file, parse_set, resolve_target

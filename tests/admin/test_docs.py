@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
-from types import ModuleType
 
 from mstar_core.admin.endpoints import ENDPOINTS
 from mstar_core.observe.filter import NUMBER_FIELDS, TEXT_FIELDS
 from mstar_core.observe.frames import ITEM_TYPES
+from tests.fakes.script import script
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "admin-api.md"
 
 
-def parts() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("docs_admin", ROOT / "scripts" / "docs_admin.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_the_generated_parts_are_those_of_the_code() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    for name, make in parts().ADMIN_PARTS.items():
+    for name, make in script("docs_admin").ADMIN_PARTS.items():
         assert f"<!-- generated: {name} -->\n{make().strip()}\n" in page, f"{name} is stale: run make docs"
 
 

@@ -13,8 +13,8 @@ from mstar_core.config.deployment import DeploymentSpec, Plan
 from mstar_core.errors import ExitCode, UsageError
 from mstarctl.client.log_dirs import new_log_dir
 from mstarctl.main import run
-from mstarctl.start.notify import READY, notify
-from mstarctl.start.unit import STOP_S, quoted, service_words, unit_text
+from mstarctl.start.service.notify import READY, notify
+from mstarctl.start.service.unit import STOP_S, quoted, service_words, unit_text
 from tests.cli.conftest import Cli
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shlex
@@ -13,7 +12,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -21,6 +19,7 @@ import pytest
 from mstar_core.errors import ExitCode
 from mstarctl.main import VERBS, resolve
 from tests.fakes.ports import free_port
+from tests.fakes.script import script
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md")))
@@ -58,19 +57,6 @@ def commands(page: Path) -> list[list[str]]:
     return [shlex.split(words.replace("…", "")) for words in found if words.strip()]
 
 
-def generator() -> ModuleType:
-    """Import scripts/docs.py as a module."""
-    spec = importlib.util.spec_from_file_location("docs", ROOT / "scripts" / "docs.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(ROOT / "scripts"))
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(ROOT / "scripts"))
-    return module
-
-
 def test_generated_parts_are_current_and_links_lead_somewhere() -> None:
     command = [sys.executable, "scripts/docs.py", "--check"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -80,7 +66,7 @@ def test_generated_parts_are_current_and_links_lead_somewhere() -> None:
 def test_a_stale_file_is_told_and_left_alone() -> None:
     before = (ROOT / "docs/wire/schema.json").read_bytes()
     files: Mapping[str, Callable[[], str]] = {"docs/wire/schema.json": lambda: "something else"}
-    assert list(generator().rewrite(files, is_check=True)) == ["docs/wire/schema.json: stale; run make docs"]
+    assert list(script("docs").rewrite(files, is_check=True)) == ["docs/wire/schema.json: stale; run make docs"]
     assert (ROOT / "docs/wire/schema.json").read_bytes() == before
 
 

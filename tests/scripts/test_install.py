@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "install.py"
+from tests.fakes.script import script
 
 
 def pip_install() -> list[str]:
-    spec = importlib.util.spec_from_file_location("install_script", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    command: list[str] = module.pip_install()
+    command: list[str] = script("install").pip_install()
     return command
 
 

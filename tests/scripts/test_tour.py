@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -10,22 +9,15 @@ from types import ModuleType
 
 import pytest
 
+from tests.fakes.script import script
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
 def tour() -> ModuleType:
     """The script as a module."""
-    spec = importlib.util.spec_from_file_location("tour", ROOT / "scripts" / "tour.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["tour"] = module
-    sys.path.insert(0, str(ROOT / "scripts"))
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(ROOT / "scripts"))
-    return module
+    return script("tour")
 
 
 @pytest.mark.timeout(900)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from mstar_core.observe.frames import EdgeStatus, EdgeView, GraphView, NodeView, WalkView
 from mstarctl.client.store import Store
 from mstarctl.top.data.view import View, size_of
-from mstarctl.top.layout.geometry import GraphLayout, Size, levels, place, wires
-from mstarctl.top.layout.graph import drawing, graph_page
+from mstarctl.top.layout.graph.geometry import GraphLayout, Size, levels, place, wires
+from mstarctl.top.layout.graph.screen import drawing, graph_page
 from tests.top.models import qwen_graph
 
 FEW = settings(max_examples=40, deadline=None)

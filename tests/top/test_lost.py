@@ -15,7 +15,7 @@ from mstarctl.top.data.view import Link, View
 from mstarctl.top.keys import KEYS
 from mstarctl.top.layout import events
 from mstarctl.top.layout.dialogs import help_rows
-from mstarctl.top.layout.graph import box, node_table
+from mstarctl.top.layout.graph.screen import box, node_table
 from mstarctl.top.layout.header import failure_line, header
 from mstarctl.top.layout.pages import compose
 from mstarctl.top.layout.ranks import between, block

@@ -7,8 +7,8 @@ from typing import Final
 from mstarctl.output.line import Line, fit, line, safe, take
 from mstarctl.top.data.pace import answers_at_once
 from mstarctl.top.data.view import NORMAL, View
-from mstarctl.top.layout.geometry import graph_of
-from mstarctl.top.layout.graph import drawing
+from mstarctl.top.layout.graph.geometry import graph_of
+from mstarctl.top.layout.graph.screen import drawing
 from mstarctl.top.layout.ranks import Curve, charts, gpu_of
 
 LEAST_ROWS: Final = 6

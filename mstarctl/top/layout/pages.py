@@ -14,8 +14,9 @@ from mstarctl.top.data.lost import without_lost
 from mstarctl.top.data.view import LEAST_HEIGHT, LEAST_WIDTH, NORMAL, TINY, View, size_of
 from mstarctl.top.drawing import numbers
 from mstarctl.top.drawing.glyphs import in_ascii
-from mstarctl.top.layout import bench, events, graph, logs, requests, waterfall
+from mstarctl.top.layout import bench, events, logs, requests, waterfall
 from mstarctl.top.layout.footer import Hint, footer
+from mstarctl.top.layout.graph import screen as graph
 from mstarctl.top.layout.header import header
 from mstarctl.top.layout.overview_panels import panels
 from mstarctl.top.layout.ranks import blocks, ranks_page

@@ -10,8 +10,8 @@ from mstar_core.config.load import read_file
 from mstar_core.config.resolution import resolve
 from mstar_core.plugin import ModelSpec
 from mstarctl.plugins import Plugins
-from mstarctl.start.admission import Admission, admission, weight_shares, weights_on_devices
-from mstarctl.start.gpus import Gpu
+from mstarctl.start.hardware.admission import Admission, admission, weight_shares, weights_on_devices
+from mstarctl.start.hardware.gpus import Gpu
 from tests.cli.life.test_gpus import GIB
 
 ROOT = Path(__file__).resolve().parents[3]

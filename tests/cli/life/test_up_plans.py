@@ -18,7 +18,7 @@ import pytest
 from mstar_core.errors import ConfigError, ExitCode, PluginError, UsageError
 from mstar_core.host.run_dir import deployments
 from mstarctl.plugins import Plugins
-from mstarctl.start.devices import choose_devices
+from mstarctl.start.hardware.devices import choose_devices
 from mstarctl.start.options import UpOptions
 from mstarctl.start.plan import unused_options
 from mstarctl.start.target import find, resolve_target

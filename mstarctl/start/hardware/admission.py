@@ -12,7 +12,7 @@ from mstar_core.config.resolved import ResolvedConfig
 from mstar_core.plugin import ModelSpec
 from mstarctl.output import size_text
 from mstarctl.output.units import counted
-from mstarctl.start.gpus import Gpu
+from mstarctl.start.hardware.gpus import Gpu
 
 CLASSES: Final = ((120 << 30, 128), (75 << 30, 64))
 """Requests at once by GPU memory in bytes, measured in real time (docs/performance.md)."""

@@ -14,7 +14,7 @@ from mstarctl.top.data.view import NORMAL, SMALL, View
 from mstarctl.top.drawing import numbers
 from mstarctl.top.drawing.bars import spark
 from mstarctl.top.layout.canvas import Canvas
-from mstarctl.top.layout.geometry import IN, OUT, GraphLayout, Route, Size, Wire, graph_of, place, wires
+from mstarctl.top.layout.graph.geometry import IN, OUT, GraphLayout, Route, Size, Wire, graph_of, place, wires
 from mstarctl.top.layout.ranks import step_times, underruns
 
 HEAVY_BYTES_S: Final = 10 * 2**20

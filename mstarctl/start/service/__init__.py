@@ -1,0 +1,1 @@
+"""A deployment as a service of systemd: its unit, and the notifications of `up`."""

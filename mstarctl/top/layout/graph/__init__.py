@@ -1,0 +1,1 @@
+"""The graph of a deployment: its screen, and the geometry of its drawing."""
