@@ -6,9 +6,10 @@ from mstar_core.api.parse.params import check_outputs, count_order
 from mstar_core.conformance.miniature import miniature
 from mstar_core.errors import PluginError
 from mstar_core.plugin.conformance import Subject
+from mstar_core.plugin.offers import kind_of
 from mstar_core.plugin.params import parse_params
 from mstar_core.plugin.processor import MediaPart, PromptRequest
-from mstar_core.plugin.sample_inputs import kind_of, samples_of
+from mstar_core.workloads.samples import samples_of
 
 TINY = "tiny"
 

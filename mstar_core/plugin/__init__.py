@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from mstar_core.plugin.hookspecs import hookimpl, hookspec
 from mstar_core.plugin.loader import Loaded, PluginEntry, Problem, load_plugin, plugin_entries
-from mstar_core.plugin.offers import Check, PlanRequest, WorkloadSpec
+from mstar_core.plugin.offers import Check, PlanRequest, SampleInputs, WorkloadSpec
 from mstar_core.plugin.params import ParamSpec, param, param_schema, param_specs, parse_params
 from mstar_core.plugin.program import Fork, InputFact, ProgramRequest, Run, Segment, Signal, WalkResult
-from mstar_core.plugin.sample_inputs import SampleInputs
 from mstar_core.plugin.spec import API_VERSION, ModelSpec, Partition, Sample, WeightRef
 from mstar_core.plugin.surface import (
     PARTIAL_IMAGE,

@@ -76,7 +76,7 @@ class ModelSpec:
     mini_world: name of the simulated world that the miniature was trained in; the web page simulates
     `arm` and `block`.
     mini_config: file stem of the miniature's deployment file; empty is the default one.
-    make_samples: target "pkg.mod:function" that makes inputs to send at once (`sample_inputs.py`); None makes them from
+    make_samples: target "pkg.mod:function" that makes `SampleInputs` to send at once; None makes them from
     the first sample.
     misfit: called with model_kwargs; returns why the official weights do not fit these options and which to use
     instead, empty if they fit.

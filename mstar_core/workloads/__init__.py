@@ -1,4 +1,4 @@
-"""Requests of load tests and the synthetic inputs that they carry. Plugins build their workloads from it."""
+"""Requests of load tests, sample requests, and the synthetic inputs that they carry. Plugins build theirs from it."""
 
 from __future__ import annotations
 

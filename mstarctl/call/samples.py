@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from mstar_core.client.results import ModelSample
 from mstar_core.errors import ConfigError, UsageError, did_you_mean
-from mstar_core.plugin.sample_inputs import SampleInputs, kind_of
+from mstar_core.plugin.offers import SampleInputs, kind_of
 from mstarctl.call.ask import STATE_NAMES, Ask
 from mstarctl.call.sink import STDOUT, chosen_output
 

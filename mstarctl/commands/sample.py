@@ -13,7 +13,7 @@ from mstar_core.client.results import ModelSample
 from mstar_core.config.load import split_name
 from mstar_core.errors import UsageError
 from mstar_core.host.run_dir import deployments
-from mstar_core.plugin.sample_inputs import samples_of
+from mstar_core.workloads.samples import samples_of
 from mstarctl.call.samples import chosen, client_form, command, write
 from mstarctl.client.endpoints import name_here
 from mstarctl.client.reach import context_of

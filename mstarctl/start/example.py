@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from mstar_core.errors import MstarError
-from mstar_core.plugin.sample_inputs import samples_of
 from mstar_core.plugin.spec import ModelSpec
+from mstar_core.workloads.samples import samples_of
 from mstarctl.call.samples import client_form, first_call
 
 

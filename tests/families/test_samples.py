@@ -12,11 +12,12 @@ import pytest
 from mstar_core.api.parse.params import count_order
 from mstar_core.api.preprocess.child import load_processor
 from mstar_core.errors import PluginError
+from mstar_core.plugin.offers import SampleInputs, kind_of
 from mstar_core.plugin.params import parse_params
 from mstar_core.plugin.processor import MediaPart, PromptRequest
-from mstar_core.plugin.sample_inputs import SampleInputs, kind_of, samples_of
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.targets import load_target
+from mstar_core.workloads.samples import samples_of
 from mstarctl.plugins import Plugins
 from mstarctl.start.target import find, resolve_target
 from tests.families.families import SPECS

@@ -11,7 +11,8 @@ from sanic.response import HTTPResponse
 
 from mstar_core.api.http.exchange import Exchange
 from mstar_core.api.service import Service
-from mstar_core.plugin.sample_inputs import SampleInputs, kind_of, samples_of
+from mstar_core.plugin.offers import SampleInputs, kind_of
+from mstar_core.workloads.samples import samples_of
 
 
 async def samples(exchange: Exchange) -> HTTPResponse:

@@ -13,7 +13,7 @@ import pytest
 from mstar_core.client.results import ModelSample
 from mstar_core.errors import ExitCode
 from mstar_core.plugin.params import param_schema
-from mstar_core.plugin.sample_inputs import samples_of
+from mstar_core.workloads.samples import samples_of
 from mstarctl.call.ask import Ask, Card
 from mstarctl.call.samples import client_form, first_call
 from mstarctl.commands import call

@@ -1,4 +1,4 @@
-"""Sample inputs of a model: requests that a person may send at once. Made by plugins without torch.
+"""Sample inputs of a model, made by its plugin or from its declared samples.
 
 Read by the api (`GET /v1/samples`), `mstarctl sample` and the example that `mstarctl up` prints.
 """
@@ -6,41 +6,17 @@ Read by the api (`GET /v1/samples`), `mstarctl sample` and the example that `mst
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path, PurePath
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
 
 from mstar_core.errors import MstarError, PluginError
+from mstar_core.plugin.offers import SampleInputs
 from mstar_core.plugin.spec import ModelSpec
+from mstar_core.targets import load_target
+from mstar_core.workloads import media
 
 GREETING: Final = "Hello there"
-KINDS: Final[Mapping[str, str]] = {
-    ".png": "image", ".jpg": "image", ".wav": "audio", ".mp4": "video", ".npy": "tensor",
-}  # fmt: skip
-"""Modalities of sample files by their endings."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleInputs:
-    """Inputs of one request. name: one word; title: what the request does, in one line.
-
-    files: name and content of each, in the order in which they are sent; the ending of a name is one of `KINDS`.
-    """
-
-    name: str
-    title: str
-    outputs: tuple[str, ...]
-    text: str | None = None
-    files: tuple[tuple[str, bytes], ...] = ()
-    params: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """Modalities of the inputs in order, the text last."""
-        files = (kind_of(name) for name, _ in self.files)
-        return (*files, *(("text",) if self.text is not None else ()))
-
 
 MakeSamples = Callable[[ModelSpec, str, "Path | None"], Sequence[SampleInputs]]
 """A target of `ModelSpec.make_samples`, called with the bound spec, the source of the weights (`tiny`, `mini`,
@@ -54,8 +30,6 @@ def samples_of(spec: ModelSpec, source: str, folder: Path | None = None) -> tupl
     """Return the sample inputs of a model. Raises PluginError if its plugin fails to make them."""
     if spec.make_samples is None:
         return _by_declaration(spec, source)
-    from mstar_core.targets import load_target  # here, because plugins import this module for the class alone
-
     try:
         make: MakeSamples = load_target(spec.make_samples)
         return tuple(make(spec, source, folder))
@@ -66,14 +40,6 @@ def samples_of(spec: ModelSpec, source: str, folder: Path | None = None) -> tupl
             f"plugin {spec.plugin} cannot make the samples of {spec.name}", f"{type(error).__name__}: {error}",
             "mstarctl plugins check tests them", plugin=spec.plugin,
         ) from error  # fmt: skip
-
-
-def kind_of(name: str) -> str:
-    """Return the modality of a sample file. Raises PluginError for an unknown ending."""
-    suffix = PurePath(name).suffix.lower()
-    if suffix not in KINDS:
-        raise PluginError(f"the sample file {name!r} has an unknown ending", hint=f"one of {', '.join(KINDS)}")
-    return KINDS[suffix]
 
 
 def _by_declaration(spec: ModelSpec, source: str) -> tuple[SampleInputs, ...]:
@@ -98,8 +64,6 @@ def _by_declaration(spec: ModelSpec, source: str) -> tuple[SampleInputs, ...]:
 
 def _media(kind: str, number: int) -> tuple[str, bytes]:
     """Return a small file of one modality. Raises PluginError if the plugin has to make it itself."""
-    from mstar_core.workloads import media
-
     chance = random.Random(number)
     match kind:
         case "image":
