@@ -121,8 +121,7 @@ def _text(spec: ModelSpec, plugins: Plugins) -> Iterator[str]:
     yield f"  model code: {facts['code']}; max_seq_len: {spec.max_seq_len}"
     if spec.aliases:
         yield f"  aliases {', '.join(spec.aliases)}"
-    if spec.tiny is not None:
-        yield f"  {spec.name}:tiny is the embedded default checkpoint" + (f": {spec.notice}" if spec.notice else "")
+    yield from (f"  {line}" for line in _miniatures(spec))
     yield "nodes"
     yield from (f"  {node.name:<22} {_node(node)}" for node in spec.nodes)
     for partition in spec.partitions:
@@ -140,6 +139,13 @@ def _text(spec: ModelSpec, plugins: Plugins) -> Iterator[str]:
     if facts["configs"]:
         yield f"configurations: {', '.join(facts['configs'])}; default {spec.default_config}"
     yield from (f"weights {name}: {ref.repo} ({ref.format})" for name, ref in spec.weights.items())
+
+
+def _miniatures(spec: ModelSpec) -> Iterator[str]:
+    """Yield one line for each checkpoint that needs no download."""
+    for source, target in (("tiny", spec.tiny), ("mini", spec.mini)):
+        if target is not None:
+            yield spec.notice_of(source) or f"{spec.name}:{source} needs no download"
 
 
 def _node(node: NodeSpec) -> str:

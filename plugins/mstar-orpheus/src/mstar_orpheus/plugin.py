@@ -87,8 +87,8 @@ class OpenParams:
     seed: int | None = param(None, "same seed, same sound", ge=0, le=2**63 - 1, openai="seed")
     first_window_frames: int = param(
         WINDOW_FRAMES,
-        "frames that the first window waits for: 3 or 2 send the first sound 7 or 14 ids sooner, with one frame or "
-        "none after it to go by where the reference has two, so that its 85 ms differ; what follows does not",
+        "frames in the first window; 3 or 2 send the first sound 7 or 14 ids sooner, but its first 85 ms then differ "
+        "from the reference; later sound does not",
         ge=min(EARLY_FRAMES),
         le=WINDOW_FRAMES,
     )
