@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import errno
 import os
@@ -218,6 +219,9 @@ def test_an_answer_creates_no_object_by_name() -> None:
         (("recode", (b"", "png", None)), (True, "text")), (("prompt", (REQUEST,)), (True, b"")),
         (("prompt", (REQUEST,)), 3),
         (("prompt", (REQUEST,)), (True, Inputs(arrays={"x": 1}))),  # type: ignore[dict-item]
+        (("prompt", (REQUEST,)), (True, Inputs(warnings=(1,)))),  # type: ignore[arg-type]
+        (("prompt", (REQUEST,)), (True, Inputs(metadata={"image": 1}))),  # type: ignore[dict-item]
+        (("prompt", (REQUEST,)), (True, Inputs(segments=[SegmentInputs(kind="a", arrays={}, length="b")]))),  # type: ignore[arg-type]
         (("decode", (None, (), *REQUEST.media)), (True, [])), (("postprocess", (b"", "audio")), (True, (b"", {1: 2}))),
         (("recode", ()), (False, "error")),
     ],
@@ -251,15 +255,24 @@ def test_numbers_and_texts_without_a_form_are_the_requests_fault(ends: tuple[Poo
 
 
 class Lying(ProcessorProcess):
-    """The real process, whose answers are cut: what a decoder that a file took over could send."""
+    """The real process, whose answers are cut if a text is "lie": what a decoder that a file took over could send."""
 
     def load(self, note: Note, calls: Sequence[JobCall]) -> list[Answer]:
-        return super().load((note[0], note[1] - 1), calls)
+        is_lie = any(args[0].text == "lie" for _, args in calls)
+        return super().load((note[0], note[1] - is_lie), calls)
 
 
 async def test_an_invalid_answer_fails_its_job_and_ends_the_process() -> None:
     async with pool_of(make=Lying) as pool:
         for _ in range(2):
             with pytest.raises(BadMedia):
-                await pool.prompt(PromptRequest(text="abc"))
+                await pool.prompt(PromptRequest(text="lie"))
         assert pool.busy == 0
+
+
+async def test_an_invalid_answer_fails_only_its_own_job_of_a_shared_message() -> None:
+    async with pool_of(make=Lying) as pool:
+        jobs = (pool.prompt(PromptRequest(text=text)) for text in ("first", "abc", "lie", "abc"))
+        first, before, lie, behind = await asyncio.gather(*jobs, return_exceptions=True)
+        assert isinstance(lie, BadMedia)
+        assert [each.prompt_tokens for each in (first, before, behind) if isinstance(each, Inputs)] == [5, 3, 3]

@@ -23,9 +23,6 @@ from mstar_core.plugin.media.limits import MediaLimits
 from mstar_core.plugin.processor import Inputs, MediaPart, PromptRequest, SegmentInputs, Turn
 from mstar_core.targets import load_target
 
-ARRAY, BLOB, FORM, ERROR, PARAMS, TUPLE, SET = range(1, 8)
-"""Codes of MessagePack extensions."""
-
 INLINE_BYTES: Final = 256
 """Byte strings up to this size are part of the MessagePack; longer ones are copied once, beside it."""
 
@@ -44,6 +41,12 @@ ERRORS: Final[Mapping[str, type[MstarError]]] = {
 
 Append = Callable[[Any], int]
 """Appends bytes beside the MessagePack. Returns where they begin."""
+
+
+class Code:
+    """Codes of MessagePack extensions."""
+
+    ARRAY, BLOB, FORM, ERROR, PARAMS, TUPLE, SET = range(1, 8)
 
 
 class InvalidForm(ValueError):
@@ -77,19 +80,19 @@ def _plain(value: Any, append: Append) -> Any:
         return {_plain(key, append): _plain(item, append) for key, item in value.items()}
     if kind in (bytes, bytearray, memoryview):
         size = memoryview(value).nbytes
-        return bytes(value) if size <= INLINE_BYTES else _ext(BLOB, [append(value), size])
+        return bytes(value) if size <= INLINE_BYTES else _ext(Code.BLOB, [append(value), size])
     if isinstance(value, np.ndarray):
         return _array(value, append)
     if kind is tuple:
-        return _ext(TUPLE, _plain(list(value), append))
+        return _ext(Code.TUPLE, _plain(list(value), append))
     if kind in (frozenset, set):
-        return _ext(SET, _plain(list(value), append))
+        return _ext(Code.SET, _plain(list(value), append))
     if isinstance(value, MstarError):
         return _error(value, append)
     if FORMS.get(kind.__name__) is kind:
-        return _ext(FORM, [kind.__name__, _fields(value, append)])
+        return _ext(Code.FORM, [kind.__name__, _fields(value, append)])
     if dataclasses.is_dataclass(kind):
-        return _ext(PARAMS, [f"{kind.__module__}:{kind.__qualname__}", _fields(value, append)])
+        return _ext(Code.PARAMS, [f"{kind.__module__}:{kind.__qualname__}", _fields(value, append)])
     return _simple(value, append)
 
 
@@ -118,7 +121,7 @@ def _array(value: np.ndarray, append: Append) -> msgspec.msgpack.Ext:
         raise TypeError(f"a message of a pool process cannot hold an array of {value.dtype}")
     whole = np.ascontiguousarray(value)
     start = append(whole.reshape(-1).view(np.uint8)) if whole.nbytes else 0
-    return _ext(ARRAY, [value.dtype.str, list(value.shape), start])
+    return _ext(Code.ARRAY, [value.dtype.str, list(value.shape), start])
 
 
 def _fields(value: Any, append: Append) -> dict[str, Any]:
@@ -133,13 +136,14 @@ def _error(error: MstarError, append: Append) -> msgspec.msgpack.Ext:
             facts[name] = _plain(fact, append)
         except TypeError:
             facts[name] = str(fact)
-    return _ext(ERROR, [kind.__name__, error.title, error.detail, error.hint, error.code, facts])
+    return _ext(Code.ERROR, [kind.__name__, error.title, error.detail, error.hint, error.code, facts])
 
 
 class Reader:
-    """Decodes one message. data: what lies beside the MessagePack. trusts_names: parameters are created by name."""
+    """Decoder of one message."""
 
     def __init__(self, data: memoryview, *, trusts_names: bool) -> None:
+        """data: the bytes of arrays and long byte strings. trusts_names: import the class of parameters by its name."""
         self._data = data
         self._left = len(data)  # bytes may be used once, so that a message never grows beyond its size
         self._trusts_names = trusts_names
@@ -165,19 +169,19 @@ class Reader:
     def _extension(self, code: int, data: memoryview) -> Any:
         value = self._decoder.decode(data)
         match code, value:
-            case 1, [str(dtype), list(shape), int(start)]:
+            case Code.ARRAY, [str(dtype), list(shape), int(start)]:
                 return self._array(dtype, shape, start)
-            case 2, [int(start), int(size)]:
+            case Code.BLOB, [int(start), int(size)]:
                 return bytes(self._taken(start, size))
-            case 3, [str(name), dict(values)]:
+            case Code.FORM, [str(name), dict(values)]:
                 return FORMS[name](**values)
-            case 4, [str(name), str(title), str(detail), str(hint), str(code_name), dict(facts)]:
+            case Code.ERROR, [str(name), str(title), str(detail), str(hint), str(code_name), dict(facts)]:
                 return ERRORS[name](title, detail, hint, code=code_name, **facts)
-            case 5, [str(target), dict(values)]:
+            case Code.PARAMS, [str(target), dict(values)]:
                 return load_target(target)(**values) if self._trusts_names else Fields(values)
-            case 6, list():
+            case Code.TUPLE, list():
                 return tuple(value)
-            case 7, list():
+            case Code.SET, list():
                 return frozenset(value)
         raise InvalidForm(f"extension {code} is not valid")
 

@@ -304,10 +304,9 @@ class Pool:
             if note is not None and note[0] <= LOOP_BYTES:
                 limit.cancel()
                 try:
-                    answers = process.load(note, calls)
+                    self._settle(jobs, process.load(note, calls))
                 except Exception as error:  # noqa: BLE001  reported to the callers
-                    answers = [(False, error)] * len(jobs)
-                self._settle(jobs, answers)
+                    self._fail(jobs, error)
                 self._end(process)
             else:
                 self._spawn(self._collect(process, jobs, limit, process.answer, note, calls))
@@ -335,16 +334,11 @@ class Pool:
         work: Callable[..., list[Answer]],
         *args: Any,
     ) -> None:
-        """Wait for answers on a thread. Jobs that failed together are repeated one by one."""
+        """Wait for answers on a thread."""
         try:
             self._settle(jobs, await self._in_thread(work, *args))
         except Exception as error:  # noqa: BLE001  the process died, or a job has no form
-            if len(jobs) == 1:
-                jobs[0].settle((False, error))
-            else:
-                for job in reversed(jobs):
-                    job.is_single = True
-                    self._waiting.appendleft(job)
+            self._fail(jobs, error)
         finally:
             limit.cancel()
             self._end(process)
@@ -352,6 +346,15 @@ class Pool:
     def _settle(self, jobs: Sequence[PoolJob], answers: Sequence[Answer]) -> None:
         for job, found in zip(jobs, answers, strict=True):
             job.settle(found)
+
+    def _fail(self, jobs: Sequence[PoolJob], error: Exception) -> None:
+        """Report an error to the caller of a job. Jobs that failed together are repeated one by one."""
+        if len(jobs) == 1:
+            jobs[0].settle((False, error))
+            return
+        for job in reversed(jobs):
+            job.is_single = True
+            self._waiting.appendleft(job)
 
     def _end(self, process: ProcessorProcess) -> None:
         """Mark a process as idle."""

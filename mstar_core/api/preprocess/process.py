@@ -179,16 +179,35 @@ def checked(call: JobCall, found: Any) -> Answer:
 
 
 def _is_whole(inputs: Inputs) -> bool:
-    """Return whether the fields of decoded inputs have their types."""
-    parts: list[Any] = [inputs, *(inputs.segments if isinstance(inputs.segments, list | tuple) else [None])]
+    """Return whether the fields of decoded inputs have their types. The class of `params` is checked by `restored`."""
     return (
-        all(
-            isinstance(part, Inputs | SegmentInputs)
-            and isinstance(part.arrays, dict)
-            and all(isinstance(name, str) and isinstance(value, np.ndarray) for name, value in part.arrays.items())
-            for part in parts
-        )
+        _has_arrays(inputs)
+        and isinstance(inputs.segments, list | tuple)
+        and all(map(_is_segment, inputs.segments))
         and type(inputs.prompt_tokens) is int
+        and (inputs.max_output_tokens is None or type(inputs.max_output_tokens) is int)
+        and isinstance(inputs.metadata, dict)
+        and all(isinstance(each, dict) for each in inputs.metadata.values())
+        and isinstance(inputs.usage, dict)
+        and isinstance(inputs.warnings, list | tuple)
+        and all(isinstance(each, str) for each in inputs.warnings)
+    )
+
+
+def _is_segment(value: Any) -> bool:
+    return (
+        isinstance(value, SegmentInputs)
+        and _has_arrays(value)
+        and isinstance(value.kind, str)
+        and type(value.length) is int
+        and isinstance(value.counts, dict)
+        and isinstance(value.content, bytes)
+    )
+
+
+def _has_arrays(inputs: Inputs | SegmentInputs) -> bool:
+    return isinstance(inputs.arrays, dict) and all(
+        isinstance(name, str) and isinstance(value, np.ndarray) for name, value in inputs.arrays.items()
     )
 
 
