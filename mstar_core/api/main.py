@@ -149,12 +149,15 @@ class ApiProcess:
         self.link.close()
 
     def _reload(self) -> None:
-        """Take the keys and the certificate from the spec, which the supervisor has checked and written."""
+        """Take the keys and the certificate from the spec, which the supervisor has checked and written.
+
+        Raises StartError, and keeps all of them, if the certificate has become unusable since that check.
+        """
         api = DeploymentSpec.load(RunDirectory(Path(self.spec.run_dir)).spec).api
         hide_secrets(api.secrets)
         kept = msgspec.structs.replace(self.spec.api, api_keys=api.api_keys, metrics_keys=api.metrics_keys)
-        self.spec = msgspec.structs.replace(self.spec, api=kept)
         self._tls = tls_context(kept)
+        self.spec = msgspec.structs.replace(self.spec, api=kept)
         if self._listener is not None:
             self._listener.tls = self._tls  # open connections keep theirs
         if self._service is not None:

@@ -376,7 +376,8 @@ def lowered(call: ParsedRequest, inputs: Inputs) -> tuple[str, ...]:
     limit, made = getattr(call.params, "max_output_tokens", None), inputs.max_output_tokens
     if limit is None or made is None or any("max_output_tokens" in text for text in inputs.warnings):
         return ()
-    return tuple(filter(None, [lowered_text(call.params, "max_output_tokens", made)]))
+    text = lowered_text(call.params, "max_output_tokens", made)
+    return (text,) if text else ()
 
 
 def media_limits(api: ApiConfig) -> MediaLimits:

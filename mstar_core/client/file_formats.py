@@ -29,11 +29,10 @@ QUALITY: Final = 92
 
 def image_file(data: bytes, path: Path) -> bytes:
     """Return an image in the format of the ending of `path`. Raises UsageError as `check_image`."""
-    wanted = IMAGES.get(path.suffix.lower())
-    if wanted is None or data.startswith(_SIGNATURES[wanted]):
-        check_image(path)
-        return data
     check_image(path)
+    wanted = IMAGES[path.suffix.lower()]
+    if data.startswith(_SIGNATURES[wanted]):
+        return data
     from PIL import Image
 
     with Image.open(io.BytesIO(data)) as image:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mstar_core.api.http import connection as connections
-from mstar_core.api.http.head import BadHead, check_head
+from mstar_core.api.http.head import BadHead, checked_head
 from mstar_core.api.http.listener import Listener, allowed_connections
 from tests.api.conftest import LIMIT_S, Api, Started
 from tests.fakes.conductor import speak
@@ -177,6 +177,16 @@ async def test_invalid_chunks_are_400(started: Started) -> None:
             assert answer.count(b"HTTP/1.1 ") == 1
 
 
+async def test_framing_fields_may_have_spaces_and_capitals(started: Started) -> None:
+    async with started(speak(1)) as api:
+        for framing, body in (
+            (b"Content-Length:\t017 \t", b'{"text": "hello"}'),
+            (b"transfer-encoding: Chunked ", b'11\r\n{"text": "hello"}\r\n0\r\n\r\n'),
+        ):
+            answer = await answer_to(api, JSON_HEAD + framing + b"\r\nConnection: close\r\n\r\n" + body)
+            assert answer.startswith(b"HTTP/1.1 200 "), (framing, answer)
+
+
 async def test_a_huge_length_is_413_before_the_body_arrives(started: Started) -> None:
     async with started(speak(1)) as api:
         for length in (b"99999999999999999999999", b"9" * 17, b"%d" % (129 << 20)):
@@ -225,9 +235,9 @@ async def test_answers_have_a_reason_and_no_header_without_a_value(started: Star
     ],
 )
 def test_valid_heads_pass(head: bytes) -> None:
-    check_head(head)
+    checked_head(head)
 
 
 def test_a_head_without_a_host_is_refused() -> None:
     with pytest.raises(BadHead):
-        check_head(b"GET / HTTP/1.1")
+        checked_head(b"GET / HTTP/1.1")

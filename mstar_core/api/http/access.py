@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import ipaddress
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Final
 
 from mstar_core.api.errors import Forbidden, Unauthorized
@@ -112,6 +113,7 @@ def _is_own(name: str, origins: Sequence[str]) -> bool:
         return name in [host_name(origin.partition("://")[2]) for origin in origins]
 
 
+@lru_cache(maxsize=64)
 def is_local_name(name: str) -> bool:
     """Return whether a host name always means this host. Source: RFC 6761."""
     if name == "localhost" or name.endswith(".localhost"):

@@ -16,7 +16,7 @@ from sanic.exceptions import BadRequest, PayloadTooLarge, RequestTimeout
 from sanic.http import Http, Stage
 from sanic.server.protocols.websocket_protocol import WebSocketProtocol
 
-from mstar_core.api.http.head import BadHead, check_head
+from mstar_core.api.http.head import BadHead, checked_head
 
 HEAD_S: Final = 10.0
 """Time limit of a request head, and of the first byte on a new connection."""
@@ -60,7 +60,7 @@ class StrictHttp(Http):
                 raise RequestTimeout("the request head arrived too slowly") from None
         if 0 <= end < self.HEADER_MAX_SIZE:
             try:
-                check_head(bytes(buffer[:end]))
+                buffer[:end] = checked_head(bytes(buffer[:end]))
             except BadHead as error:
                 raise PayloadTooLarge(str(error)) if error.status == 413 else InvalidHead(str(error)) from None
         await super().http1_request_header()  # type: ignore[no-untyped-call]

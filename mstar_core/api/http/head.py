@@ -14,6 +14,7 @@ _FIELD: Final = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*([^\x00-\x08\
 
 _HOST: Final = re.compile(rb"(\[[0-9A-Fa-f:.%\w~-]*\]|[\w.~!$&'()*+,;=%-]*)(:[0-9]*)?")
 _DIGITS: Final = re.compile(rb"[0-9]+")
+_FRAMING: Final = re.compile(rb"(?i)\r\n(content-length|transfer-encoding):([^\r]*)")
 LENGTH_DIGITS: Final = 18
 
 
@@ -25,8 +26,11 @@ class BadHead(ValueError):
         self.status = status
 
 
-def check_head(head: bytes) -> None:
-    """Raise BadHead unless `head` is a valid request head. head: without the empty line at its end."""
+def checked_head(head: bytes) -> bytes:
+    """Return a valid request head, with the framing fields spelled as Sanic needs them. Raises BadHead.
+
+    head: without the empty line at its end. Sanic accepts neither spaces behind these values nor `Chunked`.
+    """
     first, *lines = head.split(b"\r\n")
     line = _REQUEST_LINE.fullmatch(first)
     if line is None:
@@ -49,6 +53,11 @@ def check_head(head: bytes) -> None:
             codings.append(value)
     _check_host(hosts, is_required=line[1] == b"1")
     _check_body(lengths, codings, may_be_chunked=line[1] == b"1")
+    return _FRAMING.sub(_plain, head) if lengths or codings else head
+
+
+def _plain(field: re.Match[bytes]) -> bytes:
+    return b"\r\n%b: %b" % (field[1], field[2].strip(b" \t").lower())
 
 
 def _check_host(hosts: list[bytes], *, is_required: bool) -> None:
