@@ -112,14 +112,22 @@ class RequestRecord:
     def _sums(self, zero: float) -> list[dict[str, Any]]:
         return [_sum(where, found, zero) for where, found in sorted(self.sums.items(), key=lambda i: i[1].start)]
 
+    def _steps(self) -> RequestNews | None:
+        """Return the report with the progress of the step loop.
+
+        None for a request that has finished while the last count of its loop is still on the way from the worker.
+        """
+        reports = (news for news in self.workers.values() if news.steps)
+        found = max(reports, key=lambda news: news.step or 0, default=None)
+        is_behind = found is not None and (found.step or 0) < (found.steps or 0)
+        return None if is_behind and self.api.state == "finished" else found
+
     def request(self, model: str, now: float) -> RequestStatus:
         """Return the request as clients see it. now: for the parts of its time."""
         api, at = self.api, self.conductor
         ended = self.has_ended
         why = api.why or next((news.why for news in self.workers.values() if news.why), "")
-        steps = max(
-            (news for news in self.workers.values() if news.steps), key=lambda news: news.step or 0, default=None
-        )
+        steps = self._steps()
         is_placed = not ended and api.state == "run"
         cached = api.cached_tokens if api.cached_tokens is not None else at.cached_tokens
         return RequestStatus(

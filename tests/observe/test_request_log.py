@@ -46,6 +46,18 @@ def test_the_steps_of_a_loop_are_those_of_the_rank_that_runs_it() -> None:
     assert request is not None and request.progress == "step 23 of 49"
 
 
+def test_a_finished_request_shows_no_steps_until_their_last_count_has_come() -> None:
+    """The api reports the end up to a second before the worker reports the last step."""
+    log = RequestLog("m")
+    tell(log, "worker-0", 0.0, handle=7, step=2, steps=3)
+    tell(log, "api", 9.0, handle=7, id="r", state="finished", started=1.0, ended=9.0)
+    early = shown(log)[7]
+    assert early is not None and (early.progress, early.steps) == ("", 0)
+    tell(log, "worker-0", 9.2, handle=7, step=3, steps=3)
+    last = shown(log)[7]
+    assert last is not None and last.progress == "step 3 of 3"
+
+
 def test_at_the_end_the_answers_usage_counts_and_no_pages_are_shown() -> None:
     log = RequestLog("m")
     tell(log, "worker-0", 0.0, handle=7, tokens=40, pages=3, why="waits")
