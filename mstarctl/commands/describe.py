@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -18,6 +18,9 @@ from mstarctl.output import Printer
 from mstarctl.output.moments import dated, epoch_of
 from mstarctl.output.options import GlobalOptions
 from mstarctl.plugins import Plugins
+
+PARTS: Final = ("rank", "node", "gpu", "request")
+"""Kinds of objects that belong to a deployment, which a second argument names."""
 
 
 def describe(
@@ -42,6 +45,9 @@ def describe(
     """Show everything known about one object."""
     printer = Printer.of(ctx)
     kind, of = kind_and_name(what, printer)
+    if name is not None:
+        name = name.removeprefix("deployment/")
+        check_second(kind, of, name)
     match kind:
         case "deployment":
             known = _deployment(printer.options, of)
@@ -80,6 +86,15 @@ def kind_and_name(what: str, printer: Printer) -> tuple[str, str]:
     if len(found) > 1:
         printer.say(f"{found[0]}/{what}; also: {', '.join(f'{other}/{what}' for other in found[1:])}")
     return found[0], what
+
+
+def check_second(kind: str, of: str, name: str) -> None:
+    """Raise UsageError for a second name that is not the deployment of the first object."""
+    if "/" in name:
+        place = f" {of}" if kind == "deployment" else ""
+        raise UsageError("describe shows one object at a time", hint=f"mstarctl describe {name}{place}")
+    if kind not in PARTS:
+        raise UsageError(f"{kind}/{of} takes no second name", hint=f"omit {name!r}: mstarctl describe {kind}/{of}")
 
 
 def kinds_of(name: str) -> list[str]:

@@ -121,21 +121,35 @@ def part_lines(title: str, item: dict[str, Any], *, is_wide: bool = True) -> Ite
             yield f"  {key:<16} {counted(many, 'counter')}, shown with -o wide"
             continue
         if not isinstance(value, dict):
-            yield f"  {key:<16} {shown(key, value)}"
+            yield f"  {label(key, value):<16} {shown(key, value)}"
             continue
         yield f"  {key}"
         for name, part in sorted(value.items()):
             if key == "phases_s":
                 yield f"    {name:<26} {duration_text(part)}"
             elif isinstance(part, dict):
-                facts = [f"{word} {shown(word, fact)}" for word, fact in part.items() if _says(word, fact, name)]
+                facts = [labelled(word, fact) for word, fact in part.items() if _says(word, fact, name)]
                 yield f"    {name:<26} {'  '.join(facts)}".rstrip()
             else:
-                yield f"    {name:<26} {shown(name, part)}"
+                yield f"    {label(name, part):<26} {shown(name, part)}"
 
 
 def _says(word: str, fact: Any, title: str) -> bool:
     return fact not in (None, "", {}, [], 0, 0.0, False) and word not in ("name", "rank") and str(fact) != title
+
+
+def labelled(key: str, value: Any) -> str:
+    """Format a field as its label and its value."""
+    return f"{label(key, value)} {shown(key, value)}"
+
+
+def label(key: str, value: Any) -> str:
+    """Return the name of a field without the unit that its value is printed with: `ttft` for `ttft_ms`."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return key
+    if key in SECONDS or key.endswith("bytes_s"):
+        return key.removesuffix("_s")
+    return key.removesuffix("_ms").removesuffix("_bytes")
 
 
 def shown(key: str, value: Any) -> str:
@@ -147,7 +161,7 @@ def shown(key: str, value: Any) -> str:
     if isinstance(value, list):
         return " ".join(escape(str(part)) for part in value)
     if isinstance(value, dict):
-        return "  ".join(f"{name} {shown(name, part)}" for name, part in value.items())
+        return "  ".join(labelled(name, part) for name, part in value.items())
     return escape(str(value))
 
 

@@ -143,6 +143,19 @@ def test_completion_waits_no_longer_than_its_limit(cli: Cli, short: Path, monkey
         assert complete.deployment_names("s") == ["slow"]
 
 
+@pytest.mark.parametrize(
+    ("words", "way_out"),
+    [
+        (("deployment/orpheus", "request/r-7f3a"), "mstarctl describe request/r-7f3a orpheus"),
+        (("rank/0", "node/LLM"), "mstarctl describe node/LLM"),
+        (("model/toy", "orpheus"), "mstarctl describe model/toy"),
+    ],
+)
+def test_describe_ignores_no_second_name(cli: Cli, short: Path, words: tuple[str, str], way_out: str) -> None:
+    said = cli("describe", *words)
+    assert (said.code, said.out) == (ExitCode.USAGE, "") and way_out in said.err
+
+
 def test_a_full_disk_is_no_internal_error(short: Path) -> None:
     command = [sys.executable, "-m", "mstarctl", "version", "-o", "json"]
     with open("/dev/full", "wb") as full:

@@ -11,7 +11,7 @@ from mstar_core.observe.waits import with_waits
 from mstarctl.commands.metrics import samples
 from mstarctl.commands.requests import cut_rows, for_people, has_expression, item_of, order_of
 from mstarctl.commands.trace import picture
-from mstarctl.objects.parts import request_lines
+from mstarctl.objects.parts import part_lines, request_lines
 from mstarctl.output.moments import dated
 from mstarctl.output.perfetto import trace_events
 from mstarctl.output.table import cell_width
@@ -231,3 +231,13 @@ def test_a_described_request_has_times_of_day_and_no_numbers_of_programs() -> No
     assert "1099511627777" not in text and "None" not in text and "ended" not in text and "36728" not in text
     (started,) = (line.split()[1] for line in lines if "started" in line)
     assert started.count(":") == 2 and len(started) == 8
+
+
+def test_a_described_part_names_each_unit_once() -> None:
+    item = {"name": "r", "deployment": "one", "ttft_ms": 342.242, "age_s": 1.5, "cache_bytes": 1 << 20, "tokens_s": 7.0,
+            "edges": {"hidden": {"transfer_ms": 2.0, "bytes_s": 2048.0}}}  # fmt: skip
+    text = "\n".join(part_lines("request r", item))
+    assert "ttft             342.242 ms" in text and "tokens_s         7" in text
+    assert "transfer 2 ms  bytes 2.0 KiB/s" in text
+    for doubled in ("_ms", "_bytes", "age_s", "bytes_s"):
+        assert doubled not in text
