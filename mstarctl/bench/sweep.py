@@ -16,6 +16,7 @@ from mstarctl.bench.result import ResultFolder
 from mstarctl.bench.run import BenchRun, RunOptions, is_disturbed
 from mstarctl.bench.server_side import wait_empty
 from mstarctl.bench.show.display import Display
+from mstarctl.bench.show.table import load_text
 from mstarctl.bench.target import BenchTarget
 
 FILE: Final = "sweep.json"
@@ -248,10 +249,9 @@ def point_facts(point: SweepPoint, knee: float) -> dict[str, Any]:
 def point_line(point: SweepPoint, knee: float) -> str:
     """Return a point as one line."""
     found = point_facts(point, knee)
-    load = f"{point.load:.3g}/s" if point.is_open else f"{point.load:.0f} client{'' if point.load == 1 else 's'}"
     first = f"{found['first']} p50 {found['p50']:.4g} p99 {found['p99']:.4g} ms" if found["first"] else "no success"
     state = "over-saturated" if found["is_over_saturated"] else "good" if found["is_good"] else "below the goal"
     state = state if point.is_open else ""
     state = f"{state}  the server was disturbed".strip() if found["is_disturbed"] else state
     good = f"  goodput {found['goodput']:.3g}/s" if point.is_open else ""
-    return f"  {load:<12} throughput {found['throughput']:.3g}/s{good}  {first}  {state}".rstrip()
+    return f"  {load_text(found):<12} throughput {found['throughput']:.3g}/s{good}  {first}  {state}".rstrip()

@@ -17,6 +17,7 @@ from mstarctl.bench.client.protocols import encode
 from mstarctl.bench.client.wire import Job, Phase
 from mstarctl.bench.load.arrivals import Arrivals, replayed, schedule
 from mstarctl.bench.load.workloads import Workload, check_inputs, hash_of
+from mstarctl.output.units import counted
 
 WARM_UP, MEASURED = 0, 1
 """Numbers of the phases."""
@@ -60,7 +61,7 @@ class Load:
             return f"trace at {self.speed:g}x"
         if self.concurrency is not None:
             every = f", every {1e3 * self.period_s:g} ms" if self.period_s else ""
-            return f"{self.concurrency} client{'' if self.concurrency == 1 else 's'}{every}"
+            return f"{counted(self.concurrency, 'client')}{every}"
         assert self.rate is not None
         return str(Arrivals.parse(self.arrivals, self.rate))
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from mstarctl.bench.measure.outcome import Outcome
 from mstarctl.bench.measure.window import MeasuredWindow
+from mstarctl.output.units import counted
 
 MOST_REASONS: Final = 8
 LEAST_FAILURES: Final = 3
@@ -94,7 +95,7 @@ def incident_lines(facts: Mapping[str, Any]) -> list[str]:
             until = "the end" if each["to_s"] is None else f"{each['to_s']:.1f} s"
             lines.append(f"SERVER {each['state']} from {max(0.0, each['from_s']):.1f} s to {until}{why}")
     for each in facts.get("outages", ()):
-        requests = f"{each['requests']} request{'' if each['requests'] == 1 else 's'}"
+        requests = counted(each["requests"], "request")
         lines.append(
             f"OUTAGE from {each['from_s']:.1f} s to {each['to_s']:.1f} s: {requests} failed in a row ({each['reason']})"
         )

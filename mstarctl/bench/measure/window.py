@@ -105,7 +105,10 @@ def window_of(outcomes: Sequence[Outcome], span_s: float, ramp_s: float) -> Meas
 def summarised(
     outcomes: Sequence[Outcome], window: MeasuredWindow, measures: Measures, terms: Sequence[Term]
 ) -> dict[str, Any]:
-    """Return every metric with samples, the counts by status, and the attainment of each goal."""
+    """Return every metric with samples, the counts by status, and the attainment of each goal.
+
+    `ended_after` counts successes of the window that ended after it: their latencies count, but not for the throughput.
+    """
     tally = WindowTally()
     mine = [outcome for outcome in outcomes if window.holds(outcome.due_s)]
     for outcome in mine:
@@ -121,7 +124,11 @@ def summarised(
     metrics |= {name: {"value": float(f"{value:.6g}"), "n": len(mine), "unit": BY_NAME[name].unit}
                 for name, value in _of_window(outcomes, mine, tally, window, bool(terms)).items()}  # fmt: skip
     attained = {text: sum(met) / len(met) for text, met in tally.attained.items()}
-    return {"metrics": metrics, "statuses": dict(tally.statuses), "attained": attained, "intended": len(mine)}
+    ended_after = sum(outcome.is_ok and not ended_in(outcome, window) for outcome in mine)
+    return {
+        "metrics": metrics, "statuses": dict(tally.statuses), "attained": attained, "intended": len(mine),
+        "ended_after": ended_after,
+    }  # fmt: skip
 
 
 def _of_window(

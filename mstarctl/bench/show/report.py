@@ -25,6 +25,7 @@ from mstarctl.bench.show.table import (
     assert_line,
     cell,
     head_line,
+    note_texts,
     rate_text,
     sweep_rows,
 )
@@ -93,7 +94,7 @@ def _run(opened: ResultFolder, outcomes: Sequence[Outcome]) -> Iterator[str]:
     failed = [judged for judged in facts.get("asserts", ()) if not judged["holds"]]
     yield from (f'<p class="loud">{escape(assert_line(judged))}</p>' for judged in failed)
     yield from (f'<p class="warn">warning: {escape(text)}</p>' for text in facts.get("warnings", ()))
-    yield from (f'<p class="dim">note: {escape(text)}</p>' for text in facts.get("notes", ()))
+    yield from (f'<p class="dim">note: {escape(text)}</p>' for text in note_texts(facts))
     yield _tiles(facts)
     yield _figures(opened, outcomes)
     yield _tables(facts)

@@ -8,6 +8,7 @@ from typing import Any, Final
 from mstarctl.bench.measure.incidents import incident_lines
 from mstarctl.bench.measure.metrics import BY_NAME
 from mstarctl.bench.show.live import number
+from mstarctl.output.units import counted
 
 COLUMNS: Final = ("p50", "p90", "p95", "p99", "max")
 HIDDEN: Final = frozenset({"lag", "service", "underruns", "tokens"})
@@ -31,9 +32,16 @@ def result_lines(facts: Mapping[str, Any]) -> list[str]:
         f"{found['n']}x {found['status']}: {found['reason'] or 'no reason'}" for found in facts.get("failures", ())
     ]
     lines += share_lines(facts.get("shares") or {})
-    lines += [f"note: {text}" for text in facts.get("notes", ())]
+    lines += [f"note: {text}" for text in note_texts(facts)]
     lines += [f"warning: {text}" for text in facts.get("warnings", ())]
     return lines
+
+
+def note_texts(facts: Mapping[str, Any]) -> list[str]:
+    """Return the notes of a result, with one if half of its successes or more are missing in its throughput."""
+    after, succeeded = facts.get("ended_after", 0), facts["statuses"].get("ok", 0)
+    late = f"{counted(after, 'request')} ended after the window, and the throughput counts none of them"
+    return [*facts.get("notes", ()), *([late] if after and 2 * after >= succeeded else [])]
 
 
 def is_loud(line: str) -> bool:
@@ -147,7 +155,7 @@ def load_text(point: Mapping[str, Any]) -> str:
     """Return the load of a point: `4.0/s`, `1 client` or `8 clients`."""
     if point["kind"] == "rate":
         return f"{number(point['load'])}/s"
-    return f"{point['load']:.0f} client{'' if point['load'] == 1 else 's'}"
+    return counted(round(point["load"]), "client")
 
 
 def sweep_rows(facts: Mapping[str, Any]) -> list[list[str]]:

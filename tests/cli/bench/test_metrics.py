@@ -11,6 +11,7 @@ from mstarctl.bench.measure.playback import silences
 from mstarctl.bench.measure.statistics import spread
 from mstarctl.bench.measure.terms import judge, parse_terms
 from mstarctl.bench.measure.window import MeasuredWindow, summarised
+from mstarctl.bench.show.table import note_texts
 
 LATE = Measures(is_late=True)
 
@@ -75,6 +76,17 @@ def test_control_rate_is_bounded_by_the_actions_that_are_used() -> None:
     assert fast["control"] == [pytest.approx(50.0)]
     assert fast["control_waiting"] == [pytest.approx(10 / 0.3)]
     assert fast["missed"] == [1.0]
+
+
+def test_successes_that_end_after_the_window_are_noted_where_the_throughput_misses_them() -> None:
+    window = MeasuredWindow(start_s=0.0, end_s=10.0)
+    early = [outcome(("text", 5.0, 1.0), due=1.0), outcome(("text", 6.0, 1.0), due=1.0)]
+    late = [outcome(("text", 12.0, 1.0), due=9.0), outcome(("text", 13.0, 1.0), due=9.0)]
+    found = summarised(late, window, LATE, [])
+    assert found["metrics"]["throughput"]["value"] == 0.0 and found["ended_after"] == 2
+    note = "2 requests ended after the window, and the throughput counts none of them"
+    assert note_texts(found) == [note] and note_texts({**found, "notes": ["other"]}) == ["other", note]
+    assert note_texts(summarised([*early, *late[:1]], window, LATE, [])) == []
 
 
 def test_requests_that_were_cut_are_longer_than_their_age() -> None:
