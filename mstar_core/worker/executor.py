@@ -57,6 +57,7 @@ from mstar_core.worker.request import (
     Feature,
     LoopJob,
     MoveJob,
+    ReportedCounts,
     TaskJob,
     UnderWay,
     WaitingChunk,
@@ -100,7 +101,7 @@ class Guard:
 
 
 class Executor:
-    """The requests of one worker. Owned by the worker's loop. ended: those whose last report is not sent yet."""
+    """The requests of one worker. Owned by the worker's loop. ended: counts of those whose last report is due."""
 
     def __init__(
         self,
@@ -116,7 +117,7 @@ class Executor:
         self._peer_memory = peer_memory
         self.features = FeatureCache(feature_cache_bytes)
         self.requests: dict[Handle, WorkerRequest] = {}
-        self.ended: list[WorkerRequest] = []
+        self.ended: list[ReportedCounts] = []
         self.unknown = 0
         self.underruns = 0
         self._spec = spec
@@ -127,8 +128,8 @@ class Executor:
         self._clock = clock
         self._walks = RankWalks(spec, rank)
         self._streams = Streams(spec, rank, outbox, self._chunk)
-        self._jobs = Jobs(runners, float(getattr(spec.output("audio"), "rate", 0) or 0), clock)
         self.tracer = Tracer(clock)
+        self._jobs = Jobs(runners, float(getattr(spec.output("audio"), "rate", 0) or 0), self.tracer, clock)
         graph = graph_of(spec)
         self.edges = EdgeCounters(rank, stream_ends(graph))
         self.playing_node = next((edge.source for edge in graph.edges if edge.modality == "audio"), "")
@@ -237,7 +238,7 @@ class Executor:
         request = self.requests.pop(handle, None)
         if request is None:
             return
-        self.ended.append(request)
+        self.ended.append(request.reported)
         attempt(self.edges.closed, request)
         attempt(self.tracer.closed, request, self._jobs.under_way)
         attempt(self.tracer.transfers, request, request.inboxes.values())
@@ -284,7 +285,7 @@ class Executor:
         for done in result.done:
             self._job_done(done)
         for failed in result.failed:
-            entry = self._jobs.end(failed.job.key)
+            entry = self._jobs.under_way.get(failed.job.key)
             if entry is not None:
                 self.fail(entry.request, failed.error)
 

@@ -14,6 +14,7 @@ from mstar_core.graph.spec.nodes import Attend
 from mstar_core.graph.spec.walks import StopOn
 from mstar_core.worker.request import ActiveRun, LoopJob, MoveJob, UnderWay, WorkerRequest
 from mstar_core.worker.streaming.streams import Streams
+from mstar_core.worker.tracing import Tracer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,11 +31,14 @@ UNLIMITED = 2**62
 class Jobs:
     """Jobs by key. Owned by the executor. units_per_s: rate of the model's audio, 0 without audio."""
 
-    def __init__(self, runners: Mapping[str, NodeRunner], units_per_s: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, runners: Mapping[str, NodeRunner], units_per_s: float, tracer: Tracer, clock: Callable[[], float]
+    ) -> None:
         self.under_way: dict[JobKey, UnderWay] = {}
         self._runners = runners
         self.now = clock
         self._units_per_s = units_per_s
+        self._tracer = tracer
         self._clock = clock
         self._next = 0
 
@@ -73,7 +77,7 @@ class Jobs:
         """Hand a job to its runner."""
         self.under_way[job.key] = entry
         if not isinstance(entry, MoveJob):
-            entry.total.spent_before = entry.request.spent_s
+            self._tracer.submitted(entry)
         entry.request.jobs.add(job.key)
         runner.submit(job)
 

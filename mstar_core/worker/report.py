@@ -161,11 +161,10 @@ class Report:
                     held[handle] = (pages_before + pages, why or why_before)
         facts: dict[int, Facts] = {}
         ended, self.executor.ended = self.executor.ended, []
-        for handle, request in ((each.handle, each) for each in (*ended, *self.executor.requests.values())):
+        for handle, tokens, at in (*ended, *(request.reported for request in self.executor.requests.values())):
             pages, why = held.get(handle, (0, ""))
-            at = request.progress
             progress = None if at is None else (at.step, at.steps, at.rate)
-            facts[handle] = (request.tokens, pages, why, progress)
+            facts[handle] = (tokens, pages, why, progress)
         before = self.reported_requests
         self.reported_requests = {handle: facts[handle] for handle in self.executor.requests}
         return [

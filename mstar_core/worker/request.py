@@ -32,12 +32,22 @@ Feature = tuple[str, tuple[str, ...], bytes]
 
 
 @dataclass(slots=True)
+class SharedSteps:
+    """Steps of loops that run together. keys: of their jobs. count, busy_s: steps and their durations."""
+
+    keys: bytes
+    count: int = 0
+    busy_s: float = 0.0
+
+
+@dataclass(slots=True)
 class SpanTotal:
     """Time of one job, or of one node in the loops of a walk.
 
     since: submission. began: start of the first step, 0.0 before it. count: steps, or ended jobs of a node. busy_s: its
     parts of steps. queued_s: ready, and no step of the request ran on this rank; of a job, before its first step.
     spent_before: the request's time in steps of this rank when the job was submitted.
+    shared: steps of a loop that may not be in `count` and `busy_s` yet; shared_count, shared_s: how many of them are.
     """
 
     key: int = 0
@@ -48,6 +58,9 @@ class SpanTotal:
     busy_s: float = 0.0
     queued_s: float = 0.0
     spent_before: float = 0.0
+    shared: SharedSteps | None = None
+    shared_count: int = 0
+    shared_s: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -131,6 +144,14 @@ class LoopProgress:
         return round((self.step - self.first) / (self.now - self.since), 1) if self.now > self.since else 0.0
 
 
+class ReportedCounts(NamedTuple):
+    """Counts of a request for its report, which is sent after its end too. No tensors."""
+
+    handle: Handle
+    tokens: int
+    progress: LoopProgress | None
+
+
 @dataclass(slots=True)
 class WorkerRequest:
     """One request on this worker. Owned by `Executor`; ended by `Executor.close` alone.
@@ -175,6 +196,11 @@ class WorkerRequest:
     tokens: int = 0
     spent_s: float = 0.0
     progress: LoopProgress | None = None
+
+    @property
+    def reported(self) -> ReportedCounts:
+        """Its counts now."""
+        return ReportedCounts(self.handle, self.tokens, self.progress)
 
     def note_step(self, step: int, steps: int, now: float) -> None:
         """Note the progress of its step loop."""
@@ -273,7 +299,10 @@ class ChunkJob(NamedTuple):
     since: float = 0.0
 
 
-UnderWay = TaskJob | LoopJob | ChunkJob | MoveJob
+Recorded = TaskJob | LoopJob | ChunkJob
+"""Jobs whose time is recorded."""
+
+UnderWay = Recorded | MoveJob
 
 
 def parameter_numbers(params_type: type[Any], values: Mapping[str, Any], seed: int) -> dict[str, float | int | bool]:

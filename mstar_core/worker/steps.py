@@ -8,7 +8,7 @@ slow codec step never delays the ids of a decode step.
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -178,7 +178,7 @@ class Steps:
     collected: int = 0
     waited_s: float = 0.0
     in_flight: dict[str, deque[Running]] = field(default_factory=dict)
-    statistics: dict[str, NodeStatistics] = field(default_factory=dict)
+    statistics: defaultdict[str, NodeStatistics] = field(default_factory=lambda: defaultdict(NodeStatistics))
 
     def __post_init__(self) -> None:
         for name in self.runners:
@@ -224,7 +224,7 @@ class Steps:
             self.scheduler.charge(name, result.duration_s)
             statistics = self.statistics[name]
             for node, part in self.split(name, result).items():
-                self.statistics.setdefault(node, NodeStatistics()).add(part)
+                self.statistics[node].add(part)
             collected = self.clock()
             statistics.collect_s += collected - started
             yield result  # the caller routes it before the next collection

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from mstar_core.engine.base import Handle, Job
+from mstar_core.engine.base import Failed, Handle, Job, StepResult
+from mstar_core.errors import EngineError
 from mstar_core.messages.flow import Outputs, StreamItems
 from mstar_core.messages.tensors import InlineTensor
 from mstar_core.messages.work import EndStream, OpenRequest, RunWalk, RunWalks, WalkDone, WorkFailed
@@ -186,6 +187,23 @@ def test_a_failing_node_fails_its_request_and_frees_it() -> None:
     [failed] = bench.post.of(WorkFailed)
     assert failed.error.code == "engine_error" and "the node broke" in failed.error.message
     assert not bench.executor.requests and not bench.lm.open_handles and not bench.snac.open_handles
+
+
+def test_the_compute_of_a_loop_that_fails_is_recorded() -> None:
+    bench = Bench({1: [*ids(30), STOP]})
+    bench.open(1)
+    bench.walk(1, "LLM", 2, "prefill", inputs={"tokens": inline(np.arange(5))})
+    bench.turns()
+    bench.walk(1, "LLM", 3, "decode", max_iters=99)
+    for _ in range(5):
+        bench.turn()
+    job = bench.lm.seen[-1]
+    bench.executor.take(StepResult(failed=[Failed(job=job, error=EngineError("the row broke"))]))
+    spans = bench.executor.tracer.take((), 0.0)
+    assert [(span.walk, round(span.spent_s, 3)) for span in spans if span.kind == "compute"] == [
+        ("prefill", 0.001),
+        ("decode", 0.005),
+    ]
 
 
 @pytest.mark.parametrize("after", range(0, 40, 3))
