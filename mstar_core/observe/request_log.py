@@ -23,6 +23,9 @@ SPANS: Final = 200
 LINGER_S: Final = 3.0
 """Time after the end of a request in which its last spans arrive."""
 
+QUEUED_S: Final = 1.0
+"""Most age of the time in queues of live requests, which change many times a second, in the view of watchers."""
+
 SHOWN: Final = 500
 """Ended requests in the view of watchers. The oldest leaves first, one that failed after all others."""
 
@@ -48,7 +51,8 @@ class SpanSum:
 class RequestRecord:
     """One request as its processes report it. spans: by (process, key), newest last. seen: time of the first report.
 
-    queued_ms: part of an ended request in queues, None until it is needed and after each new span.
+    queued: its time in queues (ms), and the time up to which that was computed; None before it is needed.
+    has_new_spans: some came since then.
     """
 
     handle: int
@@ -59,7 +63,8 @@ class RequestRecord:
     spans: OrderedDict[tuple[str, int], Span] = field(default_factory=OrderedDict)
     sums: dict[tuple[str, str, str, str], SpanSum] = field(default_factory=dict)
     spans_cut: int = 0
-    queued_ms: float | None = None
+    queued: tuple[float, float] | None = None
+    has_new_spans: bool = False
 
     @property
     def is_named(self) -> bool:
@@ -78,7 +83,7 @@ class RequestRecord:
 
     def add(self, child: str, span: Span) -> None:
         """Keep a span. It replaces one with the same key. Open spans are in no sum."""
-        self.queued_ms = None
+        self.has_new_spans = True
         self.spans.pop((child, span.key), None)
         self.spans[child, span.key] = span
         if len(self.spans) > SPANS:
@@ -95,19 +100,24 @@ class RequestRecord:
 
     def parts(self, now: float) -> list[Part]:
         """Return the parts of the time from its arrival to `now`, or to its end."""
-        zero = self.api.started or 0.0
-        until = now if self.api.ended is None else self.api.ended
+        zero, until = self.api.started or 0.0, self._until(now)
         open_spans = [_span(child, span, zero) for (child, _), span in self.spans.items() if span.is_open]
         return parts([*self._sums(zero), *open_spans], max(0.0, 1000 * (until - zero)))
 
-    def _queued_ms(self, now: float) -> float:
-        """Return its part in queues. That of an ended request is kept, because lists show thousands."""
-        if self.queued_ms is not None:
-            return self.queued_ms
-        found = round(sum(part.ms for part in self.parts(now) if part.kind == QUEUE), 3)
-        if self.has_ended:
-            self.queued_ms = found
-        return found
+    def _until(self, now: float) -> float:
+        return now if self.api.ended is None else self.api.ended
+
+    def _queued_ms(self, now: float, age_s: float) -> float:
+        """Return its part in queues. It is kept, because lists show thousands of ended requests."""
+        until = self._until(now)
+        if self.queued is not None:
+            kept_ms, at = self.queued
+            is_exact = at == until and not self.has_new_spans
+            if is_exact or (not self.has_ended and until - at < age_s):
+                return kept_ms
+        found_ms = round(sum(part.ms for part in self.parts(now) if part.kind == QUEUE), 3)
+        self.queued, self.has_new_spans = (found_ms, until), False
+        return found_ms
 
     def _sums(self, zero: float) -> list[dict[str, Any]]:
         return [_sum(where, found, zero) for where, found in sorted(self.sums.items(), key=lambda i: i[1].start)]
@@ -122,8 +132,8 @@ class RequestRecord:
         is_behind = found is not None and (found.step or 0) < (found.steps or 0)
         return None if is_behind and self.api.state == "finished" else found
 
-    def request(self, model: str, now: float) -> RequestStatus:
-        """Return the request as clients see it. now: for the parts of its time."""
+    def request(self, model: str, now: float, age_s: float = 0.0) -> RequestStatus:
+        """Return the request as clients see it. now: for the parts of its time, which may be `age_s` old if it runs."""
         api, at = self.api, self.conductor
         ended = self.has_ended
         why = api.why or next((news.why for news in self.workers.values() if news.why), "")
@@ -151,7 +161,7 @@ class RequestRecord:
             prompt_tokens=api.prompt_tokens or 0,
             cached_tokens=cached or 0,
             audio_s=api.audio_s or 0.0,
-            waited_ms=self._queued_ms(now),
+            waited_ms=self._queued_ms(now, age_s),
             pages=0 if ended else sum(news.pages or 0 for news in self.workers.values()),
             step=0 if steps is None else steps.step or 0,
             steps=0 if steps is None else steps.steps or 0,
@@ -266,7 +276,7 @@ class RequestLog:
             if record is None:
                 yield handle, None
             elif record.is_named:
-                yield handle, record.request(self._model, now)
+                yield handle, record.request(self._model, now, QUEUED_S)
 
     def all(self) -> Iterator[RequestRecord]:
         """Yield requests, newest first: live ones, then those that ended."""

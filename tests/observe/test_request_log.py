@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
+
+import pytest
 
 from mstar_core.messages.life import Telemetry
 from mstar_core.messages.telemetry import RequestNews, Span
+from mstar_core.observe import request_log
 from mstar_core.observe.frames import RequestStatus
+from mstar_core.observe.parts import Part, parts
 from mstar_core.observe.request_log import ENDED, LINGER_S, ORPHAN_S, SHOWN, SPANS, RequestLog, RequestRecord
 
 
@@ -159,6 +164,32 @@ def test_the_queue_of_a_request_is_never_longer_than_the_request() -> None:
         tell(log, "worker-0", 0.0, Span(key, 7, "queue", node, "", 1.0, 3.0))
     request = shown(log)[7]
     assert request is not None and request.waited_ms == 2000.0
+
+
+def test_the_queue_of_a_running_request_is_computed_once_a_second_and_exact_at_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    computed: list[float] = []
+
+    def counted(records: Iterable[dict[str, Any]], total_ms: float) -> list[Part]:
+        computed.append(total_ms)
+        return parts(records, total_ms)
+
+    monkeypatch.setattr(request_log, "parts", counted)
+    log, waited = RequestLog("m"), []
+    tell(log, "api", 0.0, handle=7, id="r", state="run", started=0.0)
+    for tenth in range(25):
+        now = tenth / 10
+        tell(log, "worker-0", now, Span(tenth, 7, "queue", "LLM", "decode", now, now + 0.1), handle=7, tokens=tenth)
+        request = shown(log, now + 0.1)[7]
+        assert request is not None
+        waited.append(request.waited_ms)
+    assert len(computed) == 3 and sorted(set(waited)) == [100.0, 1100.0, 2100.0]
+    tell(log, "api", 2.5, handle=7, id="r", state="finished", started=0.0, ended=2.5)
+    (record,) = log.all()
+    for _ in range(2):
+        assert record.request("m", 9.0).waited_ms == 2500.0
+    assert len(computed) == 4
 
 
 def test_totals_only_grow_and_first_outputs_count_once() -> None:
