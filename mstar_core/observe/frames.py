@@ -248,9 +248,9 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 class GpuStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One GPU of the host; its key is the index as text. is_stale: the readings are more than a few seconds old.
 
-    pcie_in_s, pcie_out_s: bytes per second. fan: share of its speed. throttle: reasons why its clock is lowered.
-    ecc_errors: uncorrected memory errors since the start of the driver. is_mig: it is split into instances.
-    processes: pid -> name and memory in bytes of each process that computes on it.
+    pcie_in_s, pcie_out_s: bytes per second, of two GPUs in turn each second. fan: share of its speed. throttle: reasons
+    why its clock is lowered. ecc_errors: uncorrected memory errors since the start of the driver. is_mig: it is split
+    into instances. processes: pid -> name and memory in bytes of each process that computes on it.
     """
 
     index: int

@@ -120,9 +120,22 @@ class OomKills:
 PERIOD_S: Final = 1.0
 SLOW_S: Final = 0.5
 OLD_S: Final = 3.0
+BUSES: Final = 2
+"""GPUs whose bus traffic one reading measures, in turn: the driver counts for 20 ms in each of both directions."""
+
 JOIN_S: Final = 0.2
 
 log = logging.getLogger(__name__)
+
+
+class Bus(NamedTuple):
+    """Traffic of a GPU's PCIe bus in bytes per second, None if it is unknown."""
+
+    in_s: int | None
+    out_s: int | None
+
+
+NO_BUS: Final = Bus(None, None)
 
 
 class GpuReader:
@@ -134,6 +147,8 @@ class GpuReader:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._latest: tuple[float, bool, list[GpuStatus]] = (0.0, False, [])
+        self._buses: dict[int, Bus] = {}
+        self._next_bus = 0
 
     def start(self) -> None:
         """Start the thread, if there is a library."""
@@ -157,7 +172,12 @@ class GpuReader:
     def read(self) -> None:
         """Read all GPUs now. Called by the thread, and by tests."""
         began = self._clock()
-        gpus = [_reading(self._nvml, index) for index in range(int(self._nvml.nvmlDeviceGetCount()))]  # type: ignore[union-attr]  # started only with a library
+        count = int(self._nvml.nvmlDeviceGetCount())  # type: ignore[union-attr]  # started only with a library
+        for _ in range(min(BUSES, count)):
+            index = self._next_bus % count
+            self._buses[index] = _bus(self._nvml, index)
+            self._next_bus = index + 1
+        gpus = [_reading(self._nvml, index, self._buses.get(index, NO_BUS)) for index in range(count)]
         now = self._clock()
         self._latest = (now, now - began > SLOW_S, gpus)
 
@@ -202,14 +222,27 @@ def device_keys(gpus: Sequence[GpuStatus], environ: Mapping[str, str] = os.envir
     return keys
 
 
-def _reading(nvml: Any, index: int) -> GpuStatus:
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+def _reader(nvml: Any) -> Callable[[Callable[[], Any]], Any | None]:
+    """Return a function that makes a call of NVML, and returns None if the card or the library does not have it."""
 
     def read(call: Callable[[], Any]) -> Any | None:
-        with suppress(nvml.NVMLError, AttributeError):  # not every card, nor every version of the library, has each
+        with suppress(nvml.NVMLError, AttributeError):
             return call()
         return None
 
+    return read
+
+
+def _bus(nvml: Any, index: int) -> Bus:
+    handle, read = nvml.nvmlDeviceGetHandleByIndex(index), _reader(nvml)
+    return Bus(
+        _kib(read(lambda: nvml.nvmlDeviceGetPcieThroughput(handle, nvml.NVML_PCIE_UTIL_RX_BYTES))),
+        _kib(read(lambda: nvml.nvmlDeviceGetPcieThroughput(handle, nvml.NVML_PCIE_UTIL_TX_BYTES))),
+    )
+
+
+def _reading(nvml: Any, index: int, bus: Bus) -> GpuStatus:
+    handle, read = nvml.nvmlDeviceGetHandleByIndex(index), _reader(nvml)
     memory = read(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
     rates = read(lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
     heat = read(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
@@ -225,8 +258,8 @@ def _reading(nvml: Any, index: int) -> GpuStatus:
         power_limit_w=_watts(read(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))),
         temperature_c=None if heat is None else float(heat),
         clock_mhz=None if clock is None else float(clock),
-        pcie_in_s=_kib(read(lambda: nvml.nvmlDeviceGetPcieThroughput(handle, nvml.NVML_PCIE_UTIL_RX_BYTES))),
-        pcie_out_s=_kib(read(lambda: nvml.nvmlDeviceGetPcieThroughput(handle, nvml.NVML_PCIE_UTIL_TX_BYTES))),
+        pcie_in_s=bus.in_s,
+        pcie_out_s=bus.out_s,
         fan=None if (fan := read(lambda: nvml.nvmlDeviceGetFanSpeed(handle))) is None else fan / 100,
         throttle=throttle_reasons(read(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)) or 0),
         ecc_errors=read(lambda: _ecc_errors(nvml, handle)),

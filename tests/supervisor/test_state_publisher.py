@@ -333,6 +333,28 @@ def test_a_gpu_shows_its_bus_its_fan_lowered_clocks_errors_and_processes(clock: 
     assert gpu.processes == {str(os.getpid()): (own, 2**30), str(2**22 + 1): ("", 0)}
 
 
+def test_a_reading_measures_the_bus_of_few_gpus_in_turn(clock: Clock) -> None:
+    """Each measurement takes the driver 20 ms, and a reading of eight GPUs must not count as slow for it."""
+    measured: list[int] = []
+
+    class Many(FullNvml):
+        def nvmlDeviceGetCount(self) -> int:
+            return 5
+
+        def nvmlDeviceGetPcieThroughput(self, handle: int, which: int) -> int:
+            measured.append(handle)
+            return 1000 * which
+
+    reader = GpuReader(Many(clock), clock)
+    reader.read()
+    assert measured == [0, 0, 1, 1]
+    assert [gpu.pcie_in_s is None for gpu in reader.latest(clock.now)] == [False, False, True, True, True]
+    for _ in range(2):
+        reader.read()
+    assert measured[4:] == [2, 2, 3, 3, 4, 4, 0, 0]
+    assert all(gpu.pcie_out_s == 2000 * 1024 for gpu in reader.latest(clock.now))
+
+
 def test_a_host_without_the_library_has_no_gpus(clock: Clock) -> None:
     reader = GpuReader(None, clock)
     reader.start()
