@@ -63,12 +63,12 @@ def _check_json(path: Path, size: int) -> None:
     if size > CONFIG_BYTES:
         return
     try:
-        value = json.loads(path.read_bytes())
+        numbers = list(_numbers(json.loads(path.read_bytes())))
     except RecursionError as error:
         raise _error(path, "it nests too deep") from error
     except (OSError, ValueError):  # the process that reads the configuration reports it
         return
-    for key, number in _numbers(value):
+    for key, number in numbers:
         limit = next((most for end, most in MOST.items() if key.endswith(end)), None)
         if limit is not None and not -limit <= number <= limit:
             raise _error(path, f"{key} is {number:.15g}, at most {limit}")

@@ -36,6 +36,11 @@ def nested_config(folder: Path) -> None:
     (folder / "config.json").write_bytes(b'{"a": ' + NESTED + b"}")
 
 
+def nested_for_python(folder: Path) -> None:
+    """Nest deeper than functions of Python may call each other; the JSON reader of Python 3.12 takes more."""
+    (folder / "config.json").write_bytes(b"[" * 1200 + b"]" * 1200)
+
+
 def many_layers(folder: Path) -> None:
     (folder / "config.json").write_text('{"text_config": {"num_hidden_layers": 1e9}}')
 
@@ -44,7 +49,7 @@ def wide(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({"hidden_size": 10**9}))
 
 
-@pytest.mark.parametrize("make", [pipe, device, nested_header, nested_config, many_layers, wide])
+@pytest.mark.parametrize("make", [pipe, device, nested_header, nested_config, nested_for_python, many_layers, wide])
 def test_a_folder_that_no_reader_should_open_is_refused(tmp_path: Path, make: object) -> None:
     assert callable(make)
     make(tmp_path)
