@@ -241,7 +241,7 @@ def check_own(path: Path) -> None:
     """Raise ConfigError if a run directory is a link or belongs to another user."""
     facts = path.lstat()
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid():
-        kind = "a folder" if stat.S_ISDIR(facts.st_mode) else "no folder"
+        kind = "a folder" if stat.S_ISDIR(facts.st_mode) else "a link or a file"
         raise ConfigError(
             "the run directory is open to other users",
             f"{path} is {kind} of uid {facts.st_uid}",

@@ -105,13 +105,8 @@ class Child:
         self.state, self.endpoint, self.phase, self.facts = "spawned", "", "spawn", {}
         self.started = self.last_progress = self.last_beat = self.last_step_change = time.monotonic()
         self.phases_s, self.hung = {}, ""
-        self.last_steps, self.stuck_s, self.computed_s, self.last_computed, self.has_long_step = (
-            -1,
-            0.0,
-            0.0,
-            0.0,
-            False,
-        )
+        self.last_steps, self.has_long_step = -1, False
+        self.stuck_s = self.computed_s = self.last_computed = 0.0
         (run.children / f"{self.name}.fatal.json").unlink(missing_ok=True)
         command = [
             sys.executable, "-m", ENTRY, str(os.getpid()), self.kind.module, str(run.spec),

@@ -96,9 +96,8 @@ class LogStream:
                 self._file.append(text.encode("utf-8", "replace"))
             finally:
                 self._is_writing = False
-            if (
-                threading.current_thread() is threading.main_thread()
-            ):  # lines of other threads are read with the next line or heartbeat
+            # Followers read the lines of other threads with the next line or heartbeat.
+            if threading.current_thread() is threading.main_thread():
                 self._file.wake()
         return len(text)
 

@@ -229,8 +229,8 @@ class Supervisor:
         self.spec = msgspec.structs.replace(self.spec, api=api)
         hide_secrets(api.secrets)
         write_spec(self.run_dir, self.spec)
-        if (child := self.children.get("api")) is not None and child.state in REACHABLE:
-            self._outbound.send("api", Reload())
+        if (child := self.children.get(API)) is not None and child.state in REACHABLE:
+            self._outbound.send(API, Reload())
         read = {"api_keys": len(api.api_keys), "metrics_keys": len(api.metrics_keys)}
         self.events.add("config.reloaded", **read)
         return {**read, "certificate": api.tls_cert}
