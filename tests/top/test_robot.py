@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from mstar_core.observe.frames import DeploymentStatus, EdgeView, GraphView, RequestStatus
+from mstarctl.call.pace import keep_pace
 from mstarctl.client.store import Store
 from mstarctl.top import navigation
 from mstarctl.top.data.pace import answers_at_once, pace
@@ -84,6 +85,26 @@ def test_a_robot_that_cannot_keep_up_misses_every_tick_though_its_requests_follo
     starts = tuple(100 + 3 * PERIOD_S * n for n in range(20))
     found = pace(requests(*[0.44] * 20, starts=starts, skipped=(0, *[2] * 19)), 130.0)
     assert (found.late, found.skipped, found.missed, found.ticks) == (20, 40, 60, 60)
+
+
+def test_call_the_header_and_the_rows_agree_except_for_ticks_behind_the_last_one_of_a_call() -> None:
+    """Answers of 440 ms at 200 ms for 10 ticks: sent at ticks 0, 3, 6 and 9, and two ticks pass during the last one."""
+    now, sent = 100.0, list[RequestStatus]()
+
+    def send(skipped: int) -> None:
+        nonlocal now
+        (request,) = requests(0.44, starts=(now,), skipped=(skipped,))
+        sent.append(msgspec.structs.replace(request, handle=len(sent) + 1))
+        now += 0.44
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    called = keep_pace(1 / PERIOD_S, 10, send, clock=lambda: now, sleep=sleep)
+    header, rows = pace(sent, 110.0), [request.missed_ticks(110.0) or 0 for request in sent]
+    assert (called.missed, called.ticks) == (10, 10)
+    assert rows == [3, 3, 3, 3] and header.missed == sum(rows) == called.missed + 2
 
 
 def test_two_loops_one_after_the_other_are_counted_apart() -> None:
