@@ -293,12 +293,12 @@ def _run(argv: Sequence[str] | None) -> int:
         return _fail(usage, options)
     except MstarError as error:
         return _fail(error, options)
-    except OSError as error:
-        if error.errno not in FULL or is_completing:
-            return ExitCode.DONE if is_completing else _crash(error, options)
-        return _fail(_full(error), options)
     except Exception as error:  # noqa: BLE001  isolation boundary of one command line
-        return ExitCode.DONE if is_completing else _crash(error, options)
+        if is_completing:
+            return ExitCode.DONE
+        if isinstance(error, OSError) and error.errno in FULL:
+            return _fail(_full(error), options)
+        return _crash(error, options)
 
 
 def _full(error: OSError) -> MstarError:

@@ -16,6 +16,7 @@ FLAGS: Final = {
 """Flags by the field that an error names. Every other parameter is set by --param."""
 
 MEDIA: Final = ("image", "video", "audio")
+"""Kinds of files. Each has a flag of its name."""
 
 
 @contextmanager

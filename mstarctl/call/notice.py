@@ -1,4 +1,4 @@
-"""Notice of a miniature, shown once for each deployment of this host. Used by `call`, `chat` and `bench`."""
+"""Notice of a miniature, shown once for each deployment of this host. Used by `call` and `chat`."""
 
 from __future__ import annotations
 

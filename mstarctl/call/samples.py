@@ -12,14 +12,13 @@ from mstar_core.client.results import ModelSample
 from mstar_core.errors import ConfigError, UsageError, did_you_mean
 from mstar_core.plugin.offers import SampleInputs, kind_of
 from mstarctl.call.ask import STATE_NAMES, Ask
+from mstarctl.call.flags import MEDIA
 from mstarctl.call.sink import STDOUT, chosen_output
 
 RECEIVED: Final = {
     "audio": ".wav", "image": ".png", "action": ".json", "tensor": ".safetensors", "scalar": ".json", "video": ".mp4",
 }  # fmt: skip
 """Ending of --out by output. Text goes to stdout."""
-
-FLAGS: Final = {"image": "--image", "audio": "--audio", "video": "--video"}
 
 
 def client_form(sample: SampleInputs) -> ModelSample:
@@ -79,9 +78,9 @@ def command(model: str, sample: ModelSample, folder: Path) -> str:
 def words_of(sample: ModelSample, folder: Path) -> Iterator[str]:
     """Yield the options of `mstarctl call`."""
     for kind, (name, _) in zip(sample.kinds, sample.files, strict=True):
-        if kind not in FLAGS:
+        if kind not in MEDIA:
             raise UsageError(f"{sample.name} has a file of kind {kind}", hint="send it with the Python client")
-        yield from (FLAGS[kind], str(folder / name))
+        yield from (f"--{kind}", str(folder / name))
     if sample.text is not None:
         yield from ("--text", sample.text)
     for name, value in sample.params.items():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -12,6 +10,7 @@ from urllib.parse import quote
 import msgspec
 
 from mstar_core.errors import UsageError
+from mstar_core.host.private_files import write_private
 from mstar_core.observe.filter import Filter
 from mstarctl.client.log_dirs import state_root
 from mstarctl.top.layout.requests import BY_KEY
@@ -50,7 +49,4 @@ def save_view(name: str, view: SavedView) -> None:
     path = path_of(name)
     with suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        number, made = tempfile.mkstemp(dir=path.parent, prefix=".view-")
-        with os.fdopen(number, "wb") as file:
-            file.write(msgspec.json.encode(view))
-        Path(made).replace(path)
+        write_private(path, msgspec.json.encode(view))
