@@ -25,10 +25,11 @@ SPEECH: Final = "mstar_core.workloads.generic:speech"
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """First question of a conversation and the tokens of its answer."""
+    """First question of a conversation. tokens: of its answer. prompt_tokens: of the question itself."""
 
     text: str
     tokens: int
+    prompt_tokens: int
 
 
 def dataset_workload(
@@ -58,9 +59,8 @@ def _sharegpt(path: Path, offered: Sequence[WorkloadSpec], count_tokens: TokenCo
         )
 
     def draw(card: ServedModel, seed: int) -> Iterator[WorkloadRequest]:
-        count = count_tokens or _words
         room = card.max_model_len
-        fitting = [each for each in exchanges if not room or count(each.text) + each.tokens <= room]
+        fitting = [each for each in exchanges if not room or each.prompt_tokens + each.tokens <= room]
         if not fitting:
             raise UsageError(f"no conversation of {path} fits {room} tokens", hint="choose another dataset")
         for number, exchange in _shuffled(fitting, seed):
@@ -92,7 +92,7 @@ def _exchanges(path: Path, count: TokenCounter) -> Iterator[Question]:
         said = [turn for turn in said if turn[0] in (*ASKS, *ANSWERS)]
         match said[:2]:
             case [(asks, question), (answers, answer)] if asks in ASKS and answers in ANSWERS and question and answer:
-                yield Question(question, max(1, count(answer)))
+                yield Question(question, tokens=max(1, count(answer)), prompt_tokens=count(question))
 
 
 def _speaker(turn: Mapping[str, Any]) -> str:

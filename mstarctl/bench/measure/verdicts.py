@@ -298,7 +298,7 @@ def verdict_of(low: float, high: float, threshold: float, *, is_better_high: boo
 def runs_needed(low: float, high: float, threshold: float, runs: int) -> int:
     """Return about how many runs a side make the interval narrower than the threshold on both sides.
 
-    0 if that is unknown, because the interval is cut off, or beyond what anybody runs.
+    0 if that is unknown, because the interval is cut off, or more than `MOST_RUNS`.
     """
     if low <= -1 or not math.isfinite(high):
         return 0

@@ -161,7 +161,7 @@ class LiveState:
             return min(1.0, self.done / self.warm_total) if self.warm_total else 0.0
         if self.span_s:
             return min(1.0, self.elapsed_s / self.span_s)
-        return min(1.0, sum(self.statuses.values()) / self.total) if self.total else None
+        return min(1.0, self.done / self.total) if self.total else None
 
 
 def _rounded(value: float | None) -> float | None:

@@ -28,10 +28,11 @@ def sweep_facts(path: Path) -> dict[str, Any] | None:
     if file.name != SWEEP_FILE or not file.exists():
         return None
     try:
-        found: dict[str, Any] = json.loads(file.read_text())
-        assert isinstance(found["points"], list)
-    except (ValueError, KeyError, TypeError, AssertionError) as error:
+        found = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{file} is not a sweep", str(error), file=str(file)) from error
+    if not isinstance(found, dict) or not isinstance(found.get("points"), list):
+        raise ConfigError(f"{file} is not a sweep", "it has no points", file=str(file))
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any, Final
@@ -20,12 +21,12 @@ from mstarctl.bench.show.live import number
 from mstarctl.bench.show.picture import DARK, LIGHT, colour_rules, svg
 from mstarctl.bench.show.table import (
     COLUMNS,
-    HIDDEN,
     WINDOW_ORDER,
     assert_line,
     cell,
     head_line,
     note_texts,
+    percentile_rows,
     rate_text,
     sweep_rows,
 )
@@ -130,10 +131,10 @@ def _figures(opened: ResultFolder, outcomes: Sequence[Outcome]) -> str:
     first = next((name for name in FIRSTS if name in opened.facts["metrics"]), "latency")
     names = [first, *(name for name in DISTRIBUTIONS if name != first)]
     made: list[tuple[str, list[Callable[[], Chart]]]] = [
-        ("Over time", [lambda: plot.timeline(opened, mine)]),
-        ("Distributions", [lambda name=name: plot.distribution(opened, mine, name) for name in names]),  # type: ignore[misc]  # the name is bound now
-        ("Where the time went", [lambda: plot.nodes(opened, mine)]),
-        ("Playback of the worst request", [lambda: plot.audio_buffer(opened, mine)]),
+        ("Over time", [partial(plot.timeline, opened, mine)]),
+        ("Distributions", [partial(plot.distribution, opened, mine, name) for name in names]),
+        ("Where the time went", [partial(plot.nodes, opened, mine)]),
+        ("Playback of the worst request", [partial(plot.audio_buffer, opened, mine)]),
     ]
     parts = []
     for title, charts in made:
@@ -151,12 +152,7 @@ def _figure(chart: Chart) -> str:
 
 def _tables(facts: Mapping[str, Any]) -> str:
     metrics = facts["metrics"]
-    rows = [["metric", *COLUMNS, "n"]]
-    rows += [
-        [f"{name} {found.get('unit') or ''}".strip(), *(cell(found, column) for column in COLUMNS), str(found["n"])]
-        for name, found in metrics.items()
-        if "p50" in found and name not in HIDDEN
-    ]
+    rows = [["metric", *COLUMNS, "n"], *percentile_rows(metrics)]
     parts = ["<h2>Percentiles</h2>", _table(rows)]
     if any("~" in text for row in rows for text in row):
         parts.append('<p class="dim">~ fewer samples than this percentile needs: indicative only. '

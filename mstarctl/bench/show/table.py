@@ -65,11 +65,7 @@ def head_line(facts: Mapping[str, Any]) -> str:
 
 def metric_lines(metrics: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return a table of percentiles. `~` marks too few samples, `>` a lower limit because requests were cut."""
-    rows = [["", *COLUMNS, "n"]]
-    for name, found in metrics.items():
-        if "p50" in found and name not in HIDDEN:
-            unit = found.get("unit") or BY_NAME[name].unit if name in BY_NAME else ""
-            rows.append([f"{name} {unit}".strip(), *(cell(found, column) for column in COLUMNS), str(found["n"])])
+    rows = [["", *COLUMNS, "n"], *percentile_rows(metrics)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [
         "  ".join(
@@ -79,6 +75,16 @@ def metric_lines(metrics: Mapping[str, Mapping[str, Any]]) -> list[str]:
     ]
     is_few = any("~" in line for line in lines)
     return [*lines, *(["~ fewer samples than this percentile needs: indicative only"] if is_few else [])]
+
+
+def percentile_rows(metrics: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
+    """Return a row of text for each metric with percentiles: name and unit, `COLUMNS`, samples."""
+    rows = []
+    for name, found in metrics.items():
+        if "p50" in found and name not in HIDDEN:
+            unit = found.get("unit") or BY_NAME[name].unit if name in BY_NAME else ""
+            rows.append([f"{name} {unit}".strip(), *(cell(found, column) for column in COLUMNS), str(found["n"])])
+    return rows
 
 
 def cell(found: Mapping[str, Any], column: str) -> str:
@@ -152,7 +158,7 @@ def result_markdown(facts: Mapping[str, Any]) -> list[str]:
 
 
 def load_text(point: Mapping[str, Any]) -> str:
-    """Return the load of a point: `4.0/s`, `1 client` or `8 clients`."""
+    """Return the load of a point: `4/s`, `1 client` or `8 clients`."""
     if point["kind"] == "rate":
         return f"{number(point['load'])}/s"
     return counted(round(point["load"]), "client")

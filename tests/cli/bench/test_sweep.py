@@ -7,9 +7,11 @@ from typing import cast
 
 import pytest
 
+from mstar_core.errors import ConfigError
 from mstarctl.bench.measure.outcome import Outcome
 from mstarctl.bench.show.display import Display
-from mstarctl.bench.sweep import MakeOptions, Sweep, SweepPoint, work_rate
+from mstarctl.bench.show.plot import sweep_facts
+from mstarctl.bench.sweep import FILE, MakeOptions, Sweep, SweepPoint, work_rate
 from mstarctl.bench.target import BenchTarget
 
 RATE = 20.0
@@ -92,3 +94,11 @@ def test_windows_shorter_than_three_requests_are_told(tmp_path: Path, capsys: py
     assert "windows of 5 s are short for requests of 3.3 s" in " ".join(capsys.readouterr().err.split())
     Limited(PEAK, tmp_path, latency_ms=1500.0, span_s=5.0).auto(2)
     assert "warning" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["[]", '{"points": 3}', "{"])
+def test_a_damaged_sweep_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / FILE).write_text(text)
+    with pytest.raises(ConfigError) as damaged:
+        sweep_facts(tmp_path)
+    assert "sweep.json is not a sweep" in damaged.value.title
