@@ -130,7 +130,7 @@ def test_ordinary_speech_gets_no_hint(text: str, seconds: float, run_module: Run
 
 def test_a_loop_counts_late_and_skipped_ticks(run_module: RunModule) -> None:
     found = run_module(
-        "const { Pace } = await import(`${STATIC}/surfaces/pace.js`);"
+        "const { Pace } = await import(`${STATIC}/surfaces/robot/pace.js`);"
         "const pace = new Pace(100);"
         "const steps = [[40], [150], [470], [530]].map(([now]) => [pace.answered(now), pace.justSkipped, pace.due]);"
         "return [steps, pace.made, pace.late, pace.skipped, pace.missed, pace.median];"

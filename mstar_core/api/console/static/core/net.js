@@ -20,6 +20,7 @@ export async function call(path, options = {}) {
   }
 }
 
+/** A problem in words for the user. code: the server's, if it has one. */
 export class Failure extends Error {
   constructor(message, code) { super(message); this.code = code; }
 }
@@ -127,5 +128,5 @@ export function numbers(bytes, dtype) {
   if (dtype === "float64") return Float32Array.from(new Float64Array(view));
   if (dtype === "int64") return Float32Array.from(new BigInt64Array(view), Number);
   if (dtype === "int32") return Float32Array.from(new Int32Array(view));
-  throw new Failure(`numbers of type ${dtype} cannot be drawn`, "dtype");
+  throw new Failure(`numbers of type ${dtype} cannot be drawn`);
 }

@@ -1,5 +1,5 @@
 // World of pi05:mini: a planar arm of two joints among coloured targets, seen by three cameras.
-// It equals plugins/mstar-pi05/train/arm.py, which trained and judges the model. Lengths: the stretched arm reaches 1.
+// It equals plugins/mstar-pi05/src/mstar_pi05/arm.py, the world of its training. Lengths: the stretched arm reaches 1.
 
 export const COLOURS = { red: [230, 40, 40], green: [40, 200, 60], blue: [50, 80, 240] };
 export const NAMES = Object.keys(COLOURS);

@@ -1,5 +1,5 @@
 // World of vjepa2_ac:mini: a block on a table that an arm moves, seen from above. Places and moves are in metres.
-// It equals plugins/mstar-vjepa2/train/block.py, which trained and judges the model.
+// It equals plugins/mstar-vjepa2/src/mstar_vjepa2/block.py, the world of its training.
 
 export const REACH = 0.15;
 export const HALF = 0.04;

@@ -1,20 +1,22 @@
-// Pictures of simulated worlds: pixels to canvases and to files.
+// Pixels to canvases and to files.
 
 import { el } from "../core/dom.js";
 
-/** Draw pixels, RGB rows of side × side, on a canvas of that size. */
-export function paint(canvas, pixels, side) {
-  canvas.width = canvas.height = side;
+/** Draw pixels, RGB rows of width × height, on a canvas of that size. */
+export function paint(canvas, pixels, width, height = width) {
+  [canvas.width, canvas.height] = [width, height];
   const context = canvas.getContext("2d");
-  const image = context.createImageData(side, side);
-  for (let i = 0; i < side * side; i++) image.data.set([pixels[3 * i], pixels[3 * i + 1], pixels[3 * i + 2], 255], 4 * i);
+  const image = context.createImageData(width, height);
+  for (let i = 0; i < width * height; i++) image.data.set([pixels[3 * i], pixels[3 * i + 1], pixels[3 * i + 2], 255], 4 * i);
   context.putImageData(image, 0, 0);
   return canvas;
 }
 
-/** Return pixels as a PNG file. */
-export async function pngOf(pixels, side, name) {
-  const canvas = paint(el("canvas"), pixels, side);
+/** Return pixels, RGB rows of side × side, as a PNG file. */
+export function pngOf(pixels, side, name) { return fileOf(paint(el("canvas"), pixels, side), name); }
+
+/** Return the picture of a canvas as a PNG file. */
+export async function fileOf(canvas, name) {
   const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
   return new File([blob], `${name}.png`, { type: "image/png" });
 }

@@ -1,4 +1,4 @@
-// Plots of numbers and pictures of features.
+// Plots of numbers.
 
 import { el, svg } from "../core/dom.js";
 
@@ -24,14 +24,4 @@ export function plot(series, caption, { joined = true, mark = -1 } = {}) {
   });
   return el("figure", {}, svg("svg", { class: "plot", viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": `${caption}: from ${low.toPrecision(3)} to ${high.toPrecision(3)}` }, zero, shapes),
     el("figcaption", {}, `${caption} · ${low.toPrecision(4)} to ${high.toPrecision(4)}`));
-}
-
-/** Return a canvas of one frame of colours, one pixel per patch. */
-export function frame(bytes, height, width, label) {
-  const canvas = el("canvas", { class: "pixels", width, height, role: "img", "aria-label": label });
-  const context = canvas.getContext("2d");
-  const pixels = context.createImageData(width, height);
-  for (let i = 0; i < width * height; i++) pixels.data.set([bytes[3 * i], bytes[3 * i + 1], bytes[3 * i + 2], 255], 4 * i);
-  context.putImageData(pixels, 0, 0);
-  return canvas;
 }

@@ -1,8 +1,9 @@
 // Pictures and clips that the page draws, and frames that it takes out of a clip.
 
 import { el } from "../core/dom.js";
+import { Failure } from "../core/net.js";
 import * as block from "../drawing/block.js";
-import { pngOf } from "../drawing/pixels.js";
+import { fileOf, pngOf } from "../drawing/pixels.js";
 
 const COLOURS = [["#0f766e", "#fbbf24"], ["#4f46e5", "#f472b6"], ["#b45309", "#38bdf8"]];
 
@@ -38,7 +39,7 @@ export async function sampleFrames(count, { world = "", size = 256 } = {}) {
 
 const FRAME_PIXELS = 512;
 
-/** Return evenly spread frames of a clip as pictures. Throws an Error if the browser cannot decode the clip. */
+/** Return evenly spread frames of a clip as pictures. Throws Failure if the browser cannot decode the clip. */
 export async function framesOf(file, count) {
   const video = el("video", { muted: true, preload: "auto" });
   video.src = URL.createObjectURL(file);
@@ -71,11 +72,6 @@ async function lengthOf(video) {
 function heard(video, name) {
   return new Promise((resolve, reject) => {
     video.addEventListener(name, resolve, { once: true });
-    video.addEventListener("error", () => reject(new Error("this browser cannot decode the clip")), { once: true });
+    video.addEventListener("error", () => reject(new Failure("this browser cannot decode the clip")), { once: true });
   });
-}
-
-async function fileOf(canvas, name) {
-  const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
-  return new File([blob], `${name}.png`, { type: "image/png" });
 }

@@ -95,15 +95,15 @@ export function mount(card, session) {
     const message = { role: "assistant", text: "", images: [], sound: null, note: "" };
     const player = new Player((played, isOver) => { wave.setPlayed(played); turn.dataset.played = played; if (isOver) turn.dataset.over = "1"; });
     if (isSpoken) player.open(AUDIO_RATE);
-    const messages = [...before, ...await Promise.all(talk.messages.map(sent))];
     const { turn, words, index } = talk.open(message);
     const wave = new Wave("Waveform of the answer");
     if (isSpoken) turn.append(wave.canvas);
     const pcm = new Pcm();
     let pieces = 0;
-    const body = { model: card.id, messages, stream: true, ...values, ...(length ? { max_tokens: length } : {}),
-      ...(isSpoken ? { modalities: ["text", "audio"], audio: { ...voices.given(), format: "pcm16" } } : {}) };
     try {
+      const messages = [...before, ...await Promise.all(talk.messages.slice(0, index).map(sent))];
+      const body = { model: card.id, messages, stream: true, ...values, ...(length ? { max_tokens: length } : {}),
+        ...(isSpoken ? { modalities: ["text", "audio"], audio: { ...voices.given(), format: "pcm16" } } : {}) };
       const outcome = await session.send({ path: "/v1/chat/completions", json: body, surface: title }, async (response, clock) => {
         await checked(response);
         for await (const { choices } of events(response)) {

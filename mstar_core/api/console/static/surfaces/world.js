@@ -1,9 +1,9 @@
 // World model: features of a clip, energies of candidate actions, and plans. One task is shown at a time.
 
 import { el, field, select } from "../core/dom.js";
-import * as candidates from "./candidates.js";
-import * as features from "./features.js";
-import * as plan from "./plan.js";
+import * as candidates from "./world/candidates.js";
+import * as features from "./world/features.js";
+import * as plan from "./world/plan.js";
 
 export const title = "World model";
 export const fits = (card) => card.output_modalities.includes("tensor") && card.input_modalities.includes("video") && !card.endpoints.includes("/v1/chat/completions");

@@ -1,6 +1,6 @@
 // Live picture of the graph: nodes in their ranks, arrows with rates. Read-only.
 
-import { el, svg } from "../core/dom.js";
+import { counted, el, svg } from "../core/dom.js";
 import { endsOf, layout, NODE, placed, WIDTH } from "./layout.js";
 import { watch } from "./live.js";
 
@@ -31,7 +31,7 @@ function draw(box, note, state) {
 
 function picture(graph, state) {
   const { frames, boxes, wires, height } = layout(graph, state);
-  const words = `Graph of ${boxes.length} placed node${boxes.length === 1 ? "" : "s"}: ${frames.map((frame) => `${frame.title}: ${boxes.filter((box) => box.ranks === frame.ranks || box.ranks.join() === frame.ranks.join()).map((box) => box.name).join(", ") || "no node"}`).join("; ")}`;
+  const words = `Graph of ${counted(boxes.length, "placed node")}: ${frames.map((frame) => `${frame.title}: ${boxes.filter((box) => box.ranks.join() === frame.ranks.join()).map((box) => box.name).join(", ") || "no node"}`).join("; ")}`;
   return svg("svg", { viewBox: `0 0 ${WIDTH} ${height}`, width: "100%", role: "img", "aria-label": words },
     frames.flatMap((frame) => frameOf(frame, state)), wires.flatMap((wire) => wireOf(wire, boxes)), boxes.map((box) => boxOf(box, state)));
 }

@@ -1,8 +1,8 @@
 // The simulated table of vjepa2_ac:mini: the block, its goal and its way, moved by hand or by plans.
 
-import { el, field, svg } from "../core/dom.js";
-import * as block from "../drawing/block.js";
-import { paint, pngOf } from "../drawing/pixels.js";
+import { el, field, svg } from "../../core/dom.js";
+import * as block from "../../drawing/block.js";
+import { paint, pngOf } from "../../drawing/pixels.js";
 
 const MOVE_MS = 350;
 const SIZE = 2 * block.VIEW;
@@ -39,9 +39,9 @@ export class Table {
     this.onchange();
   }
 
-  /** Put the block back to where its way began. */
+  /** Begin a new way. A block at the goal goes back to where it was placed. */
   restart() {
-    this.now = this.isReached ? this.start : this.now;
+    if (this.isReached) this.now = this.start;
     this.way = [this.now];
     this.show();
   }
@@ -71,7 +71,7 @@ export class Table {
   }
 }
 
-/** Call `step` with shares from 0 to 1 on each frame of the screen. */
+/** Call `step` with shares from 0 to 1, about 60 times a second. Frames of the screen would stop in a hidden tab. */
 function glide(step) {
   const began = performance.now();
   return new Promise((resolve) => {

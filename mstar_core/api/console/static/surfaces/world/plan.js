@@ -1,11 +1,12 @@
 // Plans to a goal picture. The world of vjepa2_ac:mini is simulated: the block moves as planned. For other models the plan is shown.
 
-import { button, el, field, figures, milliseconds } from "../core/dom.js";
-import { checked, numbers, outputs } from "../core/net.js";
-import { Params } from "../core/params.js";
-import { sampleButton } from "../core/samples.js";
-import { plot } from "../drawing/plot.js";
-import { Media } from "../media/files.js";
+import { button, counted, el, field, figures, milliseconds } from "../../core/dom.js";
+import { checked, numbers, outputs } from "../../core/net.js";
+import { Params } from "../../core/params.js";
+import { sampleButton } from "../../core/samples.js";
+import { plot } from "../../drawing/plot.js";
+import { Media } from "../../media/files.js";
+import { Loop } from "../loop.js";
 import { Table } from "./table.js";
 
 export const title = "Plan";
@@ -45,59 +46,38 @@ function simulated(card, session) {
   const table = new Table();
   const params = new Params(card, { first: ["samples", "cem_steps", "horizon", "seed"], skip: ["maxnorm"] });
   params.fill(MINI);
-  const run = el("button", { class: "primary", type: "submit" }, "Plan and move");
-  const stop = button("Stop", () => { isStopped = true; session.cancel(); }, { disabled: true });
-  const fresh = button("Other places", () => { table.draw(); clear(); });
-  const shown = figures(["Distance to the goal", "Plans", "Energy", "Time of a plan"]);
-  const status = el("p", { role: "status" });
-  const error = el("p", { class: "error", role: "alert" });
-  const plots = el("div", { class: "plots" });
-  let isStopped = false;
+  const measure = () => loop.shown.set("Distance to the goal", centimetres(table.distance));
+  const loop = new Loop(session, { label: "Plan and move", names: ["Distance to the goal", "Plans", "Energy", "Time of a plan"], draw: () => table.draw(), measure });
+  const { shown, plots } = loop;
 
-  function clear() {
-    error.textContent = status.textContent = "";
-    plots.replaceChildren();
-    shown.clear();
-    shown.set("Distance to the goal", centimetres(table.distance));
-  }
-
-  async function submit(event) {
-    event.preventDefault();
-    clear();
-    table.restart();
-    [run.disabled, fresh.disabled, stop.disabled, isStopped] = [true, true, false, false];
+  const drive = () => loop.run(async () => {
     const energies = [], distances = [table.distance], searches = [];
-    try {
-      for (let count = 1; count <= MOST_PLANS && !isStopped && !table.isReached; count++) {
-        const extras = { maxnorm: table.fastest, axis: { z: 0, gripper: 0 }, ...params.values() };
-        status.textContent = `Plan ${count}…`;
-        const plan = await requested(session, { ...await table.pictures(), state: table.state, extras });
-        energies.push(plan.energy);
-        searches.push(plan.energies);
-        for (const action of plan.actions) {
-          await table.move(action);
-          distances.push(table.distance);
-          shown.set("Distance to the goal", centimetres(table.distance));
-        }
-        shown.set("Plans", count);
-        shown.set("Energy", plan.energy.toFixed(4));
-        shown.set("Time of a plan", milliseconds(plan.latency));
-        plots.replaceChildren(plot([distances.map((each) => 100 * each)], "distance in cm, by move"), ...(energies.length > 1 ? [plot([energies], "energy, by plan")] : []),
-          plot(searches, "best energy, by planning step"));
+    for (let count = 1; count <= MOST_PLANS && !loop.isStopped && !table.isReached; count++) {
+      const extras = { maxnorm: table.fastest, axis: { z: 0, gripper: 0 }, ...params.values() };
+      loop.status.textContent = `Plan ${count}…`;
+      const plan = await requested(session, { ...await table.pictures(), state: table.state, extras });
+      energies.push(plan.energy);
+      searches.push(plan.energies);
+      for (const action of plan.actions) {
+        await table.move(action);
+        distances.push(table.distance);
+        measure();
       }
-      status.textContent = table.isReached ? `The block is at the goal after ${distances.length - 1} moves.` : isStopped ? "Stopped." : `The block is ${centimetres(table.distance)} from the goal.`;
-    } catch (problem) {
-      status.textContent = "";
-      error.textContent = session.message(problem);
-    } finally {
-      [run.disabled, fresh.disabled, stop.disabled] = [false, false, true];
+      shown.set("Plans", count);
+      shown.set("Energy", plan.energy.toFixed(4));
+      shown.set("Time of a plan", milliseconds(plan.latency));
+      plots.replaceChildren(plot([distances.map((each) => 100 * each)], "distance in cm, by move"), ...(energies.length > 1 ? [plot([energies], "energy, by plan")] : []),
+        plot(searches, "best energy, by planning step"));
     }
-  }
+    if (table.isReached) return `The block is at the goal after ${counted(distances.length - 1, "move")}.`;
+    return loop.isStopped ? "Stopped." : `The block is ${centimetres(table.distance)} from the goal.`;
+  });
 
-  clear();
-  table.onchange = clear;
+  loop.clear();
+  table.onchange = () => loop.clear();
+  const submit = (event) => { event.preventDefault(); table.restart(); drive(); };
   return el("form", { class: "stack", onsubmit: submit }, el("p", { class: "faint" }, "The model sees the picture of now and the picture of the goal. It plans moves of the arm, the page makes them, and it plans again."),
-    table.box, el("div", { class: "fields" }, params.fields, el("div", { class: "row" }, run, stop, fresh)), params.more, error, status, shown.list, plots);
+    table.box, el("div", { class: "fields" }, params.fields, loop.row), params.more, loop.error, loop.status, shown.list, plots);
 }
 
 const centimetres = (metres) => `${(100 * metres).toFixed(1)} cm`;

@@ -1,11 +1,11 @@
 // One observation of a robot to one chunk of actions, as one plot per dimension.
 
-import { el, field, figures, milliseconds } from "../core/dom.js";
-import { checked, numbers, outputs } from "../core/net.js";
-import { Params } from "../core/params.js";
-import { sampleButton } from "../core/samples.js";
-import { plot } from "../drawing/plot.js";
-import { Media } from "../media/files.js";
+import { el, field, figures, milliseconds } from "../../core/dom.js";
+import { checked, numbers, outputs } from "../../core/net.js";
+import { Params } from "../../core/params.js";
+import { sampleButton } from "../../core/samples.js";
+import { plot } from "../../drawing/plot.js";
+import { Media } from "../../media/files.js";
 
 const isSample = ({ outputs, params }) => outputs.includes("action") && params.robot_state;
 

@@ -1,8 +1,8 @@
 // Picture of the simulated arm with its targets and cameras, and its movement over time.
 
-import { el, svg } from "../core/dom.js";
-import * as world from "../drawing/arm.js";
-import { paint } from "../drawing/pixels.js";
+import { el, svg } from "../../core/dom.js";
+import * as world from "../../drawing/arm.js";
+import { paint } from "../../drawing/pixels.js";
 
 const VIEW = 1.15;
 const LEAST_STEP_MS = 8;

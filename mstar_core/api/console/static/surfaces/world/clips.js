@@ -1,8 +1,9 @@
 // The clip of a world model: its file or frames, as many as the model takes.
 
-import { el, field } from "../core/dom.js";
-import { Media, kindOf } from "../media/files.js";
-import { framesOf, sampleFrames } from "../media/samples.js";
+import { el, field } from "../../core/dom.js";
+import { Failure } from "../../core/net.js";
+import { Media, kindOf } from "../../media/files.js";
+import { framesOf, sampleFrames } from "../../media/samples.js";
 
 const [FEW, MANY] = [4, 16];
 
@@ -37,12 +38,12 @@ export class Clip {
   given() { return this.samplesItself ? { num_frames: Math.min(this.count, this.isClip ? this.count : this.media.files.length) } : {}; }
   get isClip() { return this.media.files.length === 1 && kindOf(this.media.files[0]) === "video"; }
 
-  /** Return the files to send. Throws an Error without a clip, or if the browser cannot decode it. */
+  /** Return the files to send. Throws Failure without a clip, or if the browser cannot decode it. */
   async files() {
     const { files } = this.media;
-    if (!files.length) throw new Error("Add a clip, or take the sample.");
+    if (!files.length) throw new Failure("Add a clip, or take the sample.");
     if (!this.isClip) {
-      if (files.some((file) => kindOf(file) === "video")) throw new Error("Add one clip, or images, but not both.");
+      if (files.some((file) => kindOf(file) === "video")) throw new Failure("Add one clip, or images, but not both.");
       return files.slice(0, this.count);
     }
     return this.samplesItself ? files : framesOf(files[0], this.count);
