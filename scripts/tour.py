@@ -36,8 +36,8 @@ LIMIT_S: Final = 240
 REFUSED: Final = '"voice":"unknown"'
 """Part of the command whose error the README shows on purpose."""
 
-ABROAD: Final = ("mstarctl doctor", "mstarctl up", "mstarctl down")
-"""Commands of the README that are about this host, or that begin and end the tour."""
+SKIPPED: Final = ("mstarctl doctor", "mstarctl up", "mstarctl down")
+"""Commands of the README that are about this host, or that run apart, at the start and end of the tour."""
 
 
 class TourFailed(Exception):
@@ -129,7 +129,7 @@ def walk_readme(stop: Stop) -> None:
     model, options = commands[[line.startswith("mstarctl up") for line in commands].index(True)].split(maxsplit=3)[2:]
     stop.start(model, options)
     for line in commands:
-        if not line.startswith(ABROAD):
+        if not line.startswith(SKIPPED):
             stop.run(line)
     stop.run(next(line for line in commands if line.startswith("mstarctl down")))
 
@@ -154,8 +154,12 @@ def can_run(path: Path) -> bool:
     """Whether the program of an example is installed: node with the package openai is optional."""
     if path.suffix == ".py":
         return True
-    root = Path(os.environ.get("MSTAR_NODE_MODULES", demo.ROOT / "build" / "node" / "node_modules"))
-    return shutil.which("node") is not None and (root / "openai").is_dir()
+    return shutil.which("node") is not None and (node_modules() / "openai").is_dir()
+
+
+def node_modules() -> Path:
+    """Return the folder of JavaScript packages for the examples, which may be missing."""
+    return Path(os.environ.get("MSTAR_NODE_MODULES", demo.ROOT / "build" / "node" / "node_modules"))
 
 
 def visited(name: str) -> tuple[Stop, str]:
@@ -164,9 +168,8 @@ def visited(name: str) -> tuple[Stop, str]:
     stop = Stop(name=name, home=home)
     stop.folder.mkdir()
     shutil.copytree(EXAMPLES, stop.folder / "examples")
-    modules = Path(os.environ.get("MSTAR_NODE_MODULES", demo.ROOT / "build" / "node" / "node_modules"))
-    if modules.is_dir():
-        (stop.folder / "node_modules").symlink_to(modules)
+    if node_modules().is_dir():
+        (stop.folder / "node_modules").symlink_to(node_modules())
     problem = ""
     try:
         (walk_readme if name == README else walk_model)(stop)

@@ -31,7 +31,7 @@ from mstar_core.errors import Cancelled, MstarError, TimedOut
 from mstar_core.messages.requests import NewRequest, RequestFinished, SegmentRef
 from mstar_core.messages.tensors import TensorRef
 from mstar_core.plugin.media.limits import MediaLimits
-from mstar_core.plugin.params import lowered_text
+from mstar_core.plugin.params import lowered_warnings
 from mstar_core.plugin.processor import Detokenizer, Inputs, PromptRequest
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.plugin.surface import PARTIAL_IMAGE, PROGRESS
@@ -376,8 +376,7 @@ def lowered(call: ParsedRequest, inputs: Inputs) -> tuple[str, ...]:
     limit, made = getattr(call.params, "max_output_tokens", None), inputs.max_output_tokens
     if limit is None or made is None or any("max_output_tokens" in text for text in inputs.warnings):
         return ()
-    text = lowered_text(call.params, "max_output_tokens", made)
-    return (text,) if text else ()
+    return tuple(lowered_warnings(call.params, "max_output_tokens", made))
 
 
 def media_limits(api: ApiConfig) -> MediaLimits:

@@ -174,13 +174,13 @@ def value_kind(hint: Any) -> tuple[str, bool]:
     ), False
 
 
-def lowered_text(params: Any, name: str, room: int) -> str:
-    """Return a warning that a limit was lowered to the space left in the context, "" for the model's default."""
+def lowered_warnings(params: Any, name: str, room: int) -> list[str]:
+    """Return the warning that a limit was lowered to the space left in the context, none for the model's default."""
     wanted = getattr(params, name)
     default = next((each.default for each in dataclasses.fields(params) if each.name == name), None)
     if wanted <= room or wanted == default:
-        return ""
-    return f"{name} was lowered from {wanted} to {room}, the space left in the context"
+        return []
+    return [f"{name} was lowered from {wanted} to {room}, the space left in the context"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

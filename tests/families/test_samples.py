@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
+import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -31,8 +33,9 @@ def checkpoint(model: str, source: str) -> Path:
     """Return the folder of an embedded checkpoint."""
     target = SPECS[model].embedded(source)
     assert target is not None
-    home = Path(tempfile.mkdtemp(prefix="mstar-samples-")) / model
-    return Path(load_target(target)(home) or home)
+    home = Path(tempfile.mkdtemp(prefix="mstar-samples-"))
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    return Path(load_target(target)(home / model) or home / model)
 
 
 def accepted(spec: ModelSpec, folder: Path, sample: SampleInputs) -> None:

@@ -21,7 +21,7 @@ from mstar_bagel.request.tokenizer import TextStream, TextTokenizer
 from mstar_core.errors import RequestError, WeightsError
 from mstar_core.plugin import PARTIAL_IMAGE
 from mstar_core.plugin.media.images import encode_image, read_image
-from mstar_core.plugin.params import lowered_text
+from mstar_core.plugin.params import lowered_warnings
 from mstar_core.plugin.processor import Inputs, PromptRequest, SegmentInputs
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ class Processor:
             )  # fmt: skip
         thought = min(params.max_think_tokens, room) if writes else 0
         if writes:
-            warnings += filter(None, [lowered_text(params, "max_think_tokens", thought)])
+            warnings += lowered_warnings(params, "max_think_tokens", thought)
         # The conductor reserves cache for max_output_tokens: here the thought and the ids around it.
         changed = dataclasses.replace(
             params, max_think_tokens=max(1, thought), max_output_tokens=thought + closing if writes else 1

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mstar_core.errors import RequestError, WeightsError
-from mstar_core.plugin.params import lowered_text
+from mstar_core.plugin.params import lowered_warnings
 from mstar_core.plugin.processor import Inputs, PromptRequest
 from mstar_orpheus.checkpoint.layout import CheckpointLayout
 from mstar_orpheus.config import VOICES, read_config
@@ -110,7 +110,7 @@ def _too_long(length: int, limit: int, field: str) -> RequestError:
 
 
 def _warnings(request: PromptRequest, room: int) -> list[str]:
-    warnings = list(filter(None, [lowered_text(request.params, "max_output_tokens", room)]))
+    warnings = lowered_warnings(request.params, "max_output_tokens", room)
     if request.params.prompt_token_ids is not None and (request.text or "").strip():
         warnings.append("prompt_token_ids was given, so text and voice have no effect")
     return warnings

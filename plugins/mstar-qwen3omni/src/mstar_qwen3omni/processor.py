@@ -14,7 +14,7 @@ import numpy as np
 
 from mstar_core.errors import BadMedia, RequestError, WeightsError
 from mstar_core.plugin.media import read_image
-from mstar_core.plugin.params import lowered_text
+from mstar_core.plugin.params import lowered_warnings
 from mstar_core.plugin.processor import Detokenizer, Inputs, PromptRequest, Turn, content_key
 from mstar_qwen3omni.checkpoint.config import read_config
 from mstar_qwen3omni.request.chat import SPOKEN_SYSTEM, ChatLayout, Prompt
@@ -151,7 +151,7 @@ class Processor:
     def _limited(self, params: Params, room: int, warnings: list[str], name: str) -> Params:
         if getattr(params, name) <= room:
             return params
-        warnings += filter(None, [lowered_text(params, name, room)])
+        warnings += lowered_warnings(params, name, room)
         lowered: dict[str, Any] = {name: room}
         return replace(params, **lowered)
 
