@@ -96,6 +96,9 @@ def test_relative_paths_become_absolute_and_missing_ones_are_refused(tmp_path: P
     assert service_words(words, tmp_path) == [
         str(tmp_path / "one.yaml"), "--config", two, f"--config={two}", "orpheus:tiny", "--gpus", "0",
     ]  # fmt: skip
+    assert service_words(["mstar-orpheus/orpheus", "--port", "1"], tmp_path) == ["mstar-orpheus/orpheus", "--port", "1"]
+    with pytest.raises(UsageError, match="org/model"):
+        service_words(["orpheus", "--weights", "org/model"], tmp_path)
     with pytest.raises(UsageError, match="other/three"):
         service_words(["other/three.yaml"], tmp_path)
 

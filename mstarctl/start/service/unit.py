@@ -6,10 +6,12 @@ The directives follow systemd.service(5), systemd.exec(5) and systemd.kill(5).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
 from mstar_core.errors import UsageError
+from mstarctl.start.target import looks_like_file
 
 HIDDEN: Final = "[hidden]"
 """Mark of an API key in a recorded command line."""
@@ -42,7 +44,16 @@ def service_words(words: Sequence[str], folder: Path) -> list[str]:
                 "a unit cannot contain an API key, because every user of the host can read it",
                 hint="write the key into a file of mode 600 and use --api-key-file FILE",
             )
-    return [_absolute(word, folder) for word in words if word not in BACKGROUND]
+    kept = [word for word in words if word not in BACKGROUND]
+    return [
+        word if not previous.startswith("--") and _is_model(word) else _absolute(word, folder)
+        for previous, word in pairwise(["", *kept])
+    ]
+
+
+def _is_model(word: str) -> bool:
+    """Return whether a word outside options names a model of a distribution, as `mstar-orpheus/orpheus` does."""
+    return not word.startswith("-") and "/" in word and not looks_like_file(word)
 
 
 def _absolute(word: str, folder: Path) -> str:
