@@ -16,7 +16,7 @@ from textual.screen import Screen
 from mstar_core.errors import MstarError, UsageError
 from mstar_core.observe.filter import Filter
 from mstarctl.output.line import Line
-from mstarctl.output.theme import GROUND, LIGHT_GROUND, Mode, has_ground
+from mstarctl.output.theme import GROUND, GROUNDS, LIGHT_GROUND, Mode, has_ground
 from mstarctl.top import actions, navigation
 from mstarctl.top.data.deployments import Switcher
 from mstarctl.top.data.queries import DeploymentQueries
@@ -58,7 +58,7 @@ class TopApp(App[None]):
     App.-plain #filter {{ background: ansi_default; color: ansi_default; text-style: reverse; }}
     Dialog {{ background: {GROUND} 60%; }}
     App.-light Screen {{ background: {LIGHT_GROUND}; }}
-    App.-light #filter {{ background: #cfe3f8; color: #10151c; }}
+    App.-light #filter {{ background: {GROUNDS["light"].chosen}; color: #10151c; }}
     App.-light Dialog {{ background: {LIGHT_GROUND} 60%; }}
     App.-plain Dialog {{ background: ansi_default; }}
     """

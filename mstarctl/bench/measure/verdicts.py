@@ -97,11 +97,12 @@ def prepared(
         for name in names
         if name in BY_NAME and name not in SKIPPED
     }
-    cuts = [(name, age) for tally in tallies for name, ages in tally.censored.items() for age in ages]
+    cut: dict[str, float] = {}
+    for name, ages in (item for tally in tallies for item in tally.censored.items()):
+        cut[name] = min(cut.get(name, math.inf), *ages)
     return RunSamples(
         values=values, succeeded=succeeded, good=np.array([float(tally.good) for tally in tallies]),
-        span_s=window.span_s, has_goals=bool(goals),
-        cut={name: min(age for each, age in cuts if each == name) for name, _ in cuts},
+        span_s=window.span_s, has_goals=bool(goals), cut=cut,
     )  # fmt: skip
 
 
