@@ -25,8 +25,9 @@ GLOSSARY: Final = (
         unit="ms",
         short="time in steps: of the device, or of the CPU",
         meaning="Sum of the durations of the steps that a node ran for a request. A step takes the time of the "
-        "device if it was measured, else from its launch to its result. A step of several requests counts "
-        "in full for each. If several nodes of one request share a step, each has an equal part.",
+        "device if it was measured, else from its launch to its result, without the node's step before it. A step of "
+        "several requests counts in full for each. If several nodes of one request share a step, each has an equal "
+        "part.",
     ),
     Term(
         word="queue",

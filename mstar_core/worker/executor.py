@@ -67,7 +67,7 @@ from mstar_core.worker.request import (
 )
 from mstar_core.worker.streaming.loop import StreamLoops
 from mstar_core.worker.streaming.streams import Streams, sent_items
-from mstar_core.worker.tracing import EdgeCounters, Tracer, jobs_of, node_at, node_of, parts_by_node
+from mstar_core.worker.telemetry.tracing import EdgeCounters, Tracer, jobs_of, node_at, node_of, parts_by_node
 from mstar_core.worker.values import described, gather, held_value, resolve, start_stops, stop_said, wanted_ports
 from mstar_core.worker.walks import RankWalks, run_inputs
 

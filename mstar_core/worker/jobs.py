@@ -14,7 +14,7 @@ from mstar_core.graph.spec.nodes import Attend
 from mstar_core.graph.spec.walks import StopOn
 from mstar_core.worker.request import ActiveRun, LoopJob, MoveJob, UnderWay, WorkerRequest
 from mstar_core.worker.streaming.streams import Streams
-from mstar_core.worker.tracing import Tracer
+from mstar_core.worker.telemetry.tracing import Tracer
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -19,7 +19,7 @@ from mstar_core.messages.work import Move, RunWalk, SignalRef
 from mstar_core.worker.jobs import Jobs
 from mstar_core.worker.outbox import Outbox
 from mstar_core.worker.request import MoveJob, MovingRun, WorkerRequest
-from mstar_core.worker.tracing import EdgeCounters, Tracer, cache_edge
+from mstar_core.worker.telemetry.tracing import EdgeCounters, Tracer, cache_edge
 from mstar_core.worker.walks import RankWalks, run_inputs
 
 if TYPE_CHECKING:

@@ -136,7 +136,11 @@ def _number(path: Path) -> int | None:
 def _shared_memory() -> Iterator[Finding]:
     path = Path("/dev/shm")
     if not path.is_dir():
-        yield Finding(name="/dev/shm", state=FAILED, detail="missing: needed for tensors between ranks")
+        yield Finding(
+            name="/dev/shm",
+            state=FAILED,
+            detail="missing: locks of GPUs are kept there; MSTAR_GPU_LOCK_DIR names another folder",
+        )
         return
     free = shutil.disk_usage(path).free
     left = len([found for found in path.glob("mstar*") if found != lock_folder()])

@@ -28,7 +28,7 @@ COLUMNS: Final[tuple[Column, ...]] = (
     Column("RANKS", "ranks", is_right=True),
     Column("RUN/QUEUED", "load", is_right=True),
     Column("TTFT p50", "ttft", is_right=True),
-    Column("TEXT tok/s", "tokens", is_right=True),
+    Column("TOK/s", "tokens", is_right=True),
     Column("AUDIO x", "audio", is_right=True),
     *LOOP,
     Column("AGE", "age", is_right=True),

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from mstar_core.config.deployment import DeploymentSpec, Plan
+from mstar_core.config.deployment import ApiConfig, DeploymentSpec, Plan
 from mstar_core.config.graph_view import graph_of
 from mstar_core.config.load import shipped, split_name
 from mstar_core.config.resolved import NodeGroup, ResolvedConfig
@@ -116,7 +116,7 @@ def make_planned(options: UpOptions, *, api_keys: tuple[str, ...] = (), argv: tu
         hang_s=config.hang_s,
         step_limit_s=config.step_limit_s,
         transport=config.transport,
-        api=with_keys(msgspec.structs.replace(config.api, api_keys=api_keys)),
+        api=with_keys(msgspec.structs.replace(with_paths(config.api), api_keys=api_keys)),
         logs=config.logs,
         log_level=log_level,
         admin_group=options.admin_group,
@@ -271,9 +271,15 @@ def weights_cautions(model: ModelSpec, config: ResolvedConfig) -> tuple[str, ...
     return (caution,) if caution else ()
 
 
-def absolute(path: Path | None) -> str | None:
+def absolute(path: Path | str | None) -> str | None:
     """Return an absolute path, for processes with another working directory."""
-    return None if path is None else str(path.expanduser().absolute())
+    return None if path is None else str(Path(path).expanduser().absolute())
+
+
+def with_paths(api: ApiConfig) -> ApiConfig:
+    """Return the configuration with absolute paths of its files, for processes with another working directory."""
+    names = ("api_key_file", "metrics_key_file", "tls_cert", "tls_key")
+    return msgspec.structs.replace(api, **{name: absolute(getattr(api, name)) for name in names})
 
 
 def run_directory(name: str, root: Path | None) -> RunDirectory:
@@ -342,7 +348,7 @@ def check_host(run: RunDirectory, config: ResolvedConfig) -> None:
 
 def check_certificate(config: ResolvedConfig) -> None:
     """Raise ConfigError, with the file and line or the flag, for certificate files that the api cannot load."""
-    api = config.api
+    api = with_paths(config.api)
     try:
         load_certificate(api.tls_cert, api.tls_key)
     except StartError as error:

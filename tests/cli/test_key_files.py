@@ -9,6 +9,9 @@ import pytest
 from mstar_core.config.deployment import ApiConfig
 from mstar_core.errors import ConfigError
 from mstar_core.host.api_keys import read_keys, with_keys
+from mstarctl.start.options import UpOptions
+from mstarctl.start.plan import make_planned
+from tests.fakes.ports import free_port
 
 
 def test_a_reload_replaces_the_keys_of_the_files(tmp_path: Path) -> None:
@@ -31,3 +34,14 @@ def test_a_file_without_a_key_is_refused(tmp_path: Path, text: str | None) -> No
         file.write_text(text)
     with pytest.raises(ConfigError, match="--api-key-file"):
         read_keys(file, "--api-key-file")
+
+
+def test_a_relative_path_holds_in_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MSTAR_RUNTIME_DIR", str(tmp_path / "r"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "s"))
+    (tmp_path / "keys").write_text("one\n")
+    monkeypatch.chdir(tmp_path)
+    options = UpOptions(target="orpheus:mini", device="cpu", port=free_port(), sets=["api.api_key_file=keys"])
+    api = make_planned(options).spec.api
+    monkeypatch.chdir("/")
+    assert with_keys(api).api_keys == api.api_keys == ("one",)

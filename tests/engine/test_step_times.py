@@ -7,7 +7,7 @@ import torch
 
 from mstar_core.engine.base import Handle, Job, JobKey, SamplingParams
 from mstar_core.engine.stateless.engine import StatelessEngine
-from mstar_core.worker.tracing import jobs_of
+from mstar_core.worker.telemetry.tracing import jobs_of
 from tests.engine.test_stateless_running import SPEC, Both
 from tests.engine.tiny_engine import Driver, make_engine, prompt
 

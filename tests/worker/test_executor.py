@@ -228,7 +228,7 @@ def test_close_at_any_turn_leaves_nothing(after: int) -> None:
 
 
 CLOSING = (
-    "mstar_core.worker.tracing.EdgeCounters.closed", "mstar_core.worker.tracing.Tracer.transfers",
+    "mstar_core.worker.telemetry.tracing.EdgeCounters.closed", "mstar_core.worker.telemetry.tracing.Tracer.transfers",
     "mstar_core.graph.runtime.walk_state.WalkState.cancel", "mstar_core.worker.jobs.Jobs.forget",
     "tests.fakes.runner.FakeRunner.close",
 )  # fmt: skip

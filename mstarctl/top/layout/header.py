@@ -144,7 +144,9 @@ def _sums(view: View, size: int) -> list[Line]:
         ttft = line((f"{name} ", "dim"), (f"{p50}/{p99}", "value"), (" ms", "dim"))
     found = [load, ttft, *(_loop(view) if is_whole else [])]
     if head.tokens_s:
-        found.append(line(("text " if wide else "", "dim"), (numbers.rate(head.tokens_s), "value"), (" tok/s", "dim")))
+        found.append(
+            line(("tokens " if wide else "", "dim"), (numbers.rate(head.tokens_s), "value"), (" tok/s", "dim"))
+        )
     if head.audio_x:
         found.append(line(("audio " if wide else "", "dim"), (f"{head.audio_x:.1f}x", "value")))
     if not (head.tokens_s or head.audio_x or is_whole):  # idle, or a model of actions or latents

@@ -18,7 +18,7 @@ from mstar_core.transport import TensorTransport
 from mstar_core.worker.executor import Executor
 from mstar_core.worker.peer_memory.transport import PeerMemory
 from mstar_core.worker.steps import Steps
-from mstar_core.worker.tracing import node_at
+from mstar_core.worker.telemetry.tracing import node_at
 
 if TYPE_CHECKING:
     from mstar_core.worker.request import ActiveRun

@@ -27,7 +27,7 @@ from mstar_core.worker.request import (
     WaitingChunk,
     WorkerRequest,
 )
-from mstar_core.worker.shared_steps import SharedLoops
+from mstar_core.worker.telemetry.shared_steps import SharedLoops
 
 if TYPE_CHECKING:
     from mstar_core.engine.base import Done, JobKey
