@@ -44,9 +44,13 @@ Serve = Callable[[argparse.Namespace], Coroutine[None, None, None]]
 
 
 def command(
-    text: str | None, script: str, form: str, serve: Serve, answering: str,
+    text: str | None,
+    script: str,
+    form: str,
+    serve: Serve,
+    answering: str,
     add: Callable[[argparse.ArgumentParser], None] = lambda _: None,
-) -> None:  # fmt: skip
+) -> None:
     """Measure, print, and save with --save. form: default image form; answering: which fakes answer, and when."""
     parser = parser_of(text, requests=100)
     add(parser)
@@ -59,11 +63,15 @@ def command(
     found, begun = measured(options, script, ["measure"])
     windows = found["measure"]
     report = {
-        **begun, "form": options.form, "processes": options.processes,
+        **begun,
+        "form": options.form,
+        "processes": options.processes,
         "workload": f"windows of {options.requests} sequential requests, three images of {SIDE} pixels a side, 453 kB; "
         f"{answering}; the trees in turn",
-        "ms": by_figure(windows), "ratios": ratios(windows), "windows": windows,
-    }  # fmt: skip
+        "ms": by_figure(windows),
+        "ratios": ratios(windows),
+        "windows": windows,
+    }
     keep(report, options.save)
 
 
@@ -101,8 +109,9 @@ async def serve(options: argparse.Namespace) -> None:
                     begun, took = await asyncio.to_thread(_load, robot, options.requests)
                     found = {
                         "to_conductor_ms": [at - start for at, start in zip(arrived, begun, strict=True)],
-                        "whole_ms": took, "api_cpu_ms": [(api.cpu_s - cpu) / options.requests],
-                    }  # fmt: skip
+                        "whole_ms": took,
+                        "api_cpu_ms": [(api.cpu_s - cpu) / options.requests],
+                    }
                     print(json.dumps({k: round(1000 * median(sorted(v)), 3) for k, v in found.items()}), flush=True)
 
 

@@ -84,14 +84,18 @@ def main() -> None:
     for tree in trees:
         tree.close()
     report = {
-        **head(), "model": "a stand-in for the worker", "kind": options.kind,
-        "before": options.against.name if options.against else None, "streams": options.streams,
+        **head(),
+        "model": "a stand-in for the worker",
+        "kind": options.kind,
+        "before": options.against.name if options.against else None,
+        "streams": options.streams,
         "workload": f"steps of {options.streams // LANES} chunks of 4,096 bytes, each sent when the clients received "
         f"the previous one; windows of {options.steps} steps, the trees in turn",
         "load_before_and_after": [round(load, 2), round(os.getloadavg()[0], 2)],
         "us_per_chunk": {name: summary(values, "us") for name, values in costs.items()},
-        "stages_us": profiles, "windows": windows,
-    }  # fmt: skip
+        "stages_us": profiles,
+        "windows": windows,
+    }
     print(json.dumps(report, indent=1))
     if options.save:
         RESULTS.mkdir(parents=True, exist_ok=True)
@@ -170,9 +174,16 @@ async def profiled(pid: int) -> asyncio.subprocess.Process:
     spy = str(Path(sys.executable).with_name("py-spy"))
     look = ("--pid", str(pid), "--duration", "600", "--rate", "400", "--nonblocking")
     return await asyncio.create_subprocess_exec(
-        spy, "record", *look, "--format", "raw", "--output", "/dev/stdout",
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
-    )  # fmt: skip
+        spy,
+        "record",
+        *look,
+        "--format",
+        "raw",
+        "--output",
+        "/dev/stdout",
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
 
 
 def stages(stacks: str, us_per_chunk: float) -> dict[str, float]:

@@ -35,8 +35,13 @@ from tests.fakes.conductor import FakeDeployment
 
 SPEC: Final = base_spec()
 KINDS: Final = ("clip", "all", "steps")
-CONFIG: Final = {"model_type": "vjepa2", "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16,
-                 "mlp_ratio": 4.0}  # fmt: skip
+CONFIG: Final = {
+    "model_type": "vjepa2",
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "mlp_ratio": 4.0,
+}
 FRAMES: Final = "application/x-mstar-frames"
 BOUNDARY: Final = "between-the-parts-of-a-clip"
 WARM: Final = 4
@@ -55,8 +60,9 @@ def main() -> None:
         **begun,
         "workload": f"windows of {options.requests} requests one after the other; conductor and worker answer at once; "
         "the trees in turn",
-        "ms": {kind: by_figure(found) for kind, found in windows.items()}, "windows": windows,
-    }  # fmt: skip
+        "ms": {kind: by_figure(found) for kind, found in windows.items()},
+        "windows": windows,
+    }
     keep(report, options.save)
 
 
@@ -108,9 +114,10 @@ async def serve(requests: int) -> None:
                     begun, took = await asyncio.to_thread(_load, viewer, kind, requests)
                     found = {
                         "to_conductor_ms": [at - start for at, start in zip(arrived, begun, strict=True)],
-                        "whole_ms": took, "api_cpu_ms": [(api.cpu_s - cpu) / requests],
+                        "whole_ms": took,
+                        "api_cpu_ms": [(api.cpu_s - cpu) / requests],
                         "pool_cpu_ms": [(_children_cpu_s(api.pid) - children) / requests],
-                    }  # fmt: skip
+                    }
                     print(json.dumps({k: round(1000 * median(sorted(v)), 3) for k, v in found.items()}), flush=True)
 
 

@@ -24,9 +24,21 @@ from bench.serving.figures import ROOT, head
 
 RESULTS: Final = ROOT / "bench" / "results" / "api"
 AGAINST_FAKES: Final = (
-    "access", "admission", "cuts", "errors", "faults", "fetch", "fuzz", "media_limits", "messages", "multipart",
-    "output_queue", "pool", "storage", "streams",
-)  # fmt: skip
+    "access",
+    "admission",
+    "cuts",
+    "errors",
+    "faults",
+    "fetch",
+    "fuzz",
+    "media_limits",
+    "messages",
+    "multipart",
+    "output_queue",
+    "pool",
+    "storage",
+    "streams",
+)
 AGAINST_PROCESSES: Final = ("bad_input", "ends", "faults", "soak")
 
 
@@ -55,10 +67,17 @@ def run(files: list[Path], settings: dict[str, str]) -> tuple[int, dict[str, Any
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "junit.xml"
         command = [
-            sys.executable, "-m", "pytest", "-q", "-m", "not gpu and not slow", f"--junitxml={path}", "-o",
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-m",
+            "not gpu and not slow",
+            f"--junitxml={path}",
+            "-o",
             "junit_family=xunit1",  # the other family has no properties of tests
             *map(str, files),
-        ]  # fmt: skip
+        ]
         done = subprocess.run(command, cwd=ROOT, env={**os.environ, **settings}, check=False, stdout=sys.stderr)
         return done.returncode, told(ElementTree.parse(path).getroot())
 
@@ -73,9 +92,13 @@ def told(root: ElementTree.Element) -> dict[str, Any]:
     sums.setdefault("requests_lost", 0)
     fuzzed = {name: examples(value) for name, value in properties([root]) if "hypothesis-statistics" in name}
     return {
-        "tests": len(cases), "failed": failed, "seconds": round(sum(float(case.get("time") or 0) for case in cases), 1),
-        "figures": dict(sorted(sums.items())), "fuzz_inputs": sum(fuzzed.values()), "fuzz_tests": len(fuzzed),
-    }  # fmt: skip
+        "tests": len(cases),
+        "failed": failed,
+        "seconds": round(sum(float(case.get("time") or 0) for case in cases), 1),
+        "figures": dict(sorted(sums.items())),
+        "fuzz_inputs": sum(fuzzed.values()),
+        "fuzz_tests": len(fuzzed),
+    }
 
 
 def is_failed(case: ElementTree.Element) -> bool:

@@ -151,12 +151,14 @@ async def serve(options: argparse.Namespace) -> None:
         chosen = {} if options.processes is None else {"pool_processes": options.processes}
         spin_us = options.spin_us if os.environ.get("BENCH_TREE") == "now" else None
         spec = msgspec.structs.replace(
-            spec_in(str(folder), SPEC, api=chosen), folder=str(folder / "pi05"), plugin="pi05",
+            spec_in(str(folder), SPEC, api=chosen),
+            folder=str(folder / "pi05"),
+            plugin="pi05",
             plan=Plan(
                 ranks=(RankPlan(rank=0, device="cpu", nodes=names),),
                 placements=tuple(NodePlacement(node=name, replicas=((0,),)) for name in names),
             ),
-        )  # fmt: skip
+        )
         if spin_us is not None:
             spec = msgspec.structs.replace(spec, wait_spin_us=spin_us)
         others = Others(spec, options.think_ms / 1000)

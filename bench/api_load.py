@@ -46,11 +46,14 @@ def main() -> None:
     figures = Figures()
     phases = asyncio.run(measure(figures, options.chunks))
     report = {
-        **head(), "model": "a stand-in for the worker", "config": {"stall_timeout_s": STALL_S, "pool_processes": 1},
+        **head(),
+        "model": "a stand-in for the worker",
+        "config": {"stall_timeout_s": STALL_S, "pool_processes": 1},
         "workload": f"streams of {options.chunks} chunks of 85.3 ms, PCM over HTTP, every byte checked; then {UNARY} "
         "sequential whole responses of one chunk on one connection",
-        "metrics": figures.summary(), "phases": phases,
-    }  # fmt: skip
+        "metrics": figures.summary(),
+        "phases": phases,
+    }
     print(json.dumps(report, indent=1))
     if options.save:
         RESULTS.mkdir(parents=True, exist_ok=True)
@@ -109,14 +112,24 @@ async def phase(
     spent = api.cpu_s - cpu
     figures.add(f"api_cpu_per_chunk_{name}", [spent / chunks])
     return {
-        "name": name, "good": audience.good, "mute": audience.mute, "slow": audience.slow, "wall_s": round(wall, 2),
-        "chunks_sent": chunks, "chunks_heard": sum(len(each.at_s) for each in good),
-        "whole": sum(each.is_whole for each in good), "wrong_chunks": sum(each.wrong for each in good),
-        "late_chunks": sum(late(each) for each in good), "api_cpu_s": round(spent, 3),
-        "api_cores": round(spent / wall, 4), "resident_before": before, "resident_most": most,
-        "resident_after": api.resident_bytes, "cut_after_s": [round(b.at_s[0] - b.sent_s, 2) for b in heard["bad"]],
+        "name": name,
+        "good": audience.good,
+        "mute": audience.mute,
+        "slow": audience.slow,
+        "wall_s": round(wall, 2),
+        "chunks_sent": chunks,
+        "chunks_heard": sum(len(each.at_s) for each in good),
+        "whole": sum(each.is_whole for each in good),
+        "wrong_chunks": sum(each.wrong for each in good),
+        "late_chunks": sum(late(each) for each in good),
+        "api_cpu_s": round(spent, 3),
+        "api_cores": round(spent / wall, 4),
+        "resident_before": before,
+        "resident_most": most,
+        "resident_after": api.resident_bytes,
+        "cut_after_s": [round(b.at_s[0] - b.sent_s, 2) for b in heard["bad"]],
         "held": held,
-    }  # fmt: skip
+    }
 
 
 def note(figures: Figures, name: str, heard: list[Listened]) -> None:

@@ -53,26 +53,36 @@ async def soak(count: int) -> dict[str, Any]:
             samples.append(await sample(deployment, sum(crowd.outcomes.values())))
             print(f"{samples[-1]['requests']} requests, {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
         return {
-            "model": "orpheus:tiny", "placement": "LLM and snac_decoder on one rank",
+            "model": "orpheus:tiny",
+            "placement": "LLM and snac_decoder on one rank",
             "config": {"device": "cpu", "max_concurrent_requests": 8, "max_queue": 8, "kv_pages": 1024},
             "workload": "10 clients; half whole answers of 1 to 90 ids, a fifth leave after 0 to 3 chunks of 15 s of "
             "sound, a tenth cancel it by id, a tenth have a deadline of 1 to 400 ms, a tenth are refused",
-            "seed": SEED, "warmup": f"{WARM_MIXED} mixed, {min(WARM_SHORT, count)} of one id",
-            "requests": count, "outcomes": dict(crowd.outcomes), "lost": count - sum(crowd.outcomes.values()),
+            "seed": SEED,
+            "warmup": f"{WARM_MIXED} mixed, {min(WARM_SHORT, count)} of one id",
+            "requests": count,
+            "outcomes": dict(crowd.outcomes),
+            "lost": count - sum(crowd.outcomes.values()),
             "whole_answers_that_differ": 0,  # the clients fail at the first difference
-            "wall_s": round(time.monotonic() - start, 1), "restarts": deployment.admin("/v1")["restarts"],
-            "log_lines_of_errors": len(deployment.complaints()), "left_at_the_end": deployment.leaks(),
-            "grown_bytes": grown(samples), "bytes_per_1000_requests": slopes(samples), "samples": samples,
-        }  # fmt: skip
+            "wall_s": round(time.monotonic() - start, 1),
+            "restarts": deployment.admin("/v1")["restarts"],
+            "log_lines_of_errors": len(deployment.complaints()),
+            "left_at_the_end": deployment.leaks(),
+            "grown_bytes": grown(samples),
+            "bytes_per_1000_requests": slopes(samples),
+            "samples": samples,
+        }
 
 
 async def sample(deployment: Deployment, requests: int) -> dict[str, Any]:
     """Return what every idle process holds. Fails if anything belongs to a request."""
     await asyncio.to_thread(deployment.assert_clean)
     return {
-        "requests": requests, "resident_bytes": resident(deployment), "descriptors": descriptors(deployment),
+        "requests": requests,
+        "resident_bytes": resident(deployment),
+        "descriptors": descriptors(deployment),
         "threads": {name: threads(pid) for name, pid in deployment.pids().items()},
-    }  # fmt: skip
+    }
 
 
 def threads(pid: int) -> int:

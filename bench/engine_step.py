@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, SamplingParams
 from mstar_core.engine.device import prepare_device
 from mstar_core.engine.kv.engine import KVCacheEngine, KVSettings
-from mstar_core.graph.spec.nodes import KV_CACHE, KVSpec, NodeSpec, Sampling
+from mstar_core.graph.declare.nodes import KV_CACHE, KVSpec, NodeSpec, Sampling
 from mstar_core.layers.kv_view import KVView
 
 VOCAB = 64
@@ -54,9 +54,16 @@ def measure(batch: int, steps: int, *, attends: bool, sampling: SamplingParams) 
     """Measure CPU microseconds per decode step."""
     length = steps + 100
     settings = KVSettings(
-        device=torch.device("cpu"), dtype=torch.float32, num_pages=batch * (length // 16 + 2), page_size=16,
-        max_slots=batch, max_seq_len=length + 32, vocab=VOCAB, token_budget=4096, prefix_cache=False,
-    )  # fmt: skip
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        num_pages=batch * (length // 16 + 2),
+        page_size=16,
+        max_slots=batch,
+        max_seq_len=length + 32,
+        vocab=VOCAB,
+        token_budget=4096,
+        prefix_cache=False,
+    )
     engine = KVCacheEngine(SPEC, Counter(attends), settings)
     for handle in range(batch):
         engine.open(Handle(handle), sampling, length)

@@ -44,9 +44,14 @@ class Step:
         with (out / f"{name}.log").open("wb") as log:
             try:
                 done = subprocess.run(
-                    [sys.executable, *words], cwd=home, env=environment(home), stdout=log, stderr=subprocess.STDOUT,
-                    timeout=self.limit_s, check=False,
-                )  # fmt: skip
+                    [sys.executable, *words],
+                    cwd=home,
+                    env=environment(home),
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    timeout=self.limit_s,
+                    check=False,
+                )
             except subprocess.TimeoutExpired:
                 log.write(f"\nended after {self.limit_s:g} s\n".encode())
                 return False, time.monotonic() - started

@@ -67,9 +67,18 @@ class Scale:
 
 
 TINY: Final = Scale(
-    large=64, small=32, points=5, small_points=4, seen=(32, 64), written=((4, 6),), clients=3, images_at_once=(1, 2),
-    warm_points=3, memory_points=3, beside_points=5,
-)  # fmt: skip
+    large=64,
+    small=32,
+    points=5,
+    small_points=4,
+    seen=(32, 64),
+    written=((4, 6),),
+    clients=3,
+    images_at_once=(1, 2),
+    warm_points=3,
+    memory_points=3,
+    beside_points=5,
+)
 
 
 def main() -> int:
@@ -95,10 +104,14 @@ def _serve(options: argparse.Namespace, sections: Sections, scratch: Path, weigh
     root = scratch / "run"
     root.mkdir()
     plan = Plan(
-        model="bagel:tiny" if options.tiny else "bagel", device=options.device, port=options.port, root=root,
-        weights=weights, settings=(f"max_concurrent_requests={options.scale.clients}", *options.set),
+        model="bagel:tiny" if options.tiny else "bagel",
+        device=options.device,
+        port=options.port,
+        root=root,
+        weights=weights,
+        settings=(f"max_concurrent_requests={options.scale.clients}", *options.set),
         config=options.config,
-    )  # fmt: skip
+    )
 
     started = time.monotonic()
 
@@ -196,9 +209,12 @@ class Loads:
         self.figures.add(f"images_at_once_{count}", [each.last_s for each in heard])
         self.figures.add(f"images_at_once_{count}_memory", [max(memory)], "bytes")
         return {
-            "gpu_before": before, "gpu_after": gpu_state(), "memory_bytes_most": max(memory), "pages_most": max(pages),
+            "gpu_before": before,
+            "gpu_after": gpu_state(),
+            "memory_bytes_most": max(memory),
+            "pages_most": max(pages),
             "resident_bytes": self.running.resident_bytes(),
-        }  # fmt: skip
+        }
 
     def text_beside_image(self, request: PictureRequest) -> dict[str, Any]:
         """Measure texts while an image is made, and how much longer the image takes. At most a minute."""
@@ -223,11 +239,16 @@ class Loads:
         self.figures.add("image_beside_text_e2e", spans)
         first = sorted(heard.first_s for heard in found)
         return {
-            "texts": len(found), "ttft_p50_s": first[len(first) // 2], "ttft_p99_s": first[len(first) * 99 // 100],
-            "alone_ttft_s": sorted(heard.first_s for heard in quiet)[BESIDE_TEXTS // 2], "image_alone_s": alone,
-            "image_beside_s": spans, "image_slowdown": [round(span / alone, 3) for span in spans],
-            "pauses_s": BESIDE_PAUSES_S[: len(spans)], "trace_alone": trace,
-        }  # fmt: skip
+            "texts": len(found),
+            "ttft_p50_s": first[len(first) // 2],
+            "ttft_p99_s": first[len(first) * 99 // 100],
+            "alone_ttft_s": sorted(heard.first_s for heard in quiet)[BESIDE_TEXTS // 2],
+            "image_alone_s": alone,
+            "image_beside_s": spans,
+            "image_slowdown": [round(span / alone, 3) for span in spans],
+            "pauses_s": BESIDE_PAUSES_S[: len(spans)],
+            "trace_alone": trace,
+        }
 
     def _text(self) -> Heard:
         """Ask for a short text. Random weights may draw ids without characters: the first line is asked for again."""

@@ -40,7 +40,7 @@ from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, SamplingParams
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes
 from mstar_core.engine.device import prepare_device, resolve_device
 from mstar_core.engine.kv.engine import KVCacheEngine, KVSettings
-from mstar_core.graph.spec.nodes import STEP, Attend
+from mstar_core.graph.declare.nodes import STEP, Attend
 from mstar_core.layers.linear import fuse_projections
 from mstar_core.plugin.model import ModelContext
 
@@ -68,8 +68,14 @@ TINY: Final = Scale(
         vision=Vision(width=64, layers=2, heads=4, mlp=96),
         vae=Autoencoder(width=32, multipliers=(1, 1, 1, 1), blocks=1, channels=16),
     ),
-    grids=(4,), cached=((16, 0), (16, 20)), seen=(4,), decoded=(1, 2), words=4, steps=2, most_tokens=512,
-)  # fmt: skip
+    grids=(4,),
+    cached=((16, 0), (16, 20)),
+    seen=(4,),
+    decoded=(1, 2),
+    words=4,
+    steps=2,
+    most_tokens=512,
+)
 
 
 def main() -> int:
@@ -184,10 +190,15 @@ def _library_ways(query: Tensor, key: Tensor, value: Tensor, cached: int) -> dic
             return out[0].transpose(0, 1).reshape(count, heads, width)
 
     kinds = {
-        "flash": [SDPBackend.FLASH_ATTENTION], "cudnn": [SDPBackend.CUDNN_ATTENTION],
-        "any": [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION,
-                SDPBackend.MATH],
-    }  # fmt: skip
+        "flash": [SDPBackend.FLASH_ATTENTION],
+        "cudnn": [SDPBackend.CUDNN_ATTENTION],
+        "any": [
+            SDPBackend.FLASH_ATTENTION,
+            SDPBackend.CUDNN_ATTENTION,
+            SDPBackend.EFFICIENT_ATTENTION,
+            SDPBackend.MATH,
+        ],
+    }
     ways: dict[str, Callable[[], Tensor]] = {}
     merged: dict[str, Callable[[], Tensor]] = {}
     if not query.is_cuda:
@@ -268,9 +279,11 @@ def products(scale: Scale, device: torch.device) -> dict[str, Any]:
     sizes, dtype = scale.sizes.language, dtype_of(device)
     inner = (sizes.heads + 2 * sizes.kv_heads) * sizes.head_dim
     shapes = {
-        "qkv": (inner, sizes.width, True), "output": (sizes.width, sizes.heads * sizes.head_dim, False),
-        "gate_up": (2 * sizes.mlp, sizes.width, False), "down": (sizes.width, sizes.mlp, False),
-    }  # fmt: skip
+        "qkv": (inner, sizes.width, True),
+        "output": (sizes.width, sizes.heads * sizes.head_dim, False),
+        "gate_up": (2 * sizes.mlp, sizes.width, False),
+        "down": (sizes.width, sizes.mlp, False),
+    }
     found: dict[str, Any] = {}
     for rows in sorted(
         {count * side * side + extra for side in scale.grids for count, extra in ((1, 0), (1, 2), (2, 0))}
@@ -328,11 +341,19 @@ class Loaded:
         scale, on_gpu = self.scale, self.device.type == "cuda"
         llm = next(node for node in self.graph.nodes if node.name == "LLM")
         settings = KVSettings(
-            device=self.device, dtype=dtype_of(self.device), attention="flashinfer" if on_gpu else "torch",
-            vocab=scale.sizes.language.vocab, lookahead=int(on_gpu), prefix_cache=False,
-            graphs=graphs or CaptureSizes(), num_pages=-(-scale.most_tokens // self.page), page_size=self.page,
-            max_slots=slots, max_seq_len=scale.most_tokens // 2, token_budget=scale.most_tokens if together else 64,
-        )  # fmt: skip
+            device=self.device,
+            dtype=dtype_of(self.device),
+            attention="flashinfer" if on_gpu else "torch",
+            vocab=scale.sizes.language.vocab,
+            lookahead=int(on_gpu),
+            prefix_cache=False,
+            graphs=graphs or CaptureSizes(),
+            num_pages=-(-scale.most_tokens // self.page),
+            page_size=self.page,
+            max_slots=slots,
+            max_seq_len=scale.most_tokens // 2,
+            token_budget=scale.most_tokens if together else 64,
+        )
         return KVCacheEngine(
             replace(llm, pass_tokens=scale.most_tokens if together else 0), cast("Any", self.nodes["LLM"]), settings
         )
@@ -375,9 +396,14 @@ class Loaded:
                         found[done.job.branch] = done.outputs["velocity"]
                 both = {"v_text": [found[CFG_TEXT]]} if CFG_TEXT in found else {}
                 latents = flow(
-                    seeds=np.zeros(1, np.int64), latents=[latents], v=[found[MAIN]], guidance=[guidance],
-                    times=[times.numpy()], step=np.array([step]), **both,
-                )["latents"][0]  # fmt: skip
+                    seeds=np.zeros(1, np.int64),
+                    latents=[latents],
+                    v=[found[MAIN]],
+                    guidance=[guidance],
+                    times=[times.numpy()],
+                    step=np.array([step]),
+                    **both,
+                )["latents"][0]
                 host.append(time.perf_counter() - began)
 
         run()
@@ -391,14 +417,15 @@ class Loaded:
         engine.close(handle)
         return {
             "graph_hits": engine.counters().get("graph_hits", 0.0),
-            "step_ms": seconds / scale.steps * 1e3, "forwards_per_step": forwards / scale.steps,
+            "step_ms": seconds / scale.steps * 1e3,
+            "forwards_per_step": forwards / scale.steps,
             "host_ms_per_step": [each * 1e3 for each in host],
             "device_busy_ms_per_step": profile["busy_s"] / scale.steps * 1e3,
             "launches_per_step": profile["launches"] / scale.steps,
             "linears_tflops": linears / max(1e-9, profile["by_family_s"].get("products", 0.0)) / 1e12,
             "by_family_ms_per_step": {k: v / scale.steps * 1e3 for k, v in profile["by_family_s"].items()},
             "slowest_ms_per_step": {k: v / scale.steps * 1e3 for k, v in profile["slowest_s"].items()},
-        }  # fmt: skip
+        }
 
     def pixels(self, side: int) -> dict[str, Any]:
         """Return seconds of decoding one image by dtype and memory format, and PSNR against float32."""
@@ -444,9 +471,10 @@ class Loaded:
                 error = float((out - wanted).square().mean())
                 peak = 255.0 if float(wanted.max()) > 100 else float(wanted.abs().max())
                 found[name + (" benchmark" if benchmark else "")] = {
-                    "first_ms": first * 1e3, "ms": statistics.median(timed(run, self.device, 2, 1)) * 1e3,
+                    "first_ms": first * 1e3,
+                    "ms": statistics.median(timed(run, self.device, 2, 1)) * 1e3,
                     "psnr_db": 10 * float(np.log10(peak**2 / max(error, 1e-12))),
-                }  # fmt: skip
+                }
         finally:
             torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
             torch.backends.cudnn.benchmark = False
@@ -479,9 +507,11 @@ class Loaded:
 
         passed = statistics.median(timed(read, self.device, 3, 2))
         return {
-            "encoder_ms": encoded * 1e3, "encoder": by_family(encode, self.device), "passes_ms": passed * 1e3,
+            "encoder_ms": encoded * 1e3,
+            "encoder": by_family(encode, self.device),
+            "passes_ms": passed * 1e3,
             "passes": by_family(read, self.device),
-        }  # fmt: skip
+        }
 
     def decode(self) -> dict[str, Any]:
         """Return milliseconds of captured decode steps by batch, and the kernels of one run."""
@@ -492,11 +522,12 @@ class Loaded:
             seconds = statistics.median(timed(partial(self._answer, engine, count), self.device, 2, 1))
             profile = by_family(partial(self._answer, engine, count), self.device)
             found[str(count)] = {
-                "step_ms": seconds / scale.words * 1e3, "tokens_per_s": count * scale.words / seconds,
+                "step_ms": seconds / scale.words * 1e3,
+                "tokens_per_s": count * scale.words / seconds,
                 "busy_ms_per_step": profile["busy_s"] / scale.words * 1e3,
                 "launches_per_step": profile["launches"] / scale.words,
                 "slowest_ms_per_step": {k: v / scale.words * 1e3 for k, v in profile["slowest_s"].items()},
-            }  # fmt: skip
+            }
         return found
 
     def _answer(self, engine: KVCacheEngine, count: int) -> None:

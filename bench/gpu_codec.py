@@ -62,9 +62,12 @@ class Feeder:
         """Run one step of every stream, and collect the oldest step if it is done."""
         for handle in range(len(self.windows)):
             job = Job(
-                key=JobKey(self.count), handle=Handle(handle), inputs={"window": self.windows[handle]},
-                numbers=NUMBERS | {"$step": self.count}, outputs=("pcm",),
-            )  # fmt: skip
+                key=JobKey(self.count),
+                handle=Handle(handle),
+                inputs={"window": self.windows[handle]},
+                numbers=NUMBERS | {"$step": self.count},
+                outputs=("pcm",),
+            )
             self.engine.submit(job)
             self.count += 1
         start = time.perf_counter()
@@ -141,9 +144,12 @@ def beside(vocoder: Vocoder, streams: int, main: torch.cuda.Stream, *, is_apart:
         feeder.collect(waits=True)
     times = sorted(before.elapsed_time(after) for before, after in itertools.pairwise(marks))
     return {
-        "mean": round(statistics.mean(times), 4), "p50": round(times[STEPS // 2], 4),
-        "p95": round(times[int(STEPS * 0.95)], 4), "max": round(times[-1], 4), "codec_steps": len(feeder.launch_us),
-    }  # fmt: skip
+        "mean": round(statistics.mean(times), 4),
+        "p50": round(times[STEPS // 2], 4),
+        "p95": round(times[int(STEPS * 0.95)], 4),
+        "max": round(times[-1], 4),
+        "codec_steps": len(feeder.launch_us),
+    }
 
 
 def short_tile(kind: str, rows: int, columns: int) -> Tile:
@@ -159,9 +165,12 @@ def environment() -> dict[str, Any]:
     query = ["nvidia-smi", "--query-gpu=name,driver_version,clocks.sm,clocks.mem", "--format=csv,noheader"]
     smi = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
     return {
-        "gpu": torch.cuda.get_device_name(), "nvidia_smi": smi, "torch": torch.__version__,
-        "triton": triton.__version__, "python": platform.python_version(),
-    }  # fmt: skip
+        "gpu": torch.cuda.get_device_name(),
+        "nvidia_smi": smi,
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "python": platform.python_version(),
+    }
 
 
 def main() -> None:

@@ -24,19 +24,33 @@ from mstar_orpheus.vocoder.fused_decoder import FusedDecoder
 from mstar_orpheus.vocoder.snac import Snac, SnacConfig
 from mstar_orpheus.vocoder.tiling import Tile
 
-CODEC = SnacConfig(
-    latent=768, width=1024, rates=(8, 8, 4, 2), codebook_size=4096, codebook_dim=8, sample_rate=24000
-)  # fmt: skip
+CODEC = SnacConfig(latent=768, width=1024, rates=(8, 8, 4, 2), codebook_size=4096, codebook_dim=8, sample_rate=24000)
 OFFSET, KEEP, ROWS = 128266, (2048, 4096), (1, 8, 32, 64)
 TILES = tuple(
     Tile(bm=bm, bn=bn, bk=bk, warps=warps, stages=stages)
     for bm, bn, bk, warps, stages in (
-        (16, 32, 32, 4, 4), (16, 64, 64, 4, 3), (32, 32, 32, 4, 4), (32, 32, 64, 4, 3), (32, 64, 32, 4, 4),
-        (64, 32, 32, 4, 3), (64, 64, 32, 4, 3), (64, 64, 32, 8, 3), (64, 128, 32, 4, 3), (64, 128, 32, 8, 3),
-        (128, 64, 32, 8, 2), (128, 128, 32, 8, 2), (32, 32, 32, 4, 1), (64, 64, 32, 4, 1), (64, 64, 32, 8, 1),
-        (128, 64, 32, 8, 1), (64, 128, 32, 8, 1), (128, 128, 32, 8, 1), (16, 32, 32, 2, 2), (32, 64, 32, 4, 1),
+        (16, 32, 32, 4, 4),
+        (16, 64, 64, 4, 3),
+        (32, 32, 32, 4, 4),
+        (32, 32, 64, 4, 3),
+        (32, 64, 32, 4, 4),
+        (64, 32, 32, 4, 3),
+        (64, 64, 32, 4, 3),
+        (64, 64, 32, 8, 3),
+        (64, 128, 32, 4, 3),
+        (64, 128, 32, 8, 3),
+        (128, 64, 32, 8, 2),
+        (128, 128, 32, 8, 2),
+        (32, 32, 32, 4, 1),
+        (64, 64, 32, 4, 1),
+        (64, 64, 32, 8, 1),
+        (128, 64, 32, 8, 1),
+        (64, 128, 32, 8, 1),
+        (128, 128, 32, 8, 1),
+        (16, 32, 32, 2, 2),
+        (32, 64, 32, 4, 1),
     )
-)  # fmt: skip
+)
 LAYERS = ("mixing", *(f"{kind}{block}" for block in range(4) for kind in ("upsample", "noisy", "unit")))
 CHILDREN = 14
 

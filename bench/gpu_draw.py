@@ -122,10 +122,17 @@ def main() -> None:
             for rows in map(int, asked.rows.split(",")):
                 results[f"{name}, {shape}, {rows} rows"] = measure(rows, vocab, spread, before, device)
     report = {
-        "schema": 1, "gpu": torch.cuda.get_device_name(0), "torch": torch.__version__, "vocabularies": VOCABULARIES,
-        "spreads": SPREADS, "temperature": TEMPERATURE, "top_p": TOP_P, "penalty": PENALTY, "repeats": REPEATS,
+        "schema": 1,
+        "gpu": torch.cuda.get_device_name(0),
+        "torch": torch.__version__,
+        "vocabularies": VOCABULARIES,
+        "spreads": SPREADS,
+        "temperature": TEMPERATURE,
+        "top_p": TOP_P,
+        "penalty": PENALTY,
+        "repeats": REPEATS,
         "results": results,
-    }  # fmt: skip
+    }
     if asked.out is not None:
         asked.out.write_text(json.dumps(report, indent=1) + "\n")
     for name, row in results.items():

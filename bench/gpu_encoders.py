@@ -39,10 +39,20 @@ TINY: Final = OmniConfig(
     audio=AudioSizes(width=32, layers=2, heads=2, mlp=64, channels=8, output=32),
     vision=VisionSizes(width=64, layers=3, heads=2, mlp=64, positions=64, output=32, deepstack=(0, 1)),
     vocoder=VocoderSizes(
-        codebook=64, groups=4, width=32, layers=2, heads=2, kv_heads=2, head_dim=16, mlp=64, window=8, decoder=64,
-        rates=(4, 3), ratios=(2, 2),
+        codebook=64,
+        groups=4,
+        width=32,
+        layers=2,
+        heads=2,
+        kv_heads=2,
+        head_dim=16,
+        mlp=64,
+        window=8,
+        decoder=64,
+        rates=(4, 3),
+        ratios=(2, 2),
     ),
-)  # fmt: skip
+)
 
 
 @dataclass(slots=True)
@@ -94,8 +104,12 @@ def main() -> int:
     rates = ceilings(device, *((256, 1 << 20) if options.tiny else ()))
     report["rates"], bench = rates, Bench(options, device, config, figures, rates)
     parts: dict[str, Callable[[Bench, Sections], None]] = {
-        "mel": mel, "audio": audio, "vision": vision, "code2wav": code2wav, "errors": errors,
-    }  # fmt: skip
+        "mel": mel,
+        "audio": audio,
+        "vision": vision,
+        "code2wav": code2wav,
+        "errors": errors,
+    }
     for part in options.part:
         parts[part](bench, sections)
     sections.save()
@@ -224,13 +238,19 @@ def read_options() -> argparse.Namespace:
         "--clips", type=pair, nargs="*", default=[(1, 3.0), (1, 30.0), (16, 30.0)], help="CLIPS:SECONDS"
     )
     parser.add_argument(
-        "--frames", type=whole_pair, nargs="*", default=[(1, 16), (1, 32), (1, 64), (8, 64), (32, 48)],
+        "--frames",
+        type=whole_pair,
+        nargs="*",
+        default=[(1, 16), (1, 32), (1, 64), (8, 64), (32, 48)],
         help="FRAMES:SIDE in patches of 16 pixels",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--windows", type=whole_pair, nargs="*", default=[(1, 8), (1, 50), (8, 50), (16, 50), (32, 50)],
+        "--windows",
+        type=whole_pair,
+        nargs="*",
+        default=[(1, 8), (1, 50), (8, 50), (16, 50), (32, 50)],
         help="WINDOWS:FRAMES",
-    )  # fmt: skip
+    )
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--tiny", action="store_true", help="small sizes in place of the official shapes")

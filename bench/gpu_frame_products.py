@@ -237,7 +237,7 @@ def chosen(kinds: set[str]) -> Iterator[None]:
             split_k=(multicast_gemm if small in kinds else gemm).split_k,
             qkv_rotary=(multicast_gemm if "turned" in kinds else gemm).qkv_rotary,
             can_rotate=gemm.can_rotate,
-        )  # fmt: skip
+        )
 
     linear._kernels = choose
     try:

@@ -82,18 +82,32 @@ def row(name: str, kind: str, rows: int, weights: LinearWeight, own_us: float, l
     """Return one line of the report. library_us: cuBLAS with bfloat16 weights, for every kind."""
     size = weights.values.numel() * weights.values.element_size()
     return {
-        "class": name, "kind": kind, "rows": rows, "us": round(own_us, 2), "gb_per_s": round(size / own_us / 1e3),
-        "cublas_bf16_us": round(library_us, 2), "is_small_m": rows <= layer.SMALL_M,
-    }  # fmt: skip
+        "class": name,
+        "kind": kind,
+        "rows": rows,
+        "us": round(own_us, 2),
+        "gb_per_s": round(size / own_us / 1e3),
+        "cublas_bf16_us": round(library_us, 2),
+        "is_small_m": rows <= layer.SMALL_M,
+    }
 
 
 def step(module: Any, device: torch.device) -> dict[str, Any]:
     """Measure milliseconds of a captured decode step with all rows at 337 tokens, and of its sampling."""
     settings = KVSettings(
-        device=device, dtype=torch.bfloat16, num_pages=64 * 44 + 64, page_size=16,
-        max_slots=64, max_seq_len=2048, vocab=gpu_orpheus.VOCAB, token_budget=2048, attention="flashinfer",
-        lookahead=1, prefix_cache=False, graphs=CaptureSizes(decode=(1, 8, 32, 64)),
-    )  # fmt: skip
+        device=device,
+        dtype=torch.bfloat16,
+        num_pages=64 * 44 + 64,
+        page_size=16,
+        max_slots=64,
+        max_seq_len=2048,
+        vocab=gpu_orpheus.VOCAB,
+        token_budget=2048,
+        attention="flashinfer",
+        lookahead=1,
+        prefix_cache=False,
+        graphs=CaptureSizes(decode=(1, 8, 32, 64)),
+    )
     engine = KVCacheEngine(gpu_orpheus.SPEC, module, settings)
     graphs = engine._runner.decode
     assert graphs is not None

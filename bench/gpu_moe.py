@@ -102,9 +102,14 @@ def row(name: str, moe: SparseMoE, tokens: int, bandwidth: float) -> dict[str, A
         return kernels.expert_terms(x, logits[id(x)], *weights, spec.experts_per_token, shared=spec.shared_parts)
 
     return {
-        "layer": name, "tokens": tokens, "us": round(whole, 2), "experts_us": round(measure(experts, given), 2),
-        "floor_us": round(floor, 2), "ratio": round(whole / floor, 3), "grouped_mm_us": round(grouped(moe, given), 2),
-    }  # fmt: skip
+        "layer": name,
+        "tokens": tokens,
+        "us": round(whole, 2),
+        "experts_us": round(measure(experts, given), 2),
+        "floor_us": round(floor, 2),
+        "ratio": round(whole / floor, 3),
+        "grouped_mm_us": round(grouped(moe, given), 2),
+    }
 
 
 def sweep(moe: SparseMoE, tokens: int) -> list[dict[str, Any]]:
@@ -121,7 +126,7 @@ def sweep(moe: SparseMoE, tokens: int) -> list[dict[str, Any]]:
         def call(x: torch.Tensor, tiling: MoETiling = tiling) -> torch.Tensor:
             return kernels.expert_terms(
                 x, logits, *weights, spec.experts_per_token, shared=spec.shared_parts, forced=(tiling, tiling)
-            )  # fmt: skip
+            )
 
         try:
             spent = measure(call, given)

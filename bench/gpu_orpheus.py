@@ -28,7 +28,7 @@ from mstar_core.engine.cuda_graphs.cache import CaptureSizes
 from mstar_core.engine.cuda_graphs.decode import DecodeSteps
 from mstar_core.engine.device import prepare_device
 from mstar_core.engine.kv.engine import KVCacheEngine, KVSettings
-from mstar_core.graph.spec.nodes import KV_CACHE, KVSpec, NodeSpec, Sampling
+from mstar_core.graph.declare.nodes import KV_CACHE, KVSpec, NodeSpec, Sampling
 from mstar_core.layers import AttentionSpec, Llama3Scaling, RotarySpec
 from mstar_core.layers.linear import fuse_projections
 from mstar_orpheus.llama import Llama, LlamaConfig
@@ -38,17 +38,22 @@ from mstar_orpheus.vocoder.snac import Snac, SnacConfig
 VOCAB, LAYERS, PROMPT = 156940, 28, 40
 SAMPLING = SamplingParams(temperature=0.6, top_p=0.8, repetition_penalty=1.3, seed=7)
 SPEC = NodeSpec(
-    name="LLM", engine=KV_CACHE, ports={"tokens": "i64[n]", "token": "i64[1]"},
-    kv=KVSpec(layers=LAYERS, kv_heads=8, head_dim=128), sampling=Sampling(port="token"),
-)  # fmt: skip
+    name="LLM",
+    engine=KV_CACHE,
+    ports={"tokens": "i64[n]", "token": "i64[1]"},
+    kv=KVSpec(layers=LAYERS, kv_heads=8, head_dim=128),
+    sampling=Sampling(port="token"),
+)
 CONFIG = LlamaConfig(
-    vocab=VOCAB, mlp=8192, layers=LAYERS, norm_eps=1e-5, ties=True,
+    vocab=VOCAB,
+    mlp=8192,
+    layers=LAYERS,
+    norm_eps=1e-5,
+    ties=True,
     attention=AttentionSpec(width=3072, heads=24, kv_heads=8, head_dim=128),
     rotary=RotarySpec(width=128, base=500000.0, scaling=Llama3Scaling(factor=32, low=1, high=4, original_length=8192)),
-)  # fmt: skip
-CODEC = SnacConfig(
-    latent=768, width=1024, rates=(8, 8, 4, 2), codebook_size=4096, codebook_dim=8, sample_rate=24000
-)  # fmt: skip
+)
+CODEC = SnacConfig(latent=768, width=1024, rates=(8, 8, 4, 2), codebook_size=4096, codebook_dim=8, sample_rate=24000)
 
 
 def random_llama(device: torch.device) -> Llama:
@@ -221,10 +226,15 @@ def environment() -> dict[str, Any]:
     import triton
 
     return {
-        "gpu": torch.cuda.get_device_name(), "nvidia_smi": smi, "torch": torch.__version__,
-        "cuda": torch.version.cuda, "flashinfer": flashinfer.__version__, "triton": triton.__version__,
-        "python": platform.python_version(), "cores": os.cpu_count(),
-    }  # fmt: skip
+        "gpu": torch.cuda.get_device_name(),
+        "nvidia_smi": smi,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "flashinfer": flashinfer.__version__,
+        "triton": triton.__version__,
+        "python": platform.python_version(),
+        "cores": os.cpu_count(),
+    }
 
 
 def main() -> None:
@@ -253,10 +263,19 @@ def main() -> None:
     now = phase("weights (random, on the device)", now)
     batches = [int(each) for each in options.batches.split(",")]
     settings = KVSettings(
-        device=device, dtype=torch.bfloat16, num_pages=max(batches) * 44 + 64, page_size=16,
-        max_slots=max(batches), max_seq_len=2048, vocab=VOCAB, token_budget=2048, attention="flashinfer", lookahead=1,
-        prefix_cache=False, graphs=CaptureSizes(decode=(1, 8, 32, 64)),
-    )  # fmt: skip
+        device=device,
+        dtype=torch.bfloat16,
+        num_pages=max(batches) * 44 + 64,
+        page_size=16,
+        max_slots=max(batches),
+        max_seq_len=2048,
+        vocab=VOCAB,
+        token_budget=2048,
+        attention="flashinfer",
+        lookahead=1,
+        prefix_cache=False,
+        graphs=CaptureSizes(decode=(1, 8, 32, 64)),
+    )
     engine = KVCacheEngine(SPEC, module, settings)
     phase("engine and graphs", now)
     graphs = engine._runner.decode

@@ -45,8 +45,9 @@ def main() -> int:
     begun, figures, scratch = head(), Figures(), Path(tempfile.mkdtemp(prefix="mp-", dir="/tmp"))
     report: dict[str, Any] = {
         **begun,
-        "model": "pi05:tiny" if options.tiny else "pi05, official shapes, random weights", "prompt_ids": PROMPT,
-    }  # fmt: skip
+        "model": "pi05:tiny" if options.tiny else "pi05, official shapes, random weights",
+        "prompt_ids": PROMPT,
+    }
     sections = Sections(report, figures, options.out)
     try:
         if "engines" in options.part:
@@ -225,9 +226,17 @@ def server(options: argparse.Namespace, sections: Sections, scratch: Path) -> No
             *options.set,
         )
         run = partial(
-            served, load, model="pi05:tiny" if options.tiny else "pi05", device=options.device, port=options.port,
-            root=root, weights=weights, settings=settings, figures=sections.figures, label=vision,
-        )  # fmt: skip
+            served,
+            load,
+            model="pi05:tiny" if options.tiny else "pi05",
+            device=options.device,
+            port=options.port,
+            root=root,
+            weights=weights,
+            settings=settings,
+            figures=sections.figures,
+            label=vision,
+        )
         sections.run(f"server_{vision}", run)
 
 

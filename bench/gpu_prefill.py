@@ -98,9 +98,13 @@ def first_ids(bench: Bench, rows: int, tokens: int, repeats: int) -> dict[str, A
         for handle, _ in made:
             bench.engine.close(Handle(handle))
     return {
-        "rows": rows, "tokens": tokens, "first_id_ms": spread(first[3:]), "second_id_ms": spread(second[3:]),
-        "longest_launch_ms": spread(host[3:]), "turns_to_first": spread([float(each) for each in steps[3:]]),
-    }  # fmt: skip
+        "rows": rows,
+        "tokens": tokens,
+        "first_id_ms": spread(first[3:]),
+        "second_id_ms": spread(second[3:]),
+        "longest_launch_ms": spread(host[3:]),
+        "turns_to_first": spread([float(each) for each in steps[3:]]),
+    }
 
 
 def stall(bench: Bench, running: int, arriving: int, tokens: int, repeats: int) -> dict[str, Any]:
@@ -131,9 +135,13 @@ def stall(bench: Bench, running: int, arriving: int, tokens: int, repeats: int) 
         bench.engine.close(Handle(handle))
     bench.drain()
     return {
-        "running": running, "arriving": arriving, "tokens": tokens, "quiet_step_ms": spread(quiet),
-        "longest_gap_ms": spread(worst), "time_lost_ms": spread(lost),
-    }  # fmt: skip
+        "running": running,
+        "arriving": arriving,
+        "tokens": tokens,
+        "quiet_step_ms": spread(quiet),
+        "longest_gap_ms": spread(worst),
+        "time_lost_ms": spread(lost),
+    }
 
 
 def replays(prompts: PrefillSteps, engine: KVCacheEngine) -> dict[str, Any]:
@@ -159,9 +167,11 @@ def replays(prompts: PrefillSteps, engine: KVCacheEngine) -> dict[str, Any]:
 
         attention = event_ms(captured(attend), 20)
         found[str(size)] = {
-            "prompts": rows, "replay_ms": event_ms(bucket.graph.replay, 20), "attention_28_layers_ms": attention,
+            "prompts": rows,
+            "replay_ms": event_ms(bucket.graph.replay, 20),
+            "attention_28_layers_ms": attention,
             "library_28_layers_ms": event_ms(captured(library(engine, packed, query)), 20),
-        }  # fmt: skip
+        }
     return found
 
 
@@ -185,14 +195,25 @@ def library(engine: KVCacheEngine, packed: Any, query: torch.Tensor) -> Any:
 def made(module: Any, device: torch.device, *, prompts: bool, budget: int) -> KVCacheEngine:
     """Build an engine with captured decode, with or without captured prefill."""
     later = CaptureSizes(
-        decode=FIRST.decode, prefill=FIRST.prefill if prompts else (), decode_later=DECODE_LATER,
+        decode=FIRST.decode,
+        prefill=FIRST.prefill if prompts else (),
+        decode_later=DECODE_LATER,
         prefill_later=LATER if prompts else (),
-    )  # fmt: skip
+    )
     settings = KVSettings(
-        device=device, dtype=torch.bfloat16, num_pages=6000, page_size=16, max_slots=64,
-        max_seq_len=4096, vocab=VOCAB, token_budget=budget, attention="flashinfer", lookahead=1, prefix_cache=False,
+        device=device,
+        dtype=torch.bfloat16,
+        num_pages=6000,
+        page_size=16,
+        max_slots=64,
+        max_seq_len=4096,
+        vocab=VOCAB,
+        token_budget=budget,
+        attention="flashinfer",
+        lookahead=1,
+        prefix_cache=False,
         graphs=later,
-    )  # fmt: skip
+    )
     return KVCacheEngine(SPEC, module, settings)
 
 

@@ -60,12 +60,16 @@ class Workload:
         """Return the form of request `number`. Words and seed are its own, so that no prefix cache helps."""
         words = " ".join(random.Random(number).choices(WORDS, k=self.words))
         return {
-            "text": words, "output_modalities": "text,audio" if self.frames else "text", "stream_events": "full",
+            "text": words,
+            "output_modalities": "text,audio" if self.frames else "text",
+            "stream_events": "full",
             "model_kwargs": {
-                "max_output_tokens": self.text_tokens, "talker_max_tokens": max(1, self.frames), "ignore_eos": True,
+                "max_output_tokens": self.text_tokens,
+                "talker_max_tokens": max(1, self.frames),
+                "ignore_eos": True,
                 "seed": number,
             },
-        }  # fmt: skip
+        }
 
 
 def workloads(*, is_tiny: bool) -> dict[str, Workload]:
@@ -152,9 +156,16 @@ class Measured:
         """Measure speech alone, then with a long video prompt beside it: underruns and pauses between texts."""
         video = video_prompt(64 if is_tiny else VIDEO_TOKENS, is_tiny=is_tiny)
         for round_number, (name, prompts) in enumerate((("warm_up", 1), ("alone", 0), ("beside_video", 2))):
-            heard, seen = asyncio.run(self._with_videos(work, streams, [
-                (video.files, video.body(work.text_tokens, 1000 * round_number + number)) for number in range(prompts)
-            ]))  # fmt: skip
+            heard, seen = asyncio.run(
+                self._with_videos(
+                    work,
+                    streams,
+                    [
+                        (video.files, video.body(work.text_tokens, 1000 * round_number + number))
+                        for number in range(prompts)
+                    ],
+                )
+            )
             self.errors.update(each.code for each in (*heard, *seen) if each.code)
             if name == "warm_up":
                 continue
@@ -227,10 +238,14 @@ def measured(options: argparse.Namespace, root: Path, config: str) -> tuple[dict
     most = max(streams for streams, _ in options.closed)
     settings = (f"max_concurrent_requests={most}", f"max_seq_len={options.max_seq_len}", *options.set)
     plan = Plan(
-        model="qwen3_omni:tiny" if options.tiny else "qwen3_omni", device=options.device, port=options.port, root=root,
-        weights=None if options.tiny else random_checkpoint(root / "weights"), settings=settings,
+        model="qwen3_omni:tiny" if options.tiny else "qwen3_omni",
+        device=options.device,
+        port=options.port,
+        root=root,
+        weights=None if options.tiny else random_checkpoint(root / "weights"),
+        settings=settings,
         config=None if options.tiny else CONFIGS / f"{config}.yaml",
-    )  # fmt: skip
+    )
     made = Measured(plan.port)
     facts: dict[str, Any] = {"config": config, "settings": list(settings), "device": plan.device, "sections": {}}
     try:
@@ -242,11 +257,15 @@ def measured(options: argparse.Namespace, root: Path, config: str) -> tuple[dict
             if options.beside:
                 made.beside(chosen["text_to_speech"], options.beside, is_tiny=options.tiny)
             facts |= {
-                "ready_s": round(served.ready_s, 2), "phases": began["deployment"]["phases_s"],
-                "placement": began["ranks"], "graphs": served.captures(), "mem": served.resident_bytes(),
-                "gpu_at_end": gpu_state(), "held": served.wait_clean(),
+                "ready_s": round(served.ready_s, 2),
+                "phases": began["deployment"]["phases_s"],
+                "placement": began["ranks"],
+                "graphs": served.captures(),
+                "mem": served.resident_bytes(),
+                "gpu_at_end": gpu_state(),
+                "held": served.wait_clean(),
                 "values": {n: value for n, value in served.values().items() if "graph" in n or "kernels" in n},
-            }  # fmt: skip
+            }
     except Exception as error:  # noqa: BLE001 isolation boundary: one deployment; the others are still measured
         traceback.print_exc()
         made.errors["deployment"] += 1

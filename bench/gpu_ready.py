@@ -110,9 +110,7 @@ def main() -> int:
     return int(bool(report["defects"]))
 
 
-def started(
-    options: argparse.Namespace, scratch: Path, model: str, folder: Path | None, cache: str
-) -> dict[str, Any]:  # fmt: skip
+def started(options: argparse.Namespace, scratch: Path, model: str, folder: Path | None, cache: str) -> dict[str, Any]:
     """Start and stop one deployment. cache: `cold` empties the cache of compiled kernels first, and so does `packed`,
     which installs the pack of the start before.
     """
@@ -127,16 +125,23 @@ def started(
     if options.pack is not None and cache == "cold":
         environment["MSTAR_KERNEL_LIST"] = str(options.pack / f"{model}-list.jsonl")
     plan = Plan(
-        model=f"{model}:tiny" if options.tiny else model, device=options.device, port=options.port, root=root,
-        weights=folder, settings=tuple(options.set), environment=environment,
+        model=f"{model}:tiny" if options.tiny else model,
+        device=options.device,
+        port=options.port,
+        root=root,
+        weights=folder,
+        settings=tuple(options.set),
+        environment=environment,
         config=CONFIGS / "qwen3omni_single_gpu.yaml" if model == "qwen3_omni" and not options.tiny else None,
-    )  # fmt: skip
+    )
     with Served(plan) as served, served.telling(3000):
         start = served.snapshot()
         found: dict[str, Any] = {
-            "up_s": round(served.ready_s, 2), "ready_s": round(start["deployment"]["ready_s"], 2),
-            "phases_s": start["deployment"]["phases_s"], "in_start": counted(served.fresh_values()),
-        }  # fmt: skip
+            "up_s": round(served.ready_s, 2),
+            "ready_s": round(start["deployment"]["ready_s"], 2),
+            "phases_s": start["deployment"]["phases_s"],
+            "in_start": counted(served.fresh_values()),
+        }
         seeds = iter(range(1, 100))
         chosen = kinds(model, TINY_SIDE if options.tiny else SIDE)
         found["requests_s"] = {
@@ -144,9 +149,10 @@ def started(
         }
         served.wait_captured(quiet_s=1.5, limit_s=20)
         values = served.fresh_values()
-        found |= {"at_end": counted(values), "late": int(sum(
-            value for name, value in values.items() if name.endswith(".kernels_late")
-        ))}  # fmt: skip
+        found |= {
+            "at_end": counted(values),
+            "late": int(sum(value for name, value in values.items() if name.endswith(".kernels_late"))),
+        }
         found["graphs"] = {name: value for name, value in values.items() if name.endswith(("graph_bytes", "captured"))}
         found |= {"gpu": gpu_state(), "log": log_lines(root)}
     if pack is not None and cache != "packed" and kernels.is_dir():

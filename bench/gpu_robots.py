@@ -118,10 +118,15 @@ def _started(
     root.mkdir()
     settings = (f"max_concurrent_requests={max([*options.clients, 4]) + 1}", *options.set)
     plan = Plan(
-        model="pi05:tiny" if options.tiny else "pi05", device=options.device, port=options.port + SIDES.index(side),
-        root=root, weights=folder, settings=settings, tree=options.tree.resolve() if side == "before" else ROOT,
+        model="pi05:tiny" if options.tiny else "pi05",
+        device=options.device,
+        port=options.port + SIDES.index(side),
+        root=root,
+        weights=folder,
+        settings=settings,
+        tree=options.tree.resolve() if side == "before" else ROOT,
         shares_gpu=True,
-    )  # fmt: skip
+    )
     made: list[Served] = []
 
     def start() -> dict[str, Any]:
@@ -142,9 +147,11 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--clients", type=int, nargs="*", default=[16, 32], help="robots at once")
     parser.add_argument("--each", type=int, default=20, help="requests of each of them in a window")
     parser.add_argument(
-        "--set", nargs="*", default=["model_kwargs.vision_dtype=bfloat16", "kv_cache.tokens=65536"],
+        "--set",
+        nargs="*",
+        default=["model_kwargs.vision_dtype=bfloat16", "kv_cache.tokens=65536"],
         help="settings of both deployments, KEY=VALUE",
-    )  # fmt: skip
+    )
     parser.add_argument("--folder", type=Path, help="folder of the checkpoint; written if missing, and kept")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--tiny", action="store_true", help="the miniature in place of the official shapes")

@@ -44,9 +44,12 @@ class Measured:
         frames = max(context - 1 + horizon for context, _, horizon in asked)
         on_gpu = self.device.type == "cuda"
         place = Place(
-            device=self.device, dtype=torch.bfloat16 if on_gpu else torch.float32, is_captured=on_gpu,
-            attention="flashinfer" if on_gpu else "torch", requests=2 + max(candidates for _, candidates, _ in asked),
-        )  # fmt: skip
+            device=self.device,
+            dtype=torch.bfloat16 if on_gpu else torch.float32,
+            is_captured=on_gpu,
+            attention="flashinfer" if on_gpu else "torch",
+            requests=2 + max(candidates for _, candidates, _ in asked),
+        )
         self.rolling = Rolling(self.facts, random_nodes(self.facts, place), place, frames)
         self.each: int = options.each
         self.warm: set[tuple[int, int, int]] = set()
@@ -125,9 +128,11 @@ def main() -> int:
     for tree in trees:
         tree.close()
     report = {
-        **head(), "model": "small sizes" if options.tiny else "official shapes, random weights",
-        "before": options.tree.name if options.tree else None, "metrics": figures.summary(),
-    }  # fmt: skip
+        **head(),
+        "model": "small sizes" if options.tiny else "official shapes, random weights",
+        "before": options.tree.name if options.tree else None,
+        "metrics": figures.summary(),
+    }
     if options.out:
         options.out.write_text(json.dumps(report, indent=1) + "\n")
         options.out.with_suffix(".samples.json").write_text(json.dumps(figures.samples) + "\n")

@@ -77,11 +77,15 @@ def measured(options: argparse.Namespace, scratch: Path) -> tuple[dict[str, Any]
         root = scratch / f"run{number}"
         root.mkdir()
         plan = Plan(
-            model="orpheus:tiny" if options.tiny else "orpheus", device=options.device, port=options.port, root=root,
-            weights=weights, settings=settings,
+            model="orpheus:tiny" if options.tiny else "orpheus",
+            device=options.device,
+            port=options.port,
+            root=root,
+            weights=weights,
+            settings=settings,
             tree=options.compare_tree.resolve() if options.compare_tree and name == "changed" else ROOT,
             config=(options.compare_config if name == "changed" else None) or options.config,
-        )  # fmt: skip
+        )
         try:
             one = one_deployment(plan, options, found[name], first_seed=1 + 100_000 * (number // len(found)))
         except Exception as error:  # noqa: BLE001 isolation boundary: one deployment; the others' results are kept
@@ -127,23 +131,38 @@ def one_deployment(plan: Plan, options: argparse.Namespace, figures: Figures, fi
         held, memory, ended = served.wait_clean(), served.resident_bytes(), served.snapshot()
     counts = [len(values) for name, values in figures.samples.items() if name.startswith("request_")]
     return {
-        "model": plan.model, "dims": "orpheus:tiny" if options.tiny else "Orpheus 3B and SNAC 24 kHz, official shapes",
+        "model": plan.model,
+        "dims": "orpheus:tiny" if options.tiny else "Orpheus 3B and SNAC 24 kHz, official shapes",
         "placement": began["ranks"],
         "config": {"device": plan.device, "settings": list(plan.settings), "request": target.body(0)["model_kwargs"]},
-        "workload": workload(options), "n": sum(counts), "ready_s": round(served.ready_s, 2),
+        "workload": workload(options),
+        "n": sum(counts),
+        "ready_s": round(served.ready_s, 2),
         "warmup": f"3 requests alone, then one of {WARM_IDS} ids at every number of streams; captures waited for",
-        "phases": began["deployment"]["phases_s"], "graphs_captured": captured, "mem": memory, "mem_at_ready": at_ready,
-        "gpu_at_end": gpu_state(), "restarts": ended["deployment"]["restarts"], "sections": run.sections, "held": held,
+        "phases": began["deployment"]["phases_s"],
+        "graphs_captured": captured,
+        "mem": memory,
+        "mem_at_ready": at_ready,
+        "gpu_at_end": gpu_state(),
+        "restarts": ended["deployment"]["restarts"],
+        "sections": run.sections,
+        "held": held,
         "errors": dict(run.errors),
-    }  # fmt: skip
+    }
 
 
 def not_measured(plan: Plan, error: Exception) -> dict[str, Any]:
     """Return the report of a deployment that did not start or ended early."""
     return {
-        "model": plan.model, "config": {"device": plan.device, "settings": list(plan.settings)}, "ready_s": None,
-        "phases": {}, "sections": {}, "errors": {"deployment": 1}, "held": {}, "error": str(error)[-3000:],
-    }  # fmt: skip
+        "model": plan.model,
+        "config": {"device": plan.device, "settings": list(plan.settings)},
+        "ready_s": None,
+        "phases": {},
+        "sections": {},
+        "errors": {"deployment": 1},
+        "held": {},
+        "error": str(error)[-3000:],
+    }
 
 
 def sections_of(run: Run, options: argparse.Namespace) -> list[Callable[[], None]]:

@@ -87,8 +87,10 @@ def started(root: Path, folder: Path, name: str) -> dict[str, Any]:
         head = served.snapshot()
         used = subprocess.run(
             ["nvidia-smi", "--query-gpu=memory.used,memory.total", "--format=csv,noheader"],
-            capture_output=True, text=True, check=False,
-        ).stdout.strip()  # fmt: skip
+            capture_output=True,
+            text=True,
+            check=False,
+        ).stdout.strip()
     return {
         "up_s": round(served.ready_s, 2),
         "ready_s": round(head["deployment"]["ready_s"], 2),
@@ -138,8 +140,11 @@ def reading(folder: Path) -> dict[str, Any]:
     drop(folder)
     made["cold_mapped"] = timed(mapped, size)
     upload(targets)
-    groups = [[n for n in places if f".layers.{i}." in n and any(p in n for p in ps)] for i in range(28)
-              for ps in (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))]  # fmt: skip
+    groups = [
+        [n for n in places if f".layers.{i}." in n and any(p in n for p in ps)]
+        for i in range(28)
+        for ps in (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+    ]
     made["join"] = timed(lambda: [torch.cat([places[name] for name in group]) for group in groups], 0)
     probe = next(each for each in stored if each.name.endswith("down_proj.weight"))
     expected = dict(Checkpoint.of_files([path]).tensors([probe.name]))[probe.name]

@@ -61,11 +61,20 @@ def make_engine(module: Talker, batches: list[int], steps: int, device: torch.de
     assert isinstance(loop, Loop) and isinstance(loop.body, GraphNode)
     length = PROMPT + steps + 32
     settings = KVSettings(
-        device=device, dtype=torch.bfloat16, num_pages=(max(batches) + 1) * (length // 16 + 2), page_size=16,
-        max_slots=max(batches), max_seq_len=length, vocab=CONFIG.talker.vocab, token_budget=2048,
-        attention="flashinfer", lookahead=1, prefix_cache=False, graphs=CaptureSizes(decode=tuple(batches)),
+        device=device,
+        dtype=torch.bfloat16,
+        num_pages=(max(batches) + 1) * (length // 16 + 2),
+        page_size=16,
+        max_slots=max(batches),
+        max_seq_len=length,
+        vocab=CONFIG.talker.vocab,
+        token_budget=2048,
+        attention="flashinfer",
+        lookahead=1,
+        prefix_cache=False,
+        graphs=CaptureSizes(decode=tuple(batches)),
         loop=loop_ports(loop, loop.body),
-    )  # fmt: skip
+    )
     return KVCacheEngine(loop.body.spec, module, settings)
 
 
@@ -76,13 +85,15 @@ def submit(engine: KVCacheEngine, handle: int, steps: int) -> None:
     keys = [JobKey(10 * handle + index) for index in range(3)]
     engine.submit(Job(key=keys[0], handle=Handle(handle), inputs={"tokens": ids[:PROMPT]}, sample=False))
     opening = {"text": ids[:1], "$param:voice": torch.tensor(handle % 3)}
-    engine.submit(
-        Job(key=keys[1], handle=Handle(handle), inputs=opening, outputs=STATES, attend=Attend(tokens=6))
-    )  # fmt: skip
+    engine.submit(Job(key=keys[1], handle=Handle(handle), inputs=opening, outputs=STATES, attend=Attend(tokens=6)))
     loop = LoopSpec(
-        max_iters=steps, carry={name: name for name in STATES}, stop_port="code0", emit=("frame",), feed="text",
+        max_iters=steps,
+        carry={name: name for name in STATES},
+        stop_port="code0",
+        emit=("frame",),
+        feed="text",
         after_end="empty",
-    )  # fmt: skip
+    )
     given = {f"$param:code_predictor_{name}": torch.tensor(value) for name, value in PREDICTOR.items()}
     engine.submit(
         Job(key=keys[2], handle=Handle(handle), inputs=given, outputs=STATES, attend=Attend(tokens=1), loop=loop)
@@ -139,13 +150,18 @@ def measure(engine: KVCacheEngine, module: Talker, rows: int, steps: int, first:
     step = graphs.buckets[(rows,)]
     replay = gpu_orpheus.event_ms(step.run, REPEATS)
     found = {
-        "batch": rows, "steps": len(gaps), "replay_ms": replay, "parts_ms": parts(module, step, rows),
-        "step_ms": gpu_orpheus.spread(gaps), "frames_per_s": round(rows * 1e3 / statistics.mean(gaps), 1),
-        "audio_s_per_s": round(rows * 80 / statistics.mean(gaps), 1), "bound_ms": bound(rows),
+        "batch": rows,
+        "steps": len(gaps),
+        "replay_ms": replay,
+        "parts_ms": parts(module, step, rows),
+        "step_ms": gpu_orpheus.spread(gaps),
+        "frames_per_s": round(rows * 1e3 / statistics.mean(gaps), 1),
+        "audio_s_per_s": round(rows * 80 / statistics.mean(gaps), 1),
+        "bound_ms": bound(rows),
         "launch_us": gpu_orpheus.spread([value * 1e6 for value in clock.launch_s[20:]]),
         "collect_us": gpu_orpheus.spread([value * 1e6 for value in clock.collect_s[20:]]),
         "all_s": round(time.perf_counter() - start, 2),
-    }  # fmt: skip
+    }
     for handle in handles:
         engine.close(Handle(handle))
     step.park()
@@ -173,10 +189,11 @@ def main() -> None:
     loaded = time.perf_counter()
     engine = make_engine(module, batches, options.steps, device)
     report: dict[str, Any] = {
-        "what": "talker step of Qwen3-Omni, random bf16 weights", "env": gpu_orpheus.environment(),
+        "what": "talker step of Qwen3-Omni, random bf16 weights",
+        "env": gpu_orpheus.environment(),
         "phases_s": {"weights": round(loaded - start, 2), "capture": round(time.perf_counter() - loaded, 2)},
         "batches": [],
-    }  # fmt: skip
+    }
     measure(engine, module, batches[0], 40, 100_000)  # the first prompts compile kernels
     for rows in batches:
         report["batches"].append(measure(engine, module, rows, options.steps, 1000 * rows))

@@ -54,10 +54,18 @@ def llama(device: torch.device, shard: Shard) -> Llama:
 def engine_of(device: torch.device, shard: Shard, slots: int) -> KVCacheEngine:
     """Make the engine of one rank, without captured steps."""
     settings = KVSettings(
-        device=device, dtype=torch.bfloat16, num_pages=4096, page_size=16, max_slots=slots, max_seq_len=2048,
-        vocab=VOCAB, token_budget=2048, attention="flashinfer", lookahead=1,
+        device=device,
+        dtype=torch.bfloat16,
+        num_pages=4096,
+        page_size=16,
+        max_slots=slots,
+        max_seq_len=2048,
+        vocab=VOCAB,
+        token_budget=2048,
+        attention="flashinfer",
+        lookahead=1,
         graphs=CaptureSizes(decode=(1, slots), prefill=(512,)),
-    )  # fmt: skip
+    )
     return KVCacheEngine(local_node(SPEC, shard.size), llama(device, shard), settings, is_captured=False)
 
 
@@ -179,9 +187,12 @@ def main() -> None:
             raise SystemExit(f"the ranks ended with {codes}")
         two = json.loads((Path(folder) / "leader.json").read_text())
     result = {
-        "device": torch.cuda.get_device_name(0), "torch": torch.__version__, "layers": LAYERS, "one_gpu": one,
+        "device": torch.cuda.get_device_name(0),
+        "torch": torch.__version__,
+        "layers": LAYERS,
+        "one_gpu": one,
         "two_gpus": two,
-    }  # fmt: skip
+    }
     text = json.dumps(result, indent=1)
     print(text)
     if given.out is not None:

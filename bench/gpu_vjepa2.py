@@ -193,9 +193,12 @@ def world(bench: Bench, sections: Sections) -> None:
             most = max(candidates * (horizon + context) for context, candidates, horizon in chosen)
             frames = max(context - 1 + horizon for context, _, horizon in chosen)
             place = Place(
-                device=bench.device, dtype=bench.dtype, attention=options.attention, requests=-(-most // frames) + 2,
+                device=bench.device,
+                dtype=bench.dtype,
+                attention=options.attention,
+                requests=-(-most // frames) + 2,
                 is_captured=is_captured,
-            )  # fmt: skip
+            )
             made["rolling"] = Rolling(facts, random_nodes(facts, place), place, frames)
 
         sections.run(f"engines_{kind}", make)
@@ -257,9 +260,16 @@ def server(bench: Bench, sections: Sections) -> None:
     try:
         for number, model in enumerate(options.model):
             run = partial(
-                served, load, model=model, device=options.device, port=options.port + number, scratch=scratch,
-                folder=options.folder, figures=bench.figures, sections=sections,
-            )  # fmt: skip
+                served,
+                load,
+                model=model,
+                device=options.device,
+                port=options.port + number,
+                scratch=scratch,
+                folder=options.folder,
+                figures=bench.figures,
+                sections=sections,
+            )
             sections.run(f"server_{model}", run)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -274,9 +284,12 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--frames", type=int, nargs="*", default=[1, 8], help="single frames of a batch")
     parser.add_argument("--cached", type=int, nargs="*", default=[1, 8, 37], help="frames that attention looks back at")
     parser.add_argument(
-        "--rollout", type=three, nargs="*", default=[(8, 1, 30), (1, 1, 30), (8, 1, 15), (1, 64, 2), (1, 400, 2)],
+        "--rollout",
+        type=three,
+        nargs="*",
+        default=[(8, 1, 30), (1, 1, 30), (8, 1, 15), (1, 64, 2), (1, 400, 2)],
         help="CONTEXT:CANDIDATES:HORIZON; the first also without graphs",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--profiled", type=three, default=(1, 64, 2), help="the rollout that is profiled, and the first"
     )

@@ -31,7 +31,7 @@ from bench.families.world import Rolling, Trial, random_nodes, trial
 from mstar_core.engine.base import Handle, LoopSpec, NodeRunner
 from mstar_core.engine.cuda_graphs.cache import GraphCache
 from mstar_core.engine.device import prepare_device
-from mstar_core.graph.spec.nodes import STEP, Attend, from_param
+from mstar_core.graph.declare.nodes import STEP, Attend, from_param
 from mstar_core.weights.building import building
 from mstar_core.worker.arrays import to_tensor
 from mstar_pi05.checkpoint.config import IMAGE, Sizes, Tower, Vision
@@ -46,8 +46,10 @@ _TOWER = Tower(width=64, layers=2, mlp=64, heads=2, kv_heads=1, head_dim=64)
 SMALL = Sizes(vocab=512, horizon=50, vision=Vision(width=64, layers=1, heads=2, mlp=64), language=_TOWER, expert=_TOWER)
 SMALL_AC = ActionConfig(
     encoder=encoder_of(64, 1, 2, 64, crop=256, clip_frames=8),
-    predictor=VitConfig(width=64, layers=2, heads=2, inner=64), uses_extrinsics=False, most_frames=37,
-)  # fmt: skip
+    predictor=VitConfig(width=64, layers=2, heads=2, inner=64),
+    uses_extrinsics=False,
+    most_frames=37,
+)
 FRAMES, CONTEXT, HORIZON = 37, 8, 8
 READ = Attend(mask="full", write=False)
 
@@ -214,9 +216,11 @@ def _act(here: Acting, seen: list[Observation], clock: Clock) -> None:
 def _flow(seen: Observation) -> tuple[dict[str, Tensor], LoopSpec]:
     shape = seen.noise.shape
     inputs = {
-        "actions": seen.noise, "scale": torch.ones(shape), "offset": torch.zeros(shape),
+        "actions": seen.noise,
+        "scale": torch.ones(shape),
+        "offset": torch.zeros(shape),
         from_param("num_steps"): torch.tensor(seen.steps),
-    }  # fmt: skip
+    }
     return inputs, LoopSpec(max_iters=seen.steps, carry={"actions": "actions"}, fused=True)
 
 
@@ -249,17 +253,13 @@ def _rolling(options: argparse.Namespace, device: torch.device) -> Rolling:
 def _imagine(here: Rolling, wanted: Trial, clock: Clock) -> None:
     """Run one request step by step."""
     driver, known = here.driver, len(wanted.clip) - 1
-    whole = Attend(
-        mask="full", positions="shared", tokens=here.facts.encoder.frame_tokens + here.facts.conditions
-    )  # fmt: skip
+    whole = Attend(mask="full", positions="shared", tokens=here.facts.encoder.frame_tokens + here.facts.conditions)
     numbers = {NORMALIZE: torch.tensor(True), STEP: torch.tensor(0)}
     with torch.inference_mode():
         handle, latents = here.encode(wanted)
 
         def read() -> None:
-            inputs = {
-                "given_frames": latents[:-1], "given_actions": wanted.known, "given_states": wanted.states[:-1],
-            }  # fmt: skip
+            inputs = {"given_frames": latents[:-1], "given_actions": wanted.known, "given_states": wanted.states[:-1]}
             loop = LoopSpec(max_iters=known, fused=True)
             driver.submit("ac_predictor", handle, {**inputs, **numbers}, loop=loop, attend=whole)
 

@@ -87,15 +87,25 @@ def write_config(folder: Path, sizes: Sizes) -> None:
     shutil.copytree(tiny, folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
     config = json.loads((tiny / "config.json").read_text())
     config |= {
-        "vocab_size": sizes.vocab, "max_token_len": sizes.prompt_ids, "action_horizon": sizes.horizon,
+        "vocab_size": sizes.vocab,
+        "max_token_len": sizes.prompt_ids,
+        "action_horizon": sizes.horizon,
         "vision": {
-            "width": sizes.vision.width, "layers": sizes.vision.layers, "heads": sizes.vision.heads,
-            "mlp": sizes.vision.mlp, "image_size": sizes.vision.image_size, "patch_size": sizes.vision.patch_size,
+            "width": sizes.vision.width,
+            "layers": sizes.vision.layers,
+            "heads": sizes.vision.heads,
+            "mlp": sizes.vision.mlp,
+            "image_size": sizes.vision.image_size,
+            "patch_size": sizes.vision.patch_size,
         },
-    }  # fmt: skip
+    }
     for name, tower in (("language", sizes.language), ("expert", sizes.expert)):
         config[name] = {
-            "width": tower.width, "layers": tower.layers, "mlp": tower.mlp, "heads": tower.heads,
-            "kv_heads": tower.kv_heads, "head_dim": tower.head_dim,
-        }  # fmt: skip
+            "width": tower.width,
+            "layers": tower.layers,
+            "mlp": tower.mlp,
+            "heads": tower.heads,
+            "kv_heads": tower.kv_heads,
+            "head_dim": tower.head_dim,
+        }
     (folder / "config.json").write_text(json.dumps(config))

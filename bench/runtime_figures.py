@@ -267,9 +267,14 @@ def environment(load: float) -> dict[str, Any]:
     cpu = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
     packages = {name: version(name) for name in ("numpy", "msgspec", "pyzmq", "sanic", "httpx")}
     return {
-        "gpu": None, "cpu": cpu, "cores": len(os.sched_getaffinity(0)), "load_before": round(load, 2),
-        "python": platform.python_version(), "torch": version("torch"), "packages": packages,
-    }  # fmt: skip
+        "gpu": None,
+        "cpu": cpu,
+        "cores": len(os.sched_getaffinity(0)),
+        "load_before": round(load, 2),
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "packages": packages,
+    }
 
 
 if __name__ == "__main__":

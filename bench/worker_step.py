@@ -144,14 +144,10 @@ def measure(streams: int, frames: int, folder: Path) -> dict[str, Any]:
     post = Nowhere(transport)
     speaker, codec = Speaker(), Silence()
     outbox = Outbox("worker-0", 0, post, transport)
-    executor = Executor(
-        ORPHEUS, 0, {"LLM": speaker, "snac_decoder": codec}, outbox, transport, time.monotonic
-    )  # fmt: skip
+    executor = Executor(ORPHEUS, 0, {"LLM": speaker, "snac_decoder": codec}, outbox, transport, time.monotonic)
     homes = {"LLM": 0, "snac_decoder": 0}
     for handle in range(streams):
-        executor.open(
-            OpenRequest(handle=handle, params={}, seed=1, homes=homes, max_tokens=4096, outputs=["audio"])
-        )  # fmt: skip
+        executor.open(OpenRequest(handle=handle, params={}, seed=1, homes=homes, max_tokens=4096, outputs=["audio"]))
         executor.run(RunWalks(handle=handle, partition="SNAC", runs=[RunWalk(run=1, walk="snac_chunk")]))
         executor.run(RunWalks(handle=handle, partition="LLM", runs=[RunWalk(run=2, walk="decode", max_iters=1 << 30)]))
     # The decode walk starts from the value that the prefill kept.
@@ -174,11 +170,12 @@ def measure(streams: int, frames: int, folder: Path) -> dict[str, Any]:
     transport.close()
     total = id_s + window_s
     return {
-        "streams": streams, "windows": windows,
+        "streams": streams,
+        "windows": windows,
         "us_per_id_with_its_share_of_windows": round(1e6 * total / ids, 2),
         "us_per_step_without_windows_done": round(1e6 * id_s / (ids / streams), 1),
         "us_per_window_done": round(1e6 * window_s / windows, 2),
-    }  # fmt: skip
+    }
 
 
 def main() -> None:

@@ -39,9 +39,12 @@ with openai.OpenAI(base_url=f"{url}/v1", api_key="any") as client, wave.open("an
     sound.setsampwidth(2)
     sound.setframerate(24_000)
     events = client.chat.completions.create(
-        model="qwen3_omni", messages=[{"role": "user", "content": content}], modalities=["text", "audio"],
-        audio={"voice": "ethan", "format": "pcm16"}, stream=True,
-    )  # fmt: skip
+        model="qwen3_omni",
+        messages=[{"role": "user", "content": content}],
+        modalities=["text", "audio"],
+        audio={"voice": "ethan", "format": "pcm16"},
+        stream=True,
+    )
     for event in events:
         delta: Any = event.choices[0].delta if event.choices else None
         print(delta.content or "" if delta else "", end="", flush=True)

@@ -14,9 +14,19 @@ LIMIT_S: Final = 0.15
 """Time limit for the answers of deployments."""
 
 PATHS: Final = (
-    "/v1/", "/v1/snapshot", "/v1/requests", "/v1/graph", "/v1/config", "/v1/events", "/v1/logs", "/v1/metrics",
-    "/v1/health", "/v1/ready", "/v1/clock", "/v1/openapi.json",
-)  # fmt: skip
+    "/v1/",
+    "/v1/snapshot",
+    "/v1/requests",
+    "/v1/graph",
+    "/v1/config",
+    "/v1/events",
+    "/v1/logs",
+    "/v1/metrics",
+    "/v1/health",
+    "/v1/ready",
+    "/v1/clock",
+    "/v1/openapi.json",
+)
 GROUP: Final = "mstar.plugins"
 """Entry points of plugins."""
 

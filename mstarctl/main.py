@@ -101,10 +101,22 @@ VERBS: tuple[Verb, ...] = (
 
 
 SYNONYMS: Mapping[str, str] = {
-    "status": "ps", "list": "ps", "ls": "ps", "start": "up", "serve": "up", "run": "up", "stop": "down", "kill": "down",
-    "stats": "top", "monitor": "top", "watch": "top", "check": "doctor", "log": "logs", "ask": "call",
+    "status": "ps",
+    "list": "ps",
+    "ls": "ps",
+    "start": "up",
+    "serve": "up",
+    "run": "up",
+    "stop": "down",
+    "kill": "down",
+    "stats": "top",
+    "monitor": "top",
+    "watch": "top",
+    "check": "doctor",
+    "log": "logs",
+    "ask": "call",
     "show": "describe",
-}  # fmt: skip
+}
 """Words of other tools, for suggestions after an unknown command."""
 
 

@@ -73,8 +73,10 @@ def speaks(client: MStarClient) -> Shown:
 
 def answers(client: MStarClient) -> Shown:
     """Answer questions about a picture."""
-    items = [world.Item(shape="circle", colour="red", x=20, y=20, size=24),
-             world.Item(shape="cross", colour="yellow", x=75, y=50, size=24)]  # fmt: skip
+    items = [
+        world.Item(shape="circle", colour="red", x=20, y=20, size=24),
+        world.Item(shape="cross", colour="yellow", x=75, y=50, size=24),
+    ]
     picture = Image.fromarray(world.render(items))
     said = [ask(client, text, picture) for text in ("How many shapes are there?", "What colour is the cross?")]
     return Shown(line=f"sees a picture: {'; '.join(said)}", picture=enlarged(picture))
@@ -133,9 +135,12 @@ def plans(client: MStarClient) -> Shown:
 
 
 JOBS: Final[dict[str, Callable[[MStarClient], Shown]]] = {
-    "orpheus:mini": speaks, "qwen3_omni:mini": answers, "bagel:mini": draws, "pi05:mini": acts,
+    "orpheus:mini": speaks,
+    "qwen3_omni:mini": answers,
+    "bagel:mini": draws,
+    "pi05:mini": acts,
     "vjepa2_ac:mini": plans,
-}  # fmt: skip
+}
 
 
 # -- modules of the trainings ------------------------------------------------------------------------------------------

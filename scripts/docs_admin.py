@@ -49,9 +49,13 @@ def frame_kinds() -> str:
     from mstar_core.observe import frames
 
     kinds = {
-        "hello": frames.HelloFrame, "snapshot": frames.SnapshotFrame, "delta": frames.DeltaFrame,
-        "event": frames.EventFrame, "beat": frames.BeatFrame, "resync": frames.ResyncFrame,
-    }  # fmt: skip
+        "hello": frames.HelloFrame,
+        "snapshot": frames.SnapshotFrame,
+        "delta": frames.DeltaFrame,
+        "event": frames.EventFrame,
+        "beat": frames.BeatFrame,
+        "resync": frames.ResyncFrame,
+    }
     return table(("`k`", "meaning"), ((f"`{name}`", words(kind)) for name, kind in kinds.items()))
 
 

@@ -6,11 +6,25 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 LIMITS = (
-    "max_body_bytes", "max_text_bytes", "max_files", "max_speech_chars", "max_n", "max_requests_per_key",
+    "max_body_bytes",
+    "max_text_bytes",
+    "max_files",
+    "max_speech_chars",
+    "max_n",
+    "max_requests_per_key",
     "max_connections",
-    "max_image_pixels", "max_image_side", "max_audio_s", "max_video_s", "max_video_frames", "max_video_width",
-    "max_video_height", "max_decoded_bytes", "timeout_s", "stall_timeout_s", "pool_processes",
-)  # fmt: skip
+    "max_image_pixels",
+    "max_image_side",
+    "max_audio_s",
+    "max_video_s",
+    "max_video_frames",
+    "max_video_width",
+    "max_video_height",
+    "max_decoded_bytes",
+    "timeout_s",
+    "stall_timeout_s",
+    "pool_processes",
+)
 """Keys of `api` that limit requests."""
 
 

@@ -81,56 +81,126 @@ def mean(name: str, by: str) -> str:
 
 
 ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
-    ("Requests", (
-        Panel("In flight and waiting", "short",
-              ((f"sum(mstar_inflight{JOB})", "run"), (f"sum(mstar_queue_depth{JOB})", "wait")),
-              "Requests that run, and requests that wait for a slot."),
-        Panel("Answers", "reqps", ((rate("mstar_requests_total", "code"), "{{code}}"),),
-              "Answers per second by error code; ok is success."),
-        Panel("Refused and cancelled", "reqps",
-              ((rate("mstar_rejected_total", "code"), "refused {{code}}"),
-               (rate("mstar_cancelled_total", "cause"), "cancelled {{cause}}")),
-              "The code queue_full means that the queue was full."),
-        Panel("Wait for a slot", "s", both("mstar_queue_seconds"), "From arrival to admission."),
-        Panel("Whole request", "s", both("mstar_request_seconds", "route"), "From arrival to end, by route."),
-        Panel("Preprocessing", "short", ((f"sum(mstar_pool_busy{JOB})", "busy"),), "Busy processes."),
-    )),
-    ("Client latency", (
-        Panel("First output", "s", both("mstar_ttft_seconds", "modality"), "Time to the first output."),
-        Panel("First audio", "s", both("mstar_ttfa_seconds"), "Time to the first audio."),
-        Panel("Between outputs", "s", both("mstar_inter_chunk_seconds", "modality"), "Gaps inside an answer."),
-        Panel("Real-time factor", "short", both("mstar_real_time_factor"),
-              "Duration per second of audio; above 1 a listener hears gaps."),
-        Panel("Late audio", "s", both("mstar_stream_gap_seconds"),
-              "Delay of a chunk after its playback time; 0 is in time."),
-        Panel("Throughput", "short",
-              ((rate("mstar_tokens_total", "kind"), "{{kind}} tokens/s"),
-               (rate("mstar_audio_seconds_total"), "seconds of audio/s")),
-              "Tokens and seconds of audio per second."),
-    )),
-    ("Nodes", (
-        Panel("Step", "s", both("mstar_step_seconds", "node"), "Duration of a step, from launch to result."),
-        Panel("Steps", "ops", ((rate("mstar_step_seconds_count", "node"), "{{node}}"),), "Steps per second."),
-        Panel("Batch", "short", ((mean("mstar_step_rows", "node"), "{{node}} mean"),
-                                 (f"sum by (node) (mstar_batch_size{JOB})", "{{node}} last")), "Rows of a step."),
-        Panel("Cache pages in use", "percentunit",
-              (('sum by (node) (mstar_kv_pages{job=~"$job", state="used"}) / '
-                'sum by (node) (mstar_kv_pages{job=~"$job", state="total"})', "{{node}}"),),
-              "Full pools preempt."),
-        Panel("Preempted", "short", ((rate("mstar_preempted_total", "node"), "{{node}}"),),
-              "Preempted requests per second; each is computed again."),
-        Panel("Steps replayed from CUDA graphs", "percentunit",
-              ((f'sum by (node) (mstar_graph_steps{{job=~"$job", how="replayed"}}) / '
-                f"sum by (node) (mstar_graph_steps{JOB})", "{{node}}"),
-               ), "The other steps run without a graph."),
-    )),
-    ("Processes", (
-        Panel("Up", "short", ((f"mstar_component_up{JOB}", "{{component}}"),), "1 while a process is up."),
-        Panel("Restarts", "short", ((f"sum(mstar_restarts_total{JOB})", "restarts"),), "Since the deployment began."),
-        Panel("Tensors sent", "Bps", ((rate("mstar_transport_bytes_total", "component"), "{{component}}"),),
-              "Bytes per second that a process sent to others."),
-    )),
-)  # fmt: skip
+    (
+        "Requests",
+        (
+            Panel(
+                "In flight and waiting",
+                "short",
+                ((f"sum(mstar_inflight{JOB})", "run"), (f"sum(mstar_queue_depth{JOB})", "wait")),
+                "Requests that run, and requests that wait for a slot.",
+            ),
+            Panel(
+                "Answers",
+                "reqps",
+                ((rate("mstar_requests_total", "code"), "{{code}}"),),
+                "Answers per second by error code; ok is success.",
+            ),
+            Panel(
+                "Refused and cancelled",
+                "reqps",
+                (
+                    (rate("mstar_rejected_total", "code"), "refused {{code}}"),
+                    (rate("mstar_cancelled_total", "cause"), "cancelled {{cause}}"),
+                ),
+                "The code queue_full means that the queue was full.",
+            ),
+            Panel("Wait for a slot", "s", both("mstar_queue_seconds"), "From arrival to admission."),
+            Panel("Whole request", "s", both("mstar_request_seconds", "route"), "From arrival to end, by route."),
+            Panel("Preprocessing", "short", ((f"sum(mstar_pool_busy{JOB})", "busy"),), "Busy processes."),
+        ),
+    ),
+    (
+        "Client latency",
+        (
+            Panel("First output", "s", both("mstar_ttft_seconds", "modality"), "Time to the first output."),
+            Panel("First audio", "s", both("mstar_ttfa_seconds"), "Time to the first audio."),
+            Panel("Between outputs", "s", both("mstar_inter_chunk_seconds", "modality"), "Gaps inside an answer."),
+            Panel(
+                "Real-time factor",
+                "short",
+                both("mstar_real_time_factor"),
+                "Duration per second of audio; above 1 a listener hears gaps.",
+            ),
+            Panel(
+                "Late audio",
+                "s",
+                both("mstar_stream_gap_seconds"),
+                "Delay of a chunk after its playback time; 0 is in time.",
+            ),
+            Panel(
+                "Throughput",
+                "short",
+                (
+                    (rate("mstar_tokens_total", "kind"), "{{kind}} tokens/s"),
+                    (rate("mstar_audio_seconds_total"), "seconds of audio/s"),
+                ),
+                "Tokens and seconds of audio per second.",
+            ),
+        ),
+    ),
+    (
+        "Nodes",
+        (
+            Panel("Step", "s", both("mstar_step_seconds", "node"), "Duration of a step, from launch to result."),
+            Panel("Steps", "ops", ((rate("mstar_step_seconds_count", "node"), "{{node}}"),), "Steps per second."),
+            Panel(
+                "Batch",
+                "short",
+                (
+                    (mean("mstar_step_rows", "node"), "{{node}} mean"),
+                    (f"sum by (node) (mstar_batch_size{JOB})", "{{node}} last"),
+                ),
+                "Rows of a step.",
+            ),
+            Panel(
+                "Cache pages in use",
+                "percentunit",
+                (
+                    (
+                        'sum by (node) (mstar_kv_pages{job=~"$job", state="used"}) / '
+                        'sum by (node) (mstar_kv_pages{job=~"$job", state="total"})',
+                        "{{node}}",
+                    ),
+                ),
+                "Full pools preempt.",
+            ),
+            Panel(
+                "Preempted",
+                "short",
+                ((rate("mstar_preempted_total", "node"), "{{node}}"),),
+                "Preempted requests per second; each is computed again.",
+            ),
+            Panel(
+                "Steps replayed from CUDA graphs",
+                "percentunit",
+                (
+                    (
+                        f'sum by (node) (mstar_graph_steps{{job=~"$job", how="replayed"}}) / '
+                        f"sum by (node) (mstar_graph_steps{JOB})",
+                        "{{node}}",
+                    ),
+                ),
+                "The other steps run without a graph.",
+            ),
+        ),
+    ),
+    (
+        "Processes",
+        (
+            Panel("Up", "short", ((f"mstar_component_up{JOB}", "{{component}}"),), "1 while a process is up."),
+            Panel(
+                "Restarts", "short", ((f"sum(mstar_restarts_total{JOB})", "restarts"),), "Since the deployment began."
+            ),
+            Panel(
+                "Tensors sent",
+                "Bps",
+                ((rate("mstar_transport_bytes_total", "component"), "{{component}}"),),
+                "Bytes per second that a process sent to others.",
+            ),
+        ),
+    ),
+)
 
 
 def dashboard() -> str:
@@ -138,16 +208,32 @@ def dashboard() -> str:
     panels: list[dict[str, Any]] = []
     y = 0
     for title, row in ROWS:
-        panels.append({"type": "row", "title": title, "collapsed": False, "panels": [], "id": len(panels) + 1,
-                       "gridPos": {"x": 0, "y": y, "w": ROW_WIDTH, "h": 1}})  # fmt: skip
+        panels.append(
+            {
+                "type": "row",
+                "title": title,
+                "collapsed": False,
+                "panels": [],
+                "id": len(panels) + 1,
+                "gridPos": {"x": 0, "y": y, "w": ROW_WIDTH, "h": 1},
+            }
+        )
         y += 1
         for index, panel in enumerate(row):
             x = index * PANEL_WIDTH % ROW_WIDTH
             panels.append(_panel(panel, len(panels) + 1, x, y + index * PANEL_WIDTH // ROW_WIDTH * PANEL_HEIGHT))
         y += -(-len(row) * PANEL_WIDTH // ROW_WIDTH) * PANEL_HEIGHT
     made = {
-        "__inputs": [{"name": "DS_PROMETHEUS", "label": "Prometheus", "type": "datasource", "pluginId": "prometheus",
-                      "pluginName": "Prometheus", "description": "scrapes the api's /metrics"}],
+        "__inputs": [
+            {
+                "name": "DS_PROMETHEUS",
+                "label": "Prometheus",
+                "type": "datasource",
+                "pluginId": "prometheus",
+                "pluginName": "Prometheus",
+                "description": "scrapes the api's /metrics",
+            }
+        ],
         "title": "mstarctl deployment",
         "uid": "mstar-deployment",
         "description": "One deployment, from its api's /metrics. Generated by scripts/docs_metrics.py.",
@@ -158,7 +244,7 @@ def dashboard() -> str:
         "time": {"from": "now-30m", "to": "now"},
         "templating": {"list": [_job()]},
         "panels": panels,
-    }  # fmt: skip
+    }
     return json.dumps(made, indent=1) + "\n"
 
 
@@ -167,10 +253,18 @@ SOURCE = {"type": "prometheus", "uid": "${DS_PROMETHEUS}"}
 
 def _job() -> dict[str, Any]:
     return {
-        "name": "job", "label": "deployment", "type": "query", "datasource": SOURCE, "refresh": 2, "sort": 1,
-        "query": {"query": "label_values(mstar_inflight, job)", "refId": "job"}, "definition":
-        "label_values(mstar_inflight, job)", "includeAll": True, "multi": True, "current": {},
-    }  # fmt: skip
+        "name": "job",
+        "label": "deployment",
+        "type": "query",
+        "datasource": SOURCE,
+        "refresh": 2,
+        "sort": 1,
+        "query": {"query": "label_values(mstar_inflight, job)", "refId": "job"},
+        "definition": "label_values(mstar_inflight, job)",
+        "includeAll": True,
+        "multi": True,
+        "current": {},
+    }
 
 
 def _panel(panel: Panel, number: int, x: int, y: int) -> dict[str, Any]:

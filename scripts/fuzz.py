@@ -110,9 +110,14 @@ def media(data: bytes) -> None:
     from mstar_core.plugin.processor import MediaPart
 
     limits = MediaLimits(
-        image_pixels=1 << 16, image_side=1 << 10, audio_s=5, video_s=5, video_width=256, video_height=256,
+        image_pixels=1 << 16,
+        image_side=1 << 10,
+        audio_s=5,
+        video_s=5,
+        video_width=256,
+        video_height=256,
         decoded_bytes=LIMIT_BYTES,
-    )  # fmt: skip
+    )
     kind = sniff(data)
     if kind not in ("image", "audio", "video"):
         return
@@ -128,8 +133,13 @@ def media(data: bytes) -> None:
 
 
 TARGETS: Final[dict[str, Target]] = {
-    "multipart": multipart, "headers": headers, "json": strict_json, "bodies": bodies, "urls": urls, "media": media,
-}  # fmt: skip
+    "multipart": multipart,
+    "headers": headers,
+    "json": strict_json,
+    "bodies": bodies,
+    "urls": urls,
+    "media": media,
+}
 
 
 def seeds(name: str) -> list[bytes]:

@@ -22,9 +22,26 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "kernels"
 LOCK = ROOT / "scripts" / "wheelhouse.lock"
-BUILD_ONLY = ("requests", "tqdm", "einops", "ninja", "nvidia-ml-py", "tabulate", "click", "packaging", "jinja2",
-              "markupsafe", "filelock", "cuda-bindings", "cuda-core", "cuda-pathfinder", "urllib3", "certifi", "idna",
-              "charset-normalizer")  # fmt: skip
+BUILD_ONLY = (
+    "requests",
+    "tqdm",
+    "einops",
+    "ninja",
+    "nvidia-ml-py",
+    "tabulate",
+    "click",
+    "packaging",
+    "jinja2",
+    "markupsafe",
+    "filelock",
+    "cuda-bindings",
+    "cuda-core",
+    "cuda-pathfinder",
+    "urllib3",
+    "certifi",
+    "idna",
+    "charset-normalizer",
+)
 """Packages that FlashInfer imports, besides torch and numpy, before it can write a build file."""
 
 
@@ -104,8 +121,10 @@ def find_nvcc() -> Path:
         nvcc = Path(home) / "bin" / "nvcc"
         if nvcc.exists() and (Path(home) / "include" / "cuda_runtime.h").exists():
             return nvcc
-    sys.exit("nvcc is missing: install the CUDA compiler and runtime headers (packages cuda-nvcc-13-0 and "
-             "cuda-cudart-dev-13-0), or set CUDA_HOME")  # fmt: skip
+    sys.exit(
+        "nvcc is missing: install the CUDA compiler and runtime headers (packages cuda-nvcc-13-0 and "
+        "cuda-cudart-dev-13-0), or set CUDA_HOME"
+    )
 
 
 def nvcc_version() -> str:

@@ -40,11 +40,23 @@ COLUMNS, ROWS = 132, 36
 CELL_X, CELL_Y, MARGIN = 7.2, 15.0, 12.0
 BACK, FORE = "#12131a", "#d6d9e6"
 NAMED: Final = {
-    "black": "#2b2d3a", "red": "#ff6b6b", "green": "#7bd88f", "brown": "#fce566", "blue": "#5ad4e6",
-    "magenta": "#c792ea", "cyan": "#5ad4e6", "white": "#d6d9e6", "brightblack": "#7d8296", "brightred": "#ff8787",
-    "brightgreen": "#9be9a8", "brightbrown": "#fff08a", "brightblue": "#8be9fd", "brightmagenta": "#d9b3ff",
-    "brightcyan": "#8be9fd", "brightwhite": "#ffffff",
-}  # fmt: skip
+    "black": "#2b2d3a",
+    "red": "#ff6b6b",
+    "green": "#7bd88f",
+    "brown": "#fce566",
+    "blue": "#5ad4e6",
+    "magenta": "#c792ea",
+    "cyan": "#5ad4e6",
+    "white": "#d6d9e6",
+    "brightblack": "#7d8296",
+    "brightred": "#ff8787",
+    "brightgreen": "#9be9a8",
+    "brightbrown": "#fff08a",
+    "brightblue": "#8be9fd",
+    "brightmagenta": "#d9b3ff",
+    "brightcyan": "#8be9fd",
+    "brightwhite": "#ffffff",
+}
 UNKNOWN: Final = re.compile(
     rb"\x1b\[[<>=][0-9;]*[a-zA-Z]|\x1b\[\?[0-9;]*\$p|\x1b\[[0-9;]*\$[a-zA-Z]|\x1b[P_][^\x1b]*\x1b\\"
 )
@@ -127,9 +139,14 @@ class Session:
         own, other = pty.openpty()
         fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
         process = subprocess.Popen(
-            shlex.split(command), stdin=other, stdout=other, stderr=other, env=self.environment,
-            cwd=self.environment["TMPDIR"], start_new_session=True,
-        )  # fmt: skip
+            shlex.split(command),
+            stdin=other,
+            stdout=other,
+            stderr=other,
+            env=self.environment,
+            cwd=self.environment["TMPDIR"],
+            start_new_session=True,
+        )
         os.close(other)
         try:
             self._watch(process, own, list(keys), limit_s)
@@ -226,9 +243,12 @@ def load(ended: threading.Event) -> None:
         with MStarClient("http://127.0.0.1:8000") as client:
             while not ended.is_set():
                 client.chat(
-                    f"Question {number}: why is the sky blue?", output_modalities=["text", "audio"],
-                    max_output_tokens=48, talker_max_tokens=72, talker_temperature=0.0,
-                )  # fmt: skip
+                    f"Question {number}: why is the sky blue?",
+                    output_modalities=["text", "audio"],
+                    max_output_tokens=48,
+                    talker_max_tokens=72,
+                    talker_temperature=0.0,
+                )
                 time.sleep(0.2 * number)
 
     for number in range(3):
@@ -242,10 +262,16 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="mt-", dir="/tmp") as folder:
         environment = {
-            **os.environ, "MSTAR_RUNTIME_DIR": f"{folder}/run", "TMPDIR": folder, "TERM": "xterm-256color",
-            "COLORTERM": "truecolor", "COLUMNS": str(COLUMNS), "LINES": str(ROWS), "MSTAR_PLUGINS": "qwen3_omni",
+            **os.environ,
+            "MSTAR_RUNTIME_DIR": f"{folder}/run",
+            "TMPDIR": folder,
+            "TERM": "xterm-256color",
+            "COLORTERM": "truecolor",
+            "COLUMNS": str(COLUMNS),
+            "LINES": str(ROWS),
+            "MSTAR_PLUGINS": "qwen3_omni",
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        }  # fmt: skip
+        }
         recording, ended = Recording(), threading.Event()
         session = Session(recording=recording, environment=environment)
         try:

@@ -102,8 +102,9 @@ def main() -> int:
     if program is None:
         print(
             "compute-sanitizer was not found: install the CUDA toolkit or the package nvidia-cuda-sanitizer-api, "
-            "or put its folder on PATH", file=sys.stderr,
-        )  # fmt: skip
+            "or put its folder on PATH",
+            file=sys.stderr,
+        )
         return 1
     ends_at = time.monotonic() + options.limit
     pairs = [(tool, tests) for tests in TESTS for tool in options.tools]
@@ -125,10 +126,23 @@ def sanitizer() -> str | None:
 def watched(program: str, tool: str) -> list[str]:
     """Return the command of compute-sanitizer. The other kernels still run after an error in one."""
     return [
-        program, "--tool", tool, "--error-exitcode", str(FOUND), "--target-processes", "application-only",
-        "--launch-timeout", str(LAUNCH_S), "--kernel-name", f"regex={OWN}", "--destroy-on-device-error", "kernel",
-        "--print-limit", "1000", *OPTIONS.get(tool, ()),
-    ]  # fmt: skip
+        program,
+        "--tool",
+        tool,
+        "--error-exitcode",
+        str(FOUND),
+        "--target-processes",
+        "application-only",
+        "--launch-timeout",
+        str(LAUNCH_S),
+        "--kernel-name",
+        f"regex={OWN}",
+        "--destroy-on-device-error",
+        "kernel",
+        "--print-limit",
+        "1000",
+        *OPTIONS.get(tool, ()),
+    ]
 
 
 def command(tests: str, chosen: str) -> list[str]:
@@ -197,17 +211,28 @@ def read(tool: str, tests: str, output: str, code: int, wall_s: float) -> Findin
         errors = 1  # the status reports an error that no pattern matches
     summary = summaries[-1] if summaries else f"no summary, exit status {code}"
     return Finding(
-        tool=tool, tests=tests, errors=errors, tests_passed=passed, summary=summary, wall_s=wall_s,
-        kernels=kernels_in(output), failed=tuple(FAILED.findall(output)),
-    )  # fmt: skip
+        tool=tool,
+        tests=tests,
+        errors=errors,
+        tests_passed=passed,
+        summary=summary,
+        wall_s=wall_s,
+        kernels=kernels_in(output),
+        failed=tuple(FAILED.findall(output)),
+    )
 
 
 def unfinished(tool: str, tests: str, output: str, wall_s: float) -> Finding:
     """Return the finding of a tool that exceeded its limit."""
     return Finding(
-        tool=tool, tests=tests, errors=None, tests_passed=False, summary=f"no end within {wall_s:.0f} s", wall_s=wall_s,
+        tool=tool,
+        tests=tests,
+        errors=None,
+        tests_passed=False,
+        summary=f"no end within {wall_s:.0f} s",
+        wall_s=wall_s,
         kernels=kernels_in(output),
-    )  # fmt: skip
+    )
 
 
 def kernels_in(output: str) -> dict[str, int]:

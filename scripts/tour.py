@@ -70,9 +70,14 @@ class Stop:
         typed = line.replace(ADDRESS, f"127.0.0.1:{self.port}")
         try:
             done = subprocess.run(
-                ["bash", "-c", typed], cwd=self.folder, env=self.environment, capture_output=True, text=True,
-                timeout=LIMIT_S, check=False,
-            )  # fmt: skip
+                ["bash", "-c", typed],
+                cwd=self.folder,
+                env=self.environment,
+                capture_output=True,
+                text=True,
+                timeout=LIMIT_S,
+                check=False,
+            )
         except subprocess.TimeoutExpired as error:
             raise TourFailed(f"{line}\n  no end after {LIMIT_S} s") from error
         self.log.append(f"{time.monotonic() - begun:6.1f} s  {line}")

@@ -104,10 +104,23 @@ def triton_for(python: str) -> Path:
     folder = BUILD / f"triton-{VERSION}-py{python}"
     if not (folder / "triton").is_dir():
         command = [
-            sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps",
-            "--only-binary=:all:", "--python-version", python, "--implementation", "cp", *PLATFORMS,
-            "--target", str(folder), f"triton=={VERSION}",
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "-q",
+            "--disable-pip-version-check",
+            "--no-deps",
+            "--only-binary=:all:",
+            "--python-version",
+            python,
+            "--implementation",
+            "cp",
+            *PLATFORMS,
+            "--target",
+            str(folder),
+            f"triton=={VERSION}",
+        ]
         subprocess.run(command, check=True)
     return folder
 
@@ -232,8 +245,20 @@ def _shared_library(source: str, includes: Sequence[Path]) -> bytes:
         file, out = Path(scratch) / "main.c", Path(scratch) / "main.so"
         file.write_text(source)
         shutil.copy2(stub / "libcuda.so", Path(scratch) / "libcuda.so.1")
-        command = ["gcc", str(file), "-O3", "-shared", "-fPIC", "-Wno-psabi", "-s", "-o", str(out), "-l:libcuda.so.1",
-                   f"-L{scratch}", *(f"-I{each}" for each in includes)]  # fmt: skip
+        command = [
+            "gcc",
+            str(file),
+            "-O3",
+            "-shared",
+            "-fPIC",
+            "-Wno-psabi",
+            "-s",
+            "-o",
+            str(out),
+            "-l:libcuda.so.1",
+            f"-L{scratch}",
+            *(f"-I{each}" for each in includes),
+        ]
         subprocess.run(command, check=True)
         return out.read_bytes()
 

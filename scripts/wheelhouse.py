@@ -28,10 +28,15 @@ OPTIONAL = {"attention": "cuda", "terminal": "tui", "video": "video"}
 """Group -> option that adds it; the other groups are always included."""
 
 IMPORTS = {
-    "flashinfer-python": "flashinfer", "apache-tvm-ffi": "tvm_ffi", "sanic-routing": "sanic_routing", "pyzmq": "zmq",
-    "pytest-asyncio": "pytest_asyncio", "mdit-py-plugins": "mdit_py_plugins", "linkify-it-py": "linkify_it",
+    "flashinfer-python": "flashinfer",
+    "apache-tvm-ffi": "tvm_ffi",
+    "sanic-routing": "sanic_routing",
+    "pyzmq": "zmq",
+    "pytest-asyncio": "pytest_asyncio",
+    "mdit-py-plugins": "mdit_py_plugins",
+    "linkify-it-py": "linkify_it",
     "uc-micro-py": "uc_micro",
-}  # fmt: skip
+}
 """Distributions whose import name differs from their name."""
 
 
@@ -74,9 +79,12 @@ def main() -> int:
     parser.add_argument("--kernels", metavar="ARCH", help="attention kernels for this architecture, as 9.0a")
     parser.add_argument("--limit", type=int, default=64, help="MiB that folder and repository may have together")
     parser.add_argument(
-        "--verify", nargs="?", const="", metavar="PYTHON",
+        "--verify",
+        nargs="?",
+        const="",
+        metavar="PYTHON",
         help="install the part without CUDA here and import it, with an interpreter of that version",
-    )  # fmt: skip
+    )
     options = parser.parse_args()
     out: Path = options.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
@@ -143,10 +151,23 @@ def fetch(out: Path, pins: Iterable[Pin], python: str) -> dict[Path, Pin | None]
         platforms += ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64"]
         tags = [word for platform in platforms for word in ("--platform", platform)]
         command = [
-            sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
-            "--only-binary=:all:", "--python-version", python, "--implementation", "cp", *tags, "--dest", str(out),
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--no-deps",
+            "--only-binary=:all:",
+            "--python-version",
+            python,
+            "--implementation",
+            "cp",
+            *tags,
+            "--dest",
+            str(out),
             *(f"{pin.name}=={pin.version}" for pin in missing),
-        ]  # fmt: skip
+        ]
         subprocess.run(command, check=True)
         by_hash = {sha256(path): path for path in out.glob("*.whl")}
     wrong = [pin.name for pin in pins if pin.sha256 not in by_hash]

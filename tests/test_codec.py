@@ -69,11 +69,14 @@ def test_bfloat16_has_no_npy_form_and_is_widened_exactly() -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        b"", b"\x93NUMPY", b"\x93NUMPY\x01\x00\x02\x00{}", npy_header((2,), "float32"),
+        b"",
+        b"\x93NUMPY",
+        b"\x93NUMPY\x01\x00\x02\x00{}",
+        npy_header((2,), "float32"),
         npy_header((2,), "float32").replace(b"False", b"True ") + bytes(8),
         npy_header((2,), "float32").replace(b"<f4", b">f4") + bytes(8),
     ],
-)  # fmt: skip
+)
 def test_a_damaged_npy_file_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="NumPy file"):
         read_npy(data)

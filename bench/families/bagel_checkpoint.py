@@ -44,23 +44,36 @@ def _write_configs(folder: Path, sizes: Sizes) -> None:
     language, vision, vae = sizes.language, sizes.vision, sizes.vae
     files: dict[str, dict[str, Any]] = {
         LLM_CONFIG: {
-            "hidden_size": language.width, "num_hidden_layers": language.layers,
-            "num_attention_heads": language.heads, "num_key_value_heads": language.kv_heads,
-            "intermediate_size": language.mlp, "vocab_size": language.vocab, "rope_theta": language.rope_theta,
-            "rms_norm_eps": language.eps, "max_position_embeddings": language.max_positions,
+            "hidden_size": language.width,
+            "num_hidden_layers": language.layers,
+            "num_attention_heads": language.heads,
+            "num_key_value_heads": language.kv_heads,
+            "intermediate_size": language.mlp,
+            "vocab_size": language.vocab,
+            "rope_theta": language.rope_theta,
+            "rms_norm_eps": language.eps,
+            "max_position_embeddings": language.max_positions,
         },
         VIT_CONFIG: {
-            "hidden_size": vision.width, "num_hidden_layers": vision.layers + 1, "num_attention_heads": vision.heads,
-            "intermediate_size": vision.mlp, "patch_size": vision.patch, "num_channels": vision.channels,
+            "hidden_size": vision.width,
+            "num_hidden_layers": vision.layers + 1,
+            "num_attention_heads": vision.heads,
+            "intermediate_size": vision.mlp,
+            "patch_size": vision.patch,
+            "num_channels": vision.channels,
             "layer_norm_eps": vision.eps,
         },
         CONFIG: {
             "latent_patch_size": sizes.latent_patch,
             "vae_config": {
-                "ch": vae.width, "ch_mult": list(vae.multipliers), "num_res_blocks": vae.blocks,
-                "z_channels": vae.channels, "scale_factor": vae.scale, "shift_factor": vae.shift,
+                "ch": vae.width,
+                "ch_mult": list(vae.multipliers),
+                "num_res_blocks": vae.blocks,
+                "z_channels": vae.channels,
+                "scale_factor": vae.scale,
+                "shift_factor": vae.shift,
             },
         },
-    }  # fmt: skip
+    }
     for name, value in files.items():
         (folder / name).write_text(json.dumps(value))

@@ -97,9 +97,16 @@ class Asked:
 
 
 def served(
-    load: Load, *, model: str, device: str, port: int, scratch: Path, folder: Path | None, figures: Figures,
+    load: Load,
+    *,
+    model: str,
+    device: str,
+    port: int,
+    scratch: Path,
+    folder: Path | None,
+    figures: Figures,
     sections: Sections,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Start a deployment, send requests of each kind until nothing more is captured, measure, and stop it."""
     weights = None
     if not load.is_tiny:
@@ -118,12 +125,16 @@ def served(
             label = f"server_{model}_{name}"
             sections.run(label, partial(_measured, running, load, label, ask, figures, answers))
         return {
-            "has_video": HAS_VIDEO, "ready_s": round(running.ready_s, 2),
-            "phases_s": begun["deployment"]["phases_s"], "answers": answers,
-            "resident_bytes": running.resident_bytes(), "cpu_s": running.cpu_s(), "gpu_at_end": gpu_state(),
+            "has_video": HAS_VIDEO,
+            "ready_s": round(running.ready_s, 2),
+            "phases_s": begun["deployment"]["phases_s"],
+            "answers": answers,
+            "resident_bytes": running.resident_bytes(),
+            "cpu_s": running.cpu_s(),
+            "gpu_at_end": gpu_state(),
             "held": running.wait_clean(),
             "values": {name: value for name, value in running.values().items() if "graph" in name},
-        }  # fmt: skip
+        }
 
 
 def _measured(
@@ -291,20 +302,33 @@ def checkpoint_shapes(model: str) -> dict[str, tuple[int, ...]]:
 def _base_config() -> dict[str, Any]:
     vit = released("vitl").encoder.vit
     return {
-        "model_type": "vjepa2", "hidden_size": vit.width, "num_hidden_layers": vit.layers,
-        "num_attention_heads": vit.heads, "mlp_ratio": 4.0,
-    }  # fmt: skip
+        "model_type": "vjepa2",
+        "hidden_size": vit.width,
+        "num_hidden_layers": vit.layers,
+        "num_attention_heads": vit.heads,
+        "mlp_ratio": 4.0,
+    }
 
 
 def _action_config() -> dict[str, Any]:
     own, vit = RELEASED_AC.predictor, RELEASED_AC.encoder.vit
     return {
         "model_type": "vjepa2_ac",
-        "encoder": {"hidden_size": vit.width, "num_hidden_layers": vit.layers, "num_attention_heads": vit.heads,
-                    "mlp_ratio": vit.inner / vit.width},
-        "ac_predictor": {"predictor_embed_dim": own.width, "depth": own.layers, "num_heads": own.heads,
-                         "mlp_ratio": own.inner / own.width, "use_extrinsics": False, "max_latent_frames": 32},
-    }  # fmt: skip
+        "encoder": {
+            "hidden_size": vit.width,
+            "num_hidden_layers": vit.layers,
+            "num_attention_heads": vit.heads,
+            "mlp_ratio": vit.inner / vit.width,
+        },
+        "ac_predictor": {
+            "predictor_embed_dim": own.width,
+            "depth": own.layers,
+            "num_heads": own.heads,
+            "mlp_ratio": own.inner / own.width,
+            "use_extrinsics": False,
+            "max_latent_frames": 32,
+        },
+    }
 
 
 CONFIGS: Final = {"vjepa2": _base_config, "vjepa2_ac": _action_config}

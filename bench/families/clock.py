@@ -68,9 +68,11 @@ def by_family(run: Callable[[], object], device: torch.device) -> dict[str, Any]
             launches += event.count
     top = sorted(slowest.items(), key=lambda each: -each[1])[:12]
     return {
-        "busy_s": sum(spent.values()), "launches": launches, "by_family_s": spent,
+        "busy_s": sum(spent.values()),
+        "launches": launches,
+        "by_family_s": spent,
         "slowest_s": {name[:100]: seconds for name, seconds in top},
-    }  # fmt: skip
+    }
 
 
 def family(kernel: str) -> str:

@@ -42,9 +42,13 @@ class EngineDriver:
         return Handle(self._handles)
 
     def submit(
-        self, node: str, handle: Handle, inputs: dict[str, Tensor], then: Callable[[Done], None] | None = None,
+        self,
+        node: str,
+        handle: Handle,
+        inputs: dict[str, Tensor],
+        then: Callable[[Done], None] | None = None,
         **fields: Any,
-    ) -> int:  # fmt: skip
+    ) -> int:
         """Queue a job and return its key. then: called with its result before the next step runs."""
         self._keys += 1
         if then is not None:

@@ -24,9 +24,12 @@ class VideoPrompt:
     def body(self, text_tokens: int, seed: int) -> dict[str, Any]:
         """Return the form of a request for an answer in text."""
         params = {
-            "prompt_token_ids": self.ids, "max_output_tokens": text_tokens, "ignore_eos": True, "seed": seed,
+            "prompt_token_ids": self.ids,
+            "max_output_tokens": text_tokens,
+            "ignore_eos": True,
+            "seed": seed,
             "fps": 2.0,
-        }  # fmt: skip
+        }
         return {"output_modalities": "text", "stream_events": "full", "model_kwargs": params}
 
 
@@ -41,9 +44,18 @@ def video_prompt(tokens: int, *, is_tiny: bool) -> VideoPrompt:
     line_break = config.thinker.vocab // 2 if is_tiny else 198
     pads = [ids.video_pad] * (pairs * side**2)
     prompt = (
-        ids.im_start, ids.user, line_break, ids.vision_start, *pads, ids.vision_end, ids.im_end, line_break,
-        ids.im_start, ids.assistant, line_break,
-    )  # fmt: skip
+        ids.im_start,
+        ids.user,
+        line_break,
+        ids.vision_start,
+        *pads,
+        ids.vision_end,
+        ids.im_end,
+        line_break,
+        ids.im_start,
+        ids.assistant,
+        line_break,
+    )
     return VideoPrompt(ids=prompt, files={"pixels.npy": _npy(pixels), "grid.npy": _npy(grid)})
 
 

@@ -29,10 +29,12 @@ class PictureRequest:
         """Return the form's fields."""
         kinds = ["image"] * len(self.images) + ["text"]
         return {
-            "text": self.text, "input_modalities": ",".join(kinds), "streaming": "true",
+            "text": self.text,
+            "input_modalities": ",".join(kinds),
+            "streaming": "true",
             "output_modalities": "image" if self.paints else "text",
             "model_kwargs": json.dumps({**self.params, "seed": seed}),
-        }  # fmt: skip
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from mstar_core.engine.cuda_graphs.cache import CaptureSizes, GraphCache
 from mstar_core.engine.kv.engine import KVCacheEngine, KVSettings
 from mstar_core.engine.stateless.engine import StatelessEngine
 from mstar_core.graph import NodeSpec
-from mstar_core.graph.spec.nodes import Attend, from_param
+from mstar_core.graph.declare.nodes import Attend, from_param
 from mstar_core.layers.kv_view import KVModule
 from mstar_core.layers.linear import fuse_projections
 from mstar_core.plugin.model import ModelContext
@@ -106,23 +106,35 @@ class Acting:
         prepare(self.modules["LLM"], place)
         if place.is_captured:
             cameras.capture(make())
-        self.driver = EngineDriver({
-            "vit_encoder": StatelessEngine(
-                nodes["vit_encoder"], cameras, device=place.device, dtype=place.vision_dtype,
-                lookahead=int(place.device.type == "cuda"),
-            ),
-            "LLM": self._llm(nodes["LLM"], make()),
-        })  # fmt: skip
+        self.driver = EngineDriver(
+            {
+                "vit_encoder": StatelessEngine(
+                    nodes["vit_encoder"],
+                    cameras,
+                    device=place.device,
+                    dtype=place.vision_dtype,
+                    lookahead=int(place.device.type == "cuda"),
+                ),
+                "LLM": self._llm(nodes["LLM"], make()),
+            }
+        )
 
     def _llm(self, node: NodeSpec, captures: GraphCache) -> KVCacheEngine:
         place = self.place
         settings = KVSettings(
-            device=place.device, dtype=place.dtype, num_pages=place.requests * -(-place.max_tokens // PAGE),
-            page_size=PAGE, max_slots=place.requests, max_seq_len=place.max_tokens, vocab=0,
-            token_budget=place.requests * place.max_tokens, attention=place.attention,
-            lookahead=int(place.device.type == "cuda"), prefix_cache=False,
+            device=place.device,
+            dtype=place.dtype,
+            num_pages=place.requests * -(-place.max_tokens // PAGE),
+            page_size=PAGE,
+            max_slots=place.requests,
+            max_seq_len=place.max_tokens,
+            vocab=0,
+            token_budget=place.requests * place.max_tokens,
+            attention=place.attention,
+            lookahead=int(place.device.type == "cuda"),
+            prefix_cache=False,
             graphs=CaptureSizes(decode=(1,)) if place.is_captured else CaptureSizes(),
-        )  # fmt: skip
+        )
         return KVCacheEngine(node, cast("KVModule", self.modules["LLM"]), settings, captures=captures)
 
     def submit(self, seen: Observation, *, is_flowing: bool = True) -> Handle:
@@ -145,9 +157,11 @@ class Acting:
         """Queue the flow of a request whose prefix is queued."""
         shape = seen.noise.shape
         inputs = {
-            "actions": seen.noise, "scale": torch.ones(shape), "offset": torch.zeros(shape),
+            "actions": seen.noise,
+            "scale": torch.ones(shape),
+            "offset": torch.zeros(shape),
             from_param("num_steps"): torch.tensor(seen.steps),
-        }  # fmt: skip
+        }
         loop = LoopSpec(max_iters=seen.steps, carry={"actions": "actions"}, fused=True)
         self._flows[int(handle)] = self.driver.submit(
             "LLM", handle, inputs, loop=loop, outputs=("robot_actions",), attend=Attend(mask="full", write=False)
@@ -225,8 +239,9 @@ def observation(sizes: Sizes, cameras: int, prompt: int, seed: int = 0, steps: i
     return Observation(
         images=torch.randint(0, 256, (cameras, side, side, 3), generator=generator, dtype=torch.uint8),
         ids=torch.randint(0, sizes.vocab, (prompt,), generator=generator),
-        noise=torch.randn(sizes.horizon, ACTION_WIDTH, generator=generator), steps=steps,
-    )  # fmt: skip
+        noise=torch.randn(sizes.horizon, ACTION_WIDTH, generator=generator),
+        steps=steps,
+    )
 
 
 def floors(sizes: Sizes, cameras: int, prompt: int, steps: int, rates: Mapping[str, float]) -> dict[str, float]:

@@ -38,9 +38,17 @@ class Load:
 
 
 def served(
-    load: Load, *, model: str, device: str, port: int, root: Path, weights: Path | None, settings: tuple[str, ...],
-    figures: Figures, label: str,
-) -> dict[str, Any]:  # fmt: skip
+    load: Load,
+    *,
+    model: str,
+    device: str,
+    port: int,
+    root: Path,
+    weights: Path | None,
+    settings: tuple[str, ...],
+    figures: Figures,
+    label: str,
+) -> dict[str, Any]:
     """Start a deployment, warm it up until nothing more is captured, measure, and stop it. Raises for a status other
     than 200.
     """
@@ -67,12 +75,17 @@ def served(
         figures.add(f"server_{label}_chunks_per_s_clients_{load.clients}", [len(answered) / span], "1/s")
         is_clean = running.captures() == before
         return {
-            "ready_s": round(running.ready_s, 2), "phases_s": begun["deployment"]["phases_s"], "captured": captured,
-            "captured_while_measured": not is_clean, "alone": one, "clients": many,
+            "ready_s": round(running.ready_s, 2),
+            "phases_s": begun["deployment"]["phases_s"],
+            "captured": captured,
+            "captured_while_measured": not is_clean,
+            "alone": one,
+            "clients": many,
             "resident_bytes": running.resident_bytes(),
-            "gpu_at_end": gpu_state(), "held": running.wait_clean(),
+            "gpu_at_end": gpu_state(),
+            "held": running.wait_clean(),
             "values": {name: value for name, value in running.values().items() if "graph" in name},
-        }  # fmt: skip
+        }
 
 
 def one_by_one(port: int, images: list[bytes], count: int) -> list[float]:

@@ -67,8 +67,12 @@ def told(spans: Sequence[Span]) -> dict[str, Any]:
     slowest = sorted(by_name.items(), key=lambda each: -each[1][0])[:MOST_NAMED]
     gaps.sort(reverse=True)
     return {
-        "span_s": length, "busy_s": busy, "idle_s": length - busy, "launches": len(ordered), "by_family_s": by_family,
+        "span_s": length,
+        "busy_s": busy,
+        "idle_s": length - busy,
+        "launches": len(ordered),
+        "by_family_s": by_family,
         "slowest": [{"name": n[:NAME_LENGTH], "s": s, "calls": c} for n, (s, c) in slowest],
         "gaps": [{"s": s, "after": a[:NAME_LENGTH], "before": b[:NAME_LENGTH]} for s, a, b in gaps[:MOST_NAMED]],
         "gaps_us": {str(least): sum(s * 1e6 > least for s, _, _ in gaps) for least in (2, 5, 20, 100)},
-    }  # fmt: skip
+    }

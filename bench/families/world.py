@@ -21,7 +21,7 @@ from mstar_core.engine.base import Done, Handle, LoopSpec
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes, GraphCache
 from mstar_core.engine.kv.engine import KVCacheEngine, KVSettings
 from mstar_core.engine.stateless.engine import StatelessEngine
-from mstar_core.graph.spec.nodes import STEP, Attend
+from mstar_core.graph.declare.nodes import STEP, Attend
 from mstar_core.layers.kv_view import KVModule
 from mstar_core.plugin.model import ModelContext
 from mstar_core.weights.building import building
@@ -94,31 +94,44 @@ class Rolling:
         place, facts, make = self.place, self.facts, self.graphs or partial(GraphCache, self.place.device)
         own = facts.predictor
         sizes = Sizes(
-            layers=own.layers, heads=own.heads, head_dim=own.width // own.heads, patches=facts.encoder.frame_tokens,
-            conditions=facts.conditions, frames=self.frames,
-        )  # fmt: skip
+            layers=own.layers,
+            heads=own.heads,
+            head_dim=own.width // own.heads,
+            patches=facts.encoder.frame_tokens,
+            conditions=facts.conditions,
+            frames=self.frames,
+        )
         nodes = {node.name: node for node in build_ac(sizes).nodes}
         encoder, ahead = cast("FrameEncoder", self.modules["video_encoder"]), int(place.device.type == "cuda")
         prepare(self.modules["ac_predictor"], place)
         if place.is_captured:
             encoder.encoder.capture(make())
-        self.driver = EngineDriver({
-            "video_encoder": StatelessEngine(
-                nodes["video_encoder"], encoder, device=place.device, dtype=place.dtype, lookahead=ahead
-            ),
-            "ac_predictor": KVCacheEngine(
-                nodes["ac_predictor"], cast("KVModule", self.modules["ac_predictor"]),
-                KVSettings(
-                    device=place.device, dtype=place.dtype, num_pages=place.requests * self.frames,
-                    page_size=sizes.frame_tokens,
-                    max_slots=nodes["ac_predictor"].kv.slots(2) if nodes["ac_predictor"].kv else 2,
-                    max_seq_len=self.frames * sizes.frame_tokens, vocab=0, token_budget=1 << 20,
-                    attention=place.attention, lookahead=ahead, prefix_cache=False,
-                    graphs=CaptureSizes(decode=(1,)) if place.is_captured else CaptureSizes(),
+        self.driver = EngineDriver(
+            {
+                "video_encoder": StatelessEngine(
+                    nodes["video_encoder"], encoder, device=place.device, dtype=place.dtype, lookahead=ahead
                 ),
-                captures=make(),
-            ),
-        })  # fmt: skip
+                "ac_predictor": KVCacheEngine(
+                    nodes["ac_predictor"],
+                    cast("KVModule", self.modules["ac_predictor"]),
+                    KVSettings(
+                        device=place.device,
+                        dtype=place.dtype,
+                        num_pages=place.requests * self.frames,
+                        page_size=sizes.frame_tokens,
+                        max_slots=nodes["ac_predictor"].kv.slots(2) if nodes["ac_predictor"].kv else 2,
+                        max_seq_len=self.frames * sizes.frame_tokens,
+                        vocab=0,
+                        token_budget=1 << 20,
+                        attention=place.attention,
+                        lookahead=ahead,
+                        prefix_cache=False,
+                        graphs=CaptureSizes(decode=(1,)) if place.is_captured else CaptureSizes(),
+                    ),
+                    captures=make(),
+                ),
+            }
+        )
 
     def encode(self, trial: Trial) -> tuple[Handle, Tensor]:
         """Open a request and encode its clip. Returns latents [t, S, width] on the device."""
@@ -138,9 +151,11 @@ class Rolling:
             return
         tokens = self.facts.encoder.frame_tokens + self.facts.conditions
         inputs = {
-            "given_frames": latents[:-1], "given_actions": trial.known, "given_states": trial.states[:-1],
+            "given_frames": latents[:-1],
+            "given_actions": trial.known,
+            "given_states": trial.states[:-1],
             NORMALIZE: torch.tensor(True),
-        }  # fmt: skip
+        }
         attend = Attend(mask="full", positions="shared", tokens=tokens)
         loop = LoopSpec(max_iters=count, fused=True)
         self.driver.submit("ac_predictor", handle, {**inputs, STEP: torch.tensor(0)}, loop=loop, attend=attend)
@@ -151,9 +166,12 @@ class Rolling:
         tokens, rows = self.facts.encoder.frame_tokens + self.facts.conditions, len(trial.candidates)
         actions = trial.candidates if rows > 1 else trial.candidates[0]
         inputs = {
-            "frame": latents[-1:], "state": trial.states[-1], "actions": actions, NORMALIZE: torch.tensor(True),
+            "frame": latents[-1:],
+            "state": trial.states[-1],
+            "actions": actions,
+            NORMALIZE: torch.tensor(True),
             STEP: torch.tensor(0),
-        }  # fmt: skip
+        }
         loop = LoopSpec(max_iters=trial.candidates.shape[1], carry=dict(CARRY), fused=True)
         attend = Attend(mask="full", positions="shared", tokens=tokens, keep="loop")
         found: list[Done] = []
@@ -183,10 +201,11 @@ def trial(facts: ActionConfig, frames: int, candidates: int, horizon: int, seed:
     generator, side = torch.Generator().manual_seed(seed), facts.encoder.crop
     poses = torch.randn(frames, POSE, generator=generator) * 0.1
     return Trial(
-        clip=torch.randint(0, 256, (frames, 3, side, side), generator=generator, dtype=torch.uint8), states=poses,
+        clip=torch.randint(0, 256, (frames, 3, side, side), generator=generator, dtype=torch.uint8),
+        states=poses,
         known=torch.randn(frames - 1, POSE, generator=generator) * 0.05,
         candidates=torch.randn(candidates, horizon, POSE, generator=generator) * 0.05,
-    )  # fmt: skip
+    )
 
 
 def encode_operations(facts: EncoderConfig, clips: int, frames: int) -> float:
@@ -233,9 +252,7 @@ def attending(facts: ActionConfig, cached: int, device: torch.device, dtype: tor
     for each in made.values():
         each.prepare(AttentionBatch(rows=rows, cached=held, tables=np.arange(pages, dtype=np.int32)[None]))
     query, key, value = torch.randn(3, tokens, heads, width, device=device).to(dtype).unbind()
-    found: dict[str, Attending] = {
-        name: partial(_attended, each, query, key, value) for name, each in made.items()
-    }  # fmt: skip
+    found: dict[str, Attending] = {name: partial(_attended, each, query, key, value) for name, each in made.items()}
     near = torch.randn(2, 1, heads, pages * tokens, width, device=device).to(dtype)
     spread = query.transpose(0, 1)[None]
     return found | {"plain": partial(scaled_dot_product_attention, spread, near[0], near[1])}

@@ -31,10 +31,16 @@ def write_checkpoint(folder: Path) -> None:
         shutil.copy(tiny / "lm" / name, folder / "lm" / name)
     config = json.loads((tiny / "lm" / "config.json").read_text())
     config |= {
-        "vocab_size": OFFICIAL.vocab_size, "hidden_size": WIDTH, "intermediate_size": MLP, "num_attention_heads": HEADS,
-        "num_hidden_layers": OFFICIAL.layers, "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM,
-        "torch_dtype": "bfloat16", "max_position_embeddings": 131072,
-    }  # fmt: skip
+        "vocab_size": OFFICIAL.vocab_size,
+        "hidden_size": WIDTH,
+        "intermediate_size": MLP,
+        "num_attention_heads": HEADS,
+        "num_hidden_layers": OFFICIAL.layers,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_DIM,
+        "torch_dtype": "bfloat16",
+        "max_position_embeddings": 131072,
+    }
     config.pop("orpheus")
     (folder / "lm" / "config.json").write_text(json.dumps(config))
     save_file(language_weights(), folder / "lm" / "model.safetensors", metadata={"format": "pt"})
@@ -59,10 +65,14 @@ def language_weights() -> dict[str, torch.Tensor]:
     weights = {"model.embed_tokens.weight": embed.cpu(), "lm_head.weight": head.cpu()}
     weights["model.norm.weight"] = torch.ones(WIDTH, dtype=torch.bfloat16)
     shapes = {
-        "self_attn.q_proj": (HEADS * HEAD_DIM, WIDTH), "self_attn.k_proj": (KV_HEADS * HEAD_DIM, WIDTH),
-        "self_attn.v_proj": (KV_HEADS * HEAD_DIM, WIDTH), "self_attn.o_proj": (WIDTH, HEADS * HEAD_DIM),
-        "mlp.gate_proj": (MLP, WIDTH), "mlp.up_proj": (MLP, WIDTH), "mlp.down_proj": (WIDTH, MLP),
-    }  # fmt: skip
+        "self_attn.q_proj": (HEADS * HEAD_DIM, WIDTH),
+        "self_attn.k_proj": (KV_HEADS * HEAD_DIM, WIDTH),
+        "self_attn.v_proj": (KV_HEADS * HEAD_DIM, WIDTH),
+        "self_attn.o_proj": (WIDTH, HEADS * HEAD_DIM),
+        "mlp.gate_proj": (MLP, WIDTH),
+        "mlp.up_proj": (MLP, WIDTH),
+        "mlp.down_proj": (WIDTH, MLP),
+    }
     for layer in range(OFFICIAL.layers):
         for name, shape in shapes.items():
             value = normal(*shape)

@@ -86,17 +86,33 @@ def heard_of(exchange: Exchange) -> Heard:
     """Return the result of an exchange that has ended."""
     error = "cancelled" if exchange.error == LEFT else exchange.error
     record = Record(
-        0, 0, 0, exchange.sent_ns, exchange.sent_ns, exchange.headers_ns, exchange.end_ns, exchange.status, error,
-        exchange.detail, False, exchange.content_type, exchange.marks, bytes(exchange.body),
-    )  # fmt: skip
+        0,
+        0,
+        0,
+        exchange.sent_ns,
+        exchange.sent_ns,
+        exchange.headers_ns,
+        exchange.end_ns,
+        exchange.status,
+        error,
+        exchange.detail,
+        False,
+        exchange.content_type,
+        exchange.marks,
+        bytes(exchange.body),
+    )
     answer = decode(record, keeps_data=False)
     sound = [chunk for chunk in answer.chunks if chunk.kind == "audio"]
     return Heard(
-        sent_s=exchange.sent_ns / 1e9, ended_s=exchange.end_ns / 1e9, marks=[chunk.at_ns / 1e9 for chunk in sound],
+        sent_s=exchange.sent_ns / 1e9,
+        ended_s=exchange.end_ns / 1e9,
+        marks=[chunk.at_ns / 1e9 for chunk in sound],
         samples=[chunk.size_bytes // SAMPLE_BYTES for chunk in sound],
-        text_marks=[chunk.at_ns / 1e9 for chunk in answer.chunks if chunk.kind == "text"], usage=answer.usage,
-        is_done=answer.is_done, code=code_of(exchange, answer.error, answer.code),
-    )  # fmt: skip
+        text_marks=[chunk.at_ns / 1e9 for chunk in answer.chunks if chunk.kind == "text"],
+        usage=answer.usage,
+        is_done=answer.is_done,
+        code=code_of(exchange, answer.error, answer.code),
+    )
 
 
 def code_of(exchange: Exchange, error: str, code: str) -> str:

@@ -55,9 +55,23 @@ class Plan:
         if self.config is not None:
             settings = ["--config", str(self.config), *settings]
         return [
-            sys.executable, "-m", "mstarctl", "up", self.model, *weights, "--name", NAME, "--device", self.device,
-            "--host", "127.0.0.1", "--port", str(self.port), *settings, "-d",
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "mstarctl",
+            "up",
+            self.model,
+            *weights,
+            "--name",
+            NAME,
+            "--device",
+            self.device,
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self.port),
+            *settings,
+            "-d",
+        ]
 
 
 @dataclass(slots=True)

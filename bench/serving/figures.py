@@ -24,9 +24,13 @@ LEAST_FOR: Final = {"p95": (0.95, 100), "p99": (0.99, 500)}
 """Percentile -> its fraction, and the minimum number of samples."""
 
 PLACEHOLDERS: Final = {
-    "--out": "OUT", "--folder": "WEIGHTS", "--weights": "WEIGHTS", "--tree": "TREE", "--compare-tree": "TREE",
+    "--out": "OUT",
+    "--folder": "WEIGHTS",
+    "--weights": "WEIGHTS",
+    "--tree": "TREE",
+    "--compare-tree": "TREE",
     "--against": "TREE",
-}  # fmt: skip
+}
 """Option -> what stands for the folder of its path in a report."""
 
 
@@ -69,9 +73,12 @@ def at(ordered: list[float], share: float) -> float:
 def head() -> dict[str, Any]:
     """Return the date, source version, command and machine of a report."""
     return {
-        "schema": 1, "when": datetime.now(UTC).isoformat(timespec="seconds"), **source(),
-        "command": command(sys.argv), "env": environment(),
-    }  # fmt: skip
+        "schema": 1,
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        **source(),
+        "command": command(sys.argv),
+        "env": environment(),
+    }
 
 
 def command(words: Sequence[str]) -> str:
@@ -101,9 +108,14 @@ def environment() -> dict[str, Any]:
     cores = len(os.sched_getaffinity(0))
     packages = {name: found for name in PACKAGES if (found := _version(name)) is not None}
     return {
-        **gpu(), "torch": packages.pop("torch", None), "python": platform.python_version(), "packages": packages,
-        "cpu": cpu_name(), "cores": cores, "load_before": round(os.getloadavg()[0], 2),
-    }  # fmt: skip
+        **gpu(),
+        "torch": packages.pop("torch", None),
+        "python": platform.python_version(),
+        "packages": packages,
+        "cpu": cpu_name(),
+        "cores": cores,
+        "load_before": round(os.getloadavg()[0], 2),
+    }
 
 
 def gpu() -> dict[str, Any]:

@@ -39,9 +39,10 @@ def measured(options: argparse.Namespace, script: str, kinds: list[str]) -> tupl
     for tree in trees:
         tree.close()
     report = {
-        **head(), "before": options.against.name if options.against else None,
+        **head(),
+        "before": options.against.name if options.against else None,
         "load_before_and_after": [round(load, 2), round(os.getloadavg()[0], 2)],
-    }  # fmt: skip
+    }
     return windows, report
 
 

@@ -30,11 +30,17 @@ class Target:
         """Return the body of request `number`. Words and seed are its own, so that no prefix cache helps."""
         words = random.Random(number).sample(WORDS, len(WORDS))
         return {
-            "text": " ".join(words), "output_modalities": "audio", "stream_events": "full", "model_kwargs": {
-                "max_output_tokens": ids or self.ids, "ignore_eos": True, "seed": number, "voice": "tara",
+            "text": " ".join(words),
+            "output_modalities": "audio",
+            "stream_events": "full",
+            "model_kwargs": {
+                "max_output_tokens": ids or self.ids,
+                "ignore_eos": True,
+                "seed": number,
+                "voice": "tara",
                 **self.kwargs,
             },
-        }  # fmt: skip
+        }
 
 
 @dataclass(slots=True)

@@ -99,8 +99,12 @@ def nodes(metrics: Mapping[str, Any]) -> list[str]:
 
 def cpu_table(metrics: Mapping[str, Any], labels: list[str]) -> str:
     """Format the share of a core by process and section."""
-    names = {name.removeprefix("cpu_").removesuffix(f"_{label}") for label in labels for name in metrics
-             if name.startswith("cpu_") and name.endswith(f"_{label}")}  # fmt: skip
+    names = {
+        name.removeprefix("cpu_").removesuffix(f"_{label}")
+        for label in labels
+        for name in metrics
+        if name.startswith("cpu_") and name.endswith(f"_{label}")
+    }
     columns: list[Column] = [(name, f"cpu_{name}", 1, "p50") for name in sorted(names)]
     return table("share of a core", columns, {label: pick(metrics, label, "") for label in labels})
 

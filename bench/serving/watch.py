@@ -37,10 +37,11 @@ def watched(served: Served, figures: Figures, label: str) -> Iterator[dict[str, 
     elapsed_s = time.monotonic() - start
     note_spent(figures, label, spent=spent, changed=changed, loaded_s=loaded_s, elapsed_s=elapsed_s)
     facts |= {
-        "loaded_s": round(loaded_s, 3), "elapsed_s": round(elapsed_s, 3),
+        "loaded_s": round(loaded_s, 3),
+        "elapsed_s": round(elapsed_s, 3),
         "cpu_s": {name: round(seconds, 3) for name, seconds in spent.items()},
         "telemetry": {name: round(value, 4) for name, value in changed.items() if value},
-    }  # fmt: skip
+    }
 
 
 def note_stations(served: Served, figures: Figures, label: str, count: int) -> None:

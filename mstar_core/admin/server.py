@@ -129,11 +129,22 @@ class AdminServer:
             "restart": self._acts(target.ask_restart),
             "health": self._checks(lambda state: state not in NOT_HEALTHY),
             "ready": self._checks(lambda state: state in SERVING),
-            "snapshot": self._snapshot, "watch": self._watch, "requests": self._requests, "request": self._request,
-            "trace": self._trace, "cancel": self._cancel, "logs": self._logs, "events": self._events,
-            "metrics": self._metrics, "stop": self._stop, "log_level": self._log_level, "record": self._record,
-            "recording": self._recording, "progress": self._progress, "erase": self._erase,
-        }  # fmt: skip
+            "snapshot": self._snapshot,
+            "watch": self._watch,
+            "requests": self._requests,
+            "request": self._request,
+            "trace": self._trace,
+            "cancel": self._cancel,
+            "logs": self._logs,
+            "events": self._events,
+            "metrics": self._metrics,
+            "stop": self._stop,
+            "log_level": self._log_level,
+            "record": self._record,
+            "recording": self._recording,
+            "progress": self._progress,
+            "erase": self._erase,
+        }
 
     def _reads(self, made: Callable[[], Any], *, is_fresh: bool = False) -> Handler:
         async def read(request: Request) -> HTTPResponse:
@@ -189,9 +200,11 @@ class AdminServer:
     async def _watch(self, request: Request) -> None:
         hub = self._deployment.hub
         subscription = hub.subscribe(
-            parts=parts(request), filter_text=request.args.get("filter", ""), hz=number(request, "hz", 4.0) or 0.0,
+            parts=parts(request),
+            filter_text=request.args.get("filter", ""),
+            hz=number(request, "hz", 4.0) or 0.0,
             readonly=request.ctx.access is Access.READ,
-        )  # fmt: skip
+        )
         try:
             self._deployment.publisher.refresh(now_all=True)
             await self._streams.watch(request, subscription)

@@ -53,9 +53,11 @@ class AdmissionQueue:
         """Raise Overloaded if fewer than `count` places are left. Called before the body is read."""
         if self.per_key and self._held[key] + count > self.per_key:
             raise Overloaded(
-                f"the API key already has {self.per_key} requests in progress, its limit", hint="retry later",
-                retry_after_s=self.retry_after_s(), code="key_limit",
-            )  # fmt: skip
+                f"the API key already has {self.per_key} requests in progress, its limit",
+                hint="retry later",
+                retry_after_s=self.retry_after_s(),
+                code="key_limit",
+            )
         if self.places + count > self.slots + self.queue:
             raise Overloaded(
                 "the queue is full",

@@ -166,9 +166,16 @@ class ApiProcess:
 
     def _make_app(self, detokenizer: Callable[[], Detokenizer] | None) -> Sanic[Any, Any]:
         self._service = service = Service(
-            self.spec, self.model, self.link, self.pool, self.registry, self.metrics,
-            fetcher=self._fetcher, detokenizer=detokenizer, keepalive_s=self._keepalive_s,
-        )  # fmt: skip
+            self.spec,
+            self.model,
+            self.link,
+            self.pool,
+            self.registry,
+            self.metrics,
+            fetcher=self._fetcher,
+            detokenizer=detokenizer,
+            keepalive_s=self._keepalive_s,
+        )
         self._app = make_app(service)
         return self._app
 

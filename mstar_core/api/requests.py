@@ -159,9 +159,14 @@ class Registry:
         self._number += 1
         handle = make_handle(self._incarnation, self._number)
         live = LiveRequest(
-            handle=handle, request_id=request_id, route=route, key=key, started=started, deadline=deadline,
+            handle=handle,
+            request_id=request_id,
+            route=route,
+            key=key,
+            started=started,
+            deadline=deadline,
             group=group or request_id,
-        )  # fmt: skip
+        )
         self._by_handle[handle] = self._by_id[request_id] = live
         self._arriving.pop((request_id, key), None)
         try:
@@ -214,9 +219,14 @@ class Registry:
         return [live for live in self._by_handle.values() if live.group == request_id and live.key == key]
 
     def remember(
-        self, request: LiveRequest | ReceivingRequest, status: str, total_s: float, *,
-        error: dict[str, Any] | None = None, result: Mapping[str, Any] = MappingProxyType({}),
-    ) -> None:  # fmt: skip
+        self,
+        request: LiveRequest | ReceivingRequest,
+        status: str,
+        total_s: float,
+        *,
+        error: dict[str, Any] | None = None,
+        result: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         """Store the outcome of a request and drop the oldest one. status: finished, failed or cancelled."""
         owned = (request.request_id, request.key)  # a request of another key with the same id is another request
         self._ended.pop(owned, None)

@@ -106,9 +106,14 @@ class Session:
         for segment in self._inputs.segments:
             media.update(segment.counts or {segment.kind: segment.length})
         usage = usage_of(
-            self._service.model, self._service.sampled, self.encoder, prompt_tokens=prompt,
-            cached_tokens=self._ending.cached_tokens, counts=self._ending.counts, media=media,
-        )  # fmt: skip
+            self._service.model,
+            self._service.sampled,
+            self.encoder,
+            prompt_tokens=prompt,
+            cached_tokens=self._ending.cached_tokens,
+            counts=self._ending.counts,
+            media=media,
+        )
         usage |= self._inputs.usage
         warnings = self.warnings
         if "audio" in self.call.outputs and not self.encoder.samples:
@@ -239,9 +244,15 @@ class Service:
                 detokenizer = self._detokenizer() if self._detokenizer is not None and "text" in call.outputs else None
                 stops = StopStrings(call.stops) if call.stops else None
                 encoder = OutputEncoder(
-                    self.model, self.pool.postprocess, detokenizer, self.metrics, self.clock, stops=stops,
-                    numbers=NumberForm.of(call.params), facts=inputs.metadata,
-                )  # fmt: skip
+                    self.model,
+                    self.pool.postprocess,
+                    detokenizer,
+                    self.metrics,
+                    self.clock,
+                    stops=stops,
+                    numbers=NumberForm.of(call.params),
+                    facts=inputs.metadata,
+                )
                 live.encoder, live.prompt_tokens, live.due = encoder, inputs.prompt_tokens, 0.0
                 yield Session(self, call, live, output_queue, encoder, inputs)
             finally:
@@ -251,10 +262,18 @@ class Service:
         self, call: ParsedRequest, place: Place, live: LiveRequest, shared: SharedInputs | None
     ) -> Inputs:
         prompt = PromptRequest(
-            text=call.text, texts=call.texts, turns=call.turns, media=call.media, order=call.order,
-            observation=call.observation, params=call.params, outputs=frozenset(call.outputs), seed=call.seed,
-            max_seq_len=self.deployment.max_seq_len, limits=self.limits,
-        )  # fmt: skip
+            text=call.text,
+            texts=call.texts,
+            turns=call.turns,
+            media=call.media,
+            order=call.order,
+            observation=call.observation,
+            params=call.params,
+            outputs=frozenset(call.outputs),
+            seed=call.seed,
+            max_seq_len=self.deployment.max_seq_len,
+            limits=self.limits,
+        )
         # A task that has nothing to wait for would still take two iterations of the event loop.
         inputs = self.pool.run_inline(prompt) if shared is None and self.admission.is_free else None
         if inputs is None:
@@ -295,11 +314,17 @@ class Service:
             SegmentRef(kind=s.kind, length=s.length, inputs=lend(s.arrays), content=s.content) for s in inputs.segments
         ]
         request = NewRequest(
-            handle=live.handle, request_id=live.request_id, params=inputs.plain_params(call.params),
-            outputs=list(call.outputs), inputs=lend(inputs.arrays), segments=segments, seed=call.seed,
-            deadline_s=max(0.001, live.deadline - self.clock()), prompt_tokens=inputs.prompt_tokens,
+            handle=live.handle,
+            request_id=live.request_id,
+            params=inputs.plain_params(call.params),
+            outputs=list(call.outputs),
+            inputs=lend(inputs.arrays),
+            segments=segments,
+            seed=call.seed,
+            deadline_s=max(0.001, live.deadline - self.clock()),
+            prompt_tokens=inputs.prompt_tokens,
             salt=self._salt(live.key),
-        )  # fmt: skip
+        )
         self.link.submit(request)
         live.is_sent = True
 

@@ -73,9 +73,14 @@ class RequestTelemetry:
         cached = usage.get("prompt_tokens_details", {}).get("cached_tokens")
         # The report is complete, because a short request may not have been reported before.
         news = self._news(
-            live, status, ended=self.clock(), error=code, message=message[:MESSAGE_CHARS] or None,
-            tokens=usage.get("completion_tokens"), cached=cached,
-        )  # fmt: skip
+            live,
+            status,
+            ended=self.clock(),
+            error=code,
+            message=message[:MESSAGE_CHARS] or None,
+            tokens=usage.get("completion_tokens"),
+            cached=cached,
+        )
         if self.on_end is not None:
             self.on_end(news)
         if len(self._ended) < PENDING:
@@ -99,9 +104,16 @@ class RequestTelemetry:
         return news, spans
 
     def _news(
-        self, live: LiveRequest, state: str, *, ended: float | None = None, error: str | None = None,
-        message: str | None = None, tokens: int | None = None, cached: int | None = None,
-    ) -> RequestNews:  # fmt: skip
+        self,
+        live: LiveRequest,
+        state: str,
+        *,
+        ended: float | None = None,
+        error: str | None = None,
+        message: str | None = None,
+        tokens: int | None = None,
+        cached: int | None = None,
+    ) -> RequestNews:
         encoder = live.encoder
         first = None if encoder is None else encoder.first_at
         sound = None if encoder is None else encoder.first_sound_at

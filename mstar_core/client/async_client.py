@@ -43,27 +43,54 @@ class ApiCalls:
 
     @overload
     async def generate(
-        self, *, text: str | None = None, images: Media | None = None, audio: Media | None = None,
-        video: Media | None = None, output_modalities: Sequence[str] | str = ("text",),
-        input_modalities: Sequence[str] | str | None = None, stream: Literal[False] = False,
-        request_id: str | None = None, tensors: Any = None, on_error: OnError = "raise", **model_kwargs: Any,
-    ) -> GenerateResult: ...  # fmt: skip
+        self,
+        *,
+        text: str | None = None,
+        images: Media | None = None,
+        audio: Media | None = None,
+        video: Media | None = None,
+        output_modalities: Sequence[str] | str = ("text",),
+        input_modalities: Sequence[str] | str | None = None,
+        stream: Literal[False] = False,
+        request_id: str | None = None,
+        tensors: Any = None,
+        on_error: OnError = "raise",
+        **model_kwargs: Any,
+    ) -> GenerateResult: ...
 
     @overload
     async def generate(
-        self, *, text: str | None = None, images: Media | None = None, audio: Media | None = None,
-        video: Media | None = None, output_modalities: Sequence[str] | str = ("text",),
-        input_modalities: Sequence[str] | str | None = None, stream: Literal[True],
-        request_id: str | None = None, tensors: Any = None, on_error: OnError = "raise", **model_kwargs: Any,
-    ) -> AsyncEventStream: ...  # fmt: skip
+        self,
+        *,
+        text: str | None = None,
+        images: Media | None = None,
+        audio: Media | None = None,
+        video: Media | None = None,
+        output_modalities: Sequence[str] | str = ("text",),
+        input_modalities: Sequence[str] | str | None = None,
+        stream: Literal[True],
+        request_id: str | None = None,
+        tensors: Any = None,
+        on_error: OnError = "raise",
+        **model_kwargs: Any,
+    ) -> AsyncEventStream: ...
 
     @overload
     async def generate(
-        self, *, text: str | None = None, images: Media | None = None, audio: Media | None = None,
-        video: Media | None = None, output_modalities: Sequence[str] | str = ("text",),
-        input_modalities: Sequence[str] | str | None = None, stream: bool = False,
-        request_id: str | None = None, tensors: Any = None, on_error: OnError = "raise", **model_kwargs: Any,
-    ) -> GenerateResult | AsyncEventStream: ...  # fmt: skip
+        self,
+        *,
+        text: str | None = None,
+        images: Media | None = None,
+        audio: Media | None = None,
+        video: Media | None = None,
+        output_modalities: Sequence[str] | str = ("text",),
+        input_modalities: Sequence[str] | str | None = None,
+        stream: bool = False,
+        request_id: str | None = None,
+        tensors: Any = None,
+        on_error: OnError = "raise",
+        **model_kwargs: Any,
+    ) -> GenerateResult | AsyncEventStream: ...
 
     async def generate(
         self,
@@ -89,10 +116,18 @@ class ApiCalls:
         if on_error not in ("raise", "event"):
             raise ValueError(f'on_error must be "raise" or "event", not {on_error!r}')
         make = partial(
-            generate_call, text=text, images=images, audio=audio, video=video, output_modalities=output_modalities,
-            input_modalities=input_modalities, stream=stream, request_id=request_id, tensors=tensors,
+            generate_call,
+            text=text,
+            images=images,
+            audio=audio,
+            video=video,
+            output_modalities=output_modalities,
+            input_modalities=input_modalities,
+            stream=stream,
+            request_id=request_id,
+            tensors=tensors,
             model_kwargs=model_kwargs,
-        )  # fmt: skip
+        )
         has_media = any(media is not None for media in (images, audio, video, tensors))
         call = await self._http.session.call_in_thread(make) if has_media else make()
         if stream:
@@ -118,9 +153,14 @@ class ApiCalls:
     ) -> GenerateResult | AsyncEventStream:
         """Answer a prompt, with optional images, audio or video before it."""
         return await self.generate(
-            text=prompt, images=images, audio=audio, video=video, output_modalities=output_modalities, stream=stream,
+            text=prompt,
+            images=images,
+            audio=audio,
+            video=video,
+            output_modalities=output_modalities,
+            stream=stream,
             **model_kwargs,
-        )  # fmt: skip
+        )
 
     async def generate_image(self, /, prompt: str, **model_kwargs: Any) -> bytes:
         """Generate an image from a prompt. Returns a PNG file."""
@@ -159,19 +199,26 @@ class ApiCalls:
         """Predict the continuation of a clip under given actions. goal: an image or array that scores the outcomes."""
         return latents_of(
             await self._whole(
-                model_kwargs, **_frames(video, goal), task="rollout", actions=actions, states=states,
+                model_kwargs,
+                **_frames(video, goal),
+                task="rollout",
+                actions=actions,
+                states=states,
                 output_modalities=("tensor", "scalar"),
             )
-        )  # fmt: skip
+        )
 
     async def plan(self, /, image: Any, goal: Any, state: Any, **model_kwargs: Any) -> LatentResult:
         """Plan actions that lead from `image` to `goal`. state: the robot's state, seven numbers."""
         return latents_of(
             await self._whole(
-                model_kwargs, **_frames(image, goal), task="plan", states=[state],
+                model_kwargs,
+                **_frames(image, goal),
+                task="plan",
+                states=[state],
                 output_modalities=("tensor", "scalar"),
             )
-        )  # fmt: skip
+        )
 
     async def cancel(self, request_id: str) -> bool:
         """Cancel a request. Returns False if it has ended, or if the server does not know the id."""

@@ -62,9 +62,12 @@ class ClientError(MstarError):
     def __reduce__(self) -> tuple[Any, ...]:
         # A response holds a connection, which cannot be pickled; every other field is kept.
         facts = {
-            "status": self.status, "code": self.code, "param": self.param, "request_id": self.request_id,
+            "status": self.status,
+            "code": self.code,
+            "param": self.param,
+            "request_id": self.request_id,
             "retry_after": self.retry_after,
-        }  # fmt: skip
+        }
         return (_rebuild, (_plain(type(self)), (self.title, self.detail, self.hint), facts))
 
     @property
@@ -143,8 +146,13 @@ def error_of_response(response: httpx.Response) -> ClientError:
         message or f"the server answered {status}",
         f"request {request_id}" if request_id else "",
         f"send it again in {after:g} s" if after is not None and status in (429, 503) else "",
-        status=status, code=code, param=param, request_id=request_id, retry_after=after, response=response,
-    )  # fmt: skip
+        status=status,
+        code=code,
+        param=param,
+        request_id=request_id,
+        retry_after=after,
+        response=response,
+    )
 
 
 def unreachable(url: str, why: str) -> ClientError:

@@ -18,9 +18,13 @@ IMAGES: Final = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"
 """Names of image formats by ending."""
 
 SOUNDS: Final = {
-    ".wav": FORMATS["wav"], ".pcm": FORMATS["pcm"], ".mp3": FORMATS["mp3"], ".flac": FORMATS["flac"],
-    ".opus": FORMATS["opus"], ".ogg": FORMATS["opus"],
-}  # fmt: skip
+    ".wav": FORMATS["wav"],
+    ".pcm": FORMATS["pcm"],
+    ".mp3": FORMATS["mp3"],
+    ".flac": FORMATS["flac"],
+    ".opus": FORMATS["opus"],
+    ".ogg": FORMATS["opus"],
+}
 """Sound formats by ending."""
 
 _SIGNATURES: Final = {"PNG": b"\x89PNG", "JPEG": b"\xff\xd8\xff", "WEBP": b"RIFF"}

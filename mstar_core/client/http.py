@@ -185,9 +185,13 @@ class Http:
 
     async def _send(self, call: HttpCall) -> httpx.Response:
         request = self.session.client.build_request(
-            call.method, f"{self.base_url}{call.path}", files=call.parts or None, json=call.body,
-            headers={**self._headers, "Accept": call.accept}, timeout=self._timeout,
-        )  # fmt: skip
+            call.method,
+            f"{self.base_url}{call.path}",
+            files=call.parts or None,
+            json=call.body,
+            headers={**self._headers, "Accept": call.accept},
+            timeout=self._timeout,
+        )
         with self._translated_errors():
             response = await self.session.send(request)
             if response.status_code == 200:
@@ -229,9 +233,13 @@ class RequestsTransport(httpx.BaseTransport):
         headers = {name: value for name, value in request.headers.items() if name.lower() not in HTTPX_HEADERS}
         try:
             answer = self._session.request(
-                request.method, str(request.url), headers=headers, data=request.read() or None, stream=True,
+                request.method,
+                str(request.url),
+                headers=headers,
+                data=request.read() or None,
+                stream=True,
                 timeout=(limits.get("connect"), limits.get("read")),
-            )  # fmt: skip
+            )
         except self._errors.RequestException as error:
             raise self._translated(error) from error
         return httpx.Response(

@@ -143,9 +143,12 @@ def json_object(response: httpx.Response) -> dict[str, Any]:
     if not isinstance(found, dict):
         kind = response.headers.get("Content-Type") or "no content type"
         raise ClientError(
-            "the response is not from a deployment", f"{kind}: {response.text[:80]!r}", "check the address",
-            status=response.status_code, code="malformed",
-        )  # fmt: skip
+            "the response is not from a deployment",
+            f"{kind}: {response.text[:80]!r}",
+            "check the address",
+            status=response.status_code,
+            code="malformed",
+        )
     return found
 
 
@@ -162,9 +165,13 @@ def result_of(response: httpx.Response) -> GenerateResult:
         chunks.append(event)
         outputs.setdefault(event.modality, []).append({"data": event.data, "metadata": dict(event.metadata)})
     facts = {
-        "request_id": reader.request_id, "finish_reason": reader.finish_reason, "usage": reader.usage,
-        "seed": reader.seed, "warnings": reader.warnings, "outputs": outputs,
-    }  # fmt: skip
+        "request_id": reader.request_id,
+        "finish_reason": reader.finish_reason,
+        "usage": reader.usage,
+        "seed": reader.seed,
+        "warnings": reader.warnings,
+        "outputs": outputs,
+    }
     return _result(chunks, facts)
 
 
@@ -182,12 +189,16 @@ def samples_of(body: Mapping[str, Any]) -> list[ModelSample]:
     """Return the samples of a response of /v1/samples."""
     return [
         ModelSample(
-            name=each["name"], title=each["title"], output_modalities=tuple(each["output_modalities"]),
-            text=each["text"], files=tuple((file["name"], base64.b64decode(file["data"])) for file in each["files"]),
-            kinds=tuple(file["kind"] for file in each["files"]), params=each["params"],
+            name=each["name"],
+            title=each["title"],
+            output_modalities=tuple(each["output_modalities"]),
+            text=each["text"],
+            files=tuple((file["name"], base64.b64decode(file["data"])) for file in each["files"]),
+            kinds=tuple(file["kind"] for file in each["files"]),
+            params=each["params"],
         )
         for each in body["data"]
-    ]  # fmt: skip
+    ]
 
 
 def models_of(body: Mapping[str, Any]) -> list[ModelInfo]:

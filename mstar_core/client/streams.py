@@ -133,6 +133,10 @@ def error_of_event(event: ErrorEvent) -> ClientError:
     """Return the exception for an error event."""
     detail = f"request {event.request_id}" if event.request_id else ""
     return like_requests(StreamError, "HTTPError")(
-        event.message or "the request failed", detail, status=event.status, code=event.code, param=event.param,
+        event.message or "the request failed",
+        detail,
+        status=event.status,
+        code=event.code,
+        param=event.param,
         request_id=event.request_id,
-    )  # fmt: skip
+    )

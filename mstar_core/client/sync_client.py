@@ -128,27 +128,54 @@ class MStarClient(Closing):
 
     @overload
     def generate(
-        self, *, text: str | None = None, images: Media | None = None, audio: Media | None = None,
-        video: Media | None = None, output_modalities: Sequence[str] | str = ("text",),
-        input_modalities: Sequence[str] | str | None = None, stream: Literal[False] = False,
-        request_id: str | None = None, tensors: Any = None, on_error: OnError = "raise", **model_kwargs: Any,
-    ) -> GenerateResult: ...  # fmt: skip
+        self,
+        *,
+        text: str | None = None,
+        images: Media | None = None,
+        audio: Media | None = None,
+        video: Media | None = None,
+        output_modalities: Sequence[str] | str = ("text",),
+        input_modalities: Sequence[str] | str | None = None,
+        stream: Literal[False] = False,
+        request_id: str | None = None,
+        tensors: Any = None,
+        on_error: OnError = "raise",
+        **model_kwargs: Any,
+    ) -> GenerateResult: ...
 
     @overload
     def generate(
-        self, *, text: str | None = None, images: Media | None = None, audio: Media | None = None,
-        video: Media | None = None, output_modalities: Sequence[str] | str = ("text",),
-        input_modalities: Sequence[str] | str | None = None, stream: Literal[True],
-        request_id: str | None = None, tensors: Any = None, on_error: OnError = "raise", **model_kwargs: Any,
-    ) -> EventStream: ...  # fmt: skip
+        self,
+        *,
+        text: str | None = None,
+        images: Media | None = None,
+        audio: Media | None = None,
+        video: Media | None = None,
+        output_modalities: Sequence[str] | str = ("text",),
+        input_modalities: Sequence[str] | str | None = None,
+        stream: Literal[True],
+        request_id: str | None = None,
+        tensors: Any = None,
+        on_error: OnError = "raise",
+        **model_kwargs: Any,
+    ) -> EventStream: ...
 
     @overload
     def generate(
-        self, *, text: str | None = None, images: Media | None = None, audio: Media | None = None,
-        video: Media | None = None, output_modalities: Sequence[str] | str = ("text",),
-        input_modalities: Sequence[str] | str | None = None, stream: bool = False,
-        request_id: str | None = None, tensors: Any = None, on_error: OnError = "raise", **model_kwargs: Any,
-    ) -> GenerateResult | EventStream: ...  # fmt: skip
+        self,
+        *,
+        text: str | None = None,
+        images: Media | None = None,
+        audio: Media | None = None,
+        video: Media | None = None,
+        output_modalities: Sequence[str] | str = ("text",),
+        input_modalities: Sequence[str] | str | None = None,
+        stream: bool = False,
+        request_id: str | None = None,
+        tensors: Any = None,
+        on_error: OnError = "raise",
+        **model_kwargs: Any,
+    ) -> GenerateResult | EventStream: ...
 
     @_described_as(ApiCalls.generate)
     def generate(self, **kwargs: Any) -> GenerateResult | EventStream:

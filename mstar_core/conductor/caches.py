@@ -32,11 +32,12 @@ def cache_uses(walk: Walk) -> tuple[CacheUse, ...]:
     apart = {spec.branch for spec in specs.values() if spec.of is not None}
     return tuple(
         CacheUse(
-            spec.name, spec.owner.name,
+            spec.name,
+            spec.owner.name,
             frozenset((spec.branch,)) if spec.of is not None else frozenset(_branches(spec)) - apart,
         )
         for spec in specs.values()
-    )  # fmt: skip
+    )
 
 
 def _branches(node: NodeSpec) -> tuple[str, ...]:
@@ -50,9 +51,13 @@ class CachePlaces:
     ranks: dict[Cache, int] = field(default_factory=dict)
 
     def shares(
-        self, message: RunWalk, uses: Iterable[CacheUse], homes: Mapping[str, int], ranks: Iterable[int],
+        self,
+        message: RunWalk,
+        uses: Iterable[CacheUse],
+        homes: Mapping[str, int],
+        ranks: Iterable[int],
         owners: Mapping[str, Sequence[str]],
-    ) -> dict[int, RunWalk]:  # fmt: skip
+    ) -> dict[int, RunWalk]:
         """Return the run's message for every rank that takes part in it, and note where the caches are after it.
 
         uses: of the walk. homes: rank by node. ranks: of the walk's nodes. owners: branches by node with a cache.

@@ -50,9 +50,15 @@ class Conductor:
     """All requests in flight. A bad message or program fails its own request only."""
 
     def __init__(
-        self, spec: ModelSpec, plan: Plan, send: Sender, *, max_seq_len: int, clock: Callable[[], float],
+        self,
+        spec: ModelSpec,
+        plan: Plan,
+        send: Sender,
+        *,
+        max_seq_len: int,
+        clock: Callable[[], float],
         has_prefix_caches: bool = True,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.spec = spec
         self.router = Router(spec, plan, has_prefix_caches)
         self.requests: dict[int, ConductorRequest] = {}

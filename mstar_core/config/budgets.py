@@ -80,9 +80,11 @@ def _check_shares(spec: ModelSpec, config: ResolvedConfig, rank: RankPlan) -> No
         parts = " + ".join(f"{node} {part:g}" for node, part in given.items())
         rest = f", and nothing is left for {', '.join(others)}" if others else ""
         raise config.error(
-            "kv_cache.share", f"kv_cache.share assigns {total:g} of rank {rank.rank}'s cache{rest}", parts,
+            "kv_cache.share",
+            f"kv_cache.share assigns {total:g} of rank {rank.rank}'s cache{rest}",
+            parts,
             "the sum is at most 1; nodes without a share divide the rest",
-        )  # fmt: skip
+        )
 
 
 def _check_quantization(config: ResolvedConfig, plan: Plan) -> None:
@@ -94,6 +96,8 @@ def _check_quantization(config: ResolvedConfig, plan: Plan) -> None:
         wrong = f"dtype is float32 ({config.source('dtype')})"
     if wrong is not None:
         raise config.error(
-            "quantization", f"quantization {config.quantization} needs bfloat16 or float16 on a GPU", wrong,
+            "quantization",
+            f"quantization {config.quantization} needs bfloat16 or float16 on a GPU",
+            wrong,
             "remove quantization",
-        )  # fmt: skip
+        )

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 
 from mstar_core.config.deployment import Plan
 from mstar_core.graph import CompiledWalk, Kind, NodeSpec, Outlet, Stream, compile_graph
-from mstar_core.graph.spec.streams import FixedChunk, LeftContext, SlidingWindow
+from mstar_core.graph.declare.streams import FixedChunk, LeftContext, SlidingWindow
 from mstar_core.observe.frames import EdgeView, GraphView, NodeView, WalkView
 from mstar_core.plugin.spec import ModelSpec
 

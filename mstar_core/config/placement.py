@@ -204,7 +204,7 @@ def make_plan(spec: ModelSpec, config: ResolvedConfig, devices: Sequence[str], o
             rank=rank, device=device, nodes=_nodes_of(spec, rank, placements), follows=_followed(spec, rank, placements)
         )
         for rank, device in enumerate(names)
-    )  # fmt: skip
+    )
     groups = _parallel_groups(placements)
     _check_groups(config, ranks, groups)
     return with_budgets(spec, config, Plan(ranks=ranks, placements=placements, groups=groups))
@@ -263,10 +263,12 @@ def _check_groups(config: ResolvedConfig, ranks: Sequence[RankPlan], groups: Seq
         own = [group for group in groups if rank.rank in group.ranks]
         if len(own) > 1:
             raise _group_error(
-                config, rank.rank, f"rank {rank.rank} is in two tensor-parallel groups",
+                config,
+                rank.rank,
+                f"rank {rank.rank} is in two tensor-parallel groups",
                 " and ".join(f"ranks {', '.join(map(str, group.ranks))}" for group in own),
                 "give both the same ranks in the same order, or disjoint ones",
-            )  # fmt: skip
+            )
 
 
 def _group_error(config: ResolvedConfig, rank: int, what: str, detail: str, hint: str) -> ConfigError:

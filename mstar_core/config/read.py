@@ -112,8 +112,13 @@ def _scalar(place: Located, item: Setting, key: str, kind: str = "") -> Any:
 
 
 _TYPES: Final[Mapping[str, type | tuple[type, ...]]] = {
-    "string": str, "boolean": bool, "integer": int, "number": (int, float), "list": (list, tuple), "mapping": dict,
-}  # fmt: skip
+    "string": str,
+    "boolean": bool,
+    "integer": int,
+    "number": (int, float),
+    "list": (list, tuple),
+    "mapping": dict,
+}
 
 
 def fits(value: Any, kind: str) -> bool:

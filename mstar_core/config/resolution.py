@@ -68,9 +68,19 @@ def resolve(spec: ModelSpec, config: ConfigFile, *, variant: str = "") -> Resolv
 
 _DEFAULTS: Final = {item.key: item.default for item in SETTINGS}
 _PLAIN: Final = (
-    "weights", "dtype", "attention", "quantization", "max_concurrent_requests", "max_queue", "token_budget",
-    "image_share", "feature_cache_bytes", "wait_spin_us", "hang_s", "step_limit_s",
-)  # fmt: skip
+    "weights",
+    "dtype",
+    "attention",
+    "quantization",
+    "max_concurrent_requests",
+    "max_queue",
+    "token_budget",
+    "image_share",
+    "feature_cache_bytes",
+    "wait_spin_us",
+    "hang_s",
+    "step_limit_s",
+)
 """Keys whose default does not depend on the model."""
 
 

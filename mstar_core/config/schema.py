@@ -39,9 +39,12 @@ class Setting(ValueSpec):
 
 
 _STRUCTS: Final[Mapping[str, type[msgspec.Struct]]] = {
-    "": DeploymentSpec, "kv_cache": KVCacheConfig, "transport": TransportConfig, "api": ApiConfig,
+    "": DeploymentSpec,
+    "kv_cache": KVCacheConfig,
+    "transport": TransportConfig,
+    "api": ApiConfig,
     "logs": LogConfig,
-}  # fmt: skip
+}
 _FIELDS: Final = {
     f"{section}.{field.name}".lstrip("."): field
     for section, struct in _STRUCTS.items()

@@ -124,10 +124,15 @@ class FakeApi:
         outputs = (*check_outputs(self._spec, [name for name in ask.outputs if name not in EVENTS]), *events)
         inputs = self._processor.process_prompt(
             PromptRequest(
-                text=ask.text, media=ask.media, order=ask.order, params=params, outputs=frozenset(outputs),
-                seed=ask.seed, max_seq_len=self._max_seq_len,
+                text=ask.text,
+                media=ask.media,
+                order=ask.order,
+                params=params,
+                outputs=frozenset(outputs),
+                seed=ask.seed,
+                max_seq_len=self._max_seq_len,
             )
-        )  # fmt: skip
+        )
         self.sent += 1
         call = self.calls[self.sent] = SentRequest(self.sent, ask)
         segments = [
@@ -135,11 +140,17 @@ class FakeApi:
             for s in inputs.segments
         ]
         request = NewRequest(
-            handle=call.handle, request_id=f"runtime-{call.handle}", params=inputs.plain_params(params),
-            outputs=list(outputs), inputs=self._lend(call, inputs.arrays), segments=segments, seed=ask.seed,
-            deadline_s=ask.deadline_s, prompt_tokens=inputs.prompt_tokens,
+            handle=call.handle,
+            request_id=f"runtime-{call.handle}",
+            params=inputs.plain_params(params),
+            outputs=list(outputs),
+            inputs=self._lend(call, inputs.arrays),
+            segments=segments,
+            seed=ask.seed,
+            deadline_s=ask.deadline_s,
+            prompt_tokens=inputs.prompt_tokens,
             salt=self.salt,
-        )  # fmt: skip
+        )
         self._box.send(CONDUCTOR, request)
         return call
 
@@ -202,9 +213,14 @@ class FakeApi:
                 self._transport.release(ref.slot, ref.generation)
         chunks = self.rendered(call.items) if status == "finished" else ()
         call.outcome = RequestOutcome(
-            status=status, outputs=joined(chunks), chunks=chunks, items=tuple(call.items), error=error,
-            reason=call.finished.reason if call.finished else "", counts=call.finished.counts if call.finished else {},
-        )  # fmt: skip
+            status=status,
+            outputs=joined(chunks),
+            chunks=chunks,
+            items=tuple(call.items),
+            error=error,
+            reason=call.finished.reason if call.finished else "",
+            counts=call.finished.counts if call.finished else {},
+        )
         del self.calls[call.handle]
 
     # -- bytes ------------------------------------------------------------------------------------------------

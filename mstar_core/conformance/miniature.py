@@ -64,9 +64,17 @@ class Miniature:
     ) -> LocalRuntime:
         """Return a new deployment of the model."""
         return LocalRuntime(
-            self.spec, self.folder, settings, ranks=ranks, plan=plan, built=self.built, processor=self.processor,
-            faults=faults, slow=slow, peer_memory=peer_memory,
-        )  # fmt: skip
+            self.spec,
+            self.folder,
+            settings,
+            ranks=ranks,
+            plan=plan,
+            built=self.built,
+            processor=self.processor,
+            faults=faults,
+            slow=slow,
+            peer_memory=peer_memory,
+        )
 
     def alone(self, ask: SampleRequest) -> RequestOutcome:
         """Return the answer of a request served alone: one rank, whole prefill, empty cache. Cached."""

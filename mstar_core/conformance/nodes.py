@@ -93,20 +93,39 @@ def _runner(
     own = None if faults is None else partial(faults, node.name)
     if node.engine is not KV_CACHE:
         return StatelessEngine(
-            node, built.module, device=CPU, dtype=compute_dtype(node.dtype, CPU), max_batch=most_rows(CPU),
-            lookahead=settings.lookahead, clock=clock, faults=own,
-        )  # fmt: skip
+            node,
+            built.module,
+            device=CPU,
+            dtype=compute_dtype(node.dtype, CPU),
+            max_batch=most_rows(CPU),
+            lookahead=settings.lookahead,
+            clock=clock,
+            faults=own,
+        )
     assert node.kv is not None, "the graph check admits no KV node without a cache"
     slots, dtype = node.kv.slots(settings.slots), compute_dtype(None, CPU)
     # Rows share what their requests leave: a pool for all that a node allows would be made anew for every check.
     requests = settings.slots * len(node.kv.branches)
     pool = plan_pool(
-        node.kv, PoolRequest(page_size=settings.page_size, pages=settings.pages), node=node.name,
-        dtype=dtype, free_bytes=POOL_LIMIT_BYTES, longest=0, most_tokens=requests * settings.max_seq_len,
-    )  # fmt: skip
+        node.kv,
+        PoolRequest(page_size=settings.page_size, pages=settings.pages),
+        node=node.name,
+        dtype=dtype,
+        free_bytes=POOL_LIMIT_BYTES,
+        longest=0,
+        most_tokens=requests * settings.max_seq_len,
+    )
     sizes = KVSettings(
-        device=CPU, dtype=dtype, num_pages=pool.pages, page_size=pool.page_size, max_slots=slots,
-        max_seq_len=settings.max_seq_len, vocab=built.vocab, token_budget=settings.token_budget,
-        lookahead=settings.lookahead, prefix_cache=settings.prefix_cache, loop=built.loop,
-    )  # fmt: skip
+        device=CPU,
+        dtype=dtype,
+        num_pages=pool.pages,
+        page_size=pool.page_size,
+        max_slots=slots,
+        max_seq_len=settings.max_seq_len,
+        vocab=built.vocab,
+        token_budget=settings.token_budget,
+        lookahead=settings.lookahead,
+        prefix_cache=settings.prefix_cache,
+        loop=built.loop,
+    )
     return KVCacheEngine(node, cast("KVModule", built.module), sizes, clock=clock, faults=own)

@@ -27,8 +27,12 @@ def sample_inputs(subject: Subject) -> None:
         media = tuple(MediaPart(modality=kind_of(name), data=data, name=name) for name, data in sample.files)
         small.processor.process_prompt(
             PromptRequest(
-                text=sample.text, media=media, order=count_order(sample.kinds), seed=1, max_seq_len=spec.max_seq_len,
+                text=sample.text,
+                media=media,
+                order=count_order(sample.kinds),
+                seed=1,
+                max_seq_len=spec.max_seq_len,
                 params=parse_params(spec.params, dict(sample.params)).params,
                 outputs=frozenset(check_outputs(spec, sample.outputs)),
             )
-        )  # fmt: skip
+        )

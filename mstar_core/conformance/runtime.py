@@ -249,17 +249,22 @@ class LocalRuntime:
         outbox = Outbox(name, rank.rank, box, transport, peer_memory=memory)
         # The fake mailbox has the methods of a mailbox that the loop calls.
         return Worker(
-            mailbox=cast("Mailbox", box), transport=transport,
-            life=cast("ChildLife", QuietLife(name)), outbox=outbox, runners=runners,
+            mailbox=cast("Mailbox", box),
+            transport=transport,
+            life=cast("ChildLife", QuietLife(name)),
+            outbox=outbox,
+            runners=runners,
             executor=Executor(
                 spec, rank.rank, runners, outbox, transport, self.clock, self.settings.feature_cache_bytes, memory
             ),
             peer_memory=memory,
             steps=Steps(
-                runners=runners, scheduler=FairShare(runners, clock=self.clock), lookahead=self.settings.lookahead,
+                runners=runners,
+                scheduler=FairShare(runners, clock=self.clock),
+                lookahead=self.settings.lookahead,
                 clock=self.clock,
             ),
-        )  # fmt: skip
+        )
 
 
 def _transport(name: str, folder: Path) -> TensorTransport:

@@ -25,9 +25,16 @@ SIGNATURES: Final = {
 """First bytes of files: PNG, JPEG or WebP; MP4, Matroska or AVI."""
 
 NUMPY_NAMES: Final = {
-    "i64": "int64", "i32": "int32", "i16": "int16", "u8": "uint8", "bool": "bool", "f64": "float64", "f32": "float32",
-    "f16": "float16", "bf16": "uint16",
-}  # fmt: skip
+    "i64": "int64",
+    "i32": "int32",
+    "i16": "int16",
+    "u8": "uint8",
+    "bool": "bool",
+    "f64": "float64",
+    "f32": "float32",
+    "f16": "float16",
+    "bf16": "uint16",
+}
 
 
 def serves_every_walk(subject: Subject) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NewType, Protocol, runtime_checkable
 
-from mstar_core.graph.spec.nodes import MAIN, Attend
+from mstar_core.graph.declare.nodes import MAIN, Attend
 
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence

@@ -7,13 +7,13 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from mstar_core.errors import EngineError
-from mstar_core.graph.spec.nodes import PortType
+from mstar_core.graph.declare.nodes import PortType
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from mstar_core.engine.base import LoopSpec
-    from mstar_core.graph.spec.nodes import NodeSpec
+    from mstar_core.graph.declare.nodes import NodeSpec
 
 
 def accepts(module: object, name: str) -> bool:
@@ -63,8 +63,10 @@ class CandidateInputs:
     def split(self, inputs: Mapping[str, Tensor], count: int) -> list[dict[str, Tensor]]:
         """Return each candidate's inputs. Raises EngineError as `is_split` does."""
         split = {name: value.unbind(0) for name, value in inputs.items() if self.is_split(name, value, count)}
-        return [{name: split[name][index] if name in split else value for name, value in inputs.items()}
-                for index in range(count)]  # fmt: skip
+        return [
+            {name: split[name][index] if name in split else value for name, value in inputs.items()}
+            for index in range(count)
+        ]
 
 
 def carried_values(

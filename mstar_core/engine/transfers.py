@@ -114,12 +114,16 @@ def gather(values: Sequence[Tensor], into: Tensor) -> None:
     if len(values) > 1:
         storage, strides, at = first.untyped_storage().data_ptr(), first.stride(), first.data_ptr()
         apart = values[1].data_ptr() - at
-        is_even = apart >= 0 and apart % first.element_size() == 0 and all(
-            value.data_ptr() == at + number * apart
-            and value.stride() == strides
-            and value.untyped_storage().data_ptr() == storage
-            for number, value in enumerate(values)
-        )  # fmt: skip
+        is_even = (
+            apart >= 0
+            and apart % first.element_size() == 0
+            and all(
+                value.data_ptr() == at + number * apart
+                and value.stride() == strides
+                and value.untyped_storage().data_ptr() == storage
+                for number, value in enumerate(values)
+            )
+        )
         if not is_even:
             torch.stack(list(values), out=into)
             return

@@ -7,6 +7,46 @@ from mstar_core.graph.compile.compiled import CompiledLoop, CompiledTask, Compil
 from mstar_core.graph.compile.cut import RankWalk, cut
 from mstar_core.graph.compile.resident import LoopPorts, loop_ports, resident_ports
 from mstar_core.graph.compile.wiring import compile_graph, compile_walk, held_ports, wire
+from mstar_core.graph.declare.nodes import (
+    CHUNK_FIRST,
+    CHUNK_LAST,
+    CLIENT,
+    KV_CACHE,
+    MAIN,
+    RANDOM,
+    STATELESS,
+    STEP,
+    Attend,
+    EngineKind,
+    KVSpec,
+    NodeSpec,
+    PortType,
+    Sampling,
+    from_param,
+)
+from mstar_core.graph.declare.streams import (
+    Chunk,
+    ChunkCursor,
+    ChunkPolicy,
+    FixedChunk,
+    LeftContext,
+    SlidingWindow,
+    Stream,
+)
+from mstar_core.graph.declare.walks import (
+    Edge,
+    GraphEdge,
+    GraphNode,
+    Loop,
+    Parallel,
+    Sequential,
+    StopOn,
+    StopWhen,
+    StreamingGraphEdge,
+    Walk,
+    graph_nodes,
+    loops,
+)
 from mstar_core.graph.runtime.actions import (
     Action,
     Actions,
@@ -30,46 +70,6 @@ from mstar_core.graph.runtime.actions import (
 )
 from mstar_core.graph.runtime.run_context import loop_limits
 from mstar_core.graph.runtime.walk_state import WalkState
-from mstar_core.graph.spec.nodes import (
-    CHUNK_FIRST,
-    CHUNK_LAST,
-    CLIENT,
-    KV_CACHE,
-    MAIN,
-    RANDOM,
-    STATELESS,
-    STEP,
-    Attend,
-    EngineKind,
-    KVSpec,
-    NodeSpec,
-    PortType,
-    Sampling,
-    from_param,
-)
-from mstar_core.graph.spec.streams import (
-    Chunk,
-    ChunkCursor,
-    ChunkPolicy,
-    FixedChunk,
-    LeftContext,
-    SlidingWindow,
-    Stream,
-)
-from mstar_core.graph.spec.walks import (
-    Edge,
-    GraphEdge,
-    GraphNode,
-    Loop,
-    Parallel,
-    Sequential,
-    StopOn,
-    StopWhen,
-    StreamingGraphEdge,
-    Walk,
-    graph_nodes,
-    loops,
-)
 
 __all__ = [
     "CHUNK_FIRST",

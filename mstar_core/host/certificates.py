@@ -24,8 +24,10 @@ def load_certificate(cert: str | None, key: str | None) -> ssl.SSLContext | None
         context.load_cert_chain(cert, key, password="")
     except (OSError, ssl.SSLError) as error:
         raise StartError(
-            f"the certificate {cert} cannot be used", str(error),
+            f"the certificate {cert} cannot be used",
+            str(error),
             "use PEM files of a certificate and its unencrypted key",
-            phase="plan", key="api.tls_cert",
-        ) from error  # fmt: skip
+            phase="plan",
+            key="api.tls_cert",
+        ) from error
     return context

@@ -109,9 +109,12 @@ def _acquire(device: str, key: str, name: str) -> int:
         fd = _open(lock_path(key))
     except OSError as error:
         raise StartError(
-            "the lock of a GPU cannot be opened", f"{lock_path(key)}: {error.strerror}",
-            f"set {FOLDER_VARIABLE} to a folder that every user of this host can write", phase="plan", code="gpu_lock",
-        ) from error  # fmt: skip
+            "the lock of a GPU cannot be opened",
+            f"{lock_path(key)}: {error.strerror}",
+            f"set {FOLDER_VARIABLE} to a folder that every user of this host can write",
+            phase="plan",
+            code="gpu_lock",
+        ) from error
     if not lock_soon(fd):
         holder = _read(fd)
         os.close(fd)

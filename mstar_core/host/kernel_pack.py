@@ -105,9 +105,11 @@ def _entries(file: Path) -> Iterator[tuple[str, str, bytes]]:
                 yield key, name, content.read()
     except (OSError, tarfile.TarError, lzma.LZMAError, EOFError) as error:
         raise ConfigError(
-            f"{file} cannot be read as a pack of kernels", f"{type(error).__name__}: {error}",
-            f"name packs of this release in {VARIABLE}, or unset it", key=VARIABLE,
-        ) from error  # fmt: skip
+            f"{file} cannot be read as a pack of kernels",
+            f"{type(error).__name__}: {error}",
+            f"name packs of this release in {VARIABLE}, or unset it",
+            key=VARIABLE,
+        ) from error
 
 
 def _root(folder: Path, into: Path) -> None:
@@ -128,6 +130,8 @@ def _digest(file: Path) -> str:
         return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
     except OSError as error:
         raise ConfigError(
-            f"{file} cannot be read", f"{VARIABLE} names it: {error}", f"name a pack of kernels in {VARIABLE}, or "
-            "unset it", key=VARIABLE,
-        ) from error  # fmt: skip
+            f"{file} cannot be read",
+            f"{VARIABLE} names it: {error}",
+            f"name a pack of kernels in {VARIABLE}, or unset it",
+            key=VARIABLE,
+        ) from error

@@ -74,9 +74,10 @@ def own_address(device: str | None) -> str:
     except OSError as error:
         names = ", ".join(f"{name} {address}".strip() for name, address in known.items())
         raise TransportError(
-            f"this host has no interface and no address {device!r}", f"{error}; it has {names}",
+            f"this host has no interface and no address {device!r}",
+            f"{error}; it has {names}",
             did_you_mean(device, known),
-        ) from error  # fmt: skip
+        ) from error
     return address
 
 
@@ -119,6 +120,7 @@ def transfer_engine() -> ModuleType:
         is_cuda = "libcuda" in str(error)
         hint = "install mooncake-transfer-engine-non-cuda in place of the package that needs CUDA"
         raise TransportError(
-            "Mooncake's transfer engine cannot be loaded", str(error),
+            "Mooncake's transfer engine cannot be loaded",
+            str(error),
             hint if is_cuda else f"apt-get install {SYSTEM_LIBRARIES}",
-        ) from error  # fmt: skip
+        ) from error

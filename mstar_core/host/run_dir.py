@@ -142,7 +142,7 @@ class RunDirectory:
                 "the run directory is open to other users",
                 f"{self.path}: owner {facts.st_uid}, mode {stat.S_IMODE(facts.st_mode):o}",
                 f"run: chmod 700 {self.path}",
-            )  # fmt: skip
+            )
 
         closed = None if gid is None else closed_to(self.path, gid)
         if closed is not None:

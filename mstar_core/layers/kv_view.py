@@ -32,9 +32,14 @@ class PackedView(KVView, Protocol):
     """A view that can also normalize, rotate and append the output of a joined projection, with the attention."""
 
     def attend_packed(
-        self, layer: int, packed: Tensor, rotation: tuple[Tensor, Tensor], heads: int, scale: float | None = None,
+        self,
+        layer: int,
+        packed: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        heads: int,
+        scale: float | None = None,
         norms: HeadNorms | None = None,
-    ) -> Tensor | None:  # fmt: skip
+    ) -> Tensor | None:
         """Normalize if `norms` are given, rotate, append and attend for one layer.
 
         packed: [T, (heads + 2 * kv_heads) * head_dim], queries first, then keys and values; or float32 slices of it

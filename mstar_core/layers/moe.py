@@ -161,9 +161,14 @@ class SparseMoE(nn.Module):
         spec, experts = self.spec, self.experts
         logits = project_partial(x, self._router or LinearWeight(self.gate.weight))
         found: Tensor = _kernels().expert_terms(
-            x, logits, experts.gate_up_proj, experts.down_proj, spec.experts_per_token,
-            shared=spec.shared_parts if self._router is not None else 0, normalizes=spec.normalizes,
-        )  # fmt: skip
+            x,
+            logits,
+            experts.gate_up_proj,
+            experts.down_proj,
+            spec.experts_per_token,
+            shared=spec.shared_parts if self._router is not None else 0,
+            normalizes=spec.normalizes,
+        )
         return found if self._router is not None or not spec.shared_inner else self._shared(x, sum_partials(found, x))
 
     def trace(self, compiling: object) -> None:

@@ -123,20 +123,26 @@ def _check(name: str, weight: Tensor) -> None:
         kept = str(weight.dtype).removeprefix("torch.")
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
         raise StartError(
-            f"{name} cannot be quantized", f"its weights are {kept}; supported: {known}",
-            "load it in one of these dtypes", phase="weights",
-        )  # fmt: skip
+            f"{name} cannot be quantized",
+            f"its weights are {kept}; supported: {known}",
+            "load it in one of these dtypes",
+            phase="weights",
+        )
     if weight.device.type not in ("cpu", "cuda"):
         raise StartError(
-            f"{name} cannot be quantized", f"its weights are on {weight.device}; supported: cpu, cuda",
-            "load the weights first", phase="weights",
-        )  # fmt: skip
+            f"{name} cannot be quantized",
+            f"its weights are on {weight.device}; supported: cpu, cuda",
+            "load the weights first",
+            phase="weights",
+        )
     if weight.is_cuda and torch.cuda.get_device_capability(weight.device) < (8, 9):
         major, minor = torch.cuda.get_device_capability(weight.device)
         raise StartError(
-            "this GPU does not support float8", f"its compute capability is {major}.{minor}; float8 needs 8.9 or later",
-            "remove quantization from the config", phase="weights",
-        )  # fmt: skip
+            "this GPU does not support float8",
+            f"its compute capability is {major}.{minor}; float8 needs 8.9 or later",
+            "remove quantization from the config",
+            phase="weights",
+        )
 
 
 def _quantized(weight: Tensor, dtype: torch.dtype) -> tuple[LinearWeight, _LayerReport]:

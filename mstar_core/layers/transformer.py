@@ -256,9 +256,7 @@ class Attention(FusibleLayer):
         super().__init__()
         self.shard = shard
         self._heads, self._kv_heads = spec.heads, spec.kv_heads
-        spec = replace(
-            spec, heads=len(shard.part(spec.heads, "heads")), kv_heads=len(shard.kv_part(spec.kv_heads))
-        )  # fmt: skip
+        spec = replace(spec, heads=len(shard.part(spec.heads, "heads")), kv_heads=len(shard.kv_part(spec.kv_heads)))
         self.spec = spec
         self.layer = layer
         self.q_proj = nn.Linear(spec.width, spec.heads * spec.head_dim, bias=spec.bias)
@@ -317,9 +315,8 @@ class Attention(FusibleLayer):
     def slices(self) -> Mapping[str, Slice]:
         """See Sharded."""
         return head_slices(
-            self.shard, heads=self._heads, kv_heads=self._kv_heads, head_dim=self.spec.head_dim,
-            has_bias=self.spec.bias,
-        )  # fmt: skip
+            self.shard, heads=self._heads, kv_heads=self._kv_heads, head_dim=self.spec.head_dim, has_bias=self.spec.bias
+        )
 
     def _norms(self) -> HeadNorms | None:
         eps = self.spec.norm_eps

@@ -477,7 +477,14 @@ def encode(frame: Frame) -> bytes:
     """Encode one line of a watch, with its newline. msgspec escapes all other line breaks."""
     if isinstance(frame, EventFrame):
         event = frame.event
-        flat = {**event.facts, "k": "event", "rev": frame.rev, "t": frame.t, "n": event.n, "time": event.time,
-                "type": event.type}  # fmt: skip
+        flat = {
+            **event.facts,
+            "k": "event",
+            "rev": frame.rev,
+            "t": frame.t,
+            "n": event.n,
+            "time": event.time,
+            "type": event.type,
+        }
         return msgspec.json.encode(flat, enc_hook=str) + b"\n"
     return msgspec.json.encode(frame, enc_hook=str) + b"\n"

@@ -73,14 +73,19 @@ _ALL: Final = (
     _api("counter", "mstar_cancelled", "Cancelled requests by cause.", "cause"),
     _api("counter", "mstar_rejected", "Requests refused before admission, by code.", "code"),
     _api("counter", "mstar_late_messages", "Messages for requests that had ended."),
-    _api("histogram", "mstar_queue_seconds", "Time from arrival to admission, preprocessing included.",
-         buckets=SECONDS),
+    _api(
+        "histogram", "mstar_queue_seconds", "Time from arrival to admission, preprocessing included.", buckets=SECONDS
+    ),
     _api("histogram", "mstar_ttft_seconds", "Time from arrival to the first output.", "modality", buckets=SECONDS),
     _api("histogram", "mstar_ttfa_seconds", "Time from arrival to the first audio.", buckets=SECONDS),
     _api("histogram", "mstar_inter_chunk_seconds", "Time between outputs of a request.", "modality", buckets=GAPS),
     _api("histogram", "mstar_stream_gap_seconds", "Delay of an audio chunk after its playback time.", buckets=GAPS),
-    _api("histogram", "mstar_real_time_factor", "Duration of a finished request per second of its audio.",
-         buckets=FACTORS),
+    _api(
+        "histogram",
+        "mstar_real_time_factor",
+        "Duration of a finished request per second of its audio.",
+        buckets=FACTORS,
+    ),
     _api("histogram", "mstar_request_seconds", "Time from arrival to end.", "route", buckets=SECONDS),
     _api("gauge", "mstar_inflight", "Requests that run."),
     _api("gauge", "mstar_queue_depth", "Requests that wait for a slot."),
@@ -93,11 +98,23 @@ _ALL: Final = (
     _both("histogram", STEP_SECONDS, "Compute of a node: the duration of each step.", "node", buckets=STEPS),
     _both("histogram", STEP_ROWS, "Rows of a node's step: its batch.", "node", buckets=BATCHES),
     _both("counter", "mstar_preempted", "Preempted requests of a node.", "node"),
-    _both("gauge", "mstar_graph_steps", "Steps of a node since its start: replayed from a CUDA graph, or plain.",
-          "node", "kind", "how"),
+    _both(
+        "gauge",
+        "mstar_graph_steps",
+        "Steps of a node since its start: replayed from a CUDA graph, or plain.",
+        "node",
+        "kind",
+        "how",
+    ),
     _both("gauge", "mstar_graph_bytes", "Device memory of a node's CUDA graphs.", "node"),
-    _both("gauge", "mstar_kernels_compiled", "Kernels that a worker compiled: ahead of its captures, at a launch of "
-          "its start (missed), or while it served (late).", "component", "when"),
+    _both(
+        "gauge",
+        "mstar_kernels_compiled",
+        "Kernels that a worker compiled: ahead of its captures, at a launch of "
+        "its start (missed), or while it served (late).",
+        "component",
+        "when",
+    ),
     _socket("gauge", "mstar_state", "1 for the current state of the deployment.", "state"),
     _socket("gauge", "mstar_watchers", "Open watches of the admin socket."),
     _socket("gauge", "mstar_process_cores", "CPU use of a process, in cores.", "component"),
@@ -111,8 +128,9 @@ _ALL: Final = (
     _socket("counter", "mstar_node_preempted", "Preempted requests of a node on a rank.", "node", "rank"),
     _socket("gauge", "mstar_rank_busy", "Share of time in steps.", "rank"),
     _socket("gauge", "mstar_rank_requests", "Open requests on a rank.", "rank"),
-    _socket("gauge", "mstar_rank_memory_bytes", "Memory of a rank on its device, and that of the device.", "rank",
-            "state"),
+    _socket(
+        "gauge", "mstar_rank_memory_bytes", "Memory of a rank on its device, and that of the device.", "rank", "state"
+    ),
     _socket("gauge", "mstar_rank_shm_bytes", "Shared memory in use by a rank.", "rank"),
     _socket("gauge", "mstar_group_epoch", "Starts of the tensor-parallel group of a rank.", "rank", "leader"),
     _socket("counter", "mstar_group_plans", "Frames of plans that a follower has carried out.", "rank"),
@@ -121,9 +139,15 @@ _ALL: Final = (
     _socket("gauge", "mstar_gpu_power_watts", "Power draw of a GPU.", "gpu"),
     _socket("counter", "mstar_edge_items", "Items sent over an edge.", "edge", "source_rank", "into_rank"),
     _socket("counter", "mstar_edge_bytes", "Bytes sent over an edge.", "edge", "source_rank", "into_rank"),
-    _socket("gauge", "mstar_edge_transfer_seconds", "Mean transfer time of a message in the last second.", "edge",
-            "source_rank", "into_rank"),
-)  # fmt: skip
+    _socket(
+        "gauge",
+        "mstar_edge_transfer_seconds",
+        "Mean transfer time of a message in the last second.",
+        "edge",
+        "source_rank",
+        "into_rank",
+    ),
+)
 
 FAMILIES: Final = {family.name: family for family in _ALL}
 """By name, in the order of the pages."""

@@ -328,8 +328,12 @@ def request_item(request: RequestStatus, now: float) -> dict[str, Any]:
     """Return a request as the admin socket shows it: all fields, its age, real-time factor and missed ticks."""
     fields = {name: getattr(request, name) for name in request.__struct_fields__}
     rtf = request.rtf(now)
-    return {**fields, "age_s": round(request.age_s(now), 3), "rtf": None if rtf is None else round(rtf, 3),
-            "missed_ticks": request.missed_ticks(now)}  # fmt: skip
+    return {
+        **fields,
+        "age_s": round(request.age_s(now), 3),
+        "rtf": None if rtf is None else round(rtf, 3),
+        "missed_ticks": request.missed_ticks(now),
+    }
 
 
 def _is_over(record: RequestRecord, now: float) -> bool:

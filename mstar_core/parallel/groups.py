@@ -88,9 +88,13 @@ class RankGroup(Closing):
         try:
             store = dist.FileStore(str(place.store), place.size)  # type: ignore[attr-defined]  # missing in its __all__
             dist.init_process_group(
-                backend, store=store, rank=place.index, world_size=place.size, timeout=timedelta(seconds=JOIN_S),
+                backend,
+                store=store,
+                rank=place.index,
+                world_size=place.size,
+                timeout=timedelta(seconds=JOIN_S),
                 device_id=device if device.type == "cuda" else None,
-            )  # fmt: skip
+            )
             group = dist.group.WORLD
             assert group is not None
             self.collectives = TorchCollectives(group, device)
@@ -98,8 +102,10 @@ class RankGroup(Closing):
             raise StartError(
                 f"rank {place.rank} could not join the tensor-parallel group of ranks "
                 f"{', '.join(map(str, place.ranks))}",
-                f"{backend}: {error}", "see the logs of the other members", phase="group",
-            ) from error  # fmt: skip
+                f"{backend}: {error}",
+                "see the logs of the other members",
+                phase="group",
+            ) from error
         self.shard = Shard(index=place.index, size=place.size, collectives=self.collectives)
 
     def smallest(self, value: int) -> int:

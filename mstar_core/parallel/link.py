@@ -150,9 +150,10 @@ class PlanReceiver(Closing):
             except (FileNotFoundError, ConnectionRefusedError) as error:
                 if time.monotonic() > end:
                     raise StartError(
-                        "the leader of the tensor-parallel group does not answer", f"{place.socket}: {error}",
+                        "the leader of the tensor-parallel group does not answer",
+                        f"{place.socket}: {error}",
                         phase="group",
-                    ) from error  # fmt: skip
+                    ) from error
                 time.sleep(CONNECT_NAP_S)
             else:
                 break
@@ -190,9 +191,10 @@ class PlanReceiver(Closing):
         """Return the end of the group with this cause."""
         ranks = ", ".join(map(str, self._place.ranks))
         return GroupEnded(
-            WorkerLost(f"rank {self._place.rank} left the tensor-parallel group of ranks {ranks}", why,
-                       rank=self._place.rank)
-        )  # fmt: skip
+            WorkerLost(
+                f"rank {self._place.rank} left the tensor-parallel group of ranks {ranks}", why, rank=self._place.rank
+            )
+        )
 
     def close(self) -> None:
         """Close the socket. Safe to call twice."""

@@ -121,12 +121,15 @@ _ONCE: Final = ("light-import", "pins", "offers-models")
 
 CHECKS: Final[tuple[ConformanceCheck, ...]] = tuple(
     ConformanceCheck(
-        name=name, grade=grade, target=f"{_PACKAGE}.{module}:{name.replace('-', '_')}", doc=doc,
+        name=name,
+        grade=grade,
+        target=f"{_PACKAGE}.{module}:{name.replace('-', '_')}",
+        doc=doc,
         is_per_model=name not in _ONCE,
     )
     for (grade, module), checks in _CHECKS.items()
     for name, doc in checks.items()
-)  # fmt: skip
+)
 
 
 def subjects(check: ConformanceCheck, entry: PluginEntry, models: tuple[ModelSpec, ...]) -> tuple[Subject, ...]:

@@ -75,7 +75,7 @@ def sample_runs(spec: ModelSpec, sample: Sample) -> dict[str, list[Run | Fork]]:
 
 def _driven(
     spec: ModelSpec, request: ProgramRequest, ending: Ending, inputs: WalkInputs
-) -> dict[str, list[Run | Fork]]:  # fmt: skip
+) -> dict[str, list[Run | Fork]]:
     dry = DryRun(spec, request, ending, inputs)
     for partition in spec.active_partitions(request):
         _drive(dry, partition)

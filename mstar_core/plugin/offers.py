@@ -13,8 +13,12 @@ if TYPE_CHECKING:
     from mstar_core.config.resolved import ResolvedConfig
 
 SAMPLE_KINDS: Final[Mapping[str, str]] = {
-    ".png": "image", ".jpg": "image", ".wav": "audio", ".mp4": "video", ".npy": "tensor",
-}  # fmt: skip
+    ".png": "image",
+    ".jpg": "image",
+    ".wav": "audio",
+    ".mp4": "video",
+    ".npy": "tensor",
+}
 """Modalities of sample files by their endings."""
 
 

@@ -67,9 +67,7 @@ class ValueSpec:
     @property
     def bounds(self) -> dict[str, float]:
         """The limits under their JSON schema names."""
-        limits = {
-            "minimum": self.ge, "exclusiveMinimum": self.gt, "maximum": self.le, "exclusiveMaximum": self.lt,
-        }  # fmt: skip
+        limits = {"minimum": self.ge, "exclusiveMinimum": self.gt, "maximum": self.le, "exclusiveMaximum": self.lt}
         return {name: limit for name, limit in limits.items() if limit is not None}
 
     def contains(self, number: float) -> bool:
@@ -127,9 +125,17 @@ def param(
     A parameter without a default is required. any_choice: `choices` are the known values, others are accepted.
     """
     meta = {
-        "doc": doc, "ge": ge, "gt": gt, "le": le, "lt": lt, "choices": tuple(choices), "any_choice": any_choice,
-        "openai": openai, "aliases": tuple(aliases), "max_items": max_items,
-    }  # fmt: skip
+        "doc": doc,
+        "ge": ge,
+        "gt": gt,
+        "le": le,
+        "lt": lt,
+        "choices": tuple(choices),
+        "any_choice": any_choice,
+        "openai": openai,
+        "aliases": tuple(aliases),
+        "max_items": max_items,
+    }
     return dataclasses.field(default=default, metadata={_META: meta})
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mstar_core.graph.spec.nodes import MAIN
+from mstar_core.graph.declare.nodes import MAIN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from mstar_core.errors import GraphError, did_you_mean
 from mstar_core.graph import GraphEdge, NodeSpec, Stream, Walk
-from mstar_core.graph.spec.walks import edges_of
+from mstar_core.graph.declare.walks import edges_of
 from mstar_core.plugin.program import Program, ProgramRequest
 from mstar_core.plugin.surface import Action, Modality, Surface
 
@@ -131,8 +131,11 @@ class ModelSpec:
         if "robot_policy" not in self.routes or surface is None or not isinstance(output, Action):
             return {}
         return {
-            "state": surface.state, "cameras": list(surface.cameras), "horizon": output.horizon, "action": output.dim,
-        }  # fmt: skip
+            "state": surface.state,
+            "cameras": list(surface.cameras),
+            "horizon": output.horizon,
+            "action": output.dim,
+        }
 
     def prompt_of(self, source: str) -> str:
         """Return a text for a first request to weights of this source. Empty if any text will do."""

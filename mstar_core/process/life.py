@@ -194,10 +194,15 @@ class ChildLife:
         self._phase = phase
         self._send(
             Phase(
-                name=self.name, incarnation=self.incarnation, phase=phase, done=done, total=total, detail=detail,
+                name=self.name,
+                incarnation=self.incarnation,
+                phase=phase,
+                done=done,
+                total=total,
+                detail=detail,
                 facts=facts or {},
             )
-        )  # fmt: skip
+        )
 
     def telemetry(
         self,
@@ -212,10 +217,16 @@ class ChildLife:
         """Send one telemetry batch. The caller sends at most one per 100 ms."""
         self._send(
             Telemetry(
-                name=self.name, incarnation=self.incarnation, values=values, requests=requests or [],
-                spans=spans or [], edges=edges or [], dropped=dropped, samples=samples or [],
+                name=self.name,
+                incarnation=self.incarnation,
+                values=values,
+                requests=requests or [],
+                spans=spans or [],
+                edges=edges or [],
+                dropped=dropped,
+                samples=samples or [],
             )
-        )  # fmt: skip
+        )
 
     @contextmanager
     def guarded(self) -> Iterator[None]:

@@ -109,9 +109,18 @@ class Child:
         self.stuck_s = self.computed_s = self.last_computed = 0.0
         (run.children / f"{self.name}.fatal.json").unlink(missing_ok=True)
         command = [
-            sys.executable, "-m", ENTRY, str(os.getpid()), self.kind.module, str(run.spec),
-            "--incarnation", str(self.incarnation), "--supervisor", supervisor, *self.kind.arguments,
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            ENTRY,
+            str(os.getpid()),
+            self.kind.module,
+            str(run.spec),
+            "--incarnation",
+            str(self.incarnation),
+            "--supervisor",
+            supervisor,
+            *self.kind.arguments,
+        ]
         loop = asyncio.get_running_loop()
         transport, protocol = await loop.subprocess_exec(
             lambda: ChildProtocol(loop),

@@ -164,8 +164,17 @@ class Watchdog:
         await self._dump_and_kill(child, end=self.is_starting())
         if self.is_starting():
             facts = network_stall(child, self.stall_s) or {"message": why, "detail": words}
-            self.fail({"name": child.name, **facts, "code": "stalled", "phase": child.phase,
-                       "monotonic": time.monotonic(), "time": time.time(), "log": str(child.log.path)})  # fmt: skip
+            self.fail(
+                {
+                    "name": child.name,
+                    **facts,
+                    "code": "stalled",
+                    "phase": child.phase,
+                    "monotonic": time.monotonic(),
+                    "time": time.time(),
+                    "log": str(child.log.path),
+                }
+            )
 
     async def _dump_and_kill(self, child: Child, *, end: bool = False) -> None:
         child.ending = end

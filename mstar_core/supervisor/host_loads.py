@@ -39,16 +39,24 @@ class HostLoads:
             for (busy, total), (was, before) in zip(cores, self._cores, strict=False)
         ]
         span_s = 0.0 if self._at is None else now - self._at
-        rates = [round(max(0, value - was) / span_s) if span_s > 0 else 0 for value, was in
-                 zip(moved, self._moved, strict=True)]  # fmt: skip
+        rates = [
+            round(max(0, value - was) / span_s) if span_s > 0 else 0
+            for value, was in zip(moved, self._moved, strict=True)
+        ]
         self._at, self._cores, self._moved = now, cores, (moved[0], moved[1], moved[2], moved[3])
         memory = self._memory()
         total, swap = memory.get("MemTotal", 0), memory.get("SwapTotal", 0)
         return HostStatus(
-            cores=shares, memory_used=max(0, total - memory.get("MemAvailable", total)), memory_total=total,
-            swap_used=max(0, swap - memory.get("SwapFree", swap)), swap_total=swap, net_in_s=rates[0],
-            net_out_s=rates[1], disk_read_s=rates[2], disk_write_s=rates[3],
-        )  # fmt: skip
+            cores=shares,
+            memory_used=max(0, total - memory.get("MemAvailable", total)),
+            memory_total=total,
+            swap_used=max(0, swap - memory.get("SwapFree", swap)),
+            swap_total=swap,
+            net_in_s=rates[0],
+            net_out_s=rates[1],
+            disk_read_s=rates[2],
+            disk_write_s=rates[3],
+        )
 
     def _core_times(self) -> list[tuple[float, float]]:
         """Return (busy, total) clock ticks of each core."""

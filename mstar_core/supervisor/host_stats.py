@@ -269,9 +269,12 @@ def _reading(nvml: Any, index: int, bus: Bus) -> GpuStatus:
 
 
 THROTTLES: Final = {
-    0x4: "power limit", 0x8: "hardware slowdown", 0x20: "temperature (software)", 0x40: "temperature (hardware)",
+    0x4: "power limit",
+    0x8: "hardware slowdown",
+    0x20: "temperature (software)",
+    0x40: "temperature (hardware)",
     0x80: "power brake",
-}  # fmt: skip
+}
 """Bits of NVML's clock throttle reasons that mean less speed than asked for. Idle clocks are none."""
 
 
@@ -281,9 +284,9 @@ def throttle_reasons(bits: int) -> list[str]:
 
 
 def _ecc_errors(nvml: Any, handle: Any) -> int:
-    return int(nvml.nvmlDeviceGetTotalEccErrors(
-        handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
-    ))  # fmt: skip
+    return int(
+        nvml.nvmlDeviceGetTotalEccErrors(handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
+    )
 
 
 def _processes(found: Sequence[Any]) -> dict[str, tuple[str, int]]:

@@ -63,9 +63,15 @@ def main(argv: list[str] | None = None, kinds: Kinds = child_kinds) -> None:
 def identity(spec: DeploymentSpec) -> dict[str, object]:
     """Return the facts of a deployment that its outcome keeps."""
     return {
-        "name": spec.name, "model": spec.model, "weights": spec.weights_source, "ranks": len(spec.plan.ranks),
-        "host": spec.api.host, "port": spec.api.port, "config": spec.config_file, "ended_at": round(time.time(), 3),
-    }  # fmt: skip
+        "name": spec.name,
+        "model": spec.model,
+        "weights": spec.weights_source,
+        "ranks": len(spec.plan.ranks),
+        "host": spec.api.host,
+        "port": spec.api.port,
+        "config": spec.config_file,
+        "ended_at": round(time.time(), 3),
+    }
 
 
 def _serve(
@@ -128,8 +134,15 @@ def _unwritable(run: RunDirectory, error: OSError) -> ConfigError:
 
 
 def _failed(error: MstarError) -> dict[str, object]:
-    record = {"name": NAME, "message": error.title, "detail": error.detail, "hint": error.hint, "code": error.code,
-              "monotonic": time.monotonic(), "time": time.time()}  # fmt: skip
+    record = {
+        "name": NAME,
+        "message": error.title,
+        "detail": error.detail,
+        "hint": error.hint,
+        "code": error.code,
+        "monotonic": time.monotonic(),
+        "time": time.time(),
+    }
     return outcome([record], error.exit_code, error.title)
 
 

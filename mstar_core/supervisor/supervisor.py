@@ -348,8 +348,16 @@ class Supervisor:
         try:
             await child.spawn(self.spec, self.run_dir, self._endpoint)
         except OSError as error:
-            self._fail({"name": child.name, "message": f"{child.name} cannot be started", "detail": str(error),
-                        "monotonic": time.monotonic(), "time": time.time(), "code": "start_failed"})  # fmt: skip
+            self._fail(
+                {
+                    "name": child.name,
+                    "message": f"{child.name} cannot be started",
+                    "detail": str(error),
+                    "monotonic": time.monotonic(),
+                    "time": time.time(),
+                    "code": "start_failed",
+                }
+            )
             return
         self._peers.appeared(child.name, child.incarnation)
         self.events.add("child.spawned", child=child.name, pid=child.pid, incarnation=child.incarnation)
@@ -374,8 +382,9 @@ class Supervisor:
         group = self._group(child) or [child]
         record = await self._end_group(child, group, record)
         self._note_failure(record)
-        self.events.add("child.died", child=record["name"], status=record["status"], cause=record["message"],
-                        phase=child.phase)  # fmt: skip
+        self.events.add(
+            "child.died", child=record["name"], status=record["status"], cause=record["message"], phase=child.phase
+        )
         for member in group:
             self._part(member, cause_sentence(record), public_sentence(record))
         if self.state == "starting" and was != "ready":
@@ -561,8 +570,15 @@ class Supervisor:
             return
         took = child.advance(phase, now)
         if new:
-            self.events.add("phase", child=child.name, phase=phase.phase, total=phase.total, detail=phase.detail,
-                            after=before, after_s=round(took, 3))  # fmt: skip
+            self.events.add(
+                "phase",
+                child=child.name,
+                phase=phase.phase,
+                total=phase.total,
+                detail=phase.detail,
+                after=before,
+                after_s=round(took, 3),
+            )
         child.facts = {**child.facts, **self.publisher.phase(child.name, phase)}
         if phase.phase == "ready":
             if child.endpoint:  # otherwise its hello, which is still to come, makes it ready

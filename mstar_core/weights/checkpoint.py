@@ -89,9 +89,11 @@ class Checkpoint:
         return sorted(set(self.file_of.values()))
 
     def tensors(
-        self, names: Iterable[str] | None = None, progress: Progress | None = None,
+        self,
+        names: Iterable[str] | None = None,
+        progress: Progress | None = None,
         slices: Mapping[str, Slice] | None = None,
-    ) -> Iterator[tuple[str, Tensor]]:  # fmt: skip
+    ) -> Iterator[tuple[str, Tensor]]:
         """Read tensors one by one, file by file; of those in `slices` only the part.
 
         Raises WeightsError for a missing or unreadable tensor, and for one that is not as long as its slice declares.
@@ -145,9 +147,12 @@ class NameMap:
 
 
 def load_weights(
-    module: nn.Module, checkpoint: Checkpoint, names: NameMap | None = None, progress: Progress | None = None,
+    module: nn.Module,
+    checkpoint: Checkpoint,
+    names: NameMap | None = None,
+    progress: Progress | None = None,
     parts: Mapping[str, Mapping[str, Tensor]] | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Load a module's parameters and persistent buffers, each cast to its own dtype.
 
     parts: name of a fused parameter -> the names that replace it, each with its view of the parameter.
@@ -231,9 +236,11 @@ def _read_part(reader: TensorReader, path: Path, name: str, part: Slice) -> Tens
 def _check_whole(path: Path, name: str, shape: tuple[int, ...], part: Slice) -> None:
     if len(shape) <= part.dim or shape[part.dim] != part.whole:
         raise WeightsError(
-            f"{path}: {name} has shape {list(shape)}", f"the model has {part.whole} in dimension {part.dim}",
-            "use config and weights of the same checkpoint", file=str(path),
-        )  # fmt: skip
+            f"{path}: {name} has shape {list(shape)}",
+            f"the model has {part.whole} in dimension {part.dim}",
+            "use config and weights of the same checkpoint",
+            file=str(path),
+        )
 
 
 def stored_part(tensor: StoredTensor, part: Slice | None) -> StoredTensor:
@@ -244,7 +251,7 @@ def stored_part(tensor: StoredTensor, part: Slice | None) -> StoredTensor:
     (span,), row = part.spans, tensor.size // tensor.shape[0]
     return replace(
         tensor, offset=tensor.offset + span.start * row, size=len(span) * row, shape=(len(span), *tensor.shape[1:])
-    )  # fmt: skip
+    )
 
 
 def _can_stream(checkpoint: Checkpoint, targets: Mapping[str, Tensor]) -> bool:
@@ -311,10 +318,19 @@ def _read_index(path: Path) -> dict[str, Path]:
 SAFETENSORS: Final = ".safetensors"
 
 DTYPES: Final[Mapping[str, torch.dtype]] = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
-    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
-}  # fmt: skip
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
 """Supported dtypes of safetensors files, by their name in the header."""
 
 
@@ -678,7 +694,9 @@ def _fill(file: int, chunk: ReadChunk, view: memoryview) -> None:
             raise WeightsError(f"{chunk.path} cannot be read", str(error), file=str(chunk.path)) from error
         if got == 0:
             raise WeightsError(
-                f"{chunk.path} was truncated while it was read", f"no data after byte {chunk.offset + done}",
-                "download it again", file=str(chunk.path),
-            )  # fmt: skip
+                f"{chunk.path} was truncated while it was read",
+                f"no data after byte {chunk.offset + done}",
+                "download it again",
+                file=str(chunk.path),
+            )
         done += got

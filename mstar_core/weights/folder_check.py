@@ -21,9 +21,13 @@ CONFIG_BYTES: Final = 1 << 20
 """Size of a JSON file up to which its numbers are checked: configurations, but not tokenizers."""
 
 MOST: Final = {
-    "layers": 4096, "heads": 65_536, "experts": 65_536, "hidden_size": 1 << 20, "intermediate_size": 1 << 22,
+    "layers": 4096,
+    "heads": 65_536,
+    "experts": 65_536,
+    "hidden_size": 1 << 20,
+    "intermediate_size": 1 << 22,
     "vocab_size": 1 << 24,
-}  # fmt: skip
+}
 """Largest values, by the end of the key: far beyond any model, and small enough to build without weights."""
 
 HINT: Final = "give --weights the folder of a checkpoint from a source that you trust"

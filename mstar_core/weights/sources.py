@@ -232,9 +232,11 @@ def shipped_checkpoint(folder: Path, name: str, file: str = "model.safetensors")
     weights = folder / file
     if not weights.is_file():
         raise WeightsError(
-            f"{name} has no weights in this package", f"{weights} does not exist",
-            "train it with the script in the plugin's train/ folder, or start the :tiny checkpoint", file=str(weights),
-        )  # fmt: skip
+            f"{name} has no weights in this package",
+            f"{weights} does not exist",
+            "train it with the script in the plugin's train/ folder, or start the :tiny checkpoint",
+            file=str(weights),
+        )
     return folder
 
 

@@ -37,7 +37,7 @@ from mstar_core.engine.kv.engine import KVCacheEngine, KVSettings
 from mstar_core.engine.stateless.engine import StatelessEngine
 from mstar_core.errors import ConfigError, PluginError, did_you_mean
 from mstar_core.graph import KV_CACHE, NodeSpec
-from mstar_core.graph.spec.nodes import KVSpec
+from mstar_core.graph.declare.nodes import KVSpec
 from mstar_core.host.cache_dir import TRITON_CACHE
 from mstar_core.host.kernel_pack import install_named
 from mstar_core.layers.linear import fuse_projections
@@ -96,9 +96,14 @@ def open_device(rank: RankPlan, life: ChildLife) -> torch.device:
 
 
 def build_runners(
-    spec: DeploymentSpec, model: ModelSpec, rank: RankPlan, life: ChildLife, device: torch.device, kernels: KernelLog,
+    spec: DeploymentSpec,
+    model: ModelSpec,
+    rank: RankPlan,
+    life: ChildLife,
+    device: torch.device,
+    kernels: KernelLog,
     lead: GroupLead | None = None,
-) -> dict[str, NodeRunner]:  # fmt: skip
+) -> dict[str, NodeRunner]:
     """Load the rank's nodes and return their runners. Raises StartError and WeightsError with the cause.
 
     kernels: counts the kernels that the start compiles. lead: the group that this rank leads, whose nodes are sharded.
@@ -119,9 +124,15 @@ def build_runners(
 
 
 def build_nodes(
-    spec: DeploymentSpec, model: ModelSpec, rank: RankPlan, life: ChildLife, device: torch.device,
-    nodes: Sequence[NodeSpec], group: RankGroup | None, shared: frozenset[str],
-) -> tuple[list[LoadedNode], dict[str, NodeRunner]]:  # fmt: skip
+    spec: DeploymentSpec,
+    model: ModelSpec,
+    rank: RankPlan,
+    life: ChildLife,
+    device: torch.device,
+    nodes: Sequence[NodeSpec],
+    group: RankGroup | None,
+    shared: frozenset[str],
+) -> tuple[list[LoadedNode], dict[str, NodeRunner]]:
     """Load nodes and make their engines, in lockstep with the other ranks of a group. shared: nodes of the group."""
     dtype = compute_dtype(spec.dtype, device)
     has_attention = any(node.kv is not None and attention_of(spec, device, node.kv) == "flashinfer" for node in nodes)
@@ -157,12 +168,16 @@ def build_nodes(
             captures = GraphCache(device, spare_bytes=working)
             runners[node.name] = _kv_runner(
                 spec, model, node, module, vocab, device, dtype, plans[node.name], life, captures
-            )  # fmt: skip
+            )
         else:
             runners[node.name] = StatelessEngine(
-                node, module, device=device, dtype=compute_dtype(node.dtype or spec.dtype, device),
-                max_batch=most_rows(device), lookahead=lookahead_on(device),
-            )  # fmt: skip
+                node,
+                module,
+                device=device,
+                dtype=compute_dtype(node.dtype or spec.dtype, device),
+                max_batch=most_rows(device),
+                lookahead=lookahead_on(device),
+            )
     return loaded, runners
 
 
@@ -183,9 +198,15 @@ def _agreed(plan: PoolPlan, group: RankGroup) -> PoolPlan:
 
 
 def _warm_up(
-    spec: DeploymentSpec, model: ModelSpec, rank: RankPlan, loaded: Sequence[LoadedNode],
-    runners: dict[str, NodeRunner], life: ChildLife, kernels: KernelLog, shared: frozenset[str],
-) -> None:  # fmt: skip
+    spec: DeploymentSpec,
+    model: ModelSpec,
+    rank: RankPlan,
+    loaded: Sequence[LoadedNode],
+    runners: dict[str, NodeRunner],
+    life: ChildLife,
+    kernels: KernelLog,
+    shared: frozenset[str],
+) -> None:
     """Compile, capture and load the kernels of a GPU's nodes, in this order.
 
     shared: nodes of a tensor-parallel group. Their modules cannot run alone, so their kernels are compiled when the
@@ -318,9 +339,13 @@ def _kv_runner(
 
 
 def pool_plans(
-    spec: DeploymentSpec, rank: RankPlan, nodes: Sequence[NodeSpec], device: torch.device, dtype: torch.dtype,
+    spec: DeploymentSpec,
+    rank: RankPlan,
+    nodes: Sequence[NodeSpec],
+    device: torch.device,
+    dtype: torch.dtype,
     working: int = 0,
-) -> dict[str, PoolPlan]:  # fmt: skip
+) -> dict[str, PoolPlan]:
     """Return the KV pool of each node of a rank, after its weights are loaded. Raises StartError if one does not fit.
 
     working: bytes that the largest steps take beside weights and pools.
@@ -339,9 +364,15 @@ def pool_plans(
         share = shares[node.name]
         why = budget.sum_text if share == 1 else f"{share:.4g} of {budget.sum_text}"
         plans[node.name] = plan_pool(
-            kv, wanted, node=node.name, dtype=dtype, free_bytes=int(budget.pool_bytes * share),
-            longest=spec.max_seq_len, most_tokens=slots * spec.max_seq_len, why_free=why,
-        )  # fmt: skip
+            kv,
+            wanted,
+            node=node.name,
+            dtype=dtype,
+            free_bytes=int(budget.pool_bytes * share),
+            longest=spec.max_seq_len,
+            most_tokens=slots * spec.max_seq_len,
+            why_free=why,
+        )
         log.info("node %s: %s; %s", node.name, plans[node.name].text, why)
     budget.check_free(sum(plan.size_bytes for plan in plans.values()))
     return plans
@@ -349,8 +380,10 @@ def pool_plans(
 
 def quantized_text(report: QuantizationReport) -> str:
     """Return `fp8 weights: 5,376 to 2,690 MiB; outputs differ by q_proj 0.0263 (worst 0.0270), ...`."""
-    errors = (f"{name} {kind.output_error_mean:.4f} (worst {kind.output_error_worst:.4f})"
-              for name, kind in report.kinds.items())  # fmt: skip
+    errors = (
+        f"{name} {kind.output_error_mean:.4f} (worst {kind.output_error_worst:.4f})"
+        for name, kind in report.kinds.items()
+    )
     sizes = f"{mib(report.before_bytes)} to {mib(report.after_bytes)}"
     return f"{report.method} weights: {sizes}; outputs differ by {', '.join(errors)}"
 

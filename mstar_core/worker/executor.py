@@ -17,6 +17,8 @@ from mstar_core.config.graph_view import graph_of, stream_ends
 from mstar_core.engine.base import Done, Emission, EndsLoops, Handle, LoopSpec, LoopStep, NodeRunner, StepResult
 from mstar_core.errors import EngineError, MstarError
 from mstar_core.graph.compile.cut import RankWalk
+from mstar_core.graph.declare.nodes import MAIN, STATELESS
+from mstar_core.graph.declare.streams import Chunk
 from mstar_core.graph.runtime.actions import (
     Action,
     AskStop,
@@ -35,8 +37,6 @@ from mstar_core.graph.runtime.actions import (
     Want,
 )
 from mstar_core.graph.runtime.walk_state import WalkState
-from mstar_core.graph.spec.nodes import MAIN, STATELESS
-from mstar_core.graph.spec.streams import Chunk
 from mstar_core.messages.flow import CacheMoved, StreamItems, StreamTensor, Value
 from mstar_core.messages.requests import error_info
 from mstar_core.messages.tensors import PeerTensor, TensorRef
@@ -134,9 +134,7 @@ class Executor:
         self.edges = EdgeCounters(rank, stream_ends(graph))
         self.playing_node = next((edge.source for edge in graph.edges if edge.modality == "audio"), "")
         self._stream_loops = StreamLoops(self._jobs, self._streams, self._emit, self._end_walk)
-        self.moves = CacheMoves(
-            rank, runners, self._jobs, outbox, self._walks, self, self.tracer, self.edges, clock
-        )  # fmt: skip
+        self.moves = CacheMoves(rank, runners, self._jobs, outbox, self._walks, self, self.tracer, self.edges, clock)
         self._next_signal = 0
         self._with_branches = frozenset(node.owner.name for node in spec.nodes if node.of is not None)
 
@@ -265,8 +263,9 @@ class Executor:
 
     def least_ahead_s(self) -> float | None:
         """Return the smallest number of seconds of audio ahead of playback, over all requests; None without any."""
-        return min((ahead for each in self.requests.values() if (ahead := self._jobs.ahead_s(each)) is not None),
-                   default=None)  # fmt: skip
+        return min(
+            (ahead for each in self.requests.values() if (ahead := self._jobs.ahead_s(each)) is not None), default=None
+        )
 
     def close_all(self) -> None:
         """Free every request, after the loss of the conductor."""
@@ -509,19 +508,31 @@ class Executor:
         self.begin_next(request, run.partition)
 
     def _report(
-        self, request: WorkerRequest, message: RunWalk, reason: str, counts: dict[str, int],
-        signals: dict[str, tuple[int, str, list[int]]], cached_tokens: int,
-    ) -> None:  # fmt: skip
+        self,
+        request: WorkerRequest,
+        message: RunWalk,
+        reason: str,
+        counts: dict[str, int],
+        signals: dict[str, tuple[int, str, list[int]]],
+        cached_tokens: int,
+    ) -> None:
         """Report the end of this rank's share of a run."""
         if message.finishes:
             self._outbox.finished(request.handle, request.emitted, request.counts, request.cached_tokens)
         self._outbox.walk_done(
             WalkDone(
-                handle=request.handle, run=message.run, rank=self._rank, reason=reason, counts=counts,
-                emitted=request.emitted, streamed=sent_items(request), signals=signals, cached_tokens=cached_tokens,
+                handle=request.handle,
+                run=message.run,
+                rank=self._rank,
+                reason=reason,
+                counts=counts,
+                emitted=request.emitted,
+                streamed=sent_items(request),
+                signals=signals,
+                cached_tokens=cached_tokens,
                 is_told=message.finishes,
             )
-        )  # fmt: skip
+        )
 
     def _skip_queued(self, request: WorkerRequest, partition: str) -> None:
         """End the queued runs of a partition, which belong to the list of a run whose stream had no item for it."""
@@ -534,7 +545,7 @@ class Executor:
                     f"walk {message.walk} cannot be skipped",
                     "it runs on several ranks, and a walk before it found its stream empty",
                     "run the walks one by one, and stop at the reason 'ended'",
-                )  # fmt: skip
+                )
             self._report(request, message, "ended", {}, {}, 0)
 
     def _end_loops(self, request: WorkerRequest, run: ActiveRun) -> None:
@@ -560,14 +571,14 @@ class Executor:
         inputs = gather(request, run, fire.inputs, fire.iteration)
         entry = TaskJob(
             request=request, run=run, task=fire.task, iteration=fire.iteration, since=self._clock(), feature=feature
-        )  # fmt: skip
+        )
         entry.task_run.open_jobs = len(branches)
         for number, branch in enumerate(branches):
             sample = run.message.sample and number == 0
             wanted = outputs if number == 0 else ()
             job = self._jobs.make(
                 request, task, inputs, wanted, branch, sample=sample, rows=run.message.rows, content=content
-            )  # fmt: skip
+            )
             self._jobs.submit(self._jobs.runner(task), job, entry if number == 0 else entry.beside())
 
     def _content(self, request: WorkerRequest, run: ActiveRun, fire: Fire) -> bytes | None:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from mstar_core.engine.cache.prefix_cache import DIGEST_BYTES
+from mstar_core.graph.declare.nodes import PARAM_PREFIX
 from mstar_core.graph.runtime.actions import Key, Ref, RunInput, Special
-from mstar_core.graph.spec.nodes import PARAM_PREFIX
 from mstar_core.worker.request import Feature, parameter_name
 
 if TYPE_CHECKING:
@@ -26,9 +26,7 @@ SMALL_BYTES: Final = 1 << 16
 """Most bytes of an input without a content key that is hashed."""
 
 
-def content_of(
-    inputs: Mapping[str, Ref], run: ActiveRun, numbers: Mapping[str, float | int | bool]
-) -> bytes | None:  # fmt: skip
+def content_of(inputs: Mapping[str, Ref], run: ActiveRun, numbers: Mapping[str, float | int | bool]) -> bytes | None:
     """Return a key of all that determines the inputs of a task; None if something that is unknown may.
 
     Known are inputs of the run with a content key, small ones on the host by their values, parameters of the request

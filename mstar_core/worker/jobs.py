@@ -10,8 +10,8 @@ import torch
 
 from mstar_core.engine.base import Job, JobKey, LoopSpec, NodeRunner, TakesFeed
 from mstar_core.errors import EngineError
-from mstar_core.graph.spec.nodes import Attend
-from mstar_core.graph.spec.walks import StopOn
+from mstar_core.graph.declare.nodes import Attend
+from mstar_core.graph.declare.walks import StopOn
 from mstar_core.worker.request import ActiveRun, LoopJob, MoveJob, UnderWay, WorkerRequest
 from mstar_core.worker.streaming.streams import Streams
 from mstar_core.worker.telemetry.tracing import Tracer

@@ -65,9 +65,15 @@ class Worker:
             None if self.peer_memory is None else Arrivals(self.peer_memory, lambda: self.executor.importing_bytes)
         )
         self.report = Report(
-            life=self.life, executor=self.executor, transport=self.transport, runners=self.runners, steps=self.steps,
-            kernels=self.kernels, peer_memory=self.peer_memory, shown=self.shown,
-        )  # fmt: skip
+            life=self.life,
+            executor=self.executor,
+            transport=self.transport,
+            runners=self.runners,
+            steps=self.steps,
+            kernels=self.kernels,
+            peer_memory=self.peer_memory,
+            shown=self.shown,
+        )
 
     def run(self) -> None:
         """Run until the supervisor requests the end or is lost."""

@@ -123,14 +123,26 @@ def _worker(
     )
     spin = Spin(wait_spin_s(spec))
     steps = Steps(
-        runners=runners, scheduler=FairShare(runners), lookahead=lookahead_on(resolve_device(rank.device)),
-        ranges=ranges_on(rank.device, is_wanted=spec.nvtx), spin_s=spin.span_s, split=executor.split,
-    )  # fmt: skip
+        runners=runners,
+        scheduler=FairShare(runners),
+        lookahead=lookahead_on(resolve_device(rank.device)),
+        ranges=ranges_on(rank.device, is_wanted=spec.nvtx),
+        spin_s=spin.span_s,
+        split=executor.split,
+    )
     return Worker(
-        mailbox=mailbox, transport=transport, life=life, executor=executor, outbox=outbox,
-        runners=runners, steps=steps, spin=spin, kernels=kernels,
-        peer_memory=peer_memory, shown=shown_names(model, rank),
-    )  # fmt: skip
+        mailbox=mailbox,
+        transport=transport,
+        life=life,
+        executor=executor,
+        outbox=outbox,
+        runners=runners,
+        steps=steps,
+        spin=spin,
+        kernels=kernels,
+        peer_memory=peer_memory,
+        shown=shown_names(model, rank),
+    )
 
 
 def shown_names(model: ModelSpec, rank: RankPlan) -> dict[str, str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from mstar_core.engine.base import CacheState, Done, Export, Job, MovesCaches, NodeRunner
 from mstar_core.errors import EngineError
 from mstar_core.graph.compile.cut import RankWalk
-from mstar_core.graph.spec.nodes import MAIN
+from mstar_core.graph.declare.nodes import MAIN
 from mstar_core.messages.flow import CacheMoved, Value
 from mstar_core.messages.tensors import TensorRef
 from mstar_core.messages.work import Move, RunWalk, SignalRef
@@ -54,9 +54,17 @@ class CacheMoves:
     """
 
     def __init__(
-        self, rank: int, runners: Mapping[str, NodeRunner], jobs: Jobs, outbox: Outbox, walks: RankWalks,
-        target: MoveTarget, tracer: Tracer, edges: EdgeCounters, clock: Callable[[], float],
-    ) -> None:  # fmt: skip
+        self,
+        rank: int,
+        runners: Mapping[str, NodeRunner],
+        jobs: Jobs,
+        outbox: Outbox,
+        walks: RankWalks,
+        target: MoveTarget,
+        tracer: Tracer,
+        edges: EdgeCounters,
+        clock: Callable[[], float],
+    ) -> None:
         self.sent = self.sent_bytes = 0
         self.received = self.received_bytes = 0
         self.transfer_s = 0.0
@@ -70,9 +78,7 @@ class CacheMoves:
         self._tracer = tracer
         self._edges = edges
 
-    def begin(
-        self, request: WorkerRequest, partition: str, message: RunWalk, shares: Mapping[int, RankWalk]
-    ) -> None:  # fmt: skip
+    def begin(self, request: WorkerRequest, partition: str, message: RunWalk, shares: Mapping[int, RankWalk]) -> None:
         """Send what leaves before a run, and begin its share here once everything that it takes has come."""
         share = shares.get(self._rank)
         wanted = run_inputs(share) if share is not None else set()
@@ -173,10 +179,15 @@ class CacheMoves:
             raise EngineError(f"rank {item.source} sent a cache of {item.node} that walk {moving.message.walk} lacks")
         read = self._target.read
         state = CacheState(
-            length=item.length, position=item.position, last=item.last, drawn=item.drawn, history=read(item.history),
-            seen=None if item.seen is None else read(item.seen), pages=tuple(read(ref) for ref in item.pages),
+            length=item.length,
+            position=item.position,
+            last=item.last,
+            drawn=item.drawn,
+            history=read(item.history),
+            seen=None if item.seen is None else read(item.seen),
+            pages=tuple(read(ref) for ref in item.pages),
             last_values={port: read(ref) for port, ref in item.values.items()},
-        )  # fmt: skip
+        )
         for port, ref in item.held.items():
             value = read(ref)
             if move.branch == MAIN or (move.node, port) not in request.held:

@@ -104,9 +104,7 @@ class Outbox:
         copy = self._copy(tensor)
         if copy is None:  # the usual case, which costs no partial message
             ref = self._put(tensor, API)
-            self._turn.outputs.append(
-                Output(handle=handle, seq=seq, port=port, modality=modality, meta=meta, ref=ref)
-            )  # fmt: skip
+            self._turn.outputs.append(Output(handle=handle, seq=seq, port=port, modality=modality, meta=meta, ref=ref))
             return
         made = partial(Output, handle=handle, seq=seq, port=port, modality=modality, meta=meta)
         self._turn.copies.append(copy)
@@ -134,18 +132,25 @@ class Outbox:
         self._turn.control.append((name, self._with_tensor(made, tensor, name)))
 
     def cache(
-        self, move: Move, handle: int, run: int, state: CacheState, held: Mapping[str, Tensor],
-        streamed: dict[str, int],
-    ) -> None:  # fmt: skip
+        self, move: Move, handle: int, run: int, state: CacheState, held: Mapping[str, Tensor], streamed: dict[str, int]
+    ) -> None:
         """Send a cache to the rank of `move`, whose run waits for it.
 
         held: last values of output ports. streamed: items on split streams.
         """
         made = partial(
-            CacheMoved, handle=handle, run=run, source=self._rank, streamed=streamed,
-            node=move.node, branch=move.branch, length=state.length,
-            position=state.position, last=state.last, drawn=state.drawn,
-        )  # fmt: skip
+            CacheMoved,
+            handle=handle,
+            run=run,
+            source=self._rank,
+            streamed=streamed,
+            node=move.node,
+            branch=move.branch,
+            length=state.length,
+            position=state.position,
+            last=state.last,
+            drawn=state.drawn,
+        )
         values = [("pages", "", pages) for pages in state.pages] + [("history", "", state.history)]
         values += [("values", port, value) for port, value in state.last_values.items()]
         values += [("held", port, value) for port, value in held.items()]
@@ -242,10 +247,13 @@ class Outbox:
             by_field[field_name].append((port, ref))
         seen = by_field["seen"]
         message = cache.made(
-            pages=[ref for _, ref in by_field["pages"]], history=by_field["history"][0][1],
-            seen=seen[0][1] if seen else None, values=dict(by_field["values"]), held=dict(by_field["held"]),
+            pages=[ref for _, ref in by_field["pages"]],
+            history=by_field["history"][0][1],
+            seen=seen[0][1] if seen else None,
+            values=dict(by_field["values"]),
+            held=dict(by_field["held"]),
             sent=monotonic(),
-        )  # fmt: skip
+        )
         self._send(to, message)
 
     def _with_tensor(self, made: partial[M], tensor: Tensor, to: str) -> M | tuple[partial[M], Sending]:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mstar_core.engine.base import Handle, JobKey, NodeRunner, SamplingParams
+from mstar_core.graph.declare.nodes import PARAM_PREFIX, Sampling
 from mstar_core.graph.runtime.actions import Iteration, Key
-from mstar_core.graph.spec.nodes import PARAM_PREFIX, Sampling
 from mstar_core.messages.flow import CacheMoved, Value
 from mstar_core.messages.work import Move, OpenRequest, RunWalk
 from mstar_core.plugin.params import param_specs
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from mstar_core.graph.compile.compiled import Outlet
     from mstar_core.graph.compile.cut import RankWalk
+    from mstar_core.graph.declare.streams import Stream
     from mstar_core.graph.runtime.walk_state import WalkState
-    from mstar_core.graph.spec.streams import Stream
 
 Feature = tuple[str, tuple[str, ...], bytes]
 """Node, outputs, and key of what determines the inputs of a task: see `worker.feature_cache.content_of`."""

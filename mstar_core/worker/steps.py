@@ -136,8 +136,9 @@ class FairShare:
 
     def choose(self, waiting: Collection[str] = ()) -> NodeRunner | None:
         """Return the runner to launch now, or None. waiting: nodes whose ready rows are all blocked."""
-        ready = {name: p for name, runner in self.runners.items()
-                 if name not in waiting and (p := runner.pressure()).ready}  # fmt: skip
+        ready = {
+            name: p for name, runner in self.runners.items() if name not in waiting and (p := runner.pressure()).ready
+        }
         if not ready:
             self.idle = set(self.runners)
             return None

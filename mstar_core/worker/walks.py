@@ -10,7 +10,7 @@ from mstar_core.graph.compile.compiled import ROOT, CompiledLoop, CompiledTask, 
 from mstar_core.graph.compile.cut import RankWalk, cut
 from mstar_core.graph.compile.resident import LoopPorts, resident_ports
 from mstar_core.graph.compile.wiring import compile_graph
-from mstar_core.graph.spec.nodes import CHUNK_FIRST, CHUNK_LAST, STATELESS, STEP
+from mstar_core.graph.declare.nodes import CHUNK_FIRST, CHUNK_LAST, STATELESS, STEP
 from mstar_core.messages.work import RunWalk
 from mstar_core.plugin.spec import ModelSpec
 
@@ -65,9 +65,14 @@ def stream_loop_of(share: RankWalk) -> StreamLoop | None:
             case _:
                 return None
     return StreamLoop(
-        loop=loop, task=task, stream=over.name, chunk=chunk, changing=tuple(changing), fixed=tuple(fixed),
+        loop=loop,
+        task=task,
+        stream=over.name,
+        chunk=chunk,
+        changing=tuple(changing),
+        fixed=tuple(fixed),
         outputs=tuple(dict.fromkeys(outlet.port for outlet in task.outlets)),
-    )  # fmt: skip
+    )
 
 
 def resident_loops(spec: ModelSpec) -> dict[str, LoopPorts]:

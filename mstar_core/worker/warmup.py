@@ -50,9 +50,16 @@ FilledInputs = Mapping[str, Mapping[str, int | tuple[int, ...]]]
 """See `Sample.values`."""
 
 DTYPES: Final = {
-    "i64": "int64", "i32": "int32", "i16": "int16", "u8": "uint8", "b8": "bool", "f32": "float32", "f16": "float16",
-    "bf16": "bfloat16", "any": "float32",
-}  # fmt: skip
+    "i64": "int64",
+    "i32": "int32",
+    "i16": "int16",
+    "u8": "uint8",
+    "b8": "bool",
+    "f32": "float32",
+    "f16": "float16",
+    "bf16": "bfloat16",
+    "any": "float32",
+}
 
 
 def warm_module(module: nn.Module) -> None:

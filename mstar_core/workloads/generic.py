@@ -66,6 +66,8 @@ def see(
     for number, chance in enumerate(numbered(seed)):
         params = {"max_output_tokens": length(chance, least_out, most_out), "ignore_eos": True, "seed": number}
         yield WorkloadRequest(
-            outputs=("text",), text="Describe the picture.", files=(("picture.png", picture(chance, pixels)),),
+            outputs=("text",),
+            text="Describe the picture.",
+            files=(("picture.png", picture(chance, pixels)),),
             params=forced(card, params),
-        )  # fmt: skip
+        )

@@ -37,9 +37,11 @@ def samples_of(spec: ModelSpec, source: str, folder: Path | None = None) -> tupl
         raise
     except Exception as error:  # isolation boundary of a plugin
         raise PluginError(
-            f"plugin {spec.plugin} cannot make the samples of {spec.name}", f"{type(error).__name__}: {error}",
-            "mstarctl plugins check tests them", plugin=spec.plugin,
-        ) from error  # fmt: skip
+            f"plugin {spec.plugin} cannot make the samples of {spec.name}",
+            f"{type(error).__name__}: {error}",
+            "mstarctl plugins check tests them",
+            plugin=spec.plugin,
+        ) from error
 
 
 def _by_declaration(spec: ModelSpec, source: str) -> tuple[SampleInputs, ...]:

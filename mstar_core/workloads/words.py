@@ -21,9 +21,18 @@ _WHO: Final = (
 _HOW: Final = ("old", "quiet", "careful", "young", "tired", "cheerful", "patient", "curious", "busy", "famous")
 _DOES: Final = ("opened", "carried", "followed", "counted", "repaired", "watched", "painted", "found", "moved", "sold")
 _WHAT: Final = ("door", "boat", "window", "letter", "basket", "engine", "garden", "bridge", "table", "lantern")
-_WHERE: Final = ("near the river", "behind the station", "in the market", "on the hill", "under the trees",
-                 "beside the lake", "at the harbour", "along the road", "by the old wall",
-                 "across the field")  # fmt: skip
+_WHERE: Final = (
+    "near the river",
+    "behind the station",
+    "in the market",
+    "on the hill",
+    "under the trees",
+    "beside the lake",
+    "at the harbour",
+    "along the road",
+    "by the old wall",
+    "across the field",
+)
 
 
 def _clause(chance: random.Random) -> str:

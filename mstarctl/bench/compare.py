@@ -68,9 +68,13 @@ def parse_thresholds(texts: Sequence[str]) -> dict[str, float]:
 
 
 def compare(
-    base: Sequence[ResultFolder], changed: Sequence[ResultFolder], *, thresholds: Mapping[str, float],
-    expected: Sequence[str] = (), allows_differences: bool = False,
-) -> Comparison:  # fmt: skip
+    base: Sequence[ResultFolder],
+    changed: Sequence[ResultFolder],
+    *,
+    thresholds: Mapping[str, float],
+    expected: Sequence[str] = (),
+    allows_differences: bool = False,
+) -> Comparison:
     """Compare two sides. Raises ConfigError if definitions or, unless allowed, environments differ."""
     versions = {each.facts["definitions"]["version"] for each in (*base, *changed)}
     if len(versions) > 1:
@@ -90,9 +94,12 @@ def compare(
     rows = compared(sides[0], sides[1], thresholds=thresholds, is_paired=is_paired)
     failed = tuple(row.name for row in rows if row.name in thresholds and row.verdict == "worse")
     return Comparison(
-        rows=tuple(rows), differences=differences, runs=(len(base), len(changed)), failed=failed,
+        rows=tuple(rows),
+        differences=differences,
+        runs=(len(base), len(changed)),
+        failed=failed,
         notes=tuple(_notes(base, changed)),
-    )  # fmt: skip
+    )
 
 
 def _samples(run: ResultFolder) -> RunSamples:
@@ -120,12 +127,19 @@ def differences_of(base: ResultFolder, changed: ResultFolder) -> Iterator[Enviro
         ("seed", base.facts["seed"], changed.facts["seed"]),
         ("load", base.facts["load_text"], changed.facts["load_text"]),
         ("workload", base.facts["workload"]["hash"], changed.facts["workload"]["hash"]),
-    ):  # fmt: skip
+    ):
         if one != other:
             yield EnvironmentDifference(part="load", key=key, base=str(one), changed=str(other))
     left, right = base.environment(), changed.environment()
-    parts = {"packages": "packages", "python": "packages", "cuda": "packages", "host": "host", "gpus": "gpu",
-             "source": "source", "server": "config"}  # fmt: skip
+    parts = {
+        "packages": "packages",
+        "python": "packages",
+        "cuda": "packages",
+        "host": "host",
+        "gpus": "gpu",
+        "source": "source",
+        "server": "config",
+    }
     for section, part in parts.items():
         one, other = _flat(left.get(section), section), _flat(right.get(section), section)
         for key in sorted({*one, *other}):
@@ -152,8 +166,15 @@ def comparison_rows(found: Comparison) -> list[list[str]]:
         interval = f"{percent(row.difference)} %  [{percent(row.low)}, {percent(row.high)}]"
         more = f"  needs about {row.runs_needed} runs" if row.runs_needed else ""
         mark = "  > threshold" if row.name in found.failed else ""
-        rows.append([row.name, f"{number(row.base)}{unit}", f"{number(row.changed)}{unit}", interval,
-                     f"{row.verdict}{more}{mark}"])  # fmt: skip
+        rows.append(
+            [
+                row.name,
+                f"{number(row.base)}{unit}",
+                f"{number(row.changed)}{unit}",
+                interval,
+                f"{row.verdict}{more}{mark}",
+            ]
+        )
     return rows
 
 
@@ -170,7 +191,11 @@ def order_of(repeats: int) -> list[str]:
 def comparison_facts(found: Comparison) -> dict[str, Any]:
     """Return a comparison as plain data."""
     return {
-        "kind": "comparison", "runs": list(found.runs), "failed": list(found.failed), "notes": list(found.notes),
-        "environment": [asdict(each) for each in found.differences], "metrics": [asdict(row) for row in found.rows],
+        "kind": "comparison",
+        "runs": list(found.runs),
+        "failed": list(found.failed),
+        "notes": list(found.notes),
+        "environment": [asdict(each) for each in found.differences],
+        "metrics": [asdict(row) for row in found.rows],
         "rows": comparison_rows(found),
-    }  # fmt: skip
+    }

@@ -39,9 +39,10 @@ class Crew:
             path.write_bytes(msgspec.msgpack.encode(plan))
             # -P is not used: clients find the same sources as their parent.
             child = subprocess.Popen(
-                [sys.executable, "-m", "mstarctl.bench.client.process", str(path)], stdin=subprocess.PIPE,
+                [sys.executable, "-m", "mstarctl.bench.client.process", str(path)],
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-            )  # fmt: skip
+            )
             assert child.stdout is not None
             self._children.append(child)
             self._unpackers[child.stdout.fileno()] = Unpacker()

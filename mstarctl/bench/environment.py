@@ -39,11 +39,20 @@ def environment(target: BenchTarget) -> dict[str, Any]:
         if (dist.metadata["Name"] or "").startswith("mstar-")
     }
     return {
-        "packages": packages, "python": platform.python_version(), "cuda": torch_cuda(),
-        "host": {"name": platform.node(), "cpu": cpu_name(), "cores": len(os.sched_getaffinity(0)),
-                 "kernel": platform.release(), "load_before": round(os.getloadavg()[0], 2)},
-        "gpus": gpus(), "source": source(), "server": server_facts(target),
-    }  # fmt: skip
+        "packages": packages,
+        "python": platform.python_version(),
+        "cuda": torch_cuda(),
+        "host": {
+            "name": platform.node(),
+            "cpu": cpu_name(),
+            "cores": len(os.sched_getaffinity(0)),
+            "kernel": platform.release(),
+            "load_before": round(os.getloadavg()[0], 2),
+        },
+        "gpus": gpus(),
+        "source": source(),
+        "server": server_facts(target),
+    }
 
 
 def server_facts(target: BenchTarget) -> dict[str, Any]:
@@ -54,8 +63,10 @@ def server_facts(target: BenchTarget) -> dict[str, Any]:
     snapshot = target.admin.snapshot(("ranks", "nodes"))
     head = snapshot["deployment"]
     kept = ("name", "config", "versions", "transport", "weights", "restarts", "slots", "queue_limit", "pages_total")
-    placement = {key: {name: rank.get(name) for name in ("device", "nodes") if name in rank}
-                 for key, rank in snapshot["ranks"].items()}  # fmt: skip
+    placement = {
+        key: {name: rank.get(name) for name in ("device", "nodes") if name in rank}
+        for key, rank in snapshot["ranks"].items()
+    }
     return {**found, **{name: head.get(name) for name in kept}, "boot": snapshot.get("boot"), "ranks": placement}
 
 

@@ -53,11 +53,22 @@ def load_of(words: Mapping[str, Any], **changes: Any) -> Load:
     cancels = _cancels(words["cancel_rate"])
     warm_up, warm_up_s = (WARM_UP_REQUESTS, WARM_UP_S) if words["warmup"] is None else (words["warmup"], 0.0)
     load = Load(
-        rate=_rate(words["rate"]), arrivals=words["arrivals"], concurrency=_clients(words["concurrency"]),
-        is_trace=words["trace"] is not None, speed=words["speed"], requests=words["requests"], span_s=span_s,
-        warm_up=warm_up, warm_up_s=warm_up_s, ramp_s=_seconds(words, "ramp"), think_s=_seconds(words, "think"),
-        period_s=_seconds(words, "period"), seed=words["seed"], cancel_share=cancels[0], cancel_after_s=cancels[1],
-    )  # fmt: skip
+        rate=_rate(words["rate"]),
+        arrivals=words["arrivals"],
+        concurrency=_clients(words["concurrency"]),
+        is_trace=words["trace"] is not None,
+        speed=words["speed"],
+        requests=words["requests"],
+        span_s=span_s,
+        warm_up=warm_up,
+        warm_up_s=warm_up_s,
+        ramp_s=_seconds(words, "ramp"),
+        think_s=_seconds(words, "think"),
+        period_s=_seconds(words, "period"),
+        seed=words["seed"],
+        cancel_share=cancels[0],
+        cancel_after_s=cancels[1],
+    )
     load = replace(load, **changes)
     if load.rate is not None:
         Arrivals.parse(load.arrivals, load.rate)
@@ -133,19 +144,30 @@ def run_options(words: Mapping[str, Any], target: BenchTarget, *, out: Path | No
     workload = workload_for(words, target)
     processes = min(words["processes"], drawn.concurrency or words["processes"])
     return RunOptions(
-        load=drawn, workload=workload, out=out or out_of(words, target, workload), slo=words["slo"] or "",
+        load=drawn,
+        workload=workload,
+        out=out or out_of(words, target, workload),
+        slo=words["slo"] or "",
         measures=Measures(
-            is_late=drawn.is_open or drawn.period_s > 0, deadline_s=_seconds(words, "deadline"),
+            is_late=drawn.is_open or drawn.period_s > 0,
+            deadline_s=_seconds(words, "deadline"),
             buffer_s=_seconds(words, "play_buffer") if words.get("play_buffer") else 0.0,
         ),
         goals=tuple(parse_terms(words["slo"] or "", "--slo", is_goal=True)),
         asserts=tuple(parse_terms(words["asserts"] or "", "--assert", is_goal=False)),
-        allows_few=words["allow_few"], timeout_s=_seconds(words, "timeout"), grace_s=_seconds(words, "grace"),
-        processes=processes, protocol=words["protocol"], is_checked=words["check"],
-        max_in_flight=words["max_in_flight"], label=words["label"] or "", fails_fast=words["fail_fast"],
-        keeps_outputs=words["keep_outputs"], expects_restarts=words["expect_restarts"],
+        allows_few=words["allow_few"],
+        timeout_s=_seconds(words, "timeout"),
+        grace_s=_seconds(words, "grace"),
+        processes=processes,
+        protocol=words["protocol"],
+        is_checked=words["check"],
+        max_in_flight=words["max_in_flight"],
+        label=words["label"] or "",
+        fails_fast=words["fail_fast"],
+        keeps_outputs=words["keep_outputs"],
+        expects_restarts=words["expect_restarts"],
         count_tokens=_counter(words),
-    )  # fmt: skip
+    )
 
 
 def out_of(words: Mapping[str, Any], target: BenchTarget, workload: Workload) -> Path:

@@ -25,9 +25,15 @@ class RunRecorder:
     """Collects the records of one run. Owned by the run. starts: monotonic nanoseconds of each phase."""
 
     def __init__(
-        self, folder: Path, plan: RunPlan, warm_up: int, *, is_checked: bool, limit: int = SPOOL_BYTES,
+        self,
+        folder: Path,
+        plan: RunPlan,
+        warm_up: int,
+        *,
+        is_checked: bool,
+        limit: int = SPOOL_BYTES,
         count_tokens: TokenCounter | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.starts: dict[int, int] = {}
         self._plan = plan
         self._warm_up = warm_up
@@ -54,9 +60,14 @@ class RunRecorder:
         asked = self._plan.asked[record.index]
         start = self.starts[record.phase]
         return outcome_of(
-            record, asked, start, self._plan.prefix, self._warm_up, is_checked=is_final and self._is_checked,
+            record,
+            asked,
+            start,
+            self._plan.prefix,
+            self._warm_up,
+            is_checked=is_final and self._is_checked,
             count_tokens=self._count_tokens if is_final else None,
-        )  # fmt: skip
+        )
 
     def _write(self, outcome: Outcome) -> None:
         if outcome.phase == MEASURED:

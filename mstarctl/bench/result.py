@@ -123,9 +123,11 @@ def begin(path: Path) -> Path:
         partial.mkdir(parents=True)
     except FileExistsError as error:
         raise ConfigError(
-            f"{partial} exists", "another run writes it, or was cut off", "remove it, or choose another --out",
+            f"{partial} exists",
+            "another run writes it, or was cut off",
+            "remove it, or choose another --out",
             file=str(partial),
-        ) from error  # fmt: skip
+        ) from error
     except OSError as error:
         raise ConfigError(f"{partial} cannot be made", error.strerror or "", file=str(partial)) from error
     return partial

@@ -96,9 +96,15 @@ class BenchRun:
         self._prefix = f"b-{secrets.token_hex(4)}-"
         self._driven = Driven()
         self._state = LiveState(
-            title=options.workload.name, load=str(options.load), measures=options.measures, goals=options.goals,
-            total=0, span_s=0.0, warm_total=options.load.warm_up, warm_limit_s=options.load.warm_up_s,
-        )  # fmt: skip
+            title=options.workload.name,
+            load=str(options.load),
+            measures=options.measures,
+            goals=options.goals,
+            total=0,
+            span_s=0.0,
+            warm_total=options.load.warm_up,
+            warm_limit_s=options.load.warm_up_s,
+        )
 
     def perform(self) -> dict[str, Any]:
         """Run and write the result. Returns its facts. Ctrl-C ends the window and keeps what there is.
@@ -109,18 +115,24 @@ class BenchRun:
         partial = result.begin(options.out)
         began = datetime.now(UTC).isoformat(timespec="seconds")
         plan = make_plan(
-            options.load, options.workload, self._target.card, protocol=options.protocol, processes=options.processes,
-            bodies=partial / "bodies.bin", prefix=self._prefix,
-        )  # fmt: skip
+            options.load,
+            options.workload,
+            self._target.card,
+            protocol=options.protocol,
+            processes=options.processes,
+            bodies=partial / "bodies.bin",
+            prefix=self._prefix,
+        )
         self._state.total, self._state.span_s = 0 if options.load.span_s else plan.total, options.load.span_s or 0.0
         server = ServerSide(self._target, f"bench {options.workload.name} {options.load}")
         recorder = RunRecorder(
             partial, plan, options.load.warm_up, is_checked=options.is_checked, count_tokens=options.count_tokens
         )
         try:
-            result.write_json(partial / result.ENVIRONMENT, {
-                **environment(self._target), "clock": server.clock(), "selftest": last_ceiling(),
-            })  # fmt: skip
+            result.write_json(
+                partial / result.ENVIRONMENT,
+                {**environment(self._target), "clock": server.clock(), "selftest": last_ceiling()},
+            )
             with (partial / result.TIMELINE).open("w") as timeline:
                 self._drive(plan, recorder, server, partial, timeline)
             outputs = _Outputs(partial) if options.keeps_outputs else None
@@ -155,12 +167,16 @@ class BenchRun:
         options = self._options
         return [
             ClientPlan(
-                number=number, server=self._target.server, bodies=str(plan.bodies), phases=phases,
-                timeout_s=options.timeout_s, grace_s=options.grace_s,
+                number=number,
+                server=self._target.server,
+                bodies=str(plan.bodies),
+                phases=phases,
+                timeout_s=options.timeout_s,
+                grace_s=options.grace_s,
                 max_in_flight=max(1, options.max_in_flight // options.processes),
             )
             for number, phases in enumerate(plan.phases)
-        ]  # fmt: skip
+        ]
 
     def _follow(
         self, crew: Crew, phase: int, start_ns: int, recorder: RunRecorder, server: ServerSide, timeline: IO[str]
@@ -225,9 +241,11 @@ class BenchRun:
         if self._state.in_flight and time.monotonic() - heard_at > self._options.silent_s:
             crew.send("quit")
             raise TimedOut(
-                f"no response for {self._options.silent_s:g} s", f"{self._state.in_flight} requests are in flight",
-                "mstarctl ps, mstarctl logs", code="no_response",
-            )  # fmt: skip
+                f"no response for {self._options.silent_s:g} s",
+                f"{self._state.in_flight} requests are in flight",
+                "mstarctl ps, mstarctl logs",
+                code="no_response",
+            )
         if self._options.fails_fast and self._state.errors and not self._driven.stop_reason:
             self._driven.stop_reason = "the first error (--fail-fast)"
             crew.send("stop")
@@ -242,15 +260,26 @@ class BenchRun:
         found = summarised(outcomes, window, options.measures, options.goals)
         client = self._client_facts(outcomes, found["metrics"], window)
         facts: dict[str, Any] = {
-            "schema": result.SCHEMA, "definitions": result.definitions(), "when": began, "label": options.label,
-            "command": shlex.join(["mstarctl", *sys.argv[1:]]), "run": self._prefix, "seed": options.load.seed,
+            "schema": result.SCHEMA,
+            "definitions": result.definitions(),
+            "when": began,
+            "label": options.label,
+            "command": shlex.join(["mstarctl", *sys.argv[1:]]),
+            "run": self._prefix,
+            "seed": options.load.seed,
             "workload": {"name": options.workload.name, "title": options.workload.title, "hash": plan.hash},
-            "load": options.load.facts(), "load_text": str(options.load), "protocol": options.protocol,
-            "measures": msgspec.to_builtins(options.measures), "slo": options.slo,
+            "load": options.load.facts(),
+            "load_text": str(options.load),
+            "protocol": options.protocol,
+            "measures": msgspec.to_builtins(options.measures),
+            "slo": options.slo,
             "window": {"start_s": window.start_s, "end_s": window.end_s},
             "server": {"name": self._target.name, "model": self._target.model, "url": self._target.url},
-            **found, "client": client, "is_interrupted": driven.is_interrupted, "stopped": self._stop_reason(),
-        }  # fmt: skip
+            **found,
+            "client": client,
+            "is_interrupted": driven.is_interrupted,
+            "stopped": self._stop_reason(),
+        }
         facts["failures"], facts["outages"] = failures(outcomes), outages(outcomes)
         facts["server_events"] = server.events()
         facts["incidents"] = incidents(facts["server_events"], window)
@@ -285,8 +314,14 @@ class BenchRun:
             memory.append([each.rss_bytes for each in found])
             loop_lag = max([loop_lag, *(each.loop_lag_ms for each in found)])
         chunks = sum(len(outcome.chunks) for outcome in outcomes)
-        usual_ms = next((metrics[name]["p50"] for name in ("ttft", "ttfa", "ttfi", "chunk", "ttfs", "latency")
-                         if "p50" in metrics.get(name, {})), 0.0)  # fmt: skip
+        usual_ms = next(
+            (
+                metrics[name]["p50"]
+                for name in ("ttft", "ttfa", "ttfi", "chunk", "ttfs", "latency")
+                if "p50" in metrics.get(name, {})
+            ),
+            0.0,
+        )
         is_late = self._options.measures.is_late
         bound = []
         if is_late and lag_ms > LAG_MS and lag_ms > LAG_SHARE * usual_ms:
@@ -299,15 +334,19 @@ class BenchRun:
         if limit and rate > limit / 2:
             bound.append(f"{rate:.0f} requests/s per process is above half the ceiling of {limit:.0f}/s")
         return {
-            "processes": self._options.processes, "cpu_share": round(max(shares, default=0.0), 4),
+            "processes": self._options.processes,
+            "cpu_share": round(max(shares, default=0.0), 4),
             "rss_bytes_first": max((rss[len(rss) // 4] for rss in memory if rss), default=0),
-            "rss_bytes_last": max((rss[-1] for rss in memory if rss), default=0), "loop_lag_ms": round(loop_lag, 3),
+            "rss_bytes_last": max((rss[-1] for rss in memory if rss), default=0),
+            "loop_lag_ms": round(loop_lag, 3),
             "lag_p99_ms": round(lag_ms, 3) if is_late else None,
             "sent": sum(each[-1].sent for each in self._driven.counters.values() if each),
             "switches": sum(each[-1].switches for each in self._driven.counters.values() if each),
             "reads_per_chunk": round(sum(o.reads for o in outcomes) / chunks, 3) if chunks else None,
-            "reused": sum(o.is_reused for o in outcomes), "is_bound": bool(bound), "bounds": bound,
-        }  # fmt: skip
+            "reused": sum(o.is_reused for o in outcomes),
+            "is_bound": bool(bound),
+            "bounds": bound,
+        }
 
     def _shares(self, outcomes: list[Outcome], opened: result.ResultFolder, window: MeasuredWindow) -> dict[str, Any]:
         mine = [outcome for outcome in outcomes if window.holds(outcome.due_s)]
@@ -339,8 +378,10 @@ class BenchRun:
             return False
         size = len(flights) // 3
         early, late = sum(flights[:size]) / size, sum(flights[-size:]) / size
-        firsts = [sorted(value for at, value in self._driven.firsts if low <= at < low + third)
-                  for low in (window.start_s, window.end_s - third)]  # fmt: skip
+        firsts = [
+            sorted(value for at, value in self._driven.firsts if low <= at < low + third)
+            for low in (window.start_s, window.end_s - third)
+        ]
         if not all(firsts):
             return False
         first, last = (values[len(values) // 2] for values in firsts)

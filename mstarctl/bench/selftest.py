@@ -74,9 +74,15 @@ def null_workload() -> Workload:
 def null_run(target: BenchTarget, load: Load, folder: Path, processes: int = 1) -> dict[str, Any]:
     """Run a load against a null server and return the facts of its result."""
     options = RunOptions(
-        load=load, workload=null_workload(), measures=Measures(is_late=load.is_open), out=folder, is_checked=False,
-        processes=min(processes, load.concurrency or processes), timeout_s=30.0, grace_s=10.0,
-    )  # fmt: skip
+        load=load,
+        workload=null_workload(),
+        measures=Measures(is_late=load.is_open),
+        out=folder,
+        is_checked=False,
+        processes=min(processes, load.concurrency or processes),
+        timeout_s=30.0,
+        grace_s=10.0,
+    )
     with Display("quiet", is_coloured=False) as display:
         return BenchRun(target, options, display).perform()
 
@@ -95,9 +101,10 @@ def ceiling(processes: int) -> list[SelfTestRow]:
     """Return the most requests per second that this host's client can send, for three kinds of answers."""
     rows = []
     for name, clients, lines in (
-        ("1 connection, small answer", 1, 1), (f"{STREAMS} connections, small answer", STREAMS, 1),
+        ("1 connection, small answer", 1, 1),
+        (f"{STREAMS} connections, small answer", STREAMS, 1),
         (f"{STREAMS} streams of {STREAM_LINES} lines", STREAMS, STREAM_LINES),
-    ):  # fmt: skip
+    ):
         with null_target(NullBehaviour(lines=lines)) as target, tempfile.TemporaryDirectory() as scratch:
             load = Load(concurrency=clients, span_s=CEILING_S, warm_up=clients)
             facts = null_run(target, load, Path(scratch) / "r", processes)
@@ -130,9 +137,10 @@ def injected(delay_s: float) -> SelfTestRow:
     errors = [wait - outcome.usage["total_ms"] for wait, outcome in zip(waits, outcomes, strict=True)]
     error = statistics.median(errors)
     return SelfTestRow(
-        name=f"delay of {1e3 * delay_s:g} ms", is_right=abs(error) <= TOLERANCE_MS,
+        name=f"delay of {1e3 * delay_s:g} ms",
+        is_right=abs(error) <= TOLERANCE_MS,
         found=f"ttft p50 {statistics.median(waits):.2f} ms, {error:+.2f} ms of what the server held",
-    )  # fmt: skip
+    )
 
 
 def stalled(stall_s: float, at_s: float, *, clients: int = 0) -> tuple[SelfTestRow, dict[str, Any], list[float]]:
@@ -159,9 +167,10 @@ def stalled(stall_s: float, at_s: float, *, clients: int = 0) -> tuple[SelfTestR
     longest = 1e3 * max(waits, default=0.0)
     is_right = abs(late - expected) <= 1 and abs(longest - 1e3 * stall_s) <= 1e3 / STALL_RATE + TOLERANCE_MS
     row = SelfTestRow(
-        name=f"stall of {stall_s:g} s at {STALL_RATE:g}/s", is_right=is_right,
+        name=f"stall of {stall_s:g} s at {STALL_RATE:g}/s",
+        is_right=is_right,
         found=f"{late} late requests of about {expected}, the longest {longest:.0f} ms",
-    )  # fmt: skip
+    )
     return row, facts, waits
 
 

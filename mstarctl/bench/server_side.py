@@ -87,11 +87,14 @@ class ServerSide:
             with suppress(MstarError):
                 found = [event for event in self._admin.lines("/v1/events", since=0) if event] if self._admin else []
         kept = [
-            {"at_s": round(float(event["time"]) - self._origin_s, 3), "type": str(event["type"]),
-             **{name: event[name] for name in ("child", "cause", "reason") if event.get(name)}}
+            {
+                "at_s": round(float(event["time"]) - self._origin_s, 3),
+                "type": str(event["type"]),
+                **{name: event[name] for name in ("child", "cause", "reason") if event.get(name)},
+            }
             for event in found
             if event["type"] == "child.died" or str(event["type"]).startswith("deployment.")
-        ]  # fmt: skip
+        ]
         before = [event for event in kept if event["at_s"] < 0 and event["type"] != "child.died"]
         return [*before[-1:], *(event for event in kept if event["at_s"] >= 0)]
 
@@ -197,8 +200,9 @@ def server_state(admin: AdminClient | None) -> dict[str, Any]:
     except MstarError:
         return {}
     head = found["deployment"]
-    gpus = {key: {name: gpu[name] for name in GPU_READINGS if name in gpu}
-            for key, gpu in (found.get("gpus") or {}).items()}  # fmt: skip
+    gpus = {
+        key: {name: gpu[name] for name in GPU_READINGS if name in gpu} for key, gpu in (found.get("gpus") or {}).items()
+    }
     return {**{name: head.get(name) for name in STATE}, **({"gpus": gpus} if gpus else {})}
 
 

@@ -212,11 +212,16 @@ class Sweep:
         """Write the sweep with its knee and return its facts."""
         knee = self.knee
         facts = {
-            "schema": result.SCHEMA, "kind": "sweep", "slo": self.slo, "knee_share": self._knee,
-            "knee": None if knee is None else knee.load, "model": self._target.model,
+            "schema": result.SCHEMA,
+            "kind": "sweep",
+            "slo": self.slo,
+            "knee_share": self._knee,
+            "knee": None if knee is None else knee.load,
+            "model": self._target.model,
             "workload": self.points[0].facts["workload"]["name"] if self.points else "",
-            "points": [point_facts(point, self._knee) for point in self.points], "warnings": self.warnings,
-        }  # fmt: skip
+            "points": [point_facts(point, self._knee) for point in self.points],
+            "warnings": self.warnings,
+        }
         result.write_json(self._out / FILE, facts)
         return facts
 
@@ -235,15 +240,23 @@ def point_facts(point: SweepPoint, knee: float) -> dict[str, Any]:
     metrics = point.facts["metrics"]
     first = next((name for name in FIRSTS if "p50" in metrics.get(name, {})), None)
     return {
-        "load": point.load, "kind": "rate" if point.is_open else "clients", "offered": point.offered,
-        "throughput": point.throughput, "goodput": point.goodput, "is_good": point.is_good(knee),
-        "is_over_saturated": point.facts["is_over_saturated"], "first": first,
-        "p50": metrics[first]["p50"] if first else None, "p99": metrics[first]["p99"] if first else None,
+        "load": point.load,
+        "kind": "rate" if point.is_open else "clients",
+        "offered": point.offered,
+        "throughput": point.throughput,
+        "goodput": point.goodput,
+        "is_good": point.is_good(knee),
+        "is_over_saturated": point.facts["is_over_saturated"],
+        "first": first,
+        "p50": metrics[first]["p50"] if first else None,
+        "p99": metrics[first]["p99"] if first else None,
         "audio_rate": metrics.get("audio_rate", {}).get("value"),
         "text_rate": metrics.get("text_rate", {}).get("value"),
         "is_disturbed": is_disturbed(point.facts),
-        "statuses": point.facts["statuses"], "n": point.facts["intended"], "folder": point.folder.name,
-    }  # fmt: skip
+        "statuses": point.facts["statuses"],
+        "n": point.facts["intended"],
+        "folder": point.folder.name,
+    }
 
 
 def point_line(point: SweepPoint, knee: float) -> str:

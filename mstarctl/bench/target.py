@@ -66,9 +66,14 @@ def target_of(
         head = found.admin.head()
         config = {"weights": head.get("weights"), "boot": head.get("boot"), "state": head.get("state")}
         yield BenchTarget(
-            name=found.name, model=str(head.get("model") or made.model), url=made.url, server=made.server,
-            card=made.card, admin=found.admin, config=config,
-        )  # fmt: skip
+            name=found.name,
+            model=str(head.get("model") or made.model),
+            url=made.url,
+            server=made.server,
+            card=made.card,
+            admin=found.admin,
+            config=config,
+        )
 
 
 def _of_url(url: str, key: str | None, ready_s: float) -> BenchTarget:
@@ -83,9 +88,15 @@ def _of_url(url: str, key: str | None, ready_s: float) -> BenchTarget:
     except OSError as error:
         raise Unreachable(f"{parts.hostname} cannot be resolved", str(error), "check --url") from error
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    server = ServerAddress(address=str(address), port=port, host=parts.netloc, is_tls=is_tls,
-                           prefix=parts.path.rstrip("/"),
-                    headers=headers, is_verified=parts.hostname not in ("127.0.0.1", "localhost", "::1"))  # fmt: skip
+    server = ServerAddress(
+        address=str(address),
+        port=port,
+        host=parts.netloc,
+        is_tls=is_tls,
+        prefix=parts.path.rstrip("/"),
+        headers=headers,
+        is_verified=parts.hostname not in ("127.0.0.1", "localhost", "::1"),
+    )
     card = _card(server, ready_s)
     return BenchTarget(
         name=card.name or parts.netloc, model=card.name or parts.netloc, url=parts.geturl(), server=server, card=card

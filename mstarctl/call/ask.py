@@ -64,9 +64,12 @@ class Ask:
         loop: `period_ms` and `skipped_ticks` of a control loop.
         """
         return client.generate(
-            outputs=self.outputs, text=self.text, files=self.files, params={**self.params, **loop},
+            outputs=self.outputs,
+            text=self.text,
+            files=self.files,
+            params={**self.params, **loop},
             request_id=self.request_id,
-        )  # fmt: skip
+        )
 
 
 def requested_outputs(card: Card, kind: str) -> tuple[str, ...]:

@@ -10,9 +10,15 @@ from mstar_core.client import ClientError
 from mstarctl.call.ask import Card
 
 FLAGS: Final = {
-    "text": '--text "..."', "image": "--image FILE", "images": "--image FILE", "video": "--video FILE",
-    "audio": "--audio FILE", "robot_state": "--state FILE", "states": "--state FILE", "voice": "--voice NAME",
-}  # fmt: skip
+    "text": '--text "..."',
+    "image": "--image FILE",
+    "images": "--image FILE",
+    "video": "--video FILE",
+    "audio": "--audio FILE",
+    "robot_state": "--state FILE",
+    "states": "--state FILE",
+    "voice": "--voice NAME",
+}
 """Flags by the field that an error names. Every other parameter is set by --param."""
 
 MEDIA: Final = ("image", "video", "audio")

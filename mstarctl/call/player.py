@@ -38,9 +38,10 @@ def required_player() -> tuple[str, ...]:
     found = find_player()
     if found is None:
         raise UsageError(
-            "no program that plays sound was found", f"looked for {', '.join(STREAMING)} and {WHOLE}",
+            "no program that plays sound was found",
+            f"looked for {', '.join(STREAMING)} and {WHOLE}",
             "install ffmpeg or alsa-utils, or write a file: --out answer.wav",
-        )  # fmt: skip
+        )
     return found
 
 

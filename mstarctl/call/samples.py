@@ -16,17 +16,27 @@ from mstarctl.call.flags import MEDIA
 from mstarctl.call.sink import STDOUT, chosen_output
 
 RECEIVED: Final = {
-    "audio": ".wav", "image": ".png", "action": ".json", "tensor": ".safetensors", "scalar": ".json", "video": ".mp4",
-}  # fmt: skip
+    "audio": ".wav",
+    "image": ".png",
+    "action": ".json",
+    "tensor": ".safetensors",
+    "scalar": ".json",
+    "video": ".mp4",
+}
 """Ending of --out by output. Text goes to stdout."""
 
 
 def client_form(sample: SampleInputs) -> ModelSample:
     """Return a plugin's sample as the api would send it."""
     return ModelSample(
-        name=sample.name, title=sample.title, output_modalities=sample.outputs, text=sample.text, files=sample.files,
-        kinds=tuple(kind_of(name) for name, _ in sample.files), params=sample.params,
-    )  # fmt: skip
+        name=sample.name,
+        title=sample.title,
+        output_modalities=sample.outputs,
+        text=sample.text,
+        files=sample.files,
+        kinds=tuple(kind_of(name) for name, _ in sample.files),
+        params=sample.params,
+    )
 
 
 def chosen(model: str, samples: Sequence[ModelSample], name: str | None) -> ModelSample:
@@ -52,9 +62,12 @@ def sampled(
 ) -> Ask:
     """Return the request of a sample. A given text, files or parameters replace the sample's."""
     return Ask(
-        outputs=sample.output_modalities, text=sample.text if text is None else text, files=files or sample.files,
-        params={**sample.params, **params}, request_id=request_id,
-    )  # fmt: skip
+        outputs=sample.output_modalities,
+        text=sample.text if text is None else text,
+        files=files or sample.files,
+        params={**sample.params, **params},
+        request_id=request_id,
+    )
 
 
 def sampled_output(sample: ModelSample, model: str, out: str | None) -> str:
@@ -107,9 +120,12 @@ def write(sample: ModelSample, folder: Path) -> list[Path]:
             path.write_bytes(data)
         except OSError as error:
             raise ConfigError(
-                f"{path} cannot be written", error.strerror or str(error), "choose another folder with --out",
-                file=str(path), key="out",
-            ) from error  # fmt: skip
+                f"{path} cannot be written",
+                error.strerror or str(error),
+                "choose another folder with --out",
+                file=str(path),
+                key="out",
+            ) from error
     return list(contents)
 
 

@@ -39,10 +39,19 @@ NUMBERS: Final = ("action", "tensor", "scalar", "video")
 """Modalities whose outputs are arrays. An answer may have several, each with a name."""
 
 UNWRITTEN: Final = {
-    ".m4a": ".wav", ".aac": ".wav",
-    ".gif": ".png", ".bmp": ".png", ".tif": ".png", ".tiff": ".png", ".avif": ".png",
-    ".avi": ".mp4", ".mov": ".mp4", ".mkv": ".mp4", ".webm": ".mp4", ".npz": ".npy",
-}  # fmt: skip
+    ".m4a": ".wav",
+    ".aac": ".wav",
+    ".gif": ".png",
+    ".bmp": ".png",
+    ".tif": ".png",
+    ".tiff": ".png",
+    ".avif": ".png",
+    ".avi": ".mp4",
+    ".mov": ".mp4",
+    ".mkv": ".mp4",
+    ".webm": ".mp4",
+    ".npz": ".npy",
+}
 """Endings of formats that this command does not write, with the ending to use instead."""
 
 
@@ -279,9 +288,12 @@ def _write_error(path: Path, files: Sequence[Path], error: OSError) -> ConfigErr
         hint = "free some space, or choose another directory with --out"
         return ConfigError(title, left, hint, file=str(path), key="out", code="disk_full")
     return ConfigError(
-        f"{path} cannot be written", f"{error.strerror or error}; {left}", "choose another file with --out",
-        file=str(path), key="out",
-    )  # fmt: skip
+        f"{path} cannot be written",
+        f"{error.strerror or error}; {left}",
+        "choose another file with --out",
+        file=str(path),
+        key="out",
+    )
 
 
 def _create(path: Path) -> BinaryIO:

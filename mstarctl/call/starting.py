@@ -28,9 +28,10 @@ def check_started(
     while (step := step_of_start(run)) is not None:
         if not is_waiting:
             raise Unavailable(
-                f"{run.name} is starting ({step})", hint=f"mstarctl call {run.name} --wait waits until it is ready",
+                f"{run.name} is starting ({step})",
+                hint=f"mstarctl call {run.name} --wait waits until it is ready",
                 code="starting",
-            )  # fmt: skip
+            )
         if step != said:
             printer.say(f"{run.name} is starting ({step})")
             said = step

@@ -30,8 +30,10 @@ class TensorFile:
         if shape is None or dtype not in DTYPES or not DTYPES[dtype].safetensors or form != "raw":
             raise ConfigError(
                 f"{facts.get('name', 'this output')} cannot be stored in a safetensors file",
-                f"dtype {dtype}, format {form}", "leave output_format out; mstarctl writes the file itself", key="out",
-            )  # fmt: skip
+                f"dtype {dtype}, format {form}",
+                "leave output_format out; mstarctl writes the file itself",
+                key="out",
+            )
         made = RawArray(data, tuple(int(side) for side in shape), dtype)
         self.arrays.setdefault(str(facts.get("name") or "output"), []).append(made)
         for name, value in facts.items():

@@ -193,9 +193,15 @@ def error_of(status: int, body: bytes) -> MstarError:
     except ValueError:
         facts = {"title": f"the supervisor answered {status}", "detail": body[:200].decode("utf-8", "replace")}
     kinds: dict[int, type[MstarError]] = {
-        400: UsageError, 403: Refused, 404: NotFound, 405: UsageError, 409: Unavailable, 413: UsageError,
-        503: Unavailable, 504: TimedOut,
-    }  # fmt: skip
+        400: UsageError,
+        403: Refused,
+        404: NotFound,
+        405: UsageError,
+        409: Unavailable,
+        413: UsageError,
+        503: Unavailable,
+        504: TimedOut,
+    }
     kind = kinds.get(status, MstarError)
     return kind(
         str(facts.get("title", "")), str(facts.get("detail", "")), str(facts.get("hint", "")), code=facts.get("code")

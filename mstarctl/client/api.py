@@ -53,9 +53,14 @@ class ApiClient(Closing):
         TransportError if the body ends without a `done` line. Close the iterator to cancel.
         """
         call = generate_call(
-            text=text, output_modalities=outputs, stream=True, request_id=request_id, model_kwargs=params or {},
-            files=[MediaFile(name, data, "tensor") for name, data in files], may_frame=False,
-        )  # fmt: skip
+            text=text,
+            output_modalities=outputs,
+            stream=True,
+            request_id=request_id,
+            model_kwargs=params or {},
+            files=[MediaFile(name, data, "tensor") for name, data in files],
+            may_frame=False,
+        )
         response = run(self._http.open(call))
         body = self._http.session.body(response)
         reader = LineReader()
@@ -70,9 +75,10 @@ class ApiClient(Closing):
         finally:
             response.close()
         raise TransportError(
-            "the response broke off before its end", hint="see mstarctl logs for the cause, then send it again",
+            "the response broke off before its end",
+            hint="see mstarctl logs for the cause, then send it again",
             peer=self.base_url,
-        )  # fmt: skip
+        )
 
     def chat(self, body: Mapping[str, Any]) -> Generator[dict[str, Any], None, None]:
         """Stream POST /v1/chat/completions: its events as they arrive. body: with `messages` and `stream: true`.

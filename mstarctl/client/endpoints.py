@@ -19,9 +19,11 @@ def name_here(options: GlobalOptions, name: str | None) -> str | None:
     serving = [run.name for run in running.values() if _model_of(run) == name]
     if len(serving) > 1:
         raise NotFound(
-            f"{len(serving)} deployments serve {name!r}", hint=f"name one of: {', '.join(serving)}", kind="deployment",
+            f"{len(serving)} deployments serve {name!r}",
+            hint=f"name one of: {', '.join(serving)}",
+            kind="deployment",
             name=name,
-        )  # fmt: skip
+        )
     return serving[0] if serving else name
 
 
@@ -45,9 +47,11 @@ def spec_of(run: RunDirectory) -> DeploymentSpec:
         ) from error
     except ValueError as error:
         raise ConfigError(
-            f"deployment {run.name!r} was started by another version", f"{run.spec}: {error}",
-            f"stop it by mstarctl down {run.name} and start it again", key=run.name,
-        ) from error  # fmt: skip
+            f"deployment {run.name!r} was started by another version",
+            f"{run.spec}: {error}",
+            f"stop it by mstarctl down {run.name} and start it again",
+            key=run.name,
+        ) from error
 
 
 def endpoint_of(spec: DeploymentSpec) -> str:

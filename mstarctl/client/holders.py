@@ -28,9 +28,12 @@ def holder_of(options: GlobalOptions, request_id: str, deployment: str | None) -
             )
         if not knowing:
             raise NotFound(
-                f"no deployment knows the request {request_id!r}", f"searched {', '.join(run.name for run in live)}",
-                "mstarctl requests NAME", kind="request", name=request_id,
-            )  # fmt: skip
+                f"no deployment knows the request {request_id!r}",
+                f"searched {', '.join(run.name for run in live)}",
+                "mstarctl requests NAME",
+                kind="request",
+                name=request_id,
+            )
         deployment = knowing[0]
     with reached(options, deployment) as found:
         yield found

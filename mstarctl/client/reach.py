@@ -80,9 +80,13 @@ def known_at(options: GlobalOptions, name: str | None) -> Known:
         snapshot = found.admin.snapshot(("children", "ranks", "nodes", "edges", "gpus"))
         head = snapshot["deployment"]
         return Known(
-            name=found.name, state=str(head["state"]), run=found.run, pid=int(head["pid"]), snapshot=snapshot,
+            name=found.name,
+            state=str(head["state"]),
+            run=found.run,
+            pid=int(head["pid"]),
+            snapshot=snapshot,
             log_dir=Path(head["log_dir"]),
-        )  # fmt: skip
+        )
 
 
 def _behind(path: Path, name: str | None, context: Context | None = None) -> Reached:

@@ -32,12 +32,17 @@ BACK_OFF_S: Final = (0.5, 1.0, 2.0, 5.0)
 
 FORWARD: Final = (
     "-N",
-    "-o", "ExitOnForwardFailure=yes",
-    "-o", "StreamLocalBindUnlink=yes",
-    "-o", "StreamLocalBindMask=0177",
-    "-o", "ServerAliveInterval=5",  # detects a silent host after 15 s instead of many minutes
-    "-o", "ServerAliveCountMax=3",
-)  # fmt: skip
+    "-o",
+    "ExitOnForwardFailure=yes",
+    "-o",
+    "StreamLocalBindUnlink=yes",
+    "-o",
+    "StreamLocalBindMask=0177",
+    "-o",
+    "ServerAliveInterval=5",  # detects a silent host after 15 s instead of many minutes
+    "-o",
+    "ServerAliveCountMax=3",
+)
 AGAIN: Final = ("-o", "BatchMode=yes")
 """A reconnection never prompts, because the command uses the terminal."""
 
@@ -146,9 +151,13 @@ def remote_items(context: Context, words: Sequence[str] = ("ps",)) -> list[dict[
     command = " ".join(shlex.quote(word) for word in ("mstarctl", *words, "-o", "json"))
     try:
         said = subprocess.run(
-            [ssh(), "--", str(context.ssh), command], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            timeout=CONNECT_S * 2, check=False,
-        )  # fmt: skip
+            [ssh(), "--", str(context.ssh), command],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=CONNECT_S * 2,
+            check=False,
+        )
     except subprocess.TimeoutExpired as error:
         raise unreachable(context, f"no answer within {error.timeout:g} s") from error
     try:

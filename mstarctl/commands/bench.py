@@ -27,10 +27,18 @@ app = typer.Typer(
 )
 
 SWEEP_WORDS: Final[dict[str, Any]] = {
-    "trace": None, "speed": 1.0, "asserts": None, "allow_few": False, "think": None, "period": None,
+    "trace": None,
+    "speed": 1.0,
+    "asserts": None,
+    "allow_few": False,
+    "think": None,
+    "period": None,
     "cancel_rate": None,
-    "fail_fast": False, "strict": False, "keep_outputs": False, "requests": None,
-}  # fmt: skip
+    "fail_fast": False,
+    "strict": False,
+    "keep_outputs": False,
+    "requests": None,
+}
 """Options of a run that a sweep does not take."""
 
 FORMATS: Final = ("table", "json", "md")
@@ -41,9 +49,13 @@ ModelName = Annotated[
 Url = Annotated[str | None, typer.Option("--url", help="any server with /generate or the OpenAI routes, without MODEL")]
 WorkloadName = Annotated[
     str | None,
-    typer.Option("--workload", metavar="NAME|FILE.jsonl", help="default: the first of `bench workloads`",
-                 autocompletion=workload_names),
-]  # fmt: skip
+    typer.Option(
+        "--workload",
+        metavar="NAME|FILE.jsonl",
+        help="default: the first of `bench workloads`",
+        autocompletion=workload_names,
+    ),
+]
 Dataset = Annotated[
     str | None,
     typer.Option("--dataset", metavar="KIND:FILE", help="in place of --workload: sharegpt:FILE.json, seedtts:meta.lst"),
@@ -225,9 +237,14 @@ def sweep(
         folder.mkdir(parents=True, exist_ok=False)
         with _display(printer, ctx) as display:
             made = Sweep(
-                target, lambda path, **load: run_options(words, target, out=path, **load), folder, display,
-                knee=knee, slo=slo or "", span_s=load_of(words).span_s or 0.0,
-            )  # fmt: skip
+                target,
+                lambda path, **load: run_options(words, target, out=path, **load),
+                folder,
+                display,
+                knee=knee,
+                slo=slo or "",
+                span_s=load_of(words).span_s or 0.0,
+            )
             if rate == "auto":
                 made.auto(first_clients)
             else:
@@ -276,9 +293,12 @@ def compare(
     assert base is not None
     assert changed is not None
     found = compared(
-        opened_side(base), opened_side(changed), thresholds=thresholds, expected=[p for p in expect.split(",") if p],
+        opened_side(base),
+        opened_side(changed),
+        thresholds=thresholds,
+        expected=[p for p in expect.split(",") if p],
         allows_differences=allow_env_diff or is_run,
-    )  # fmt: skip
+    )
     _print(printer, output, comparison_facts(found), comparison_lines, comparison_markdown)
     if found.failed:
         raise typer.Exit(ExitCode.ASSERTION)
@@ -449,9 +469,11 @@ def _display(printer: Printer, ctx: typer.Context) -> Display:
     from mstarctl.bench.show.display import Display
 
     return Display.chosen(
-        live=ctx.params["live"], plain=ctx.params["plain"], quiet=printer.options.quiet,
+        live=ctx.params["live"],
+        plain=ctx.params["plain"],
+        quiet=printer.options.quiet,
         is_coloured=printer.options.is_coloured(sys.stderr),
-    )  # fmt: skip
+    )
 
 
 def _print(printer: Printer, output: str, facts: dict[str, Any], lines: Any, markdown: Any) -> None:

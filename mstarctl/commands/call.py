@@ -227,9 +227,16 @@ def call_once(
 
 
 def call_at(
-    server: Server, ask: Ask, kind: str, out: str | None, printer: Printer, *, rate: float, ticks: int,
+    server: Server,
+    ask: Ask,
+    kind: str,
+    out: str | None,
+    printer: Printer,
+    *,
+    rate: float,
+    ticks: int,
     max_misses: int | None,
-) -> None:  # fmt: skip
+) -> None:
     """Send one request per tick; --out keeps the last answer. Raises MstarError if too many deadlines were missed."""
     last: list[Any] = []
 

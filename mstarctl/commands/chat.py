@@ -76,9 +76,10 @@ def check_chat(server: Server) -> None:
     """Raise UsageError for a deployment without a chat route."""
     if ROUTE not in server.card.routes:
         raise UsageError(
-            f"{server.name} has no chat: its model maps no chat route", f"its routes: {', '.join(server.card.routes)}",
+            f"{server.name} has no chat: its model maps no chat route",
+            f"its routes: {', '.join(server.card.routes)}",
             f'mstarctl call {server.name} --text "Hello there"',
-        )  # fmt: skip
+        )
 
 
 class Chat:

@@ -202,18 +202,22 @@ def explain_choice(model: str | None, gpus: str, gpu_gb: float | None) -> list[d
     memories = [gpu.total for gpu in visible_gpus(present_gpus())] if gpu_gb is None else [int(gpu_gb * GB)] * count
     if len(memories) < count:
         raise ConfigError(
-            f"--gpus {gpus} requests {counted(count, 'GPU')}", f"{counted(len(memories), 'GPU')} visible",
-            "--gpu-gb GB explains the choice for GPUs that are not here", key="gpus",
-        )  # fmt: skip
+            f"--gpus {gpus} requests {counted(count, 'GPU')}",
+            f"{counted(len(memories), 'GPU')} visible",
+            "--gpu-gb GB explains the choice for GPUs that are not here",
+            key="gpus",
+        )
     choice = choose(spec, memories[:count], variant=variant)
     return [
         {
-            "name": each.name, "ranks": each.ranks, "why": choice.why(each),
+            "name": each.name,
+            "ranks": each.ranks,
+            "why": choice.why(each),
             "result": "chosen" if each is choice.best else "does not fit" if each.obstacle else "fits",
             **_admitted(plugins, spec, resolve(spec, each.file, variant=variant), [] if each.obstacle else memories),
         }
         for each in choice.candidates
-    ]  # fmt: skip
+    ]
 
 
 def _admitted(plugins: Plugins, spec: ModelSpec, config: ResolvedConfig, memories: Sequence[int]) -> dict[str, Any]:
@@ -221,8 +225,10 @@ def _admitted(plugins: Plugins, spec: ModelSpec, config: ResolvedConfig, memorie
     if not memories:
         return {"requests": None, "requests_why": None}
     keys = {f"cuda:{index}": f"GPU-{index}" for index in range(config.rank_count)}
-    present = [Gpu(name="", driver="", free=memories[index], total=memories[index], uuid=key)
-               for index, key in enumerate(keys.values())]  # fmt: skip
+    present = [
+        Gpu(name="", driver="", free=memories[index], total=memories[index], uuid=key)
+        for index, key in enumerate(keys.values())
+    ]
     plan = plugins.plan(spec, config, tuple(keys))
     admitted = admission(spec, config, plan, keys, present, weights_on_devices(spec, plan, config))
     return {"requests": admitted.count, "requests_why": admitted.why}

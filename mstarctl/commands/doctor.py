@@ -206,5 +206,16 @@ def _plugins() -> Iterator[Finding]:
 
 
 CHECKS: Final[tuple[Callable[[], Iterator[Finding]], ...]] = (
-    _python, _torch, _gpus, gpu_findings, _locks, _sound, _memory, _shared_memory, _folders, _stale, _ports, _plugins,
-)  # fmt: skip
+    _python,
+    _torch,
+    _gpus,
+    gpu_findings,
+    _locks,
+    _sound,
+    _memory,
+    _shared_memory,
+    _folders,
+    _stale,
+    _ports,
+    _plugins,
+)

@@ -50,9 +50,24 @@ NOTE_CELLS: Final = 80
 FAILED: Final = ("failed", "unhealthy", "silent")
 WATCH_S: Final = 1.0
 SUMS: Final = (
-    "running", "waiting", "preparing", "ttft_p50_ms", "ttft_p99_ms", "ttfa_p50_ms", "latency_p50_ms", "tokens_s",
-    "audio_x", "requests_s", "finished", "failed", "cancelled", "refused", "pages_used", "pages_total", "preempted",
-)  # fmt: skip
+    "running",
+    "waiting",
+    "preparing",
+    "ttft_p50_ms",
+    "ttft_p99_ms",
+    "ttfa_p50_ms",
+    "latency_p50_ms",
+    "tokens_s",
+    "audio_x",
+    "requests_s",
+    "finished",
+    "failed",
+    "cancelled",
+    "refused",
+    "pages_used",
+    "pages_total",
+    "preempted",
+)
 """Figures of a deployment, by their names on the admin socket."""
 
 

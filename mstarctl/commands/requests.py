@@ -51,10 +51,19 @@ COLUMNS: Final = (
     Column("", "note"),
 )
 SORTS: Final = {
-    "state": "state", "start": "started", "took": "age_s", "age": "age_s",
-    "ttft": "ttft_ms", "ttfa": "ttfa_ms", "tokens": "tokens", "audio": "audio_s", "wait": "waited_ms",
-    "pages": "pages", "rtf": "rtf", "id": "id",
-}  # fmt: skip
+    "state": "state",
+    "start": "started",
+    "took": "age_s",
+    "age": "age_s",
+    "ttft": "ttft_ms",
+    "ttfa": "ttfa_ms",
+    "tokens": "tokens",
+    "audio": "audio_s",
+    "wait": "waited_ms",
+    "pages": "pages",
+    "rtf": "rtf",
+    "id": "id",
+}
 """Sort fields of the command line, with their names in the data."""
 
 IN_TURN: Final = ("run", "prepare", "queue")

@@ -27,7 +27,9 @@ def unit(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="NAME|MODEL", callback=bare, autocompletion=target_names,
+            metavar="NAME|MODEL",
+            callback=bare,
+            autocompletion=target_names,
             help="a deployment, as it was last started, or a model or deployment file",
         ),
     ],
@@ -36,7 +38,7 @@ def unit(
     ] = None,
     is_user: Annotated[bool, typer.Option("--user", help="for a user's own service manager, without root")] = False,
     run_as: Annotated[str | None, typer.Option("--run-as", metavar="USER", help="user of the system's service")] = None,
-) -> None:  # fmt: skip
+) -> None:
     """Print a systemd unit that runs a deployment."""
     printer = Printer.of(ctx)
     only_here(printer.options, "unit")

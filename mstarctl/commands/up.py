@@ -38,9 +38,18 @@ from mstarctl.start.service.notify import READY, STOPPING, notify
 LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SHOWN_EVENTS: Final = (
-    "child.died", "child.restarting", "child.hangs", "child.stalled", "child.killed", "deployment.degraded",
-    "deployment.ready", "deployment.draining", "deployment.unhealthy", "deployment.cut", "deployment.stopping",
-)  # fmt: skip
+    "child.died",
+    "child.restarting",
+    "child.hangs",
+    "child.stalled",
+    "child.killed",
+    "deployment.degraded",
+    "deployment.ready",
+    "deployment.draining",
+    "deployment.unhealthy",
+    "deployment.cut",
+    "deployment.stopping",
+)
 
 
 def up(ctx: typer.Context, **given: Any) -> None:
@@ -136,12 +145,21 @@ def show_dry(planned: Planned, printer: Printer) -> None:
     """Print the plan as data."""
     spec = planned.spec
     item = {
-        "name": spec.name, "model": spec.model, "plugin": planned.distribution, "config": spec.config_file,
-        "weights": spec.weights_source, "folder": spec.folder, "host": spec.api.host, "port": spec.api.port,
-        "run_dir": spec.run_dir, "max_seq_len": spec.max_seq_len,
-        "max_concurrent_requests": spec.max_concurrent_requests, "kv_cache": spec.kv_cache,
-        "ranks": [_rank_item(rank) for rank in spec.plan.ranks], "nodes": places(spec.plan),
-    }  # fmt: skip
+        "name": spec.name,
+        "model": spec.model,
+        "plugin": planned.distribution,
+        "config": spec.config_file,
+        "weights": spec.weights_source,
+        "folder": spec.folder,
+        "host": spec.api.host,
+        "port": spec.api.port,
+        "run_dir": spec.run_dir,
+        "max_seq_len": spec.max_seq_len,
+        "max_concurrent_requests": spec.max_concurrent_requests,
+        "kv_cache": spec.kv_cache,
+        "ranks": [_rank_item(rank) for rank in spec.plan.ranks],
+        "nodes": places(spec.plan),
+    }
     lines = [f"rank {r.rank}  {r.device}  {held_text(msgspec.structs.asdict(r))}" for r in spec.plan.ranks]
     # Placements by walk, such as prompts on one rank and decoding on another, and replicas.
     shared = {place.node for place in spec.plan.placements if place.walks or len(place.replicas) > 1}

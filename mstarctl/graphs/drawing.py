@@ -10,17 +10,27 @@ from typing import Final
 
 from mstar_core.graph.check.graph_check import run_input
 from mstar_core.graph.compile.compiled import CompiledLoop, CompiledTask, CompiledWalk, Outlet
-from mstar_core.graph.spec.streams import Stream
-from mstar_core.graph.spec.walks import StopOn
+from mstar_core.graph.declare.streams import Stream
+from mstar_core.graph.declare.walks import StopOn
 from mstarctl.graphs.graph import Graph, policy_text
 
 LEAST_WIDTH: Final = 40
 _ASCII: Final = str.maketrans("─│┐┘┌└┬┴├┤┼▶▼↻≋═║╔╗╚╝…→", "-|+++++++++>v@~=|++++~>")
 _JOINTS: Final = {  # (left, right, up, down)
-    (1, 1, 0, 0): "─", (1, 1, 0, 1): "┬", (1, 1, 1, 0): "┴", (1, 1, 1, 1): "┼", (1, 0, 0, 1): "┐",
-    (1, 0, 1, 0): "┘", (1, 0, 1, 1): "┤", (0, 1, 0, 1): "┌", (0, 1, 1, 0): "└", (0, 1, 1, 1): "├",
-    (0, 0, 1, 1): "│", (1, 0, 0, 0): "─", (0, 1, 0, 0): "─",
-}  # fmt: skip
+    (1, 1, 0, 0): "─",
+    (1, 1, 0, 1): "┬",
+    (1, 1, 1, 0): "┴",
+    (1, 1, 1, 1): "┼",
+    (1, 0, 0, 1): "┐",
+    (1, 0, 1, 0): "┘",
+    (1, 0, 1, 1): "┤",
+    (0, 1, 0, 1): "┌",
+    (0, 1, 1, 0): "└",
+    (0, 1, 1, 1): "├",
+    (0, 0, 1, 1): "│",
+    (1, 0, 0, 0): "─",
+    (0, 1, 0, 0): "─",
+}
 
 
 def draw_graph(graph: Graph, width: int = 100, ascii_only: bool = False) -> str:
@@ -206,8 +216,9 @@ def _loop_lines(loop: CompiledLoop, width: int) -> list[str]:
     if loop.loop.over is not None:
         facts.append(f"once per chunk of ≋{loop.loop.over.name}")
     if loop.variables:
-        facts.append("carries " + ", ".join(
-            v.out if v.out == v.port else f"{v.out} → {v.port}" for v in loop.variables))  # fmt: skip
+        facts.append(
+            "carries " + ", ".join(v.out if v.out == v.port else f"{v.out} → {v.port}" for v in loop.variables)
+        )
     stop = loop.loop.stop
     if isinstance(stop, StopOn):
         unless = f" unless {stop.unless}" if stop.unless is not None else ""

@@ -61,8 +61,12 @@ def gpu_item(known: Known | None, index: str) -> dict[str, Any]:
     for number, gpu in enumerate([] if found or not is_here else gpus()):
         used = gpu.total - gpu.free
         found[str(number)] = {
-            "index": number, "uuid": gpu.uuid, "name": gpu.name, "memory_used": used, "memory_total": gpu.total,
-        }  # fmt: skip
+            "index": number,
+            "uuid": gpu.uuid,
+            "name": gpu.name,
+            "memory_used": used,
+            "memory_total": gpu.total,
+        }
     if not found:
         raise _no_gpus(known, index, is_here=is_here)
     if index not in found:

@@ -130,9 +130,12 @@ def _place(item: Mapping[str, Any]) -> tuple[str, str, str, str]:
 
 
 def _row(
-    place: tuple[str, str, str, str], total: Mapping[str, Any] | None, spans: Sequence[Mapping[str, Any]],
-    ttft_ms: float | None, busy: Sequence[Mapping[str, Any]],
-) -> WaterfallRow:  # fmt: skip
+    place: tuple[str, str, str, str],
+    total: Mapping[str, Any] | None,
+    spans: Sequence[Mapping[str, Any]],
+    ttft_ms: float | None,
+    busy: Sequence[Mapping[str, Any]],
+) -> WaterfallRow:
     process, node, walk, kind = place
     known = [*([total] if total is not None else []), *spans]
     start, end = min(float(k["start_ms"]) for k in known), max(float(k["end_ms"]) for k in known)
@@ -219,9 +222,7 @@ def _note(kind: str, total: Mapping[str, Any] | None, spans: Sequence[Mapping[st
     return "  ".join(parts)
 
 
-def _share(
-    waits: Sequence[Mapping[str, Any]], busy: Sequence[Mapping[str, Any]], ttft_ms: float | None
-) -> float:  # fmt: skip
+def _share(waits: Sequence[Mapping[str, Any]], busy: Sequence[Mapping[str, Any]], ttft_ms: float | None) -> float:
     """Return the part of the time before the first output in which the request only waited here: nothing ran for it."""
     if not ttft_ms:
         return 0.0

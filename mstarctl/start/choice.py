@@ -21,9 +21,12 @@ from mstarctl.output.units import counted
 
 GB: Final = 10**9
 KINDS: Final = (
-    "copies of nodes", "nodes on different ranks", "walks of a node on different ranks", "all nodes on one rank",
+    "copies of nodes",
+    "nodes on different ranks",
+    "walks of a node on different ranks",
+    "all nodes on one rank",
     "tensor parallelism",
-)  # fmt: skip
+)
 """Kinds of placement, in the order of preference."""
 
 
@@ -97,8 +100,9 @@ def choose(model: ModelSpec, memories: Sequence[int], *, variant: str = "") -> C
         raise ConfigError(
             f"no deployment file of {model.name} fits {_described(memories)}",
             "\n".join(f"{each.name}: {each.obstacle}" for each in found) or "the plugin ships none",
-            "give more or larger GPUs, or a file of your own: --config FILE", key="gpus",
-        )  # fmt: skip
+            "give more or larger GPUs, or a file of your own: --config FILE",
+            key="gpus",
+        )
     return choice
 
 
@@ -119,10 +123,13 @@ def _candidate(model: ModelSpec, name: str, path: Path, memories: Sequence[int],
     file = read_file(path)
     config = resolve(model, file, variant=variant)
     return Candidate(
-        name=name, file=file, ranks=config.rank_count, kind=_kind(config),
+        name=name,
+        file=file,
+        ranks=config.rank_count,
+        kind=_kind(config),
         is_default=name == model.default_config.removesuffix(".yaml"),
         obstacle=_obstacle(config, memories, variant=variant),
-    )  # fmt: skip
+    )
 
 
 def _kind(config: ResolvedConfig) -> int:

@@ -61,8 +61,13 @@ def launch(spec: DeploymentSpec, run: RunDirectory, module: str = SUPERVISOR) ->
         try:
             process = subprocess.Popen(
                 [sys.executable, "-m", module, str(path)],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/", env=environment,
-            )  # fmt: skip
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                cwd="/",
+                env=environment,
+            )
         except OSError as error:
             raise StartError("the supervisor cannot be started", error.strerror or str(error), phase="spawn") from error
     return Started(spec=spec, run=run, process=process)

@@ -28,9 +28,11 @@ def check_moves(model: ModelSpec, config: ResolvedConfig, plan: Plan) -> None:
             where = "; ".join(f"{walk} on {_ranks(replicas)}" for walk, replicas in places.items())
             group = next(each for each in reversed(config.node_groups) if node.name in each.nodes)
             raise group.place.error(
-                f"node {node.name!r} is placed on different ranks, but {why}", f"{group.key}.ranks", where,
+                f"node {node.name!r} is placed on different ranks, but {why}",
+                f"{group.key}.ranks",
+                where,
                 "place all walks of the node on the same ranks",
-            )  # fmt: skip
+            )
 
 
 def _places(model: ModelSpec, node: NodeSpec, plan: Plan) -> Iterator[tuple[str, Replicas]]:

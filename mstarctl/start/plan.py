@@ -219,8 +219,9 @@ def check_code(model: ModelSpec) -> None:
         raise PluginError(
             f"{model.name}: this version has no code for the model (the plugin declares only its graph)",
             hint=f"mstarctl models graph {model.name} shows the graph; mstarctl models ls lists models that can run",
-            plugin=model.plugin, code="no_model_code",
-        )  # fmt: skip
+            plugin=model.plugin,
+            code="no_model_code",
+        )
 
 
 def check_placement(model: ModelSpec, config: ResolvedConfig, plan: Plan) -> None:
@@ -237,15 +238,18 @@ def _check_parallel(model: ModelSpec, group: NodeGroup, plan: Plan) -> None:
     if undivided:
         raise group.place.error(
             f"node {undivided[0]!r} of {model.name} cannot be divided among ranks by this version",
-            f"{group.key}.tp_size", f"tp_size is {group.tp_size}", "use tp_size 1",
-        )  # fmt: skip
+            f"{group.key}.tp_size",
+            f"tp_size is {group.tp_size}",
+            "use tp_size 1",
+        )
     for rank in plan.ranks:
         if rank.follows and rank.nodes and rank.device != "cpu":
             raise group.place.error(
                 f"rank {rank.rank} follows in a tensor-parallel group and serves {', '.join(rank.nodes)} itself",
-                f"{group.key}.ranks", "this version supports that on the CPU only",
+                f"{group.key}.ranks",
+                "this version supports that on the CPU only",
                 f"place {', '.join(rank.nodes)} on another rank",
-            )  # fmt: skip
+            )
 
 
 def unused_options(options: UpOptions, config: ResolvedConfig, plan: Plan) -> tuple[str, ...]:
@@ -301,9 +305,11 @@ def stats_path(given: Path | None) -> str | None:
     path = absolute(given)
     if path is not None and not os.access(path if os.path.exists(path) else os.path.dirname(path), os.W_OK):
         raise ConfigError(
-            f"--log-stats-file {given} cannot be written", "the directory does not exist, or permission is denied",
-            "name a file in a directory that you can write", key="stats_file",
-        )  # fmt: skip
+            f"--log-stats-file {given} cannot be written",
+            "the directory does not exist, or permission is denied",
+            "name a file in a directory that you can write",
+            key="stats_file",
+        )
     return path
 
 

@@ -97,10 +97,13 @@ def row_parts(row: ProcessRow, widths: tuple[int, int], pulse: Pulse, *, is_asci
     """Draw one row: `⠹ rank 0  LLM  weights  ━━━╌╌  1.2 GiB/6.1 GiB  210.0 MiB/s  24.0 s left  12.4 s`."""
     mark = ("+" if is_ascii else "✓") if row.is_ready else pulse.spinner
     parts = [
-        line((f"{mark if pulse.spinner else ' '} ", "ok" if row.is_ready else "accent"),
-             (f"{row.who:<{widths[0]}}", "strong"), (f"  {row.what:<{widths[1]}}", "dim"),
-             (f"  {row.phase}", "ok" if row.is_ready else "value")),
-    ]  # fmt: skip
+        line(
+            (f"{mark if pulse.spinner else ' '} ", "ok" if row.is_ready else "accent"),
+            (f"{row.who:<{widths[0]}}", "strong"),
+            (f"  {row.what:<{widths[1]}}", "dim"),
+            (f"  {row.phase}", "ok" if row.is_ready else "value"),
+        )
+    ]
     if row.total > 0 and not row.is_ready:
         parts += [line((bar(row.share, is_ascii=is_ascii), "accent")), line((row.amount, "value"))]
         if pulse.rate > 0 and row.phase in BYTES and pulse.still_s < STILL_S:

@@ -35,9 +35,10 @@ def check_transport(config: ResolvedConfig, plan: Plan) -> None:
             source, protocol_source = config.source(key), config.source("transport.protocol")
             if source != "default" and not source.startswith("--") and not protocol_source.startswith("--"):
                 raise config.error(
-                    key, f"{key} is for TCP and RDMA, and transport.protocol is SHM",
+                    key,
+                    f"{key} is for TCP and RDMA, and transport.protocol is SHM",
                     hint="remove it, or set transport.protocol to TCP",
-                )  # fmt: skip
+                )
         return
     if len(plan.ranks) == 1:
         return
@@ -69,16 +70,20 @@ def _check_ports(config: ResolvedConfig, plan: Plan, address: str) -> None:
         raise config.error("transport.port", f"ports {first} to {last} are needed", "the last port is 65535", hint)
     if first <= config.api.port <= last:
         raise config.error(
-            "transport.port", f"the api's port {config.api.port} is among the ports of the transport",
-            f"{len(plan.ranks)} ranks use {first} to {last}", "choose another transport.port or api.port",
-        )  # fmt: skip
+            "transport.port",
+            f"the api's port {config.api.port} is among the ports of the transport",
+            f"{len(plan.ranks)} ranks use {first} to {last}",
+            "choose another transport.port or api.port",
+        )
     for rank in plan.ranks:
         ports = window(first, rank.rank)
         if sum(bind_error(address, port) is None for port in ports) < 2:
             raise config.error(
-                "transport.port", f"rank {rank.rank} has no two free ports for {config.transport.protocol}",
-                f"ports {ports.start} to {ports.stop - 1} on {address} are in use", "choose another transport.port",
-            )  # fmt: skip
+                "transport.port",
+                f"rank {rank.rank} has no two free ports for {config.transport.protocol}",
+                f"ports {ports.start} to {ports.stop - 1} on {address} are in use",
+                "choose another transport.port",
+            )
 
 
 def unused_transport(config: ResolvedConfig, plan: Plan) -> list[str]:

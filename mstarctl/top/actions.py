@@ -165,9 +165,12 @@ def ask_drain(app: Host) -> None:
 def _confirm(app: Host, question: str, yes: str, act: Callable[[], str]) -> None:
     answers = (("y", yes), ("n", "leave it"))
     dialog = _dialog(
-        app, "confirm", lambda width: dialogs.question_rows(question, answers, width),
-        answers={"y": "yes", "n": ""}, hint="y or n",
-    )  # fmt: skip
+        app,
+        "confirm",
+        lambda width: dialogs.question_rows(question, answers, width),
+        answers={"y": "yes", "n": ""},
+        hint="y or n",
+    )
     app.open_dialog(dialog, lambda word: app.in_background(act, app.show_notice, "act") if word == "yes" else None)
 
 
@@ -219,9 +222,11 @@ def ask_export(app: Host) -> None:
             _write(app, lambda: export(form, app.view(), app.state.sort, app.lines, app.folder))
 
     dialog = _dialog(
-        app, "write a file", lambda width: dialogs.question_rows(f"In {app.folder}:", forms, width),
+        app,
+        "write a file",
+        lambda width: dialogs.question_rows(f"In {app.folder}:", forms, width),
         answers={key: form for key, form, _ in FORMS},
-    )  # fmt: skip
+    )
     app.open_dialog(dialog, write)
 
 

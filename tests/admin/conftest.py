@@ -47,13 +47,20 @@ class FakeDeployment:
 
     def __init__(self, folder: Path) -> None:
         self.spec = DeploymentSpec(
-            name="fake", model="orpheus", plugin="orpheus", run_dir=str(folder), log_dir=str(folder),
-            plan=Plan(ranks=(RankPlan(rank=0, device="cpu", nodes=("LLM",)),),
-                      placements=(NodePlacement(node="LLM", replicas=((0,),)),)),
+            name="fake",
+            model="orpheus",
+            plugin="orpheus",
+            run_dir=str(folder),
+            log_dir=str(folder),
+            plan=Plan(
+                ranks=(RankPlan(rank=0, device="cpu", nodes=("LLM",)),),
+                placements=(NodePlacement(node="LLM", replicas=((0,),)),),
+            ),
             api=ApiConfig(host="127.0.0.1", port=1, api_keys=("secret-key",)),
-            argv=("up", "orpheus", "--api-key", "secret-key"), settings={"max_queue": 128},
+            argv=("up", "orpheus", "--api-key", "secret-key"),
+            settings={"max_queue": 128},
             sources={"max_queue": "file.yaml:3"},
-        )  # fmt: skip
+        )
         self.state, self.reason = "ready", ""
         self.started, self.started_at = time.monotonic(), time.time()
         self.ready_s: float | None = 1.5
@@ -98,16 +105,33 @@ class FakeDeployment:
 
     def request(self, handle: int, **fields: Any) -> None:
         """Deliver the api's report of a running request."""
-        given = {"id": f"r-{handle}", "route": "/generate", "state": "run", "started": self.hub.now(),
-                 "inputs": ["text"], "outputs": ["audio"], **fields}  # fmt: skip
+        given = {
+            "id": f"r-{handle}",
+            "route": "/generate",
+            "state": "run",
+            "started": self.hub.now(),
+            "inputs": ["text"],
+            "outputs": ["audio"],
+            **fields,
+        }
         self.tell("api", [RequestNews(handle=handle, **given)])
 
 
 def _child(name: str) -> Any:
     return SimpleNamespace(
-        name=name, state="ready", pid=None, incarnation=1, phase="ready", phase_done=0, phase_total=0, detail="",
-        facts={}, phases_s={"spawn": 0.5}, is_running=True, log=FakeLog(),
-    )  # fmt: skip
+        name=name,
+        state="ready",
+        pid=None,
+        incarnation=1,
+        phase="ready",
+        phase_done=0,
+        phase_total=0,
+        detail="",
+        facts={},
+        phases_s={"spawn": 0.5},
+        is_running=True,
+        log=FakeLog(),
+    )
 
 
 class Admin:

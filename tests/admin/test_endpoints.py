@@ -95,8 +95,9 @@ async def test_a_trace_merges_the_reports_of_all_processes(admin: Admin) -> None
     deployment, began = admin.deployment, admin.deployment.hub.now()
     deployment.request(7, started=began, ttft_s=0.2)
     deployment.tell("api", spans=[Span(1, 7, "queue", "admission", "", began, began + 0.1)])
-    deployment.tell("conductor", [RequestNews(handle=7, node="LLM", walk="decode", rank=0, active=["decode"],
-                                              walks={"prefill": 1})])  # fmt: skip
+    deployment.tell(
+        "conductor", [RequestNews(handle=7, node="LLM", walk="decode", rank=0, active=["decode"], walks={"prefill": 1})]
+    )
     deployment.tell(
         "worker-0",
         [RequestNews(handle=7, tokens=40, pages=3)],
@@ -107,8 +108,9 @@ async def test_a_trace_merges_the_reports_of_all_processes(admin: Admin) -> None
     assert trace["request"]["tokens"] == 40
     assert (trace["request"]["node"], trace["request"]["rank"], trace["request"]["walks"]) == ("LLM", 0, {"prefill": 1})
     assert [(s["process"], s["kind"], s["node"]) for s in trace["spans"]] == [
-        ("api", "queue", "admission"), ("worker-0", "compute", "LLM"),
-    ]  # fmt: skip
+        ("api", "queue", "admission"),
+        ("worker-0", "compute", "LLM"),
+    ]
     assert trace["spans"][1]["end_ms"] == pytest.approx(1200, abs=1)
     assert trace["sums"][1]["count"] == 50
 
@@ -213,10 +215,12 @@ async def test_shared_families_sum_nodes_over_ranks_and_socket_families_list_ran
         """Return samples by labels; those of a histogram by node and bound, or by node and `sum` or `count`."""
         family, plain = FAMILIES[name], {f"{name}_total": "", name: ""}
         return {
-            (*(sample.labels[label] for label in family.labels), *filter(None, [
-                plain.get(sample.name, sample.labels.get("le") or sample.name.rpartition("_")[2])])): sample.value
+            (
+                *(sample.labels[label] for label in family.labels),
+                *filter(None, [plain.get(sample.name, sample.labels.get("le") or sample.name.rpartition("_")[2])]),
+            ): sample.value
             for sample in found[name].samples
-        }  # fmt: skip
+        }
 
     took, batched = shown("mstar_step_seconds"), shown("mstar_step_rows")
     assert [took["LLM", bound] for bound in ("0.0005", "0.001", "0.02", "0.05", "5.0", "+Inf")] == [0, 1, 1, 2, 2, 3]
@@ -229,8 +233,16 @@ async def test_shared_families_sum_nodes_over_ranks_and_socket_families_list_ran
     other = Metrics()
     other.take_samples(admin.deployment.publisher.shared_samples())
     api = {family.name: family for family in text_string_to_metric_families(other.text().decode())}
-    for name in ("mstar_step_rows", "mstar_step_seconds", "mstar_kv_pages", "mstar_graph_steps",
-                 "mstar_transport_bytes", "mstar_preempted", "mstar_restarts", "mstar_batch_size"):  # fmt: skip
+    for name in (
+        "mstar_step_rows",
+        "mstar_step_seconds",
+        "mstar_kv_pages",
+        "mstar_graph_steps",
+        "mstar_transport_bytes",
+        "mstar_preempted",
+        "mstar_restarts",
+        "mstar_batch_size",
+    ):
         assert shown(name, api) == shown(name), name
 
 

@@ -29,9 +29,15 @@ TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
 def spec_in(folder: str, model: ModelSpec, *, api: dict[str, Any] | None = None, **changes: Any) -> DeploymentSpec:
     """Return the spec of a deployment whose other processes are fakes."""
     spec = DeploymentSpec(
-        name="fake", model=model.name, plugin="fake", run_dir=folder, log_dir=folder,
-        plan=Plan(ranks=(), placements=()), api=ApiConfig(**{"host": "127.0.0.1", "port": 0, **(api or {})}), **changes,
-    )  # fmt: skip
+        name="fake",
+        model=model.name,
+        plugin="fake",
+        run_dir=folder,
+        log_dir=folder,
+        plan=Plan(ranks=(), placements=()),
+        api=ApiConfig(**{"host": "127.0.0.1", "port": 0, **(api or {})}),
+        **changes,
+    )
     spec.ipc_dir.mkdir(mode=0o700, exist_ok=True)
     spec.uploads.mkdir(mode=0o700, exist_ok=True)
     return spec

@@ -69,10 +69,27 @@ def certificate_in(folder: Path) -> tuple[Path, Path]:
     folder.mkdir(exist_ok=True)
     cert, key = folder / "cert.pem", folder / "key.pem"
     subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",
-         "-addext", "subjectAltName=IP:127.0.0.1", "-out", cert, "-keyout", key],
-        check=True, capture_output=True,
-    )  # fmt: skip
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-days",
+            "2",
+            "-subj",
+            "/CN=localhost",
+            "-addext",
+            "subjectAltName=IP:127.0.0.1",
+            "-out",
+            cert,
+            "-keyout",
+            key,
+        ],
+        check=True,
+        capture_output=True,
+    )
     return cert, key
 
 
@@ -203,9 +220,12 @@ async def test_a_trace_of_the_client_goes_on_in_headers_and_log(caplog: pytest.L
     trace = "4bf92f3577b34da6a3ce929d0e0e4736"
     async with running(speak(1)) as api:
         for parent, is_kept in (
-            (f"00-{trace}-00f067aa0ba902b7-01", True), (f"ff-{trace}-00f067aa0ba902b7-01", False),
-            (f"00-{'0' * 32}-00f067aa0ba902b7-01", False), ("nonsense", False), (None, False),
-        ):  # fmt: skip
+            (f"00-{trace}-00f067aa0ba902b7-01", True),
+            (f"ff-{trace}-00f067aa0ba902b7-01", False),
+            (f"00-{'0' * 32}-00f067aa0ba902b7-01", False),
+            ("nonsense", False),
+            (None, False),
+        ):
             headers = {"X-Request-ID": "mine", **({"traceparent": parent} if parent else {})}
             answer = await api.client.post("/generate", data=GOOD, headers=headers)
             told = answer.headers["x-trace-id"]
@@ -234,9 +254,10 @@ def test_a_locked_key_is_a_failed_start_and_asks_nobody(certificate: tuple[str, 
     cert, key = certificate
     locked = str(tmp_path / "locked.pem")
     subprocess.run(
-        ["openssl", "rsa", "-aes128", "-passout", "pass:word", "-in", key, "-out", locked], check=True,
+        ["openssl", "rsa", "-aes128", "-passout", "pass:word", "-in", key, "-out", locked],
+        check=True,
         capture_output=True,
-    )  # fmt: skip
+    )
     with pytest.raises(StartError):
         tls_context(ApiConfig(tls_cert=cert, tls_key=locked))
 

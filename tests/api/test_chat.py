@@ -291,7 +291,7 @@ BAD: list[tuple[dict[str, Any], int, str, str | None]] = [
     ({**HI, "temprature": 1}, 400, "unknown_parameter", "temprature"),
     ({**HI, "temperature": "hot"}, 400, "invalid_value", "temperature"),
     ({**HI, "request_id": "a b"}, 400, "invalid_value", "request_id"),
-]  # fmt: skip
+]
 
 
 async def test_bad_bodies_name_their_field() -> None:
@@ -312,10 +312,21 @@ async def role_error(api: Api) -> str:
 async def test_fields_without_effect_pass_and_common_names_warn(started: Started) -> None:
     async with started(echo, model=SPEC) as api:
         silent = {
-            "user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "tools": [], "logprobs": False,
-            "response_format": {"type": "text"}, "presence_penalty": 0, "logit_bias": {}, "parallel_tool_calls": True,
-            "prompt_cache_key": "x", "safety_identifier": "y", "top_p": None, "tool_choice": "auto",
-        }  # fmt: skip
+            "user": "u",
+            "metadata": {"a": "b"},
+            "store": True,
+            "service_tier": "auto",
+            "tools": [],
+            "logprobs": False,
+            "response_format": {"type": "text"},
+            "presence_penalty": 0,
+            "logit_bias": {},
+            "parallel_tool_calls": True,
+            "prompt_cache_key": "x",
+            "safety_identifier": "y",
+            "top_p": None,
+            "tool_choice": "auto",
+        }
         answer = await api.client.post(PATH, json={**HI, **silent})
         assert answer.status_code == 200 and "x-mstar-warnings" not in answer.headers
         warned = await api.client.post(PATH, json={**HI, "repetition_penalty": 1.1, "priority": 1})
@@ -352,14 +363,18 @@ async def test_the_openai_client_chats(started: Started) -> None:
             assert whole.usage is not None and whole.usage.total_tokens == 19 * 3
             assert api.fake.requests[0].params["think"] is True
             stream = await client.chat.completions.create(
-                model="fake", messages=[{"role": "user", "content": "hi"}], stream=True,
+                model="fake",
+                messages=[{"role": "user", "content": "hi"}],
+                stream=True,
                 stream_options={"include_usage": True},
-            )  # fmt: skip
+            )
             chunks = [chunk async for chunk in stream]
             assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "<user>hi<assistant>"
             assert chunks[-1].usage is not None
             spoken = await client.chat.completions.create(
-                model="fake", messages=[{"role": "user", "content": "hi"}], modalities=["text", "audio"],
+                model="fake",
+                messages=[{"role": "user", "content": "hi"}],
+                modalities=["text", "audio"],
                 audio={"voice": "ethan", "format": "wav"},
-            )  # fmt: skip
+            )
             assert spoken.choices[0].message.audio is not None

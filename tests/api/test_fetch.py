@@ -59,12 +59,41 @@ async def code_of(fetch: Fetcher, url: str) -> str:
 
 
 NOT_PUBLIC = (
-    "127.0.0.1", "0.0.0.0", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "198.18.0.1",
-    "192.0.2.1", "224.0.0.1", "240.0.0.1", "255.255.255.255", "::1", "::", "fe80::1", "fc00::1", "ff02::1",
-    "2001:db8::1", "::ffff:127.0.0.1", "::ffff:10.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::", "2001:0:7f00:1::",
-    "::127.0.0.1", "fd00:ec2::254", "fec0::1", "100::1", "3fff::1", "5f00::1", "192.0.0.8", "192.0.0.170",
-    "192.88.99.1", "2001:2::1", "2001:20::1",
-)  # fmt: skip
+    "127.0.0.1",
+    "0.0.0.0",
+    "10.1.2.3",
+    "172.16.0.1",
+    "192.168.1.1",
+    "169.254.169.254",
+    "100.64.0.1",
+    "198.18.0.1",
+    "192.0.2.1",
+    "224.0.0.1",
+    "240.0.0.1",
+    "255.255.255.255",
+    "::1",
+    "::",
+    "fe80::1",
+    "fc00::1",
+    "ff02::1",
+    "2001:db8::1",
+    "::ffff:127.0.0.1",
+    "::ffff:10.0.0.1",
+    "64:ff9b::7f00:1",
+    "2002:7f00:1::",
+    "2001:0:7f00:1::",
+    "::127.0.0.1",
+    "fd00:ec2::254",
+    "fec0::1",
+    "100::1",
+    "3fff::1",
+    "5f00::1",
+    "192.0.0.8",
+    "192.0.0.170",
+    "192.88.99.1",
+    "2001:2::1",
+    "2001:20::1",
+)
 
 
 @pytest.mark.parametrize("text", NOT_PUBLIC)
@@ -167,9 +196,10 @@ async def test_redirects_are_judged_like_new_urls_and_counted() -> None:
 
     assert await code_of(fetcher(endless), "https://media.example/") == "media_unreachable"
     for target, code in (
-        ("http://169.254.169.254/latest", "remote_media_disabled"), ("file:///etc/passwd", "invalid_value"),
+        ("http://169.254.169.254/latest", "remote_media_disabled"),
+        ("file:///etc/passwd", "invalid_value"),
         ("https://evil.example/", "remote_media_disabled"),
-    ):  # fmt: skip
+    ):
         away = fetcher(lambda request, to=target: httpx.Response(302, headers={"Location": to}))  # type: ignore[misc]
         assert await code_of(away, "https://media.example/") == code
     moved = fetcher(hop, [PUBLIC], ["127.0.0.1"])

@@ -23,9 +23,13 @@ from tests.fakes.conductor import echo
 from tests.fakes.omni_model import SPEC, Params
 
 QUICK = settings(
-    max_examples=60, deadline=None, database=None, derandomize=True, phases=(Phase.explicit, Phase.generate),
+    max_examples=60,
+    deadline=None,
+    database=None,
+    derandomize=True,
+    phases=(Phase.explicit, Phase.generate),
     suppress_health_check=list(HealthCheck),
-)  # fmt: skip
+)
 
 CHAT, GENERATE, EDIT = "/v1/chat/completions", "/generate", "/v1/images/edits"
 JSON = st.recursive(
@@ -34,12 +38,22 @@ JSON = st.recursive(
     max_leaves=12,
 )
 FILES = {
-    "png": media.image(40, 30), "jpeg": media.image(40, 30, "JPEG"), "webp": media.image(40, 30, "WEBP"),
-    "gif": media.image(40, 30, "GIF"), "tiff": media.image(40, 30, "TIFF"), "bmp": media.image(40, 30, "BMP"),
-    "wav": media.wav(0.2), "flac": media.coded("flac", "flac"), "mp3": media.coded("mp3", "libmp3lame"),
-    "ogg": media.coded("ogg", "libopus"), "m4a": media.coded("ipod", "aac"), "aac": media.coded("adts", "aac"),
-    "mp4": media.video(), "mkv": media.video(form="matroska"), "avi": media.video(form="avi"),
-}  # fmt: skip
+    "png": media.image(40, 30),
+    "jpeg": media.image(40, 30, "JPEG"),
+    "webp": media.image(40, 30, "WEBP"),
+    "gif": media.image(40, 30, "GIF"),
+    "tiff": media.image(40, 30, "TIFF"),
+    "bmp": media.image(40, 30, "BMP"),
+    "wav": media.wav(0.2),
+    "flac": media.coded("flac", "flac"),
+    "mp3": media.coded("mp3", "libmp3lame"),
+    "ogg": media.coded("ogg", "libopus"),
+    "m4a": media.coded("ipod", "aac"),
+    "aac": media.coded("adts", "aac"),
+    "mp4": media.video(),
+    "mkv": media.video(form="matroska"),
+    "avi": media.video(form="avi"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -99,13 +113,24 @@ def test_any_text_comes_back_whole(text: str, server: LiveApi) -> None:
 
 
 PARTS = (
-    b"--b\r\n", b"--b--\r\n", b"--c\r\n", b"\r\n", b"\r\n\r\n", b"\n",
+    b"--b\r\n",
+    b"--b--\r\n",
+    b"--c\r\n",
+    b"\r\n",
+    b"\r\n\r\n",
+    b"\n",
     b'Content-Disposition: form-data; name="text"\r\n',
-    b'Content-Disposition: form-data; name="files"; filename="../../etc/passwd"\r\n', b"Content-Disposition: x\r\n",
-    b'Content-Disposition: form-data; name="image"; filename="\x00.png"\r\n', b"Content-Type: image/png\r\n",
-    b"Content-Transfer-Encoding: base64\r\n", b'Content-Disposition: form-data; name="prompt"\r\n', b"\xff\xfe", b"hi",
-    FILES["png"], b"-" * 100,
-)  # fmt: skip
+    b'Content-Disposition: form-data; name="files"; filename="../../etc/passwd"\r\n',
+    b"Content-Disposition: x\r\n",
+    b'Content-Disposition: form-data; name="image"; filename="\x00.png"\r\n',
+    b"Content-Type: image/png\r\n",
+    b"Content-Transfer-Encoding: base64\r\n",
+    b'Content-Disposition: form-data; name="prompt"\r\n',
+    b"\xff\xfe",
+    b"hi",
+    FILES["png"],
+    b"-" * 100,
+)
 
 
 @QUICK

@@ -57,12 +57,15 @@ CALLS: dict[str, dict[str, Any]] = {
     },
     "sound as json": {"url": "/generate", "data": {"text": "x", "output_modalities": "audio", "streaming": "0"}},
     "image": {"url": "/v1/images/generations", "json": {"prompt": "x"}},
-    "many fields": {"url": "/generate", "content": b"&".join(b"a%d=b" % i for i in range(100_000)),
-                    "headers": {"Content-Type": "application/x-www-form-urlencoded"}},
+    "many fields": {
+        "url": "/generate",
+        "content": b"&".join(b"a%d=b" % i for i in range(100_000)),
+        "headers": {"Content-Type": "application/x-www-form-urlencoded"},
+    },
     "deep": {"url": "/generate", "content": b"[" * 400_000, "headers": {"Content-Type": "application/json"}},
     "metrics": {"method": "GET", "url": "/metrics"},
     "description": {"method": "GET", "url": "/openapi.json"},
-}  # fmt: skip
+}
 
 
 async def lag_of(api: OwnApi, call: dict[str, Any]) -> tuple[int, float]:

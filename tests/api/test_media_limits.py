@@ -64,9 +64,11 @@ def test_the_files_of_a_request_share_the_limit_of_bytes() -> None:
 def test_frames_of_a_video_are_counted_while_they_are_decoded() -> None:
     frame = 32 * 16 * 3
     for limits, ok in (
-        (MediaLimits(video_frames=3), True), (MediaLimits(video_frames=2), False),
-        (MediaLimits(decoded_bytes=3 * frame), True), (MediaLimits(decoded_bytes=3 * frame - 1), False),
-    ):  # fmt: skip
+        (MediaLimits(video_frames=3), True),
+        (MediaLimits(video_frames=2), False),
+        (MediaLimits(decoded_bytes=3 * frame), True),
+        (MediaLimits(decoded_bytes=3 * frame - 1), False),
+    ):
         with VideoFile(VIDEO, limits) as video:
             if ok:
                 assert len(list(video.frames([0, 4, 9]))) == 3
@@ -209,10 +211,14 @@ async def test_headers_over_their_limit_are_refused(started: Started) -> None:
 
 def test_a_container_is_opened_by_its_first_bytes_alone() -> None:
     kinds = {
-        "mov": VIDEO, "wav": media.wav(), "flac": media.coded("flac", "flac"), "ogg": media.coded("ogg", "libopus"),
-        "aac": media.coded("adts", "aac"), "matroska": media.coded("webm", "libopus"),
+        "mov": VIDEO,
+        "wav": media.wav(),
+        "flac": media.coded("flac", "flac"),
+        "ogg": media.coded("ogg", "libopus"),
+        "aac": media.coded("adts", "aac"),
+        "matroska": media.coded("webm", "libopus"),
         "mp3": media.coded("mp3", "libmp3lame"),
-    }  # fmt: skip
+    }
     for name, data in kinds.items():
         assert container_format(data) == name
     playlist = b"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nfile:///etc/passwd\n#EXT-X-ENDLIST\n"

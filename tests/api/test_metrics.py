@@ -49,11 +49,19 @@ async def test_every_metric_moves(started: Started) -> None:
         await api.until(lambda: api.service_is_clean)
         after = await values(api)
     for name in (
-        "mstar_requests_total", "mstar_tokens_total", "mstar_audio_seconds_total", "mstar_queue_seconds_count",
-        "mstar_ttft_seconds_count", "mstar_inter_chunk_seconds_count", "mstar_request_seconds_count",
-        "mstar_stream_gap_seconds_count", "mstar_cancelled_total", "mstar_rejected_total",
-        "mstar_ttfa_seconds_count", "mstar_real_time_factor_count",
-    ):  # fmt: skip
+        "mstar_requests_total",
+        "mstar_tokens_total",
+        "mstar_audio_seconds_total",
+        "mstar_queue_seconds_count",
+        "mstar_ttft_seconds_count",
+        "mstar_inter_chunk_seconds_count",
+        "mstar_request_seconds_count",
+        "mstar_stream_gap_seconds_count",
+        "mstar_cancelled_total",
+        "mstar_rejected_total",
+        "mstar_ttfa_seconds_count",
+        "mstar_real_time_factor_count",
+    ):
         assert after.get(name, 0) > before.get(name, 0), name
     assert (during["mstar_inflight"], during["mstar_queue_depth"]) == (1, 1)
     assert (after["mstar_inflight"], after["mstar_queue_depth"]) == (0, 0)
@@ -121,10 +129,14 @@ async def test_models_and_version_tell_what_is_served(started: Started) -> None:
 async def test_replayed_steps_show(started: Started) -> None:
     """Check the path from worker reports, through the supervisor's sums over ranks, to the metric."""
     reported = {
-        "worker-0.LLM.graph_hits": 7.0, "worker-1.LLM.graph_hits": 5.0, "worker-0.LLM.graph_misses": 1.0,
-        "worker-0.LLM.prefill_hits": 3.0, "worker-0.LLM.graph_bytes": 1024.0,
-        "worker-0.kernels_ahead": 73.0, "worker-1.kernels_late": 2.0,
-    }  # fmt: skip
+        "worker-0.LLM.graph_hits": 7.0,
+        "worker-1.LLM.graph_hits": 5.0,
+        "worker-0.LLM.graph_misses": 1.0,
+        "worker-0.LLM.prefill_hits": 3.0,
+        "worker-0.LLM.graph_bytes": 1024.0,
+        "worker-0.kernels_ahead": 73.0,
+        "worker-1.kernels_late": 2.0,
+    }
     nodes = {f"LLM@{rank}": NodeStatus(name="LLM", rank=rank) for rank in (0, 1)}
     found = list(shared_samples(Store(nodes=nodes), reported, restarts=0))
     async with started(speak(1)) as api:

@@ -131,9 +131,10 @@ async def test_large_outputs_come_as_frames_in_parts(streaming: str, steps: int,
     array = np.random.default_rng(0).integers(0, 255, (3, 2**23), dtype=np.uint8)
     async with started(send(array, steps), model=MODEL) as api:
         answer = await api.client.post(
-            "/generate", data={"text": "x", "output_modalities": "tensor", "streaming": streaming},
+            "/generate",
+            data={"text": "x", "output_modalities": "tensor", "streaming": streaming},
             headers={"Accept": FRAMES},
-        )  # fmt: skip
+        )
         await api.fake.until(lambda: api.fake.live_loans == 0)
     assert answer.headers["content-type"] == FRAMES
     (first, _), *parts, (last, nothing) = frames(answer.content)

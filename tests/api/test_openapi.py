@@ -64,9 +64,13 @@ def test_no_request_is_answered_by_a_crash_or_against_the_description(
     operation = OPERATIONS[label]
 
     @settings(
-        max_examples=EXAMPLES, deadline=None, database=None, derandomize=True, phases=(Phase.explicit, Phase.generate),
+        max_examples=EXAMPLES,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=(Phase.explicit, Phase.generate),
         suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    )
     @given(case=operation.as_strategy(generation_mode=mode))
     def send(case: schemathesis.Case) -> None:
         answer = case.call(base_url=server.url)

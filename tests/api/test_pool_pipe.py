@@ -149,11 +149,15 @@ class Params:
 
 
 REQUEST = PromptRequest(
-    text="a", texts=("a", "b"), turns=[Turn(role="user", order=[("text", 0)])],
+    text="a",
+    texts=("a", "b"),
+    turns=[Turn(role="user", order=[("text", 0)])],
     media=[MediaPart(modality="image", data=b"x" * 900)],
-    order=[("text", 0), ("image", 0)], params=Params(seed=2**63 - 1, noise=((0.5,), (1.0,)), names=("n",)),
-    outputs=frozenset(("text",)), limits=MediaLimits(video_frames=3),
-)  # fmt: skip
+    order=[("text", 0), ("image", 0)],
+    params=Params(seed=2**63 - 1, noise=((0.5,), (1.0,)), names=("n",)),
+    outputs=frozenset(("text",)),
+    limits=MediaLimits(video_frames=3),
+)
 
 
 def test_a_pool_process_gets_the_request_with_its_own_types(ends: tuple[PoolPipe, PoolPipe]) -> None:
@@ -170,8 +174,10 @@ def test_the_api_gets_inputs_and_errors_of_its_own_types(ends: tuple[PoolPipe, P
     made = Inputs(
         arrays={"ids": ids, "none": np.zeros((0, 3), "<f4"), "one": np.zeros(())},
         segments=[SegmentInputs(kind="text", arrays={"x": ids[::2]}, length=3)],
-        prompt_tokens=5, params=dataclasses.replace(REQUEST.params, seed=7), metadata={"image": {"width": np.int64(4)}},
-    )  # fmt: skip
+        prompt_tokens=5,
+        params=dataclasses.replace(REQUEST.params, seed=7),
+        metadata={"image": {"width": np.int64(4)}},
+    )
     error = TooLarge("long", "detail", "hint", field="text", allowed=[1, 2], code="own", object=object())
     theirs.send([(True, made), (False, error)])
     (is_done, inputs), (is_failed, got) = ours.receive()
@@ -191,13 +197,27 @@ def ext(code: int, value: Any) -> msgspec.msgpack.Ext:
 
 
 HOSTILE: list[Any] = [
-    ext(1, ["<f4", [1 << 62, 1 << 62], 0]), ext(1, ["<f4", [-4], 0]), ext(1, ["O", [1], 0]), ext(1, ["f4,f4", [1], 0]),
-    ext(1, ["|u1", [200], 0]), ext(1, ["|u1", [4], -2]), ext(1, ["|V8", [1], 0]), ext(1, ["|u1", [True], 0]),
-    ext(2, [0, 1 << 40]), ext(2, [-1, 4]), ext(2, [90, 20]), [ext(2, [0, 60]), ext(2, [0, 60])],
-    ext(3, ["MstarError", {}]), ext(3, ["Inputs", {"unknown": 1}]), ext(3, ["Inputs", {"1": 1}]), ext(3, [1, {}]),
-    ext(4, ["SystemExit", "a", "b", "c", "d", {}]), ext(4, ["TooLarge", "a", "b", "c", "d", {"code": "e"}]),
-    ext(99, []), ext(5, ["os:system", 3]),
-]  # fmt: skip
+    ext(1, ["<f4", [1 << 62, 1 << 62], 0]),
+    ext(1, ["<f4", [-4], 0]),
+    ext(1, ["O", [1], 0]),
+    ext(1, ["f4,f4", [1], 0]),
+    ext(1, ["|u1", [200], 0]),
+    ext(1, ["|u1", [4], -2]),
+    ext(1, ["|V8", [1], 0]),
+    ext(1, ["|u1", [True], 0]),
+    ext(2, [0, 1 << 40]),
+    ext(2, [-1, 4]),
+    ext(2, [90, 20]),
+    [ext(2, [0, 60]), ext(2, [0, 60])],
+    ext(3, ["MstarError", {}]),
+    ext(3, ["Inputs", {"unknown": 1}]),
+    ext(3, ["Inputs", {"1": 1}]),
+    ext(3, [1, {}]),
+    ext(4, ["SystemExit", "a", "b", "c", "d", {}]),
+    ext(4, ["TooLarge", "a", "b", "c", "d", {"code": "e"}]),
+    ext(99, []),
+    ext(5, ["os:system", 3]),
+]
 
 
 @pytest.mark.parametrize("value", HOSTILE, ids=range(len(HOSTILE)))
@@ -216,16 +236,18 @@ def test_an_answer_creates_no_object_by_name() -> None:
 @pytest.mark.parametrize(
     "call, found",
     [
-        (("recode", (b"", "png", None)), (True, "text")), (("prompt", (REQUEST,)), (True, b"")),
+        (("recode", (b"", "png", None)), (True, "text")),
+        (("prompt", (REQUEST,)), (True, b"")),
         (("prompt", (REQUEST,)), 3),
         (("prompt", (REQUEST,)), (True, Inputs(arrays={"x": 1}))),  # type: ignore[dict-item]
         (("prompt", (REQUEST,)), (True, Inputs(warnings=(1,)))),  # type: ignore[arg-type]
         (("prompt", (REQUEST,)), (True, Inputs(metadata={"image": 1}))),  # type: ignore[dict-item]
         (("prompt", (REQUEST,)), (True, Inputs(segments=[SegmentInputs(kind="a", arrays={}, length="b")]))),  # type: ignore[arg-type]
-        (("decode", (None, (), *REQUEST.media)), (True, [])), (("postprocess", (b"", "audio")), (True, (b"", {1: 2}))),
+        (("decode", (None, (), *REQUEST.media)), (True, [])),
+        (("postprocess", (b"", "audio")), (True, (b"", {1: 2}))),
         (("recode", ()), (False, "error")),
     ],
-)  # fmt: skip
+)
 def test_an_answer_of_another_type_is_refused(call: Any, found: Any) -> None:
     with pytest.raises(InvalidForm):
         checked(call, found)

@@ -16,9 +16,14 @@ from mstar_core.errors import ExitCode
 
 def start(folder: Path, port: int) -> subprocess.CompletedProcess[str]:
     spec = DeploymentSpec(
-        name="orpheus", model="orpheus", plugin="orpheus", run_dir=str(folder), log_dir=str(folder),
-        plan=Plan(ranks=(), placements=()), api=ApiConfig(host="127.0.0.1", port=port),
-    )  # fmt: skip
+        name="orpheus",
+        model="orpheus",
+        plugin="orpheus",
+        run_dir=str(folder),
+        log_dir=str(folder),
+        plan=Plan(ranks=(), placements=()),
+        api=ApiConfig(host="127.0.0.1", port=port),
+    )
     spec.ipc_dir.mkdir(mode=0o700)
     spec.uploads.mkdir(mode=0o700)
     (folder / "spec.json").write_bytes(spec.encode())

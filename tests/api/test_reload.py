@@ -31,9 +31,14 @@ async def reload(api: Api, **changes: object) -> None:
 async def test_a_metrics_key_opens_the_metrics_alone(started: Started) -> None:
     async with started(speak(1), api_keys=("k",), metrics_keys=("m",)) as api:
         for key, path, status in (
-            ("m", "/metrics", 200), ("k", "/metrics", 200), ("x", "/metrics", 401), ("m", "/v1/models", 401),
-            ("m", "/console/live", 401), ("m", "/version", 401), ("k", "/version", 200),
-        ):  # fmt: skip
+            ("m", "/metrics", 200),
+            ("k", "/metrics", 200),
+            ("x", "/metrics", 401),
+            ("m", "/v1/models", 401),
+            ("m", "/console/live", 401),
+            ("m", "/version", 401),
+            ("k", "/version", 200),
+        ):
             assert (await api.client.get(path, headers=bearer(key))).status_code == status, (key, path)
         assert (await api.client.post("/generate", data=GOOD, headers=bearer("m"))).status_code == 401
     async with started(speak(1), metrics_keys=("m",)) as api:

@@ -102,12 +102,18 @@ async def test_the_period_of_the_control_loop_is_reported_and_unknown_without_on
 @pytest.mark.parametrize(
     ("query", "param"),
     [
-        ("num_steps=99", "num_steps"), ("num_step=3", "num_step"), ("num_steps=1&num_steps=2", "num_steps"),
-        ("output_format=npy", "output_format"), ("timeout_s=-1", "timeout_s"), ("seed=x", "seed"),
-        ("period_ms=0", "period_ms"), ("period_ms=5e-324", "period_ms"), ("skipped_ticks=1", "period_ms"),
+        ("num_steps=99", "num_steps"),
+        ("num_step=3", "num_step"),
+        ("num_steps=1&num_steps=2", "num_steps"),
+        ("output_format=npy", "output_format"),
+        ("timeout_s=-1", "timeout_s"),
+        ("seed=x", "seed"),
+        ("period_ms=0", "period_ms"),
+        ("period_ms=5e-324", "period_ms"),
+        ("skipped_ticks=1", "period_ms"),
         ("period_ms=50&skipped_ticks=1.5", "skipped_ticks"),
     ],
-)  # fmt: skip
+)
 async def test_a_wrong_parameter_refuses_the_handshake(query: str, param: str, started: Started) -> None:
     async with started(act, model=SPEC) as api:
         status, error = await refusal(api, f"/?{query}")
@@ -117,10 +123,11 @@ async def test_a_wrong_parameter_refuses_the_handshake(query: str, param: str, s
 @pytest.mark.parametrize(
     ("message", "said", "reason"),
     [
-        (packed({"prompt": "go"}), "state is missing", "missing_field"), (b"\xc1", "must be msgpack", "invalid_value"),
+        (packed({"prompt": "go"}), "state is missing", "missing_field"),
+        (b"\xc1", "must be msgpack", "invalid_value"),
         ("text", "binary msgpack", "invalid_value"),
     ],
-)  # fmt: skip
+)
 async def test_a_wrong_observation_is_told_in_words_and_ends_the_connection(
     message: bytes | str, said: str, reason: str, started: Started
 ) -> None:

@@ -17,9 +17,15 @@ PICTURE = b"\x89PNG, as far as this test goes"
 def make_samples(spec: ModelSpec, source: str, folder: object) -> list[SampleInputs]:
     """Return a sample that says with what it was made."""
     return [
-        SampleInputs(name="see", title=f"{spec.name}, {source}, {folder}", outputs=("audio",), text="What is it?",
-                     files=(("picture.png", PICTURE),), params={"seed": 1})
-    ]  # fmt: skip
+        SampleInputs(
+            name="see",
+            title=f"{spec.name}, {source}, {folder}",
+            outputs=("audio",),
+            text="What is it?",
+            files=(("picture.png", PICTURE),),
+            params={"seed": 1},
+        )
+    ]
 
 
 async def test_samples_carry_their_files_and_the_client_sends_them_as_they_are() -> None:
@@ -31,8 +37,11 @@ async def test_samples_carry_their_files_and_the_client_sends_them_as_they_are()
         with MStarClient(api.url) as client:
             (sample,) = await asyncio.to_thread(client.samples)
     assert sample.arguments == {
-        "text": "What is it?", "output_modalities": ("audio",), "images": [("picture.png", PICTURE)], "seed": 1,
-    }  # fmt: skip
+        "text": "What is it?",
+        "output_modalities": ("audio",),
+        "images": [("picture.png", PICTURE)],
+        "seed": 1,
+    }
 
 
 async def test_a_model_without_samples_has_none() -> None:

@@ -99,10 +99,13 @@ async def test_an_output_that_cannot_be_read_fails_its_request_and_no_other_of_i
         items = [
             Output(handle=broken.handle, seq=0, port="pcm", modality="audio", ref=lies),
             Output(
-                handle=fine.handle, seq=0, port="pcm", modality="audio",
+                handle=fine.handle,
+                seq=0,
+                port="pcm",
+                modality="audio",
                 ref=InlineTensor(dtype="int16", shape=(2,), data=b"abcd"),
             ),
-        ]  # fmt: skip
+        ]
         api.fake.tell(Outputs(worker="worker-0", items=items), sender="worker-0")
         api.fake.finish(fine.handle, emitted=1)
         assert told(await bad) == (500, "engine_error")

@@ -86,8 +86,13 @@ def test_the_end_is_told_whole_also_of_a_request_that_nobody_had_heard_of() -> N
     feed.ended(request, "finished", "")
     (news,), _ = feed.take()
     assert (news.id, news.state, news.started, news.ended, news.tokens, news.cached_tokens) == (
-        "r-7", "finished", 10.0, 11.0, 40, 8,
-    )  # fmt: skip
+        "r-7",
+        "finished",
+        10.0,
+        11.0,
+        40,
+        8,
+    )
     assert feed.counts == {"finished": 1}
     assert feed.take() == ([], [])
 

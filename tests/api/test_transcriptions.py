@@ -37,10 +37,14 @@ async def test_the_sound_comes_with_the_models_instruction(started: Started) -> 
 
 async def test_every_kind_of_sound_is_heard_at_the_models_rate(started: Started) -> None:
     kinds = {
-        "wav": media.wav(0.5, 44_100, 2), "flac": media.coded("flac", "flac"), "mp3": media.coded("mp3", "libmp3lame"),
-        "ogg": media.coded("ogg", "libopus"), "m4a": media.coded("ipod", "aac"), "aac": media.coded("adts", "aac"),
+        "wav": media.wav(0.5, 44_100, 2),
+        "flac": media.coded("flac", "flac"),
+        "mp3": media.coded("mp3", "libmp3lame"),
+        "ogg": media.coded("ogg", "libopus"),
+        "m4a": media.coded("ipod", "aac"),
+        "aac": media.coded("adts", "aac"),
         "webm": media.coded("webm", "libopus"),
-    }  # fmt: skip
+    }
     async with started(echo, model=SPEC) as api:
         for name, data in kinds.items():
             answer = await send(api.client, data, f"a.{name}", response_format="text")

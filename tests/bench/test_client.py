@@ -67,9 +67,11 @@ def saying(wire: bytes, size: int = 1 << 20) -> Callable[[Writer], Any]:
 
 SOUNDS = [bytes(range(n)) for n in (2, 4, 6, 128)]
 WHOLE = [
-    line("start"), *(line("audio", sound, samples=len(sound) // 2) for sound in SOUNDS), b"\n",
+    line("start"),
+    *(line("audio", sound, samples=len(sound) // 2) for sound in SOUNDS),
+    b"\n",
     line("done", usage={"ttft_ms": 5.0}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("size", [1, 7, 1 << 20])

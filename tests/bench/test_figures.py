@@ -70,12 +70,19 @@ def test_no_two_requests_share_a_prompt() -> None:
 
 
 CHANGED = {
-    "worker-0.LLM.steps": 100.0, "worker-0.LLM.rows": 400.0, "worker-0.LLM.launch_s": 0.2,
+    "worker-0.LLM.steps": 100.0,
+    "worker-0.LLM.rows": 400.0,
+    "worker-0.LLM.launch_s": 0.2,
     "worker-0.LLM.collect_s": 0.1,
-    "worker-0.LLM.route_s": 0.1, "worker-0.LLM.busy_s": 1.5, "worker-0.LLM.graph_hits": 99.0,
-    "worker-0.LLM.graph_misses": 1.0, "worker-0.idle_s": 0.5, "worker-0.wait_s": 1.0, "worker-0.snac.steps": 0.0,
+    "worker-0.LLM.route_s": 0.1,
+    "worker-0.LLM.busy_s": 1.5,
+    "worker-0.LLM.graph_hits": 99.0,
+    "worker-0.LLM.graph_misses": 1.0,
+    "worker-0.idle_s": 0.5,
+    "worker-0.wait_s": 1.0,
+    "worker-0.snac.steps": 0.0,
     "api.pool_busy": 0.0,
-}  # fmt: skip
+}
 
 
 def test_a_workers_time_is_split_without_a_hole() -> None:
@@ -97,8 +104,13 @@ def report(**changes: Any) -> dict[str, Any]:
     figures.add("ids_per_s_streams_8", [500.0], "1/s")
     note_spent(figures, "streams_8", spent={"api": 0.5}, changed=CHANGED, loaded_s=1.0, elapsed_s=2.0)
     conditions = {
-        "model": "m", "phases": {"spawn": 1.5}, "ready_s": 3, "errors": {}, "held": {}, "config": {"settings": ["a=1"]},
-    }  # fmt: skip
+        "model": "m",
+        "phases": {"spawn": 1.5},
+        "ready_s": 3,
+        "errors": {},
+        "held": {},
+        "config": {"settings": ["a=1"]},
+    }
     return {**head(), **conditions, "metrics": figures.summary(), "sections": {"streams_8": {}}, **changes}
 
 

@@ -20,12 +20,10 @@ from tests.fakes.ports import free_port
 
 pytestmark = pytest.mark.timeout(300)
 SMALL = Sizes(
-    language=Language(
-        width=64, layers=2, heads=4, kv_heads=2, head_dim=16, mlp=96, vocab=400, max_positions=1024
-    ),
+    language=Language(width=64, layers=2, heads=4, kv_heads=2, head_dim=16, mlp=96, vocab=400, max_positions=1024),
     vision=Vision(width=32, layers=1, heads=2, mlp=48, grid=70),
     vae=Autoencoder(width=32, multipliers=(1, 1, 1, 1), blocks=1, channels=4),
-)  # fmt: skip
+)
 
 
 @pytest.mark.slow

@@ -30,18 +30,23 @@ from tests.runtime.deployment import REPO
 pytestmark = pytest.mark.timeout(300)
 H100 = {"product_per_s": 780e12, "copy_bytes_per_s": 3.0e12}
 SMALL = Sizes(
-    vocab=300, prompt_ids=96, horizon=10,
+    vocab=300,
+    prompt_ids=96,
+    horizon=10,
     vision=Vision(width=32, layers=2, heads=2, mlp=64, image_size=28, patch_size=14),
     language=Tower(width=48, layers=2, mlp=96, heads=4, kv_heads=1, head_dim=16),
     expert=Tower(width=32, layers=2, mlp=64, heads=4, kv_heads=1, head_dim=16),
-)  # fmt: skip
+)
 
 
 def measured(out: Path, *words: str) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-m", *words, "--tiny", "--device", "cpu", "--out", str(out)],
-        cwd=REPO, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=REPO,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert json.loads(out.with_suffix(".samples.json").read_text())
     found: dict[str, Any] = json.loads(out.read_text())
@@ -108,17 +113,36 @@ def test_a_measurement_that_is_ended_stops_its_deployment(tmp_path: Path) -> Non
 def test_rollouts_of_two_trees_in_turn(tmp_path: Path) -> None:
     words = ("--tree", str(REPO), "--rollout", "2:1:3", "1:2:2", "--rounds", "2", "--each", "1")
     metrics = measured(tmp_path / "rollouts.json", "bench.gpu_rollouts", *words)["metrics"]
-    names = {f"{side}_{part}_{kind}" for side in ("before", "now") for part in ("context", "steps", "whole", "replays")
-             for kind in ("2_1_3", "1_2_2")}  # fmt: skip
+    names = {
+        f"{side}_{part}_{kind}"
+        for side in ("before", "now")
+        for part in ("context", "steps", "whole", "replays")
+        for kind in ("2_1_3", "1_2_2")
+    }
     assert names == set(metrics) and all(metrics[name]["n"] == 2 for name in names)
     assert metrics["now_steps_2_1_3"]["p50"] > 0
 
 
 def test_the_world_model(tmp_path: Path) -> None:
     words = (
-        "--clips", "1", "2", "--frames", "1", "2", "--repeats", "3", "--seconds", "0.1", "--cached", "2",
-        "--rollout", "3:1:4", "2:3:2", "--profiled", "2:3:2",
-    )  # fmt: skip
+        "--clips",
+        "1",
+        "2",
+        "--frames",
+        "1",
+        "2",
+        "--repeats",
+        "3",
+        "--seconds",
+        "0.1",
+        "--cached",
+        "2",
+        "--rollout",
+        "3:1:4",
+        "2:3:2",
+        "--profiled",
+        "2:3:2",
+    )
     report = measured(tmp_path / "vjepa2.json", "bench.gpu_vjepa2", *words)
     names = {"tiny_clips_2", "tiny_share_of_bound_1", "frames_captured_2", "frames_plain_1", "attention_pages_cached_2"}
     names |= {f"rollout_steps_{kind}_context_3_candidates_1_steps_4" for kind in ("captured", "plain")}
@@ -137,8 +161,10 @@ def test_video_models_at_their_server(tmp_path: Path) -> None:
     report = measured(tmp_path / "server.json", "bench.gpu_vjepa2", *words)
     sections, metrics = report["sections"], report["metrics"]
     assert not any("error" in section for section in sections.values())
-    kinds = {"vjepa2": ("video_mean", "pixels_mean", "pixels_all"),
-             "vjepa2_ac": ("steps", "last_frame", "candidates_4", "candidates_12", "plan_24")}  # fmt: skip
+    kinds = {
+        "vjepa2": ("video_mean", "pixels_mean", "pixels_all"),
+        "vjepa2_ac": ("steps", "last_frame", "candidates_4", "candidates_12", "plan_24"),
+    }
     for model, names in kinds.items():
         assert not sections[f"server_{model}"]["result"]["held"]
         for name in names:
@@ -170,9 +196,10 @@ def test_a_timeline_tells_gaps_and_what_overlaps() -> None:
 def test_checkpoints_of_the_video_models_have_every_published_tensor(model: str) -> None:
     """By shapes alone: the released ones take gigabytes."""
     found = checkpoint_shapes(model)
-    assert sum(math.prod(shape) for shape in found.values()) == {
-        "vjepa2": 303_885_312 + 22_086_016, "vjepa2_ac": 1_012_173_952 + 305_220_992,
-    }[model]  # fmt: skip
+    assert (
+        sum(math.prod(shape) for shape in found.values())
+        == {"vjepa2": 303_885_312 + 22_086_016, "vjepa2_ac": 1_012_173_952 + 305_220_992}[model]
+    )
 
 
 @pytest.mark.parametrize("kind", ["random", "checkpoint"])
@@ -203,13 +230,19 @@ def test_floors_are_those_of_the_design() -> None:
 @pytest.mark.parametrize(
     ("kernel", "expected"),
     [
-        ("fmha_cutlassF_bf16_aligned_64x64", "attention"), ("nvjet_tst_128x256", "products"),
-        ("vectorized_layer_norm_kernel", "norms"), ("Memcpy HtoD (Pinned -> Device)", "copies"),
-        ("vectorized_elementwise_kernel", "elementwise"), ("ampere_bf16_s16816gemm", "products"),
-        ("_qkv_rotary_kernel", "products"), ("_split_k_kernel", "products"), ("_gate_up_gelu_kernel", "products"),
-        ("_split_kv_kernel", "attention"), ("multicast_gemm_kernel", "products"),
+        ("fmha_cutlassF_bf16_aligned_64x64", "attention"),
+        ("nvjet_tst_128x256", "products"),
+        ("vectorized_layer_norm_kernel", "norms"),
+        ("Memcpy HtoD (Pinned -> Device)", "copies"),
+        ("vectorized_elementwise_kernel", "elementwise"),
+        ("ampere_bf16_s16816gemm", "products"),
+        ("_qkv_rotary_kernel", "products"),
+        ("_split_k_kernel", "products"),
+        ("_gate_up_gelu_kernel", "products"),
+        ("_split_kv_kernel", "attention"),
+        ("multicast_gemm_kernel", "products"),
     ],
-)  # fmt: skip
+)
 def test_kernels_are_counted_in_families(kernel: str, expected: str) -> None:
     assert family(kernel) == expected
 

@@ -37,10 +37,28 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], 
     out = tmp_path_factory.mktemp("figures") / "run.json"
     paths = os.pathsep.join((str(REPO), str(REPO / "plugins" / "mstar-orpheus" / "src")))
     done = subprocess.run(
-        [sys.executable, "bench/gpu_server.py", "--tiny", "--device", "cpu", "--port", str(free_port()), *SMALL,
-         "--param", "temperature=0.5", "--compare", "kv_cache.prefix_cache=false", "--out", str(out)],
-        cwd=REPO, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "bench/gpu_server.py",
+            "--tiny",
+            "--device",
+            "cpu",
+            "--port",
+            str(free_port()),
+            *SMALL,
+            "--param",
+            "temperature=0.5",
+            "--compare",
+            "kv_cache.prefix_cache=false",
+            "--out",
+            str(out),
+        ],
+        cwd=REPO,
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert json.loads(out.with_suffix(".samples.json").read_text())
     return json.loads(out.read_text()), done.stdout
@@ -101,10 +119,33 @@ def test_another_tree_comes_first_on_the_path_of_every_process(tmp_path: Path) -
 def test_a_deployment_that_does_not_start_leaves_the_figures_of_the_others(tmp_path: Path) -> None:
     out = tmp_path / "run.json"
     done = subprocess.run(
-        [sys.executable, "bench/gpu_server.py", "--tiny", "--device", "cpu", "--port", str(free_port()), "--closed",
-         "1:1", "--open", "", "--burst", "", "--ids", "30", "--compare", "no_such_key=1", "--out", str(out)],
-        cwd=REPO, env={**os.environ, "PYTHONPATH": str(REPO)}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "bench/gpu_server.py",
+            "--tiny",
+            "--device",
+            "cpu",
+            "--port",
+            str(free_port()),
+            "--closed",
+            "1:1",
+            "--open",
+            "",
+            "--burst",
+            "",
+            "--ids",
+            "30",
+            "--compare",
+            "no_such_key=1",
+            "--out",
+            str(out),
+        ],
+        cwd=REPO,
+        env={**os.environ, "PYTHONPATH": str(REPO)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     report = json.loads(out.read_text())
     assert done.returncode == 1 and report["errors"] == {"changed_deployment": 1}, done.stderr[-3000:]
     assert report["metrics"]["first_audio_streams_1"]["n"] == 1 and report["compare"]["error"]
@@ -114,7 +155,11 @@ def test_a_file_of_figures_is_printed_again(measured: tuple[dict[str, Any], str]
     path = tmp_path / "run.json"
     path.write_text(json.dumps(measured[0]))
     again = subprocess.run(
-        [sys.executable, "bench/gpu_report.py", str(path)], cwd=REPO, env={**os.environ, "PYTHONPATH": str(REPO)},
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        [sys.executable, "bench/gpu_report.py", str(path)],
+        cwd=REPO,
+        env={**os.environ, "PYTHONPATH": str(REPO)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert measured[1].strip() in again.stdout

@@ -110,10 +110,30 @@ def test_the_side_to_update_is_named(api: int, least: int, words: str, cli: Cli,
 
 
 def test_a_newer_minor_is_understood(cli: Cli, short: Path) -> None:
-    item = {"id": "r", "handle": 1, "brand_new": {"x": 1}, "inputs": [], "outputs": [], "state": "run", "node": None,
-            "rank": None, "age_s": 1.0, "rtf": None, "ttft_ms": None, "ttfa_ms": None, "tokens": 0, "audio_s": 0.0,
-            "waited_ms": 0.0, "pages": 0, "walks": {}, "active": [], "why": "", "error": "", "started": 1.0,
-            "ended": None}  # fmt: skip
+    item = {
+        "id": "r",
+        "handle": 1,
+        "brand_new": {"x": 1},
+        "inputs": [],
+        "outputs": [],
+        "state": "run",
+        "node": None,
+        "rank": None,
+        "age_s": 1.0,
+        "rtf": None,
+        "ttft_ms": None,
+        "ttfa_ms": None,
+        "tokens": 0,
+        "audio_s": 0.0,
+        "waited_ms": 0.0,
+        "pages": 0,
+        "walks": {},
+        "active": [],
+        "why": "",
+        "error": "",
+        "started": 1.0,
+        "ended": None,
+    }
     answers = {"/v1/": (200, {**HEAD, "api": 2, "features": ["more"]}), "/v1/requests": (200, {"items": [item]})}
     with canned(short / "s", answers) as asked:
         said = cli("--socket", str(short / "s"), "requests", "--filter", "state:run", "--since", "5m")

@@ -244,14 +244,25 @@ def test_a_reader_that_has_seen_enough_is_no_error() -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ("models", "ls"), ("models", "show", "toy"), ("models", "graph", "toy"), ("config", "show", "toy"),
-        ("config", "show", "toy", "--resolved"), ("config", "validate", "toy"), ("config", "explain", "max_seq_len"),
-        ("config", "schema"), ("plugins", "ls"), ("plugins", "info", "toy"),
-        ("context", "ls"), ("context", "show"), ("describe", "model/toy"), ("describe", "plugin/toy"), ("version",),
+        ("models", "ls"),
+        ("models", "show", "toy"),
+        ("models", "graph", "toy"),
+        ("config", "show", "toy"),
+        ("config", "show", "toy", "--resolved"),
+        ("config", "validate", "toy"),
+        ("config", "explain", "max_seq_len"),
+        ("config", "schema"),
+        ("plugins", "ls"),
+        ("plugins", "info", "toy"),
+        ("context", "ls"),
+        ("context", "show"),
+        ("describe", "model/toy"),
+        ("describe", "plugin/toy"),
+        ("version",),
         ("help", "exit-codes"),
     ],
     ids=" ".join,
-)  # fmt: skip
+)
 def test_a_read_can_be_had_by_name_as_yaml_and_as_json(words: tuple[str, ...], cli: Cli) -> None:
     """`-o name` is one kind/name a line whatever is read; the deployments' reads are held in tests/cli/life."""
     lines = cli(*words, "-o", "name").out.splitlines()

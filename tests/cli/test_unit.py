@@ -31,9 +31,14 @@ def record(name: str, *argv: str) -> None:
     """Leave the record of a start, as `up` does."""
     folder = new_log_dir(name)
     spec = DeploymentSpec(
-        name=name, model="toy", plugin="toy", run_dir="", log_dir=str(folder), plan=Plan(ranks=(), placements=()),
+        name=name,
+        model="toy",
+        plugin="toy",
+        run_dir="",
+        log_dir=str(folder),
+        plan=Plan(ranks=(), placements=()),
         argv=argv,
-    )  # fmt: skip
+    )
     (folder / "start.json").write_bytes(spec.encode())
 
 
@@ -55,9 +60,13 @@ def test_a_unit_for_a_model_takes_the_options_of_up(cli: Cli) -> None:
 
 @pytest.mark.parametrize(
     ("words", "name"),
-    [(["orpheus:mini"], "orpheus"), (["orpheus_replicas:tiny"], "orpheus"), (["bagel:mini", "--", "--name=b"], "b"),
-     (["bagel_cfg_parallel:mini"], "bagel_cfg_parallel")],
-)  # fmt: skip
+    [
+        (["orpheus:mini"], "orpheus"),
+        (["orpheus_replicas:tiny"], "orpheus"),
+        (["bagel:mini", "--", "--name=b"], "b"),
+        (["bagel_cfg_parallel:mini"], "bagel_cfg_parallel"),
+    ],
+)
 def test_a_unit_has_the_name_that_the_deployment_will_have(
     words: list[str], name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -94,8 +103,14 @@ def test_relative_paths_become_absolute_and_missing_ones_are_refused(tmp_path: P
     words = ["one.yaml", "--config", "files/two.yaml", "--config=files/two.yaml", "orpheus:tiny", "--gpus", "0"]
     two = str(tmp_path / "files" / "two.yaml")
     assert service_words(words, tmp_path) == [
-        str(tmp_path / "one.yaml"), "--config", two, f"--config={two}", "orpheus:tiny", "--gpus", "0",
-    ]  # fmt: skip
+        str(tmp_path / "one.yaml"),
+        "--config",
+        two,
+        f"--config={two}",
+        "orpheus:tiny",
+        "--gpus",
+        "0",
+    ]
     assert service_words(["mstar-orpheus/orpheus", "--port", "1"], tmp_path) == ["mstar-orpheus/orpheus", "--port", "1"]
     with pytest.raises(UsageError, match="org/model"):
         service_words(["orpheus", "--weights", "org/model"], tmp_path)

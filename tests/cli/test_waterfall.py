@@ -19,10 +19,22 @@ from mstarctl.output.waterfall import waterfall
 from mstarctl.top.drawing.glyphs import ASCII, UNICODE, Glyphs
 
 REQUEST = {
-    "id": "r-7f3a", "handle": 4711, "model": "qwen3_omni", "inputs": ["audio", "text"], "outputs": ["text", "audio"],
-    "state": "finished", "ended": 1.8, "age_s": 1.842, "ttft_ms": 231.0, "ttfa_ms": 402.0, "tokens": 312,
-    "audio_s": 5.4, "rtf": 0.34, "error": "", "node": None,
-}  # fmt: skip
+    "id": "r-7f3a",
+    "handle": 4711,
+    "model": "qwen3_omni",
+    "inputs": ["audio", "text"],
+    "outputs": ["text", "audio"],
+    "state": "finished",
+    "ended": 1.8,
+    "age_s": 1.842,
+    "ttft_ms": 231.0,
+    "ttfa_ms": 402.0,
+    "tokens": 312,
+    "audio_s": 5.4,
+    "rtf": 0.34,
+    "error": "",
+    "node": None,
+}
 
 
 def span(process: str, kind: str, node: str, walk: str, start: float, end: float, **more: Any) -> dict[str, Any]:
@@ -56,9 +68,15 @@ TRACE = {"request": REQUEST, "spans": list(ALL), "sums": [total(each) for each i
 def test_a_waterfall_has_a_head_and_a_row_a_place() -> None:
     head, *rows = waterfall(TRACE)
     assert head.split("   ") == [
-        "r-7f3a", "qwen3_omni", "audio+text -> text+audio", "1842 ms", "TTFT 231", "TTFA 402", "312 tokens",
+        "r-7f3a",
+        "qwen3_omni",
+        "audio+text -> text+audio",
+        "1842 ms",
+        "TTFT 231",
+        "TTFA 402",
+        "312 tokens",
         "5.4 s audio (RTF 0.34)",
-    ]  # fmt: skip
+    ]
     assert [row.split()[0] for row in rows] == ["api", "rank", "thinker", "thinker", "rank"]
     assert "-" in rows[1] and "13 % of TTFT" in rows[1]
     assert "batch 3" in rows[2] and "312 steps, mean 5.2 ms" in rows[3]
@@ -224,8 +242,18 @@ def test_the_choice_of_replicas_is_below_the_head() -> None:
 
 
 def test_a_described_request_has_times_of_day_and_no_numbers_of_programs() -> None:
-    item = {"name": "r-7f3a", "deployment": "one", "id": "r-7f3a", "handle": 1099511627777, "state": "run",
-            "started": 36728.2, "ended": None, "tokens": 3, "steps": 0, "audio_s": 1.5}  # fmt: skip
+    item = {
+        "name": "r-7f3a",
+        "deployment": "one",
+        "id": "r-7f3a",
+        "handle": 1099511627777,
+        "state": "run",
+        "started": 36728.2,
+        "ended": None,
+        "tokens": 3,
+        "steps": 0,
+        "audio_s": 1.5,
+    }
     lines = list(request_lines(dated(item, 1_795_000_000.0)))
     text = "\n".join(lines)
     assert "1099511627777" not in text and "None" not in text and "ended" not in text and "36728" not in text
@@ -234,8 +262,15 @@ def test_a_described_request_has_times_of_day_and_no_numbers_of_programs() -> No
 
 
 def test_a_described_part_names_each_unit_once() -> None:
-    item = {"name": "r", "deployment": "one", "ttft_ms": 342.242, "age_s": 1.5, "cache_bytes": 1 << 20, "tokens_s": 7.0,
-            "edges": {"hidden": {"transfer_ms": 2.0, "bytes_s": 2048.0}}}  # fmt: skip
+    item = {
+        "name": "r",
+        "deployment": "one",
+        "ttft_ms": 342.242,
+        "age_s": 1.5,
+        "cache_bytes": 1 << 20,
+        "tokens_s": 7.0,
+        "edges": {"hidden": {"transfer_ms": 2.0, "bytes_s": 2048.0}},
+    }
     text = "\n".join(part_lines("request r", item))
     assert "ttft             342.242 ms" in text and "tokens_s         7" in text
     assert "transfer 2 ms  bytes 2.0 KiB/s" in text

@@ -7,9 +7,11 @@ from mstar_core.graph import KV_CACHE, GraphNode, KVSpec, NodeSpec, Parallel
 from mstar_core.messages.work import Move, RunWalk, SignalRef
 
 LM = NodeSpec(
-    name="lm", engine=KV_CACHE, ports={"tokens": "i64[n]", "v": "f32[n]"},
+    name="lm",
+    engine=KV_CACHE,
+    ports={"tokens": "i64[n]", "v": "f32[n]"},
     kv=KVSpec(layers=1, kv_heads=1, head_dim=2, branches=("main", "side", "other")),
-)  # fmt: skip
+)
 SIDE = LM.on_branch("lm_side", "side")
 OWNERS = {"lm": ("main", "side", "other")}
 WHOLE = (CacheUse("lm", "lm", frozenset(("main", "side", "other"))),)

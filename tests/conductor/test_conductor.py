@@ -34,9 +34,12 @@ from mstar_core.plugin import Audio, ModelSpec, Partition, ProgramRequest, Run, 
 from mstar_core.plugin.program import ProgramGenerator
 
 LM = NodeSpec(
-    name="lm", engine=KV_CACHE, ports={"tokens": "i64[n]", "token": "i64[1]"},
-    kv=KVSpec(layers=1, kv_heads=1, head_dim=2), sampling=Sampling(port="token"),
-)  # fmt: skip
+    name="lm",
+    engine=KV_CACHE,
+    ports={"tokens": "i64[n]", "token": "i64[1]"},
+    kv=KVSpec(layers=1, kv_heads=1, head_dim=2),
+    sampling=Sampling(port="token"),
+)
 CODEC = NodeSpec(name="codec", engine=STATELESS, ports={"ids": "i64[n]", "pcm": "i16[n]"})
 IDS = Stream("ids", into=(CODEC, "ids"), chunk=FixedChunk(4))
 
@@ -59,21 +62,31 @@ def sing(request: ProgramRequest) -> ProgramGenerator:
 
 
 MODEL = ModelSpec(
-    name="toy", title="Toy", plugin="toy", inputs=(Text(),), outputs=(Audio(),), params=Params, nodes=(LM, CODEC),
+    name="toy",
+    title="Toy",
+    plugin="toy",
+    inputs=(Text(),),
+    outputs=(Audio(),),
+    params=Params,
+    nodes=(LM, CODEC),
     streams=(IDS,),
     partitions=(
         Partition(
-            name="talk", program=talk,
+            name="talk",
+            program=talk,
             walks={
                 "prefill": GraphNode(LM, ("tokens",), (StreamingGraphEdge("token", IDS),)),
                 "decode": Loop(
-                    "loop", GraphNode(LM, ("token",), (StreamingGraphEdge("token", IDS),)),
-                    carry={"token": "token"}, stop=StopOn("token", (9,)),
+                    "loop",
+                    GraphNode(LM, ("token",), (StreamingGraphEdge("token", IDS),)),
+                    carry={"token": "token"},
+                    stop=StopOn("token", (9,)),
                 ),
             },
         ),
         Partition(
-            name="sing", program=sing,
+            name="sing",
+            program=sing,
             walks={
                 "chunks": Loop(
                     "each", GraphNode(CODEC, ("ids",), (GraphEdge("pcm", CLIENT, modality="audio"),)), over=IDS
@@ -81,7 +94,7 @@ MODEL = ModelSpec(
             },
         ),
     ),
-)  # fmt: skip
+)
 
 
 class Post:
@@ -120,9 +133,14 @@ def placed(*replicas_of_lm: tuple[int, ...], codec: int = 0) -> Plan:
 def request(handle: int = 1, **params: Any) -> NewRequest:
     tokens = InlineTensor(dtype="int64", shape=(3,), data=b"\0" * 24)
     return NewRequest(
-        handle=handle, request_id=f"r{handle}", params=params, outputs=["audio"], inputs={"text_tokens": tokens},
-        prompt_tokens=3, deadline_s=10.0,
-    )  # fmt: skip
+        handle=handle,
+        request_id=f"r{handle}",
+        params=params,
+        outputs=["audio"],
+        inputs={"text_tokens": tokens},
+        prompt_tokens=3,
+        deadline_s=10.0,
+    )
 
 
 @pytest.fixture
@@ -151,8 +169,11 @@ def test_a_request_opens_on_its_ranks_before_any_walk(conductor: Conductor, post
     conductor.on(request())
     sent = post.take()
     assert kinds(sent) == [
-        ("worker-0", "OpenRequest"), ("worker-1", "OpenRequest"), ("worker-0", "RunWalks"), ("worker-1", "RunWalks"),
-    ]  # fmt: skip
+        ("worker-0", "OpenRequest"),
+        ("worker-1", "OpenRequest"),
+        ("worker-0", "RunWalks"),
+        ("worker-1", "RunWalks"),
+    ]
     opened = sent[0][1]
     assert isinstance(opened, OpenRequest) and opened.max_tokens == 3 + 8
     assert sent[2][1].runs[0].walk == "prefill" and sent[3][1].runs[0].walk == "chunks"
@@ -274,8 +295,11 @@ def test_a_step_of_a_cancel_that_fails_costs_no_other_request_and_no_other_step(
             case "router":
                 faults.setattr(Router, "closed", fail)
             case "send":
-                faults.setattr(post, "send", lambda name, message: fail() if name == "worker-0" else post.sent.append(
-                    (name, message)))  # fmt: skip
+                faults.setattr(
+                    post,
+                    "send",
+                    lambda name, message: fail() if name == "worker-0" else post.sent.append((name, message)),
+                )
             case "program":
                 for run in conductor.requests[1].partitions.values():  # type: ignore[index]  # a plain number
                     generator = stubborn()

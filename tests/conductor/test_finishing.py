@@ -21,9 +21,12 @@ from mstar_core.plugin.program import ProgramGenerator
 from tests.conductor.test_conductor import Post
 
 LM = NodeSpec(
-    name="lm", engine=KV_CACHE, ports={"tokens": "i64[n]", "token": "i64[1]"},
-    kv=KVSpec(layers=1, kv_heads=1, head_dim=2), sampling=Sampling(port="token"),
-)  # fmt: skip
+    name="lm",
+    engine=KV_CACHE,
+    ports={"tokens": "i64[n]", "token": "i64[1]"},
+    kv=KVSpec(layers=1, kv_heads=1, head_dim=2),
+    sampling=Sampling(port="token"),
+)
 HEAD = NodeSpec(name="head", engine=KV_CACHE, ports=LM.ports, kv=LM.kv, sampling=LM.sampling)
 OUT = GraphEdge("token", CLIENT, modality="action")
 
@@ -53,22 +56,31 @@ def act(request: ProgramRequest) -> ProgramGenerator:
 
 
 MODEL = ModelSpec(
-    name="toy", title="Toy", plugin="toy", inputs=(Text(),), outputs=(Action(horizon=1, dim=1),), params=Params,
+    name="toy",
+    title="Toy",
+    plugin="toy",
+    inputs=(Text(),),
+    outputs=(Action(horizon=1, dim=1),),
+    params=Params,
     nodes=(LM, HEAD),
     partitions=(
         Partition(
-            name="main", program=act,
+            name="main",
+            program=act,
             walks={
                 "read": GraphNode(LM, ("tokens",), (GraphEdge("token", CLIENT, modality="action"),)),
                 "flow": Loop("steps", GraphNode(HEAD, ("tokens",)), carry={"token": "tokens"}, outputs=(OUT,)),
                 "talk": Loop(
-                    "words", GraphNode(LM, ("tokens",)), carry={"token": "tokens"}, outputs=(OUT,),
+                    "words",
+                    GraphNode(LM, ("tokens",)),
+                    carry={"token": "tokens"},
+                    outputs=(OUT,),
                     stop=StopOn("token", (9,)),
                 ),
             },
         ),
     ),
-)  # fmt: skip
+)
 
 
 def placed(post: Post, head: int = 0) -> Conductor:

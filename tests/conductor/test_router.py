@@ -90,8 +90,9 @@ def test_one_replica_gives_no_reason() -> None:
 
 def test_the_leader_of_a_ready_group_gets_requests_without_its_followers_being_announced() -> None:
     plan = placed((0,), codec=2)
-    whole = tuple(msgspec.structs.replace(each, replicas=((0, 1),)) if each.node == "lm" else each
-                  for each in plan.placements)  # fmt: skip
+    whole = tuple(
+        msgspec.structs.replace(each, replicas=((0, 1),)) if each.node == "lm" else each for each in plan.placements
+    )
     made = Router(MODEL, msgspec.structs.replace(plan, placements=whole))
     made.ready |= {0, 2}  # followers send no readiness: their leader waits for them
     assert home(made, range(64))[0] == 0

@@ -77,8 +77,10 @@ def test_quantization_is_refused_where_nothing_can_run_it(spec: ModelSpec, resol
         make_plan(spec, resolved(REPLICAS, "quantization=fp8", "dtype=float32"), TWO)
 
 
-@pytest.mark.parametrize(("share", "words"), [("{Thinker: 0.6, Talker: 0.5}", "assigns 1.1 of rank 0's cache"),
-                                              ("{Thinker: 1}", "nothing is left for Talker")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("share", "words"),
+    [("{Thinker: 0.6, Talker: 0.5}", "assigns 1.1 of rank 0's cache"), ("{Thinker: 1}", "nothing is left for Talker")],
+)
 def test_shares_that_cannot_add_up_on_a_rank_are_refused_at_planning(share: str, words: str) -> None:
     target = find("qwen3omni_single_gpu", Plugins.discover())
     fits = resolve_target(target, [parse_set("kv_cache.share={Thinker: 0.6}")])

@@ -34,8 +34,11 @@ def test_all_faults_are_reported_in_the_order_of_the_lines(resolved: Resolve) ->
     assert "allowed is integer >= 16" in lines[0] and "did you mean 'vocoder'?" in lines[1]
     assert "kv_cache.pages is 'many'" in lines[2] and "did you mean 'page_size'?" in lines[3]
     assert [fault.facts["key"] for fault in error.facts["faults"]] == [
-        "max_seq_len", "node_groups.0.node_names.1", "kv_cache.pages", "kv_cache.page_sise",
-    ]  # fmt: skip
+        "max_seq_len",
+        "node_groups.0.node_names.1",
+        "kv_cache.pages",
+        "kv_cache.page_sise",
+    ]
 
 
 def test_a_file_for_another_model_reports_no_faults_of_its_nodes(resolved: Resolve) -> None:
@@ -85,9 +88,16 @@ def test_what_is_no_deployment_file_is_refused_at_once(tmp_path: Path, make: obj
 
 
 @pytest.mark.parametrize(
-    "text", ["name: !!python/object:os.system x\n", "name: !mine x\n", "api: !!set {a}\n", "node_groups: !x [1]\n",
-             "!root\nmodel: toy\n", "? !key a\n: 1\n"]
-)  # fmt: skip
+    "text",
+    [
+        "name: !!python/object:os.system x\n",
+        "name: !mine x\n",
+        "api: !!set {a}\n",
+        "node_groups: !x [1]\n",
+        "!root\nmodel: toy\n",
+        "? !key a\n: 1\n",
+    ],
+)
 def test_tags_are_refused_with_their_line(text: str, resolved: Resolve) -> None:
     with pytest.raises(ConfigError) as caught:
         resolved("# one\n" + text)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mstar_core.config.graph_view import chunk_text, graph_of, input_kind
-from mstar_core.graph.spec.nodes import STATELESS, NodeSpec
-from mstar_core.graph.spec.streams import ChunkPolicy, FixedChunk, LeftContext, SlidingWindow, Stream
+from mstar_core.graph.declare.nodes import STATELESS, NodeSpec
+from mstar_core.graph.declare.streams import ChunkPolicy, FixedChunk, LeftContext, SlidingWindow, Stream
 from mstarctl.plugins import Plugins
 
 KINDS = ("text", "image", "audio", "video")

@@ -18,9 +18,14 @@ AUTOMATIC_S = AUTOMATIC_US / 1e6
 def deployed(*devices: str, wait_spin_us: int | None = None) -> DeploymentSpec:
     ranks = tuple(RankPlan(rank=rank, device=device, nodes=("LLM",)) for rank, device in enumerate(devices))
     return DeploymentSpec(
-        name="toy", model="toy", plugin="toy", run_dir="/run", log_dir="/log", plan=Plan(ranks=ranks, placements=()),
+        name="toy",
+        model="toy",
+        plugin="toy",
+        run_dir="/run",
+        log_dir="/log",
+        plan=Plan(ranks=ranks, placements=()),
         wait_spin_us=wait_spin_us,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(

@@ -43,12 +43,20 @@ def program(request: ProgramRequest) -> ProgramGenerator:
 
 
 GOOD = ModelSpec(
-    name="flawless", title="A toy that sounds", plugin="flawless", inputs=(Text(),), outputs=(Audio(rate=RATE),),
-    params=Params, nodes=(TONE,),
+    name="flawless",
+    title="A toy that sounds",
+    plugin="flawless",
+    inputs=(Text(),),
+    outputs=(Audio(rate=RATE),),
+    params=Params,
+    nodes=(TONE,),
     partitions=(Partition(name="main", program=program, walks={"speak": GraphNode(TONE, ("tokens",), EDGE)}),),
-    processor=f"{HERE}:Processor", model=f"{HERE}:Model", tiny=f"{HERE}:write",
-    samples=(Sample(name="hello", inputs={"tokens": (5,)}, outputs=frozenset({"audio"})),), max_seq_len=64,
-)  # fmt: skip
+    processor=f"{HERE}:Processor",
+    model=f"{HERE}:Model",
+    tiny=f"{HERE}:write",
+    samples=(Sample(name="hello", inputs={"tokens": (5,)}, outputs=frozenset({"audio"})),),
+    max_seq_len=64,
+)
 
 
 def write(folder: Path) -> Path:

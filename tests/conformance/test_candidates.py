@@ -136,7 +136,7 @@ def test_rows_of_several_requests_share_passes() -> None:
     nodes = built()
     made = LocalRuntime(
         SPEC, Path(), RuntimeSettings(page_size=PATCHES, max_seq_len=48), built=nodes, processor=Processor(None, {})
-    )  # fmt: skip
+    )
     asks = [ask("told", 1 + n, n % 2, actions=numbers(30 + n, 2, 4, WIDTH)) for n in range(3)]
     for n, outcome in enumerate(made.ask(*asks)):
         near(outcome.of("next_frame")[-1], finals(numbers(30 + n, 2, 4, WIDTH), 1 + n, n % 2))

@@ -63,9 +63,14 @@ def by_reference(ask: SampleRequest) -> tuple[list[int], list[list[int]]]:
     if not said:
         return text, []
     speech = Speech(
-        first=said[0], text=tuple(said[1:]), steps=given["frames"], stop=LAST_CODE, voice=given["voice"],
-        heat=given["heat"], sampling=SamplingParams(temperature=0.8, seed=ask.seed),
-    )  # fmt: skip
+        first=said[0],
+        text=tuple(said[1:]),
+        steps=given["frames"],
+        stop=LAST_CODE,
+        voice=given["voice"],
+        heat=given["heat"],
+        sampling=SamplingParams(temperature=0.8, seed=ask.seed),
+    )
     return text, spoken(speech, name="speaker")[1]
 
 

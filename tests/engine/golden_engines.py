@@ -119,13 +119,17 @@ def trials() -> dict[str, tuple[Trial, Tensor]]:
     given, expected = load_file(folder / "inputs.safetensors"), load_file(folder / "expected.safetensors")
     clip, known = given["clip"][0].transpose(0, 1).contiguous(), given["ctx_states"].shape[1] - 1
     one = Trial(
-        clip=clip[:1], states=given["roll_state0"][0], known=given["roll_actions"][0, :0],
+        clip=clip[:1],
+        states=given["roll_state0"][0],
+        known=given["roll_actions"][0, :0],
         candidates=given["roll_actions"],
-    )  # fmt: skip
+    )
     two = Trial(
-        clip=clip[: known + 1], states=given["ctx_states"][0], known=given["ctx_actions"][0, :known],
+        clip=clip[: known + 1],
+        states=given["ctx_states"][0],
+        known=given["ctx_actions"][0, :known],
         candidates=given["ctx_actions"][:, known:],
-    )  # fmt: skip
+    )
     return {"one frame": (one, expected["roll_latents"][:, -1]), "two frames": (two, expected["ctx_latents"][:, -1])}
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mstar_core.engine.base import Done
 from mstar_core.engine.kv.device_share import GRACE_S, HEAD_START_S, DeviceShare
-from mstar_core.graph.spec.nodes import Attend
+from mstar_core.graph.declare.nodes import Attend
 from tests.engine.tiny_engine import WIDTH, Driver, TinyLM, make_engine
 
 LOOK = Attend(mask="full", positions="shared", write=False)
@@ -91,9 +91,15 @@ class Server:
         share = DeviceShare(image_share, self.device.mark, self.device.clock)
         lookahead = int(is_queued)
         self.engine = make_engine(
-            module=Timed(self.device), clock=self.device.clock, share=share, lookahead=lookahead, num_pages=512,
-            max_seq_len=512, max_slots=32, token_budget=16,
-        )  # fmt: skip
+            module=Timed(self.device),
+            clock=self.device.clock,
+            share=share,
+            lookahead=lookahead,
+            num_pages=512,
+            max_seq_len=512,
+            max_slots=32,
+            token_budget=16,
+        )
         self.driver = Driver(self.engine, lookahead)
         self.first_ids: dict[int, float] = {}
         self.left = 0
@@ -119,9 +125,13 @@ class Server:
             ended = follow(left)
             for branch in ("main", "side"):
                 key = self.driver.submit(
-                    handle, inputs={"latents": torch.zeros(LATENTS, WIDTH)}, outputs=("velocity",), attend=LOOK,
-                    branch=branch, sample=False,
-                )  # fmt: skip
+                    handle,
+                    inputs={"latents": torch.zeros(LATENTS, WIDTH)},
+                    outputs=("velocity",),
+                    attend=LOOK,
+                    branch=branch,
+                    sample=False,
+                )
                 self.driver.on_done[key] = ended
 
         step(steps - 1)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mstar_core.engine.base import Handle, LoopSpec, SamplingParams
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes
-from mstar_core.graph.spec.nodes import Attend
+from mstar_core.graph.declare.nodes import Attend
 from tests.engine.recorded import RecordingCache
 from tests.engine.tiny_engine import LM, Driver, generate, make_engine, prompt
 from tests.engine.tiny_world import numbers
@@ -93,9 +93,13 @@ def test_a_node_that_samples_also_runs_captured_passes() -> None:
         spoken = driver.decode(0, 6)
         loop = LoopSpec(max_iters=5, carry={"latents_out": "latents"}, fused=True)
         flow = driver.submit(
-            0, inputs={"latents": numbers(0, 4, 32)}, outputs=("latents_out",), sample=False, loop=loop,
+            0,
+            inputs={"latents": numbers(0, 4, 32)},
+            outputs=("latents_out",),
+            sample=False,
+            loop=loop,
             attend=Attend(mask="full", write=False),
-        )  # fmt: skip
+        )
         driver.run()
         each.close(Handle(0))
         found.append((driver.ids[spoken], driver.done[flow].outputs["latents_out"]))

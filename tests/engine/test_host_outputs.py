@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mstar_core.engine.base import Handle, LoopSpec
 from mstar_core.engine.kv.engine import KVCacheEngine
-from mstar_core.graph.spec.nodes import Attend
+from mstar_core.graph.declare.nodes import Attend
 from tests.engine.recorded import RecordingCache
 from tests.engine.test_iterations_ahead import Taught
 from tests.engine.test_kv_candidates import context, near, roll
@@ -63,10 +63,21 @@ class Device:
 
 
 def engine_on(device: Device, **changes: Any) -> KVCacheEngine:
-    return make_engine(**({
-        "spec": FLOWING, "module": Acting(), "vocab": 0, "lookahead": 1, "token_budget": 512, "to_host": device,
-        "graphs": (1,), "captures": RecordingCache(),
-    } | changes))  # fmt: skip
+    return make_engine(
+        **(
+            {
+                "spec": FLOWING,
+                "module": Acting(),
+                "vocab": 0,
+                "lookahead": 1,
+                "token_budget": 512,
+                "to_host": device,
+                "graphs": (1,),
+                "captures": RecordingCache(),
+            }
+            | changes
+        )
+    )
 
 
 def test_only_named_outputs_are_copied_and_a_step_is_done_with_its_copies() -> None:

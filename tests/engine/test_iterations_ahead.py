@@ -20,18 +20,26 @@ from tests.engine.tiny_engine import WIDTH, Driver
 from tests.engine.tiny_world import FRAME, PATCHES, WORLD, TinyWorld, make_world, numbers
 
 TAUGHT = replace(
-    WORLD, ports={**WORLD.ports, "frames": f"f32[t,{PATCHES},{WIDTH}]"},
-    row_ports=(*WORLD.row_ports, "frames"), step_ports=("frames", "actions"), capture_sizes=(1, 2, 4, 8),
-)  # fmt: skip
+    WORLD,
+    ports={**WORLD.ports, "frames": f"f32[t,{PATCHES},{WIDTH}]"},
+    row_ports=(*WORLD.row_ports, "frames"),
+    step_ports=("frames", "actions"),
+    capture_sizes=(1, 2, 4, 8),
+)
 
 
 class Taught(TinyWorld):
     """A world that also takes known frames; of a list per step it gets the entry of its pass."""
 
     def forward(  # type: ignore[override]  # its ports are others
-        self, kv: KVView, positions: Tensor, step: Tensor, actions: Tensor, frame: Tensor | None = None,
+        self,
+        kv: KVView,
+        positions: Tensor,
+        step: Tensor,
+        actions: Tensor,
+        frame: Tensor | None = None,
         frames: Tensor | None = None,
-    ) -> dict[str, Tensor]:  # fmt: skip
+    ) -> dict[str, Tensor]:
         assert actions.shape[1:] == (1, WIDTH)
         own = frames[:, 0] if frames is not None else frame
         assert own is not None
@@ -216,9 +224,13 @@ def test_candidates_that_emit_together_stay_together() -> None:
 def test_gather_stacks_values_of_any_layout(kind: str) -> None:
     whole = numbers(1, 5, 2, 3)
     values = {
-        "even": whole.unbind(0)[1:4], "same": [whole[2]] * 3, "apart": [whole[0], whole[1], whole[4].clone()],
-        "one": [whole[3]], "backwards": [whole[2], whole[1], whole[0]], "strided": list(whole.mT.unbind(0)[::2]),
-    }[kind]  # fmt: skip
+        "even": whole.unbind(0)[1:4],
+        "same": [whole[2]] * 3,
+        "apart": [whole[0], whole[1], whole[4].clone()],
+        "one": [whole[3]],
+        "backwards": [whole[2], whole[1], whole[0]],
+        "strided": list(whole.mT.unbind(0)[::2]),
+    }[kind]
     into = torch.empty(len(values), *values[0].shape)
     gather(values, into)
     assert torch.equal(into, torch.stack(list(values)))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mstar_core.engine.base import Done, Handle, LoopSpec
-from mstar_core.graph.spec.nodes import Attend
+from mstar_core.graph.declare.nodes import Attend
 from tests.engine.recorded import RecordingCache
 from tests.engine.test_kv_candidates import CARRY, START, context
 from tests.engine.tiny_engine import WIDTH, Driver
@@ -88,9 +88,14 @@ class Play:
         loop = LoopSpec(max_iters=trial.steps, carry=CARRY, fused=True)
         moves = trial.moves(handle)
         key = self.driver.submit(
-            handle, inputs={"frame": START, "actions": moves if trial.rows > 1 else moves[0]}, rows=trial.rows,
-            loop=loop, attend=trial.attend, outputs=("next_frame",), sample=False,
-        )  # fmt: skip
+            handle,
+            inputs={"frame": START, "actions": moves if trial.rows > 1 else moves[0]},
+            rows=trial.rows,
+            loop=loop,
+            attend=trial.attend,
+            outputs=("next_frame",),
+            sample=False,
+        )
         self.driver.on_done[key] = lambda done: self._rolled(handle, done)
 
     def _rolled(self, handle: int, done: Done) -> None:
@@ -105,9 +110,13 @@ class Play:
         trial = self.trials[handle]
         moves = trial.moves(handle)
         key = self.driver.submit(
-            handle, rows=trial.rows, attend=trial.attend, outputs=("next_frame",), sample=False,
+            handle,
+            rows=trial.rows,
+            attend=trial.attend,
+            outputs=("next_frame",),
+            sample=False,
             inputs={"frame": frame, "actions": moves if trial.rows > 1 else moves[0], "$step": torch.tensor(step)},
-        )  # fmt: skip
+        )
         self.driver.on_done[key] = lambda done: self._stepped(handle, step, done)
 
     def _stepped(self, handle: int, step: int, done: Done) -> None:
@@ -269,9 +278,12 @@ def test_any_mixture_of_requests_completes(seed: int, is_captured: bool) -> None
     chance = random.Random(seed)
     changes: dict[str, Any] = {"graphs": (1,), "captures": RecordingCache()} if is_captured else {}
     found = play(
-        chance.randint(0, 1), num_pages=chance.choice([24, 30, 44, 200]), token_budget=chance.choice([3, 9, 64]),
-        page_size=chance.choice([3, 3, 4]), **changes,
-    )  # fmt: skip
+        chance.randint(0, 1),
+        num_pages=chance.choice([24, 30, 44, 200]),
+        token_budget=chance.choice([3, 9, 64]),
+        page_size=chance.choice([3, 3, 4]),
+        **changes,
+    )
     coming = {handle: trial_of(chance) for handle in range(12)}
     for _ in range(4000):
         if coming and len(found.trials) < 8 and chance.random() < 0.4:

@@ -15,7 +15,7 @@ from mstar_core.engine.base import Done, Handle, LoopSpec, SamplingParams
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.kv.sequence import CandidateGroup
 from mstar_core.errors import ConfigError, EngineError, TooLarge
-from mstar_core.graph.spec.nodes import MAIN, Attend
+from mstar_core.graph.declare.nodes import MAIN, Attend
 from tests.engine.tiny_engine import LM, VOCAB, WIDTH, Driver, make_engine, prompt
 from tests.engine.tiny_world import FRAME, PATCHES, TRIAL, WORLD, TinyWorld, make_world, numbers
 
@@ -27,9 +27,15 @@ def context(driver: Driver, handle: int, frames: int = 2) -> None:
     """Known frames, from which every candidate continues."""
     for step in range(frames):
         driver.submit(
-            handle, inputs={"frame": numbers(50 + step, PATCHES, WIDTH), "actions": numbers(60, 4, WIDTH),
-                            "$step": torch.tensor(step)}, attend=FRAME, sample=False,
-        )  # fmt: skip
+            handle,
+            inputs={
+                "frame": numbers(50 + step, PATCHES, WIDTH),
+                "actions": numbers(60, 4, WIDTH),
+                "$step": torch.tensor(step),
+            },
+            attend=FRAME,
+            sample=False,
+        )
 
 
 def roll(driver: Driver, handle: int, actions: Tensor, steps: int, **fields: Any) -> int:
@@ -158,9 +164,13 @@ def test_single_passes_keep_their_candidates_until_the_loop_ends() -> None:
         frame = start
         for step in range(3):
             key = driver.submit(
-                0, inputs={"frame": frame, "actions": actions, "$step": torch.tensor(step)}, attend=TRIAL, rows=4,
-                outputs=("next_frame",), sample=False,
-            )  # fmt: skip
+                0,
+                inputs={"frame": frame, "actions": actions, "$step": torch.tensor(step)},
+                attend=TRIAL,
+                rows=4,
+                outputs=("next_frame",),
+                sample=False,
+            )
             driver.run()
             frame = driver.done[key].outputs["next_frame"]
             assert driver.engine.memory().pages_used == 2 + 4 * (step + 1)
@@ -176,9 +186,13 @@ def test_candidates_of_single_passes_equal_each_alone() -> None:
     actions, frame = numbers(5, 4, 3, WIDTH), START
     for step in range(3):
         key = driver.submit(
-            0, inputs={"frame": frame, "actions": actions, "$step": torch.tensor(step)}, attend=TRIAL, rows=4,
-            outputs=("next_frame",), sample=False,
-        )  # fmt: skip
+            0,
+            inputs={"frame": frame, "actions": actions, "$step": torch.tensor(step)},
+            attend=TRIAL,
+            rows=4,
+            outputs=("next_frame",),
+            sample=False,
+        )
         driver.run()
         frame = driver.done[key].outputs["next_frame"]
     near(frame, alone(actions, 3))
@@ -189,9 +203,14 @@ def test_lasting_candidates_continue_in_the_next_job_and_a_job_of_one_returns_to
     actions = numbers(6, 3, 4, WIDTH)
     first = roll(driver, 0, actions, 2, attend=FRAME)
     second = driver.submit(
-        0, inputs={"actions": actions}, rows=3, attend=FRAME, sample=False, outputs=("next_frame",),
+        0,
+        inputs={"actions": actions},
+        rows=3,
+        attend=FRAME,
+        sample=False,
+        outputs=("next_frame",),
         loop=LoopSpec(max_iters=2, carry=CARRY, fused=True),
-    )  # fmt: skip
+    )
     driver.run()
     assert driver.engine.memory().pages_used == 2 + 3 * 4
     expected = []
@@ -199,9 +218,13 @@ def test_lasting_candidates_continue_in_the_next_job_and_a_job_of_one_returns_to
         one, _ = world()
         roll(one, 0, candidate[None], 2, attend=FRAME)
         key = one.submit(
-            0, inputs={"actions": candidate}, attend=FRAME, sample=False, outputs=("next_frame",),
+            0,
+            inputs={"actions": candidate},
+            attend=FRAME,
+            sample=False,
+            outputs=("next_frame",),
             loop=LoopSpec(max_iters=2, carry=CARRY, fused=True),
-        )  # fmt: skip
+        )
         one.run()
         expected.append(one.done[key].outputs["next_frame"])
     assert driver.done[first].reason == "length"
@@ -367,9 +390,12 @@ def test_a_forked_branch_drops_its_earlier_candidates() -> None:
 
 def engine_of(trial: random.Random) -> KVCacheEngine:
     return make_world(
-        num_pages=trial.choice([24, 40, 200]), max_slots=trial.choice([12, 24]), lookahead=0,
-        token_budget=trial.choice([6, 21, 64]), page_size=trial.choice([3, 4]),
-    )  # fmt: skip
+        num_pages=trial.choice([24, 40, 200]),
+        max_slots=trial.choice([12, 24]),
+        lookahead=0,
+        token_budget=trial.choice([6, 21, 64]),
+        page_size=trial.choice([3, 4]),
+    )
 
 
 @pytest.mark.parametrize("seed", range(8))

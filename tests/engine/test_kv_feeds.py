@@ -167,9 +167,7 @@ def test_a_preempted_sequence_that_waits_for_its_stream_comes_back_unchanged() -
 
 
 def test_the_seed_decides_about_frames_and_ids() -> None:
-    one, same, other = (
-        Speech(sampling=SamplingParams(temperature=0.0, seed=seed), steps=12) for seed in (3, 3, 4)
-    )  # fmt: skip
+    one, same, other = (Speech(sampling=SamplingParams(temperature=0.0, seed=seed), steps=12) for seed in (3, 3, 4))
     found = speak(make_talker(), [one, same, other])
     assert found[0] == found[1] != found[2]
 

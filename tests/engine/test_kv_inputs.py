@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mstar_core.engine.base import LoopSpec
-from mstar_core.graph.spec.nodes import KV_CACHE, Attend, KVSpec, NodeSpec, Sampling
+from mstar_core.graph.declare.nodes import KV_CACHE, Attend, KVSpec, NodeSpec, Sampling
 from mstar_core.layers.kv_view import KVView
 from tests.engine.tiny_engine import LM, VOCAB, WIDTH, Driver, TinyLM, make_engine, prompt
 
@@ -33,9 +33,13 @@ class Talker(nn.Module):
         self.frames: list[tuple[int, ...]] = []
 
     def forward(
-        self, kv: KVView, positions: Tensor, states: Tensor | None = None, frame: Tensor | None = None,
+        self,
+        kv: KVView,
+        positions: Tensor,
+        states: Tensor | None = None,
+        frame: Tensor | None = None,
         scale: Tensor | None = None,
-    ) -> dict[str, Tensor]:  # fmt: skip
+    ) -> dict[str, Tensor]:
         x = torch.zeros(positions.shape[-1], WIDTH) if states is None else states
         if frame is None:
             return self.lm(kv, positions, embeds=x)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mstar_core.engine.base import Handle, SamplingParams
 from mstar_core.errors import ConfigError, EngineError, MstarError, NotFound, StartError, TooLarge
-from mstar_core.graph.spec.nodes import Attend
+from mstar_core.graph.declare.nodes import Attend
 from tests.engine.tiny_engine import VOCAB, Driver, TinyLM, make_engine, prompt, reference
 from tests.engine.tiny_world import numbers
 
@@ -39,8 +39,10 @@ def test_close_at_any_point_frees_everything_and_leaves_others_alone(turns: int,
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 24), st.integers(0, 20), st.integers(0, 30)), min_size=1, max_size=6),
-    st.integers(12, 30), st.integers(1, 20), st.integers(0, 1),
-)  # fmt: skip
+    st.integers(12, 30),
+    st.integers(1, 20),
+    st.integers(0, 1),
+)
 def test_everything_that_fits_ends(work: list[tuple[int, int, int]], pages: int, budget: int, lookahead: int) -> None:
     engine = make_engine(num_pages=pages, token_budget=budget, lookahead=lookahead, max_slots=6)
     driver = Driver(engine, lookahead)

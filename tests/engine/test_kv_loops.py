@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mstar_core.engine.base import Handle, LoopSpec, SamplingParams
-from mstar_core.graph.spec.nodes import Attend
+from mstar_core.graph.declare.nodes import Attend
 from tests.engine.tiny_engine import VOCAB, Driver, make_engine, prompt, reference
 
 IDS = prompt(1, 9)
@@ -99,9 +99,13 @@ def flow(
 ) -> int:
     spec = LoopSpec(max_iters=steps, carry={"latents_out": "latents"}, fused=fused, **loop)  # type: ignore[arg-type]
     return driver.submit(
-        0, inputs={"latents": latents}, outputs=("latents_out",), sample=False, loop=spec,
+        0,
+        inputs={"latents": latents},
+        outputs=("latents_out",),
+        sample=False,
+        loop=spec,
         attend=Attend(mask="full", positions="shared", write=write),
-    )  # fmt: skip
+    )
 
 
 LATENTS = torch.randn(5, 32, generator=torch.Generator().manual_seed(3))
@@ -110,9 +114,12 @@ LATENTS = torch.randn(5, 32, generator=torch.Generator().manual_seed(3))
 def flow_by_hand(driver: Driver, steps: int, latents: torch.Tensor) -> torch.Tensor:
     for step in range(steps):
         key = driver.submit(
-            0, inputs={"latents": latents, "$step": torch.tensor(step)}, outputs=("latents_out",), sample=False,
+            0,
+            inputs={"latents": latents, "$step": torch.tensor(step)},
+            outputs=("latents_out",),
+            sample=False,
             attend=Attend(mask="full", positions="shared", write=False),
-        )  # fmt: skip
+        )
         driver.run()
         latents = driver.done[key].outputs["latents_out"]
     return latents
@@ -161,9 +168,13 @@ def test_rollouts_of_several_requests_share_a_batch_and_equal_each_alone() -> No
             driver.open(handle)
             spec = LoopSpec(max_iters=2 + handle, carry={"latents_out": "latents"}, fused=True)
             keys[handle] = driver.submit(
-                handle, inputs={"latents": LATENTS * (1 + handle)}, outputs=("latents_out",), sample=False, loop=spec,
+                handle,
+                inputs={"latents": LATENTS * (1 + handle)},
+                outputs=("latents_out",),
+                sample=False,
+                loop=spec,
                 attend=Attend(mask="full", positions="running"),
-            )  # fmt: skip
+            )
         driver.run()
         return {handle: driver.done[key].outputs["latents_out"] for handle, key in keys.items()}
 

@@ -176,7 +176,7 @@ def test_logits_of_every_token_can_be_requested() -> None:
 def test_suppressed_ids_are_never_drawn() -> None:
     from dataclasses import replace
 
-    from mstar_core.graph.spec.nodes import Sampling
+    from mstar_core.graph.declare.nodes import Sampling
 
     spec = replace(LM, sampling=Sampling(port="token", suppress=(range(0, 40),)))
     sampling = SamplingParams(temperature=2.0, seed=1)

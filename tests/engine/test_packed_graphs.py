@@ -14,7 +14,7 @@ from mstar_core.engine.attention.reference import torch_static
 from mstar_core.engine.attention.static import AttentionBatch, AttentionBuffers, AttentionShape
 from mstar_core.engine.base import Handle, LoopSpec
 from mstar_core.engine.kv.engine import KVCacheEngine
-from mstar_core.graph.spec.nodes import Attend
+from mstar_core.graph.declare.nodes import Attend
 from tests.engine.recorded import RecordingCache
 from tests.engine.tiny_engine import LM, Driver, make_engine
 from tests.engine.tiny_world import numbers
@@ -55,9 +55,13 @@ def act(engine: KVCacheEngine, lengths: list[int], lookahead: int = 0) -> list[t
         inputs = {"embeds": numbers(40 + handle, length, 32)}
         read = driver.submit(handle, inputs=inputs, attend=WHOLE, outputs=("hidden",), sample=False)
         flow = driver.submit(
-            handle, inputs={"latents": numbers(handle, 4, 32)}, outputs=("latents_out",), sample=False, loop=loop,
+            handle,
+            inputs={"latents": numbers(handle, 4, 32)},
+            outputs=("latents_out",),
+            sample=False,
+            loop=loop,
             attend=READ,
-        )  # fmt: skip
+        )
         keys.append((read, flow))
     driver.run()
     assert not driver.failed, driver.failed

@@ -106,9 +106,13 @@ def test_tables_hold_what_was_written_and_counts_add_up(actions: list[tuple[str,
     world = World()
     for name, row, number in actions:
         {
-            "write": world.write, "fork": world.fork, "truncate": world.truncate, "release": world.release,
-            "remember": world.remember, "adopt": world.adopt,
-        }[name](row, number)  # fmt: skip
+            "write": world.write,
+            "fork": world.fork,
+            "truncate": world.truncate,
+            "release": world.release,
+            "remember": world.remember,
+            "adopt": world.adopt,
+        }[name](row, number)
         world.check()
     for row in range(ROWS):
         world.release(row, 0)

@@ -16,7 +16,7 @@ from mstar_core.engine.base import Handle, LoopSpec
 from mstar_core.engine.cuda_graphs.cache import GraphCache
 from mstar_core.engine.cuda_graphs.passes import PassKind, Port, rows_taken
 from mstar_core.engine.kv.engine import KVCacheEngine
-from mstar_core.graph.spec.nodes import STEP, Attend
+from mstar_core.graph.declare.nodes import STEP, Attend
 from tests.engine.recorded import Recorded, RecordingCache
 from tests.engine.test_kv_candidates import CARRY, START, context, near, roll
 from tests.engine.test_reading import CACHED, HEADS, KV_HEADS, PAGE, filled, plain
@@ -41,9 +41,13 @@ def flow(driver: Driver, handle: int, steps: int = 5, tokens: int = 4, length: i
     driver.prefill(handle, ids, sample=False, outputs=(), attend=Attend(mask="full"))
     loop = LoopSpec(max_iters=steps, carry={"latents_out": "latents"}, fused=True)
     return driver.submit(
-        handle, inputs={"latents": numbers(handle, tokens, 32)}, outputs=("latents_out", "velocity"), sample=False,
-        loop=loop, attend=READ,
-    )  # fmt: skip
+        handle,
+        inputs={"latents": numbers(handle, tokens, 32)},
+        outputs=("latents_out", "velocity"),
+        sample=False,
+        loop=loop,
+        attend=READ,
+    )
 
 
 def captured(engine: KVCacheEngine) -> None:
@@ -154,17 +158,19 @@ def branches_at(engine: KVCacheEngine, step: int) -> dict[str, Tensor]:
     driver = Driver(engine)
     driver.open(0)
     for branch, length in (("main", 9), ("side", 4)):
-        driver.prefill(
-            0, prompt(length, length), sample=False, outputs=(), attend=Attend(mask="full"), branch=branch
-        )  # fmt: skip
+        driver.prefill(0, prompt(length, length), sample=False, outputs=(), attend=Attend(mask="full"), branch=branch)
     driver.run()
     keys = {
         branch: driver.submit(
-            0, inputs={"latents": numbers(5, 4, 32), STEP: torch.tensor(step)}, outputs=("velocity",), sample=False,
-            attend=READ, branch=branch,
+            0,
+            inputs={"latents": numbers(5, 4, 32), STEP: torch.tensor(step)},
+            outputs=("velocity",),
+            sample=False,
+            attend=READ,
+            branch=branch,
         )
         for branch in ("main", "side")
-    }  # fmt: skip
+    }
     driver.run()
     assert not driver.failed, driver.failed
     engine.close(Handle(0))
@@ -301,9 +307,13 @@ def test_a_failed_frame_leaves_neighbours_and_graphs_as_they_are() -> None:
         context(driver, handle)
     good = roll(driver, 0, numbers(2, 1, 4, WIDTH), 4)
     wrong = driver.submit(
-        1, inputs={"frame": START, "actions": numbers(2, 2, WIDTH)}, attend=TRIAL, outputs=("next_frame",),
-        sample=False, loop=LoopSpec(max_iters=4, carry=CARRY, fused=True),
-    )  # fmt: skip
+        1,
+        inputs={"frame": START, "actions": numbers(2, 2, WIDTH)},
+        attend=TRIAL,
+        outputs=("next_frame",),
+        sample=False,
+        loop=LoopSpec(max_iters=4, carry=CARRY, fused=True),
+    )
     driver.run()
     assert good in driver.done and wrong in driver.failed, "two actions do not do for four frames"
 

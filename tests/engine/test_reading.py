@@ -15,7 +15,7 @@ from mstar_core.engine.attention import AttentionSegment, PackedRows
 from mstar_core.engine.attention.eager import EagerAttention
 from mstar_core.engine.attention.flashinfer import FlashInferView
 from mstar_core.engine.base import LoopSpec
-from mstar_core.graph.spec.nodes import Attend
+from mstar_core.graph.declare.nodes import Attend
 from tests.engine.tiny_engine import Driver, make_engine, prompt
 
 PAGE, KV_HEADS, HEADS, WIDTH = 4, 2, 4, 8
@@ -88,9 +88,13 @@ def flows(handles: list[int], lookahead: int = 0) -> tuple[dict[int, Tensor], Dr
         driver.prefill(handle, prompt(handle, 3 + 5 * handle), sample=False, attend=Attend(mask="full"))
         loop = LoopSpec(max_iters=2 + handle, carry={"latents_out": "latents"}, fused=True)
         keys[handle] = driver.submit(
-            handle, inputs={"latents": torch.ones(4, 32) * handle}, outputs=("latents_out",), sample=False, loop=loop,
+            handle,
+            inputs={"latents": torch.ones(4, 32) * handle},
+            outputs=("latents_out",),
+            sample=False,
+            loop=loop,
             attend=Attend(mask="full", write=False),
-        )  # fmt: skip
+        )
     driver.run()
     return {handle: driver.done[key].outputs["latents_out"] for handle, key in keys.items()}, driver
 

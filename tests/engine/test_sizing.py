@@ -21,7 +21,7 @@ from mstar_core.engine.cache.sizing import (
 from mstar_core.engine.cuda_graphs.cache import GraphCache, StaticStep, sizes_for
 from mstar_core.engine.device import check_device, resolve_device
 from mstar_core.errors import ConfigError, StartError
-from mstar_core.graph.spec.nodes import KVSpec
+from mstar_core.graph.declare.nodes import KVSpec
 
 SPEC = KVSpec(layers=2, kv_heads=4, head_dim=8)
 TOKEN_BYTES = 2 * 2 * 4 * 8 * 2

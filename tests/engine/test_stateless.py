@@ -13,7 +13,7 @@ from mstar_core.engine.base import Done, Failed, Handle, Job, JobKey, LoopSpec, 
 from mstar_core.engine.sampling import rng
 from mstar_core.engine.stateless.engine import StatelessEngine
 from mstar_core.engine.stateless.inputs import SMALL, BatchPorts
-from mstar_core.graph.spec.nodes import STATELESS, NodeSpec
+from mstar_core.graph.declare.nodes import STATELESS, NodeSpec
 
 SPEC = NodeSpec(name="codec", engine=STATELESS, ports={"x": "f32[n]", "y": "f32[n]"})
 

@@ -40,8 +40,15 @@ def test_programs_on_hopper_run_at_once_and_all_have_keys(rows: int, tokens: int
 
 def test_splits_of_several_requests() -> None:
     assert [packed(rows).hopper for rows in (2, 4, 5, 6, 8, 16, 33, 40)] == [
-        (4, 8), (4, 8), (4, 6), (4, 5), (4, 4), (4, 2), (4, 1), (4, 1)
-    ]  # fmt: skip
+        (4, 8),
+        (4, 8),
+        (4, 6),
+        (4, 5),
+        (4, 4),
+        (4, 2),
+        (4, 1),
+        (4, 1),
+    ]
     assert [packed(rows).split_kv for rows in (2, 4, 8, 40)] == [(7, 10), (7, 5), (7, 3), (7, 1)]
 
 

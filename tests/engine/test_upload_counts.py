@@ -15,16 +15,20 @@ from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, SamplingParams
 from mstar_core.engine.cuda_graphs.cache import GraphCache
 from mstar_core.engine.cuda_graphs.passes import AHEAD
 from mstar_core.engine.kv.engine import KVCacheEngine
-from mstar_core.graph.spec.nodes import Attend
+from mstar_core.graph.declare.nodes import Attend
 from mstar_core.layers.kv_view import KVView
 from tests.engine.tiny_engine import LM, WIDTH, TinyLM, make_engine
 from tests.engine.tiny_world import PATCHES, TRIAL, WORLD, make_world, numbers
 
 META = torch.device("meta")
 SPEC = replace(
-    LM, ports={**LM.ports, "marks": "i64[n]"}, sampling=None, capture_sizes=(1, 2, 4), capture_tokens=(8, 16, 32, 64),
+    LM,
+    ports={**LM.ports, "marks": "i64[n]"},
+    sampling=None,
+    capture_sizes=(1, 2, 4),
+    capture_tokens=(8, 16, 32, 64),
     sequence=("embeds", "latents"),
-)  # fmt: skip
+)
 PREFIX, READ = Attend(mask="full"), Attend(mask="full", write=False)
 
 
@@ -92,10 +96,15 @@ def acted(made: KVCacheEngine, rows: int) -> tuple[int, int]:
         loop = LoopSpec(max_iters=3, carry={"latents_out": "latents"}, fused=True)
         made.submit(
             Job(
-                key=JobKey(2 * handle + 1), handle=Handle(handle), inputs={"latents": numbers(handle, 4, 32)},
-                attend=READ, loop=loop, outputs=("velocity",), sample=False,
+                key=JobKey(2 * handle + 1),
+                handle=Handle(handle),
+                inputs={"latents": numbers(handle, 4, 32)},
+                attend=READ,
+                loop=loop,
+                outputs=("velocity",),
+                sample=False,
             )
-        )  # fmt: skip
+        )
     prefixes = launched(made)
     flows = launched(made)
     for handle in range(rows):
@@ -136,9 +145,16 @@ def imagined(made: KVCacheEngine, rows: int, steps: int, key: int) -> int:
         inputs = {"frame": numbers(handle, PATCHES, WIDTH).to(META), "actions": numbers(handle, steps, WIDTH)}
         loop = LoopSpec(max_iters=steps, carry={"next_frame": "frame"}, fused=True)
         made.submit(
-            Job(key=JobKey(key + handle), handle=Handle(handle), inputs=inputs, attend=TRIAL, loop=loop,
-                outputs=("next_frame",), sample=False)
-        )  # fmt: skip
+            Job(
+                key=JobKey(key + handle),
+                handle=Handle(handle),
+                inputs=inputs,
+                attend=TRIAL,
+                loop=loop,
+                outputs=("next_frame",),
+                sample=False,
+            )
+        )
     copies = launched(made)
     for handle in range(rows):
         made.close(Handle(handle))

@@ -22,7 +22,7 @@ from mstar_core.engine.cuda_graphs.warmup import (
     trace_requests,
 )
 from mstar_core.errors import MstarError
-from mstar_core.graph.spec.nodes import Attend
+from mstar_core.graph.declare.nodes import Attend
 from mstar_pi05.checkpoint.config import Sizes, Tower, Vision
 from mstar_pi05.nodes.policy import Policy
 from tests.engine.recorded import RecordingCache
@@ -31,11 +31,12 @@ from tests.fakes import jit
 from tests.fakes.jit import JITFunction
 
 SMALL = Sizes(
-    vocab=100, horizon=5,
+    vocab=100,
+    horizon=5,
     vision=Vision(width=32, layers=1, heads=2, mlp=32, image_size=28, patch_size=14),
     language=Tower(width=32, layers=2, mlp=32, heads=2, kv_heads=1, head_dim=16),
     expert=Tower(width=16, layers=2, mlp=32, heads=2, kv_heads=1, head_dim=16),
-)  # fmt: skip
+)
 
 
 def compile_ahead(warmups: Sequence[tuple[NodeRunner, Sequence[WarmupRequest]]]) -> None:

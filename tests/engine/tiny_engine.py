@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mstar_core.engine.base import Done, Emission, Failed, Handle, Job, JobKey, LoopSpec, SamplingParams, StepResult
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes
 from mstar_core.engine.kv.engine import KVCacheEngine, KVSettings
-from mstar_core.graph.spec.nodes import KV_CACHE, Attend, KVSpec, NodeSpec, Sampling
+from mstar_core.graph.declare.nodes import KV_CACHE, Attend, KVSpec, NodeSpec, Sampling
 from mstar_core.layers import AttentionSpec, DecoderBlock, Head, RMSNorm, Rotary, RotarySpec, TokenEmbedding
 from mstar_core.layers.kv_view import KVView
 from mstar_core.parallel.shards import WHOLE, Shard, module_slices
@@ -49,9 +49,14 @@ class TinyLM(nn.Module):
         self.embed.weight.mul_(6.0)
 
     def forward(
-        self, kv: KVView, positions: Tensor, tokens: Tensor | None = None, embeds: Tensor | None = None,
-        latents: Tensor | None = None, step: Tensor | None = None,
-    ) -> dict[str, Tensor]:  # fmt: skip
+        self,
+        kv: KVView,
+        positions: Tensor,
+        tokens: Tensor | None = None,
+        embeds: Tensor | None = None,
+        latents: Tensor | None = None,
+        step: Tensor | None = None,
+    ) -> dict[str, Tensor]:
         given = embeds if embeds is not None else latents
         x = self.embed(tokens) if given is None else given
         if step is not None:
@@ -86,9 +91,15 @@ def fill_part(module: nn.Module, whole: nn.Module) -> None:
 def make_engine(**changes: object) -> KVCacheEngine:
     """A small CPU engine around TinyLM; any constructor argument may be changed."""
     settings: dict[str, object] = {
-        "device": torch.device("cpu"), "dtype": torch.float32, "num_pages": 64, "page_size": 4, "max_slots": 16,
-        "max_seq_len": 96, "vocab": VOCAB, "token_budget": 64,
-    }  # fmt: skip
+        "device": torch.device("cpu"),
+        "dtype": torch.float32,
+        "num_pages": 64,
+        "page_size": 4,
+        "max_slots": 16,
+        "max_seq_len": 96,
+        "vocab": VOCAB,
+        "token_budget": 64,
+    }
     settings.update(changes)
     spec = settings.pop("spec", LM)
     module = settings.pop("module", None) or TinyLM()

@@ -17,7 +17,7 @@ from mstar_core.engine.base import Handle, JobKey, LoopSpec, SamplingParams
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.sampling import rng, sampler
 from mstar_core.graph.compile.resident import LoopPorts
-from mstar_core.graph.spec.nodes import KV_CACHE, RANDOM, Attend, KVSpec, NodeSpec, Sampling
+from mstar_core.graph.declare.nodes import KV_CACHE, RANDOM, Attend, KVSpec, NodeSpec, Sampling
 from mstar_core.layers.kv_view import KVView
 from tests.engine.tiny_engine import LAYERS, VOCAB, WIDTH, Driver, TinyLM, make_engine
 
@@ -27,18 +27,28 @@ TALKER = NodeSpec(
     name="Talker",
     engine=KV_CACHE,
     ports={
-        "tokens": "i64[n]?", "text": "i64[1]?", "code0": "i64[1]", "frame": f"i64[{GROUPS}]",
-        "last_hidden": f"any[{WIDTH}]", "text_ended": "b8[1]", "random": f"f32[{GROUPS - 1}]",
-        "voice": "i64", "heat": "f32", "bias": f"f32[{WIDTH}]",
+        "tokens": "i64[n]?",
+        "text": "i64[1]?",
+        "code0": "i64[1]",
+        "frame": f"i64[{GROUPS}]",
+        "last_hidden": f"any[{WIDTH}]",
+        "text_ended": "b8[1]",
+        "random": f"f32[{GROUPS - 1}]",
+        "voice": "i64",
+        "heat": "f32",
+        "bias": f"f32[{WIDTH}]",
     },
     kv=KVSpec(layers=LAYERS, kv_heads=2, head_dim=8),
     sampling=Sampling(port="code0", prefix="talker_", history="output"),
     sequence=("tokens",),
-)  # fmt: skip
+)
 PORTS = LoopPorts(
-    id_port="code0", states=(("last_hidden", "last_hidden"), ("text_ended", "text_ended")),
-    constants=("$param:heat", "bias"), feed="text", random=True,
-)  # fmt: skip
+    id_port="code0",
+    states=(("last_hidden", "last_hidden"), ("text_ended", "text_ended")),
+    constants=("$param:heat", "bias"),
+    feed="text",
+    random=True,
+)
 CARRY = {"code0": "code0", "last_hidden": "last_hidden", "text_ended": "text_ended"}
 STATES = ("code0", "last_hidden", "text_ended")
 
@@ -64,10 +74,18 @@ class TinyTalker(nn.Module):
         self.steps: list[int] = []
 
     def forward(
-        self, kv: KVView, positions: Tensor, text: Tensor, voice: Tensor | None = None, code0: Tensor | None = None,
-        last_hidden: Tensor | None = None, text_ended: Tensor | None = None, random: Tensor | None = None,
-        heat: Tensor | None = None, bias: Tensor | None = None,
-    ) -> dict[str, Tensor]:  # fmt: skip
+        self,
+        kv: KVView,
+        positions: Tensor,
+        text: Tensor,
+        voice: Tensor | None = None,
+        code0: Tensor | None = None,
+        last_hidden: Tensor | None = None,
+        text_ended: Tensor | None = None,
+        random: Tensor | None = None,
+        heat: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> dict[str, Tensor]:
         if code0 is None:
             assert voice is not None
             rows = len(text)
@@ -179,10 +197,16 @@ def reference(speech: Speech, name: str = TALKER.name) -> tuple[list[int], list[
         text = speech.text[step] if step < len(speech.text) else -1
         random = rng.uniforms_host(states, np.array([len(ids)]), GROUPS - 1)
         out = module(
-            kv=view, positions=torch.tensor([OPENING + step]), text=torch.tensor([text]), code0=torch.tensor(ids[-1:]),
-            last_hidden=out["last_hidden"], text_ended=out["text_ended"], random=torch.from_numpy(random),
-            heat=torch.tensor([speech.heat]), bias=speech.bias[None],
-        )  # fmt: skip
+            kv=view,
+            positions=torch.tensor([OPENING + step]),
+            text=torch.tensor([text]),
+            code0=torch.tensor(ids[-1:]),
+            last_hidden=out["last_hidden"],
+            text_ended=out["text_ended"],
+            random=torch.from_numpy(random),
+            heat=torch.tensor([speech.heat]),
+            bias=speech.bias[None],
+        )
         frames.append(out["frame"][0].tolist())
         draw(out["hidden"])
     return ids, frames
@@ -215,9 +239,14 @@ class Talk:
 
     def decode(self, steps: int, **changes: object) -> int:
         fields: dict[str, object] = {
-            "max_iters": steps, "carry": CARRY, "stop_port": "code0", "stop_ids": (self.speech.stop,),
-            "emit": ("frame",), "feed": "text", "after_end": "empty",
-        }  # fmt: skip
+            "max_iters": steps,
+            "carry": CARRY,
+            "stop_port": "code0",
+            "stop_ids": (self.speech.stop,),
+            "emit": ("frame",),
+            "feed": "text",
+            "after_end": "empty",
+        }
         loop = LoopSpec(**{**fields, **changes})  # type: ignore[arg-type]
         inputs = {"$param:heat": torch.tensor(self.speech.heat), "bias": self.speech.bias}
         return self.driver.submit(self.handle, inputs=inputs, outputs=STATES, attend=Attend(tokens=1), loop=loop)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from mstar_core.engine.kv.engine import KVCacheEngine
-from mstar_core.graph.spec.nodes import KV_CACHE, Attend, KVSpec, NodeSpec
+from mstar_core.graph.declare.nodes import KV_CACHE, Attend, KVSpec, NodeSpec
 from mstar_core.layers.kv_view import KVView
 from tests.engine.tiny_engine import LAYERS, WIDTH, TinyLM, make_engine
 
@@ -15,13 +15,16 @@ WORLD = NodeSpec(
     name="world",
     engine=KV_CACHE,
     ports={
-        "frame": f"f32[{PATCHES},{WIDTH}]", "actions": f"f32[h,{WIDTH}]", "next_frame": f"f32[{PATCHES},{WIDTH}]",
-        "norm": "f32", "never": "b8",
+        "frame": f"f32[{PATCHES},{WIDTH}]",
+        "actions": f"f32[h,{WIDTH}]",
+        "next_frame": f"f32[{PATCHES},{WIDTH}]",
+        "norm": "f32",
+        "never": "b8",
     },
     kv=KVSpec(layers=LAYERS, kv_heads=2, head_dim=8, rows=6),
     row_ports=("frame", "actions", "next_frame", "norm", "never"),
     batch_key=("frame",),
-)  # fmt: skip
+)
 FRAME = Attend(mask="full", positions="shared", tokens=PATCHES)
 TRIAL = Attend(mask="full", positions="shared", tokens=PATCHES, keep="loop")
 

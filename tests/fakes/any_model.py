@@ -94,9 +94,7 @@ PIXELS: Final = np.arange(20, dtype=np.uint8).reshape(4, 5)
 
 def everything(fake: FakeDeployment, request: NewRequest) -> None:
     """Script: one output of each requested kind, then the end."""
-    made: dict[str, Any] = {
-        "image": PIXELS, "video": LATENTS, "action": ACTIONS, "scalar": SCALAR, "tensor": LATENTS
-    }  # fmt: skip
+    made: dict[str, Any] = {"image": PIXELS, "video": LATENTS, "action": ACTIONS, "scalar": SCALAR, "tensor": LATENTS}
     for modality in request.outputs:
         match modality:
             case "text":

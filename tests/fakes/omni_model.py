@@ -73,14 +73,15 @@ SPEC = ModelSpec(
         "image": Surface(beside=("text",), params={"max_output_tokens": 9}),
         "image_edit": Surface(beside=("text",)),
         "transcription": Surface(
-            instruction="Write down the {language} speech.", instruction_without_language="Write down the speech.",
+            instruction="Write down the {language} speech.",
+            instruction_without_language="Write down the speech.",
             params={"temperature": 0.0},
         ),
     },
     nodes=(LM,),
     partitions=(Partition(name="LM", program=program, walks={"answer": ANSWER}),),
     processor="tests.fakes.omni_model:Processor",
-)  # fmt: skip
+)
 
 TEXT_ONLY = replace(
     SPEC, name="fake_text", inputs=(Text(),), outputs=(Text(),), routes=frozenset({"chat"}), surfaces={}

@@ -114,11 +114,14 @@ class PacedDeployment(FakeDeployment):
         stamp = time.monotonic_ns()
         items = [
             Output(
-                handle=stream.handle, seq=stream.index, port="pcm", modality="audio",
+                handle=stream.handle,
+                seq=stream.index,
+                port="pcm",
+                modality="audio",
                 ref=self._tensors.put(chunk(stream.index, stamp, stream.times), "api"),
             )
             for stream in streams
-        ]  # fmt: skip
+        ]
         self.tell(Outputs(worker="worker-0", items=items), sender="worker-0")
         self.sent += len(items)
         for stream in streams:

@@ -44,9 +44,11 @@ class Processor(SpeechProcessor):
             raise RequestError("state is missing", hint="send it", field="state", code="missing_field")
         ids = np.asarray(seen["state"]).astype(np.int64)
         return Inputs(
-            arrays={"tokens": ids}, prompt_tokens=len(ids), metadata={"action": {"normalized": False}},
+            arrays={"tokens": ids},
+            prompt_tokens=len(ids),
+            metadata={"action": {"normalized": False}},
             warnings=["a warning"] if seen.get("warns") else [],
-        )  # fmt: skip
+        )
 
 
 SPEC: Final[ModelSpec] = dataclasses.replace(

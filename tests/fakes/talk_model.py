@@ -85,38 +85,48 @@ SPEC = ModelSpec(
     streams=(TEXT, CODES),
     partitions=(
         Partition(
-            name="writer", program=writer,
+            name="writer",
+            program=writer,
             walks={
                 "read": GraphNode(WRITER, ("tokens",), WORD),
                 "write": Loop(
-                    "write", GraphNode(WRITER, ("token",), WORD), carry={"token": "token"},
+                    "write",
+                    GraphNode(WRITER, ("token",), WORD),
+                    carry={"token": "token"},
                     stop=StopOn("token", (STOP,)),
                 ),
             },
         ),
         Partition(
-            name="speaker", program=speaker, wants="audio",
+            name="speaker",
+            program=speaker,
+            wants="audio",
             walks={
                 "open": GraphNode(SPEAKER, ("text", from_param("voice")), attend=Attend(tokens=OPENING)),
                 "speak": Loop(
                     "speak",
                     GraphNode(
-                        SPEAKER, ("code0", "text", "last_hidden", "text_ended", RANDOM, from_param("heat"), "bias"),
-                        (StreamingGraphEdge("frame", CODES),), attend=Attend(tokens=1),
+                        SPEAKER,
+                        ("code0", "text", "last_hidden", "text_ended", RANDOM, from_param("heat"), "bias"),
+                        (StreamingGraphEdge("frame", CODES),),
+                        attend=Attend(tokens=1),
                     ),
-                    over=TEXT, stop=StopOn("code0", (LAST_CODE,)),
+                    over=TEXT,
+                    stop=StopOn("code0", (LAST_CODE,)),
                     carry={"code0": "code0", "last_hidden": "last_hidden", "text_ended": "text_ended"},
                 ),
             },
         ),
         Partition(
-            name="codec", program=codec, wants="audio",
+            name="codec",
+            program=codec,
+            wants="audio",
             walks={"sound": Loop("sound", GraphNode(CODEC, ("codes",), SOUND), over=CODES)},
         ),
     ),
     processor="tests.fakes.talk_model:Processor",
     model="tests.fakes.talk_model:Model",
-)  # fmt: skip
+)
 
 
 class Processor:

@@ -47,24 +47,33 @@ class Params:
 
 FRAME_TYPE = f"f32[{PATCHES},{WIDTH}]"
 ENCODER = NodeSpec(
-    name="encoder", engine=STATELESS, per="request", ports={"clip": FRAME_TYPE, "frame": FRAME_TYPE},
+    name="encoder",
+    engine=STATELESS,
+    per="request",
+    ports={"clip": FRAME_TYPE, "frame": FRAME_TYPE},
     doc="doubles what it sees",
-)  # fmt: skip
+)
 SCORER = NodeSpec(
-    name="scorer", engine=STATELESS, per="request",
+    name="scorer",
+    engine=STATELESS,
+    per="request",
     ports={"final": FRAME_TYPE, "goal": FRAME_TYPE, "energies": "f32[1]"},
     doc="distance to the goal",
-)  # fmt: skip
+)
 SAMPLER = NodeSpec(
-    name="sampler", engine=STATELESS, per="request",
+    name="sampler",
+    engine=STATELESS,
+    per="request",
     ports={"mean": f"f32[h,{WIDTH}]", "noise": f"f32[c,k,h,{WIDTH}]", "candidates": f"f32[h,{WIDTH}]"},
     doc="the mean and this round's noise",
-)  # fmt: skip
+)
 UPDATE = NodeSpec(
-    name="update", engine=STATELESS, per="request",
+    name="update",
+    engine=STATELESS,
+    per="request",
     ports={"candidates": f"f32[h,{WIDTH}]", "energies": "f32[1]", "mean": f"f32[h,{WIDTH}]"},
     doc="the best candidate",
-)  # fmt: skip
+)
 CARRY = {"next_frame": "frame"}
 
 
@@ -79,13 +88,17 @@ def walks() -> dict[str, Walk]:
     scored = GraphNode(WORLD, taken, (GraphEdge("next_frame", SCORER, into="final"),), attend=TRIAL)
     score = GraphNode(SCORER, ("final", "goal"), (send("energies"),))
     roll = Loop(
-        "rollout_loop", GraphNode(WORLD, taken, attend=TRIAL), carry=CARRY, fused=True,
+        "rollout_loop",
+        GraphNode(WORLD, taken, attend=TRIAL),
+        carry=CARRY,
+        fused=True,
         outputs=(GraphEdge("next_frame", SCORER, into="final"),),
-    )  # fmt: skip
+    )
     draw = GraphNode(
-        SAMPLER, ("mean", "noise", STEP),
+        SAMPLER,
+        ("mean", "noise", STEP),
         (GraphEdge("candidates", WORLD, into="actions"), GraphEdge("candidates", UPDATE)),
-    )  # fmt: skip
+    )
     judge = GraphNode(SCORER, ("final", "goal"), (GraphEdge("energies", UPDATE),))
     search = Sequential(draw, roll, judge, GraphNode(UPDATE, ("candidates", "energies")))
     told = (send("next_frame"), send("norm"))
@@ -122,11 +135,18 @@ def program(request: ProgramRequest) -> ProgramGenerator:
 
 
 SPEC = ModelSpec(
-    name="world", title="A toy that imagines", plugin="world", inputs=(Text(),), outputs=(TensorData(),),
-    params=Params, nodes=(ENCODER, WORLD, SCORER, SAMPLER, UPDATE),
+    name="world",
+    title="A toy that imagines",
+    plugin="world",
+    inputs=(Text(),),
+    outputs=(TensorData(),),
+    params=Params,
+    nodes=(ENCODER, WORLD, SCORER, SAMPLER, UPDATE),
     partitions=(Partition(name="main", program=program, walks=walks()),),
-    processor=f"{__name__}:Processor", model=f"{__name__}:Model", max_seq_len=48,
-)  # fmt: skip
+    processor=f"{__name__}:Processor",
+    model=f"{__name__}:Model",
+    max_seq_len=48,
+)
 
 
 class Processor:

@@ -22,32 +22,61 @@ PROGRAMS = {
     "interleaved": ["prefill_text", "prefill_vit", "prefill_text", "prefill_vit", "decode"],
     "paint": ["prefill_text", *PAINTED],
     "paint, one partial image": [
-        "prefill_text", "first_noise", "partial_image main+cfg_text", "denoise main+cfg_text", "image_gen",
+        "prefill_text",
+        "first_noise",
+        "partial_image main+cfg_text",
+        "denoise main+cfg_text",
+        "image_gen",
     ],
     "paint, unguided": ["prefill_text", "first_noise", "image_gen"],
     "paint, guided in the middle": ["prefill_text", "first_noise", "denoise", "denoise main+cfg_text", "image_gen"],
     "paint, two texts": ["prefill_text", "main > cfg_text", "prefill_text", *PAINTED],
     "paint, think": ["prefill_text", "main > cfg_text", "prefill_text", *CLOSED, *PAINTED],
     "paint, think, image guided": [
-        "prefill_text main+cfg_img", "main > cfg_text", "prefill_text main+cfg_img", *CLOSED, "first_noise",
-        f"denoise {ALL}", "image_gen",
+        "prefill_text main+cfg_img",
+        "main > cfg_text",
+        "prefill_text main+cfg_img",
+        *CLOSED,
+        "first_noise",
+        f"denoise {ALL}",
+        "image_gen",
     ],
     "edit": ["prefill_vae", "prefill_vit", "main > cfg_text", "prefill_text main+cfg_img", *EDITED],
     "edit, text first": [
-        "prefill_text main+cfg_img", "prefill_vae", "prefill_vit", "main > cfg_text", *EDITED,
+        "prefill_text main+cfg_img",
+        "prefill_vae",
+        "prefill_vit",
+        "main > cfg_text",
+        *EDITED,
     ],
     "edit, two images": [
-        "prefill_vae", "prefill_vit", "prefill_text main+cfg_img", "prefill_vae", "prefill_vit", "main > cfg_text",
-        "prefill_text main+cfg_img", *EDITED,
+        "prefill_vae",
+        "prefill_vit",
+        "prefill_text main+cfg_img",
+        "prefill_vae",
+        "prefill_vit",
+        "main > cfg_text",
+        "prefill_text main+cfg_img",
+        *EDITED,
     ],
     "edit, text guided": [
-        "prefill_vae", "prefill_vit", "main > cfg_text", "prefill_text", "first_noise", "image_gen main+cfg_text",
+        "prefill_vae",
+        "prefill_vit",
+        "main > cfg_text",
+        "prefill_text",
+        "first_noise",
+        "image_gen main+cfg_text",
     ],
     "edit, think": [
-        "prefill_text main+cfg_img", "prefill_vae", "prefill_vit", "main > cfg_text", "prefill_text main+cfg_img",
-        *CLOSED, *EDITED,
+        "prefill_text main+cfg_img",
+        "prefill_vae",
+        "prefill_vit",
+        "main > cfg_text",
+        "prefill_text main+cfg_img",
+        *CLOSED,
+        *EDITED,
     ],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("sample", [sample.name for sample in SPECS["bagel"].samples])
@@ -105,8 +134,9 @@ def test_guidance_defaults_depend_on_the_task() -> None:
     assert guidance(made, is_edit=False).numbers() == (4.0, 1.0, 0.0, 0.0)
     assert guidance(made, is_edit=True).numbers() == (4.0, 2.0, 2.0, 0.0)
     assert [(guidance(made, is_edit=each).low, guidance(made, is_edit=each).high) for each in (False, True)] == [
-        (0.4, 1.0), (0.0, 1.0),
-    ]  # fmt: skip
+        (0.4, 1.0),
+        (0.0, 1.0),
+    ]
     given = Params(cfg_img_scale=1.5, cfg_interval=(0.2, 0.9), cfg_renorm_type="channel")
     assert guidance(given, is_edit=True).numbers() == (4.0, 1.5, 1.0, 0.0)
 

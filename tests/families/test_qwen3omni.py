@@ -27,15 +27,17 @@ PROGRAMS: dict[str, tuple[list[str], list[str] | None]] = {
     ),
     "video": (["prefill_text", "prefill_vision", "prefill_text"], None),
     "video with sound, spoken": (
-        ["prefill_text", "prefill_audio_vision", "prefill_placed_text"], [TEXT, SOUND, TEXT],
+        ["prefill_text", "prefill_audio_vision", "prefill_placed_text"],
+        [TEXT, SOUND, TEXT],
     ),
     "audio after a video with sound": (
-        ["prefill_text", "prefill_audio_vision", "prefill_placed_text", "prefill_placed_audio", "prefill_text"], None,
+        ["prefill_text", "prefill_audio_vision", "prefill_placed_text", "prefill_placed_audio", "prefill_text"],
+        None,
     ),
     "second turn, spoken": (["prefill_text", "prefill_text"], [TEXT, TEXT]),
     "load test": (["prefill_text"], None),
     "one token": (["prefill_text"], [TEXT]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("sample", [sample.name for sample in SPECS["qwen3_omni"].samples])

@@ -45,10 +45,15 @@ def accepted(spec: ModelSpec, folder: Path, sample: SampleInputs) -> None:
     media = tuple(MediaPart(modality=kind_of(name), data=data, name=name) for name, data in sample.files)
     processor.process_prompt(
         PromptRequest(
-            text=sample.text, media=media, order=count_order(sample.kinds), seed=1, max_seq_len=spec.max_seq_len,
-            params=parse_params(spec.params, dict(sample.params)).params, outputs=frozenset(sample.outputs),
+            text=sample.text,
+            media=media,
+            order=count_order(sample.kinds),
+            seed=1,
+            max_seq_len=spec.max_seq_len,
+            params=parse_params(spec.params, dict(sample.params)).params,
+            outputs=frozenset(sample.outputs),
         )
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(("model", "source"), EMBEDDED)

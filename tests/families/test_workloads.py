@@ -18,10 +18,8 @@ from tests.families.families import SPECS
 from tests.families.test_samples import EMBEDDED, ROBOTS, accepted, checkpoint
 
 PAIRS = [
-    (model, source, workload)
-    for model, source in EMBEDDED
-    for workload in Plugins.discover().workloads(SPECS[model])
-]  # fmt: skip
+    (model, source, workload) for model, source in EMBEDDED for workload in Plugins.discover().workloads(SPECS[model])
+]
 
 
 @pytest.mark.parametrize(
@@ -49,8 +47,13 @@ def test_a_state_of_another_size_is_refused() -> None:
     assert len(sized.params["robot_state"]) == 2 and sized.expected["shape"] == [spec.robot_facts()["horizon"], 2]
     unsized = next(source_of(robot)(ServedModel(name="pi05"), 0))
     with pytest.raises(RequestError, match="robot_state has 8 values"):
-        accepted(spec, folder, SampleInputs(name="x", title="x", outputs=("action",), text="go", files=unsized.files,
-                                            params=unsized.params))  # fmt: skip
+        accepted(
+            spec,
+            folder,
+            SampleInputs(
+                name="x", title="x", outputs=("action",), text="go", files=unsized.files, params=unsized.params
+            ),
+        )
 
 
 @pytest.mark.parametrize(("name", "count"), ROBOTS.items())

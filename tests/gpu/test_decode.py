@@ -76,9 +76,10 @@ def normalized(heads: Tensor, weight: Tensor, eps: float) -> Tensor:
 @pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(24, 8), (32, 4), (6, 2), (4, 4)])
 @pytest.mark.parametrize(
-    "lengths", [[1], [16], [17], [338], [2000], [1, 2, 15, 16, 33, 338, 5, 700], [40 + 11 * row for row in range(64)]],
+    "lengths",
+    [[1], [16], [17], [338], [2000], [1, 2, 15, 16, 33, 338, 5, 700], [40 + 11 * row for row in range(64)]],
     ids=str,
-)  # fmt: skip
+)
 def test_one_kernel_equals_float64(
     cuda: torch.device, lengths: list[int], heads: int, kv_heads: int, parts: int, is_normed: bool
 ) -> None:

@@ -48,10 +48,15 @@ class Case:
 
         shape = self.shape
         made = dense.attend(
-            self.query, self.pool, dense.descriptor_of(self.pool), self.passes.device, WIDTH**-0.5 * LOG2E,
-            tokens=self.tokens, max_pages=shape.pages,
+            self.query,
+            self.pool,
+            dense.descriptor_of(self.pool),
+            self.passes.device,
+            WIDTH**-0.5 * LOG2E,
+            tokens=self.tokens,
+            max_pages=shape.pages,
             splits=splits or dense.splits_of(shape.rows, self.tokens, HEADS),
-        )  # fmt: skip
+        )
         return made.view(shape.rows, self.tokens, HEADS, WIDTH)
 
     def wanted(self, row: int) -> Tensor:
@@ -143,5 +148,13 @@ def test_programs_of_a_row_run_at_once(cuda: torch.device) -> None:
 
     assert [splits_of(rows, 258, 16) for rows in (1, 2, 3, 4, 5)] == [4, 2, 1, 1, 1]
     assert [parts_of(tokens) for tokens in (2, 128, 130, 144, 145, 258, 272, 273, 514)] == [
-        (1, 0), (1, 0), (1, 2), (1, 16), (2, 0), (2, 2), (2, 16), (3, 0), (4, 2)
-    ]  # fmt: skip
+        (1, 0),
+        (1, 0),
+        (1, 2),
+        (1, 16),
+        (2, 0),
+        (2, 2),
+        (2, 16),
+        (3, 0),
+        (4, 2),
+    ]

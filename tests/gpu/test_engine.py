@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, SamplingParams
 from mstar_core.engine.kv.engine import KVCacheEngine
-from mstar_core.graph.spec.nodes import KV_CACHE, KVSpec, NodeSpec, Sampling
+from mstar_core.graph.declare.nodes import KV_CACHE, KVSpec, NodeSpec, Sampling
 from mstar_core.layers import AttentionSpec, DecoderBlock, Head, RMSNorm, Rotary, RotarySpec, TokenEmbedding
 from mstar_core.layers.kv_view import KVView
 from mstar_core.layers.linear import fuse_projections
@@ -27,9 +27,12 @@ SAMPLINGS = (
 )
 REQUESTS = [(prompt(seed, 3 + 5 * seed), 20 + seed, SAMPLINGS[seed % len(SAMPLINGS)]) for seed in range(7)]
 WIDE = NodeSpec(
-    name="LM", engine=KV_CACHE, ports={"tokens": "i64[n]", "token": "i64[1]"},
-    kv=KVSpec(layers=2, kv_heads=2, head_dim=128), sampling=Sampling(port="token"),
-)  # fmt: skip
+    name="LM",
+    engine=KV_CACHE,
+    ports={"tokens": "i64[n]", "token": "i64[1]"},
+    kv=KVSpec(layers=2, kv_heads=2, head_dim=128),
+    sampling=Sampling(port="token"),
+)
 
 
 class WideLM(nn.Module):
@@ -63,9 +66,17 @@ class WideLM(nn.Module):
 
 def wide_engine(cuda: torch.device, module: WideLM, **changes: object) -> KVCacheEngine:
     settings: dict[str, object] = {
-        "device": cuda, "dtype": torch.bfloat16, "num_pages": 200, "page_size": 16, "max_slots": 8, "max_seq_len": 256,
-        "vocab": 2000, "token_budget": 64, "attention": "flashinfer", "lookahead": 1,
-    }  # fmt: skip
+        "device": cuda,
+        "dtype": torch.bfloat16,
+        "num_pages": 200,
+        "page_size": 16,
+        "max_slots": 8,
+        "max_seq_len": 256,
+        "vocab": 2000,
+        "token_budget": 64,
+        "attention": "flashinfer",
+        "lookahead": 1,
+    }
     return engine_of(WIDE, module, **(settings | changes))
 
 
@@ -105,9 +116,10 @@ def test_flashinfer_gives_the_logits_of_torch_attention(cuda: torch.device) -> N
     fuse_projections(module)
     found = {}
     for name, dtype, own in (
-        ("flashinfer", torch.bfloat16, module), ("torch", torch.bfloat16, module),
+        ("flashinfer", torch.bfloat16, module),
+        ("torch", torch.bfloat16, module),
         ("reference", torch.float32, WideLM().to(cuda)),
-    ):  # fmt: skip
+    ):
         attention = "flashinfer" if name == "flashinfer" else "torch"
         engine = wide_engine(cuda, own, dtype=dtype, attention=attention, prefix_cache=False, token_budget=24)
         ids = torch.tensor(prompt(5, 53))

@@ -25,9 +25,17 @@ class Case:
     """
 
     def __init__(
-        self, cuda: torch.device, ends: list[int], tokens: int = 50, *, page: int = 64, spare: int = 0,
-        heads: tuple[int, int] = (8, 1), width: int = 256, dtype: torch.dtype = torch.bfloat16,
-    ) -> None:  # fmt: skip
+        self,
+        cuda: torch.device,
+        ends: list[int],
+        tokens: int = 50,
+        *,
+        page: int = 64,
+        spare: int = 0,
+        heads: tuple[int, int] = (8, 1),
+        width: int = 256,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> None:
         from mstar_core.engine.attention.kernels.prefix import PagedPrefixAttention
 
         rows, most = len(ends), 1024 // page
@@ -55,9 +63,14 @@ class Case:
 
         assert gqa_packed.supports(self.given[0], self.pool)
         made = gqa_packed.attend(
-            self.given, self.pool, gqa_packed.descriptor_of(self.pool), self.attention.device,
-            self.given[0].shape[2] ** -0.5 * LOG2E, self.shape, splits,
-        )  # fmt: skip
+            self.given,
+            self.pool,
+            gqa_packed.descriptor_of(self.pool),
+            self.attention.device,
+            self.given[0].shape[2] ** -0.5 * LOG2E,
+            self.shape,
+            splits,
+        )
         return made.view(self.shape.rows, self.tokens, *made.shape[1:])
 
     def wanted(self, row: int) -> Tensor:

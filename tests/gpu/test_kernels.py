@@ -36,12 +36,20 @@ def draws(cuda: torch.device, rows: int, vocab: int) -> None:
     settings = sampler.SamplingRows.of(params, cuda)
     seen = torch.zeros(rows + 1, vocab, dtype=torch.bool, device=cuda)
     seen[:, ::3] = True
-    ids = NucleusSampler(rows, vocab, cuda).draw(
-        torch.randn(rows, vocab, device=cuda) * 3, seen=seen, slots=torch.arange(1, rows + 1, device=cuda),
-        penalty=settings.penalty[:, 0].contiguous(), temperature=settings.temperature[:, 0].contiguous(),
-        top_p=settings.top_p[:, 0].contiguous(), greedy=settings.greedy,
-        chance=rng.uniform_of(settings.state, torch.arange(rows, device=cuda)),
-    ).tolist()  # fmt: skip
+    ids = (
+        NucleusSampler(rows, vocab, cuda)
+        .draw(
+            torch.randn(rows, vocab, device=cuda) * 3,
+            seen=seen,
+            slots=torch.arange(1, rows + 1, device=cuda),
+            penalty=settings.penalty[:, 0].contiguous(),
+            temperature=settings.temperature[:, 0].contiguous(),
+            top_p=settings.top_p[:, 0].contiguous(),
+            greedy=settings.greedy,
+            chance=rng.uniform_of(settings.state, torch.arange(rows, device=cuda)),
+        )
+        .tolist()
+    )
     assert all(0 <= drawn < vocab for drawn in ids), ids
 
 

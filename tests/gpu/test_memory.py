@@ -14,7 +14,7 @@ from torch import nn
 from mstar_core.engine.attention import make_pools
 from mstar_core.engine.cache.sizing import PoolRequest, node_shares, plan_pool, rank_budget
 from mstar_core.errors import StartError
-from mstar_core.graph.spec.nodes import KVSpec
+from mstar_core.graph.declare.nodes import KVSpec
 from mstar_core.layers import Checkpoint, load_weights
 from mstar_core.weights.checkpoint import UploadTarget, stored_tensors, upload
 
@@ -77,7 +77,7 @@ import sys, torch
 from mstar_core.engine.attention import make_pools
 from mstar_core.engine.cache.sizing import rank_budget
 from mstar_core.engine.cache.sizing import PoolRequest, plan_pool
-from mstar_core.graph.spec.nodes import KVSpec
+from mstar_core.graph.declare.nodes import KVSpec
 spec, device = KVSpec(layers=4, kv_heads=8, head_dim=128), torch.device("cuda", 0)
 weights = torch.empty(512 << 20, dtype=torch.uint8, device=device)
 budget = rank_budget(device, 0.4, 1 << 30).check()

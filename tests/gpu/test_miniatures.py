@@ -61,7 +61,7 @@ JUDGED = {
         words=("-m", "train.judge", "--url", "{url}", "--sentences", "30", "--processes", "{workers}"),
         needs=("pocketsphinx",),
     ),
-}  # fmt: skip
+}
 
 
 def mstarctl(*words: str) -> None:

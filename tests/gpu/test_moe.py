@@ -103,9 +103,7 @@ def test_tokens_of_one_expert_are_all_computed(cuda: torch.device, tokens: int) 
 def test_a_mixture_equals_the_grouped_gemm(cuda: torch.device, tokens: int) -> None:
     moe, x = made(THINKER, cuda), torch.randn(tokens, THINKER.width, device=cuda).bfloat16()
     logits = torch.nn.functional.linear(x, moe.gate.weight)
-    found = kernels.expert_terms(
-        x, logits, moe.experts.gate_up_proj, moe.experts.down_proj, THINKER.experts_per_token
-    )  # fmt: skip
+    found = kernels.expert_terms(x, logits, moe.experts.gate_up_proj, moe.experts.down_proj, THINKER.experts_per_token)
     chosen, weights = routed(moe, x)
     order = chosen.flatten().argsort(stable=True)
     ends = torch.bincount(chosen.flatten(), minlength=THINKER.experts).cumsum(0).int()
@@ -129,9 +127,13 @@ def test_the_bits_of_a_token_do_not_depend_on_its_batch(
 
     def terms(rows: slice) -> Tensor:
         return kernels.expert_terms(
-            x[rows].contiguous(), logits[rows].contiguous(), moe.experts.gate_up_proj, moe.experts.down_proj,
-            spec.experts_per_token, shared=spec.shared_parts,
-        )  # fmt: skip
+            x[rows].contiguous(),
+            logits[rows].contiguous(),
+            moe.experts.gate_up_proj,
+            moe.experts.down_proj,
+            spec.experts_per_token,
+            shared=spec.shared_parts,
+        )
 
     whole = terms(slice(0, most))
     for count in counts:

@@ -81,9 +81,15 @@ def test_a_tensor_of_another_process_arrives_without_the_host(lender: Connection
 def test_a_bad_handle_leaves_the_device_usable(cuda: torch.device) -> None:
     memory = PeerMemory("worker-1", 1, CudaMemory(cuda), ["worker-0"])
     ref = CudaTensor(
-        dtype="uint8", shape=(4,), owner="worker-0", memory=bytes(64), offset=0, size_bytes=4, slot=1 << 20,
+        dtype="uint8",
+        shape=(4,),
+        owner="worker-0",
+        memory=bytes(64),
+        offset=0,
+        size_bytes=4,
+        slot=1 << 20,
         generation=1,
-    )  # fmt: skip
+    )
     with pytest.raises(Exception, match="cudaIpcOpenMemHandle"):
         memory.begin(ref)
     assert torch.ones(3, device=cuda).sum().item() == 3

@@ -15,9 +15,12 @@ pytestmark = pytest.mark.gpu
 
 
 def drawn(
-    device: torch.device, logits: torch.Tensor, params: list[SamplingParams], counter: torch.Tensor,
+    device: torch.device,
+    logits: torch.Tensor,
+    params: list[SamplingParams],
+    counter: torch.Tensor,
     ids: torch.Tensor | None = None,
-) -> list[int]:  # fmt: skip
+) -> list[int]:
     """Return the ids that the kernels sample; every third id has been seen."""
     from mstar_core.engine.sampling.top_p import NucleusSampler
 
@@ -29,21 +32,28 @@ def drawn(
     table = None if ids is None else ids.to(device, torch.int32)
     fixed = NucleusSampler(len(params), logits.shape[1], device, table)
     found = fixed.draw(
-        logits.to(device), seen=seen, slots=slots, penalty=rows.penalty[:, 0].contiguous(),
-        temperature=rows.temperature[:, 0].contiguous(), top_p=rows.top_p[:, 0].contiguous(), greedy=rows.greedy,
+        logits.to(device),
+        seen=seen,
+        slots=slots,
+        penalty=rows.penalty[:, 0].contiguous(),
+        temperature=rows.temperature[:, 0].contiguous(),
+        top_p=rows.top_p[:, 0].contiguous(),
+        greedy=rows.greedy,
         chance=rng.uniform_of(rows.state, counter.to(device)),
         top_k=torch.tensor([each.top_k for each in params], device=device),
         min_p=torch.tensor([each.min_p for each in params], dtype=torch.float64, device=device),
-    )  # fmt: skip
+    )
     return found.tolist()
 
 
 @pytest.mark.parametrize("vocab", [53, 4096, 156940])
 @pytest.mark.parametrize("spread", [1.0, 3.0, 8.0])
 def test_ids_equal_the_sorting_sampler(cuda: torch.device, vocab: int, spread: float) -> None:
-    params = [
-        SamplingParams(temperature=0.6, top_p=0.9, repetition_penalty=1.1, seed=seed) for seed in range(20)
-    ] + [SamplingParams(), SamplingParams(temperature=1.0, seed=9), SamplingParams(repetition_penalty=0.8)]  # fmt: skip
+    params = [SamplingParams(temperature=0.6, top_p=0.9, repetition_penalty=1.1, seed=seed) for seed in range(20)] + [
+        SamplingParams(),
+        SamplingParams(temperature=1.0, seed=9),
+        SamplingParams(repetition_penalty=0.8),
+    ]
     logits = torch.randn(len(params), vocab, generator=torch.Generator().manual_seed(vocab)) * spread
     counter = torch.arange(len(params))
     rows = sampler.SamplingRows.of(params, torch.device("cpu"))
@@ -149,9 +159,14 @@ def test_draws_are_captured_and_follow_the_chance(cuda: torch.device) -> None:
     fixed, chance = NucleusSampler(rows, vocab, cuda), torch.zeros(rows, dtype=torch.float64, device=cuda)
     one = torch.ones(rows, device=cuda)
     rest: dict[str, Any] = {
-        "seen": None, "slots": torch.zeros(rows, dtype=torch.int64, device=cuda), "penalty": one, "temperature": one,
-        "top_p": 0.9 * one.double(), "greedy": torch.zeros(rows, dtype=torch.bool, device=cuda), "chance": chance,
-    }  # fmt: skip
+        "seen": None,
+        "slots": torch.zeros(rows, dtype=torch.int64, device=cuda),
+        "penalty": one,
+        "temperature": one,
+        "top_p": 0.9 * one.double(),
+        "greedy": torch.zeros(rows, dtype=torch.bool, device=cuda),
+        "chance": chance,
+    }
     fixed.draw(logits, **rest)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

@@ -30,7 +30,7 @@ WIDE = Sizes(
     vision=Vision(width=256, layers=3, heads=4, mlp=512, image_size=224, patch_size=14),
     language=Tower(width=512, layers=4, mlp=1024, heads=8, kv_heads=1, head_dim=256),
     expert=Tower(width=256, layers=4, mlp=512, heads=8, kv_heads=1, head_dim=256),
-)  # fmt: skip
+)
 """The released head size, places of a camera and horizon, in few and narrow blocks."""
 
 

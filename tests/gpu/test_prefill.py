@@ -141,9 +141,18 @@ def test_captured_bfloat16_stays_with_the_plain_prompt(cuda: torch.device, wide:
 def test_no_launch_waits_for_the_device(cuda: torch.device, wide: WideLM) -> None:
     """Prompts, chunks, decode, mixtures, ends, closes, cached prefixes: nothing in `launch` asks the device."""
     settings = KVSettings(
-        device=cuda, dtype=torch.bfloat16, num_pages=60, page_size=16, max_slots=8, max_seq_len=256, vocab=2000,
-        token_budget=64, attention="flashinfer", lookahead=1, graphs=CaptureSizes(decode=(1, 8), prefill=(16, 64)),
-    )  # fmt: skip
+        device=cuda,
+        dtype=torch.bfloat16,
+        num_pages=60,
+        page_size=16,
+        max_slots=8,
+        max_seq_len=256,
+        vocab=2000,
+        token_budget=64,
+        attention="flashinfer",
+        lookahead=1,
+        graphs=CaptureSizes(decode=(1, 8), prefill=(16, 64)),
+    )
     engine = Unwaiting(WIDE, wide, settings)
     storm(engine, 20, random.Random(1))
     engine.is_watched = True

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from mstar_core.engine.base import Handle, Job, JobKey, SamplingParams
 from mstar_core.engine.stateless.engine import StatelessEngine
-from mstar_core.graph.spec.nodes import STATELESS, NodeSpec
+from mstar_core.graph.declare.nodes import STATELESS, NodeSpec
 
 pytestmark = pytest.mark.gpu
 

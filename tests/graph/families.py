@@ -91,10 +91,12 @@ def bagel() -> Family:
     )
     combine = plain("combine_cfg", latents="f32[n,64]", v="f32[n,64]", v_text="f32[n,64]?", v_img="f32[n,64]?")
     decoder = plain("vae_decoder", latents="f32[n,64]", image="u8[3,y,x]")
-    velocity = Parallel(*(
-        N(node, ("latents", STEP), (E("velocity", combine, into=port),), attend=READ)
-        for node, port in ((llm, "v"), (text, "v_text"), (img, "v_img"))
-    ))  # fmt: skip
+    velocity = Parallel(
+        *(
+            N(node, ("latents", STEP), (E("velocity", combine, into=port),), attend=READ)
+            for node, port in ((llm, "v"), (text, "v_text"), (img, "v_img"))
+        )
+    )
     denoise = Loop(
         "denoise",
         Sequential(velocity, N(combine, ("latents", STEP, "v", "v_text", "v_img"))),

@@ -239,11 +239,13 @@ class Writer:
         after = {loop.over[1]: loop.after_end for loop in self.plan.all_loops() if loop.over is not None}
         return {
             node.stream: Stream(
-                node.stream, into=(self.specs[node.name], f"{node.name}_chunk"),
+                node.stream,
+                into=(self.specs[node.name], f"{node.name}_chunk"),
                 chunk=FixedChunk(1, after_end="empty" if after.get(node.stream) == "empty" else "stop"),
             )
-            for node in self.plan.all_nodes() if node.stream is not None
-        }  # fmt: skip
+            for node in self.plan.all_nodes()
+            if node.stream is not None
+        }
 
     def find_edges(self) -> None:
         for node in self.plan.all_nodes():

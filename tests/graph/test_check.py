@@ -54,156 +54,190 @@ def test_a_sound_graph_has_none() -> None:
 
 CASES: dict[str, tuple[Walk, tuple[NodeSpec, ...], str]] = {
     "unknown node": (
-        N(plain("alpah", x="f32[n]", y="f32[n]"), ("x",), (OUT,)), (A,),
+        N(plain("alpah", x="f32[n]", y="f32[n]"), ("x",), (OUT,)),
+        (A,),
         "walk 'go' names node 'alpah'; did you mean 'alpha'?  @go.alpah",
     ),
     "another spec of the name": (
-        N(replace(A, doc="other"), ("x",), (OUT,)), (A,),
+        N(replace(A, doc="other"), ("x",), (OUT,)),
+        (A,),
         "walk 'go' uses a node 'alpha' that differs from the one declared; refer to the NodeSpec object of "
         "nodes=  @go.alpha",
     ),
     "unknown input": (
-        N(A, ("xx",), (OUT,)), (A,),
+        N(A, ("xx",), (OUT,)),
+        (A,),
         "walk 'go' takes port 'xx', which node 'alpha' does not have; did you mean 'x'?  @go.alpha",
     ),
     "unknown output": (
-        N(B, ("x",), (E("idz", CLIENT, modality="text"),)), (B,),
+        N(B, ("x",), (E("idz", CLIENT, modality="text"),)),
+        (B,),
         "walk 'go' sends port 'idz', which node 'beta' does not have; did you mean 'ids'?  @go.beta",
     ),
     "edge to a port that is not there": (
-        Sequential(N(A, ("x",), (E("y", B, into="idz"),)), N(B, ("ids",), (OUT,))), (A, B),
+        Sequential(N(A, ("x",), (E("y", B, into="idz"),)), N(B, ("ids",), (OUT,))),
+        (A, B),
         "walk 'go' sends port 'y' of 'alpha' into port 'idz', which node 'beta' does not have; did you mean 'ids'?"
         "  @go.beta",
     ),
     "edge to a port that the use does not take": (
-        Sequential(N(A, ("x",), (E("y", B),)), N(B, ("x",), (OUT,))), (A, B),
+        Sequential(N(A, ("x",), (E("y", B),)), N(B, ("x",), (OUT,))),
+        (A, B),
         "walk 'go' sends port 'y' of 'alpha' to 'beta', which takes no input 'y'; choose one of: x  @go.alpha.y",
     ),
     "edge to a node that the walk does not use": (
-        N(A, ("x",), (E("y", B, into="x"), OUT)), (A, B),
+        N(A, ("x",), (E("y", B, into="x"), OUT)),
+        (A, B),
         "walk 'go' names node 'beta' in an edge of 'alpha', which the walk does not use; choose one of: "
         "alpha  @go.alpha.y",
     ),
     "edge to a text": (
-        N(A, ("x",), (E("y", "beta"), OUT)), (A,),
+        N(A, ("x",), (E("y", "beta"), OUT)),
+        (A,),
         "walk 'go' sends port 'y' of 'alpha' to the text 'beta'; refer to a node by its NodeSpec object, or to CLIENT"
         "  @go.alpha",
     ),
     "edge out of a loop": (
-        Sequential(Loop("again", N(A, ("x",), (E("y", B, into="x"),))), N(B, ("x",), (OUT,))), (A, B),
+        Sequential(Loop("again", N(A, ("x",), (E("y", B, into="x"),))), N(B, ("x",), (OUT,))),
+        (A, B),
         "walk 'go' sends port 'y' of 'alpha' out of its loop to 'beta'; write the edge in the loop's "
         "outputs=, which hands "
         "over the last iteration's value  @go.alpha.y",
     ),
     "port fed twice": (
-        Sequential(Parallel(N(A, ("x",), (E("y", B, into="x"),)), N(LLM, ("x",), (E("y", B, into="x"),))),
-                   N(B, ("x",), (OUT,))), (A, B, LLM),
+        Sequential(
+            Parallel(N(A, ("x",), (E("y", B, into="x"),)), N(LLM, ("x",), (E("y", B, into="x"),))), N(B, ("x",), (OUT,))
+        ),
+        (A, B, LLM),
         "walk 'go' feeds port 'x' of 'beta' twice; join the values in a node, or rename one of them with into=  @LLM",
     ),
     "wrong type": (
-        Sequential(N(A, ("x",), (E("y", B, into="ids"),)), N(B, ("ids",), (OUT,))), (A, B),
+        Sequential(N(A, ("x",), (E("y", B, into="ids"),)), N(B, ("ids",), (OUT,))),
+        (A, B),
         "walk 'go' sends alpha.y (f32[n]) into beta.ids (i64[n]); make the types agree  @go.beta",
     ),
     "wrong carried type": (
-        Loop("again", N(B, ("x",), (E("ids", CLIENT, modality="text"),)), carry={"ids": "x"}), (B,),
+        Loop("again", N(B, ("x",), (E("ids", CLIENT, modality="text"),)), carry={"ids": "x"}),
+        (B,),
         "walk 'go' sends beta.ids (i64[n]) into beta.x (f32[n]); make the types agree  @go.beta",
     ),
     "no modality": (
-        N(A, ("x",), (E("y", CLIENT),)), (A,),
+        N(A, ("x",), (E("y", CLIENT),)),
+        (A,),
         "walk 'go' emits port 'y' of 'alpha' without a modality; write modality=\"text\" or another output "
         "modality of the "
         "model  @go.alpha",
     ),
     "reaches nothing": (
-        N(A, ("x",)), (A,),
+        N(A, ("x",)),
+        (A,),
         "walk 'go' reaches no output, no stream and no cache; add an edge to CLIENT or to a stream, or let a "
         "node with a "
         "cache write to it  @go.outputs",
     ),
     "reads a cache only": (
-        N(LLM, ("x",), attend=Attend(write=False)), (LLM,),
+        N(LLM, ("x",), attend=Attend(write=False)),
+        (LLM,),
         "walk 'go' reaches no output, no stream and no cache; add an edge to CLIENT or to a stream, or let a "
         "node with a "
         "cache write to it  @go.outputs",
     ),
     "node in no walk": (
-        N(A, ("x",), (OUT,)), (A, B), "node 'beta' is in no walk; use it in a walk or leave it out  @beta",
+        N(A, ("x",), (OUT,)),
+        (A, B),
+        "node 'beta' is in no walk; use it in a walk or leave it out  @beta",
     ),
     "cycle": (
-        Sequential(N(A, ("x",), (E("y", B, into="x"),)), N(B, ("x",), (E("y", A, into="x"), OUT))), (A, B),
+        Sequential(N(A, ("x",), (E("y", B, into="x"),)), N(B, ("x",), (E("y", A, into="x"), OUT))),
+        (A, B),
         "walk 'go' has a cycle: alpha and beta wait for each other; carry a value to the next iteration "
         "with a Loop's "
         "carry=  @alpha",
     ),
     "two loops of one name": (
-        Sequential(Loop("again", N(A, ("x",), (OUT,))), Loop("again", N(B, ("x",), (OUT,)))), (A, B),
+        Sequential(Loop("again", N(A, ("x",), (OUT,))), Loop("again", N(B, ("x",), (OUT,)))),
+        (A, B),
         "walk 'go' has two loops called 'again'; give each loop its own name  @again",
     ),
     "carry from nowhere": (
-        Loop("again", N(A, ("x",), (OUT,)), carry={"yy": "x"}), (A,),
+        Loop("again", N(A, ("x",), (OUT,)), carry={"yy": "x"}),
+        (A,),
         "walk 'go' loop 'again' carries port 'yy', which no node of its body has; did you mean 'y'?  @again",
     ),
     "carry to nowhere": (
-        Loop("again", N(A, ("x",), (OUT,)), carry={"y": "z"}), (A,),
+        Loop("again", N(A, ("x",), (OUT,)), carry={"y": "z"}),
+        (A,),
         "walk 'go' loop 'again' carries into port 'z', which no node of its body takes; choose one of: x  @again",
     ),
     "fused loop of two nodes": (
-        Loop("again", Sequential(N(A, ("x",), (E("y", B, into="x"),)), N(B, ("x",), (OUT,))), fused=True), (A, B),
+        Loop("again", Sequential(N(A, ("x",), (E("y", B, into="x"),)), N(B, ("x",), (OUT,))), fused=True),
+        (A, B),
         "walk 'go' has a fused loop 'again', whose body has several nodes; the engine iterates loops of one node "
         "without a stream: leave fused= out, or join the nodes  @again",
     ),
     "outputs without a producer": (
-        Loop("again", N(A, ("x",)), outputs=(E("latents", CLIENT, modality="tensor"),)), (A,),
+        Loop("again", N(A, ("x",)), outputs=(E("latents", CLIENT, modality="tensor"),)),
+        (A,),
         "walk 'go' loop 'again' hands out port 'latents', which no node of its body has; choose one of: "
         "flag, x, y  @again",
     ),
     "stop on a float": (
-        Loop("again", N(A, ("x",), (OUT,)), stop=StopOn("y", (1,))), (A,),
+        Loop("again", N(A, ("x",), (OUT,)), stop=StopOn("y", (1,))),
+        (A,),
         "walk 'go' stops loop 'again' on alpha.y, which is f32 and not ids; stop on another port  @go.again",
     ),
     "stop when a float": (
-        Loop("again", N(A, ("x",), (OUT,)), stop=StopWhen("y")), (A,),
+        Loop("again", N(A, ("x",), (OUT,)), stop=StopWhen("y")),
+        (A,),
         "walk 'go' stops loop 'again' on alpha.y, which is f32 and not a b8; stop on another port  @go.again",
     ),
     "stop on nothing": (
-        Loop("again", N(B, ("x",), (OUT,)), stop=StopOn("ids")), (B,),
+        Loop("again", N(B, ("x",), (OUT,)), stop=StopOn("ids")),
+        (B,),
         "walk 'go' stops loop 'again' on no id; name the ids, or leave stop= out  @go.again",
     ),
     "stop inside": (
-        Loop("again", Loop("inner", N(A, ("x",), (OUT,))), stop=StopWhen("flag")), (A,),
+        Loop("again", Loop("inner", N(A, ("x",), (OUT,))), stop=StopWhen("flag")),
+        (A,),
         "walk 'go' loop 'again' stops on port 'flag' of a loop inside it; stop on a port of a node that "
         "stands directly in "
         "the body  @again",
     ),
     "unless of nothing": (
-        Loop("again", N(B, ("x",), (OUT,)), stop=StopOn("ids", (1,), unless="ignore_eso")), (B,),
+        Loop("again", N(B, ("x",), (OUT,)), stop=StopOn("ids", (1,), unless="ignore_eso")),
+        (B,),
         "walk 'go', unless= of loop 'again' names parameter 'ignore_eso', which the model does not have; did you mean "
         "'ignore_eos'?  @go.again",
     ),
     "unknown parameter": (
-        N(A, ("x", from_param("stepz")), (OUT,)), (A,),
+        N(A, ("x", from_param("stepz")), (OUT,)),
+        (A,),
         "walk 'go', node 'alpha' names parameter 'stepz', which the model does not have; did you mean "
         "'steps'?  @go.alpha",
     ),
     "step outside a loop": (
-        N(A, ("x", STEP), (OUT,)), (A,),
+        N(A, ("x", STEP), (OUT,)),
+        (A,),
         "walk 'go' gives $step to 'alpha' outside a loop; put the node into a Loop  @go.alpha",
     ),
     "chunk flag outside a stream": (
-        Loop("again", N(A, ("x", CHUNK_FIRST), (OUT,))), (A,),
+        Loop("again", N(A, ("x", CHUNK_FIRST), (OUT,))),
+        (A,),
         "walk 'go' gives $first to 'alpha' outside a loop over a stream; put the node into a Loop(over=)  @go.alpha",
     ),
     "attend without a cache": (
-        N(A, ("x",), (OUT,), attend=Attend()), (A,),
+        N(A, ("x",), (OUT,), attend=Attend()),
+        (A,),
         "walk 'go' gives attend= to node 'alpha', which keeps no cache; leave attend= out  @go.alpha",
     ),
     "cache used twice in no order": (
-        Parallel(N(LLM, ("x",)), N(LLM, ("token",), (OUT,))), (LLM,),
+        Parallel(N(LLM, ("x",)), N(LLM, ("token",), (OUT,))),
+        (LLM,),
         "walk 'go' uses node 'LLM' twice with nothing that says which comes first; join the two uses by an "
         "edge, or write "
         "two walks  @go.LLM",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -38,24 +38,34 @@ from mstar_core.graph import (
 )
 
 WRITER = NodeSpec(
-    name="writer", engine=KV_CACHE, ports={"tokens": "i64[n]", "token": "i64[1]"},
-    kv=KVSpec(layers=1, kv_heads=1, head_dim=8), sampling=Sampling(port="token"),
-)  # fmt: skip
+    name="writer",
+    engine=KV_CACHE,
+    ports={"tokens": "i64[n]", "token": "i64[1]"},
+    kv=KVSpec(layers=1, kv_heads=1, head_dim=8),
+    sampling=Sampling(port="token"),
+)
 SPEAKER = NodeSpec(
-    name="speaker", engine=KV_CACHE,
+    name="speaker",
+    engine=KV_CACHE,
     ports={
-        "tokens": "i64[n]?", "text": "i64[1]?", "code": "i64[1]", "state": "any[8]", "grows": "any[n]",
-        "random": "f32[3]", "heat": "f32", "frame": "i64[4]", "loose": "any",
+        "tokens": "i64[n]?",
+        "text": "i64[1]?",
+        "code": "i64[1]",
+        "state": "any[8]",
+        "grows": "any[n]",
+        "random": "f32[3]",
+        "heat": "f32",
+        "frame": "i64[4]",
+        "loose": "any",
     },
-    kv=KVSpec(layers=1, kv_heads=1, head_dim=8), sampling=Sampling(port="code"),
-)  # fmt: skip
+    kv=KVSpec(layers=1, kv_heads=1, head_dim=8),
+    sampling=Sampling(port="code"),
+)
 TEXT = Stream("text", into=(SPEAKER, "text"), chunk=FixedChunk(1, after_end="empty"), reject=(2,))
 INPUTS = ("code", "text", "state", RANDOM, from_param("heat"))
 CARRY = {"code": "code", "state": "state"}
 OUT = (GraphEdge("frame", CLIENT, modality="audio"),)
-PORTS = LoopPorts(
-    id_port="code", states=(("state", "state"),), constants=("$param:heat",), feed="text", random=True
-)  # fmt: skip
+PORTS = LoopPorts(id_port="code", states=(("state", "state"),), constants=("$param:heat",), feed="text", random=True)
 
 
 def speak(
@@ -142,30 +152,48 @@ def test_speech_with_a_code_predictor_fits() -> None:
     groups = ("temperature", "top_k", "top_p")
     predictor = tuple(from_param(f"predictor_{name}") for name in groups)
     talker = NodeSpec(
-        name="Talker", engine=KV_CACHE,
+        name="Talker",
+        engine=KV_CACHE,
         ports={
-            "tokens": "i64[n]?", "states": "any[m,d]?", "positions": "f32[3,n]", "text": "i64[1]?", "code0": "i64[1]",
-            "last_hidden": "any[1024]", "text_ended": "b8[1]", "frame": "i64[16]", "voice": "i64", "random": "f32[15]",
-            "predictor_temperature": "f32", "predictor_top_k": "i64", "predictor_top_p": "f32",
+            "tokens": "i64[n]?",
+            "states": "any[m,d]?",
+            "positions": "f32[3,n]",
+            "text": "i64[1]?",
+            "code0": "i64[1]",
+            "last_hidden": "any[1024]",
+            "text_ended": "b8[1]",
+            "frame": "i64[16]",
+            "voice": "i64",
+            "random": "f32[15]",
+            "predictor_temperature": "f32",
+            "predictor_top_k": "i64",
+            "predictor_top_p": "f32",
         },
-        kv=KVSpec(layers=1, kv_heads=1, head_dim=8), sampling=Sampling(port="code0", prefix="talker_"),
+        kv=KVSpec(layers=1, kv_heads=1, head_dim=8),
+        sampling=Sampling(port="code0", prefix="talker_"),
         sequence=("tokens", "states"),
-    )  # fmt: skip
+    )
     text = Stream("text", into=(talker, "text"), chunk=FixedChunk(1, after_end="empty"), reject=(2,))
     first = GraphNode(talker, ("text", from_param("voice")), attend=Attend(tokens=6))
     carry = {name: name for name in ("code0", "last_hidden", "text_ended")}
     inputs = ("code0", "text", "last_hidden", "text_ended", RANDOM, *predictor)
     speak = Loop(
-        "speak", GraphNode(talker, inputs, OUT, attend=Attend(tokens=1)), over=text, carry=carry,
+        "speak",
+        GraphNode(talker, inputs, OUT, attend=Attend(tokens=1)),
+        over=text,
+        carry=carry,
         stop=StopOn("code0", (2150,)),
-    )  # fmt: skip
+    )
     walks = compile_graph({"first": first, "speak": speak}, [text])
     assert walks["speak"].loops[0].runs_in_engine and walks["first"].taps == {0: "text"}
     assert set(walks["first"].tasks[0].holds) == set(carry)
     assert resident_ports(walks.values())["Talker"] == LoopPorts(
-        id_port="code0", states=(("last_hidden", "last_hidden"), ("text_ended", "text_ended")), constants=predictor,
-        feed="text", random=True,
-    )  # fmt: skip
+        id_port="code0",
+        states=(("last_hidden", "last_hidden"), ("text_ended", "text_ended")),
+        constants=predictor,
+        feed="text",
+        random=True,
+    )
     write = GraphNode(WRITER, ("tokens",), (StreamingGraphEdge("token", text),))
     partitions = {"writer": {"write": write}, "talker": {"first": first, "speak": speak}}
     names = ["voice", *(f"predictor_{name}" for name in groups)]

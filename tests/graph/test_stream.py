@@ -124,8 +124,10 @@ def test_the_first_chunk_of_left_context_has_no_context() -> None:
     cursor.end(60)
     chunks = [cursor.pop(), cursor.pop(), cursor.pop()]
     assert [chunk and (chunk.start, chunk.stop, chunk.last) for chunk in chunks] == [
-        (0, 25, False), (0, 50, False), (25, 60, True),
-    ]  # fmt: skip
+        (0, 25, False),
+        (0, 50, False),
+        (25, 60, True),
+    ]
 
 
 def test_a_stream_that_ends_empty_finishes_with_no_chunk() -> None:

@@ -54,8 +54,10 @@ def test_an_engine_loop_is_one_job_that_starts_from_the_held_value() -> None:
     assert run.start() == [FireLoop(0, 0, (), {"token": held}, ("main",), 5, held)]
     last = Key(0, "token", (2,))
     assert run.loop_done(0, (), "stop", 3, {"token"}) == [
-        Hold("LLM", "token", last), Free(last), EndWalk("stop", {"decode_loop": 3}),
-    ]  # fmt: skip
+        Hold("LLM", "token", last),
+        Free(last),
+        EndWalk("stop", {"decode_loop": 3}),
+    ]
 
 
 def test_a_limit_of_zero_skips_a_loop_and_hands_out_the_starting_value() -> None:
@@ -146,8 +148,7 @@ def test_a_stop_rule_ends_a_loop_before_its_limit() -> None:
 
 def test_the_starting_value_is_tested_and_may_end_a_loop_before_it_begins() -> None:
     body = Sequential(N(A, ("x",), (E("y", C, into="x"),)), N(C, ("x",)))
-    walk = Loop("again", body, carry={"y": "x"},
-                stop=StopWhen("y"))  # fmt: skip
+    walk = Loop("again", body, carry={"y": "x"}, stop=StopWhen("y"))
     run = state(walk, None, {"x"})
     assert run.start() == [AskStop(0, (), RunInput("x"))]
     assert run.tested(0, (), True) == [EndWalk("stop", {"again": 0})]
@@ -223,7 +224,7 @@ def test_values_cross_ranks_and_the_leader_sends_marks_of_a_loop() -> None:
         Emit(value, "y", "tensor", ()),
         Free(value),
         EndWalk("done", {"again": 1}),
-    ]  # fmt: skip
+    ]
     assert two.arrived(0, "y", (0,), True) == []
     assert two.arrived(2, "$end:done", (1,), False) == [Fire(1, (0,), {"x": value}, ())]
     assert two.done(1, (0,), set()) == [Free(value), EndWalk("done", {})]

@@ -25,10 +25,13 @@ from mstar_core.layers.linear import LinearWeight, project_gated
 LLAMA3 = {
     "rope_theta": 500000.0,
     "rope_scaling": {
-        "rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "rope_type": "llama3",
+        "factor": 32.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
         "original_max_position_embeddings": 64,
     },
-}  # fmt: skip
+}
 
 
 def test_norm_statistics_are_float32() -> None:
@@ -125,8 +128,9 @@ def test_heads_are_normalized_before_rotation() -> None:
     rotation = Rotary(RotarySpec(width=8))(torch.tensor([0, 1, 5]))
     attention(x, seen, rotation)
     for found, layer, norm in (
-        (seen.query, attention.q_proj, attention.q_norm), (seen.key, attention.k_proj, attention.k_norm)
-    ):  # fmt: skip
+        (seen.query, attention.q_proj, attention.q_norm),
+        (seen.key, attention.k_proj, attention.k_norm),
+    ):
         heads = layer(x).view(3, -1, 8)
         scaled = heads / heads.square().mean(-1, keepdim=True).add(1e-6).sqrt() * norm.weight
         torch.testing.assert_close(found, rotate(scaled, *rotation))

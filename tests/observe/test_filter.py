@@ -12,11 +12,32 @@ from mstar_core.observe.frames import RequestStatus
 
 NOW = 10.0
 TALK = RequestStatus(
-    id="r-7f3a", handle=1, model="qwen3_omni", inputs=["text"], outputs=["text", "audio"], state="run", node="talker",
-    rank=0, walk="talk", active=["think", "talk"], started=7.0, ttft_ms=231.0, tokens=312, audio_s=5.0, pages=96,
-)  # fmt: skip
-QUEUED = RequestStatus(id="r-7f40", handle=2, model="qwen3_omni", inputs=["video"], outputs=["text"], state="queue",
-                 started=9.8, why="needs 96 pages")  # fmt: skip
+    id="r-7f3a",
+    handle=1,
+    model="qwen3_omni",
+    inputs=["text"],
+    outputs=["text", "audio"],
+    state="run",
+    node="talker",
+    rank=0,
+    walk="talk",
+    active=["think", "talk"],
+    started=7.0,
+    ttft_ms=231.0,
+    tokens=312,
+    audio_s=5.0,
+    pages=96,
+)
+QUEUED = RequestStatus(
+    id="r-7f40",
+    handle=2,
+    model="qwen3_omni",
+    inputs=["video"],
+    outputs=["text"],
+    state="queue",
+    started=9.8,
+    why="needs 96 pages",
+)
 FAILED = RequestStatus(id="other", handle=3, state="failed", started=1.0, ended=2.0, error="worker_lost")
 ALL = {"talk": TALK, "queued": QUEUED, "failed": FAILED}
 

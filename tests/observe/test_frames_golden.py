@@ -28,11 +28,21 @@ GOLDEN: dict[str, dict[str, str]] = json.loads((Path(__file__).parent / "frames_
 KINDS: dict[str, type[msgspec.Struct]] = {
     golden_names(kind.__name__): kind
     for kind in (
-        frames.HelloFrame, frames.SnapshotFrame, frames.DeltaFrame, frames.EventFrame, frames.BeatFrame,
-        frames.ResyncFrame, frames.DeploymentStatus, *frames.ITEM_TYPES.values(), frames.GraphView, frames.NodeView,
-        frames.EdgeView, frames.WalkView, frames.Event,
+        frames.HelloFrame,
+        frames.SnapshotFrame,
+        frames.DeltaFrame,
+        frames.EventFrame,
+        frames.BeatFrame,
+        frames.ResyncFrame,
+        frames.DeploymentStatus,
+        *frames.ITEM_TYPES.values(),
+        frames.GraphView,
+        frames.NodeView,
+        frames.EdgeView,
+        frames.WalkView,
+        frames.Event,
     )
-}  # fmt: skip
+}
 
 
 def fields(kind: type[msgspec.Struct]) -> dict[str, str]:

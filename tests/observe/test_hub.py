@@ -246,12 +246,16 @@ def test_an_invalid_watch_is_refused(wrong: dict[str, Any]) -> None:
 KEYS = st.sampled_from(["1", "2", "3", "4"])
 ITEMS = {
     "requests": st.builds(
-        RequestStatus, id=st.just("r"), handle=st.integers(0, 3), tokens=st.integers(0, 3),
-        state=st.sampled_from(["run", "queue"]), walks=st.dictionaries(st.just("decode"), st.integers(0, 2)),
+        RequestStatus,
+        id=st.just("r"),
+        handle=st.integers(0, 3),
+        tokens=st.integers(0, 3),
+        state=st.sampled_from(["run", "queue"]),
+        walks=st.dictionaries(st.just("decode"), st.integers(0, 2)),
     ),
     "edges": st.builds(EdgeStatus, name=st.just("e"), items=st.integers(0, 3), bytes=st.integers(0, 3)),
     "nodes": st.builds(NodeStatus, name=st.just("n"), rank=st.integers(0, 1), step_ms=st.none() | st.floats(0, 9)),
-}  # fmt: skip
+}
 ACTIONS = st.one_of(
     *(st.tuples(st.just(part), KEYS, st.none() | items) for part, items in ITEMS.items()),
     st.tuples(st.just("event"), st.none(), st.none()),

@@ -99,11 +99,19 @@ def test_panels_do_not_overlap_and_fit_the_grid() -> None:
 
 def test_the_dashboard_has_the_main_metrics() -> None:
     asked = {
-        "mstar_requests_total", "mstar_queue_seconds_bucket", "mstar_ttft_seconds_bucket", "mstar_ttfa_seconds_bucket",
-        "mstar_inter_chunk_seconds_bucket", "mstar_real_time_factor_bucket", "mstar_step_seconds_bucket",
-        "mstar_step_rows_sum", "mstar_kv_pages", "mstar_graph_steps", "mstar_transport_bytes_total",
+        "mstar_requests_total",
+        "mstar_queue_seconds_bucket",
+        "mstar_ttft_seconds_bucket",
+        "mstar_ttfa_seconds_bucket",
+        "mstar_inter_chunk_seconds_bucket",
+        "mstar_real_time_factor_bucket",
+        "mstar_step_seconds_bucket",
+        "mstar_step_rows_sum",
+        "mstar_kv_pages",
+        "mstar_graph_steps",
+        "mstar_transport_bytes_total",
         "mstar_restarts_total",
-    }  # fmt: skip
+    }
     assert asked <= {name for _, query in QUERIES for name in NAME.findall(query)}
 
 

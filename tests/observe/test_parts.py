@@ -76,11 +76,15 @@ RECORDS = st.lists(
         lambda rank, node, kind, start, length, share: total(
             f"worker-{rank}", node, kind, start, start + length, length * share
         ),
-        st.integers(0, 2), st.sampled_from(["LLM", "codec", "flow"]), KINDS, st.floats(0, 900), st.floats(0.01, 400),
+        st.integers(0, 2),
+        st.sampled_from(["LLM", "codec", "flow"]),
+        KINDS,
+        st.floats(0, 900),
+        st.floats(0.01, 400),
         st.floats(0, 1),
     ),
     max_size=8,
-)  # fmt: skip
+)
 
 
 @given(RECORDS, st.floats(1, 1000))

@@ -38,7 +38,7 @@ def pair(**changes: Any) -> Iterator[tuple[KVCacheEngine, FollowerThread]]:
     spec = local_node(changes.pop("spec", LM), 2)
     leader, follower = (
         make_engine(spec=spec, module=TinyLM(shard=shard), is_captured=False, **changes) for shard in shards(meeting)
-    )  # fmt: skip
+    )
     with led({"LM": leader}, {"LM": follower}, meeting) as thread:
         yield leader, thread
 

@@ -68,8 +68,9 @@ def assert_answers_of_one_rank(
     asks = asks_named(mini, samples)
     wanted = mini.runtime(SETTINGS).ask(*asks)
     with parallel_runtime(mini.spec, mini.folder, groups, SETTINGS, processor=mini.processor, plan=plan) as (
-        runtime, followers,
-    ):  # fmt: skip
+        runtime,
+        followers,
+    ):
         found = runtime.ask(*asks)
         assert runtime.leaks() == []
     assert all("Forward" in follower.kinds for follower in followers)

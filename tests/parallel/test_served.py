@@ -17,10 +17,11 @@ TP2 = Plan(
         RankPlan(rank=1, device="cpu", nodes=(), follows=(LLM,), memory_fraction=0.4),
     ),
     placements=(
-        NodePlacement(node=LLM, replicas=((0, 1),), tp_size=2), NodePlacement(node=SNAC, replicas=((0,),)),
+        NodePlacement(node=LLM, replicas=((0, 1),), tp_size=2),
+        NodePlacement(node=SNAC, replicas=((0,),)),
     ),
     groups=(GroupPlan(ranks=(0, 1), nodes=(LLM,)),),
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="module")

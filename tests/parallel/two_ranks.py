@@ -166,9 +166,13 @@ def engines(runners: Mapping[str, NodeRunner], nodes: Sequence[str]) -> dict[str
 def built(spec: ModelSpec, folder: Path, nodes: Sequence[str], shard: Shard) -> dict[str, BuiltNode]:
     """Build one rank's share of nodes. The ranks load one after the other, so collectives must not be needed."""
     context = ModelContext(
-        spec=spec, folder=folder, device=CPU, dtype=compute_dtype(None, CPU), model_kwargs=spec.model_kwargs,
+        spec=spec,
+        folder=folder,
+        device=CPU,
+        dtype=compute_dtype(None, CPU),
+        model_kwargs=spec.model_kwargs,
         shard=shard,
-    )  # fmt: skip
+    )
     loops = resident_loops(spec)
     chosen = [local_node(spec.node(name), shard.size) for name in nodes]
     return {

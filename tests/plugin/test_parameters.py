@@ -153,8 +153,12 @@ def test_a_field_without_documentation_is_the_plugins_error() -> None:
 def test_the_schema_says_the_same() -> None:
     schema = param_schema(Params)["properties"]
     assert schema["temperature"] | {"description": ""} == {
-        "description": "", "type": "number", "minimum": 0, "maximum": 2, "default": 0.6,
-    }  # fmt: skip
+        "description": "",
+        "type": "number",
+        "minimum": 0,
+        "maximum": 2,
+        "default": 0.6,
+    }
     assert schema["voice"]["enum"] == ["tara", "leo"] and schema["seed"]["type"] == ["integer", "null"]
 
 

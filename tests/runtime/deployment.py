@@ -34,9 +34,16 @@ PATIENT_S: Final = 120.0
 TURN_S: Final = 0.01
 LLM, SNAC = "LLM", "snac_decoder"
 LEAK_VALUES: Final = (
-    ".pages_used", ".slots_used", ".requests", ".shm_live", ".shm_bytes", ".peer_live", ".ready", ".waiting",
+    ".pages_used",
+    ".slots_used",
+    ".requests",
+    ".shm_live",
+    ".shm_bytes",
+    ".peer_live",
+    ".ready",
+    ".waiting",
     ".in_flight",
-)  # fmt: skip
+)
 """Suffixes of telemetry values that are zero without requests."""
 
 T = TypeVar("T")
@@ -180,16 +187,23 @@ class Deployment:
         with (self.log_dir / "supervisor.err").open("wb") as errors:
             self.process = subprocess.Popen(
                 [sys.executable, *entry, str(path)],
-                stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, start_new_session=True, cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=errors,
+                stderr=errors,
+                start_new_session=True,
+                cwd="/",
                 env=self.environment(),
-            )  # fmt: skip
+            )
 
     def spec(self) -> DeploymentSpec:
         """Return the spec for the supervisor."""
         settings: dict[str, Any] = {
-            **self.served.settings, "model": self.served.model, "plugin": self.served.plugin,
-            "weights_source": "folder" if self._folder is not None else "tiny", "cache_dir": str(cache_dir()),
-        }  # fmt: skip
+            **self.served.settings,
+            "model": self.served.model,
+            "plugin": self.served.plugin,
+            "weights_source": "folder" if self._folder is not None else "tiny",
+            "cache_dir": str(cache_dir()),
+        }
         return DeploymentSpec(
             **{
                 **settings,

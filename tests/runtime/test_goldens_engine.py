@@ -93,11 +93,13 @@ def test_prefill_logits(batch: tuple[int, ...], budget: int, golden: Golden, bui
 @pytest.mark.parametrize(
     ("batch", "lookahead"),
     [
-        ((SHORT,), 0), ((LONG,), 0),
-        ((LONG, SHORT, LONG, SHORT, SHORT), 0), ((LONG, SHORT, LONG, SHORT), 1),
+        ((SHORT,), 0),
+        ((LONG,), 0),
+        ((LONG, SHORT, LONG, SHORT, SHORT), 0),
+        ((LONG, SHORT, LONG, SHORT), 1),
     ],
     ids=str,
-)  # fmt: skip
+)
 @pytest.mark.parametrize("budget", [5, 64], ids=["chunked", "whole"])
 @pytest.mark.parametrize("is_penalised", PENALTIES, ids=["plain", "penalised"])
 def test_greedy_ids(
@@ -118,9 +120,11 @@ def test_penalised_and_plain_requests_share_a_batch(golden: Golden, built: Built
         requests.add(golden, index, handle, is_penalised=is_penalised)
     requests.run()
     assert [requests.ids(handle) for handle in range(4)] == [
-        golden.greedy(SHORT, is_penalised=True), golden.greedy(SHORT),
-        golden.greedy(LONG), golden.greedy(LONG, is_penalised=True),
-    ]  # fmt: skip
+        golden.greedy(SHORT, is_penalised=True),
+        golden.greedy(SHORT),
+        golden.greedy(LONG),
+        golden.greedy(LONG, is_penalised=True),
+    ]
 
 
 @pytest.mark.parametrize("is_penalised", PENALTIES, ids=["plain", "penalised"])

@@ -18,7 +18,8 @@ WARM: Final = 30
 
 APART: Final = Plan(
     ranks=(
-        RankPlan(rank=0, device="cpu", nodes=(LLM,)), RankPlan(rank=1, device="cpu", nodes=(LLM,)),
+        RankPlan(rank=0, device="cpu", nodes=(LLM,)),
+        RankPlan(rank=1, device="cpu", nodes=(LLM,)),
         RankPlan(rank=2, device="cpu", nodes=(SNAC,)),
     ),
     placements=(
@@ -26,7 +27,7 @@ APART: Final = Plan(
         NodePlacement(node=LLM, replicas=((1,),), walks=("decode",)),
         NodePlacement(node=SNAC, replicas=((2,),)),
     ),
-)  # fmt: skip
+)
 """Prefill, decode and vocoder on ranks of their own: caches move, and streams cross ranks."""
 
 

@@ -84,16 +84,23 @@ async def test_a_request_is_followed_from_its_arrival_to_its_trace(deployment: D
     trace = await asyncio.to_thread(until, lambda: traced(deployment, seen.id, tokens), "the whole trace")
     lasted_ms = (time.monotonic() - heard[0].sent_s) * 1000
     sums = {(each["node"], each["walk"], each["kind"]): each for each in trace["sums"]}
-    assert {("prepare", "", "compute"), (LLM, "prefill", "compute"), (LLM, "decode", "compute"),
-            (SNAC, "snac_chunk", "compute"), ("audio_ids", "", "transfer")} <= sums.keys()  # fmt: skip
+    assert {
+        ("prepare", "", "compute"),
+        (LLM, "prefill", "compute"),
+        (LLM, "decode", "compute"),
+        (SNAC, "snac_chunk", "compute"),
+        ("audio_ids", "", "transfer"),
+    } <= sums.keys()
     assert sums[LLM, "decode", "compute"]["count"] == usage["completion_tokens"] - 1
     assert sums["audio_ids", "", "transfer"]["count"] == usage["completion_tokens"]
     assert trace["request"]["walks"] == {"prefill": 1, "decode": 1, "snac_chunk": 1}
     assert all(0 <= span["start_ms"] <= span["end_ms"] <= lasted_ms for span in trace["spans"])
 
     # The first request of the deployment ran alone, so that its compute is all that the metrics count.
-    alone = {node: sum(s["busy_ms"] for s in trace["sums"] if (s["node"], s["kind"]) == (node, "compute"))
-             for node in (LLM, SNAC)}  # fmt: skip
+    alone = {
+        node: sum(s["busy_ms"] for s in trace["sums"] if (s["node"], s["kind"]) == (node, "compute"))
+        for node in (LLM, SNAC)
+    }
 
     def counted() -> dict[str, float] | None:
         found = samples(deployment.admin_text("/v1/metrics"))
@@ -192,8 +199,14 @@ async def test_the_api_and_the_admin_socket_tell_the_same_metrics(deployment: De
             if not {name for name in differ if "'metrics'" not in name}:  # each look at it is a request of that route
                 break
             await asyncio.sleep(0.2)  # each tells the other once a second
-    for family in ("mstar_ttfa_seconds_count", "mstar_real_time_factor_count", "mstar_step_seconds_bucket",
-                   "mstar_transport_bytes_total", "mstar_tokens_total", "mstar_restarts_total"):  # fmt: skip
+    for family in (
+        "mstar_ttfa_seconds_count",
+        "mstar_real_time_factor_count",
+        "mstar_step_seconds_bucket",
+        "mstar_transport_bytes_total",
+        "mstar_tokens_total",
+        "mstar_restarts_total",
+    ):
         assert any(name.startswith(family) for name in ours), family
     assert ours[f"mstar_step_seconds_count{[('node', LLM)]}"] >= 60
     assert ours[f"mstar_step_rows_sum{[('node', LLM)]}"] >= 60

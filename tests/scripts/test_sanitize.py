@@ -60,15 +60,20 @@ OTHERS = """\
 def test_reports_are_counted_kernel_by_kernel() -> None:
     assert kernels_in(MEMCHECK) == {"_scale_kernel": 1, "decode_kernel": 1}
     assert kernels_in(MEMCHECK + OTHERS + MEMCHECK) == {
-        "_scale_kernel": 2, "decode_kernel": 2, "finish_kernel": 1, "gather_kernel": 1, "_rotate_kernel": 1,
-    }  # fmt: skip
+        "_scale_kernel": 2,
+        "decode_kernel": 2,
+        "finish_kernel": 1,
+        "gather_kernel": 1,
+        "_rotate_kernel": 1,
+    }
     finding = read(
         "memcheck", "test_a.py", "FAILED tests/gpu/test_kernels.py::test_kernels[a] - x\n" + MEMCHECK, 1, 1.0
     )
     assert finding.lines()[1:] == [
-        "  memcheck    1 x _scale_kernel", "  memcheck    1 x decode_kernel",
+        "  memcheck    1 x _scale_kernel",
+        "  memcheck    1 x decode_kernel",
         "  memcheck failed: tests/gpu/test_kernels.py::test_kernels[a]",
-    ]  # fmt: skip
+    ]
 
 
 def test_the_first_reports_and_failures_are_shown() -> None:

@@ -65,9 +65,13 @@ def test_tensors_are_files_or_arrays() -> None:
 
 def test_a_call_holds_what_is_sent() -> None:
     call = generate_call(
-        text="hi", output_modalities=["audio", "text"], input_modalities=None, stream=True, request_id="r",
+        text="hi",
+        output_modalities=["audio", "text"],
+        input_modalities=None,
+        stream=True,
+        request_id="r",
         model_kwargs={"seed": np.int64(3), "voice": None, "mask": [True, None]},
-    )  # fmt: skip
+    )
     assert dict(call.fields) == {
         "text": "hi",
         "output_modalities": "audio,text",
@@ -86,8 +90,10 @@ def safetensors(**tensors: np.ndarray) -> bytes:
     header, data = {}, b""
     for name, array in tensors.items():
         header[name] = {
-            "dtype": "F32", "shape": list(array.shape), "data_offsets": [len(data), len(data) + array.nbytes]
-        }  # fmt: skip
+            "dtype": "F32",
+            "shape": list(array.shape),
+            "data_offsets": [len(data), len(data) + array.nbytes],
+        }
         data += array.tobytes()
     text = json.dumps({"__metadata__": {"a": "b"}, **header}).encode()
     return struct.pack("<Q", len(text)) + text + data

@@ -143,8 +143,10 @@ async def test_refusals_are_the_packages_own_errors(api: Api) -> None:
         with pytest.raises(openai.BadRequestError) as refused:
             await client.audio.speech.create(**{**SPEECH, "voice": "nobody"})
         assert (refused.value.param, refused.value.code, bool(refused.value.request_id)) == (
-            "voice", "invalid_value", True
-        )  # fmt: skip
+            "voice",
+            "invalid_value",
+            True,
+        )
         with pytest.raises(openai.NotFoundError) as absent:
             await client.models.retrieve("nobody")
         assert absent.value.code == "model_not_found"

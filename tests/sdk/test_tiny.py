@@ -57,9 +57,7 @@ async def test_streams_that_are_left_leave_nothing_behind(server: Deployment) ->
 
 
 def test_the_openai_package_speaks(server: Deployment) -> None:
-    call: dict[str, Any] = {
-        "model": "orpheus", "voice": "leo", "input": "Hello there", "response_format": "pcm"
-    }  # fmt: skip
+    call: dict[str, Any] = {"model": "orpheus", "voice": "leo", "input": "Hello there", "response_format": "pcm"}
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
         whole = client.audio.speech.create(**call, extra_body={**SURE, "noise": "off"}).content
         with client.audio.speech.with_streaming_response.create(

@@ -22,15 +22,18 @@ from mstar_core.supervisor.log_file import LogFile
 from mstar_core.supervisor.supervisor import Supervisor
 from mstar_core.transport import Courier
 
-PHASES = {"conductor": ("ready",), "worker-0": ("weights", "kv", "ready"), "worker-1": ("weights", "ready"),
-          "api": ("pool", "ready")}  # fmt: skip
+PHASES = {
+    "conductor": ("ready",),
+    "worker-0": ("weights", "kv", "ready"),
+    "worker-1": ("weights", "ready"),
+    "api": ("pool", "ready"),
+}
 LIFE = 2
 """Current incarnation of every child. Messages of the previous one are late, those of the next one unknown."""
 
 FIXTURE_IS_NEW = settings(
-    max_examples=40, deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)  # fmt: skip
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 
 
 class Told:

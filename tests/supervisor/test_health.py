@@ -52,10 +52,17 @@ async def blamed(
     """Stop the loop for `stopped_s`, then watch until the child is killed. Returns the duration and the events."""
     events = Events(None)
     watchdog = Watchdog(
-        children={child.name: child}, events=events, pace=PACE, stall_s=HANG_S, hang_s=HANG_S, step_limit_s=HANG_S,
+        children={child.name: child},
+        events=events,
+        pace=PACE,
+        stall_s=HANG_S,
+        hang_s=HANG_S,
+        step_limit_s=HANG_S,
         cpu_ranks=frozenset(),
-        is_starting=lambda: False, fail=lambda record: None, group_of=lambda _: group,
-    )  # fmt: skip
+        is_starting=lambda: False,
+        fail=lambda record: None,
+        group_of=lambda _: group,
+    )
     began = time.monotonic()
     task = asyncio.create_task(watchdog.watch())
     await asyncio.sleep(0)  # the watchdog waits for its first check
@@ -135,10 +142,17 @@ async def test_a_worker_that_computes_is_left_alone_and_others_are_not(rate: flo
     child, events = still("ready"), Events(None)
     child.kind = ChildKind(name=name, module="none")
     watchdog = Watchdog(
-        children={name: child}, events=events, pace=PACE, stall_s=HANG_S, hang_s=HANG_S, step_limit_s=1e9,
+        children={name: child},
+        events=events,
+        pace=PACE,
+        stall_s=HANG_S,
+        hang_s=HANG_S,
+        step_limit_s=1e9,
         cpu_ranks=frozenset({0}),
-        is_starting=lambda: False, fail=lambda record: None, cpu_of=Computing(rate),
-    )  # fmt: skip
+        is_starting=lambda: False,
+        fail=lambda record: None,
+        cpu_of=Computing(rate),
+    )
     task = asyncio.create_task(watchdog.watch())
     while not events.ring:
         await events.wait()

@@ -39,8 +39,11 @@ def test_shares_and_rates_are_of_the_time_since_the_last_reading(tmp_path: Path)
     first = loads.read(10.0)
     assert (first.cores, first.net_in_s, first.disk_read_s) == ([], 0, 0)
     assert (first.memory_used, first.memory_total, first.swap_used, first.swap_total) == (
-        600 * 1024, 1000 * 1024, 50 * 1024, 200 * 1024,
-    )  # fmt: skip
+        600 * 1024,
+        1000 * 1024,
+        50 * 1024,
+        200 * 1024,
+    )
     write(tmp_path, busy=(300, 0), got=3000, sent=500, read=10, written=4)
     second = loads.read(12.0)
     assert second.cores == [1.0, 0.0]

@@ -155,8 +155,14 @@ async def test_a_fetch_that_dies_of_sigusr1_counts_as_stalled(logged_spec: Any, 
 
 
 def test_a_stalled_download_names_its_repository_and_the_network() -> None:
-    child = Child(kind=ChildKind(name="weights", module="x"), log=cast(Any, None), phase="fetch", phase_done=3 << 20,
-                  phase_total=6 << 20, detail="org/repo: model.safetensors")  # fmt: skip
+    child = Child(
+        kind=ChildKind(name="weights", module="x"),
+        log=cast(Any, None),
+        phase="fetch",
+        phase_done=3 << 20,
+        phase_total=6 << 20,
+        detail="org/repo: model.safetensors",
+    )
     facts = network_stall(child, 120.0)
     assert facts is not None and "org/repo: model.safetensors" in facts["message"] and "network" in facts["message"]
     assert "3.0 of 6.0 MiB" in facts["detail"] and "HTTPS_PROXY" in facts["hint"]
@@ -292,8 +298,11 @@ async def test_a_restart_during_a_back_off_leaves_one_process_of_each_name(logge
         await event(supervisor, "deployment.ready", 2)
         os.kill(worker.pid or 0, signal.SIGKILL)
         await event(supervisor, "deployment.ready", 3)
-        spawned = [e["incarnation"] for e in supervisor.events.ring if e["type"] == "child.spawned"
-                   and e["child"] == "worker-0"]  # fmt: skip
+        spawned = [
+            e["incarnation"]
+            for e in supervisor.events.ring
+            if e["type"] == "child.spawned" and e["child"] == "worker-0"
+        ]
         assert spawned == [1, 2, 3]
 
 

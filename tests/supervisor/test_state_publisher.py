@@ -45,11 +45,20 @@ def deployment(tmp_path: Path, clock: Clock) -> FakeDeployment:
 def test_nodes_have_rates_and_the_busiest_is_the_bottleneck(deployment: FakeDeployment, clock: Clock) -> None:
     prefix = "worker-0.LLM."
     for step in range(9):
-        deployment.values.update({
-            f"{prefix}steps": 10.0 * step, f"{prefix}busy_s": 0.2 * step, f"{prefix}rows": 80.0 * step,
-            f"{prefix}batch": 8.0, f"{prefix}step_p50_s": 0.019, f"{prefix}ready": 3.0, f"{prefix}walk.decode": 8.0,
-            f"{prefix}walk.prefill": 0.0, f"{prefix}graph_hits": 90.0, f"{prefix}graph_misses": 10.0,
-        })  # fmt: skip
+        deployment.values.update(
+            {
+                f"{prefix}steps": 10.0 * step,
+                f"{prefix}busy_s": 0.2 * step,
+                f"{prefix}rows": 80.0 * step,
+                f"{prefix}batch": 8.0,
+                f"{prefix}step_p50_s": 0.019,
+                f"{prefix}ready": 3.0,
+                f"{prefix}walk.decode": 8.0,
+                f"{prefix}walk.prefill": 0.0,
+                f"{prefix}graph_hits": 90.0,
+                f"{prefix}graph_misses": 10.0,
+            }
+        )
         deployment.publisher.refresh()
         clock.now += 0.25
     node = deployment.hub.store.nodes["LLM@0"]
@@ -84,10 +93,15 @@ def kill(deployment: FakeDeployment, name: str) -> None:
 
 def test_a_dead_rank_shows_no_load_in_the_next_frame(deployment: FakeDeployment, clock: Clock) -> None:
     for step in range(6):
-        deployment.values.update({
-            "worker-0.LLM.steps": 10.0 * step, "worker-0.LLM.busy_s": 0.2 * step, "worker-0.LLM.ready": 3.0,
-            "worker-0.steps": 10.0 * step, "worker-0.requests": 4.0,
-        })  # fmt: skip
+        deployment.values.update(
+            {
+                "worker-0.LLM.steps": 10.0 * step,
+                "worker-0.LLM.busy_s": 0.2 * step,
+                "worker-0.LLM.ready": 3.0,
+                "worker-0.steps": 10.0 * step,
+                "worker-0.requests": 4.0,
+            }
+        )
         deployment.publisher.refresh()
         clock.now += 0.25
     store = deployment.hub.store
@@ -135,9 +149,9 @@ def test_a_follower_is_as_busy_as_its_leader_and_the_node_names_the_ranks(
     deployment.spec = msgspec.structs.replace(deployment.spec, plan=plan)
     deployment.children["follower-1"] = copy.copy(deployment.children["worker-0"])
     for step in range(6):
-        deployment.values.update({
-            "worker-0.LLM.steps": 10.0 * step, "worker-0.LLM.busy_s": 0.2 * step, "worker-0.steps": 10.0 * step,
-        })  # fmt: skip
+        deployment.values.update(
+            {"worker-0.LLM.steps": 10.0 * step, "worker-0.LLM.busy_s": 0.2 * step, "worker-0.steps": 10.0 * step}
+        )
         deployment.publisher.refresh()
         clock.now += 0.25
     leader, follower = (deployment.hub.store.ranks[key] for key in "01")
@@ -158,10 +172,13 @@ def test_a_cache_branch_that_runs_in_its_nodes_steps_has_its_own_figures(
     )
     for step in range(6):
         for node, busy in (("LLM", 0.1), ("LLM_cfg", 0.05)):
-            deployment.values.update({
-                f"worker-0.{node}.steps": 10.0 * step, f"worker-0.{node}.busy_s": busy * step,
-                f"worker-0.{node}.took_3": 10.0 * step,
-            })  # fmt: skip
+            deployment.values.update(
+                {
+                    f"worker-0.{node}.steps": 10.0 * step,
+                    f"worker-0.{node}.busy_s": busy * step,
+                    f"worker-0.{node}.took_3": 10.0 * step,
+                }
+            )
         deployment.publisher.refresh()
         clock.now += 0.25
     store = deployment.hub.store

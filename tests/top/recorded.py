@@ -41,13 +41,24 @@ def trace(simulation: Simulation, r: Live) -> dict[str, Any]:
     for edge in simulation.model.edges:
         fed = next((p for p in r.plan if p[0].node == edge.into and p[1] < simulation.t), None)
         if fed is not None and edge.source_rank != edge.into_rank:
-            spans.append(span_of(r, "transfer", edge.name, "", fed[1] - 0.01, min(simulation.t, fed[2]),
-                                   f"worker-{edge.into_rank}", size_bytes=2_400_000))  # fmt: skip
+            spans.append(
+                span_of(
+                    r,
+                    "transfer",
+                    edge.name,
+                    "",
+                    fed[1] - 0.01,
+                    min(simulation.t, fed[2]),
+                    f"worker-{edge.into_rank}",
+                    size_bytes=2_400_000,
+                )
+            )
     return {"request": {"id": r.id, "handle": r.handle}, "spans": spans, "sums": [], "spans_cut": 0}
 
 
-def span_of(r: Live, kind: str, node: str, walk: str, start: float, end: float, process: str, **more: Any
-         ) -> dict[str, Any]:  # fmt: skip
+def span_of(
+    r: Live, kind: str, node: str, walk: str, start: float, end: float, process: str, **more: Any
+) -> dict[str, Any]:
     """Return one span in the admin socket's format."""
     return span(kind, node, walk, 1000 * (start - r.born), 1000 * (end - r.born), process, **more)
 
@@ -81,8 +92,20 @@ def log_lines(simulation: Simulation) -> list[dict[str, Any]]:
 def span(kind: str, node: str, walk: str, start_ms: float, end_ms: float, process: str, **more: Any) -> dict[str, Any]:
     """Return one span of a request in the admin socket's format."""
     rank = int(process.removeprefix("worker-")) if process.startswith("worker-") else None
-    return {"process": process, "rank": rank, "kind": kind, "node": node, "walk": walk, "start_ms": round(start_ms, 1),
-            "end_ms": round(end_ms, 1), "count": 1, "batch": 0, "size_bytes": 0, "is_open": False, **more}  # fmt: skip
+    return {
+        "process": process,
+        "rank": rank,
+        "kind": kind,
+        "node": node,
+        "walk": walk,
+        "start_ms": round(start_ms, 1),
+        "end_ms": round(end_ms, 1),
+        "count": 1,
+        "batch": 0,
+        "size_bytes": 0,
+        "is_open": False,
+        **more,
+    }
 
 
 def record(path: Path, simulation: Simulation, seconds: float) -> None:

@@ -83,8 +83,19 @@ class FakeAdmin:
 
     def get(self, path: str) -> dict[str, Any]:
         if path == "/v1/recordings":
-            return {"items": [{"id": "a1", "name": "nightly", "state": "recording", "requests": 120, "size_bytes": 4096,
-                               "dropped": 0, "progress": {"done": 120, "total": 480, "rate": "8/s"}}]}  # fmt: skip
+            return {
+                "items": [
+                    {
+                        "id": "a1",
+                        "name": "nightly",
+                        "state": "recording",
+                        "requests": 120,
+                        "size_bytes": 4096,
+                        "dropped": 0,
+                        "progress": {"done": 120, "total": 480, "rate": "8/s"},
+                    }
+                ]
+            }
         handle = int(path.rsplit("=", 1)[1])
         return trace(self.simulation, next(r for r in self.simulation.live if r.handle == handle))
 

@@ -248,8 +248,11 @@ class Simulation:
 
     def _edges(self, requests: dict[str, RequestStatus]) -> Iterator[EdgeStatus]:
         for edge in self.model.edges:
-            flow = sum(82 for r in requests.values() if any(s.node == edge.source and s.walk in r.active
-                       for s in self.model.stages.values() if s.tokens_s))  # fmt: skip
+            flow = sum(
+                82
+                for r in requests.values()
+                if any(s.node == edge.source and s.walk in r.active for s in self.model.stages.values() if s.tokens_s)
+            )
             total = self.totals[edge.name]
             total[0] += flow / self.hz
             total[1] += flow / self.hz * 6144
@@ -373,16 +376,26 @@ class Simulation:
 
 def _keys(item: Any) -> dict[str, Any]:
     """Return the fields of an item that are set."""
-    return {name: getattr(item, name) for name in ("name", "rank", "id", "handle", "index")
-            if name in item.__struct_fields__}  # fmt: skip
+    return {
+        name: getattr(item, name)
+        for name in ("name", "rank", "id", "handle", "index")
+        if name in item.__struct_fields__
+    }
 
 
 def starting() -> list[Frame]:
     """Return the frames of a deployment that reads its weights."""
     head = DeploymentStatus(
-        name="qwen3_omni", model="qwen3_omni", state="starting", phase="weights", done=int(41.8 * GIB),
-        total=int(62.1 * GIB), ranks=2, started=11.5, started_at=EPOCH,
-    )  # fmt: skip
+        name="qwen3_omni",
+        model="qwen3_omni",
+        state="starting",
+        phase="weights",
+        done=int(41.8 * GIB),
+        total=int(62.1 * GIB),
+        ranks=2,
+        started=11.5,
+        started_at=EPOCH,
+    )
     store = Store(rev=12, t=20.5, is_synced=True, deployment=head, graph=qwen_graph())
     store.ranks = {
         "0": RankStatus(
@@ -390,14 +403,32 @@ def starting() -> list[Frame]:
         ),
         "1": RankStatus(rank=1, device="cuda:1", gpu="1", state="known", nodes=["Talker", "Code2Wav"]),
     }
-    store.gpus = {"0": GpuStatus(index=0, name="NVIDIA H100 80GB HBM3", util=0.02, memory_used=44 * GIB,
-                           memory_total=int(79.1 * GIB), power_w=131, power_limit_w=700)}  # fmt: skip
+    store.gpus = {
+        "0": GpuStatus(
+            index=0,
+            name="NVIDIA H100 80GB HBM3",
+            util=0.02,
+            memory_used=44 * GIB,
+            memory_total=int(79.1 * GIB),
+            power_w=131,
+            power_limit_w=700,
+        )
+    }
     store.children = {
         "api": ChildStatus(name="api", state="known", pid=4110, phase="wait"),
         "conductor": ChildStatus(name="conductor", state="ready", pid=4111),
-        "worker-0": ChildStatus(name="worker-0", state="known", pid=4121, rank=0, phase="weights", done=int(41.8 * GIB),
-                          total=int(62.1 * GIB), detail="model-00009-of-00015.safetensors"),
-        "worker-1": ChildStatus(name="worker-1", state="known", pid=4122, rank=1, phase="capture", done=17, total=24,
-                          detail="Talker 16"),
-    }  # fmt: skip
+        "worker-0": ChildStatus(
+            name="worker-0",
+            state="known",
+            pid=4121,
+            rank=0,
+            phase="weights",
+            done=int(41.8 * GIB),
+            total=int(62.1 * GIB),
+            detail="model-00009-of-00015.safetensors",
+        ),
+        "worker-1": ChildStatus(
+            name="worker-1", state="known", pid=4122, rank=1, phase="capture", done=17, total=24, detail="Talker 16"
+        ),
+    }
     return [HelloFrame(boot="boot-start", rev=12), store.snapshot()]

@@ -39,9 +39,13 @@ class Terminal:
         self._slave = slave
         self.before = termios.tcgetattr(slave)
         self.process = subprocess.Popen(
-            command, env={**env, "TERM": "xterm-256color", "COLORTERM": ""}, stdin=slave, stdout=slave, stderr=slave,
+            command,
+            env={**env, "TERM": "xterm-256color", "COLORTERM": ""},
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
             start_new_session=True,
-        )  # fmt: skip
+        )
         self._rest = ""
         threading.Thread(target=self._read, daemon=True).start()
 

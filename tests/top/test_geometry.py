@@ -25,14 +25,25 @@ def graphs(draw: st.DrawFn) -> GraphView:
     parts = [f"P{draw(st.integers(0, 2))}" for _ in names]
     ends = st.sampled_from([*names, ""])
     edges = [
-        EdgeView(name=f"e{n}", source=source, into=into, modality="text" if not (source and into) else "",
-                  is_stream=draw(st.booleans()), walks=["a"])
+        EdgeView(
+            name=f"e{n}",
+            source=source,
+            into=into,
+            modality="text" if not (source and into) else "",
+            is_stream=draw(st.booleans()),
+            walks=["a"],
+        )
         for n, (source, into) in enumerate(draw(st.lists(st.tuples(ends, ends), max_size=10)))
         if source or into
-    ]  # fmt: skip
+    ]
     nodes = [NodeView(name=n, partition=p, replicas=[[0]], walks=["a"]) for n, p in zip(names, parts, strict=True)]
-    return GraphView(model="m", partitions=sorted(set(parts)), nodes=nodes, edges=edges,
-                 walks=[WalkView(name="a", nodes=list(names))])  # fmt: skip
+    return GraphView(
+        model="m",
+        partitions=sorted(set(parts)),
+        nodes=nodes,
+        edges=edges,
+        walks=[WalkView(name="a", nodes=list(names))],
+    )
 
 
 def placed(graph: GraphView) -> tuple[GraphLayout, dict[str, Size]]:
@@ -103,8 +114,9 @@ def test_a_walk_dims_what_it_does_not_visit() -> None:
 def test_if_the_graph_is_too_large_the_highlighted_walk_is_drawn_alone() -> None:
     names = [f"node_{number}" for number in range(20)]
     nodes = [NodeView(name=name, partition="P", walks=["all", *["two"] * (name in names[3:5])]) for name in names]
-    edges = [EdgeView(name="x", source=a, into=b, walks=["all", *["two"] * (a == names[3])])
-             for a, b in pairwise(names)]  # fmt: skip
+    edges = [
+        EdgeView(name="x", source=a, into=b, walks=["all", *["two"] * (a == names[3])]) for a, b in pairwise(names)
+    ]
     view = View(store=Store(graph=GraphView(partitions=["P"], nodes=nodes, edges=edges), is_synced=True))
     assert drawing(view, view.store.graph, "", "", 100, 20) is None
     rows = drawing(view, view.store.graph, "two", "", 100, 20)

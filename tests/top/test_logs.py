@@ -24,10 +24,14 @@ MESSAGES = (
 
 def view_of(count: int) -> View:
     lines = [
-        Logged(source="supervisor", message=MESSAGES[n % 3], level="WARNING" if n == count - 1 else "INFO",
-               time=f"17:44:{n:02}.000")
+        Logged(
+            source="supervisor",
+            message=MESSAGES[n % 3],
+            level="WARNING" if n == count - 1 else "INFO",
+            time=f"17:44:{n:02}.000",
+        )
         for n in range(count)
-    ]  # fmt: skip
+    ]
     return View(store=Store(), logs=lines)
 
 
@@ -57,8 +61,17 @@ def test_a_very_long_message_takes_three_lines() -> None:
 
 @pytest.mark.parametrize("width", [140, 54])
 def test_fields_of_a_line_are_shown(width: int) -> None:
-    facts = {"time": "2026-11-23T17:44:00.120Z", "level": "INFO", "child": "api", "message": "answered", "status": 400,
-             "code": "invalid_value", "ms": 12, "request": "r-1", "why": ""}  # fmt: skip
+    facts = {
+        "time": "2026-11-23T17:44:00.120Z",
+        "level": "INFO",
+        "child": "api",
+        "message": "answered",
+        "status": 400,
+        "code": "invalid_value",
+        "ms": 12,
+        "request": "r-1",
+        "why": "",
+    }
     logged = parse("api", json.dumps(facts))
     drawn = " ".join(" ".join(row.plain for row in tail(View(store=Store(), logs=[logged]), width, 5, 0)).split())
     assert "r-1 answered status=400 code=invalid_value ms=12" in drawn and "why" not in drawn

@@ -176,13 +176,30 @@ def test_the_ranks_screen_shows_the_host_and_what_limits_a_gpu() -> None:
     view = view_of("qwen3_omni")
     store = view.store.copy()
     cores = [0.9, 0.1] * 8
-    store.hosts = {"local": HostStatus(cores=cores, memory_used=2**30, memory_total=2**34, swap_used=2**29,
-                                       swap_total=2**30, net_in_s=2**20, disk_write_s=2**21)}  # fmt: skip
+    store.hosts = {
+        "local": HostStatus(
+            cores=cores,
+            memory_used=2**30,
+            memory_total=2**34,
+            swap_used=2**29,
+            swap_total=2**30,
+            net_in_s=2**20,
+            disk_write_s=2**21,
+        )
+    }
     pid = str(store.ranks["0"].pid)
-    store.gpus = {key: msgspec.structs.replace(
-        gpu, pcie_in_s=2**30, pcie_out_s=0, fan=0.4, throttle=["power limit"], ecc_errors=1,
-        processes={pid: ("python3", 2**33), "77": ("train.py", 2**31)},
-    ) for key, gpu in store.gpus.items()}  # fmt: skip
+    store.gpus = {
+        key: msgspec.structs.replace(
+            gpu,
+            pcie_in_s=2**30,
+            pcie_out_s=0,
+            fan=0.4,
+            throttle=["power limit"],
+            ecc_errors=1,
+            processes={pid: ("python3", 2**33), "77": ("train.py", 2**31)},
+        )
+        for key, gpu in store.gpus.items()
+    }
     text = plain(compose(replace(view, store=store), State(page="ranks"), 160, 45).lines)
     assert "50 % of 16" in text and "swap 0.5/1.0 GiB" in text and "network in 1.0 MiB/s" in text
     assert "PCIe in 1.0 GiB/s" in text and "fan 40 %" in text and "clock lowered by power limit" in text

@@ -92,7 +92,7 @@ def test_a_follower_shows_its_leader_and_its_group() -> None:
     view = replace(view_of("qwen3_omni"), store=store)
     leader, follower = (
         " ".join(row.plain for row in rank_rows.block(view, store.ranks[key], 120)) for key in ("0", "1")
-    )  # fmt: skip
+    )
     assert "group 0 1" in leader and "follows" not in leader
     assert "follows rank 0" in follower and "epoch 2" in follower and "plans 17" in follower
 
@@ -264,8 +264,19 @@ def test_spans_become_lanes_by_place_node_and_walk() -> None:
 
 def test_one_bar_from_the_sums_stands_for_dropped_spans() -> None:
     spans = [span("compute", "LLM", "decode", 900 + n, 901 + n, "worker-0", batch=8) for n in range(100)]
-    total = {"process": "worker-0", "rank": 0, "kind": "compute", "node": "LLM", "walk": "decode", "start_ms": 100.0,
-             "end_ms": 1000.0, "busy_ms": 450.0, "spans": 900, "count": 900, "size_bytes": 0}  # fmt: skip
+    total = {
+        "process": "worker-0",
+        "rank": 0,
+        "kind": "compute",
+        "node": "LLM",
+        "walk": "decode",
+        "start_ms": 100.0,
+        "end_ms": 1000.0,
+        "busy_ms": 450.0,
+        "spans": 900,
+        "count": 900,
+        "size_bytes": 0,
+    }
     (lane,) = lanes({"spans": spans, "sums": [total]}, 1000)
     assert lane.note == "450 ms, 900 steps, b8"
     assert Bar(kind="compute", start_ms=100, end_ms=900, busy_ms=350) in lane.bars, "100 ms are in the kept spans"
@@ -405,10 +416,20 @@ def test_a_perfetto_file_has_a_track_for_each_lane() -> None:
 
 def test_the_bench_screen_shows_the_running_test_and_says_how_to_start_one() -> None:
     told: dict[str, object] = {
-        "test": "tts-short", "load": "poisson 4/s", "phase": "measured", "elapsed_s": 12.0, "sent": 48, "done": 40,
-        "in_flight": 8, "errors": 1, "share": 0.2, "ttfa": {"p50": 214.0, "p90": 500.0, "p99": 612.0, "unit": "ms"},
-        "goals": {"ttfa<300ms": 0.97}, "goodput": 3.8, "history": [200.0, 230.0],
-    }  # fmt: skip
+        "test": "tts-short",
+        "load": "poisson 4/s",
+        "phase": "measured",
+        "elapsed_s": 12.0,
+        "sent": 48,
+        "done": 40,
+        "in_flight": 8,
+        "errors": 1,
+        "share": 0.2,
+        "ttfa": {"p50": 214.0, "p90": 500.0, "p99": 612.0, "unit": "ms"},
+        "goals": {"ttfa<300ms": 0.97},
+        "goodput": 3.8,
+        "history": [200.0, 230.0],
+    }
     item: dict[str, object] = {"id": "r1", "name": "bench", "state": "recording", "progress": told}
     for width in (40, 80, 120):
         rows, _ = bench_page(View(store=Store(), recordings=[item]), width, 16, Window())

@@ -22,9 +22,12 @@ PERIOD_S = 0.2
 
 
 def requests(
-    *latencies_s: float, starts: tuple[float, ...] = (), steps: int = 0, is_named: bool = True,
+    *latencies_s: float,
+    starts: tuple[float, ...] = (),
+    steps: int = 0,
+    is_named: bool = True,
     skipped: tuple[int | None, ...] = (),
-) -> list[RequestStatus]:  # fmt: skip
+) -> list[RequestStatus]:
     """Return ended requests of a robot: one per period, or at `starts`. is_named: the client names its period."""
     times = starts or tuple(100 + PERIOD_S * tick for tick in range(len(latencies_s)))
     return [

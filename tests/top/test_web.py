@@ -16,8 +16,17 @@ from mstarctl.top.web import child_command, is_allowed, policy, serve_top, witho
 def test_the_served_command_is_the_given_one_read_only(given: list[str]) -> None:
     words = shlex.split(child_command(["--socket", "/a b/x", "top", "orpheus", *given, "--view", "nodes"]))
     assert words == [
-        sys.executable, "-m", "mstarctl", "--socket", "/a b/x", "top", "orpheus", "--view", "nodes", "--readonly",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "mstarctl",
+        "--socket",
+        "/a b/x",
+        "top",
+        "orpheus",
+        "--view",
+        "nodes",
+        "--readonly",
+    ]
 
 
 def test_only_pages_of_the_server_itself_may_connect() -> None:

@@ -19,11 +19,22 @@ from websockets.sync.client import ClientConnection, connect
 LIMIT_S = 60.0
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 FLAGS = (
-    "--headless=new", "--remote-debugging-port=0", "--no-first-run", "--disable-gpu", "--disable-dev-shm-usage",
-    "--disable-extensions", "--disable-background-networking", "--disable-component-update", "--disable-sync",
-    "--disable-default-apps", "--hide-scrollbars", "--use-fake-device-for-media-stream",
-    "--use-fake-ui-for-media-stream", "--force-color-profile=srgb", "--lang=en-US",
-)  # fmt: skip
+    "--headless=new",
+    "--remote-debugging-port=0",
+    "--no-first-run",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-extensions",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-default-apps",
+    "--hide-scrollbars",
+    "--use-fake-device-for-media-stream",
+    "--use-fake-ui-for-media-stream",
+    "--force-color-profile=srgb",
+    "--lang=en-US",
+)
 
 KEYS = {"Tab": 9, "Enter": 13, "Escape": 27, "ArrowRight": 39, "ArrowLeft": 37, " ": 32}
 

@@ -52,9 +52,14 @@ def contrast(one: str, other: str) -> float:
 def test_text_stands_out_from_what_is_behind_it(is_dark: bool) -> None:
     known = colours(is_dark)
     pairs = [
-        *product(("text", "faint"), ("back", "card", "field", "code")), ("text", "warn"), ("text", "soft"),
-        ("accent", "card"), ("accent", "back"), ("on-accent", "accent"), ("bad", "card"),
-    ]  # fmt: skip
+        *product(("text", "faint"), ("back", "card", "field", "code")),
+        ("text", "warn"),
+        ("text", "soft"),
+        ("accent", "card"),
+        ("accent", "back"),
+        ("on-accent", "accent"),
+        ("bad", "card"),
+    ]
     low = {pair: found for pair in pairs if (found := contrast(*(known[name] for name in pair))) < TEXT}
     assert not low
 
@@ -62,8 +67,11 @@ def test_text_stands_out_from_what_is_behind_it(is_dark: bool) -> None:
 @pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
 def test_lines_of_plots_stand_out(is_dark: bool) -> None:
     known = colours(is_dark)
-    low = {name: found for name in known if re.fullmatch(r"c\d", name)
-           and (found := contrast(known[name], known["card"])) < GRAPHIC}  # fmt: skip
+    low = {
+        name: found
+        for name in known
+        if re.fullmatch(r"c\d", name) and (found := contrast(known[name], known["card"])) < GRAPHIC
+    }
     assert not low
 
 

@@ -49,9 +49,7 @@ def placed(run_module: RunModule, state: dict[str, Any]) -> dict[str, Any]:
 
 def test_an_alias_stands_in_the_rank_that_runs_it(run_module: RunModule) -> None:
     found = placed(run_module, CFG)
-    assert found["frames"] == {
-        "rank 0": ["LLM", "combine_cfg"], "rank 1": ["LLM_cfg_text"], "rank 2": ["LLM_cfg_img"],
-    }  # fmt: skip
+    assert found["frames"] == {"rank 0": ["LLM", "combine_cfg"], "rank 1": ["LLM_cfg_text"], "rank 2": ["LLM_cfg_img"]}
 
 
 def test_each_edge_has_a_target_and_its_rate(run_module: RunModule) -> None:

@@ -57,8 +57,10 @@ def test_steps_and_partial_images_are_shown_while_an_image_is_drawn(tab: OpenTab
         easel.step(1, 4)
         page.until(f"{PANEL}.innerText.includes('Step 1 of 4')")
         assert page.value("(({value, max, hidden}) => [value, max, hidden])(document.querySelector('progress'))") == [
-            1, 4, False
-        ]  # fmt: skip
+            1,
+            4,
+            False,
+        ]
         easel.partial(40)
         page.until(f"{gray('img.partial')} === 40")
         assert page.value("document.querySelector('img.partial').alt") == "The image so far"

@@ -26,19 +26,23 @@ def outline(run_module: RunModule, text: str) -> Any:
     "text, tree",
     [
         ("one\ntwo\n\nthree", [["p", "one", ["br"], "two"], ["p", "three"]]),
-        ("# Head\n**bold** and *thin* `a*b*c`",
-         [["h3", "Head"], ["p", ["strong", "bold"], " and ", ["em", "thin"], " ", ["code", "a*b*c"]]]),
+        (
+            "# Head\n**bold** and *thin* `a*b*c`",
+            [["h3", "Head"], ["p", ["strong", "bold"], " and ", ["em", "thin"], " ", ["code", "a*b*c"]]],
+        ),
         ("```py\nif a < b:\n    *c*\n```", [["pre", "if a < b:\n    *c*"]]),
         ("- one\n  - inner\n- two", [["ul", ["li", "one", ["ul", ["li", "inner"]]], ["li", "two"]]]),
         ("2. b\n3. c", [["ol", ["li", "b"], ["li", "c"]]]),
         ("> quoted", [["blockquote", ["p", "quoted"]]]),
-        ("| a | b |\n|---|---|\n| 1 | 2 |",
-         [["table", ["thead", ["tr", ["th", "a"], ["th", "b"]]], ["tbody", ["tr", ["td", "1"], ["td", "2"]]]]]),
+        (
+            "| a | b |\n|---|---|\n| 1 | 2 |",
+            [["table", ["thead", ["tr", ["th", "a"], ["th", "b"]]], ["tbody", ["tr", ["td", "1"], ["td", "2"]]]]],
+        ),
         ("<b>no</b> <script>x</script>", [["p", "<b>no</b> <script>x</script>"]]),
         ("snake_case_name 2*3*4", [["p", "snake_case_name 2*3*4"]]),
         ("", []),
     ],
-)  # fmt: skip
+)
 def test_markdown_becomes_a_tree_of_known_elements(text: str, tree: list[Any], run_module: RunModule) -> None:
     found = outline(run_module, text)
     assert merged(found) == tree
@@ -196,9 +200,13 @@ def test_drawn_worlds_can_be_solved(run_module: RunModule) -> None:
 
 @pytest.mark.parametrize(
     "host, is_tls, address",
-    [("127.0.0.1", False, "http://page.example:81/"), ("0.0.0.0", True, "https://page.example:81/"),
-     ("10.0.0.7", False, "http://10.0.0.7:81/"), ("fd00::1", False, "http://[fd00::1]:81/")],
-)  # fmt: skip
+    [
+        ("127.0.0.1", False, "http://page.example:81/"),
+        ("0.0.0.0", True, "https://page.example:81/"),
+        ("10.0.0.7", False, "http://10.0.0.7:81/"),
+        ("fd00::1", False, "http://[fd00::1]:81/"),
+    ],
+)
 def test_links_to_other_deployments(host: str, is_tls: bool, address: str, run_module: RunModule) -> None:
     other = {"host": host, "port": 81, "is_tls": is_tls}
     found = run_module(

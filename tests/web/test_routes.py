@@ -155,9 +155,12 @@ async def test_a_key_of_one_deployment_reveals_no_other_from_elsewhere() -> None
 
 @pytest.mark.parametrize(
     "headers, code",
-    [({"X-Forwarded-For": "10.0.0.1"}, "loopback_only"), ({"Forwarded": "for=1"}, "loopback_only"),
-     ({"Host": "evil.example"}, "host_not_allowed")],
-)  # fmt: skip
+    [
+        ({"X-Forwarded-For": "10.0.0.1"}, "loopback_only"),
+        ({"Forwarded": "for=1"}, "loopback_only"),
+        ({"Host": "evil.example"}, "host_not_allowed"),
+    ],
+)
 async def test_without_a_key_the_live_view_stays_on_the_host(headers: dict[str, str], code: str) -> None:
     async with running(speak(1)) as api:
         for path in ("/console/live", "/console/trace/x"):
@@ -186,17 +189,27 @@ def test_the_live_view_contains_no_requests_paths_or_process_ids() -> None:
 
 @pytest.mark.parametrize(
     "peer, is_local",
-    [(("127.0.0.1", 5), True), (("::1", 5, 0, 0), True), (("::ffff:127.0.0.1", 5, 0, 0), True),
-     (("10.0.0.1", 5), False), (("fe80::1%eth0", 5, 0, 2), False), (None, False), ("", False)],
-)  # fmt: skip
+    [
+        (("127.0.0.1", 5), True),
+        (("::1", 5, 0, 0), True),
+        (("::ffff:127.0.0.1", 5, 0, 0), True),
+        (("10.0.0.1", 5), False),
+        (("fe80::1%eth0", 5, 0, 2), False),
+        (None, False),
+        ("", False),
+    ],
+)
 def test_loopback_addresses(peer: object, is_local: bool) -> None:
     assert _is_loopback(peer) is is_local
 
 
 def test_host_names() -> None:
     assert [host_name(host) for host in ("localhost:8000", "[::1]:80", "127.0.0.1", "LOCALHOST")] == [
-        "localhost", "::1", "127.0.0.1", "localhost",
-    ]  # fmt: skip
+        "localhost",
+        "::1",
+        "127.0.0.1",
+        "localhost",
+    ]
 
 
 def test_the_page_does_not_learn_of_other_processes_on_a_gpu() -> None:

@@ -121,8 +121,10 @@ def test_the_policy_permits_only_the_pages_own_scripts(served: tuple[str, Path],
     page = tab(820)
     page.open(f"{url}/")
     page.until("document.body.classList.contains('-first-byte')")
-    page.value("(() => { const s = document.createElement('script'); s.textContent = 'window.ran = 1';"
-               " document.head.append(s); })()")  # fmt: skip
+    page.value(
+        "(() => { const s = document.createElement('script'); s.textContent = 'window.ran = 1';"
+        " document.head.append(s); })()"
+    )
     assert page.value("window.ran") is None
     assert httpx.get(f"{url}/", headers={"Host": "evil.example"}).status_code == 403
     assert httpx.get(f"{url}/ws", headers={"Origin": "https://evil.example"}).status_code == 403

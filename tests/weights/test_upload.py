@@ -14,10 +14,14 @@ from mstar_core.parallel.shards import Slice
 from mstar_core.weights.checkpoint import StoredTensor, UploadTarget, chunks, stored_part, stored_tensors, upload
 
 SHAPES: dict[str, tuple[Sequence[int], torch.dtype]] = {
-    "a.wide": ((37, 19), torch.bfloat16), "b.odd": ((7,), torch.uint8), "c.float": ((50, 3), torch.float32),
-    "d.flag": ((3,), torch.bool), "e.none": ((0, 4), torch.float32), "f.scalar": ((), torch.float64),
+    "a.wide": ((37, 19), torch.bfloat16),
+    "b.odd": ((7,), torch.uint8),
+    "c.float": ((50, 3), torch.float32),
+    "d.flag": ((3,), torch.bool),
+    "e.none": ((0, 4), torch.float32),
+    "f.scalar": ((), torch.float64),
     "g.half": ((129,), torch.float16),
-}  # fmt: skip
+}
 
 
 def write(path: Path, names: Sequence[str] = tuple(SHAPES)) -> dict[str, torch.Tensor]:

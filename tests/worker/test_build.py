@@ -13,7 +13,7 @@ from mstar_core.config.deployment import DeploymentSpec, KVCacheConfig, Plan, Ra
 from mstar_core.engine.attention.flashinfer import import_library
 from mstar_core.engine.cache.sizing import CPU_POOL_BYTES
 from mstar_core.errors import ConfigError, StartError
-from mstar_core.graph.spec.nodes import KV_CACHE, KVSpec, NodeSpec, Sampling
+from mstar_core.graph.declare.nodes import KV_CACHE, KVSpec, NodeSpec, Sampling
 from mstar_core.worker.build import attention_of, compute_dtype, pool_plans, preload, quantized_text
 
 CPU = torch.device("cpu")
@@ -27,9 +27,16 @@ def node(name: str) -> NodeSpec:
 
 def spec(**cache: object) -> DeploymentSpec:
     return DeploymentSpec(
-        name="d", model="m", plugin="p", run_dir="/r", log_dir="/l", plan=Plan(ranks=(), placements=()),
-        max_seq_len=64, max_concurrent_requests=4096, kv_cache=KVCacheConfig(**cache),  # type: ignore[arg-type]
-    )  # fmt: skip
+        name="d",
+        model="m",
+        plugin="p",
+        run_dir="/r",
+        log_dir="/l",
+        plan=Plan(ranks=(), placements=()),
+        max_seq_len=64,
+        max_concurrent_requests=4096,
+        kv_cache=KVCacheConfig(**cache),  # type: ignore[arg-type]
+    )
 
 
 def pools(fraction: float | None, *names: str, **cache: object) -> dict[str, int]:

@@ -46,9 +46,12 @@ class Rank:
         module.register_forward_pre_hook(self._launch, with_kwargs=True)
         self.graphs = RecordingCache()
         self.engine = make_engine(
-            module=module, graphs=SIZES, captures=self.graphs, is_captured=False,
+            module=module,
+            graphs=SIZES,
+            captures=self.graphs,
+            is_captured=False,
             report=lambda phase, step: self.events.append(phase),
-        )  # fmt: skip
+        )
         self.codec = codec or Codec()
         runner = FakeRunner("codec", lambda job: {}, lambda handle: [])
         self.nodes = [

@@ -35,9 +35,14 @@ def worker(bench: Bench, box: Box, folder: Path) -> Worker:
     life = ChildLife("worker-0", 1, cast(Any, spec), cast(Any, post))
     steps = SimpleNamespace(count=0, collected=0, statistics={})
     return Worker(
-        mailbox=cast(Any, box), transport=cast(Any, InlineTransport()), life=life, executor=bench.executor,
-        outbox=bench.outbox, runners=bench.runners, steps=cast(Any, steps),
-    )  # fmt: skip
+        mailbox=cast(Any, box),
+        transport=cast(Any, InlineTransport()),
+        life=life,
+        executor=bench.executor,
+        outbox=bench.outbox,
+        runners=bench.runners,
+        steps=cast(Any, steps),
+    )
 
 
 def walks(handle: int) -> RunWalks:
@@ -69,10 +74,12 @@ def test_walks_of_the_next_conductor_survive_a_late_announcement(tmp_path: Path)
 def test_tensors_for_requests_of_a_dead_conductor_are_returned(tmp_path: Path) -> None:
     bench = Bench({})
     box = Box(
-        ("conductor", 1, walks(1)), ("worker-1", 1, stream_item(2, 20)), ("supervisor", 0, DOWN),
+        ("conductor", 1, walks(1)),
+        ("worker-1", 1, stream_item(2, 20)),
+        ("supervisor", 0, DOWN),
         ("conductor", 1, walks(3)),
         *(("worker-1", 1, stream_item(handle, handle * 10)) for handle in (1, 2, 3)),
-    )  # fmt: skip
+    )
     made = worker(bench, box, tmp_path)
     made.drain()
     assert sorted(ref.slot for ref in made.early.abandoned) == [10, 20, 20, 30]  # type: ignore[union-attr]

@@ -8,9 +8,7 @@ from mstar_core.worker.early_messages import MOST_MESSAGES, EarlyMessages
 
 
 def lent(slot: int) -> ShmTensor:
-    return ShmTensor(
-        dtype="float32", shape=(4,), owner="worker-1", offset=0, size_bytes=16, slot=slot, generation=1
-    )  # fmt: skip
+    return ShmTensor(dtype="float32", shape=(4,), owner="worker-1", offset=0, size_bytes=16, slot=slot, generation=1)
 
 
 def stream_item(handle: int, slot: int) -> StreamTensor:

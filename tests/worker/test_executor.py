@@ -228,10 +228,12 @@ def test_close_at_any_turn_leaves_nothing(after: int) -> None:
 
 
 CLOSING = (
-    "mstar_core.worker.telemetry.tracing.EdgeCounters.closed", "mstar_core.worker.telemetry.tracing.Tracer.transfers",
-    "mstar_core.graph.runtime.walk_state.WalkState.cancel", "mstar_core.worker.jobs.Jobs.forget",
+    "mstar_core.worker.telemetry.tracing.EdgeCounters.closed",
+    "mstar_core.worker.telemetry.tracing.Tracer.transfers",
+    "mstar_core.graph.runtime.walk_state.WalkState.cancel",
+    "mstar_core.worker.jobs.Jobs.forget",
     "tests.fakes.runner.FakeRunner.close",
-)  # fmt: skip
+)
 """Every step that ends a request on a rank, as a fault point."""
 
 

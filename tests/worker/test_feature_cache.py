@@ -78,17 +78,24 @@ class Sum(nn.Module):
 
 
 SPEC = ModelSpec(
-    name="fake_look", title="Fake look", plugin="fake", inputs=(Image(max_count=4),), outputs=(TensorData(),),
-    params=Params, routes=frozenset(), nodes=(ENCODER, SUM),
+    name="fake_look",
+    title="Fake look",
+    plugin="fake",
+    inputs=(Image(max_count=4),),
+    outputs=(TensorData(),),
+    params=Params,
+    routes=frozenset(),
+    nodes=(ENCODER, SUM),
     partitions=(Partition(name="look", program=program, walks={"look": LOOK}),),
-)  # fmt: skip
+)
 
 
 def bench(**settings: Any) -> tuple[LocalRuntime, Encoder]:
     module = Encoder()
     built = {
-        "encoder": BuiltNode(node=ENCODER, module=module, vocab=0), "sum": BuiltNode(node=SUM, module=Sum(), vocab=0)
-    }  # fmt: skip
+        "encoder": BuiltNode(node=ENCODER, module=module, vocab=0),
+        "sum": BuiltNode(node=SUM, module=Sum(), vocab=0),
+    }
     made = LocalRuntime(SPEC, Path(), RuntimeSettings(**settings), built=built, processor=Processor(None, {}))
     return made, module
 
@@ -108,8 +115,10 @@ def test_equal_media_are_encoded_once() -> None:
     cache = runtime.workers[0].executor.features
     assert (cache.hits, cache.misses, cache.used_bytes) == (4, 4, 28), "the encoder's outputs, and the sum's of them"
     assert cache.counters("worker-0") == {
-        "worker-0.feature_hits": 4.0, "worker-0.feature_misses": 4.0, "worker-0.feature_bytes": 28.0
-    }  # fmt: skip
+        "worker-0.feature_hits": 4.0,
+        "worker-0.feature_misses": 4.0,
+        "worker-0.feature_bytes": 28.0,
+    }
 
 
 def test_another_parameter_of_the_node_is_another_result() -> None:

@@ -42,9 +42,14 @@ def test_a_loop_whose_ids_go_to_a_client_and_a_stream_emits_nothing_else() -> No
 def test_a_loop_over_a_stream_of_ids_is_fed() -> None:
     carry = {"code0": "code0", "last_hidden": "last_hidden", "text_ended": "text_ended"}
     wanted = LoopSpec(
-        max_iters=9, carry=carry, stop_port="code0", stop_ids=(LAST_CODE,), emit=("frame",), feed="text",
+        max_iters=9,
+        carry=carry,
+        stop_port="code0",
+        stop_ids=(LAST_CODE,),
+        emit=("frame",),
+        feed="text",
         after_end="empty",
-    )  # fmt: skip
+    )
     assert described("speak") == wanted
     assert described("speak", codec=1) == replace(wanted, host_emit=("frame",))
     assert resident_loops(SPEC) == {"speaker": PORTS}

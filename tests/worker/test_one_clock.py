@@ -70,9 +70,11 @@ class Mix(Bench):
         transport: Any = InlineTransport()
         self.executor = Executor(ORPHEUS, 0, self.runners, self.outbox, transport, self.clock)
         self.steps = Steps(
-            runners=self.runners, scheduler=FairShare(self.runners, self.clock), clock=self.clock,
+            runners=self.runners,
+            scheduler=FairShare(self.runners, self.clock),
+            clock=self.clock,
             split=self.executor.split,
-        )  # fmt: skip
+        )
         self.log = RequestLog("orpheus")
         self.began, self.ended = dict[int, float](), dict[int, float]()
         turn = 0
@@ -177,8 +179,9 @@ def test_a_request_alone_has_the_same_compute_in_each_view() -> None:
     (line,) = parts_lines(trace, 120)
     assert "LLM 228 ms" in line and "snac_decoder 100 ms" in line
     assert {node: round(1000 * each.busy_s) for node, each in mix.steps.statistics.items()} == {
-        "LLM": 228, "snac_decoder": 100,
-    }  # fmt: skip
+        "LLM": 228,
+        "snac_decoder": 100,
+    }
 
 
 def test_a_request_reports_its_last_counts_when_it_ends() -> None:

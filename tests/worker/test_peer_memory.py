@@ -19,9 +19,14 @@ from tests.fakes.shared_memory import SharedMemory
 
 KIB = 1 << 10
 VALUES = [
-    torch.arange(5), torch.randn(3, 4), torch.randn(7).to(torch.bfloat16), torch.tensor([True, False]),
-    torch.zeros(0, 4), torch.tensor(3.5), torch.randn(6, 8).t(),
-]  # fmt: skip
+    torch.arange(5),
+    torch.randn(3, 4),
+    torch.randn(7).to(torch.bfloat16),
+    torch.tensor([True, False]),
+    torch.zeros(0, 4),
+    torch.tensor(3.5),
+    torch.randn(6, 8).t(),
+]
 
 
 class Pair:
@@ -153,9 +158,18 @@ def test_messages_of_a_sender_keep_their_order_and_nothing_blocks(pair: Pair) ->
     assert arrivals.hold("worker-0", ids)
     assert not arrivals.hold("worker-2", item(0, small)), "another sender does not wait"
     cache = CacheMoved(
-        handle=2, run=1, source=0, node="LM", branch="main", length=1, position=1, last=0, drawn=0, history=small,
+        handle=2,
+        run=1,
+        source=0,
+        node="LM",
+        branch="main",
+        length=1,
+        position=1,
+        last=0,
+        drawn=0,
+        history=small,
         pages=[refs[1]],
-    )  # fmt: skip
+    )
     assert arrivals.hold("worker-0", cache)
     assert arrivals.is_waiting and not arrivals.has_ready
     pair.shared.finish()
@@ -171,9 +185,18 @@ def test_messages_of_a_sender_keep_their_order_and_nothing_blocks(pair: Pair) ->
 
 def moved(handle: int, *pages: PeerTensor) -> CacheMoved:
     return CacheMoved(
-        handle=handle, run=1, source=0, node="LM", branch="main", length=1, position=1, last=0, drawn=0,
-        history=inline(torch.ones(1).numpy()), pages=list(pages),
-    )  # fmt: skip
+        handle=handle,
+        run=1,
+        source=0,
+        node="LM",
+        branch="main",
+        length=1,
+        position=1,
+        last=0,
+        drawn=0,
+        history=inline(torch.ones(1).numpy()),
+        pages=list(pages),
+    )
 
 
 def test_caches_are_read_as_far_as_their_memory_allows(pair: Pair) -> None:

@@ -52,9 +52,17 @@ class Rank:
 
     def start(self, number: int) -> None:
         entry: Any = LoopJob(
-            request=self.requests[number], run=run(f"node{number}"), loop=0, task=0, iteration=(), port="",
-            streams=(), modality=None, outlets=(), since=self.clock.now,
-        )  # fmt: skip
+            request=self.requests[number],
+            run=run(f"node{number}"),
+            loop=0,
+            task=0,
+            iteration=(),
+            port="",
+            streams=(),
+            modality=None,
+            outlets=(),
+            since=self.clock.now,
+        )
         self.tracer.submitted(entry)
         self.under_way.jobs[JobKey(number)] = entry
 

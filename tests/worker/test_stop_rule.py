@@ -9,7 +9,7 @@ import torch
 
 from mstar_core.engine import jobs
 from mstar_core.engine.base import LoopSpec
-from mstar_core.graph.spec.walks import StopOn
+from mstar_core.graph.declare.walks import StopOn
 from mstar_core.worker import values
 
 

@@ -66,9 +66,18 @@ def task(since: float = 0.0, of: Any = None, node: str = "LLM", within: Any = No
 
 def loop(since: float = 0.0, of: Any = None, feed: str | None = None) -> LoopJob:
     return LoopJob(
-        request=of or request(), run=run(), loop=0, task=0, iteration=(), port="", streams=(), modality=None,
-        outlets=(), feed=feed, since=since,
-    )  # fmt: skip
+        request=of or request(),
+        run=run(),
+        loop=0,
+        task=0,
+        iteration=(),
+        port="",
+        streams=(),
+        modality=None,
+        outlets=(),
+        feed=feed,
+        since=since,
+    )
 
 
 def done(count: int) -> Done:
@@ -193,8 +202,9 @@ def test_what_ran_for_a_request_that_fails_is_recorded(rank: Rank) -> None:
 def test_a_shared_step_is_divided_among_a_node_and_its_branches() -> None:
     found = parts_by_node(StepResult(rows=4, tokens=8, duration_s=0.8), ["LLM", "LLM", "LLM_cfg", "LLM"])
     assert {node: (part.rows, part.tokens, part.duration_s) for node, part in found.items()} == {
-        "LLM": (3, 6, near(0.6)), "LLM_cfg": (1, 2, near(0.2)),
-    }  # fmt: skip
+        "LLM": (3, 6, near(0.6)),
+        "LLM_cfg": (1, 2, near(0.2)),
+    }
 
 
 def test_spans_beyond_the_limit_are_counted_and_dropped(rank: Rank) -> None:

@@ -27,8 +27,11 @@ def _shown(run: RunDirectory) -> dict[str, Any] | None:
         if not api["console"]:
             return None
         return {
-            "name": run.name, "model": str(spec["model"]), "host": str(api["host"]), "port": int(api["port"]),
+            "name": run.name,
+            "model": str(spec["model"]),
+            "host": str(api["host"]),
+            "port": int(api["port"]),
             "is_tls": api.get("tls_cert") is not None,
-        }  # fmt: skip
+        }
     except (OSError, ValueError, KeyError, TypeError, msgspec.DecodeError):
         return None  # it ended in between, or another version wrote its file

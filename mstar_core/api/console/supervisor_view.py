@@ -17,9 +17,22 @@ PARTS: Final = "ranks,nodes,edges,gpus,graph"
 """Requests and events are omitted: they contain ids of other clients."""
 
 HEAD: Final = (
-    "name", "model", "state", "reason", "running", "waiting", "slots", "tokens_s", "audio_x", "requests_s", "ranks",
-    "ttft_p50_ms", "ttfa_p50_ms", "pages_used", "pages_total",
-)  # fmt: skip
+    "name",
+    "model",
+    "state",
+    "reason",
+    "running",
+    "waiting",
+    "slots",
+    "tokens_s",
+    "audio_x",
+    "requests_s",
+    "ranks",
+    "ttft_p50_ms",
+    "ttfa_p50_ms",
+    "pages_used",
+    "pages_total",
+)
 """Fields of the deployment that the page shows; paths and process ids are omitted."""
 
 FRAMES: Final = ("snapshot", "delta", "beat", "resync")

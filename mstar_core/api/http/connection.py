@@ -168,11 +168,14 @@ class Connection(WebSocketProtocol):
 
     def __init__(self, app: Sanic[Any, Any], connections: set[Any], state: dict[str, Any]) -> None:
         super().__init__(
-            loop=asyncio.get_running_loop(), app=app, connections=connections, state=state,
+            loop=asyncio.get_running_loop(),
+            app=app,
+            connections=connections,
+            state=state,
             websocket_max_size=app.config.WEBSOCKET_MAX_SIZE,
             websocket_ping_interval=app.config.WEBSOCKET_PING_INTERVAL,
             websocket_ping_timeout=app.config.WEBSOCKET_PING_TIMEOUT,
-        )  # fmt: skip
+        )
         self.has_served = False
 
     @property

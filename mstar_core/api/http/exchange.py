@@ -116,9 +116,11 @@ class Exchange:
     @property
     def all_headers(self) -> dict[str, str]:
         own = {
-            "X-Request-ID": self.request_id, "X-Trace-ID": self.trace_id, "Cache-Control": "no-store",
+            "X-Request-ID": self.request_id,
+            "X-Trace-ID": self.trace_id,
+            "Cache-Control": "no-store",
             "X-Content-Type-Options": "nosniff",
-        }  # fmt: skip
+        }
         return {**own, **cors_headers(self.limits.cors_origins, self.request.headers.get("origin")), **self.headers}
 
     async def write(self, data: bytes | memoryview, content_type: str, limit_s: float | None = None) -> None:

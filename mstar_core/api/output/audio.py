@@ -21,13 +21,14 @@ def audio_format(
     if found is None:
         raise RequestError(
             f"{field} is {str(name)[:40]!r}, but must be one of {allowed}",
-            field=field, allowed=allowed, code="unsupported_parameter",
-        )  # fmt: skip
+            field=field,
+            allowed=allowed,
+            code="unsupported_parameter",
+        )
     if found.codec and not can_encode(found):
         raise RequestError(
-            f"the server cannot encode {found.name}", hint=f"use {field} wav", field=field,
-            code="unsupported_parameter",
-        )  # fmt: skip
+            f"the server cannot encode {found.name}", hint=f"use {field} wav", field=field, code="unsupported_parameter"
+        )
     return found
 
 

@@ -91,9 +91,13 @@ async def whole_chat(
             message.audio = await _whole_sound(frame, index, answer, form, group.sessions[index].encoder)
         choices.append(Choice(index=index, message=message, finish_reason=reason_of(group, index)))
     return ChatCompletion(
-        id=frame.id, created=frame.created, model=frame.model, choices=choices, usage=usage_of(group),
+        id=frame.id,
+        created=frame.created,
+        model=frame.model,
+        choices=choices,
+        usage=usage_of(group),
         system_fingerprint=frame.fingerprint,
-    )  # fmt: skip
+    )
 
 
 class ChatEvents:
@@ -118,9 +122,10 @@ class ChatEvents:
         if piece.done is not None:
             if "audio" in outputs:
                 audio = AnswerAudio(
-                    id=self._frame.audio_id(piece.index), transcript="".join(self._spoken.get(piece.index, ())),
+                    id=self._frame.audio_id(piece.index),
+                    transcript="".join(self._spoken.get(piece.index, ())),
                     expires_at=self._frame.created,
-                )  # fmt: skip
+                )
                 made.append(self._chunk(piece.index, Delta(audio=audio)))
             made.append(self._chunk(piece.index, Delta(), reason_of(group, piece.index)))
         return b"".join(made)
@@ -149,9 +154,8 @@ class ChatEvents:
     def _body(self, choices: list[ChunkChoice], usage: Usage | None) -> ChatChunk:
         frame = self._frame
         body = ChatChunk(
-            id=frame.id, created=frame.created, model=frame.model, choices=choices,
-            system_fingerprint=frame.fingerprint,
-        )  # fmt: skip
+            id=frame.id, created=frame.created, model=frame.model, choices=choices, system_fingerprint=frame.fingerprint
+        )
         if self._is_counted:
             body.usage = usage
         return body
@@ -177,6 +181,8 @@ async def _whole_sound(
 ) -> AnswerAudio:
     file = await asyncio.to_thread(encode_whole, form, answer.sound(), encoder.rate, encoder.channels)
     return AnswerAudio(
-        id=frame.audio_id(index), data=base64.b64encode(file).decode(), expires_at=frame.created,
+        id=frame.audio_id(index),
+        data=base64.b64encode(file).decode(),
+        expires_at=frame.created,
         transcript=answer.text(),
-    )  # fmt: skip
+    )

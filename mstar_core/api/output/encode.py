@@ -104,18 +104,23 @@ def _header(form: Form, dtype: str, make: Callable[[], bytes]) -> bytes:
         return make()
     except ValueError as error:
         raise RequestError(
-            f"{form} does not support {dtype}", hint="use output_format raw, or another output_dtype",
-            field="output_format", value=form, allowed="raw, safetensors" if dtype == BFLOAT16 else "raw",
-        ) from error  # fmt: skip
+            f"{form} does not support {dtype}",
+            hint="use output_format raw, or another output_dtype",
+            field="output_format",
+            value=form,
+            allowed="raw, safetensors" if dtype == BFLOAT16 else "raw",
+        ) from error
 
 
 def _json(array: Array, dtype: str, port: str) -> bytes:
     if math.prod(array.shape) > MOST_JSON:
         raise RequestError(
             f"{port} has {math.prod(array.shape)} numbers, but JSON output is limited to {MOST_JSON}",
-            hint="use output_format raw, npy or safetensors", field="output_format", value="json",
+            hint="use output_format raw, npy or safetensors",
+            field="output_format",
+            value="json",
             allowed="raw, npy, safetensors",
-        )  # fmt: skip
+        )
     return msgspec.json.encode((widen_bfloat16(array) if dtype == BFLOAT16 else array).tolist())
 
 

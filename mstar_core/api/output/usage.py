@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from mstar_core.api.output.encode import OutputEncoder
-from mstar_core.graph.spec.walks import Walk, graph_nodes, loops
+from mstar_core.graph.declare.walks import Walk, graph_nodes, loops
 from mstar_core.plugin.dry_run import sample_runs
 from mstar_core.plugin.program import Run
 from mstar_core.plugin.spec import ModelSpec
@@ -103,7 +103,9 @@ def _made(spec: ModelSpec, sampled: SampledPorts, shown: int, counts: Mapping[st
 def native_usage(usage: Mapping[str, Any], encoder: OutputEncoder, times_ms: Mapping[str, float]) -> dict[str, Any]:
     """Return the usage object with the fields that only /generate has."""
     extra: dict[str, Any] = {
-        "images": encoder.images, "audio_seconds": round(encoder.audio_seconds, 6),
-        "action_steps": encoder.action_steps, "frames": encoder.frames,
-    }  # fmt: skip
+        "images": encoder.images,
+        "audio_seconds": round(encoder.audio_seconds, 6),
+        "action_steps": encoder.action_steps,
+        "frames": encoder.frames,
+    }
     return {**usage, **extra, **{name: round(value, 3) for name, value in times_ms.items()}}

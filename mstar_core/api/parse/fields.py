@@ -91,9 +91,11 @@ def _refused(text: str, kind: type[msgspec.Struct]) -> RequestError:
     what = _PLACE.sub("", text).replace("`", "")
     allowed = ", ".join(_choices(_struct(kind), path))
     return RequestError(
-        f"{path or 'the body'} is not valid: {what[:200]}", hint=f"allowed: {allowed}" if allowed else "",
-        field=path or None, **({"allowed": allowed} if allowed else {}),
-    )  # fmt: skip
+        f"{path or 'the body'} is not valid: {what[:200]}",
+        hint=f"allowed: {allowed}" if allowed else "",
+        field=path or None,
+        **({"allowed": allowed} if allowed else {}),
+    )
 
 
 def _choices(kind: inspect.Type, path: str) -> Sequence[str]:
@@ -161,9 +163,12 @@ def rules_of(exchange: Exchange, outputs: tuple[str, ...], request_id: str | Non
     """Return the parameter rules of the deployment and the request. request_id: of a request within a connection."""
     api = exchange.service.deployment.api
     return ParamRules(
-        request_id=request_id or exchange.request_id, outputs=outputs, unknown=api.unknown_params,
-        limit_s=api.timeout_s, headers={name: exchange.header(header) for name, header in HEADERS.items()},
-    )  # fmt: skip
+        request_id=request_id or exchange.request_id,
+        outputs=outputs,
+        unknown=api.unknown_params,
+        limit_s=api.timeout_s,
+        headers={name: exchange.header(header) for name, header in HEADERS.items()},
+    )
 
 
 def openai_parsed(

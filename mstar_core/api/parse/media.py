@@ -155,9 +155,11 @@ class Fetcher:
             raise _unreachable(field, "its host cannot be resolved") from error
         if not addresses or not all(self._may_connect(address) for address in addresses):
             raise RequestError(
-                "fetching media from this host is not allowed", hint="not all of its addresses are public", field=field,
+                "fetching media from this host is not allowed",
+                hint="not all of its addresses are public",
+                field=field,
                 code="remote_media_disabled",
-            )  # fmt: skip
+            )
         return addresses[0]
 
     async def _get(
@@ -165,9 +167,11 @@ class Fetcher:
     ) -> bytes | str:
         """Return the content, or the location of a redirect. Connects to the checked address."""
         request = client.build_request(
-            "GET", url.copy_with(host=str(address)), headers={"Host": url.netloc.decode()},
+            "GET",
+            url.copy_with(host=str(address)),
+            headers={"Host": url.netloc.decode()},
             extensions={"sni_hostname": url.raw_host.decode()},
-        )  # fmt: skip
+        )
         try:
             answer = await client.send(request, stream=True)
             try:
@@ -191,9 +195,10 @@ class Fetcher:
             size += len(part)
             if size > self._limit_bytes or not allowance.take(len(part)):
                 raise TooLarge(
-                    f"the media of the request is larger than {self._limit_bytes} bytes", field=field,
+                    f"the media of the request is larger than {self._limit_bytes} bytes",
+                    field=field,
                     code="media_too_large",
-                )  # fmt: skip
+                )
             parts.append(part)
         return b"".join(parts)
 
@@ -219,9 +224,11 @@ def _bad_url(field: str, why: str) -> RequestError:
 
 def _unreachable(field: str, why: str) -> BadMedia:
     return BadMedia(
-        f"the media could not be fetched: {why}", hint="send the content as a data: URL", field=field,
+        f"the media could not be fetched: {why}",
+        hint="send the content as a data: URL",
+        field=field,
         code="media_unreachable",
-    )  # fmt: skip
+    )
 
 
 INLINE_BYTES: Final = 512 * 1024

@@ -26,9 +26,7 @@ from mstar_core.plugin.processor import MediaPart, Turn
 from mstar_core.plugin.spec import ModelSpec
 
 Role = Literal["system", "user", "assistant"]
-ROLES: Final[dict[str, Role]] = {
-    "system": "system", "developer": "system", "user": "user", "assistant": "assistant",
-}  # fmt: skip
+ROLES: Final[dict[str, Role]] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,9 +130,11 @@ def _add(made: Conversation, part: ContentPart, place: str, spec: ModelSpec) -> 
             )
     if spec.input(wanted.modality) is None:
         raise UnsupportedType(
-            f"the model does not accept {wanted.modality}", field=wanted.field, code="unsupported_media_type",
+            f"the model does not accept {wanted.modality}",
+            field=wanted.field,
+            code="unsupported_media_type",
             hint=f"accepted: {', '.join(sorted(modality.kind for modality in spec.inputs))}",
-        )  # fmt: skip
+        )
     made.wanted.append(wanted)
     return wanted.modality
 

@@ -19,10 +19,19 @@ from mstar_core.plugin.surface import MODALITY_NAMES
 
 SILENT: Final = frozenset(
     (
-        "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls",
-        "quality", "style", "background", "moderation",
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "parallel_tool_calls",
+        "quality",
+        "style",
+        "background",
+        "moderation",
     )
-)  # fmt: skip
+)
 """OpenAI fields that are accepted without effect."""
 
 LEAST_TEMPERATURE: Final = 1e-5
@@ -170,10 +179,20 @@ def mapped_fields(spec: ModelSpec, route: str) -> dict[str, str]:
 
 
 NO_EFFECT: Final[Mapping[str, tuple[Any, ...]]] = {
-    "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],), "function_call": ("none", "auto"),
-    "logprobs": (False,), "top_logprobs": (0,), "response_format": ({"type": "text"},), "presence_penalty": (0,),
-    "frequency_penalty": (0,), "logit_bias": ({},), "speed": (1,), "stream": (False,), "partial_images": (0,),
-}  # fmt: skip
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "response_format": ({"type": "text"},),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "logit_bias": ({},),
+    "speed": (1,),
+    "stream": (False,),
+    "partial_images": (0,),
+}
 """OpenAI fields that are not supported, and their values without effect, which are accepted."""
 
 
@@ -226,9 +245,11 @@ def check_order(
         times, count = requested.count(name), counts[name]
         if name not in offered:
             raise RequestError(
-                f"the model does not accept {name[:40]}", hint=accepted, field="input_modalities",
+                f"the model does not accept {name[:40]}",
+                hint=accepted,
+                field="input_modalities",
                 code="unknown_modality",
-            )  # fmt: skip
+            )
         if times not in (1, count) or not count:
             raise RequestError(
                 f"input_modalities names {name} {times} times, but the request has {count}", field="input_modalities"
@@ -255,9 +276,12 @@ def check_images(spec: ModelSpec, count: int, field: str = "files") -> None:
     most = getattr(spec.input("image"), "max_count", None)
     if most is not None and count > most:
         raise RequestError(
-            f"the request has {count} images, but {spec.name} accepts at most {most}", hint="send fewer images",
-            field=field, value=count, allowed=f"<= {most}",
-        )  # fmt: skip
+            f"the request has {count} images, but {spec.name} accepts at most {most}",
+            hint="send fewer images",
+            field=field,
+            value=count,
+            allowed=f"<= {most}",
+        )
 
 
 def take_stops(
@@ -274,9 +298,11 @@ def take_stops(
         return (), ("stop has no effect: the output has no text",)
     if len(outputs) > 1 and stops:
         raise RequestError(
-            "stop is not supported together with audio or images", hint="omit it", field="stop",
+            "stop is not supported together with audio or images",
+            hint="omit it",
+            field="stop",
             code="unsupported_parameter",
-        )  # fmt: skip
+        )
     return stops, ()
 
 

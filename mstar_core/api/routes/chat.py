@@ -56,10 +56,21 @@ async def _call(exchange: Exchange, body: ChatRequest, rest: dict[str, Any]) -> 
             f"the request did not finish within {params.timeout_s:g} s", hint="increase timeout_s"
         ) from error
     return ParsedRequest(
-        request_id=exchange.request_id, route=exchange.route, text=read.text, texts=tuple(read.texts),
-        turns=tuple(read.turns), media=read.media, order=read.order, outputs=outputs, params=params.params,
-        seed=params.seed, timeout_s=params.timeout_s, loop=params.loop, warnings=params.warnings, stops=params.stops,
-    )  # fmt: skip
+        request_id=exchange.request_id,
+        route=exchange.route,
+        text=read.text,
+        texts=tuple(read.texts),
+        turns=tuple(read.turns),
+        media=read.media,
+        order=read.order,
+        outputs=outputs,
+        params=params.params,
+        seed=params.seed,
+        timeout_s=params.timeout_s,
+        loop=params.loop,
+        warnings=params.warnings,
+        stops=params.stops,
+    )
 
 
 def _outputs(spec: ModelSpec, body: ChatRequest) -> tuple[str, ...]:
@@ -75,8 +86,10 @@ def _format(body: ChatRequest) -> AudioFormat:
     if body.stream and name not in (None, STREAMED):
         raise RequestError(
             f"audio.format is {str(name)[:40]!r}, but streams support only {STREAMED}",
-            field="audio.format", allowed=STREAMED, code="unsupported_parameter",
-        )  # fmt: skip
+            field="audio.format",
+            allowed=STREAMED,
+            code="unsupported_parameter",
+        )
     return audio_format(name or (STREAMED if body.stream else "wav"), "audio.format", CHAT_FORMATS)
 
 

@@ -82,10 +82,18 @@ def _call(exchange: Exchange, body: ImageRequest, rest: dict[str, Any], media: S
         given, asked = {**given, "partial_images": body.partial_images}, (*outputs, PARTIAL_IMAGE)
     params = openai_parsed(exchange, given, outputs, {"size": body.size} if body.size else None)
     return ParsedRequest(
-        request_id=exchange.request_id, route=exchange.route, text=body.prompt, media=media,
-        order=[*count_order([part.modality for part in media]), ("text", 0)], outputs=asked, params=params.params,
-        seed=params.seed, timeout_s=params.timeout_s, loop=params.loop, warnings=(*params.warnings, *warnings),
-    )  # fmt: skip
+        request_id=exchange.request_id,
+        route=exchange.route,
+        text=body.prompt,
+        media=media,
+        order=[*count_order([part.modality for part in media]), ("text", 0)],
+        outputs=asked,
+        params=params.params,
+        seed=params.seed,
+        timeout_s=params.timeout_s,
+        loop=params.loop,
+        warnings=(*params.warnings, *warnings),
+    )
 
 
 def _sized(
@@ -123,14 +131,19 @@ def _check_stream(exchange: Exchange, body: ImageRequest) -> None:
         raise RequestError("partial_images needs a stream", hint="send stream: true", field="partial_images")
     if body.partial_images and not exchange.service.emits_partial_images:
         raise RequestError(
-            "partial_images is not supported by this model", hint="omit it", field="partial_images",
+            "partial_images is not supported by this model",
+            hint="omit it",
+            field="partial_images",
             code="unsupported_parameter",
-        )  # fmt: skip
+        )
     if body.stream and body.response_format == "url":
         raise RequestError(
-            "response_format is url, but streams send b64_json", hint="omit it", field="response_format",
-            allowed="b64_json", code="unsupported_parameter",
-        )  # fmt: skip
+            "response_format is url, but streams send b64_json",
+            hint="omit it",
+            field="response_format",
+            allowed="b64_json",
+            code="unsupported_parameter",
+        )
 
 
 async def _stream(exchange: Exchange, body: ImageRequest, group: Group) -> None:
@@ -168,9 +181,11 @@ async def _completed(
     details = used.get("prompt_tokens_details", {})
     images = int(details.get("image_tokens", 0))
     told.usage = ImageUsage(
-        input_tokens=used["prompt_tokens"], output_tokens=used["completion_tokens"], total_tokens=used["total_tokens"],
+        input_tokens=used["prompt_tokens"],
+        output_tokens=used["completion_tokens"],
+        total_tokens=used["total_tokens"],
         input_tokens_details=ImageTokens(image_tokens=images, text_tokens=used["prompt_tokens"] - images),
-    )  # fmt: skip
+    )
     told.seed = group.calls[piece.index].seed
     told.revised_prompt = thought or UNSET
     return told
@@ -203,6 +218,8 @@ async def _image(
     data = base64.b64encode(file).decode()
     is_url = body.response_format == "url"
     return MadeImage(
-        b64_json=None if is_url else data, url=f"data:image/{body.output_format};base64,{data}" if is_url else None,
-        seed=group.calls[index].seed, revised_prompt=thought or None,
-    )  # fmt: skip
+        b64_json=None if is_url else data,
+        url=f"data:image/{body.output_format};base64,{data}" if is_url else None,
+        seed=group.calls[index].seed,
+        revised_prompt=thought or None,
+    )

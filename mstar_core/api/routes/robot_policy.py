@@ -88,10 +88,17 @@ async def _infer(
         raise RequestError("the message is text", hint="send a binary msgpack map", field="observation")
     checked = _asked(exchange, given, request_id)
     call = ParsedRequest(
-        request_id=request_id, route=exchange.route, text=None, observation=message, outputs=(OUTPUT,),
-        params=checked.params, seed=checked.seed, timeout_s=checked.timeout_s,
-        loop=checked.loop, warnings=checked.warnings,
-    )  # fmt: skip
+        request_id=request_id,
+        route=exchange.route,
+        text=None,
+        observation=message,
+        outputs=(OUTPUT,),
+        params=checked.params,
+        seed=checked.seed,
+        timeout_s=checked.timeout_s,
+        loop=checked.loop,
+        warnings=checked.warnings,
+    )
     async with exchange.service.open(call, key=exchange.key, started=started) as session:
         chunks = [chunk async for ready in session.chunks() for chunk in ready]
         done = session.done()
@@ -123,9 +130,11 @@ def _given(exchange: Exchange) -> dict[str, str]:
         raise RequestError(f"{twice[:40]} is given more than once", hint="send it once", field=twice[:40])
     if "output_format" in query:
         raise RequestError(
-            "output_format is not supported here", hint="actions are sent as msgpack arrays", field="output_format",
+            "output_format is not supported here",
+            hint="actions are sent as msgpack arrays",
+            field="output_format",
             code="unsupported_parameter",
-        )  # fmt: skip
+        )
     return {name: values[0] for name, values in query.items()}
 
 

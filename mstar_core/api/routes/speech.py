@@ -60,9 +60,17 @@ def _call(exchange: Exchange, body: SpeechRequest, rest: dict[str, Any]) -> Pars
     if body.instructions:
         warnings = (*warnings, "instructions has no effect on this model")
     return ParsedRequest(
-        request_id=exchange.request_id, route=exchange.route, text=text, order=[("text", 0)], outputs=outputs,
-        params=params.params, seed=params.seed, timeout_s=params.timeout_s, loop=params.loop, warnings=warnings,
-    )  # fmt: skip
+        request_id=exchange.request_id,
+        route=exchange.route,
+        text=text,
+        order=[("text", 0)],
+        outputs=outputs,
+        params=params.params,
+        seed=params.seed,
+        timeout_s=params.timeout_s,
+        loop=params.loop,
+        warnings=warnings,
+    )
 
 
 def _input(text: str, limit: int) -> str:
@@ -112,9 +120,10 @@ async def _events(exchange: Exchange, session: Session, form: AudioFormat) -> No
         done = session.done()
         usage = done.usage
         tokens = SpeechUsage(
-            input_tokens=usage["prompt_tokens"], output_tokens=usage["completion_tokens"],
+            input_tokens=usage["prompt_tokens"],
+            output_tokens=usage["completion_tokens"],
             total_tokens=usage["total_tokens"],
-        )  # fmt: skip
+        )
         await exchange.write(event(SpeechDone(usage=tokens, warnings=list(done.warnings))), EVENTS)
 
 

@@ -22,12 +22,38 @@ from mstar_core.plugin.spec import ModelSpec
 TEXT = "text/plain; charset=utf-8"
 TIMED = ("verbose_json", "srt", "vtt")
 LANGUAGES: Final[Mapping[str, str]] = {
-    "ar": "Arabic", "cs": "Czech", "da": "Danish", "de": "German", "el": "Greek", "en": "English", "es": "Spanish",
-    "fi": "Finnish", "fr": "French", "he": "Hebrew", "hi": "Hindi", "hu": "Hungarian", "id": "Indonesian",
-    "it": "Italian", "ja": "Japanese", "ko": "Korean", "ms": "Malay", "nl": "Dutch", "no": "Norwegian",
-    "pl": "Polish", "pt": "Portuguese", "ro": "Romanian", "ru": "Russian", "sv": "Swedish", "th": "Thai",
-    "tr": "Turkish", "uk": "Ukrainian", "ur": "Urdu", "vi": "Vietnamese", "yue": "Cantonese", "zh": "Chinese",
-}  # fmt: skip
+    "ar": "Arabic",
+    "cs": "Czech",
+    "da": "Danish",
+    "de": "German",
+    "el": "Greek",
+    "en": "English",
+    "es": "Spanish",
+    "fi": "Finnish",
+    "fr": "French",
+    "he": "Hebrew",
+    "hi": "Hindi",
+    "hu": "Hungarian",
+    "id": "Indonesian",
+    "it": "Italian",
+    "ja": "Japanese",
+    "ko": "Korean",
+    "ms": "Malay",
+    "nl": "Dutch",
+    "no": "Norwegian",
+    "pl": "Polish",
+    "pt": "Portuguese",
+    "ro": "Romanian",
+    "ru": "Russian",
+    "sv": "Swedish",
+    "th": "Thai",
+    "tr": "Turkish",
+    "uk": "Ukrainian",
+    "ur": "Urdu",
+    "vi": "Vietnamese",
+    "yue": "Cantonese",
+    "zh": "Chinese",
+}
 """English names of ISO 639 codes, for instructions. Other values of `language` are used as they are."""
 
 
@@ -39,8 +65,10 @@ async def transcription(exchange: Exchange) -> HTTPResponse | None:
     if body.response_format in TIMED:
         raise RequestError(
             f"response_format {body.response_format} needs timestamps, which the model does not provide",
-            hint="use json or text", field="response_format", code="unsupported_parameter",
-        )  # fmt: skip
+            hint="use json or text",
+            field="response_format",
+            code="unsupported_parameter",
+        )
     call = _call(exchange, body, rest, file)
     async with service.open(call, key=exchange.key, started=exchange.started) as session:
         exchange.warn(session.warnings)
@@ -69,10 +97,19 @@ def _call(exchange: Exchange, body: TranscriptionRequest, rest: dict[str, Any], 
     params = openai_parsed(exchange, rest, ("text",), {"language": body.language, "prompt": body.prompt})
     text = instruction(spec, body)
     return ParsedRequest(
-        request_id=exchange.request_id, route=exchange.route, text=text, media=(file,),
-        order=[("audio", 0), *([("text", 0)] if text else [])], outputs=("text",), params=params.params,
-        seed=params.seed, timeout_s=params.timeout_s, loop=params.loop, warnings=params.warnings, stops=params.stops,
-    )  # fmt: skip
+        request_id=exchange.request_id,
+        route=exchange.route,
+        text=text,
+        media=(file,),
+        order=[("audio", 0), *([("text", 0)] if text else [])],
+        outputs=("text",),
+        params=params.params,
+        seed=params.seed,
+        timeout_s=params.timeout_s,
+        loop=params.loop,
+        warnings=params.warnings,
+        stops=params.stops,
+    )
 
 
 def instruction(spec: ModelSpec, body: TranscriptionRequest) -> str | None:

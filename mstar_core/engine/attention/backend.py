@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from mstar_core.engine.attention.static import AttentionShape, StaticAttention
     from mstar_core.engine.cache.page_table import PageCopy
-    from mstar_core.graph.spec.nodes import KVSpec
+    from mstar_core.graph.declare.nodes import KVSpec
     from mstar_core.layers.kv_view import KVView
 
 BACKENDS: Final = {

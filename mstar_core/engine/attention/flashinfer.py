@@ -169,10 +169,15 @@ class FlashInferAttention:
     def graph_wrapper(self, groups: int, fields: Mapping[str, Tensor]) -> Any:
         """Return a decode wrapper over static buffers."""
         return self._library.BatchDecodeWithPagedKVCacheWrapper(
-            self.workspace, "NHD", use_cuda_graph=True, use_tensor_cores=groups not in DECODE_GROUPS, backend="fa2",
-            paged_kv_indptr_buffer=fields["starts"], paged_kv_indices_buffer=fields["pages"],
+            self.workspace,
+            "NHD",
+            use_cuda_graph=True,
+            use_tensor_cores=groups not in DECODE_GROUPS,
+            backend="fa2",
+            paged_kv_indptr_buffer=fields["starts"],
+            paged_kv_indices_buffer=fields["pages"],
             paged_kv_last_page_len_buffer=fields["last"],
-        )  # fmt: skip
+        )
 
     def replan(
         self, wrapper: Any, counts: tuple[Tensor, Tensor], fields: Mapping[str, Tensor], sizes: tuple[int, int, int]
@@ -184,9 +189,16 @@ class FlashInferAttention:
         """
         dtype = self._pools[0].dtype
         self._library.decode.fast_decode_plan(
-            wrapper, fields["starts"], fields["pages"], counts[1], *sizes, self._page_size,
-            q_data_type=dtype, kv_data_type=dtype, global_override_indptr_cpu=counts[0],
-        )  # fmt: skip
+            wrapper,
+            fields["starts"],
+            fields["pages"],
+            counts[1],
+            *sizes,
+            self._page_size,
+            q_data_type=dtype,
+            kv_data_type=dtype,
+            global_override_indptr_cpu=counts[0],
+        )
 
 
 class FlashInferView:
@@ -368,9 +380,14 @@ class FlashInferDecode(PagedKernels):
         return out
 
     def attend_packed(
-        self, layer: int, packed: Tensor, rotation: tuple[Tensor, Tensor], heads: int, scale: float | None = None,
+        self,
+        layer: int,
+        packed: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        heads: int,
+        scale: float | None = None,
         norms: HeadNorms | None = None,
-    ) -> Tensor | None:  # fmt: skip
+    ) -> Tensor | None:
         """See PackedView. A kernel of our own, which needs no plan and loads its cache while projections run."""
         from mstar_core.engine.attention.kernels.decode import DecodeAttention, supports
 
@@ -386,9 +403,15 @@ class FlashInferDecode(PagedKernels):
         fields, dtype = self._device, self._attention.pools[0].dtype
         wrapper = self._attention.graph_wrapper(sizes[0] // sizes[1], fields)
         wrapper.plan(
-            torch.from_numpy(self._starts), torch.from_numpy(self._pages), fields["last"].cpu(), *sizes,
-            self._attention.page_size, q_data_type=dtype, kv_data_type=dtype, sm_scale=scale,
-        )  # fmt: skip
+            torch.from_numpy(self._starts),
+            torch.from_numpy(self._pages),
+            fields["last"].cpu(),
+            *sizes,
+            self._attention.page_size,
+            q_data_type=dtype,
+            kv_data_type=dtype,
+            sm_scale=scale,
+        )
         self._wrapper, self._sizes, self._scale = wrapper, sizes, scale
         own = wrapper._pin_memory_int_workspace_buffer
         self._pinned = [own, torch.empty_like(own, pin_memory=True)]
@@ -439,9 +462,11 @@ def import_library() -> ModuleType:
         missing = error.name or "flashinfer"
         package = PACKAGES.get(missing.partition(".")[0], missing)
         raise StartError(
-            f"FlashInfer cannot be imported: package {package} is missing", str(error),
-            f"pip install {package} (mstarctl doctor lists what a GPU needs), or {_TORCH}", phase="kernels",
-        ) from error  # fmt: skip
+            f"FlashInfer cannot be imported: package {package} is missing",
+            str(error),
+            f"pip install {package} (mstarctl doctor lists what a GPU needs), or {_TORCH}",
+            phase="kernels",
+        ) from error
 
 
 def _kernel_origins(dtype: torch.dtype, head_dim: int) -> dict[str, str]:

@@ -109,9 +109,12 @@ class TorchStaticAttention(PagedKernels):
         own = padded.view(shape.rows, shape.tokens, kv_heads, groups, width).permute(0, 2, 3, 1, 4)
         folded = own.reshape(shape.rows, kv_heads, -1, width).to(keys.dtype)
         mixed = scaled_dot_product_attention(
-            folded, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=self._visible(keys.dtype, groups),
+            folded,
+            keys.transpose(1, 2),
+            values.transpose(1, 2),
+            attn_mask=self._visible(keys.dtype, groups),
             scale=scale,
-        )  # fmt: skip
+        )
         spread = mixed.view(shape.rows, kv_heads, groups, shape.tokens, width).permute(0, 3, 1, 2, 4)
         flat = spread.reshape(-1, heads, width)
         return (flat.index_select(0, self._device["slot"]) if shape.is_ragged else flat).to(query.dtype)

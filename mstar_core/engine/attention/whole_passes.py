@@ -48,11 +48,12 @@ class WholePasses:
         first, device = segments[0].start, pools[0].device
         self._passes = [
             _Pass(
-                slice(each.start - first, each.start - first + each.count), each.cached,
+                slice(each.start - first, each.start - first + each.count),
+                each.cached,
                 upload(tables[each.row, : -(-each.cached // page_size)], device),
             )
             for each in segments
-        ]  # fmt: skip
+        ]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
         """See KVView."""

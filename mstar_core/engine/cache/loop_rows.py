@@ -19,7 +19,7 @@ from mstar_core.engine.cache.feeds import Feeds
 from mstar_core.engine.sampling import rng
 from mstar_core.engine.transfers import upload
 from mstar_core.errors import EngineError
-from mstar_core.graph.spec.nodes import RANDOM, keyword
+from mstar_core.graph.declare.nodes import RANDOM, keyword
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,12 +27,18 @@ if TYPE_CHECKING:
     from mstar_core.engine.attention.staging import Fields
     from mstar_core.engine.cache.slots import Slots
     from mstar_core.graph.compile.resident import LoopPorts
-    from mstar_core.graph.spec.nodes import NodeSpec
+    from mstar_core.graph.declare.nodes import NodeSpec
 
 DTYPES: Final = {
-    "i64": torch.int64, "i32": torch.int32, "i16": torch.int16, "u8": torch.uint8, "b8": torch.bool,
-    "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16,
-}  # fmt: skip
+    "i64": torch.int64,
+    "i32": torch.int32,
+    "i16": torch.int16,
+    "u8": torch.uint8,
+    "b8": torch.bool,
+    "f32": torch.float32,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+}
 
 
 class LoopRows:
@@ -146,9 +152,7 @@ class LoopRows:
             found[self._random_port] = given.view(len(rows), *self._random_shape)
         return found
 
-    def store(
-        self, rows: Tensor, before: Mapping[str, Tensor], outputs: Mapping[str, Tensor], stopped: Tensor
-    ) -> None:  # fmt: skip
+    def store(self, rows: Tensor, before: Mapping[str, Tensor], outputs: Mapping[str, Tensor], stopped: Tensor) -> None:
         """Replace the state of these rows by the module's outputs. Sequences in `stopped` (bool [n]) keep theirs.
 
         before: the module's ports. Raises EngineError for a missing output or one that is not one value per sequence.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from mstar_core.graph.spec.nodes import KVSpec
+    from mstar_core.graph.declare.nodes import KVSpec
 
 CPU_POOL_BYTES: Final = 2 << 30
 """Most host memory that the pools of a CPU rank may take."""
@@ -107,11 +107,14 @@ def rank_budget(
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(device)
         return Budget(
-            device=str(device), total_bytes=int(total), free_bytes=int(free), fraction=fraction,
+            device=str(device),
+            total_bytes=int(total),
+            free_bytes=int(free),
+            fraction=fraction,
             weights_bytes=torch.cuda.memory_reserved(device),
             reserve_bytes=GPU_RESERVE_BYTES if reserve_bytes is None else reserve_bytes,
             working_bytes=working_bytes,
-        )  # fmt: skip
+        )
     free = min(_host_free(), CPU_POOL_BYTES)
     return Budget(
         device="the host", total_bytes=free, free_bytes=free, fraction=fraction, reserve_bytes=reserve_bytes or 0
@@ -133,9 +136,11 @@ def node_shares(nodes: Sequence[str], declared: Mapping[str, float]) -> dict[str
         )
     if others and total > 1 - 1e-9:
         raise ConfigError(
-            f"kv_cache.share leaves nothing for {', '.join(others)}", parts,
-            "lower the shares, or declare one for each node of the rank", key="kv_cache.share",
-        )  # fmt: skip
+            f"kv_cache.share leaves nothing for {', '.join(others)}",
+            parts,
+            "lower the shares, or declare one for each node of the rank",
+            key="kv_cache.share",
+        )
     return {**given, **{node: (1 - total) / len(others) for node in others}}
 
 
@@ -186,9 +191,16 @@ class PoolPlan:
 
 
 def plan_pool(
-    spec: KVSpec, request: PoolRequest, *, node: str, dtype: torch.dtype, free_bytes: int, longest: int,
-    most_tokens: int | None = None, why_free: str = "",
-) -> PoolPlan:  # fmt: skip
+    spec: KVSpec,
+    request: PoolRequest,
+    *,
+    node: str,
+    dtype: torch.dtype,
+    free_bytes: int,
+    longest: int,
+    most_tokens: int | None = None,
+    why_free: str = "",
+) -> PoolPlan:
     """Return the size of one node's pool.
 
     free_bytes: its limit; why_free: the origin of the limit, for errors. longest: tokens of the longest sequence.

@@ -27,9 +27,19 @@ def begin_kernel(last, rows, ids):
 
 @triton.jit
 def end_kernel(
-    ids, rows, last, stopped, stop_ids, seen, drawn, width, vocab,
-    block: tl.constexpr, sees: tl.constexpr, overlaps: tl.constexpr,
-):  # fmt: skip
+    ids,
+    rows,
+    last,
+    stopped,
+    stop_ids,
+    seen,
+    drawn,
+    width,
+    vocab,
+    block: tl.constexpr,
+    sees: tl.constexpr,
+    overlaps: tl.constexpr,
+):
     """Keep the last id of a stopped sequence, else take the drawn one. Compare it with the stop ids and mark it seen.
 
     Several padding items may share the spare slot, in no defined order.
@@ -66,7 +76,18 @@ def commit_ids(
     marks = stopped if seen is None else seen
     width, vocab = stop_ids.shape[1], marks.stride(0)
     end_kernel[(len(rows),)](
-        ids, rows, last, stopped.view(torch.uint8), stop_ids, marks.view(torch.uint8), drawn, width, vocab,
-        block=triton.next_power_of_2(width), sees=seen is not None, num_warps=1, **launch_options(ids.device),
-    )  # fmt: skip
+        ids,
+        rows,
+        last,
+        stopped.view(torch.uint8),
+        stop_ids,
+        marks.view(torch.uint8),
+        drawn,
+        width,
+        vocab,
+        block=triton.next_power_of_2(width),
+        sees=seen is not None,
+        num_warps=1,
+        **launch_options(ids.device),
+    )
     return drawn

@@ -33,9 +33,13 @@ def commit_ids(slots: Slots, indices: Tensor, ids: Tensor, *, sees: bool) -> Ten
     """
     if slots.device.type == "cuda":
         drawn: Tensor = _kernels().commit_ids(
-            ids, indices, slots.device_last, slots.device_stopped, slots.device_stop_ids,
+            ids,
+            indices,
+            slots.device_last,
+            slots.device_stopped,
+            slots.device_stop_ids,
             slots.device_seen if sees else None,
-        )  # fmt: skip
+        )
         return drawn
     return commit_ids_plainly(slots, indices, ids, sees=sees)
 

@@ -127,9 +127,8 @@ class Slots:
         return self.history[slot, :length].copy(), seen
 
     def restore(
-        self, slot: int, *, last: int, drawn: int, position: int | float, history: np.ndarray,
-        seen: torch.Tensor | None,
-    ) -> None:  # fmt: skip
+        self, slot: int, *, last: int, drawn: int, position: int | float, history: np.ndarray, seen: torch.Tensor | None
+    ) -> None:
         """Set the state of a slot as `export` found it on another rank."""
         self.next_position[slot], self.drawn[slot] = position, drawn
         self.history[slot, : len(history)] = history

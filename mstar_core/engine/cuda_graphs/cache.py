@@ -60,9 +60,11 @@ def sizes_for(slots: int) -> CaptureSizes:
     between = [power * 3 // 2 for power in powers if power >= 16]
     steps = {size for size in (*powers, *between) if size < slots}
     return CaptureSizes(
-        decode=tuple(sorted(first)), decode_later=tuple(sorted(steps - first)),
-        prefill=PREFILL_FIRST, prefill_later=PREFILL_LATER,
-    )  # fmt: skip
+        decode=tuple(sorted(first)),
+        decode_later=tuple(sorted(steps - first)),
+        prefill=PREFILL_FIRST,
+        prefill_later=PREFILL_LATER,
+    )
 
 
 @dataclass(slots=True)
@@ -191,9 +193,13 @@ class StepBuckets(Generic[S]):
     """Captured steps of one kind, by size. Made by `GraphCache.buckets`."""
 
     def __init__(
-        self, cache: GraphCache, build: Callable[[Size], S], title: Callable[[Size], str],
-        order: Callable[[Size], Size], kind: bytes = b"",
-    ) -> None:  # fmt: skip
+        self,
+        cache: GraphCache,
+        build: Callable[[Size], S],
+        title: Callable[[Size], str],
+        order: Callable[[Size], Size],
+        kind: bytes = b"",
+    ) -> None:
         """kind: its wire form."""
         self._cache = cache
         self.kind = kind
@@ -289,9 +295,12 @@ class GraphCache:
     """
 
     def __init__(
-        self, device: torch.device, report: Callable[[str, str], None] | None = None, spare_bytes: int = 0,
+        self,
+        device: torch.device,
+        report: Callable[[str, str], None] | None = None,
+        spare_bytes: int = 0,
         name: str = "",
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.device = device
         self.report = report
         self.name = name
@@ -337,9 +346,12 @@ class GraphCache:
         except Exception as error:  # noqa: BLE001 a step that cannot be captured still runs uncaptured
             self.queue = [each for each in self.queue if each.buckets is not planned.buckets]
             log.error(
-                "%s%s and others of its kind run uncaptured: %s: %s", self._prefix, planned.title,
-                type(error).__name__, error,
-            )  # fmt: skip
+                "%s%s and others of its kind run uncaptured: %s: %s",
+                self._prefix,
+                planned.title,
+                type(error).__name__,
+                error,
+            )
         return bool(self.queue)
 
     def capture_all(self) -> None:

@@ -107,16 +107,22 @@ class Compiling:
         if len(rest) > FEW and _forks() and _cores() > 1:
             before, work = total - len(rest), [each.work for each in rest]
             found = run_forked(
-                work, min(MOST_WORKERS, len(rest), _cores()), lambda done: self._report(before + done, total),
+                work,
+                min(MOST_WORKERS, len(rest), _cores()),
+                lambda done: self._report(before + done, total),
                 _with_fixed_target(),
-            )  # fmt: skip
+            )
             took += [(found[index], rest[index].name) for index in found]
         log.info(
             "%d of %d kernels compiled by processes, %d of them during the trace, %.2f s after it; %.2f s of work; "
-            "longest: %s", len(took), total, total - len(rest), time.monotonic() - started,
+            "longest: %s",
+            len(took),
+            total,
+            total - len(rest),
+            time.monotonic() - started,
             sum(seconds for seconds, _ in took),
             ", ".join(f"{name} {seconds:.1f} s" for seconds, name in sorted(took, reverse=True)[:3]),
-        )  # fmt: skip
+        )
         with ThreadPoolExecutor(min(MOST_WORKERS, total, max(2, _cores())), "compile") as pool:
             for each in waiting:
                 pool.submit(_fulfil, each.future, each.work)

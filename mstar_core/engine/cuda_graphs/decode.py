@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.cache.slots import Slots
     from mstar_core.engine.cuda_graphs.cache import GraphCache
     from mstar_core.engine.kv.batch import DecodeBatch
-    from mstar_core.graph.spec.nodes import NodeSpec
+    from mstar_core.graph.declare.nodes import NodeSpec
     from mstar_core.layers.kv_view import KVModule
 
 DRAWN: Final = "$drawn"
@@ -116,9 +116,18 @@ class DecodeSteps:
     """The captured decode steps of one node. Owned by its `NodeGraphs`."""
 
     def __init__(
-        self, spec: NodeSpec, module: KVModule, attention: AttentionBackend, slots: Slots, tables: PageTables,
-        *, id_port: str, vocab: int, cache: GraphCache, rows: LoopRows | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        spec: NodeSpec,
+        module: KVModule,
+        attention: AttentionBackend,
+        slots: Slots,
+        tables: PageTables,
+        *,
+        id_port: str,
+        vocab: int,
+        cache: GraphCache,
+        rows: LoopRows | None = None,
+    ) -> None:
         assert spec.sampling is not None
         self.module = module
         self.attention = attention

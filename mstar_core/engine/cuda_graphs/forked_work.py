@@ -101,9 +101,7 @@ class ForkedStream:
         self._texts += 1
         return self._texts - 1
 
-    def finish(
-        self, on_done: Callable[[int], None] = lambda done: None, stall_s: float = STALL_S
-    ) -> dict[int, float]:  # fmt: skip
+    def finish(self, on_done: Callable[[int], None] = lambda done: None, stall_s: float = STALL_S) -> dict[int, float]:
         """Wait for all texts and end the processes. Returns as `run_forked`."""
         self._own.close()
         return _end(self._children, self._results, on_done, stall_s)
@@ -123,9 +121,7 @@ def _start(processes: int, serve: Callable[[], NoReturn]) -> list[int]:
     return children
 
 
-def _end(
-    children: Sequence[int], results: int, on_done: Callable[[int], None], stall_s: float
-) -> dict[int, float]:  # fmt: skip
+def _end(children: Sequence[int], results: int, on_done: Callable[[int], None], stall_s: float) -> dict[int, float]:
     try:
         return _gather(results, on_done, stall_s)
     finally:
@@ -165,9 +161,7 @@ def _fork() -> int:
         return os.fork()
 
 
-def _serve(
-    pieces: Iterator[tuple[int, Callable[[], object]]], results: int, prepare: Callable[[], object]
-) -> NoReturn:  # fmt: skip
+def _serve(pieces: Iterator[tuple[int, Callable[[], object]]], results: int, prepare: Callable[[], object]) -> NoReturn:
     """Run pieces until none is left, and end the process without destructors, which could use the device."""
     try:
         gc.disable()

@@ -14,8 +14,14 @@ VARIABLE: Final = "MSTAR_KERNEL_LIST"
 """Environment variable that names the file to record to."""
 
 OPTIONS: Final = (
-    "num_warps", "num_ctas", "num_stages", "maxnreg", "launch_pdl", "launch_cooperative_grid", "enable_fp_fusion",
-)  # fmt: skip
+    "num_warps",
+    "num_ctas",
+    "num_stages",
+    "maxnreg",
+    "launch_pdl",
+    "launch_cooperative_grid",
+    "enable_fp_fusion",
+)
 """Options that a launch can set; the others are Triton's defaults for the architecture."""
 
 

@@ -80,8 +80,10 @@ class KernelLog:
     def counters(self) -> dict[str, float]:
         """Return the counts by metric name."""
         return {
-            "kernels_ahead": float(self.ahead), "kernels_missed": float(self.missed), "kernels_late": float(self.late),
-        }  # fmt: skip
+            "kernels_ahead": float(self.ahead),
+            "kernels_missed": float(self.missed),
+            "kernels_late": float(self.late),
+        }
 
 
 def _record(file: TextIO, told: dict[str, Any]) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.cache.slots import Slots
     from mstar_core.engine.cuda_graphs.cache import CaptureSizes, GraphCache, StepBuckets
     from mstar_core.engine.cuda_graphs.compilation import Compiling
-    from mstar_core.graph.spec.nodes import NodeSpec
+    from mstar_core.graph.declare.nodes import NodeSpec
     from mstar_core.layers.kv_view import KVModule
 
 log = logging.getLogger(__name__)
@@ -39,9 +39,19 @@ class NodeGraphs:
     """
 
     def __init__(
-        self, spec: NodeSpec, module: KVModule, attention: AttentionBackend, slots: Slots, tables: PageTables,
-        *, id_port: str, vocab: int, token_budget: int, cache: GraphCache, rows: LoopRows | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        spec: NodeSpec,
+        module: KVModule,
+        attention: AttentionBackend,
+        slots: Slots,
+        tables: PageTables,
+        *,
+        id_port: str,
+        vocab: int,
+        token_budget: int,
+        cache: GraphCache,
+        rows: LoopRows | None = None,
+    ) -> None:
         """rows: values per sequence of the node's resident loop. Prompts of such a node are not captured."""
         self.cache = cache
         self.decode: DecodeSteps | None = None
@@ -54,14 +64,14 @@ class NodeGraphs:
         if spec.sampling is not None and vocab:
             self.decode = DecodeSteps(
                 spec, module, attention, slots, tables, id_port=id_port, vocab=vocab, cache=cache, rows=rows
-            )  # fmt: skip
+            )
             self.prefill = PrefillSteps(self.decode, cache) if rows is None else None
         if spec.capture_sizes or spec.capture_tokens:
             self.passes = LoopPassSteps(spec, module, attention, tables, slots.count, cache, token_budget)
         if spec.capture_prompts:
             self.prompts = PromptSteps(
                 spec, module, attention, tables, cache, token_budget, counts_ids=self.prefill is None
-            )  # fmt: skip
+            )
 
     def capture(self, sizes: CaptureSizes) -> None:
         """Capture decode and prefill before the first request and queue the later sizes.
@@ -140,5 +150,8 @@ class NodeGraphs:
             log.warning(
                 "node %s: decode steps of more than %d sequences take several CUDA-graph replays each, and %d are "
                 "admitted; lower max_concurrent_requests to %d or leave more memory for larger graphs",
-                self._name, largest, self._slots.count, largest,
-            )  # fmt: skip
+                self._name,
+                largest,
+                self._slots.count,
+                largest,
+            )

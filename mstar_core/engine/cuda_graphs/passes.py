@@ -24,7 +24,7 @@ from mstar_core.engine.cuda_graphs.kinds import WirePass, WirePort, dtype_name, 
 from mstar_core.engine.cuda_graphs.prefixes import PrefixSteps
 from mstar_core.engine.kv.batch import pass_positions, wanted_ports
 from mstar_core.engine.transfers import SMALL_BYTES, gather, join, upload
-from mstar_core.graph.spec.nodes import STEP, keyword
+from mstar_core.graph.declare.nodes import STEP, keyword
 from mstar_core.layers.kv_view import AppendOnlyView
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.cuda_graphs.cache import GraphCache
     from mstar_core.engine.kv.batch import ScheduledChunk
     from mstar_core.engine.kv.sequence import ForwardPass
-    from mstar_core.graph.spec.nodes import NodeSpec
+    from mstar_core.graph.declare.nodes import NodeSpec
     from mstar_core.layers.kv_view import KVModule
 
 MOST_ITERATIONS: Final = 64
@@ -127,9 +127,13 @@ class PassKind:
             for each in wire.ports
         )
         return cls(
-            tokens=wire.tokens, ports=ports, writes=wire.writes, iterations=wire.iterations, carry=wire.carry,
+            tokens=wire.tokens,
+            ports=ports,
+            writes=wire.writes,
+            iterations=wire.iterations,
+            carry=wire.carry,
             is_append_only=wire.is_append_only,
-        )  # fmt: skip
+        )
 
     def __hash__(self) -> int:
         """Hash a few fields: this runs several times per replay, and hashing all ports takes as long as the rest."""
@@ -176,10 +180,11 @@ class PassStep(StaticStep[list[dict[str, "Tensor"]]]):
         beside = {POSITIONS: (torch.int64, shape.rows * kind.tokens), **small}
         self._buffers = AttentionBuffers(node.attention.static(shape), node.device, beside)
         self._ports = {
-            port.name: self._buffers.device[port_field(port.name)].view(size) if port_field(port.name) in small
+            port.name: self._buffers.device[port_field(port.name)].view(size)
+            if port_field(port.name) in small
             else torch.zeros(size, dtype=port.dtype, device=node.device)
             for port, size in sizes.items()
-        }  # fmt: skip
+        }
         self._buffers.prepare(empty_batch(node.tables.ids))
         one = replace(kind, iterations=1)
         ahead = range(1, kind.iterations) if kind.runs_ahead else ()
@@ -265,9 +270,15 @@ class LoopPassSteps:
     """The captured passes of one node. Owned by its `NodeGraphs`; the model runner replays them."""
 
     def __init__(
-        self, spec: NodeSpec, module: KVModule, attention: AttentionBackend, tables: PageTables, slots: int,
-        cache: GraphCache, budget: int = 1 << 30,
-    ) -> None:  # fmt: skip
+        self,
+        spec: NodeSpec,
+        module: KVModule,
+        attention: AttentionBackend,
+        tables: PageTables,
+        slots: int,
+        cache: GraphCache,
+        budget: int = 1 << 30,
+    ) -> None:
         self._sizes = [size for (size,) in up_to(slots, spec.capture_sizes, [])]
         self.module = module
         self.attention = attention

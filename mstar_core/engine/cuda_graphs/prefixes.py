@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.cache.page_table import PageTables
     from mstar_core.engine.cuda_graphs.cache import GraphCache
     from mstar_core.engine.kv.batch import ScheduledChunk
-    from mstar_core.graph.spec.nodes import NodeSpec
+    from mstar_core.graph.declare.nodes import NodeSpec
     from mstar_core.layers.kv_view import KVModule
 
 MOST_KINDS: Final = 2
@@ -46,9 +46,15 @@ class PrefixStep(StaticStep[dict[str, "Tensor"]]):
     """Prefixes of up to `tokens` packed tokens."""
 
     def __init__(
-        self, module: KVModule, attention: AttentionBackend, tables: PageTables, kind: PrefixKind, tokens: int,
-        inputs: dict[str, Tensor], device: torch.device,
-    ) -> None:  # fmt: skip
+        self,
+        module: KVModule,
+        attention: AttentionBackend,
+        tables: PageTables,
+        kind: PrefixKind,
+        tokens: int,
+        inputs: dict[str, Tensor],
+        device: torch.device,
+    ) -> None:
         """inputs: large ones, at least [tokens, ...], which other buckets share."""
         self._module = module
         self._tables = tables
@@ -97,9 +103,14 @@ class PrefixSteps:
     """The captured prefixes of one node. Owned by its loop passes."""
 
     def __init__(
-        self, spec: NodeSpec, module: KVModule, attention: AttentionBackend, tables: PageTables, cache: GraphCache,
+        self,
+        spec: NodeSpec,
+        module: KVModule,
+        attention: AttentionBackend,
+        tables: PageTables,
+        cache: GraphCache,
         budget: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._sizes = up_to(budget, spec.capture_tokens, [])
         self._module = module
         self._attention = attention
@@ -180,9 +191,11 @@ class PrefixSteps:
             return PrefixStep(self._module, self._attention, self._tables, kind, size[0], inputs, device)
 
         self._buckets[kind] = self._cache.buckets(
-            build, lambda size: f"prefix graph of {size[0]} tokens", lambda size: (3, -size[0]),
+            build,
+            lambda size: f"prefix graph of {size[0]} tokens",
+            lambda size: (3, -size[0]),
             encoded(WirePrefix(tuple(WirePort(name, dtype_name(dtype), shape) for name, dtype, shape in kind))),
-        )  # fmt: skip
+        )
         return self._buckets[kind]
 
     def _batches(self, kind: PrefixKind, chunks: Sequence[ScheduledChunk]) -> list[list[ScheduledChunk]]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.cache.page_table import PageTables
     from mstar_core.engine.cuda_graphs.cache import GraphCache
     from mstar_core.engine.kv.batch import PlainForward, ScheduledChunk
-    from mstar_core.graph.spec.nodes import NodeSpec
+    from mstar_core.graph.declare.nodes import NodeSpec
     from mstar_core.layers.kv_view import KVModule
 
 MOST_KINDS: Final = 8
@@ -78,9 +78,16 @@ class PromptStep(StaticStep[dict[str, "Tensor"]]):
     """Prompt passes of one kind: up to `tokens` packed tokens of up to `rows` sequences."""
 
     def __init__(
-        self, module: KVModule, attention: AttentionBackend, tables: PageTables, kind: PromptKind, tokens: int,
-        rows: int, inputs: dict[str, Tensor], device: torch.device,
-    ) -> None:  # fmt: skip
+        self,
+        module: KVModule,
+        attention: AttentionBackend,
+        tables: PageTables,
+        kind: PromptKind,
+        tokens: int,
+        rows: int,
+        inputs: dict[str, Tensor],
+        device: torch.device,
+    ) -> None:
         """inputs: of at least as many tokens, which other buckets share."""
         self.tokens, self.rows = tokens, rows
         self._module = module
@@ -126,9 +133,16 @@ class PromptSteps:
     """The captured prompt passes of one node. Owned by its `NodeGraphs`; the model runner replays them."""
 
     def __init__(
-        self, spec: NodeSpec, module: KVModule, attention: AttentionBackend, tables: PageTables, cache: GraphCache,
-        budget: int, *, counts_ids: bool,
-    ) -> None:  # fmt: skip
+        self,
+        spec: NodeSpec,
+        module: KVModule,
+        attention: AttentionBackend,
+        tables: PageTables,
+        cache: GraphCache,
+        budget: int,
+        *,
+        counts_ids: bool,
+    ) -> None:
         """counts_ids: whether prompts of ids are counted here, which is so if the node has no other prefill."""
         self.counts = cache.counts
         self._counts_ids = counts_ids
@@ -207,9 +221,7 @@ class PromptSteps:
         def build(size: Size) -> PromptStep:
             if not inputs:
                 most = max(sizes)
-                inputs.update(
-                    {form.name: form.empty(most[form.axis is None], device) for form in kind.ports}
-                )  # fmt: skip
+                inputs.update({form.name: form.empty(most[form.axis is None], device) for form in kind.ports})
             return PromptStep(self._module, self._attention, self._tables, kind, size[0], size[1], inputs, device)
 
         names = ", ".join(form.name for form in kind.ports)

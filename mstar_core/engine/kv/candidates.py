@@ -15,14 +15,14 @@ from mstar_core.engine.cache.prefix_cache import ContentChain
 from mstar_core.engine.jobs import CandidateInputs
 from mstar_core.engine.kv.sequence import Branch, CandidateGroup, CandidateJob, KVRequest, stack_ports
 from mstar_core.errors import EngineError, TooLarge
-from mstar_core.graph.spec.nodes import STEP
+from mstar_core.graph.declare.nodes import STEP
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from mstar_core.engine.base import Job, SamplingParams
     from mstar_core.engine.kv.queue import RequestQueue
-    from mstar_core.graph.spec.nodes import NodeSpec
+    from mstar_core.graph.declare.nodes import NodeSpec
 
 SEED_STEP: Final = 0x9E3779B97F4A7C15
 """Distance between the seeds of adjacent candidates: odd, so 2**64 of them are distinct."""
@@ -48,9 +48,11 @@ class Candidates:
         """Raise TooLarge when so many candidates can never exist at once, EngineError when the node has none."""
         if count > 1 and not self._kv.rows:
             raise EngineError(
-                f"node {self._spec.name} runs no candidates", f"{count} candidates in a job, 1 is supported",
-                "a model that runs candidates declares how many: KVSpec(rows=...)", node=self._spec.name,
-            )  # fmt: skip
+                f"node {self._spec.name} runs no candidates",
+                f"{count} candidates in a job, 1 is supported",
+                "a model that runs candidates declares how many: KVSpec(rows=...)",
+                node=self._spec.name,
+            )
         if count > max(1, self._kv.rows):
             raise TooLarge(
                 f"node {self._spec.name} holds {self._kv.rows} candidates at once, {count} were requested",
@@ -101,10 +103,19 @@ class Candidates:
         group.begin(job)
         for index, (branch, share) in enumerate(zip(group.branches, shares, strict=True)):
             own = CandidateJob(
-                key=job.key, handle=job.handle, inputs=share, outputs=job.outputs, attend=job.attend,
-                branch=job.branch, sample=job.sample, loop=job.loop, urgency=job.urgency, whole=job, group=group,
+                key=job.key,
+                handle=job.handle,
+                inputs=share,
+                outputs=job.outputs,
+                attend=job.attend,
+                branch=job.branch,
+                sample=job.sample,
+                loop=job.loop,
+                urgency=job.urgency,
+                whole=job,
+                group=group,
                 index=index,
-            )  # fmt: skip
+            )
             branch.queue.append(own)
             self._queue.add(branch)
         return list(group.branches)
@@ -326,10 +337,12 @@ class Candidates:
         reasons = {share.reason for share in shares}
         result.done.append(
             Done(
-                job=job, outputs=outputs, reason=reasons.pop() if len(reasons) == 1 else "length",
+                job=job,
+                outputs=outputs,
+                reason=reasons.pop() if len(reasons) == 1 else "length",
                 iterations=max(share.iterations for share in shares),
             )
-        )  # fmt: skip
+        )
         self._queue.remember(parent, {**last, **outputs})
         group.job = parent.job = None
         group.stacked, group.last_values = {}, []

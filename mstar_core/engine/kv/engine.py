@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.cache.feeds import Feeds
     from mstar_core.engine.cuda_graphs.compilation import Compiling
     from mstar_core.graph.compile.resident import LoopPorts
-    from mstar_core.graph.spec.nodes import NodeSpec
+    from mstar_core.graph.declare.nodes import NodeSpec
     from mstar_core.layers.kv_view import KVModule
     from mstar_core.parallel.collectives import TorchCollectives
     from mstar_core.parallel.link import PlanSender
@@ -93,11 +93,19 @@ class KVCacheEngine:
     """
 
     def __init__(
-        self, spec: NodeSpec, module: KVModule, settings: KVSettings, *, clock: Callable[[], float] = time.monotonic,
-        faults: Faults | None = None, report: Callable[[str, str], None] | None = None,
-        captures: GraphCache | None = None, to_host: Callable[[Tensor], HostTransfer] = HostCopy,
-        is_captured: bool = True, share: DeviceShare | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        spec: NodeSpec,
+        module: KVModule,
+        settings: KVSettings,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        faults: Faults | None = None,
+        report: Callable[[str, str], None] | None = None,
+        captures: GraphCache | None = None,
+        to_host: Callable[[Tensor], HostTransfer] = HostCopy,
+        is_captured: bool = True,
+        share: DeviceShare | None = None,
+    ) -> None:
         """report: called with the phase (`kernels` or `capture`) and the step, for each step captured here.
 
         captures: the cache of captured steps, by default a new one. to_host: starts a copy to the host. is_captured:
@@ -132,7 +140,7 @@ class KVCacheEngine:
         self._store = PageStore(pools)
         self._runner = ModelRunner(
             spec, module, attention, memory, self._store, runs_ahead=settings.lookahead > 0, faults=faults
-        )  # fmt: skip
+        )
         self._sizes = settings.graphs
         self._graphs = self._prepare_graphs(module, attention, settings, captures, report)
         inputs = InputProcessor(spec, module, device, dtype)
@@ -142,16 +150,20 @@ class KVCacheEngine:
         self._share = share or device_share(settings.image_share, device, clock)
         self._scheduler = Scheduler(
             spec, self._queue, self._loops, self._candidates, self._runner, settings.token_budget, self._share
-        )  # fmt: skip
+        )
         if is_captured and self._graphs is not None:
             if device.type == "cuda":
                 compile_in_parallel(self.trace, f"node {self.name}")
             self.capture()
 
     def _prepare_graphs(
-        self, module: KVModule, attention: AttentionBackend, settings: KVSettings, captures: GraphCache | None,
+        self,
+        module: KVModule,
+        attention: AttentionBackend,
+        settings: KVSettings,
+        captures: GraphCache | None,
         report: Callable[[str, str], None] | None,
-    ) -> NodeGraphs | None:  # fmt: skip
+    ) -> NodeGraphs | None:
         """Make the node's captured steps, of which there are none yet, and give them to the runner."""
         spec, sizes = self._spec, settings.graphs
         draws = spec.sampling is not None and settings.vocab > 0
@@ -160,9 +172,17 @@ class KVCacheEngine:
         cache = captures or GraphCache(settings.device)
         cache.name, cache.report = spec.name, report
         graphs = NodeGraphs(
-            spec, module, attention, self._memory.slots, self._memory.tables, id_port=self._runner.id_port,
-            vocab=settings.vocab, token_budget=settings.token_budget, cache=cache, rows=self._memory.rows,
-        )  # fmt: skip
+            spec,
+            module,
+            attention,
+            self._memory.slots,
+            self._memory.tables,
+            id_port=self._runner.id_port,
+            vocab=settings.vocab,
+            token_budget=settings.token_budget,
+            cache=cache,
+            rows=self._memory.rows,
+        )
         self._runner.decode, self._runner.prefill, self._runner.passes = graphs.decode, graphs.prefill, graphs.passes
         self._runner.prompts = graphs.prompts
         return graphs
@@ -230,9 +250,10 @@ class KVCacheEngine:
         branch = request.branches.get(job.branch)
         if branch is None:
             error = EngineError(
-                f"node {self.name} has no branch {job.branch!r}", f"it has {', '.join(request.branches)}",
+                f"node {self.name} has no branch {job.branch!r}",
+                f"it has {', '.join(request.branches)}",
                 node=self.name,
-            )  # fmt: skip
+            )
             self._queue.ready.failed.append(Failed(job=job, error=error))
             return
         if not branch.has_work:

@@ -39,9 +39,14 @@ class NodeFollower:
     """Carries out plans of one node. Owned by the follower loop."""
 
     def __init__(
-        self, runner: ModelRunner, memory: KVMemory, attention: AttentionBackend, store: PageStore,
-        collectives: TorchCollectives, graphs: NodeGraphs | None,
-    ) -> None:  # fmt: skip
+        self,
+        runner: ModelRunner,
+        memory: KVMemory,
+        attention: AttentionBackend,
+        store: PageStore,
+        collectives: TorchCollectives,
+        graphs: NodeGraphs | None,
+    ) -> None:
         self._own_graphs = graphs
         self._runner = runner
         self._memory = memory
@@ -128,9 +133,13 @@ class NodeFollower:
             tables.ids[slot, len(pages) :] = pages[0] if len(pages) else 0
         for draw in plan.draws:
             slots.sampling[draw.slot] = SamplingParams(
-                temperature=draw.temperature, top_p=draw.top_p, top_k=draw.top_k, min_p=draw.min_p,
-                repetition_penalty=draw.repetition_penalty, seed=draw.seed,
-            )  # fmt: skip
+                temperature=draw.temperature,
+                top_p=draw.top_p,
+                top_k=draw.top_k,
+                min_p=draw.min_p,
+                repetition_penalty=draw.repetition_penalty,
+                seed=draw.seed,
+            )
 
     def _forward(self, plan: plans.Forward) -> PlainForward:
         slots, decode = self._memory.slots, plan.decode.array()
@@ -148,19 +157,30 @@ class NodeFollower:
             slots.drawn[drawn] = plan.draws.counters.array()
             draws = Draws(slots=drawn, tracked=plan.draws.tracked, ends=_array(plan.draws.ends))
         packed = PackedRows(
-            decode=decode, cached=plan.cached.array(), tables=self._memory.tables.ids,
+            decode=decode,
+            cached=plan.cached.array(),
+            tables=self._memory.tables.ids,
             segments=[
                 AttentionSegment(
-                    start=each.start, count=each.count, row=each.row, cached=each.cached, is_causal=each.is_causal,
+                    start=each.start,
+                    count=each.count,
+                    row=each.row,
+                    cached=each.cached,
+                    is_causal=each.is_causal,
                     writes=each.writes,
                 )
                 for each in plan.segments
             ],
-        )  # fmt: skip
+        )
         return PlainForward(
-            packed=packed, ports=ports, positions=positions, draws=draws, wants_logits=plan.wants_logits,
-            stores_rows=plan.stores_rows, decode_slots=upload(decode, device) if len(decode) else None,
-        )  # fmt: skip
+            packed=packed,
+            ports=ports,
+            positions=positions,
+            draws=draws,
+            wants_logits=plan.wants_logits,
+            stores_rows=plan.stores_rows,
+            decode_slots=upload(decode, device) if len(decode) else None,
+        )
 
     def _received(self, wires: list[plans.WireTensor]) -> list[Tensor]:
         found = [wire.tensor(self._memory.slots.device) for wire in wires]

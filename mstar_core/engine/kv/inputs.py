@@ -17,14 +17,14 @@ from mstar_core.engine.kv.batch import chunk_positions
 from mstar_core.engine.kv.sequence import ForwardPass, Logged, Position
 from mstar_core.engine.transfers import is_small_on_host, upload
 from mstar_core.errors import EngineError
-from mstar_core.graph.spec.nodes import STEP, Attend, PortType, keyword
+from mstar_core.graph.declare.nodes import STEP, Attend, PortType, keyword
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
     from mstar_core.engine.kv.batch import ScheduledChunk
-    from mstar_core.graph.spec.nodes import NodeSpec
+    from mstar_core.graph.declare.nodes import NodeSpec
     from mstar_core.layers.kv_view import KVModule
 
 POSITIONS: Final = "positions"
@@ -88,9 +88,15 @@ class InputProcessor:
         return {name: value if is_small[name] else self.on_device(name, value) for name, value in inputs.items()}
 
     def forward_pass(
-        self, inputs: dict[str, Tensor], attend: Attend, position: Position, base: int, *, step: int = 0,
+        self,
+        inputs: dict[str, Tensor],
+        attend: Attend,
+        position: Position,
+        base: int,
+        *,
+        step: int = 0,
         iterations: int = 1,
-    ) -> ForwardPass:  # fmt: skip
+    ) -> ForwardPass:
         """Return the pass for these inputs. Raises EngineError when their sizes contradict each other.
 
         step: its iteration of a loop; iterations: how many it holds from that one on.
@@ -118,9 +124,18 @@ class InputProcessor:
                 node=self._spec.name,
             )
         return ForwardPass(
-            ports=ports, axes=form.axes, tokens=tokens, attend=attend, position=position, base=base, given=given,
-            after=after, is_ids=ids is not None and given is None, per_row=form.per_row, iterations=iterations,
-        )  # fmt: skip
+            ports=ports,
+            axes=form.axes,
+            tokens=tokens,
+            attend=attend,
+            position=position,
+            base=base,
+            given=given,
+            after=after,
+            is_ids=ids is not None and given is None,
+            per_row=form.per_row,
+            iterations=iterations,
+        )
 
     def owned(self, forward: ForwardPass) -> ForwardPass:
         """Return the same pass, not yet computed, with copies of host values, whose owner may overwrite them."""
@@ -133,9 +148,15 @@ class InputProcessor:
         if entry.forward is None:
             ids = torch.from_numpy(history[base : base + entry.tokens].astype("int64"))
             return ForwardPass(
-                ports={self.id_port: ids}, axes={self.id_port: 0}, tokens=entry.tokens, attend=Attend(),
-                position=entry.position, base=base, is_ids=True, is_replay=True,
-            )  # fmt: skip
+                ports={self.id_port: ids},
+                axes={self.id_port: 0},
+                tokens=entry.tokens,
+                attend=Attend(),
+                position=entry.position,
+                base=base,
+                is_ids=True,
+                is_replay=True,
+            )
         again = entry.forward.bare(is_replay=True)
         again.base = base
         return again

@@ -17,7 +17,7 @@ from mstar_core.engine.cache.slots import NO_ID
 from mstar_core.engine.jobs import carried_values, no_start, stops
 from mstar_core.engine.kv.sequence import Branch, CandidateJob, ForwardPass, Logged, LoopState, RollbackPoint
 from mstar_core.errors import EngineError, TooLarge
-from mstar_core.graph.spec.nodes import MAIN, STEP, Attend
+from mstar_core.graph.declare.nodes import MAIN, STEP, Attend
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.cache.memory import KVMemory
     from mstar_core.engine.kv.inputs import InputProcessor
     from mstar_core.graph.compile.resident import LoopPorts
-    from mstar_core.graph.spec.nodes import NodeSpec
+    from mstar_core.graph.declare.nodes import NodeSpec
 
 
 MOST_ITERATIONS: Final = 16
@@ -341,7 +341,7 @@ class Loops:
             return Done(job=job, outputs=kept, reason="stop" if is_stopped else "length")
         branch.loop = LoopState(
             carried=carried, limit=loop.max_iters, ahead=self._ahead(job, loop), lists=self._inputs.lists(job.inputs)
-        )  # fmt: skip
+        )
         branch.forward = self._iteration(branch, job, branch.loop)
         return None
 

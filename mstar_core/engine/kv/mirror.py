@@ -118,15 +118,21 @@ class LeaderMirror:
             wire = plans.WireDraws(WireArray.of(draws.slots), counters, ends, draws.tracked)
         self._sender.publish(
             plans.Forward(
-                node=self._node, decode=WireArray.of(packed.decode), cached=WireArray.of(packed.cached),
+                node=self._node,
+                decode=WireArray.of(packed.decode),
+                cached=WireArray.of(packed.cached),
                 segments=[
                     plans.WireSegment(each.start, each.count, each.row, each.cached, each.is_causal, each.writes)
                     for each in packed.segments
                 ],
-                positions=WireTensor.of(step.positions), ports=ports, lists=lists, wants_logits=step.wants_logits,
-                stores_rows=step.stores_rows, draws=wire,
+                positions=WireTensor.of(step.positions),
+                ports=ports,
+                lists=lists,
+                wants_logits=step.wants_logits,
+                stores_rows=step.stores_rows,
+                draws=wire,
             )
-        )  # fmt: skip
+        )
         self._share(shared_order(step.positions, step.ports))
 
     @contextmanager
@@ -202,10 +208,8 @@ class LeaderMirror:
             if self._draws.get(slot) is not own:
                 self._draws[slot] = own
                 draws.append(
-                    plans.Draw(
-                        slot, own.temperature, own.top_p, own.top_k, own.min_p, own.repetition_penalty, own.seed
-                    )
-                )  # fmt: skip
+                    plans.Draw(slot, own.temperature, own.top_p, own.top_k, own.min_p, own.repetition_penalty, own.seed)
+                )
         if pages or draws:
             self._sender.add(plans.SlotState(node=self._node, tables=pages, draws=draws))
 

@@ -29,7 +29,7 @@ from mstar_core.engine.sampling import sampler
 from mstar_core.engine.sampling.logit_subset import Columns
 from mstar_core.engine.transfers import HostCopy, upload
 from mstar_core.errors import EngineError
-from mstar_core.graph.spec.nodes import PortType
+from mstar_core.graph.declare.nodes import PortType
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.cuda_graphs.prompts import PromptSteps
     from mstar_core.engine.kv.mirror import LeaderMirror
     from mstar_core.engine.kv.sequence import ForwardPass
-    from mstar_core.graph.spec.nodes import NodeSpec
+    from mstar_core.graph.declare.nodes import NodeSpec
     from mstar_core.layers.kv_view import KVModule
 
 Faults = Callable[[Sequence["Handle"]], None]
@@ -65,9 +65,16 @@ class ModelRunner:
     """
 
     def __init__(
-        self, spec: NodeSpec, module: KVModule, attention: AttentionBackend, memory: KVMemory, store: PageStore,
-        *, runs_ahead: bool, faults: Faults | None,
-    ) -> None:  # fmt: skip
+        self,
+        spec: NodeSpec,
+        module: KVModule,
+        attention: AttentionBackend,
+        memory: KVMemory,
+        store: PageStore,
+        *,
+        runs_ahead: bool,
+        faults: Faults | None,
+    ) -> None:
         self._spec = spec
         self._module = module
         self._attention = attention
@@ -281,10 +288,14 @@ class ModelRunner:
         ports, positions = self._packed(decode, chunks)
         draws = self._draws(decode, chunks, int(positions.shape[-1]))
         return PlainForward(
-            packed=packed, ports=ports, positions=positions, draws=draws, wants_logits=wants_logits,
+            packed=packed,
+            ports=ports,
+            positions=positions,
+            draws=draws,
+            wants_logits=wants_logits,
             stores_rows=self._rows is not None and decode is not None,
             decode_slots=decode.on_device(self._slots)[0] if decode is not None else None,
-        )  # fmt: skip
+        )
 
     def compute(self, step: PlainForward) -> dict[str, Tensor]:
         """Run the module. Returns its packed outputs, and logits if they are wanted."""
@@ -322,9 +333,13 @@ class ModelRunner:
             cached, count = int(self._tables.length[slot]), chunk.count // chunk.forward.iterations
             for before in range(0, chunk.count, count):
                 segment = AttentionSegment(
-                    start=start, count=count, row=slot, cached=cached + before, is_causal=attend.mask == "causal",
+                    start=start,
+                    count=count,
+                    row=slot,
+                    cached=cached + before,
+                    is_causal=attend.mask == "causal",
                     writes=attend.write,
-                )  # fmt: skip
+                )
                 segments.append(segment)
                 start += count
         return segments
@@ -377,9 +392,7 @@ class ModelRunner:
         slots, indices, hidden = self._slots, draws.slots, outputs["hidden"]
         if draws.ends is not None:
             hidden = hidden.index_select(0, upload(draws.ends, hidden.device))
-        device_slots, sampling = draws.device or (
-            upload(indices, slots.device), sampling_parameters(indices, slots)
-        )  # fmt: skip
+        device_slots, sampling = draws.device or (upload(indices, slots.device), sampling_parameters(indices, slots))
         logits = self._module.head(hidden)
         if logits.dtype != torch.float32 or self._columns.has_suppressed:
             logits = logits.to(torch.float32, copy=True)

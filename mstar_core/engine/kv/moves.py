@@ -64,11 +64,15 @@ class Moves:
             history, seen = slots.export(slot, length)
             pages = tables.pages(slot)[: tables.pool.pages_for(length)]
             state = CacheState(
-                length=length, position=slots.position(slot), last=int(slots.last[slot]),
-                drawn=int(slots.drawn[slot]), history=torch.from_numpy(history), seen=seen,
+                length=length,
+                position=slots.position(slot),
+                last=int(slots.last[slot]),
+                drawn=int(slots.drawn[slot]),
+                history=torch.from_numpy(history),
+                seen=seen,
                 pages=self._runner.gather_pages(pages) if pages else (),
                 last_values={p: v for p, v in branch.request.last_values.items() if p in export.carried},
-            )  # fmt: skip
+            )
         self._empty(branch)
         return state
 
@@ -79,9 +83,13 @@ class Moves:
         self._empty(branch)
         with torch.inference_mode():
             self._memory.slots.restore(
-                branch.slot, last=state.last, drawn=state.drawn, position=state.position,
-                history=state.history.numpy(), seen=state.seen,
-            )  # fmt: skip
+                branch.slot,
+                last=state.last,
+                drawn=state.drawn,
+                position=state.position,
+                history=state.history.numpy(),
+                seen=state.seen,
+            )
         branch.chain.is_open = False  # its page keys stay behind
         branch.request.last_values.update(state.last_values)
         if state.length:

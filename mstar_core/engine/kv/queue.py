@@ -162,8 +162,11 @@ class RequestQueue:
 
     def is_in_flight(self, key: int) -> bool:
         """Return whether a step in flight computes an iteration of a resident loop."""
-        return any(out.decode is not None and key in out.decode.keys and key not in step.dropped
-                   for step in self.in_flight for out in step.batches)  # fmt: skip
+        return any(
+            out.decode is not None and key in out.decode.keys and key not in step.dropped
+            for step in self.in_flight
+            for out in step.batches
+        )
 
     def leave_decode(self, key: int) -> bool:
         """Take a loop out of the next decode batch. Returns whether it was in it."""

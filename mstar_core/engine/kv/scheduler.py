@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.kv.loops import Loops
     from mstar_core.engine.kv.model_runner import ModelRunner
     from mstar_core.engine.kv.queue import RequestQueue
-    from mstar_core.graph.spec.nodes import NodeSpec
+    from mstar_core.graph.declare.nodes import NodeSpec
 
 MOST_ITEMS: Final = 32
 """Batch items of captured passes in one step: enough to fill a device while the host prepares the next ones.
@@ -47,9 +47,15 @@ class Scheduler:
     """Starts jobs, reserves pages and preempts. The state that it schedules is the queue's."""
 
     def __init__(
-        self, spec: NodeSpec, queue: RequestQueue, loops: Loops, candidates: Candidates, runner: ModelRunner,
-        token_budget: int, share: DeviceShare,
-    ) -> None:  # fmt: skip
+        self,
+        spec: NodeSpec,
+        queue: RequestQueue,
+        loops: Loops,
+        candidates: Candidates,
+        runner: ModelRunner,
+        token_budget: int,
+        share: DeviceShare,
+    ) -> None:
         assert spec.kv is not None
         self._spec = spec
         self._branch_names = spec.kv.branches

@@ -15,7 +15,7 @@ import torch
 from mstar_core.engine.base import Emission, Job
 from mstar_core.engine.transfers import gather
 from mstar_core.errors import EngineError
-from mstar_core.graph.spec.nodes import Attend
+from mstar_core.graph.declare.nodes import Attend
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -79,10 +79,19 @@ class ForwardPass:
     def bare(self, *, is_replay: bool = False) -> ForwardPass:
         """Return the same pass, not yet computed. is_replay: as the log replays it."""
         return ForwardPass(
-            ports=self.ports, axes=self.axes, tokens=self.tokens, attend=self.attend, position=self.position,
-            base=self.base, given=self.given, after=self.after, is_ids=self.is_ids, is_replay=is_replay,
-            per_row=self.per_row, iterations=self.iterations,
-        )  # fmt: skip
+            ports=self.ports,
+            axes=self.axes,
+            tokens=self.tokens,
+            attend=self.attend,
+            position=self.position,
+            base=self.base,
+            given=self.given,
+            after=self.after,
+            is_ids=self.is_ids,
+            is_replay=is_replay,
+            per_row=self.per_row,
+            iterations=self.iterations,
+        )
 
     @property
     def must_be_whole(self) -> bool:

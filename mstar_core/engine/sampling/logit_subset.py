@@ -16,7 +16,7 @@ from mstar_core.errors import ConfigError, EngineError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.graph.spec.nodes import NodeSpec
+    from mstar_core.graph.declare.nodes import NodeSpec
 
 
 class Columns:

@@ -68,9 +68,15 @@ class StaticSampler:
     """Draws one id for each item of a bucket: kernels without a host decision on CUDA, `sampler` on the CPU."""
 
     def __init__(
-        self, count: int, columns: Columns, slots: Slots, parameters: Mapping[str, Tensor], chance: Tensor,
-        *, sees: bool,
-    ) -> None:  # fmt: skip
+        self,
+        count: int,
+        columns: Columns,
+        slots: Slots,
+        parameters: Mapping[str, Tensor],
+        chance: Tensor,
+        *,
+        sees: bool,
+    ) -> None:
         """parameters: device fields of `parameter_fields`. chance: float64 [count]. sees: a penalty applies."""
         self._columns = columns
         self._seen = slots.device_seen if sees else None
@@ -92,9 +98,17 @@ class StaticSampler:
         own, seen = self._parameters, self._seen
         if self._nucleus is not None:
             drawn: Tensor = self._nucleus.draw(
-                logits, seen=seen, slots=own["slots"], penalty=own["penalty"], temperature=own["temperature"],
-                top_p=own["top_p"], greedy=own["greedy"], chance=self._chance, top_k=own["top_k"], min_p=own["min_p"],
-            )  # fmt: skip
+                logits,
+                seen=seen,
+                slots=own["slots"],
+                penalty=own["penalty"],
+                temperature=own["temperature"],
+                top_p=own["top_p"],
+                greedy=own["greedy"],
+                chance=self._chance,
+                top_k=own["top_k"],
+                min_p=own["min_p"],
+            )
             return drawn
         marks = None if seen is None else self._columns.seen(seen.index_select(0, own["slots"]))
         return self._columns.drawn(sampler.sample_at(logits, self._rows(), marks, self._chance))

@@ -40,10 +40,29 @@ LIST_PARTS: Final = 32
 
 @triton.jit
 def _scale_kernel(
-    logits, seen, ids, slots, penalty, temperature, keys, peaks, places, histogram, masses, counts, extents,
-    vocab, chunks, logits_stride, seen_stride, is_penalised: tl.constexpr, is_restricted: tl.constexpr,
-    chunk: tl.constexpr, bins: tl.constexpr, ways: tl.constexpr,
-):  # fmt: skip
+    logits,
+    seen,
+    ids,
+    slots,
+    penalty,
+    temperature,
+    keys,
+    peaks,
+    places,
+    histogram,
+    masses,
+    counts,
+    extents,
+    vocab,
+    chunks,
+    logits_stride,
+    seen_stride,
+    is_penalised: tl.constexpr,
+    is_restricted: tl.constexpr,
+    chunk: tl.constexpr,
+    bins: tl.constexpr,
+    ways: tl.constexpr,
+):
     """Penalise, divide by the temperature and write keys, with the largest logit, its place and value of each chunk.
 
     Also clears the sums and counts of the next kernels.
@@ -103,9 +122,19 @@ class NucleusSampler:
         self._unit = float(1 << min(UNIT_BITS, 62 - vocab.bit_length()))
 
     def draw(
-        self, logits: Tensor, *, seen: Tensor | None, slots: Tensor, penalty: Tensor, temperature: Tensor,
-        top_p: Tensor, greedy: Tensor, chance: Tensor, top_k: Tensor | None = None, min_p: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
+        self,
+        logits: Tensor,
+        *,
+        seen: Tensor | None,
+        slots: Tensor,
+        penalty: Tensor,
+        temperature: Tensor,
+        top_p: Tensor,
+        greedy: Tensor,
+        chance: Tensor,
+        top_k: Tensor | None = None,
+        min_p: Tensor | None = None,
+    ) -> Tensor:
         """Draw one id per row: int64 [rows], BAD_ROW where a row has no finite maximum.
 
         logits: [rows, vocab] of any float type, read as float32, rows with unit stride; seen: bool [slots, ids] or
@@ -126,40 +155,132 @@ class NucleusSampler:
         marks, flags = logits if seen is None else seen.view(torch.uint8), greedy.view(torch.uint8)
         ids, is_restricted = (drawn, False) if self._ids is None else (self._ids, True)
         _scale_kernel[(chunks, rows)](
-            logits, marks, ids, slots, penalty, temperature, keys, peaks, places, histogram, masses, counts, extents,
-            vocab, chunks, logits.stride(0), marks.stride(0), is_penalised=seen is not None,
-            is_restricted=is_restricted, chunk=cut.scale, bins=BINS, ways=ways, num_warps=cut.scale_warps,
-        )  # fmt: skip
+            logits,
+            marks,
+            ids,
+            slots,
+            penalty,
+            temperature,
+            keys,
+            peaks,
+            places,
+            histogram,
+            masses,
+            counts,
+            extents,
+            vocab,
+            chunks,
+            logits.stride(0),
+            marks.stride(0),
+            is_penalised=seen is not None,
+            is_restricted=is_restricted,
+            chunk=cut.scale,
+            bins=BINS,
+            ways=ways,
+            num_warps=cut.scale_warps,
+        )
         if top_k is not None and min_p is not None:
             limits = torch.empty_like(top_p)
             truncate_kernel[(rows,)](
-                keys, peaks, flags, top_k, min_p, top_p, limits, vocab, chunks, unit,
-                cells=cells, chunk=min(triton.next_power_of_2(vocab), cut.truncate), num_warps=cut.truncate_warps,
-            )  # fmt: skip
+                keys,
+                peaks,
+                flags,
+                top_k,
+                min_p,
+                top_p,
+                limits,
+                vocab,
+                chunks,
+                unit,
+                cells=cells,
+                chunk=min(triton.next_power_of_2(vocab), cut.truncate),
+                num_warps=cut.truncate_warps,
+            )
             top_p = limits
         count_kernel[(triton.cdiv(vocab, cut.count), rows)](
-            keys, peaks, flags, histogram, vocab, chunks,
-            bins=BINS, cells=cells, chunk=cut.count, num_warps=cut.count_warps,
-        )  # fmt: skip
+            keys,
+            peaks,
+            flags,
+            histogram,
+            vocab,
+            chunks,
+            bins=BINS,
+            cells=cells,
+            chunk=cut.count,
+            num_warps=cut.count_warps,
+        )
         choose_kernel[(rows,)](histogram, top_p, chance, chosen, bins=BINS, num_warps=1)
         gather_kernel[(triton.cdiv(vocab, cut.gather), rows)](
-            keys, first, peaks, flags, chosen, masses, counts, extents, vocab, chunks, unit,
-            bins=BINS, cells=cells, chunk=cut.gather, ways=ways, num_warps=cut.gather_warps,
-        )  # fmt: skip
+            keys,
+            first,
+            peaks,
+            flags,
+            chosen,
+            masses,
+            counts,
+            extents,
+            vocab,
+            chunks,
+            unit,
+            bins=BINS,
+            cells=cells,
+            chunk=cut.gather,
+            ways=ways,
+            num_warps=cut.gather_warps,
+        )
         # Only the device knows the lengths of the lists: launch enough programs for a long one.
         narrow, collect = (min(triton.cdiv(vocab, piece), LIST_PARTS) for piece in (cut.narrow, cut.collect))
         narrow_kernel[(narrow, rows)](
-            keys, first, peaks, flags, masses, counts, extents, vocab, chunks, unit,
-            cells=cells, chunk=cut.narrow, ways=ways, num_warps=1,
-        )  # fmt: skip
+            keys,
+            first,
+            peaks,
+            flags,
+            masses,
+            counts,
+            extents,
+            vocab,
+            chunks,
+            unit,
+            cells=cells,
+            chunk=cut.narrow,
+            ways=ways,
+            num_warps=1,
+        )
         collect_kernel[(collect, rows)](
-            keys, first, second, masses, counts, extents, states, top_p, chance, vocab,
-            chunk=cut.collect, ways=ways, num_warps=1,
-        )  # fmt: skip
+            keys,
+            first,
+            second,
+            masses,
+            counts,
+            extents,
+            states,
+            top_p,
+            chance,
+            vocab,
+            chunk=cut.collect,
+            ways=ways,
+            num_warps=1,
+        )
         finish_kernel[(rows,)](
-            keys, second, ids, peaks, places, flags, counts, states, top_p, chance, drawn, vocab, chunks, unit,
-            is_restricted=is_restricted, cells=cells, chunk=cut.finish, num_warps=cut.finish_warps,
-        )  # fmt: skip
+            keys,
+            second,
+            ids,
+            peaks,
+            places,
+            flags,
+            counts,
+            states,
+            top_p,
+            chance,
+            drawn,
+            vocab,
+            chunks,
+            unit,
+            is_restricted=is_restricted,
+            cells=cells,
+            chunk=cut.finish,
+            num_warps=cut.finish_warps,
+        )
         return drawn
 
     def _made(self, dtype: torch.dtype, *shape: int) -> Tensor:

@@ -63,9 +63,22 @@ def _edge_goal(total, limit):
 
 @triton.jit
 def gather_kernel(
-    keys, left, peaks, greedy, chosen, masses, counts, extents, vocab, chunks, unit,
-    bins: tl.constexpr, cells: tl.constexpr, chunk: tl.constexpr, ways: tl.constexpr,
-):  # fmt: skip
+    keys,
+    left,
+    peaks,
+    greedy,
+    chosen,
+    masses,
+    counts,
+    extents,
+    vocab,
+    chunks,
+    unit,
+    bins: tl.constexpr,
+    cells: tl.constexpr,
+    chunk: tl.constexpr,
+    ways: tl.constexpr,
+):
     """List the places in the chosen bins, in no order; add up the mass of all and that above both brackets."""
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     peak = peak_of(peaks, row, chunks, cells)
@@ -107,9 +120,20 @@ def _keys_at(keys, taken, row, at, count, vocab):
 
 @triton.jit
 def narrow_kernel(
-    keys, taken, peaks, greedy, masses, counts, extents, vocab, chunks, unit,
-    cells: tl.constexpr, chunk: tl.constexpr, ways: tl.constexpr,
-):  # fmt: skip
+    keys,
+    taken,
+    peaks,
+    greedy,
+    masses,
+    counts,
+    extents,
+    vocab,
+    chunks,
+    unit,
+    cells: tl.constexpr,
+    chunk: tl.constexpr,
+    ways: tl.constexpr,
+):
     """Add up, over what the bins left, the mass at or above each threshold."""
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     count = tl.load(counts + row * 2)
@@ -154,9 +178,8 @@ def _refined(masses, extents, limit, chance, ways: tl.constexpr):
 
 @triton.jit
 def collect_kernel(
-    keys, taken, left, masses, counts, extents, states, top_p, chance, vocab,
-    chunk: tl.constexpr, ways: tl.constexpr,
-):  # fmt: skip
+    keys, taken, left, masses, counts, extents, states, top_p, chance, vocab, chunk: tl.constexpr, ways: tl.constexpr
+):
     """List those of a list whose keys lie in a refined bracket, in no order; write the row's state."""
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     count = tl.load(counts + row * 2)
@@ -251,9 +274,24 @@ def _tied(keys, taken, row, count, wanted, tie, vocab, chunk: tl.constexpr):
 
 @triton.jit
 def finish_kernel(
-    keys, taken, ids, peaks, places, greedy, counts, states, top_p, chance, drawn, vocab, chunks, unit,
-    is_restricted: tl.constexpr, cells: tl.constexpr, chunk: tl.constexpr,
-):  # fmt: skip
+    keys,
+    taken,
+    ids,
+    peaks,
+    places,
+    greedy,
+    counts,
+    states,
+    top_p,
+    chance,
+    drawn,
+    vocab,
+    chunks,
+    unit,
+    is_restricted: tl.constexpr,
+    cells: tl.constexpr,
+    chunk: tl.constexpr,
+):
     """One program per row: the edge's key, the kept mass, the drawn key, and among its ties the place."""
     row = tl.program_id(0).to(tl.int64)
     cell = tl.arange(0, cells)

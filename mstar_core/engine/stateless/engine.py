@@ -24,7 +24,7 @@ from mstar_core.engine.sampling.rng import to_int64
 from mstar_core.engine.stateless.inputs import BatchPorts, Number, is_on_gpu
 from mstar_core.engine.transfers import HostRing
 from mstar_core.errors import EngineError, MstarError
-from mstar_core.graph.spec.nodes import STEP, keyword
+from mstar_core.graph.declare.nodes import STEP, keyword
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.base import Job, Running, SamplingParams
     from mstar_core.engine.cuda_graphs.cache import GraphCounts
     from mstar_core.engine.kv.model_runner import Faults
-    from mstar_core.graph.spec.nodes import NodeSpec
+    from mstar_core.graph.declare.nodes import NodeSpec
 
 FULL_BATCH: Final = 32
 """Items of a batch that is not delayed: 64 codec windows take 0.040 ms each, 32 take 0.043, 8 take 0.061."""
@@ -151,9 +151,17 @@ class StatelessEngine:
     """
 
     def __init__(
-        self, spec: NodeSpec, module: nn.Module, *, device: torch.device, dtype: torch.dtype, max_batch: int = 32,
-        lookahead: int = 0, clock: Callable[[], float] = time.monotonic, faults: Faults | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        spec: NodeSpec,
+        module: nn.Module,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        max_batch: int = 32,
+        lookahead: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+        faults: Faults | None = None,
+    ) -> None:
         self.name = spec.name
         self._spec = spec
         self._module = module

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 
 from mstar_core.engine.transfers import upload
-from mstar_core.graph.spec.nodes import PortType, keyword
+from mstar_core.graph.declare.nodes import PortType, keyword
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from mstar_core.graph.spec.nodes import NodeSpec
+    from mstar_core.graph.declare.nodes import NodeSpec
 
 SMALL: Final = 65536
 """Elements of the largest input that stays on the host until its batch is copied to the GPU as a whole."""

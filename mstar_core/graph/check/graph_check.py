@@ -9,9 +9,9 @@ from mstar_core.errors import GraphError, did_you_mean
 from mstar_core.graph.check.walk_check import Declared, WalkCheck
 from mstar_core.graph.compile.compiled import CompiledWalk, Kind, Source
 from mstar_core.graph.compile.wiring import wire
-from mstar_core.graph.spec.nodes import KV_CACHE, STATELESS, NodeSpec, PortType
-from mstar_core.graph.spec.streams import ChunkPolicy, FixedChunk, LeftContext, SlidingWindow, Stream
-from mstar_core.graph.spec.walks import StreamingGraphEdge, Walk, edges_of, graph_nodes
+from mstar_core.graph.declare.nodes import KV_CACHE, STATELESS, NodeSpec, PortType
+from mstar_core.graph.declare.streams import ChunkPolicy, FixedChunk, LeftContext, SlidingWindow, Stream
+from mstar_core.graph.declare.walks import StreamingGraphEdge, Walk, edges_of, graph_nodes
 
 
 def check_graph(
@@ -109,9 +109,11 @@ class _Check:
         if node.sampling is not None:
             self.declared.has_port(node, node.sampling.port, f"node {node.name!r} samples into", node.name)
         for field, ports, engine in (
-            ("batch_key", node.batch_key, None), ("sequence", node.sequence, None),
-            ("row_ports", node.row_ports, KV_CACHE), ("ragged", node.ragged, STATELESS),
-        ):  # fmt: skip
+            ("batch_key", node.batch_key, None),
+            ("sequence", node.sequence, None),
+            ("row_ports", node.row_ports, KV_CACHE),
+            ("ragged", node.ragged, STATELESS),
+        ):
             for port in ports:
                 self.declared.has_port(node, port, f"{field} of node {node.name!r} names", node.name)
             if ports and engine is not None and node.engine is not engine:
@@ -120,9 +122,10 @@ class _Check:
                 )
         for port in sorted({*node.step_ports} - {*node.row_ports}):
             self.declared.problem(
-                f"step_ports of node {node.name!r} name {port!r}, which is not among its row_ports", node.name,
+                f"step_ports of node {node.name!r} name {port!r}, which is not among its row_ports",
+                node.name,
                 "name it in both",
-            )  # fmt: skip
+            )
         if node.of is not None and node.of.name not in self.declared.nodes:
             self.declared.problem(
                 f"node {node.name!r} is a branch of {node.of.name!r}, which is not among the nodes",

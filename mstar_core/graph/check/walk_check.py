@@ -10,9 +10,18 @@ from mstar_core.errors import GraphError, did_you_mean
 from mstar_core.graph.compile.compiled import CompiledWalk, Kind, Source
 from mstar_core.graph.compile.resident import is_fixed, loop_ports
 from mstar_core.graph.compile.wiring import is_special, wire
-from mstar_core.graph.spec.nodes import CHUNK_FIRST, CHUNK_LAST, KV_CACHE, PARAM_PREFIX, RANDOM, STEP, NodeSpec, keyword
-from mstar_core.graph.spec.streams import Stream
-from mstar_core.graph.spec.walks import (
+from mstar_core.graph.declare.nodes import (
+    CHUNK_FIRST,
+    CHUNK_LAST,
+    KV_CACHE,
+    PARAM_PREFIX,
+    RANDOM,
+    STEP,
+    NodeSpec,
+    keyword,
+)
+from mstar_core.graph.declare.streams import Stream
+from mstar_core.graph.declare.walks import (
     Edge,
     GraphNode,
     Loop,
@@ -134,14 +143,16 @@ class WalkCheck:
         kind = spec.port(port)
         if kind.dtype != "f32" or not is_fixed(spec, port):
             self.problem(
-                f"gives {RANDOM} to port {port!r} of {spec.name!r}, whose type is {kind}", spec.name,
+                f"gives {RANDOM} to port {port!r} of {spec.name!r}, whose type is {kind}",
+                spec.name,
                 'declare it as float32 of a fixed shape, such as "f32[15]"',
-            )  # fmt: skip
+            )
         elif not inside or inside[-1].body != use or loop_ports(inside[-1], use) is None:
             self.problem(
-                f"gives {RANDOM} to {spec.name!r} outside a resident loop", spec.name,
+                f"gives {RANDOM} to {spec.name!r} outside a resident loop",
+                spec.name,
                 "put the node alone into a Loop that carries its sampled id and inputs of fixed shapes",
-            )  # fmt: skip
+            )
 
     def known(self, spec: NodeSpec) -> bool:
         """Whether a node is declared. Reports one that is not."""

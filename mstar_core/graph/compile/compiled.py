@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from mstar_core.graph.spec.streams import Stream
-from mstar_core.graph.spec.walks import GraphNode, Loop
+from mstar_core.graph.declare.streams import Stream
+from mstar_core.graph.declare.walks import GraphNode, Loop
 
 ROOT: Final = -1
 """The frame of a walk outside all loops."""

@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mstar_core.graph.compile.compiled import CompiledWalk
-from mstar_core.graph.spec.nodes import KV_CACHE, PARAM_PREFIX, RANDOM, Attend, NodeSpec, PortType, keyword
-from mstar_core.graph.spec.streams import FixedChunk, Stream
-from mstar_core.graph.spec.walks import GraphNode, Loop
+from mstar_core.graph.declare.nodes import KV_CACHE, PARAM_PREFIX, RANDOM, Attend, NodeSpec, PortType, keyword
+from mstar_core.graph.declare.streams import FixedChunk, Stream
+from mstar_core.graph.declare.walks import GraphNode, Loop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

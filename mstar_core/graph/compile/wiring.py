@@ -24,9 +24,9 @@ from mstar_core.graph.compile.compiled import (
     Variable,
 )
 from mstar_core.graph.compile.resident import loop_ports, resident_ports
-from mstar_core.graph.spec.nodes import CHUNK_FIRST, CHUNK_LAST, PARAM_PREFIX, RANDOM, STEP
-from mstar_core.graph.spec.streams import Stream
-from mstar_core.graph.spec.walks import Edge, GraphEdge, GraphNode, Loop, StreamingGraphEdge, Walk, parts_of
+from mstar_core.graph.declare.nodes import CHUNK_FIRST, CHUNK_LAST, PARAM_PREFIX, RANDOM, STEP
+from mstar_core.graph.declare.streams import Stream
+from mstar_core.graph.declare.walks import Edge, GraphEdge, GraphNode, Loop, StreamingGraphEdge, Walk, parts_of
 
 
 def is_special(name: str) -> bool:

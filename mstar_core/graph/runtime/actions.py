@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from mstar_core.graph.spec.streams import Stream
+from mstar_core.graph.declare.streams import Stream
 
 Iteration = tuple[int, ...]
 """Loop indices, outermost first; () outside loops."""

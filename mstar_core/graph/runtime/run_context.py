@@ -11,7 +11,7 @@ from typing import NamedTuple
 from mstar_core.errors import GraphError, did_you_mean
 from mstar_core.graph.compile.compiled import CompiledWalk
 from mstar_core.graph.compile.cut import RankWalk
-from mstar_core.graph.spec.nodes import KV_CACHE
+from mstar_core.graph.declare.nodes import KV_CACHE
 
 MaxIters = int | Mapping[str, int] | None
 

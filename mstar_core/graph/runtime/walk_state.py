@@ -11,6 +11,7 @@ from typing import Final
 
 from mstar_core.graph.compile.compiled import ROOT, CompiledLoop, Kind, Outlet, Source
 from mstar_core.graph.compile.cut import Fanout, RankWalk
+from mstar_core.graph.declare.nodes import MAIN
 from mstar_core.graph.runtime.action_queue import ActionQueue
 from mstar_core.graph.runtime.actions import Actions, Emit, EndWalk, Free, Held, Iteration, Key, Ref, Send, ToStream
 from mstar_core.graph.runtime.addresses import address_of, scope_of, source_at
@@ -19,7 +20,6 @@ from mstar_core.graph.runtime.frames import PENDING, LoopRun, Pending, Scope
 from mstar_core.graph.runtime.loop_control import LoopControl
 from mstar_core.graph.runtime.run_context import MaxIters, RunContext, branches_of, loop_limits
 from mstar_core.graph.runtime.task_inputs import TaskInputs
-from mstar_core.graph.spec.nodes import MAIN
 
 NOWHERE: Final = Fanout()
 

@@ -51,9 +51,18 @@ def _add_residual(value, branch, summed, at, inside):
 
 @triton.jit
 def _rms_norm_kernel(
-    x, branch, weight, summed, out, width, eps, parts: tl.constexpr, block: tl.constexpr, overlaps: tl.constexpr,
+    x,
+    branch,
+    weight,
+    summed,
+    out,
+    width,
+    eps,
+    parts: tl.constexpr,
+    block: tl.constexpr,
+    overlaps: tl.constexpr,
     is_offset: tl.constexpr,
-):  # fmt: skip
+):
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, block)
     inside = at < width
@@ -77,9 +86,20 @@ def _rms_norm_kernel(
 
 @triton.jit
 def _layer_norm_kernel(
-    x, branch, bias, gain, shift, summed, out, width, eps,
-    parts: tl.constexpr, has_bias: tl.constexpr, block: tl.constexpr, overlaps: tl.constexpr,
-):  # fmt: skip
+    x,
+    branch,
+    bias,
+    gain,
+    shift,
+    summed,
+    out,
+    width,
+    eps,
+    parts: tl.constexpr,
+    has_bias: tl.constexpr,
+    block: tl.constexpr,
+    overlaps: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, block)
     inside = at < width
@@ -127,9 +147,26 @@ def scaled(value, scale, gain, dtype: tl.constexpr):
 
 @triton.jit
 def _rotate_kernel(
-    source, cosine, sine, query, key, value, query_gain, key_gain, row_stride, part_stride, heads, kv_heads, width, eps,
-    head_dim: tl.constexpr, half: tl.constexpr, parts: tl.constexpr, has_norms: tl.constexpr, overlaps: tl.constexpr,
-):  # fmt: skip
+    source,
+    cosine,
+    sine,
+    query,
+    key,
+    value,
+    query_gain,
+    key_gain,
+    row_stride,
+    part_stride,
+    heads,
+    kv_heads,
+    width,
+    eps,
+    head_dim: tl.constexpr,
+    half: tl.constexpr,
+    parts: tl.constexpr,
+    has_norms: tl.constexpr,
+    overlaps: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     at = tl.arange(0, half)
@@ -218,9 +255,19 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, is_offset: bool = False) 
     rows, width = x.shape
     block = triton.next_power_of_2(width)
     _rms_norm_kernel[(rows,)](
-        x, x, weight, x, out, width, eps, parts=0, block=block, is_offset=is_offset,
-        num_warps=_norm_warps(block, rows), **launch_options(x.device),
-    )  # fmt: skip
+        x,
+        x,
+        weight,
+        x,
+        out,
+        width,
+        eps,
+        parts=0,
+        block=block,
+        is_offset=is_offset,
+        num_warps=_norm_warps(block, rows),
+        **launch_options(x.device),
+    )
     return out
 
 
@@ -235,9 +282,19 @@ def add_rms_norm(
     rows, width = x.shape
     block, parts = triton.next_power_of_2(width), branch.shape[0] if branch.dim() == 3 else 1
     _rms_norm_kernel[(rows,)](
-        x, branch, weight, summed, out, width, eps, parts=parts, block=block, is_offset=is_offset,
-        num_warps=_norm_warps(block, rows), **launch_options(x.device),
-    )  # fmt: skip
+        x,
+        branch,
+        weight,
+        summed,
+        out,
+        width,
+        eps,
+        parts=parts,
+        block=block,
+        is_offset=is_offset,
+        num_warps=_norm_warps(block, rows),
+        **launch_options(x.device),
+    )
     return summed, out
 
 
@@ -255,10 +312,21 @@ def add_layer_norm(
     summed = x if branch is None else torch.empty_like(x)
     block = triton.next_power_of_2(width)
     _layer_norm_kernel[(rows,)](
-        x, x if branch is None else branch, norm.bias if bias is None else bias, norm.weight, norm.bias, summed, out,
-        width, norm.eps, parts=parts, has_bias=bias is not None, block=block, num_warps=warps_for(block, rows),
+        x,
+        x if branch is None else branch,
+        norm.bias if bias is None else bias,
+        norm.weight,
+        norm.bias,
+        summed,
+        out,
+        width,
+        norm.eps,
+        parts=parts,
+        has_bias=bias is not None,
+        block=block,
+        num_warps=warps_for(block, rows),
         **launch_options(x.device),
-    )  # fmt: skip
+    )
     return summed, out
 
 
@@ -294,16 +362,28 @@ def rotary_angles(positions: Tensor, frequencies: Tensor, axes: Tensor | None = 
     made = [torch.empty((rows, 1, 2 * half), dtype=torch.float32, device=positions.device) for _ in range(2)]
     has_axes = axes is not None and positions.dim() == 2
     _angles_kernel[(rows,)](
-        positions, frequencies, axes if has_axes else positions, *made, half, rows, half=triton.next_power_of_2(half),
-        has_axes=has_axes, num_warps=1,
-    )  # fmt: skip
+        positions,
+        frequencies,
+        axes if has_axes else positions,
+        *made,
+        half,
+        rows,
+        half=triton.next_power_of_2(half),
+        has_axes=has_axes,
+        num_warps=1,
+    )
     return made[0], made[1]
 
 
 def rotate_qkv(
-    packed: Tensor, heads: int, kv_heads: int, cosine: Tensor, sine: Tensor, dtype: torch.dtype,
+    packed: Tensor,
+    heads: int,
+    kv_heads: int,
+    cosine: Tensor,
+    sine: Tensor,
+    dtype: torch.dtype,
     norms: HeadNorms | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return rotated queries, rotated keys and values of a fused QKV projection. Whole heads are rotated.
 
     norms: of query heads and key heads before rotation.
@@ -320,10 +400,27 @@ def rotate_qkv(
     query_gain, key_gain, eps = norms or (cosine, cosine, 0.0)
     value = made.get("value", made["key"])
     _rotate_kernel[(rows, sum(sizes.values()))](
-        packed, cosine, sine, made["query"], made["key"], value, query_gain, key_gain, across, rows * across,
-        heads, kv_heads, head_dim, eps, head_dim=head_dim, half=triton.next_power_of_2(head_dim // 2), parts=parts,
-        has_norms=norms is not None, num_warps=1, **launch_options(packed.device),
-    )  # fmt: skip
+        packed,
+        cosine,
+        sine,
+        made["query"],
+        made["key"],
+        value,
+        query_gain,
+        key_gain,
+        across,
+        rows * across,
+        heads,
+        kv_heads,
+        head_dim,
+        eps,
+        head_dim=head_dim,
+        half=triton.next_power_of_2(head_dim // 2),
+        parts=parts,
+        has_norms=norms is not None,
+        num_warps=1,
+        **launch_options(packed.device),
+    )
     if "value" not in made:
         made["value"] = packed.view(rows, across)[:, (heads + kv_heads) * head_dim :].view(rows, kv_heads, head_dim)
     return made["query"], made["key"], made["value"]

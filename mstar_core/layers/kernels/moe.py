@@ -69,10 +69,21 @@ class Routing:
 
 @triton.jit(do_not_specialize=["tokens", "part_stride"])
 def _route_kernel(
-    logits, experts, weights, tokens, columns, part_stride, count: tl.constexpr, chosen: tl.constexpr,
-    shared: tl.constexpr, block: tl.constexpr, slots: tl.constexpr, parts: tl.constexpr, normalizes: tl.constexpr,
+    logits,
+    experts,
+    weights,
+    tokens,
+    columns,
+    part_stride,
+    count: tl.constexpr,
+    chosen: tl.constexpr,
+    shared: tl.constexpr,
+    block: tl.constexpr,
+    slots: tl.constexpr,
+    parts: tl.constexpr,
+    normalizes: tl.constexpr,
     overlaps: tl.constexpr,
-):  # fmt: skip
+):
     """Choose the experts of one token. A further column of logits is the gate of the shared expert."""
     token = tl.program_id(0)
     at = tl.arange(0, block)
@@ -109,9 +120,16 @@ def _route_kernel(
 
 @triton.jit(do_not_specialize=["pairs", "most_tiles"])
 def _sort_kernel(
-    experts, order, tiles, pairs, most_tiles, chunk: tl.constexpr, bins: tl.constexpr, rows: tl.constexpr,
+    experts,
+    order,
+    tiles,
+    pairs,
+    most_tiles,
+    chunk: tl.constexpr,
+    bins: tl.constexpr,
+    rows: tl.constexpr,
     overlaps: tl.constexpr,
-):  # fmt: skip
+):
     """Write the pairs and the tiles of one expert behind those of the experts before it. Grid: (experts,)."""
     own = tl.program_id(0)
     at = tl.arange(0, chunk)
@@ -164,9 +182,17 @@ def _tile(experts, order, tiles, number, most_tiles, row, is_single: tl.constexp
 
 @triton.jit
 def _product(
-    x_at, w_at, at, inside, inputs, total, step: tl.constexpr, stages: tl.constexpr, precision: tl.constexpr,
+    x_at,
+    w_at,
+    at,
+    inside,
+    inputs,
+    total,
+    step: tl.constexpr,
+    stages: tl.constexpr,
+    precision: tl.constexpr,
     is_even: tl.constexpr,
-):  # fmt: skip
+):
     """Return the product of weights [outputs, inputs] and rows [rows, inputs], transposed: float32 [outputs, rows].
 
     is_even: the step divides the inputs.
@@ -187,10 +213,25 @@ def _product(
 
 @triton.jit(do_not_specialize=["tokens", "most_tiles"])
 def _gate_up_kernel(
-    x, weight, experts, order, tiles, out, tokens, inner, inputs, most_tiles,
-    block: tl.constexpr, step: tl.constexpr, rows: tl.constexpr, stages: tl.constexpr, precision: tl.constexpr,
-    is_single: tl.constexpr, is_even: tl.constexpr, overlaps: tl.constexpr,
-):  # fmt: skip
+    x,
+    weight,
+    experts,
+    order,
+    tiles,
+    out,
+    tokens,
+    inner,
+    inputs,
+    most_tiles,
+    block: tl.constexpr,
+    step: tl.constexpr,
+    rows: tl.constexpr,
+    stages: tl.constexpr,
+    precision: tl.constexpr,
+    is_single: tl.constexpr,
+    is_even: tl.constexpr,
+    overlaps: tl.constexpr,
+):
     """Compute silu(gate) * up of one tile: out[place in order, inner]. Grid: (blocks of inner, tiles).
 
     weight: [experts, 2 * inner, inputs]. A program reads half a block of gate rows and the half block of up rows.
@@ -223,10 +264,25 @@ def _gate_up_kernel(
 
 @triton.jit(do_not_specialize=["most_tiles"])
 def _down_kernel(
-    x, weight, experts, weights, order, tiles, out, width, inputs, most_tiles,
-    block: tl.constexpr, step: tl.constexpr, rows: tl.constexpr, stages: tl.constexpr, precision: tl.constexpr,
-    is_single: tl.constexpr, is_even: tl.constexpr, overlaps: tl.constexpr,
-):  # fmt: skip
+    x,
+    weight,
+    experts,
+    weights,
+    order,
+    tiles,
+    out,
+    width,
+    inputs,
+    most_tiles,
+    block: tl.constexpr,
+    step: tl.constexpr,
+    rows: tl.constexpr,
+    stages: tl.constexpr,
+    precision: tl.constexpr,
+    is_single: tl.constexpr,
+    is_even: tl.constexpr,
+    overlaps: tl.constexpr,
+):
     """Compute weight of the pair * down(x) of one tile: out[pair, width]. Grid: (blocks of width, tiles).
 
     x: [pairs, inputs] by place in `order`; weight: [experts, width, inputs].
@@ -306,9 +362,15 @@ def most_tiles(pairs: int, experts: int, rows: int) -> int:
 
 
 def route(
-    logits: Tensor, experts: int, chosen: int, dtype: torch.dtype, rows: int, *, shared: int = 0,
+    logits: Tensor,
+    experts: int,
+    chosen: int,
+    dtype: torch.dtype,
+    rows: int,
+    *,
+    shared: int = 0,
     normalizes: bool = True,
-) -> Routing:  # fmt: skip
+) -> Routing:
     """Route tokens by the router's logits, and sort the pairs by expert into tiles of at most `rows` pairs.
 
     logits: [T, experts], or with one more column for the gate of the shared expert; or partial sums of them,
@@ -323,22 +385,49 @@ def route(
     weights = torch.empty(pairs, dtype=dtype, device=device)
     tiles = torch.empty((3, most), dtype=torch.int32, device=device)
     _route_kernel[(tokens,)](
-        logits, found, weights, tokens, columns, tokens * columns, count=experts, chosen=chosen, shared=shared,
-        block=triton.next_power_of_2(experts), slots=triton.next_power_of_2(slots),
-        parts=logits.shape[0] if logits.dim() == 3 else 1, normalizes=normalizes, num_warps=1, **launch_options(device),
-    )  # fmt: skip
+        logits,
+        found,
+        weights,
+        tokens,
+        columns,
+        tokens * columns,
+        count=experts,
+        chosen=chosen,
+        shared=shared,
+        block=triton.next_power_of_2(experts),
+        slots=triton.next_power_of_2(slots),
+        parts=logits.shape[0] if logits.dim() == 3 else 1,
+        normalizes=normalizes,
+        num_warps=1,
+        **launch_options(device),
+    )
     if tokens > 1:
         _sort_kernel[(total,)](
-            found, order, tiles, pairs, most, chunk=sort_chunk(pairs),
-            bins=triton.next_power_of_2(total + 1), rows=rows, num_warps=4, **launch_options(device),
-        )  # fmt: skip
+            found,
+            order,
+            tiles,
+            pairs,
+            most,
+            chunk=sort_chunk(pairs),
+            bins=triton.next_power_of_2(total + 1),
+            rows=rows,
+            num_warps=4,
+            **launch_options(device),
+        )
     return Routing(experts=found, weights=weights, order=order, tiles=tiles)
 
 
 def expert_terms(
-    x: Tensor, logits: Tensor, gate_up: Tensor, down: Tensor, chosen: int, *, shared: int = 0, normalizes: bool = True,
+    x: Tensor,
+    logits: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    chosen: int,
+    *,
+    shared: int = 0,
+    normalizes: bool = True,
     forced: tuple[MoETiling, MoETiling] | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Return the weighted outputs of each token's experts, to be summed: [chosen + shared, T, width].
 
     x: [T, width]; logits: see `route`; gate_up: [E, 2 * inner, width], gate rows first; down: [E, width, inner].
@@ -351,20 +440,50 @@ def expert_terms(
     if not tokens:
         return out
     first, second = forced or tilings(x, inner, tokens * slots, total)
-    routing = route(
-        logits, total - shared, chosen, x.dtype, first.rows, shared=shared, normalizes=normalizes
-    )  # fmt: skip
+    routing = route(logits, total - shared, chosen, x.dtype, first.rows, shared=shared, normalizes=normalizes)
     hidden = x.new_empty(tokens * slots, inner)
     most, is_single = routing.tiles.shape[1], tokens == 1
     precision, options = "ieee" if x.dtype == torch.float32 else "tf32", launch_options(x.device)
     _gate_up_kernel[(triton.cdiv(inner, first.block // 2), most)](
-        x, gate_up, routing.experts, routing.order, routing.tiles, hidden, tokens, inner, width, most,
-        block=first.block, step=first.step, rows=first.rows, stages=first.stages, precision=precision,
-        is_single=is_single, is_even=not width % first.step, num_warps=first.warps, **options,
-    )  # fmt: skip
+        x,
+        gate_up,
+        routing.experts,
+        routing.order,
+        routing.tiles,
+        hidden,
+        tokens,
+        inner,
+        width,
+        most,
+        block=first.block,
+        step=first.step,
+        rows=first.rows,
+        stages=first.stages,
+        precision=precision,
+        is_single=is_single,
+        is_even=not width % first.step,
+        num_warps=first.warps,
+        **options,
+    )
     _down_kernel[(triton.cdiv(width, second.block), most)](
-        hidden, down, routing.experts, routing.weights, routing.order, routing.tiles, out, width, inner, most,
-        block=second.block, step=second.step, rows=second.rows, stages=second.stages, precision=precision,
-        is_single=is_single, is_even=not inner % second.step, num_warps=second.warps, **options,
-    )  # fmt: skip
+        hidden,
+        down,
+        routing.experts,
+        routing.weights,
+        routing.order,
+        routing.tiles,
+        out,
+        width,
+        inner,
+        most,
+        block=second.block,
+        step=second.step,
+        rows=second.rows,
+        stages=second.stages,
+        precision=precision,
+        is_single=is_single,
+        is_even=not inner % second.step,
+        num_warps=second.warps,
+        **options,
+    )
     return out

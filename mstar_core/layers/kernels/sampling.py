@@ -133,9 +133,21 @@ def _search_draw(key, at, ranked, peak, peak_key, top_p, chance, unit):
 
 @triton.jit
 def draw_kernel(
-    logits, uniform, temperature, top_k, top_p, listed, drawn, vocab, stride, uniform_stride, unit,
-    block: tl.constexpr, few: tl.constexpr, overlaps: tl.constexpr,
-):  # fmt: skip
+    logits,
+    uniform,
+    temperature,
+    top_k,
+    top_p,
+    listed,
+    drawn,
+    vocab,
+    stride,
+    uniform_stride,
+    unit,
+    block: tl.constexpr,
+    few: tl.constexpr,
+    overlaps: tl.constexpr,
+):
     """Draw one id of a row. listed: int64 [rows, few] of scratch memory; drawn: int64 [rows]."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, block)
@@ -176,7 +188,18 @@ def draw(logits: Tensor, uniform: Tensor, temperature: Tensor, top_k: Tensor, to
     listed = torch.empty((rows, FEW), dtype=torch.int64, device=logits.device)
     rules = (each.contiguous() for each in (temperature, top_k, top_p))
     draw_kernel[(rows,)](
-        logits, uniform, *rules, listed, drawn, vocab, logits.stride(0), uniform.stride(0), UNIT,
-        block=block, few=FEW, num_warps=max(4, min(8, block // 512)), **launch_options(logits.device),
-    )  # fmt: skip
+        logits,
+        uniform,
+        *rules,
+        listed,
+        drawn,
+        vocab,
+        logits.stride(0),
+        uniform.stride(0),
+        UNIT,
+        block=block,
+        few=FEW,
+        num_warps=max(4, min(8, block // 512)),
+        **launch_options(logits.device),
+    )
     return drawn

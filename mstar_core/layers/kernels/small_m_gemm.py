@@ -42,9 +42,20 @@ class GemmTiling:
 
 @triton.jit
 def _product(
-    x, weight, output, start, slice_size, rows, inputs, ahead, block_rows: tl.constexpr, step: tl.constexpr,
-    overlaps: tl.constexpr, asks: tl.constexpr, stages: tl.constexpr,
-):  # fmt: skip
+    x,
+    weight,
+    output,
+    start,
+    slice_size,
+    rows,
+    inputs,
+    ahead,
+    block_rows: tl.constexpr,
+    step: tl.constexpr,
+    overlaps: tl.constexpr,
+    asks: tl.constexpr,
+    stages: tl.constexpr,
+):
     """Return weight[output] @ x.T over inputs [start, start + slice_size): float32 [len(output), block_rows]."""
     row = tl.arange(0, block_rows)
     lines = weight + output.to(tl.int64) * inputs + start
@@ -71,10 +82,23 @@ def _product(
 
 @triton.jit
 def gemm_kernel(
-    x, weight, scale, out, rows, outputs, inputs, slice_size, ahead,
-    block_rows: tl.constexpr, block: tl.constexpr, step: tl.constexpr, has_scale: tl.constexpr,
-    overlaps: tl.constexpr, asks: tl.constexpr, stages: tl.constexpr,
-):  # fmt: skip
+    x,
+    weight,
+    scale,
+    out,
+    rows,
+    outputs,
+    inputs,
+    slice_size,
+    ahead,
+    block_rows: tl.constexpr,
+    block: tl.constexpr,
+    step: tl.constexpr,
+    has_scale: tl.constexpr,
+    overlaps: tl.constexpr,
+    asks: tl.constexpr,
+    stages: tl.constexpr,
+):
     """Compute out[part, row, output], the product over one split of the inputs. Grid: (blocks of outputs, splits)."""
     at = tl.program_id(0) * block + tl.arange(0, block)
     part = tl.program_id(1)
@@ -82,9 +106,7 @@ def gemm_kernel(
     output = tl.minimum(at, outputs - 1)
     start = part * slice_size
     size = tl.minimum(slice_size, inputs - start)
-    total = _product(
-        x, weight, output, start, size, rows, inputs, ahead, block_rows, step, overlaps, asks, stages
-    )  # fmt: skip
+    total = _product(x, weight, output, start, size, rows, inputs, ahead, block_rows, step, overlaps, asks, stages)
     if has_scale:
         total *= tl.load(scale + output)[:, None]
     row = tl.arange(0, block_rows)
@@ -94,10 +116,24 @@ def gemm_kernel(
 
 @triton.jit
 def gated_gemm_kernel(
-    x, weight, scale, out, rows, inner, inputs, slice_size, ahead,
-    block_rows: tl.constexpr, block: tl.constexpr, step: tl.constexpr, has_scale: tl.constexpr,
-    overlaps: tl.constexpr, asks: tl.constexpr, stages: tl.constexpr, is_gelu: tl.constexpr,
-):  # fmt: skip
+    x,
+    weight,
+    scale,
+    out,
+    rows,
+    inner,
+    inputs,
+    slice_size,
+    ahead,
+    block_rows: tl.constexpr,
+    block: tl.constexpr,
+    step: tl.constexpr,
+    has_scale: tl.constexpr,
+    overlaps: tl.constexpr,
+    asks: tl.constexpr,
+    stages: tl.constexpr,
+    is_gelu: tl.constexpr,
+):
     """Compute act(gate) * up of one weight [2 * inner, inputs], gate rows first. Grid: (blocks of inner,).
 
     A program reads half a block of gate rows and the matching half block of up rows.
@@ -106,9 +142,7 @@ def gated_gemm_kernel(
     first = tl.program_id(0) * half
     lane = tl.arange(0, block)
     output = tl.minimum(first + lane % half, inner - 1) + (lane // half) * inner
-    total = _product(
-        x, weight, output, 0, slice_size, rows, inputs, ahead, block_rows, step, overlaps, asks, stages
-    )  # fmt: skip
+    total = _product(x, weight, output, 0, slice_size, rows, inputs, ahead, block_rows, step, overlaps, asks, stages)
     if has_scale:
         total *= tl.load(scale + output)[:, None]
     # Rounded where separate layers would round.
@@ -134,11 +168,25 @@ def gemm_partials(
     out = torch.empty((count, rows, outputs), dtype=torch.float32 if count > 1 else x.dtype, device=x.device)
     shortest = (inputs - (count - 1) * slice_size) * weight.element_size()
     gemm_kernel[(triton.cdiv(outputs, tiling.block), count)](
-        x, weight, scale, out, rows, outputs, inputs, slice_size, min(tiling.prefetch_bytes, shortest),
-        block_rows=padded_rows(rows), block=tiling.block, step=tiling.step, has_scale=scale is not None,
-        overlaps=overlaps, asks=overlaps and tiling.prefetch_bytes > 0, stages=tiling.stages,
-        num_warps=tiling.warps, **_launch(overlaps),
-    )  # fmt: skip
+        x,
+        weight,
+        scale,
+        out,
+        rows,
+        outputs,
+        inputs,
+        slice_size,
+        min(tiling.prefetch_bytes, shortest),
+        block_rows=padded_rows(rows),
+        block=tiling.block,
+        step=tiling.step,
+        has_scale=scale is not None,
+        overlaps=overlaps,
+        asks=overlaps and tiling.prefetch_bytes > 0,
+        stages=tiling.stages,
+        num_warps=tiling.warps,
+        **_launch(overlaps),
+    )
     return out
 
 
@@ -152,11 +200,26 @@ def gated_gemm(
     rows, inputs, inner = x.shape[0], x.shape[1], weight.shape[0] // 2
     out = torch.empty((rows, inner), dtype=x.dtype, device=x.device)
     gated_gemm_kernel[(triton.cdiv(inner, tiling.block // 2),)](
-        x, weight, scale, out, rows, inner, inputs, inputs, min(tiling.prefetch_bytes, inputs * weight.element_size()),
-        block_rows=padded_rows(rows), block=tiling.block, step=tiling.step, has_scale=scale is not None,
-        overlaps=overlaps, asks=overlaps and tiling.prefetch_bytes > 0, stages=tiling.stages, is_gelu=is_gelu,
-        num_warps=tiling.warps, **_launch(overlaps),
-    )  # fmt: skip
+        x,
+        weight,
+        scale,
+        out,
+        rows,
+        inner,
+        inputs,
+        inputs,
+        min(tiling.prefetch_bytes, inputs * weight.element_size()),
+        block_rows=padded_rows(rows),
+        block=tiling.block,
+        step=tiling.step,
+        has_scale=scale is not None,
+        overlaps=overlaps,
+        asks=overlaps and tiling.prefetch_bytes > 0,
+        stages=tiling.stages,
+        is_gelu=is_gelu,
+        num_warps=tiling.warps,
+        **_launch(overlaps),
+    )
     return out
 
 

@@ -90,9 +90,12 @@ class VideoFile(Closing):
                 return
         if next_one is not None:
             raise BadMedia(
-                f"the video has no frame {next_one}", f"{given} of {len(chosen)} were found", "send a longer video",
-                field=FIELD, code="too_few_frames",
-            )  # fmt: skip
+                f"the video has no frame {next_one}",
+                f"{given} of {len(chosen)} were found",
+                "send a longer video",
+                field=FIELD,
+                code="too_few_frames",
+            )
 
     def close(self) -> None:
         """Free the decoder. Safe to call twice."""

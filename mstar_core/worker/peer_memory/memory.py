@@ -151,9 +151,13 @@ class CudaMemory:
         with torch.cuda.device(self._device):
             if size_bytes:
                 self._call(
-                    "cudaMemcpyAsync", ctypes.c_void_p(target), ctypes.c_void_p(source), ctypes.c_size_t(size_bytes),
-                    ctypes.c_int(BY_ADDRESS), stream,
-                )  # fmt: skip
+                    "cudaMemcpyAsync",
+                    ctypes.c_void_p(target),
+                    ctypes.c_void_p(source),
+                    ctypes.c_size_t(size_bytes),
+                    ctypes.c_int(BY_ADDRESS),
+                    stream,
+                )
             event = torch.cuda.Event()
             event.record(self._stream)
         return event
@@ -164,9 +168,10 @@ class CudaMemory:
             self._runtime.cudaGetLastError()  # otherwise the next call of torch would report it
             text = self._runtime.cudaGetErrorString(ctypes.c_int(code)).decode()
             raise TransportError(
-                "GPU memory cannot be shared between the workers of this host", f"{name} on {self._device}: {text}",
+                "GPU memory cannot be shared between the workers of this host",
+                f"{name} on {self._device}: {text}",
                 "free GPU memory by lowering kv_cache.memory_fraction, or place the nodes on one rank",
-            )  # fmt: skip
+            )
 
 
 def _runtime() -> ctypes.CDLL:

@@ -179,9 +179,10 @@ class _Read:
 
     def _failure(self, what: str) -> TransportError:
         return TransportError(
-            "a tensor of another rank did not arrive", f"the rank at {self._link.session} {what}",
+            "a tensor of another rank did not arrive",
+            f"the rank at {self._link.session} {what}",
             "check that the ranks reach each other at this address and port, or use the protocol SHM on one host",
-        )  # fmt: skip
+        )
 
     def _fail(self, what: str) -> None:
         self._error = self._error or self._failure(what)
@@ -203,9 +204,14 @@ class MooncakeMemory:
     form: type[PeerTensor] = RemoteTensor
 
     def __init__(
-        self, engine: Engine, session: str, device: torch.device, *,
-        staging_bytes: int = STAGING_BYTES, most_staging_bytes: int = MOST_STAGING_BYTES,
-    ) -> None:  # fmt: skip
+        self,
+        engine: Engine,
+        session: str,
+        device: torch.device,
+        *,
+        staging_bytes: int = STAGING_BYTES,
+        most_staging_bytes: int = MOST_STAGING_BYTES,
+    ) -> None:
         """session: address of the engine. device: of the worker; memory beside a GPU is pinned."""
         self.engine = engine
         self.registered: dict[int, Tensor] = {}
@@ -333,9 +339,10 @@ class MooncakeMemory:
         code = self.engine.register_memory(data.data_ptr(), size_bytes)
         if code:
             raise TransportError(
-                "memory cannot be registered with the transfer engine", f"{size_bytes} bytes, code {code}",
+                "memory cannot be registered with the transfer engine",
+                f"{size_bytes} bytes, code {code}",
                 "raise the limit of locked memory (ulimit -l)",
-            )  # fmt: skip
+            )
         self.registered[data.data_ptr()] = data
         return data
 

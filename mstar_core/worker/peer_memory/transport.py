@@ -107,10 +107,17 @@ class PeerMemory(Closing):
     """One worker's end. Not thread-safe. sent_bytes, received_bytes: of all tensors so far."""
 
     def __init__(
-        self, name: str, incarnation: int, memory: DeviceMemory, peers: Collection[str], *,
-        segment_bytes: int = SEGMENT_BYTES, most_bytes: int = MOST_BYTES, least_bytes: int = LEAST_BYTES,
+        self,
+        name: str,
+        incarnation: int,
+        memory: DeviceMemory,
+        peers: Collection[str],
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
+        most_bytes: int = MOST_BYTES,
+        least_bytes: int = LEAST_BYTES,
         clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """name, incarnation: of this process's mailbox. peers: names of the workers whose ranks are on GPUs here."""
         self.sent_bytes = self.received_bytes = 0
         self._name = name
@@ -172,9 +179,12 @@ class PeerMemory(Closing):
         size = -(-max(tensor.nbytes, 1) // ALIGN_BYTES) * ALIGN_BYTES
         if size > self._most_bytes:
             raise ArenaFull(
-                "a tensor is too large to go to another GPU", f"{size} bytes, the limit is {self._most_bytes}",
-                "shorten the input, or place the nodes on one rank", needed=size, free=self._most_bytes,
-            )  # fmt: skip
+                "a tensor is too large to go to another GPU",
+                f"{size} bytes, the limit is {self._most_bytes}",
+                "shorten the input, or place the nodes on one rank",
+                needed=size,
+                free=self._most_bytes,
+            )
         place = self._place(size, may_grow=may_grow)
         if place is None:
             return None
@@ -189,9 +199,15 @@ class PeerMemory(Closing):
         self._next += 1
         self._lent[slot] = _Lent(segment, offset, size, generation, to)
         ref = self._memory.form(
-            dtype=str(tensor.dtype).removeprefix("torch."), shape=tuple(tensor.shape), owner=self._name,
-            memory=segment.handle, offset=offset, size_bytes=tensor.nbytes, slot=slot, generation=generation,
-        )  # fmt: skip
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            shape=tuple(tensor.shape),
+            owner=self._name,
+            memory=segment.handle,
+            offset=offset,
+            size_bytes=tensor.nbytes,
+            slot=slot,
+            generation=generation,
+        )
         return ref, done
 
     def _place(self, size: int, *, may_grow: bool) -> tuple[_Segment, int] | None:

@@ -10,7 +10,7 @@ import torch
 
 from mstar_core.errors import EngineError
 from mstar_core.graph import ChunkPolicy, Stream
-from mstar_core.graph.spec.streams import Chunk, ChunkCursor
+from mstar_core.graph.declare.streams import Chunk, ChunkCursor
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,10 +36,28 @@ class StreamInbox:
     """
 
     __slots__ = (
-        "_ahead", "_base", "_count", "_cursor", "_due", "_fed", "_high", "_ids", "_low", "_pushed", "_reject", "_takes",
-        "_tensor_bytes", "_tensors", "_total", "first_sent", "last_came", "received", "stream", "transfer_s",
+        "_ahead",
+        "_base",
+        "_count",
+        "_cursor",
+        "_due",
+        "_fed",
+        "_high",
+        "_ids",
+        "_low",
+        "_pushed",
+        "_reject",
+        "_takes",
+        "_tensor_bytes",
+        "_tensors",
+        "_total",
+        "first_sent",
+        "last_came",
+        "received",
+        "stream",
+        "transfer_s",
         "transfers",
-    )  # fmt: skip
+    )
 
     def __init__(self, stream: Stream, policy: ChunkPolicy, *, flush: bool, is_split: bool = False) -> None:
         self.stream = stream

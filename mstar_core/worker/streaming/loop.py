@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from mstar_core.engine.base import Job
-from mstar_core.graph.spec.nodes import CHUNK_FIRST, STEP
+from mstar_core.graph.declare.nodes import CHUNK_FIRST, STEP
 from mstar_core.worker.jobs import Jobs
 from mstar_core.worker.request import (
     ActiveRun,
@@ -23,7 +23,7 @@ from mstar_core.worker.walks import StreamLoop
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.graph.spec.streams import Chunk
+    from mstar_core.graph.declare.streams import Chunk
 
 Emits = Callable[[WorkerRequest, str, str, "Tensor", dict[str, int]], None]
 EndsWalk = Callable[[WorkerRequest, ActiveRun, str, dict[str, int]], None]

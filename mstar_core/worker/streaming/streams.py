@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from mstar_core.graph.spec.streams import Chunk, LeftContext, SlidingWindow, Stream
+from mstar_core.graph.declare.streams import Chunk, LeftContext, SlidingWindow, Stream
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.worker.outbox import Outbox
 from mstar_core.worker.request import WaitingChunk, WorkerRequest

@@ -75,8 +75,14 @@ class Waits:
             if not wait.is_logged and now - wait.since >= LONG_S:
                 wait.is_logged = True
                 level = logging.INFO if steps > wait.steps else logging.WARNING
-                log.log(level, "request %d %s for %.0f s%s", key[0], f"{why} of {_room(runners[key[1]])}",
-                        now - wait.since, "" if steps > wait.steps else ", and no step ran meanwhile")  # fmt: skip
+                log.log(
+                    level,
+                    "request %d %s for %.0f s%s",
+                    key[0],
+                    f"{why} of {_room(runners[key[1]])}",
+                    now - wait.since,
+                    "" if steps > wait.steps else ", and no step ran meanwhile",
+                )
 
     def _end(self, key: tuple[Handle, str], now: float) -> None:
         wait = self._waits.pop(key)

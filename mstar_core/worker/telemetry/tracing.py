@@ -201,9 +201,16 @@ class Tracer:
         for inbox in inboxes:
             if inbox.first_sent:
                 span = Span(
-                    self._next_key(), request.handle, "transfer", inbox.stream.name, "", inbox.first_sent,
-                    inbox.last_came, inbox.received, size_bytes=inbox.size_bytes,
-                )  # fmt: skip
+                    self._next_key(),
+                    request.handle,
+                    "transfer",
+                    inbox.stream.name,
+                    "",
+                    inbox.first_sent,
+                    inbox.last_came,
+                    inbox.received,
+                    size_bytes=inbox.size_bytes,
+                )
                 self._keep(span)
 
     def cache_came(self, request: WorkerRequest, node: str, walk: str, sent: float, size_bytes: int) -> None:
@@ -236,9 +243,18 @@ class Tracer:
 
     def _open_span(self, entry: TaskJob | LoopJob, node: str, total: SpanTotal, now: float) -> Span:
         return Span(
-            total.key, entry.request.handle, "compute", node, entry.run.message.walk, total.began, now, total.count,
-            self._rows, is_open=True, busy_s=total.busy_s,
-        )  # fmt: skip
+            total.key,
+            entry.request.handle,
+            "compute",
+            node,
+            entry.run.message.walk,
+            total.began,
+            now,
+            total.count,
+            self._rows,
+            is_open=True,
+            busy_s=total.busy_s,
+        )
 
     def _begins(self, entry: Recorded, began: float) -> None:
         """Note the first step of a job. Its queue excludes the steps of the request's other jobs."""
@@ -274,9 +290,18 @@ class Tracer:
             self._add(entry.request, between, node, entry.run, total.began, self._ended, busy_s=rest)
 
     def _add(
-        self, request: WorkerRequest, kind: str, node: str, run: ActiveRun, start: float, end: float, *,
-        count: int = 1, key: int = 0, busy_s: float | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        request: WorkerRequest,
+        kind: str,
+        node: str,
+        run: ActiveRun,
+        start: float,
+        end: float,
+        *,
+        count: int = 1,
+        key: int = 0,
+        busy_s: float | None = None,
+    ) -> None:
         walk = run.message.walk
         self._keep(
             Span(

@@ -173,9 +173,12 @@ class ConnectionPool:
         exchange.is_reused = False
         loop = asyncio.get_running_loop()
         transport, connection = await loop.create_connection(
-            lambda: Connection(self), self._server.address, self._server.port, ssl=self._tls,
+            lambda: Connection(self),
+            self._server.address,
+            self._server.port,
+            ssl=self._tls,
             server_hostname=self._server.host if self._tls else None,
-        )  # fmt: skip
+        )
         raw = transport.get_extra_info("socket")
         if raw is not None and raw.family != socket.AF_UNIX:
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -224,11 +224,23 @@ class LoadClient:
         self.ended += 1
         self._outbox.put(
             Record(
-                number, job.index, client, due_ns or exchange.sent_ns, exchange.sent_ns, exchange.headers_ns,
-                exchange.end_ns, exchange.status, exchange.error, exchange.detail, exchange.is_reused,
-                exchange.content_type, exchange.marks, bytes(exchange.body), exchange.retry_after_s,
+                number,
+                job.index,
+                client,
+                due_ns or exchange.sent_ns,
+                exchange.sent_ns,
+                exchange.headers_ns,
+                exchange.end_ns,
+                exchange.status,
+                exchange.error,
+                exchange.detail,
+                exchange.is_reused,
+                exchange.content_type,
+                exchange.marks,
+                bytes(exchange.body),
+                exchange.retry_after_s,
             )
-        )  # fmt: skip
+        )
         return wait_after(exchange)
 
     async def _send(self, exchange: Exchange, head: bytes, body: bytes) -> None:
@@ -313,10 +325,16 @@ def counters(client: LoadClient, lag_s: float) -> Counters:
     """Return the state of this process."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return Counters(
-        client.plan.number, time.monotonic_ns(), client.sent, client.ended, client.in_flight, time.process_time(),
-        int(Path("/proc/self/statm").read_text().split()[1]) * PAGE_BYTES, lag_s * 1e3,
+        client.plan.number,
+        time.monotonic_ns(),
+        client.sent,
+        client.ended,
+        client.in_flight,
+        time.process_time(),
+        int(Path("/proc/self/statm").read_text().split()[1]) * PAGE_BYTES,
+        lag_s * 1e3,
         usage.ru_nvcsw + usage.ru_nivcsw,
-    )  # fmt: skip
+    )
 
 
 async def serve(plan: ClientPlan, bodies: mmap.mmap | bytes, outbox: Outbox) -> None:

@@ -18,9 +18,7 @@ OPENAI_VOICE: Final = "alloy"
 BINARY_OUTPUTS: Final = frozenset({"tensor", "scalar", "video"})
 """Outputs that are received as binary frames, because their base64 costs more than the read."""
 
-_KINDS: Final = {
-    b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"RIFF": "audio/wav", b"fLaC": "audio/flac",
-}  # fmt: skip
+_KINDS: Final = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"RIFF": "audio/wav", b"fLaC": "audio/flac"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +79,12 @@ def _openai(request: WorkloadRequest, card: ServedModel) -> WireRequest:
             f"the OpenAI routes cannot express a request for {', '.join(request.outputs)}", hint="--protocol generate"
         )
     fields = {
-        "model": card.name, "stream": True, "stream_options": {"include_usage": True},
-        "messages": [{"role": "user", "content": _content(request)}], **params,
-    }  # fmt: skip
+        "model": card.name,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "messages": [{"role": "user", "content": _content(request)}],
+        **params,
+    }
     if "max_output_tokens" in fields and not card.endpoints:
         fields["max_tokens"] = fields.pop("max_output_tokens")
     if "audio" in request.outputs:

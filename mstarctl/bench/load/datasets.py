@@ -32,9 +32,7 @@ class Question:
     prompt_tokens: int
 
 
-def dataset_workload(
-    name: str, offered: Sequence[WorkloadSpec], count_tokens: TokenCounter | None = None
-) -> Workload:  # fmt: skip
+def dataset_workload(name: str, offered: Sequence[WorkloadSpec], count_tokens: TokenCounter | None = None) -> Workload:
     """Return the workload of `KIND:FILE`. offered: of the model, whose speech decides the outputs of SeedTTS texts.
 
     Raises UsageError for an unknown kind, and ConfigError that names file and line for a file that cannot be read.
@@ -85,9 +83,12 @@ def _exchanges(path: Path, count: TokenCounter) -> Iterator[Question]:
         if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
             line = _line_of(text, number)
             raise ConfigError(
-                f"{path}:{line} item {number} is not a conversation", 'it needs "conversations", a list of turns',
-                'each turn: {"from": "human", "value": "..."}', file=str(path), line=line,
-            )  # fmt: skip
+                f"{path}:{line} item {number} is not a conversation",
+                'it needs "conversations", a list of turns',
+                'each turn: {"from": "human", "value": "..."}',
+                file=str(path),
+                line=line,
+            )
         said = [(_speaker(turn), str(turn.get("value", turn.get("content")) or "").strip()) for turn in turns]
         said = [turn for turn in said if turn[0] in (*ASKS, *ANSWERS)]
         match said[:2]:
@@ -141,9 +142,12 @@ def _sentences(path: Path) -> Iterator[str]:
         fields = line.split("|")
         if len(fields) < SEEDTTS_FIELDS or not fields[3].strip():
             raise ConfigError(
-                f"{path}:{number} is not a line of a meta.lst", f"it has {len(fields)} fields",
-                "utt|prompt_text|prompt_wav|text", file=str(path), line=number,
-            )  # fmt: skip
+                f"{path}:{number} is not a line of a meta.lst",
+                f"it has {len(fields)} fields",
+                "utt|prompt_text|prompt_wav|text",
+                file=str(path),
+                line=number,
+            )
         yield fields[3].strip()
 
 
@@ -166,6 +170,7 @@ def _text_of(path: Path) -> str:
 
 
 READERS: Final[Mapping[str, Callable[[Path, Sequence[WorkloadSpec], TokenCounter | None], Workload]]] = {
-    "sharegpt": _sharegpt, "seedtts": _seedtts,
-}  # fmt: skip
+    "sharegpt": _sharegpt,
+    "seedtts": _seedtts,
+}
 """Kinds of datasets by the word before the colon."""

@@ -68,13 +68,21 @@ class Load:
     def facts(self) -> dict[str, Any]:
         """Return the load for the result file."""
         return {
-            "kind": "trace" if self.is_trace else "open" if self.is_open else "closed", "rate": self.rate,
-            "arrivals": self.arrivals if self.rate else None, "concurrency": self.concurrency, "speed": self.speed,
-            "requests": self.requests, "span_s": self.span_s, "warm_up": self.warm_up,
-            "warm_up_s": self.warm_up_s, "ramp_s": self.ramp_s,
-            "think_s": self.think_s, "period_s": self.period_s, "cancel_share": self.cancel_share,
+            "kind": "trace" if self.is_trace else "open" if self.is_open else "closed",
+            "rate": self.rate,
+            "arrivals": self.arrivals if self.rate else None,
+            "concurrency": self.concurrency,
+            "speed": self.speed,
+            "requests": self.requests,
+            "span_s": self.span_s,
+            "warm_up": self.warm_up,
+            "warm_up_s": self.warm_up_s,
+            "ramp_s": self.ramp_s,
+            "think_s": self.think_s,
+            "period_s": self.period_s,
+            "cancel_share": self.cancel_share,
             "cancel_after_s": self.cancel_after_s,
-        }  # fmt: skip
+        }
 
 
 @dataclass(slots=True)
@@ -106,9 +114,15 @@ def make_plan(
     requests = workload.requests(card, load.seed, load.warm_up + count)
     check_inputs(card, requests)
     plan = RunPlan(
-        bodies=bodies, phases=[], asked=[], span_s=_span(load, times), hash=hash_of(requests[load.warm_up :]),
-        total=count, ramp_s=load.ramp_s, prefix=prefix,
-    )  # fmt: skip
+        bodies=bodies,
+        phases=[],
+        asked=[],
+        span_s=_span(load, times),
+        hash=hash_of(requests[load.warm_up :]),
+        total=count,
+        ramp_s=load.ramp_s,
+        prefix=prefix,
+    )
     jobs = _encoded(plan, requests, load, card, protocol)
     warm_due = _warm_times(load)
     warm = [_due(job, at) for job, at in zip(jobs[: load.warm_up], warm_due, strict=True)]
@@ -175,8 +189,17 @@ def _encoded(
 
 
 def _due(job: Job, at_s: float) -> Job:
-    return Job(job.index, at_s, job.path, job.content_type, job.accept, job.request_id, job.offset, job.size_bytes,
-               job.cancel_after_s)  # fmt: skip
+    return Job(
+        job.index,
+        at_s,
+        job.path,
+        job.content_type,
+        job.accept,
+        job.request_id,
+        job.offset,
+        job.size_bytes,
+        job.cancel_after_s,
+    )
 
 
 def _dealt(clients: int | None, process: int, processes: int) -> int:
@@ -185,6 +208,10 @@ def _dealt(clients: int | None, process: int, processes: int) -> int:
 
 def _phase(load: Load, jobs: list[Job], clients: int, span_s: float | None, limit_s: float = 0.0) -> Phase:
     return Phase(
-        jobs=jobs, clients=clients, think_s=load.think_s, period_s=load.period_s if clients else 0.0,
-        span_s=(span_s or 0.0) if clients else 0.0, limit_s=limit_s,
-    )  # fmt: skip
+        jobs=jobs,
+        clients=clients,
+        think_s=load.think_s,
+        period_s=load.period_s if clients else 0.0,
+        span_s=(span_s or 0.0) if clients else 0.0,
+        limit_s=limit_s,
+    )

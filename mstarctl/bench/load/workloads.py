@@ -19,10 +19,14 @@ _SHARED: Final = "mstar_core.workloads.generic"
 GENERIC: Final = (
     WorkloadSpec(name="chat", title="text to text", target=f"{_SHARED}:chat"),
     WorkloadSpec(name="tts-short", title="8 to 25 words to speech", target=f"{_SHARED}:speech"),
-    WorkloadSpec(name="tts-long", title="80 to 200 words to speech", target=f"{_SHARED}:speech",
-                 options={"least": 80, "most": 200}),
+    WorkloadSpec(
+        name="tts-long",
+        title="80 to 200 words to speech",
+        target=f"{_SHARED}:speech",
+        options={"least": 80, "most": 200},
+    ),
     WorkloadSpec(name="see", title="questions about one image", target=f"{_SHARED}:see"),
-)  # fmt: skip
+)
 """Workloads of servers whose model has no plugin here."""
 
 MIXED: Final = "mixed"
@@ -100,8 +104,9 @@ def file_workload(path: Path) -> Workload:
         for chance in numbered(seed):
             yield chance.choices(requests, weights)[0]
 
-    return Workload(name=path.name, title=f"{len(requests)} requests of a file", source=draw, size=len(requests),
-                    is_timed=is_timed)  # fmt: skip
+    return Workload(
+        name=path.name, title=f"{len(requests)} requests of a file", source=draw, size=len(requests), is_timed=is_timed
+    )
 
 
 def _request(line: str, path: Path, number: int) -> tuple[WorkloadRequest, float]:
@@ -122,10 +127,13 @@ def _request(line: str, path: Path, number: int) -> tuple[WorkloadRequest, float
         files = tuple((Path(name).name, (path.parent / name).read_bytes()) for name in found.get("files", ()))
         at_s, weight = found.get("t"), float(found.get("weight", 1.0))
         request = WorkloadRequest(
-            outputs=tuple(outputs.split(",") if isinstance(outputs, str) else outputs), text=found.get("text"),
-            files=files, params=dict(found.get("params") or {}), at_s=None if at_s is None else float(at_s),
+            outputs=tuple(outputs.split(",") if isinstance(outputs, str) else outputs),
+            text=found.get("text"),
+            files=files,
+            params=dict(found.get("params") or {}),
+            at_s=None if at_s is None else float(at_s),
             id=found.get("id"),
-        )  # fmt: skip
+        )
     except (OSError, TypeError, ValueError) as error:
         raise invalid(str(error)) from error
     return request, weight

@@ -69,8 +69,14 @@ def incidents(events: Sequence[Mapping[str, Any]], window: MeasuredWindow) -> li
     open_state: dict[str, Any] | None = None
     for event in (event for event in events if event["at_s"] < window.end_s):
         if event["type"] == "child.died" and event["at_s"] >= window.start_s:
-            found.append({"kind": DIED, "child": str(event.get("child", "")), "at_s": event["at_s"],
-                          "why": str(event.get("cause") or "")})  # fmt: skip
+            found.append(
+                {
+                    "kind": DIED,
+                    "child": str(event.get("child", "")),
+                    "at_s": event["at_s"],
+                    "why": str(event.get("cause") or ""),
+                }
+            )
         state = str(event["type"]).removeprefix(STATE)
         if state == event["type"] or state == "cut":
             continue
@@ -78,8 +84,13 @@ def incidents(events: Sequence[Mapping[str, Any]], window: MeasuredWindow) -> li
             open_state["to_s"] = event["at_s"]
             open_state = None
         if open_state is None and state != READY:
-            open_state = {"kind": "state", "state": state, "from_s": event["at_s"], "to_s": None,
-                          "why": str(event.get("reason") or "")}  # fmt: skip
+            open_state = {
+                "kind": "state",
+                "state": state,
+                "from_s": event["at_s"],
+                "to_s": None,
+                "why": str(event.get("reason") or ""),
+            }
             found.append(open_state)
     return [each for each in found if each["kind"] == DIED or each["to_s"] is None or each["to_s"] > window.start_s]
 

@@ -71,9 +71,15 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def outcome_of(
-    record: Record, asked: Mapping[str, Any], start_ns: int, prefix: str, warm_up: int, *, is_checked: bool,
+    record: Record,
+    asked: Mapping[str, Any],
+    start_ns: int,
+    prefix: str,
+    warm_up: int,
+    *,
+    is_checked: bool,
     count_tokens: TokenCounter | None = None,
-) -> Outcome:  # fmt: skip
+) -> Outcome:
     """Decode one record. is_checked: also check its output. count_tokens: for texts that the server did not count."""
     answer = decode(record, keeps_data=is_checked or count_tokens is not None)
     uncounted = not answer.usage.get("completion_tokens") and any(not chunk.is_counted for chunk in answer.chunks)
@@ -96,11 +102,22 @@ def outcome_of(
         return round((at_ns - start_ns) / 1e9, 6) if at_ns else -1.0
 
     return Outcome(
-        index=number, phase=record.phase, client=record.client,
-        id=f"{prefix}w{record.index}" if number < 0 else f"{prefix}{number}", due_s=since(record.due_ns),
-        sent_s=since(record.sent_ns), headers_s=since(record.headers_ns), end_s=since(record.end_ns), status=status,
-        http_status=record.status, detail=answer.detail, flaw=flaw, is_reused=record.is_reused,
-        size_bytes=len(record.body), reads=len(record.marks), requested=tuple(asked["outputs"]),
+        index=number,
+        phase=record.phase,
+        client=record.client,
+        id=f"{prefix}w{record.index}" if number < 0 else f"{prefix}{number}",
+        due_s=since(record.due_ns),
+        sent_s=since(record.sent_ns),
+        headers_s=since(record.headers_ns),
+        end_s=since(record.end_ns),
+        status=status,
+        http_status=record.status,
+        detail=answer.detail,
+        flaw=flaw,
+        is_reused=record.is_reused,
+        size_bytes=len(record.body),
+        reads=len(record.marks),
+        requested=tuple(asked["outputs"]),
         chunks=tuple(
             ReceivedChunk(c.kind, since(c.at_ns), c.size_bytes, amount(c), str(c.about.get("name", "")))
             for c in answer.chunks
@@ -108,4 +125,4 @@ def outcome_of(
         usage={name: float(answer.usage[name]) for name in USAGE if isinstance(answer.usage.get(name), int | float)},
         expected={name: value for name, value in asked["expected"].items() if name in EXPECTED},
         is_approximate=uncounted and count_tokens is None,
-    )  # fmt: skip
+    )

@@ -48,6 +48,11 @@ def spread(values: Sequence[float], censored: Sequence[float] = ()) -> dict[str,
     few = [name_of(p) for p in PERCENTILES if len(found) < least_samples(p)]
     rounded = {name: float(f"{value:.6g}") for name, value in named.items()}
     return {
-        "n": len(found), "mean": float(f"{found.mean():.6g}"), "min": float(f"{found[0]:.6g}"), **rounded,
-        "max": float(f"{found[-1]:.6g}"), **({"over": over} if over else {}), "few": few,
-    }  # fmt: skip
+        "n": len(found),
+        "mean": float(f"{found.mean():.6g}"),
+        "min": float(f"{found[0]:.6g}"),
+        **rounded,
+        "max": float(f"{found[-1]:.6g}"),
+        **({"over": over} if over else {}),
+        "few": few,
+    }

@@ -17,13 +17,24 @@ _TERM: Final = re.compile(
     r"(?P<value>-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*(?P<unit>[a-zA-Z%/]*)$"
 )
 _FACTORS: Final = {
-    ("ms", "us"): 1e-3, ("ms", "ms"): 1.0, ("ms", "s"): 1e3, ("s", "ms"): 1e-3, ("s", "s"): 1.0,
-    ("/s", "/s"): 1.0, ("Hz", "Hz"): 1.0, ("x", "x"): 1.0, ("tok/s", "tok/s"): 1.0, ("tok/s", "/s"): 1.0,
+    ("ms", "us"): 1e-3,
+    ("ms", "ms"): 1.0,
+    ("ms", "s"): 1e3,
+    ("s", "ms"): 1e-3,
+    ("s", "s"): 1.0,
+    ("/s", "/s"): 1.0,
+    ("Hz", "Hz"): 1.0,
+    ("x", "x"): 1.0,
+    ("tok/s", "tok/s"): 1.0,
+    ("tok/s", "/s"): 1.0,
     ("B/s", "B/s"): 1.0,
-}  # fmt: skip
+}
 _OPERATORS: Final[dict[str, Callable[[float, float], bool]]] = {
-    "<": lambda a, b: a < b, "<=": lambda a, b: a <= b, ">": lambda a, b: a > b, ">=": lambda a, b: a >= b,
-}  # fmt: skip
+    "<": lambda a, b: a < b,
+    "<=": lambda a, b: a <= b,
+    ">": lambda a, b: a > b,
+    ">=": lambda a, b: a >= b,
+}
 _NODE: Final = re.compile(r"node\.[\w\-]+\.share$")
 SERVER: Final = {
     "pages.max": Metric(name="pages.max", unit="", is_of_window=True, definition="most pages in use at the server")

@@ -101,9 +101,13 @@ def prepared(
     for name, ages in (item for tally in tallies for item in tally.censored.items()):
         cut[name] = min(cut.get(name, math.inf), *ages)
     return RunSamples(
-        values=values, succeeded=succeeded, good=np.array([float(tally.good) for tally in tallies]),
-        span_s=window.span_s, has_goals=bool(goals), cut=cut,
-    )  # fmt: skip
+        values=values,
+        succeeded=succeeded,
+        good=np.array([float(tally.good) for tally in tallies]),
+        span_s=window.span_s,
+        has_goals=bool(goals),
+        cut=cut,
+    )
 
 
 def _thinned(values: Floats) -> Floats:
@@ -111,9 +115,14 @@ def _thinned(values: Floats) -> Floats:
 
 
 def compared(
-    base: Sequence[RunSamples], changed: Sequence[RunSamples], *,
-    thresholds: Mapping[str, float], default: float = THRESHOLD, is_paired: bool = False, resamples: int = RESAMPLES,
-) -> list[Compared]:  # fmt: skip
+    base: Sequence[RunSamples],
+    changed: Sequence[RunSamples],
+    *,
+    thresholds: Mapping[str, float],
+    default: float = THRESHOLD,
+    is_paired: bool = False,
+    resamples: int = RESAMPLES,
+) -> list[Compared]:
     """Return a verdict for each percentile of each metric, throughput and goodput.
 
     is_paired: both sides have the same schedule, so the same blocks are drawn from both. Runs are never paired.
@@ -229,26 +238,41 @@ def _resampled(groups: Sequence[Floats], rows: Any, percentile: float) -> Floats
 
 
 def _row(
-    name: str, metric: Metric, drawn: Drawn, threshold: float, draws: _Draws, *, is_few: bool = False,
+    name: str,
+    metric: Metric,
+    drawn: Drawn,
+    threshold: float,
+    draws: _Draws,
+    *,
+    is_few: bool = False,
     cut: tuple[bool, ...] = (False, False),
-) -> Compared:  # fmt: skip
+) -> Compared:
     """Return one row. cut: for each side, whether its value is a lower limit because requests were cut."""
     base, changed, differences = drawn
     difference = float(relative(np.array(base), np.array(changed)))
     low, high = interval(difference, differences, draws.groups)
     has_runs = draws.runs >= FEWEST_RUNS
-    verdict: Verdict = "too few" if is_few else verdict_of(
-        low, high, threshold, is_better_high=metric.is_better_high, has_runs=has_runs
-    )  # fmt: skip
+    verdict: Verdict = (
+        "too few"
+        if is_few
+        else verdict_of(low, high, threshold, is_better_high=metric.is_better_high, has_runs=has_runs)
+    )
     # A value that is a lower limit is worse by an unknown amount, which can only confirm one of the verdicts.
     if (cut[0] and verdict in ("same", "worse")) or (cut[1] and verdict in ("same", "better")):
         verdict = "unclear"
     is_sayable = verdict == "unclear" and not any(cut) and min(base, changed) > 0
     needed = runs_needed(low, high, threshold, draws.runs) if is_sayable else 0
     return Compared(
-        name=name, unit=metric.unit, base=base, changed=changed, difference=_finite(difference), low=_finite(low),
-        high=_finite(high), verdict=verdict, runs_needed=needed,
-    )  # fmt: skip
+        name=name,
+        unit=metric.unit,
+        base=base,
+        changed=changed,
+        difference=_finite(difference),
+        low=_finite(low),
+        high=_finite(high),
+        verdict=verdict,
+        runs_needed=needed,
+    )
 
 
 def _finite(value: float) -> float | None:

@@ -22,8 +22,13 @@ from mstarctl.bench.measure.outcome import ERRORS, Outcome
 from mstarctl.bench.measure.statistics import spread
 from mstarctl.bench.measure.terms import Term, meets
 
-RATES: Final = (("text_rate", "text"), ("audio_rate", "audio"), ("image_rate", "image"), ("chunk_rate", "action"),
-                ("step_rate", "tensor"))  # fmt: skip
+RATES: Final = (
+    ("text_rate", "text"),
+    ("audio_rate", "audio"),
+    ("image_rate", "image"),
+    ("chunk_rate", "action"),
+    ("step_rate", "tensor"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,14 +126,19 @@ def summarised(
         for metric in METRICS
         if not metric.is_of_window and (tally.samples.get(metric.name) or tally.censored.get(metric.name))
     }
-    metrics |= {name: {"value": float(f"{value:.6g}"), "n": len(mine), "unit": BY_NAME[name].unit}
-                for name, value in _of_window(outcomes, mine, tally, window, bool(terms)).items()}  # fmt: skip
+    metrics |= {
+        name: {"value": float(f"{value:.6g}"), "n": len(mine), "unit": BY_NAME[name].unit}
+        for name, value in _of_window(outcomes, mine, tally, window, bool(terms)).items()
+    }
     attained = {text: sum(met) / len(met) for text, met in tally.attained.items()}
     ended_after = sum(outcome.is_ok and not ended_in(outcome, window) for outcome in mine)
     return {
-        "metrics": metrics, "statuses": dict(tally.statuses), "attained": attained, "intended": len(mine),
+        "metrics": metrics,
+        "statuses": dict(tally.statuses),
+        "attained": attained,
+        "intended": len(mine),
         "ended_after": ended_after,
-    }  # fmt: skip
+    }
 
 
 def _of_window(

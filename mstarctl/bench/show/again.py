@@ -20,9 +20,10 @@ def again(opened: ResultFolder, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     facts = dict(opened.facts)
     facts |= summarised(outcomes, opened.window, opened.measures, opened.goals)
     facts |= {
-        "failures": failures(outcomes), "outages": outages(outcomes),
+        "failures": failures(outcomes),
+        "outages": outages(outcomes),
         "incidents": incidents(facts.get("server_events", ()), opened.window),
-    }  # fmt: skip
+    }
     mine = [outcome for outcome in outcomes if opened.window.holds(outcome.due_s)]
     found = joined(mine, opened.spans())
     if found.by_id:
@@ -37,8 +38,11 @@ def by_status(outcomes: Sequence[Outcome]) -> list[str]:
     lines = []
     for status, count in Counter(outcome.status for outcome in outcomes).most_common():
         lines.append(f"{status:<12} {count:6d}")
-        lines += [f"{'':<12} {found['n']:6d}x {found['reason']}" for found in reasons
-                  if found["status"] == status and found["reason"]]  # fmt: skip
+        lines += [
+            f"{'':<12} {found['n']:6d}x {found['reason']}"
+            for found in reasons
+            if found["status"] == status and found["reason"]
+        ]
     return lines
 
 

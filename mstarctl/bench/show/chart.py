@@ -98,8 +98,9 @@ def drawn(chart: Chart, width: int = 100, height: int = 16) -> list[str]:
         _trace(cells, line, chart.x_max(), chart.y_max(is_right=line.is_right))
     for at, _ in chart.marks:
         _mark(cells, at / chart.x_max())
-    legend = "   ".join(f"{'⠤⠤' if line.is_right else '──'} {line.name}{' (right)' if line.is_right else ''}"
-                        for line in chart.lines)  # fmt: skip
+    legend = "   ".join(
+        f"{'⠤⠤' if line.is_right else '──'} {line.name}{' (right)' if line.is_right else ''}" for line in chart.lines
+    )
     return [chart.title, legend, *_framed(chart, cells, has_right=has_right), *_feet(chart, columns)]
 
 
@@ -146,8 +147,15 @@ def _feet(chart: Chart, columns: int) -> list[str]:
         at = min(round(number / 5 * (columns - 1)), columns + 7 - len(text))
         ticks[at : at + len(text)] = text
     lines = [f"{'0':>{LABEL_CELLS}} └{'─' * columns}", f"{pad}{''.join(ticks)}".rstrip()]
-    axes = ", ".join(part for part in (f"x: {chart.x_label}", chart.y_label and f"y: {chart.y_label}",
-                                       chart.right_label and f"right: {chart.right_label}") if part)  # fmt: skip
+    axes = ", ".join(
+        part
+        for part in (
+            f"x: {chart.x_label}",
+            chart.y_label and f"y: {chart.y_label}",
+            chart.right_label and f"right: {chart.right_label}",
+        )
+        if part
+    )
     lines.append(f"{pad}{axes}")
     lines += [f"{pad}{'┆'} {label} at {tick_text(at)}" for at, label in chart.marks]
     lines += [f"{pad}░ {label} from {tick_text(low)} to {tick_text(high)}" for low, high, label in chart.bands]

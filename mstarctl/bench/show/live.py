@@ -22,9 +22,12 @@ WIDE: Final = 80
 SPARKS: Final = "▁▂▃▄▅▆▇█"
 WARM_UP, MEASURED = "warm-up", "measured"
 SHOWN: Final = {
-    "text": ("ttft", "itl"), "audio": ("ttfa", "rtf"), "image": ("ttfi",), "action": ("chunk", "control"),
+    "text": ("ttft", "itl"),
+    "audio": ("ttfa", "rtf"),
+    "image": ("ttfi",),
+    "action": ("chunk", "control"),
     "tensor": ("ttfs",),
-}  # fmt: skip
+}
 """Metrics of each modality, first the one with a history."""
 
 
@@ -137,9 +140,15 @@ class LiveState:
     def facts(self) -> dict[str, Any]:
         """Return the progress for the deployment's recording, which `top` shows."""
         found: dict[str, Any] = {
-            "test": self.title, "load": self.load, "phase": self.phase, "elapsed_s": round(self.elapsed_s, 1),
-            "sent": self.sent, "done": self.done, "in_flight": self.in_flight, "errors": self.errors,
-        }  # fmt: skip
+            "test": self.title,
+            "load": self.load,
+            "phase": self.phase,
+            "elapsed_s": round(self.elapsed_s, 1),
+            "sent": self.sent,
+            "done": self.done,
+            "in_flight": self.in_flight,
+            "errors": self.errors,
+        }
         found |= {"total": self.total} if self.total else {}
         found |= {"share": round(self.share, 4)} if self.share is not None else {}
         found |= {"left_s": round(self.left_s, 1)} if self.left_s is not None else {}

@@ -26,15 +26,35 @@ CHAR_PX: Final = 7.2
 
 PNG_SCALE: Final = 2
 LIGHT: Final[Mapping[str, str]] = {
-    "ground": "#ffffff", "ink": "#1f2933", "dim": "#52606d", "axis": "#7b8794", "grid": "#e4e7eb", "mark": "#7b8794",
-    "band": "#f8d7da", "c0": "#2563a8", "c1": "#c2410c", "c2": "#3f7d20", "c3": "#7e3ba6", "c4": "#0f766e",
+    "ground": "#ffffff",
+    "ink": "#1f2933",
+    "dim": "#52606d",
+    "axis": "#7b8794",
+    "grid": "#e4e7eb",
+    "mark": "#7b8794",
+    "band": "#f8d7da",
+    "c0": "#2563a8",
+    "c1": "#c2410c",
+    "c2": "#3f7d20",
+    "c3": "#7e3ba6",
+    "c4": "#0f766e",
     "c5": "#9f1239",
-}  # fmt: skip
+}
 DARK: Final[Mapping[str, str]] = {
-    "ground": "#14181f", "ink": "#e4e9f0", "dim": "#9aa7b6", "axis": "#6b7888", "grid": "#2a323d", "mark": "#8592a3",
-    "band": "#4a2229", "c0": "#6cb6ff", "c1": "#ff9b5e", "c2": "#8fd460", "c3": "#c99bf0", "c4": "#4fd1c5",
+    "ground": "#14181f",
+    "ink": "#e4e9f0",
+    "dim": "#9aa7b6",
+    "axis": "#6b7888",
+    "grid": "#2a323d",
+    "mark": "#8592a3",
+    "band": "#4a2229",
+    "c0": "#6cb6ff",
+    "c1": "#ff9b5e",
+    "c2": "#8fd460",
+    "c3": "#c99bf0",
+    "c4": "#4fd1c5",
     "c5": "#ff8fa3",
-}  # fmt: skip
+}
 """Colours by role. Lines and groups of bars have c0 to c5."""
 
 

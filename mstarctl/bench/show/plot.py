@@ -80,9 +80,11 @@ def distribution(opened: ResultFolder, outcomes: Sequence[Outcome], name: str) -
     unit = BY_NAME[name].unit
     return Chart(
         title=_title(opened, len(values), f"distribution of {name}"),
-        x_label=f"{name} [{unit}]" if unit else name, y_label="samples [%]",
-        lines=[ChartLine(name=name, points=[(values[0], 0.0), *points])], marks=marks,
-    )  # fmt: skip
+        x_label=f"{name} [{unit}]" if unit else name,
+        y_label="samples [%]",
+        lines=[ChartLine(name=name, points=[(values[0], 0.0), *points])],
+        marks=marks,
+    )
 
 
 def timeline(opened: ResultFolder, outcomes: Sequence[Outcome]) -> Chart:
@@ -104,9 +106,13 @@ def timeline(opened: ResultFolder, outcomes: Sequence[Outcome]) -> Chart:
     ]
     lines += [ChartLine(name="pages %", points=pages, is_right=True)] if pages else []
     return Chart(
-        title=_title(opened, len(outcomes), "over time"), x_label="time [s]", y_label="requests, requests/s",
-        lines=lines, right_label="pages [%]" if pages else "", bands=bands(opened),
-    )  # fmt: skip
+        title=_title(opened, len(outcomes), "over time"),
+        x_label="time [s]",
+        y_label="requests, requests/s",
+        lines=lines,
+        right_label="pages [%]" if pages else "",
+        bands=bands(opened),
+    )
 
 
 def bands(opened: ResultFolder) -> list[tuple[float, float, str]]:
@@ -158,14 +164,19 @@ def audio_buffer(opened: ResultFolder, outcomes: Sequence[Outcome]) -> Chart:
         points.append((at, held))
         before = at
     return Chart(
-        title=_title(opened, 1, f"audio ahead of playback, {worst.id}"), x_label="time since the first audio [s]",
-        y_label="audio [s]", lines=[ChartLine(name="buffer", points=points)],
-    )  # fmt: skip
+        title=_title(opened, 1, f"audio ahead of playback, {worst.id}"),
+        x_label="time since the first audio [s]",
+        y_label="audio [s]",
+        lines=[ChartLine(name="buffer", points=points)],
+    )
 
 
 CHARTS: Final[Mapping[str, Callable[[ResultFolder, Sequence[Outcome]], Chart]]] = {
-    "cdf": first_metric, "timeline": timeline, "nodes": nodes, "buffer": audio_buffer,
-}  # fmt: skip
+    "cdf": first_metric,
+    "timeline": timeline,
+    "nodes": nodes,
+    "buffer": audio_buffer,
+}
 
 
 def sweep_chart(facts: Mapping[str, Any]) -> Chart:
@@ -178,14 +189,15 @@ def sweep_chart(facts: Mapping[str, Any]) -> Chart:
     knee = facts.get("knee")
     return Chart(
         title=f"{facts['model']}, {facts['workload']}: {name} and p99 of {first}  (goal {facts.get('slo') or 'none'})",
-        x_label="offered [requests/s]" if is_open else "clients", y_label=f"{name} [requests/s]",
+        x_label="offered [requests/s]" if is_open else "clients",
+        y_label=f"{name} [requests/s]",
         right_label=f"{first} p99 [ms]",
         lines=[
             ChartLine(name=name, points=[(p["load"], p[name]) for p in points]),
             ChartLine(name=f"{first} p99", points=[(p["load"], p["p99"]) for p in points if p["p99"]], is_right=True),
         ],
         marks=[(knee, "knee")] if knee else [],
-    )  # fmt: skip
+    )
 
 
 def sweep_plot(facts: Mapping[str, Any]) -> list[str]:

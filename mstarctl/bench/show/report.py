@@ -114,15 +114,18 @@ def _tiles(facts: Mapping[str, Any]) -> str:
     """Return the figures of the modalities in use as large numbers."""
     metrics = facts["metrics"]
     tiles = [(f"{facts['statuses'].get('ok', 0)} of {facts['intended']}", "requests succeeded")]
-    tiles += [(rate_text(name, metrics), name.replace("_", " "))
-              for name in ("throughput", "goodput", "text_rate", "audio_rate", "miss_rate", "error_rate")
-              if name in metrics]  # fmt: skip
+    tiles += [
+        (rate_text(name, metrics), name.replace("_", " "))
+        for name in ("throughput", "goodput", "text_rate", "audio_rate", "miss_rate", "error_rate")
+        if name in metrics
+    ]
     for name in [name for name in (*FIRSTS, "rtf") if name != "latency" or not set(FIRSTS[:-1]) & metrics.keys()]:
         if "p50" in metrics.get(name, {}) and len(tiles) < 9:
             unit = f" {BY_NAME[name].unit}" if BY_NAME[name].unit else ""
             tiles += [(f"{cell(metrics[name], which)}{unit}", f"{name} {which}") for which in ("p50", "p99")]
-    shown = "".join(f'<div class="tile"><b>{escape(value)}</b><span>{escape(name)}</span></div>'
-                    for value, name in tiles)  # fmt: skip
+    shown = "".join(
+        f'<div class="tile"><b>{escape(value)}</b><span>{escape(name)}</span></div>' for value, name in tiles
+    )
     return f'<div class="tiles">{shown}</div>'
 
 
@@ -155,8 +158,10 @@ def _tables(facts: Mapping[str, Any]) -> str:
     rows = [["metric", *COLUMNS, "n"], *percentile_rows(metrics)]
     parts = ["<h2>Percentiles</h2>", _table(rows)]
     if any("~" in text for row in rows for text in row):
-        parts.append('<p class="dim">~ fewer samples than this percentile needs: indicative only. '
-                     "&gt; requests were cut: a lower limit.</p>")  # fmt: skip
+        parts.append(
+            '<p class="dim">~ fewer samples than this percentile needs: indicative only. '
+            "&gt; requests were cut: a lower limit.</p>"
+        )
     rates = [[name.replace("_", " "), rate_text(name, metrics)] for name in WINDOW_ORDER if name in metrics]
     parts += ["<h2>Rates</h2>", _table([["metric", "value"], *rates])]
     goals = [[text, f"{100 * share:.1f} %"] for text, share in facts.get("attained", {}).items()]

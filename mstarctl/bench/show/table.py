@@ -13,9 +13,22 @@ from mstarctl.output.units import counted
 COLUMNS: Final = ("p50", "p90", "p95", "p99", "max")
 HIDDEN: Final = frozenset({"lag", "service", "underruns", "tokens"})
 WINDOW_ORDER: Final = (
-    "throughput", "goodput", "offered", "text_rate", "audio_rate", "image_rate", "chunk_rate", "step_rate", "miss_rate",
-    "jitter", "underrun_rate", "continuity_ok", "error_rate", "incomplete_rate", "payload",
-)  # fmt: skip
+    "throughput",
+    "goodput",
+    "offered",
+    "text_rate",
+    "audio_rate",
+    "image_rate",
+    "chunk_rate",
+    "step_rate",
+    "miss_rate",
+    "jitter",
+    "underrun_rate",
+    "continuity_ok",
+    "error_rate",
+    "incomplete_rate",
+    "payload",
+)
 PER_LINE: Final = 5
 SHARES: Final = frozenset({"error_rate", "incomplete_rate", "underrun_rate", "continuity_ok", "miss_rate"})
 
@@ -149,10 +162,19 @@ def result_markdown(facts: Mapping[str, Any]) -> list[str]:
     """Return the percentiles and rates of a result as Markdown tables."""
     metrics = facts["metrics"]
     rows = [["metric", "unit", *COLUMNS, "n"]]
-    rows += [[name, str(found.get("unit", "")), *(cell(found, column) for column in COLUMNS), str(found["n"])]
-             for name, found in metrics.items() if "p50" in found and name not in HIDDEN]  # fmt: skip
-    rates = [["metric", "value"], *([name, f"{number(float(metrics[name]['value']))} {BY_NAME[name].unit}".strip()]
-             for name in WINDOW_ORDER if name in metrics)]  # fmt: skip
+    rows += [
+        [name, str(found.get("unit", "")), *(cell(found, column) for column in COLUMNS), str(found["n"])]
+        for name, found in metrics.items()
+        if "p50" in found and name not in HIDDEN
+    ]
+    rates = [
+        ["metric", "value"],
+        *(
+            [name, f"{number(float(metrics[name]['value']))} {BY_NAME[name].unit}".strip()]
+            for name in WINDOW_ORDER
+            if name in metrics
+        ),
+    ]
     loud = [f"**{line}**  " for line in incident_lines(facts)]
     return [head_line(facts), *(["", *loud] if loud else []), "", *markdown(rows), "", *markdown(rates)]
 
@@ -172,12 +194,19 @@ def sweep_rows(facts: Mapping[str, Any]) -> list[list[str]]:
         marks = ["knee"] if is_knee else []
         marks += ["over-saturated"] if point["is_over_saturated"] else []
         marks += ["the server was disturbed"] if point.get("is_disturbed") else []
-        rows.append([
-            load_text(point), f"{number(point['offered'])}/s", f"{number(point['throughput'])}/s",
-            f"{number(point['goodput'])}/s" if facts.get("slo") else "-", point["first"] or "-",
-            *("-" if point[each] is None else number(point[each]) for each in ("p50", "p99")), str(point["n"]),
-            str(point["statuses"].get("ok", 0)), ", ".join(marks),
-        ])  # fmt: skip
+        rows.append(
+            [
+                load_text(point),
+                f"{number(point['offered'])}/s",
+                f"{number(point['throughput'])}/s",
+                f"{number(point['goodput'])}/s" if facts.get("slo") else "-",
+                point["first"] or "-",
+                *("-" if point[each] is None else number(point[each]) for each in ("p50", "p99")),
+                str(point["n"]),
+                str(point["statuses"].get("ok", 0)),
+                ", ".join(marks),
+            ]
+        )
     return rows
 
 

@@ -28,10 +28,13 @@ def offers(model: str | None) -> list[tuple[str, WorkloadSpec, ServedModel]]:
 def card_of(spec: ModelSpec) -> ServedModel:
     """Return the card of a model that is not served."""
     return ServedModel(
-        name=spec.name, inputs=tuple(kind.kind for kind in spec.inputs),
+        name=spec.name,
+        inputs=tuple(kind.kind for kind in spec.inputs),
         outputs=tuple(kind.kind for kind in spec.outputs),
-        max_model_len=spec.max_seq_len, endpoints=("/generate",), robot=spec.robot_facts(),
-    )  # fmt: skip
+        max_model_len=spec.max_seq_len,
+        endpoints=("/generate",),
+        robot=spec.robot_facts(),
+    )
 
 
 def workload_items(model: str | None) -> list[dict[str, Any]]:
@@ -57,7 +60,9 @@ def requests_of(name: str, model: str | None, count: int, seed: int) -> list[dic
 def shown(request: WorkloadRequest) -> dict[str, Any]:
     """Return a request without the contents of its files."""
     found: Mapping[str, Any] = {
-        "outputs": list(request.outputs), "text": request.text, "params": dict(request.params),
+        "outputs": list(request.outputs),
+        "text": request.text,
+        "params": dict(request.params),
         "files": [f"{name} ({len(data)} bytes)" for name, data in request.files],
-    }  # fmt: skip
+    }
     return {key: value for key, value in found.items() if value}

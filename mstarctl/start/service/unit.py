@@ -26,10 +26,15 @@ BACKGROUND: Final = ("-d", "--detach", "--wait", "--no-wait", "--dry-run")
 
 SYSTEM_FOLDERS: Final = (
     "# The folders of all deployments of this host, also after one has stopped.",
-    "RuntimeDirectory=mstar", "RuntimeDirectoryMode=0700", "RuntimeDirectoryPreserve=yes",
-    "StateDirectory=mstar", "StateDirectoryMode=0700", "CacheDirectory=mstar", "CacheDirectoryMode=0700",
+    "RuntimeDirectory=mstar",
+    "RuntimeDirectoryMode=0700",
+    "RuntimeDirectoryPreserve=yes",
+    "StateDirectory=mstar",
+    "StateDirectoryMode=0700",
+    "CacheDirectory=mstar",
+    "CacheDirectoryMode=0700",
     "Environment=MSTAR_RUNTIME_DIR=%t/mstar XDG_STATE_HOME=%S XDG_CACHE_HOME=%C HF_HOME=%C/mstar/huggingface",
-)  # fmt: skip
+)
 
 
 def service_words(words: Sequence[str], folder: Path) -> list[str]:
@@ -81,53 +86,53 @@ def quoted(word: str) -> str:
     return '"' + plain.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def unit_text(
-    name: str, program: str, words: Sequence[str], *, is_system: bool, user: str
-) -> str:  # fmt: skip
+def unit_text(name: str, program: str, words: Sequence[str], *, is_system: bool, user: str) -> str:
     """Return a unit file. program: path of `mstarctl`. words: arguments of `up`.
 
     is_system: for the system's manager, where the service runs as `user`; else for the user's own manager.
     """
     start = " ".join(quoted(word) for word in (program, "up", *words))
     own = [f"User={user}", *SYSTEM_FOLDERS] if is_system else []
-    return "\n".join([
-        "# Runs one deployment of mstarctl. Written by `mstarctl unit`; see docs/deploy.md.",
-        "[Unit]",
-        f"Description=mstarctl deployment {name}",
-        "After=network-online.target",
-        "Wants=network-online.target",
-        "# A deployment that fails at every start is not tried for ever.",
-        "StartLimitIntervalSec=600",
-        "StartLimitBurst=5",
-        "",
-        "[Service]",
-        "# Ready means that the deployment serves: `up` reports it when every process is ready.",
-        "Type=notify",
-        "NotifyAccess=main",
-        *own,
-        f"ExecStart={start}",
-        f"ExecReload={quoted(program)} reload {quoted(name)}",
-        "# A start has no time limit: `up` itself ends one that makes no progress.",
-        "TimeoutStartSec=infinity",
-        "# SIGTERM goes to `up` alone, which drains; what is left after the limit is killed.",
-        "KillMode=mixed",
-        f"TimeoutStopSec={STOP_S}",
-        "# 130: ended by a signal, which is how systemd stops it.",
-        "SuccessExitStatus=130",
-        "Restart=on-failure",
-        "RestartSec=5",
-        "# 2 and 3: a wrong command line or file, which another start cannot mend.",
-        "RestartPreventExitStatus=2 3",
-        "LimitNOFILE=1048576",
-        "LimitMEMLOCK=infinity",
-        "LimitCORE=0",
-        "NoNewPrivileges=yes",
-        "ProtectSystem=full",
-        "ProtectControlGroups=yes",
-        "ProtectKernelTunables=yes",
-        "RestrictSUIDSGID=yes",
-        "",
-        "[Install]",
-        f"WantedBy={'multi-user.target' if is_system else 'default.target'}",
-        "",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            "# Runs one deployment of mstarctl. Written by `mstarctl unit`; see docs/deploy.md.",
+            "[Unit]",
+            f"Description=mstarctl deployment {name}",
+            "After=network-online.target",
+            "Wants=network-online.target",
+            "# A deployment that fails at every start is not tried for ever.",
+            "StartLimitIntervalSec=600",
+            "StartLimitBurst=5",
+            "",
+            "[Service]",
+            "# Ready means that the deployment serves: `up` reports it when every process is ready.",
+            "Type=notify",
+            "NotifyAccess=main",
+            *own,
+            f"ExecStart={start}",
+            f"ExecReload={quoted(program)} reload {quoted(name)}",
+            "# A start has no time limit: `up` itself ends one that makes no progress.",
+            "TimeoutStartSec=infinity",
+            "# SIGTERM goes to `up` alone, which drains; what is left after the limit is killed.",
+            "KillMode=mixed",
+            f"TimeoutStopSec={STOP_S}",
+            "# 130: ended by a signal, which is how systemd stops it.",
+            "SuccessExitStatus=130",
+            "Restart=on-failure",
+            "RestartSec=5",
+            "# 2 and 3: a wrong command line or file, which another start cannot mend.",
+            "RestartPreventExitStatus=2 3",
+            "LimitNOFILE=1048576",
+            "LimitMEMLOCK=infinity",
+            "LimitCORE=0",
+            "NoNewPrivileges=yes",
+            "ProtectSystem=full",
+            "ProtectControlGroups=yes",
+            "ProtectKernelTunables=yes",
+            "RestrictSUIDSGID=yes",
+            "",
+            "[Install]",
+            f"WantedBy={'multi-user.target' if is_system else 'default.target'}",
+            "",
+        ]
+    )

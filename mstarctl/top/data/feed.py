@@ -39,9 +39,13 @@ class Feed:
     """Reads the watch in a thread. Owned by the session, which calls `start`, `take` repeatedly, and `stop`."""
 
     def __init__(
-        self, admin: Lines, hz: float, *, clock: Callable[[], float] = time.monotonic,
+        self,
+        admin: Lines,
+        hz: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
         ending: Callable[[], str] = lambda: "",
-    ) -> None:  # fmt: skip
+    ) -> None:
         """ending: returns how the deployment ended, empty while it runs or if that is unknown."""
         self._admin, self._clock, self._ending = admin, clock, ending
         self._ended = ""

@@ -37,16 +37,26 @@ def without_lost(view: View) -> View:
 
 def _rank(rank: RankStatus) -> RankStatus:
     return RankStatus(
-        rank=rank.rank, device=rank.device, gpu=rank.gpu, state=rank.state, nodes=rank.nodes, follows=rank.follows,
-        group=rank.group, epoch=rank.epoch, pages_total=rank.pages_total,
-    )  # fmt: skip
+        rank=rank.rank,
+        device=rank.device,
+        gpu=rank.gpu,
+        state=rank.state,
+        nodes=rank.nodes,
+        follows=rank.follows,
+        group=rank.group,
+        epoch=rank.epoch,
+        pages_total=rank.pages_total,
+    )
 
 
 def _node(node: NodeStatus) -> NodeStatus:
     return NodeStatus(
-        name=node.name, rank=node.rank, partition=node.partition, pages_total=node.pages_total,
+        name=node.name,
+        rank=node.rank,
+        partition=node.partition,
+        pages_total=node.pages_total,
         slots_total=node.slots_total,
-    )  # fmt: skip
+    )
 
 
 def _edge(edge: EdgeStatus) -> EdgeStatus:

@@ -41,7 +41,7 @@ LINES: Final = {
     **{char: (arms, "light") for arms, char in enumerate(UNICODE.lines) if arms},
     **{char: (arms, "heavy") for arms, char in enumerate(UNICODE.heavy) if arms},
     **{char: (arms, "double") for char, arms in (("═", 10), ("║", 5), ("╔", 6), ("╗", 12), ("╚", 3), ("╝", 9))},
-}  # fmt: skip
+}
 """Character -> the directions in which it leaves its cell, and its kind."""
 
 

@@ -76,8 +76,9 @@ def _folded(view: View, found: Sequence[Logged], total: int, width: int, height:
     each = len(rows) / count  # mean rows per log line, for the scroll bar
     is_whole = count == total and len(rows) <= height
     place = Window(offset=0 if is_whole else round((len(found) - count) * each))
-    return framed(view, rows[-height:], (), place, height if is_whole else max(height + 1, round(total * each)),
-                  width, height)  # fmt: skip
+    return framed(
+        view, rows[-height:], (), place, height if is_whole else max(height + 1, round(total * each)), width, height
+    )
 
 
 def folded(logged: Logged, width: int) -> list[Line]:

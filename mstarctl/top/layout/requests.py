@@ -86,8 +86,22 @@ COLUMNS: Final = (
     RequestColumn(key="prompt", title="PROMPT", width=6, rank=11, sort=lambda r, t: r.prompt_tokens, key_name="M"),
 )
 BY_KEY: Final = {column.key: column for column in COLUMNS}
-SORTS: Final = ("at", "age", "latency", "start", "late", "ttft", "ttfa", "tokens", "audio", "speed", "steps", "wait",
-                "pages", "id")  # fmt: skip
+SORTS: Final = (
+    "at",
+    "age",
+    "latency",
+    "start",
+    "late",
+    "ttft",
+    "ttfa",
+    "tokens",
+    "audio",
+    "speed",
+    "steps",
+    "wait",
+    "pages",
+    "id",
+)
 """Columns through which `s` cycles, as far as the model has them."""
 
 ROUTE_MOST: Final = 24

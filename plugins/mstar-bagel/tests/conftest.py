@@ -29,9 +29,16 @@ from mstar_core.plugin.model import ModelContext
 
 SPEC = mstar_models()[0]
 CHECKPOINT = (
-    "ema.safetensors", "ae.safetensors", "config.json", "llm_config.json", "vit_config.json", "tokenizer.json",
-    "tokenizer_config.json", "vocab.json", "merges.txt",
-)  # fmt: skip
+    "ema.safetensors",
+    "ae.safetensors",
+    "config.json",
+    "llm_config.json",
+    "vit_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.json",
+    "merges.txt",
+)
 BRANCHES = ("main", "cfg_text", "cfg_img")
 
 

@@ -36,10 +36,14 @@ def test_guidance_equals_the_reference(number: int, golden: Any) -> None:
         pytest.skip(f"runs when MSTAR_GOLDEN names a set of {number + 1} guidance cases")
     given, case = golden.tensors("cfg_combine"), cases[number]
     found = guided(
-        given["v"], given["v_cfg_text"], given["v_cfg_img"], text_scale=case["cfg_text_scale"],
-        image_scale=case["cfg_img_scale"], renorm=RENORM_TYPES.index(case["cfg_renorm_type"]),
+        given["v"],
+        given["v_cfg_text"],
+        given["v_cfg_img"],
+        text_scale=case["cfg_text_scale"],
+        image_scale=case["cfg_img_scale"],
+        renorm=RENORM_TYPES.index(case["cfg_renorm_type"]),
         least=case["cfg_renorm_min"],
-    )  # fmt: skip
+    )
     torch.testing.assert_close(found, given[f"case{case['case']}"], atol=FORMULA, rtol=0)
 
 
@@ -69,9 +73,14 @@ def test_a_painting_equals_the_reference_step_by_step(painting: str, golden: Any
             if name in found and is_guided[number]
         }
         x = combine(
-            latents=[x], v=[found["main"]], guidance=[np.array([*guide.numbers(), len(grid)], dtype=np.float32)],
-            times=[grid], step=np.array([number]), seeds=np.zeros(1), **sides,
-        )["latents"][0]  # fmt: skip
+            latents=[x],
+            v=[found["main"]],
+            guidance=[np.array([*guide.numbers(), len(grid)], dtype=np.float32)],
+            times=[grid],
+            step=np.array([number]),
+            seeds=np.zeros(1),
+            **sides,
+        )["latents"][0]
         torch.testing.assert_close(x.flatten(0, 1), wanted["latents_after_step"][number], atol=LATENTS, rtol=0)
         assert length > 0
     torch.testing.assert_close(x.flatten(0, 1), wanted["final_latents"], atol=LATENTS, rtol=0)

@@ -17,7 +17,7 @@ from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, SamplingParams
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes
 from mstar_core.engine.device import prepare_device
 from mstar_core.engine.kv.engine import KVCacheEngine, KVSettings
-from mstar_core.graph.spec.nodes import STEP, Attend
+from mstar_core.graph.declare.nodes import STEP, Attend
 from mstar_core.layers.linear import fuse_projections
 
 from .conftest import BRANCHES, SPEC, Golden, Run
@@ -40,7 +40,7 @@ WIDE = Sizes(
     vision=Vision(width=256, layers=2, heads=4, mlp=512),
     vae=Autoencoder(width=32, multipliers=(1, 1, 1, 1), blocks=1, channels=16),
     ids=ControlIds(start=990, end=991, image_start=992, image_end=993),
-)  # fmt: skip
+)
 """The official head size, latent width and tables, in few and narrow layers."""
 
 
@@ -130,10 +130,19 @@ def wide(*, is_fused: bool = True) -> BagelLLM:
 def engine_of(module: BagelLLM, graphs: CaptureSizes | None = None, attention: str = "torch") -> KVCacheEngine:
     spec = next(node for node in build(WIDE).nodes if node.name == "LLM")
     settings = KVSettings(
-        device=CUDA, dtype=torch.bfloat16, attention=attention, vocab=WIDE.language.vocab, lookahead=1,
-        prefix_cache=False, graphs=graphs or CaptureSizes(), num_pages=512, page_size=16, max_slots=24,
-        max_seq_len=1024, token_budget=1024,
-    )  # fmt: skip
+        device=CUDA,
+        dtype=torch.bfloat16,
+        attention=attention,
+        vocab=WIDE.language.vocab,
+        lookahead=1,
+        prefix_cache=False,
+        graphs=graphs or CaptureSizes(),
+        num_pages=512,
+        page_size=16,
+        max_slots=24,
+        max_seq_len=1024,
+        token_budget=1024,
+    )
     return KVCacheEngine(spec, module, settings)
 
 
@@ -180,10 +189,11 @@ def test_joined_projections_give_the_values_of_separate_ones(grids: list[tuple[i
     times = torch.full((len(grids), 1, 2), 0.7, device=CUDA)
     positions = torch.full((sum(rows * columns + 2 for rows, columns in grids),), 5, device=CUDA)
     found, wanted = (
-        module(kv=Within([rows * columns + 2 for rows, columns in grids]), positions=positions, latents=images,
-               times=times)["velocity"]
+        module(
+            kv=Within([rows * columns + 2 for rows, columns in grids]), positions=positions, latents=images, times=times
+        )["velocity"]
         for module in (joined, separate)
-    )  # fmt: skip
+    )
     for one, other in zip(found, wanted, strict=True):
         assert relative(one, other.float().cpu()) < 0.02
 
@@ -242,10 +252,14 @@ def velocities(engine: KVCacheEngine, images: list[Tensor], times: Tensor) -> li
         inputs = {"latents": image, "times": times, STEP: torch.tensor(0)}
         engine.submit(
             Job(
-                key=JobKey(2 * number + 2), handle=Handle(number), inputs=inputs, outputs=("velocity",), sample=False,
+                key=JobKey(2 * number + 2),
+                handle=Handle(number),
+                inputs=inputs,
+                outputs=("velocity",),
+                sample=False,
                 attend=Attend(mask=LOOK.mask, positions=LOOK.positions, extra=LOOK.extra, write=False),
             )
-        )  # fmt: skip
+        )
     done = [each for result in finished(engine) for each in result.done if "velocity" in each.outputs]
     return [each.outputs["velocity"] for each in sorted(done, key=lambda each: int(each.job.key))]
 

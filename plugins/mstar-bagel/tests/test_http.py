@@ -38,9 +38,11 @@ MARGIN = 20.0
 UPLOAD_BYTES = 2 * 1024 * 1024
 BYTES_OFF = 0.005
 BAGEL = Served(
-    model="bagel", plugin="bagel", nodes=("LLM", "combine_cfg", "vit_encoder", "vae_encoder", "vae_decoder"),
+    model="bagel",
+    plugin="bagel",
+    nodes=("LLM", "combine_cfg", "vit_encoder", "vae_encoder", "vae_decoder"),
     settings={"max_seq_len": 2048, "kv_cache": KVCacheConfig(pages=2048), "max_concurrent_requests": 16},
-)  # fmt: skip
+)
 SMALL = {"num_timesteps": 4, "width": 64, "height": 32}
 
 
@@ -99,9 +101,11 @@ def generate(server: Deployment, parts: Sequence[tuple[str, Any]], **fields: Any
     files = [("files", (f"{number}.png", data)) for number, (kind, data) in enumerate(parts) if kind == "image"]
     texts = [value for kind, value in parts if kind == "text"]
     given = {
-        "text": texts[0], "input_modalities": ",".join(kind for kind, _ in parts), "streaming": "false",
+        "text": texts[0],
+        "input_modalities": ",".join(kind for kind, _ in parts),
+        "streaming": "false",
         **{name: value if isinstance(value, str) else json.dumps(value) for name, value in fields.items()},
-    }  # fmt: skip
+    }
     answer = httpx.post(f"{server.url}/generate", data=given, files=files or None, timeout=120)
     assert answer.status_code == 200, answer.text
     return dict(answer.json())
@@ -273,9 +277,7 @@ def test_chat_reads_images_and_streams(client: openai.OpenAI, golden: Any) -> No
 
 
 def test_chat_gives_an_image_by_its_modalities(small: Deployment) -> None:
-    body = {
-        "messages": [{"role": "user", "content": "a boat"}], "modalities": ["image"], "model": "bagel", **SMALL,
-    }  # fmt: skip
+    body = {"messages": [{"role": "user", "content": "a boat"}], "modalities": ["image"], "model": "bagel", **SMALL}
     answer = httpx.post(f"{small.url}/v1/chat/completions", json=body, timeout=120)
     assert answer.status_code == 200, answer.text
     assert "iVBOR" in answer.text  # a PNG in base64

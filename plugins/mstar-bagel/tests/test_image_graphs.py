@@ -16,7 +16,7 @@ from mstar_bagel.nodes.vision import ImageFeatures
 from mstar_core.engine.base import Handle, Job, JobKey, SamplingParams
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes, GraphCache
 from mstar_core.engine.kv.engine import KVCacheEngine, KVSettings
-from mstar_core.graph.spec.nodes import STEP
+from mstar_core.graph.declare.nodes import STEP
 from mstar_core.layers.linear import fuse_projections
 
 SIZES = Sizes(
@@ -24,7 +24,7 @@ SIZES = Sizes(
     vision=Vision(width=64, layers=1, heads=4, mlp=64),
     vae=Autoencoder(width=32, multipliers=(1, 1, 1, 1), blocks=1, channels=16),
     ids=ControlIds(start=90, end=91, image_start=92, image_end=93),
-)  # fmt: skip
+)
 TIMES = torch.tensor([[0.9, 0.1, 0], [0.8, 0.1, 1]])
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 BUDGETS = {"cpu": 1e-5, "cuda": 0.03}
@@ -39,10 +39,19 @@ def engine_of(device: str, *, is_captured: bool) -> KVCacheEngine:
     module.language_model.model.rotary.frequencies = module.language_model.model.rotary.frequencies.float()
     fuse_projections(module)
     settings = KVSettings(
-        device=torch.device(device), dtype=dtype, attention="flashinfer" if on_gpu else "torch", vocab=100,
-        lookahead=int(on_gpu), prefix_cache=False, graphs=CaptureSizes(decode=(1,)) if is_captured else CaptureSizes(),
-        num_pages=256, page_size=16, max_slots=12, max_seq_len=1024, token_budget=64,
-    )  # fmt: skip
+        device=torch.device(device),
+        dtype=dtype,
+        attention="flashinfer" if on_gpu else "torch",
+        vocab=100,
+        lookahead=int(on_gpu),
+        prefix_cache=False,
+        graphs=CaptureSizes(decode=(1,)) if is_captured else CaptureSizes(),
+        num_pages=256,
+        page_size=16,
+        max_slots=12,
+        max_seq_len=1024,
+        token_budget=64,
+    )
     spec = next(node for node in build(SIZES).nodes if node.name == "LLM")
     return KVCacheEngine(spec, module, settings)
 

@@ -76,9 +76,14 @@ def painted(mini: Built, scene: shapes.Scene, seed: int) -> shapes.Pixels:
     for number, (time, *_) in enumerate(grid):
         velocity, blind = (run.velocity(x, float(time), run.caches[name]) for name in ("main", "cfg_text"))
         (x,) = combine(
-            latents=[x], v=[velocity], v_text=[blind], guidance=[numbers], times=[grid], step=np.array([number]),
+            latents=[x],
+            v=[velocity],
+            v_text=[blind],
+            guidance=[numbers],
+            times=[grid],
+            step=np.array([number]),
             seeds=np.zeros(1),
-        )["latents"]  # fmt: skip
+        )["latents"]
     made: shapes.Pixels = mini.decoder.pixels(mini.decoder.decode(x)).numpy()
     return made
 
@@ -127,10 +132,17 @@ def time_in_thousandths(patch: Patch) -> None:
     patch.setattr(flow, "time_features", lambda times: true(times * 1000))
 
 
-@pytest.mark.parametrize("broken", [
-    causal_masks_in_images, rows_for_columns, guidance_away_from_the_text, heads_without_norms, patches_by_columns,
-    time_in_thousandths,
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "broken",
+    [
+        causal_masks_in_images,
+        rows_for_columns,
+        guidance_away_from_the_text,
+        heads_without_norms,
+        patches_by_columns,
+        time_in_thousandths,
+    ],
+)
 def test_a_broken_part_is_noticed(broken: Callable[[Patch], None], mini: Built, monkeypatch: Patch) -> None:
     broken(monkeypatch)
     assert drawn(mini, SCENES // 2) < LEAST

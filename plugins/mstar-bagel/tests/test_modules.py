@@ -164,9 +164,12 @@ def test_position_tables_follow_their_formula(golden: Any, reference: Any) -> No
         parts = [f(each.flatten()[:, None] * omega) for each in (columns, rows) for f in (torch.sin, torch.cos)]
         close(table.pos_embed, torch.cat(parts, dim=1).float(), FEATURES)
     assert golden.tensors("preprocess")
-    assert np.allclose(reference.llm.latent_pos_embed(2, 3), reference.llm.latent_pos_embed.pos_embed[
-        torch.tensor([0, 1, 2, *(reference.llm.latent_pos_embed.side + each for each in (0, 1, 2))])
-    ])  # fmt: skip
+    assert np.allclose(
+        reference.llm.latent_pos_embed(2, 3),
+        reference.llm.latent_pos_embed.pos_embed[
+            torch.tensor([0, 1, 2, *(reference.llm.latent_pos_embed.side + each for each in (0, 1, 2))])
+        ],
+    )
 
 
 def test_position_ids_of_images_equal_the_reference(image: str, golden: Any, reference: Any) -> None:

@@ -47,9 +47,13 @@ def paint(golden: Golden, run: Run, name: str) -> Tensor:
         for number, (time, *_) in enumerate(times):
             velocities = {port: [run.velocity(x, float(time), run.caches[own])] for port, own in names.items()}
             x = combine(
-                seeds=np.zeros(1), latents=[x], guidance=[np.array([*guide.numbers(), 0], np.float32)], times=[times],
-                step=np.array([number]), **velocities,
-            )["latents"][0]  # fmt: skip
+                seeds=np.zeros(1),
+                latents=[x],
+                guidance=[np.array([*guide.numbers(), 0], np.float32)],
+                times=[times],
+                step=np.array([number]),
+                **velocities,
+            )["latents"][0]
     return x.flatten(0, 1)
 
 
@@ -128,11 +132,12 @@ def rows_before_columns(patch: Patch, run: Run) -> None:
 def running_positions_in_images(patch: Patch, run: Run) -> None:
     true = language.MixedDecoder.images
     patch.setattr(
-        language.MixedDecoder, "images",
+        language.MixedDecoder,
+        "images",
         lambda self, gen, und, positions, kv, packing: true(
             self, gen, und, positions + torch.arange(len(positions)), kv, packing
         ),
-    )  # fmt: skip
+    )
 
 
 def the_end_marker_at_the_next_position(patch: Patch, run: Run) -> None:
@@ -222,16 +227,32 @@ def a_start_id_before_the_image(patch: Patch, run: Run) -> None:
 
 
 ALWAYS = [
-    time_in_thousandths, sines_first, one_step_too_many, markers_of_the_generation_expert, one_expert_for_all,
-    norms_after_rotation, markers_with_a_position_of_the_grid, positions_by_the_width_of_the_image,
-    rows_before_columns, running_positions_in_images, the_end_marker_at_the_next_position, causal_images,
-    noise_that_stays_in_the_cache, no_renorm, renorm_that_may_grow, other_renorm, a_start_id_before_the_image, no_shift,
+    time_in_thousandths,
+    sines_first,
+    one_step_too_many,
+    markers_of_the_generation_expert,
+    one_expert_for_all,
+    norms_after_rotation,
+    markers_with_a_position_of_the_grid,
+    positions_by_the_width_of_the_image,
+    rows_before_columns,
+    running_positions_in_images,
+    the_end_marker_at_the_next_position,
+    causal_images,
+    noise_that_stays_in_the_cache,
+    no_renorm,
+    renorm_that_may_grow,
+    other_renorm,
+    a_start_id_before_the_image,
+    no_shift,
     guidance_at_every_step,
-]  # fmt: skip
+]
 EDITING = [
-    the_image_stays_in_the_image_branch, no_image_in_the_text_branch,
-    the_text_of_the_image_branch_starts_after_the_image, guidance_compared_with_unshifted_times,
-]  # fmt: skip
+    the_image_stays_in_the_image_branch,
+    no_image_in_the_text_branch,
+    the_text_of_the_image_branch_starts_after_the_image,
+    guidance_compared_with_unshifted_times,
+]
 
 
 @pytest.fixture
@@ -321,11 +342,14 @@ def test_a_mistake_of_the_autoencoder_is_seen(mistake: str, golden: Golden, refe
         patch.setattr(reference.encoder, "_sizes", _without_shift(reference.sizes))
     else:
         patch.setattr(
-            autoencoder, "to_tokens",
-            lambda latent, size: latent.view(
-                latent.shape[0], latent.shape[1] // size, size, latent.shape[2] // size, size
-            ).permute(1, 3, 0, 2, 4).reshape(latent.shape[1] // size, latent.shape[2] // size, -1),
-        )  # fmt: skip
+            autoencoder,
+            "to_tokens",
+            lambda latent, size: (
+                latent.view(latent.shape[0], latent.shape[1] // size, size, latent.shape[2] // size, size)
+                .permute(1, 3, 0, 2, 4)
+                .reshape(latent.shape[1] // size, latent.shape[2] // size, -1)
+            ),
+        )
     assert latents_apart(golden, reference) > FEATURES
 
 

@@ -44,9 +44,15 @@ def request(
     order = [(kind, sum(each == kind for each, _ in parts[:place])) for place, (kind, _) in enumerate(parts)]
     made = [Turn(role=role, order=[at]) for role, at in zip(turns, order, strict=False)]  # type: ignore[arg-type]
     return PromptRequest(
-        text="\n\n".join(texts) if texts else None, texts=texts, media=files, order=order, turns=made,
-        params=parse_params(Params, params).params, outputs=frozenset(outputs), max_seq_len=2048,
-    )  # fmt: skip
+        text="\n\n".join(texts) if texts else None,
+        texts=texts,
+        media=files,
+        order=order,
+        turns=made,
+        params=parse_params(Params, params).params,
+        outputs=frozenset(outputs),
+        max_seq_len=2048,
+    )
 
 
 def ids_of(inputs: Inputs) -> list[list[int]]:
@@ -169,13 +175,12 @@ def test_text_leaves_in_whole_characters(processor: Processor) -> None:
 def test_a_new_image_has_the_size_that_was_asked_for(reference: Any, processor: Processor) -> None:
     pixels, longest = reference.sizes.token_pixels, reference.sizes.longest_side
     columns, rows = longest // pixels, longest // pixels - 1
-    asked = processor.process_prompt(
-        request([("text", "x")], ["image"], width=columns * pixels, height=rows * pixels)
-    )  # fmt: skip
+    asked = processor.process_prompt(request([("text", "x")], ["image"], width=columns * pixels, height=rows * pixels))
     assert asked.arrays["grid"].shape == (rows, columns)
     assert processor.process_prompt(request([("text", "x")], ["image"])).arrays["grid"].shape == (
-        longest // pixels, longest // pixels,
-    )  # fmt: skip
+        longest // pixels,
+        longest // pixels,
+    )
     assert asked.arrays["guidance"].tolist() == [4.0, 1.0, 0.0, 0.0, 49.0]
     assert {name for name in asked.arrays if name.startswith("times")} == {"times_guided", "times_after"}
 

@@ -24,12 +24,17 @@ def test_the_judge_recognises_every_drawn_scene() -> None:
     assert all(shapes.shows(shapes.draw(each.mirrored, chance), each) for each in scenes[::7])
 
 
-@pytest.mark.parametrize("wrong", [
-    shapes.Scene(SCENE.first), shapes.Scene(SCENE.first, "right of", SCENE.second),
-    shapes.Scene(SCENE.first, "above", SCENE.second),
-    shapes.Scene(shapes.Thing("green", "circle"), "left of", SCENE.second),
-    shapes.Scene(shapes.Thing("red", "triangle"), "left of", SCENE.second),
-], ids=lambda scene: scene.sentence)  # fmt: skip
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        shapes.Scene(SCENE.first),
+        shapes.Scene(SCENE.first, "right of", SCENE.second),
+        shapes.Scene(SCENE.first, "above", SCENE.second),
+        shapes.Scene(shapes.Thing("green", "circle"), "left of", SCENE.second),
+        shapes.Scene(shapes.Thing("red", "triangle"), "left of", SCENE.second),
+    ],
+    ids=lambda scene: scene.sentence,
+)
 def test_the_judge_refuses_a_wrong_picture(wrong: shapes.Scene) -> None:
     assert not shapes.shows(shapes.draw(wrong, random.Random(2)), SCENE)
 

@@ -94,17 +94,19 @@ def judge(served: Served, count: int, workers: int = 8) -> dict[str, float]:
         return shapes.shows(served.edit(before, edit.sentence, seed + 1), shapes.Scene(edit.after))
 
     return {
-        "scenes": len(scenes), "edits": len(changes),
+        "scenes": len(scenes),
+        "edits": len(changes),
         "drawn": share(lambda seed, scene: shapes.shows(served.draw(scene.sentence, seed + 1), scene), scenes, workers),
         "drawn_unguided": share(
             lambda seed, scene: shapes.shows(served.draw(scene.sentence, seed + 1, 1.0), scene), scenes, workers
         ),
         "described": share(
             lambda seed, scene: shapes.describes(served.describe(shapes.draw(scene, random.Random(seed))), scene),
-            scenes, workers,
+            scenes,
+            workers,
         ),
         "edited": share(edited, changes, workers),
-    }  # fmt: skip
+    }
 
 
 def main() -> int:

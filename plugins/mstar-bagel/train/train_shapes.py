@@ -45,17 +45,36 @@ from mstar_bagel.request.tokenizer import FILE, TextTokenizer, qwen_tokenizer
 
 GRID: Final = 8
 LANGUAGE: Final = {
-    "hidden_size": 96, "num_hidden_layers": 3, "num_attention_heads": 3, "num_key_value_heads": 3,
-    "intermediate_size": 160, "rms_norm_eps": 1e-6, "rope_theta": 1e4, "max_position_embeddings": 1024,
-    "model_type": "qwen2", "hidden_act": "silu",
-}  # fmt: skip
+    "hidden_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 3,
+    "intermediate_size": 160,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e4,
+    "max_position_embeddings": 1024,
+    "model_type": "qwen2",
+    "hidden_act": "silu",
+}
 VISION: Final = {
-    "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 128, "patch_size": 8,
-    "num_channels": 3, "image_size": shapes.SIDE, "layer_norm_eps": 1e-6, "model_type": "siglip_vision_model",
-}  # fmt: skip
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "intermediate_size": 128,
+    "patch_size": 8,
+    "num_channels": 3,
+    "image_size": shapes.SIDE,
+    "layer_norm_eps": 1e-6,
+    "model_type": "siglip_vision_model",
+}
 VAE: Final = {
-    "ch": 32, "ch_mult": [1, 1], "num_res_blocks": 1, "z_channels": 4, "scale_factor": 1.0, "shift_factor": 0.0,
-}  # fmt: skip
+    "ch": 32,
+    "ch_mult": [1, 1],
+    "num_res_blocks": 1,
+    "z_channels": 4,
+    "scale_factor": 1.0,
+    "shift_factor": 0.0,
+}
 RULES: Final = {
     "vae": {"max_size": shapes.SIDE, "min_size": shapes.SIDE, "stride": 16},
     "vit": {"max_size": shapes.SIDE, "min_size": shapes.SIDE, "stride": 8},
@@ -263,10 +282,13 @@ def write_configs(folder: Path, scale: float = 1.0, shift: float = 0.0) -> Sizes
         LLM_CONFIG: LANGUAGE | {"vocab_size": made.get_vocab_size(with_added_tokens=True)},
         VIT_CONFIG: VISION,
         CONFIG: {
-            "model_type": "bagel", "vae_config": vae, "latent_patch_size": PATCH, "preprocess": RULES,
+            "model_type": "bagel",
+            "vae_config": vae,
+            "latent_patch_size": PATCH,
+            "preprocess": RULES,
             "vit_max_num_patch_per_side": GRID,
         },
-    }  # fmt: skip
+    }
     for name, value in contents.items():
         (folder / name).write_text(json.dumps(value) + "\n", encoding="utf-8")
     sizes = read_sizes(folder)
@@ -323,9 +345,13 @@ class Steps:
 
 
 def optimise(
-    module: nn.Module, losses: Mapping[str, Callable[[], Tensor]], options: argparse.Namespace, name: str,
-    seconds: float, after: Callable[[], None] = lambda: None,
-) -> dict[str, Any]:  # fmt: skip
+    module: nn.Module,
+    losses: Mapping[str, Callable[[], Tensor]],
+    options: argparse.Namespace,
+    name: str,
+    seconds: float,
+    after: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
     """Minimise losses by AdamW with a cosine schedule over steps or time, whichever ends first.
 
     A loss of `EVERY` takes part in every so many steps.
@@ -469,8 +495,9 @@ def train(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     autoencoder, first = train_autoencoder(sizes, data, options)
     first["reconstructed"] = reconstructed(autoencoder, sizes, 128, device)
     print(f"autoencoder: {first}", flush=True)
-    given = [_encoded(autoencoder["encoder"], each, sizes.vae.channels) for each in (
-        data.pictures, data.before, data.after)]  # fmt: skip
+    given = [
+        _encoded(autoencoder["encoder"], each, sizes.vae.channels) for each in (data.pictures, data.before, data.after)
+    ]
     shift, scale = given[0].mean().item(), 1 / given[0].std().item()
     sizes = write_configs(folder, scale, shift)
     drawn, before, after = (tokens_of((each - shift) * scale) for each in given)
@@ -494,10 +521,15 @@ def train(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     )
     save(averaged, autoencoder, folder)
     log = {
-        "seed": options.seed, "split": SPLIT_SEED, "device": options.device, "batch": options.batch,
+        "seed": options.seed,
+        "split": SPLIT_SEED,
+        "device": options.device,
+        "batch": options.batch,
         "parameters": sum(each.numel() for part in (model, autoencoder) for each in part.parameters()),
-        "data_s": data_s, "autoencoder": first, "model": second,
-    }  # fmt: skip
+        "data_s": data_s,
+        "autoencoder": first,
+        "model": second,
+    }
     (folder / "train.json").write_text(json.dumps(log) + "\n", encoding="utf-8")
     return log
 

@@ -216,11 +216,16 @@ def test_full_size_names_and_shapes_fit_the_decoder(golden: Any) -> None:
     kv_width, mlp = (listed[f"model.layers.0.{name}.weight"][0] for name in ("self_attn.k_proj", "mlp.gate_proj"))
     heads = width // OFFICIAL.head_dim
     config = LlamaConfig(
-        vocab=vocab, mlp=mlp, layers=layers, rotary=RotarySpec(width=OFFICIAL.head_dim), norm_eps=1e-5, ties=False,
+        vocab=vocab,
+        mlp=mlp,
+        layers=layers,
+        rotary=RotarySpec(width=OFFICIAL.head_dim),
+        norm_eps=1e-5,
+        ties=False,
         attention=AttentionSpec(
             width=width, heads=heads, kv_heads=kv_width // OFFICIAL.head_dim, head_dim=OFFICIAL.head_dim
         ),
-    )  # fmt: skip
+    )
     for has_head in (True, False):
         with torch.device("meta"):
             own = {name: list(value.shape) for name, value in Llama(config, has_head=has_head).named_parameters()}

@@ -39,9 +39,15 @@ def engine_of(reference: Any, dtype: torch.dtype, graphs: CaptureSizes = NO_GRAP
     sizes = {"num_pages": 256, "page_size": 8, "max_slots": 8, "max_seq_len": 512, "token_budget": 64} | changes
     module = node(reference, "LLM", dtype)
     settings = KVSettings(
-        device=torch.device("cuda", 0), dtype=dtype, attention="torch", vocab=module.model.embed_tokens.num_embeddings,
-        lookahead=1, prefix_cache=False, graphs=graphs, **sizes,
-    )  # fmt: skip
+        device=torch.device("cuda", 0),
+        dtype=dtype,
+        attention="torch",
+        vocab=module.model.embed_tokens.num_embeddings,
+        lookahead=1,
+        prefix_cache=False,
+        graphs=graphs,
+        **sizes,
+    )
     return KVCacheEngine(reference.spec.node("LLM"), module, settings)
 
 

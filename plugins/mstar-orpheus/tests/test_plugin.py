@@ -44,12 +44,14 @@ def test_binding_takes_ids_and_sizes_from_the_checkpoint(checkpoint: Path, golde
     assert stream.accept == range(first, first + 7 * config["codebook_size"])
     assert stream.chunk == SlidingWindow(
         config["window_tokens"], config["stride_tokens"], tail="drop", first_from="first_window_frames"
-    )  # fmt: skip
+    )
     assert kv is not None
     llm = config["llm"]
     assert (kv.layers, kv.kv_heads, kv.head_dim) == (
-        llm["num_hidden_layers"], llm["num_key_value_heads"], llm["head_dim"],
-    )  # fmt: skip
+        llm["num_hidden_layers"],
+        llm["num_key_value_heads"],
+        llm["head_dim"],
+    )
     decode = spec.walk("decode")[1]
     assert isinstance(decode, Loop)
     assert decode.stop == StopOn("token", (config["stop_token_id"],), unless="ignore_eos")
@@ -98,10 +100,17 @@ def test_the_defaults_are_those_of_the_speech_api() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("temperature", 2.5), ("temperature", "hot"), ("top_p", 0), ("repetition_penalty", 0.9), ("noise", "loud"),
-        ("max_output_tokens", 0), ("seed", -1), ("flush", "perhaps"), ("prompt_token_ids", "1 2"),
+        ("temperature", 2.5),
+        ("temperature", "hot"),
+        ("top_p", 0),
+        ("repetition_penalty", 0.9),
+        ("noise", "loud"),
+        ("max_output_tokens", 0),
+        ("seed", -1),
+        ("flush", "perhaps"),
+        ("prompt_token_ids", "1 2"),
     ],
-)  # fmt: skip
+)
 def test_values_out_of_range_are_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(RequestError) as caught:
         parse_params(Params, {name: value})

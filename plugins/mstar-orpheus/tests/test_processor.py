@@ -35,8 +35,10 @@ def test_the_prompt_is_the_canonical_form(processor: Processor, tiny_folder: Pat
     tokenizer = Tokenizer.from_file(str(tiny_folder / "lm" / "tokenizer.json"))
     ids = read_config(tiny_folder).ids
     assert prompt(processor, "Hello there", voice="zoe") == [
-        ids.start, *tokenizer.encode("zoe: Hello there").ids, *ids.end,
-    ]  # fmt: skip
+        ids.start,
+        *tokenizer.encode("zoe: Hello there").ids,
+        *ids.end,
+    ]
     begin = tokenizer.token_to_id("<|begin_of_text|>")
     assert prompt(processor, "Hello there").count(begin) == 1
     assert ask(processor, "Hello").arrays["text_tokens"].dtype == np.int64

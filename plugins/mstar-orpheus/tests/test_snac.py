@@ -87,10 +87,18 @@ def test_a_gain_without_direction_is_named(golden: Any) -> None:
 def test_full_size_names_and_shapes_fit(golden: Any, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     sizes = {
-        "sampling_rate": 24000, "encoder_dim": 48, "encoder_rates": [2, 4, 8, 8], "decoder_dim": 1024,
-        "decoder_rates": [8, 8, 4, 2], "attn_window_size": None, "codebook_size": 4096, "codebook_dim": 8,
-        "vq_strides": [4, 2, 1], "noise": True, "depthwise": True,
-    }  # fmt: skip
+        "sampling_rate": 24000,
+        "encoder_dim": 48,
+        "encoder_rates": [2, 4, 8, 8],
+        "decoder_dim": 1024,
+        "decoder_rates": [8, 8, 4, 2],
+        "attn_window_size": None,
+        "codebook_size": 4096,
+        "codebook_dim": 8,
+        "vq_strides": [4, 2, 1],
+        "noise": True,
+        "depthwise": True,
+    }
     path.write_text(json.dumps(sizes))
     config = SnacConfig.read(path)
     listed = golden.json("full_size_keys.json")["snac"]

@@ -22,9 +22,7 @@ WINDOW = WINDOW_FRAMES * IDS_PER_FRAME
 def row_inputs(count: int, **given: Any) -> dict[str, Tensor]:
     """Return the node's inputs besides the ids, one value per row."""
     default = {"step": 0, "first": False, "last": False, "flush": False, "noise": NOISE_MODES.index("off"), "seed": 0}
-    return {
-        name: torch.as_tensor(given.get(name, value)).expand(count).clone() for name, value in default.items()
-    }  # fmt: skip
+    return {name: torch.as_tensor(given.get(name, value)).expand(count).clone() for name, value in default.items()}
 
 
 def windows(ids: Tensor) -> Tensor:

@@ -203,10 +203,13 @@ def encode(options: argparse.Namespace, device: torch.device) -> None:
             texts += own_texts
             voices += own_voices
     np.savez(
-        options.out / "codes.npz", codes=np.concatenate(codes), ends=np.cumsum(lengths),
+        options.out / "codes.npz",
+        codes=np.concatenate(codes),
+        ends=np.cumsum(lengths),
         texts=np.frombuffer("\n".join(texts).encode(), np.uint8),
-        voices=np.frombuffer("\n".join(voices).encode(), np.uint8), seed=options.seed,
-    )  # fmt: skip
+        voices=np.frombuffer("\n".join(voices).encode(), np.uint8),
+        seed=options.seed,
+    )
     print(f"{len(texts)} sentences, {sum(lengths)} ids, in {time.monotonic() - start:.0f} s", flush=True)
 
 

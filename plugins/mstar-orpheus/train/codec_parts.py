@@ -37,9 +37,12 @@ class EncoderBlock(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.Conv1d(width, width, 7, padding=3, groups=width), ChannelNorm(width),
-            nn.Conv1d(width, 3 * width, 1), nn.GELU(), nn.Conv1d(3 * width, width, 1),
-        )  # fmt: skip
+            nn.Conv1d(width, width, 7, padding=3, groups=width),
+            ChannelNorm(width),
+            nn.Conv1d(width, 3 * width, 1),
+            nn.GELU(),
+            nn.Conv1d(3 * width, width, 1),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.body(x)
@@ -55,9 +58,12 @@ class Encoder(nn.Module):
             nn.Conv1d(MEL[2], WIDTH, 5, padding=2), nn.GELU(), nn.Conv1d(WIDTH, WIDTH, 8, 4, padding=2)
         )
         self.wave = nn.Sequential(
-            nn.Conv1d(1, 32, 16, 8, padding=4), nn.GELU(), nn.Conv1d(32, 96, 16, 8, padding=4), nn.GELU(),
+            nn.Conv1d(1, 32, 16, 8, padding=4),
+            nn.GELU(),
+            nn.Conv1d(32, 96, 16, 8, padding=4),
+            nn.GELU(),
             nn.Conv1d(96, WIDTH, 16, 8, padding=4),
-        )  # fmt: skip
+        )
         self.body = nn.Sequential(*(EncoderBlock(WIDTH) for _ in range(BLOCKS)), ChannelNorm(WIDTH))
         self.out = nn.Conv1d(WIDTH, latent, 1)
 

@@ -50,9 +50,12 @@ def shard(number: int, folder: Path, seed: int, size: int) -> float:
     sounds = [spoken(text, voice) for text, voice in zip(texts, voices, strict=True)]
     part = folder / f".{number}.npz"
     np.savez(
-        part, pcm=np.concatenate(sounds), ends=np.cumsum([len(sound) for sound in sounds]), texts=_lines(texts),
+        part,
+        pcm=np.concatenate(sounds),
+        ends=np.cumsum([len(sound) for sound in sounds]),
+        texts=_lines(texts),
         voices=_lines(voices),
-    )  # fmt: skip
+    )
     part.rename(folder / f"shard-{number:05}.npz")
     return sum(len(sound) for sound in sounds) / RATE
 

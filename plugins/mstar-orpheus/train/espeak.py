@@ -28,9 +28,7 @@ class Voice:
 
 LOW: Final = Voice()
 HIGH: Final = Voice(pitch=62)
-VOICES: Final = {
-    "tara": HIGH, "leah": HIGH, "jess": HIGH, "mia": HIGH, "zoe": HIGH, "leo": LOW, "dan": LOW, "zac": LOW,
-}  # fmt: skip
+VOICES: Final = {"tara": HIGH, "leah": HIGH, "jess": HIGH, "mia": HIGH, "zoe": HIGH, "leo": LOW, "dan": LOW, "zac": LOW}
 """The official voice names: one speaker in two registers."""
 
 

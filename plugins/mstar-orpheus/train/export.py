@@ -28,18 +28,33 @@ def write_lm(folder: Path, state: dict[str, Tensor]) -> None:
     """Write the language model's folder. state: weights by official name."""
     folder.mkdir(parents=True)
     config = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16", "hidden_act": "silu",
-        "attention_bias": False, "mlp_bias": False, "vocab_size": vocabulary.SIZE, "hidden_size": llama.WIDTH,
-        "intermediate_size": llama.MLP, "num_hidden_layers": llama.LAYERS, "num_attention_heads": llama.HEADS,
-        "num_key_value_heads": llama.KV_HEADS, "head_dim": llama.HEAD_DIM, "rms_norm_eps": llama.EPS,
-        "max_position_embeddings": llama.POSITIONS, "tie_word_embeddings": True, "rope_theta": llama.ROPE_BASE,
-        "bos_token_id": vocabulary.BEGIN, "eos_token_id": vocabulary.STOP,
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "torch_dtype": "bfloat16",
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "vocab_size": vocabulary.SIZE,
+        "hidden_size": llama.WIDTH,
+        "intermediate_size": llama.MLP,
+        "num_hidden_layers": llama.LAYERS,
+        "num_attention_heads": llama.HEADS,
+        "num_key_value_heads": llama.KV_HEADS,
+        "head_dim": llama.HEAD_DIM,
+        "rms_norm_eps": llama.EPS,
+        "max_position_embeddings": llama.POSITIONS,
+        "tie_word_embeddings": True,
+        "rope_theta": llama.ROPE_BASE,
+        "bos_token_id": vocabulary.BEGIN,
+        "eos_token_id": vocabulary.STOP,
         IDS_KEY: {
-            "start_token_id": vocabulary.HUMAN, "end_token_ids": list(vocabulary.END),
-            "stop_token_id": vocabulary.STOP, "audio_token_offset": vocabulary.AUDIO,
+            "start_token_id": vocabulary.HUMAN,
+            "end_token_ids": list(vocabulary.END),
+            "stop_token_id": vocabulary.STOP,
+            "audio_token_offset": vocabulary.AUDIO,
             "is_miniature": True,
         },
-    }  # fmt: skip
+    }
     _write_json(folder / "config.json", config)
     sampling = {"do_sample": True, "temperature": 0.4, "top_p": 0.9, "repetition_penalty": 1.0}
     ids = {"bos_token_id": vocabulary.BEGIN, "eos_token_id": vocabulary.STOP}
@@ -56,11 +71,18 @@ def write_snac(folder: Path, snac: Snac) -> None:
     folder.mkdir(parents=True)
     sizes = MINI_SNAC
     config = {
-        "sampling_rate": sizes.sample_rate, "encoder_dim": sizes.latent // 2 ** len(ENCODER_RATES),
-        "encoder_rates": list(ENCODER_RATES), "decoder_dim": sizes.width, "decoder_rates": list(sizes.rates),
-        "attn_window_size": None, "codebook_size": sizes.codebook_size, "codebook_dim": sizes.codebook_dim,
-        "vq_strides": list(VQ_STRIDES), "noise": True, "depthwise": True,
-    }  # fmt: skip
+        "sampling_rate": sizes.sample_rate,
+        "encoder_dim": sizes.latent // 2 ** len(ENCODER_RATES),
+        "encoder_rates": list(ENCODER_RATES),
+        "decoder_dim": sizes.width,
+        "decoder_rates": list(sizes.rates),
+        "attn_window_size": None,
+        "codebook_size": sizes.codebook_size,
+        "codebook_dim": sizes.codebook_dim,
+        "vq_strides": list(VQ_STRIDES),
+        "noise": True,
+        "depthwise": True,
+    }
     _write_json(folder / "config.json", config)
     torch.save({name: value.half() for name, value in normalized(snac).items()}, folder / "pytorch_model.bin")
 

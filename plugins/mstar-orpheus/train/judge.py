@@ -67,12 +67,16 @@ def judged(speak: Speaker, text: str, seed: int, recognizer: Recognizer) -> Hear
 def summary(voice: str, speaker: str, heard: Sequence[Heard]) -> dict[str, object]:
     """Return the figures of one speaker."""
     return {
-        "voice": voice, "speaker": speaker, "sentences": len(heard), "words": sum(each.words for each in heard),
+        "voice": voice,
+        "speaker": speaker,
+        "sentences": len(heard),
+        "words": sum(each.words for each in heard),
         "word_error": round(sum(each.errors for each in heard) / sum(each.words for each in heard), 3),
-        "chosen_right": sum(each.is_right for each in heard), "choices": CHOICES + 1,
+        "chosen_right": sum(each.is_right for each in heard),
+        "choices": CHOICES + 1,
         "sound_s": round(sum(each.sound_s for each in heard), 1),
         "made_s": round(sum(each.made_s for each in heard), 1),
-    }  # fmt: skip
+    }
 
 
 def written(text: str) -> str:

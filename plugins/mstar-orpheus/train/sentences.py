@@ -18,12 +18,24 @@ HELD_OUT: Final = "held out"
 """Seed prefix of the sentences that the judge uses and training excludes."""
 
 SLOTS: Final = {
-    "person": words.PEOPLE, "animal": words.ANIMALS, "thing": words.THINGS, "place": words.PLACES,
-    "adj": words.ADJECTIVES, "verb": words.VERBS, "motion": words.MOTIONS, "past": words.PASTS, "moved": words.MOVED,
-    "adv": words.ADVERBS, "time": words.TIMES, "number": words.NUMBERS, "greeting": words.GREETINGS,
-    "who": ("i", "you", "we", "they"), "aux": ("can", "could", "will", "should", "must", "might"),
-    "prep": ("in", "near", "behind", "under", "above", "beside"), "det": ("the", "my", "your", "our", "this", "that"),
-}  # fmt: skip
+    "person": words.PEOPLE,
+    "animal": words.ANIMALS,
+    "thing": words.THINGS,
+    "place": words.PLACES,
+    "adj": words.ADJECTIVES,
+    "verb": words.VERBS,
+    "motion": words.MOTIONS,
+    "past": words.PASTS,
+    "moved": words.MOVED,
+    "adv": words.ADVERBS,
+    "time": words.TIMES,
+    "number": words.NUMBERS,
+    "greeting": words.GREETINGS,
+    "who": ("i", "you", "we", "they"),
+    "aux": ("can", "could", "will", "should", "must", "might"),
+    "prep": ("in", "near", "behind", "under", "above", "beside"),
+    "det": ("the", "my", "your", "our", "this", "that"),
+}
 TEMPLATES: Final = (
     "{det} {adj} {animal} {moved} {prep} the {place}",
     "{det} {person} {past} the {adj} {thing}",

@@ -12,9 +12,14 @@ from .codec_parts import MINI_SNAC
 
 BYTES: Final = 256
 SPECIALS: Final = (
-    "<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|reserved|>",
+    "<|begin_of_text|>",
+    "<|end_of_text|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|eot_id|>",
+    "<|reserved|>",
     *(f"<custom_token_{number}>" for number in range(10)),
-)  # fmt: skip
+)
 BEGIN, EOT, CUSTOM = BYTES, BYTES + 4, BYTES + 6
 SPEECH, STOP, HUMAN, HUMAN_END, AI = (CUSTOM + number for number in range(1, 6))
 AUDIO: Final = BYTES + len(SPECIALS)

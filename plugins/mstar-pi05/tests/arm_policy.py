@@ -45,21 +45,28 @@ class ArmPolicy:
     def _inputs(self, scenes: arm.Scenes, item: int) -> dict[str, Any]:
         one = arm.Scenes(scenes.joints[[item]], scenes.targets[[item]], scenes.named[[item]])
         request = PromptRequest(
-            text=arm.instruction(int(one.named[0])), media=(), params=Params(robot_state=tuple(one.joints[0])),
-            outputs=frozenset({"action"}), seed=item, max_seq_len=0,
-        )  # fmt: skip
+            text=arm.instruction(int(one.named[0])),
+            media=(),
+            params=Params(robot_state=tuple(one.joints[0])),
+            outputs=frozenset({"action"}),
+            seed=item,
+            max_seq_len=0,
+        )
         return dict(self.processor.prepare(list(arm.render(one)[0]), request).arrays)
 
     def _act(self, given: list[dict[str, Any]]) -> arm.Floats:
         tensors = [{name: torch.from_numpy(value) for name, value in each.items()} for each in given]
         cache, lengths = PackedCache(len(tensors)), [len(each["tokens"]) for each in tensors]
-        vectors = self.cameras(images=torch.stack([each["images"] for each in tensors]),
-                               tokens=[each["tokens"] for each in tensors])["features"]  # fmt: skip
+        vectors = self.cameras(
+            images=torch.stack([each["images"] for each in tensors]), tokens=[each["tokens"] for each in tensors]
+        )["features"]
         segments = list(enumerate(lengths))
         self.policy(
-            kv=cache.plan(*segments, causal=self.causal), tokens=torch.cat([each["tokens"] for each in tensors]),
-            embeds=torch.cat(vectors), positions=torch.cat([torch.arange(length) for length in lengths]),
-        )  # fmt: skip
+            kv=cache.plan(*segments, causal=self.causal),
+            tokens=torch.cat([each["tokens"] for each in tensors]),
+            embeds=torch.cat(vectors),
+            positions=torch.cat([torch.arange(length) for length in lengths]),
+        )
         horizon = len(tensors[0]["noise"])
         packed = {name: torch.cat([each[name] for each in tensors]) for name in ("scale", "offset", "noise")}
         actions, robot = packed.pop("noise"), None
@@ -68,8 +75,11 @@ class ArmPolicy:
             made = self.policy(
                 kv=cache.plan(*((item, horizon) for item in range(len(tensors))), writes=False),
                 positions=torch.cat([length + self.shift + torch.arange(horizon) for length in lengths]),
-                actions=actions, num_steps=torch.full((count,), STEPS), step=torch.full((count,), step), **packed,
-            )  # fmt: skip
+                actions=actions,
+                num_steps=torch.full((count,), STEPS),
+                step=torch.full((count,), step),
+                **packed,
+            )
             actions, robot = made["actions"], made["robot_actions"]
         assert robot is not None
         return robot.view(len(tensors), horizon, -1)[..., :2].double().numpy()

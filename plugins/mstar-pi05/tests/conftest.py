@@ -197,9 +197,11 @@ class Run:
         tokens = [self.golden.tokens(item) for item in items]
         segments = [(item, len(each)) for item, each in zip(items, tokens, strict=True)]
         self.policy(
-            kv=self.cache.plan(*segments, causal=causal), tokens=torch.cat(tokens),
-            embeds=torch.cat(self.features(*items)), positions=torch.cat([torch.arange(len(t)) for t in tokens]),
-        )  # fmt: skip
+            kv=self.cache.plan(*segments, causal=causal),
+            tokens=torch.cat(tokens),
+            embeds=torch.cat(self.features(*items)),
+            positions=torch.cat([torch.arange(len(t)) for t in tokens]),
+        )
 
     def step(self, rows: list[tuple[int, Tensor, int]], steps: int, start: int | None = None) -> list[Tensor]:
         """Run one flow step of some items: (item, actions [H, 32], step). start: first position, by default the prefix
@@ -211,10 +213,12 @@ class Run:
         made = self.policy(
             kv=self.cache.plan(*((item, horizon) for item, _, _ in rows), writes=False),
             positions=torch.cat([torch.arange(begin, begin + horizon) for begin in starts]),
-            actions=torch.cat([actions for _, actions, _ in rows]), scale=torch.ones(count, 32),
-            offset=torch.zeros(count, 32), num_steps=torch.full((count,), steps),
+            actions=torch.cat([actions for _, actions, _ in rows]),
+            scale=torch.ones(count, 32),
+            offset=torch.zeros(count, 32),
+            num_steps=torch.full((count,), steps),
             step=torch.cat([torch.full((horizon,), number) for _, _, number in rows]),
-        )  # fmt: skip
+        )
         return list(made["actions"].split(horizon))
 
     def flow(self, *items: int) -> list[Tensor]:

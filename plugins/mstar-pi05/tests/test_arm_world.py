@@ -131,5 +131,9 @@ def test_training_writes_a_whole_checkpoint_with_its_log(tmp_path: Path) -> None
     size = (tmp_path / "mini" / "model.safetensors").stat().st_size
     assert size < 3_000_000
     assert {path.name for path in (tmp_path / "mini").iterdir()} == {
-        "assets", "config.json", "model.safetensors", "tokenizer.json", "train.json",
-    }  # fmt: skip
+        "assets",
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "train.json",
+    }

@@ -52,26 +52,40 @@ def test_what_runs_outside_the_workers_loads_nothing_heavy(module: str, heavy: t
 
 def test_lerobots_config_names_variants(tmp_path: Path) -> None:
     config = {
-        "type": "pi05", "chunk_size": 50, "n_action_steps": 50, "max_state_dim": 32, "max_action_dim": 32,
-        "tokenizer_max_length": 200, "min_period": 0.004, "max_period": 4.0, "image_resolution": [224, 224],
-        "paligemma_variant": "gemma_2b", "action_expert_variant": "gemma_300m", "dtype": "float32",
-    }  # fmt: skip
+        "type": "pi05",
+        "chunk_size": 50,
+        "n_action_steps": 50,
+        "max_state_dim": 32,
+        "max_action_dim": 32,
+        "tokenizer_max_length": 200,
+        "min_period": 0.004,
+        "max_period": 4.0,
+        "image_resolution": [224, 224],
+        "paligemma_variant": "gemma_2b",
+        "action_expert_variant": "gemma_300m",
+        "dtype": "float32",
+    }
     assert read_sizes(write(tmp_path, "config.json", config)) == Sizes()
 
 
 def test_openpis_config_gives_the_horizon(tmp_path: Path) -> None:
     config = {
-        "action_dim": 32, "action_horizon": 15, "paligemma_variant": "gemma_2b",
-        "action_expert_variant": "gemma_300m", "precision": "bfloat16",
-    }  # fmt: skip
+        "action_dim": 32,
+        "action_horizon": 15,
+        "paligemma_variant": "gemma_2b",
+        "action_expert_variant": "gemma_300m",
+        "precision": "bfloat16",
+    }
     assert read_sizes(write(tmp_path, "config.json", config)) == replace(Sizes(), horizon=15)
 
 
 def test_a_config_may_give_every_size(golden: Any, checkpoint: Path) -> None:
     made, given = read_sizes(checkpoint), golden.config
     assert (made.vocab, made.prompt_ids, made.horizon) == (
-        given["vocab_size"], given["max_token_len"], given["action_horizon"],
-    )  # fmt: skip
+        given["vocab_size"],
+        given["max_token_len"],
+        given["action_horizon"],
+    )
     for part in ("vision", "language", "expert"):
         assert {name: getattr(getattr(made, part), name) for name in given[part]} == given[part]
 
@@ -79,13 +93,20 @@ def test_a_config_may_give_every_size(golden: Any, checkpoint: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "key"),
     [
-        ({"type": "pi0"}, "type"), ({"action_dim": 14}, "action_dim"), ({"chunk_size": 0}, "chunk_size"),
-        ({"chunk_size": "many"}, "chunk_size"), ({"image_resolution": [224, 448]}, "image_resolution"),
-        ({"image_resolution": "big"}, "image_resolution"), ({"paligemma_variant": "gemma_7b"}, "paligemma_variant"),
-        ({"expert": {"layers": 3}}, "expert.layers"), ({"vision": {"image_size": 225}}, "vision.image_size"),
-        ({"vision": 3}, "vision"), ({"rope_theta": -1}, "rope_theta"), ({"language": {"heads": True}}, "heads"),
+        ({"type": "pi0"}, "type"),
+        ({"action_dim": 14}, "action_dim"),
+        ({"chunk_size": 0}, "chunk_size"),
+        ({"chunk_size": "many"}, "chunk_size"),
+        ({"image_resolution": [224, 448]}, "image_resolution"),
+        ({"image_resolution": "big"}, "image_resolution"),
+        ({"paligemma_variant": "gemma_7b"}, "paligemma_variant"),
+        ({"expert": {"layers": 3}}, "expert.layers"),
+        ({"vision": {"image_size": 225}}, "vision.image_size"),
+        ({"vision": 3}, "vision"),
+        ({"rope_theta": -1}, "rope_theta"),
+        ({"language": {"heads": True}}, "heads"),
     ],
-)  # fmt: skip
+)
 def test_a_config_that_cannot_be_built_names_its_key(config: dict[str, Any], key: str, tmp_path: Path) -> None:
     with pytest.raises(WeightsError) as caught:
         read_sizes(write(tmp_path, "config.json", config))
@@ -110,13 +131,24 @@ def test_the_robots_differ_in_horizon_and_width() -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("action_horizons", 50), ("action_horizon", 0), ("action_dim", 33), ("max_num_steps", 101),
-        ("expected_num_steps", [21]), ("expected_num_steps", 10), ("robot", "arx"), ("robot", 3),
-        ("resize", "fast"), ("vision_dtype", "float16"),
-        ("state_in_prompt", "yes"), ("pad_state", 1), ("adapt_to_pi", "no"),
-        ("default_prompt", 4), ("norm_stats", 7), ("delta_actions", True),
+        ("action_horizons", 50),
+        ("action_horizon", 0),
+        ("action_dim", 33),
+        ("max_num_steps", 101),
+        ("expected_num_steps", [21]),
+        ("expected_num_steps", 10),
+        ("robot", "arx"),
+        ("robot", 3),
+        ("resize", "fast"),
+        ("vision_dtype", "float16"),
+        ("state_in_prompt", "yes"),
+        ("pad_state", 1),
+        ("adapt_to_pi", "no"),
+        ("default_prompt", 4),
+        ("norm_stats", 7),
+        ("delta_actions", True),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_option_is_refused_by_its_key(key: str, value: Any) -> None:
     with pytest.raises(ConfigError) as caught:
         bound(**{key: value})
@@ -180,10 +212,15 @@ def test_unknown_statistics_are_refused_with_the_nearest(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "content",
     [
-        "{", "[]", {}, {"norm_stats": {"state": {}}}, {"norm_stats": {"state": {"q01": [0.0], "q99": [1.0, 2.0]}}},
-        {"norm_stats": {"actions": {"q01": ["a"], "q99": ["b"]}}}, {"norm_stats": {"state": {"q01": [], "q99": []}}},
+        "{",
+        "[]",
+        {},
+        {"norm_stats": {"state": {}}},
+        {"norm_stats": {"state": {"q01": [0.0], "q99": [1.0, 2.0]}}},
+        {"norm_stats": {"actions": {"q01": ["a"], "q99": ["b"]}}},
+        {"norm_stats": {"state": {"q01": [], "q99": []}}},
     ],
-)  # fmt: skip
+)
 def test_damaged_statistics_are_named(content: Any, tmp_path: Path) -> None:
     path = tmp_path / "norm_stats.json"
     path.write_text(content if isinstance(content, str) else json.dumps(content))
@@ -198,10 +235,17 @@ def lerobot(folder: Path, mode: str, stats: dict[str, list[float]], eps: float =
     ):
         state = f"{file}_step_1_{step}.safetensors"
         config = {"eps": eps, "norm_map": {"VISUAL": "IDENTITY", kind: mode}, "features": {}}
-        write(folder, f"{file}.json", {"name": file, "steps": [
-            {"registry_name": "to_batch_processor", "config": {}},
-            {"registry_name": step, "config": config, "state_file": state},
-        ]})  # fmt: skip
+        write(
+            folder,
+            f"{file}.json",
+            {
+                "name": file,
+                "steps": [
+                    {"registry_name": "to_batch_processor", "config": {}},
+                    {"registry_name": step, "config": config, "state_file": state},
+                ],
+            },
+        )
         save_file({name: torch.tensor(values) for name, values in stats.items()}, folder / state)
     return folder
 
@@ -209,22 +253,24 @@ def lerobot(folder: Path, mode: str, stats: dict[str, list[float]], eps: float =
 @pytest.mark.parametrize(
     ("mode", "names", "span"),
     [
-        ("QUANTILES", ("q01", "q99"), "range"), ("MIN_MAX", ("min", "max"), "range"),
+        ("QUANTILES", ("q01", "q99"), "range"),
+        ("MIN_MAX", ("min", "max"), "range"),
         ("MEAN_STD", ("mean", "std"), "spread"),
     ],
-)  # fmt: skip
+)
 def test_lerobots_processor_files_are_read(mode: str, names: tuple[str, str], span: Any, tmp_path: Path) -> None:
     low, high = names
     stats = {
-        f"observation.state.{low}": [0.0, 0.5, -1.0], f"observation.state.{high}": [2.0, 0.5, 1.0],
-        f"action.{low}": [-1.0], f"action.{high}": [3.0], "observation.image.count": [7.0],
-    }  # fmt: skip
+        f"observation.state.{low}": [0.0, 0.5, -1.0],
+        f"observation.state.{high}": [2.0, 0.5, 1.0],
+        f"action.{low}": [-1.0],
+        f"action.{high}": [3.0],
+        "observation.image.count": [7.0],
+    }
     found = find_statistics(lerobot(tmp_path, mode, stats), None)
     assert found is not None
     adds = span == "spread"
-    assert found.state == Moments(
-        span=span, low=(0.0, 0.5, -1.0), high=(2.0, 0.5, 1.0), epsilon=1e-8, adds=adds
-    )  # fmt: skip
+    assert found.state == Moments(span=span, low=(0.0, 0.5, -1.0), high=(2.0, 0.5, 1.0), epsilon=1e-8, adds=adds)
     assert found.actions == Moments(span=span, low=(-1.0,), high=(3.0,), epsilon=1e-8, adds=adds)
 
 

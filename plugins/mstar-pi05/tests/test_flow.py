@@ -33,8 +33,11 @@ def test_time_and_condition_equal_the_reference(golden: Any, reference: Any) -> 
     stored, time = golden.expected["time"][:, 0], reference.policy.time
     width = golden.config["expert"]["width"]
     close(embedded(stored, width, *time.periods).float(), golden.expected["time_embedding"], 1e-5)
-    close(embedded(torch.tensor(flow_times(golden.steps)), width, *time.periods).float(),
-          golden.expected["time_embedding"], OWN_TIMES["embedding"])  # fmt: skip
+    close(
+        embedded(torch.tensor(flow_times(golden.steps)), width, *time.periods).float(),
+        golden.expected["time_embedding"],
+        OWN_TIMES["embedding"],
+    )
     for item in ITEMS:
         condition = time(golden.expected["time"][:, item])
         close(condition, golden.expected["time_cond"][:, item], STORED_TIMES["condition"])
@@ -111,11 +114,14 @@ def test_requests_with_different_numbers_of_steps_share_a_pass(
     count = torch.tensor([4, 7]).repeat_interleave(horizon)
     positions = torch.cat([golden.length(item) + torch.arange(horizon) for item in pair])
     made = reference.acting(
-        kv=cache.plan(*((item, horizon) for item in pair), writes=False), positions=positions,
+        kv=cache.plan(*((item, horizon) for item in pair), writes=False),
+        positions=positions,
         actions=noise[list(pair)].flatten(0, 1),
-        scale=torch.ones(2 * horizon, 32), offset=torch.zeros(2 * horizon, 32), num_steps=count,
+        scale=torch.ones(2 * horizon, 32),
+        offset=torch.zeros(2 * horizon, 32),
+        num_steps=count,
         step=torch.full_like(count, 2),
-    )["actions"].unflatten(0, (2, horizon))  # fmt: skip
+    )["actions"].unflatten(0, (2, horizon))
     for row, (item, steps) in enumerate(zip(pair, (4, 7), strict=True)):
         close(made[row], run.step([(item, noise[item], 2)], steps)[0], 1e-5)
 
@@ -166,10 +172,14 @@ def test_the_robots_actions_are_one_factor_and_one_term_away(golden: Any, refere
     horizon = golden.horizon
     scale, offset = torch.rand(horizon, 32), torch.rand(horizon, 32)
     made = reference.acting(
-        kv=run.cache.plan((0, horizon), writes=False), positions=golden.length(0) + torch.arange(horizon),
-        actions=golden.inputs["noise"][0], scale=scale, offset=offset, num_steps=torch.full((horizon,), 10),
+        kv=run.cache.plan((0, horizon), writes=False),
+        positions=golden.length(0) + torch.arange(horizon),
+        actions=golden.inputs["noise"][0],
+        scale=scale,
+        offset=offset,
+        num_steps=torch.full((horizon,), 10),
         step=torch.zeros(horizon, dtype=torch.int64),
-    )  # fmt: skip
+    )
     close(made["robot_actions"], made["actions"] * scale + offset, 1e-6)
 
 

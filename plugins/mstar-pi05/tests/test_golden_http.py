@@ -29,9 +29,11 @@ OWN_TIMES = 2e-4
 """Tolerance of actions with the plugin's own times, float32. Source: README of the vectors."""
 
 PI05 = Served(
-    model="pi05", plugin="pi05", nodes=("vit_encoder", "LLM"),
+    model="pi05",
+    plugin="pi05",
+    nodes=("vit_encoder", "LLM"),
     settings={"max_seq_len": 1024, "kv_cache": KVCacheConfig(pages=256)},
-)  # fmt: skip
+)
 
 
 def tokenizer(vocab: int) -> Tokenizer:
@@ -73,13 +75,20 @@ class Robot:
         ids = golden.prompt(item).tolist()
         assert ids[0] == 2
         given = {
-            "text": " ".join(f"t{each}" for each in ids[1:]), "num_steps": str(golden.steps), "streaming": "false",
-            "noise": json.dumps(golden.inputs["noise"][item].tolist()), "return_normalized": "true", **fields,
-        }  # fmt: skip
+            "text": " ".join(f"t{each}" for each in ids[1:]),
+            "num_steps": str(golden.steps),
+            "streaming": "false",
+            "noise": json.dumps(golden.inputs["noise"][item].tolist()),
+            "return_normalized": "true",
+            **fields,
+        }
         answer = httpx.post(
-            f"{self.server.url}/generate", data=given, files=files or arrays(golden.images(item).numpy()), timeout=120,
+            f"{self.server.url}/generate",
+            data=given,
+            files=files or arrays(golden.images(item).numpy()),
+            timeout=120,
             headers={"accept": "application/x-mstar-frames"},
-        )  # fmt: skip
+        )
         assert answer.status_code == 200, answer.text
         header, data = frames(answer.content)["action"]
         self.files = header
@@ -165,9 +174,12 @@ def test_noise_and_images_may_be_arrays_of_a_file(robot: Robot, golden: Any) -> 
     files = [*arrays(golden.images(-1).numpy()), ("files", ("n.npy", npy(golden.inputs["noise"][-1].numpy())))]
     given = {"text": " ".join(f"t{each}" for each in golden.prompt(-1).tolist()[1:]), "return_normalized": "true"}
     answer = httpx.post(
-        f"{robot.server.url}/generate", data={**given, "num_steps": str(golden.steps), "output_format": "npy"},
-        files=files, headers={"accept": "application/x-mstar-frames"}, timeout=120,
-    )  # fmt: skip
+        f"{robot.server.url}/generate",
+        data={**given, "num_steps": str(golden.steps), "output_format": "npy"},
+        files=files,
+        headers={"accept": "application/x-mstar-frames"},
+        timeout=120,
+    )
     header, data = frames(answer.content)["action"]
     check(np.load(io.BytesIO(data)), golden, -1)
     assert header["format"] == "npy"

@@ -26,11 +26,15 @@ HORIZON, DIM = 10, 8
 LIMIT_S = 120.0
 STATE = [0.1, -0.2, 0.3, 0.0, 0.5, -0.5, 0.25, 0.75]
 PI05 = Served(
-    model="pi05", plugin="pi05", nodes=("vit_encoder", "LLM"),
+    model="pi05",
+    plugin="pi05",
+    nodes=("vit_encoder", "LLM"),
     settings={
-        "max_seq_len": 1024, "kv_cache": KVCacheConfig(pages=256), "model_kwargs": {"action_dim": DIM},
+        "max_seq_len": 1024,
+        "kv_cache": KVCacheConfig(pages=256),
+        "model_kwargs": {"action_dim": DIM},
     },
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="module")
@@ -56,14 +60,14 @@ def post(
     server: Deployment, *files: bytes, accept: str = "", cameras: int | None = None, **fields: Any
 ) -> httpx.Response:
     sent = files or [picture(value=50 * number) for number in range(2 if cameras is None else cameras)]
-    given = {
-        "text": "pick up the block", "robot_state": json.dumps(STATE), "seed": "5", "streaming": "false", **fields
-    }  # fmt: skip
+    given = {"text": "pick up the block", "robot_state": json.dumps(STATE), "seed": "5", "streaming": "false", **fields}
     return httpx.post(
-        f"{server.url}/generate", data={name: value for name, value in given.items() if value is not None},
+        f"{server.url}/generate",
+        data={name: value for name, value in given.items() if value is not None},
         files=[("files", (f"{number}", data)) for number, data in enumerate(sent)] or None,
-        headers={"accept": accept} if accept else {}, timeout=LIMIT_S,
-    )  # fmt: skip
+        headers={"accept": accept} if accept else {},
+        timeout=LIMIT_S,
+    )
 
 
 def actions(answer: httpx.Response) -> np.ndarray:
@@ -124,11 +128,16 @@ def test_many_robots_at_once_get_what_each_gets_alone(server: Deployment) -> Non
 @pytest.mark.parametrize(
     ("mode", "size", "form"),
     [
-        ("RGB", (48, 640), "PNG"), ("L", (64, 48), "PNG"), ("RGBA", (64, 48), "WEBP"), ("P", (64, 48), "GIF"),
-        ("CMYK", (64, 48), "JPEG"), ("1", (1, 1), "BMP"), ("I;16", (30, 40), "TIFF"),
+        ("RGB", (48, 640), "PNG"),
+        ("L", (64, 48), "PNG"),
+        ("RGBA", (64, 48), "WEBP"),
+        ("P", (64, 48), "GIF"),
+        ("CMYK", (64, 48), "JPEG"),
+        ("1", (1, 1), "BMP"),
+        ("I;16", (30, 40), "TIFF"),
     ],
     ids=["portrait", "grey", "alpha", "palette", "cmyk", "one pixel", "16 bit"],
-)  # fmt: skip
+)
 def test_odd_pictures_are_cameras_too(mode: str, size: tuple[int, int], form: str, server: Deployment) -> None:
     file = io.BytesIO()
     Image.new(mode, size).save(file, form)
@@ -163,7 +172,7 @@ BAD: dict[str, tuple[tuple[bytes, ...], dict[str, Any], int, str, str]] = {
     "noise of another horizon": ((), {"noise": json.dumps([[0.0] * 32] * 11)}, 400, "noise", "10"),
     "noise of another width": ((), {"noise": "[[0.0]]"}, 400, "noise", "32"),
     "no text": ((), {"text": ""}, 400, "text", "send an instruction"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", BAD)

@@ -82,16 +82,26 @@ def test_a_robot_that_sends_what_the_model_takes_is_quick(processor: Processor, 
 @pytest.mark.parametrize(
     "request_",
     [
-        uploaded(png()), uploaded(npy(LARGE)), uploaded(npy(LARGE.astype(np.float32))), uploaded(b""),
-        uploaded(npy(CAMERA), text="go " * INLINE_BYTES), uploaded(*[npy(CAMERA)] * (MOST_FILES + 1)),
-        uploaded(header(b" " * 300 + b"\n", bytes(100))), uploaded(header(b"{}", version=b"\x02\x00")),
-        observed(prompt="go " * INLINE_BYTES), observed(images={"base_0_rgb": LARGE}),
-        observed(prompt=np.array("go " * INLINE_BYTES)), observed(state=np.full(4 * INLINE_BYTES, b"1")),
-        observed(more=[[]] * INLINE_BYTES), observed(images={"base_0_rgb": CAMERA.astype(np.int8)}),
-        message(b""), message(b"\x81" * 3000), message(b"\xc1" * 3000),
+        uploaded(png()),
+        uploaded(npy(LARGE)),
+        uploaded(npy(LARGE.astype(np.float32))),
+        uploaded(b""),
+        uploaded(npy(CAMERA), text="go " * INLINE_BYTES),
+        uploaded(*[npy(CAMERA)] * (MOST_FILES + 1)),
+        uploaded(header(b" " * 300 + b"\n", bytes(100))),
+        uploaded(header(b"{}", version=b"\x02\x00")),
+        observed(prompt="go " * INLINE_BYTES),
+        observed(images={"base_0_rgb": LARGE}),
+        observed(prompt=np.array("go " * INLINE_BYTES)),
+        observed(state=np.full(4 * INLINE_BYTES, b"1")),
+        observed(more=[[]] * INLINE_BYTES),
+        observed(images={"base_0_rgb": CAMERA.astype(np.int8)}),
+        message(b""),
+        message(b"\x81" * 3000),
+        message(b"\xc1" * 3000),
         message(packed({str(number): {} for number in range(3000)})),
     ],
-)  # fmt: skip
+)
 def test_everything_else_is_left_to_a_process(processor: Processor, request_: PromptRequest) -> None:
     if request_.observation == b"":
         assert processor.is_inline(request_)  # and is refused at once
@@ -125,9 +135,12 @@ HOSTILE = {
     "words like numbers": observed(state=np.full(INLINE_BYTES // 2, b"1")),
     "no picture": observed(images={"base_0_rgb": np.zeros((0, 0, 3), np.uint8)}),
     "a list": message(packed([[]] * 100)),
-    "a lie": message(packed({"images": {"base_0_rgb": {b"__ndarray__": True, b"data": b"1", b"dtype": "|u1",
-                                                       b"shape": [28, 28, 3]}}})),
-}  # fmt: skip
+    "a lie": message(
+        packed(
+            {"images": {"base_0_rgb": {b"__ndarray__": True, b"data": b"1", b"dtype": "|u1", b"shape": [28, 28, 3]}}}
+        )
+    ),
+}
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -126,12 +126,24 @@ def _timed(patch: Patch, run: Any, times: torch.Tensor) -> None:
 
 
 MISTAKES = [
-    text_not_scaled, text_scaled_twice, images_scaled_too, norm_without_the_one, exact_gelu, scale_and_shift_swapped,
+    text_not_scaled,
+    text_scaled_twice,
+    images_scaled_too,
+    norm_without_the_one,
+    exact_gelu,
+    scale_and_shift_swapped,
     gates_of_the_norm_behind,
-    gates_ignored, causal_prefix, positions_from_zero, positions_that_count_padding, the_suffix_stays_in_the_cache,
-    time_from_zero, the_last_time_is_zero, cosines_first, embedding_of_usual_frequencies,
+    gates_ignored,
+    causal_prefix,
+    positions_from_zero,
+    positions_that_count_padding,
+    the_suffix_stays_in_the_cache,
+    time_from_zero,
+    the_last_time_is_zero,
+    cosines_first,
+    embedding_of_usual_frequencies,
     no_silu_at_the_end_of_the_time,
-]  # fmt: skip
+]
 
 
 @pytest.fixture

@@ -62,11 +62,12 @@ def test_the_pool_takes_it_for_one_whose_files_are_read_apart(processor: Process
 @pytest.mark.parametrize(
     "request_",
     [
-        asked(picture(), picture(), picture()), asked(picture(64, 48), picture(20, 90, "JPEG"), picture(mode="L")),
+        asked(picture(), picture(), picture()),
+        asked(picture(64, 48), picture(20, 90, "JPEG"), picture(mode="L")),
         asked(picture(), picture(), image_mask=[True, True, False]),
     ],
     ids=["of its size", "of any size", "two of three"],
-)  # fmt: skip
+)
 def test_read_apart_is_read_the_same(processor: Processor, request_: PromptRequest) -> None:
     ready = read(processor, request_)
     found, same = processor.process_prompt(ready), processor.process_prompt(request_)

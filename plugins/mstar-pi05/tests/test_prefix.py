@@ -101,7 +101,9 @@ def test_the_prefix_sees_itself_whole(golden: Any, reference: Any, run: Any) -> 
     tokens = golden.tokens(0)
     tokens[-1] = (tokens[-1] + 1) % golden.config["vocab_size"]
     reference.acting(
-        kv=other.cache.plan((0, len(tokens))), tokens=tokens, embeds=run.features(0)[0],
+        kv=other.cache.plan((0, len(tokens))),
+        tokens=tokens,
+        embeds=run.features(0)[0],
         positions=torch.arange(len(tokens)),
-    )  # fmt: skip
+    )
     assert (other.cache.keys[0][1][0] - before).abs().max() > 1e-4

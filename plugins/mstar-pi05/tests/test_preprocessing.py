@@ -159,10 +159,16 @@ def test_the_message_equals_the_reference(golden: Any) -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        np.arange(6, dtype="<f4").reshape(2, 3).T, np.zeros((0, 3), "<i8"), np.array("say", dtype=str), np.float32(0.5),
-        np.bool_(True), np.array(3), {"a": [1, {"b": np.ones(2)}]}, [None, "x", 1.5, b"raw"],
+        np.arange(6, dtype="<f4").reshape(2, 3).T,
+        np.zeros((0, 3), "<i8"),
+        np.array("say", dtype=str),
+        np.float32(0.5),
+        np.bool_(True),
+        np.array(3),
+        {"a": [1, {"b": np.ones(2)}]},
+        [None, "x", 1.5, b"raw"],
     ],
-)  # fmt: skip
+)
 def test_a_message_comes_back_as_it_went(value: Any) -> None:
     made = unpacked(packed(value))
     np.testing.assert_equal(made, value)
@@ -172,11 +178,22 @@ def test_a_message_comes_back_as_it_went(value: Any) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {b"dtype": "|O"}, {b"dtype": "<c8"}, {b"dtype": "|V4"}, {b"dtype": "f4,f4"}, {b"dtype": 4}, {b"dtype": "<f9"},
-        {b"shape": [3]}, {b"shape": [-2, -1]}, {b"shape": [2.0]}, {b"shape": None}, {b"shape": [1] * 40},
-        {b"data": b"\0" * 7}, {b"data": "text"}, {b"shape": [2**40, 2**40]},
+        {b"dtype": "|O"},
+        {b"dtype": "<c8"},
+        {b"dtype": "|V4"},
+        {b"dtype": "f4,f4"},
+        {b"dtype": 4},
+        {b"dtype": "<f9"},
+        {b"shape": [3]},
+        {b"shape": [-2, -1]},
+        {b"shape": [2.0]},
+        {b"shape": None},
+        {b"shape": [1] * 40},
+        {b"data": b"\0" * 7},
+        {b"data": "text"},
+        {b"shape": [2**40, 2**40]},
     ],
-)  # fmt: skip
+)
 def test_an_array_that_is_none_is_refused_by_its_place(change: dict[bytes, Any]) -> None:
     import msgspec
 
@@ -214,15 +231,20 @@ def test_aloha_cameras_are_found_as_in_the_reference(golden: Any) -> None:
 
 def test_droid_and_libero_observations_are_read() -> None:
     droid = {
-        "observation/exterior_image_1_left": picture(1), "observation/wrist_image_left": picture(2),
-        "observation/joint_position": np.arange(7.0), "observation/gripper_position": 0.5, "prompt": b"close",
-    }  # fmt: skip
+        "observation/exterior_image_1_left": picture(1),
+        "observation/wrist_image_left": picture(2),
+        "observation/joint_position": np.arange(7.0),
+        "observation/gripper_position": 0.5,
+        "prompt": b"close",
+    }
     made = read_observation(droid, "droid")
     assert (made.state, made.mask, made.prompt) == ((0, 1, 2, 3, 4, 5, 6, 0.5), (True, True, False), "close")
     libero = {
-        "observation/image": picture() / 255.0, "observation/wrist_image": picture(), "prompt": np.array("stack"),
+        "observation/image": picture() / 255.0,
+        "observation/wrist_image": picture(),
+        "prompt": np.array("stack"),
         "observation/state": np.zeros(8, "<f4"),
-    }  # fmt: skip
+    }
     made = read_observation(libero, "libero")
     assert (len(made.state), made.prompt) == (8, "stack")
     assert np.abs(made.images[0].astype(int) - picture().astype(int)).max() <= 1
@@ -245,14 +267,18 @@ def test_other_keys_are_answered_with_those_that_are_expected(robot: str | None,
 @pytest.mark.parametrize(
     ("robot", "change", "field"),
     [
-        ("aloha", {"images": {}}, "cam_high"), ("aloha", {"images": {"cam_hi": picture()}}, "images"),
-        ("aloha", {"images": picture()}, "images"), ("aloha", {"state": None}, "state"),
-        ("aloha", {"state": ["x"]}, "state"), ("aloha", {"state": [float("nan")]}, "state"),
-        ("aloha", {"prompt": 7}, "prompt"), ("aloha", {"images": {"cam_high": np.zeros((4, 4, 1))}}, "cam_high"),
+        ("aloha", {"images": {}}, "cam_high"),
+        ("aloha", {"images": {"cam_hi": picture()}}, "images"),
+        ("aloha", {"images": picture()}, "images"),
+        ("aloha", {"state": None}, "state"),
+        ("aloha", {"state": ["x"]}, "state"),
+        ("aloha", {"state": [float("nan")]}, "state"),
+        ("aloha", {"prompt": 7}, "prompt"),
+        ("aloha", {"images": {"cam_high": np.zeros((4, 4, 1))}}, "cam_high"),
         ("aloha", {"images": {"cam_high": np.zeros((4, 4, 3), np.int64)}}, "cam_high"),
         ("arx", {}, "robot"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_observation_is_refused_by_its_key(robot: str, change: dict[str, Any], field: str) -> None:
     given = {"images": {"cam_high": picture()}, "state": np.zeros(14), "prompt": "go", **change}
     with pytest.raises(RequestError) as caught:

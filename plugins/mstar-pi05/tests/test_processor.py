@@ -33,15 +33,17 @@ def png(width: int = 40, height: int = 20, mode: str = "RGB") -> bytes:
 
 
 def ask(
-    processor: Processor, text: str | None = "pick up the red block", images: Sequence[bytes] = (b"",), seed: int = 3,
-    room: int = 1024, **params: Any,
-) -> Inputs:  # fmt: skip
+    processor: Processor,
+    text: str | None = "pick up the red block",
+    images: Sequence[bytes] = (b"",),
+    seed: int = 3,
+    room: int = 1024,
+    **params: Any,
+) -> Inputs:
     files = [MediaPart(modality="image", data=data or png()) for data in images]
     given = {"robot_state": STATE, **params}
     checked = parse_params(Params, {name: value for name, value in given.items() if value is not None}).params
-    return processor.process_prompt(
-        PromptRequest(text=text, media=files, params=checked, seed=seed, max_seq_len=room)
-    )  # fmt: skip
+    return processor.process_prompt(PromptRequest(text=text, media=files, params=checked, seed=seed, max_seq_len=room))
 
 
 @pytest.fixture
@@ -54,9 +56,12 @@ def test_a_request_becomes_the_graphs_arrays(processor: Processor) -> None:
     shapes = {name: (array.shape, array.dtype.name) for name, array in made.arrays.items()}
     length = len(made.arrays["tokens"])
     assert shapes == {
-        "images": ((2, SIDE, SIDE, 3), "uint8"), "tokens": ((length,), "int64"), "noise": ((10, 32), "float32"),
-        "scale": ((10, 32), "float32"), "offset": ((10, 32), "float32"),
-    }  # fmt: skip
+        "images": ((2, SIDE, SIDE, 3), "uint8"),
+        "tokens": ((length,), "int64"),
+        "noise": ((10, 32), "float32"),
+        "scale": ((10, 32), "float32"),
+        "offset": ((10, 32), "float32"),
+    }
     assert made.prompt_tokens == length and made.warnings == []
     assert made.arrays["tokens"][: 2 * PLACES].tolist() == [IMAGE] * 2 * PLACES
 
@@ -175,19 +180,29 @@ def test_what_spells_a_control_token_is_read_as_letters(processor: Processor) ->
 @pytest.mark.parametrize(
     ("change", "field"),
     [
-        ({"images": []}, "files"), ({"images": [b""] * 4}, "files"), ({"images": [b"no image"]}, "files"),
-        ({"images": [png()[:60]]}, "files"), ({"text": None}, "text"), ({"text": "  "}, "text"),
-        ({"room": 10}, "text"), ({"robot_state": None}, "robot_state"), ({"robot_state": [0.0] * 9}, "robot_state"),
-        ({"robot_state": []}, "robot_state"), ({"robot_state": [float("nan")] * 8}, "robot_state"),
-        ({"robot_state": [float("inf")] * 8}, "robot_state"), ({"num_steps": 21}, "num_steps"),
-        ({"num_steps": 0}, "num_steps"), ({"noise": [[0.0] * 32] * 9}, "noise"),
+        ({"images": []}, "files"),
+        ({"images": [b""] * 4}, "files"),
+        ({"images": [b"no image"]}, "files"),
+        ({"images": [png()[:60]]}, "files"),
+        ({"text": None}, "text"),
+        ({"text": "  "}, "text"),
+        ({"room": 10}, "text"),
+        ({"robot_state": None}, "robot_state"),
+        ({"robot_state": [0.0] * 9}, "robot_state"),
+        ({"robot_state": []}, "robot_state"),
+        ({"robot_state": [float("nan")] * 8}, "robot_state"),
+        ({"robot_state": [float("inf")] * 8}, "robot_state"),
+        ({"num_steps": 21}, "num_steps"),
+        ({"num_steps": 0}, "num_steps"),
+        ({"noise": [[0.0] * 32] * 9}, "noise"),
         ({"noise": [[0.0] * 31] * 10}, "noise"),
-        ({"image_mask": [False]}, "image_mask"), ({"image_mask": [True, True]}, "image_mask"),
+        ({"image_mask": [False]}, "image_mask"),
+        ({"image_mask": [True, True]}, "image_mask"),
         ({"image_mask": [True], "images": [b"", b""]}, "image_mask"),
         ({"image_mask": [False, True], "images": [b""]}, "image_mask"),
         ({"image_mask": [True] * 4}, "image_mask"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_request_is_refused_by_its_field(change: dict[str, Any], field: str, processor: Processor) -> None:
     with pytest.raises(RequestError) as caught:
         ask(processor, **change)
@@ -284,15 +299,20 @@ def test_a_state_that_nothing_reads_is_no_matter_of_warnings(tiny_folder: Path) 
 @pytest.mark.parametrize(
     ("change", "params", "field"),
     [
-        ({"images": {}}, {}, "images"), ({"images": {"base": np.zeros((4, 4, 3), np.uint8)}}, {}, "images"),
-        ({"state": None}, {}, "robot_state"), ({"state": np.zeros(9)}, {}, "robot_state"),
-        ({"state": np.full(8, np.inf)}, {}, "state"), ({"prompt": " "}, {}, "text"), ({"prompt": 3}, {}, "prompt"),
+        ({"images": {}}, {}, "images"),
+        ({"images": {"base": np.zeros((4, 4, 3), np.uint8)}}, {}, "images"),
+        ({"state": None}, {}, "robot_state"),
+        ({"state": np.zeros(9)}, {}, "robot_state"),
+        ({"state": np.full(8, np.inf)}, {}, "state"),
+        ({"prompt": " "}, {}, "text"),
+        ({"prompt": 3}, {}, "prompt"),
         ({"images": {"base_0_rgb": [[1], [1, 2]]}}, {}, "base_0_rgb"),
         ({"images": {"base_0_rgb": np.full((4, 4, 3), np.nan)}}, {}, "base_0_rgb"),
-        ({}, {"robot_state": STATE}, "robot_state"), ({}, {"image_mask": [True]}, "image_mask"),
+        ({}, {"robot_state": STATE}, "robot_state"),
+        ({}, {"image_mask": [True]}, "image_mask"),
         ({}, {"num_steps": 21}, "num_steps"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_observation_is_refused_by_its_place(
     change: dict[str, Any], params: dict[str, Any], field: str, processor: Processor
 ) -> None:

@@ -28,16 +28,21 @@ HORIZON, DIM = 10, 8
 LIMIT_S = 120.0
 OWN = {"reset_pose": [0.0, -1.5, 1.5, 0.0]}
 METADATA = {
-    "cameras": ["observation/exterior_image_1_left", "observation/wrist_image_left"], "state": 8,
-    "action_shape": [HORIZON, DIM], **OWN,
-}  # fmt: skip
+    "cameras": ["observation/exterior_image_1_left", "observation/wrist_image_left"],
+    "state": 8,
+    "action_shape": [HORIZON, DIM],
+    **OWN,
+}
 PI05 = Served(
-    model="pi05", plugin="pi05", nodes=("vit_encoder", "LLM"),
+    model="pi05",
+    plugin="pi05",
+    nodes=("vit_encoder", "LLM"),
     settings={
-        "max_seq_len": 1024, "kv_cache": KVCacheConfig(pages=256),
+        "max_seq_len": 1024,
+        "kv_cache": KVCacheConfig(pages=256),
         "model_kwargs": {"robot": "droid", "metadata": OWN},
     },
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +59,13 @@ def picture(seed: int) -> np.ndarray:
 def observation(**changes: Any) -> dict[str, Any]:
     """Return the observation of a DROID robot."""
     made = {
-        "observation/exterior_image_1_left": picture(1), "observation/wrist_image_left": picture(2),
-        "observation/joint_position": np.linspace(-0.5, 0.5, 7), "observation/gripper_position": np.array([0.25]),
-        "prompt": "pick up the block", **changes,
-    }  # fmt: skip
+        "observation/exterior_image_1_left": picture(1),
+        "observation/wrist_image_left": picture(2),
+        "observation/joint_position": np.linspace(-0.5, 0.5, 7),
+        "observation/gripper_position": np.array([0.25]),
+        "prompt": "pick up the block",
+        **changes,
+    }
     return {key: value for key, value in made.items() if value is not None}
 
 
@@ -91,10 +99,18 @@ def test_a_robot_gets_the_actions_that_generate_gives(server: Deployment) -> Non
     cameras = [seen["observation/exterior_image_1_left"], seen["observation/wrist_image_left"]]
     state = [*seen["observation/joint_position"].tolist(), 0.25]
     whole = httpx.post(
-        f"{server.url}/generate", timeout=LIMIT_S, files=[("files", ("a.png", png(each))) for each in cameras],
-        data={"text": seen["prompt"], "robot_state": json.dumps(state), "seed": "7", "num_steps": "5",
-              "output_format": "json", "streaming": "false"},
-    ).json()  # fmt: skip
+        f"{server.url}/generate",
+        timeout=LIMIT_S,
+        files=[("files", ("a.png", png(each))) for each in cameras],
+        data={
+            "text": seen["prompt"],
+            "robot_state": json.dumps(state),
+            "seed": "7",
+            "num_steps": "5",
+            "output_format": "json",
+            "streaming": "false",
+        },
+    ).json()
     (entry,) = whole["outputs"]["action"]
     assert answer["actions"].shape == (HORIZON, DIM) and answer["actions"].dtype == np.float32
     assert entry["metadata"]["normalized"] is answer["normalized"] is False
@@ -111,7 +127,7 @@ def test_a_robot_gets_the_actions_that_generate_gives(server: Deployment) -> Non
         ({"observation/exterior_image_1_left": np.zeros((4, 4))}, "observation/exterior_image_1_left has shape"),
         ({"prompt": None}, "text is empty"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_observation_is_told_by_its_key(change: dict[str, Any], said: str, server: Deployment) -> None:
     with opened(server) as socket:
         socket.send(packed(observation(**change)))

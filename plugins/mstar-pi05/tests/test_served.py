@@ -29,10 +29,12 @@ class GoldenProcessor:
     def process_prompt(self, request: PromptRequest) -> Inputs:
         item, horizon = int(request.text or ""), self.golden.horizon
         arrays = {
-            "images": self.golden.images(item).numpy(), "tokens": self.golden.tokens(item).numpy(),
-            "noise": self.golden.inputs["noise"][item].numpy(), "scale": np.ones((horizon, 32), np.float32),
+            "images": self.golden.images(item).numpy(),
+            "tokens": self.golden.tokens(item).numpy(),
+            "noise": self.golden.inputs["noise"][item].numpy(),
+            "scale": np.ones((horizon, 32), np.float32),
             "offset": np.zeros((horizon, 32), np.float32),
-        }  # fmt: skip
+        }
         return Inputs(arrays=arrays, prompt_tokens=len(arrays["tokens"]))
 
     def postprocess(self, output: np.ndarray, modality: str) -> tuple[bytes, dict[str, Any]]:

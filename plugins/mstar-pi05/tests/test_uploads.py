@@ -66,15 +66,20 @@ UNREADABLE = "no readable array"
 @pytest.mark.parametrize(
     ("file", "status", "said"),
     [
-        (npy(STATE)[:-1], 422, UNREADABLE), (npy(STATE)[:12], 422, UNREADABLE), (npy(np.array([{}])), 422, UNREADABLE),
-        (npy(np.zeros(0)), 422, UNREADABLE), (npy(np.zeros(3, complex)), 422, UNREADABLE),
+        (npy(STATE)[:-1], 422, UNREADABLE),
+        (npy(STATE)[:12], 422, UNREADABLE),
+        (npy(np.array([{}])), 422, UNREADABLE),
+        (npy(np.zeros(0)), 422, UNREADABLE),
+        (npy(np.zeros(3, complex)), 422, UNREADABLE),
         (npy(STATE).replace(b"(8,)", b"(9,)"), 422, UNREADABLE),
         (npy(STATE).replace(b"(8,), ", b"(8, 4611686018427387904), "), 422, UNREADABLE),
-        (save({"a": STATE, "b": STATE}), 422, UNREADABLE), (b"\x08\0\0\0\0\0\0\0{}", 422, UNREADABLE),
-        (npy(np.zeros((2, 3))), 400, "shape [2, 3]"), (npy(np.float32(1)), 400, "shape []"),
+        (save({"a": STATE, "b": STATE}), 422, UNREADABLE),
+        (b"\x08\0\0\0\0\0\0\0{}", 422, UNREADABLE),
+        (npy(np.zeros((2, 3))), 400, "shape [2, 3]"),
+        (npy(np.float32(1)), 400, "shape []"),
         (npy(np.zeros((1, 2, 3, 4))), 400, "shape [1, 2, 3, 4]"),
     ],
-)  # fmt: skip
+)
 def test_an_array_that_is_none_names_the_upload(file: bytes, status: int, said: str) -> None:
     with pytest.raises(MstarError, match=said.replace("[", r"\[")) as caught:
         sent(npy(CAMERA), file)
@@ -85,11 +90,15 @@ def test_an_array_that_is_none_names_the_upload(file: bytes, status: int, said: 
 @pytest.mark.parametrize(
     "camera",
     [
-        CAMERA[..., :2], CAMERA.astype(np.int64), CAMERA.astype(np.float32), CAMERA / 255.0 - 0.5,
-        np.full((4, 4, 3), np.nan, np.float32), np.full((4, 4, 3), np.inf),
+        CAMERA[..., :2],
+        CAMERA.astype(np.int64),
+        CAMERA.astype(np.float32),
+        CAMERA / 255.0 - 0.5,
+        np.full((4, 4, 3), np.nan, np.float32),
+        np.full((4, 4, 3), np.inf),
     ],
     ids=["axes", "int64", "levels as floats", "signed", "nan", "inf"],
-)  # fmt: skip
+)
 def test_a_camera_of_other_numbers_is_refused_by_its_place(camera: np.ndarray) -> None:
     with pytest.raises(RequestError, match="camera image 1") as caught:
         sent(npy(CAMERA), npy(camera)).camera(1)
@@ -99,10 +108,12 @@ def test_a_camera_of_other_numbers_is_refused_by_its_place(camera: np.ndarray) -
 @pytest.mark.parametrize(
     ("array", "given", "field"),
     [
-        (STATE, {"robot_state": [0.0]}, "robot_state"), (np.ones((10, 32)), {"noise": [[0.0] * 32]}, "noise"),
-        (np.full(8, np.nan), {}, "robot_state"), (np.full((10, 32), np.inf), {}, "noise"),
+        (STATE, {"robot_state": [0.0]}, "robot_state"),
+        (np.ones((10, 32)), {"noise": [[0.0] * 32]}, "noise"),
+        (np.full(8, np.nan), {}, "robot_state"),
+        (np.full((10, 32), np.inf), {}, "noise"),
     ],
-)  # fmt: skip
+)
 def test_state_and_noise_of_a_file_are_checked_as_those_of_a_field(array: Any, given: Any, field: str) -> None:
     with pytest.raises(RequestError) as caught:
         sent(npy(array)).joined(params(**given))

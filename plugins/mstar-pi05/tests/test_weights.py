@@ -61,10 +61,17 @@ def renamed(old: str, new: str) -> Any:
         lambda weights: {name: value for name, value in weights.items() if "gemma_expert.lm_head" not in name},
     ],
     ids=[
-        "saved again", "table under its own name", "table under both names", "saved again, own name",
-        "older time names", "a level less", "a state vector of pi0", "unknown extras", "no unused head",
+        "saved again",
+        "table under its own name",
+        "table under both names",
+        "saved again, own name",
+        "older time names",
+        "a level less",
+        "a state vector of pi0",
+        "unknown extras",
+        "no unused head",
     ],
-)  # fmt: skip
+)
 def test_every_layout_gives_the_same_model(change: Any, checkpoint: Path, reference: Any, models: Any) -> None:
     assert_same(models, rewritten(checkpoint, change), reference)
 
@@ -85,12 +92,16 @@ def test_a_sharded_checkpoint_gives_the_same_model(checkpoint: Path, reference: 
 @pytest.mark.parametrize(
     "key",
     [
-        HEAD, "action_in_proj.bias", "time_mlp_out.weight", f"{EXPERT}norm.dense.bias",
-        f"{EXPERT}layers.1.input_layernorm.dense.weight", f"{PALIGEMMA}language_model.layers.0.self_attn.k_proj.weight",
+        HEAD,
+        "action_in_proj.bias",
+        "time_mlp_out.weight",
+        f"{EXPERT}norm.dense.bias",
+        f"{EXPERT}layers.1.input_layernorm.dense.weight",
+        f"{PALIGEMMA}language_model.layers.0.self_attn.k_proj.weight",
         f"{PALIGEMMA}multi_modal_projector.linear.bias",
         f"{PALIGEMMA}vision_tower.vision_model.embeddings.position_embedding.weight",
     ],
-)  # fmt: skip
+)
 def test_a_missing_tensor_is_fatal_and_named(key: str, checkpoint: Path, models: Any) -> None:
     rewritten(checkpoint, lambda weights: {name: value for name, value in weights.items() if name != key})
     target = policy_target(key)

@@ -60,9 +60,10 @@ def judge(policy: Policy, episodes: int, seed: int = UNSEEN, workers: int = 4) -
     with ThreadPoolExecutor(workers) as pool:
         ends = np.array(list(pool.map(lambda scene: episode(policy, scene), each)))
     return {
-        "episodes": episodes, "reached": round(float((ends <= arm.TOLERANCE).mean()), 4),
+        "episodes": episodes,
+        "reached": round(float((ends <= arm.TOLERANCE).mean()), 4),
         "median_distance": round(float(np.median(ends)), 4),
-    }  # fmt: skip
+    }
 
 
 def main() -> int:

@@ -35,12 +35,18 @@ SPACE: Final = "▁"
 SPECIALS: Final = ("<pad>", "<eos>", "<bos>", "<unk>")
 WORDS: Final = ("Task", "State", "Action", "▁State", "▁reach", "▁the", "▁target", *(f"▁{name}" for name in arm.NAMES))
 CONFIG_VALUES: Final = {
-    "max_token_len": 48, "action_dim": 32, "action_horizon": arm.HORIZON, "rope_theta": 10000.0, "rms_norm_eps": 1e-6,
-    "layer_norm_eps": 1e-6, "time_min_period": 0.004, "time_max_period": 4.0,
+    "max_token_len": 48,
+    "action_dim": 32,
+    "action_horizon": arm.HORIZON,
+    "rope_theta": 10000.0,
+    "rms_norm_eps": 1e-6,
+    "layer_norm_eps": 1e-6,
+    "time_min_period": 0.004,
+    "time_max_period": 4.0,
     "vision": {"width": 64, "layers": 2, "heads": 2, "mlp": 128, "image_size": arm.SIDE, "patch_size": 8},
     "language": {"width": 64, "layers": 3, "mlp": 128, "heads": 2, "kv_heads": 1, "head_dim": 64},
     "expert": {"width": 64, "layers": 3, "mlp": 128, "heads": 2, "kv_heads": 1, "head_dim": 64},
-}  # fmt: skip
+}
 DRAWS: Final = 2
 """Flow times per observation: the prefix is computed once for all of them."""
 CHUNK: Final = 512
@@ -81,10 +87,14 @@ def write_files(folder: Path) -> None:
     asset.mkdir(parents=True, exist_ok=True)
     ranges = {"state": (arm.LOW, arm.HIGH), "actions": (np.full(2, -arm.FASTEST), np.full(2, arm.FASTEST))}
     statistics = {
-        name: {"mean": ((low + high) / 2).tolist(), "std": ((high - low) / 4).tolist(), "q01": low.tolist(),
-               "q99": high.tolist()}
+        name: {
+            "mean": ((low + high) / 2).tolist(),
+            "std": ((high - low) / 4).tolist(),
+            "q01": low.tolist(),
+            "q99": high.tolist(),
+        }
         for name, (low, high) in ranges.items()
-    }  # fmt: skip
+    }
     _write_json(asset / FILE, {"norm_stats": statistics})
 
 
@@ -298,8 +308,9 @@ def train(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         if step % 100 == 99:
             print(
                 f"step {step + 1}: flow, seen, meant {np.mean(losses[-100:], axis=0).round(4)}, "
-                f"{time.perf_counter() - start:.0f} s", flush=True,
-            )  # fmt: skip
+                f"{time.perf_counter() - start:.0f} s",
+                flush=True,
+            )
             if step % 1000 == 999:
                 save(model, folder)
     with torch.no_grad():
@@ -307,11 +318,18 @@ def train(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
             value.copy_(average[name])
     save(model, folder)
     log = {
-        "seed": options.seed, "device": options.device, "samples": len(parts[0]), "steps": len(losses),
-        "batch": options.batch, "parameters": sum(each.numel() for each in model.parameters()),
-        "sight": round(sight, 4), "data_s": round(data_s, 1), "train_s": round(time.perf_counter() - start, 1),
-        "loss": np.mean(losses[-100:], axis=0).round(4).tolist(), "cameras": len(CAMERAS),
-    }  # fmt: skip
+        "seed": options.seed,
+        "device": options.device,
+        "samples": len(parts[0]),
+        "steps": len(losses),
+        "batch": options.batch,
+        "parameters": sum(each.numel() for each in model.parameters()),
+        "sight": round(sight, 4),
+        "data_s": round(data_s, 1),
+        "train_s": round(time.perf_counter() - start, 1),
+        "loss": np.mean(losses[-100:], axis=0).round(4).tolist(),
+        "cameras": len(CAMERAS),
+    }
     _write_json(folder / "train.json", log)
     return log
 

@@ -28,10 +28,20 @@ SMALL: Final = OmniConfig(
     audio=AudioSizes(width=32, layers=2, heads=2, mlp=48, window=200, channels=4, output=24),
     vision=VisionSizes(width=32, layers=3, heads=2, mlp=48, positions=64, output=24, deepstack=(0, 1)),
     vocoder=VocoderSizes(
-        codebook=16, groups=4, width=32, layers=2, heads=2, kv_heads=2, head_dim=16, mlp=48, window=5, decoder=32,
-        rates=(4, 3), ratios=(2,),
+        codebook=16,
+        groups=4,
+        width=32,
+        layers=2,
+        heads=2,
+        kv_heads=2,
+        head_dim=16,
+        mlp=48,
+        window=5,
+        decoder=32,
+        rates=(4, 3),
+        ratios=(2,),
     ),
-)  # fmt: skip
+)
 """Small sizes, with the released ids."""
 
 needs_weights = pytest.mark.skipif(

@@ -107,9 +107,12 @@ def test_captured_windows_equal_uncaptured_ones() -> None:
 def test_clips_of_several_requests_run_in_one_step_of_the_engine() -> None:
     module = small("audio_encoder")
     spec = NodeSpec(
-        name="audio_encoder", engine=STATELESS, batch_key=(), ragged=("audio",),
+        name="audio_encoder",
+        engine=STATELESS,
+        batch_key=(),
+        ragged=("audio",),
         ports={"audio": "f32[c,s]", "embeds": f"any[n,{SMALL.audio.output}]"},
-    )  # fmt: skip
+    )
     engine = StatelessEngine(spec, module, device=torch.device("cpu"), dtype=torch.float32)
     clips = {0: mel(57), 1: drawn(1, 40_000), 2: drawn(1, 40_000, seed=2), 3: mel(330)}
     for row, clip in clips.items():

@@ -108,9 +108,12 @@ def run(module: Any, rows: list[tuple[Tensor, int, Chunking]]) -> list[Tensor]:
     is_even = len({each.shape for each in codes}) == 1
     numbers = np.array([(step, stream.first, stream.chunk, stream.left) for _, step, stream in rows]).T
     made = module(
-        codes=torch.stack(codes) if is_even else codes, step=numbers[0], codec_first_frames=numbers[1],
-        codec_chunk_frames=numbers[2], codec_left_context_frames=numbers[3],
-    )["pcm"]  # fmt: skip
+        codes=torch.stack(codes) if is_even else codes,
+        step=numbers[0],
+        codec_first_frames=numbers[1],
+        codec_chunk_frames=numbers[2],
+        codec_left_context_frames=numbers[3],
+    )["pcm"]
     return list(made)
 
 
@@ -241,9 +244,11 @@ def test_windows_run_in_the_engine() -> None:
     module, sizes = small("Code2Wav"), SMALL.vocoder
     names = ("codec_first_frames", "codec_chunk_frames", "codec_left_context_frames")
     spec = NodeSpec(
-        name="Code2Wav", engine=STATELESS, batch_key=("codes",),
+        name="Code2Wav",
+        engine=STATELESS,
+        batch_key=("codes",),
         ports={"codes": f"i64[n,{sizes.groups}]", "pcm": "i16[s]", **dict.fromkeys(names, "i64")},
-    )  # fmt: skip
+    )
     engine = StatelessEngine(spec, module, device=torch.device("cpu"), dtype=torch.float32)
     numbers = dict(zip(map(from_param, names), (USUAL.first, USUAL.chunk, USUAL.left), strict=True))
     for row in range(3):

@@ -109,9 +109,10 @@ def audio_error(module: Any) -> float:
 def attention_over_the_video(patch: Patch, module: Any) -> None:
     true = vision.VisionAttention.forward
     patch.setattr(
-        vision.VisionAttention, "forward",
+        vision.VisionAttention,
+        "forward",
         lambda self, x, rotation: true(self, x.flatten(0, 1)[None], rotation).view_as(x),
-    )  # fmt: skip
+    )
 
 
 def positions_without_aligned_corners(patch: Patch, module: Any) -> None:
@@ -156,21 +157,33 @@ def _apart(made: Tensor, wanted: Tensor) -> float:
 
 
 ERRORS: dict[str, Callable[[Any], float]] = {
-    "Code2Wav": wave_error, "audio_encoder": audio_error, "vision_encoder": vision_error,
-}  # fmt: skip
+    "Code2Wav": wave_error,
+    "audio_encoder": audio_error,
+    "vision_encoder": vision_error,
+}
 MISTAKES: dict[str, tuple[Callable[[Patch, Any], None], ...]] = {
     "Code2Wav": (
-        sum_of_codes, one_table_for_all_groups, samples_cut_on_one_side, attention_over_all_frames,
-        window_one_frame_longer, snake_without_exponents,
+        sum_of_codes,
+        one_table_for_all_groups,
+        samples_cut_on_one_side,
+        attention_over_all_frames,
+        window_one_frame_longer,
+        snake_without_exponents,
     ),
     "audio_encoder": (
-        short_clips_filled_up, tails_cut_like_short_clips, positions_that_go_on, attention_across_windows,
+        short_clips_filled_up,
+        tails_cut_like_short_clips,
+        positions_that_go_on,
+        attention_across_windows,
     ),
     "vision_encoder": (
-        attention_over_the_video, positions_without_aligned_corners, rows_and_columns_swapped,
-        maps_of_the_block_before, bytes_that_are_not_centred,
+        attention_over_the_video,
+        positions_without_aligned_corners,
+        rows_and_columns_swapped,
+        maps_of_the_block_before,
+        bytes_that_are_not_centred,
     ),
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -180,9 +193,10 @@ def patch() -> Iterator[Patch]:
 
 
 @pytest.mark.parametrize(
-    ("node", "mistake"), [(node, each) for node, found in MISTAKES.items() for each in found],
+    ("node", "mistake"),
+    [(node, each) for node, found in MISTAKES.items() for each in found],
     ids=[each.__name__ for found in MISTAKES.values() for each in found],
-)  # fmt: skip
+)
 def test_a_mistake_is_seen(node: str, mistake: Callable[[Patch, Any], None], patch: Patch) -> None:
     module = loaded(node)
     mistake(patch, module)

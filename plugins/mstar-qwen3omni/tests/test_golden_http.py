@@ -23,19 +23,28 @@ from .conftest import CASES, Golden
 
 NODES = ("audio_encoder", "vision_encoder", "Thinker", "Talker", "Code2Wav")
 OMNI = Served(
-    model="qwen3_omni", plugin="qwen3_omni", package="qwen3omni", nodes=NODES,
+    model="qwen3_omni",
+    plugin="qwen3_omni",
+    package="qwen3omni",
+    nodes=NODES,
     settings={"max_seq_len": 1024, "kv_cache": KVCacheConfig(pages=512)},
-)  # fmt: skip
+)
 TWO_RANKS = {0: NODES[:3], 1: NODES[3:]}
 PLACEMENTS = {
     "one rank": {0: NODES},
     "three ranks": {0: NODES[2:3], 1: NODES[3:4], 2: (*NODES[:2], NODES[4])},
     "two speakers": {0: NODES[:3], 1: NODES[3:], 2: NODES[3:]},
-}  # fmt: skip
+}
 GREEDY = {
-    "temperature": 0, "talker_temperature": 0, "code_predictor_temperature": 0, "top_p": 1, "talker_top_k": 0,
-    "talker_top_p": 1, "code_predictor_top_k": 0, "code_predictor_top_p": 1,
-}  # fmt: skip
+    "temperature": 0,
+    "talker_temperature": 0,
+    "code_predictor_temperature": 0,
+    "top_p": 1,
+    "talker_top_k": 0,
+    "talker_top_p": 1,
+    "code_predictor_top_k": 0,
+    "code_predictor_top_p": 1,
+}
 WAVE_STEPS = 4
 """Tolerance of sound in 16-bit steps: 1e-4 absolute (README of the vectors) and the rounding to integers."""
 
@@ -76,10 +85,14 @@ def form(golden: Golden, name: str, **more: Any) -> dict[str, Any]:
     """Return the fields of a case's request: greedy, with the lengths of the set."""
     case = golden.case(name)
     params = {
-        **GREEDY, "prompt_token_ids": case["in.input_ids"].tolist(), "max_output_tokens": len(case["thinker_tokens"]),
-        "talker_max_tokens": case["codes"].shape[1], "voice": golden.voice,
-        "use_audio_in_video": name == "audio_in_video", **more,
-    }  # fmt: skip
+        **GREEDY,
+        "prompt_token_ids": case["in.input_ids"].tolist(),
+        "max_output_tokens": len(case["thinker_tokens"]),
+        "talker_max_tokens": case["codes"].shape[1],
+        "voice": golden.voice,
+        "use_audio_in_video": name == "audio_in_video",
+        **more,
+    }
     if "in.video_second_per_grid" in case:
         params["fps"] = 2 / float(case["in.video_second_per_grid"][0])
     return {"model_kwargs": json.dumps(params), "output_modalities": "text,audio", "streaming": "true"}

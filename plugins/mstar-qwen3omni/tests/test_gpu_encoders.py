@@ -34,10 +34,20 @@ MIDDLE = OmniConfig(
     audio=AudioSizes(width=128, layers=4, heads=2, mlp=256, channels=32, output=64),
     vision=VisionSizes(width=144, layers=5, heads=2, mlp=288, positions=256, output=64, deepstack=(1, 3)),
     vocoder=VocoderSizes(
-        codebook=64, groups=4, width=64, layers=3, heads=2, kv_heads=2, head_dim=32, mlp=128, window=8, decoder=192,
-        rates=(8, 5, 3), ratios=(2, 2),
+        codebook=64,
+        groups=4,
+        width=64,
+        layers=3,
+        heads=2,
+        kv_heads=2,
+        head_dim=32,
+        mlp=128,
+        window=8,
+        decoder=192,
+        rates=(8, 5, 3),
+        ratios=(2, 2),
     ),
-)  # fmt: skip
+)
 """Sizes that use the kernels of the released ones: heads of 72 dimensions, odd numbers of channels."""
 
 FLOAT32 = 2e-3
@@ -114,8 +124,10 @@ def test_samples_of_odd_channels_equal_the_cpu(dtype: torch.dtype) -> None:
 def test_captured_windows_equal_uncaptured_ones_and_those_alone(dtype: torch.dtype) -> None:
     module = on_gpu(small("Code2Wav", MIDDLE), dtype)
     numbers = {
-        "codec_first_frames": USUAL.first, "codec_chunk_frames": USUAL.chunk, "codec_left_context_frames": USUAL.left,
-    }  # fmt: skip
+        "codec_first_frames": USUAL.first,
+        "codec_chunk_frames": USUAL.chunk,
+        "codec_left_context_frames": USUAL.left,
+    }
 
     def run(rows: int, frames: int, step: int) -> Tensor:
         codes = codes_of(rows, frames, MIDDLE.vocoder).cuda()
@@ -219,9 +231,10 @@ def test_a_video_equals_the_reference(dtype: torch.dtype) -> None:
     golden, module = vectors("case_video"), on_gpu(reference("vision_encoder"), dtype)
     tokens = torch.full((len(golden["video_embeds"]),), module.ids.video_pad)
     made = module(
-        pixels=[golden["in.pixel_values_videos"].cuda()], grid=golden["in.video_grid_thw"].numpy(),
+        pixels=[golden["in.pixel_values_videos"].cuda()],
+        grid=golden["in.video_grid_thw"].numpy(),
         tokens=[tokens.numpy()],
-    )  # fmt: skip
+    )
     pairs = [(made["embeds"][0], golden["video_embeds"])]
     pairs += [(own, golden[f"video_deepstack.{level}"]) for level, own in enumerate(made["deepstack"][0])]
     for own, wanted in pairs:

@@ -43,9 +43,12 @@ def no_gradients() -> Iterator[None]:
 
 def on_gpu(case: Case) -> Case:
     return replace(
-        case, tokens=case.tokens.to(CUDA), positions=case.positions.to(CUDA), embeds=case.embeds.to(CUDA),
+        case,
+        tokens=case.tokens.to(CUDA),
+        positions=case.positions.to(CUDA),
+        embeds=case.embeds.to(CUDA),
         deepstack=case.deepstack.to(CUDA),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -108,9 +111,14 @@ def test_captured_steps_keep_the_sequences_of_a_batch_apart() -> None:
     """
     thinker, cases = wide_thinker(), prompts()
     settings = {
-        "device": CUDA, "dtype": torch.bfloat16, "attention": "flashinfer", "page_size": 16, "num_pages": 200,
-        "lookahead": 1, "graphs": CaptureSizes(decode=(8,)),
-    }  # fmt: skip
+        "device": CUDA,
+        "dtype": torch.bfloat16,
+        "attention": "flashinfer",
+        "page_size": 16,
+        "num_pages": 200,
+        "lookahead": 1,
+        "graphs": CaptureSizes(decode=(8,)),
+    }
     together, _ = answers(thinker, cases, WIDE, **settings)
     assert all(len(ids) == 24 for ids in together) and len({tuple(ids) for ids in together}) == len(cases)
     order = [3, 0, 4, 2, 1]
@@ -132,9 +140,14 @@ def test_captured_media_passes_are_as_near_float32_as_eager_ones() -> None:
         deepstack = 0.1 * torch.randn(levels, len(tokens), width, generator=generator)
         cases.append(Case({"thinker_tokens": torch.zeros(3)}, tokens, positions, embeds, deepstack))
     settings = {
-        "device": CUDA, "dtype": torch.bfloat16, "attention": "flashinfer", "page_size": 16, "num_pages": 200,
-        "graphs": CaptureSizes(decode=(4,), prefill=(64,)), "prefix_cache": False,
-    }  # fmt: skip
+        "device": CUDA,
+        "dtype": torch.bfloat16,
+        "attention": "flashinfer",
+        "page_size": 16,
+        "num_pages": 200,
+        "graphs": CaptureSizes(decode=(4,), prefill=(64,)),
+        "prefix_cache": False,
+    }
     engine = made_engine(thinker, cases, WIDE, **settings)
     _, eager = answers(thinker, cases, WIDE, engine=engine)
     while engine.idle():
@@ -150,5 +163,6 @@ def test_captured_media_passes_are_as_near_float32_as_eager_ones() -> None:
 
     for mine, other, expected in zip(captured, eager, reference, strict=True):
         assert error(mine, expected) < 1.3 * error(other, expected) + 5e-3, (
-            error(mine, expected), error(other, expected)
-        )  # fmt: skip
+            error(mine, expected),
+            error(other, expected),
+        )

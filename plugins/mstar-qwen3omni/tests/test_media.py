@@ -92,9 +92,14 @@ def mp4(frames: int = 20, rate: int = 10, size: tuple[int, int] = (64, 48), seco
 
 def clip(data: bytes, fps: float = 2.0, most: int = 768, **limits: Any) -> Any:
     return read_clip(
-        data, MediaLimits(**limits), Sampling(fps=fps, most=most), PixelRange(least=1, most=786_432), SIZES, 13,
+        data,
+        MediaLimits(**limits),
+        Sampling(fps=fps, most=most),
+        PixelRange(least=1, most=786_432),
+        SIZES,
+        13,
         lambda tokens: None,
-    )  # fmt: skip
+    )
 
 
 # -- pictures -------------------------------------------------------------------------------------------------------
@@ -135,9 +140,7 @@ def test_patches_of_a_video_are_those_of_transformers(frames: int) -> None:
     expected = made([video.transpose(0, 3, 1, 2)], return_tensors="np")
     grid = grid_of(frames, 64, 96, SIZES)
     assert patch_grid(grid, SIZES).tolist() == expected["video_grid_thw"][0].tolist()
-    np.testing.assert_allclose(
-        normal(patches_of(list(video), grid, SIZES)), expected["pixel_values_videos"], atol=1e-5
-    )  # fmt: skip
+    np.testing.assert_allclose(normal(patches_of(list(video), grid, SIZES)), expected["pixel_values_videos"], atol=1e-5)
 
 
 def test_patches_are_ordered_by_block_channel_and_frame() -> None:
@@ -212,9 +215,13 @@ def test_mel_frames_are_those_of_transformers(samples: int) -> None:
     transformers = pytest.importorskip("transformers")
     extractor = transformers.WhisperFeatureExtractor(feature_size=128)
     made = extractor(
-        np.zeros(samples, np.float32), sampling_rate=RATE, padding=True, truncation=False, return_attention_mask=True,
+        np.zeros(samples, np.float32),
+        sampling_rate=RATE,
+        padding=True,
+        truncation=False,
+        return_attention_mask=True,
         return_tensors="np",
-    )  # fmt: skip
+    )
     assert mel_frames(samples) == made["attention_mask"].sum() == made["input_features"].shape[-1]
 
 
@@ -239,13 +246,24 @@ def test_a_sound_without_enough_samples_is_refused(seconds: float) -> None:
 def test_a_video_and_its_sound_are_merged_as_transformers_does(
     prompts: Any, pairs: int, rows: int, columns: int, seconds: float, sounds: int
 ) -> None:
-    holder = type("P", (), {
-        "audio_bos_token": "<", "audio_eos_token": ">", "video_token": "v", "audio_token": "a",
-        "video_processor": type("V", (), {"merge_size": 2})(),
-    })()  # fmt: skip
+    holder = type(
+        "P",
+        (),
+        {
+            "audio_bos_token": "<",
+            "audio_eos_token": ">",
+            "video_token": "v",
+            "audio_token": "a",
+            "video_processor": type("V", (), {"merge_size": 2})(),
+        },
+    )()
     expected = prompts.Qwen3OmniMoeProcessor.replace_video_with_audio_token(
-        holder, {"video_grid_thw": [np.array([pairs, 2 * rows, 2 * columns])], "video_second_per_grid": [seconds]}, 0,
-        {"num_audio_tokens": [sounds]}, 0, position_id_per_seconds=13.0,
-    )  # fmt: skip
+        holder,
+        {"video_grid_thw": [np.array([pairs, 2 * rows, 2 * columns])], "video_second_per_grid": [seconds]},
+        0,
+        {"num_audio_tokens": [sounds]},
+        0,
+        position_id_per_seconds=13.0,
+    )
     is_sound = interleave(Grid(pairs=pairs, rows=rows, columns=columns, pair_ticks=seconds * 13.0), sounds)
     assert "<" + "".join("a" if heard else "v" for heard in is_sound) + ">" == expected

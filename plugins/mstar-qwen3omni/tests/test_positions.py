@@ -121,11 +121,14 @@ PARTS = st.one_of(
     st.tuples(
         st.just("video"),
         st.tuples(
-            st.integers(1, 4), st.integers(1, 9), st.integers(1, 9),
-            st.sampled_from([13.0, 26 / 1.5, 26 / 2.4, 6.5, 0.5]), st.integers(0, 40),
+            st.integers(1, 4),
+            st.integers(1, 9),
+            st.integers(1, 9),
+            st.sampled_from([13.0, 26 / 1.5, 26 / 2.4, 6.5, 0.5]),
+            st.integers(0, 40),
         ),
     ),
-)  # fmt: skip
+)
 
 
 @given(st.lists(PARTS, max_size=5))

@@ -42,10 +42,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     thinker = config["thinker_config"]
     thinker["text_config"]["vocab_size"] = 700
     keys = {
-        "vision_start": "vision_start_token_id", "vision_end": "vision_end_token_id", "image_pad": "image_token_id",
-        "video_pad": "video_token_id", "audio_start": "audio_start_token_id", "audio_end": "audio_end_token_id",
+        "vision_start": "vision_start_token_id",
+        "vision_end": "vision_end_token_id",
+        "image_pad": "image_token_id",
+        "video_pad": "video_token_id",
+        "audio_start": "audio_start_token_id",
+        "audio_end": "audio_end_token_id",
         "audio_pad": "audio_token_id",
-    }  # fmt: skip
+    }
     for field in fields(ids):
         name = keys.get(field.name)
         (thinker if name else config)[name or f"{field.name}_token_id"] = getattr(ids, field.name)
@@ -68,9 +72,13 @@ Part = str | tuple[str, bytes]
 
 
 def ask(
-    processor: Processor, *messages: tuple[str, Sequence[Part]], outputs: frozenset[str] = WRITES, room: int = 4096,
-    limits: MediaLimits | None = None, **params: Any,
-) -> Inputs:  # fmt: skip
+    processor: Processor,
+    *messages: tuple[str, Sequence[Part]],
+    outputs: frozenset[str] = WRITES,
+    room: int = 4096,
+    limits: MediaLimits | None = None,
+    **params: Any,
+) -> Inputs:
     """Process chat messages of (role, parts). A part is a text or (modality, file)."""
     texts: list[str] = []
     media: list[MediaPart] = []
@@ -87,11 +95,17 @@ def ask(
         turns.append(Turn(role=role, order=tuple(order)))  # type: ignore[arg-type]
     return processor.process_prompt(
         PromptRequest(
-            text="\n\n".join(texts), texts=texts, turns=turns, media=media,
-            order=[pair for turn in turns for pair in turn.order], params=parse_params(Params, params).params,
-            outputs=outputs, max_seq_len=room, limits=limits or MediaLimits(),
+            text="\n\n".join(texts),
+            texts=texts,
+            turns=turns,
+            media=media,
+            order=[pair for turn in turns for pair in turn.order],
+            params=parse_params(Params, params).params,
+            outputs=outputs,
+            max_seq_len=room,
+            limits=limits or MediaLimits(),
         )
-    )  # fmt: skip
+    )
 
 
 def ids_of(inputs: Inputs) -> list[int]:
@@ -118,7 +132,7 @@ def words(processor: Processor, ids: Sequence[int]) -> str:
 def test_turns_are_written_as_chatml(processor: Processor) -> None:
     made = ask(
         processor, ("system", ["Be brief."]), ("user", ["hello", " world"]), ("assistant", ["Hi."]), ("user", ["And?"])
-    )  # fmt: skip
+    )
     assert words(processor, ids_of(made)) == (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nhello world<|im_end|>\n"
         "<|im_start|>assistant\nHi.<|im_end|>\n<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n"
@@ -130,9 +144,13 @@ def test_turns_are_written_as_chatml(processor: Processor) -> None:
 
 def test_the_talker_reads_user_turns_and_the_start_of_the_answer(processor: Processor) -> None:
     made = ask(
-        processor, ("system", ["Be brief."]), ("user", ["One."]), ("assistant", ["Two."]), ("user", ["Three."]),
+        processor,
+        ("system", ["Be brief."]),
+        ("user", ["One."]),
+        ("assistant", ["Two."]),
+        ("user", ["Three."]),
         outputs=SPEAKS,
-    )  # fmt: skip
+    )
     assert words(processor, made.segments[0].arrays["talker_tokens"]) == (
         "<|im_start|>user\nOne.<|im_end|>\n<|im_start|>user\nThree.<|im_end|>\n<|im_start|>assistant\n"
     )
@@ -162,9 +180,12 @@ def test_media_stay_in_order_between_their_markers(processor: Processor) -> None
 
 def test_a_request_without_messages_is_one_user_turn(processor: Processor) -> None:
     request = PromptRequest(
-        text="what is this", media=[MediaPart(modality="image", data=png())], order=[("image", 0), ("text", 0)],
-        params=Params(), outputs=WRITES,
-    )  # fmt: skip
+        text="what is this",
+        media=[MediaPart(modality="image", data=png())],
+        order=[("image", 0), ("text", 0)],
+        params=Params(),
+        outputs=WRITES,
+    )
     spelled = words(processor, ids_of(processor.process_prompt(request)))
     assert spelled.startswith("<|im_start|>user\n<|vision_start|>")
     assert spelled.endswith("<|vision_end|>what is this<|im_end|>\n<|im_start|>assistant\n")
@@ -244,7 +265,7 @@ def test_output_limits_are_lowered_to_the_context(processor: Processor) -> None:
         ({"audio_s": 0.5}, [("audio", pcm(1.0))]),
         ({"video_s": 1.0}, [("video", mp4())]),
     ],
-)  # fmt: skip
+)
 def test_media_over_a_limit_are_refused(processor: Processor, limits: dict[str, Any], parts: list[Part]) -> None:
     with pytest.raises(TooLarge, match="allowed are"):
         ask(processor, ("user", parts), limits=MediaLimits(**limits))
@@ -359,7 +380,7 @@ def given(ids: Sequence[int], *arrays: np.ndarray, **params: Any) -> Inputs:
         ([IDS.im_start, IDS.system, *[IDS.audio_pad] * 13, *END], (MEL,), "outside of user turns"),
         ([*OPEN, *[IDS.audio_pad] * 13, *END], (MEL * np.nan,), "not finite"),
     ],
-)  # fmt: skip
+)
 def test_invalid_ready_made_inputs_are_refused(ids: list[int], arrays: tuple[np.ndarray, ...], message: str) -> None:
     with pytest.raises(RequestError, match=message):
         given(ids, *arrays)

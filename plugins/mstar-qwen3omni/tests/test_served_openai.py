@@ -21,9 +21,12 @@ from tests.runtime.deployment import Deployment, Served, plan
 RATE = 24000
 NODES = ("audio_encoder", "vision_encoder", "Thinker", "Talker", "Code2Wav")
 OMNI = Served(
-    model="qwen3_omni", plugin="qwen3_omni", package="qwen3omni", nodes=NODES,
+    model="qwen3_omni",
+    plugin="qwen3_omni",
+    package="qwen3omni",
+    nodes=NODES,
     settings={"max_seq_len": 2048, "kv_cache": KVCacheConfig(pages=1024)},
-)  # fmt: skip
+)
 SEED = 5
 PAGE = 16
 """Tokens of a cache page, the default."""
@@ -44,9 +47,12 @@ SOUND = {
 }
 VIDEO = {"type": "video_url", "video_url": {"url": url("video/mp4", media.video(64, 48))}}
 QUESTIONS: dict[str, list[dict[str, Any]]] = {
-    "text": [TEXT], "image": [IMAGE, TEXT], "sound": [SOUND, TEXT], "video": [VIDEO, TEXT],
+    "text": [TEXT],
+    "image": [IMAGE, TEXT],
+    "sound": [SOUND, TEXT],
+    "video": [VIDEO, TEXT],
     "all": [TEXT, IMAGE, SOUND, VIDEO, TEXT],
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +70,7 @@ def client(server: Deployment) -> Iterator[openai.OpenAI]:
 def write(client: openai.OpenAI, content: list[dict[str, Any]], **more: Any) -> Any:
     """Ask for text alone."""
     given: dict[str, Any] = {"max_tokens": 12, "seed": SEED, **more}
-    return client.chat.completions.create(
-        model="qwen3_omni", messages=[{"role": "user", "content": content}], **given
-    )  # fmt: skip
+    return client.chat.completions.create(model="qwen3_omni", messages=[{"role": "user", "content": content}], **given)
 
 
 def speak(client: openai.OpenAI, content: list[dict[str, Any]], **more: Any) -> Any:
@@ -154,9 +158,13 @@ def test_a_client_that_leaves_in_the_middle_of_speech_frees_everything(
     client: openai.OpenAI, server: Deployment
 ) -> None:
     stream = speak(
-        client, QUESTIONS["all"], stream=True, audio={"voice": "ethan", "format": "pcm16"}, max_tokens=500,
+        client,
+        QUESTIONS["all"],
+        stream=True,
+        audio={"voice": "ethan", "format": "pcm16"},
+        max_tokens=500,
         extra_body={"talker_max_tokens": 1000, "ignore_eos": True},
-    )  # fmt: skip
+    )
     for chunk in stream:
         if any(choice.delta.audio for choice in chunk.choices):
             break
@@ -167,13 +175,16 @@ def test_a_client_that_leaves_in_the_middle_of_speech_frees_everything(
 
 def test_speech_is_an_answer_and_a_transcription_is_text(client: openai.OpenAI, server: Deployment) -> None:
     spoken = client.audio.speech.create(
-        model="qwen3_omni", voice="ethan", input="Say something.", response_format="wav",
+        model="qwen3_omni",
+        voice="ethan",
+        input="Say something.",
+        response_format="wav",
         extra_body={"talker_max_tokens": 20, "seed": SEED},
-    )  # fmt: skip
+    )
     assert len(samples(spoken.read()))
     text = client.audio.transcriptions.create(
         model="qwen3_omni", file=("clip.wav", media.wav(1.0, 48_000)), extra_body={"max_tokens": 8}
-    )  # fmt: skip
+    )
     assert isinstance(text.text, str)
     server.assert_clean()
 
@@ -182,13 +193,15 @@ BROKEN = {
     "image": {"type": "image_url", "image_url": {"url": url("image/png", media.image(64, 48)[:60])}},
     "audio": {"type": "input_audio", "input_audio": {"data": base64.b64encode(b"RIFF....").decode(), "format": "wav"}},
     "no samples": {
-        "type": "input_audio", "input_audio": {"data": base64.b64encode(media.wav(0)).decode(), "format": "wav"},
+        "type": "input_audio",
+        "input_audio": {"data": base64.b64encode(media.wav(0)).decode(), "format": "wav"},
     },
     "video": {"type": "video_url", "video_url": {"url": url("video/mp4", media.video()[:400])}},
     "image as sound": {
-        "type": "input_audio", "input_audio": {"data": base64.b64encode(media.image()).decode(), "format": "wav"},
+        "type": "input_audio",
+        "input_audio": {"data": base64.b64encode(media.image()).decode(), "format": "wav"},
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BROKEN)

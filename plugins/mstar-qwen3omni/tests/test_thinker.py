@@ -76,10 +76,12 @@ def test_a_batch_equals_each_request_alone(thinker: Thinker) -> None:
     cases, cache = [read(name) for name in CASES], DenseCache()
     cache.lengths = [len(case.tokens) for case in cases]
     together = thinker(
-        kv=cache, positions=torch.cat([case.positions for case in cases], dim=1),
-        tokens=torch.cat([case.tokens for case in cases]), embeds=torch.cat([case.embeds for case in cases]),
+        kv=cache,
+        positions=torch.cat([case.positions for case in cases], dim=1),
+        tokens=torch.cat([case.tokens for case in cases]),
+        embeds=torch.cat([case.embeds for case in cases]),
         deepstack=torch.cat([case.deepstack for case in cases], dim=1),
-    )["hidden"].split(cache.lengths)  # fmt: skip
+    )["hidden"].split(cache.lengths)
     for case, found in zip(cases, together, strict=True):
         torch.testing.assert_close(found, case.tensors["thinker_last_hidden"], atol=STATES, rtol=0)
 

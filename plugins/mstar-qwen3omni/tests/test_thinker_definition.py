@@ -16,9 +16,17 @@ from mstar_qwen3omni.thinker.thinker import Thinker
 from .thinker_cases import CASES, DenseCache, golden_thinker, needs_weights, prefill, read
 
 SIZES = DecoderSizes(
-    vocab=97, width=48, layers=4, heads=4, kv_heads=2, head_dim=16, mlp=16, experts=128, experts_per_token=8,
+    vocab=97,
+    width=48,
+    layers=4,
+    heads=4,
+    kv_heads=2,
+    head_dim=16,
+    mlp=16,
+    experts=128,
+    experts_per_token=8,
     mrope=(4, 2, 2),
-)  # fmt: skip
+)
 CONFIG = OmniConfig(thinker=SIZES, audio=AudioSizes(output=48), vision=VisionSizes(output=48), accept_layer=3)
 
 

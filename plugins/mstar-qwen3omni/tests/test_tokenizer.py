@@ -38,9 +38,17 @@ def oracle(made: tuple[Path, TextIds]) -> Any:
 
 
 TEXTS = [
-    "hello world", "it's 12345 o'clock, WE'LL see", "\n\n\nhello\n", "  two  spaces\t\ttabs ",
-    "日本語 🎈 é", "e\u0301 ffi", "", " ", "a<tool_call>b", "\r\n x \u00a0y",
-]  # fmt: skip
+    "hello world",
+    "it's 12345 o'clock, WE'LL see",
+    "\n\n\nhello\n",
+    "  two  spaces\t\ttabs ",
+    "日本語 🎈 é",
+    "e\u0301 ffi",
+    "",
+    " ",
+    "a<tool_call>b",
+    "\r\n x \u00a0y",
+]
 
 
 @pytest.mark.parametrize("text", TEXTS)

@@ -68,10 +68,17 @@ def test_a_grid_that_the_set_lacks_equals_the_reference(grid: tuple[int, int, in
     transformers = pytest.importorskip("transformers.models.qwen3_omni_moe")
     module, sizes = small("vision_encoder"), SMALL.vision
     config = transformers.configuration_qwen3_omni_moe.Qwen3OmniMoeVisionEncoderConfig(
-        depth=sizes.layers, hidden_size=sizes.width, intermediate_size=sizes.mlp, num_heads=sizes.heads,
-        patch_size=sizes.patch, spatial_merge_size=sizes.merge, temporal_patch_size=2, out_hidden_size=sizes.output,
-        num_position_embeddings=sizes.positions, deepstack_visual_indexes=list(sizes.deepstack),
-    )  # fmt: skip
+        depth=sizes.layers,
+        hidden_size=sizes.width,
+        intermediate_size=sizes.mlp,
+        num_heads=sizes.heads,
+        patch_size=sizes.patch,
+        spatial_merge_size=sizes.merge,
+        temporal_patch_size=2,
+        out_hidden_size=sizes.output,
+        num_position_embeddings=sizes.positions,
+        deepstack_visual_indexes=list(sizes.deepstack),
+    )
     oracle = transformers.modeling_qwen3_omni_moe.Qwen3OmniMoeVisionEncoder._from_config(config).eval()
     oracle.load_state_dict(module.state_dict())
     given = item(grid)
@@ -85,8 +92,13 @@ def test_a_grid_that_the_set_lacks_equals_the_reference(grid: tuple[int, int, in
 def test_patches_follow_their_blocks() -> None:
     row, column = patch_places(4, 4, 2)
     assert list(zip(row[:6].tolist(), column[:6].tolist(), strict=True)) == [
-        (0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (0, 3),
-    ]  # fmt: skip
+        (0, 0),
+        (0, 1),
+        (1, 0),
+        (1, 1),
+        (0, 2),
+        (0, 3),
+    ]
     assert sorted(zip(row.tolist(), column.tolist(), strict=True)) == [(y, x) for y in range(4) for x in range(4)]
 
 
@@ -183,12 +195,19 @@ def test_captured_frames_equal_uncaptured_ones() -> None:
 def test_requests_of_unequal_size_run_in_one_step_of_the_engine() -> None:
     module, width = small("vision_encoder"), SMALL.vision.output
     spec = NodeSpec(
-        name="vision_encoder", engine=STATELESS, batch_key=(), ragged=("pixels", "grid", "tokens", "sound"),
+        name="vision_encoder",
+        engine=STATELESS,
+        batch_key=(),
+        ragged=("pixels", "grid", "tokens", "sound"),
         ports={
-            "pixels": f"any[p,{SMALL.vision.patch_values}]", "grid": "i64[3]", "tokens": "i64[n]",
-            "sound": f"any[a,{width}]?", "embeds": f"any[n,{width}]", "deepstack": f"any[2,n,{width}]",
+            "pixels": f"any[p,{SMALL.vision.patch_values}]",
+            "grid": "i64[3]",
+            "tokens": "i64[n]",
+            "sound": f"any[a,{width}]?",
+            "embeds": f"any[n,{width}]",
+            "deepstack": f"any[2,n,{width}]",
         },
-    )  # fmt: skip
+    )
     engine = StatelessEngine(spec, module, device=torch.device("cpu"), dtype=torch.float32)
     items = [item(grid, seed) for seed, grid in enumerate(GRIDS)]
     for row, each in enumerate(items):

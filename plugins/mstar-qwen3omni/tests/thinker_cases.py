@@ -87,11 +87,14 @@ def read(name: str) -> Case:
 def prefill(thinker: Thinker, case: Case, cache: DenseCache, cuts: list[int]) -> dict[str, Tensor]:
     parts = [
         thinker(
-            kv=cache, positions=case.positions[:, a:b].contiguous(), tokens=case.tokens[a:b], embeds=case.embeds[a:b],
+            kv=cache,
+            positions=case.positions[:, a:b].contiguous(),
+            tokens=case.tokens[a:b],
+            embeds=case.embeds[a:b],
             deepstack=case.deepstack[:, a:b],
         )
         for a, b in itertools.pairwise([0, *cuts, len(case.tokens)])
-    ]  # fmt: skip
+    ]
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
@@ -111,15 +114,18 @@ def node(config: OmniConfig) -> NodeSpec:
         name="Thinker",
         engine=KV_CACHE,
         ports={
-            "tokens": "i64[n]", "positions": "f32[3,n]", "embeds": f"any[n,{width}]?",
-            "deepstack": f"any[{len(config.vision.deepstack)},n,{width}]?", "token": "i64[1]",
+            "tokens": "i64[n]",
+            "positions": "f32[3,n]",
+            "embeds": f"any[n,{width}]?",
+            "deepstack": f"any[{len(config.vision.deepstack)},n,{width}]?",
+            "token": "i64[1]",
             "states": f"any[n,{width}]",
         },
         kv=KVSpec(layers=sizes.layers, kv_heads=sizes.kv_heads, head_dim=sizes.head_dim),
         sampling=Sampling(port="token"),
         sequence=("tokens", "token"),
         capture_prompts=(64, 256),
-    )  # fmt: skip
+    )
 
 
 def segments(case: Case) -> Iterator[tuple[dict[str, Tensor], Attend]]:
@@ -142,17 +148,26 @@ def made_engine(thinker: Thinker, cases: list[Case], config: OmniConfig | None =
     steps = max(len(case.answer) for case in cases)
     longest = max(len(case.tokens) for case in cases) + steps
     options: dict[str, Any] = {
-        "device": torch.device("cpu"), "dtype": torch.float32, "vocab": thinker.lm_head.weight.shape[0],
-        "page_size": 8, "max_slots": len(cases) + 4, "max_seq_len": 2 * longest, "token_budget": 256,
+        "device": torch.device("cpu"),
+        "dtype": torch.float32,
+        "vocab": thinker.lm_head.weight.shape[0],
+        "page_size": 8,
+        "max_slots": len(cases) + 4,
+        "max_seq_len": 2 * longest,
+        "token_budget": 256,
         "num_pages": (len(cases) + 1) * (longest // 8 + 2),
-    }  # fmt: skip
+    }
     return KVCacheEngine(node(config or read_config(FOLDER)), thinker, KVSettings(**(options | changes)))
 
 
 def answers(
-    thinker: Thinker, cases: list[Case], config: OmniConfig | None = None, *, engine: KVCacheEngine | None = None,
+    thinker: Thinker,
+    cases: list[Case],
+    config: OmniConfig | None = None,
+    *,
+    engine: KVCacheEngine | None = None,
     **changes: Any,
-) -> tuple[list[list[int]], list[Tensor]]:  # fmt: skip
+) -> tuple[list[list[int]], list[Tensor]]:
     """Return greedy ids of several requests at once, and the states of their media. engine: a used one."""
     engine = engine or made_engine(thinker, cases, config, **changes)
     keys, ids, states = itertools.count(1), [list[int]() for _ in cases], [list[Tensor]() for _ in cases]

@@ -11,11 +11,19 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from mstar_qwen3omni.checkpoint.config import TextIds
 
 NAMES = {
-    "im_start": "<|im_start|>", "im_end": "<|im_end|>", "vision_start": "<|vision_start|>",
-    "vision_end": "<|vision_end|>", "image_pad": "<|image_pad|>", "video_pad": "<|video_pad|>",
-    "audio_start": "<|audio_start|>", "audio_end": "<|audio_end|>", "audio_pad": "<|audio_pad|>",
-    "tts_pad": "<tts_pad>", "tts_bos": "<tts_text_bos>", "tts_eos": "<tts_text_eod>",
-}  # fmt: skip
+    "im_start": "<|im_start|>",
+    "im_end": "<|im_end|>",
+    "vision_start": "<|vision_start|>",
+    "vision_end": "<|vision_end|>",
+    "image_pad": "<|image_pad|>",
+    "video_pad": "<|video_pad|>",
+    "audio_start": "<|audio_start|>",
+    "audio_end": "<|audio_end|>",
+    "audio_pad": "<|audio_pad|>",
+    "tts_pad": "<tts_pad>",
+    "tts_bos": "<tts_text_bos>",
+    "tts_eos": "<tts_text_eod>",
+}
 WORDS = [
     "system",
     "user",
@@ -40,9 +48,15 @@ def write_tokenizer(folder: Path) -> TextIds:
         for at, name in enumerate(NAMES.values())
     } | {str(start + len(NAMES)): {"content": "<tool_call>", "special": False, "normalized": False}}
     settings = {
-        "added_tokens_decoder": added, "tokenizer_class": "Qwen2Tokenizer", "errors": "replace", "unk_token": None,
-        "bos_token": None, "eos_token": "<|im_end|>", "pad_token": "<|im_end|>", "split_special_tokens": False,
-    }  # fmt: skip
+        "added_tokens_decoder": added,
+        "tokenizer_class": "Qwen2Tokenizer",
+        "errors": "replace",
+        "unk_token": None,
+        "bos_token": None,
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|im_end|>",
+        "split_special_tokens": False,
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
     special = {name: start + at for at, name in enumerate(NAMES)}
     return replace(TextIds(), **special, **{role: vocab[role] for role in ("system", "user", "assistant")})

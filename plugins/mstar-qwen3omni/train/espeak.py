@@ -28,9 +28,7 @@ class Voice:
     pitch_range: int = 40
 
 
-SPEAKERS: Final = {
-    "ethan": Voice(pitch=30), "chelsie": Voice(pitch=75), "aiden": Voice(pitch=50, words_per_minute=140),
-}  # fmt: skip
+SPEAKERS: Final = {"ethan": Voice(pitch=30), "chelsie": Voice(pitch=75), "aiden": Voice(pitch=50, words_per_minute=140)}
 """Voices of the spoken answers, by the official names."""
 
 

@@ -189,9 +189,13 @@ def served(client: httpx.Client, model: str) -> Ask:
     def ask(question: Question, data: bytes, voice: str | None) -> Reply:
         content = [parts[question.kind](data), {"type": "text", "text": question.text}]
         body: dict[str, Any] = {
-            "model": model, "messages": [{"role": "user", "content": content}], "temperature": 0, "max_tokens": 8,
-            "seed": 1, **PIXELS,
-        }  # fmt: skip
+            "model": model,
+            "messages": [{"role": "user", "content": content}],
+            "temperature": 0,
+            "max_tokens": 8,
+            "seed": 1,
+            **PIXELS,
+        }
         if voice is not None:
             body |= {
                 "modalities": ["text", "audio"],
@@ -238,9 +242,13 @@ def judge_text(ask: Ask, made: sounds.Sounds, count: int, seed: int = UNSEEN, wo
 
 
 def judge_speech(
-    ask: Ask, made: sounds.Sounds, count: int, listeners: dict[str, Callable[[str], Listener]],
-    seed: int = UNSEEN + 1, workers: int = 4,
-) -> dict[str, float]:  # fmt: skip
+    ask: Ask,
+    made: sounds.Sounds,
+    count: int,
+    listeners: dict[str, Callable[[str], Listener]],
+    seed: int = UNSEEN + 1,
+    workers: int = 4,
+) -> dict[str, float]:
     """Return, by listener, the share of spoken answers heard as the true answer, and as the answer in text.
 
     listeners: called with the voice. workers: requests at a time.

@@ -106,9 +106,14 @@ class Prompts:
                 is_heard += [True] * count
                 heard.add(count, arrays.get(TALKER_POSITIONS))
         return Row(
-            question=question, ids=ids, positions=whole.positions, heard=np.array(is_heard),
-            heard_positions=heard.positions, media=media, answer=self.encode(question.answer),
-        )  # fmt: skip
+            question=question,
+            ids=ids,
+            positions=whole.positions,
+            heard=np.array(is_heard),
+            heard_positions=heard.positions,
+            media=media,
+            answer=self.encode(question.answer),
+        )
 
     def media(self, question: Question, chance: np.random.Generator) -> Media:
         """Return the medium of a question as the processor makes it from a file."""
@@ -153,10 +158,14 @@ class Prompts:
             lengths = torch.tensor([counts, [each.shape[1] for each in heard]]).t().contiguous().to(device)
             mel = mel.to(device)
         return Batch(
-            rows=tuple(rows), ids=torch.from_numpy(ids).to(device), positions=torch.from_numpy(positions).to(device),
-            ends=torch.tensor([len(row.ids) - 1 for row in rows], device=device), patches=patches, mel=mel,
+            rows=tuple(rows),
+            ids=torch.from_numpy(ids).to(device),
+            positions=torch.from_numpy(positions).to(device),
+            ends=torch.tensor([len(row.ids) - 1 for row in rows], device=device),
+            patches=patches,
+            mel=mel,
             lengths=lengths,
-        )  # fmt: skip
+        )
 
 
 class _Line:

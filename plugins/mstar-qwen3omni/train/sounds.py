@@ -47,9 +47,11 @@ def make(seed: int, digits: int) -> Sounds:
     heard = []
     for _ in range(digits):
         voice = Voice(
-            name=ACCENTS[chance.integers(len(ACCENTS))], words_per_minute=int(chance.integers(120, 190)),
-            pitch=int(chance.integers(10, 91)), pitch_range=int(chance.integers(20, 70)),
-        )  # fmt: skip
+            name=ACCENTS[chance.integers(len(ACCENTS))],
+            words_per_minute=int(chance.integers(120, 190)),
+            pitch=int(chance.integers(10, 91)),
+            pitch_range=int(chance.integers(20, 70)),
+        )
         number = int(chance.integers(len(DIGITS)))
         heard.append((number, espeak.speak(DIGITS[number], voice, HEARD_RATE)[:LONGEST]))
     said = {
@@ -80,10 +82,14 @@ def save(sounds: Sounds, path: Path) -> None:
     """Write the sounds to a file."""
     digits, answers = [pcm for _, pcm in sounds.digits], list(sounds.answers.values())
     np.savez_compressed(
-        path, numbers=[number for number, _ in sounds.digits], digits=np.concatenate(digits),
-        digit_ends=np.cumsum([len(each) for each in digits]), answers=np.concatenate(answers),
-        answer_ends=np.cumsum([len(each) for each in answers]), words=["/".join(key) for key in sounds.answers],
-    )  # fmt: skip
+        path,
+        numbers=[number for number, _ in sounds.digits],
+        digits=np.concatenate(digits),
+        digit_ends=np.cumsum([len(each) for each in digits]),
+        answers=np.concatenate(answers),
+        answer_ends=np.cumsum([len(each) for each in answers]),
+        words=["/".join(key) for key in sounds.answers],
+    )
 
 
 def load(path: Path) -> Sounds:

@@ -62,10 +62,12 @@ def heard(nodes: Nodes, prompts: Prompts, rows: list[Row], device: torch.device)
         is_media = torch.isin(ids, torch.tensor([special.image_pad, special.video_pad, special.audio_pad]))
         made.append(
             Heard(
-                ids=ids.to(device), states=states[: len(row.ids)][chosen.to(device)], is_media=is_media.to(device),
+                ids=ids.to(device),
+                states=states[: len(row.ids)][chosen.to(device)],
+                is_media=is_media.to(device),
                 positions=torch.from_numpy(row.heard_positions).to(device),
             )
-        )  # fmt: skip
+        )
     return made
 
 
@@ -100,8 +102,10 @@ def speech_loss(nodes: Nodes, prompts: list[Heard], answers: list[Spoken]) -> tu
     x = torch.stack([nn.functional.pad(each, (0, 0, 0, longest - len(each))) for each in lines])
     positions = torch.stack([nn.functional.pad(each, (0, longest - each.shape[1])) for each in places], dim=1)
     hidden = talker.model(x.flatten(0, 1), positions.flatten(1), DenseView(len(lines))).view(x.shape)
-    own = [hidden[row, start : start + len(each.codes) + 1]
-           for row, (start, each) in enumerate(zip(starts, answers, strict=True))]  # fmt: skip
+    own = [
+        hidden[row, start : start + len(each.codes) + 1]
+        for row, (start, each) in enumerate(zip(starts, answers, strict=True))
+    ]
     eos = torch.tensor([nodes.config.codec.eos], device=device)
     first = torch.cat([torch.cat([each.codes[:, 0], eos]) for each in answers])
     loss = cross_entropy(talker.codec_head(torch.cat(own)), first)
@@ -173,8 +177,11 @@ def train(options: argparse.Namespace) -> dict[str, float]:
         losses.append((float(first.detach()), float(rest.detach())))
         if pace.step % options.report == 0:
             pace.note(first_group=round(losses[-1][0], 4), other_groups=round(losses[-1][1], 4))
-    state = {name: value.detach().cpu().contiguous() for name, value in nodes.state_dict().items()
-             if name.startswith("Talker.") and FROZEN not in name}  # fmt: skip
+    state = {
+        name: value.detach().cpu().contiguous()
+        for name, value in nodes.state_dict().items()
+        if name.startswith("Talker.") and FROZEN not in name
+    }
     save_file(state, out / WEIGHTS)
     found = {"first": round(sum(losses[0]), 4), "last": round(float(np.mean(losses[-20:], axis=0).sum()), 4)}
     pace.note(done="talker", seed=options.seed, device=device.type, **found)

@@ -48,9 +48,12 @@ class Server:
         data = {"model_kwargs": json.dumps(params), "output_modalities": ",".join(outputs), **fields}
         files = [("files", (part.name, part.data, TYPES[part.modality])) for part in media]
         return httpx.post(
-            f"{self.deployment.url}/generate", data=data, files=files or None, timeout=LIMIT_S,
+            f"{self.deployment.url}/generate",
+            data=data,
+            files=files or None,
+            timeout=LIMIT_S,
             headers={"accept": accept} if accept else {},
-        )  # fmt: skip
+        )
 
     def request(
         self, *, media: Sequence[MediaPart], params: Mapping[str, Any], outputs: Sequence[str]

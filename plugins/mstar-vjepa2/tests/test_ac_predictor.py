@@ -39,9 +39,15 @@ def roll(
     frames, states = [], []
     for step in range(actions.shape[1]):
         made = predictor(
-            kv=view, positions=torch.full((rows * size,), start + step), step=torch.tensor(step), normalize_reps=YES,
-            frame=frame, state=state, actions=actions, **more,
-        )  # fmt: skip
+            kv=view,
+            positions=torch.full((rows * size,), start + step),
+            step=torch.tensor(step),
+            normalize_reps=YES,
+            frame=frame,
+            state=state,
+            actions=actions,
+            **more,
+        )
         frame, state = made["next_frame"], made["next_state"]
         frames.append(frame[:, 0])
         states.append(state)
@@ -54,9 +60,14 @@ def taught(predictor: Any, golden: Golden, count: int, view: Any, frames: slice 
     at = torch.arange(count)[frames or slice(None)].repeat_interleave(predictor.frame_tokens)
     known = given["tf_latents"].view(count, predictor.patches, -1)
     made = predictor(
-        kv=view, positions=at, step=at, given_frames=known, given_actions=given["tf_actions"][0],
-        given_states=given["tf_states"][0], **{"normalize_reps": YES, **more},
-    )  # fmt: skip
+        kv=view,
+        positions=at,
+        step=at,
+        given_frames=known,
+        given_actions=given["tf_actions"][0],
+        given_states=given["tf_states"][0],
+        **{"normalize_reps": YES, **more},
+    )
     found: Tensor = made["next_frame"]
     return found.view(-1, *found.shape[-2:])
 
@@ -132,8 +143,14 @@ def test_frames_of_which_nothing_is_wanted_are_appended_alone(
     predictor = ac_nodes["ac_predictor"]
     size, last = predictor.frame_tokens, len(predictor.blocks) - 1
     frame, pose = torch.randn(1, predictor.patches, predictor.predictor_embed.in_features), torch.randn(2, 7)
-    given = {"positions": torch.zeros(size, dtype=torch.int64), "normalize_reps": YES, "step": torch.tensor(0),
-             "given_frames": frame, "given_states": pose[:1], "given_actions": pose[1:]}  # fmt: skip
+    given = {
+        "positions": torch.zeros(size, dtype=torch.int64),
+        "normalize_reps": YES,
+        "step": torch.tensor(0),
+        "given_frames": frame,
+        "given_states": pose[:1],
+        "given_actions": pose[1:],
+    }
     whole, view = RowsView(size), Placing(size) if kind == "placed" else RowsView(size)
     predictor(kv=whole, **given)
     monkeypatch.setattr(predictor.blocks[last].mlp, "forward", lambda x: pytest.fail("an unused block"))
@@ -155,9 +172,13 @@ def test_extrinsics_are_a_third_condition(ac: Golden, tmp_path: Any) -> None:
     predictor = build("vjepa2_ac", lay_out(tmp_path / "x", config, ac.tensors("model")))["ac_predictor"]
     cameras, count = ac.given["tf_extrinsics"][0], ac.given["tf_actions"].shape[1]
     made = taught(
-        predictor, ac, count, BlockView(predictor.frame_tokens), given_extrinsics=cameras,
+        predictor,
+        ac,
+        count,
+        BlockView(predictor.frame_tokens),
+        given_extrinsics=cameras,
         normalize_reps=torch.tensor(False),
-    )  # fmt: skip
+    )
     assert gap(made.flatten(0, 1), ac.expected["tf_output_extrinsics"][0]) < NEAR
 
 
@@ -191,10 +212,14 @@ def test_candidates_share_the_cache_of_their_context(ac: Golden, ac_nodes: dict[
     view = RowsView(predictor.frame_tokens)
     for t in range(past):
         predictor(
-            kv=view, positions=torch.full((predictor.frame_tokens,), t), step=torch.tensor(t), normalize_reps=YES,
-            given_frames=first[:past], given_actions=given["ctx_actions"][0, :past],
+            kv=view,
+            positions=torch.full((predictor.frame_tokens,), t),
+            step=torch.tensor(t),
+            normalize_reps=YES,
+            given_frames=first[:past],
+            given_actions=given["ctx_actions"][0, :past],
             given_states=given["ctx_states"][0, :past],
-        )  # fmt: skip
+        )
     state, actions = given["ctx_states"][0, past], given["ctx_actions"][:, past:]
     frames, states = roll(predictor, first[past : past + 1], state, actions, view, start=past)
     assert gap(frames, wanted["ctx_latents"]) < ROLLED
@@ -230,10 +255,17 @@ def test_lists_of_steps_may_differ_in_length_between_rows(ac: Golden, ac_nodes: 
     at = steps.repeat_interleave(size)
     frame, state = latents(ac_nodes, ac)[:1].expand(rows, -1, -1, -1), given["roll_state0"][0].expand(rows, -1)
     made = [
-        predictor(kv=RowsView(size), positions=0 * at, step=at, normalize_reps=YES.expand(rows * size), frame=frame,
-                  state=state, actions=moves)
+        predictor(
+            kv=RowsView(size),
+            positions=0 * at,
+            step=at,
+            normalize_reps=YES.expand(rows * size),
+            frame=frame,
+            state=state,
+            actions=moves,
+        )
         for moves in (actions, given["roll_actions"])
-    ]  # fmt: skip
+    ]
     assert gap(made[0]["next_frame"], made[1]["next_frame"]) == 0
     first = steps == 0
     assert gap(made[0]["next_frame"][first, 0], ac.expected["roll_latents"][first, 0]) < ROLLED
@@ -245,9 +277,14 @@ def test_values_of_another_number_of_rows_are_an_error(ac: Golden, ac_nodes: dic
     size = predictor.frame_tokens
     with pytest.raises(EngineError, match=f"{len(given['roll_actions'])} sequences in a step of 1"):
         predictor(
-            kv=RowsView(size), positions=torch.zeros(size).long(), step=torch.tensor(0), normalize_reps=YES,
-            frame=latents(ac_nodes, ac)[:1], state=given["roll_state0"][0, 0], actions=given["roll_actions"],
-        )  # fmt: skip
+            kv=RowsView(size),
+            positions=torch.zeros(size).long(),
+            step=torch.tensor(0),
+            normalize_reps=YES,
+            frame=latents(ac_nodes, ac)[:1],
+            state=given["roll_state0"][0, 0],
+            actions=given["roll_actions"],
+        )
 
 
 def test_poses_are_turned_by_matrices(ac: Golden) -> None:

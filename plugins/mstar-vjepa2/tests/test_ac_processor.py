@@ -108,9 +108,13 @@ def test_context_is_split_from_what_is_rolled_out(processor: ActionProcessor) ->
     moves = [[0.01 * index] * 7 for index in range(4)]
     made = ask(processor, film(6), task="rollout", context_frames=3, actions=moves, states=[POSE] * 3)
     assert shapes(made) == {
-        PIXELS: (1, 3, CROP, CROP), "state": (7,), "actions": (2, 7), "context": (2, 3, CROP, CROP),
-        "past_actions": (2, 7), "past_states": (2, 7),
-    }  # fmt: skip
+        PIXELS: (1, 3, CROP, CROP),
+        "state": (7,),
+        "actions": (2, 7),
+        "context": (2, 3, CROP, CROP),
+        "past_actions": (2, 7),
+        "past_states": (2, 7),
+    }
     assert np.allclose(made.arrays["past_actions"][:, 0], [0.0, 0.01]) and made.arrays["actions"][0, 0] == np.float32(
         0.02
     )

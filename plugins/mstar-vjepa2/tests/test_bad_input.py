@@ -74,12 +74,17 @@ def check(server: Server, media: Any, params: dict[str, Any], status: int, field
         ([CLIP], {"task": "rollout", "horizon": 0}, 400, "horizon", ">= 1"),
         ([CLIP], {"task": "rollout", "horizon": 257}, 400, "horizon", "<= 256"),
         ([CLIP], {"layers": [BASE.vit.layers + 1]}, 400, "layers", f"has {BASE.vit.layers} blocks"),
-        ([CLIP], {"task": "predict", "context_mask": [TOKENS], "target_mask": [0]}, 400, "context_mask",
-         f"0 to {TOKENS - 1}"),
+        (
+            [CLIP],
+            {"task": "predict", "context_mask": [TOKENS], "target_mask": [0]},
+            400,
+            "context_mask",
+            f"0 to {TOKENS - 1}",
+        ),
         ([CLIP], {"task": "predict", "context_mask": [-1], "target_mask": [0]}, 400, "context_mask", ">= 0"),
         ([CLIP], {"actions": [MOVE]}, 400, "actions", "unknown parameter"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_clip_is_answered_by_its_field(
     media: Any, params: dict[str, Any], status: int, field: str, words: str, base_server: Server
 ) -> None:
@@ -153,13 +158,38 @@ def test_numbers_that_are_none_are_refused(field: str, value: str, ac_server: Se
 @pytest.mark.parametrize(
     "clip",
     [
-        film(8, rate=Fraction(24000, 1001)), film(8, rate=7), film(8, 32, 96), film(8, 96, 32), film(8, pix_fmt="gray"),
-        film(8, codec="libvpx-vp9", form="webm", pix_fmt="yuva420p"), film(1), film(3), picture(mode="L"),
-        picture(mode="RGBA"), picture(mode="LA"), picture(mode="I;16"), picture(9, 200), picture(1, 1),
+        film(8, rate=Fraction(24000, 1001)),
+        film(8, rate=7),
+        film(8, 32, 96),
+        film(8, 96, 32),
+        film(8, pix_fmt="gray"),
+        film(8, codec="libvpx-vp9", form="webm", pix_fmt="yuva420p"),
+        film(1),
+        film(3),
+        picture(mode="L"),
+        picture(mode="RGBA"),
+        picture(mode="LA"),
+        picture(mode="I;16"),
+        picture(9, 200),
+        picture(1, 1),
     ],
-    ids=["ntsc", "7 fps", "portrait", "wide", "grey clip", "alpha clip", "one frame", "odd", "grey", "alpha",
-         "grey alpha", "16 bits", "narrow", "one pixel"],
-)  # fmt: skip
+    ids=[
+        "ntsc",
+        "7 fps",
+        "portrait",
+        "wide",
+        "grey clip",
+        "alpha clip",
+        "one frame",
+        "odd",
+        "grey",
+        "alpha",
+        "grey alpha",
+        "16 bits",
+        "narrow",
+        "one pixel",
+    ],
+)
 def test_odd_clips_and_pictures_are_read(clip: MediaPart, base_server: Server) -> None:
     answer = base_server.post([clip], {"pooling": "mean"}, streaming="true")
     assert answer.status_code == 200, answer.text

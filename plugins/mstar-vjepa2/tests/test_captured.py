@@ -45,8 +45,12 @@ def test_nodes_can_be_warmed_before_the_first_request(
     """Each node's warm-up reaches the rotary kernel, which a GPU compiles at first use."""
     turned: list[torch.Size] = []
     monkeypatch.setattr(blocks, "rotate", lambda x, rotation: turned.append(x.shape) or rotary.rotate(x, rotation))
-    for nodes, name in ((base_nodes, "video_encoder"), (base_nodes, "predictor"), (ac_nodes, "video_encoder"),
-                        (ac_nodes, "ac_predictor")):  # fmt: skip
+    for nodes, name in (
+        (base_nodes, "video_encoder"),
+        (base_nodes, "predictor"),
+        (ac_nodes, "video_encoder"),
+        (ac_nodes, "ac_predictor"),
+    ):
         turned.clear()
         with torch.inference_mode():
             nodes[name].warm_up()

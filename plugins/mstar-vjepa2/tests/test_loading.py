@@ -123,8 +123,10 @@ def test_the_official_file_of_the_action_model(ac: Golden, ac_nodes: dict[str, A
 
 
 def test_a_converted_action_model(ac: Golden, ac_nodes: dict[str, Any], tmp_path: Path) -> None:
-    named = {name.replace("predictor.", "ac_predictor.", 1) if name.startswith("predictor.") else name: value
-             for name, value in ac.tensors("model").items()}  # fmt: skip
+    named = {
+        name.replace("predictor.", "ac_predictor.", 1) if name.startswith("predictor.") else name: value
+        for name, value in ac.tensors("model").items()
+    }
     nodes = build("vjepa2_ac", lay_out(tmp_path / "c", ac.json("config.json"), named))
     assert same(nodes, ac_nodes, ("video_encoder", "ac_predictor"))
 

@@ -160,9 +160,14 @@ def test_a_time_that_starts_again_is_noticed(ac: Golden, ac_nodes: dict[str, Any
     rows = len(given["roll_actions"])
     for step in range(given["roll_actions"].shape[1]):
         found = node(
-            kv=view, positions=torch.zeros(rows * node.frame_tokens).long(), step=torch.tensor(step),
-            normalize_reps=torch.tensor(True), frame=frame, state=state, actions=given["roll_actions"],
-        )  # fmt: skip
+            kv=view,
+            positions=torch.zeros(rows * node.frame_tokens).long(),
+            step=torch.tensor(step),
+            normalize_reps=torch.tensor(True),
+            frame=frame,
+            state=state,
+            actions=given["roll_actions"],
+        )
         frame, state = found["next_frame"], found["next_state"]
         made.append(frame[:, 0])
     assert gap(torch.stack(made, 1), ac.expected["roll_latents"]) > FAR * ROLLED

@@ -31,10 +31,14 @@ def test_a_plan_with_the_official_noise(case: str, ac: Golden, ac_nodes: dict[st
     start, made = latents(ac_nodes, ac)[:1], {}
     for step in range(params["cem_steps"]):
         drawn = ac_nodes["cem_sampler"](
-            mean=mean, std=std, noise=given[f"{case}_noise"][None], fixed_axes=fixed,
-            close_from=torch.tensor([[params.get("close_gripper", steps)]]), maxnorm=torch.tensor([limit]),
+            mean=mean,
+            std=std,
+            noise=given[f"{case}_noise"][None],
+            fixed_axes=fixed,
+            close_from=torch.tensor([[params.get("close_gripper", steps)]]),
+            maxnorm=torch.tensor([limit]),
             step=torch.tensor([step]),
-        )["candidates"]  # fmt: skip
+        )["candidates"]
         assert gap(drawn[0], wanted[f"{case}_candidates"][step]) < PLAN
         frames, _ = roll(ac_nodes["ac_predictor"], start, given["roll_state0"][0, 0], drawn[0])
         scored = ac_nodes["mpc_scorer"](
@@ -43,9 +47,13 @@ def test_a_plan_with_the_official_noise(case: str, ac: Golden, ac_nodes: dict[st
         assert gap(scored["energies"][0, :, 0], wanted[f"{case}_energies"][step]) < ENERGY
         assert int(scored["best_index"]) == int(wanted[f"{case}_energies"][step].argmin())
         made = ac_nodes["cem_update"](
-            mean=mean, std=std, candidates=drawn, energies=scored["energies"], topk=torch.tensor([params["topk"]]),
+            mean=mean,
+            std=std,
+            candidates=drawn,
+            energies=scored["energies"],
+            topk=torch.tensor([params["topk"]]),
             **{name: torch.tensor([params[name]]) for name in MOMENTA},
-        )  # fmt: skip
+        )
         mean, std = made["mean"], made["std"]
         assert gap(mean[0], wanted[f"{case}_mean"][step]) < PLAN
         assert gap(std[0], wanted[f"{case}_std"][step]) < PLAN
@@ -58,8 +66,15 @@ def test_requests_of_one_batch_keep_their_own_numbers(ac_nodes: dict[str, Any]) 
     noise = torch.randn(2, 3, 2, 5, 4, generator=generator)
     fixed = torch.tensor([[float("nan")] * 4, [float("nan"), 0.02, float("nan"), float("nan")]])
     mean, std = torch.zeros(2, 2, 4), torch.ones(2, 2, 4)
-    both = {"mean": mean, "std": std, "noise": noise, "fixed_axes": fixed, "close_from": torch.tensor([[9], [1]]),
-            "maxnorm": torch.tensor([0.05, 0.1]), "step": torch.tensor([2, 0])}  # fmt: skip
+    both = {
+        "mean": mean,
+        "std": std,
+        "noise": noise,
+        "fixed_axes": fixed,
+        "close_from": torch.tensor([[9], [1]]),
+        "maxnorm": torch.tensor([0.05, 0.1]),
+        "step": torch.tensor([2, 0]),
+    }
     together = ac_nodes["cem_sampler"](**both)["candidates"]
     for row in range(2):
         alone = ac_nodes["cem_sampler"](**{name: value[row : row + 1] for name, value in both.items()})["candidates"]
@@ -87,9 +102,13 @@ def test_a_weak_grip_is_no_movement(ac_nodes: dict[str, Any]) -> None:
     candidates[..., 0, 6], candidates[..., 1, 6] = 0.2, -0.3
     zero = torch.zeros(1)
     made = ac_nodes["cem_update"](
-        mean=torch.zeros(1, 2, 4), std=torch.ones(1, 2, 4), candidates=candidates, energies=torch.rand(1, 4, 1),
-        topk=torch.tensor([2]), **dict.fromkeys(MOMENTA, zero),
-    )  # fmt: skip
+        mean=torch.zeros(1, 2, 4),
+        std=torch.ones(1, 2, 4),
+        candidates=candidates,
+        energies=torch.rand(1, 4, 1),
+        topk=torch.tensor([2]),
+        **dict.fromkeys(MOMENTA, zero),
+    )
     assert made["actions"][0, :, 6].tolist() == pytest.approx([0.0, -0.3])
 
 

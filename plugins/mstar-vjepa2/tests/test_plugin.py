@@ -28,9 +28,14 @@ WRITE = {"vjepa2": write_base, "vjepa2_ac": write_ac}
 
 @pytest.mark.parametrize(
     ("module", "heavy"),
-    [("plugin", HEAVY), ("tiny", HEAVY), ("checkpoint.files", HEAVY), ("processor", ("torch", "transformers")),
-     ("ac_processor", ("torch", "transformers"))],
-)  # fmt: skip
+    [
+        ("plugin", HEAVY),
+        ("tiny", HEAVY),
+        ("checkpoint.files", HEAVY),
+        ("processor", ("torch", "transformers")),
+        ("ac_processor", ("torch", "transformers")),
+    ],
+)
 def test_what_runs_outside_the_workers_loads_nothing_heavy(module: str, heavy: tuple[str, ...]) -> None:
     code = f"import mstar_vjepa2.{module}; print([name for name in {heavy} if name in sys.modules])"
     path = [entry for entry in sys.path if entry]
@@ -70,8 +75,12 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 def test_its_base_model_encodes_predicts_and_classifies(tiny_base: Path) -> None:
     bench = LocalRuntime(SPECS["vjepa2"].bound(tiny_base, {}), tiny_base)
-    for task, port, size in (("encode", "encoder_hidden", 48), ("predict", "predicted_hidden", 48),
-                             ("rollout", "predicted_hidden", 48), ("classify", "logits", 4)):  # fmt: skip
+    for task, port, size in (
+        ("encode", "encoder_hidden", 48),
+        ("predict", "predicted_hidden", 48),
+        ("rollout", "predicted_hidden", 48),
+        ("classify", "logits", 4),
+    ):
         outcome = bench.request(media=[film(8)], params={"task": task}, outputs=("tensor",))
         assert outcome.status == "finished", outcome.cause
         value = outcome.of(port)[0]

@@ -31,9 +31,12 @@ def processor(tiny_base: Path) -> Processor:
 
 def ask(processor: Any, *media: MediaPart, outputs: str = "tensor", limit: int = 18432, **params: Any) -> Inputs:
     request = PromptRequest(
-        text=None, media=media, params=parse_params(Params, params).params, outputs=frozenset({outputs}),
+        text=None,
+        media=media,
+        params=parse_params(Params, params).params,
+        outputs=frozenset({outputs}),
         max_seq_len=limit,
-    )  # fmt: skip
+    )
     made: Inputs = processor.process_prompt(request)
     return made
 

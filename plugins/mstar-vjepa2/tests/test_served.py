@@ -182,9 +182,14 @@ def start(ac: Golden, frames: int = 1) -> Any:
 def test_one_candidate_is_rolled_out_in_its_cache(number: int, ac: Golden, ac_bench: Ways) -> None:
     given, wanted = ac.given, ac.expected
     outcome = ended(
-        ac_bench, start(ac), task="rollout", actions=given["roll_actions"][number].tolist(),
-        states=given["roll_state0"][0].tolist(), goal=given["goal_latents"][0].tolist(), outputs=("tensor", "scalar"),
-    )  # fmt: skip
+        ac_bench,
+        start(ac),
+        task="rollout",
+        actions=given["roll_actions"][number].tolist(),
+        states=given["roll_state0"][0].tolist(),
+        goal=given["goal_latents"][0].tolist(),
+        outputs=("tensor", "scalar"),
+    )
     assert gap(np.concatenate(outcome.of("next_frame")), wanted["roll_latents"][number]) < ROLLED
     assert gap(np.stack(outcome.of("next_state")), wanted["roll_states"][number, 1:]) < STATE
     assert gap(np.concatenate(outcome.of("energies")), wanted["roll_energies_per_step"][number]) < ENERGY
@@ -195,9 +200,13 @@ def test_context_is_read_before_a_rollout(ac: Golden, ac_bench: Ways) -> None:
     given, wanted = ac.given, ac.expected
     past = ac.json("cases.json")["T0"]
     outcome = ended(
-        ac_bench, start(ac, past), task="rollout", context_frames=past, actions=given["ctx_actions"][1].tolist(),
+        ac_bench,
+        start(ac, past),
+        task="rollout",
+        context_frames=past,
+        actions=given["ctx_actions"][1].tolist(),
         states=given["ctx_states"][0].tolist(),
-    )  # fmt: skip
+    )
     assert gap(np.concatenate(outcome.of("next_frame")), wanted["ctx_latents"][1]) < ROLLED
     assert gap(np.stack(outcome.of("next_state")), wanted["ctx_states"][1, past:]) < STATE
 
@@ -206,9 +215,14 @@ def test_given_states_and_final_frames(ac: Golden, ac_bench: Ways) -> None:
     given, wanted = ac.given, ac.expected
     steps = given["roll_actions"].shape[1]
     outcome = ended(
-        ac_bench, start(ac), task="rollout", actions=given["roll_actions"][-1].tolist(), state_mode="given",
-        states=given["roll_given_states"][-1, :steps].tolist(), **{"return": ["final_only"]},
-    )  # fmt: skip
+        ac_bench,
+        start(ac),
+        task="rollout",
+        actions=given["roll_actions"][-1].tolist(),
+        state_mode="given",
+        states=given["roll_given_states"][-1, :steps].tolist(),
+        **{"return": ["final_only"]},
+    )
     assert gap(only(outcome, "next_frame"), wanted["roll_given_latents"][-1, -1:]) < ROLLED
 
 
@@ -216,9 +230,14 @@ def test_an_uploaded_goal_is_encoded_with_the_start(ac: Golden, ac_bench: Ways) 
     given = ac.given
     goal = npy(given["clip"][0].transpose(0, 1)[-1:].contiguous())
     outcome = ended(
-        ac_bench, start(ac), goal, task="rollout", actions=given["roll_actions"][0].tolist(),
-        states=given["roll_state0"][0].tolist(), **{"return": ["energies"]},
-    )  # fmt: skip
+        ac_bench,
+        start(ac),
+        goal,
+        task="rollout",
+        actions=given["roll_actions"][0].tolist(),
+        states=given["roll_state0"][0].tolist(),
+        **{"return": ["energies"]},
+    )
     assert gap(np.concatenate(outcome.of("energies")), ac.expected["roll_energies_per_step"][0]) < ENERGY
     assert not outcome.of("next_frame")
 
@@ -228,11 +247,17 @@ def test_rollouts_of_different_lengths_share_a_worker(ac: Golden, ac_bench: Ways
     candidates, horizon = given["roll_actions"].shape[:2]
     cases = [(n % candidates, 1 + n % horizon) for n in range(7)]
     asks = [
-        SampleRequest(media=[start(ac)], outputs=("tensor",), params={
-            "task": "rollout", "actions": given["roll_actions"][candidate, :steps].tolist(),
-            "states": given["roll_state0"][0].tolist()})
+        SampleRequest(
+            media=[start(ac)],
+            outputs=("tensor",),
+            params={
+                "task": "rollout",
+                "actions": given["roll_actions"][candidate, :steps].tolist(),
+                "states": given["roll_state0"][0].tolist(),
+            },
+        )
         for candidate, steps in cases
-    ]  # fmt: skip
+    ]
     for (candidate, steps), outcome in zip(cases, ac_bench.ask(*asks), strict=True):
         assert outcome.status == "finished", outcome.cause
         assert gap(np.concatenate(outcome.of("next_frame")), wanted["roll_latents"][candidate, :steps]) < ROLLED
@@ -254,9 +279,12 @@ def test_nodes_on_two_ranks(ac: Golden, ac_folder: Path) -> None:
     bench = served("vjepa2_ac", ac_folder, ranks=2)
     given = ac.given
     outcome = ended(
-        bench, start(ac), task="rollout", actions=given["roll_actions"][0].tolist(),
+        bench,
+        start(ac),
+        task="rollout",
+        actions=given["roll_actions"][0].tolist(),
         states=given["roll_state0"][0].tolist(),
-    )  # fmt: skip
+    )
     assert gap(np.concatenate(outcome.of("next_frame")), ac.expected["roll_latents"][0]) < ROLLED
     assert bench.leaks() == []
 

@@ -62,9 +62,14 @@ def test_candidates_of_one_request_are_rolled_out_together(ac: Golden, ac_bench:
 def test_candidates_share_the_context_of_their_request(ac: Golden, ac_bench: Ways) -> None:
     given, wanted, past = ac.given, ac.expected, ac.json("cases.json")["T0"]
     outcome = ended(
-        ac_bench, start(ac, past), task="rollout", context_frames=past, actions=given["ctx_actions"].tolist(),
-        states=given["ctx_states"][0].tolist(), goal=goal(ac),
-    )  # fmt: skip
+        ac_bench,
+        start(ac, past),
+        task="rollout",
+        context_frames=past,
+        actions=given["ctx_actions"].tolist(),
+        states=given["ctx_states"][0].tolist(),
+        goal=goal(ac),
+    )
     assert gap(frames_of(outcome), wanted["ctx_latents"]) < ROLLED
     assert gap(by_candidate(outcome.of("next_state")), wanted["ctx_states"][:, past:]) < STATE
     assert gap(by_candidate(outcome.of("energies"))[..., 0], wanted["ctx_energies_per_step"]) < ENERGY
@@ -207,10 +212,12 @@ def test_requests_whose_candidates_do_not_fit_together_are_all_answered(
     asks = [
         SampleRequest(media=[start(ac)], params=params, outputs=BOTH)
         for params in (
-            *[rolled(ac, actions=many, goal=goal(ac)) for _ in range(4)], rolled(ac, goal=goal(ac)),
-            plain_plan(ac, goal=goal(ac), samples=600, cem_steps=2), rolled(ac, actions=many, goal=goal(ac)),
+            *[rolled(ac, actions=many, goal=goal(ac)) for _ in range(4)],
+            rolled(ac, goal=goal(ac)),
+            plain_plan(ac, goal=goal(ac), samples=600, cem_steps=2),
+            rolled(ac, actions=many, goal=goal(ac)),
         )
-    ]  # fmt: skip
+    ]
     for ask, outcome in zip(asks, asked.ask(*asks), strict=True):
         assert outcome.status == "finished", outcome.cause
         if ask.params.get("actions") is many:
@@ -233,9 +240,13 @@ def test_what_candidates_share_is_computed_once(ac: Golden, ac_folder: Path) -> 
 
     watch = register_module_forward_pre_hook(look)
     outcome = ended(
-        bench, start(ac, past), task="rollout", context_frames=past, actions=given["ctx_actions"].tolist(),
+        bench,
+        start(ac, past),
+        task="rollout",
+        context_frames=past,
+        actions=given["ctx_actions"].tolist(),
         states=given["ctx_states"][0].tolist(),
-    )  # fmt: skip
+    )
     watch.remove()
     candidates, steps = len(given["ctx_actions"]), len(outcome.of("next_frame"))
     assert sum(frames) == past, "every frame once, for all candidates"

@@ -90,9 +90,13 @@ def test_how_many_frames_are_taken(asked: dict[str, Any], total: int, rate: floa
 
 @pytest.mark.parametrize(
     ("asked", "rate", "field"),
-    [({"num_frames": 11}, 30.0, "num_frames"), ({"fps": 60.0}, 30.0, "fps"), ({"fps": 4.0}, 0.0, "fps"),
-     ({"fps": 4.0}, float("inf"), "fps")],
-)  # fmt: skip
+    [
+        ({"num_frames": 11}, 30.0, "num_frames"),
+        ({"fps": 60.0}, 30.0, "fps"),
+        ({"fps": 4.0}, 0.0, "fps"),
+        ({"fps": 4.0}, float("inf"), "fps"),
+    ],
+)
 def test_frames_that_are_not_there_cannot_be_taken(asked: dict[str, Any], rate: float, field: str) -> None:
     with pytest.raises(RequestError) as error:
         Sampling(**{"num_frames": None, "fps": None, "default": 64, **asked}).count(10, rate)

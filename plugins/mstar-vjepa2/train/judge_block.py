@@ -40,9 +40,17 @@ def served(client: MStarClient, seed: int = 1, samples: int = 64) -> Planner:
     def plan(place: block.Floats, goal: block.Floats) -> tuple[block.Floats, float]:
         now, wanted = (png(each) for each in block.render(np.stack([place, goal])))
         made = client.plan(
-            now, wanted, block.poses(place).tolist(), samples=samples, topk=8, cem_steps=5, horizon=2,
-            maxnorm=block.FASTEST, axis={"z": 0.0, "gripper": 0.0}, seed=seed,
-        )  # fmt: skip
+            now,
+            wanted,
+            block.poses(place).tolist(),
+            samples=samples,
+            topk=8,
+            cem_steps=5,
+            horizon=2,
+            maxnorm=block.FASTEST,
+            axis={"z": 0.0, "gripper": 0.0},
+            seed=seed,
+        )
         actions = np.asarray(made.tensor("actions").to_numpy(), dtype=np.float64)
         return actions[:, :2], float(made.tensor("best_energy").to_numpy()[0])
 
@@ -72,11 +80,13 @@ def judge(planner: Planner, episodes: int, seed: int = UNSEEN, workers: int = 4)
     ends = np.array([end for end, _ in found])
     falls = np.array([energies[-1] < energies[0] for _, energies in found])
     return {
-        "episodes": len(found), "reached": round(float((ends <= block.TOLERANCE).mean()), 4),
-        "median_distance": round(float(np.median(ends)), 4), "energy_fell": round(float(falls.mean()), 4),
+        "episodes": len(found),
+        "reached": round(float((ends <= block.TOLERANCE).mean()), 4),
+        "median_distance": round(float(np.median(ends)), 4),
+        "energy_fell": round(float(falls.mean()), 4),
         "first_energy": round(float(np.mean([energies[0] for _, energies in found])), 4),
         "last_energy": round(float(np.mean([energies[-1] for _, energies in found])), 4),
-    }  # fmt: skip
+    }
 
 
 def main() -> int:

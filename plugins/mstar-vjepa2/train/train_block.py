@@ -28,17 +28,30 @@ from mstar_vjepa2.nodes.encoder import LATENT_EPS, Encoder, latents_of
 from mstar_vjepa2.published import action_weights
 
 ENCODER: Final = {
-    "crop_size": block.SIDE, "patch_size": 8, "tubelet_size": 2, "frames_per_clip": 8, "hidden_size": 48,
-    "num_attention_heads": 3, "num_hidden_layers": 3, "mlp_ratio": 4.0, "layer_norm_eps": 1e-6,
-}  # fmt: skip
+    "crop_size": block.SIDE,
+    "patch_size": 8,
+    "tubelet_size": 2,
+    "frames_per_clip": 8,
+    "hidden_size": 48,
+    "num_attention_heads": 3,
+    "num_hidden_layers": 3,
+    "mlp_ratio": 4.0,
+    "layer_norm_eps": 1e-6,
+}
 AC_CONFIG: Final = {
     "model_type": "vjepa2_ac",
     "encoder": ENCODER,
     "ac_predictor": {
-        "embed_dim": 48, "predictor_embed_dim": 48, "depth": 3, "num_heads": 3, "mlp_ratio": 4.0,
-        "action_embed_dim": block.POSE, "use_extrinsics": False, "max_latent_frames": 8,
+        "embed_dim": 48,
+        "predictor_embed_dim": 48,
+        "depth": 3,
+        "num_heads": 3,
+        "mlp_ratio": 4.0,
+        "action_embed_dim": block.POSE,
+        "use_extrinsics": False,
+        "max_latent_frames": 8,
     },
-}  # fmt: skip
+}
 WAVES: Final = (0.25, 0.5)
 """Waves of the encoder's targets over the table. At most half a wave, so that energies fall towards the goal."""
 FRAMES: Final = 4
@@ -110,9 +123,13 @@ def rolled(predictor: ActionPredictor, given: Tensor, actions: Tensor, states: T
         count = batch * predictor.frame_tokens
         positions = torch.full((count,), step, device=given.device)
         found = predictor(
-            kv=cache, positions=positions, normalize_reps=torch.ones_like(positions), frame=frame,
-            state=states[:, step], actions=actions[:, step : step + 1],
-        )  # fmt: skip
+            kv=cache,
+            positions=positions,
+            normalize_reps=torch.ones_like(positions),
+            frame=frame,
+            state=states[:, step],
+            actions=actions[:, step : step + 1],
+        )
         made.append(found["next_frame"][:, 0])
         frame = given[:, step + 1 : step + 2] if is_taught else found["next_frame"]
     return torch.stack(made, dim=1)
@@ -202,9 +219,13 @@ def train(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     save(encoder, predictor, config, folder)
     count = sum(each.numel() for module in (encoder, predictor) for each in module.parameters())
     log = {
-        "seed": options.seed, "device": options.device, "batch": options.batch, "parameters": count, "encoder": first,
+        "seed": options.seed,
+        "device": options.device,
+        "batch": options.batch,
+        "parameters": count,
+        "encoder": first,
         "predictor": second,
-    }  # fmt: skip
+    }
     (folder / "train.json").write_text(json.dumps(log) + "\n", encoding="utf-8")
     return log
 

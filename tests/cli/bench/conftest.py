@@ -27,9 +27,12 @@ def null_run(tmp_path: Path) -> NullRun:
         out = tmp_path / f"result{len(list(tmp_path.iterdir()))}"
         given = {"timeout_s": 10.0, "grace_s": 5.0, **options}
         made = RunOptions(
-            load=load, workload=null_workload(), measures=Measures(is_late=load.is_open or load.period_s > 0), out=out,
+            load=load,
+            workload=null_workload(),
+            measures=Measures(is_late=load.is_open or load.period_s > 0),
+            out=out,
             **given,
-        )  # fmt: skip
+        )
         with null_target(behaviour) as target, Display("quiet", is_coloured=False) as display:
             facts = BenchRun(target, made, display).perform()
         return facts, ResultFolder.opened(out)

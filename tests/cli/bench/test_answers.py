@@ -24,17 +24,29 @@ def text64(text: str) -> str:
 @pytest.mark.parametrize(
     ("body", "kind", "status", "detail"),
     [
-        (b'{"error": {"code": "over_capacity", "message": "too long"}}', "application/json", 413,
-         "413 over_capacity: too long"),
+        (
+            b'{"error": {"code": "over_capacity", "message": "too long"}}',
+            "application/json",
+            413,
+            "413 over_capacity: too long",
+        ),
         (b'{"error": "no such model"}', "application/json", 404, "404 no such model"),
         (b"<html>Bad gateway</html>", "text/html", 502, "502 <html>Bad gateway</html>"),
         (b'["odd"]', "application/json", 400, '400 ["odd"]'),
-        (f'{{"modality":"error","data":"{text64("a worker died")}","metadata":{{"code":"worker_lost"}}}}\n'.encode(),
-         "application/x-ndjson", 200, "worker_lost: a worker died"),
-        (b'data: {"error": {"code": "engine_error", "message": "the step failed"}}\n\n', "text/event-stream", 200,
-         "engine_error: the step failed"),
+        (
+            f'{{"modality":"error","data":"{text64("a worker died")}","metadata":{{"code":"worker_lost"}}}}\n'.encode(),
+            "application/x-ndjson",
+            200,
+            "worker_lost: a worker died",
+        ),
+        (
+            b'data: {"error": {"code": "engine_error", "message": "the step failed"}}\n\n',
+            "text/event-stream",
+            200,
+            "engine_error: the step failed",
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_servers_sentence_is_the_detail(body: bytes, kind: str, status: int, detail: str) -> None:
     assert decode(record(body, kind=kind, status=status), keeps_data=False).detail == detail
 

@@ -18,10 +18,12 @@ from mstarctl.main import run
 
 DATA = Path(__file__).parent / "data"
 OWN = ServedModel(name="x", endpoints=("/generate",))
-OMNI = WorkloadSpec(name="tts-short", title="", target="mstar_core.workloads.generic:speech",
-                    options={"outputs": ("text", "audio")})  # fmt: skip
-ORPHEUS = WorkloadSpec(name="tts-short", title="", target="mstar_core.workloads.generic:speech",
-                       options={"ids_per_word": 30})  # fmt: skip
+OMNI = WorkloadSpec(
+    name="tts-short", title="", target="mstar_core.workloads.generic:speech", options={"outputs": ("text", "audio")}
+)
+ORPHEUS = WorkloadSpec(
+    name="tts-short", title="", target="mstar_core.workloads.generic:speech", options={"ids_per_word": 30}
+)
 
 
 def test_conversations_become_chats_with_the_lengths_of_their_answers() -> None:

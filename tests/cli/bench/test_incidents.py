@@ -24,9 +24,18 @@ WINDOW = MeasuredWindow(start_s=0.0, end_s=30.0)
 
 def ended(end_s: float, status: str = "ok", detail: str = "", http: int = 200) -> Outcome:
     return Outcome(
-        index=round(end_s * 1000), phase=1, client=0, id=f"b-{end_s}", due_s=end_s - 0.1, sent_s=end_s - 0.1,
-        headers_s=end_s, end_s=end_s, status=status, http_status=http, detail=detail,
-    )  # fmt: skip
+        index=round(end_s * 1000),
+        phase=1,
+        client=0,
+        id=f"b-{end_s}",
+        due_s=end_s - 0.1,
+        sent_s=end_s - 0.1,
+        headers_s=end_s,
+        end_s=end_s,
+        status=status,
+        http_status=http,
+        detail=detail,
+    )
 
 
 def test_reasons_are_counted_without_the_ids_of_their_requests() -> None:
@@ -81,9 +90,13 @@ def test_a_server_that_was_degraded_all_the_time_is_told() -> None:
 
 def test_a_death_in_the_window_is_exit_8_unless_it_is_expected() -> None:
     facts: dict[str, Any] = {
-        "is_interrupted": False, "statuses": {"ok": 9}, "asserts": [], "client": {"is_bound": False},
-        "incidents": incidents(CRASH, WINDOW), "expects_restarts": False,
-    }  # fmt: skip
+        "is_interrupted": False,
+        "statuses": {"ok": 9},
+        "asserts": [],
+        "client": {"is_bound": False},
+        "incidents": incidents(CRASH, WINDOW),
+        "expects_restarts": False,
+    }
     assert exit_code(facts, is_strict=False) == ExitCode.ASSERTION
     assert exit_code({**facts, "expects_restarts": True}, is_strict=False) == ExitCode.DONE
     assert exit_code({**facts, "incidents": []}, is_strict=False) == ExitCode.DONE
@@ -91,18 +104,32 @@ def test_a_death_in_the_window_is_exit_8_unless_it_is_expected() -> None:
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("2", 2.0), ("0", 0.0), ("Thu, 01 Jan 1970 00:01:40 GMT", 40.0), ("Thu, 01 Jan 1970 00:00:01 GMT", 0.0),
-     ("soon", -1.0), ("inf", -1.0)],
-)  # fmt: skip
+    [
+        ("2", 2.0),
+        ("0", 0.0),
+        ("Thu, 01 Jan 1970 00:01:40 GMT", 40.0),
+        ("Thu, 01 Jan 1970 00:00:01 GMT", 0.0),
+        ("soon", -1.0),
+        ("inf", -1.0),
+    ],
+)
 def test_retry_after_is_a_number_or_a_date(text: str, seconds: float) -> None:
     assert retry_after_s(text, 60.0) == seconds
 
 
 @pytest.mark.parametrize(
     ("status", "retry_s", "error", "waits_s"),
-    [(503, 2.0, "", 2.0), (429, 0.0, "", 0.0), (429, 7200.0, "", LONGEST_RETRY_S), (503, -1.0, "", REFUSED_S),
-     (0, -1.0, "transport", REFUSED_S), (200, -1.0, "transport", 0.0), (400, -1.0, "", 0.0), (200, -1.0, "", 0.0)],
-)  # fmt: skip
+    [
+        (503, 2.0, "", 2.0),
+        (429, 0.0, "", 0.0),
+        (429, 7200.0, "", LONGEST_RETRY_S),
+        (503, -1.0, "", REFUSED_S),
+        (0, -1.0, "transport", REFUSED_S),
+        (200, -1.0, "transport", 0.0),
+        (400, -1.0, "", 0.0),
+        (200, -1.0, "", 0.0),
+    ],
+)
 def test_a_client_waits_as_a_refusal_says(status: int, retry_s: float, error: str, waits_s: float) -> None:
     told = Exchange(over=cast("asyncio.Future[None]", None), status=status, retry_after_s=retry_s, error=error)
     assert wait_after(told) == waits_s

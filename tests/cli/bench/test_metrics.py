@@ -17,16 +17,32 @@ LATE = Measures(is_late=True)
 
 
 def outcome(
-    *chunks: tuple[str, float, float], due: float = 0.0, sent: float | None = None, end: float | None = None,
-    status: str = "ok", index: int = 0, requested: tuple[str, ...] | None = None, usage: dict[str, float] | None = None,
-) -> Outcome:  # fmt: skip
+    *chunks: tuple[str, float, float],
+    due: float = 0.0,
+    sent: float | None = None,
+    end: float | None = None,
+    status: str = "ok",
+    index: int = 0,
+    requested: tuple[str, ...] | None = None,
+    usage: dict[str, float] | None = None,
+) -> Outcome:
     received = tuple(ReceivedChunk(kind, at, 2, amount) for kind, at, amount in chunks)
     last = chunks[-1][1] if chunks else due
     return Outcome(
-        index=index, phase=1, client=0, id=f"b-{index}", due_s=due, sent_s=due if sent is None else sent, headers_s=due,
-        end_s=last if end is None else end, status=status, http_status=200, chunks=received, usage=usage or {},
+        index=index,
+        phase=1,
+        client=0,
+        id=f"b-{index}",
+        due_s=due,
+        sent_s=due if sent is None else sent,
+        headers_s=due,
+        end_s=last if end is None else end,
+        status=status,
+        http_status=200,
+        chunks=received,
+        usage=usage or {},
         requested=tuple(dict.fromkeys(kind for kind, _, _ in chunks)) if requested is None else requested,
-    )  # fmt: skip
+    )
 
 
 def test_times_count_from_the_intended_moment_in_open_loads() -> None:
@@ -125,9 +141,15 @@ def test_percentiles_are_by_nearest_rank_and_few_samples_are_marked() -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("p99.ttftt<1s", "no metric"), ("ttft<300ms", "single value"), ("p98.ttft<1s", "not computed"),
-     ("p99.ttft<1GB", "unit"), ("p50.goodput>1", "goodput"), ("error_rate", "not a term")],
-)  # fmt: skip
+    [
+        ("p99.ttftt<1s", "no metric"),
+        ("ttft<300ms", "single value"),
+        ("p98.ttft<1s", "not computed"),
+        ("p99.ttft<1GB", "unit"),
+        ("p50.goodput>1", "goodput"),
+        ("error_rate", "not a term"),
+    ],
+)
 def test_wrong_assertions_are_usage_errors(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         parse_terms(text, "--assert", is_goal=False)

@@ -21,18 +21,36 @@ from mstarctl.main import run
 from tests.cli.bench.conftest import NullRun
 
 CHART = Chart(
-    title="a title", x_label="ttfa [ms]", y_label="samples [%]", right_label="pages [%]",
-    lines=[ChartLine(name="one", points=[(0.0, 0.0), (1200.0, 50.0)]),
-           ChartLine(name="two", points=[(0.0, 1.0), (900.0, 2.0)], is_right=True)],
-    marks=[(600.0, "goal")], bands=[(100.0, 300.0, "outage")],
-)  # fmt: skip
+    title="a title",
+    x_label="ttfa [ms]",
+    y_label="samples [%]",
+    right_label="pages [%]",
+    lines=[
+        ChartLine(name="one", points=[(0.0, 0.0), (1200.0, 50.0)]),
+        ChartLine(name="two", points=[(0.0, 1.0), (900.0, 2.0)], is_right=True),
+    ],
+    marks=[(600.0, "goal")],
+    bands=[(100.0, 300.0, "outage")],
+)
 
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.0, "0"), (0.012, "0.012"), (0.25, "0.25"), (1.0, "1"), (12.5, "12.5"), (300.0, "300"), (1200.0, "1200"),
-     (8000.0, "8000"), (15_000.0, "15k"), (250_000.0, "250k"), (3e6, "3M"), (2e9, "2G")],
-)  # fmt: skip
+    [
+        (0.0, "0"),
+        (0.012, "0.012"),
+        (0.25, "0.25"),
+        (1.0, "1"),
+        (12.5, "12.5"),
+        (300.0, "300"),
+        (1200.0, "1200"),
+        (8000.0, "8000"),
+        (15_000.0, "15k"),
+        (250_000.0, "250k"),
+        (3e6, "3M"),
+        (2e9, "2G"),
+    ],
+)
 def test_axis_values_have_no_exponents(value: float, text: str) -> None:
     assert tick_text(value) == text
 
@@ -84,8 +102,11 @@ def with_facts(opened: ResultFolder, **facts: Any) -> None:
 
 
 def test_a_report_is_one_page_without_scripts(result: ResultFolder, tmp_path: Path) -> None:
-    with_facts(result, server_events=[{"at_s": 0.1, "type": "child.died", "child": "worker-0", "cause": "<killed>"}],
-               slo="ttft<1s")  # fmt: skip
+    with_facts(
+        result,
+        server_events=[{"at_s": 0.1, "type": "child.died", "child": "worker-0", "cause": "<killed>"}],
+        slo="ttft<1s",
+    )
     out = tmp_path / "page.html"
     assert run(["bench", "report", str(result.path), "-o", str(out)]) == 0
     text = out.read_text()
@@ -107,12 +128,30 @@ def test_a_report_is_one_page_without_scripts(result: ResultFolder, tmp_path: Pa
 
 def test_a_report_of_a_sweep_has_its_points_and_its_knee(result: ResultFolder, tmp_path: Path) -> None:
     point = {
-        "load": 8.0, "kind": "rate", "offered": 8.0, "throughput": 7.9, "goodput": 7.8, "is_good": True, "p50": 1.0,
-        "is_over_saturated": False, "first": "ttft", "p99": 2.0, "statuses": {"ok": 30}, "n": 30,
+        "load": 8.0,
+        "kind": "rate",
+        "offered": 8.0,
+        "throughput": 7.9,
+        "goodput": 7.8,
+        "is_good": True,
+        "p50": 1.0,
+        "is_over_saturated": False,
+        "first": "ttft",
+        "p99": 2.0,
+        "statuses": {"ok": 30},
+        "n": 30,
         "folder": result.path.name,
-    }  # fmt: skip
-    facts = {"schema": 1, "kind": "sweep", "slo": "ttft<1s", "knee": 8.0, "model": "m", "workload": "w",
-             "points": [point], "warnings": ["windows of 1 s are short"]}  # fmt: skip
+    }
+    facts = {
+        "schema": 1,
+        "kind": "sweep",
+        "slo": "ttft<1s",
+        "knee": 8.0,
+        "model": "m",
+        "workload": "w",
+        "points": [point],
+        "warnings": ["windows of 1 s are short"],
+    }
     (result.path.parent / "sweep.json").write_text(json.dumps(facts))
     assert run(["bench", "report", str(result.path.parent)]) == 0
     text = (result.path.parent / "report.html").read_text()

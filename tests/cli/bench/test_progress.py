@@ -18,16 +18,33 @@ from tests.cli.bench.conftest import NullRun
 from tests.cli.bench.test_incidents import ended
 
 WORDS: dict[str, Any] = {
-    "rate": "4", "concurrency": None, "trace": None, "duration": None, "requests": None, "cancel_rate": None,
-    "arrivals": "poisson", "speed": 1.0, "ramp": None, "think": None, "period": None, "seed": 0,
-}  # fmt: skip
+    "rate": "4",
+    "concurrency": None,
+    "trace": None,
+    "duration": None,
+    "requests": None,
+    "cancel_rate": None,
+    "arrivals": "poisson",
+    "speed": 1.0,
+    "ramp": None,
+    "think": None,
+    "period": None,
+    "seed": 0,
+}
 
 
 def warming(done: int, elapsed_s: float, in_flight: int = 12, limit_s: float = 0.0) -> LiveState:
     state = LiveState(
-        title="tts-short", load="12 clients", measures=Measures(is_late=False), goals=(), total=0, span_s=30.0,
-        warm_total=20, warm_limit_s=limit_s, elapsed_s=elapsed_s,
-    )  # fmt: skip
+        title="tts-short",
+        load="12 clients",
+        measures=Measures(is_late=False),
+        goals=(),
+        total=0,
+        span_s=30.0,
+        warm_total=20,
+        warm_limit_s=limit_s,
+        elapsed_s=elapsed_s,
+    )
     state.warm["ok"] = done
     state.counters[0] = Counters(0, 0, done + in_flight, done, in_flight, 0.0, 0, 0.0, 0)
     return state
@@ -69,8 +86,10 @@ def test_a_warm_up_sends_nothing_after_its_limit(null_run: NullRun, load: Load) 
 
 def test_a_window_shorter_than_a_request_is_told() -> None:
     facts: dict[str, Any] = {
-        "window": {"start_s": 0.0, "end_s": 12.0}, "load": {"span_s": 12.0}, "metrics": {"latency": {"p50": 14_000.0}},
-    }  # fmt: skip
+        "window": {"start_s": 0.0, "end_s": 12.0},
+        "load": {"span_s": 12.0},
+        "metrics": {"latency": {"p50": 14_000.0}},
+    }
     assert "the window of 12 s is shorter than a request (14 s)" in short_window(facts)[0]
     assert short_window({**facts, "metrics": {"latency": {"p50": 4_000.0}}}) == []
     assert short_window({**facts, "load": {"span_s": None}}) == [], "a run of a number of requests awaits them all"

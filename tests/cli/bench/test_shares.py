@@ -25,16 +25,27 @@ def summary(name: str, *parts: tuple[str, str, float, float, float], total: floa
 
 def ended(name: str, latency_s: float, at: float = 0.0) -> Outcome:
     return Outcome(
-        index=0, phase=1, client=0, id=name, due_s=at, sent_s=at, headers_s=at, end_s=at + latency_s, status="ok",
+        index=0,
+        phase=1,
+        client=0,
+        id=name,
+        due_s=at,
+        sent_s=at,
+        headers_s=at,
+        end_s=at + latency_s,
+        status="ok",
         http_status=200,
-    )  # fmt: skip
+    )
 
 
 def test_stages_add_up_to_the_service_time() -> None:
     found = stages(summary("a", ("llm", "compute", 10, 60, 50), ("llm", "queue", 0, 10, 10)), 120.0)
     assert found == {
-        OUTSIDE: pytest.approx(20), "llm": pytest.approx(50), "queue": pytest.approx(10), BETWEEN: pytest.approx(40)
-    }  # fmt: skip
+        OUTSIDE: pytest.approx(20),
+        "llm": pytest.approx(50),
+        "queue": pytest.approx(10),
+        BETWEEN: pytest.approx(40),
+    }
 
 
 def test_compute_is_the_nodes_own_and_what_ran_in_parallel_is_subtracted() -> None:
@@ -49,9 +60,13 @@ def test_a_node_without_input_waits_and_does_not_stall() -> None:
 
 
 def test_recorded_parts_are_shown_as_they_are() -> None:
-    recorded = {**summary("a", ("llm", "compute", 0, 40, 40)), "parts": [
-        {"name": "llm", "kind": "compute", "node": "llm", "ms": 40.0}, {"name": "queue", "kind": "queue", "ms": 60.0},
-    ]}  # fmt: skip
+    recorded = {
+        **summary("a", ("llm", "compute", 0, 40, 40)),
+        "parts": [
+            {"name": "llm", "kind": "compute", "node": "llm", "ms": 40.0},
+            {"name": "queue", "kind": "queue", "ms": 60.0},
+        ],
+    }
     assert stages(recorded, 130.0) == {"llm": 40.0, "queue": 60.0, OUTSIDE: near(30.0)}
 
 

@@ -19,9 +19,17 @@ RATE = 20.0
 
 def answered(number: int, end_s: float, status: str = "ok") -> Outcome:
     return Outcome(
-        index=number, phase=0, client=0, id=str(number), due_s=0.0, sent_s=0.0, headers_s=0.0, end_s=end_s,
-        status=status, http_status=200,
-    )  # fmt: skip
+        index=number,
+        phase=0,
+        client=0,
+        id=str(number),
+        due_s=0.0,
+        sent_s=0.0,
+        headers_s=0.0,
+        end_s=end_s,
+        status=status,
+        http_status=200,
+    )
 
 
 @pytest.mark.parametrize("clients", [64, 256])
@@ -54,16 +62,19 @@ class Limited(Sweep):
 
     def __init__(self, limit: float, folder: Path, *, latency_ms: float = 100.0, span_s: float = 30.0) -> None:
         super().__init__(
-            cast(BenchTarget, None), cast(MakeOptions, None), folder, Display("plain", is_coloured=False), knee=0.95,
-            slo="ttfa<250ms", span_s=span_s,
-        )  # fmt: skip
+            cast(BenchTarget, None),
+            cast(MakeOptions, None),
+            folder,
+            Display("plain", is_coloured=False),
+            knee=0.95,
+            slo="ttfa<250ms",
+            span_s=span_s,
+        )
         self.limit, self.latency_ms = limit, latency_ms
 
     def _run(self, load: float, *, is_open: bool) -> SweepPoint:
         goodput = load if not is_open or load <= self.limit else 0.5 * load
-        metrics = {
-            "goodput": {"value": goodput}, "offered": {"value": load}, "latency": {"p50": self.latency_ms},
-        }  # fmt: skip
+        metrics = {"goodput": {"value": goodput}, "offered": {"value": load}, "latency": {"p50": self.latency_ms}}
         facts = {"metrics": metrics, "is_over_saturated": False}
         point = Point(load=load, is_open=is_open, facts=facts, folder=self._out)
         self.points.append(point)

@@ -63,19 +63,32 @@ def test_percentiles_of_few_samples_have_no_verdict() -> None:
 @pytest.mark.parametrize(
     ("low", "high", "is_better_high", "verdict"),
     [
-        (-0.02, 0.03, False, "same"), (0.08, 0.12, False, "worse"), (0.08, 0.12, True, "better"),
-        (-0.12, -0.08, False, "better"), (-0.1, 0.2, False, "unclear"), (0.01, 0.06, False, "unclear"),
+        (-0.02, 0.03, False, "same"),
+        (0.08, 0.12, False, "worse"),
+        (0.08, 0.12, True, "better"),
+        (-0.12, -0.08, False, "better"),
+        (-0.1, 0.2, False, "unclear"),
+        (0.01, 0.06, False, "unclear"),
     ],
-)  # fmt: skip
+)
 def test_an_interval_has_one_verdict(low: float, high: float, is_better_high: bool, verdict: str) -> None:
     assert verdict_of(low, high, 0.05, is_better_high=is_better_high) == verdict
 
 
 def ok(end_s: float, due_s: float, status: str = "ok") -> Outcome:
     return Outcome(
-        index=round(1000 * due_s), phase=1, client=0, id=f"b-{due_s}", due_s=due_s, sent_s=due_s, headers_s=due_s,
-        end_s=end_s, status=status, http_status=200, requested=("text",),
-    )  # fmt: skip
+        index=round(1000 * due_s),
+        phase=1,
+        client=0,
+        id=f"b-{due_s}",
+        due_s=due_s,
+        sent_s=due_s,
+        headers_s=due_s,
+        end_s=end_s,
+        status=status,
+        http_status=200,
+        requested=("text",),
+    )
 
 
 WINDOW = MeasuredWindow(start_s=0.0, end_s=10.0)
@@ -115,8 +128,10 @@ def test_no_rate_falls_by_more_than_all_of_it() -> None:
 def test_requests_that_were_cut_count_in_a_comparison() -> None:
     """A side whose slow requests timed out must not look fast."""
     whole = [ok(due + 0.1, due) for due in np.arange(0.0, 10.0, 0.1)]
-    cut = [ok(due + 5.0, due, "timeout") if n % 3 else ok(due + 0.05, due)
-           for n, due in enumerate(np.arange(0.0, 10.0, 0.1))]  # fmt: skip
+    cut = [
+        ok(due + 5.0, due, "timeout") if n % 3 else ok(due + 0.05, due)
+        for n, due in enumerate(np.arange(0.0, 10.0, 0.1))
+    ]
     row = row_of(whole, cut, "p50.latency")
     assert row.changed == pytest.approx(5000.0) and row.verdict == "worse"
     assert row_of(cut, whole, "p50.latency").verdict == "better"

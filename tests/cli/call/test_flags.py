@@ -9,9 +9,11 @@ from mstarctl.call.ask import Card
 from mstarctl.call.flags import flags_named
 
 WORLD = Card(
-    name="vjepa2_ac", inputs=("image", "video", "tensor"), outputs=("tensor",),
+    name="vjepa2_ac",
+    inputs=("image", "video", "tensor"),
+    outputs=("tensor",),
     parameters=frozenset({"states", "samples", "task"}),
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize(

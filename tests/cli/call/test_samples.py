@@ -49,10 +49,14 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[Ask]:
 
 def serve(monkeypatch: pytest.MonkeyPatch, model: str, samples: list[ModelSample]) -> None:
     spec = SPECS[model]
-    card = Card.of({
-        "id": model, "input_modalities": [each.kind for each in spec.inputs],
-        "output_modalities": [each.kind for each in spec.outputs], "parameters": param_schema(spec.params),
-    })  # fmt: skip
+    card = Card.of(
+        {
+            "id": model,
+            "input_modalities": [each.kind for each in spec.inputs],
+            "output_modalities": [each.kind for each in spec.outputs],
+            "parameters": param_schema(spec.params),
+        }
+    )
 
     @contextmanager
     def served(*_: object, **__: object) -> Iterator[Any]:
@@ -67,9 +71,13 @@ def plain(params: Mapping[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("model", "source"), SOURCES)
 def test_the_printed_call_sends_what_the_sample_sends(
-    model: str, source: str, sent: list[Ask], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    model: str,
+    source: str,
+    sent: list[Ask],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MSTAR_RUNTIME_DIR", str(tmp_path))
     assert run(["sample", model if source == "official" else f"{model}:{source}"]) == 0

@@ -172,8 +172,10 @@ def test_a_format_that_is_not_written_is_refused_with_the_way_out(out: str, way:
 
 
 def named(*names: str) -> list[tuple[bytes, dict[str, Any]]]:
-    return [(struct.pack("<f", number), {"name": name, "shape": [1], "dtype": "float32"})
-            for number, name in enumerate(names)]  # fmt: skip
+    return [
+        (struct.pack("<f", number), {"name": name, "shape": [1], "dtype": "float32"})
+        for number, name in enumerate(names)
+    ]
 
 
 @pytest.mark.parametrize(

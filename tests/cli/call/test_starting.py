@@ -28,11 +28,14 @@ class Run(RunDirectory):
 def snapshot(state: str, **phases: tuple[str, int, int]) -> dict[str, Any]:
     children = {
         name.replace("_", "-"): {
-            "state": "ready" if phase == "ready" else "starting", "phase": phase, "done": done, "total": total,
+            "state": "ready" if phase == "ready" else "starting",
+            "phase": phase,
+            "done": done,
+            "total": total,
             "detail": "",
         }
         for name, (phase, done, total) in phases.items()
-    }  # fmt: skip
+    }
     ranks = {"rank/0": {"rank": 0, "nodes": ["LLM"]}, "rank/1": {"rank": 1, "nodes": ["snac"]}}
     return {"deployment": {"state": state, "endpoint": "http://x"}, "children": children, "ranks": ranks}
 

@@ -37,8 +37,10 @@ def test_what_changed_since_the_start_is_shown_with_its_places(tool: Cli, start:
     assert (same.code, same.items) == (0, []), same.err
 
     file.write_text(TEXT.replace("9", "7") + "token_budget: 512\nmax_seq_len: 2048\n")
-    changed = {item["name"]: (item["left"], item["right"]) for item in
-               tool("config", "diff", "deployment/fake", "-o", "json").items}  # fmt: skip
+    changed = {
+        item["name"]: (item["left"], item["right"])
+        for item in tool("config", "diff", "deployment/fake", "-o", "json").items
+    }
     assert changed == {"max_queue": (9, 7), "token_budget": (2048, 512)}, "a flag still wins over the file"
     assert "mine.yaml:5" in tool("config", "diff", "deployment/fake", "-o", "wide").out
     assert {item["name"] for item in tool("config", "diff", "deployment/fake", str(file), "-o", "json").items} >= {

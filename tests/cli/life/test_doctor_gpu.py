@@ -32,8 +32,11 @@ def test_without_a_gpu_nothing_fails() -> None:
 def test_a_gpu_without_its_packages_fails_with_the_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(AOT_DIR, raising=False)
     checks = found(H100)
-    for name, command in (("torch cuda", "pip install torch"), ("triton", "pip install triton"),
-                          ("flashinfer", "pip install 'mstarctl[cuda]'")):  # fmt: skip
+    for name, command in (
+        ("torch cuda", "pip install torch"),
+        ("triton", "pip install triton"),
+        ("flashinfer", "pip install 'mstarctl[cuda]'"),
+    ):
         assert checks[name].state == FAILED and command in checks[name].detail
     assert checks["gpu driver"].detail == "580.1" and "70.0 GiB of 80.0 GiB" in checks["gpu 0 memory"].detail
 

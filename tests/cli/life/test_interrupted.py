@@ -38,9 +38,13 @@ def interrupt_after(seconds: float, folder: Path) -> None:
     words = [sys.executable, "-c", START, "up", "orpheus:tiny", "--host", "127.0.0.1", "--port", str(free_port())]
     run, state = folder / "r", folder / "s"
     environment = {
-        **os.environ, "MSTAR_RUNTIME_DIR": str(run), "XDG_STATE_HOME": str(state), "CUDA_VISIBLE_DEVICES": "",
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "NO_COLOR": "1",
-    }  # fmt: skip
+        **os.environ,
+        "MSTAR_RUNTIME_DIR": str(run),
+        "XDG_STATE_HOME": str(state),
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "NO_COLOR": "1",
+    }
     with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as up:
         assert up.stderr is not None and up.stderr.readline() == "begun\n"
         time.sleep(seconds)
@@ -56,9 +60,13 @@ def interrupt_after(seconds: float, folder: Path) -> None:
 def test_up_ends_with_the_reader_of_its_output(tmp_path: Path) -> None:
     words = [sys.executable, "-c", START, "up", "orpheus:tiny", "--port", str(free_port())]
     environment = {
-        **os.environ, "MSTAR_RUNTIME_DIR": str(tmp_path / "r"), "XDG_STATE_HOME": str(tmp_path / "s"),
-        "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "NO_COLOR": "1",
-    }  # fmt: skip
+        **os.environ,
+        "MSTAR_RUNTIME_DIR": str(tmp_path / "r"),
+        "XDG_STATE_HOME": str(tmp_path / "s"),
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "NO_COLOR": "1",
+    }
     with subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as up:
         assert up.stderr is not None
         next(line for line in up.stderr if "conductor" in line)  # its processes run

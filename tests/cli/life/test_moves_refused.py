@@ -60,9 +60,15 @@ def model(**walks: Any) -> ModelSpec:
         use.spec.name: use.spec for body in walks.values() for use in [body.body if isinstance(body, Loop) else body]
     }
     return ModelSpec(
-        name="toy", title="Toy", plugin="toy", inputs=(Text(),), outputs=(Text(),), params=Params,
-        nodes=tuple(nodes.values()), partitions=(Partition(name="p", program=talk, walks=walks),),
-    )  # fmt: skip
+        name="toy",
+        title="Toy",
+        plugin="toy",
+        inputs=(Text(),),
+        outputs=(Text(),),
+        params=Params,
+        nodes=tuple(nodes.values()),
+        partitions=(Partition(name="p", program=talk, walks=walks),),
+    )
 
 
 def test_a_cache_may_move() -> None:
@@ -79,9 +85,16 @@ def test_a_cache_of_two_partitions_stays() -> None:
     (talking, singing) = MODEL.partitions
     other = Partition(name="again", program=sing, walks={"more": talking.walks["prefill"]})
     both = ModelSpec(
-        name="toy", title="Toy", plugin="toy", inputs=(Text(),), outputs=MODEL.outputs, params=Params,
-        nodes=MODEL.nodes, streams=MODEL.streams, partitions=(talking, singing, other),
-    )  # fmt: skip
+        name="toy",
+        title="Toy",
+        plugin="toy",
+        inputs=(Text(),),
+        outputs=MODEL.outputs,
+        params=Params,
+        nodes=MODEL.nodes,
+        streams=MODEL.streams,
+        partitions=(talking, singing, other),
+    )
     with pytest.raises(ConfigError, match="partitions talk and again run it side by side"):
         check_moves(both, CONFIG, apart("lm", "prefill", "more"))
 
@@ -96,9 +109,12 @@ def test_a_value_that_a_later_walk_goes_on_from_stays() -> None:
 
 def test_a_stateless_node_that_feeds_a_stream_stays() -> None:
     sink = NodeSpec(
-        name="lm", engine=KV_CACHE, ports={"tokens": "i64[n]", "token": "i64[1]"},
-        kv=KVSpec(layers=1, kv_heads=1, head_dim=2), sampling=Sampling(port="token"),
-    )  # fmt: skip
+        name="lm",
+        engine=KV_CACHE,
+        ports={"tokens": "i64[n]", "token": "i64[1]"},
+        kv=KVSpec(layers=1, kv_heads=1, head_dim=2),
+        sampling=Sampling(port="token"),
+    )
     stream = Stream("ids", into=(sink, "tokens"), chunk=FixedChunk(1))
     source = NodeSpec(name="source", engine=STATELESS, ports={"y": "i64[1]"})
     use = GraphNode(source, (), (StreamingGraphEdge("y", stream),))

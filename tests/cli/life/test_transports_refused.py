@@ -68,7 +68,7 @@ def refused(planned: tuple[ResolvedConfig, Plan]) -> ConfigError:
         (("protocol: TCP", "port: 65530"), 7, "transport.port", "ports 65530 to 65561 are needed", "at most 65504"),
         (("protocol: TCP", "port: 7990"), 7, "transport.port", "the api's port 8000 is among", "choose another"),
     ],
-)  # fmt: skip
+)
 def test_a_file_is_refused_with_its_line_and_what_to_change(
     planned: Lines, lines: tuple[str, ...], line: int, key: str, title: str, hint: str
 ) -> None:

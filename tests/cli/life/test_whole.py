@@ -56,8 +56,17 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="mst-"))
     spool = tmp_path_factory.mktemp("spool")
     (spool / "of another").write_text("kept")
-    words = ("--host", "127.0.0.1", "--port", str(free_port()), "--cache-dir", str(cache_dir()), "--log-stats",
-             "--upload-dir", str(spool))  # fmt: skip
+    words = (
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(free_port()),
+        "--cache-dir",
+        str(cache_dir()),
+        "--log-stats",
+        "--upload-dir",
+        str(spool),
+    )
     with mstarctl(folder, "up", "orpheus:tiny", "-d", *words) as up:
         out, err = up.communicate(timeout=WAIT_S)
     assert up.returncode == 0, err

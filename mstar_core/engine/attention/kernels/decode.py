@@ -41,11 +41,33 @@ _LOG2E: Final = 1.4426950408889634
 
 @triton.jit
 def decode_kernel(
-    packed, cosine, sine, pool, out, starts, pages, last, places, partial, arrived, query_gain, key_gain,
-    factor, eps, across, kv_heads,
-    groups: tl.constexpr, width: tl.constexpr, page: tl.constexpr, parts: tl.constexpr, chunks: tl.constexpr,
-    keys: tl.constexpr, padded: tl.constexpr, has_norms: tl.constexpr, overlaps: tl.constexpr,
-):  # fmt: skip
+    packed,
+    cosine,
+    sine,
+    pool,
+    out,
+    starts,
+    pages,
+    last,
+    places,
+    partial,
+    arrived,
+    query_gain,
+    key_gain,
+    factor,
+    eps,
+    across,
+    kv_heads,
+    groups: tl.constexpr,
+    width: tl.constexpr,
+    page: tl.constexpr,
+    parts: tl.constexpr,
+    chunks: tl.constexpr,
+    keys: tl.constexpr,
+    padded: tl.constexpr,
+    has_norms: tl.constexpr,
+    overlaps: tl.constexpr,
+):
     """Normalize, rotate, append and attend. Grid: (rows, kv_heads, chunks)."""
     row, head, chunk = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     half: tl.constexpr = width // 2
@@ -174,21 +196,48 @@ class DecodeAttention:
         self._arrived = torch.zeros(rows * kv_heads, dtype=torch.int32, device=pool.device)
 
     def attend(
-        self, pool: Tensor, packed: Tensor, rotation: tuple[Tensor, Tensor], fields: Mapping[str, Tensor], scale: float,
+        self,
+        pool: Tensor,
+        packed: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        fields: Mapping[str, Tensor],
+        scale: float,
         norms: HeadNorms | None = None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """See PackedView. fields: the backend's `starts`, `pages`, `last` and `places`."""
         rows, across, kv_heads = packed.shape[-2], packed.shape[-1], pool.shape[3]
         heads = self._groups * kv_heads
         out = torch.empty((rows, heads, self._width), dtype=pool.dtype, device=pool.device)
         query_gain, key_gain, eps = norms or (pool, pool, 0.0)
         decode_kernel[(rows, kv_heads, self._chunks)](
-            packed, *rotation, pool, out, fields["starts"], fields["pages"], fields["last"], fields["places"],
-            self._partial, self._arrived, query_gain, key_gain, scale * _LOG2E, eps, across, kv_heads,
-            groups=self._groups, width=self._width, page=self._page,
-            parts=packed.shape[0] if packed.dim() == 3 else 1, chunks=self._chunks, keys=KEYS, padded=MAX_GROUPS,
-            has_norms=norms is not None, num_warps=4, num_stages=2, **launch_options(pool.device),
-        )  # fmt: skip
+            packed,
+            *rotation,
+            pool,
+            out,
+            fields["starts"],
+            fields["pages"],
+            fields["last"],
+            fields["places"],
+            self._partial,
+            self._arrived,
+            query_gain,
+            key_gain,
+            scale * _LOG2E,
+            eps,
+            across,
+            kv_heads,
+            groups=self._groups,
+            width=self._width,
+            page=self._page,
+            parts=packed.shape[0] if packed.dim() == 3 else 1,
+            chunks=self._chunks,
+            keys=KEYS,
+            padded=MAX_GROUPS,
+            has_norms=norms is not None,
+            num_warps=4,
+            num_stages=2,
+            **launch_options(pool.device),
+        )
         return out
 
 

@@ -108,9 +108,23 @@ def _store_tile(mixed, top, total, mixed_out, top_out, total_out, first, mine, c
 
 @gluon.jit
 def _attend_blocks(
-    q, mixed, top, total, ring_k, ring_v, has_k, has_v, free, begin, first, last, scale, limit,
-    stages: gl.constexpr, is_masked: gl.constexpr,
-):  # fmt: skip
+    q,
+    mixed,
+    top,
+    total,
+    ring_k,
+    ring_v,
+    has_k,
+    has_v,
+    free,
+    begin,
+    first,
+    last,
+    scale,
+    limit,
+    stages: gl.constexpr,
+    is_masked: gl.constexpr,
+):
     """Attend to blocks first to last in sequence. The other warp group keeps the tensor cores busy meanwhile."""
     layout: gl.constexpr = mixed.type.layout
     keys: gl.constexpr = ring_k.shape[1]
@@ -230,9 +244,8 @@ def _remainder_consumer(args, stages: gl.constexpr, is_whole: gl.constexpr):
 
 @gluon.jit
 def _load_blocks(
-    lines, table, ring_k, ring_v, has_k, has_v, free, head, begin, first, last,
-    page: gl.constexpr, stages: gl.constexpr,
-):  # fmt: skip
+    lines, table, ring_k, ring_v, has_k, has_v, free, head, begin, first, last, page: gl.constexpr, stages: gl.constexpr
+):
     """Load blocks first to last, which lie within pages."""
     per: gl.constexpr = page // ring_k.shape[1]
     number = gl.load(table + first // per, mask=first < last, other=0)
@@ -290,12 +303,37 @@ def _producer(args, page: gl.constexpr, stages: gl.constexpr):
 
 @gluon.jit
 def _dense_kernel(
-    query, pool, lines, mixed_out, top_out, total_out, tile_row, tile_start, tile_count, tile_cached, tables, scale,
-    stride, max_pages, heads, all_lines, tiles, units, splits, tokens,
-    page: gl.constexpr, stages: gl.constexpr, across: gl.constexpr, parts: gl.constexpr, left: gl.constexpr,
-    is_whole: gl.constexpr, is_alone: gl.constexpr, registers: gl.constexpr, others: gl.constexpr,
+    query,
+    pool,
+    lines,
+    mixed_out,
+    top_out,
+    total_out,
+    tile_row,
+    tile_start,
+    tile_count,
+    tile_cached,
+    tables,
+    scale,
+    stride,
+    max_pages,
+    heads,
+    all_lines,
+    tiles,
+    units,
+    splits,
+    tokens,
+    page: gl.constexpr,
+    stages: gl.constexpr,
+    across: gl.constexpr,
+    parts: gl.constexpr,
+    left: gl.constexpr,
+    is_whole: gl.constexpr,
+    is_alone: gl.constexpr,
+    registers: gl.constexpr,
+    others: gl.constexpr,
     producing: gl.constexpr,
-):  # fmt: skip
+):
     """Program: (split, row and part of its tokens, head). parts: per row; left: padded size of the remainder."""
     keys: gl.constexpr = lines.block_shape[0]
     dtype: gl.constexpr = lines.dtype
@@ -403,22 +441,55 @@ def descriptor_of(pool: Tensor) -> TensorDescriptor:
 
 
 def attend(
-    query: Tensor, pool: Tensor, descriptor: TensorDescriptor, fields: Mapping[str, Tensor], factor: float,
-    *, tokens: int, max_pages: int, splits: int,
-) -> Tensor:  # fmt: skip
+    query: Tensor,
+    pool: Tensor,
+    descriptor: TensorDescriptor,
+    fields: Mapping[str, Tensor],
+    factor: float,
+    *,
+    tokens: int,
+    max_pages: int,
+    splits: int,
+) -> Tensor:
     """Attend as `split_kv.attend_split_kv` does, for passes that `supports` accepts. tokens: per row."""
     count, heads, width = query.shape
     rows, all_lines, (parts, over) = count // tokens, count * heads, parts_of(tokens)
     out = torch.empty((count, heads, width), dtype=query.dtype, device=query.device)
     mixed, top, total = split_outputs(out, splits)
     _dense_kernel[(rows * parts * heads * splits,)](
-        query, pool, descriptor, mixed, top, total, fields["row"], fields["start"], fields["count"], fields["cached"],
-        fields["tables"], factor, query.stride(0), max_pages, heads, all_lines, len(fields["row"]) // rows,
-        rows * parts, splits, tokens,
-        page=pool.shape[2], stages=STAGES, across=TOKENS, parts=parts, left=8 if over <= 8 else MAX_REMAINDER,
-        is_whole=splits == 1, is_alone=rows == 1, registers=REGISTERS[0], others=REGISTERS[1], producing=REGISTERS[2],
-        num_warps=4, launch_pdl=True,
-    )  # fmt: skip
+        query,
+        pool,
+        descriptor,
+        mixed,
+        top,
+        total,
+        fields["row"],
+        fields["start"],
+        fields["count"],
+        fields["cached"],
+        fields["tables"],
+        factor,
+        query.stride(0),
+        max_pages,
+        heads,
+        all_lines,
+        len(fields["row"]) // rows,
+        rows * parts,
+        splits,
+        tokens,
+        page=pool.shape[2],
+        stages=STAGES,
+        across=TOKENS,
+        parts=parts,
+        left=8 if over <= 8 else MAX_REMAINDER,
+        is_whole=splits == 1,
+        is_alone=rows == 1,
+        registers=REGISTERS[0],
+        others=REGISTERS[1],
+        producing=REGISTERS[2],
+        num_warps=4,
+        launch_pdl=True,
+    )
     if splits > 1:
         combine(mixed, top, total, out)
     return out

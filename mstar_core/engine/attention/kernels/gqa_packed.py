@@ -212,11 +212,33 @@ _COUNTS: Final = ("tokens", "max_pages", "kv_heads", "all_lines", "tiles", "spli
 
 @gluon.jit(do_not_specialize=_COUNTS)
 def _gqa_packed_kernel(
-    query, key, value, pool, lines, mixed_out, top_out, total_out, ends, tables, scale,
-    query_stride, key_stride, value_stride, tokens, max_pages, kv_heads, all_lines, tiles, splits,
-    page: gl.constexpr, groups: gl.constexpr, stages: gl.constexpr, is_whole: gl.constexpr,
-    registers: gl.constexpr, producing: gl.constexpr,
-):  # fmt: skip
+    query,
+    key,
+    value,
+    pool,
+    lines,
+    mixed_out,
+    top_out,
+    total_out,
+    ends,
+    tables,
+    scale,
+    query_stride,
+    key_stride,
+    value_stride,
+    tokens,
+    max_pages,
+    kv_heads,
+    all_lines,
+    tiles,
+    splits,
+    page: gl.constexpr,
+    groups: gl.constexpr,
+    stages: gl.constexpr,
+    is_whole: gl.constexpr,
+    registers: gl.constexpr,
+    producing: gl.constexpr,
+):
     """Program: (row and KV head, split, tile of packed queries)."""
     keys: gl.constexpr = lines.block_shape[0]
     width: gl.constexpr = lines.block_shape[1]
@@ -256,20 +278,34 @@ def _gqa_packed_kernel(
     gdc_launch_dependents()
     consumer_args = (
         (
-            query + start * query_stride + head * width, mixed_out, top_out, total_out, query_stride, mine, first,
-            heads, tokens * groups - first,
+            query + start * query_stride + head * width,
+            mixed_out,
+            top_out,
+            total_out,
+            query_stride,
+            mine,
+            first,
+            heads,
+            tokens * groups - first,
         ),
         (ring_q, ring_k, ring_v, has_k, has_v, free_k, free_v),
         (begin, stop, held, end, tokens, scale),
-    )  # fmt: skip
+    )
     producer_args = (
         (
-            lines, pool, key + start * key_stride + kv_head * width, value + start * value_stride + kv_head * width,
-            key_stride, value_stride, kv_heads * width, kv_head * width, tables + row * max_pages,
+            lines,
+            pool,
+            key + start * key_stride + kv_head * width,
+            value + start * value_stride + kv_head * width,
+            key_stride,
+            value_stride,
+            kv_heads * width,
+            kv_head * width,
+            tables + row * max_pages,
         ),
         (ring_k, ring_v, has_k, has_v, free_k, free_v),
         (begin, middle, stop, held, end, tokens),
-    )  # fmt: skip
+    )
     gl.warp_specialize(
         [
             (_consumer, (consumer_args, 0, stages, groups, is_whole)),
@@ -295,9 +331,14 @@ def descriptor_of(pool: Tensor) -> TensorDescriptor:
 
 
 def attend(
-    given: tuple[Tensor, Tensor, Tensor], pool: Tensor, descriptor: TensorDescriptor, fields: Mapping[str, Tensor],
-    factor: float, shape: AttentionShape, splits: int | None = None,
-) -> Tensor:  # fmt: skip
+    given: tuple[Tensor, Tensor, Tensor],
+    pool: Tensor,
+    descriptor: TensorDescriptor,
+    fields: Mapping[str, Tensor],
+    factor: float,
+    shape: AttentionShape,
+    splits: int | None = None,
+) -> Tensor:
     """Attend to each row's pages and to all of its new tokens, for passes that `supports` accepts.
 
     given: query [T, heads, width], key and value [T, kv_heads, width], the last two dimensions of each contiguous;
@@ -313,11 +354,35 @@ def attend(
     out = torch.empty((count, heads, width), dtype=query.dtype, device=query.device)
     mixed, top, total = split_outputs(out, splits)
     _gqa_packed_kernel[(tiles * splits * shape.rows * kv_heads,)](
-        query, key, value, pool, descriptor, mixed, top, total, fields["ends"], fields["tables"], factor,
-        query.stride(0), key.stride(0), value.stride(0), shape.tokens, shape.pages, kv_heads, count * heads, tiles,
-        splits, page=page, groups=heads // kv_heads, stages=STAGES, is_whole=splits == 1, registers=REGISTERS[0],
-        producing=REGISTERS[1], num_warps=4, launch_pdl=True,
-    )  # fmt: skip
+        query,
+        key,
+        value,
+        pool,
+        descriptor,
+        mixed,
+        top,
+        total,
+        fields["ends"],
+        fields["tables"],
+        factor,
+        query.stride(0),
+        key.stride(0),
+        value.stride(0),
+        shape.tokens,
+        shape.pages,
+        kv_heads,
+        count * heads,
+        tiles,
+        splits,
+        page=page,
+        groups=heads // kv_heads,
+        stages=STAGES,
+        is_whole=splits == 1,
+        registers=REGISTERS[0],
+        producing=REGISTERS[1],
+        num_warps=4,
+        launch_pdl=True,
+    )
     if splits > 1:
         combine(mixed, top, total, out)
     return out

@@ -42,9 +42,22 @@ TOKENS: Final = 8
 
 @triton.jit
 def _gather_kernel(
-    key, value, pool, pages, keys, values, key_stride, value_stride, cached, total, width,
-    page: tl.constexpr, tokens: tl.constexpr, block: tl.constexpr, overlaps: tl.constexpr,
-):  # fmt: skip
+    key,
+    value,
+    pool,
+    pages,
+    keys,
+    values,
+    key_stride,
+    value_stride,
+    cached,
+    total,
+    width,
+    page: tl.constexpr,
+    tokens: tl.constexpr,
+    block: tl.constexpr,
+    overlaps: tl.constexpr,
+):
     if overlaps:
         gdc_launch_dependents()
         gdc_wait()
@@ -72,8 +85,21 @@ def gather(pool: Tensor, page_size: int, pages: Tensor, cached: int, key: Tensor
     total, width = cached + key.shape[0], key.shape[1] * key.shape[2]
     out = pool.new_empty((2, total, *key.shape[1:]))
     _gather_kernel[(triton.cdiv(total, TOKENS),)](
-        key, value, pool, pages, out[0], out[1], key.stride(0), value.stride(0), cached, total, width,
-        page=page_size, tokens=TOKENS, block=triton.next_power_of_2(width), num_warps=4,
+        key,
+        value,
+        pool,
+        pages,
+        out[0],
+        out[1],
+        key.stride(0),
+        value.stride(0),
+        cached,
+        total,
+        width,
+        page=page_size,
+        tokens=TOKENS,
+        block=triton.next_power_of_2(width),
+        num_warps=4,
         **launch_options(pool.device),
-    )  # fmt: skip
+    )
     return out

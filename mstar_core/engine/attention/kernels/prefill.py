@@ -39,9 +39,25 @@ SMALL_PAGED_BUCKET: Final = 256
 
 @triton.jit
 def _paged_prefill_kernel(
-    query, pool, out, tile_row, tile_start, tile_count, tile_cached, tables, scale, query_stride, out_stride,
-    max_pages, kv_heads, groups, page: tl.constexpr, width: tl.constexpr, block: tl.constexpr, keys: tl.constexpr,
-):  # fmt: skip
+    query,
+    pool,
+    out,
+    tile_row,
+    tile_start,
+    tile_count,
+    tile_cached,
+    tables,
+    scale,
+    query_stride,
+    out_stride,
+    max_pages,
+    kv_heads,
+    groups,
+    page: tl.constexpr,
+    width: tl.constexpr,
+    block: tl.constexpr,
+    keys: tl.constexpr,
+):
     tile = tl.program_id(0)
     head = tl.program_id(1)
     count = tl.load(tile_count + tile)
@@ -122,10 +138,27 @@ class PagedPrefillAttention(PagedKernels):
         out = torch.empty((self._shape.tokens, heads, width), dtype=query.dtype, device=query.device)
         factor = (width**-0.5 if scale is None else scale) * LOG2E
         _paged_prefill_kernel[(self._tiles, heads)](
-            query, pool, out, fields["row"], fields["start"], fields["count"], fields["cached"], fields["tables"],
-            factor, query.stride(0), out.stride(0), self._shape.pages, pool.shape[3], heads // pool.shape[3],
-            page=self._page_size, width=width, block=self._block, keys=KEYS, num_warps=4, num_stages=2,
-        )  # fmt: skip
+            query,
+            pool,
+            out,
+            fields["row"],
+            fields["start"],
+            fields["count"],
+            fields["cached"],
+            fields["tables"],
+            factor,
+            query.stride(0),
+            out.stride(0),
+            self._shape.pages,
+            pool.shape[3],
+            heads // pool.shape[3],
+            page=self._page_size,
+            width=width,
+            block=self._block,
+            keys=KEYS,
+            num_warps=4,
+            num_stages=2,
+        )
         return out
 
 
@@ -136,10 +169,25 @@ program has the 192 KiB of shared memory that heads of 256 need."""
 
 @triton.jit
 def _packed_prefill_kernel(
-    query, key, value, out, tile_start, tile_count, tile_first, tile_end, scale, query_stride, key_stride,
-    value_stride, out_stride, groups, width: tl.constexpr, block: tl.constexpr, keys: tl.constexpr,
+    query,
+    key,
+    value,
+    out,
+    tile_start,
+    tile_count,
+    tile_first,
+    tile_end,
+    scale,
+    query_stride,
+    key_stride,
+    value_stride,
+    out_stride,
+    groups,
+    width: tl.constexpr,
+    block: tl.constexpr,
+    keys: tl.constexpr,
     overlaps: tl.constexpr,
-):  # fmt: skip
+):
     tile = tl.program_id(1)
     head = tl.program_id(0)
     if overlaps:
@@ -183,9 +231,26 @@ def _packed_prefill_kernel(
 
 @triton.jit
 def _rotate_append_kernel(
-    packed, cosine, sine, places, pool, query, key, query_gain, key_gain, row_stride, page, heads, kv_heads, eps,
-    width: tl.constexpr, half: tl.constexpr, lines: tl.constexpr, has_norms: tl.constexpr, overlaps: tl.constexpr,
-):  # fmt: skip
+    packed,
+    cosine,
+    sine,
+    places,
+    pool,
+    query,
+    key,
+    query_gain,
+    key_gain,
+    row_stride,
+    page,
+    heads,
+    kv_heads,
+    eps,
+    width: tl.constexpr,
+    half: tl.constexpr,
+    lines: tl.constexpr,
+    has_norms: tl.constexpr,
+    overlaps: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     if overlaps:
         gdc_launch_dependents()
@@ -263,9 +328,14 @@ class PackedPrefillAttention(PagedKernels):
         append(self._pools[layer], self._page_size, self._device["places"], key, value)
 
     def attend_packed(
-        self, layer: int, packed: Tensor, rotation: tuple[Tensor, Tensor], heads: int, scale: float | None = None,
+        self,
+        layer: int,
+        packed: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        heads: int,
+        scale: float | None = None,
         norms: HeadNorms | None = None,
-    ) -> Tensor | None:  # fmt: skip
+    ) -> Tensor | None:
         """See PackedView."""
         pool, width = self._pools[layer], rotation[0].shape[-1]
         kv_heads, half = pool.shape[3], width // 2
@@ -275,11 +345,26 @@ class PackedPrefillAttention(PagedKernels):
         query, key = packed.new_empty((rows, heads, width)), packed.new_empty((rows, kv_heads, width))
         query_gain, key_gain, eps = norms or (pool, pool, 0.0)
         _rotate_append_kernel[(rows,)](
-            packed, *rotation, self._device["places"], pool, query, key, query_gain, key_gain, packed.stride(0),
-            self._page_size, heads, kv_heads, eps, width=width, half=half,
-            lines=triton.next_power_of_2(heads + 2 * kv_heads), has_norms=norms is not None, num_warps=4,
+            packed,
+            *rotation,
+            self._device["places"],
+            pool,
+            query,
+            key,
+            query_gain,
+            key_gain,
+            packed.stride(0),
+            self._page_size,
+            heads,
+            kv_heads,
+            eps,
+            width=width,
+            half=half,
+            lines=triton.next_power_of_2(heads + 2 * kv_heads),
+            has_norms=norms is not None,
+            num_warps=4,
             **launch_options(packed.device),
-        )  # fmt: skip
+        )
         value = packed[:, (heads + kv_heads) * width :].view(rows, kv_heads, width)
         return self._attended(query, key, value, scale)
 
@@ -288,9 +373,25 @@ class PackedPrefillAttention(PagedKernels):
         out = torch.empty((tokens, heads, width), dtype=query.dtype, device=query.device)
         tile = self._device
         _packed_prefill_kernel[(heads, len(tile["start"]))](
-            query, key, value, out, tile["start"], tile["count"], tile["first"], tile["end"],
-            (width**-0.5 if scale is None else scale) * LOG2E, query.stride(0), key.stride(0), value.stride(0),
-            out.stride(0), heads // key.shape[1], width=width, block=self._block, keys=KEYS,
-            num_warps=self._block // 16, num_stages=2, **launch_options(query.device),
-        )  # fmt: skip
+            query,
+            key,
+            value,
+            out,
+            tile["start"],
+            tile["count"],
+            tile["first"],
+            tile["end"],
+            (width**-0.5 if scale is None else scale) * LOG2E,
+            query.stride(0),
+            key.stride(0),
+            value.stride(0),
+            out.stride(0),
+            heads // key.shape[1],
+            width=width,
+            block=self._block,
+            keys=KEYS,
+            num_warps=self._block // 16,
+            num_stages=2,
+            **launch_options(query.device),
+        )
         return out

@@ -41,11 +41,32 @@ COMBINED: Final = 4
 
 @triton.jit
 def _prefix_kernel(
-    query, key, value, pool, out, mixed_out, top_out, total_out, ends, tables, scale,
-    query_stride, key_stride, value_stride, tokens, max_pages, kv_heads, lines,
-    page: tl.constexpr, width: tl.constexpr, groups: tl.constexpr, block: tl.constexpr, keys: tl.constexpr,
-    is_whole: tl.constexpr, overlaps: tl.constexpr,
-):  # fmt: skip
+    query,
+    key,
+    value,
+    pool,
+    out,
+    mixed_out,
+    top_out,
+    total_out,
+    ends,
+    tables,
+    scale,
+    query_stride,
+    key_stride,
+    value_stride,
+    tokens,
+    max_pages,
+    kv_heads,
+    lines,
+    page: tl.constexpr,
+    width: tl.constexpr,
+    groups: tl.constexpr,
+    block: tl.constexpr,
+    keys: tl.constexpr,
+    is_whole: tl.constexpr,
+    overlaps: tl.constexpr,
+):
     split = tl.program_id(1)
     row = tl.program_id(2) // kv_heads
     kv_head = tl.program_id(2) % kv_heads
@@ -101,11 +122,30 @@ def _prefix_kernel(
 
 @triton.jit
 def _prefix_single_block_kernel(
-    query, key, value, pool, mixed_out, top_out, total_out, ends, tables, scale,
-    query_stride, key_stride, value_stride, tokens, max_pages, kv_heads, lines,
-    page: tl.constexpr, width: tl.constexpr, groups: tl.constexpr, block: tl.constexpr, keys: tl.constexpr,
+    query,
+    key,
+    value,
+    pool,
+    mixed_out,
+    top_out,
+    total_out,
+    ends,
+    tables,
+    scale,
+    query_stride,
+    key_stride,
+    value_stride,
+    tokens,
+    max_pages,
+    kv_heads,
+    lines,
+    page: tl.constexpr,
+    width: tl.constexpr,
+    groups: tl.constexpr,
+    block: tl.constexpr,
+    keys: tl.constexpr,
     overlaps: tl.constexpr,
-):  # fmt: skip
+):
     """Attend to one block of keys, whose cached part is loaded before the queries are ready."""
     split = tl.program_id(1)
     row = tl.program_id(2) // kv_heads
@@ -234,9 +274,16 @@ class PagedPrefixAttention(PagedKernels):
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         mixed, top, total = _split_outputs(grid[1], out)
         _prefix_single_block_kernel[grid](
-            *given, pool, mixed, top, total, *self._sizes(given, pool, factor), block=SINGLE_QUERIES, keys=SINGLE_KEYS,
+            *given,
+            pool,
+            mixed,
+            top,
+            total,
+            *self._sizes(given, pool, factor),
+            block=SINGLE_QUERIES,
+            keys=SINGLE_KEYS,
             **self._options(query, pool),
-        )  # fmt: skip
+        )
         return _combine_few(mixed, top, total, out)
 
     def _attend_split_kv(self, given: Given, pool: Tensor, factor: float, grid: tuple[int, int, int]) -> Tensor:
@@ -245,9 +292,19 @@ class PagedPrefixAttention(PagedKernels):
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         mixed, top, total = _split_outputs(splits, out) if splits > 1 else (out, out, out)
         _prefix_kernel[grid](
-            *given, pool, out, mixed, top, total, *self._sizes(given, pool, factor), block=QUERIES, keys=KEYS,
-            is_whole=splits == 1, num_stages=2, **self._options(query, pool),
-        )  # fmt: skip
+            *given,
+            pool,
+            out,
+            mixed,
+            top,
+            total,
+            *self._sizes(given, pool, factor),
+            block=QUERIES,
+            keys=KEYS,
+            is_whole=splits == 1,
+            num_stages=2,
+            **self._options(query, pool),
+        )
         return out if splits == 1 else _combine(mixed, top, total, out)
 
     def _sizes(self, given: Given, pool: Tensor, factor: float) -> tuple[Any, ...]:
@@ -255,9 +312,15 @@ class PagedPrefixAttention(PagedKernels):
         fields, shape, query = self._device, self._shape, given[0]
         strides = (each.stride(0) for each in given)
         return (
-            fields["ends"], fields["tables"], factor, *strides, shape.tokens, shape.pages, pool.shape[3],
+            fields["ends"],
+            fields["tables"],
+            factor,
+            *strides,
+            shape.tokens,
+            shape.pages,
+            pool.shape[3],
             query.shape[0] * query.shape[1],
-        )  # fmt: skip
+        )
 
     def _options(self, query: Tensor, pool: Tensor) -> dict[str, int]:
         """Return the compile-time arguments of both kernels."""
@@ -277,9 +340,17 @@ def _combine_few(mixed: Tensor, top: Tensor, total: Tensor, out: Tensor) -> Tens
     """Combine few splits of few lines into `out`."""
     splits, lines, width = mixed.shape
     _combine_few_kernel[(lines,)](
-        mixed, top, total, out, lines, splits, width=width, most=triton.next_power_of_2(splits), num_warps=2,
+        mixed,
+        top,
+        total,
+        out,
+        lines,
+        splits,
+        width=width,
+        most=triton.next_power_of_2(splits),
+        num_warps=2,
         **launch_options(out.device),
-    )  # fmt: skip
+    )
     return out
 
 

@@ -67,10 +67,33 @@ def _attend_block(q, k, v, known, top, total, mixed, scale, is_masked: tl.conste
 
 @triton.jit
 def _split_kv_kernel(
-    query, pool, lines, mixed_out, top_out, total_out, tile_row, tile_start, tile_count, tile_cached, tables, scale,
-    query_stride, max_pages, kv_heads, groups, all_lines, tiles, splits, page: tl.constexpr, width: tl.constexpr,
-    block: tl.constexpr, keys: tl.constexpr, stages: tl.constexpr, is_whole: tl.constexpr, overlaps: tl.constexpr,
-):  # fmt: skip
+    query,
+    pool,
+    lines,
+    mixed_out,
+    top_out,
+    total_out,
+    tile_row,
+    tile_start,
+    tile_count,
+    tile_cached,
+    tables,
+    scale,
+    query_stride,
+    max_pages,
+    kv_heads,
+    groups,
+    all_lines,
+    tiles,
+    splits,
+    page: tl.constexpr,
+    width: tl.constexpr,
+    block: tl.constexpr,
+    keys: tl.constexpr,
+    stages: tl.constexpr,
+    is_whole: tl.constexpr,
+    overlaps: tl.constexpr,
+):
     heads = kv_heads * groups
     program = tl.program_id(0)
     tile = program % tiles
@@ -135,9 +158,16 @@ def _split_kv_kernel(
 
 @triton.jit
 def _combine_kernel(
-    mixed_in, top_in, total_in, out, all_lines, width: tl.constexpr, splits: tl.constexpr, some: tl.constexpr,
+    mixed_in,
+    top_in,
+    total_in,
+    out,
+    all_lines,
+    width: tl.constexpr,
+    splits: tl.constexpr,
+    some: tl.constexpr,
     overlaps: tl.constexpr,
-):  # fmt: skip
+):
     line = tl.program_id(0) * some + tl.arange(0, some)
     at = tl.arange(0, width)
     inside = line < all_lines
@@ -172,9 +202,15 @@ def descriptor_of(pool: Tensor) -> TensorDescriptor:
 
 
 def attend_split_kv(
-    query: Tensor, pool: Tensor, descriptor: TensorDescriptor, fields: Mapping[str, Tensor], factor: float,
-    *, max_pages: int, splits: int,
-) -> Tensor:  # fmt: skip
+    query: Tensor,
+    pool: Tensor,
+    descriptor: TensorDescriptor,
+    fields: Mapping[str, Tensor],
+    factor: float,
+    *,
+    max_pages: int,
+    splits: int,
+) -> Tensor:
     """Attend without a mask among a row's tokens. Returns [T, heads, width] in the query's dtype.
 
     query: [T, heads, width], the last two dimensions contiguous; pool: see `make_pools`; descriptor: of the pool;
@@ -186,11 +222,34 @@ def attend_split_kv(
     out = torch.empty((count, heads, width), dtype=query.dtype, device=query.device)
     mixed, top, total = split_outputs(out, splits)
     _split_kv_kernel[(tiles * heads * splits,)](
-        query, pool, descriptor, mixed, top, total, fields["row"], fields["start"], fields["count"], fields["cached"],
-        fields["tables"], factor, query.stride(0), max_pages, kv_heads, heads // kv_heads, all_lines, tiles, splits,
-        page=page, width=width, block=BLOCK, keys=KEYS, stages=STAGES, is_whole=splits == 1, num_warps=4,
+        query,
+        pool,
+        descriptor,
+        mixed,
+        top,
+        total,
+        fields["row"],
+        fields["start"],
+        fields["count"],
+        fields["cached"],
+        fields["tables"],
+        factor,
+        query.stride(0),
+        max_pages,
+        kv_heads,
+        heads // kv_heads,
+        all_lines,
+        tiles,
+        splits,
+        page=page,
+        width=width,
+        block=BLOCK,
+        keys=KEYS,
+        stages=STAGES,
+        is_whole=splits == 1,
+        num_warps=4,
         **launch_options(query.device),
-    )  # fmt: skip
+    )
     if splits > 1:
         combine(mixed, top, total, out)
     return out
@@ -213,8 +272,8 @@ def combine(mixed: Tensor, top: Tensor, total: Tensor, out: Tensor) -> None:
     splits, lines, width = mixed.shape
     some = max(1, COMBINED // width)
     _combine_kernel[(triton.cdiv(lines, some),)](
-        mixed, top, total, out, lines, width=width, splits=splits, some=some, num_warps=4, **launch_options(out.device),
-    )  # fmt: skip
+        mixed, top, total, out, lines, width=width, splits=splits, some=some, num_warps=4, **launch_options(out.device)
+    )
 
 
 class PagedDenseAttention(PagedKernels):
@@ -277,13 +336,24 @@ class PagedDenseAttention(PagedKernels):
             if layer not in self._hopper_descriptors:
                 self._hopper_descriptors[layer] = hopper.descriptor_of(pool)
             out: Tensor = hopper.attend(
-                query, pool, self._hopper_descriptors[layer], self._device, factor, tokens=shape.tokens,
-                max_pages=shape.pages, splits=self._splits or hopper.splits_of(shape.rows, shape.tokens, heads),
-            )  # fmt: skip
+                query,
+                pool,
+                self._hopper_descriptors[layer],
+                self._device,
+                factor,
+                tokens=shape.tokens,
+                max_pages=shape.pages,
+                splits=self._splits or hopper.splits_of(shape.rows, shape.tokens, heads),
+            )
             return out
         if layer not in self._descriptors:
             self._descriptors[layer] = descriptor_of(pool)
         return attend_split_kv(
-            query, pool, self._descriptors[layer], self._device, factor, max_pages=shape.pages,
+            query,
+            pool,
+            self._descriptors[layer],
+            self._device,
+            factor,
+            max_pages=shape.pages,
             splits=self._splits or splits_of(shape.rows * self._tiles, heads),
-        )  # fmt: skip
+        )

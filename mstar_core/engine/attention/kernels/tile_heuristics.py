@@ -60,9 +60,10 @@ class PackedQueries:
         """Derive the counts. query: [T, heads, width]; pool: see `make_pools`."""
         page, kv_heads = pool.shape[2:4]
         return cls(
-            count=shape.tokens * (query.shape[1] // kv_heads), groups=shape.rows * kv_heads,
+            count=shape.tokens * (query.shape[1] // kv_heads),
+            groups=shape.rows * kv_heads,
             max_keys=shape.pages * page + shape.tokens,
-        )  # fmt: skip
+        )
 
     @property
     def single_block(self) -> tuple[int, int] | None:

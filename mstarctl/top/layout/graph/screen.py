@@ -140,9 +140,11 @@ def _part(graph: GraphView, walk: str) -> GraphView:
     nodes = [node for node in graph.nodes if walk in node.walks]
     inside = {node.partition for node in nodes}
     return replace(
-        graph, nodes=nodes, edges=[edge for edge in graph.edges if walk in edge.walks],
+        graph,
+        nodes=nodes,
+        edges=[edge for edge in graph.edges if walk in edge.walks],
         partitions=[name for name in graph.partitions if name in inside],
-    )  # fmt: skip
+    )
 
 
 def _fitted(

@@ -30,9 +30,14 @@ class EstimatingSteps(nn.Module):
         self.flow = FlowSteps(channels, device)
 
     def forward(
-        self, *, times: Sequence[np.ndarray] = (), step: np.ndarray | None = None, latents: Sequence[Tensor] = (),
-        seeds: np.ndarray, **ports: Any,
-    ) -> dict[str, Any]:  # fmt: skip
+        self,
+        *,
+        times: Sequence[np.ndarray] = (),
+        step: np.ndarray | None = None,
+        latents: Sequence[Tensor] = (),
+        seeds: np.ndarray,
+        **ports: Any,
+    ) -> dict[str, Any]:
         """Return as FlowSteps; a step also returns {"estimate": B tensors}, None before the last step of its run."""
         made: dict[str, Any] = self.flow(times=times, step=step, latents=latents, seeds=seeds, **ports)
         if step is None or "progress" not in made:

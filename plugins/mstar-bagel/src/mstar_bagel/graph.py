@@ -69,9 +69,7 @@ class _Nodes:
 def build(sizes: Sizes) -> BagelGraph:
     """Build the graph: one transformer on up to three cache branches, image encoders, and the image decoder."""
     nodes = _nodes(sizes)
-    every = (
-        nodes.llm, nodes.cfg_text, nodes.cfg_img, nodes.vit, nodes.vae_encoder, nodes.vae_decoder, nodes.combine,
-    )  # fmt: skip
+    every = (nodes.llm, nodes.cfg_text, nodes.cfg_img, nodes.vit, nodes.vae_encoder, nodes.vae_decoder, nodes.combine)
     return BagelGraph(nodes=every, walks=_walks(nodes, sizes.ids.end))
 
 
@@ -91,8 +89,12 @@ def _nodes(sizes: Sizes) -> _Nodes:
             "times": TIMES,
         },
         kv=KVSpec(
-            layers=language.layers, kv_heads=language.kv_heads, head_dim=language.head_dim,
-            branches=("main", CFG_TEXT, CFG_IMG), page=PAGE, request_tokens=EDIT_TOKENS,
+            layers=language.layers,
+            kv_heads=language.kv_heads,
+            head_dim=language.head_dim,
+            branches=("main", CFG_TEXT, CFG_IMG),
+            page=PAGE,
+            request_tokens=EDIT_TOKENS,
         ),
         sampling=Sampling(port="token"),
         sequence=("tokens", "token", "embeds", "latent_embeds", "latents"),
@@ -106,7 +108,7 @@ def _nodes(sizes: Sizes) -> _Nodes:
         parallel_sizes=(("heads", language.heads), ("values of an MLP", language.mlp)),
         weight_bytes=28_340_000_000,
         doc="text model and denoiser: two experts per layer, joined in attention",
-    )  # fmt: skip
+    )
     return _Nodes(
         llm=llm,
         cfg_text=llm.on_branch("LLM_cfg_text", CFG_TEXT),

@@ -50,9 +50,13 @@ class Params:
     max_think_tokens: int = param(1024, "most tokens of the thought before an image", ge=1)
     do_sample: bool | None = param(None, "draw text ids instead of taking the most likely. Default false")
     temperature: float | None = param(
-        None, "of text; 0 is greedy, above 0 switches sampling on. Default 0.3 with do_sample",
-        ge=0, le=2, openai="temperature", aliases=("text_temperature",),
-    )  # fmt: skip
+        None,
+        "of text; 0 is greedy, above 0 switches sampling on. Default 0.3 with do_sample",
+        ge=0,
+        le=2,
+        openai="temperature",
+        aliases=("text_temperature",),
+    )
     top_p: float = param(1.0, "nucleus mass of text; 1 is off", gt=0, le=1, openai="top_p")
     top_k: int = param(0, "most likely ids of text to draw from; 0 is off", ge=0)
     min_p: float = param(0.0, "least share of the best id's probability; 0 is off", ge=0, le=1)

@@ -216,15 +216,13 @@ def mstar_models() -> Sequence[ModelSpec]:
 
 
 WORKLOADS = (
-    WorkloadSpec(name="image-gen", title="text to an image of 512 or 1024 pixels",
-                 target="mstar_bagel.workloads:image_gen"),
-    WorkloadSpec(name="image-edit", title="an image and text to an image",
-                 target="mstar_bagel.workloads:image_edit"),
-    WorkloadSpec(name="chat", title="text to text",
-                 target="mstar_core.workloads.generic:chat"),
-    WorkloadSpec(name="see", title="questions about one image",
-                 target="mstar_core.workloads.generic:see"),
-)  # fmt: skip
+    WorkloadSpec(
+        name="image-gen", title="text to an image of 512 or 1024 pixels", target="mstar_bagel.workloads:image_gen"
+    ),
+    WorkloadSpec(name="image-edit", title="an image and text to an image", target="mstar_bagel.workloads:image_edit"),
+    WorkloadSpec(name="chat", title="text to text", target="mstar_core.workloads.generic:chat"),
+    WorkloadSpec(name="see", title="questions about one image", target="mstar_core.workloads.generic:see"),
+)
 
 
 @hookimpl

@@ -140,9 +140,13 @@ class Processor:
             raise RequestError(f"{odd.modality} is not an input of this model", hint="send images", field="files")
         if paints and params.prompt_format == CHATML:
             raise RequestError(
-                "prompt_format chatml cannot make an image", "the layout has no place for one", "use reference",
-                field="prompt_format", value=CHATML, allowed="reference",
-            )  # fmt: skip
+                "prompt_format chatml cannot make an image",
+                "the layout has no place for one",
+                "use reference",
+                field="prompt_format",
+                value=CHATML,
+                allowed="reference",
+            )
 
     # -- image -----------------------------------------------------------------------------------------------------
 
@@ -164,9 +168,12 @@ class Processor:
             if side is not None and (side > longest or side % sizes.token_pixels):
                 allowed = f"a multiple of {sizes.token_pixels} up to {longest}"
                 raise RequestError(
-                    f"{name} is {side}, allowed is {allowed}", "this checkpoint's position table ends there",
-                    field=name, value=str(side), allowed=allowed,
-                )  # fmt: skip
+                    f"{name} is {side}, allowed is {allowed}",
+                    "this checkpoint's position table ends there",
+                    field=name,
+                    value=str(side),
+                    allowed=allowed,
+                )
         if given is None:
             return params.image_size(longest)
         return fitted_size(given, (params.width, params.height), sizes.token_pixels)
@@ -183,9 +190,13 @@ class Processor:
         if room < (1 if writes else 0):
             raise RequestError(
                 f"the prompt has {read.tokens} tokens and the context {limit}",
-                _told(read.segments), "send fewer or smaller images, or a shorter text", field="text",
-                code="context_length_exceeded", value=str(read.tokens), allowed=f"< {limit}",
-            )  # fmt: skip
+                _told(read.segments),
+                "send fewer or smaller images, or a shorter text",
+                field="text",
+                code="context_length_exceeded",
+                value=str(read.tokens),
+                allowed=f"< {limit}",
+            )
         warnings: list[str] = []
         usage: dict[str, int] = {}
         if paints:
@@ -195,9 +206,12 @@ class Processor:
             warnings += _without_effect(params, guide, is_guided=is_guided)
         if not paints:
             return Inputs(
-                arrays=arrays, segments=read.segments, prompt_tokens=read.tokens,
-                max_output_tokens=min(params.max_output_tokens, room), warnings=warnings,
-            )  # fmt: skip
+                arrays=arrays,
+                segments=read.segments,
+                prompt_tokens=read.tokens,
+                max_output_tokens=min(params.max_output_tokens, room),
+                warnings=warnings,
+            )
         thought = min(params.max_think_tokens, room) if writes else 0
         if writes:
             warnings += lowered_warnings(params, "max_think_tokens", thought)
@@ -206,9 +220,13 @@ class Processor:
             params, max_think_tokens=max(1, thought), max_output_tokens=thought + closing if writes else 1
         )
         return Inputs(
-            arrays=arrays, segments=read.segments, prompt_tokens=read.tokens, params=changed, usage=usage,
+            arrays=arrays,
+            segments=read.segments,
+            prompt_tokens=read.tokens,
+            params=changed,
+            usage=usage,
             warnings=warnings,
-        )  # fmt: skip
+        )
 
 
 def _without_effect(params: Params, guide: Guidance, *, is_guided: bool) -> list[str]:

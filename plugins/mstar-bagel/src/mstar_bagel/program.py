@@ -105,9 +105,13 @@ def _paint(request: ProgramRequest, branches: tuple[str, ...]) -> ProgramGenerat
     for phase, name in runs:
         walk = "image_gen" if name == runs[-1][1] else "denoise" if name == phase else "partial_image"
         yield Run(
-            walk, guidance=inputs["guidance"], times=inputs[name], max_iters=len(inputs[name]),
-            branches=branches if phase == GUIDED else (MAIN,), sample=False,
-        )  # fmt: skip
+            walk,
+            guidance=inputs["guidance"],
+            times=inputs[name],
+            max_iters=len(inputs[name]),
+            branches=branches if phase == GUIDED else (MAIN,),
+            sample=False,
+        )
 
 
 def _parts(phase: str) -> Iterator[str]:

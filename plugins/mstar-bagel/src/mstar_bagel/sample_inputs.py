@@ -36,10 +36,23 @@ def _three(
     files = (("picture.png", picture),)
     edit = {"num_timesteps": size["num_timesteps"]} if size else {}
     return [
-        SampleInputs(name="draw", title="a text to a picture", outputs=("image",), text=drawn,
-                     params={"seed": 1, **size}),
-        SampleInputs(name="describe", title="a picture and a question to text", outputs=("text",), text=question,
-                     files=files, params={"temperature": 0, **text}),
-        SampleInputs(name="edit", title="a picture and a change to a picture", outputs=("image",), text=change,
-                     files=files, params={"seed": 1, **edit}),
-    ]  # fmt: skip
+        SampleInputs(
+            name="draw", title="a text to a picture", outputs=("image",), text=drawn, params={"seed": 1, **size}
+        ),
+        SampleInputs(
+            name="describe",
+            title="a picture and a question to text",
+            outputs=("text",),
+            text=question,
+            files=files,
+            params={"temperature": 0, **text},
+        ),
+        SampleInputs(
+            name="edit",
+            title="a picture and a change to a picture",
+            outputs=("image",),
+            text=change,
+            files=files,
+            params={"seed": 1, **edit},
+        ),
+    ]

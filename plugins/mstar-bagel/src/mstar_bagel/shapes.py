@@ -17,9 +17,13 @@ Floats = npt.NDArray[np.float64]
 
 SIDE: Final = 64
 COLORS: Final = {
-    "red": (220, 40, 40), "green": (30, 160, 60), "blue": (40, 70, 220), "yellow": (240, 210, 30),
-    "purple": (150, 50, 180), "cyan": (40, 200, 220),
-}  # fmt: skip
+    "red": (220, 40, 40),
+    "green": (30, 160, 60),
+    "blue": (40, 70, 220),
+    "yellow": (240, 210, 30),
+    "purple": (150, 50, 180),
+    "cyan": (40, 200, 220),
+}
 SHAPES: Final = ("circle", "square", "triangle")
 RELATIONS: Final = {"left of": (-1, 0), "right of": (1, 0), "above": (0, -1), "below": (0, 1)}
 """Direction from the second shape to the first: x to the right, y downward."""
@@ -91,9 +95,11 @@ def pairs() -> list[Scene]:
     """Return all scenes of two shapes of different colours. Each picture occurs once, left or upper shape first."""
     return [
         Scene(first, relation, second)
-        for first in things() for second in things() if first.color != second.color
+        for first in things()
+        for second in things()
+        if first.color != second.color
         for relation in ("left of", "above")
-    ]  # fmt: skip
+    ]
 
 
 def edits() -> list[Edit]:

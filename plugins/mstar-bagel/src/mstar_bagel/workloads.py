@@ -19,9 +19,11 @@ def image_gen(card: ServedModel, seed: int, *, steps: int = 50) -> Iterator[Work
         side = TINY_SIDE if card.is_tiny else chance.choice(SIDES)
         params: dict[str, Any] = {"width": side, "height": side, "seed": number}
         yield WorkloadRequest(
-            outputs=("image",), text=sentence(chance, chance.randint(*WORDS)),
-            params={**params, "num_timesteps": TINY_STEPS if card.is_tiny else steps}, expected={"size": [side, side]},
-        )  # fmt: skip
+            outputs=("image",),
+            text=sentence(chance, chance.randint(*WORDS)),
+            params={**params, "num_timesteps": TINY_STEPS if card.is_tiny else steps},
+            expected={"size": [side, side]},
+        )
 
 
 def image_edit(card: ServedModel, seed: int, *, steps: int = 50, side: int = 512) -> Iterator[WorkloadRequest]:
@@ -29,7 +31,8 @@ def image_edit(card: ServedModel, seed: int, *, steps: int = 50, side: int = 512
     pixels = TINY_SIDE if card.is_tiny else side
     for number, chance in enumerate(numbered(seed)):
         yield WorkloadRequest(
-            outputs=("image",), text=sentence(chance, chance.randint(*WORDS)),
+            outputs=("image",),
+            text=sentence(chance, chance.randint(*WORDS)),
             files=(("picture.png", picture(chance, pixels)),),
             params={"seed": number, "num_timesteps": TINY_STEPS if card.is_tiny else steps},
-        )  # fmt: skip
+        )

@@ -54,9 +54,18 @@ from mstar_orpheus.config import (
 
 PLUGIN_API = 1
 OFFICIAL = CheckpointConfig(
-    vocab_size=156940, layers=28, heads=24, mlp=8192, kv_heads=8, head_dim=128, max_positions=131072, ids=SpecialIds(),
-    codebook_size=4096, frame_samples=2048, sample_rate=24000,
-)  # fmt: skip
+    vocab_size=156940,
+    layers=28,
+    heads=24,
+    mlp=8192,
+    kv_heads=8,
+    head_dim=128,
+    max_positions=131072,
+    ids=SpecialIds(),
+    codebook_size=4096,
+    frame_samples=2048,
+    sample_rate=24000,
+)
 """Sizes of `canopylabs/orpheus-3b-0.1-ft` and `hubertsiuzdak/snac_24khz`: shown before a checkpoint is read."""
 
 WINDOW_INPUTS = (STEP, CHUNK_FIRST, CHUNK_LAST, from_param("flush"), from_param("noise"), from_param("seed"))
@@ -138,18 +147,26 @@ def orpheus(config: CheckpointConfig, *, restricts: bool = False) -> ModelSpec:
     """Return the spec for a checkpoint. restricts: sample only audio ids and the stop id."""
     kv = KVSpec(layers=config.layers, kv_heads=config.kv_heads, head_dim=config.head_dim)
     lm = NodeSpec(
-        name="LLM", engine=KV_CACHE, ports={"tokens": "i64[n]", "token": "i64[1]"}, kv=kv,
-        sampling=Sampling(port="token", vocabulary=speech_ids(config) if restricts else ()), tensor_parallel=True,
+        name="LLM",
+        engine=KV_CACHE,
+        ports={"tokens": "i64[n]", "token": "i64[1]"},
+        kv=kv,
+        sampling=Sampling(port="token", vocabulary=speech_ids(config) if restricts else ()),
+        tensor_parallel=True,
         parallel_sizes=(("heads", config.heads), ("values of an MLP", config.mlp)),
-        weight_bytes=6_602_000_000, doc="Llama decoder that speaks in audio ids",
-    )  # fmt: skip
+        weight_bytes=6_602_000_000,
+        doc="Llama decoder that speaks in audio ids",
+    )
     snac = NodeSpec(
-        name="snac_decoder", engine=STATELESS, ports={"window": "i64[n]", "pcm": "i16[samples]"}, dtype="float32",
-        batch_key=("window",), weight_bytes=80_000_000, doc="SNAC: seven ids a frame to 24 kHz samples",
-    )  # fmt: skip
-    window = SlidingWindow(
-        WINDOW_FRAMES * IDS_PER_FRAME, IDS_PER_FRAME, tail="drop", first_from="first_window_frames"
-    )  # fmt: skip
+        name="snac_decoder",
+        engine=STATELESS,
+        ports={"window": "i64[n]", "pcm": "i16[samples]"},
+        dtype="float32",
+        batch_key=("window",),
+        weight_bytes=80_000_000,
+        doc="SNAC: seven ids a frame to 24 kHz samples",
+    )
+    window = SlidingWindow(WINDOW_FRAMES * IDS_PER_FRAME, IDS_PER_FRAME, tail="drop", first_from="first_window_frames")
     ids = Stream("audio_ids", into=(snac, "window"), chunk=window, accept=config.audio_ids, flush_if="flush")
     prefill = GraphNode(lm, ("tokens",), (StreamingGraphEdge("token", ids),))
     speak = GraphNode(lm, ("token",), (StreamingGraphEdge("token", ids),))
@@ -249,13 +266,19 @@ IDS_PER_WORD = 30
 """Forced length of speech in load tests: 0.37 s a word."""
 
 WORKLOADS = (
-    WorkloadSpec(name="tts-short", title="8 to 25 words to speech",
-                 target="mstar_core.workloads.generic:speech",
-                 options={"ids_per_word": IDS_PER_WORD}),
-    WorkloadSpec(name="tts-long", title="80 to 200 words to speech",
-                 target="mstar_core.workloads.generic:speech",
-                 options={"least": 80, "most": 200, "ids_per_word": IDS_PER_WORD}),
-)  # fmt: skip
+    WorkloadSpec(
+        name="tts-short",
+        title="8 to 25 words to speech",
+        target="mstar_core.workloads.generic:speech",
+        options={"ids_per_word": IDS_PER_WORD},
+    ),
+    WorkloadSpec(
+        name="tts-long",
+        title="80 to 200 words to speech",
+        target="mstar_core.workloads.generic:speech",
+        options={"least": 80, "most": 200, "ids_per_word": IDS_PER_WORD},
+    ),
+)
 
 
 @hookimpl

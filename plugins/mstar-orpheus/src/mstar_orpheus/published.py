@@ -20,9 +20,16 @@ from mstar_orpheus.vocoder.snac import Snac, SnacConfig, decoding_weights
 WIDTH: Final = 3072
 MLP: Final = 8192
 LAYER: Final = (
-    "input_layernorm", "post_attention_layernorm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
-    "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
-)  # fmt: skip
+    "input_layernorm",
+    "post_attention_layernorm",
+    "self_attn.q_proj",
+    "self_attn.k_proj",
+    "self_attn.v_proj",
+    "self_attn.o_proj",
+    "mlp.gate_proj",
+    "mlp.up_proj",
+    "mlp.down_proj",
+)
 GAIN, DIRECTION = "parametrizations.weight.original0", "parametrizations.weight.original1"
 BLOCKS: Final = 4
 """Upsampling and downsampling blocks of the codec, with three residual units each."""
@@ -94,9 +101,14 @@ def _lm() -> KeyMap:
         width=WIDTH, heads=WIDTH // OFFICIAL.head_dim, kv_heads=OFFICIAL.kv_heads, head_dim=OFFICIAL.head_dim
     )
     config = LlamaConfig(
-        vocab=OFFICIAL.vocab_size, mlp=MLP, layers=OFFICIAL.layers, attention=attention, norm_eps=1e-5, ties=False,
+        vocab=OFFICIAL.vocab_size,
+        mlp=MLP,
+        layers=OFFICIAL.layers,
+        attention=attention,
+        norm_eps=1e-5,
+        ties=False,
         rotary=RotarySpec(width=OFFICIAL.head_dim),
-    )  # fmt: skip
+    )
     with torch.device("meta"):
         places = frozenset(Llama(config, has_head=True).state_dict())
     return KeyMap(targets={name: name for name in lm_names()}, places=places)
@@ -104,9 +116,13 @@ def _lm() -> KeyMap:
 
 def _snac() -> KeyMap:
     config = SnacConfig(
-        latent=768, width=1024, rates=(8, 8, 4, 2), codebook_size=OFFICIAL.codebook_size, codebook_dim=8,
+        latent=768,
+        width=1024,
+        rates=(8, 8, 4, 2),
+        codebook_size=OFFICIAL.codebook_size,
+        codebook_dim=8,
         sample_rate=OFFICIAL.sample_rate,
-    )  # fmt: skip
+    )
     with torch.device("meta"):
         places = frozenset(Snac(config).state_dict())
     return KeyMap(targets=_folded(list(snac_names())), places=places)

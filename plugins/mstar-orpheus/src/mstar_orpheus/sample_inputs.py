@@ -13,7 +13,10 @@ def make_samples(spec: ModelSpec, source: str, folder: Path | None) -> list[Samp
     """Return one sentence."""
     return [
         SampleInputs(
-            name="speech", title="a sentence, spoken", outputs=("audio",), text=spec.prompt_of(source) or SENTENCE,
+            name="speech",
+            title="a sentence, spoken",
+            outputs=("audio",),
+            text=spec.prompt_of(source) or SENTENCE,
             params={"voice": "tara"},
         )
-    ]  # fmt: skip
+    ]

@@ -59,20 +59,19 @@ def build(sizes: Sizes, action_dim: int, vision_dtype: str | None = None) -> Pol
             "offset": plan,
             "robot_actions": f"f32[{sizes.horizon},{action_dim}]",
         },
-        kv=KVSpec(
-            layers=sizes.language.layers, kv_heads=sizes.language.kv_heads, head_dim=sizes.language.head_dim
-        ),
+        kv=KVSpec(layers=sizes.language.layers, kv_heads=sizes.language.kv_heads, head_dim=sizes.language.head_dim),
         sequence=("tokens", "actions"),
         batch_key=("actions",),
         capture_sizes=(1, 2, 4, 5, 6, 8, 16),
         capture_tokens=prefixes(sizes),
         tensor_parallel=True,
         parallel_sizes=(
-            ("heads", sizes.language.heads), ("values of an MLP", sizes.language.mlp),
+            ("heads", sizes.language.heads),
+            ("values of an MLP", sizes.language.mlp),
             ("values of an MLP of the action expert", sizes.expert.mlp),
         ),
         doc="language model for the prefix, action expert for the flow; batched requests may be at different steps",
-    )  # fmt: skip
+    )
     cameras = GraphNode(vit, ("images", "tokens"), (GraphEdge("features", llm, into="embeds"),))
     prefix = GraphNode(llm, ("tokens", "embeds"), attend=Attend(mask="full"))
     read_only = Attend(mask="full", write=False)

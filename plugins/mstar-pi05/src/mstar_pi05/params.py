@@ -40,8 +40,10 @@ class Params:
         if self.noise is not None and widths != {ACTION_WIDTH}:
             yield RequestError(
                 f"noise has rows of {', '.join(map(str, sorted(widths))) or 'no'} values",
-                hint=f"send [horizon, {ACTION_WIDTH}]", field="noise", allowed=f"[horizon, {ACTION_WIDTH}]",
-            )  # fmt: skip
+                hint=f"send [horizon, {ACTION_WIDTH}]",
+                field="noise",
+                allowed=f"[horizon, {ACTION_WIDTH}]",
+            )
         if self.noise is not None and any(not math.isfinite(value) for row in self.noise for value in row):
             yield RequestError("noise must contain finite numbers only", hint="send finite numbers", field="noise")
         if self.robot_state is not None and not self.robot_state:

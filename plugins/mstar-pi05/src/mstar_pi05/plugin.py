@@ -146,9 +146,10 @@ def mstar_models() -> Sequence[ModelSpec]:
 
 
 WORKLOADS = (
-    WorkloadSpec(name="robot", title="cameras and joint values to an action chunk",
-                 target="mstar_pi05.workloads:robot"),
-)  # fmt: skip
+    WorkloadSpec(
+        name="robot", title="cameras and joint values to an action chunk", target="mstar_pi05.workloads:robot"
+    ),
+)
 
 
 @hookimpl

@@ -51,7 +51,7 @@ class Processor:
                 f"the statistics have {len(self._state_moments)} values of state, {robot.name} has {robot.state}",
                 hint="choose the robot's own, a file, or none: --set model_kwargs.norm_stats=none",
                 key="model_kwargs.norm_stats",
-            )  # fmt: skip
+            )
 
     def process_prompt(self, request: PromptRequest) -> Inputs:
         """Return the arrays of a request with files or with a robot message. Raises RequestError naming the field."""
@@ -105,9 +105,11 @@ class Processor:
                 raise RequestError(f"{field} was sent twice", "the observation contains it", hint, field=field)
         if not seen.images:
             raise RequestError(
-                "the observation has no camera image", hint=f"send one to three of {', '.join(CAMERAS)}",
-                field="images", code="missing_field",
-            )  # fmt: skip
+                "the observation has no camera image",
+                hint=f"send one to three of {', '.join(CAMERAS)}",
+                field="images",
+                code="missing_field",
+            )
         state = seen.state if self._reads_state(params) else None  # robot clients always send a state
         prepared = replace(request, text=seen.prompt, params=replace(params, robot_state=state))
         return self.prepare(seen.images, prepared)
@@ -128,9 +130,12 @@ class Processor:
         if room and len(tokens) > room:
             raise RequestError(
                 f"{len(cameras)} cameras and {len(ids)} prompt ids make {len(tokens)} positions, allowed are {room}",
-                hint="shorten the text, send fewer cameras, or raise max_seq_len", field="text",
-                code="context_length_exceeded", value=str(len(tokens)), allowed=f"<= {room}",
-            )  # fmt: skip
+                hint="shorten the text, send fewer cameras, or raise max_seq_len",
+                field="text",
+                code="context_length_exceeded",
+                value=str(len(tokens)),
+                allowed=f"<= {room}",
+            )
         scale, offset = self._lines(params, state, warnings)
         arrays = {
             "images": cameras,
@@ -157,8 +162,9 @@ class Processor:
             if made.vocab > self._sizes.vocab:
                 raise WeightsError(
                     f"{made.path} has ids up to {made.vocab - 1}, the model has {self._sizes.vocab}",
-                    hint="use the tokenizer of the checkpoint", file=str(made.path),
-                )  # fmt: skip
+                    hint="use the tokenizer of the checkpoint",
+                    file=str(made.path),
+                )
             self._tokenizer = made
         return self._tokenizer
 
@@ -169,22 +175,32 @@ class Processor:
         if not 1 <= images <= most:
             code = "missing_field" if not images else "invalid_value"
             raise RequestError(
-                f"the request has {images} camera images, allowed are 1 to {most}", hint=f"in the order {CAMERAS}",
-                field=FIELD, value=str(images), allowed=f"1 to {most}", code=code,
-            )  # fmt: skip
+                f"the request has {images} camera images, allowed are 1 to {most}",
+                hint=f"in the order {CAMERAS}",
+                field=FIELD,
+                value=str(images),
+                allowed=f"1 to {most}",
+                code=code,
+            )
         if mask is None:
             return [True] * images
         if len(mask) < images:
             raise RequestError(
-                f"image_mask has {len(mask)} values for {images} images", hint="send one value per image",
-                field="image_mask", value=str(len(mask)), allowed=f"{images} to {most} values",
-            )  # fmt: skip
+                f"image_mask has {len(mask)} values for {images} images",
+                hint="send one value per image",
+                field="image_mask",
+                value=str(len(mask)),
+                allowed=f"{images} to {most} values",
+            )
         if any(mask[images:]):
             number = next(index for index in range(images, len(mask)) if mask[index])
             raise RequestError(
-                f"image_mask[{number}] is true and there are {images} images", hint="send the image, or false",
-                field="image_mask", value=str(number), allowed=f"true up to {images - 1}",
-            )  # fmt: skip
+                f"image_mask[{number}] is true and there are {images} images",
+                hint="send the image, or false",
+                field="image_mask",
+                value=str(number),
+                allowed=f"true up to {images - 1}",
+            )
         if not any(mask[:images]):
             raise RequestError(
                 "image_mask disables every camera", hint="leave at least one camera true", field="image_mask"
@@ -229,9 +245,12 @@ class Processor:
             allowed, fits = f"1 to {most} values", 1 <= count <= most
         if not fits:
             raise RequestError(
-                f"robot_state has {count} values, allowed are {allowed}", hint="send what the robot reports",
-                field="robot_state", value=str(count), allowed=allowed,
-            )  # fmt: skip
+                f"robot_state has {count} values, allowed are {allowed}",
+                hint="send what the robot reports",
+                field="robot_state",
+                value=str(count),
+                allowed=allowed,
+            )
 
     def _ids(self, text: str | None, state: Values | None, warnings: list[str]) -> list[int]:
         words = (text or "").strip() or (self._deployment.default_prompt or "").strip()
@@ -259,9 +278,11 @@ class Processor:
         if params.num_steps > most:
             raise RequestError(
                 f"num_steps is {params.num_steps}, this deployment takes up to {most}",
-                hint="send a smaller value, or start the deployment with a higher max_num_steps", field="num_steps",
-                value=str(params.num_steps), allowed=f"1 to {most}",
-            )  # fmt: skip
+                hint="send a smaller value, or start the deployment with a higher max_num_steps",
+                field="num_steps",
+                value=str(params.num_steps),
+                allowed=f"1 to {most}",
+            )
 
     def _is_normalized(self, params: Params) -> bool:
         return self._action_moments is None if params.return_normalized is None else params.return_normalized
@@ -275,9 +296,11 @@ class Processor:
         if self._action_moments is None:
             raise RequestError(
                 "return_normalized is false and the deployment has no statistics of actions",
-                hint="omit it, or start the deployment with norm_stats", field="return_normalized",
-                value="false", allowed="true",
-            )  # fmt: skip
+                hint="omit it, or start the deployment with norm_stats",
+                field="return_normalized",
+                value="false",
+                allowed="true",
+            )
         if self._deployment.is_delta:
             return self._plans(*as_lines(self._action_moments, state, self._deployment))
         if self._robot_lines is None:  # independent of the state
@@ -297,7 +320,9 @@ class Processor:
         if len(params.noise) != self._horizon:
             raise RequestError(
                 f"noise has {len(params.noise)} rows, the horizon is {self._horizon}",
-                hint="send one row per action step", field="noise", value=str(len(params.noise)),
+                hint="send one row per action step",
+                field="noise",
+                value=str(len(params.noise)),
                 allowed=f"[{self._horizon}, {ACTION_WIDTH}]",
-            )  # fmt: skip
+            )
         return np.array(params.noise, dtype=np.float32)

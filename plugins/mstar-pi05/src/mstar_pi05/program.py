@@ -12,7 +12,11 @@ def pi05(request: ProgramRequest) -> ProgramGenerator:
     yield [
         Run("prefill", images=inputs["images"], tokens=inputs["tokens"], sample=False),
         Run(
-            "action_gen", actions=inputs["noise"], scale=inputs["scale"], offset=inputs["offset"],
-            max_iters=request.params.num_steps, finishes=True,
+            "action_gen",
+            actions=inputs["noise"],
+            scale=inputs["scale"],
+            offset=inputs["offset"],
+            max_iters=request.params.num_steps,
+            finishes=True,
         ),
-    ]  # fmt: skip
+    ]

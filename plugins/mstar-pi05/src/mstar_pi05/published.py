@@ -19,14 +19,25 @@ from mstar_pi05.nodes.siglip import Cameras
 
 NORMED: Final = ("weight", "bias")
 MATRICES: Final = (
-    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj",
+    "self_attn.q_proj",
+    "self_attn.k_proj",
+    "self_attn.v_proj",
+    "self_attn.o_proj",
+    "mlp.gate_proj",
+    "mlp.up_proj",
     "mlp.down_proj",
-)  # fmt: skip
+)
 NORMS: Final = ("input_layernorm", "post_attention_layernorm")
 VISION_LAYER: Final = (
-    "layer_norm1", "layer_norm2", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj",
-    "mlp.fc1", "mlp.fc2",
-)  # fmt: skip
+    "layer_norm1",
+    "layer_norm2",
+    "self_attn.q_proj",
+    "self_attn.k_proj",
+    "self_attn.v_proj",
+    "self_attn.out_proj",
+    "mlp.fc1",
+    "mlp.fc2",
+)
 
 
 def key_map() -> Mapping[str, KeyMap]:

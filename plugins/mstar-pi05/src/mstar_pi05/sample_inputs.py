@@ -33,9 +33,13 @@ def make_samples(spec: ModelSpec, source: str, folder: Path | None) -> list[Samp
 
 def _observed(text: str, state: list[float], cameras: list[bytes]) -> SampleInputs:
     return SampleInputs(
-        name="act", title="three cameras, the state of the arm and an instruction to actions", outputs=("action",),
-        text=text, files=tuple(zip(FILES, cameras, strict=True)), params={"robot_state": state, "seed": 1},
-    )  # fmt: skip
+        name="act",
+        title="three cameras, the state of the arm and an instruction to actions",
+        outputs=("action",),
+        text=text,
+        files=tuple(zip(FILES, cameras, strict=True)),
+        params={"robot_state": state, "seed": 1},
+    )
 
 
 def _joints(spec: ModelSpec, folder: Path | None) -> int:

@@ -31,17 +31,52 @@ SPECIALS: Final = ("<pad>", "<eos>", "<bos>", "<unk>")
 BYTES: Final = 256
 LETTERS: Final = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 .,;:-!?'".replace(" ", SPACE)
 MERGES: Final = (
-    "▁ t", "▁t h", "▁th e", "T a", "s k", "Ta sk", "S t", "a t", "St at", "Stat e", "A c", "t i", "o n", "ti on",
-    "Ac tion", "▁ State", "1 2", "2 5", "12 8", "25 5", "▁ 128", "▁ 255", "e r", "i n", "r e", "re d", "▁ red", "▁ b",
-    "o c", "oc k", "u p", "▁ up",
-)  # fmt: skip
+    "▁ t",
+    "▁t h",
+    "▁th e",
+    "T a",
+    "s k",
+    "Ta sk",
+    "S t",
+    "a t",
+    "St at",
+    "Stat e",
+    "A c",
+    "t i",
+    "o n",
+    "ti on",
+    "Ac tion",
+    "▁ State",
+    "1 2",
+    "2 5",
+    "12 8",
+    "25 5",
+    "▁ 128",
+    "▁ 255",
+    "e r",
+    "i n",
+    "r e",
+    "re d",
+    "▁ red",
+    "▁ b",
+    "o c",
+    "oc k",
+    "u p",
+    "▁ up",
+)
 CONFIG_VALUES: Final = {
-    "max_token_len": 96, "action_dim": 32, "action_horizon": 10, "rope_theta": 10000.0, "rms_norm_eps": 1e-6,
-    "layer_norm_eps": 1e-6, "time_min_period": 0.004, "time_max_period": 4.0,
+    "max_token_len": 96,
+    "action_dim": 32,
+    "action_horizon": 10,
+    "rope_theta": 10000.0,
+    "rms_norm_eps": 1e-6,
+    "layer_norm_eps": 1e-6,
+    "time_min_period": 0.004,
+    "time_max_period": 4.0,
     "vision": {"width": 32, "layers": 2, "heads": 2, "mlp": 64, "image_size": 28, "patch_size": 14},
     "language": {"width": 48, "layers": 2, "mlp": 96, "heads": 4, "kv_heads": 1, "head_dim": 16},
     "expert": {"width": 32, "layers": 2, "mlp": 64, "heads": 4, "kv_heads": 1, "head_dim": 16},
-}  # fmt: skip
+}
 
 
 def write_tiny(folder: Path) -> Path:

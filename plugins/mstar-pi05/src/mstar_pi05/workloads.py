@@ -8,9 +8,13 @@ from typing import Final
 from mstar_core.workloads import ServedModel, WorkloadRequest, numbered, picture
 
 TASKS: Final = (
-    "pick up the red block and put it on the blue plate", "open the top drawer", "fold the towel",
-    "put the cup beside the bowl", "close the lid of the box", "hand over the screwdriver",
-)  # fmt: skip
+    "pick up the red block and put it on the blue plate",
+    "open the top drawer",
+    "fold the towel",
+    "put the cup beside the bowl",
+    "close the lid of the box",
+    "hand over the screwdriver",
+)
 JOINTS: Final = 8
 """Values of a state, and cameras, if the model does not publish their number."""
 CAMERAS: Final = ("base", "left_wrist", "right_wrist")
@@ -31,7 +35,9 @@ def robot(
     for number, chance in enumerate(numbered(seed)):
         state = [round(chance.uniform(-1.0, 1.0), 4) for _ in range(joints)]
         yield WorkloadRequest(
-            outputs=("action",), text=chance.choice(TASKS),
+            outputs=("action",),
+            text=chance.choice(TASKS),
             files=tuple((f"{name}.png", picture(chance, side)) for name in names),
-            params={"robot_state": state, "seed": number}, expected=expected,
-        )  # fmt: skip
+            params={"robot_state": state, "seed": number},
+            expected=expected,
+        )

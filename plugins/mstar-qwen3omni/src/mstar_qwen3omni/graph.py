@@ -67,9 +67,12 @@ def build(config: OmniConfig) -> OmniGraph:
     thinker = _thinker(config)
     if not config.has_speech:
         return OmniGraph(
-            nodes=(audio, vision, thinker), streams=(), talker={}, code2wav={},
+            nodes=(audio, vision, thinker),
+            streams=(),
+            talker={},
+            code2wav={},
             thinker=_thinker_walks(config, audio, vision, thinker, None, None),
-        )  # fmt: skip
+        )
     talker, code2wav = _talker(config), _code2wav(config)
     states = Stream("media_states", into=(talker, "states"), chunk=FixedChunk(1))
     text = Stream(
@@ -87,9 +90,13 @@ def build(config: OmniConfig) -> OmniGraph:
 
 def _windows() -> LeftContext:
     return LeftContext(
-        CODEC_CHUNK, CODEC_LEFT, first=CODEC_FIRST, chunk_from="codec_chunk_frames",
-        left_from="codec_left_context_frames", first_from="codec_first_frames",
-    )  # fmt: skip
+        CODEC_CHUNK,
+        CODEC_LEFT,
+        first=CODEC_FIRST,
+        chunk_from="codec_chunk_frames",
+        left_from="codec_left_context_frames",
+        first_from="codec_first_frames",
+    )
 
 
 def _decode_window(code2wav: NodeSpec) -> GraphNode:
@@ -212,9 +219,8 @@ def _code2wav(config: OmniConfig) -> NodeSpec:
 
 
 def _thinker_walks(
-    config: OmniConfig, audio: NodeSpec, vision: NodeSpec, thinker: NodeSpec, states: Stream | None,
-    text: Stream | None,
-) -> dict[str, Walk]:  # fmt: skip
+    config: OmniConfig, audio: NodeSpec, vision: NodeSpec, thinker: NodeSpec, states: Stream | None, text: Stream | None
+) -> dict[str, Walk]:
     word = GraphEdge("token", CLIENT, modality="text")
     write = (word,) if text is None else (word, StreamingGraphEdge("token", text))
     tell = write if states is None else (*write, StreamingGraphEdge("states", states))
@@ -224,9 +230,8 @@ def _thinker_walks(
     )
     hear_too = GraphNode(audio, ("audio",), (GraphEdge("embeds", vision, into="sound"),))
     watch = GraphNode(
-        vision, ("pixels", "grid", "tokens", "sound"),
-        (GraphEdge("embeds", thinker), GraphEdge("deepstack", thinker)),
-    )  # fmt: skip
+        vision, ("pixels", "grid", "tokens", "sound"), (GraphEdge("embeds", thinker), GraphEdge("deepstack", thinker))
+    )
     look = GraphNode(thinker, ("tokens", "positions", "embeds", "deepstack"), tell, attend=PLACED)
     return {
         "prefill_text": GraphNode(thinker, ("tokens",), write),
@@ -256,7 +261,10 @@ def _talker_walks(config: OmniConfig, talker: NodeSpec, states: Stream, text: St
         "talker_prefill_placed_media": GraphNode(talker, ("states", "positions"), attend=PLACED),
         "talker_last_prefill": GraphNode(talker, ("text", from_param("voice")), attend=Attend(tokens=OPENING)),
         "talker_decode": Loop(
-            "talker_loop", step, over=text, carry={name: name for name in carried},
+            "talker_loop",
+            step,
+            over=text,
+            carry={name: name for name in carried},
             stop=StopOn("code0", (config.codec.eos,)),
         ),
-    }  # fmt: skip
+    }

@@ -56,9 +56,11 @@ class Qwen3Omni:
             raise StartError(f"qwen3_omni has no node {node.name!r}", hint=hint, phase="weights")
         if node.name in SPEECH and not self._config.has_speech:
             raise WeightsError(
-                f"{self._files.folder} has no speech", f"{node.name} needs the talker's tensors",
-                "use the Instruct checkpoint, or serve text only", file=str(self._files.folder),
-            )  # fmt: skip
+                f"{self._files.folder} has no speech",
+                f"{node.name} needs the talker's tensors",
+                "use the Instruct checkpoint, or serve text only",
+                file=str(self._files.folder),
+            )
         own = own_tensors(self._files, node.name)
         with building(ctx.device, ctx.dtype):
             module = new_module(node.name, self._config, ctx.shard)

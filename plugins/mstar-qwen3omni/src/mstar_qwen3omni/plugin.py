@@ -156,18 +156,26 @@ def mstar_models() -> Sequence[ModelSpec]:
 
 
 WORKLOADS = (
-    WorkloadSpec(name="omni-speech", title="spoken questions, some with an image, to text and speech",
-                 target="mstar_qwen3omni.workloads:omni_speech"),
-    WorkloadSpec(name="chat", title="text to text",
-                 target="mstar_core.workloads.generic:chat"),
-    WorkloadSpec(name="tts-short", title="8 to 25 words to text and speech",
-                 target="mstar_core.workloads.generic:speech", options={"outputs": ("text", "audio")}),
-    WorkloadSpec(name="omni-seedtts", title="sentences of the length of SeedTTS (4 to 22 words) to text and speech",
-                 target="mstar_core.workloads.generic:speech",
-                 options={"least": 4, "most": 22, "outputs": ("text", "audio")}),
-    WorkloadSpec(name="see", title="questions about one image",
-                 target="mstar_core.workloads.generic:see"),
-)  # fmt: skip
+    WorkloadSpec(
+        name="omni-speech",
+        title="spoken questions, some with an image, to text and speech",
+        target="mstar_qwen3omni.workloads:omni_speech",
+    ),
+    WorkloadSpec(name="chat", title="text to text", target="mstar_core.workloads.generic:chat"),
+    WorkloadSpec(
+        name="tts-short",
+        title="8 to 25 words to text and speech",
+        target="mstar_core.workloads.generic:speech",
+        options={"outputs": ("text", "audio")},
+    ),
+    WorkloadSpec(
+        name="omni-seedtts",
+        title="sentences of the length of SeedTTS (4 to 22 words) to text and speech",
+        target="mstar_core.workloads.generic:speech",
+        options={"least": 4, "most": 22, "outputs": ("text", "audio")},
+    ),
+    WorkloadSpec(name="see", title="questions about one image", target="mstar_core.workloads.generic:see"),
+)
 
 
 @hookimpl

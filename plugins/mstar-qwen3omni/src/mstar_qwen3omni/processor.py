@@ -69,9 +69,12 @@ class Processor:
             check_room(limit - room, limit)
             params = self._limited(params, room, warnings, "talker_max_tokens")
         return Inputs(
-            segments=segments.made, prompt_tokens=count, params=params, max_output_tokens=params.max_output_tokens,
+            segments=segments.made,
+            prompt_tokens=count,
+            params=params,
+            max_output_tokens=params.max_output_tokens,
             warnings=warnings,
-        )  # fmt: skip
+        )
 
     def postprocess(self, output: np.ndarray, modality: str) -> tuple[bytes, dict[str, Any]]:
         """Return sound as little-endian PCM16. output: int16, or float in [-1, 1]."""
@@ -138,15 +141,21 @@ class Processor:
     def _check_speech(self, params: Params) -> None:
         if not self._config.has_speech:
             raise RequestError(
-                "this checkpoint does not speak", "it has no talker", "request text only", field="modalities",
+                "this checkpoint does not speak",
+                "it has no talker",
+                "request text only",
+                field="modalities",
                 code="unknown_modality",
-            )  # fmt: skip
+            )
         if params.voice not in self._config.voices:
             allowed = ", ".join(sorted(self._config.voices))
             raise RequestError(
-                f"this checkpoint has no voice {params.voice}", hint=f"use one of {allowed}", field="voice",
-                value=params.voice, allowed=allowed,
-            )  # fmt: skip
+                f"this checkpoint has no voice {params.voice}",
+                hint=f"use one of {allowed}",
+                field="voice",
+                value=params.voice,
+                allowed=allowed,
+            )
 
     def _limited(self, params: Params, room: int, warnings: list[str], name: str) -> Params:
         if getattr(params, name) <= room:
@@ -227,6 +236,11 @@ def check_room(count: int, limit: int, field: str = "messages", hint: str = "sho
     """Raise RequestError if a prompt of `count` tokens leaves no room for output in a context of `limit`."""
     if count >= limit:
         raise RequestError(
-            f"the prompt has {count} tokens or more, and the context {limit}", "at least one must be left for output",
-            hint, field=field, value=str(count), allowed=f"< {limit}", code="context_length_exceeded",
-        )  # fmt: skip
+            f"the prompt has {count} tokens or more, and the context {limit}",
+            "at least one must be left for output",
+            hint,
+            field=field,
+            value=str(count),
+            allowed=f"< {limit}",
+            code="context_length_exceeded",
+        )

@@ -181,9 +181,14 @@ def _code2wav(config: OmniConfig) -> Named:
     sizes = config.vocoder
     width = sizes.width
     transformer = DecoderSizes(
-        vocab=0, width=width, layers=sizes.layers, heads=sizes.heads, kv_heads=sizes.kv_heads,
-        head_dim=sizes.head_dim, mlp=sizes.mlp,
-    )  # fmt: skip
+        vocab=0,
+        width=width,
+        layers=sizes.layers,
+        heads=sizes.heads,
+        kv_heads=sizes.kv_heads,
+        head_dim=sizes.head_dim,
+        mlp=sizes.mlp,
+    )
     yield "code_embedding.weight", (sizes.codebook * sizes.groups, width)
     yield from _prefixed("pre_transformer.", _decoder(transformer, has_norms=False))
     for layer in range(sizes.layers):

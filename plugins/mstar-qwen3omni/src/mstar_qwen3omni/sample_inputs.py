@@ -36,32 +36,84 @@ def make_samples(spec: ModelSpec, source: str, folder: Path | None) -> list[Samp
 
 def _of_world(question: str) -> list[SampleInputs]:
     picture = (("picture.png", png(world.render(ITEMS))),)
-    mover = world.Question(text=world.MOVES[0], answer="right", kind="video", items=(
-        world.Item(shape="circle", colour="green", x=48, y=48, size=24),), way="right")  # fmt: skip
+    mover = world.Question(
+        text=world.MOVES[0],
+        answer="right",
+        kind="video",
+        items=(world.Item(shape="circle", colour="green", x=48, y=48, size=24),),
+        way="right",
+    )
     film = (("clip.mp4", clip(mover.frames(), world.RATE)),)
     exact: dict[str, Any] = {"temperature": 0}
     return [
-        SampleInputs(name="picture", title="a picture and a question to text", outputs=("text",), text=question,
-                     files=picture, params=exact),
-        SampleInputs(name="spoken", title="the same, answered in speech too", outputs=("text", "audio"), text=question,
-                     files=picture, params={**exact, "seed": 1}),
-        SampleInputs(name="clip", title="a clip and a question to text", outputs=("text",), text=mover.text, files=film,
-                     params={**exact, "video_min_pixels": world.SIDE**2}),
-        SampleInputs(name="sound", title="a spoken digit and a question to text", outputs=("text",),
-                     text=world.HEARD[0], files=(("sound.wav", SEVEN.read_bytes()),), params=exact),
-    ]  # fmt: skip
+        SampleInputs(
+            name="picture",
+            title="a picture and a question to text",
+            outputs=("text",),
+            text=question,
+            files=picture,
+            params=exact,
+        ),
+        SampleInputs(
+            name="spoken",
+            title="the same, answered in speech too",
+            outputs=("text", "audio"),
+            text=question,
+            files=picture,
+            params={**exact, "seed": 1},
+        ),
+        SampleInputs(
+            name="clip",
+            title="a clip and a question to text",
+            outputs=("text",),
+            text=mover.text,
+            files=film,
+            params={**exact, "video_min_pixels": world.SIDE**2},
+        ),
+        SampleInputs(
+            name="sound",
+            title="a spoken digit and a question to text",
+            outputs=("text",),
+            text=world.HEARD[0],
+            files=(("sound.wav", SEVEN.read_bytes()),),
+            params=exact,
+        ),
+    ]
 
 
 def _of_anything(text: dict[str, Any], speech: dict[str, Any]) -> list[SampleInputs]:
     picture = (("picture.png", png(ball_picture(SIDE, 0.5))),)
     return [
-        SampleInputs(name="picture", title="a picture and a question to text", outputs=("text",),
-                     text="What is in this picture?", files=picture, params=text),
-        SampleInputs(name="spoken", title="the same, answered in speech too", outputs=("text", "audio"),
-                     text="What is in this picture?", files=picture, params={**text, **speech}),
-        SampleInputs(name="clip", title="a clip and a question to text", outputs=("text",),
-                     text="Which way does the ball move?", files=(("clip.mp4", clip(ball_clip(FRAMES, SIDE))),),
-                     params=text),
-        SampleInputs(name="sound", title="a melody and a question to text", outputs=("text",),
-                     text="What do you hear?", files=(("sound.wav", recording(random.Random(1), 3.0)),), params=text),
-    ]  # fmt: skip
+        SampleInputs(
+            name="picture",
+            title="a picture and a question to text",
+            outputs=("text",),
+            text="What is in this picture?",
+            files=picture,
+            params=text,
+        ),
+        SampleInputs(
+            name="spoken",
+            title="the same, answered in speech too",
+            outputs=("text", "audio"),
+            text="What is in this picture?",
+            files=picture,
+            params={**text, **speech},
+        ),
+        SampleInputs(
+            name="clip",
+            title="a clip and a question to text",
+            outputs=("text",),
+            text="Which way does the ball move?",
+            files=(("clip.mp4", clip(ball_clip(FRAMES, SIDE))),),
+            params=text,
+        ),
+        SampleInputs(
+            name="sound",
+            title="a melody and a question to text",
+            outputs=("text",),
+            text="What do you hear?",
+            files=(("sound.wav", recording(random.Random(1), 3.0)),),
+            params=text,
+        ),
+    ]

@@ -29,7 +29,9 @@ def omni_speech(
             files.insert(0, ("picture.png", picture(chance, 64 if card.is_tiny else side)))
         tokens = length(chance, least_out, most_out)
         params: dict[str, Any] = {
-            "max_output_tokens": tokens, "ignore_eos": True, "seed": number,
+            "max_output_tokens": tokens,
+            "ignore_eos": True,
+            "seed": number,
             "talker_max_tokens": TINY_TALKER_TOKENS if card.is_tiny else FRAMES_PER_TOKEN * tokens,
-        }  # fmt: skip
+        }
         yield WorkloadRequest(outputs=("text", "audio"), text="Answer the question.", files=tuple(files), params=params)

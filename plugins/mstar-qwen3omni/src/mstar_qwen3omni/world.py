@@ -18,9 +18,13 @@ CELL: Final = 32
 ACROSS: Final = SIDE // CELL
 BACKGROUND: Final = 30
 COLOURS: Final = {
-    "red": (225, 40, 40), "green": (40, 185, 60), "blue": (50, 80, 230), "yellow": (235, 215, 50),
-    "white": (240, 240, 240), "purple": (165, 60, 205),
-}  # fmt: skip
+    "red": (225, 40, 40),
+    "green": (40, 185, 60),
+    "blue": (50, 80, 230),
+    "yellow": (235, 215, 50),
+    "white": (240, 240, 240),
+    "purple": (165, 60, 205),
+}
 SHAPES: Final = ("circle", "square", "triangle", "cross")
 DIGITS: Final = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 COLUMNS: Final = ("left", "middle", "right")
@@ -140,10 +144,13 @@ def _scene(chance: np.random.Generator) -> tuple[Item, ...]:
         row, column = divmod(int(cell), ACROSS)
         made.append(
             Item(
-                shape=str(shape), colour=str(colour), x=column * CELL + CELL // 2 + x,
-                y=row * CELL + CELL // 2 + y, size=size,
+                shape=str(shape),
+                colour=str(colour),
+                x=column * CELL + CELL // 2 + x,
+                y=row * CELL + CELL // 2 + y,
+                size=size,
             )
-        )  # fmt: skip
+        )
     return tuple(made)
 
 

@@ -176,9 +176,11 @@ def speak(
     heard = open_turn(talker, case, cache)
     cache.lengths = [6]
     made = talker(
-        kv=cache, positions=case.positions[:, -6:].contiguous(), text=torch.tensor(case.texts[:1]),
+        kv=cache,
+        positions=case.positions[:, -6:].contiguous(),
+        text=torch.tensor(case.texts[:1]),
         voice=torch.tensor([VOICES.index(voice)]),
-    )  # fmt: skip
+    )
     out.prompt = torch.cat([*heard, made["hidden"]])
     position, texts = float(case.positions.max()), case.texts[1:]
     cache.lengths = [1]
@@ -190,11 +192,15 @@ def speak(
             return out
         position += 1
         made = talker(
-            kv=cache, positions=torch.tensor([position]), code0=torch.tensor(out.tokens[-1:]),
-            text=torch.tensor([texts.pop(0) if texts else -1]), last_hidden=made["last_hidden"],
-            text_ended=made["text_ended"], random=numbers(len(out.tokens)),
+            kv=cache,
+            positions=torch.tensor([position]),
+            code0=torch.tensor(out.tokens[-1:]),
+            text=torch.tensor([texts.pop(0) if texts else -1]),
+            last_hidden=made["last_hidden"],
+            text_ended=made["text_ended"],
+            random=numbers(len(out.tokens)),
             **rules(1, 0.0 if seed is None else 1.0),
-        )  # fmt: skip
+        )
         out.frames.append(made["frame"][0])
 
 

@@ -27,9 +27,18 @@ pytestmark = pytest.mark.gpu
 SIZES = DecoderSizes(vocab=2048, width=256, layers=3, heads=4, kv_heads=2, head_dim=128, mlp=512)
 GROUPS = 16
 TALKER = DecoderSizes(
-    vocab=3072, width=256, layers=2, heads=4, kv_heads=2, head_dim=128, mlp=128, experts=16, experts_per_token=4,
-    shared_mlp=256, mrope=(24, 20, 20),
-)  # fmt: skip
+    vocab=3072,
+    width=256,
+    layers=2,
+    heads=4,
+    kv_heads=2,
+    head_dim=128,
+    mlp=128,
+    experts=16,
+    experts_per_token=4,
+    shared_mlp=256,
+    mrope=(24, 20, 20),
+)
 CONFIG = OmniConfig(
     talker=TALKER,
     thinker=replace(TALKER, vocab=200),
@@ -188,9 +197,13 @@ def test_captured_answers_of_a_batch_stay_apart(cuda: torch.device) -> None:
     """In another order each request has other rows and pages, and the same answer, in bfloat16 too."""
     talker, wishes = made_talker(cuda, torch.bfloat16), [wish(row) for row in range(5)]
     settings = {
-        "device": cuda, "dtype": torch.bfloat16, "attention": "flashinfer", "page_size": 16, "lookahead": 1,
+        "device": cuda,
+        "dtype": torch.bfloat16,
+        "attention": "flashinfer",
+        "page_size": 16,
+        "lookahead": 1,
         "graphs": (8,),
-    }  # fmt: skip
+    }
     together = answers(talker, wishes, **settings)
     order = [3, 0, 4, 2, 1]
     again = answers(talker, [wishes[index] for index in order], **settings)

@@ -130,9 +130,11 @@ class Together:
         rows, draw = len(self.cases), greedy(self.config)
         self.cache.lengths = [6] * rows
         made = self.talker(
-            kv=self.cache, positions=torch.cat([case.positions[:, -6:] for case in self.cases], dim=1),
-            text=torch.tensor([case.texts[0] for case in self.cases]), voice=torch.tensor(voices),
-        )  # fmt: skip
+            kv=self.cache,
+            positions=torch.cat([case.positions[:, -6:] for case in self.cases], dim=1),
+            text=torch.tensor([case.texts[0] for case in self.cases]),
+            voice=torch.tensor(voices),
+        )
         texts = [case.texts[1:] for case in self.cases]
         tokens: list[list[int]] = [[] for _ in self.cases]
         generators, found = [torch.Generator().manual_seed(seed) for seed in seeds], []

@@ -19,9 +19,18 @@ from .driver import Case, DenseCache, rules, speak
 from .test_talker_engine import Wish, answers
 
 SIZES = DecoderSizes(
-    vocab=1100, width=48, layers=3, heads=6, kv_heads=2, head_dim=16, mlp=20, experts=128, experts_per_token=6,
-    shared_mlp=40, mrope=(4, 2, 2),
-)  # fmt: skip
+    vocab=1100,
+    width=48,
+    layers=3,
+    heads=6,
+    kv_heads=2,
+    head_dim=16,
+    mlp=20,
+    experts=128,
+    experts_per_token=6,
+    shared_mlp=40,
+    mrope=(4, 2, 2),
+)
 CONFIG = OmniConfig(
     talker=SIZES,
     thinker=replace(SIZES, vocab=1500, width=40),
@@ -140,10 +149,15 @@ def test_sampled_steps_equal_the_definition(small: Talker) -> None:
             torch.testing.assert_close(made["last_hidden"][row], wanted, atol=5e-4, rtol=1e-4)
         code0 = small.head(made["last_hidden"])[:, :60].argmax(dim=-1)
         made = small(
-            kv=cache, positions=torch.full((2,), 11.0 + step), code0=code0, text=torch.tensor(said),
-            last_hidden=made["last_hidden"], text_ended=made["text_ended"],
-            random=torch.rand(2, CONFIG.groups - 1, generator=generator), **rules(2, 1.0),
-        )  # fmt: skip
+            kv=cache,
+            positions=torch.full((2,), 11.0 + step),
+            code0=code0,
+            text=torch.tensor(said),
+            last_hidden=made["last_hidden"],
+            text_ended=made["text_ended"],
+            random=torch.rand(2, CONFIG.groups - 1, generator=generator),
+            **rules(2, 1.0),
+        )
         for row in range(2):
             codes = made["frame"][row]
             tables = [small.model.codec_embedding, *small.code_predictor.model.codec_embedding]

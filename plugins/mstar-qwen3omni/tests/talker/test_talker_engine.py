@@ -86,10 +86,17 @@ def make_engine(talker: Talker, wishes: list[Wish], **changes: Any) -> Any:
     config, lengths = wishes[0].case.config, lengths_of(wishes)
     spec, ports = loop_of(config)
     settings: dict[str, Any] = {
-        "device": torch.device("cpu"), "dtype": torch.float32, "page_size": PAGE, "max_slots": len(wishes) + 16,
-        "num_pages": 2 * sum(lengths) // PAGE, "max_seq_len": 2 * max(lengths), "vocab": config.talker.vocab,
-        "token_budget": 256, "prefix_cache": False, "loop": ports,
-    }  # fmt: skip
+        "device": torch.device("cpu"),
+        "dtype": torch.float32,
+        "page_size": PAGE,
+        "max_slots": len(wishes) + 16,
+        "num_pages": 2 * sum(lengths) // PAGE,
+        "max_seq_len": 2 * max(lengths),
+        "vocab": config.talker.vocab,
+        "token_budget": 256,
+        "prefix_cache": False,
+        "loop": ports,
+    }
     return engine_of(spec, talker, **(settings | changes))
 
 
@@ -113,9 +120,14 @@ def run(
         firsts.append(driver.submit(handle, inputs=opening, outputs=STATES, attend=Attend(tokens=6)))
         rule = (torch.tensor(wish.heat), torch.tensor(50), torch.tensor(0.8))
         loop = LoopSpec(
-            max_iters=wish.steps - 1, carry={name: name for name in STATES}, stop_port="code0",
-            stop_ids=(config.codec.eos,), emit=("frame",), feed="text", after_end="empty",
-        )  # fmt: skip
+            max_iters=wish.steps - 1,
+            carry={name: name for name in STATES},
+            stop_port="code0",
+            stop_ids=(config.codec.eos,),
+            emit=("frame",),
+            feed="text",
+            after_end="empty",
+        )
         given = {f"$param:{name}": value for name, value in zip(RULE, rule, strict=True)}
         loops.append(driver.submit(handle, inputs=given, outputs=STATES, attend=Attend(tokens=1), loop=loop))
     for turn in itertools.count():
@@ -235,9 +247,7 @@ def test_a_sampled_answer_equals_the_definition(talker: Talker, case: Case, seed
     def numbers(drawn: int) -> Tensor:
         return torch.from_numpy(rng.uniforms_host(states, np.array([drawn]), case.config.groups - 1))
 
-    plain = speak(
-        talker, case, 10, seed=seed, choose=drawn_by_definition(case.config, params), randoms=numbers
-    )  # fmt: skip
+    plain = speak(talker, case, 10, seed=seed, choose=drawn_by_definition(case.config, params), randoms=numbers)
     (found,) = answers(talker, [Wish(case, 10, sampling=params, heat=1.0)])
     assert found.tokens == plain.tokens and found.frames == [frame.tolist() for frame in plain.frames]
 

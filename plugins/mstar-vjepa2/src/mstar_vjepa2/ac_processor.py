@@ -189,8 +189,11 @@ class ActionProcessor:
     # -- goal ---------------------------------------------------------------------------------------------------
 
     def _goal(self, part: MediaPart | None, params: ActionParams) -> dict[str, Array]:
-        given = [name for name, value in (("goal", params.goal), ("goal_hidden_fill", params.goal_hidden_fill)) if
-                 value is not None]  # fmt: skip
+        given = [
+            name
+            for name, value in (("goal", params.goal), ("goal_hidden_fill", params.goal_hidden_fill))
+            if value is not None
+        ]
         if len(given) + (part is not None) > 1:
             raise RequestError("more than one goal was sent", hint="send one", field=given[-1])
         if part is not None:

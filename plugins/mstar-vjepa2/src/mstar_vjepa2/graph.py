@@ -116,9 +116,16 @@ MOST_SCORED = 512
 """Maximum number of candidates of a scored rollout. All of them keep their caches until the last step is scored."""
 
 _OF_ROWS = (
-    "frame", "state", "actions", "states", "extrinsics", "given_frames", "given_actions", "given_states",
+    "frame",
+    "state",
+    "actions",
+    "states",
+    "extrinsics",
+    "given_frames",
+    "given_actions",
+    "given_states",
     "given_extrinsics",
-)  # fmt: skip
+)
 """Ports of the predictor that hold one value per candidate."""
 
 _OF_STEPS = tuple(name for name in _OF_ROWS if name not in ("frame", "state"))

@@ -36,9 +36,11 @@ class Common:
     """Parameters of both models. Names after `output_dtype` are those of an earlier system."""
 
     returns: tuple[str, ...] | None = param(
-        None, f"of {', '.join(RETURNS)}. Default latents; energies for more than {FEW_CANDIDATES} scored candidates",
-        aliases=("return",), max_items=len(RETURNS),
-    )  # fmt: skip
+        None,
+        f"of {', '.join(RETURNS)}. Default latents; energies for more than {FEW_CANDIDATES} scored candidates",
+        aliases=("return",),
+        max_items=len(RETURNS),
+    )
     output_format: str = param("raw", "format of tensors", choices=("raw", "npy", "safetensors", "json"))
     output_dtype: str = param("float32", "dtype of tensors", choices=("float32", "float16", "bfloat16"))
     skip_predictor: bool = param(False, "earlier name of task encode")

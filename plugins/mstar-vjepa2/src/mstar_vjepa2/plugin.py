@@ -153,13 +153,14 @@ def mstar_models() -> Sequence[ModelSpec]:
 
 
 WORKLOADS = (
-    WorkloadSpec(name="world-encode", title="clips to one vector",
-                 target="mstar_vjepa2.workloads:world_encode"),
-    WorkloadSpec(name="world-rollout", title="a frame and actions to predicted steps",
-                 target="mstar_vjepa2.workloads:world_rollout"),
-    WorkloadSpec(name="world-plan", title="a frame and a goal to actions",
-                 target="mstar_vjepa2.workloads:world_plan"),
-)  # fmt: skip
+    WorkloadSpec(name="world-encode", title="clips to one vector", target="mstar_vjepa2.workloads:world_encode"),
+    WorkloadSpec(
+        name="world-rollout",
+        title="a frame and actions to predicted steps",
+        target="mstar_vjepa2.workloads:world_rollout",
+    ),
+    WorkloadSpec(name="world-plan", title="a frame and a goal to actions", target="mstar_vjepa2.workloads:world_plan"),
+)
 
 
 @hookimpl

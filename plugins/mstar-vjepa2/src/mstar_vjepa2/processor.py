@@ -85,9 +85,12 @@ class Processor:
         if task in ("predict", "rollout"):
             arrays |= self._masks(task, params, clip, tokens)
         return Inputs(
-            arrays=arrays, prompt_tokens=tokens, warnings=list(clip.notes), metadata=self._metadata(tokens),
+            arrays=arrays,
+            prompt_tokens=tokens,
+            warnings=list(clip.notes),
+            metadata=self._metadata(tokens),
             usage=_usage(arrays, tokens, params.steps if task == "rollout" else 0),
-        )  # fmt: skip
+        )
 
     def postprocess(self, output: Array, modality: str) -> tuple[bytes, dict[str, Any]]:
         """Return latents as float32 bytes, for requests with output modality `video`."""

@@ -33,11 +33,17 @@ def make_samples(spec: ModelSpec, source: str, folder: Path | None) -> list[Samp
 def _base() -> list[SampleInputs]:
     files = (("clip.mp4", clip(ball_clip(FRAMES, SIDE))),)
     return [
-        SampleInputs(name="encode", title="a clip to one vector", outputs=("tensor",), files=files,
-                     params={"pooling": "mean"}),
-        SampleInputs(name="predict", title="a clip to the features of its next frames", outputs=("tensor",),
-                     files=files, params={"task": "rollout", "horizon": 2}),
-    ]  # fmt: skip
+        SampleInputs(
+            name="encode", title="a clip to one vector", outputs=("tensor",), files=files, params={"pooling": "mean"}
+        ),
+        SampleInputs(
+            name="predict",
+            title="a clip to the features of its next frames",
+            outputs=("tensor",),
+            files=files,
+            params={"task": "rollout", "horizon": 2},
+        ),
+    ]
 
 
 def _action(source: str) -> list[SampleInputs]:
@@ -52,11 +58,25 @@ def _action(source: str) -> list[SampleInputs]:
     effort = {} if source not in ("mini", "tiny") else FEW
     ways = [[[x, y, *[0.0] * 5]] * STEPS for x, y in ((fastest, 0.0), (0.0, fastest), (-fastest, -fastest))]
     return [
-        SampleInputs(name="plan", title="a start and a goal to the moves between them", outputs=("tensor",), files=pair,
-                     params={"task": "plan", "states": [pose], "horizon": STEPS, "seed": 1, **effort, **axes}),
-        SampleInputs(name="rollout", title="a start, moves and a goal to the best of three ways",
-                     outputs=("tensor", "scalar"), files=pair,
-                     params={"task": "rollout", "states": [pose], "actions": ways, "return": ["energies"]}),
-        SampleInputs(name="encode", title="a clip to its features", outputs=("tensor",),
-                     files=(("clip.mp4", clip(frames, 4)),), params={"task": "encode"}),
-    ]  # fmt: skip
+        SampleInputs(
+            name="plan",
+            title="a start and a goal to the moves between them",
+            outputs=("tensor",),
+            files=pair,
+            params={"task": "plan", "states": [pose], "horizon": STEPS, "seed": 1, **effort, **axes},
+        ),
+        SampleInputs(
+            name="rollout",
+            title="a start, moves and a goal to the best of three ways",
+            outputs=("tensor", "scalar"),
+            files=pair,
+            params={"task": "rollout", "states": [pose], "actions": ways, "return": ["energies"]},
+        ),
+        SampleInputs(
+            name="encode",
+            title="a clip to its features",
+            outputs=("tensor",),
+            files=(("clip.mp4", clip(frames, 4)),),
+            params={"task": "encode"},
+        ),
+    ]

@@ -25,23 +25,45 @@ VERSION: Final = 1
 """Version of the generated files. A folder of an older version is replaced."""
 
 ENCODER: Final[Mapping[str, Any]] = {
-    "crop_size": 32, "patch_size": 8, "tubelet_size": 2, "frames_per_clip": 8, "hidden_size": 48,
-    "num_attention_heads": 3, "num_hidden_layers": 2, "mlp_ratio": 4.0, "layer_norm_eps": 1e-6,
-}  # fmt: skip
+    "crop_size": 32,
+    "patch_size": 8,
+    "tubelet_size": 2,
+    "frames_per_clip": 8,
+    "hidden_size": 48,
+    "num_attention_heads": 3,
+    "num_hidden_layers": 2,
+    "mlp_ratio": 4.0,
+    "layer_norm_eps": 1e-6,
+}
 BASE_CONFIG: Final[Mapping[str, Any]] = {
-    **ENCODER, "model_type": "vjepa2", "architectures": ["VJEPA2ForVideoClassification"], "in_chans": 3,
-    "hidden_act": "gelu", "qkv_bias": True, "num_pooler_layers": 1, "pred_hidden_size": 36,
-    "pred_num_attention_heads": 3, "pred_num_hidden_layers": 2, "pred_num_mask_tokens": 10, "pred_mlp_ratio": 4.0,
+    **ENCODER,
+    "model_type": "vjepa2",
+    "architectures": ["VJEPA2ForVideoClassification"],
+    "in_chans": 3,
+    "hidden_act": "gelu",
+    "qkv_bias": True,
+    "num_pooler_layers": 1,
+    "pred_hidden_size": 36,
+    "pred_num_attention_heads": 3,
+    "pred_num_hidden_layers": 2,
+    "pred_num_mask_tokens": 10,
+    "pred_mlp_ratio": 4.0,
     "id2label": {"0": "falling", "1": "lifting", "2": "pushing", "3": "turning"},
-}  # fmt: skip
+}
 AC_CONFIG: Final[Mapping[str, Any]] = {
     "model_type": "vjepa2_ac",
     "encoder": dict(ENCODER),
     "ac_predictor": {
-        "embed_dim": 48, "predictor_embed_dim": 36, "depth": 2, "num_heads": 3, "mlp_ratio": 4.0,
-        "action_embed_dim": 7, "use_extrinsics": False, "max_latent_frames": 32,
+        "embed_dim": 48,
+        "predictor_embed_dim": 36,
+        "depth": 2,
+        "num_heads": 3,
+        "mlp_ratio": 4.0,
+        "action_embed_dim": 7,
+        "use_extrinsics": False,
+        "max_latent_frames": 32,
     },
-}  # fmt: skip
+}
 GAINS: Final = {"action_encoder": 12.0, "state_encoder": 1.5}
 """Actions and states are small numbers. These gains give them the influence that they have on trained weights."""
 

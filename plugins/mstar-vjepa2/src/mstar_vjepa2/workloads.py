@@ -22,9 +22,11 @@ def world_encode(card: ServedModel, seed: int) -> Iterator[WorkloadRequest]:
         frames = TINY_FRAMES if card.is_tiny else chance.choice(CLIPS)
         clip = video_array(chance, frames, TINY_SIDE if card.is_tiny else SIDE)
         yield WorkloadRequest(
-            outputs=("tensor",), files=(("clip.npy", clip),), params={"task": "encode", "pooling": "mean"},
+            outputs=("tensor",),
+            files=(("clip.npy", clip),),
+            params={"task": "encode", "pooling": "mean"},
             expected={"frames": frames},
-        )  # fmt: skip
+        )
 
 
 def world_rollout(card: ServedModel, seed: int, *, least: int = 4, most: int = 16) -> Iterator[WorkloadRequest]:
@@ -42,14 +44,20 @@ def world_plan(
     """Yield a frame and a goal image to plan for."""
     for number, chance in enumerate(numbered(seed)):
         params: dict[str, Any] = {
-            "task": "plan", "states": [START], "samples": 24 if card.is_tiny else candidates, "horizon": horizon,
-            "cem_steps": 2 if card.is_tiny else iterations, "seed": number,
-        }  # fmt: skip
+            "task": "plan",
+            "states": [START],
+            "samples": 24 if card.is_tiny else candidates,
+            "horizon": horizon,
+            "cem_steps": 2 if card.is_tiny else iterations,
+            "seed": number,
+        }
         work = params["samples"] * horizon * params["cem_steps"]
         yield WorkloadRequest(
-            outputs=("tensor",), files=(_frame(card, chance, "frame"), _frame(card, chance, "goal")), params=params,
+            outputs=("tensor",),
+            files=(_frame(card, chance, "frame"), _frame(card, chance, "goal")),
+            params=params,
             expected={"plan": work},
-        )  # fmt: skip
+        )
 
 
 def _frame(card: ServedModel, chance: random.Random, name: str) -> tuple[str, bytes]:

@@ -84,8 +84,11 @@ class ControlIds:
 
 
 CONTROL: Final[Mapping[str, str]] = {
-    "start": "<|im_start|>", "end": "<|im_end|>", "image_start": "<|vision_start|>", "image_end": "<|vision_end|>",
-}  # fmt: skip
+    "start": "<|im_start|>",
+    "end": "<|im_end|>",
+    "image_start": "<|vision_start|>",
+    "image_end": "<|vision_end|>",
+}
 """Control tokens by their field of ControlIds."""
 
 
@@ -181,7 +184,9 @@ def _language(path: Path) -> Language:
     config, base = read_json(path), Language()
     width, heads = _number(config, "hidden_size", path), _number(config, "num_attention_heads", path)
     return Language(
-        width=width, heads=heads, head_dim=width // heads,
+        width=width,
+        heads=heads,
+        head_dim=width // heads,
         layers=_number(config, "num_hidden_layers", path),
         kv_heads=_number(config, "num_key_value_heads", path),
         mlp=_number(config, "intermediate_size", path, base.mlp),
@@ -189,7 +194,7 @@ def _language(path: Path) -> Language:
         max_positions=_number(config, "max_position_embeddings", path, base.max_positions),
         rope_theta=_real(config, "rope_theta", path, base.rope_theta),
         eps=_real(config, "rms_norm_eps", path, base.eps),
-    )  # fmt: skip
+    )
 
 
 def _vision(path: Path, config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> Vision:
@@ -244,9 +249,12 @@ def _number(config: Mapping[str, Any], key: str, path: Path, default: int | None
         raise WeightsError(f"{path} lacks {key}", hint=_HINT, file=str(path), key=key)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise WeightsError(
-            f"{path} contains an invalid size", f"{key} is {value!r}, not a positive integer", _HINT, file=str(path),
+            f"{path} contains an invalid size",
+            f"{key} is {value!r}, not a positive integer",
+            _HINT,
+            file=str(path),
             key=key,
-        )  # fmt: skip
+        )
     return value
 
 
@@ -254,7 +262,10 @@ def _real(config: Mapping[str, Any], key: str, path: Path, default: float) -> fl
     value = config.get(key, default)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
         raise WeightsError(
-            f"{path} contains an invalid value", f"{key} is {value!r}, not a positive number", _HINT, file=str(path),
+            f"{path} contains an invalid value",
+            f"{key} is {value!r}, not a positive number",
+            _HINT,
+            file=str(path),
             key=key,
-        )  # fmt: skip
+        )
     return float(value)

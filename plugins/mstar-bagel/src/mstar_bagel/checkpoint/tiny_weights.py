@@ -32,25 +32,62 @@ if TYPE_CHECKING:
 
 SEED: Final = 2026
 MERGES: Final = (
-    "Ġ t", "h e", "Ġt he", "Ġ a", "i n", "r e", "o n", "e r", "Ġ b", "a t", "o a", "Ġb oa", "Ġboa t", "Ġ r", "e d",
-    "Ġr ed", "i s", "Ġ i", "Ġi n", "n d", "Ġa nd",
-)  # fmt: skip
+    "Ġ t",
+    "h e",
+    "Ġt he",
+    "Ġ a",
+    "i n",
+    "r e",
+    "o n",
+    "e r",
+    "Ġ b",
+    "a t",
+    "o a",
+    "Ġb oa",
+    "Ġboa t",
+    "Ġ r",
+    "e d",
+    "Ġr ed",
+    "i s",
+    "Ġ i",
+    "Ġi n",
+    "n d",
+    "Ġa nd",
+)
 UNUSED_IDS: Final = 8
 """Ids between the tokenizer's last and the end of the vocabulary, as in the official checkpoint."""
 
 LANGUAGE: Final = {
-    "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "intermediate_size": 96, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "max_position_embeddings": 4096,
-    "model_type": "qwen2", "hidden_act": "silu",
-}  # fmt: skip
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "max_position_embeddings": 4096,
+    "model_type": "qwen2",
+    "hidden_act": "silu",
+}
 VISION: Final = {
-    "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 64, "patch_size": 14,
-    "num_channels": 3, "image_size": 112, "layer_norm_eps": 1e-6, "model_type": "siglip_vision_model",
-}  # fmt: skip
+    "hidden_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "patch_size": 14,
+    "num_channels": 3,
+    "image_size": 112,
+    "layer_norm_eps": 1e-6,
+    "model_type": "siglip_vision_model",
+}
 VAE: Final = {
-    "ch": 32, "ch_mult": [1, 1, 1, 1], "num_res_blocks": 1, "z_channels": 4, "scale_factor": 0.3611,
+    "ch": 32,
+    "ch_mult": [1, 1, 1, 1],
+    "num_res_blocks": 1,
+    "z_channels": 4,
+    "scale_factor": 0.3611,
     "shift_factor": 0.1159,
-}  # fmt: skip
+}
 RULES: Final = {
     "vae": {"max_size": 96, "min_size": 32, "stride": 16},
     "vit": {"max_size": 112, "min_size": 28, "stride": 14},

@@ -57,9 +57,24 @@ def _moments_kernel(x, means, squares, size, each, block: tl.constexpr, overlaps
 
 @triton.jit
 def _normalize_kernel(
-    x, means, squares, gain, shift, out, size, each, plane, per_group, groups, eps,
-    parts: tl.constexpr, block: tl.constexpr, is_even: tl.constexpr, is_active: tl.constexpr, overlaps: tl.constexpr,
-):  # fmt: skip
+    x,
+    means,
+    squares,
+    gain,
+    shift,
+    out,
+    size,
+    each,
+    plane,
+    per_group,
+    groups,
+    eps,
+    parts: tl.constexpr,
+    block: tl.constexpr,
+    is_even: tl.constexpr,
+    is_active: tl.constexpr,
+    overlaps: tl.constexpr,
+):
     """Program: (group, block of its values). per_group: channels of a group; plane: values of a channel.
 
     is_even: whether a block has values of one channel only.
@@ -104,7 +119,23 @@ def group_norm(x: Tensor, norm: nn.GroupNorm, *, is_active: bool) -> Tensor:
     out, options = torch.empty_like(x), launch_options(x.device)
     _moments_kernel[(rows, PARTS)](x, means, squares, size, each, block=BLOCK, num_warps=8, **options)
     _normalize_kernel[(rows, triton.cdiv(size, BLOCK))](
-        x, means, squares, norm.weight, norm.bias, out, size, each, plane, per_group, norm.num_groups, norm.eps,
-        parts=PARTS, block=BLOCK, is_even=plane % BLOCK == 0, is_active=is_active, num_warps=8, **options,
-    )  # fmt: skip
+        x,
+        means,
+        squares,
+        norm.weight,
+        norm.bias,
+        out,
+        size,
+        each,
+        plane,
+        per_group,
+        norm.num_groups,
+        norm.eps,
+        parts=PARTS,
+        block=BLOCK,
+        is_even=plane % BLOCK == 0,
+        is_active=is_active,
+        num_warps=8,
+        **options,
+    )
     return out

@@ -53,11 +53,32 @@ class Joined:
 
 @triton.jit
 def _join_kernel(
-    gen, und, cosine, sine, gen_query_gain, gen_key_gain, und_query_gain, und_key_gain, query, key, value,
-    length, markers, first_token, first_image, part_stride, heads, kv_heads, eps,
-    head_dim: tl.constexpr, half: tl.constexpr, block: tl.constexpr, value_block: tl.constexpr, parts: tl.constexpr,
+    gen,
+    und,
+    cosine,
+    sine,
+    gen_query_gain,
+    gen_key_gain,
+    und_query_gain,
+    und_key_gain,
+    query,
+    key,
+    value,
+    length,
+    markers,
+    first_token,
+    first_image,
+    part_stride,
+    heads,
+    kv_heads,
+    eps,
+    head_dim: tl.constexpr,
+    half: tl.constexpr,
+    block: tl.constexpr,
+    value_block: tl.constexpr,
+    parts: tl.constexpr,
     overlaps: tl.constexpr,
-):  # fmt: skip
+):
     """Program: one token. block: at least heads + kv_heads; half: head_dim / 2; parts: partial sums of markers."""
     dtype: tl.constexpr = query.dtype.element_ty
     image = tl.program_id(0) // (length + markers)
@@ -117,9 +138,12 @@ def _join_kernel(
 
 
 def join_qkv(
-    packed: tuple[Tensor, Tensor], norms: tuple[HeadNorms, HeadNorms], rotation: tuple[Tensor, Tensor], into: Joined,
+    packed: tuple[Tensor, Tensor],
+    norms: tuple[HeadNorms, HeadNorms],
+    rotation: tuple[Tensor, Tensor],
+    into: Joined,
     images: Images,
-) -> None:  # fmt: skip
+) -> None:
     """Normalize and rotate the fused projections of some images, and write them in packed order.
 
     packed: of latent tokens [T, (heads + 2 * kv_heads) * head_dim] and of markers [2 * images, ...], or float32 partial
@@ -130,9 +154,27 @@ def join_qkv(
     heads, head_dim, kv_heads = into.query.shape[1], into.query.shape[2], into.key.shape[1]
     parts = und.shape[0] if und.dim() == 3 else 1
     _join_kernel[(images.count * (images.length + images.markers),)](
-        gen, und, *rotation, *norms[0][:2], *norms[1][:2], into.query, into.key, into.value,
-        images.length, images.markers, images.token, images.number, und.shape[-2] * und.shape[-1], heads, kv_heads,
-        norms[0][2], head_dim=head_dim, half=head_dim // 2, block=triton.next_power_of_2(heads + kv_heads),
-        value_block=triton.next_power_of_2(kv_heads * head_dim), parts=parts, num_warps=8,
+        gen,
+        und,
+        *rotation,
+        *norms[0][:2],
+        *norms[1][:2],
+        into.query,
+        into.key,
+        into.value,
+        images.length,
+        images.markers,
+        images.token,
+        images.number,
+        und.shape[-2] * und.shape[-1],
+        heads,
+        kv_heads,
+        norms[0][2],
+        head_dim=head_dim,
+        half=head_dim // 2,
+        block=triton.next_power_of_2(heads + kv_heads),
+        value_block=triton.next_power_of_2(kv_heads * head_dim),
+        parts=parts,
+        num_warps=8,
         **launch_options(gen.device),
-    )  # fmt: skip
+    )

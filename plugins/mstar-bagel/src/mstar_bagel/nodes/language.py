@@ -72,9 +72,12 @@ class Packing:
         return [torch.cat(parts[0::2]), torch.cat(parts[1::2])]
 
     def join_packed(
-        self, gen: Tensor, und: Tensor, experts: tuple[AttentionExpert, AttentionExpert],
+        self,
+        gen: Tensor,
+        und: Tensor,
+        experts: tuple[AttentionExpert, AttentionExpert],
         rotation: tuple[Tensor, Tensor],
-    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return rotated queries and keys, and values, of all images in packed order, by one kernel per image size.
 
         gen, und: results of `AttentionExpert.project_packed`; only those of markers may be partial sums.
@@ -168,9 +171,13 @@ class MixedAttention(nn.Module):
         sizes, found = self._sizes, dict[str, Slice]()
         for suffix in ("", "_moe_gen"):
             found |= head_slices(
-                self.shard, heads=sizes.heads, kv_heads=sizes.kv_heads, head_dim=sizes.head_dim, has_bias=True,
+                self.shard,
+                heads=sizes.heads,
+                kv_heads=sizes.kv_heads,
+                head_dim=sizes.head_dim,
+                has_bias=True,
                 suffix=suffix,
-            )  # fmt: skip
+            )
         return found
 
     def fuse_projections(self) -> bool:
@@ -178,25 +185,38 @@ class MixedAttention(nn.Module):
         if self._joined is None:
             und, gen = self.und, self.gen
             self._joined = (
-                join_with_biases([und.query, und.key, und.value]), join_with_biases([gen.query, gen.key, gen.value])
-            )  # fmt: skip
+                join_with_biases([und.query, und.key, und.value]),
+                join_with_biases([gen.query, gen.key, gen.value]),
+            )
         return True
 
     @property
     def und(self) -> AttentionExpert:
         """The expert of text, image features and markers."""
         return AttentionExpert(
-            self.q_proj, self.k_proj, self.v_proj, self.o_proj, self.q_norm, self.k_norm,
-            None if self._joined is None else self._joined[0], self.shard,
-        )  # fmt: skip
+            self.q_proj,
+            self.k_proj,
+            self.v_proj,
+            self.o_proj,
+            self.q_norm,
+            self.k_norm,
+            None if self._joined is None else self._joined[0],
+            self.shard,
+        )
 
     @property
     def gen(self) -> AttentionExpert:
         """The expert of latent tokens."""
         return AttentionExpert(
-            self.q_proj_moe_gen, self.k_proj_moe_gen, self.v_proj_moe_gen, self.o_proj_moe_gen, self.q_norm_moe_gen,
-            self.k_norm_moe_gen, None if self._joined is None else self._joined[1], self.shard,
-        )  # fmt: skip
+            self.q_proj_moe_gen,
+            self.k_proj_moe_gen,
+            self.v_proj_moe_gen,
+            self.o_proj_moe_gen,
+            self.q_norm_moe_gen,
+            self.k_norm_moe_gen,
+            None if self._joined is None else self._joined[1],
+            self.shard,
+        )
 
     def text(self, x: Tensor, kv: KVView, rotation: tuple[Tensor, Tensor]) -> Tensor:
         """Return the branch [T, width], or partial sums, of tokens that all use `und`. x: [T, width], normalized."""
@@ -251,9 +271,14 @@ class MixedBlock(nn.Module):
         return after.after_add(total, self.mlp.branch(normed))
 
     def images(
-        self, gen: Normed, und: Normed, kv: KVView, rotation: tuple[Tensor, Tensor], packing: Packing,
+        self,
+        gen: Normed,
+        und: Normed,
+        kv: KVView,
+        rotation: tuple[Tensor, Tensor],
+        packing: Packing,
         after: tuple[RMSNorm, RMSNorm],
-    ) -> tuple[Normed, Normed]:  # fmt: skip
+    ) -> tuple[Normed, Normed]:
         """Return latent tokens and markers, each with its norm. after: norms of the next block, `und` first."""
         attended = self.self_attn.images(gen[1], und[1], kv, rotation, packing)
         own_gen, normed_gen = self.post_attention_layernorm_moe_gen.after_add(gen[0], attended[0])

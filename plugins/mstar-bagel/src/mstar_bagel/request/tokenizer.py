@@ -91,9 +91,11 @@ def _from_parts(folder: Path) -> Tokenizer:
     wrong = next((token["content"] for number, token in added if made.token_to_id(token["content"]) != number), None)
     if wrong is not None:
         raise WeightsError(
-            f"{folder / VOCAB} and {TOKENIZER_CONFIG} disagree", f"{wrong} would get another id",
-            "download the tokenizer's files again", file=str(folder / VOCAB),
-        )  # fmt: skip
+            f"{folder / VOCAB} and {TOKENIZER_CONFIG} disagree",
+            f"{wrong} would get another id",
+            "download the tokenizer's files again",
+            file=str(folder / VOCAB),
+        )
     return made
 
 

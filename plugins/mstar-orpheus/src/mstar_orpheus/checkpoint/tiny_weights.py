@@ -19,15 +19,63 @@ if TYPE_CHECKING:
 
 CODEBOOK: Final = 256
 MERGES: Final = (
-    "Ġ t", "h e", "Ġt he", "i n", "e r", "o n", "r e", "Ġ a", "a n", "Ġ s", "o u", "Ġ w", "i s", "a t", "e n", "Ġ o",
-    "in g", "Ġ b", "Ġ c", "n d", "o r", "e s", "Ġ f", "Ġ m", "i t", "a r", "Ġ d", "Ġ h", "Ġ p", "l l", "Ġt o", "y ou",
-    "s t", "l e", "Ġ in", "Ġa nd", "e d", "Ġ i", "Ġo f", "v e", "a l", "o m", "Ġ he", "l o", "he llo", "he l", "hel lo",
+    "Ġ t",
+    "h e",
+    "Ġt he",
+    "i n",
+    "e r",
+    "o n",
+    "r e",
+    "Ġ a",
+    "a n",
+    "Ġ s",
+    "o u",
+    "Ġ w",
+    "i s",
+    "a t",
+    "e n",
+    "Ġ o",
+    "in g",
+    "Ġ b",
+    "Ġ c",
+    "n d",
+    "o r",
+    "e s",
+    "Ġ f",
+    "Ġ m",
+    "i t",
+    "a r",
+    "Ġ d",
+    "Ġ h",
+    "Ġ p",
+    "l l",
+    "Ġt o",
+    "y ou",
+    "s t",
+    "l e",
+    "Ġ in",
+    "Ġa nd",
+    "e d",
+    "Ġ i",
+    "Ġo f",
+    "v e",
+    "a l",
+    "o m",
+    "Ġ he",
+    "l o",
+    "he llo",
+    "he l",
+    "hel lo",
     "l y",
-)  # fmt: skip
+)
 SPECIALS: Final = 256
 NAMED: Final = {
-    0: "<|begin_of_text|>", 1: "<|end_of_text|>", 6: "<|start_header_id|>", 7: "<|end_header_id|>", 9: "<|eot_id|>",
-}  # fmt: skip
+    0: "<|begin_of_text|>",
+    1: "<|end_of_text|>",
+    6: "<|start_header_id|>",
+    7: "<|end_header_id|>",
+    9: "<|eot_id|>",
+}
 CUSTOM: Final = 10
 HIDDEN: Final = 64
 LAYERS: Final = 2
@@ -95,22 +143,40 @@ def _tokenizer(tokens: dict[str, int]) -> Tokenizer:
 def _config(vocab: int, text_vocab: int) -> dict[str, object]:
     custom = text_vocab + SPECIALS
     scaling = {
-        "rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "rope_type": "llama3",
+        "factor": 32.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
-    }  # fmt: skip
+    }
     return {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "float32", "hidden_act": "silu",
-        "attention_bias": False, "mlp_bias": False, "vocab_size": vocab, "hidden_size": HIDDEN,
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "torch_dtype": "float32",
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "vocab_size": vocab,
+        "hidden_size": HIDDEN,
         "intermediate_size": MLP,
-        "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
         "head_dim": HEAD_DIM,
-        "rms_norm_eps": 1e-5, "max_position_embeddings": 8192, "tie_word_embeddings": False, "rope_theta": 500000.0,
-        "rope_scaling": scaling, "bos_token_id": text_vocab, "eos_token_id": custom + 2,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": False,
+        "rope_theta": 500000.0,
+        "rope_scaling": scaling,
+        "bos_token_id": text_vocab,
+        "eos_token_id": custom + 2,
         IDS_KEY: {
-            "start_token_id": custom + 3, "end_token_ids": [text_vocab + 9, custom + 4, custom + 5, custom + 1],
-            "stop_token_id": custom + 2, "audio_token_offset": custom + CUSTOM,
+            "start_token_id": custom + 3,
+            "end_token_ids": [text_vocab + 9, custom + 4, custom + 5, custom + 1],
+            "stop_token_id": custom + 2,
+            "audio_token_offset": custom + CUSTOM,
         },
-    }  # fmt: skip
+    }
 
 
 def _weights(vocab: int, audio_offset: int, stop: int) -> dict[str, Tensor]:
@@ -212,12 +278,18 @@ def write_snac(folder: Path) -> None:
     """Write the folder of the vocoder in the layout of the official repository."""
     folder.mkdir()
     config = {
-        "sampling_rate": 24000, "encoder_dim": 4, "encoder_rates": [2, 4, 8, 8], "decoder_dim": 32,
+        "sampling_rate": 24000,
+        "encoder_dim": 4,
+        "encoder_rates": [2, 4, 8, 8],
+        "decoder_dim": 32,
         "decoder_rates": [8, 8, 4, 2],
-        "attn_window_size": None, "codebook_size": CODEBOOK, "codebook_dim": 8, "vq_strides": list(VQ_STRIDES),
+        "attn_window_size": None,
+        "codebook_size": CODEBOOK,
+        "codebook_dim": 8,
+        "vq_strides": list(VQ_STRIDES),
         "noise": True,
         "depthwise": True,
-    }  # fmt: skip
+    }
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
     torch.save(_state(SnacConfig.read(folder / "config.json")), folder / "pytorch_model.bin")
 

@@ -161,10 +161,18 @@ class FusedDecoder:
         count, channels = keep[1] - keep[0], self._blocks[-1].outer
         out = torch.empty((rows, count), dtype=torch.int16 if is_pcm else torch.float32, device=window.device)
         kernels.output_kernel[(rows, _tiles(count, OUTPUT_BLOCK))](
-            bent, self._output_taps, self._output_bias, out,
-            length, keep[0] - spans[-1].start, count, channels=channels, padded=_power(channels),
-            is_pcm=is_pcm, block=OUTPUT_BLOCK,
-        )  # fmt: skip
+            bent,
+            self._output_taps,
+            self._output_bias,
+            out,
+            length,
+            keep[0] - spans[-1].start,
+            count,
+            channels=channels,
+            padded=_power(channels),
+            is_pcm=is_pcm,
+            block=OUTPUT_BLOCK,
+        )
         return out
 
     def cut_noise(self, noise: Sequence[Tensor], frames: int, keep: tuple[int, int]) -> list[Tensor]:
@@ -180,9 +188,8 @@ class FusedDecoder:
         counts = [count for _, count in places]
         out = torch.empty(rows * sum(counts), device=noise_params.device)
         kernels.noise_kernel[(rows, _tiles(max(counts), NOISE_BLOCK), len(places))](
-            noise_params, spans, out, rows,
-            CODEC_SALT, len(places), seeded_mode=SEEDED, block=NOISE_BLOCK,
-        )  # fmt: skip
+            noise_params, spans, out, rows, CODEC_SALT, len(places), seeded_mode=SEEDED, block=NOISE_BLOCK
+        )
         return list(out.split([rows * count for count in counts]))
 
     def _noise_places(self, frames: int, keep: tuple[int, int]) -> list[tuple[int, int]]:
@@ -204,10 +211,18 @@ class FusedDecoder:
         steps, width = frames * max(VQ_STRIDES), self.config.latent
         latent = torch.empty((rows * steps, width), device=window.device)
         kernels.latent_kernel[(rows, steps, _tiles(width, LATENT_BLOCK))](
-            window, self._tables, self._entry_taps,
-            self._entry_bias, latent, self._offset, self.config.codebook_size, width=width,
-            steps=steps, slots=window.shape[1], block=LATENT_BLOCK,
-        )  # fmt: skip
+            window,
+            self._tables,
+            self._entry_taps,
+            self._entry_bias,
+            latent,
+            self._offset,
+            self.config.codebook_size,
+            width=width,
+            steps=steps,
+            slots=window.shape[1],
+            block=LATENT_BLOCK,
+        )
         return self._pointwise(latent, self._mixing, self._mixed, None)[1]
 
     def _run_block(self, block: Block, span: Span, bent: Tensor, rows: int, noise: Tensor | None) -> Tensor:
@@ -229,10 +244,22 @@ class FusedDecoder:
         wide = bent if noise is None else torch.empty_like(bent)
         cut = self._tile("pointwise", rows, product.columns)
         kernels.pointwise_kernel[(_tiles(rows, cut.bm), _tiles(product.columns, cut.bn))](
-            x, product.high,
-            product.low, product.bias, product.bias if noise is None else noise, after.slope, after.inverse, wide,
-            bent, rows, inner, product.columns, is_noisy=noise is not None, precision=self._precision, **cut.launch,
-        )  # fmt: skip
+            x,
+            product.high,
+            product.low,
+            product.bias,
+            product.bias if noise is None else noise,
+            after.slope,
+            after.inverse,
+            wide,
+            bent,
+            rows,
+            inner,
+            product.columns,
+            is_noisy=noise is not None,
+            precision=self._precision,
+            **cut.launch,
+        )
         return wide, bent
 
     def _upsample(
@@ -241,11 +268,25 @@ class FusedDecoder:
         taken, columns = rows * (span.count + 1), block.rate * block.outer
         cut = self._tile("upsample", taken, columns)
         kernels.upsample_kernel[(_tiles(taken, cut.bm), _tiles(columns, cut.bn))](
-            x, block.up.high, block.up.low,
-            block.up.bias, block.first.slope, block.first.inverse, out, bent, taken,
-            span.low, span.count, span.length, block.rate, block.inner, block.outer,
-            is_bent=is_bent, precision=self._precision, **cut.launch,
-        )  # fmt: skip
+            x,
+            block.up.high,
+            block.up.low,
+            block.up.bias,
+            block.first.slope,
+            block.first.inverse,
+            out,
+            bent,
+            taken,
+            span.low,
+            span.count,
+            span.length,
+            block.rate,
+            block.inner,
+            block.outer,
+            is_bent=is_bent,
+            precision=self._precision,
+            **cut.launch,
+        )
 
     def _unit(
         self, unit: Unit, bent: Tensor, wide: Tensor, out: Tensor, rows: int, length: int, *, is_kept: bool
@@ -253,11 +294,25 @@ class FusedDecoder:
         channels = unit.product.columns
         cut = self._tile("unit", rows * length, channels)
         kernels.unit_kernel[(rows * _tiles(length, cut.bm), _tiles(channels, cut.bn))](
-            bent, wide, unit.taps,
-            unit.tap_bias, unit.inner.slope, unit.inner.inverse, unit.product.high, unit.product.low,
-            unit.product.bias, unit.after.slope, unit.after.inverse, out, length,
-            unit.dilation, int(is_kept), channels, precision=self._precision, **cut.launch,
-        )  # fmt: skip
+            bent,
+            wide,
+            unit.taps,
+            unit.tap_bias,
+            unit.inner.slope,
+            unit.inner.inverse,
+            unit.product.high,
+            unit.product.low,
+            unit.product.bias,
+            unit.after.slope,
+            unit.after.inverse,
+            out,
+            length,
+            unit.dilation,
+            int(is_kept),
+            channels,
+            precision=self._precision,
+            **cut.launch,
+        )
 
 
 def _block(block: SnacBlock, rate: int, after: Slopes, precision: str) -> Block:
@@ -271,9 +326,14 @@ def _block(block: SnacBlock, rate: int, after: Slopes, precision: str) -> Block:
     # [inner, outer, 2 * rate] -> one row per output of a step: taps of this step, then of the previous one.
     halves = up.weight.detach().reshape(inner, outer, 2, rate).permute(3, 1, 2, 0)
     return Block(
-        rate, inner, outer, GemmWeight.of(halves.reshape(rate * outer, 2 * inner), up.bias, precision)
-        , GemmWeight.of(noisy.linear.weight[:, :, 0], None, precision), Slopes.of(units[0].block[0]), tuple(made),
-    )  # fmt: skip
+        rate,
+        inner,
+        outer,
+        GemmWeight.of(halves.reshape(rate * outer, 2 * inner), up.bias, precision),
+        GemmWeight.of(noisy.linear.weight[:, :, 0], None, precision),
+        Slopes.of(units[0].block[0]),
+        tuple(made),
+    )
 
 
 def _unit(unit: ResidualUnit, dilation: int, after: Slopes, precision: str) -> Unit:

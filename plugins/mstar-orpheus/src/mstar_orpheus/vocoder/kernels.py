@@ -59,9 +59,18 @@ def _product(total, a, high, low, at, inside, precision: tl.constexpr):
 
 @triton.jit(do_not_specialize=["offset", "book"])
 def latent_kernel(
-    ids, tables, taps, bias, out, offset, book,
-    width: tl.constexpr, steps: tl.constexpr, slots: tl.constexpr, block: tl.constexpr,
-):  # fmt: skip
+    ids,
+    tables,
+    taps,
+    bias,
+    out,
+    offset,
+    book,
+    width: tl.constexpr,
+    steps: tl.constexpr,
+    slots: tl.constexpr,
+    block: tl.constexpr,
+):
     """Look up the latent of codes and apply the decoder's depthwise entry of seven taps. tables: [3, book, width]."""
     row, at = tl.program_id(0).to(tl.int64), tl.program_id(1)
     channel = tl.program_id(2) * block + tl.arange(0, block)
@@ -84,10 +93,24 @@ def latent_kernel(
 
 @triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["noise"])
 def pointwise_kernel(
-    x, high, low, bias, noise, slope, inverse, wide, bent, rows, inner, outer,
-    is_noisy: tl.constexpr, precision: tl.constexpr,
-    bm: tl.constexpr, bn: tl.constexpr, bk: tl.constexpr,
-):  # fmt: skip
+    x,
+    high,
+    low,
+    bias,
+    noise,
+    slope,
+    inverse,
+    wide,
+    bent,
+    rows,
+    inner,
+    outer,
+    is_noisy: tl.constexpr,
+    precision: tl.constexpr,
+    bm: tl.constexpr,
+    bn: tl.constexpr,
+    bk: tl.constexpr,
+):
     """Convolve [rows, inner] with one tap. With noise, wide = x + noise * (W x); else W x + bias, which is not stored.
 
     bent: the snake of the result, [rows, outer].
@@ -117,10 +140,27 @@ def pointwise_kernel(
 
 @triton.jit(do_not_specialize=["rows", "first", "count", "length", "rate"])
 def upsample_kernel(
-    x, high, low, bias, slope, inverse, out, bent, rows, first, count, length, rate, inner, outer,
-    is_bent: tl.constexpr, precision: tl.constexpr,
-    bm: tl.constexpr, bn: tl.constexpr, bk: tl.constexpr,
-):  # fmt: skip
+    x,
+    high,
+    low,
+    bias,
+    slope,
+    inverse,
+    out,
+    bent,
+    rows,
+    first,
+    count,
+    length,
+    rate,
+    inner,
+    outer,
+    is_bent: tl.constexpr,
+    precision: tl.constexpr,
+    bm: tl.constexpr,
+    bn: tl.constexpr,
+    bk: tl.constexpr,
+):
     """Compute a transposed convolution of stride `rate`, 2 * rate taps and padding rate // 2 as one GEMM.
 
     x: [windows, length, inner], of which `count` steps from `first` are used. Each output depends on two inputs: row i
@@ -156,10 +196,27 @@ def upsample_kernel(
 
 @triton.jit(do_not_specialize=["length", "dilation", "is_kept"])
 def unit_kernel(
-    bent, wide, taps, tap_bias, inner_slope, inner_inverse, high, low, bias, slope, inverse, out, length,
-    dilation, is_kept, channels, precision: tl.constexpr,
-    bm: tl.constexpr, bn: tl.constexpr, bk: tl.constexpr,
-):  # fmt: skip
+    bent,
+    wide,
+    taps,
+    tap_bias,
+    inner_slope,
+    inner_inverse,
+    high,
+    low,
+    bias,
+    slope,
+    inverse,
+    out,
+    length,
+    dilation,
+    is_kept,
+    channels,
+    precision: tl.constexpr,
+    bm: tl.constexpr,
+    bn: tl.constexpr,
+    bk: tl.constexpr,
+):
     """Compute a residual unit after its first snake: depthwise taps, snake, GEMM, sum, and the next layer's snake.
 
     bent: [windows, length, channels], the snake of wide. wide receives the sum in place if `is_kept`; out: the sum's
@@ -180,8 +237,9 @@ def unit_kernel(
             is_here = (here >= 0) & (here < length)
             value = tl.load(
                 bent + (base + here)[:, None] * channels + k[None, :],
-                mask=is_here[:, None] & is_inner[None, :], other=0.0,
-            )  # fmt: skip
+                mask=is_here[:, None] & is_inner[None, :],
+                other=0.0,
+            )
             a += value * tl.load(taps + tap * channels + k, mask=is_inner, other=0.0)[None, :]
         a1 = tl.load(inner_slope + k, mask=is_inner, other=0.0)
         a2 = tl.load(inner_inverse + k, mask=is_inner, other=0.0)
@@ -200,9 +258,18 @@ def unit_kernel(
 
 @triton.jit(do_not_specialize=["length", "first", "count"])
 def output_kernel(
-    bent, taps, bias, out, length, first, count,
-    channels: tl.constexpr, padded: tl.constexpr, is_pcm: tl.constexpr, block: tl.constexpr,
-):  # fmt: skip
+    bent,
+    taps,
+    bias,
+    out,
+    length,
+    first,
+    count,
+    channels: tl.constexpr,
+    padded: tl.constexpr,
+    is_pcm: tl.constexpr,
+    block: tl.constexpr,
+):
     """Apply the last convolution (seven taps to one channel), tanh and the conversion to 16 bits to `count` steps."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * block + tl.arange(0, block)

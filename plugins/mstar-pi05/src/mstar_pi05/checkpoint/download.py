@@ -24,9 +24,14 @@ if TYPE_CHECKING:
     from mstar_core.plugin.model import WeightProgress
 
 WANTED: Final = (
-    CONFIG, INDEX, "model*.safetensors", "policy_preprocessor*", "policy_postprocessor*", "assets/*norm_stats.json",
+    CONFIG,
+    INDEX,
+    "model*.safetensors",
+    "policy_preprocessor*",
+    "policy_postprocessor*",
+    "assets/*norm_stats.json",
     *TOKENIZERS,
-)  # fmt: skip
+)
 """Patterns of the repository files that a deployment reads, in either layout."""
 
 WAYS: Final = "use --weights DIR, --cache-dir DIR for another cache, or start pi05:tiny, which needs no download"

@@ -64,9 +64,12 @@ def refuse_pi0(names: Iterable[str], source: str) -> None:
     found = next((name for name in names if _PI0.search(name)), None)
     if found is not None:
         raise WeightsError(
-            f"{source} contains pi0, not pi0.5", f"its expert has {found}, where pi0.5 has a dense layer",
-            "use a Pi0.5 checkpoint", file=source, key=found,
-        )  # fmt: skip
+            f"{source} contains pi0, not pi0.5",
+            f"its expert has {found}, where pi0.5 has a dense layer",
+            "use a Pi0.5 checkpoint",
+            file=source,
+            key=found,
+        )
 
 
 def load(module: nn.Module, files: Checkpoint, prefixes: Mapping[str, str], progress: WeightProgress | None) -> None:

@@ -46,9 +46,21 @@ def adapted(value, own, at, inside, width, eps):
 
 @triton.jit(do_not_specialize=["number"])
 def _modulate_kernel(
-    x, branch, table, rows, summed, out, number, times, width, eps,
-    parts: tl.constexpr, dtype: tl.constexpr, block: tl.constexpr, overlaps: tl.constexpr,
-):  # fmt: skip
+    x,
+    branch,
+    table,
+    rows,
+    summed,
+    out,
+    number,
+    times,
+    width,
+    eps,
+    parts: tl.constexpr,
+    dtype: tl.constexpr,
+    block: tl.constexpr,
+    overlaps: tl.constexpr,
+):
     token = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, block)
     inside = at < width
@@ -83,10 +95,22 @@ def modulate(
     summed = x if branch is None else torch.empty_like(x)
     block = triton.next_power_of_2(width)
     _modulate_kernel[(tokens,)](
-        x, x if branch is None else branch, modulations, rows, summed, out, number, modulations.shape[1], width, eps,
-        parts=0 if branch is None else slices_of(branch), dtype=DTYPES[inner], block=block,
-        num_warps=warps_for(block, tokens), **launch_options(x.device),
-    )  # fmt: skip
+        x,
+        x if branch is None else branch,
+        modulations,
+        rows,
+        summed,
+        out,
+        number,
+        modulations.shape[1],
+        width,
+        eps,
+        parts=0 if branch is None else slices_of(branch),
+        dtype=DTYPES[inner],
+        block=block,
+        num_warps=warps_for(block, tokens),
+        **launch_options(x.device),
+    )
     return summed, out
 
 

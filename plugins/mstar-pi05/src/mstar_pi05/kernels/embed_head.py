@@ -31,10 +31,32 @@ CHUNK: Final = 8
 
 @triton.jit
 def _embed_kernel(
-    actions, weight, bias, table, places, num_steps, step, positions, frequencies, x, out, rows, cosine, sine,
-    steps_stride, step_stride, most_steps, width, eps, half_width,
-    values: tl.constexpr, chunk: tl.constexpr, block: tl.constexpr, half: tl.constexpr, overlaps: tl.constexpr,
-):  # fmt: skip
+    actions,
+    weight,
+    bias,
+    table,
+    places,
+    num_steps,
+    step,
+    positions,
+    frequencies,
+    x,
+    out,
+    rows,
+    cosine,
+    sine,
+    steps_stride,
+    step_stride,
+    most_steps,
+    width,
+    eps,
+    half_width,
+    values: tl.constexpr,
+    chunk: tl.constexpr,
+    block: tl.constexpr,
+    half: tl.constexpr,
+    overlaps: tl.constexpr,
+):
     token = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, block)
     inside = at < width
@@ -67,11 +89,30 @@ def _embed_kernel(
 
 @triton.jit(do_not_specialize=["number"])
 def _head_kernel(
-    x, branch, table, rows, weight, bias, actions, num_steps, scale, offset, moved, robot,
-    number, times, width, eps, steps_stride,
-    parts: tl.constexpr, dtype: tl.constexpr, values: tl.constexpr, chunk: tl.constexpr, block: tl.constexpr,
+    x,
+    branch,
+    table,
+    rows,
+    weight,
+    bias,
+    actions,
+    num_steps,
+    scale,
+    offset,
+    moved,
+    robot,
+    number,
+    times,
+    width,
+    eps,
+    steps_stride,
+    parts: tl.constexpr,
+    dtype: tl.constexpr,
+    values: tl.constexpr,
+    chunk: tl.constexpr,
+    block: tl.constexpr,
     overlaps: tl.constexpr,
-):  # fmt: skip
+):
     token = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, block)
     inside = at < width
@@ -144,12 +185,33 @@ def embed(weights: StepWeights, inputs: StepInputs, positions: Tensor) -> Embedd
     cosine, sine = torch.empty((2, tokens, 1, 2 * half), dtype=torch.float32, device=device).unbind()
     table = weights.table
     _embed_kernel[(tokens,)](
-        actions, weights.into.weight, weights.into.bias, table.modulations, table.rows, inputs.num_steps, inputs.step,
-        positions.contiguous(), weights.frequencies, x, normed, rows, cosine, sine, inputs.num_steps.stride(0),
-        inputs.step.stride(0), table.rows.shape[1], width, weights.eps, half, values=values, chunk=CHUNK,
-        block=triton.next_power_of_2(width), half=triton.next_power_of_2(half), num_warps=WARPS,
+        actions,
+        weights.into.weight,
+        weights.into.bias,
+        table.modulations,
+        table.rows,
+        inputs.num_steps,
+        inputs.step,
+        positions.contiguous(),
+        weights.frequencies,
+        x,
+        normed,
+        rows,
+        cosine,
+        sine,
+        inputs.num_steps.stride(0),
+        inputs.step.stride(0),
+        table.rows.shape[1],
+        width,
+        weights.eps,
+        half,
+        values=values,
+        chunk=CHUNK,
+        block=triton.next_power_of_2(width),
+        half=triton.next_power_of_2(half),
+        num_warps=WARPS,
         **launch_options(device),
-    )  # fmt: skip
+    )
     return EmbeddedStep(x=x, normed=normed, rows=rows, rotation=(cosine, sine))
 
 
@@ -163,9 +225,29 @@ def head(weights: StepWeights, inputs: StepInputs, rows: Tensor, x: Tensor, bran
     moved, robot, (tokens, width) = torch.empty_like(actions), torch.empty_like(actions), x.shape
     table = weights.table.modulations
     _head_kernel[(tokens,)](
-        x, branch, table, rows, weights.out_of.weight, weights.out_of.bias, actions, inputs.num_steps, scale, offset,
-        moved, robot, len(table) - 1, table.shape[1], width, weights.eps, inputs.num_steps.stride(0),
-        parts=slices_of(branch), dtype=DTYPES[weights.dtype], values=actions.shape[1], chunk=CHUNK,
-        block=triton.next_power_of_2(width), num_warps=WARPS, **launch_options(x.device),
-    )  # fmt: skip
+        x,
+        branch,
+        table,
+        rows,
+        weights.out_of.weight,
+        weights.out_of.bias,
+        actions,
+        inputs.num_steps,
+        scale,
+        offset,
+        moved,
+        robot,
+        len(table) - 1,
+        table.shape[1],
+        width,
+        weights.eps,
+        inputs.num_steps.stride(0),
+        parts=slices_of(branch),
+        dtype=DTYPES[weights.dtype],
+        values=actions.shape[1],
+        chunk=CHUNK,
+        block=triton.next_power_of_2(width),
+        num_warps=WARPS,
+        **launch_options(x.device),
+    )
     return moved, robot

@@ -52,10 +52,18 @@ _DTYPES: Final = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 @gluon.jit
 def _pair(
-    x, weight, first, second, start,
-    rows: gl.constexpr, block: gl.constexpr, chunk: gl.constexpr, count: gl.constexpr, buffers: gl.constexpr,
+    x,
+    weight,
+    first,
+    second,
+    start,
+    rows: gl.constexpr,
+    block: gl.constexpr,
+    chunk: gl.constexpr,
+    count: gl.constexpr,
+    buffers: gl.constexpr,
     is_pair: gl.constexpr,
-):  # fmt: skip
+):
     """Multiply x[:, start : start + count * chunk] with weight[first : first + block], and with the rows
     from `second` on.
 
@@ -102,9 +110,17 @@ def _pair(
 
 @gluon.jit
 def _split_k_kernel(
-    x, weight, out, tokens, outputs,
-    rows: gl.constexpr, block: gl.constexpr, chunk: gl.constexpr, count: gl.constexpr, buffers: gl.constexpr,
-):  # fmt: skip
+    x,
+    weight,
+    out,
+    tokens,
+    outputs,
+    rows: gl.constexpr,
+    block: gl.constexpr,
+    chunk: gl.constexpr,
+    count: gl.constexpr,
+    buffers: gl.constexpr,
+):
     """out[part, row, output] = the product over one slice of the inputs. Grid: (blocks of outputs, slices)."""
     layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, block, 16])
     part = gl.program_id(1)
@@ -118,9 +134,17 @@ def _split_k_kernel(
 
 @gluon.jit
 def _gate_up_gelu_kernel(
-    x, weight, out, tokens, inner,
-    rows: gl.constexpr, block: gl.constexpr, chunk: gl.constexpr, count: gl.constexpr, buffers: gl.constexpr,
-):  # fmt: skip
+    x,
+    weight,
+    out,
+    tokens,
+    inner,
+    rows: gl.constexpr,
+    block: gl.constexpr,
+    chunk: gl.constexpr,
+    count: gl.constexpr,
+    buffers: gl.constexpr,
+):
     """out = gelu(gate) * up, for a weight [2 * inner, inputs] with the gate first. Grid: (blocks of inner,)."""
     layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, block, 16])
     first = gl.program_id(0) * block
@@ -137,10 +161,21 @@ def _gate_up_gelu_kernel(
 
 @gluon.jit
 def _qkv_rotary_kernel(
-    x, weight, cosine, sine, out, tokens,
-    heads: gl.constexpr, kv_heads: gl.constexpr, head_dim: gl.constexpr,
-    rows: gl.constexpr, block: gl.constexpr, chunk: gl.constexpr, count: gl.constexpr, buffers: gl.constexpr,
-):  # fmt: skip
+    x,
+    weight,
+    cosine,
+    sine,
+    out,
+    tokens,
+    heads: gl.constexpr,
+    kv_heads: gl.constexpr,
+    head_dim: gl.constexpr,
+    rows: gl.constexpr,
+    block: gl.constexpr,
+    chunk: gl.constexpr,
+    count: gl.constexpr,
+    buffers: gl.constexpr,
+):
     """out = rotated queries [T, heads, head_dim], then rotated keys and values [T, kv_heads, head_dim].
 
     Grid: (pairs of blocks of outputs,): a block in the first half of a head and its counterpart in the
@@ -195,9 +230,22 @@ def qkv_rotary(
     count = inputs // CHUNK
     out = torch.empty(tokens * weight.shape[0], dtype=x.dtype, device=x.device)
     _qkv_rotary_kernel[(weight.shape[0] // (2 * block),)](
-        _tiles(x, ROWS, CHUNK), _tiles(weight, block, CHUNK), *rotation, out, tokens, heads, kv_heads, head_dim,
-        rows=ROWS, block=block, chunk=CHUNK, count=count, buffers=count, num_warps=WARPS, launch_pdl=True,
-    )  # fmt: skip
+        _tiles(x, ROWS, CHUNK),
+        _tiles(weight, block, CHUNK),
+        *rotation,
+        out,
+        tokens,
+        heads,
+        kv_heads,
+        head_dim,
+        rows=ROWS,
+        block=block,
+        chunk=CHUNK,
+        count=count,
+        buffers=count,
+        num_warps=WARPS,
+        launch_pdl=True,
+    )
     sizes = [tokens * number * head_dim for number in (heads, kv_heads, kv_heads)]
     query, key, value = (part.view(tokens, -1, head_dim) for part in out.split(sizes))
     return query, key, value
@@ -209,9 +257,19 @@ def gate_up_gelu(x: Tensor, weight: Tensor) -> Tensor:
     count = inputs // CHUNK
     out = torch.empty((tokens, inner), dtype=x.dtype, device=x.device)
     _gate_up_gelu_kernel[(inner // block,)](
-        _tiles(x, ROWS, CHUNK), _tiles(weight, block, CHUNK), out, tokens, inner, rows=ROWS, block=block, chunk=CHUNK,
-        count=count, buffers=min(count, 5), num_warps=WARPS, launch_pdl=True,
-    )  # fmt: skip
+        _tiles(x, ROWS, CHUNK),
+        _tiles(weight, block, CHUNK),
+        out,
+        tokens,
+        inner,
+        rows=ROWS,
+        block=block,
+        chunk=CHUNK,
+        count=count,
+        buffers=min(count, 5),
+        num_warps=WARPS,
+        launch_pdl=True,
+    )
     return out
 
 
@@ -221,9 +279,19 @@ def split_k(x: Tensor, weight: Tensor) -> Tensor:
     size = SLICE if inputs > 4 * SLICE else SLICE // 2
     out = torch.empty((inputs // size, tokens, outputs), dtype=torch.float32, device=x.device)
     _split_k_kernel[(outputs // block, inputs // size)](
-        _tiles(x, ROWS, CHUNK), _tiles(weight, block, CHUNK), out, tokens, outputs, rows=ROWS, block=block, chunk=CHUNK,
-        count=size // CHUNK, buffers=size // CHUNK, num_warps=WARPS, launch_pdl=True,
-    )  # fmt: skip
+        _tiles(x, ROWS, CHUNK),
+        _tiles(weight, block, CHUNK),
+        out,
+        tokens,
+        outputs,
+        rows=ROWS,
+        block=block,
+        chunk=CHUNK,
+        count=size // CHUNK,
+        buffers=size // CHUNK,
+        num_warps=WARPS,
+        launch_pdl=True,
+    )
     return out
 
 

@@ -26,10 +26,22 @@ NARROWEST: Final = 16
 
 @triton.jit
 def _attention_kernel(
-    query, key, value, out, scale, tokens, image_stride, row_stride, width,
-    head_dim: tl.constexpr, whole: tl.constexpr, rest: tl.constexpr, block: tl.constexpr, keys: tl.constexpr,
+    query,
+    key,
+    value,
+    out,
+    scale,
+    tokens,
+    image_stride,
+    row_stride,
+    width,
+    head_dim: tl.constexpr,
+    whole: tl.constexpr,
+    rest: tl.constexpr,
+    block: tl.constexpr,
+    keys: tl.constexpr,
     precision: tl.constexpr,
-):  # fmt: skip
+):
     image = tl.program_id(2).to(tl.int64) * image_stride
     head = tl.program_id(1) * head_dim
     token = tl.program_id(0) * block + tl.arange(0, block)
@@ -82,8 +94,22 @@ def attention(packed: Tensor, heads: int) -> Tensor:
     out = packed.new_empty((images, tokens, width))
     query, key, value = packed.chunk(3, dim=-1)
     _attention_kernel[(triton.cdiv(tokens, BLOCK), heads, images)](
-        query, key, value, out, head_dim**-0.5 * 1.4426950408889634, tokens, packed.stride(0), packed.stride(1), width,
-        head_dim=head_dim, whole=whole, rest=max(16, triton.next_power_of_2(head_dim - whole)), block=BLOCK, keys=KEYS,
-        precision="tf32x3", num_warps=4, num_stages=2,
-    )  # fmt: skip
+        query,
+        key,
+        value,
+        out,
+        head_dim**-0.5 * 1.4426950408889634,
+        tokens,
+        packed.stride(0),
+        packed.stride(1),
+        width,
+        head_dim=head_dim,
+        whole=whole,
+        rest=max(16, triton.next_power_of_2(head_dim - whole)),
+        block=BLOCK,
+        keys=KEYS,
+        precision="tf32x3",
+        num_warps=4,
+        num_stages=2,
+    )
     return out

@@ -27,9 +27,7 @@ Rotation = tuple["Tensor", "Tensor"]
 
 def attention_spec(tower: Tower) -> AttentionSpec:
     """Return the attention spec of a transformer, with the default scale."""
-    return AttentionSpec(
-        width=tower.width, heads=tower.heads, kv_heads=tower.kv_heads, head_dim=tower.head_dim
-    )  # fmt: skip
+    return AttentionSpec(width=tower.width, heads=tower.heads, kv_heads=tower.kv_heads, head_dim=tower.head_dim)
 
 
 class GemmaNorm(nn.Module):

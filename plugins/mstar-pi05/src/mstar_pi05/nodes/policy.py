@@ -96,9 +96,13 @@ class Policy(nn.Module):
             importlib.import_module("mstar_pi05.kernels.embed_head"),
         )
         weights = kernels.StepWeights(
-            into=self.action_in_proj, out_of=self.action_out_proj, table=self.table,
-            frequencies=self.rotary.frequencies, eps=self.expert.norm.eps, dtype=dtype,
-        )  # fmt: skip
+            into=self.action_in_proj,
+            out_of=self.action_out_proj,
+            table=self.table,
+            frequencies=self.rotary.frequencies,
+            eps=self.expert.norm.eps,
+            dtype=dtype,
+        )
         inputs = kernels.StepInputs(**given)
         start = kernels.embed(weights, inputs, positions)
         modulation = Modulation(self.table, start.rows, dtype)

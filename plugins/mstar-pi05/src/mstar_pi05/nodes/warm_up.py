@@ -13,7 +13,7 @@ import torch
 
 from mstar_core.engine.base import LoopSpec
 from mstar_core.engine.cuda_graphs.warmup import WarmupRequest, WarmupStep
-from mstar_core.graph.spec.nodes import Attend, from_param
+from mstar_core.graph.declare.nodes import Attend, from_param
 from mstar_pi05.checkpoint.config import ACTION_WIDTH, IMAGE, Sizes
 
 if TYPE_CHECKING:
@@ -49,9 +49,14 @@ def _flow(sizes: Sizes, steps: int) -> WarmupStep:
     """Return the flow as the walk `action_gen` runs it."""
     plan = torch.zeros(sizes.horizon, ACTION_WIDTH)
     inputs: dict[str, Tensor] = {
-        "actions": plan, "scale": plan, "offset": plan, from_param("num_steps"): torch.tensor(steps)
-    }  # fmt: skip
+        "actions": plan,
+        "scale": plan,
+        "offset": plan,
+        from_param("num_steps"): torch.tensor(steps),
+    }
     return WarmupStep(
-        inputs=inputs, attend=Attend(mask="full", write=False), outputs=("actions", "robot_actions"),
+        inputs=inputs,
+        attend=Attend(mask="full", write=False),
+        outputs=("actions", "robot_actions"),
         loop=LoopSpec(max_iters=steps, carry={"actions": "actions"}, fused=True),
-    )  # fmt: skip
+    )

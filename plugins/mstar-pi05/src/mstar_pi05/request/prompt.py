@@ -55,10 +55,11 @@ class PromptTokenizer:
         path = next((folder / name for name in FILES if (folder / name).is_file()), None)
         if path is None:
             raise WeightsError(
-                f"{folder} has no tokenizer", f"looked for {', '.join(FILES)}",
+                f"{folder} has no tokenizer",
+                f"looked for {', '.join(FILES)}",
                 "put tokenizer.json of google/paligemma-3b-pt-224 there, or openpi's paligemma_tokenizer.model",
                 file=str(folder / FILES[0]),
-            )  # fmt: skip
+            )
         self.path = path
         self._tokenizer = _read(path)
         self._tokenizer.encode_special_tokens = True  # for users' texts; BOS is added by id

@@ -130,8 +130,11 @@ def sort_uploads(media: Sequence[MediaPart]) -> Uploads:
             case shape:
                 raise RequestError(
                     f"file {number} has shape {list(shape)}, which does not fit a camera, state or noise",
-                    hint=f"send {AXES}; state and noise once", field=FIELD, value=str(list(shape)), allowed=AXES,
-                )  # fmt: skip
+                    hint=f"send {AXES}; state and noise once",
+                    field=FIELD,
+                    value=str(list(shape)),
+                    allowed=AXES,
+                )
     return Uploads(cameras=tuple(cameras), state=found.get("state"), noise=found.get("noise"))
 
 
@@ -195,6 +198,9 @@ def _once(field: str, given: Any) -> None:
 
 def _unreadable(number: int, detail: str) -> BadMedia:
     return BadMedia(
-        f"file {number} contains no readable array", detail, "send .npy, or .safetensors with one tensor",
-        field=FIELD, value=f"file {number}",
-    )  # fmt: skip
+        f"file {number} contains no readable array",
+        detail,
+        "send .npy, or .safetensors with one tensor",
+        field=FIELD,
+        value=f"file {number}",
+    )

@@ -50,10 +50,12 @@ LAYOUTS: Final[Mapping[str, Layout]] = {
         needed=frozenset({"observation/exterior_image_1_left", "observation/wrist_image_left"}),
     ),
     "aloha": Layout(
-        images=("cam_high", "cam_left_wrist", "cam_right_wrist"), state=("state",), needed=frozenset({"cam_high"}),
+        images=("cam_high", "cam_left_wrist", "cam_right_wrist"),
+        state=("state",),
+        needed=frozenset({"cam_high"}),
         images_in="images",
     ),
-}  # fmt: skip
+}
 OWN: Final = Layout(images=CAMERAS, state=(), needed=frozenset(), images_in="images")
 """Layout of deployments without a robot: the model's camera names, and `state` if the deployment uses one."""
 

@@ -45,9 +45,11 @@ def read_observation(given: Any, robot: str | None, size: int | None = None) -> 
     state = [value for key in keys for value in _numbers(_required(given, key, hint), key)]
     first, second, third = (image is not None for image in images)
     return Observation(
-        images=tuple(image for image in images if image is not None), mask=(first, second, third),
-        state=tuple(state) if keys else None, prompt=_prompt(given.get("prompt")),
-    )  # fmt: skip
+        images=tuple(image for image in images if image is not None),
+        mask=(first, second, third),
+        state=tuple(state) if keys else None,
+        prompt=_prompt(given.get("prompt")),
+    )
 
 
 def _images(given: Mapping[str, Any], layout: Layout, hint: str) -> list[Pixels | None]:

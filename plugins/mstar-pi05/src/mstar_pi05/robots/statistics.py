@@ -165,9 +165,12 @@ def _of_mode(path: Path, feature: str, mode: str, epsilon: Any) -> Moments | Non
         raise _damaged(path, f"{keys[0]} has {len(low)} values and {keys[1]} has {len(high)}")
     is_spread = mode == "MEAN_STD"
     return Moments(
-        span="spread" if is_spread else "range", low=tuple(low), high=tuple(high), epsilon=float(epsilon),
+        span="spread" if is_spread else "range",
+        low=tuple(low),
+        high=tuple(high),
+        epsilon=float(epsilon),
         adds=is_spread,
-    )  # fmt: skip
+    )
 
 
 def read_vectors(path: Path) -> dict[str, Sequence[float]]:

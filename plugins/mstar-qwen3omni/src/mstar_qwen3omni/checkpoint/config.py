@@ -155,13 +155,30 @@ class OmniConfig:
     """
 
     thinker: DecoderSizes = DecoderSizes(
-        vocab=152064, width=2048, layers=48, heads=32, kv_heads=4, head_dim=128, mlp=768, experts=128,
-        experts_per_token=8, mrope=(24, 20, 20),
-    )  # fmt: skip
+        vocab=152064,
+        width=2048,
+        layers=48,
+        heads=32,
+        kv_heads=4,
+        head_dim=128,
+        mlp=768,
+        experts=128,
+        experts_per_token=8,
+        mrope=(24, 20, 20),
+    )
     talker: DecoderSizes = DecoderSizes(
-        vocab=3072, width=1024, layers=20, heads=16, kv_heads=2, head_dim=128, mlp=384, experts=128,
-        experts_per_token=6, shared_mlp=768, mrope=(24, 20, 20),
-    )  # fmt: skip
+        vocab=3072,
+        width=1024,
+        layers=20,
+        heads=16,
+        kv_heads=2,
+        head_dim=128,
+        mlp=384,
+        experts=128,
+        experts_per_token=6,
+        shared_mlp=768,
+        mrope=(24, 20, 20),
+    )
     predictor: DecoderSizes = DecoderSizes(
         vocab=2048, width=1024, layers=5, heads=16, kv_heads=8, head_dim=128, mlp=3072
     )
@@ -231,7 +248,11 @@ def _config(config: _Keys) -> OmniConfig:
     talker = config.part("talker_config")
     speech = talker.part("text_config")
     return OmniConfig(
-        thinker=base.thinker, audio=base.audio, vision=base.vision, ids=base.ids, ticks=base.ticks,
+        thinker=base.thinker,
+        audio=base.audio,
+        vision=base.vision,
+        ids=base.ids,
+        ticks=base.ticks,
         max_positions=base.max_positions,
         talker=_decoder(speech, "num_local_experts" if "num_local_experts" in speech else "num_experts"),
         predictor=_decoder(talker.part("code_predictor_config"), None),
@@ -248,7 +269,7 @@ def _config(config: _Keys) -> OmniConfig:
             think_eos=int(talker["codec_think_eos_id"]),
         ),
         voices={str(name).lower(): int(number) for name, number in talker["speaker_id"].items()},
-    )  # fmt: skip
+    )
 
 
 def _rope(config: _Keys) -> _Keys:

@@ -19,18 +19,74 @@ if TYPE_CHECKING:
 
 SEED: Final = 30
 MERGES: Final = (
-    "Ġ t", "h e", "Ġt he", "i n", "e r", "o n", "r e", "Ġ a", "a n", "Ġ s", "o u", "Ġ w", "i s", "a t", "e n", "Ġ o",
-    "in g", "Ġ b", "Ġ c", "n d", "o r", "e s", "Ġ f", "Ġ m", "i t", "a r", "Ġ d", "Ġ h", "Ġ p", "l l", "Ġt o", "s t",
-    "l e", "Ġ in", "Ġa nd", "e d", "u s", "us er", "s y", "sy st", "syst e", "syste m", "a s", "as s", "ass is",
-    "assis t", "an t", "assist ant",
-)  # fmt: skip
+    "Ġ t",
+    "h e",
+    "Ġt he",
+    "i n",
+    "e r",
+    "o n",
+    "r e",
+    "Ġ a",
+    "a n",
+    "Ġ s",
+    "o u",
+    "Ġ w",
+    "i s",
+    "a t",
+    "e n",
+    "Ġ o",
+    "in g",
+    "Ġ b",
+    "Ġ c",
+    "n d",
+    "o r",
+    "e s",
+    "Ġ f",
+    "Ġ m",
+    "i t",
+    "a r",
+    "Ġ d",
+    "Ġ h",
+    "Ġ p",
+    "l l",
+    "Ġt o",
+    "s t",
+    "l e",
+    "Ġ in",
+    "Ġa nd",
+    "e d",
+    "u s",
+    "us er",
+    "s y",
+    "sy st",
+    "syst e",
+    "syste m",
+    "a s",
+    "as s",
+    "ass is",
+    "assis t",
+    "an t",
+    "assist ant",
+)
 """Merges of the tokenizer, by rank. The three roles of a chat are one token each, as in the official tokenizer."""
 
 SPECIALS: Final = (
-    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>",
-    "<|image_pad|>", "<|video_pad|>", "<|audio_start|>", "<|audio_end|>", "<tts_pad>", "<tts_text_bos>",
-    "<tts_text_eod>", "<tts_text_bos_single>", "<|audio_pad|>",
-)  # fmt: skip
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|vision_pad|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+    "<|audio_start|>",
+    "<|audio_end|>",
+    "<tts_pad>",
+    "<tts_text_bos>",
+    "<tts_text_eod>",
+    "<tts_text_bos_single>",
+    "<|audio_pad|>",
+)
 CODEBOOK: Final = 64
 GROUPS: Final = 4
 SPECIAL_CODES: Final = 1024
@@ -86,105 +142,204 @@ def byte_letters() -> list[str]:
 
 def _config(ids: dict[str, int]) -> dict[str, object]:
     media = {
-        "audio_token_id": ids["<|audio_pad|>"], "image_token_id": ids["<|image_pad|>"],
-        "video_token_id": ids["<|video_pad|>"], "audio_start_token_id": ids["<|audio_start|>"],
-        "audio_end_token_id": ids["<|audio_end|>"], "vision_start_token_id": ids["<|vision_start|>"],
-        "vision_end_token_id": ids["<|vision_end|>"], "position_id_per_seconds": 13, "seconds_per_chunk": 2,
-    }  # fmt: skip
+        "audio_token_id": ids["<|audio_pad|>"],
+        "image_token_id": ids["<|image_pad|>"],
+        "video_token_id": ids["<|video_pad|>"],
+        "audio_start_token_id": ids["<|audio_start|>"],
+        "audio_end_token_id": ids["<|audio_end|>"],
+        "vision_start_token_id": ids["<|vision_start|>"],
+        "vision_end_token_id": ids["<|vision_end|>"],
+        "position_id_per_seconds": 13,
+        "seconds_per_chunk": 2,
+    }
     decoder = {
-        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": HEAD_DIM, "rms_norm_eps": 1e-6,
-        "hidden_act": "silu", "max_position_embeddings": 8192, "norm_topk_prob": True,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": HEAD_DIM,
+        "rms_norm_eps": 1e-6,
+        "hidden_act": "silu",
+        "max_position_embeddings": 8192,
+        "norm_topk_prob": True,
         "rope_scaling": {"mrope_section": list(MROPE), "interleaved": True, "rope_type": "default"},
         "rope_theta": 1e6,
-    }  # fmt: skip
+    }
     vocab = 8 * math.ceil(len(ids) / 8)
     return {
-        "architectures": ["Qwen3OmniMoeForConditionalGeneration"], "model_type": "qwen3_omni_moe", "dtype": "float32",
-        "enable_audio_output": True, "assistant_token_id": ids["assistant"], "user_token_id": ids["user"],
-        "system_token_id": ids["system"], "im_start_token_id": ids["<|im_start|>"],
-        "im_end_token_id": ids["<|im_end|>"], "tts_pad_token_id": ids["<tts_pad>"],
-        "tts_bos_token_id": ids["<tts_text_bos>"], "tts_eos_token_id": ids["<tts_text_eod>"],
+        "architectures": ["Qwen3OmniMoeForConditionalGeneration"],
+        "model_type": "qwen3_omni_moe",
+        "dtype": "float32",
+        "enable_audio_output": True,
+        "assistant_token_id": ids["assistant"],
+        "user_token_id": ids["user"],
+        "system_token_id": ids["system"],
+        "im_start_token_id": ids["<|im_start|>"],
+        "im_end_token_id": ids["<|im_end|>"],
+        "tts_pad_token_id": ids["<tts_pad>"],
+        "tts_bos_token_id": ids["<tts_text_bos>"],
+        "tts_eos_token_id": ids["<tts_text_eod>"],
         "thinker_config": {
-            **media, "user_token_id": ids["user"],
-            "audio_config": _audio_config(), "vision_config": _vision_config(),
-            "text_config": decoder | {
-                "vocab_size": vocab, "hidden_size": WIDTH, "intermediate_size": 64, "num_hidden_layers": 4,
-                "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+            **media,
+            "user_token_id": ids["user"],
+            "audio_config": _audio_config(),
+            "vision_config": _vision_config(),
+            "text_config": decoder
+            | {
+                "vocab_size": vocab,
+                "hidden_size": WIDTH,
+                "intermediate_size": 64,
+                "num_hidden_layers": 4,
+                "num_experts": 8,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 32,
             },
         },
         "talker_config": _talker_config(decoder, media),
         "code2wav_config": {
-            "codebook_size": CODEBOOK, "num_quantizers": GROUPS, "hidden_size": 32, "num_hidden_layers": 2,
-            "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 64, "sliding_window": 8,
-            "upsample_rates": [8, 5, 4, 3], "upsampling_ratios": [2, 2], "decoder_dim": 32, "rms_norm_eps": 1e-5,
-            "rope_theta": 1e4, "max_position_embeddings": 8000, "hidden_act": "silu", "layer_scale_initial_scale": 0.01,
+            "codebook_size": CODEBOOK,
+            "num_quantizers": GROUPS,
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "intermediate_size": 64,
+            "sliding_window": 8,
+            "upsample_rates": [8, 5, 4, 3],
+            "upsampling_ratios": [2, 2],
+            "decoder_dim": 32,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e4,
+            "max_position_embeddings": 8000,
+            "hidden_act": "silu",
+            "layer_scale_initial_scale": 0.01,
         },
-    }  # fmt: skip
+    }
 
 
 def _talker_config(decoder: dict[str, object], media: dict[str, int]) -> dict[str, object]:
     return {
-        **media, "num_code_groups": GROUPS, "thinker_hidden_size": WIDTH, "accept_hidden_layer": 3,
-        "spatial_merge_size": 2, "codec_pad_id": CODEBOOK + 100, "codec_bos_id": CODEBOOK + 101,
-        "codec_eos_token_id": CODEBOOK + 102, "codec_nothink_id": CODEBOOK + 107,
-        "codec_think_bos_id": CODEBOOK + 108, "codec_think_eos_id": CODEBOOK + 109,
+        **media,
+        "num_code_groups": GROUPS,
+        "thinker_hidden_size": WIDTH,
+        "accept_hidden_layer": 3,
+        "spatial_merge_size": 2,
+        "codec_pad_id": CODEBOOK + 100,
+        "codec_bos_id": CODEBOOK + 101,
+        "codec_eos_token_id": CODEBOOK + 102,
+        "codec_nothink_id": CODEBOOK + 107,
+        "codec_think_bos_id": CODEBOOK + 108,
+        "codec_think_eos_id": CODEBOOK + 109,
         "speaker_id": {"chelsie": CODEBOOK + 253, "ethan": CODEBOOK + 254, "aiden": CODEBOOK + 255},
-        "text_config": decoder | {
-            "vocab_size": CODEBOOK + SPECIAL_CODES, "hidden_size": 48, "intermediate_size": 64,
-            "num_hidden_layers": 2, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+        "text_config": decoder
+        | {
+            "vocab_size": CODEBOOK + SPECIAL_CODES,
+            "hidden_size": 48,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
             "shared_expert_intermediate_size": 32,
         },
         "code_predictor_config": {
-            "vocab_size": CODEBOOK, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2,
-            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": HEAD_DIM, "num_code_groups": GROUPS,
-            "rms_norm_eps": 1e-6, "rope_theta": 1e6, "hidden_act": "silu", "max_position_embeddings": 8192,
+            "vocab_size": CODEBOOK,
+            "hidden_size": 48,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": HEAD_DIM,
+            "num_code_groups": GROUPS,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 1e6,
+            "hidden_act": "silu",
+            "max_position_embeddings": 8192,
         },
-    }  # fmt: skip
+    }
 
 
 def _audio_config() -> dict[str, object]:
     return {
-        "num_mel_bins": 128, "d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 64,
-        "max_source_positions": 1500, "n_window": 50, "n_window_infer": 200, "conv_chunksize": 500,
-        "downsample_hidden_size": 8, "output_dim": WIDTH, "activation_function": "gelu",
-    }  # fmt: skip
+        "num_mel_bins": 128,
+        "d_model": 32,
+        "encoder_layers": 2,
+        "encoder_attention_heads": 2,
+        "encoder_ffn_dim": 64,
+        "max_source_positions": 1500,
+        "n_window": 50,
+        "n_window_infer": 200,
+        "conv_chunksize": 500,
+        "downsample_hidden_size": 8,
+        "output_dim": WIDTH,
+        "activation_function": "gelu",
+    }
 
 
 def _vision_config() -> dict[str, object]:
     return {
-        "depth": 4, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "in_channels": 3, "patch_size": 16,
-        "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": WIDTH, "num_position_embeddings": 64,
-        "deepstack_visual_indexes": [0, 1, 2], "hidden_act": "gelu_pytorch_tanh",
-    }  # fmt: skip
+        "depth": 4,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_heads": 2,
+        "in_channels": 3,
+        "patch_size": 16,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "out_hidden_size": WIDTH,
+        "num_position_embeddings": 64,
+        "deepstack_visual_indexes": [0, 1, 2],
+        "hidden_act": "gelu_pytorch_tanh",
+    }
 
 
 def generation() -> dict[str, object]:
     return {
-        "talker_max_new_tokens": 4096, "talker_repetition_penalty": 1.05, "talker_temperature": 0.9,
-        "talker_top_k": 50, "talker_top_p": 1.0,
-    }  # fmt: skip
+        "talker_max_new_tokens": 4096,
+        "talker_repetition_penalty": 1.05,
+        "talker_temperature": 0.9,
+        "talker_top_k": 50,
+        "talker_top_p": 1.0,
+    }
 
 
 def preprocessor() -> dict[str, object]:
     return {
-        "feature_size": 128, "hop_length": 160, "n_fft": 400, "sampling_rate": 16000, "n_samples": 4800000,
-        "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5], "patch_size": 16, "temporal_patch_size": 2,
-        "merge_size": 2, "min_pixels": 3136, "max_pixels": 12845056,
-    }  # fmt: skip
+        "feature_size": 128,
+        "hop_length": 160,
+        "n_fft": 400,
+        "sampling_rate": 16000,
+        "n_samples": 4800000,
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+        "patch_size": 16,
+        "temporal_patch_size": 2,
+        "merge_size": 2,
+        "min_pixels": 3136,
+        "max_pixels": 12845056,
+    }
 
 
 def tokenizer_config(ids: dict[str, int]) -> dict[str, object]:
     added = {
         str(number): {
-            "content": token, "lstrip": False, "normalized": False, "rstrip": False, "single_word": False,
+            "content": token,
+            "lstrip": False,
+            "normalized": False,
+            "rstrip": False,
+            "single_word": False,
             "special": True,
         }
         for token, number in ids.items()
-    }  # fmt: skip
+    }
     return {
-        "tokenizer_class": "Qwen2Tokenizer", "add_bos_token": False, "add_prefix_space": False, "bos_token": None,
-        "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "unk_token": None, "added_tokens_decoder": added,
-    }  # fmt: skip
+        "tokenizer_class": "Qwen2Tokenizer",
+        "add_bos_token": False,
+        "add_prefix_space": False,
+        "bos_token": None,
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "unk_token": None,
+        "added_tokens_decoder": added,
+    }
 
 
 def write_json(path: Path, value: object) -> None:

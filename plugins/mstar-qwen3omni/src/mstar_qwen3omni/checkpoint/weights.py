@@ -39,9 +39,11 @@ def own_tensors(files: Checkpoint, node: str) -> Checkpoint:
     own = {name: path for name, path in files.file_of.items() if name.startswith(tuple(prefixes))}
     if not own and files.seed is None:
         raise WeightsError(
-            f"{files.folder} contains no tensors of {node}", f"their names start with {' or '.join(prefixes)}",
-            "use the folder of a Qwen3-Omni checkpoint", file=str(files.folder),
-        )  # fmt: skip
+            f"{files.folder} contains no tensors of {node}",
+            f"their names start with {' or '.join(prefixes)}",
+            "use the folder of a Qwen3-Omni checkpoint",
+            file=str(files.folder),
+        )
     return Checkpoint(files.folder, own, files.seed)
 
 

@@ -183,8 +183,11 @@ class AudioEncoder(nn.Module, CapturesFunction):
         padded = [pad(each, (0, 0, 0, count * size - len(each))) for each, count in zip(features, windows, strict=True)]
         mel = torch.cat(padded).unflatten(0, (-1, size)).to(self.proj2.weight.dtype)
         most = across * halved(sizes.chunk)
-        seen = [min(most, total - index * most) for count, total in zip(windows, tokens, strict=True)
-                for index in range(count)]  # fmt: skip
+        seen = [
+            min(most, total - index * most)
+            for count, total in zip(windows, tokens, strict=True)
+            for index in range(count)
+        ]
         ends = frames if is_short else [0] * len(seen)
         numbers = upload(torch.tensor([seen, ends]).t().contiguous(), mel.device)
         # Short clips are of another shape, so that long ones need no masks in their convolutions.

@@ -29,9 +29,24 @@ _LOG2_E: Final = 1.4426950408889634
 
 @triton.jit
 def _attend_keys(
-    q, q_rest, mixed, mixed_rest, top, total, key, value, key_stride, value_stride, begin, patches, scale,
-    head_dim: tl.constexpr, whole: tl.constexpr, rest: tl.constexpr, keys: tl.constexpr,
-):  # fmt: skip
+    q,
+    q_rest,
+    mixed,
+    mixed_rest,
+    top,
+    total,
+    key,
+    value,
+    key_stride,
+    value_stride,
+    begin,
+    patches,
+    scale,
+    head_dim: tl.constexpr,
+    whole: tl.constexpr,
+    rest: tl.constexpr,
+    keys: tl.constexpr,
+):
     """Attend to one block of keys. Return the sums and maxima that it changes."""
     place = begin + tl.arange(0, keys)
     at = tl.arange(0, whole)
@@ -64,9 +79,21 @@ def _attend_keys(
 
 @triton.jit(do_not_specialize=["patches"])
 def attention_kernel(
-    query, key, value, out, scale, patches, query_stride, key_stride, value_stride,
-    head_dim: tl.constexpr, whole: tl.constexpr, rest: tl.constexpr, block: tl.constexpr, keys: tl.constexpr,
-):  # fmt: skip
+    query,
+    key,
+    value,
+    out,
+    scale,
+    patches,
+    query_stride,
+    key_stride,
+    value_stride,
+    head_dim: tl.constexpr,
+    whole: tl.constexpr,
+    rest: tl.constexpr,
+    block: tl.constexpr,
+    keys: tl.constexpr,
+):
     """Attend among the patches of each frame, one program per block of queries, head and frame."""
     first = tl.program_id(2).to(tl.int64) * patches
     head, heads = tl.program_id(1), tl.num_programs(1)
@@ -88,9 +115,24 @@ def attention_kernel(
     # continues, the compiled kernel was wrong on Hopper for head_dim > whole.
     for begin in range(0, patches, keys):
         mixed, mixed_rest, top, total = _attend_keys(
-            q, q_rest, mixed, mixed_rest, top, total, key, value, key_stride, value_stride, begin, patches, scale,
-            head_dim, whole, rest, keys,
-        )  # fmt: skip
+            q,
+            q_rest,
+            mixed,
+            mixed_rest,
+            top,
+            total,
+            key,
+            value,
+            key_stride,
+            value_stride,
+            begin,
+            patches,
+            scale,
+            head_dim,
+            whole,
+            rest,
+            keys,
+        )
     into = out + line * (heads * head_dim) + head * head_dim
     tl.store(into + at[None, :], (mixed / total[:, None]).to(out.dtype.element_ty), mask=inside)
     if head_dim > whole:
@@ -107,7 +149,21 @@ def attention(query: Tensor, key: Tensor, value: Tensor, frames: int) -> Tensor:
     rest = max(NARROWEST, triton.next_power_of_2(head_dim - whole)) if head_dim > whole else NARROWEST
     out = torch.empty((rows, heads * head_dim), dtype=query.dtype, device=query.device)
     attention_kernel[(triton.cdiv(patches, BLOCK), heads, frames)](
-        query, key, value, out, head_dim**-0.5 * _LOG2_E, patches, query.stride(0), key.stride(0), value.stride(0),
-        head_dim=head_dim, whole=whole, rest=rest, block=BLOCK, keys=KEYS, num_warps=8, num_stages=3,
-    )  # fmt: skip
+        query,
+        key,
+        value,
+        out,
+        head_dim**-0.5 * _LOG2_E,
+        patches,
+        query.stride(0),
+        key.stride(0),
+        value.stride(0),
+        head_dim=head_dim,
+        whole=whole,
+        rest=rest,
+        block=BLOCK,
+        keys=KEYS,
+        num_warps=8,
+        num_stages=3,
+    )
     return out

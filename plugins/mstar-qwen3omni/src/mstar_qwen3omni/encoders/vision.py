@@ -215,8 +215,10 @@ class VisionEncoder(nn.Module, CapturesFunction):
         if len(pixels) != frames * height * width or height % self.sizes.merge or width % self.sizes.merge:
             raise EngineError(
                 f"{len(pixels)} patches do not fill a grid of {frames} x {height} x {width}",
-                f"sides must be multiples of {self.sizes.merge}", "check the processor", node="vision_encoder",
-            )  # fmt: skip
+                f"sides must be multiples of {self.sizes.merge}",
+                "check the processor",
+                node="vision_encoder",
+            )
         return _Media(pixels.unflatten(0, (frames, height * width)), grid)
 
     def _encoded(self, media: list[_Media]) -> list[Tensor]:
@@ -251,8 +253,10 @@ class VisionEncoder(nn.Module, CapturesFunction):
         if heard != given or seen != len(vectors) or heard + seen != len(ids):
             raise EngineError(
                 f"{len(ids)} tokens hold {seen} vision and {heard} audio pads for {len(vectors)} vision and {given} "
-                "audio vectors", hint="a media segment has one pad per vector and no other ids", node="vision_encoder",
-            )  # fmt: skip
+                "audio vectors",
+                hint="a media segment has one pad per vector and no other ids",
+                node="vision_encoder",
+            )
         if sound is not None and heard:
             order = np.where(is_sound, seen + is_sound.cumsum() - 1, (~is_sound).cumsum() - 1)
             blank = vectors.new_zeros(heard, vectors.shape[1] - 1, vectors.shape[2])

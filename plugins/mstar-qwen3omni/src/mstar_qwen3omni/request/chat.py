@@ -58,9 +58,12 @@ class ChatLayout:
                 continue
             if turn.role != "user":
                 raise RequestError(
-                    f"a {turn.role} message contains {modality}", "the model reads media in user messages only",
-                    "move it to a user message", field="messages", code="unsupported_media_type",
-                )  # fmt: skip
+                    f"a {turn.role} message contains {modality}",
+                    "the model reads media in user messages only",
+                    "move it to a user message",
+                    field="messages",
+                    code="unsupported_media_type",
+                )
             prompt.ids += self._encode(text) if text else ()
             text = ""
             self._medium(prompt, self._read(modality, index, len(prompt.ids)))

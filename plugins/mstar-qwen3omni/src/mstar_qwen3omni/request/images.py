@@ -39,9 +39,13 @@ def target_size(height: int, width: int, unit: int, pixels: PixelRange) -> tuple
     longer, shorter = max(height, width), max(1, min(height, width))
     if longer > MAX_RATIO * shorter:
         raise RequestError(
-            f"the picture has {width} x {height} pixels", f"its longer side is over {MAX_RATIO} times the shorter one",
-            "cut it to a usual shape", field="files", value=f"{width}x{height}", allowed=f"a ratio of {MAX_RATIO}",
-        )  # fmt: skip
+            f"the picture has {width} x {height} pixels",
+            f"its longer side is over {MAX_RATIO} times the shorter one",
+            "cut it to a usual shape",
+            field="files",
+            value=f"{width}x{height}",
+            allowed=f"a ratio of {MAX_RATIO}",
+        )
     rows, columns = (round(side / unit) for side in (height, width))
     if rows * columns * unit**2 > pixels.most:
         scale = math.sqrt(height * width / pixels.most)
@@ -80,9 +84,7 @@ def patches_of(frames: Sequence[Frame], grid: Grid, sizes: VisionSizes) -> Frame
     frame of the pair, row and column; patches by pair, block of merged patches, then row and column in the block.
     """
     size, merge = sizes.patch, sizes.merge
-    made = np.empty(
-        (grid.pairs, grid.rows, grid.columns, merge, merge, 3, PATCH_FRAMES, size, size), dtype=np.uint8
-    )  # fmt: skip
+    made = np.empty((grid.pairs, grid.rows, grid.columns, merge, merge, 3, PATCH_FRAMES, size, size), dtype=np.uint8)
     if len(frames) == 1:
         made[0] = np.ascontiguousarray(_blocks(frames[0], grid, sizes))[
             ..., None, :, :

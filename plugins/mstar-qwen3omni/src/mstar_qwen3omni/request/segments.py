@@ -48,9 +48,11 @@ def split(ids: Indices, media: Sequence[Media], special: TextIds, *, is_spoken: 
         _add_text(segments, ids[at:start], is_heard[at:start] if is_spoken else None, thinker, talker)
         if not is_heard[start]:
             raise RequestError(
-                "prompt_token_ids has media outside of user turns", f"at id {start}", "move them to a user turn",
+                "prompt_token_ids has media outside of user turns",
+                f"at id {start}",
+                "move them to a user turn",
                 field="prompt_token_ids",
-            )  # fmt: skip
+            )
         _add_medium(segments, medium, thinker, talker if is_spoken else None)
         at = end
     _add_text(segments, ids[at:], is_heard[at:] if is_spoken else None, thinker, talker)
@@ -62,9 +64,10 @@ def _talker_share(ids: Indices, special: TextIds) -> Mask:
     starts = np.flatnonzero(ids == special.im_start)
     if not len(starts) or len(ids) < starts[-1] + OPENING or ids[starts[-1] + 1] != special.assistant:
         raise RequestError(
-            "the prompt does not end with the start of an answer", hint="end it with <|im_start|>assistant and a line "
-            "break", field="prompt_token_ids",
-        )  # fmt: skip
+            "the prompt does not end with the start of an answer",
+            hint="end it with <|im_start|>assistant and a line break",
+            field="prompt_token_ids",
+        )
     is_heard = np.zeros(len(ids), dtype=np.bool_)
     for start, end in zip(starts, [*starts[1:], len(ids)], strict=True):
         is_heard[start:end] = start + 1 < len(ids) and ids[start + 1] == special.user
@@ -78,15 +81,17 @@ def _matched(ids: Indices, media: Sequence[Media], special: TextIds) -> list[tup
     if len(runs) != len(media):
         raise RequestError(
             f"prompt_token_ids has {len(runs)} runs of pads and the request {len(media)} media",
-            hint="send the tensors of every run, in order", field="prompt_token_ids",
-        )  # fmt: skip
+            hint="send the tensors of every run, in order",
+            field="prompt_token_ids",
+        )
     for (start, end), medium in zip(runs, media, strict=True):
         if not np.array_equal(ids[start:end], medium.tokens):
             raise RequestError(
                 f"the pads at id {start} of prompt_token_ids do not fit their {medium.kind}",
-                f"{end - start} pads, the tensors make {len(medium.tokens)}", "send one pad per token, in order",
+                f"{end - start} pads, the tensors make {len(medium.tokens)}",
+                "send one pad per token, in order",
                 field="prompt_token_ids",
-            )  # fmt: skip
+            )
     return [(start, end, medium) for (start, end), medium in zip(runs, media, strict=True)]
 
 
@@ -127,7 +132,5 @@ def _add_medium(segments: Segments, medium: Media, thinker: PositionCounter, tal
         segments.talker_tokens += len(medium.tokens)
     length = len(medium.tokens)
     segments.made.append(
-        SegmentInputs(
-            kind=medium.kind, arrays=arrays, length=length, counts=medium.counts, content=medium.content
-        )
-    )  # fmt: skip
+        SegmentInputs(kind=medium.kind, arrays=arrays, length=length, counts=medium.counts, content=medium.content)
+    )

@@ -41,9 +41,11 @@ def read_samples(data: bytes, limits: MediaLimits) -> Samples:
     samples = read_sound(data, RATE, limits)
     if len(samples) < WINDOW:
         raise BadMedia(
-            f"the sound has {len(samples)} samples at {RATE} Hz", f"at least {WINDOW} are needed",
-            "send at least 25 ms of sound", field="files",
-        )  # fmt: skip
+            f"the sound has {len(samples)} samples at {RATE} Hz",
+            f"at least {WINDOW} are needed",
+            "send at least 25 ms of sound",
+            field="files",
+        )
     return samples[None]
 
 

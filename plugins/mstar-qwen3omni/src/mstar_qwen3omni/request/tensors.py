@@ -39,9 +39,10 @@ def read_media(ids: Indices, files: Sequence[MediaPart], config: OmniConfig, fps
     rest = next(arrays, None)
     if rest is not None:
         raise RequestError(
-            "the request has more tensors than its prompt has media", hint="send the tensors of each run of pads only",
+            "the request has more tensors than its prompt has media",
+            hint="send the tensors of each run of pads only",
             field=FIELD,
-        )  # fmt: skip
+        )
     return media
 
 
@@ -54,12 +55,11 @@ def _medium(pads: set[int], arrays: Iterator[Array], config: OmniConfig, fps: fl
         return picture_media(pixels, grid, config)
     if ids.image_pad in pads:
         raise RequestError(
-            "image pads of prompt_token_ids touch other pads", hint="put <|vision_end|> between them",
+            "image pads of prompt_token_ids touch other pads",
+            hint="put <|vision_end|> between them",
             field="prompt_token_ids",
-        )  # fmt: skip
-    timed = Grid(
-        pairs=grid.pairs, rows=grid.rows, columns=grid.columns, pair_ticks=PATCH_FRAMES / fps * config.ticks
-    )  # fmt: skip
+        )
+    timed = Grid(pairs=grid.pairs, rows=grid.rows, columns=grid.columns, pair_ticks=PATCH_FRAMES / fps * config.ticks)
     return video_media(pixels, timed, config, _sound(arrays, config) if ids.audio_pad in pads else None)
 
 
@@ -92,8 +92,9 @@ def _seen(arrays: Iterator[Array], config: OmniConfig) -> tuple[Array, Grid]:
     if pairs * height * width != len(pixels):
         raise RequestError(
             f"the grid {pairs} x {height} x {width} has {pairs * height * width} patches and the tensor {len(pixels)}",
-            hint="send the grid of these patches", field=FIELD,
-        )  # fmt: skip
+            hint="send the grid of these patches",
+            field=FIELD,
+        )
     if pixels.dtype != np.uint8:
         pixels = pixels.astype(np.float32, copy=False)
     return np.ascontiguousarray(pixels), Grid(pairs=pairs, rows=height // merge, columns=width // merge)
@@ -103,9 +104,11 @@ def _next(arrays: Iterator[Array], what: str) -> Array:
     found = next(arrays, None)
     if found is None:
         raise RequestError(
-            f"the request lacks {what}", hint="upload a .npy file per tensor, in the order of the prompt", field=FIELD,
+            f"the request lacks {what}",
+            hint="upload a .npy file per tensor, in the order of the prompt",
+            field=FIELD,
             code="missing_field",
-        )  # fmt: skip
+        )
     return found
 
 
@@ -119,8 +122,9 @@ def _arrays(files: Sequence[MediaPart]) -> Iterator[Array]:
         if part.modality != "tensor":
             raise RequestError(
                 f"file {number} is {part.modality}, but prompt_token_ids takes tensors",
-                hint="send .npy files, or text in place of prompt_token_ids", field=FIELD,
-            )  # fmt: skip
+                hint="send .npy files, or text in place of prompt_token_ids",
+                field=FIELD,
+            )
         yield _array(part.data, number)
 
 
@@ -138,9 +142,12 @@ def _array(data: bytes, number: int) -> Array:
         found: Array = flat.reshape(shape, order="F" if is_fortran else "C")
     except Exception as error:  # numpy raises any exception on damaged data
         raise BadMedia(
-            f"file {number} contains no readable array", f"{type(error).__name__}: {error}", "send .npy files",
-            field=FIELD, value=f"file {number}",
-        ) from error  # fmt: skip
+            f"file {number} contains no readable array",
+            f"{type(error).__name__}: {error}",
+            "send .npy files",
+            field=FIELD,
+            value=f"file {number}",
+        ) from error
     if found.dtype.kind == "f" and not np.isfinite(found).all():
         raise RequestError(f"file {number} contains a value that is not finite", field=FIELD)
     return found

@@ -49,9 +49,14 @@ class Clip:
 
 
 def read_clip(
-    data: bytes, limits: MediaLimits, sampling: Sampling, pixels: PixelRange, sizes: VisionSizes, ticks: int,
+    data: bytes,
+    limits: MediaLimits,
+    sampling: Sampling,
+    pixels: PixelRange,
+    sizes: VisionSizes,
+    ticks: int,
     check: Callable[[int], None],
-) -> Clip:  # fmt: skip
+) -> Clip:
     """Read the chosen frames of a video, resized and cut to patches.
 
     ticks: positions per second. check: receives the number of tokens before any frame is decoded, and raises if they do

@@ -107,9 +107,7 @@ class CodePredictor(nn.Module):
         logits have no finite maximum.
         """
         heat, mass = temperature.float(), top_p.float()
-        return self.unroll(
-            last_hidden, first, lambda step, logits: draw(logits, uniform[:, step], heat, top_k, mass)
-        )  # fmt: skip
+        return self.unroll(last_hidden, first, lambda step, logits: draw(logits, uniform[:, step], heat, top_k, mass))
 
     def unroll(self, last_hidden: Tensor, first: Tensor, choose: Choose) -> Tensor:
         """Run all steps, each with the code that `choose` took from the logits before: int64 [B, groups - 1]."""
@@ -172,10 +170,15 @@ class _Frame:
             return attention.branch(normed, self._view, (here[0], here[1]))
         cache = self._cache[layer]
         mixed = self._kernels.frame_attention(
-            project_partial(normed, joined), (attention.q_norm.weight, attention.k_norm.weight),
-            (rotation[0], rotation[1]), (cache[0], cache[1]), start, self._sizes.heads, self._sizes.norm_eps,
+            project_partial(normed, joined),
+            (attention.q_norm.weight, attention.k_norm.weight),
+            (rotation[0], rotation[1]),
+            (cache[0], cache[1]),
+            start,
+            self._sizes.heads,
+            self._sizes.norm_eps,
             normed.dtype,
-        )  # fmt: skip
+        )
         return project_partial(mixed, output)
 
 

@@ -21,9 +21,19 @@ if TYPE_CHECKING:
 
 @triton.jit
 def _head_halves(
-    source, gain, cosine, sine, line, part_stride, at, inside, width: tl.constexpr, eps, parts: tl.constexpr,
+    source,
+    gain,
+    cosine,
+    sine,
+    line,
+    part_stride,
+    at,
+    inside,
+    width: tl.constexpr,
+    eps,
+    parts: tl.constexpr,
     dtype: tl.constexpr,
-):  # fmt: skip
+):
     """Return both halves of normalized and rotated heads, rounded as separate layers would. line: [n, 1] offsets."""
     half: tl.constexpr = width // 2
     first = sum_partials(source, part_stride, line + at, inside, parts, dtype)
@@ -38,10 +48,28 @@ def _head_halves(
 
 @triton.jit
 def frame_attention_kernel(
-    packed, query_gain, key_gain, cosine, sine, keys, values, out, part_stride, start, heads, kv_heads, eps,
-    softmax_scale, tokens: tl.constexpr, group: tl.constexpr, lanes: tl.constexpr, places: tl.constexpr,
-    width: tl.constexpr, parts: tl.constexpr, overlaps: tl.constexpr,
-):  # fmt: skip
+    packed,
+    query_gain,
+    key_gain,
+    cosine,
+    sine,
+    keys,
+    values,
+    out,
+    part_stride,
+    start,
+    heads,
+    kv_heads,
+    eps,
+    softmax_scale,
+    tokens: tl.constexpr,
+    group: tl.constexpr,
+    lanes: tl.constexpr,
+    places: tl.constexpr,
+    width: tl.constexpr,
+    parts: tl.constexpr,
+    overlaps: tl.constexpr,
+):
     """Normalize, rotate, append and attend for one key head of one sequence. Grid: (rows, kv_heads).
 
     packed: [parts, rows * tokens, (heads + 2 * kv_heads) * width]; keys, values: [rows, kv_heads, places, width].
@@ -69,9 +97,7 @@ def frame_attention_kernel(
         c, s = cosine + here * width, sine + here * width
         own_line = line + (heads + kv_head) * width + one
         true = (one == 0) & (at >= 0)
-        own_1, own_2 = _head_halves(
-            packed, key_gain, c, s, own_line, part_stride, at, true, width, eps, parts, dtype
-        )  # fmt: skip
+        own_1, own_2 = _head_halves(packed, key_gain, c, s, own_line, part_stride, at, true, width, eps, parts, dtype)
         value_line = own_line + kv_heads * width
         own_value_1 = sum_partials(packed, part_stride, value_line + at, true, parts, dtype)
         own_value_2 = sum_partials(packed, part_stride, value_line + half + at, true, parts, dtype)
@@ -87,7 +113,7 @@ def frame_attention_kernel(
         inside = (lane < group) & (at >= 0)
         query_1, query_2 = _head_halves(
             packed, query_gain, c, s, query_line, part_stride, at, inside, width, eps, parts, dtype
-        )  # fmt: skip
+        )
         # [lanes, places, half] products: a tensor core needs 16 queries, and a head has two.
         scores = tl.sum(query_1[:, None, :] * key_1[None, :, :], axis=2)
         scores = (scores + tl.sum(query_2[:, None, :] * key_2[None, :, :], axis=2)) * softmax_scale
@@ -102,9 +128,7 @@ def frame_attention_kernel(
 
 
 @triton.jit
-def embed_norm_kernel(
-    ids, table, gain, embedded, normed, width, eps, block: tl.constexpr, overlaps: tl.constexpr
-):  # fmt: skip
+def embed_norm_kernel(ids, table, gain, embedded, normed, width, eps, block: tl.constexpr, overlaps: tl.constexpr):
     """Copy one row of the table and its RMS norm. A negative id reads row 0."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, block)
@@ -123,9 +147,15 @@ def embed_norm_kernel(
 
 
 def frame_attention(
-    packed: Tensor, norms: tuple[Tensor, Tensor], rotation: tuple[Tensor, Tensor], cache: tuple[Tensor, Tensor],
-    start: int, heads: int, eps: float, dtype: torch.dtype,
-) -> Tensor:  # fmt: skip
+    packed: Tensor,
+    norms: tuple[Tensor, Tensor],
+    rotation: tuple[Tensor, Tensor],
+    cache: tuple[Tensor, Tensor],
+    start: int,
+    heads: int,
+    eps: float,
+    dtype: torch.dtype,
+) -> Tensor:
     """Return the attention of one layer over the positions of a frame so far: [rows * tokens, heads * width] in dtype.
 
     packed: fused QKV projection [rows * tokens, ...], tokens of a row together, or its partial sums [S, rows * tokens,
@@ -137,10 +167,26 @@ def frame_attention(
     out = torch.empty((rows * tokens, heads * width), dtype=dtype, device=packed.device)
     group = heads // kv_heads
     frame_attention_kernel[(rows, kv_heads)](
-        packed, *norms, *rotation, *cache, out, rows * tokens * packed.shape[-1], start, heads, kv_heads, eps,
-        width**-0.5, tokens=tokens, group=group, lanes=triton.next_power_of_2(group), places=places, width=width,
-        parts=parts, num_warps=4, **launch_options(packed.device),
-    )  # fmt: skip
+        packed,
+        *norms,
+        *rotation,
+        *cache,
+        out,
+        rows * tokens * packed.shape[-1],
+        start,
+        heads,
+        kv_heads,
+        eps,
+        width**-0.5,
+        tokens=tokens,
+        group=group,
+        lanes=triton.next_power_of_2(group),
+        places=places,
+        width=width,
+        parts=parts,
+        num_warps=4,
+        **launch_options(packed.device),
+    )
     return out
 
 
@@ -150,9 +196,17 @@ def embed_norm(ids: Tensor, table: Tensor, gain: Tensor, eps: float) -> tuple[Te
     embedded, normed = (torch.empty((len(ids), width), dtype=table.dtype, device=table.device) for _ in range(2))
     block = triton.next_power_of_2(width)
     embed_norm_kernel[(len(ids),)](
-        ids.contiguous(), table, gain, embedded, normed, width, eps, block=block, num_warps=warps_for(block),
+        ids.contiguous(),
+        table,
+        gain,
+        embedded,
+        normed,
+        width,
+        eps,
+        block=block,
+        num_warps=warps_for(block),
         **launch_options(table.device),
-    )  # fmt: skip
+    )
     return embedded, normed
 
 

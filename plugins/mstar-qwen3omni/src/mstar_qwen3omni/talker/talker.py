@@ -82,12 +82,22 @@ class Talker(nn.Module):
         self.register_buffer(name, torch.tensor(values, dtype=torch.int64), persistent=False)
 
     def forward(
-        self, *, kv: KVView, positions: Tensor, tokens: Tensor | None = None,
-        states: Tensor | list[Tensor] | None = None, text: Tensor | None = None, voice: Tensor | None = None,
-        code0: Tensor | None = None, last_hidden: Tensor | None = None, text_ended: Tensor | None = None,
-        random: Tensor | None = None, code_predictor_temperature: Tensor | None = None,
-        code_predictor_top_k: Tensor | None = None, code_predictor_top_p: Tensor | None = None,
-    ) -> dict[str, Tensor]:  # fmt: skip
+        self,
+        *,
+        kv: KVView,
+        positions: Tensor,
+        tokens: Tensor | None = None,
+        states: Tensor | list[Tensor] | None = None,
+        text: Tensor | None = None,
+        voice: Tensor | None = None,
+        code0: Tensor | None = None,
+        last_hidden: Tensor | None = None,
+        text_ended: Tensor | None = None,
+        random: Tensor | None = None,
+        code_predictor_temperature: Tensor | None = None,
+        code_predictor_top_k: Tensor | None = None,
+        code_predictor_top_p: Tensor | None = None,
+    ) -> dict[str, Tensor]:
         """Run a prompt pass, the opening of the answer, or one decode step. Returns {"hidden": [T, width], ...}.
 
         Prompt pass: tokens int64 [T], or states [..., thinker's width], the hidden states of media tokens.
@@ -108,9 +118,7 @@ class Talker(nn.Module):
             said, text_ended = self.text_vectors(text.view(rows), text_ended.view(rows, 1))
             x = self.frame_vectors(frame) + said
             hidden = self.model(x, positions, kv)
-            return {
-                "hidden": hidden, "frame": frame.clamp(min=0), "last_hidden": hidden, "text_ended": text_ended
-            }  # fmt: skip
+            return {"hidden": hidden, "frame": frame.clamp(min=0), "last_hidden": hidden, "text_ended": text_ended}
         if text is not None:
             assert voice is not None
             x = self.opening_vectors(text.flatten(), voice)
@@ -186,7 +194,9 @@ def _voice_codes(config: OmniConfig) -> list[int]:
     known = [name for name in VOICES if name in config.voices]
     if not known:
         raise WeightsError(
-            "the checkpoint has no known voice", f"talker_config.speaker_id has {', '.join(config.voices) or 'none'}",
-            f"use a checkpoint with one of {', '.join(VOICES)}", key="talker_config.speaker_id",
-        )  # fmt: skip
+            "the checkpoint has no known voice",
+            f"talker_config.speaker_id has {', '.join(config.voices) or 'none'}",
+            f"use a checkpoint with one of {', '.join(VOICES)}",
+            key="talker_config.speaker_id",
+        )
     return [config.voices.get(name, config.voices[known[0]]) for name in VOICES]

@@ -46,9 +46,13 @@ def rotary_spec(sizes: DecoderSizes) -> RotarySpec:
 def moe_spec(sizes: DecoderSizes) -> MoESpec:
     """Return the mixture of experts of a decoder (section 4)."""
     return MoESpec(
-        width=sizes.width, inner=sizes.mlp, experts=sizes.experts, experts_per_token=sizes.experts_per_token,
-        normalizes=sizes.normalizes_experts, shared_inner=sizes.shared_mlp,
-    )  # fmt: skip
+        width=sizes.width,
+        inner=sizes.mlp,
+        experts=sizes.experts,
+        experts_per_token=sizes.experts_per_token,
+        normalizes=sizes.normalizes_experts,
+        shared_inner=sizes.shared_mlp,
+    )
 
 
 def moe_blocks(sizes: DecoderSizes, shard: Shard = WHOLE) -> Iterable[DecoderBlock]:
@@ -103,9 +107,14 @@ class Thinker(nn.Module):
         self.lm_head = Head(sizes.width, sizes.vocab, shard=shard)
 
     def forward(
-        self, *, kv: KVView, positions: Tensor, tokens: Tensor, embeds: Tensor | None = None,
+        self,
+        *,
+        kv: KVView,
+        positions: Tensor,
+        tokens: Tensor,
+        embeds: Tensor | None = None,
         deepstack: Tensor | None = None,
-    ) -> dict[str, Tensor]:  # fmt: skip
+    ) -> dict[str, Tensor]:
         """Return {"hidden": [T, width]}, normalized, and with `embeds` also {"states": [T, width]}.
 
         tokens: int64 [T], all sequences of the step packed; positions: float32 [T], or [3, T] for time, height and

@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 from mstar_core.engine.cuda_graphs.functions import MOST_SHAPES, CapturedFunction, CapturesFunction
 from mstar_core.engine.cuda_graphs.warmup import WarmupRequest, WarmupStep
 from mstar_core.errors import EngineError
-from mstar_core.graph.spec.nodes import STEP, from_param
+from mstar_core.graph.declare.nodes import STEP, from_param
 from mstar_qwen3omni.vocoder.decoder import decoded, decoding, upsampled, upsampling
 from mstar_qwen3omni.vocoder.transformer import PreTransformer
 from mstar_qwen3omni.vocoder.windows import USUAL, Chunking, fresh_samples
@@ -99,8 +99,9 @@ class Code2Wav(nn.Module, CapturesFunction):
             fresh_samples(stream, at, len(row), frame=sizes.frame_samples, lost=sizes.lost_samples)
             for stream, at, row in zip(streams, steps, codes, strict=True)
         ]
-        self._learn(len(row) for stream, at, row in zip(streams, steps, codes, strict=True)
-                    if len(row) == stream.length(at))  # fmt: skip
+        self._learn(
+            len(row) for stream, at, row in zip(streams, steps, codes, strict=True) if len(row) == stream.length(at)
+        )
         is_even = spans.count(spans[0]) == len(spans) and spans[0].start < spans[0].stop
         if isinstance(codes, torch.Tensor) and is_even:
             return {"pcm": self._decoded(codes)[:, spans[0]]}
@@ -159,9 +160,11 @@ class Code2Wav(nn.Module, CapturesFunction):
             codes = codes.clamp(max=most)  # beyond the last table, an index would end the process
         elif codes.numel() and int(codes.max()) > most:
             raise EngineError(
-                f"Code2Wav got {int(codes.max())}, which is not a code", f"codes are 0 to {most}",
-                "the talker must not emit the frame of a special id", node="Code2Wav",
-            )  # fmt: skip
+                f"Code2Wav got {int(codes.max())}, which is not a code",
+                f"codes are 0 to {most}",
+                "the talker must not emit the frame of a special id",
+                node="Code2Wav",
+            )
         embedded: Tensor = self.code_embedding(codes + self.offsets)
         return embedded.mean(-2)
 
@@ -199,19 +202,22 @@ class Code2Wav(nn.Module, CapturesFunction):
     def warmup_requests(self) -> Sequence[WarmupRequest]:
         """See HasWarmup: the windows of a stream with default parameters."""
         numbers = {
-            "codec_first_frames": USUAL.first, "codec_chunk_frames": USUAL.chunk,
+            "codec_first_frames": USUAL.first,
+            "codec_chunk_frames": USUAL.chunk,
             "codec_left_context_frames": USUAL.left,
-        }  # fmt: skip
+        }
         fixed = {from_param(name): torch.tensor(value) for name, value in numbers.items()}
         steps = tuple(
             WarmupStep(
                 inputs={
-                    "codes": torch.zeros(frames, self.sizes.groups, dtype=torch.int64), STEP: torch.tensor(at), **fixed
+                    "codes": torch.zeros(frames, self.sizes.groups, dtype=torch.int64),
+                    STEP: torch.tensor(at),
+                    **fixed,
                 },
                 outputs=("pcm",),
             )
             for at, frames in enumerate(STARTS)
-        )  # fmt: skip
+        )
         return [WarmupRequest(title="windows of codes", tokens=sum(STARTS), steps=steps, is_value_free=True)]
 
 

@@ -116,10 +116,27 @@ class FusedDecoder:
         cut = _tile(rows * made, columns, inner, is_wide=x.dtype == torch.float32)
         tiles = math.ceil(made / cut["bm"])
         kernels.conv_kernel[(rows * tiles, math.ceil(columns / cut["bn"]))](
-            x, conv.weight, conv.bias, bent if residual is None else residual, conv.after.slope, conv.after.height,
-            wide, bent, taken, made, tiles, conv.reach, conv.dilation, inner=inner, outer=columns, taps=taps,
-            has_residual=residual is not None, keeps_wide=keeps_wide, precision=self._precision, **cut,
-        )  # fmt: skip
+            x,
+            conv.weight,
+            conv.bias,
+            bent if residual is None else residual,
+            conv.after.slope,
+            conv.after.height,
+            wide,
+            bent,
+            taken,
+            made,
+            tiles,
+            conv.reach,
+            conv.dilation,
+            inner=inner,
+            outer=columns,
+            taps=taps,
+            has_residual=residual is not None,
+            keeps_wide=keeps_wide,
+            precision=self._precision,
+            **cut,
+        )
         return wide, bent
 
     def _samples(self, bent: Tensor, is_pcm: bool) -> Tensor:
@@ -127,9 +144,17 @@ class FusedDecoder:
         taps = self._taps.shape[0]
         out = torch.empty((rows, steps), dtype=torch.int16 if is_pcm else torch.float32, device=bent.device)
         kernels.output_kernel[(rows, math.ceil(steps / OUTPUT_BLOCK))](
-            bent, self._taps, self._bias, out, steps, channels=channels, padded=_power(channels), taps=taps,
-            is_pcm=is_pcm, block=OUTPUT_BLOCK,
-        )  # fmt: skip
+            bent,
+            self._taps,
+            self._bias,
+            out,
+            steps,
+            channels=channels,
+            padded=_power(channels),
+            taps=taps,
+            is_pcm=is_pcm,
+            block=OUTPUT_BLOCK,
+        )
         return out
 
 

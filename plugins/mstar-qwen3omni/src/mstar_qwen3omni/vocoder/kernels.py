@@ -41,10 +41,29 @@ def _stored(x, dtype: tl.constexpr):
 
 @triton.jit(do_not_specialize=["taken", "made", "tiles", "reach", "dilation"])
 def conv_kernel(
-    x, weight, bias, residual, slope, height, wide, bent, taken, made, tiles, reach, dilation,
-    inner: tl.constexpr, outer: tl.constexpr, taps: tl.constexpr, has_residual: tl.constexpr,
-    keeps_wide: tl.constexpr, precision: tl.constexpr, bm: tl.constexpr, bn: tl.constexpr, bk: tl.constexpr,
-):  # fmt: skip
+    x,
+    weight,
+    bias,
+    residual,
+    slope,
+    height,
+    wide,
+    bent,
+    taken,
+    made,
+    tiles,
+    reach,
+    dilation,
+    inner: tl.constexpr,
+    outer: tl.constexpr,
+    taps: tl.constexpr,
+    has_residual: tl.constexpr,
+    keeps_wide: tl.constexpr,
+    precision: tl.constexpr,
+    bm: tl.constexpr,
+    bn: tl.constexpr,
+    bk: tl.constexpr,
+):
     """Convolve [windows, taken, inner] to [windows, made, outer].
 
     Output step t reads input steps t + tap * dilation - reach, zeros outside. weight: [taps, outer, inner]; bias,
@@ -78,9 +97,17 @@ def conv_kernel(
 
 @triton.jit(do_not_specialize=["steps"])
 def output_kernel(
-    x, weight, bias, out, steps, channels: tl.constexpr, padded: tl.constexpr, taps: tl.constexpr,
-    is_pcm: tl.constexpr, block: tl.constexpr,
-):  # fmt: skip
+    x,
+    weight,
+    bias,
+    out,
+    steps,
+    channels: tl.constexpr,
+    padded: tl.constexpr,
+    taps: tl.constexpr,
+    is_pcm: tl.constexpr,
+    block: tl.constexpr,
+):
     """Convolve [windows, steps, channels] causally to one channel in [-1, 1], or int16. weight: [taps, channels]."""
     first = tl.program_id(0).to(tl.int64) * steps
     step = tl.program_id(1) * block + tl.arange(0, block)

@@ -134,12 +134,18 @@ def read_base(folder: Path) -> BaseConfig:
     encoder = _encoder(config)
     return BaseConfig(
         encoder=encoder,
-        predictor=_vit(config, "pred_hidden_size", "pred_num_hidden_layers", "pred_num_attention_heads",
-                       "pred_mlp_ratio", defaults=(384, 12, 12)),
+        predictor=_vit(
+            config,
+            "pred_hidden_size",
+            "pred_num_hidden_layers",
+            "pred_num_attention_heads",
+            "pred_mlp_ratio",
+            defaults=(384, 12, 12),
+        ),
         mask_tokens=config.count("pred_num_mask_tokens", 10),
         pooler_layers=config.count("num_pooler_layers", 3),
         labels=_labels(config),
-    )  # fmt: skip
+    )
 
 
 def read_action(folder: Path) -> ActionConfig:
@@ -200,14 +206,21 @@ def _encoder(config: _JsonObject) -> EncoderConfig:
     if crop % patch:
         raise config.error(f"crop_size {crop} must be a multiple of patch_size {patch}", "crop_size")
     return EncoderConfig(
-        vit=_vit(config, "hidden_size", "num_hidden_layers", "num_attention_heads", "mlp_ratio",
-                 defaults=(1408, 40, 22), ratio=48 / 11 if "hidden_size" not in config.values else 4.0),
+        vit=_vit(
+            config,
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "mlp_ratio",
+            defaults=(1408, 40, 22),
+            ratio=48 / 11 if "hidden_size" not in config.values else 4.0,
+        ),
         crop=crop,
         patch=patch,
         tubelet=config.count("tubelet_size", 2),
         clip_frames=config.count("frames_per_clip", 64),
         channels=config.count("in_chans", 3),
-    )  # fmt: skip
+    )
 
 
 def _vit(

@@ -138,8 +138,16 @@ def hub_names(layers: int, predictor_layers: int, pooler_layers: int = 0) -> Ite
 
 def _hub_backbone(layers: int, predictor_layers: int) -> Iterator[str]:
     yield from _linear("encoder.embeddings.patch_embeddings.proj", ("",))
-    block = ("norm1", "attention.query", "attention.key", "attention.value", "attention.proj", "norm2", "mlp.fc1",
-             "mlp.fc2")  # fmt: skip
+    block = (
+        "norm1",
+        "attention.query",
+        "attention.key",
+        "attention.value",
+        "attention.proj",
+        "norm2",
+        "mlp.fc1",
+        "mlp.fc2",
+    )
     for layer in range(layers):
         yield from _linear(f"encoder.layer.{layer}", block)
     yield from _linear("encoder.layernorm", ("",))

@@ -55,10 +55,16 @@ def _first_rows(cos, sin, lane, start: tl.constexpr):
     ca, cb, cc = _at(cos, lane, start), _at(cos, lane, start + 1), _at(cos, lane, start + 2)
     sa, sb, sc = _at(sin, lane, start), _at(sin, lane, start + 1), _at(sin, lane, start + 2)
     return (
-        cc * cb, cc * sb * sa - sc * ca, cc * sb * ca + sc * sa,
-        sc * cb, sc * sb * sa + cc * ca, sc * sb * ca - cc * sa,
-        -sb, cb * sa, cb * ca,
-    )  # fmt: skip
+        cc * cb,
+        cc * sb * sa - sc * ca,
+        cc * sb * ca + sc * sa,
+        sc * cb,
+        sc * sb * sa + cc * ca,
+        sc * sb * ca - cc * sa,
+        -sb,
+        cb * sa,
+        cb * ca,
+    )
 
 
 @triton.jit
@@ -93,12 +99,43 @@ def _move(state, action, following):
 
 @triton.jit
 def _embed_frame_kernel(
-    latents, action, state, camera, action_stride, state_stride, camera_stride, action_weight, action_bias,
-    state_weight, state_bias, camera_weight, camera_bias, time, row_ids, column_ids, frequencies, x, given, cosine,
-    sine, following, tokens, width, inner, half, head_dim, conditions: tl.constexpr, poses: tl.constexpr,
-    cameras: tl.constexpr, padded: tl.constexpr, wide: tl.constexpr, block: tl.constexpr, lanes: tl.constexpr,
-    is_rounded: tl.constexpr, overlaps: tl.constexpr,
-):  # fmt: skip
+    latents,
+    action,
+    state,
+    camera,
+    action_stride,
+    state_stride,
+    camera_stride,
+    action_weight,
+    action_bias,
+    state_weight,
+    state_bias,
+    camera_weight,
+    camera_bias,
+    time,
+    row_ids,
+    column_ids,
+    frequencies,
+    x,
+    given,
+    cosine,
+    sine,
+    following,
+    tokens,
+    width,
+    inner,
+    half,
+    head_dim,
+    conditions: tl.constexpr,
+    poses: tl.constexpr,
+    cameras: tl.constexpr,
+    padded: tl.constexpr,
+    wide: tl.constexpr,
+    block: tl.constexpr,
+    lanes: tl.constexpr,
+    is_rounded: tl.constexpr,
+    overlaps: tl.constexpr,
+):
     """Compute part of a condition of a sequence, its next pose, or one of its tokens, per program.
 
     The kernel lets the next one launch early but does not launch early itself. Thus everything that earlier frames
@@ -153,9 +190,13 @@ class EmbeddedFrame:
 
 
 def embed_frame(
-    latents: Tensor, conditions: Sequence[tuple[nn.Linear, Tensor]], positions: Tensor, places: tuple[Tensor, Tensor],
-    rotary: Rotary3D, dtype: torch.dtype,
-) -> EmbeddedFrame:  # fmt: skip
+    latents: Tensor,
+    conditions: Sequence[tuple[nn.Linear, Tensor]],
+    positions: Tensor,
+    places: tuple[Tensor, Tensor],
+    rotary: Rotary3D,
+    dtype: torch.dtype,
+) -> EmbeddedFrame:
     """Embed a frame of each sequence.
 
     latents: float32 [R, S, width]; conditions: float32 layers with their inputs, float32 [R, inputs]: action, state,
@@ -173,21 +214,64 @@ def embed_frame(
     frequencies = rotary.frequencies.float()
     parts = len(conditions) * triton.cdiv(width, WIDE) + 1
     _embed_frame_kernel[(rows * (parts + tokens),)](
-        latents, action, state, camera, action.stride(0), state.stride(0), camera.stride(0), to_action.weight,
-        to_action.bias, to_state.weight, to_state.bias, to_camera.weight, to_camera.bias, positions, *places,
-        frequencies, x, given, cosine, sine, following, tokens, width, inner, len(frequencies), head_dim,
-        conditions=len(conditions), poses=state.shape[1], cameras=camera.shape[1], padded=8, wide=WIDE,
-        block=triton.next_power_of_2(inner), lanes=triton.next_power_of_2(head_dim),
-        is_rounded=given is not latents, overlaps=supports_pdl(latents.device), num_warps=4,
-    )  # fmt: skip
+        latents,
+        action,
+        state,
+        camera,
+        action.stride(0),
+        state.stride(0),
+        camera.stride(0),
+        to_action.weight,
+        to_action.bias,
+        to_state.weight,
+        to_state.bias,
+        to_camera.weight,
+        to_camera.bias,
+        positions,
+        *places,
+        frequencies,
+        x,
+        given,
+        cosine,
+        sine,
+        following,
+        tokens,
+        width,
+        inner,
+        len(frequencies),
+        head_dim,
+        conditions=len(conditions),
+        poses=state.shape[1],
+        cameras=camera.shape[1],
+        padded=8,
+        wide=WIDE,
+        block=triton.next_power_of_2(inner),
+        lanes=triton.next_power_of_2(head_dim),
+        is_rounded=given is not latents,
+        overlaps=supports_pdl(latents.device),
+        num_warps=4,
+    )
     return EmbeddedFrame(x=x, given=given, rotation=(cosine, sine), next_state=following)
 
 
 @triton.jit
 def _latents_kernel(
-    values, bias, wanted, out, wanted_stride, part_stride, tokens, first, kept, width, eps, parts: tl.constexpr,
-    has_bias: tl.constexpr, block: tl.constexpr, overlaps: tl.constexpr,
-):  # fmt: skip
+    values,
+    bias,
+    wanted,
+    out,
+    wanted_stride,
+    part_stride,
+    tokens,
+    first,
+    kept,
+    width,
+    eps,
+    parts: tl.constexpr,
+    has_bias: tl.constexpr,
+    block: tl.constexpr,
+    overlaps: tl.constexpr,
+):
     own = tl.program_id(0).to(tl.int64)
     row = own // kept
     at = tl.arange(0, block)
@@ -217,8 +301,21 @@ def latents(values: Tensor, bias: Tensor | None, wanted: Tensor, eps: float, ski
     kept, block = tokens - skip, triton.next_power_of_2(width)
     out = torch.empty((rows, kept, width), dtype=torch.float32, device=values.device)
     _latents_kernel[(rows * kept,)](
-        values, values if bias is None else bias, wanted, out, wanted.stride(0), rows * tokens * width, tokens, skip,
-        kept, width, eps, parts=slices, has_bias=bias is not None, block=block,
-        num_warps=warps_for(block, rows * kept), **launch_options(values.device),
-    )  # fmt: skip
+        values,
+        values if bias is None else bias,
+        wanted,
+        out,
+        wanted.stride(0),
+        rows * tokens * width,
+        tokens,
+        skip,
+        kept,
+        width,
+        eps,
+        parts=slices,
+        has_bias=bias is not None,
+        block=block,
+        num_warps=warps_for(block, rows * kept),
+        **launch_options(values.device),
+    )
     return out

@@ -70,9 +70,23 @@ def _gelu(x):
 
 @triton.jit
 def _tile(
-    x_blocks, w_blocks, bias, out, first, to, part, rows, outputs, size, block: tl.constexpr, wide: tl.constexpr,
-    step: tl.constexpr, stages: tl.constexpr, is_whole: tl.constexpr, is_gelu: tl.constexpr,
-):  # fmt: skip
+    x_blocks,
+    w_blocks,
+    bias,
+    out,
+    first,
+    to,
+    part,
+    rows,
+    outputs,
+    size,
+    block: tl.constexpr,
+    wide: tl.constexpr,
+    step: tl.constexpr,
+    stages: tl.constexpr,
+    is_whole: tl.constexpr,
+    is_gelu: tl.constexpr,
+):
     lane = to + tl.arange(0, wide)
     total = tl.zeros((block, wide), tl.float32)
     for start in tl.range(part * size, part * size + size, step, num_stages=stages):
@@ -99,10 +113,26 @@ def _ask(weight, first, to, part, inputs, size, wide: tl.constexpr, overlaps: tl
 
 @triton.jit
 def _gemm_kernel(
-    x_blocks, x_small, w_blocks, weight, bias, out, rows, outputs, inputs, size, block: tl.constexpr,
-    small: tl.constexpr, wide: tl.constexpr, step: tl.constexpr, stages: tl.constexpr, has_small: tl.constexpr,
-    is_whole: tl.constexpr, is_gelu: tl.constexpr, overlaps: tl.constexpr,
-):  # fmt: skip
+    x_blocks,
+    x_small,
+    w_blocks,
+    weight,
+    bias,
+    out,
+    rows,
+    outputs,
+    inputs,
+    size,
+    block: tl.constexpr,
+    small: tl.constexpr,
+    wide: tl.constexpr,
+    step: tl.constexpr,
+    stages: tl.constexpr,
+    has_small: tl.constexpr,
+    is_whole: tl.constexpr,
+    is_gelu: tl.constexpr,
+    overlaps: tl.constexpr,
+):
     first = tl.program_id(0) * block
     to = tl.program_id(1) * wide
     part = tl.program_id(2)
@@ -110,19 +140,61 @@ def _gemm_kernel(
     if has_small:
         if first + block > rows:
             _tile(
-                x_small, w_blocks, bias, out, first, to, part, rows, outputs, size, small, wide, step, stages,
-                is_whole, is_gelu,
-            )  # fmt: skip
+                x_small,
+                w_blocks,
+                bias,
+                out,
+                first,
+                to,
+                part,
+                rows,
+                outputs,
+                size,
+                small,
+                wide,
+                step,
+                stages,
+                is_whole,
+                is_gelu,
+            )
         else:
             _tile(
-                x_blocks, w_blocks, bias, out, first, to, part, rows, outputs, size, block, wide, step, stages,
-                is_whole, is_gelu,
-            )  # fmt: skip
+                x_blocks,
+                w_blocks,
+                bias,
+                out,
+                first,
+                to,
+                part,
+                rows,
+                outputs,
+                size,
+                block,
+                wide,
+                step,
+                stages,
+                is_whole,
+                is_gelu,
+            )
     else:
         _tile(
-            x_blocks, w_blocks, bias, out, first, to, part, rows, outputs, size, block, wide, step, stages, is_whole,
+            x_blocks,
+            w_blocks,
+            bias,
+            out,
+            first,
+            to,
+            part,
+            rows,
+            outputs,
+            size,
+            block,
+            wide,
+            step,
+            stages,
+            is_whole,
             is_gelu,
-        )  # fmt: skip
+        )
 
 
 @triton.jit
@@ -134,9 +206,28 @@ def _angles(source, row, angled, head_dim: tl.constexpr):
 
 @triton.jit
 def _qkv_rotary_tile(
-    x_blocks, w_blocks, bias, cosine, sine, places, query, pool, first, to, rows, inputs, angled, page, of_query,
-    of_key, block: tl.constexpr, wide: tl.constexpr, step: tl.constexpr, stages: tl.constexpr, head_dim: tl.constexpr,
-):  # fmt: skip
+    x_blocks,
+    w_blocks,
+    bias,
+    cosine,
+    sine,
+    places,
+    query,
+    pool,
+    first,
+    to,
+    rows,
+    inputs,
+    angled,
+    page,
+    of_query,
+    of_key,
+    block: tl.constexpr,
+    wide: tl.constexpr,
+    step: tl.constexpr,
+    stages: tl.constexpr,
+    head_dim: tl.constexpr,
+):
     lane = to + tl.arange(0, wide)
     row = first + tl.arange(0, block)
     # Loaded before the GEMM loop, which hides their latency.
@@ -163,29 +254,107 @@ def _qkv_rotary_tile(
 
 @triton.jit
 def _qkv_rotary_kernel(
-    x_blocks, x_small, w_blocks, weight, bias, cosine, sine, places, query, pool, rows, inputs, angled, page,
-    of_query, of_key, block: tl.constexpr, small: tl.constexpr, wide: tl.constexpr, step: tl.constexpr,
-    stages: tl.constexpr, head_dim: tl.constexpr, has_small: tl.constexpr, overlaps: tl.constexpr,
-):  # fmt: skip
+    x_blocks,
+    x_small,
+    w_blocks,
+    weight,
+    bias,
+    cosine,
+    sine,
+    places,
+    query,
+    pool,
+    rows,
+    inputs,
+    angled,
+    page,
+    of_query,
+    of_key,
+    block: tl.constexpr,
+    small: tl.constexpr,
+    wide: tl.constexpr,
+    step: tl.constexpr,
+    stages: tl.constexpr,
+    head_dim: tl.constexpr,
+    has_small: tl.constexpr,
+    overlaps: tl.constexpr,
+):
     first = tl.program_id(0) * block
     to = tl.program_id(1) * wide
     _ask(weight, first, to, 0, inputs, inputs, wide, overlaps)
     if has_small:
         if first + block > rows:
             _qkv_rotary_tile(
-                x_small, w_blocks, bias, cosine, sine, places, query, pool, first, to, rows, inputs, angled, page,
-                of_query, of_key, small, wide, step, stages, head_dim,
-            )  # fmt: skip
+                x_small,
+                w_blocks,
+                bias,
+                cosine,
+                sine,
+                places,
+                query,
+                pool,
+                first,
+                to,
+                rows,
+                inputs,
+                angled,
+                page,
+                of_query,
+                of_key,
+                small,
+                wide,
+                step,
+                stages,
+                head_dim,
+            )
         else:
             _qkv_rotary_tile(
-                x_blocks, w_blocks, bias, cosine, sine, places, query, pool, first, to, rows, inputs, angled, page,
-                of_query, of_key, block, wide, step, stages, head_dim,
-            )  # fmt: skip
+                x_blocks,
+                w_blocks,
+                bias,
+                cosine,
+                sine,
+                places,
+                query,
+                pool,
+                first,
+                to,
+                rows,
+                inputs,
+                angled,
+                page,
+                of_query,
+                of_key,
+                block,
+                wide,
+                step,
+                stages,
+                head_dim,
+            )
     else:
         _qkv_rotary_tile(
-            x_blocks, w_blocks, bias, cosine, sine, places, query, pool, first, to, rows, inputs, angled, page,
-            of_query, of_key, block, wide, step, stages, head_dim,
-        )  # fmt: skip
+            x_blocks,
+            w_blocks,
+            bias,
+            cosine,
+            sine,
+            places,
+            query,
+            pool,
+            first,
+            to,
+            rows,
+            inputs,
+            angled,
+            page,
+            of_query,
+            of_key,
+            block,
+            wide,
+            step,
+            stages,
+            head_dim,
+        )
 
 
 def config_of(weight: Tensor, *, is_split_k: bool, is_gelu: bool = False) -> TileConfig:
@@ -245,11 +414,28 @@ def qkv_rotary(
     _qkv_rotary_kernel[(triton.cdiv(rows, config.block), len(weight) // config.wide)](
         *(TensorDescriptor.from_tensor(x, [block, config.step]) for block in (config.block, SMALL)),
         TensorDescriptor.from_tensor(weight, [config.wide, config.step]),
-        weight, bias, *rotation, places, query, pool, rows, inputs, rotation[0].numel() // head_dim, page, of_query,
-        of_key, block=config.block, small=SMALL, wide=config.wide, step=config.step, stages=config.stages,
-        head_dim=head_dim, has_small=0 < rows % config.block <= SMALL, num_warps=config.warps,
+        weight,
+        bias,
+        *rotation,
+        places,
+        query,
+        pool,
+        rows,
+        inputs,
+        rotation[0].numel() // head_dim,
+        page,
+        of_query,
+        of_key,
+        block=config.block,
+        small=SMALL,
+        wide=config.wide,
+        step=config.step,
+        stages=config.stages,
+        head_dim=head_dim,
+        has_small=0 < rows % config.block <= SMALL,
+        num_warps=config.warps,
         **launch_options(x.device),
-    )  # fmt: skip
+    )
     return query
 
 
@@ -263,8 +449,21 @@ def _multiply(
     _gemm_kernel[(triton.cdiv(rows, config.block), outputs // config.wide, config.splits)](
         *(TensorDescriptor.from_tensor(flat, [block, config.step]) for block in (config.block, SMALL)),
         TensorDescriptor.from_tensor(weight, [config.wide, config.step]),
-        weight, out if bias is None else bias, out, rows, outputs, inputs, inputs // config.splits, block=config.block,
-        small=SMALL, wide=config.wide, step=config.step, stages=config.stages,
-        has_small=0 < rows % config.block <= SMALL, is_whole=bias is not None, is_gelu=is_gelu, num_warps=config.warps,
+        weight,
+        out if bias is None else bias,
+        out,
+        rows,
+        outputs,
+        inputs,
+        inputs // config.splits,
+        block=config.block,
+        small=SMALL,
+        wide=config.wide,
+        step=config.step,
+        stages=config.stages,
+        has_small=0 < rows % config.block <= SMALL,
+        is_whole=bias is not None,
+        is_gelu=is_gelu,
+        num_warps=config.warps,
         **options,
-    )  # fmt: skip
+    )

@@ -169,10 +169,17 @@ def qkv_rotary(
     query = torch.empty((len(x), of_query // head_dim, head_dim), dtype=x.dtype, device=x.device)
     cosine, sine = rotation
     target = Target(
-        bias=bias.data_ptr(), out=query.data_ptr(), cosine=cosine.data_ptr(), sine=sine.data_ptr(),
-        places=places.data_ptr(), pool=pool.data_ptr(), angled=cosine.numel() // head_dim, page=page,
-        of_query=of_query, of_key=of_key,
-    )  # fmt: skip
+        bias=bias.data_ptr(),
+        out=query.data_ptr(),
+        cosine=cosine.data_ptr(),
+        sine=sine.data_ptr(),
+        places=places.data_ptr(),
+        pool=pool.data_ptr(),
+        angled=cosine.numel() // head_dim,
+        page=page,
+        of_query=of_query,
+        of_key=of_key,
+    )
     _multiply(x, weight, target, QKV_ROTARY)
     return query
 

@@ -41,9 +41,19 @@ def _rotated(value, cosine, sine, width, some: tl.constexpr, lanes: tl.constexpr
 
 @triton.jit
 def _rotate_kernel(
-    x, cosine, sine, token_stride, head_stride, angled, heads, width,
-    head_dim: tl.constexpr, lanes: tl.constexpr, some: tl.constexpr, overlaps: tl.constexpr,
-):  # fmt: skip
+    x,
+    cosine,
+    sine,
+    token_stride,
+    head_stride,
+    angled,
+    heads,
+    width,
+    head_dim: tl.constexpr,
+    lanes: tl.constexpr,
+    some: tl.constexpr,
+    overlaps: tl.constexpr,
+):
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * some + tl.arange(0, some)
     at = tl.arange(0, lanes)
@@ -60,9 +70,23 @@ def _rotate_kernel(
 
 @triton.jit
 def _rotate_append_kernel(
-    packed, cosine, sine, places, query, pool, across, angled, page, width, heads, kv_heads,
-    head_dim: tl.constexpr, lanes: tl.constexpr, some: tl.constexpr, overlaps: tl.constexpr,
-):  # fmt: skip
+    packed,
+    cosine,
+    sine,
+    places,
+    query,
+    pool,
+    across,
+    angled,
+    page,
+    width,
+    heads,
+    kv_heads,
+    head_dim: tl.constexpr,
+    lanes: tl.constexpr,
+    some: tl.constexpr,
+    overlaps: tl.constexpr,
+):
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * some + tl.arange(0, some)
     at = tl.arange(0, lanes)
@@ -123,9 +147,20 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     heads, head_dim = x.shape[-2:]
     width = cosine.shape[-1]
     _rotate_kernel[(x.shape[:-2].numel(), triton.cdiv(heads, SOME))](
-        x, cosine, sine, x.stride(-3), x.stride(-2), cosine.numel() // width, heads, width,
-        head_dim=head_dim, lanes=triton.next_power_of_2(head_dim), some=SOME, num_warps=4, **launch_options(x.device),
-    )  # fmt: skip
+        x,
+        cosine,
+        sine,
+        x.stride(-3),
+        x.stride(-2),
+        cosine.numel() // width,
+        heads,
+        width,
+        head_dim=head_dim,
+        lanes=triton.next_power_of_2(head_dim),
+        some=SOME,
+        num_warps=4,
+        **launch_options(x.device),
+    )
     return x
 
 
@@ -141,8 +176,22 @@ def rotate_append(pool: Tensor, places: Tensor, packed: Tensor, rotation: tuple[
     width = cosine.shape[-1]
     query = torch.empty((tokens, heads, head_dim), dtype=pool.dtype, device=packed.device)
     _rotate_append_kernel[(tokens, triton.cdiv(heads + 2 * kv_heads, SOME))](
-        packed, cosine, sine, places, query, pool, across, cosine.numel() // width, page, width, heads, kv_heads,
-        head_dim=head_dim, lanes=triton.next_power_of_2(head_dim), some=SOME, num_warps=4,
+        packed,
+        cosine,
+        sine,
+        places,
+        query,
+        pool,
+        across,
+        cosine.numel() // width,
+        page,
+        width,
+        heads,
+        kv_heads,
+        head_dim=head_dim,
+        lanes=triton.next_power_of_2(head_dim),
+        some=SOME,
+        num_warps=4,
         **launch_options(packed.device),
-    )  # fmt: skip
+    )
     return query

@@ -149,9 +149,15 @@ class ActionPredictor(nn.Module):
         frame = torch.zeros(1, self.patches, width, device=device)
         cameras = torch.zeros(1, CAMERA, device=device) if self.uses_extrinsics else None
         self.forward(
-            kv=_Alone(), positions=number, normalize_reps=number, step=number, frame=frame, state=pose,
-            actions=pose[None], extrinsics=cameras,
-        )  # fmt: skip
+            kv=_Alone(),
+            positions=number,
+            normalize_reps=number,
+            step=number,
+            frame=frame,
+            state=pose,
+            actions=pose[None],
+            extrinsics=cameras,
+        )
 
     def begin(
         self, latents: Tensor, action: Tensor, state: Tensor, camera: Tensor | None, positions: Tensor

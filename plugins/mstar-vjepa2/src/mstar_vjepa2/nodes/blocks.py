@@ -120,9 +120,11 @@ def sum_norm(x: Tensor, branch: Branch | None, norm: nn.LayerNorm) -> tuple[Tens
     """Return the sum of x and its branch, and the norm of the sum. x: [..., width]."""
     if x.is_cuda:
         found: tuple[Tensor, Tensor] = importlib.import_module("mstar_core.layers.kernels.elementwise").add_layer_norm(
-            x.contiguous(), None if branch is None else branch.values.contiguous(), norm,
+            x.contiguous(),
+            None if branch is None else branch.values.contiguous(),
+            norm,
             None if branch is None else branch.bias,
-        )  # fmt: skip
+        )
         return found
     x = x if branch is None else branch.added(x)
     return x, norm(x)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from mstar_core.errors import GraphError
-from mstar_core.graph.spec.nodes import NodeSpec
+from mstar_core.graph.declare.nodes import NodeSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from mstar_core.graph.spec.nodes import CLIENT, Attend, NodeSpec
-from mstar_core.graph.spec.streams import Stream
+from mstar_core.graph.declare.nodes import CLIENT, Attend, NodeSpec
+from mstar_core.graph.declare.streams import Stream
 
 
 @dataclass(frozen=True, slots=True)
