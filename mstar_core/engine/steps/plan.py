@@ -1,0 +1,128 @@
+"""Plan of one step of a KV node: what the runner computes, complete and immutable.
+
+Made by the scheduler, executed by the runner, and published to the followers of a tensor-parallel group, which execute
+it with the same runner. A test can write one by hand. No record names a request.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+from torch import Tensor
+
+from mstar_core.engine.base import SamplingParams
+from mstar_core.engine.steps.updates import Update
+from mstar_core.graph.declare.nodes import Attend
+
+Position = int | float
+"""Position of a token; a float at nodes whose `positions` port is one."""
+
+
+class DecodeBatch(msgspec.Struct, frozen=True, eq=False, kw_only=True):
+    """Sequences in resident loops, one token per step. The same object in every step until its membership changes.
+
+    version: grows with each change; a runner keeps what it has uploaded for a version. slots: int64 [n]. sampling: of
+    each sequence. reports: ports other than the id that the loops emit; to_host: those copied to the host.
+    """
+
+    version: int
+    slots: np.ndarray
+    sampling: tuple[SamplingParams, ...]
+    reports: frozenset[str] = frozenset()
+    to_host: frozenset[str] = frozenset()
+
+
+class DecodePlan(msgspec.Struct, frozen=True, eq=False, kw_only=True):
+    """One token of each sequence of a decode batch.
+
+    lengths: int64 [n], tokens in the cache before. positions: int64 or float32 [n]. drawn: int64 [n], ids drawn
+    before, which number the random numbers. items: int64 [n], the next item of each loop's stream; None without one.
+    """
+
+    batch: DecodeBatch
+    lengths: np.ndarray
+    positions: np.ndarray
+    drawn: np.ndarray
+    items: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.batch.slots)
+
+
+class LoopPlan(msgspec.Struct, frozen=True, eq=False, kw_only=True):
+    """What captured steps need to know of the loop of a pass. iteration: of this pass, of at most `limit`.
+
+    carry: output port -> input port. ends_early: whether a stop rule may end it before its limit. lists: inputs with
+    one entry per iteration. ahead: the most iterations that one replay may compute.
+    """
+
+    is_fused: bool
+    emits: bool
+    ends_early: bool
+    carry: dict[str, str]
+    iteration: int
+    limit: int
+    lists: dict[str, Tensor] = {}
+    ahead: int = 1
+
+
+class PassPlan(msgspec.Struct, frozen=True, eq=False, kw_only=True):
+    """Part or all of one pass of a sequence through the module.
+
+    slot: the sequence's place in the arrays and page tables. cached: tokens in its cache before. count: tokens of this
+    part; is_whole: whether the pass has no others. ports: the module's inputs by keyword, cut to this part; axes: the
+    axis along which each is cut with the tokens (None: never cut). per_item: ports with one value per batch item,
+    which are stacked with those of other passes. iterations: iterations of a loop in this pass, consecutive in the
+    cache; each is a batch item of its own, and has an entry on the first axis of the ports in per_item if there are
+    several. position: of the first token; given: positions from a port instead, tokens on the last axis.
+    is_ids: the pass consists of ids alone, which stay on the host until its step. is_replay: recomputes a cache.
+    wants: ports whose values are returned. sampling: how an id is drawn from the last token, None: none is drawn;
+    drawn: ids drawn before. loop: None outside loops.
+    """
+
+    slot: int
+    cached: int
+    count: int
+    ports: dict[str, Tensor]
+    axes: dict[str, int | None]
+    attend: Attend
+    position: Position
+    given: Tensor | None = None
+    is_whole: bool = True
+    is_ids: bool = False
+    is_replay: bool = False
+    per_item: frozenset[str] = frozenset()
+    iterations: int = 1
+    wants: frozenset[str] = frozenset()
+    sampling: SamplingParams | None = None
+    drawn: int = 0
+    loop: LoopPlan | None = None
+
+    @property
+    def item_tokens(self) -> int:
+        """Tokens of each batch item."""
+        return self.count // self.iterations
+
+    @property
+    def next_position(self) -> Position:
+        """Position after this part; not for given positions."""
+        return self.position + (self.iterations if self.attend.positions == "shared" else self.count)
+
+    def items(self, port: str) -> Any:
+        """Return a port's value for each batch item."""
+        return self.ports[port].unbind(0) if self.iterations > 1 else (self.ports[port],)
+
+
+class StepPlan(msgspec.Struct, frozen=True, eq=False, kw_only=True):
+    """One step: changes of device state in order, then one token of each decoding sequence, and passes.
+
+    tables: int32 [slots, max_pages], the resident page tables, whose entries of these sequences stay as they are until
+    the step is launched.
+    """
+
+    tables: np.ndarray
+    updates: tuple[Update, ...] = ()
+    decode: DecodePlan | None = None
+    passes: tuple[PassPlan, ...] = ()
