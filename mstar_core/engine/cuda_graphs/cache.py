@@ -21,8 +21,7 @@ import torch
 from mstar_core.errors import StartError
 
 if TYPE_CHECKING:
-    from mstar_core.engine.attention.staging import Staging
-    from mstar_core.engine.attention.static import AttentionBuffers
+    from mstar_core.engine.cuda_graphs.kinds import StepKind
 
 log = logging.getLogger(__name__)
 
@@ -131,30 +130,12 @@ def capturing(pool: Any = None) -> Iterator[torch.cuda.CUDAGraph]:
 class StaticStep(ABC, Generic[T]):
     """A step of one size over static buffers. The constructor makes the buffers and parks them on harmless values.
 
-    before_run, on_late: set for the leader of a tensor-parallel group. They publish a run, and a port that was filled
-    from the device, with the part of it that is used.
     graph: its captured CUDA graph. Without one (on the CPU) `run` calls `forward`, the same code that is captured
     elsewhere, which is how captured steps are tested there.
     """
 
     graph: Any = None
     outputs: T | None = None
-    before_run: Callable[[], None] | None = None
-    on_late: Callable[[str, Any], None] | None = None
-
-    @property
-    def parts(self) -> Sequence[StaticStep[Any]]:
-        """The steps that own the buffers of this one."""
-        return (self,)
-
-    @property
-    def inlets(self) -> Sequence[Staging | AttentionBuffers]:
-        """Buffers of this part that the host fills."""
-        return ()
-
-    def late_port(self, name: str) -> Any:
-        """Return the device tensor of a port that is filled after the host's buffers."""
-        raise KeyError(name)
 
     @abstractmethod
     def forward(self) -> T:
@@ -162,8 +143,6 @@ class StaticStep(ABC, Generic[T]):
 
     def run(self) -> T:
         """Replay the graph, or run the step uncaptured."""
-        if self.before_run is not None:
-            self.before_run()
         if self.graph is not None:
             self.graph.replay()
         else:
@@ -179,14 +158,14 @@ class StaticStep(ABC, Generic[T]):
 S = TypeVar("S", bound=StaticStep[Any])
 
 
-class StepMirror(Protocol):
-    """Publishes captures and runs of steps to the followers of a tensor-parallel group."""
+class CaptureListener(Protocol):
+    """Publishes captures to the followers of a tensor-parallel group. kind: None for decode steps."""
 
-    def captures(self, kind: bytes, size: Size) -> None:
+    def captures(self, kind: StepKind | None, size: Size) -> None:
         """Publish a capture that is about to begin."""
 
-    def attach(self, kind: bytes, size: Size, step: StaticStep[Any]) -> None:
-        """Publish what this step is loaded with, and each run of it, from now on."""
+    def drops(self, kind: StepKind | None, size: Size) -> None:
+        """Publish that the capture of a size has failed, so that there is no such bucket."""
 
 
 class StepBuckets(Generic[S]):
@@ -198,9 +177,9 @@ class StepBuckets(Generic[S]):
         build: Callable[[Size], S],
         title: Callable[[Size], str],
         order: Callable[[Size], Size],
-        kind: bytes = b"",
+        kind: StepKind | None = None,
     ) -> None:
-        """kind: its wire form."""
+        """kind: of its passes, by which the ranks of a tensor-parallel group name it; None for decode steps."""
         self._cache = cache
         self.kind = kind
         self._steps: dict[Size, S] = {}
@@ -249,15 +228,22 @@ class StepBuckets(Generic[S]):
         return None if found is None else self._steps[found]
 
     def add(self, size: Size) -> None:
-        """Build and capture the bucket of a size."""
-        mirror = self._cache.mirror
-        if mirror is not None:
-            mirror.captures(self.kind, size)
-        step = self.build(size)
-        step.graph, step.outputs = self._cache.capture(step.forward)
+        """Build and capture the bucket of a size, on all ranks of a tensor-parallel group."""
+        listener = self._cache.listener
+        if listener is not None:
+            listener.captures(self.kind, size)
+        try:
+            step = self.build(size)
+            step.graph, step.outputs = self._cache.capture(step.forward)
+        except Exception:
+            if listener is not None:
+                listener.drops(self.kind, size)
+            raise
         self._steps[size] = step
-        if mirror is not None:
-            mirror.attach(self.kind, size, step)
+
+    def drop(self, size: Size) -> None:
+        """Drop the bucket of a size, if there is one."""
+        self._steps.pop(size, None)
 
     def rebuild(self) -> None:
         """Drop all graphs, whose buffers have moved, and queue their captures; on the CPU rebuild them at once."""
@@ -289,7 +275,7 @@ class GraphCache:
     """Captured graphs of one node or module. Owned by it.
 
     On the CPU nothing is captured: `capture` returns no graph, and steps run uncaptured.
-    mirror: set for the leader of a tensor-parallel group.
+    listener: set for the leader of a tensor-parallel group.
     spare_bytes: device memory that the largest uncaptured steps need; captures leave that much free.
     report: called with the phase (`kernels`, then `capture`) and the title of each capture; None once the node serves.
     """
@@ -306,7 +292,7 @@ class GraphCache:
         self.name = name
         self.counts = GraphCounts()
         self.queue: list[_Planned] = []
-        self.mirror: StepMirror | None = None
+        self.listener: CaptureListener | None = None
         self._spare_bytes = spare_bytes
         self._pool: Any = None
         self._title = ""
@@ -316,9 +302,9 @@ class GraphCache:
         build: Callable[[Size], S],
         title: Callable[[Size], str],
         order: Callable[[Size], Size] = lambda size: size,
-        kind: bytes = b"",
+        kind: StepKind | None = None,
     ) -> StepBuckets[S]:
-        """Make the buckets of one kind of step. kind: its wire form, for tensor parallelism.
+        """Make the buckets of one kind of step. kind: of its passes, None for decode steps.
 
         build: makes the step of a size. title: names its capture in logs. order: captures with the lowest value come
         first, among those of all kinds.
@@ -452,3 +438,10 @@ class GraphCache:
 
 def _first_line(error: Exception) -> str:
     return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def up_to(most: int, sizes: Iterable[int], known: Iterable[Size]) -> list[Size]:
+    """Return the sizes below `most` and the smallest that reaches it, unless a known bucket does."""
+    ascending = sorted(sizes)
+    reaching = [] if any(size[0] >= most for size in known) else [size for size in ascending if size >= most][:1]
+    return [(size,) for size in [*(size for size in ascending if size < most), *reaching]]

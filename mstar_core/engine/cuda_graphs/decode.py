@@ -1,44 +1,36 @@
 """Captured decode steps, one bucket per number of sequences: from last ids to drawn ids without a host decision.
 
-A replay covers embedding, layers, head, penalty, draw, stop check and the update of the slots. At a node whose loop has
-values per sequence it also gathers these before the module and stores the new state. Padding runs on a spare slot and a
-spare page. Used by the model runner.
+The case of the ragged step with one token per sequence and resident rows: a replay covers embedding, layers, head,
+penalty, draw, stop check and the update of the slots. At a node whose loop has values per sequence it also gathers these
+before the module and stores the new state. Padding runs on a spare slot and a spare page.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 import numpy as np
 import torch
 
 from mstar_core.engine.attention.staging import Staging
-from mstar_core.engine.attention.static import AttentionBatch, AttentionBuffers, AttentionShape
-from mstar_core.engine.cache import slot_update
-from mstar_core.engine.cuda_graphs.cache import Size, StaticStep
+from mstar_core.engine.attention.static import AttentionBuffers
+from mstar_core.engine.cuda_graphs.cache import StaticStep, up_to
+from mstar_core.engine.cuda_graphs.ragged import DRAWN
+from mstar_core.engine.device_state import slot_update
 from mstar_core.engine.sampling import rng
-from mstar_core.engine.sampling.logit_subset import Columns
 from mstar_core.engine.sampling.static_sampler import StaticSampler, parameter_fields, parameter_values
+from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
+from mstar_core.engine.steps.plan import DecodeBatch, DecodePlan
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator
 
     from torch import Tensor
 
-    from mstar_core.engine.attention import AttentionBackend
-    from mstar_core.engine.cache.loop_rows import LoopRows
-    from mstar_core.engine.cache.page_table import PageTables
-    from mstar_core.engine.cache.slots import Slots
     from mstar_core.engine.cuda_graphs.cache import GraphCache
-    from mstar_core.engine.kv.batch import DecodeBatch
-    from mstar_core.graph.declare.nodes import NodeSpec
-    from mstar_core.layers.kv_view import KVModule
-
-DRAWN: Final = "$drawn"
-"""Key of the drawn ids among the outputs of a decode step; the other keys are the module's ports."""
-
-DECODE: Final = b"decode"
-"""Kind of these steps on the wire."""
+    from mstar_core.engine.cuda_graphs.ragged import CapturedNode
+    from mstar_core.engine.device_state.loop_values import DeviceLoopValues
 
 _NONE: Final = np.zeros(0, dtype=np.int64)
 
@@ -46,105 +38,83 @@ _NONE: Final = np.zeros(0, dtype=np.int64)
 class DecodeStep(StaticStep[dict[str, "Tensor"]]):
     """One decode step of up to `count` sequences."""
 
-    def __init__(self, node: DecodeSteps, count: int) -> None:
-        self._node = node
+    def __init__(self, steps: DecodeSteps, count: int) -> None:
+        self._steps = steps
         self._count = count
-        device = node.slots.device
-        self._parameters = Staging(parameter_fields(count), device)
-        shape = AttentionShape(rows=count, tokens=1, pages=node.tables.ids.shape[1], is_causal=True)
-        own = {"positions": (node.slots.position_dtype, count), "chance": (torch.float64, count)}
-        if node.rows is not None:
-            own |= node.rows.fields(count)
-        self.buffers = AttentionBuffers(node.attention.static(shape), device, own)
+        node = steps.node
+        slots = node.slots
+        assert node.columns is not None
+        self._parameters = Staging(parameter_fields(count), node.device)
+        shape = AttentionShape(sequences=count, tokens=1, pages=node.tables.shape[1], causal=True)
+        fields = {"positions": (slots.position_dtype, count), "chance": (torch.float64, count)}
+        if steps.values is not None:
+            fields |= steps.values.fields(count)
+        self.buffers = AttentionBuffers(node.attention.static(shape), node.device, fields)
         self.sampler = StaticSampler(
-            count, node.columns, node.slots, self._parameters.device, self.buffers.device["chance"], sees=node.sees
+            count, node.columns, slots, self._parameters.device, self.buffers.device["chance"], sees=node.sees
         )
         self._batch: DecodeBatch | None = None
         self._states = self._random = _NONE
         self.park()
 
-    @property
-    def inlets(self) -> Sequence[Staging | AttentionBuffers]:
-        return (self._parameters, self.buffers)
-
     def park(self) -> None:
         """Fill the buffers with values that touch the spare slot and page only."""
-        self._load_parameters(None)
-        self._load(_NONE, _NONE)
+        batch = DecodeBatch(version=0, slots=_NONE, sampling=())
+        self.load(DecodePlan(batch=batch, lengths=_NONE, positions=_NONE, drawn=_NONE, items=_NONE))
 
-    def load(self, batch: DecodeBatch) -> None:
-        """Fill the buffers for a batch; sampling parameters only if its membership changed."""
-        if self._batch is not batch:
-            self._load_parameters(batch)
-        slots = self._node.slots
-        self._load(batch.slots, rng.uniform_host(self._states, slots.drawn[batch.slots]))
+    def load(self, plan: DecodePlan) -> None:
+        """Fill the buffers for a step; sampling parameters only if the batch's membership changed."""
+        if self._batch is not plan.batch:
+            self._load_parameters(plan.batch)
+        node, loop_values = self._steps.node, self._steps.values
+        values = {"positions": plan.positions, "chance": rng.uniform_host(self._states, plan.drawn)}
+        if loop_values is not None:
+            values |= loop_values.values(plan, self._random)
+        self.buffers.prepare(AttentionMetadata.of(plan.batch.slots, plan.lengths, node.tables), values)
 
-    def _load(self, rows: np.ndarray, chance: np.ndarray) -> None:
-        tables = self._node.tables
-        batch = AttentionBatch(rows=rows, cached=tables.length[rows], tables=tables.ids)
-        values = {"positions": self._node.slots.next_position[rows], "chance": chance}
-        if self._node.rows is not None:
-            values |= self._node.rows.values(rows, self._random)
-        self.buffers.prepare(batch, values)
-
-    def _load_parameters(self, batch: DecodeBatch | None) -> None:
-        slots = self._node.slots
-        rows = _NONE if batch is None else batch.slots
-        values, self._states = parameter_values(self._count, rows, [slots.sampling[row] for row in rows], slots.spare)
+    def _load_parameters(self, batch: DecodeBatch) -> None:
+        spare = self._steps.node.slots.spare
+        values, self._states = parameter_values(self._count, batch.slots, batch.sampling, spare)
         self._parameters.put(values)
-        if self._node.rows is not None:
-            self._random = self._node.rows.random_states(rows)
+        if self._steps.values is not None:
+            self._random = self._steps.values.random_states(batch)
         self._batch = batch
 
     def forward(self) -> dict[str, Tensor]:
         """Run the step. Returns the drawn ids, int64 [count], and the module's outputs of one row per sequence."""
-        node, rows = self._node, self._parameters.device["slots"]
-        ports = {node.id_port: slot_update.next_ids(node.slots, rows)}
-        if node.rows is not None:
-            ports = node.rows.inputs(rows, self.buffers.device) | {node.rows.ports.id_port: ports[node.id_port]}
+        node, loop_values, slots = self._steps.node, self._steps.values, self._parameters.device["slots"]
+        ids = slot_update.next_ids(node.slots, slots)
+        ports = {self._steps.id_port: ids}
+        if loop_values is not None:
+            ports = loop_values.inputs(slots, self.buffers.device) | {loop_values.ports.id_port: ids}
         self.buffers.reset()
         outputs = node.module(kv=self.buffers.view, positions=self.buffers.device["positions"], **ports)
         self.buffers.reset()
         drawn = self.sampler.draw(node.module.head(outputs["hidden"]))
-        if node.rows is not None:
-            node.rows.store(rows, ports, outputs, node.slots.device_stopped.index_select(0, rows))
+        if loop_values is not None:
+            loop_values.store(slots, ports, outputs, node.slots.stopped.index_select(0, slots))
         kept = {port: value for port, value in outputs.items() if value.dim() and value.shape[0] == self._count}
-        return {**kept, DRAWN: slot_update.commit_ids(node.slots, rows, drawn, sees=node.sees)}
+        return {**kept, DRAWN: slot_update.commit_ids(node.slots, slots, drawn, sees=node.sees)}
 
 
 class DecodeSteps:
     """The captured decode steps of one node. Owned by its `NodeGraphs`."""
 
     def __init__(
-        self,
-        spec: NodeSpec,
-        module: KVModule,
-        attention: AttentionBackend,
-        slots: Slots,
-        tables: PageTables,
-        *,
-        id_port: str,
-        vocab: int,
-        cache: GraphCache,
-        rows: LoopRows | None = None,
+        self, node: CapturedNode, cache: GraphCache, *, id_port: str, values: DeviceLoopValues | None = None
     ) -> None:
-        assert spec.sampling is not None
-        self.module = module
-        self.attention = attention
-        self.slots = slots
-        self.tables = tables
-        self.rows = rows
+        """values: of the node's resident loop, None if it carries only its id."""
+        self.node = node
+        self.values = values
         self.id_port = id_port
-        self.columns = Columns(spec, vocab, slots.device)
-        self.sees = spec.sampling.history != "none"
         self.counts = cache.counts
         self.buckets = cache.buckets(
             lambda size: DecodeStep(self, size[0]),
             lambda size: f"decode graph of {size[0]} sequences",
             lambda size: (1, -size[0]),
-            DECODE,
         )
-        self._stop_ids = slots.device_stop_ids
+        self._stop_ids = node.slots.stop_ids
+        self._parts: tuple[DecodeBatch | None, list[DecodeBatch]] = (None, [])
 
     @property
     def sizes(self) -> list[int]:
@@ -153,40 +123,59 @@ class DecodeSteps:
 
     def plan(self, sizes: Iterable[int]) -> None:
         """Queue captures. Of the sizes that the slots cannot fill only the smallest is taken."""
-        self.buckets.plan(up_to(self.slots.count, sizes, [*self.buckets.sizes, *self.buckets.planned]))
+        self.buckets.plan(up_to(self.node.slots.count, sizes, [*self.buckets.sizes, *self.buckets.planned]))
 
-    def replayable(self, batch: DecodeBatch) -> list[DecodeBatch]:
-        """Return the batches whose replays run this one, empty if nothing is captured.
+    def replayable(self, plan: DecodePlan) -> list[DecodePlan]:
+        """Return the plans whose replays run this one, empty if nothing is captured.
 
         A batch beyond the largest bucket takes several replays, which are faster than an uncaptured step. It counts as
         a miss, and so does one without a bucket.
         """
-        if self._stop_ids is not self.slots.device_stop_ids:  # they moved to a wider array
-            self._stop_ids = self.slots.device_stop_ids
+        if self._stop_ids is not self.node.slots.stop_ids:  # they moved to a wider array
+            self._stop_ids = self.node.slots.stop_ids
             self.buckets.rebuild()
         largest = self.buckets.largest
-        self.counts.misses += largest is None or len(batch.slots) > largest[0]
-        return [] if largest is None else batch.split(largest[0], self.slots)
+        self.counts.misses += largest is None or len(plan) > largest[0]
+        if largest is None:
+            return []
+        return [plan] if len(plan) <= largest[0] else list(self._split(plan, largest[0]))
 
-    def run(self, batch: DecodeBatch) -> tuple[Tensor, dict[str, Tensor]]:
+    def run(self, plan: DecodePlan) -> tuple[Tensor, dict[str, Tensor]]:
         """Run one step.
 
         Returns the drawn ids, int64 [n], which the next run overwrites, and copies of the ports that loops report.
         """
-        count = len(batch.slots)
+        count = len(plan)
         step = self.buckets.smallest(count)
         assert step is not None, "`replayable` has found a bucket"
         plans = step.buffers.attention.plans
-        step.load(batch)
+        step.load(plan)
         outputs = step.run()
         self.counts.hits += 1
         self.counts.replans += step.buffers.attention.plans - plans
-        reported = {port: outputs[port][:count].clone() for port in batch.reports if port in outputs}
+        reported = {port: outputs[port][:count].clone() for port in plan.batch.reports if port in outputs}
         return outputs[DRAWN][:count], reported
 
+    def _split(self, plan: DecodePlan, size: int) -> Iterator[DecodePlan]:
+        """Yield plans of up to `size` sequences, whose batches stay the same while this one's does."""
+        spans = [slice(start, start + size) for start in range(0, len(plan), size)]
+        if self._parts[0] is not plan.batch or len(self._parts[1]) != len(spans):
+            self._parts = plan.batch, [batch_part(plan.batch, span) for span in spans]
+        for batch, span in zip(self._parts[1], spans, strict=True):
+            yield plan_part(plan, span, batch)
 
-def up_to(most: int, sizes: Iterable[int], known: Iterable[Size]) -> list[Size]:
-    """Return the sizes below `most` and the smallest that reaches it, unless a known bucket does."""
-    wanted = sorted(sizes)
-    reaching = [] if any(size[0] >= most for size in known) else [size for size in wanted if size >= most][:1]
-    return [(size,) for size in [*(size for size in wanted if size < most), *reaching]]
+
+def batch_part(batch: DecodeBatch, span: slice) -> DecodeBatch:
+    """Return some sequences of a decode batch."""
+    return msgspec.structs.replace(batch, slots=batch.slots[span], sampling=batch.sampling[span])
+
+
+def plan_part(plan: DecodePlan, span: slice, batch: DecodeBatch | None = None) -> DecodePlan:
+    """Return the plan of some sequences. batch: theirs, if it exists."""
+    return DecodePlan(
+        batch=batch or batch_part(plan.batch, span),
+        lengths=plan.lengths[span],
+        positions=plan.positions[span],
+        drawn=plan.drawn[span],
+        items=None if plan.items is None else plan.items[span],
+    )

@@ -1,6 +1,6 @@
 """All captured steps of one KV node: which are captured before the first request and which when idle.
 
-Used by the KV engine, which calls it while no step of the node is in flight, and by its model runner.
+Used by the model runner, while no step of the node is in flight for captures.
 """
 
 from __future__ import annotations
@@ -11,67 +11,48 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mstar_core.engine.cuda_graphs.compilation import zero_filled
-from mstar_core.engine.cuda_graphs.decode import DECODE, DecodeSteps
-from mstar_core.engine.cuda_graphs.kinds import WirePrefix, decoded
-from mstar_core.engine.cuda_graphs.passes import LoopPassSteps, PassKind
-from mstar_core.engine.cuda_graphs.prefill import PREFILL, PrefillSteps
-from mstar_core.engine.cuda_graphs.prefixes import kind_of
-from mstar_core.engine.cuda_graphs.prompts import PromptSteps
+from mstar_core.engine.cuda_graphs.decode import DecodeSteps
+from mstar_core.engine.cuda_graphs.passes import CapturedPasses
 
 if TYPE_CHECKING:
-    from mstar_core.engine.attention import AttentionBackend
-    from mstar_core.engine.cache.loop_rows import LoopRows
-    from mstar_core.engine.cache.page_table import PageTables
-    from mstar_core.engine.cache.slots import Slots
     from mstar_core.engine.cuda_graphs.cache import CaptureSizes, GraphCache, StepBuckets
     from mstar_core.engine.cuda_graphs.compilation import Compiling
+    from mstar_core.engine.cuda_graphs.kinds import StepKind
+    from mstar_core.engine.cuda_graphs.ragged import CapturedNode
+    from mstar_core.engine.device_state.loop_values import DeviceLoopValues
     from mstar_core.graph.declare.nodes import NodeSpec
-    from mstar_core.layers.kv_view import KVModule
 
 log = logging.getLogger(__name__)
 
 
 class NodeGraphs:
-    """The captured decode, prefill and loop passes of one node, in one cache. Owned by its KV engine.
+    """The captured decode steps and passes of one node, in one cache. Owned by its runner.
 
-    decode, prefill: None for a node that draws no ids; prefill also for one whose decode steps take more than ids.
-    passes: None for a node without `capture_sizes`; prompts: None for one without `capture_prompts`.
+    decode: None for a node that draws no ids.
     """
 
     def __init__(
         self,
         spec: NodeSpec,
-        module: KVModule,
-        attention: AttentionBackend,
-        slots: Slots,
-        tables: PageTables,
+        node: CapturedNode,
+        cache: GraphCache,
         *,
         id_port: str,
-        vocab: int,
         token_budget: int,
-        cache: GraphCache,
-        rows: LoopRows | None = None,
+        values: DeviceLoopValues | None = None,
     ) -> None:
-        """rows: values per sequence of the node's resident loop. Prompts of such a node are not captured."""
+        """values: of the node's resident loop. Prompts of ids of such a node are not captured before a request."""
         self.cache = cache
         self.decode: DecodeSteps | None = None
-        self.prefill: PrefillSteps | None = None
-        self.passes: LoopPassSteps | None = None
-        self.prompts: PromptSteps | None = None
         self._name = spec.name
-        self._slots = slots
+        self._slots = node.slots
         self._budget = token_budget
-        if spec.sampling is not None and vocab:
-            self.decode = DecodeSteps(
-                spec, module, attention, slots, tables, id_port=id_port, vocab=vocab, cache=cache, rows=rows
-            )
-            self.prefill = PrefillSteps(self.decode, cache) if rows is None else None
-        if spec.capture_sizes or spec.capture_tokens:
-            self.passes = LoopPassSteps(spec, module, attention, tables, slots.count, cache, token_budget)
-        if spec.capture_prompts:
-            self.prompts = PromptSteps(
-                spec, module, attention, tables, cache, token_budget, counts_ids=self.prefill is None
-            )
+        draws = node.columns is not None
+        if draws:
+            self.decode = DecodeSteps(node, cache, id_port=id_port, values=values)
+        self.passes = CapturedPasses(
+            spec, node, cache, id_port=id_port, token_budget=token_budget, ids=draws and values is None
+        )
 
     def capture(self, sizes: CaptureSizes) -> None:
         """Capture decode and prefill before the first request and queue the later sizes.
@@ -82,16 +63,16 @@ class NodeGraphs:
             self.cache.report = None
             return
         # Traced samples have queued prompt passes, which are many: they are captured when the node is idle.
-        queue, prompts = self.cache.queue, self.prompts
-        aside = [each for each in queue if prompts is not None and prompts.owns(each.buckets)]
-        self.cache.queue = [each for each in queue if each not in aside]
+        queue = self.cache.queue
+        prompts = [planned for planned in queue if self.passes.is_prompt(planned.buckets)]
+        self.cache.queue = [planned for planned in queue if planned not in prompts]
         with torch.inference_mode():
             self._plan(sizes.decode, sizes.prefill)
             self.cache.capture_all()
             self._plan(sizes.decode_later, sizes.prefill_later)
-            if self.cache.mirror is None:  # followers run nothing but what is published
+            if self.cache.listener is None:  # followers run nothing but what is published
                 self.cache.compile_queued()
-            self.cache.queue += aside
+            self.cache.queue += prompts
         self.cache.report = None  # later captures are not part of the start
         self._warn_of_misses()
 
@@ -113,22 +94,14 @@ class NodeGraphs:
     def _plan(self, decode: tuple[int, ...], prefill: tuple[int, ...]) -> None:
         assert self.decode is not None
         self.decode.plan(decode)
-        if self.prefill is not None:
-            self.prefill.plan(prefill, self._budget)
+        self.passes.plan_ids(prefill, self._budget)
 
-    def buckets_of(self, kind: bytes) -> StepBuckets[Any]:
-        """Return the buckets of a kind that the leader of a tensor-parallel group has published."""
-        if kind == DECODE:
-            assert self.decode is not None
-            return self.decode.buckets
-        if kind == PREFILL:
-            assert self.prefill is not None
-            return self.prefill.buckets
-        assert self.passes is not None
-        wire = decoded(kind)
-        if isinstance(wire, WirePrefix):
-            return self.passes.prefixes.buckets_of(kind_of(wire))
-        return self.passes.buckets_of(PassKind.of_wire(wire))
+    def buckets_of(self, kind: StepKind | None) -> StepBuckets[Any]:
+        """Return the buckets that the leader of a tensor-parallel group names. kind: None for decode steps."""
+        if kind is not None:
+            return self.passes.buckets_of(kind)
+        assert self.decode is not None
+        return self.decode.buckets
 
     def idle(self) -> bool:
         """Capture the next queued bucket. Returns whether more are queued."""
@@ -138,7 +111,7 @@ class NodeGraphs:
             return self.cache.capture_next()
 
     def warm_up(self) -> None:
-        """Run each queued step once, uncaptured. See CompilesLater."""
+        """Run each queued step once, uncaptured, which compiles its kernels."""
         with torch.inference_mode():
             self.cache.warm_up()
 

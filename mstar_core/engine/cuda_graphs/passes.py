@@ -1,67 +1,40 @@
-"""Captured passes of loops, such as flow steps and frames of a rollout. Used by the model runner.
+"""Captured passes of one node: a table of buckets by kind, which learns the kinds of passes that arrive.
 
-A loop that only reads its cache runs whole in one replay, all its iterations. A loop that appends runs one iteration
-per replay, or several (AHEAD) of few sequences: the outputs of the first are returned, and those of the others wait in
-`LoopState.ready` until the engine reaches them. Shapes are learned from the passes that arrive: the first of a kind
-runs uncaptured, and its buckets are captured when the node is idle. Off unless `NodeSpec.capture_sizes` names sizes.
+The first pass of a kind runs uncaptured, and its buckets are captured when the node is idle; prompts of ids are planned
+before the first request. A loop that only reads its cache runs whole in one replay. A loop that appends runs one
+iteration per replay, or several of few sequences ahead of the host. Used by the model runner.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
 import torch
 
-from mstar_core.engine.attention.staging import host_array, port_field
-from mstar_core.engine.attention.static import AttentionBatch, AttentionBuffers, AttentionShape, empty_batch
-from mstar_core.engine.cuda_graphs.cache import Size, StaticStep, StepBuckets
-from mstar_core.engine.cuda_graphs.decode import up_to
-from mstar_core.engine.cuda_graphs.kinds import WirePass, WirePort, dtype_name, dtype_of, encoded
-from mstar_core.engine.cuda_graphs.prefixes import PrefixSteps
-from mstar_core.engine.kv.batch import pass_positions, wanted_ports
-from mstar_core.engine.transfers import SMALL_BYTES, gather, join, upload
-from mstar_core.graph.declare.nodes import STEP, keyword
-from mstar_core.layers.kv_view import AppendOnlyView
+from mstar_core.engine.cuda_graphs import kinds
+from mstar_core.engine.cuda_graphs.cache import Size, up_to
+from mstar_core.engine.cuda_graphs.kinds import Family, StepKind
+from mstar_core.engine.cuda_graphs.ragged import DRAWN, BucketSize, RaggedStep
+from mstar_core.engine.steps.limits import AHEAD_TOKENS, StepLimits
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.engine.attention import AttentionBackend
-    from mstar_core.engine.attention.staging import Staging
-    from mstar_core.engine.cache.page_table import PageTables
-    from mstar_core.engine.cuda_graphs.cache import GraphCache
-    from mstar_core.engine.kv.batch import ScheduledChunk
-    from mstar_core.engine.kv.sequence import ForwardPass
+    from mstar_core.engine.cuda_graphs.cache import GraphCache, StepBuckets
+    from mstar_core.engine.cuda_graphs.ragged import CapturedNode
+    from mstar_core.engine.steps.plan import PassPlan
     from mstar_core.graph.declare.nodes import NodeSpec
-    from mstar_core.layers.kv_view import KVModule
 
-MOST_ITERATIONS: Final = 64
-"""Most iterations of a loop in one graph; a longer loop runs uncaptured."""
-
-MOST_BYTES: Final = 256 << 20
-"""Most bytes of one bucket's inputs: passes with a whole clip per sequence are captured for few sequences."""
-
-AHEAD: Final = (5, 2)
-"""Iterations in one replay of a loop that appends and may run ahead. New requests wait for no more than these."""
-
-AHEAD_TOKENS: Final = 2600
-"""Most tokens of such a replay: with more, an iteration outlasts the host's work between two iterations."""
-
-MOST_TOKENS: Final = 1600
-"""Most tokens of a captured pass that only reads. A longer one outlasts its launches, and a graph keeps its memory."""
-
-STEP_PORT: Final = keyword(STEP)
-"""Keyword of the iteration number."""
-
-MOST_KINDS: Final = 16
-"""Kinds of passes that a node captures; later ones run uncaptured and count as misses."""
+MOST_KINDS: Final = {Family.IDS: 1, Family.LOOP: 16, Family.PREFIX: 2, Family.PROMPT: 8}
+"""Kinds that a node captures; later ones run uncaptured and count as misses."""
 
 MOST_SIGNATURES: Final = 1024
 """Signatures of passes whose kinds are cached."""
+
+MOST_BYTES: Final = 256 << 20
+"""Most bytes of one bucket's inputs: passes with a whole clip per sequence are captured for few sequences."""
 
 MOST_EXACT: Final = 2
 """Exact sizes that a kind gets buckets for, besides the sizes that the node names."""
@@ -69,502 +42,400 @@ MOST_EXACT: Final = 2
 MOST_PADDING: Final = 2048
 """Tokens of padding that cost more than one more replay: they take longer to compute than the weights to read."""
 
-POSITIONS: Final = "positions"
-"""Field that holds the position of each token."""
+MOST_SHORT: Final = 128
+"""Buckets of prompts up to this size take any fewer tokens: weights, not tokens, decide their time."""
 
-Replayed = tuple[list["ScheduledChunk"], dict[str, "Tensor"]]
-"""Chunks of one replay with copies of their packed outputs."""
+PROMPT_ITEMS: Final = (1, 2, 4, 8, 16, 32)
+"""Batch items of the buckets of prompts with a fixed number of tokens each."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Port:
-    """An input of static shape. shape: of the value of one sequence, or of one token if it is not per sequence."""
-
-    name: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    is_per_row: bool
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of one value."""
-        return self.dtype.itemsize * math.prod(self.shape)
-
-    def count(self, rows: int, tokens: int) -> int:
-        """Return the number of values of so many sequences of so many tokens each."""
-        return rows if self.is_per_row else rows * tokens
-
-    def is_small(self, tokens: int) -> bool:
-        """Return whether it shares the copy of small inputs: small host values stay on the host until their step."""
-        return self.size_bytes * self.count(1, tokens) <= SMALL_BYTES
+ITEM_TOKENS: Final = {Family.IDS: (8, 32), Family.PROMPT: (8, 32), Family.PREFIX: (4, 128)}
+"""A bucket of ragged passes takes at least so many passes, or one per so many tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PassKind:
-    """Static properties that passes of one graph share. tokens: of each sequence. carry: output -> input keyword.
+class Replay:
+    """One replay. passes: their indices in the step. outputs: copies of the packed outputs that some pass wants.
 
-    is_append_only: whether only the appended keys and values are used.
+    items, tokens: batch items and packed tokens in use. iterations: of each pass that were computed. later: outputs of
+    further iterations. drawn: int64 [passes], overwritten by the next replay; None if nothing was drawn.
     """
 
+    passes: list[int]
+    outputs: dict[str, Tensor]
+    items: int
     tokens: int
-    ports: tuple[Port, ...]
-    writes: bool
     iterations: int = 1
-    carry: tuple[tuple[str, str], ...] = ()
-    is_append_only: bool = False
-
-    @property
-    def wire(self) -> WirePass:
-        """The kind as ranks of a tensor-parallel group exchange it."""
-        ports = tuple(WirePort(each.name, dtype_name(each.dtype), each.shape, each.is_per_row) for each in self.ports)
-        return WirePass(self.tokens, ports, self.writes, self.iterations, self.carry, self.is_append_only)
-
-    @classmethod
-    def of_wire(cls, wire: WirePass) -> PassKind:
-        """Return the kind that another rank has sent."""
-        ports = tuple(
-            Port(name=each.name, dtype=dtype_of(each.dtype), shape=each.shape, is_per_row=each.is_per_row)
-            for each in wire.ports
-        )
-        return cls(
-            tokens=wire.tokens,
-            ports=ports,
-            writes=wire.writes,
-            iterations=wire.iterations,
-            carry=wire.carry,
-            is_append_only=wire.is_append_only,
-        )
-
-    def __hash__(self) -> int:
-        """Hash a few fields: this runs several times per replay, and hashing all ports takes as long as the rest."""
-        return hash((self.tokens, self.writes, self.iterations, len(self.ports)))
-
-    @property
-    def runs_ahead(self) -> bool:
-        """Whether it holds several iterations that each append."""
-        return self.writes and self.iterations > 1
-
-    @property
-    def carried(self) -> frozenset[str]:
-        """Inputs that each iteration but the first takes from the one before."""
-        return frozenset(into for _, into in self.carry)
-
-    def sizes(self, rows: Sequence[int]) -> list[int]:
-        """Return the bucket sizes that are worth a graph: the smallest, and others whose inputs are not too large."""
-        if self.runs_ahead:
-            return [count for count in rows if count * self.tokens * self.iterations <= AHEAD_TOKENS]
-        each = sum(port.size_bytes * port.count(1, self.tokens) for port in self.ports)
-        most = MOST_BYTES // max(1, each)
-        if not self.writes:
-            most = min(most, 3 * MOST_TOKENS // self.tokens)
-        return [count for count in rows if count <= most or count == min(rows)]
-
-    def __str__(self) -> str:
-        often = f", {self.iterations} iterations" if self.iterations > 1 else ""
-        return f"{self.tokens} tokens {'appended' if self.writes else 'beside the cache'}{often}"
+    later: Sequence[dict[str, Tensor]] = ()
+    drawn: Tensor | None = None
 
 
-class PassStep(StaticStep[list[dict[str, "Tensor"]]]):
-    """Passes of one kind for up to `shape.rows` sequences. Positions and small ports lie beside the attention metadata.
+@dataclass(slots=True)
+class _Kind:
+    """Buckets of one kind. exact: sizes that passes of several iterations have asked for."""
 
-    later: buffers of the iterations after the first, if several append. outputs: those of each iteration that appends,
-    else of the last.
-    """
-
-    def __init__(self, node: LoopPassSteps, kind: PassKind, shape: AttentionShape) -> None:
-        self._node = node
-        self.kind = kind
-        self.shape = shape
-        sizes = {port: (port.count(shape.rows, kind.tokens), *port.shape) for port in kind.ports}
-        small = {port_field(p.name): (p.dtype, math.prod(s)) for p, s in sizes.items() if p.is_small(kind.tokens)}
-        beside = {POSITIONS: (torch.int64, shape.rows * kind.tokens), **small}
-        self._buffers = AttentionBuffers(node.attention.static(shape), node.device, beside)
-        self._ports = {
-            port.name: self._buffers.device[port_field(port.name)].view(size)
-            if port_field(port.name) in small
-            else torch.zeros(size, dtype=port.dtype, device=node.device)
-            for port, size in sizes.items()
-        }
-        self._buffers.prepare(empty_batch(node.tables.ids))
-        one = replace(kind, iterations=1)
-        ahead = range(1, kind.iterations) if kind.runs_ahead else ()
-        self.later: tuple[PassStep, ...] = tuple(PassStep(node, one, shape) for _ in ahead)
-
-    @property
-    def parts(self) -> Sequence[PassStep]:
-        return (self, *self.later)
-
-    @property
-    def inlets(self) -> Sequence[Staging | AttentionBuffers]:
-        return (self._buffers,)
-
-    def late_port(self, name: str) -> Tensor:
-        return self._ports[name]
-
-    def load(self, chunks: Sequence[ScheduledChunk], ahead: int = 0) -> int:
-        """Fill the buffers for these chunks, small values in one copy. Returns the sequences in use.
-
-        ahead: iterations between the chunks and this step; carried ports are then left to the step before.
-        """
-        kind, forwards = self.kind, [later(chunk, ahead) if ahead else chunk.forward for chunk in chunks]
-        values = {POSITIONS: pass_positions(forwards)}
-        late: list[Port] = []
-        for port in kind.ports:
-            if ahead and port.name in kind.carried:
-                continue
-            given, field = [forward.ports[port.name] for forward in forwards], port_field(port.name)
-            if field not in self._buffers.device or not all([value.is_cpu for value in given]):
-                late.append(port)
-            elif len(given) == 1:
-                values[field] = host_array(given[0])
-            else:
-                values[field] = host_array(torch.cat([_by_row(forward, port) for forward in forwards]))
-        tables = self._node.tables
-        slots = np.array([chunk.branch.slot for chunk in chunks], dtype=np.int64)
-        often = np.array([forward.iterations for forward in forwards], dtype=np.int64)
-        cached = tables.length[slots] + ahead * kind.tokens
-        if len(chunks) < (count := int(often.sum())):
-            before = np.concatenate([np.arange(each) for each in often]) * kind.tokens
-            slots, cached = np.repeat(slots, often), np.repeat(cached, often) + before
-        self._buffers.prepare(AttentionBatch(rows=slots, cached=cached, tables=tables.ids), values)
-        for port in late:  # after the copy, which clears the other fields
-            whole = self._ports[port.name]
-            target = whole[: port.count(count, kind.tokens)]
-            if port.is_per_row and len(forwards) > 1:
-                items = [upload(item, whole.device) for forward in forwards for item in forward.of_rows(port.name)]
-                gather(items, target)
-            else:
-                join([_by_row(forward, port) for forward in forwards], target)
-            if self.on_late is not None:
-                self.on_late(port.name, target)
-        return count
-
-    def forward(self) -> list[dict[str, Tensor]]:
-        """Run all iterations. Returns the packed outputs of each that appends, else of the last."""
-        return self._iterate(MOST_ITERATIONS)
-
-    def warm_up(self) -> None:
-        """Run two iterations: the second reads what the first gave, as all later ones do."""
-        self._iterate(2)
-
-    def _iterate(self, most: int) -> list[dict[str, Tensor]]:
-        steps = (self, *self.later)
-        carried = dict[str, "Tensor"]()
-        outputs: list[dict[str, Tensor]] = []
-        for each in steps:
-            each._buffers.reset()
-        for iteration in range(min(most, self.kind.iterations)):
-            own = steps[iteration] if self.later else self
-            given = {**own._ports, **carried}
-            if STEP_PORT in given and iteration and not self.later:
-                given[STEP_PORT] = given[STEP_PORT] + iteration
-            view = AppendOnlyView(own._buffers.view) if self.kind.is_append_only else own._buffers.view
-            outputs.append(self._node.module(kv=view, positions=own._buffers.device[POSITIONS], **given))
-            carried = {into: outputs[-1][port].to(self._ports[into].dtype) for port, into in self.kind.carry}
-        for each in steps:
-            each._buffers.reset()
-        return outputs if self.later else outputs[-1:]
+    kind: StepKind
+    buckets: StepBuckets[RaggedStep]
+    exact: set[int] = field(default_factory=set)
 
 
-class LoopPassSteps:
-    """The captured passes of one node. Owned by its `NodeGraphs`; the model runner replays them."""
+class CapturedPasses:
+    """The captured passes of one node. Owned by its `NodeGraphs`."""
 
     def __init__(
-        self,
-        spec: NodeSpec,
-        module: KVModule,
-        attention: AttentionBackend,
-        tables: PageTables,
-        slots: int,
-        cache: GraphCache,
-        budget: int = 1 << 30,
+        self, spec: NodeSpec, node: CapturedNode, cache: GraphCache, *, id_port: str, token_budget: int, ids: bool
     ) -> None:
-        self._sizes = [size for (size,) in up_to(slots, spec.capture_sizes, [])]
-        self.module = module
-        self.attention = attention
-        self.tables = tables
-        self.device = cache.device
-        self._cache = cache
-        self._buckets: dict[PassKind, StepBuckets[PassStep]] = {}
-        self._exact: dict[PassKind, set[int]] = {}
-        self._known: dict[tuple[object, ...], PassKind | None] = {}
+        """ids: whether prompts of ids are captured by `plan_ids`."""
+        slots = node.slots.count
         self.counts = cache.counts
-        self.prefixes = PrefixSteps(spec, module, attention, tables, cache, budget)
+        self._node = node
+        self._cache = cache
+        self._samples = node.columns is not None
+        self._loop_items = [items for (items,) in up_to(slots, spec.hints.capture_sizes, [])]
+        self._prefix_tokens = [tokens for (tokens,) in up_to(token_budget, spec.hints.capture_tokens, [])]
+        self._prompt_tokens = [tokens for (tokens,) in up_to(token_budget, spec.hints.capture_prompts, [])]
+        self._most_pages = node.tables.shape[1]
+        self._kinds: dict[StepKind, _Kind] = {}
+        self._signatures: dict[tuple[object, ...], StepKind | None] = {}
+        self._limits: tuple[int, StepLimits] | None = None
+        self._ids: _Kind | None = None
+        if ids:
+            self._ids = self._add(kinds.ids_kind(id_port, node.slots.position_dtype))
+
+    # -- sizes -------------------------------------------------------------------------------------------------------
 
     @property
-    def most_rows(self) -> int:
-        """Sequences of the largest bucket of a kind that appends, 0 without one."""
-        largest = (buckets.largest for kind, buckets in self._buckets.items() if kind.writes)
-        return max((size[0] for size in largest if size is not None), default=0)
+    def kinds(self) -> dict[StepKind, list[Size]]:
+        """Captured buckets by kind, ascending: (tokens, batch items, pages)."""
+        return {kind: entry.buckets.sizes for kind, entry in self._kinds.items()}
 
     @property
-    def kinds(self) -> dict[PassKind, list[Size]]:
-        """Captured buckets by kind: (sequences, pages), ascending."""
-        return {kind: buckets.sizes for kind, buckets in self._buckets.items()}
+    def limits(self) -> StepLimits:
+        """See StepLimits. They change with captures only."""
+        captured = self.counts.captured
+        if self._limits is None or self._limits[0] != captured:
+            self._limits = captured, self._present_limits()
+        return self._limits[1]
 
-    def run(self, chunks: Sequence[ScheduledChunk]) -> tuple[list[Replayed], list[ScheduledChunk]]:
-        """Replay what buckets take. Returns batches with copies of their packed outputs, and the remaining chunks.
+    def _present_limits(self) -> StepLimits:
+        largest = (entry.buckets.largest for entry in self._of(Family.LOOP) if entry.kind.writes)
+        ids = self._ids.buckets.largest if self._ids is not None else None
+        return StepLimits(
+            captures_passes=bool(self._loop_items or self._prefix_tokens),
+            appending=max((size[1] for size in largest if size is not None), default=0),
+            prompt_tokens=ids[0] if ids is not None else 0,
+            prompts=ids[1] if ids is not None else 0,
+        )
 
-        Kinds that have no buckets yet are queued for capture and count as misses. Sets `ScheduledChunk.iterations`.
+    def plan_ids(self, sizes: Iterable[int], budget: int) -> None:
+        """Queue buckets of prompts of ids. Of the sizes that the budget cannot fill only the smallest is taken."""
+        if self._ids is not None:
+            buckets = self._ids.buckets
+            known = [(tokens,) for tokens, _, _ in (*buckets.sizes, *buckets.planned)]
+            buckets.plan(self._ragged_size(Family.IDS, tokens) for (tokens,) in up_to(budget, sizes, known))
+
+    def is_prompt(self, buckets: object) -> bool:
+        """Return whether these are buckets of prompts with any inputs."""
+        return any(entry.buckets is buckets for entry in self._of(Family.PROMPT))
+
+    def buckets_of(self, kind: StepKind) -> StepBuckets[RaggedStep]:
+        """Return the buckets of a kind that the leader of a tensor-parallel group captures; new ones are empty."""
+        return (self._kinds.get(kind) or self._add(kind)).buckets
+
+    def _of(self, family: Family) -> list[_Kind]:
+        return [entry for entry in self._kinds.values() if entry.kind.family is family]
+
+    def _ragged_size(self, family: Family, tokens: int) -> Size:
+        fewest, each = ITEM_TOKENS[family]
+        return tokens, max(fewest, tokens // each), 0 if family is Family.PREFIX else self._most_pages
+
+    # -- running -----------------------------------------------------------------------------------------------------
+
+    def run(self, passes: Sequence[PassPlan], chosen: Sequence[int]) -> tuple[list[Replay], list[int]]:
+        """Replay what buckets take of the chosen passes. Returns the replays and the passes that are left.
+
+        Kinds that have no buckets yet are queued for capture, and count as misses.
         """
-        done: list[Replayed] = []
-        settled: list[Replayed] = []
-        rest: list[ScheduledChunk] = []
-        by_kind: dict[PassKind, list[ScheduledChunk]] = {}
-        last, same = None, list["ScheduledChunk"]()
-        for chunk in chunks:
-            if (ready := _ready(chunk)) is not None:
-                settled.append(([chunk], ready))
-                continue
-            kind = self._kind(chunk)
+        groups: dict[StepKind, list[int]] = {}
+        rest: list[int] = []
+        last, members = None, list[int]()
+        for index in chosen:
+            kind = self._kind(passes[index])
             if kind is None:
-                rest.append(chunk)
+                rest.append(index)
                 continue
             if kind is not last:  # hashing a kind costs more than this comparison
-                last, same = kind, by_kind.setdefault(kind, [])
-            same.append(chunk)
-        missed = any(is_of_loop(chunk) and chunk.forward.row_tokens <= MOST_TOKENS for chunk in rest)
-        for kind, group in by_kind.items():
-            self._learn(kind)
-            self._learn_exact(kind, group)
-            if (step := self._step_ahead(kind, group)) is not None:
-                done.append((group, _replay_ahead(step, group)))
-                self.counts.hits += step.kind.iterations - 1
-                continue
-            while group:
-                step = self._step(kind, group)
-                count = 0 if step is None else _fitting(group, step.shape.rows)
-                if step is None or not count:
-                    rest += group
-                    missed = True
-                    break
-                batch, group = group[:count], group[count:]
-                done.append((batch, _replay(step, batch)))
-        self.counts.hits += len(done)
+                last, members = kind, groups.setdefault(kind, [])
+            members.append(index)
+        replays: list[Replay] = []
+        missed = any(self._misses(passes[index]) for index in rest)
+        for kind, members in groups.items():
+            replayed, left = self._run_kind(kind, passes, members)
+            replays += replayed
+            rest += left
+            missed |= self._count(kind, passes, replayed, left)
         self.counts.misses += missed
-        prefixes, rest = self.prefixes.run(rest)
-        return settled + done + prefixes, rest
+        return replays, sorted(rest)
 
-    def _kind(self, chunk: ScheduledChunk) -> PassKind | None:
-        """Return the kind of a pass that can be captured: a whole, unmasked pass of a loop with known inputs."""
-        if not self._sizes or not is_graphable(chunk):
+    def _misses(self, planned: PassPlan) -> bool:
+        """Return whether a pass without a kind counts as a miss."""
+        return bool(self._loop_items) and kinds.is_of_loop(planned) and planned.item_tokens <= kinds.MOST_TOKENS
+
+    def _count(self, kind: StepKind, passes: Sequence[PassPlan], replayed: list[Replay], left: list[int]) -> bool:
+        """Count replays and passes without a bucket. Returns whether the step has missed."""
+        if kind.family in (Family.IDS, Family.PROMPT):
+            self.counts.prefill_hits += len(replayed)
+            self.counts.prefill_misses += bool(left)
+            left_tokens = sum(passes[index].count for index in left)
+            self.counts.prefill_tokens += sum(replay.tokens for replay in replayed) + left_tokens
+            return False
+        self.counts.hits += sum(1 + len(replay.later) for replay in replayed)
+        return bool(left)
+
+    def _run_kind(
+        self, kind: StepKind, passes: Sequence[PassPlan], members: list[int]
+    ) -> tuple[list[Replay], list[int]]:
+        entry = self._learned(kind)
+        if entry is None:
+            return [], members
+        if kind.family is Family.LOOP:
+            self._learn_exact(entry, [passes[index] for index in members])
+            step = self._step_ahead(kind, [passes[index] for index in members])
+            if step is not None:
+                return [_replay(step, passes, members)], []
+        replays = []
+        while members:
+            step, count = self._next(entry, [passes[index] for index in members])
+            if step is None:
+                break
+            batch, members = members[:count], members[count:]
+            replays.append(_replay(step, passes, batch))
+        return replays, members
+
+    def _next(self, entry: _Kind, passes: Sequence[PassPlan]) -> tuple[RaggedStep | None, int]:
+        """Return the bucket of the first passes, and how many of them it takes."""
+        largest = entry.buckets.largest
+        if largest is None:
+            return None, 0
+        if entry.kind.family is Family.LOOP:
+            step = self._loop_step(entry, passes)
+            return step, 0 if step is None else _fitting(passes, step.size.tokens, step.size.items)
+        count = _fitting(passes, largest[0], largest[1])
+        step = self._ragged_step(entry, passes[:count]) if count else None
+        return step, count if step is not None else 0
+
+    def _ragged_step(self, entry: _Kind, passes: Sequence[PassPlan]) -> RaggedStep | None:
+        """Return the smallest bucket for these passes, None if more than a third of it would be padding."""
+        tokens, kind = sum(planned.count for planned in passes), entry.kind
+        fits = [size for size in entry.buckets.sizes if size[0] >= tokens and size[1] >= len(passes)]
+        most = tokens * 3 // 2 if kind.family is Family.PREFIX else max(MOST_SHORT, tokens * 3 // 2)
+        if not fits or (min(fits)[0] > most and kind.family is not Family.IDS and not kind.item_tokens):
             return None
-        forward, job = chunk.forward, chunk.job
-        shapes = tuple([(name, value.dtype, value.shape) for name, value in forward.ports.items()])
-        key = (shapes, forward.tokens, forward.iterations, forward.attend.write, bool(chunk.wants))
-        if key not in self._known:
-            if len(self._known) >= MOST_SIGNATURES:
-                self._known.clear()
-            self._known[key] = one_pass(forward, is_wanted=bool(chunk.wants))
-        one = self._known[key]
-        if (
-            one is None
-            or forward.attend.write
-            or job is None
-            or job.loop is None
-            or not job.loop.fused
-            or job.loop.emit
-        ):
-            return one
-        return whole_loop(chunk, one)
+        return entry.buckets[min(fits)]
 
-    def _learn(self, kind: PassKind) -> None:
-        """Queue the buckets of a new kind, the smallest first."""
-        if kind in self._buckets or len(self._buckets) >= MOST_KINDS:
-            return
-        self.buckets_of(kind)
-        self._plan(kind, self._sizes)
+    def _loop_step(self, entry: _Kind, passes: Sequence[PassPlan]) -> RaggedStep | None:
+        """Return the smallest bucket for these passes, or a smaller, full one if much of it would be padding."""
+        kind = entry.kind
+        often = kind.iterations if kind.writes else 0
+        page_size = self._node.attention.page_size
+        pages = -(-max(planned.cached + planned.count * often for planned in passes) // page_size)
+        fits = [size for size in entry.buckets.sizes if size[2] >= pages]
+        if not fits:
+            return None
+        count = sum(planned.iterations for planned in passes)
+        items = items_taken(count, kind.item_tokens if kind.writes else 0, {size[1] for size in fits})
+        return entry.buckets[min(size for size in fits if size[1] == items)]
 
-    def buckets_of(self, kind: PassKind) -> StepBuckets[PassStep]:
-        """Return the buckets of a kind; new ones are empty."""
-        if kind in self._buckets:
-            return self._buckets[kind]
+    def _step_ahead(self, single: StepKind, passes: Sequence[PassPlan]) -> RaggedStep | None:
+        """Return the bucket that runs several iterations of all these passes, whose kind is `single`."""
+        kind = kinds.passes_ahead(passes, single)
+        entry = self._learned(kind) if kind is not None else None
+        step = self._loop_step(entry, passes) if entry is not None and entry.buckets else None
+        return step if step is not None and step.size.items >= len(passes) else None
 
-        def build(size: Size) -> PassStep:
-            return PassStep(
-                self, kind, AttentionShape(rows=size[0], tokens=kind.tokens, pages=size[1], writes=kind.writes)
-            )
+    # -- kinds -------------------------------------------------------------------------------------------------------
 
-        def title(size: Size) -> str:
-            return f"pass graph of {size[0]} sequences, {kind}, {size[1]} pages"
+    def _kind(self, planned: PassPlan) -> StepKind | None:
+        """Return the kind of a pass that may have buckets, None for any other."""
+        kind: StepKind | None = None
+        if self._ids is not None and (kind := kinds.prompt_of_ids(planned, self._node.slots.position_dtype)):
+            largest = self._ids.buckets.largest
+            if largest is not None and planned.count <= largest[0]:
+                return kind
+        signature = self._signature(planned)
+        if signature not in self._signatures:
+            if len(self._signatures) >= MOST_SIGNATURES:
+                self._signatures.clear()
+            self._signatures[signature] = self._new_kind(planned)
+        kind = self._signatures[signature]
+        loop = planned.loop
+        if kind is None or kind.family is not Family.LOOP or kind.writes or loop is None:
+            return kind
+        return kinds.whole_loop(planned, kind) if loop.is_fused and not loop.emits else kind
 
-        self._buckets[kind] = self._cache.buckets(build, title, lambda size: (2, *size), encoded(kind.wire))
-        return self._buckets[kind]
+    def _signature(self, planned: PassPlan) -> tuple[object, ...]:
+        attend = planned.attend
+        given = planned.given
+        tokens = planned.count if planned.attend.mask == "full" or planned.per_item else planned.is_whole
+        return (
+            kinds.shapes_of(planned.ports) if planned.attend.mask == "full" or planned.per_item else _forms(planned),
+            tokens,
+            planned.iterations,
+            (attend.mask, attend.write, attend.positions),
+            (planned.is_replay, planned.is_whole, bool(planned.cached), planned.loop is None),
+            (bool(planned.wants), planned.sampling is None, isinstance(planned.position, float)),
+            None if given is None else (given.dtype, given.dim()),
+        )
 
-    def _learn_exact(self, kind: PassKind, group: Sequence[ScheduledChunk]) -> None:
+    def _new_kind(self, planned: PassPlan) -> StepKind | None:
+        kind = kinds.loop_pass(planned) if self._loop_items else None
+        if kind is None and self._prefix_tokens:
+            kind = kinds.prefix(planned)
+        if kind is None and self._prompt_tokens:
+            kind = kinds.prompt(planned, samples=self._samples)
+        return kind
+
+    def _learned(self, kind: StepKind) -> _Kind | None:
+        """Return the entry of a kind; a new one's buckets are queued. None if the node has too many kinds."""
+        if kind in self._kinds:
+            return self._kinds[kind]
+        if len(self._of(kind.family)) >= MOST_KINDS[kind.family]:
+            return None
+        entry = self._add(kind)
+        entry.buckets.plan(self._sizes(kind))
+        return entry
+
+    def _sizes(self, kind: StepKind) -> list[Size]:
+        """Return the bucket sizes of a new kind."""
+        match kind.family:
+            case Family.LOOP:
+                return self._loop_sizes(kind, self._loop_items)
+            case Family.PREFIX:
+                return [self._ragged_size(kind.family, tokens) for tokens in self._prefix_tokens]
+            case _ if kind.item_tokens:
+                counts = [items for items in PROMPT_ITEMS if items * kind.item_tokens <= max(self._prompt_tokens)]
+                return [(items * kind.item_tokens, items, self._most_pages) for items in counts]
+            case _:
+                return [self._ragged_size(kind.family, tokens) for tokens in self._prompt_tokens]
+
+    def _loop_sizes(self, kind: StepKind, counts: Sequence[int]) -> list[Size]:
+        """Return the bucket sizes of a loop's passes that are worth a graph, for all page counts."""
+        pages = self._node.attention.pass_pages(self._most_pages)
+        counts = loop_items(kind, counts)
+        return [(items * kind.item_tokens, items, most) for items in counts for most in pages]
+
+    def _learn_exact(self, entry: _Kind, passes: Sequence[PassPlan]) -> None:
         """Queue a bucket of the exact size of a pass that holds several iterations, which requests tend to repeat.
 
         Padding is not free there: one frame more may start another round of GEMM tiles.
         """
-        size = group[0].forward.iterations
-        known = self._exact.setdefault(kind, set())
-        if len(group) > 1 or size == 1 or size in known or len(known) >= MOST_EXACT or size in self._sizes:
+        items = passes[0].iterations
+        is_known = items in entry.exact or items in self._loop_items or len(entry.exact) >= MOST_EXACT
+        if len(passes) > 1 or items == 1 or is_known:
             return
-        if kind in self._buckets and size < max(kind.sizes(self._sizes)):
-            known.add(size)
-            self._plan(kind, [size])
+        if items < max(loop_items(entry.kind, self._loop_items)):
+            entry.exact.add(items)
+            entry.buckets.plan(self._loop_sizes(entry.kind, [items]))
 
-    def _plan(self, kind: PassKind, sizes: Sequence[int]) -> None:
-        pages = self.attention.pass_pages(self.tables.ids.shape[1])
-        self._buckets[kind].plan((size, most) for size in kind.sizes(sizes) for most in pages)
+    def _add(self, kind: StepKind) -> _Kind:
+        """Make the buckets of a kind, of which there are none yet."""
+        shared = dict[str, "Tensor"]()
+        build = _builder(self._node, kind, self._sizes_for_shared(kind), shared)
+        family = kind.family
+        is_loop = family is Family.LOOP
+        entry = _Kind(
+            kind,
+            self._cache.buckets(
+                build,
+                lambda size: f"graph of {size[1]} sequences, {kind}" if is_loop else f"{kind} graph of {size[0]} tokens",
+                lambda size: (family.value, size[1], size[2]) if is_loop else (family.value, -size[0]),
+                kind,
+            ),
+        )
+        self._kinds[kind] = entry
+        return entry
 
-    def _step_ahead(self, one: PassKind, group: Sequence[ScheduledChunk]) -> PassStep | None:
-        """Return the bucket that runs several iterations of all these chunks, whose kind is `one`."""
-        kind = passes_ahead(group, one)
-        if kind is None or not kind.sizes([len(group)]):
-            return None
-        self._learn(kind)
-        step = self._step(kind, group)
-        return step if step is not None and step.shape.rows >= len(group) else None
-
-    def _step(self, kind: PassKind, group: Sequence[ScheduledChunk]) -> PassStep | None:
-        """Return the smallest bucket for these chunks, or a smaller, full one if much of it would be padding."""
-        cached = self.tables.length[[chunk.branch.slot for chunk in group]].tolist()
-        often = kind.iterations if kind.writes else 0
-        held = max([own + chunk.count * often for own, chunk in zip(cached, group, strict=True)])
-        pages = -(-held // self.tables.pool.page_size)
-        buckets = self._buckets.get(kind)
-        fits = [size for size in buckets.sizes if size[1] >= pages] if buckets is not None else []
-        if buckets is None or not fits:
-            return None
-        count = sum(chunk.forward.iterations for chunk in group)
-        taken = rows_taken(count, kind.tokens if kind.writes else 0, {rows for rows, _ in fits})
-        return buckets[min(size for size in fits if size[0] == taken)]
+    def _sizes_for_shared(self, kind: StepKind) -> Size | None:
+        """Return the size of the inputs that all buckets of a kind share, None if each has its own."""
+        return max(self._sizes(kind)) if kind.family in (Family.PREFIX, Family.PROMPT) else None
 
 
-def is_graphable(chunk: ScheduledChunk) -> bool:
-    """Return whether this is one whole, unmasked pass of a loop, and worth a graph."""
-    forward = chunk.forward
-    if (
-        forward.is_ids
-        or forward.is_replay
-        or forward.given is not None
-        or chunk.samples
-        or chunk.count != forward.tokens
-    ):
-        return False
-    if isinstance(forward.position, float):  # the buffers hold whole positions
-        return False
-    is_short = forward.attend.write or forward.row_tokens <= MOST_TOKENS
-    return forward.attend.mask == "full" and is_short and is_of_loop(chunk)
+def _builder(
+    node: CapturedNode, kind: StepKind, most: Size | None, shared: dict[str, Tensor]
+) -> Callable[[Size], RaggedStep]:
+    """Return a function that makes the step of a size. most: size of the inputs that buckets share."""
+
+    def build(size: Size) -> RaggedStep:
+        if most is not None and not shared:
+            for form in kind.inputs:
+                if not form.is_staged:
+                    shape = form.size(form.count(most[0], most[1]))
+                    shared[form.name] = torch.zeros(shape, dtype=form.dtype, device=node.device)
+        return RaggedStep(node, kind, BucketSize(*size), shared)
+
+    return build
 
 
-def one_pass(forward: ForwardPass, *, is_wanted: bool) -> PassKind | None:
-    """Return the kind of such passes, None if an input is neither per token nor per sequence.
-
-    is_wanted: whether their outputs are used.
-    """
-    ports = []
-    for name in sorted(forward.ports):
-        value, is_per_row = forward.ports[name], name in forward.per_row
-        if not is_per_row and (forward.axes[name] != 0 or value.shape[0] != forward.tokens):
-            return None
-        leads = not is_per_row or forward.iterations > 1
-        shape = tuple(value.shape[1:]) if leads else tuple(value.shape)
-        ports.append(Port(name=name, dtype=value.dtype, shape=shape, is_per_row=is_per_row))
-    writes = forward.attend.write
-    return PassKind(
-        tokens=forward.row_tokens, ports=tuple(ports), writes=writes, is_append_only=writes and not is_wanted
+def _replay(step: RaggedStep, passes: Sequence[PassPlan], members: list[int]) -> Replay:
+    """Run one replay. Outputs that some pass wants are copied out of the graph's memory."""
+    batch = [passes[index] for index in members]
+    wanted = frozenset[str]().union(*(planned.wants for planned in batch))
+    items, size = step.load(batch), step.size
+    for ahead, later in enumerate(step.later, start=1):
+        later.load(batch, ahead)
+    iterations = step.run()
+    tokens = sum(planned.count for planned in batch)
+    used = {size.items: items, size.tokens: tokens}
+    ports = sorted(wanted & iterations[0].keys())
+    if step.later:
+        # One kernel per port copies the values of all iterations.
+        whole = {
+            port: torch.stack([outputs[port][: used.get(len(outputs[port]))] for outputs in iterations])
+            for port in ports
+        }
+        copies = [{port: values[index] for port, values in whole.items()} for index in range(len(iterations))]
+    else:
+        values = iterations[-1]
+        copies = [{port: values[port][: used.get(len(values[port]))].clone() for port in ports}]
+    drawn = iterations[-1].get(DRAWN)
+    return Replay(
+        passes=members,
+        outputs=copies[0],
+        items=items,
+        tokens=tokens,
+        iterations=1 if step.later else step.kind.iterations,
+        later=copies[1:],
+        drawn=drawn[: len(batch)] if drawn is not None and any(each.sampling for each in batch) else None,
     )
 
 
-def is_of_loop(chunk: ScheduledChunk) -> bool:
-    """Return whether a pass is an iteration of a loop. Other passes have too many lengths to capture."""
-    return chunk.job is not None and (chunk.job.loop is not None or STEP_PORT in chunk.forward.ports)
+def _forms(planned: PassPlan) -> tuple[object, ...]:
+    """Return names, dtypes and shapes without the token axis of a pass's ports."""
+    return tuple([(name, value.dtype, value.shape[1:], planned.axes[name]) for name, value in planned.ports.items()])
 
 
-def whole_loop(chunk: ScheduledChunk, one: PassKind) -> PassKind | None:
-    """Return the kind of all iterations of a loop that only reads, None if a stop rule may end it or it has begun."""
-    loop, state = chunk.job.loop if chunk.job is not None else None, chunk.branch.loop
-    if loop is None or state is None or loop.stop_port is not None or state.iteration:
-        return None
-    carry = tuple((port, keyword(into)) for port, into in sorted(loop.carry.items()))
-    if not 1 <= state.limit <= MOST_ITERATIONS or any(into not in chunk.forward.ports for _, into in carry):
-        return None
-    return replace(one, iterations=state.limit, carry=carry)
+def _fitting(passes: Sequence[PassPlan], tokens: int, items: int) -> int:
+    """Return how many passes, from the first on, fit into so many tokens and batch items."""
+    for index, planned in enumerate(passes):
+        tokens -= planned.count
+        items -= planned.iterations
+        if tokens < 0 or items < 0:
+            return index
+    return len(passes)
 
 
-def passes_ahead(chunks: Sequence[ScheduledChunk], one: PassKind) -> PassKind | None:
-    """Return the kind of several iterations of these chunks, whose kind is `one`, if all of them may run ahead."""
-    iterations = min(chunk.ahead for chunk in chunks)
-    if not one.writes or iterations == 1:
-        return None
-    carries = {tuple(sorted(chunk.job.loop.carry.items())) for chunk in chunks if chunk.job and chunk.job.loop}
-    carry = tuple((port, keyword(into)) for port, into in carries.pop())
-    of_rows = {port.name for port in one.ports if port.is_per_row}
-    fits = carry and not carries and of_rows.issuperset(into for _, into in carry)
-    return replace(one, iterations=iterations, carry=carry) if fits else None
+def loop_items(kind: StepKind, counts: Sequence[int]) -> list[int]:
+    """Return the bucket sizes that are worth a graph: the smallest, and others whose inputs are not too large."""
+    if kind.runs_ahead:
+        return [count for count in counts if count * kind.item_tokens * kind.iterations <= AHEAD_TOKENS]
+    item_bytes = sum(port.size_bytes * port.count(kind.item_tokens, 1) for port in kind.ports)
+    most = MOST_BYTES // max(1, item_bytes)
+    if not kind.writes:
+        most = min(most, 3 * kinds.MOST_TOKENS // kind.item_tokens)
+    return [count for count in counts if count <= most or count == min(counts)]
 
 
-def later(chunk: ScheduledChunk, ahead: int) -> ForwardPass:
-    """Return the pass of a chunk's loop so many iterations later, without its carried inputs."""
-    forward, loop = chunk.forward, chunk.branch.loop_state
-    apart, found = forward.next_position - forward.position, forward.bare()
-    found.position += ahead * apart
-    at = loop.iteration + ahead
-    found.ports = forward.ports | {name: value[at : at + 1] for name, value in loop.lists.items()}
-    if STEP_PORT in found.ports:
-        found.ports[STEP_PORT] = found.ports[STEP_PORT] + ahead
-    return found
-
-
-def _replay(step: PassStep, chunks: Sequence[ScheduledChunk]) -> dict[str, Tensor]:
-    """Run one replay. Returns copies of the packed outputs that some chunk wants."""
-    count = step.load(chunks)
-    outputs = step.run()[-1]
-    for chunk in chunks:
-        chunk.iterations = step.kind.iterations * chunk.forward.iterations
-    wanted = wanted_ports(chunks)
-    return {name: _share(value, step.shape, count).clone() for name, value in outputs.items() if name in wanted}
-
-
-def _replay_ahead(step: PassStep, chunks: Sequence[ScheduledChunk]) -> dict[str, Tensor]:
-    """Run one replay of several iterations. Returns the outputs of the first; the others wait in the loops' states."""
-    for ahead, each in enumerate((step, *step.later)):
-        each.load(chunks, ahead)
-    made = step.run()
-    wanted = wanted_ports(chunks) & made[0].keys()
-    count = len(chunks)
-    # One kernel per port copies the values of all iterations out of the graph's memory.
-    whole = {name: torch.stack([_share(outputs[name], step.shape, count) for outputs in made]) for name in wanted}
-    for number, chunk in enumerate(chunks):
-        chunk.branch.loop_state.ready += [
-            {name: _own(value[iteration], number, count) for name, value in whole.items()}
-            for iteration in range(1, step.kind.iterations)
-        ]
-    return {name: value[0] for name, value in whole.items()}
-
-
-def _ready(chunk: ScheduledChunk) -> dict[str, Tensor] | None:
-    """Return the outputs of this pass that an earlier replay has computed ahead."""
-    loop = chunk.branch.loop
-    return loop.ready.popleft() if loop is not None and loop.ready and not chunk.forward.is_replay else None
-
-
-def _own(value: Tensor, number: int, count: int) -> Tensor:
-    """Return the share of one of `count` chunks in a packed output."""
-    size = len(value) // count
-    return value[number * size : (number + 1) * size]
-
-
-def _share(value: Tensor, shape: AttentionShape, count: int) -> Tensor:
-    """Return the first `count` sequences of a bucket's output, packed by token or by sequence."""
-    return value[: count * shape.tokens] if value.shape[0] == shape.rows * shape.tokens else value[:count]
-
-
-def _by_row(forward: ForwardPass, port: Port) -> Tensor:
-    """Return a pass's values of a port with sequences, or tokens, on the first axis."""
-    value = forward.ports[port.name]
-    return value[None] if port.is_per_row and forward.iterations == 1 else value
-
-
-def _fitting(chunks: Sequence[ScheduledChunk], rows: int) -> int:
-    """Return how many chunks, from the first on, fit into so many sequences."""
-    return int(np.searchsorted(np.cumsum([chunk.forward.iterations for chunk in chunks]), rows, side="right"))
-
-
-def rows_taken(count: int, tokens: int, sizes: Collection[int]) -> int:
-    """Return the size of the bucket that takes some or all of `count` sequences of `tokens` tokens each."""
+def items_taken(count: int, tokens: int, sizes: Collection[int]) -> int:
+    """Return the size of the bucket that takes some or all of `count` batch items of `tokens` tokens each."""
     holds = min((size for size in sizes if size >= count), default=max(sizes))
     if (holds - count) * tokens < MOST_PADDING:
         return holds

@@ -1,0 +1,254 @@
+"""Captured ragged step: passes of several sequences, packed, in one replay.
+
+Ids or vectors, appended or beside the cache, with or without a draw: these are properties of its `StepKind`. Small host
+values travel with the attention metadata in one copy; large ones are written behind it. A step of several iterations
+runs a loop whole, or some of its iterations ahead of the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import numpy as np
+import torch
+
+from mstar_core.engine.attention.staging import host_array, port_field
+from mstar_core.engine.attention.static import AttentionBuffers
+from mstar_core.engine.base import SamplingParams
+from mstar_core.engine.cuda_graphs.cache import StaticStep
+from mstar_core.engine.cuda_graphs.kinds import MOST_ITERATIONS, POSITIONS, STEP_PORT, PortForm, StepKind
+from mstar_core.engine.sampling import rng
+from mstar_core.engine.sampling.static_sampler import StaticSampler, parameter_fields, parameter_values
+from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
+from mstar_core.engine.steps.positions import host_positions
+from mstar_core.engine.transfers import gather, join, upload
+from mstar_core.layers.kv_view import AppendOnlyView
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mstar_core.engine.attention import AttentionBackend
+    from mstar_core.engine.device_state.slots import DeviceSlots
+    from mstar_core.engine.sampling.logit_subset import Columns
+    from mstar_core.engine.steps.plan import PassPlan
+    from mstar_core.layers.kv_view import KVModule
+
+DRAWN: Final = "$drawn"
+"""Key of the drawn ids among the outputs of a captured step; the other keys are the module's ports."""
+
+GREEDY: Final = SamplingParams()
+"""Sampling of passes that draw nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapturedNode:
+    """What the captured steps of one node share. sees: whether draws mark seen ids. columns: None without sampling."""
+
+    module: KVModule
+    attention: AttentionBackend
+    slots: DeviceSlots
+    tables: np.ndarray
+    columns: Columns | None = None
+    sees: bool = False
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the node."""
+        return self.slots.device
+
+
+@dataclass(frozen=True, slots=True)
+class BucketSize:
+    """Most packed tokens, batch items and pages of a sequence that one bucket takes."""
+
+    tokens: int
+    items: int
+    pages: int
+
+
+class RaggedStep(StaticStep[list[dict[str, "Tensor"]]]):
+    """Passes of one kind in one bucket. Padding touches the spare slot and the spare page only.
+
+    later: buffers of the iterations after the first, if several append. outputs: those of each iteration that appends,
+    else of the last.
+    """
+
+    def __init__(self, node: CapturedNode, kind: StepKind, size: BucketSize, shared: dict[str, Tensor]) -> None:
+        """shared: inputs of at least this size, which other buckets of the kind use too."""
+        self._node = node
+        self.kind = kind
+        self.size = size
+        inputs = {form: form.count(size.tokens, size.items) for form in kind.inputs}
+        fields = {
+            port_field(form.name): (form.dtype, int(np.prod(form.size(count), dtype=np.int64)))
+            for form, count in inputs.items()
+            if form.is_staged
+        }
+        if kind.samples:
+            draws = {"ends": (torch.int64, size.items), "chance": (torch.float64, size.items)}
+            fields |= draws | parameter_fields(size.items)
+        self.buffers = AttentionBuffers(node.attention.static(_shape(kind, size)), node.device, fields)
+        values = self.buffers.device
+        self._inputs = {
+            form.name: values[port_field(form.name)].view(form.size(count))
+            if form.is_staged
+            else form.part(shared[form.name], count)
+            if form.name in shared
+            else torch.zeros(form.size(count), dtype=form.dtype, device=node.device)
+            for form, count in inputs.items()
+        }
+        if kind.samples:
+            assert node.columns is not None
+            self._sampler = StaticSampler(size.items, node.columns, node.slots, values, values["chance"], sees=node.sees)
+        single = replace(kind, iterations=1)
+        ahead = range(1, kind.iterations) if kind.runs_ahead else ()
+        self.later: tuple[RaggedStep, ...] = tuple(RaggedStep(node, single, size, {}) for _ in ahead)
+        self.load([])
+
+    # -- before a replay ---------------------------------------------------------------------------------------------
+
+    def load(self, passes: Sequence[PassPlan], ahead: int = 0) -> int:
+        """Fill the buffers for these passes, small values in one copy. Returns the batch items in use.
+
+        ahead: iterations between the passes and this step; carried ports are then left to the step before.
+        """
+        kind = self.kind
+        if ahead:
+            passes = [later_pass(planned, ahead) for planned in passes]
+        staged = dict[str, np.ndarray]()
+        late: list[PortForm] = []
+        for form in kind.inputs if passes else ():
+            if ahead and form.name in kind.carried:
+                continue
+            if form.name == POSITIONS and form.is_staged:
+                staged[port_field(POSITIONS)] = host_positions(passes)
+                continue
+            values = [_input(planned, form) for planned in passes]
+            if not form.is_staged or not all([value.is_cpu for value in values]):
+                late.append(form)
+            else:
+                joined = values[0] if len(values) == 1 else torch.cat(values)
+                staged[port_field(form.name)] = host_array(joined)
+        metadata = metadata_of(passes, self._node.tables)
+        if kind.samples:
+            staged |= self._draws(passes, metadata.query_starts)
+        self.buffers.prepare(metadata, staged)
+        for form in late:  # after the copy, which clears the other fields
+            self._write(form, passes, metadata.tokens, len(metadata.page_rows))
+        return len(metadata.page_rows)
+
+    def _write(self, form: PortForm, passes: Sequence[PassPlan], tokens: int, items: int) -> None:
+        """Copy an input from where it is, without the host."""
+        target = form.part(self._inputs[form.name], form.count(tokens, items))
+        if form.axis is None and len(passes) > 1:
+            values = [upload(value, target.device) for planned in passes for value in planned.items(form.name)]
+            gather(values, target)
+        elif form.axis:
+            values = [upload(_input(planned, form), target.device) for planned in passes]
+            target.copy_(values[0] if len(values) == 1 else torch.cat(values, dim=form.axis))
+        else:
+            join([_input(planned, form) for planned in passes], target)
+
+    def _draws(self, passes: Sequence[PassPlan], starts: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the sampling fields. Passes that draw nothing draw into the spare slot."""
+        spare = self._node.slots.spare
+        slots = np.array([spare if each.sampling is None else each.slot for each in passes], dtype=np.int64)
+        chosen = [each.sampling or GREEDY for each in passes]
+        values, states = parameter_values(self.size.items, slots, chosen, spare)
+        drawn = np.array([each.drawn for each in passes], dtype=np.int64)
+        return {**values, "ends": starts[1:] - 1, "chance": rng.uniform_host(states, drawn)}
+
+    # -- the captured part -------------------------------------------------------------------------------------------
+
+    def forward(self) -> list[dict[str, Tensor]]:
+        """Run all iterations. Returns the packed outputs of each that appends, else of the last; ids under DRAWN."""
+        return self._iterate(MOST_ITERATIONS)
+
+    def warm_up(self) -> None:
+        """Run two iterations: the second reads what the first gave, as all later ones do."""
+        self._iterate(2)
+
+    def _iterate(self, most: int) -> list[dict[str, Tensor]]:
+        steps = (self, *self.later)
+        carried = dict[str, "Tensor"]()
+        outputs: list[dict[str, Tensor]] = []
+        for step in steps:
+            step.buffers.reset()
+        for iteration in range(min(most, self.kind.iterations)):
+            step = steps[iteration] if self.later else self
+            inputs = {**step._inputs, **carried}
+            if STEP_PORT in inputs and iteration and not self.later:
+                inputs[STEP_PORT] = inputs[STEP_PORT] + iteration
+            view = AppendOnlyView(step.buffers.view) if self.kind.is_append_only else step.buffers.view
+            outputs.append(self._node.module(kv=view, **inputs))
+            carried = {into: outputs[-1][port].to(self._inputs[into].dtype) for port, into in self.kind.carry}
+        for step in steps:
+            step.buffers.reset()
+        if self.kind.samples:
+            outputs[-1] = {**outputs[-1], DRAWN: self._drawn(outputs[-1]["hidden"])}
+        return outputs if self.later else outputs[-1:]
+
+    def _drawn(self, hidden: Tensor) -> Tensor:
+        """Draw an id after each pass, and note it in the slots: int64 [items]."""
+        values, slots = self.buffers.device, self._node.slots
+        ids = self._sampler.draw(self._node.module.head(hidden.index_select(0, values["ends"])))
+        slots.last.index_copy_(0, values["slots"], ids)
+        if self._node.sees:
+            flat = values["slots"] * slots.vocab + ids.clamp(min=0)
+            slots.seen.view(-1).index_fill_(0, flat, True)
+        return ids
+
+
+def metadata_of(passes: Sequence[PassPlan], tables: np.ndarray) -> AttentionMetadata:
+    """Return the attention metadata of passes of one mask. Each iteration of a pass is a sequence of its own."""
+    if not passes:
+        return AttentionMetadata.empty(tables)
+    slots = np.array([each.slot for each in passes], dtype=np.int64)
+    cached = np.array([each.cached for each in passes], dtype=np.int64)
+    counts = np.array([each.item_tokens for each in passes], dtype=np.int64)
+    often = np.array([each.iterations for each in passes], dtype=np.int64)
+    if int(often.sum()) > len(passes):
+        before = np.concatenate([np.arange(iterations) for iterations in often]) * np.repeat(counts, often)
+        slots, counts = np.repeat(slots, often), np.repeat(counts, often)
+        cached = np.repeat(cached, often) + before
+    first = passes[0].attend
+    return AttentionMetadata.of(slots, cached, tables, counts, causal=first.mask == "causal", writes=first.write)
+
+
+def later_pass(planned: PassPlan, ahead: int) -> PassPlan:
+    """Return the pass of a loop so many iterations later, without its carried inputs."""
+    loop = planned.loop
+    assert loop is not None
+    at = loop.iteration + ahead
+    ports = planned.ports | {name: value[at : at + 1] for name, value in loop.lists.items()}
+    if STEP_PORT in ports:
+        ports[STEP_PORT] = ports[STEP_PORT] + ahead
+    position = planned.position + ahead * (planned.next_position - planned.position)
+    cached = planned.cached + ahead * planned.count
+    return msgspec.structs.replace(planned, ports=ports, position=position, cached=cached)
+
+
+def _shape(kind: StepKind, size: BucketSize) -> AttentionShape:
+    """Return the static shape of a bucket's attention."""
+    is_ragged = not kind.item_tokens or kind.causal
+    return AttentionShape(
+        sequences=size.items,
+        tokens=size.tokens if is_ragged else kind.item_tokens,
+        pages=size.pages,
+        writes=kind.writes,
+        causal=kind.causal,
+        is_ragged=is_ragged,
+        is_fresh=kind.is_fresh,
+    )
+
+
+def _input(planned: PassPlan, form: PortForm) -> Tensor:
+    """Return a pass's values of an input with tokens or batch items on its axis."""
+    if form.name == POSITIONS:
+        assert planned.given is not None
+        return planned.given
+    value = planned.ports[form.name]
+    return value[None] if form.axis is None and planned.iterations == 1 else value
