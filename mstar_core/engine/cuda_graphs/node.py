@@ -66,9 +66,9 @@ class NodeGraphs:
                 spec, module, attention, slots, tables, id_port=id_port, vocab=vocab, cache=cache, rows=rows
             )
             self.prefill = PrefillSteps(self.decode, cache) if rows is None else None
-        if spec.capture_sizes or spec.capture_tokens:
+        if spec.hints.capture_sizes or spec.hints.capture_tokens:
             self.passes = LoopPassSteps(spec, module, attention, tables, slots.count, cache, token_budget)
-        if spec.capture_prompts:
+        if spec.hints.capture_prompts:
             self.prompts = PromptSteps(
                 spec, module, attention, tables, cache, token_budget, counts_ids=self.prefill is None
             )

@@ -3,7 +3,7 @@
 A loop that only reads its cache runs whole in one replay, all its iterations. A loop that appends runs one iteration
 per replay, or several (AHEAD) of few sequences: the outputs of the first are returned, and those of the others wait in
 `LoopState.ready` until the engine reaches them. Shapes are learned from the passes that arrive: the first of a kind
-runs uncaptured, and its buckets are captured when the node is idle. Off unless `NodeSpec.capture_sizes` names sizes.
+runs uncaptured, and its buckets are captured when the node is idle. Off unless `EngineHints.capture_sizes` names sizes.
 """
 
 from __future__ import annotations
@@ -279,7 +279,7 @@ class LoopPassSteps:
         cache: GraphCache,
         budget: int = 1 << 30,
     ) -> None:
-        self._sizes = [size for (size,) in up_to(slots, spec.capture_sizes, [])]
+        self._sizes = [size for (size,) in up_to(slots, spec.hints.capture_sizes, [])]
         self.module = module
         self.attention = attention
         self.tables = tables

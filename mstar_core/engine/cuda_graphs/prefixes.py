@@ -1,7 +1,7 @@
 """Captured prefixes, one bucket per number of packed tokens: whole unmasked passes on empty sequences, outside loops.
 
 A replay takes passes of any lengths; padding reaches no page. The buckets of a kind share their large inputs, and small
-ones travel with the attention metadata. Off unless `NodeSpec.capture_tokens` names buckets. Used by the loop passes.
+ones travel with the attention metadata. Off unless `EngineHints.capture_tokens` names buckets. Used by the loop passes.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class PrefixSteps:
         cache: GraphCache,
         budget: int,
     ) -> None:
-        self._sizes = up_to(budget, spec.capture_tokens, [])
+        self._sizes = up_to(budget, spec.hints.capture_tokens, [])
         self._module = module
         self._attention = attention
         self._tables = tables

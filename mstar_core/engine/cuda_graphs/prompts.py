@@ -1,7 +1,7 @@
 """Captured forwards of prompt passes with any inputs, one bucket per number of packed tokens: vectors of media, ids.
 
 A replay covers the module's forward; the draw that may follow is launched after it. Passes on prefixes of any length
-share a bucket, chunks included. Off unless `NodeSpec.capture_prompts` names buckets. Used by the model runner.
+share a bucket, chunks included. Off unless `EngineHints.capture_prompts` names buckets. Used by the model runner.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class PromptSteps:
         """counts_ids: whether prompts of ids are counted here, which is so if the node has no other prefill."""
         self.counts = cache.counts
         self._counts_ids = counts_ids
-        self._sizes = [tokens for (tokens,) in up_to(budget, spec.capture_prompts, [])]
+        self._sizes = [tokens for (tokens,) in up_to(budget, spec.hints.capture_prompts, [])]
         self._module = module
         self._attention = attention
         self._tables = tables
