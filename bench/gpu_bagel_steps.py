@@ -354,9 +354,8 @@ class Loaded:
             max_seq_len=scale.most_tokens // 2,
             token_budget=scale.most_tokens if together else 64,
         )
-        return KVCacheEngine(
-            replace(llm, pass_tokens=scale.most_tokens if together else 0), cast("Any", self.nodes["LLM"]), settings
-        )
+        hints = replace(llm.hints, pass_tokens=scale.most_tokens if together else 0)
+        return KVCacheEngine(replace(llm, hints=hints), cast("Any", self.nodes["LLM"]), settings)
 
     def steps(self, side: int, branches: tuple[str, ...], *, together: bool, captured: bool) -> dict[str, Any]:
         """Return times of image steps as the engine runs them: forwards of all branches and the Euler step.

@@ -34,7 +34,7 @@ from mstar_core.plugin.surface import MODALITIES, Modality
 from mstar_core.targets import load_target
 
 Json = dict[str, Any]
-FORM_VERSION: Final = 1
+FORM_VERSION: Final = 2
 _TAGS: Final[Mapping[Any, tuple[str, str]]] = {
     FixedChunk: ("policy", "fixed"),
     SlidingWindow: ("policy", "window"),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mstar_core.engine.base import Handle, LoopSpec, SamplingParams
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes
-from mstar_core.graph.declare.nodes import Attend
+from mstar_core.graph.declare.nodes import Attend, EngineHints
 from tests.engine.recorded import RecordingCache
 from tests.engine.tiny_engine import LM, Driver, generate, make_engine, prompt
 from tests.engine.tiny_world import numbers
@@ -82,7 +82,7 @@ def test_a_captured_step_gives_the_ports_that_loops_emit(lookahead: int) -> None
 
 def test_a_node_that_samples_also_runs_captured_passes() -> None:
     """Decode, prefill and a flow over the same node, all captured."""
-    spec = replace(LM, capture_sizes=(1, 2, 4))
+    spec = replace(LM, hints=EngineHints(capture_sizes=(1, 2, 4)))
     cache, sizes = RecordingCache(), CaptureSizes(decode=(1, 4), prefill=(16, 64))
     engine = make_engine(spec=spec, graphs=sizes, captures=cache)
     found = []

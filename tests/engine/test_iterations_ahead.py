@@ -13,6 +13,7 @@ from mstar_core.engine.base import Handle, LoopSpec
 from mstar_core.engine.cuda_graphs.cache import GraphCache
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.transfers import gather
+from mstar_core.graph import EngineHints
 from mstar_core.layers.kv_view import AppendOnlyView, KVView
 from tests.engine.recorded import RecordingCache
 from tests.engine.test_kv_candidates import closes, near, roll
@@ -24,7 +25,7 @@ TAUGHT = replace(
     ports={**WORLD.ports, "frames": f"f32[t,{PATCHES},{WIDTH}]"},
     row_ports=(*WORLD.row_ports, "frames"),
     step_ports=("frames", "actions"),
-    capture_sizes=(1, 2, 4, 8),
+    hints=EngineHints(capture_sizes=(1, 2, 4, 8)),
 )
 
 
@@ -124,7 +125,7 @@ def test_passes_without_wanted_outputs_use_a_silent_view() -> None:
 
 def test_contexts_of_the_first_lengths_are_not_padded() -> None:
     """Requests bring the same number of known frames each time; other lengths take the next larger bucket."""
-    engine, module = taught(RecordingCache(), spec=replace(TAUGHT, capture_sizes=(1, 2, 8)))
+    engine, module = taught(RecordingCache(), spec=replace(TAUGHT, hints=EngineHints(capture_sizes=(1, 2, 8))))
     ran = {}
     for count in (7, 5, 6, 4, 7, 5, 6, 4, 8):
         before = len(module.passes)
@@ -145,7 +146,7 @@ def test_known_frames_take_only_their_own_pages() -> None:
 
 
 def test_frames_that_exceed_every_bucket_take_several_passes() -> None:
-    engine, module = taught(RecordingCache(), spec=replace(TAUGHT, capture_sizes=(1, 2)))
+    engine, module = taught(RecordingCache(), spec=replace(TAUGHT, hints=EngineHints(capture_sizes=(1, 2))))
     rolled(engine, 5)
     assert module.passes[:3] == [2, 2, 1]
 
@@ -207,7 +208,7 @@ def test_captured_candidates_enter_by_the_batch_whatever_the_budget() -> None:
 
 def test_candidates_that_emit_together_stay_together() -> None:
     """With more candidates than a captured batch holds, each iteration is emitted before any candidate goes on."""
-    engine, _ = taught(RecordingCache(), spec=replace(TAUGHT, capture_sizes=(1, 2, 4)))
+    engine, _ = taught(RecordingCache(), spec=replace(TAUGHT, hints=EngineHints(capture_sizes=(1, 2, 4))))
     rolled(engine, 1)
     while engine.idle():
         pass

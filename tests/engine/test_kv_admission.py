@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mstar_core.engine.base import Done, Handle, LoopSpec
-from mstar_core.graph.declare.nodes import Attend
+from mstar_core.graph.declare.nodes import Attend, EngineHints
 from tests.engine.recorded import RecordingCache
 from tests.engine.test_kv_candidates import CARRY, START, context
 from tests.engine.tiny_engine import WIDTH, Driver
@@ -139,7 +139,7 @@ def play(lookahead: int = 0, rows: int = ROWS, **changes: Any) -> Play:
     """An engine with slots for as many candidates, and one for each of eight requests."""
     assert WORLD.kv is not None
     sizes = (1, 2, 4) if "captures" in changes else ()
-    spec = replace(WORLD, kv=replace(WORLD.kv, rows=rows), capture_sizes=sizes)
+    spec = replace(WORLD, kv=replace(WORLD.kv, rows=rows), hints=EngineHints(capture_sizes=sizes))
     settings: dict[str, Any] = {"num_pages": 256, "max_slots": 8 + rows, **changes}
     engine = make_world(spec=spec, module=TinyWorld(), lookahead=lookahead, **settings)
     found = Play(Driver(engine, lookahead))

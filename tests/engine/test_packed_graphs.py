@@ -14,12 +14,12 @@ from mstar_core.engine.attention.reference import torch_static
 from mstar_core.engine.attention.static import AttentionBatch, AttentionBuffers, AttentionShape
 from mstar_core.engine.base import Handle, LoopSpec
 from mstar_core.engine.kv.engine import KVCacheEngine
-from mstar_core.graph.declare.nodes import Attend
+from mstar_core.graph.declare.nodes import Attend, EngineHints
 from tests.engine.recorded import RecordingCache
 from tests.engine.tiny_engine import LM, Driver, make_engine
 from tests.engine.tiny_world import numbers
 
-PREFIXED = replace(LM, sampling=None, capture_sizes=(1, 2, 4), capture_tokens=(8, 16, 24, 32, 64))
+PREFIXED = replace(LM, sampling=None, hints=EngineHints(capture_sizes=(1, 2, 4), capture_tokens=(8, 16, 24, 32, 64)))
 WHOLE = Attend(mask="full")
 READ = Attend(mask="full", write=False)
 

@@ -16,15 +16,15 @@ from mstar_core.engine.base import Handle, LoopSpec
 from mstar_core.engine.cuda_graphs.cache import GraphCache
 from mstar_core.engine.cuda_graphs.passes import PassKind, Port, rows_taken
 from mstar_core.engine.kv.engine import KVCacheEngine
-from mstar_core.graph.declare.nodes import STEP, Attend
+from mstar_core.graph.declare.nodes import STEP, Attend, EngineHints
 from tests.engine.recorded import Recorded, RecordingCache
 from tests.engine.test_kv_candidates import CARRY, START, context, near, roll
 from tests.engine.test_reading import CACHED, HEADS, KV_HEADS, PAGE, filled, plain
 from tests.engine.tiny_engine import LM, WIDTH, Driver, make_engine, prompt
 from tests.engine.tiny_world import FRAME, PATCHES, TRIAL, WORLD, TinyWorld, make_world, numbers
 
-FLOWING = replace(LM, sampling=None, capture_sizes=(1, 2, 4))
-ROLLING = replace(WORLD, capture_sizes=(1, 2, 4))
+FLOWING = replace(LM, sampling=None, hints=EngineHints(capture_sizes=(1, 2, 4)))
+ROLLING = replace(WORLD, hints=EngineHints(capture_sizes=(1, 2, 4)))
 SIZES = [1, 2, 4, 8, 16, 32]
 READ = Attend(mask="full", write=False)
 

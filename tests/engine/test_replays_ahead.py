@@ -13,6 +13,7 @@ from torch import Tensor
 from mstar_core.engine.base import Handle
 from mstar_core.engine.cuda_graphs.passes import AHEAD, PassKind
 from mstar_core.engine.kv.engine import KVCacheEngine
+from mstar_core.graph import EngineHints
 from tests.engine.recorded import Recorded, RecordingCache
 from tests.engine.test_iterations_ahead import TAUGHT, Taught
 from tests.engine.test_kv_candidates import context, near, roll
@@ -21,8 +22,8 @@ from tests.engine.tiny_engine import WIDTH, Driver
 from tests.engine.tiny_world import PATCHES, TRIAL, TinyWorld, make_world, numbers
 
 WORLDS: dict[str, Any] = {
-    "lists of steps": {"spec": replace(TAUGHT, capture_sizes=(1, 4)), "module": Taught},
-    "whole lists": {"spec": replace(ROLLING, capture_sizes=(1, 4)), "module": TinyWorld},
+    "lists of steps": {"spec": replace(TAUGHT, hints=EngineHints(capture_sizes=(1, 4))), "module": Taught},
+    "whole lists": {"spec": replace(ROLLING, hints=EngineHints(capture_sizes=(1, 4))), "module": TinyWorld},
 }
 
 

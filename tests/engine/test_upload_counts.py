@@ -15,7 +15,7 @@ from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, SamplingParams
 from mstar_core.engine.cuda_graphs.cache import GraphCache
 from mstar_core.engine.cuda_graphs.passes import AHEAD
 from mstar_core.engine.kv.engine import KVCacheEngine
-from mstar_core.graph.declare.nodes import Attend
+from mstar_core.graph.declare.nodes import Attend, EngineHints
 from mstar_core.layers.kv_view import KVView
 from tests.engine.tiny_engine import LM, WIDTH, TinyLM, make_engine
 from tests.engine.tiny_world import PATCHES, TRIAL, WORLD, make_world, numbers
@@ -25,8 +25,7 @@ SPEC = replace(
     LM,
     ports={**LM.ports, "marks": "i64[n]"},
     sampling=None,
-    capture_sizes=(1, 2, 4),
-    capture_tokens=(8, 16, 32, 64),
+    hints=EngineHints(capture_sizes=(1, 2, 4), capture_tokens=(8, 16, 32, 64)),
     sequence=("embeds", "latents"),
 )
 PREFIX, READ = Attend(mask="full"), Attend(mask="full", write=False)
@@ -163,7 +162,7 @@ def imagined(made: KVCacheEngine, rows: int, steps: int, key: int) -> int:
 
 @pytest.mark.parametrize("rows", [1, 4])
 def test_each_iteration_of_a_replay_ahead_takes_one_upload(rows: int) -> None:
-    spec = replace(WORLD, step_ports=("actions",), capture_sizes=(1, 4))
+    spec = replace(WORLD, step_ports=("actions",), hints=EngineHints(capture_sizes=(1, 4)))
     made = make_world(spec=spec, module=Imagined().to(META), device=META, graphs=(1,), captures=StillCache(META))
     steps = 2 * AHEAD[0]
     for key in (0, 10):

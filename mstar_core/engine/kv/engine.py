@@ -167,7 +167,7 @@ class KVCacheEngine:
         """Make the node's captured steps, of which there are none yet, and give them to the runner."""
         spec, sizes = self._spec, settings.graphs
         draws = spec.sampling is not None and settings.vocab > 0
-        if not (sizes.decode or sizes.prefill) or not (spec.capture_sizes or draws):
+        if not (sizes.decode or sizes.prefill) or not (spec.hints.capture_sizes or draws):
             return None
         cache = captures or GraphCache(settings.device)
         cache.name, cache.report = spec.name, report

@@ -56,7 +56,7 @@ class Loops:
         # A node whose drawn ids are not tokens of its sequence may read ids of another vocabulary, as talkers do.
         self._reads_own_ids = not spec.sequence or self._port in spec.sequence
         self._steps = _Numbers()
-        self._most_iterations = min(MOST_ITERATIONS, max(spec.capture_sizes, default=MOST_ITERATIONS))
+        self._most_iterations = min(MOST_ITERATIONS, max(spec.hints.capture_sizes, default=MOST_ITERATIONS))
 
     def wanted(self, job: Job) -> frozenset[str]:
         """Return the ports, other than the sampled one, that the module must give for this job."""

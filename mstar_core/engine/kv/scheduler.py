@@ -137,7 +137,7 @@ class Scheduler:
             budget, chosen = min(budget, prompts.most_tokens), chosen[: prompts.most_rows]
         forwards = list(_current(chosen))
         if all(forward.per_row for forward in forwards):
-            most = sum(forward.left for forward in forwards) if is_limited else self._spec.pass_tokens
+            most = sum(forward.left for forward in forwards) if is_limited else self._spec.hints.pass_tokens
             if not is_limited and any(forward.attend.write for forward in forwards):
                 most = min(most, MOST_PREFILL_BUDGETS * self._budget)
             budget = max(budget, most)

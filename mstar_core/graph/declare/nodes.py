@@ -137,16 +137,35 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineHints:
+    """Tuning of the engine for one KV_CACHE node, measured for its model. No result depends on it.
+
+    A node without hints runs all passes uncaptured, except decode steps and prompts of ids that are sampled from:
+    the engine chooses the buckets of these itself.
+    """
+
+    capture_sizes: tuple[int, ...] = ()
+    """Batch sizes with a CUDA graph, for passes of loops that do not sample. Empty: none are captured."""
+
+    capture_tokens: tuple[int, ...] = ()
+    """Numbers of packed tokens with a CUDA graph, for prefixes: passes with a full mask outside loops, of a node that
+    does not sample. Empty: none are captured."""
+
+    capture_prompts: tuple[int, ...] = ()
+    """Numbers of packed tokens with a CUDA graph, for causal passes outside loops, of any inputs. Empty: none are
+    captured."""
+
+    pass_tokens: int = 0
+    """Tokens up to which passes with `row_ports` share a forward pass, if that is more than the token budget of a
+    step. Passes that append share one of at most two budgets."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSpec:
     """One component of the graph, declared once and referred to by the object.
 
     ports: name -> port type text. batch_key: names of ports whose shapes must agree inside one batch.
-    capture_sizes: batch sizes for CUDA graphs of the passes of a node's loops (KV), or of its whole forward pass
-    (STATELESS). Empty: none. Sampling loops have buckets of their own.
-    capture_tokens: (KV) numbers of packed tokens for CUDA graphs of passes with a full mask outside loops (prefixes),
-    of a node that does not sample. Empty: none.
-    capture_prompts: (KV) numbers of packed tokens for CUDA graphs of causal passes outside loops, of any inputs.
-    Prompts of ids that only draw have buckets of their own. Empty: none.
+    hints: tuning of the node's engine; no result depends on it.
     tensor_parallel: whether ranks may compute it together. parallel_sizes: names and values of the sizes that a tp_size
     must divide, besides its KV heads.
     of: for `on_branch` nodes, the node whose weights and ranks they share unless the config places them.
@@ -158,8 +177,6 @@ class NodeSpec:
     returns them stacked on a first axis, [rows of the step, ...], even for one row. If `batch_key` is given, inputs
     outside it may differ in shape and then come as a list. Passes with such ports are never split, and batched.
     So are inputs whose declared shape is fixed, such as `i64[16]`, unless they are cut with the tokens of the pass.
-    pass_tokens: (KV) tokens up to which passes with `row_ports` share a forward pass, if that is more than the token
-    budget of a step. Passes that append share one of at most two budgets.
     step_ports: (KV) inputs among `row_ports` with one entry per iteration of a loop on their first axis. A pass gets
     the entry of its own iteration, as a list of one. A loop that carries nothing then runs several iterations per pass.
     ragged: (STATELESS) inputs whose shapes may differ within a batch, whatever `batch_key` says. If they differ, they
@@ -175,9 +192,7 @@ class NodeSpec:
     sampling: Sampling | None = None
     dtype: str | None = None
     batch_key: tuple[str, ...] = ()
-    capture_sizes: tuple[int, ...] = ()
-    capture_tokens: tuple[int, ...] = ()
-    capture_prompts: tuple[int, ...] = ()
+    hints: EngineHints = EngineHints()
     tensor_parallel: bool = False
     parallel_sizes: tuple[tuple[str, int], ...] = ()
     branch: str = MAIN
@@ -186,7 +201,6 @@ class NodeSpec:
     sequence: tuple[str, ...] = ()
     per: Literal["row", "request"] = "row"
     row_ports: tuple[str, ...] = ()
-    pass_tokens: int = 0
     step_ports: tuple[str, ...] = ()
     ragged: tuple[str, ...] = ()
     weight_bytes: int = 0

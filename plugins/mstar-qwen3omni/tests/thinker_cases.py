@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, SamplingParams
 from mstar_core.engine.kv.engine import KVCacheEngine, KVSettings
-from mstar_core.graph import KV_CACHE, Attend, KVSpec, NodeSpec, Sampling
+from mstar_core.graph import KV_CACHE, Attend, EngineHints, KVSpec, NodeSpec, Sampling
 from mstar_core.plugin.model import ModelContext
 from mstar_qwen3omni.checkpoint.config import OmniConfig, read_config
 from mstar_qwen3omni.model import Qwen3Omni
@@ -124,7 +124,7 @@ def node(config: OmniConfig) -> NodeSpec:
         kv=KVSpec(layers=sizes.layers, kv_heads=sizes.kv_heads, head_dim=sizes.head_dim),
         sampling=Sampling(port="token"),
         sequence=("tokens", "token"),
-        capture_prompts=(64, 256),
+        hints=EngineHints(capture_prompts=(64, 256)),
     )
 
 

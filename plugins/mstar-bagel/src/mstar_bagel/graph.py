@@ -14,6 +14,7 @@ from mstar_core.graph import (
     STEP,
     Attend,
     Edge,
+    EngineHints,
     GraphEdge,
     GraphNode,
     KVSpec,
@@ -101,8 +102,7 @@ def _nodes(sizes: Sizes) -> _Nodes:
         # Images of any size share a forward pass.
         row_ports=("embeds", "latent_embeds", "latents", "velocity", "times"),
         step_ports=("times",),
-        pass_tokens=PASS_TOKENS,
-        capture_sizes=(1, 2, 3, 4),
+        hints=EngineHints(pass_tokens=PASS_TOKENS, capture_sizes=(1, 2, 3, 4)),
         batch_key=("times",),
         tensor_parallel=True,
         parallel_sizes=(("heads", language.heads), ("values of an MLP", language.mlp)),

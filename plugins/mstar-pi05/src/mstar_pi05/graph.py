@@ -11,6 +11,7 @@ from mstar_core.graph import (
     STATELESS,
     STEP,
     Attend,
+    EngineHints,
     GraphEdge,
     GraphNode,
     KVSpec,
@@ -62,8 +63,7 @@ def build(sizes: Sizes, action_dim: int, vision_dtype: str | None = None) -> Pol
         kv=KVSpec(layers=sizes.language.layers, kv_heads=sizes.language.kv_heads, head_dim=sizes.language.head_dim),
         sequence=("tokens", "actions"),
         batch_key=("actions",),
-        capture_sizes=(1, 2, 4, 5, 6, 8, 16),
-        capture_tokens=prefixes(sizes),
+        hints=EngineHints(capture_sizes=(1, 2, 4, 5, 6, 8, 16), capture_tokens=prefixes(sizes)),
         tensor_parallel=True,
         parallel_sizes=(
             ("heads", sizes.language.heads),

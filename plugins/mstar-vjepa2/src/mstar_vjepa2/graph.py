@@ -13,6 +13,7 @@ from mstar_core.graph import (
     STEP,
     Attend,
     Edge,
+    EngineHints,
     GraphEdge,
     GraphNode,
     KVSpec,
@@ -251,7 +252,7 @@ def _nodes(sizes: Sizes) -> _Nodes:
         row_ports=(*_OF_ROWS, "next_frame", "next_state"),
         step_ports=_OF_STEPS,
         batch_key=("frame",),
-        capture_sizes=(1, 2, 4, 8, 16, 32, 64, 128),
+        hints=EngineHints(capture_sizes=(1, 2, 4, 8, 16, 32, 64, 128)),
         doc="predicts the next frame from this one, its action and state, and all cached earlier frames",
     )
     scorer = NodeSpec(
