@@ -17,9 +17,11 @@ import msgspec
 
 from mstar_core.closing import Closing
 from mstar_core.errors import StartError, WorkerLost
-from mstar_core.parallel.plans import Checksum, Frame, Plan
+from mstar_core.parallel.plans import Checksum, Frame, FrameDecoder, FrameEncoder, Plan
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from mstar_core.parallel.groups import GroupPlace
 
 JOIN_S: Final = 300.0
@@ -50,7 +52,7 @@ class PlanSender(Closing):
     def __init__(self, place: GroupPlace) -> None:
         self._place = place
         self._plans: list[Plan] = []
-        self._encode = msgspec.msgpack.Encoder().encode
+        self._encoder = FrameEncoder()
         self._decode = msgspec.msgpack.Decoder(Checksum).decode
         self._followers: list[socket.socket] = []
         self._input: list[bytearray] = []
@@ -80,17 +82,14 @@ class PlanSender(Closing):
         """Add a plan to the next frame."""
         self._plans.append(plan)
 
-    def publish(self, plan: Plan) -> None:
-        """Send the pending plans and this one. Raises GroupEnded if a follower is gone."""
-        self._plans.append(plan)
-        self.flush()
+    def publish(self, plan: Plan) -> list[Tensor]:
+        """Send the pending plans and this one. Raises GroupEnded if a follower is gone.
 
-    def flush(self) -> None:
-        """Send the pending plans. Raises GroupEnded if a follower is gone."""
-        if not self._plans:
-            return
+        Returns the device tensors in them, which the caller must broadcast in this order.
+        """
+        self._plans.append(plan)
         self.sequence += 1
-        data = self._encode(Frame(self.sequence, self._plans))
+        data = self._encoder.encode(Frame(self.sequence, self._plans))
         self._plans = []
         frame = _LENGTH.pack(len(data)) + data
         for index, follower in enumerate(self._followers, start=1):
@@ -98,6 +97,7 @@ class PlanSender(Closing):
                 follower.sendall(frame)
             except OSError as error:
                 raise self._lost(index, str(error)) from error
+        return self._encoder.shared
 
     def answers(self, node: str) -> list[Checksum]:
         """Return the checksums of a node that have arrived. Raises GroupEnded if a follower is gone."""
@@ -136,10 +136,10 @@ class PlanReceiver(Closing):
     def __init__(self, place: GroupPlace) -> None:
         """Connect to the leader. Raises StartError after a time limit."""
         self._place = place
-        self._decode = msgspec.msgpack.Decoder(Frame).decode
+        self._decoder = FrameDecoder()
         self._encode = msgspec.msgpack.Encoder().encode
         self._held = bytearray()
-        self._frames: deque[Frame] = deque()
+        self._frames: deque[bytes] = deque()
         self.sequence = 0
         end = time.monotonic() + JOIN_S
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -170,14 +170,19 @@ class PlanReceiver(Closing):
             if not data:
                 raise self.failed("the leader closed its connection")
             self._held += data
-            self._frames += [self._decode(each) for each in _frames(self._held)]
+            self._frames += _frames(self._held)
             if not self._frames:
                 return None
-        frame = self._frames.popleft()
+        frame = self._decoder.decode(self._frames.popleft())
         if frame.sequence != self.sequence + 1:
             raise self.failed(f"frame {frame.sequence} follows frame {self.sequence}")
         self.sequence = frame.sequence
         return frame
+
+    @property
+    def shared(self) -> list[Tensor]:
+        """Device tensors of the last frame, to be filled by broadcasts in this order before its plans run."""
+        return self._decoder.shared
 
     def answer(self, checksum: Checksum) -> None:
         """Send a checksum to the leader. Raises GroupEnded if it is gone."""

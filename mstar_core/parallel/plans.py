@@ -1,217 +1,45 @@
-"""Plans that the leader of a tensor-parallel group sends to its followers, before it launches the same work itself.
+"""Plans that the leader of a tensor-parallel group sends to its followers, before it executes the same plans itself.
 
-Each plan concerns one KV node and names what its followers do to their device state: slots, pages, forwards, captured
-steps. Arrays travel as bytes. A frame holds the plans up to and including one launch, in order.
+A step plan travels as it is: arrays and host tensors by their bytes, device tensors as broadcasts that follow the frame.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import msgspec
 import numpy as np
 import torch
+from torch import Tensor
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import Tensor
-
-
-class WireArray(msgspec.Struct, frozen=True, array_like=True):
-    """A numpy array, row-major."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    data: bytes
-
-    @classmethod
-    def of(cls, array: np.ndarray) -> WireArray:
-        """Encode an array."""
-        return cls(array.dtype.str, array.shape, array.tobytes())
-
-    def array(self) -> np.ndarray:
-        """Return the array, writable."""
-        return np.frombuffer(bytearray(self.data), dtype=np.dtype(self.dtype)).reshape(self.shape)
+from mstar_core.engine.cuda_graphs.kinds import StepKind
+from mstar_core.engine.steps.plan import StepPlan
 
 
-class WireTensor(msgspec.Struct, frozen=True, array_like=True):
-    """A tensor: with its bytes, or without (None) if it follows as a broadcast on the devices."""
+class Step(msgspec.Struct, frozen=True, tag="step", kw_only=True):
+    """A step of a node. plan: without page tables, and with the version alone of a decode batch that was sent before.
 
-    dtype: str
-    shape: tuple[int, ...]
-    data: bytes | None
-
-    @classmethod
-    def of(cls, value: Tensor) -> WireTensor:
-        """Encode a tensor, with its bytes if it is on the host."""
-        data = bytes(value.contiguous().view(-1).view(torch.uint8).numpy().data) if value.is_cpu else None
-        return cls(str(value.dtype).removeprefix("torch."), tuple(value.shape), data)
-
-    def tensor(self, device: torch.device) -> Tensor:
-        """Return the tensor; without bytes an uninitialized one on the device, for the broadcast."""
-        dtype: torch.dtype = getattr(torch, self.dtype)
-        if self.data is None:
-            return torch.empty(self.shape, dtype=dtype, device=device)
-        if not self.data:
-            return torch.empty(self.shape, dtype=dtype)
-        return torch.frombuffer(bytearray(self.data), dtype=torch.uint8).view(dtype).view(self.shape)
-
-
-class Draw(msgspec.Struct, frozen=True, array_like=True):
-    """Sampling parameters of a slot; the fields are those of `SamplingParams`."""
-
-    slot: int
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    repetition_penalty: float
-    seed: int
-
-
-class SlotState(msgspec.Struct, frozen=True, tag="state", kw_only=True):
-    """Page tables and sampling parameters that changed since the last plan. tables: slot -> page ids, int32."""
+    tables: rows of the page tables that have changed since, int32, by slot.
+    """
 
     node: str
+    plan: StepPlan
     tables: dict[int, bytes] = {}
-    draws: list[Draw] = []
-
-
-class SlotsChanged(msgspec.Struct, frozen=True, tag="slots", kw_only=True):
-    """Changes of `Slots.flush`: last ids, stop ids, slots whose seen ids are cleared, seen ids by flat index."""
-
-    node: str
-    moved: WireArray | None = None
-    armed: WireArray | None = None
-    blank: WireArray | None = None
-    met: WireArray | None = None
-
-
-class SlotCopied(msgspec.Struct, frozen=True, tag="slot_copy", kw_only=True):
-    """Device state of slot `source` copied to slot `into`."""
-
-    node: str
-    source: int
-    into: int
-
-
-class RowsChanged(msgspec.Struct, frozen=True, tag="rows", kw_only=True):
-    """New values of a port of the resident loop in these slots (int64)."""
-
-    node: str
-    port: str
-    slots: WireArray
-    values: WireTensor
-
-
-class PagesCleared(msgspec.Struct, frozen=True, tag="clear", kw_only=True):
-    """Pages to zero."""
-
-    node: str
-    pages: list[int]
-
-
-class PagesCopied(msgspec.Struct, frozen=True, tag="copy", kw_only=True):
-    """Pages to copy: (source, target)."""
-
-    node: str
-    pairs: list[tuple[int, int]]
-
-
-class PagesSaved(msgspec.Struct, frozen=True, tag="save", kw_only=True):
-    """Pages to copy to the host, under a number."""
-
-    node: str
-    number: int
-    pages: list[int]
-
-
-class PagesRestored(msgspec.Struct, frozen=True, tag="restore", kw_only=True):
-    """Saved pages to write back into these pages."""
-
-    node: str
-    number: int
-    pages: list[int]
-
-
-class PagesDropped(msgspec.Struct, frozen=True, tag="drop", kw_only=True):
-    """Saved pages that nothing refers to any more."""
-
-    node: str
-    numbers: list[int]
-
-
-class WireSegment(msgspec.Struct, frozen=True, array_like=True):
-    """A segment of a packed forward; the fields are those of `AttentionSegment`."""
-
-    start: int
-    count: int
-    row: int
-    cached: int
-    is_causal: bool
-    writes: bool
-
-
-class WireDraws(msgspec.Struct, frozen=True, array_like=True):
-    """Ids to draw. slots, counters: int64 [n]. ends: rows of the hidden states, None for all. tracked: first slots
-    whose stop state is kept on the device."""
-
-    slots: WireArray
-    counters: WireArray
-    ends: WireArray | None
-    tracked: int
-
-
-class Forward(msgspec.Struct, frozen=True, tag="forward", kw_only=True):
-    """An uncaptured forward. decode, cached: int64 [n], see `PackedRows`. lists: ports that are lists of tensors."""
-
-    node: str
-    decode: WireArray
-    cached: WireArray
-    segments: list[WireSegment]
-    positions: WireTensor
-    ports: dict[str, WireTensor]
-    lists: dict[str, list[WireTensor]] = {}
-    wants_logits: bool = False
-    stores_rows: bool = False
-    draws: WireDraws | None = None
-
-
-class Load(msgspec.Struct, frozen=True, array_like=True):
-    """Host values of one buffer of a captured step. buffer: its number in the step. rows, cached, counts: the
-    attention batch, None for a buffer without attention."""
-
-    buffer: int
-    values: dict[str, WireArray]
-    rows: WireArray | None = None
-    cached: WireArray | None = None
-    counts: WireArray | None = None
-
-
-class Late(msgspec.Struct, frozen=True, array_like=True):
-    """A port of a captured step that is filled after its host buffers. part: of the step; value: the part in use."""
-
-    part: int
-    port: str
-    value: WireTensor
-
-
-class Replay(msgspec.Struct, frozen=True, tag="replay", kw_only=True):
-    """A captured step. kind, size: its bucket. loads: what its buffers are filled with."""
-
-    node: str
-    kind: bytes
-    size: tuple[int, ...]
-    loads: list[Load]
-    late: list[Late] = []
 
 
 class Capture(msgspec.Struct, frozen=True, tag="capture", kw_only=True):
-    """A step to capture."""
+    """A step to capture. kind: None for decode steps."""
 
     node: str
-    kind: bytes
+    kind: StepKind | None
+    size: tuple[int, ...]
+
+
+class Dropped(msgspec.Struct, frozen=True, tag="dropped", kw_only=True):
+    """A capture that failed at the leader, so that the bucket does not exist."""
+
+    node: str
+    kind: StepKind | None
     size: tuple[int, ...]
 
 
@@ -228,22 +56,7 @@ class StopPlans(msgspec.Struct, frozen=True, tag="stop", kw_only=True):
     reason: str = ""
 
 
-Plan = (
-    SlotState
-    | SlotsChanged
-    | SlotCopied
-    | RowsChanged
-    | PagesCleared
-    | PagesCopied
-    | PagesSaved
-    | PagesRestored
-    | PagesDropped
-    | Forward
-    | Replay
-    | Capture
-    | Compare
-    | StopPlans
-)
+Plan = Step | Capture | Dropped | Compare | StopPlans
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True):
@@ -262,10 +75,60 @@ class Checksum(msgspec.Struct, frozen=True, array_like=True):
     value: int
 
 
-def wire_tensors(
-    ports: Mapping[str, Tensor | list[Tensor]],
-) -> tuple[dict[str, WireTensor], dict[str, list[WireTensor]]]:
-    """Encode a module's ports: single tensors and lists of tensors."""
-    single = {name: WireTensor.of(value) for name, value in ports.items() if not isinstance(value, list)}
-    lists = {name: [WireTensor.of(each) for each in value] for name, value in ports.items() if isinstance(value, list)}
-    return single, lists
+class FrameEncoder:
+    """Encodes frames. shared: device tensors of the last frame, in the order of their broadcasts."""
+
+    def __init__(self) -> None:
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=self._encoded)
+        self.shared: list[Tensor] = []
+
+    def encode(self, frame: Frame) -> bytes:
+        """Encode a frame."""
+        self.shared = []
+        return self._encoder.encode(frame)
+
+    def _encoded(self, value: object) -> object:
+        match value:
+            case np.ndarray():
+                return value.dtype.str, value.shape, value.tobytes()
+            case torch.dtype():
+                return _name(value)
+            case Tensor():
+                data = None
+                if value.is_cpu:
+                    data = bytes(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+                else:
+                    self.shared.append(value)
+                return _name(value.dtype), tuple(value.shape), data
+        raise NotImplementedError(f"plans do not hold {type(value).__name__}")
+
+
+class FrameDecoder:
+    """Decodes frames. shared: device tensors of the last frame, uninitialized, in the order of their broadcasts."""
+
+    def __init__(self) -> None:
+        self._decoder = msgspec.msgpack.Decoder(Frame, dec_hook=self._decoded)
+        self.shared: list[Tensor] = []
+
+    def decode(self, data: bytes) -> Frame:
+        """Decode a frame."""
+        self.shared = []
+        return self._decoder.decode(data)
+
+    def _decoded(self, kind: type, value: Any) -> object:
+        if kind is torch.dtype:
+            return getattr(torch, value)
+        dtype, shape, data = value
+        if kind is np.ndarray:
+            return np.frombuffer(bytearray(data), dtype=np.dtype(dtype)).reshape(shape)
+        if data is None:
+            tensor = torch.empty(shape, dtype=getattr(torch, dtype), device="cuda")
+            self.shared.append(tensor)
+            return tensor
+        if not data:
+            return torch.empty(shape, dtype=getattr(torch, dtype))
+        return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(getattr(torch, dtype)).view(shape)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -108,7 +108,7 @@ class Follower:
                 self.has_stopped = True
                 return
             try:
-                value = self.nodes[plan.node].run(plan)
+                value = self.nodes[plan.node].run(plan, self.receiver.shared)
             except Exception as error:
                 kind = type(plan).__name__
                 raise self.receiver.failed(f"{kind} of node {plan.node}: {type(error).__name__}: {error}") from error

@@ -1,198 +1,74 @@
-"""Follower's side of tensor parallelism at one KV node: carries out the leader's plans on this rank's share.
+"""Follower's side of tensor parallelism at one KV node: executes the leader's plans on this rank's share.
 
-It has the node's module, pools, slots and captured steps, and no requests. Used by the worker's follower loop.
+It has a runner and no scheduler. Used by the worker's follower loop.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import torch
 
-from mstar_core.engine.attention import AttentionSegment, PackedRows
-from mstar_core.engine.attention.staging import Staging
-from mstar_core.engine.attention.static import AttentionBatch
-from mstar_core.engine.base import SamplingParams
-from mstar_core.engine.cache.page_table import PageCopy
-from mstar_core.engine.cache.slots import SlotChanges
-from mstar_core.engine.kv.batch import Draws, PlainForward
-from mstar_core.engine.kv.mirror import id_checksum, inlets_of, shared_order
-from mstar_core.engine.transfers import upload
+from mstar_core.engine.kv.leader import id_checksum
 from mstar_core.parallel import plans
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.engine.attention import AttentionBackend
-    from mstar_core.engine.cache.memory import KVMemory
-    from mstar_core.engine.cache.saved_pages import PageStore, SavedPages
-    from mstar_core.engine.cuda_graphs.node import NodeGraphs
+    from mstar_core.engine.cuda_graphs.cache import StepBuckets
+    from mstar_core.engine.device_state.slots import DeviceSlots
     from mstar_core.engine.kv.model_runner import ModelRunner
+    from mstar_core.engine.steps.plan import DecodeBatch
     from mstar_core.parallel.collectives import TorchCollectives
-    from mstar_core.parallel.plans import WireArray
-
-_CHANGES: Final = ("moved", "armed", "blank", "met")
 
 
 class NodeFollower:
-    """Carries out plans of one node. Owned by the follower loop."""
+    """Executes the plans of one node. Owned by the follower loop.
+
+    tables: its page tables, int32 [slots, max_pages], which the leader's plans fill.
+    """
 
     def __init__(
-        self,
-        runner: ModelRunner,
-        memory: KVMemory,
-        attention: AttentionBackend,
-        store: PageStore,
-        collectives: TorchCollectives,
-        graphs: NodeGraphs | None,
+        self, runner: ModelRunner, slots: DeviceSlots, tables: np.ndarray, collectives: TorchCollectives
     ) -> None:
-        self._own_graphs = graphs
         self._runner = runner
-        self._memory = memory
-        self._attention = attention
-        self._store = store
+        self._slots = slots
+        self._tables = tables
         self._collectives = collectives
-        self._saved: dict[int, SavedPages] = {}
+        self._batch: DecodeBatch | None = None
 
-    @property
-    def _graphs(self) -> NodeGraphs:
-        assert self._own_graphs is not None, "leader and followers have the same captured steps"
-        return self._own_graphs
-
-    def run(self, plan: plans.Plan) -> int | None:
-        """Carry out a plan. Returns the checksum that it asks for."""
+    def run(self, plan: plans.Plan, shared: Sequence[Tensor] = ()) -> int | None:
+        """Execute a plan. Returns the checksum that it asks for. shared: device tensors that the leader broadcasts."""
         with torch.inference_mode():
-            return self._run(plan)
-
-    def _run(self, plan: plans.Plan) -> int | None:
-        slots = self._memory.slots
-        match plan:
-            case plans.SlotState():
-                self._set_state(plan)
-            case plans.SlotsChanged():
-                given = {name: getattr(plan, name) for name in _CHANGES}
-                slots.apply(SlotChanges(**{name: _array(value) for name, value in given.items()}))
-            case plans.SlotCopied():
-                slots.copy_on_device(plan.source, plan.into)
-            case plans.RowsChanged():
-                assert self._memory.rows is not None
-                self._memory.rows.set(plan.port, plan.slots.array(), self._received([plan.values])[0])
-            case plans.PagesCleared():
-                self._attention.clear_pages(plan.pages)
-            case plans.PagesCopied():
-                self._attention.copy_pages([PageCopy(*pair) for pair in plan.pairs])
-            case plans.PagesSaved():
-                self._saved[plan.number] = self._store.save(plan.pages)
-            case plans.PagesRestored():
-                self._store.restore(self._saved[plan.number], plan.pages)
-            case plans.PagesDropped():
-                for number in plan.numbers:
-                    self._saved.pop(number, None)
-            case plans.Forward():
-                self._runner.follow(self._forward(plan))
-            case plans.Capture():
-                self._graphs.buckets_of(plan.kind).add(plan.size)
-            case plans.Replay():
-                self._replay(plan)
-            case plans.Compare():
-                return int(id_checksum(slots.device_last).item())
-            case plans.StopPlans():
-                pass  # of the whole group
+            match plan:
+                case plans.Step():
+                    for value in shared:
+                        self._collectives.broadcast(value)
+                    self._launch(plan)
+                case plans.Capture():
+                    self._buckets(plan).add(plan.size)
+                case plans.Dropped():
+                    self._buckets(plan).drop(plan.size)
+                case plans.Compare():
+                    return int(id_checksum(self._slots.last).item())
+                case plans.StopPlans():
+                    pass  # of the whole group
         return None
 
-    def _replay(self, plan: plans.Replay) -> None:
-        step = self._graphs.buckets_of(plan.kind)[plan.size]
-        inlets, tables = inlets_of(step), self._memory.tables.ids
-        for load in plan.loads:
-            values = {name: wire.array() for name, wire in load.values.items()}
-            inlet = inlets[load.buffer]
-            if isinstance(inlet, Staging):
-                inlet.put(values)
-                continue
-            assert load.rows is not None and load.cached is not None and load.counts is not None
-            inlet.prepare(
-                AttentionBatch(
-                    rows=load.rows.array(), cached=load.cached.array(), counts=load.counts.array(), tables=tables
-                ),
-                values,
-            )
-        for late in plan.late:
-            target = step.parts[late.part].late_port(late.port)[: late.value.shape[0]]
-            if late.value.data is None:
-                self._collectives.broadcast(target)
-            else:
-                target.copy_(late.value.tensor(target.device))
-        step.run()
+    def _launch(self, step: plans.Step) -> None:
+        for slot, pages in step.tables.items():
+            self._tables[slot] = np.frombuffer(pages, dtype=self._tables.dtype)
+        decode = step.plan.decode
+        if decode is not None:
+            if self._batch is None or decode.batch.version != self._batch.version:
+                self._batch = decode.batch
+            decode = msgspec.structs.replace(decode, batch=self._batch)
+        self._runner.launch(msgspec.structs.replace(step.plan, tables=self._tables, decode=decode))
 
-    def _set_state(self, plan: plans.SlotState) -> None:
-        tables, slots = self._memory.tables, self._memory.slots
-        for slot, data in plan.tables.items():
-            pages = np.frombuffer(data, dtype=tables.ids.dtype)
-            tables.ids[slot, : len(pages)] = pages
-            tables.ids[slot, len(pages) :] = pages[0] if len(pages) else 0
-        for draw in plan.draws:
-            slots.sampling[draw.slot] = SamplingParams(
-                temperature=draw.temperature,
-                top_p=draw.top_p,
-                top_k=draw.top_k,
-                min_p=draw.min_p,
-                repetition_penalty=draw.repetition_penalty,
-                seed=draw.seed,
-            )
-
-    def _forward(self, plan: plans.Forward) -> PlainForward:
-        slots, decode = self._memory.slots, plan.decode.array()
-        device = slots.device
-        positions = plan.positions.tensor(device)
-        ports: dict[str, Tensor | list[Tensor]] = {name: wire.tensor(device) for name, wire in plan.ports.items()}
-        ports |= {name: [wire.tensor(device) for wire in each] for name, each in plan.lists.items()}
-        wires = [plan.positions]
-        for name in sorted(ports):
-            wires += [plan.ports[name]] if name in plan.ports else plan.lists[name]
-        self._receive(wires, shared_order(positions, ports))
-        draws = None
-        if plan.draws is not None:
-            drawn = plan.draws.slots.array()
-            slots.drawn[drawn] = plan.draws.counters.array()
-            draws = Draws(slots=drawn, tracked=plan.draws.tracked, ends=_array(plan.draws.ends))
-        packed = PackedRows(
-            decode=decode,
-            cached=plan.cached.array(),
-            tables=self._memory.tables.ids,
-            segments=[
-                AttentionSegment(
-                    start=each.start,
-                    count=each.count,
-                    row=each.row,
-                    cached=each.cached,
-                    is_causal=each.is_causal,
-                    writes=each.writes,
-                )
-                for each in plan.segments
-            ],
-        )
-        return PlainForward(
-            packed=packed,
-            ports=ports,
-            positions=positions,
-            draws=draws,
-            wants_logits=plan.wants_logits,
-            stores_rows=plan.stores_rows,
-            decode_slots=upload(decode, device) if len(decode) else None,
-        )
-
-    def _received(self, wires: list[plans.WireTensor]) -> list[Tensor]:
-        found = [wire.tensor(self._memory.slots.device) for wire in wires]
-        self._receive(wires, found)
-        return found
-
-    def _receive(self, wires: list[plans.WireTensor], values: list[Tensor]) -> None:
-        """Receive the broadcasts of values that did not travel in the plan."""
-        for wire, value in zip(wires, values, strict=True):
-            if wire.data is None:
-                self._collectives.broadcast(value)
-
-
-def _array(wire: WireArray | None) -> np.ndarray | None:
-    return None if wire is None else wire.array()
+    def _buckets(self, plan: plans.Capture | plans.Dropped) -> StepBuckets[object]:  # type: ignore[type-var]
+        graphs = self._runner.graphs
+        assert graphs is not None, "leader and followers have the same captured steps"
+        return graphs.buckets_of(plan.kind)

@@ -1,67 +1,87 @@
-"""Model runner of a KV node: packs a step, runs the module once per kind of input, samples, commits. No policy.
+"""Model runner of a KV node: executes step plans on the device. No policy, no request, no count of the host.
 
 Cost model: a decode step is a fixed number of numpy and torch calls whatever the batch. Python runs per sequence only
-for prefill chunks and for sequences that fail.
+for passes and for sequences that fail.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
 import torch
 
-from mstar_core.engine.attention import AttentionSegment, PackedRows
-from mstar_core.engine.cache import slot_update
-from mstar_core.engine.cache.saved_pages import SavedPages
+from mstar_core.engine.cuda_graphs.decode import plan_part
+from mstar_core.engine.cuda_graphs.kinds import signature
+from mstar_core.engine.device_state import slot_update
 from mstar_core.engine.failures import node_error
-from mstar_core.engine.kv.batch import (
-    BatchOutput,
-    DecodeBatch,
-    Draws,
-    PlainForward,
-    ScheduledChunk,
-    sampling_parameters,
-)
-from mstar_core.engine.kv.inputs import id_port, packed_ports, packed_positions
+from mstar_core.engine.kv.packing import packed_draws, packed_metadata, packed_ports, packed_positions
 from mstar_core.engine.sampling import sampler
 from mstar_core.engine.sampling.logit_subset import Columns
+from mstar_core.engine.steps import updates
+from mstar_core.engine.steps.limits import StepLimits
+from mstar_core.engine.steps.output import DecodeOutput, DrawnIds, PassOutput, StepOutput
+from mstar_core.engine.steps.plan import StepPlan
 from mstar_core.engine.transfers import HostCopy, upload
 from mstar_core.errors import EngineError
 from mstar_core.graph.declare.nodes import PortType
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
     from mstar_core.engine.attention import AttentionBackend
-    from mstar_core.engine.base import Handle
-    from mstar_core.engine.cache.memory import KVMemory
-    from mstar_core.engine.cache.page_table import PageCopy
-    from mstar_core.engine.cache.saved_pages import PageStore
     from mstar_core.engine.cuda_graphs.decode import DecodeSteps
-    from mstar_core.engine.cuda_graphs.passes import LoopPassSteps
-    from mstar_core.engine.cuda_graphs.prefill import PrefillSteps
-    from mstar_core.engine.cuda_graphs.prompts import PromptSteps
-    from mstar_core.engine.kv.mirror import LeaderMirror
-    from mstar_core.engine.kv.sequence import ForwardPass
+    from mstar_core.engine.cuda_graphs.node import NodeGraphs
+    from mstar_core.engine.cuda_graphs.passes import Replay
+    from mstar_core.engine.device_state.loop_values import DeviceLoopValues
+    from mstar_core.engine.device_state.page_store import PageStore
+    from mstar_core.engine.device_state.slots import DeviceSlots
+    from mstar_core.engine.kv.leader import Leader
+    from mstar_core.engine.kv.packing import Draws, Ports
+    from mstar_core.engine.steps.attention import AttentionMetadata
+    from mstar_core.engine.steps.plan import DecodeBatch, DecodePlan, PassPlan
+    from mstar_core.errors import MstarError
     from mstar_core.graph.declare.nodes import NodeSpec
     from mstar_core.layers.kv_view import KVModule
 
-Faults = Callable[[Sequence["Handle"]], None]
-"""Called with the handles of a forward before it runs; a test makes it raise."""
+Faults = Callable[[Sequence[int]], None]
+"""Called with the slots of a forward before it runs; a test makes it raise."""
 
 LOGITS: Final = "logits"
-"""Output that every node with a head can give: head(hidden) of the job's tokens."""
+"""Output that every node with a head can give: head(hidden) of the pass's tokens."""
 
-_EMPTY: Final = np.zeros(0, dtype=np.int64)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Forward:
+    """An uncaptured forward, packed and on the device. members: indices of its passes in the plan."""
+
+    decode: DecodePlan | None
+    start: int
+    passes: Sequence[PassPlan]
+    members: Sequence[int]
+    metadata: AttentionMetadata
+    ports: Ports
+    positions: Tensor
+    draws: Draws | None
+
+
+@dataclass(slots=True)
+class _Results:
+    """Outputs of a step so far."""
+
+    passes: list[PassOutput | None]
+    decode: list[DecodeOutput] = field(default_factory=list)
+    failed: dict[int, MstarError] = field(default_factory=dict)
 
 
 class ModelRunner:
-    """Runs steps of one module. Owned by the KV engine, which decides what is in them.
+    """Executes plans of one node; the `Device` of its scheduler. Owned by the KV engine.
 
-    decode, prefill, passes, prompts: captured steps, where the engine has any. mirror: publishes what the followers of
-    a tensor-parallel group must do as well; None without one.
+    graphs: captured steps, None where nothing is captured. leader: publishes plans to the followers of a
+    tensor-parallel group; is_grouped: the node is one rank's share of a group.
     """
 
     def __init__(
@@ -69,412 +89,367 @@ class ModelRunner:
         spec: NodeSpec,
         module: KVModule,
         attention: AttentionBackend,
-        memory: KVMemory,
+        slots: DeviceSlots,
+        values: DeviceLoopValues | None,
         store: PageStore,
         *,
-        runs_ahead: bool,
-        faults: Faults | None,
+        id_port: str,
+        faults: Faults | None = None,
     ) -> None:
+        """values: of the node's resident loop, None if it carries only its id."""
         self._spec = spec
         self._module = module
         self._attention = attention
-        self._slots = memory.slots
-        self._rows = memory.rows
+        self._slots = slots
+        self._values = values
         self._store = store
-        self._tables = memory.tables
-        self._runs_ahead = runs_ahead
+        self._id_port = id_port
         self._faults = faults
-        self.mirror: LeaderMirror | None = None
-        self.decode: DecodeSteps | None = None
-        self.prefill: PrefillSteps | None = None
-        self.passes: LoopPassSteps | None = None
-        self.prompts: PromptSteps | None = None
-        self.id_port = id_port(spec)
+        self.graphs: NodeGraphs | None = None
+        self.leader: Leader | None = None
+        self.is_grouped = False
+        self.columns = Columns(spec, slots.vocab, slots.device)
         self._history = spec.sampling.history if spec.sampling else "none"
         self._row_ports = frozenset(spec.row_ports)
         self._fixed_ranks = fixed_ranks(spec)
-        self._columns = Columns(spec, self._slots.device_seen.shape[1], self._slots.device)
+        self._uploaded: tuple[DecodeBatch, Tensor, sampler.SamplingRows] | None = None
+        self._random: tuple[DecodeBatch, np.ndarray] | None = None
 
-    def run(self, decode: DecodeBatch | None, chunks: Sequence[ScheduledChunk]) -> list[BatchOutput]:
-        """Run one step. A sequence that fails is reported in its output; the others are computed and committed."""
+    # -- the scheduler's calls ---------------------------------------------------------------------------------------
+
+    @property
+    def limits(self) -> StepLimits:
+        """See Device."""
+        return self.graphs.passes.limits if self.graphs is not None else StepLimits()
+
+    def launch(self, plan: StepPlan) -> StepOutput:
+        """See Device. Raises GroupEnded if a published plan fails."""
+        leader = self.leader
+        if leader is not None:
+            leader.publish(plan)
+        with torch.inference_mode(), nullcontext() if leader is None else leader.fail_stop():
+            return self._launch(plan)
+
+    def apply(self, changes: Sequence[updates.Update]) -> None:
+        """See Device."""
+        if not changes:
+            return
+        if self.leader is not None:
+            self.leader.publish(StepPlan(tables=self.leader.tables, updates=tuple(changes)))
         with torch.inference_mode():
-            self._slots.flush()
-            if self._rows is not None:
-                self._rows.flush()
-            self._clear_stale()
-            outs = []
-            if decode is not None and self.decode is not None and self._faults is None:
-                outs = [self._replay_decode(self.decode, part) for part in self.decode.replayable(decode)]
-            if outs:
-                decode = None
-                if not chunks:
-                    return outs
-            if not chunks:
-                return self._isolated(decode, [])
-            groups = self._grouped(chunks)
-            plain = groups.pop((), [])
-            prompts = self.prefill if self._faults is None else None
-            if decode is None and plain and prompts is not None and prompts.most_tokens:
-                replayed, plain = self._replay_prompts(prompts, plain)
-                outs += replayed
-            if decode is not None and self._rows is not None:  # its ports differ from those of prompts
-                outs += self._isolated(decode, [])
-                decode = None
-            if decode is not None or plain:
-                outs += self._isolated(decode, plain)
-            for group in groups.values():
-                outs += self._run_passes(group)
-            return outs
+            for change in changes:
+                self._update(change)
 
-    def copy_pages(self, copies: Sequence[PageCopy]) -> None:
-        """Carry out page copies that a page table requires."""
+    def loop_value(self, slot: int, port: str) -> Tensor | None:
+        """See Device."""
         with torch.inference_mode():
-            self._clear_stale()
-            if self.mirror is not None:
-                self.mirror.pages_copied(copies)
-            self._attention.copy_pages(copies)
+            return self._values.state(slot, port) if self._values is not None else None
 
-    def save_pages(self, pages: Sequence[int]) -> SavedPages:
-        """Start copying pages to the host."""
-        saved = self._store.save(pages)
-        if self.mirror is not None:
-            self.mirror.pages_saved(saved, pages)
-        return saved
+    def seen(self, slot: int) -> Tensor | None:
+        """See Device."""
+        with torch.inference_mode():
+            return self._slots.seen[slot].clone() if self._slots.vocab else None
 
     def gather_pages(self, pages: Sequence[int]) -> tuple[Tensor, ...]:
-        """Copy pages into staging tensors, see PageStore.gather."""
-        return self._store.gather(pages)
-
-    def arrived_pages(self, groups: Sequence[Tensor], pages: int) -> SavedPages:
-        """Return the pages of staging tensors from another rank. Raises EngineError if they do not fit the pools."""
-        self._store.check(groups, pages)
-        return SavedPages.arrived(groups)
-
-    def restore_pages(self, saved: SavedPages, pages: Sequence[int]) -> None:
-        """Write saved pages into these pages."""
+        """See Device."""
         with torch.inference_mode():
-            self._clear_stale()  # or the next step would clear them
-        if self.mirror is not None:
-            self.mirror.pages_restored(saved, pages)
-        self._store.restore(saved, pages)
+            return self._store.gather(pages)
 
-    def _clear_stale(self) -> None:
-        """Clear pages that an earlier owner has written."""
-        pages = self._tables.pool.take_stale()
-        if pages and self.mirror is not None:
-            self.mirror.pages_cleared(pages)
-        self._attention.clear_pages(pages)
+    def check_pages(self, groups: Sequence[Tensor], pages: int) -> None:
+        """See Device."""
+        self._store.check(groups, pages)
+
+    # -- one step ----------------------------------------------------------------------------------------------------
+
+    def _launch(self, plan: StepPlan) -> StepOutput:
+        for change in plan.updates:
+            self._update(change)
+        results = _Results([None] * len(plan.passes))
+        decode, passes = plan.decode, plan.passes
+        graphs = self.graphs if self._faults is None else None
+        if decode is not None and graphs is not None and graphs.decode is not None:
+            decode = self._replay_decode(graphs.decode, decode, results)
+        groups = self._groups(passes)
+        ids = groups.pop((), [])
+        if decode is not None and (self._values is not None or not ids):  # its ports differ from those of prompts
+            self._isolated(plan, decode, [], results)
+            decode = None
+        if ids and decode is None:
+            ids = self._replay_passes(graphs, plan, ids, results)
+        if ids:
+            self._isolated(plan, decode, ids, results)
+        for members in groups.values():
+            rest = self._replay_passes(graphs, plan, members, results)
+            if rest:
+                self._isolated(plan, None, rest, results)
+        return StepOutput(decode=results.decode, passes=results.passes, failed=results.failed)
+
+    def _update(self, change: updates.Update) -> None:
+        """Change the device state."""
+        match change:
+            case updates.SlotChanges():
+                self._slots.apply(change)
+            case updates.SlotCopied():
+                self._slots.copy(change.source, change.into)
+            case updates.SeenRestored():
+                self._slots.seen[change.slot] = upload(change.seen, self._slots.device)
+            case updates.LoopValuesSet():
+                assert self._values is not None
+                self._values.set(change.port, change.slots, change.values)
+            case updates.PagesCleared():
+                self._attention.clear_pages(change.pages)
+            case updates.PagesCopied():
+                self._attention.copy_pages(change.copies)
+            case updates.PagesSaved():
+                self._store.save(change.number, change.pages)
+            case updates.PagesRestored():
+                self._store.restore(change.number, change.pages)
+            case updates.PagesArrived():
+                self._store.keep(change.number, change.groups)
+            case updates.PagesDropped():
+                self._store.drop(change.numbers)
+
+    def _groups(self, passes: Sequence[PassPlan]) -> dict[tuple[object, ...], list[int]]:
+        """Return the passes by forward. Those of ids have the key () and share the forward of the decode batch."""
+        if len(passes) == 1 and not passes[0].is_ids:
+            return {("alone",): [0]}
+        groups: dict[tuple[object, ...], list[int]] = {}
+        for index, planned in enumerate(passes):
+            groups.setdefault(signature(planned, self._spec.batch_key), []).append(index)
+        return groups
 
     # -- captured steps ----------------------------------------------------------------------------------------------
 
-    def _replay_decode(self, steps: DecodeSteps, decode: DecodeBatch) -> BatchOutput:
-        ids, reported = steps.run(decode)
-        out = BatchOutput(decode, [], _EMPTY, _EMPTY, ids=ids, outputs=reported)
-        out.host_ids = HostCopy(ids)
-        self._commit(out, [])
-        return out
+    def _replay_decode(self, steps: DecodeSteps, decode: DecodePlan, results: _Results) -> DecodePlan | None:
+        """Replay a decode batch. Returns it if it has to run uncaptured."""
+        parts, start = steps.replayable(decode), 0
+        for part in parts:
+            ids, reports = steps.run(part)
+            drawn = DrawnIds(ids, HostCopy(ids))
+            results.decode.append(DecodeOutput(start=start, count=len(part), drawn=drawn, reports=reports))
+            start += len(part)
+        return None if parts else decode
 
-    def _replay_prompts(
-        self, prompts: PrefillSteps, chunks: list[ScheduledChunk]
-    ) -> tuple[list[BatchOutput], list[ScheduledChunk]]:
-        """Replay the chunks that a graph can take. Returns their outputs and the other chunks, which are counted."""
-        outs = []
-        prompts.counts.prefill_tokens += sum(chunk.count for chunk in chunks)
-        fits = [chunk for chunk in chunks if prompts.suits(chunk)]
-        rest = [chunk for chunk in chunks if not prompts.suits(chunk)]
-        prompts.counts.prefill_misses += bool(rest)
-        for batch in prompts.batches(fits) if fits else ():
-            out = BatchOutput(None, batch, _EMPTY, _EMPTY)
-            drawn = prompts.run(batch)
-            for index, chunk in enumerate(batch):
-                chunk.sampled_at = index if chunk.samples else -1
-            if any(chunk.samples for chunk in batch):
-                out.ids = drawn[: len(batch)]
-                out.host_ids = HostCopy(out.ids)
-            self._commit(out, [])
-            outs.append(out)
-        return outs, rest
-
-    def _run_passes(self, chunks: list[ScheduledChunk]) -> list[BatchOutput]:
-        """Run one group of passes: replay those that a graph can take, and run the others in a plain forward."""
-        outs: list[BatchOutput] = []
-        if self.passes is not None and self._faults is None:
-            try:
-                replayed, chunks = self.passes.run(chunks)
-            except torch.OutOfMemoryError as error:
-                if self.mirror is not None:  # the followers have run the replays
-                    raise self.mirror.failed(error) from error
-                # The outputs of a replay did not fit. Nothing is committed yet; run alone, only passes too large fail.
-                for chunk in chunks:
-                    chunk.iterations = chunk.forward.iterations
-                self.passes.counts.misses += 1
-                return self._isolated(None, chunks)
-            for batch, outputs in replayed:
-                out = BatchOutput(None, batch, _EMPTY, _EMPTY)
-                self._commit(out, self._split_outputs(out, outputs, sum(chunk.count for chunk in batch)))
-                outs.append(out)
-        return outs + (self._isolated(None, chunks) if chunks else [])
-
-    # -- plain forwards ----------------------------------------------------------------------------------------------
-
-    def _grouped(self, chunks: Sequence[ScheduledChunk]) -> dict[tuple[object, ...], list[ScheduledChunk]]:
-        """Return the chunks by forward. Chunks of ids have the key () and share the forward of the decode batch."""
-        if len(chunks) == 1 and not chunks[0].forward.is_ids:
-            return {("alone",): [*chunks]}
-        groups: dict[tuple[object, ...], list[ScheduledChunk]] = {}
-        for chunk in chunks:
-            groups.setdefault(_signature(chunk.forward, self._spec.batch_key), []).append(chunk)
-        return groups
-
-    def _isolated(self, decode: DecodeBatch | None, chunks: list[ScheduledChunk]) -> list[BatchOutput]:
-        """Run one forward. If it fails, run its sequences one by one, so that only the bad ones fail."""
+    def _replay_passes(
+        self, graphs: NodeGraphs | None, plan: StepPlan, members: list[int], results: _Results
+    ) -> list[int]:
+        """Replay the passes that buckets take. Returns the others."""
+        if graphs is None:
+            return members
         try:
-            return [self._forward(decode, chunks)]
+            replays, rest = graphs.passes.run(plan.passes, members)
+        except torch.OutOfMemoryError:
+            if self.is_grouped:
+                raise
+            # The outputs of a replay did not fit. Run alone, only passes that are too large fail.
+            graphs.cache.counts.misses += 1
+            return members
+        for replay in replays:
+            self._report(replay, [plan.passes[index] for index in replay.passes], results)
+        return rest
+
+    def _report(self, replay: Replay, passes: Sequence[PassPlan], results: _Results) -> None:
+        """Divide the outputs of a replay among its passes."""
+        drawn = None if replay.drawn is None else DrawnIds(replay.drawn, HostCopy(replay.drawn))
+        start, count = 0, len(passes)
+        for place, (index, planned) in enumerate(zip(replay.passes, passes, strict=True)):
+            share = _Share(place, start, planned.count, count, replay.tokens, is_alone=count == 1)
+            results.passes[index] = PassOutput(
+                ports={port: self._share(port, replay.outputs[port], share) for port in planned.wants & replay.outputs.keys()},
+                iterations=replay.iterations * planned.iterations,
+                later=[
+                    {port: _part(outputs[port], place, count) for port in outputs} for outputs in replay.later
+                ],
+                drawn=drawn if planned.sampling is not None else None,
+                index=place,
+            )
+            start += planned.count
+
+    # -- uncaptured forwards -----------------------------------------------------------------------------------------
+
+    def _isolated(
+        self, plan: StepPlan, decode: DecodePlan | None, members: list[int], results: _Results, start: int = 0
+    ) -> None:
+        """Run one forward. If it fails, run its sequences one by one, so that only the bad ones fail.
+
+        start: place of the first decoding sequence in the decode batch of the step.
+        """
+        forward = None
+        try:
+            forward = self._packed(plan, decode, members, start)
+            self._run(forward, results)
         except Exception as error:  # noqa: BLE001 the isolation boundary of a batch
-            if (len(decode.branches) if decode else 0) + len(chunks) == 1:
-                branch = decode.branches[0] if decode else chunks[0].branch
-                failed = [(branch, node_error(self._spec.name, error))]
-                return [BatchOutput(None, [], _EMPTY, _EMPTY, failed=failed)]
-        outs = []
-        for index in range(len(decode.branches) if decode else 0):
-            assert decode is not None
-            outs += self._isolated(decode.only(index, self._slots), [])
-        for chunk in chunks:
-            outs += self._isolated(None, [chunk])
-        return outs
+            if forward is not None and self.is_grouped:
+                raise  # the other ranks may have computed it
+            count = 0 if decode is None else len(decode)
+            if count + len(members) == 1:
+                slot = int(decode.batch.slots[0]) if decode is not None else plan.passes[members[0]].slot
+                results.failed[slot] = node_error(self._spec.name, error)
+                return
+            for index in range(count):
+                assert decode is not None
+                self._isolated(plan, plan_part(decode, slice(index, index + 1)), [], results, start + index)
+            for member in members:
+                self._isolated(plan, None, [member], results)
 
-    def _forward(self, decode: DecodeBatch | None, chunks: list[ScheduledChunk]) -> BatchOutput:
-        step = self._plain(decode, chunks)
-        if self.mirror is None:
-            return self._computed(step, decode, chunks)
-        self.mirror.forward(step)
-        with self.mirror.fail_stop():
-            return self._computed(step, decode, chunks)
-
-    def _computed(self, step: PlainForward, decode: DecodeBatch | None, chunks: list[ScheduledChunk]) -> BatchOutput:
-        """Run a forward and commit it."""
-        stopped = self._stopped(step)
-        outputs = self._replayed_prompts(step, decode, chunks)
-        if outputs is None:
-            outputs = self.compute(step)
-        out = BatchOutput(decode, chunks, _EMPTY, _EMPTY)
-        shares = self._split_outputs(out, outputs, int(step.positions.shape[-1]))
-        out.ids = self.finish(step, outputs, stopped)
-        if out.ids is not None:
-            out.host_ids = HostCopy(out.ids)
-        self._commit(out, shares)
-        return out
-
-    def _replayed_prompts(
-        self, step: PlainForward, decode: DecodeBatch | None, chunks: list[ScheduledChunk]
-    ) -> dict[str, Tensor] | None:
-        """Return the outputs of a captured forward of prompt passes; None if it has to run uncaptured."""
-        if self.prompts is None or decode is not None or self.mirror is not None or self._faults is not None:
-            return None
-        return self.prompts.run(step, chunks)
-
-    def _plain(self, decode: DecodeBatch | None, chunks: list[ScheduledChunk]) -> PlainForward:
-        """Return the forward of a step. Raises for sequences that cannot be computed, before anything has changed."""
-        tables = self._tables
-        slots = decode.slots if decode is not None else _EMPTY
+    def _packed(self, plan: StepPlan, decode: DecodePlan | None, members: Sequence[int], start: int) -> _Forward:
+        """Pack a forward. Raises for sequences that cannot be computed, before anything has changed."""
+        passes, device = [plan.passes[index] for index in members], self._slots.device
         if self._faults is not None:
-            branches = [*(decode.branches if decode else ()), *(chunk.branch for chunk in chunks)]
-            self._faults([branch.request.handle for branch in branches])
-        wants_logits = any(LOGITS in chunk.wants for chunk in chunks)
-        if wants_logits and self._columns.are_some and self.mirror is not None:
-            raise _no_logits(self._spec.name)  # before the group has begun the forward
-        segments = self._segments(len(slots), chunks)
-        packed = PackedRows(decode=slots, cached=tables.length[slots], segments=segments, tables=tables.ids)
-        ports, positions = self._packed(decode, chunks)
-        draws = self._draws(decode, chunks, int(positions.shape[-1]))
-        return PlainForward(
-            packed=packed,
+            decoding = [] if decode is None else decode.batch.slots.tolist()
+            self._faults([*decoding, *(planned.slot for planned in passes)])
+        if self.columns.are_some and any(LOGITS in planned.wants for planned in passes):
+            raise _no_logits(self._spec.name)
+        ids = None
+        if decode is not None:
+            ids = self._slots.last.index_select(0, self._parameters(decode.batch)[0])
+        if passes:
+            ports = packed_ports(passes, ids, device)
+        else:
+            assert decode is not None and ids is not None
+            ports = self._decode_ports(decode, ids)
+        return _Forward(
+            decode=decode,
+            start=start,
+            passes=passes,
+            members=members,
+            metadata=packed_metadata(decode, passes, plan.tables),
             ports=ports,
-            positions=positions,
-            draws=draws,
-            wants_logits=wants_logits,
-            stores_rows=self._rows is not None and decode is not None,
-            decode_slots=decode.on_device(self._slots)[0] if decode is not None else None,
+            positions=packed_positions(decode, passes, device),
+            draws=packed_draws(decode, passes),
         )
 
-    def compute(self, step: PlainForward) -> dict[str, Tensor]:
-        """Run the module. Returns its packed outputs, and logits if they are wanted."""
-        view = self._attention.plan(step.packed)
-        outputs = self._module(kv=view, positions=step.positions, **step.ports)
-        if step.wants_logits and LOGITS not in outputs:
-            if self._columns.are_some:
-                raise _no_logits(self._spec.name)
+    def _decode_ports(self, decode: DecodePlan, ids: Tensor) -> Ports:
+        values, device = self._values, self._slots.device
+        if values is None:
+            return {self._id_port: ids}
+        if self._random is None or self._random[0] is not decode.batch:
+            self._random = decode.batch, values.random_states(decode.batch)
+        host = {name: upload(value, device) for name, value in values.values(decode, self._random[1]).items()}
+        return {values.ports.id_port: ids, **values.inputs(self._parameters(decode.batch)[0], host)}
+
+    def _parameters(self, batch: DecodeBatch) -> tuple[Tensor, sampler.SamplingRows]:
+        """Return a decode batch's slots (int64 [n]) and sampling parameters on the device, uploaded once."""
+        if self._uploaded is None or self._uploaded[0] is not batch:
+            device = self._slots.device
+            rows = sampler.SamplingRows.uploaded(batch.sampling, device)
+            self._uploaded = batch, upload(batch.slots, device), rows
+        return self._uploaded[1:]
+
+    def _run(self, forward: _Forward, results: _Results) -> None:
+        """Run a packed forward, draw, and report. Nothing is reported unless all of it succeeds."""
+        decode, passes = forward.decode, forward.passes
+        view = self._attention.plan(forward.metadata)
+        outputs: dict[str, Tensor] = self._module(kv=view, positions=forward.positions, **forward.ports)
+        if any(LOGITS in planned.wants for planned in passes) and LOGITS not in outputs:
             outputs[LOGITS] = self._module.head(outputs["hidden"]).float()
-        return outputs
+        shares = self._shares(forward, outputs)
+        drawn = None
+        if forward.draws is not None:
+            ids = self._draw(forward, forward.draws, outputs)
+            drawn = DrawnIds(ids, HostCopy(ids))
+        at = 0
+        if decode is not None:
+            assert drawn is not None
+            reports = {port: outputs[port] for port in decode.batch.reports if port in outputs}
+            at = len(decode)
+            results.decode.append(DecodeOutput(start=forward.start, count=at, drawn=drawn, reports=reports))
+        for member, planned, ports in zip(forward.members, passes, shares, strict=True):
+            samples = planned.sampling is not None
+            results.passes[member] = PassOutput(
+                ports=ports, iterations=planned.iterations, drawn=drawn if samples else None, index=at if samples else -1
+            )
+            at += samples
 
-    def finish(self, step: PlainForward, outputs: dict[str, Tensor], stopped: Tensor | None) -> Tensor | None:
-        """Draw ids and store the state of resident loops. Returns the ids, int64 [n]. Called by followers too."""
-        ids = self._drawn(step.draws, outputs) if step.draws is not None else None
-        if self._rows is not None and stopped is not None and step.decode_slots is not None:
-            self._rows.store(step.decode_slots, step.ports, outputs, stopped)  # type: ignore[arg-type]
-        return ids
-
-    def _stopped(self, step: PlainForward) -> Tensor | None:
-        """Return which sequences of a decode batch with state had stopped before this step: bool [n]."""
-        if not step.stores_rows or step.decode_slots is None:
-            return None
-        return self._slots.device_stopped.index_select(0, step.decode_slots)
-
-    def follow(self, step: PlainForward) -> None:
-        """Run a forward that the leader of the group has published."""
-        with torch.inference_mode():
-            stopped = self._stopped(step)
-            self.finish(step, self.compute(step), stopped)
-
-    def _segments(self, start: int, chunks: list[ScheduledChunk]) -> list[AttentionSegment]:
-        segments = []
-        for chunk in chunks:
-            attend, slot = chunk.forward.attend, chunk.branch.slot
-            cached, count = int(self._tables.length[slot]), chunk.count // chunk.forward.iterations
-            for before in range(0, chunk.count, count):
-                segment = AttentionSegment(
-                    start=start,
-                    count=count,
-                    row=slot,
-                    cached=cached + before,
-                    is_causal=attend.mask == "causal",
-                    writes=attend.write,
-                )
-                segments.append(segment)
-                start += count
-        return segments
-
-    def _packed(
-        self, decode: DecodeBatch | None, chunks: list[ScheduledChunk]
-    ) -> tuple[dict[str, Tensor | list[Tensor]], Tensor]:
-        """Return the module's ports and positions, all sequences packed."""
-        slots = self._slots
-        ids = slots.device_last.index_select(0, decode.on_device(slots)[0]) if decode is not None else None
-        own = upload(slots.positions(decode.slots), slots.device) if decode is not None else None
-        if not chunks:
-            assert ids is not None and own is not None and decode is not None
-            return self._decode_ports(decode, ids), own
-        return packed_ports(chunks, ids, slots.device), packed_positions(chunks, own, slots.device)
-
-    def _decode_ports(self, decode: DecodeBatch, ids: Tensor) -> dict[str, Tensor | list[Tensor]]:
-        rows, slots = self._rows, self._slots
-        if rows is None:
-            return {self.id_port: ids}
-        if decode.random_states is None:
-            decode.random_states = rows.random_states(decode.slots)
-        values = rows.values(decode.slots, decode.random_states)
-        host = {name: upload(value, slots.device) for name, value in values.items()}
-        return {rows.ports.id_port: ids, **rows.inputs(decode.on_device(slots)[0], host)}
-
-    def _draws(self, decode: DecodeBatch | None, chunks: list[ScheduledChunk], total: int) -> Draws | None:
-        """Return the ids to draw: for the decode batch and for the last tokens of sampling chunks."""
-        drawing = [chunk for chunk in chunks if chunk.samples]
-        if decode is None and not drawing:
-            return None
-        indices = decode.slots if decode is not None else _EMPTY
-        tracked = len(indices) if self._runs_ahead else 0
-        if not chunks:
-            assert decode is not None
-            return Draws(slots=indices, tracked=tracked, device=decode.on_device(self._slots))
-        ends = list(range(len(indices)))
-        at = len(indices)
-        for chunk in chunks:
-            at += chunk.count
-            if chunk.samples:
-                chunk.sampled_at = len(ends)
-                ends.append(at - 1)
-        indices = np.concatenate([indices, np.array([chunk.branch.slot for chunk in drawing], dtype=np.int64)])
-        rows = np.array(ends, dtype=np.int64) if len(ends) != total else None
-        return Draws(slots=indices, tracked=tracked, ends=rows)
-
-    def _drawn(self, draws: Draws, outputs: dict[str, Tensor]) -> Tensor:
-        """Draw ids and advance the device state of their sequences."""
-        slots, indices, hidden = self._slots, draws.slots, outputs["hidden"]
+    def _draw(self, forward: _Forward, draws: Draws, outputs: dict[str, Tensor]) -> Tensor:
+        """Draw ids and advance the device state of their sequences: int64 [n]."""
+        slots, hidden, decode = self._slots, outputs["hidden"], forward.decode
         if draws.ends is not None:
             hidden = hidden.index_select(0, upload(draws.ends, hidden.device))
-        device_slots, sampling = draws.device or (upload(indices, slots.device), sampling_parameters(indices, slots))
+        if decode is not None and not forward.passes:
+            places, sampling = self._parameters(decode.batch)
+        else:
+            places = upload(draws.slots, slots.device)
+            sampling = sampler.SamplingRows.uploaded(draws.sampling, slots.device)
         logits = self._module.head(hidden)
-        if logits.dtype != torch.float32 or self._columns.has_suppressed:
+        if logits.dtype != torch.float32 or self.columns.has_suppressed:
             logits = logits.to(torch.float32, copy=True)
-        logits = self._columns.suppress(logits)
+        logits = self.columns.suppress(logits)
         is_penalised = sampling.is_penalised and self._history != "none"
-        seen = self._columns.seen(slots.device_seen.index_select(0, device_slots)) if is_penalised else None
-        counter = upload(slots.drawn[indices], slots.device) if not sampling.all_greedy else device_slots
-        ids = self._columns.drawn(sampler.sample(logits, sampling, seen, counter))
-        if draws.tracked:
-            # Sequences that stopped in a step not yet collected repeat their last id.
-            count, own = draws.tracked, device_slots[: draws.tracked]
-            drawn = slot_update.commit_ids_plainly(slots, own, ids[:count], sees=False)
-            ids = torch.cat([drawn, ids[count:]]) if len(ids) > count else drawn
-        slots.device_last.index_copy_(0, device_slots, ids)
+        seen = self.columns.seen(slots.seen.index_select(0, places)) if is_penalised else None
+        counter = upload(draws.drawn, slots.device) if not sampling.all_greedy else places
+        ids = self.columns.drawn(sampler.sample(logits, sampling, seen, counter))
+        if decode is not None:
+            # Sequences that stopped in a step not yet collected repeat their last id, and keep their state.
+            count = len(decode)
+            if self._values is not None:
+                stopped = slots.stopped.index_select(0, places[:count])
+                self._values.store(places[:count], forward.ports, outputs, stopped)  # type: ignore[arg-type]
+            decoded = slot_update.commit_ids_plainly(slots, places[:count], ids[:count], sees=False)
+            ids = torch.cat([decoded, ids[count:]]) if len(ids) > count else decoded
+        slots.last.index_copy_(0, places, ids)
         if is_penalised:
-            slots.device_seen[device_slots, ids] = True
+            slots.seen[places, ids] = True
         return ids
 
     # -- outputs -----------------------------------------------------------------------------------------------------
 
-    def _split_outputs(
-        self, out: BatchOutput, outputs: dict[str, Tensor], total: int
-    ) -> list[tuple[ForwardPass, str, Tensor]]:
-        """Return each chunk's share of the outputs that it wants; kept only if the whole forward succeeds."""
-        if out.decode is not None and out.decode.reports:
-            out.outputs = {port: outputs[port] for port in out.decode.reports if port in outputs}
-        start = 0 if out.decode is None else len(out.decode.branches)
+    def _shares(self, forward: _Forward, outputs: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+        """Return each pass's share of the outputs that it wants."""
+        start = 0 if forward.decode is None else len(forward.decode)
+        total, count = forward.metadata.tokens, len(forward.passes)
         shares = []
-        for index, chunk in enumerate(out.chunks):
-            for port in chunk.wants:
-                if port in outputs:
-                    place = (index, start, chunk.count, total)
-                    shares.append((chunk.forward, port, self._share(out, port, outputs[port], place)))
-            start += chunk.count
+        for place, planned in enumerate(forward.passes):
+            share = _Share(
+                place, start, planned.count, 0 if forward.decode is not None else count, total,
+                is_alone=forward.decode is None and count == 1,
+            )
+            shares.append({port: self._share(port, outputs[port], share) for port in planned.wants if port in outputs})
+            start += planned.count
         return shares
 
-    def _share(
-        self, out: BatchOutput, port: str, value: Tensor | list[Tensor], place: tuple[int, int, int, int]
-    ) -> Tensor:
-        """Return one chunk's share of a packed output: its tokens, else its batch item, else (alone) the whole."""
-        index, start, count, total = place
+    def _share(self, port: str, value: Tensor | list[Tensor], share: _Share) -> Tensor:
+        """Return one pass's share of a packed output: its tokens, else its batch item, else (alone) the whole."""
         if isinstance(value, list):
-            return value[index]
-        is_by_item = out.decode is None and value.dim() > 0 and value.shape[0] == len(out.chunks)
+            return value[share.place]
+        is_by_item = value.dim() > 0 and value.shape[0] == share.items
         if port in self._row_ports:
             if is_by_item:
-                return value[index]
+                return value[share.place]
         elif is_by_item and value.dim() - 1 == self._fixed_ranks.get(port):
-            return value[index]
-        elif value.dim() and value.shape[0] == total:
-            return value[start : start + count]
-        elif out.decode is None and len(out.chunks) == 1:
+            return value[share.place]
+        elif value.dim() and value.shape[0] == share.total:
+            return value[share.start : share.start + share.count]
+        elif share.is_alone:
             return value
         elif is_by_item:
-            return value[index]
+            return value[share.place]
         raise EngineError(
             f"node {self._spec.name} gave {port!r} in a form that cannot be divided among its sequences",
-            f"first dimension {list(value.shape)[:1]} is neither {total} tokens nor {len(out.chunks)} sequences",
+            f"first dimension {list(value.shape)[:1]} is neither {share.total} tokens nor {share.items} sequences",
             node=self._spec.name,
         )
 
-    def _commit(self, out: BatchOutput, shares: list[tuple[ForwardPass, str, Tensor]]) -> None:
-        """Advance the host's counts. Nothing before this changes them, so a failed forward leaves no trace."""
-        slots, tables = self._slots, self._tables
-        for forward, port, share in shares:
-            forward.chunk_outputs.setdefault(port, []).append(share)
-        if out.decode is not None:
-            indices = out.decode.slots
-            tables.length[indices] += 1
-            slots.next_position[indices] += 1
-            slots.drawn[indices] += 1
-            slots.left[indices] -= 1
-            if self._rows is not None and self._rows.feeds is not None:
-                self._rows.feeds.take(indices)
-            out.place = tables.length[indices]
-            out.left = slots.left[indices]
-        for chunk in out.chunks:
-            chunk.forward.done += chunk.count
-            if chunk.forward.attend.write:
-                tables.length[chunk.branch.slot] += chunk.count
-            if chunk.samples:
-                slots.drawn[chunk.branch.slot] += 1
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """Place of a pass in a packed forward: its number, first token and tokens, of so many passes and tokens.
+
+    items: 0 if the forward holds decoding sequences too.
+    """
+
+    place: int
+    start: int
+    count: int
+    items: int
+    total: int
+    is_alone: bool
+
+
+def _part(value: Tensor, place: int, count: int) -> Tensor:
+    """Return the share of one of `count` equal passes in a packed output."""
+    size = len(value) // count
+    return value[place * size : (place + 1) * size]
 
 
 def _no_logits(node: str) -> EngineError:
@@ -490,22 +465,3 @@ def fixed_ranks(spec: NodeSpec) -> dict[str, int]:
     """Return the ranks of ports whose types declare every dimension as a number: one value per sequence."""
     shapes = {name: PortType.parse(text).shape for name, text in spec.ports.items()}
     return {name: len(shape) for name, shape in shapes.items() if shape and all(isinstance(n, int) for n in shape)}
-
-
-def _signature(forward: ForwardPass, batch_key: Sequence[str]) -> tuple[object, ...]:
-    """Return what passes must have in common to share a forward.
-
-    batch_key: the ports with one value per batch item whose shapes must agree; all of them if it is empty.
-    """
-    if forward.is_ids:
-        return ()
-    parts: list[tuple[object, ...]] = []
-    for name, axis in sorted(forward.axes.items()):
-        value = forward.ports[name]
-        if name in forward.per_row:
-            parts.append((name, value.dtype, value.shape if not batch_key or name in batch_key else None))
-        elif axis is None:
-            return ("alone", id(forward))
-        else:
-            parts.append((name, value.dtype, axis))
-    return (*parts, forward.given.dim() if forward.given is not None else 0)
