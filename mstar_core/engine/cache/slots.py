@@ -30,9 +30,7 @@ class Slots:
     ids); stop_ids int64 [slots, width], padded with NO_ID. vocab: ids that can be drawn, 0 without sampling.
     """
 
-    def __init__(
-        self, count: int, max_tokens: int, vocab: int, position_dtype: torch.dtype = torch.int64
-    ) -> None:
+    def __init__(self, count: int, max_tokens: int, vocab: int, position_dtype: torch.dtype = torch.int64) -> None:
         self.count = count
         self.vocab = vocab
         self._is_float = position_dtype.is_floating_point

@@ -124,7 +124,7 @@ class Admission:
             budget, chosen = min(budget, limits.prompt_tokens), chosen[: limits.prompts]
         forwards = _passes(chosen)
         if all(forward.per_item for forward in forwards):
-            most = sum(forward.left for forward in forwards) if is_limited else self._spec.pass_tokens
+            most = sum(forward.left for forward in forwards) if is_limited else self._spec.hints.pass_tokens
             if not is_limited and any(forward.attend.write for forward in forwards):
                 most = min(most, MOST_PREFILL_BUDGETS * self._budget)
             budget = max(budget, most)

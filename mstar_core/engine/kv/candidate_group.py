@@ -87,7 +87,9 @@ class CandidateGroup:
         An output of another shape than the first one's stays where it is; `outputs` then raises.
         """
         for port in sorted({port for index in finished for port in self.done[index].outputs}):
-            outputs = [(index, self.done[index].outputs[port]) for index in finished if port in self.done[index].outputs]
+            outputs = [
+                (index, self.done[index].outputs[port]) for index in finished if port in self.done[index].outputs
+            ]
             if port not in self.stacked:
                 first = outputs[0][1]
                 self.stacked[port] = first.new_empty((len(self.branches), *first.shape))

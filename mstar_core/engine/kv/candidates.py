@@ -156,7 +156,9 @@ class Candidates:
         parent.is_starved = False
         parent.candidates.entered += 1
         if self._spec.sampling is not None:
-            self._memory.slots.sampling[candidate.slot] = _sampling(request.sampling, int(candidate.name.rpartition("#")[2]))
+            self._memory.slots.sampling[candidate.slot] = _sampling(
+                request.sampling, int(candidate.name.rpartition("#")[2])
+            )
         self._memory.copy_slot(parent.slot, candidate.slot)
         return True
 
@@ -243,7 +245,9 @@ class Candidates:
         group = branch.candidates if branch.parent is None else branch.parent.candidates
         if group is None:
             return None
-        able = [other for other in group.branches if other is not branch and not other.in_flight and self._has_pages(other)]
+        able = [
+            other for other in group.branches if other is not branch and not other.in_flight and self._has_pages(other)
+        ]
         idle = [other for other in able if not other.has_work]
         later = [other for other in able if branch.parent is None or other.name > branch.name]
         return next(iter(idle), None) or next(reversed(later), None)

@@ -45,9 +45,7 @@ class _Numbers(dict[int, "Tensor"]):
 class Loops:
     """Starts and advances the jobs of one node. Its state is that of the branches and slots."""
 
-    def __init__(
-        self, spec: NodeSpec, memory: KVMemory, inputs: InputProcessor, device: Device, vocab: int
-    ) -> None:
+    def __init__(self, spec: NodeSpec, memory: KVMemory, inputs: InputProcessor, device: Device, vocab: int) -> None:
         self._memory = memory
         self._slots = memory.slots
         self._tables = memory.tables
@@ -347,7 +345,10 @@ class Loops:
             kept = {port: value for port, value in start.items() if port in job.outputs}
             return Done(job=job, outputs=kept, reason="stop" if is_stopped else "length")
         branch.loop = LoopState(
-            carried=carried, limit=loop.max_iters, ahead=self._most_per_pass(branch, job, loop), lists=self._inputs.lists(job.inputs)
+            carried=carried,
+            limit=loop.max_iters,
+            ahead=self._most_per_pass(branch, job, loop),
+            lists=self._inputs.lists(job.inputs),
         )
         branch.forward = self._iteration(branch, job, branch.loop)
         return None

@@ -32,8 +32,8 @@ class Requests:
     pending: branches with work outside the decode batch, by `Branch.key`. looping: job key -> branch of a resident
     loop; active: those in the next decode batch, which is rebuilt when `is_decode_current` is false; starving: those
     that wait for the next item of their stream.
-    ready: results that come with the next step. waits_for_slots, waits_for_pages: the last scheduling pass found a branch
-    that waits for them; has_changed: something has changed since, so it may be able to run.
+    decoding: the decode batch. ready: results that come with the next step. waits_for_slots, waits_for_pages: the last
+    scheduling pass found a branch that waits for them; has_changed: something has changed since, so it may be able to run.
     """
 
     node: str

@@ -34,9 +34,7 @@ FUSED_TOKENS: Final = 65536
 class Results:
     """Moves branches on by what their steps gave. It keeps no state."""
 
-    def __init__(
-        self, spec: NodeSpec, requests: Requests, loops: Loops, candidates: Candidates, pages: Pages
-    ) -> None:
+    def __init__(self, spec: NodeSpec, requests: Requests, loops: Loops, candidates: Candidates, pages: Pages) -> None:
         self._port = spec.sampling.port if spec.sampling else None
         self._fixed_ranks = fixed_ranks(spec)
         self._requests = requests
@@ -182,7 +180,11 @@ class Results:
         """Take the ids that a part of the decode batch drew. drawn: keys and ids of all parts."""
         assert launch.decoding is not None
         span = slice(part.start, part.start + part.count)
-        sequences, slots, keys = launch.decoding.sequences[span], launch.decoding.batch.slots[span], launch.decoding.keys[span]
+        sequences, slots, keys = (
+            launch.decoding.sequences[span],
+            launch.decoding.batch.slots[span],
+            launch.decoding.keys[span],
+        )
         left, place, ids = launch.left[span], launch.place[span], part.drawn.host.wait().numpy()[: part.count]
         counts = None
         if step.dropped:

@@ -52,7 +52,10 @@ class Scheduler:
         lookahead: int,
         clock: Callable[[], float],
     ) -> None:
-        """vocab: ids that the node reads, 0 for any. token_budget: of a step. lookahead: steps that may be planned before an earlier one is committed."""
+        """vocab: ids that the node reads, 0 for any. token_budget: of a step.
+
+        lookahead: steps that may be planned before an earlier one is committed.
+        """
         assert spec.kv is not None
         self._branch_names = spec.kv.branches
         self._lookahead = lookahead
@@ -103,7 +106,9 @@ class Scheduler:
         branch = request.branches.get(job.branch)
         if branch is None:
             names = ", ".join(request.branches)
-            error = EngineError(f"node {requests.node} has no branch {job.branch!r}", f"it has {names}", node=requests.node)
+            error = EngineError(
+                f"node {requests.node} has no branch {job.branch!r}", f"it has {names}", node=requests.node
+            )
             requests.ready.failed.append(Failed(job=job, error=error))
             return
         if not branch.has_work:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.kv.candidate_group import CandidateGroup
     from mstar_core.engine.steps.plan import Position
 
+
 @dataclass(slots=True, kw_only=True)
 class ForwardPass:
     """One pass of a branch through the module, computed whole or in chunks.
