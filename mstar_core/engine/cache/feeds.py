@@ -1,4 +1,4 @@
-"""Stream items of resident loops on the host: one row of ids per slot. Owned by the KV engine.
+"""Stream items of resident loops on the host: one row of ids per slot. Owned by the scheduler of a KV node.
 
 Cost model: an id that arrives is one dictionary lookup and one write; a step reads and counts all sequences in a few
 numpy calls.

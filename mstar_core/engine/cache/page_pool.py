@@ -1,4 +1,4 @@
-"""Reference-counted allocator of one node's KV-cache pages. Owned by the KV engine; knows counts, not contents."""
+"""Reference-counted allocator of one node's KV-cache pages: knows counts, not contents. Owned by the scheduler."""
 
 from __future__ import annotations
 

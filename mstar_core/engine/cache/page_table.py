@@ -1,23 +1,15 @@
-"""Page tables of all slots, as flat arrays. Owned by the KV engine.
+"""Page tables of all slots, as flat arrays. Owned by the node's scheduler.
 
 The decode loop tests `length < capacity` for all slots at once and calls `ensure` only where that fails.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from mstar_core.engine.cache.page_pool import PagePool
+from mstar_core.engine.steps.updates import PageCopy
 from mstar_core.errors import TooLarge
-
-
-class PageCopy(NamedTuple):
-    """A page that must be copied on the device before the next write."""
-
-    source: int
-    target: int
 
 
 class PageTables:

@@ -1,7 +1,7 @@
 """Prefix cache: finds full pages by a hash of their content, so that equal prefixes are computed once.
 
 A page's key hashes its ids, their segment's seed (kind, media) and the key of the page before. The branch is not part
-of the key, because equal content is equal on every branch. Owned by the KV engine.
+of the key, because equal content is equal on every branch. Owned by the scheduler of a KV node.
 """
 
 from __future__ import annotations

@@ -1,84 +1,53 @@
-"""Flat decode state of a KV node: one slot per sequence, in host and device arrays. Owned by the KV engine.
+"""Decode state of a KV node on the host, in flat arrays: one slot per sequence. Owned by the node's scheduler.
 
-A request gets the slots of all its branches at once, so that no two requests wait for each other's.
-Scheduling reads the host arrays; a step reads and writes the device arrays without waiting for the host.
+A request gets the slots of all its branches at once, so that no two requests wait for each other's. The device has
+arrays of its own, which steps read and write; changes made here reach them by the updates of the next step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 import torch
 
 from mstar_core.engine.base import SamplingParams
-from mstar_core.engine.transfers import upload
+from mstar_core.engine.steps.updates import SlotChanges
 
 NO_ID: Final = -1
 """Marks an entry that holds no id."""
 
-_STOP_WIDTH: Final = 8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlotChanges:
-    """Host changes that the device arrays do not have yet; None where there are none.
-
-    moved: int64 [2, n], slots and their last ids. armed: int64 [n, 1 + width], slots and their stop ids. blank: int64
-    [n], slots whose seen ids are cleared. met: int64 [n], flat indices of seen ids.
-    """
-
-    moved: np.ndarray | None = None
-    armed: np.ndarray | None = None
-    blank: np.ndarray | None = None
-    met: np.ndarray | None = None
+STOP_WIDTH: Final = 8
+"""Initial width of the stop ids of a slot."""
 
 
 class Slots:
-    """Per-slot state of every sequence.
+    """State of every slot, and the changes that the device does not have yet.
 
-    Host: last, left, drawn, key int64 [slots]; next_position int64 [slots], or float64 at a node with float positions;
+    last, left, drawn, key int64 [slots]; next_position int64 [slots], or float64 at a node with float positions;
     history int32 [slots, max_tokens + 1] (ids in cache order up to the sequence's length, NO_ID for tokens that are no
-    ids); stop_ids int64 [slots + 1, width], padded with NO_ID.
-    Device: device_last int64 [slots + 1]; device_seen bool [slots + 1, vocab]; device_stop_ids as on the host;
-    device_stopped bool [slots + 1]. The last entry is a spare slot for the padding of captured steps.
-    `flush` copies the host's changes to the device in a fixed number of calls.
-    on_changes, on_copy: called before the device arrays change, for the followers of a tensor-parallel group.
+    ids); stop_ids int64 [slots, width], padded with NO_ID. vocab: ids that can be drawn, 0 without sampling.
     """
 
-    def __init__(
-        self, count: int, max_tokens: int, vocab: int, device: torch.device, position_dtype: torch.dtype = torch.int64
-    ) -> None:
+    def __init__(self, count: int, max_tokens: int, vocab: int, position_dtype: torch.dtype = torch.int64) -> None:
         self.count = count
-        self.device = device
-        self.position_dtype = position_dtype
+        self.vocab = vocab
+        self._is_float = position_dtype.is_floating_point
         self.last = np.full(count, NO_ID, dtype=np.int64)
         self.left = np.zeros(count, dtype=np.int64)
-        self.next_position = np.zeros(count, dtype=np.float64 if position_dtype.is_floating_point else np.int64)
+        self.next_position = np.zeros(count, dtype=np.float64 if self._is_float else np.int64)
         self.drawn = np.zeros(count, dtype=np.int64)
         self.key = np.full(count, NO_ID, dtype=np.int64)
         # Not initialised: only written entries are read, and untouched memory is never allocated.
         self.history = np.empty((count, max_tokens + 1), dtype=np.int32)
-        self.stop_ids = np.full((count + 1, _STOP_WIDTH), NO_ID, dtype=np.int64)
+        self.stop_ids = np.full((count, STOP_WIDTH), NO_ID, dtype=np.int64)
         self.sampling: list[SamplingParams] = [SamplingParams()] * count
-        self.device_last = torch.full((count + 1,), NO_ID, dtype=torch.int64, device=device)
-        self.device_seen = torch.zeros((count + 1, vocab), dtype=torch.bool, device=device)
-        self.device_stop_ids = torch.from_numpy(self.stop_ids.copy()).to(device)
-        self.device_stopped = torch.zeros(count + 1, dtype=torch.bool, device=device)
         self._free = list(range(count - 1, -1, -1))
         self._moved: dict[int, int] = {}
         self._armed: dict[int, None] = {}
         self._blank: dict[int, None] = {}
-        self._met: dict[int, list[np.ndarray]] = {}
-        self.on_changes: Callable[[SlotChanges], None] | None = None
-        self.on_copy: Callable[[int, int], None] | None = None
-
-    @property
-    def spare(self) -> int:
-        """The slot that no request gets."""
-        return self.count
+        self._seen: dict[int, list[np.ndarray]] = {}
 
     @property
     def used(self) -> int:
@@ -100,52 +69,19 @@ class Slots:
         self._free.extend(slots)
 
     def copy(self, source: int, into: int) -> None:
-        """Copy the state of slot `source` to slot `into`, as for a forked branch."""
+        """Copy the host state of slot `source` to slot `into`, as for a forked branch."""
         for array in (self.last, self.next_position, self.drawn, self.history):
             array[into] = array[source]
-        if not self.device_seen.shape[1]:
-            return  # without a vocabulary, no step reads the device arrays
-        self.flush()
-        if self.on_copy is not None:
-            self.on_copy(source, into)
-        self.copy_on_device(source, into)
-
-    def copy_on_device(self, source: int, into: int) -> None:
-        """Copy the device state of slot `source` to slot `into`."""
-        self.device_last[into] = self.device_last[source]
-        self.device_seen[into] = self.device_seen[source]
-
-    def export(self, slot: int, length: int) -> tuple[np.ndarray, torch.Tensor | None]:
-        """Return the ids of a slot's first `length` tokens, int32, and its seen ids, bool [vocabulary].
-
-        The latter are None where no penalty reads them.
-        """
-        seen = None
-        if self.device_seen.shape[1] and self.sampling[slot].repetition_penalty != 1:
-            self.flush()
-            seen = self.device_seen[slot].clone()
-        return self.history[slot, :length].copy(), seen
-
-    def restore(
-        self, slot: int, *, last: int, drawn: int, position: int | float, history: np.ndarray, seen: torch.Tensor | None
-    ) -> None:
-        """Set the state of a slot as `export` found it on another rank."""
-        self.next_position[slot], self.drawn[slot] = position, drawn
-        self.history[slot, : len(history)] = history
-        self.set_last(slot, last)
-        if seen is not None and self.device_seen.shape[1]:
-            self.flush()
-            self.device_seen[slot] = upload(seen, self.device)
 
     def position(self, slot: int) -> int | float:
         """Return the position of a slot's next token."""
-        found: int | float = self.next_position[slot].item()
-        return found
+        position: int | float = self.next_position[slot].item()
+        return position
 
     def positions(self, slots: np.ndarray) -> np.ndarray:
         """Return the positions of these slots' next tokens, as the module gets them: int64 or float32 [n]."""
-        found: np.ndarray = self.next_position[slots]
-        return found.astype(np.float32) if self.position_dtype.is_floating_point else found
+        positions: np.ndarray = self.next_position[slots]
+        return positions.astype(np.float32) if self._is_float else positions
 
     def set_last(self, slot: int, value: int) -> None:
         """Make `value` the id that the next iteration reads."""
@@ -154,68 +90,40 @@ class Slots:
 
     def see(self, slot: int, ids: np.ndarray) -> None:
         """Mark ids (int64 [n]) as seen for the repetition penalty."""
-        self._met.setdefault(slot, []).append(ids)
+        self._seen.setdefault(slot, []).append(ids)
 
     def begin_loop(self, slot: int, key: int, iterations: int, stop_ids: Sequence[int]) -> None:
         """Prepare a slot for a resident loop."""
         # One entry always stays NO_ID: a sequence whose draw failed stops like any other.
         if len(stop_ids) >= self.stop_ids.shape[1]:
-            self._widen(len(stop_ids) + 1)
+            wider = np.full((self.count, len(stop_ids) + 1), NO_ID, dtype=np.int64)
+            wider[:, : self.stop_ids.shape[1]] = self.stop_ids
+            self.stop_ids = wider
         self.key[slot] = key
         self.left[slot] = iterations
         self.stop_ids[slot] = NO_ID
         self.stop_ids[slot, : len(stop_ids)] = stop_ids
         self._armed[slot] = None
 
-    def flush(self) -> None:
-        """Copy what has changed since the last call to the device. Called before a step reads it."""
-        if self._moved or self._armed or self._blank or self._met:
-            changes = self._take_changes()
-            if self.on_changes is not None:
-                self.on_changes(changes)
-            self.apply(changes)
-
-    def apply(self, changes: SlotChanges) -> None:
-        """Copy changes to the device."""
-        if changes.moved is not None:
-            facts = upload(changes.moved, self.device)
-            self.device_last.index_copy_(0, facts[0], facts[1])
-        if changes.armed is not None:
-            width = changes.armed.shape[1] - 1
-            if width > self.device_stop_ids.shape[1]:  # on a follower: the leader's arrays are wider already
-                self._widen(width)
-            self.stop_ids[changes.armed[:, 0]] = changes.armed[:, 1:]
-            facts = upload(changes.armed, self.device)
-            self.device_stop_ids.index_copy_(0, facts[:, 0], facts[:, 1:])
-            self.device_stopped.index_fill_(0, facts[:, 0], False)
-        if changes.blank is not None:
-            self.device_seen.index_fill_(0, upload(changes.blank, self.device), False)
-        if changes.met is not None:
-            self.device_seen.view(-1).index_fill_(0, upload(changes.met, self.device), True)
-
-    def _take_changes(self) -> SlotChanges:
+    def take_changes(self) -> SlotChanges | None:
+        """Return what has changed since the last call; None for nothing."""
+        if not (self._moved or self._armed or self._blank or self._seen):
+            return None
         moved = np.array([*self._moved.items()], dtype=np.int64).T.copy() if self._moved else None
-        rows = np.array([*self._armed], dtype=np.int64)
-        armed = np.concatenate([rows[:, None], self.stop_ids[rows]], axis=1) if self._armed else None
+        slots = np.array([*self._armed], dtype=np.int64)
+        armed = np.concatenate([slots[:, None], self.stop_ids[slots]], axis=1) if self._armed else None
         blank = np.array([*self._blank], dtype=np.int64) if self._blank else None
-        width = self.device_seen.shape[1]
-        parts = [slot * width + ids for slot, found in self._met.items() for ids in found]
-        met = np.concatenate(parts) if self._met else None
-        for pending in (self._moved, self._armed, self._blank, self._met):
+        parts = [slot * self.vocab + ids for slot, seen in self._seen.items() for ids in seen]
+        seen = np.concatenate(parts) if self._seen else None
+        for pending in (self._moved, self._armed, self._blank, self._seen):
             pending.clear()
-        return SlotChanges(moved=moved, armed=armed, blank=blank, met=met)
+        return SlotChanges(moved=moved, armed=armed, blank=blank, seen=seen)
 
     def _clear(self, slot: int) -> None:
         self.last[slot] = self.key[slot] = NO_ID
         self.left[slot] = self.next_position[slot] = self.drawn[slot] = 0
         # The last id on the device is written by a draw or by `set_last` before a step reads it.
         self._moved.pop(slot, None)
-        if self.device_seen.shape[1]:
+        if self.vocab:
             self._blank[slot] = None
-        self._met.pop(slot, None)
-
-    def _widen(self, width: int) -> None:
-        wider = np.full((self.count + 1, width), NO_ID, dtype=np.int64)
-        wider[:, : self.stop_ids.shape[1]] = self.stop_ids
-        self.stop_ids = wider
-        self.device_stop_ids = upload(wider.copy(), self.device)
+        self._seen.pop(slot, None)

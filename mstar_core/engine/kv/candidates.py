@@ -1,7 +1,7 @@
 """Candidates of a request: caches forked from one of its branches, each with its share of a job.
 
 A job of several candidates becomes one job for each, which is scheduled like any other; their results are put together
-here. Called by the KV engine and its scheduler.
+here. Part of the scheduler.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final
 from mstar_core.engine.base import Done, StepResult
 from mstar_core.engine.cache.prefix_cache import ContentChain
 from mstar_core.engine.jobs import CandidateInputs
-from mstar_core.engine.kv.sequence import Branch, CandidateGroup, CandidateJob, KVRequest, stack_ports
+from mstar_core.engine.kv.candidate_group import CandidateGroup, CandidateJob, stack_ports
+from mstar_core.engine.kv.sequence import Branch, KVRequest
 from mstar_core.errors import EngineError, TooLarge
 from mstar_core.graph.declare.nodes import STEP
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mstar_core.engine.base import Job, SamplingParams
-    from mstar_core.engine.kv.queue import RequestQueue
+    from mstar_core.engine.kv.requests import Requests
     from mstar_core.graph.declare.nodes import NodeSpec
 
 SEED_STEP: Final = 0x9E3779B97F4A7C15
@@ -29,19 +30,19 @@ SEED_STEP: Final = 0x9E3779B97F4A7C15
 
 
 class Candidates:
-    """Forks candidates, assigns their slots and pages, merges their results. Its only state is in the queue's branches.
+    """Forks candidates, assigns their slots and pages, merges their results. It keeps no state.
 
     Candidates use only the slots that the node has beyond those of whole requests: `KVSpec.rows` for each branch.
     """
 
-    def __init__(self, spec: NodeSpec, queue: RequestQueue, place: Callable[[str, Tensor], Tensor]) -> None:
+    def __init__(self, spec: NodeSpec, requests: Requests, place: Callable[[str, Tensor], Tensor]) -> None:
         """place: puts a port's value on the node's device."""
         assert spec.kv is not None
         self._spec = spec
         self._place = place
         self._kv = spec.kv
-        self._queue = queue
-        self._memory = queue.memory
+        self._requests = requests
+        self._memory = requests.memory
         self._inputs = CandidateInputs(spec)
 
     def check_count(self, count: int) -> None:
@@ -76,7 +77,7 @@ class Candidates:
         self.check_count(job.rows)
         request, wanted = parent.request, job.rows * len(self._kv.branches)
         missing = wanted - request.claimed
-        taken = [] if missing <= 0 else None if self._queue.is_blocked else self._take(request, missing)
+        taken = [] if missing <= 0 else None if self._requests.is_blocked else self._take(request, missing)
         if taken is None:
             self._give_back(parent)
             return False
@@ -102,7 +103,7 @@ class Candidates:
         shares = self._inputs.split(inputs, job.rows)
         group.begin(job)
         for index, (branch, share) in enumerate(zip(group.branches, shares, strict=True)):
-            own = CandidateJob(
+            part = CandidateJob(
                 key=job.key,
                 handle=job.handle,
                 inputs=share,
@@ -116,8 +117,8 @@ class Candidates:
                 group=group,
                 index=index,
             )
-            branch.queue.append(own)
-            self._queue.add(branch)
+            branch.queue.append(part)
+            self._requests.add(branch)
         return list(group.branches)
 
     def _continues(self, group: CandidateGroup, job: Job) -> bool:
@@ -142,7 +143,7 @@ class Candidates:
 
     def enter(self, candidate: Branch) -> bool:
         """Give a candidate its slot, with its parent's state. False when none is free."""
-        parent, slots = candidate.parent, self._memory.slots
+        parent = candidate.parent
         assert parent is not None and parent.slot >= 0 and parent.candidates is not None
         request = candidate.request
         if not request.spare:
@@ -155,15 +156,17 @@ class Candidates:
         parent.is_starved = False
         parent.candidates.entered += 1
         if self._spec.sampling is not None:
-            slots.sampling[candidate.slot] = _sampling(request.sampling, int(candidate.name.rpartition("#")[2]))
-        slots.copy(parent.slot, candidate.slot)
+            self._memory.slots.sampling[candidate.slot] = _sampling(
+                request.sampling, int(candidate.name.rpartition("#")[2])
+            )
+        self._memory.copy_slot(parent.slot, candidate.slot)
         return True
 
     def can_run(self, parent: Branch) -> bool:
         """Return whether some candidate of a branch has a slot, or would get one."""
         if (parent.candidates is not None and parent.candidates.entered) or parent.request.spare:
             return True
-        return not self._queue.is_blocked and self._left >= 1
+        return not self._requests.is_blocked and self._left >= 1
 
     def starve(self, parent: Branch) -> None:
         """Note that candidates of a branch wait for slots."""
@@ -178,7 +181,7 @@ class Candidates:
     @property
     def _of_requests(self) -> int:
         """Slots of whole requests."""
-        return len(self._kv.branches) * sum(bool(each.slots) for each in self._queue.requests.values())
+        return len(self._kv.branches) * sum(bool(request.slots) for request in self._requests.requests.values())
 
     @property
     def _left(self) -> int:
@@ -199,7 +202,7 @@ class Candidates:
         request.slots = [slot for slot in request.slots if slot not in spare]
         request.claimed -= len(spare)
         request.spare = []
-        self._queue.has_changed = True
+        self._requests.has_changed = True
 
     # -- pages -------------------------------------------------------------------------------------------------------
 
@@ -210,7 +213,7 @@ class Candidates:
         if int(tables.length[candidate.slot]) >= candidate.shared:
             return True
         if parent.is_evicted or parent.replay:
-            self._queue.pending[parent.key] = parent
+            self._requests.pending[parent.key] = parent
             return False
         tables.fork(parent.slot, candidate.slot)
         return True
@@ -222,15 +225,15 @@ class Candidates:
             return
         pool, count = self._memory.pool, len(job.group.branches)
         shared = candidate.shared // pool.page_size
-        own = pool.pages_for(candidate.logged + forward.tokens + tokens_ahead(candidate)) - shared
-        if shared + own * count > pool.total:
+        apart = pool.pages_for(candidate.logged + forward.tokens + tokens_ahead(candidate)) - shared
+        if shared + apart * count > pool.total:
             raise TooLarge(
                 f"{count} candidates can never fit the cache of node {self._spec.name} together",
-                f"{shared} shared pages and {own} for each candidate are {shared + own * count}; the pool has "
+                f"{shared} shared pages and {apart} for each candidate are {shared + apart * count}; the pool has "
                 f"{pool.total} of {pool.page_size} tokens",
                 "ask for fewer candidates or fewer steps, or give the deployment more cache",
                 node=self._spec.name,
-                value=shared + own * count,
+                value=shared + apart * count,
                 allowed=pool.total,
             )
 
@@ -242,15 +245,19 @@ class Candidates:
         group = branch.candidates if branch.parent is None else branch.parent.candidates
         if group is None:
             return None
-        able = [r for r in group.branches if r is not branch and not r.in_flight and self._has_pages(r)]
-        idle = [each for each in able if not each.has_work]
-        later = [each for each in able if branch.parent is None or each.name > branch.name]
+        able = [
+            other for other in group.branches if other is not branch and not other.in_flight and self._has_pages(other)
+        ]
+        idle = [other for other in able if not other.has_work]
+        later = [other for other in able if branch.parent is None or other.name > branch.name]
         return next(iter(idle), None) or next(reversed(later), None)
 
     def another_runs(self, candidate: Branch) -> bool:
         """Return whether another candidate of the same job has its pages, and will free them."""
         group = None if candidate.parent is None else candidate.parent.candidates
-        return group is not None and any(r.is_reserved and r.has_work for r in group.branches if r is not candidate)
+        return group is not None and any(
+            other.is_reserved and other.has_work for other in group.branches if other is not candidate
+        )
 
     def _has_pages(self, branch: Branch) -> bool:
         return branch.slot >= 0 and int(self._memory.tables.count[branch.slot]) > 0
@@ -263,11 +270,11 @@ class Candidates:
 
     def _free(self, candidate: Branch) -> None:
         request = candidate.request
-        self._queue.remove(candidate)
+        self._requests.remove(candidate)
         candidate.clear()
         if candidate.slot < 0:
             return
-        self._queue.has_changed = True
+        self._requests.has_changed = True
         self._memory.tables.release(candidate.slot)
         if len(request.slots) - len(request.branches) > request.claimed:
             request.slots.remove(candidate.slot)
@@ -294,19 +301,19 @@ class Candidates:
                 item.job.group.add_iteration(item.job.index, item.outputs)
                 self._emit(result, item.job.group)
         ended: dict[int, tuple[CandidateGroup, list[int]]] = {}
-        for each in done:
-            if not isinstance(each.job, CandidateJob):
-                result.done.append(each)
-            elif each.job.group.job is each.job.whole:
-                self._end(result, each, each.job)
-                ended.setdefault(id(each.job.group), (each.job.group, []))[1].append(each.job.index)
+        for end in done:
+            if not isinstance(end.job, CandidateJob):
+                result.done.append(end)
+            elif end.job.group.job is end.job.whole:
+                self._end(result, end, end.job)
+                ended.setdefault(id(end.job.group), (end.job.group, []))[1].append(end.job.index)
         for group, indices in ended.values():
             self._store(result, group, sorted(indices))
 
     def _end(self, result: StepResult, done: Done, job: CandidateJob) -> None:
         group = job.group
         group.done[job.index] = done
-        self._queue.remove(group.branches[job.index])
+        self._requests.remove(group.branches[job.index])
         self._emit(result, group)
         if group.takes_turns:
             self._free(group.branches[job.index])
@@ -343,16 +350,16 @@ class Candidates:
                 iterations=max(share.iterations for share in shares),
             )
         )
-        self._queue.remember(parent, {**last, **outputs})
+        self._requests.remember(parent, {**last, **outputs})
         group.job = parent.job = None
         group.stacked, group.last_values = {}, []
         if group.takes_turns:
             self.free(parent)
-        self._queue.requeue(parent)
+        self._requests.requeue(parent)
 
     def _fail(self, result: StepResult, group: CandidateGroup, error: Exception) -> None:
         if group.job is not None:
-            self._queue.fail(result, group.parent, group.job, error)
+            self._requests.fail(group.parent, group.job, error, result)
 
 
 def takes_turns(job: Job) -> bool:
@@ -365,7 +372,7 @@ def tokens_ahead(candidate: Branch) -> int:
     job, loop, forward = candidate.job, candidate.loop, candidate.forward
     if job is None or job.loop is None or loop is None or forward is None or job.loop.stop_port is not None:
         return 0
-    return forward.row_tokens * (loop.limit - loop.iteration - forward.iterations)
+    return forward.item_tokens * (loop.limit - loop.iteration - forward.iterations)
 
 
 def _sampling(sampling: SamplingParams, index: int) -> SamplingParams:

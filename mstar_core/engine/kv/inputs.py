@@ -1,20 +1,18 @@
-"""Inputs of a KV node: job inputs become passes, and the chunks of a step become the module's packed ports.
+"""Inputs of a KV node: inputs of a job become passes.
 
-Ids, numbers and small values stay on the host until their step, so that those of all chunks share one copy.
-Called by the KV engine when a job starts, when a log is replayed, and before a plain forward.
+Ids, numbers and small values stay on the host until their step, so that those of all passes share one copy.
+Called when a job starts, and when a log is replayed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import torch
 
 from mstar_core.engine.jobs import accepts
-from mstar_core.engine.kv.batch import chunk_positions
-from mstar_core.engine.kv.sequence import ForwardPass, Logged, Position
+from mstar_core.engine.kv.sequence import ForwardPass, Logged
 from mstar_core.engine.transfers import is_small_on_host, upload
 from mstar_core.errors import EngineError
 from mstar_core.graph.declare.nodes import STEP, Attend, PortType, keyword
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from mstar_core.engine.kv.batch import ScheduledChunk
+    from mstar_core.engine.steps.plan import Position
     from mstar_core.graph.declare.nodes import NodeSpec
     from mstar_core.layers.kv_view import KVModule
 
@@ -43,11 +41,11 @@ class _Form:
     words: tuple[tuple[str, str], ...]
     axes: dict[str, int | None]
     tokens: int
-    per_row: frozenset[str]
+    per_item: frozenset[str]
 
 
 class InputProcessor:
-    """Turns job inputs into passes: keywords, token axes, token counts, positions. Owned by the KV engine of one node.
+    """Turns job inputs into passes: keywords, token axes, token counts, positions. Owned by the scheduler of one node.
 
     A pass whose tokens come from one port is cut along that port's token axis, and other ports of that length with it;
     the axis is the one that its type calls `n`, else the first. A pass that joins several ports, or adds tokens, runs
@@ -65,7 +63,7 @@ class InputProcessor:
         self._position_dtype = position_dtype(spec)
         self.id_port = id_port(spec)
         self.takes_step = accepts(module, keyword(STEP))
-        self._row_ports = frozenset(map(keyword, spec.row_ports))
+        self._item_ports = frozenset(map(keyword, spec.row_ports))
         self._step_ports = frozenset(spec.step_ports)
         self._forms: dict[tuple[object, ...], _Form] = {}
         self._id_names = {self.id_port, *((spec.sampling.port,) if spec.sampling else ())}
@@ -101,19 +99,19 @@ class InputProcessor:
 
         step: its iteration of a loop; iterations: how many it holds from that one on.
         """
-        found = dict(inputs)
-        given = found.pop(POSITIONS, None) if attend.positions == "given" else None
+        values = dict(inputs)
+        given = values.pop(POSITIONS, None) if attend.positions == "given" else None
         after: Position = 0
         if given is not None:
             given = given.to(self._position_dtype)
             # Positions of one pass may end before those of an earlier one, such as the sound of a video.
             after = max(position, given.max().item() + 1) if given.numel() else position
             given = upload(given, self._device)
-        ids = self._only_ids(found, attend)
+        ids = self._only_ids(values, attend)
         if ids is not None and given is None:
             ports, form = {self.id_port: ids}, _Form((), {self.id_port: 0}, len(ids), frozenset())
         else:
-            ports, form = self._measured(found, attend, step, iterations)
+            ports, form = self._measured(values, attend, step, iterations)
         tokens = form.tokens
         if tokens < 1:
             raise EngineError(f"node {self._spec.name} got an empty input", "0 tokens", node=self._spec.name)
@@ -133,15 +131,15 @@ class InputProcessor:
             given=given,
             after=after,
             is_ids=ids is not None and given is None,
-            per_row=form.per_row,
+            per_item=form.per_item,
             iterations=iterations,
         )
 
     def owned(self, forward: ForwardPass) -> ForwardPass:
         """Return the same pass, not yet computed, with copies of host values, whose owner may overwrite them."""
-        again = forward.bare()
-        again.ports = {n: value.clone() if is_small_on_host(value) else value for n, value in forward.ports.items()}
-        return again
+        copy = forward.bare()
+        copy.ports = {n: value.clone() if is_small_on_host(value) else value for n, value in forward.ports.items()}
+        return copy
 
     def replayed(self, entry: Logged, base: int, history: np.ndarray) -> ForwardPass:
         """Return the pass that recomputes a logged span. history: the slot's ids, int32, in cache order."""
@@ -157,9 +155,9 @@ class InputProcessor:
                 is_ids=True,
                 is_replay=True,
             )
-        again = entry.forward.bare(is_replay=True)
-        again.base = base
-        return again
+        forward = entry.forward.bare(is_replay=True)
+        forward.base = base
+        return forward
 
     def lists(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the inputs of a loop that have one entry per iteration, prepared once for all its passes."""
@@ -173,7 +171,7 @@ class InputProcessor:
         is_known = attend.write and attend.tokens is not None and not attend.extra
         if not is_known or attend.mask != "full" or attend.positions == "given" or not self._step_ports & inputs.keys():
             return False
-        return all(name in self._row_ports or not value.dim() for name, value in inputs.items())
+        return all(name in self._item_ports or not value.dim() for name, value in inputs.items())
 
     def _only_ids(self, ports: dict[str, Tensor], attend: Attend) -> Tensor | None:
         """Return the ids of a pass that consists of nothing else, int64 [n]."""
@@ -194,8 +192,8 @@ class InputProcessor:
         ports: dict[str, Tensor] = {}
         for name, word in form.words:
             value = inputs[name]
-            if name in self._row_ports:
-                ports[word] = self._of_row(name, value, step, iterations)
+            if name in self._item_ports:
+                ports[word] = self._of_item(name, value, step, iterations)
             elif value.dim():
                 ports[word] = self.at_hand(name, value)
             else:
@@ -206,29 +204,29 @@ class InputProcessor:
         """Return how inputs of these shapes are taken. Cached: most passes are like an earlier one."""
         shapes = [(name, value.shape, value.is_floating_point()) for name, value in inputs.items()]
         key = (attend, iterations, *shapes)
-        found = self._forms.get(key)
-        if found is None:
+        form = self._forms.get(key)
+        if form is None:
             if len(self._forms) >= MOST_FORMS:
                 self._forms.clear()
-            found = self._forms[key] = self._new_form(inputs, attend, iterations)
-        return found
+            form = self._forms[key] = self._new_form(inputs, attend, iterations)
+        return form
 
     def _new_form(self, inputs: dict[str, Tensor], attend: Attend, iterations: int) -> _Form:
-        solid = {name: value for name, value in inputs.items() if name not in self._row_ports and value.dim()}
+        solid = {name: value for name, value in inputs.items() if name not in self._item_ports and value.dim()}
         # A port with one value per batch item may hold the item's tokens, such as the vectors of an image.
-        items = {name: inputs[name] for name in self._spec.sequence if name in self._row_ports and name in inputs}
+        items = {name: inputs[name] for name in self._spec.sequence if name in self._item_ports and name in inputs}
         tokens, is_cut = self._counted({**solid, **items}, attend, iterations, ", ".join(inputs))
-        words = tuple((name, name if name in self._row_ports else keyword(name)) for name in inputs)
+        words = tuple((name, name if name in self._item_ports else keyword(name)) for name in inputs)
         axes: dict[str, int | None] = {}
-        per_row = set(self._row_ports & inputs.keys())
+        per_item = set(self._item_ports & inputs.keys())
         for name, word in words:
             if name in solid:
                 axes[word] = self._axis(name, solid[name], tokens) if is_cut else None
                 if is_cut and axes[word] is None and iterations == 1 and self._has_fixed_shape(name, solid[name]):
-                    per_row.add(word)
+                    per_item.add(word)
             else:
-                axes[word] = None if name in self._row_ports else 0
-        return _Form(words, axes, tokens, frozenset(per_row))
+                axes[word] = None if name in self._item_ports else 0
+        return _Form(words, axes, tokens, frozenset(per_item))
 
     def _counted(self, solid: dict[str, Tensor], attend: Attend, iterations: int, names: str) -> tuple[int, bool]:
         """Return the tokens of a pass, and whether its ports can be cut. solid: ports with dimensions, not per item."""
@@ -248,7 +246,7 @@ class InputProcessor:
         shape = self._types[name].shape if name in self._types else ()
         return value.dim() == len(shape) and all(isinstance(size, int) for size in shape)
 
-    def _of_row(self, name: str, value: Tensor, step: int, iterations: int) -> Tensor:
+    def _of_item(self, name: str, value: Tensor, step: int, iterations: int) -> Tensor:
         """Return a port's value for the batch items of a pass; of several iterations, on a first axis."""
         value = self.at_hand(name, value)
         if not self._is_list(name, value):
@@ -259,8 +257,8 @@ class InputProcessor:
                 f"it holds {value.shape[0]} entries for {step + iterations} iterations",
                 node=self._spec.name,
             )
-        own = value[step : step + iterations]
-        return own if iterations == 1 else own.unsqueeze(1)
+        entries = value[step : step + iterations]
+        return entries if iterations == 1 else entries.unsqueeze(1)
 
     def _is_list(self, name: str, value: Tensor) -> bool:
         return name in self._step_ports and value.dim() == len(self._types[name].shape)
@@ -269,8 +267,8 @@ class InputProcessor:
         """Return a number once per token; the step counts up over several iterations."""
         typed = self._typed(name, value)
         if iterations > 1 and name == STEP:
-            each = typed + torch.arange(iterations, device=typed.device)
-            return each[:, None].expand(iterations, tokens // iterations).reshape(-1)
+            steps = typed + torch.arange(iterations, device=typed.device)
+            return steps[:, None].expand(iterations, tokens // iterations).reshape(-1)
         return typed.expand(tokens)
 
     def _typed(self, name: str, value: Tensor) -> Tensor:
@@ -312,54 +310,7 @@ def position_dtype(spec: NodeSpec) -> torch.dtype:
     return torch.int64 if declared.startswith("i") else torch.float32
 
 
-# -- the ports of a step ----------------------------------------------------------------------------------------------
-
-
-def packed_ports(
-    chunks: Sequence[ScheduledChunk], ids: Tensor | None, device: torch.device
-) -> dict[str, Tensor | list[Tensor]]:
-    """Return the module's ports for these chunks. ids: of the decode batch before them, int64 [n] on the device."""
-    first = chunks[0].forward
-    ports: dict[str, Tensor | list[Tensor]] = {}
-    for name, axis in first.axes.items():
-        if name in first.per_row:
-            ports[name] = _stacked([value for chunk in chunks for value in chunk.forward.of_rows(name)], device)
-            continue
-        cuts = [_cut(chunk, chunk.forward.ports[name], chunk.forward.axes[name]) for chunk in chunks]
-        cuts = _joined(cuts, device, axis or 0)
-        if ids is not None:
-            cuts.insert(0, ids)
-        ports[name] = cuts[0] if len(cuts) == 1 else torch.cat(cuts, dim=axis or 0)
-    return ports
-
-
-def packed_positions(chunks: Sequence[ScheduledChunk], own: Tensor | None, device: torch.device) -> Tensor:
-    """Return the positions of all tokens, [T] or as a port gave them. own: of the decode batch, on the device."""
-    where = [chunk_positions(chunk.forward, chunk.count) for chunk in chunks]
-    if all(chunk.forward.given is None for chunk in chunks):
-        where = _joined(where, device, 0)
-    if own is not None:
-        where.insert(0, own)
-    return where[0] if len(where) == 1 else torch.cat(where, dim=-1)
-
-
-def _stacked(values: list[Tensor], device: torch.device) -> Tensor | list[Tensor]:
-    """Return one value per batch item, stacked if their shapes agree."""
-    if any(value.shape != values[0].shape for value in values):
-        return [upload(value, device) for value in values]
-    if all(value.is_cpu for value in values):
-        return upload(torch.stack(values), device)
-    return torch.stack([upload(value, device) for value in values])
-
-
-def _cut(chunk: ScheduledChunk, value: Tensor, axis: int | None) -> Tensor:
-    if axis is None or chunk.count == chunk.forward.tokens:
-        return value
-    return value.narrow(axis, chunk.forward.done, chunk.count)
-
-
-def _joined(values: list[Tensor], device: torch.device, axis: int) -> list[Tensor]:
-    """Return values of several chunks on the device, joined into one copy if they are on the host."""
-    if not all(value.is_cpu for value in values):
-        return [upload(value, device) for value in values]
-    return [upload(values[0].contiguous() if len(values) == 1 else torch.cat(values, dim=axis), device)]
+def fixed_ranks(spec: NodeSpec) -> dict[str, int]:
+    """Return the ranks of ports whose types declare every dimension as a number: one value per sequence."""
+    shapes = {name: PortType.parse(text).shape for name, text in spec.ports.items()}
+    return {name: len(shape) for name, shape in shapes.items() if shape and all(isinstance(n, int) for n in shape)}

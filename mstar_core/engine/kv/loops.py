@@ -2,7 +2,7 @@
 
 A loop that feeds its sampled id back is resident: it runs in the decode batch. It may also carry state of fixed shape,
 take items of a stream and inputs that stay, if these are the `LoopPorts` of its node. Every other loop is a sequence of
-passes whose outputs become inputs of the next. Called by the KV engine and its scheduler.
+passes whose outputs become inputs of the next. Part of the scheduler.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import torch
 from mstar_core.engine.base import Done, Emission
 from mstar_core.engine.cache.slots import NO_ID
 from mstar_core.engine.jobs import carried_values, no_start, stops
-from mstar_core.engine.kv.sequence import Branch, CandidateJob, ForwardPass, Logged, LoopState, RollbackPoint
+from mstar_core.engine.kv.candidate_group import CandidateJob
+from mstar_core.engine.kv.sequence import Branch, ForwardPass, Logged, LoopState, RollbackPoint
 from mstar_core.errors import EngineError, TooLarge
 from mstar_core.graph.declare.nodes import MAIN, STEP, Attend
 
@@ -23,9 +24,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mstar_core.engine.base import Job, LoopSpec
-    from mstar_core.engine.cache.loop_rows import LoopRows
     from mstar_core.engine.cache.memory import KVMemory
     from mstar_core.engine.kv.inputs import InputProcessor
+    from mstar_core.engine.steps.device import Device
     from mstar_core.graph.compile.resident import LoopPorts
     from mstar_core.graph.declare.nodes import NodeSpec
 
@@ -44,10 +45,11 @@ class _Numbers(dict[int, "Tensor"]):
 class Loops:
     """Starts and advances the jobs of one node. Its state is that of the branches and slots."""
 
-    def __init__(self, spec: NodeSpec, memory: KVMemory, inputs: InputProcessor, vocab: int) -> None:
+    def __init__(self, spec: NodeSpec, memory: KVMemory, inputs: InputProcessor, device: Device, vocab: int) -> None:
+        self._memory = memory
         self._slots = memory.slots
-        self._rows = memory.rows
         self._tables = memory.tables
+        self._device = device
         self._inputs = inputs
         self._spec = spec
         self._vocab = vocab
@@ -58,15 +60,9 @@ class Loops:
         self._steps = _Numbers()
         self._most_iterations = min(MOST_ITERATIONS, max(spec.hints.capture_sizes, default=MOST_ITERATIONS))
 
-    def wanted(self, job: Job) -> frozenset[str]:
-        """Return the ports, other than the sampled one, that the module must give for this job."""
-        ports = set(job.outputs)
-        if job.loop is not None:
-            ports.update(job.loop.carry, job.loop.emit, filter(None, [job.loop.stop_port]))
-        return frozenset(ports - {self._port})
-
     def start(self, branch: Branch, job: Job) -> Done | None:
         """Prepare a job. Returns its end if nothing has to run. Raises MstarError when it cannot run."""
+        branch.wants = self._wants(job)
         self._set_rollback(branch, job)
         if job.loop is None:
             step = job.inputs.get(STEP)
@@ -77,6 +73,13 @@ class Loops:
         if job.loop.feed is not None:
             raise self._not_fed(job.loop)
         return self._start_general(branch, job, job.loop)
+
+    def _wants(self, job: Job) -> frozenset[str]:
+        """Return the ports, other than the sampled one, that the module must give for a job."""
+        ports = set(job.outputs)
+        if job.loop is not None:
+            ports.update(job.loop.carry, job.loop.emit, filter(None, [job.loop.stop_port]))
+        return frozenset(ports - {self._port})
 
     def advance(
         self, branch: Branch, job: Job, forward: ForwardPass, drawn: Tensor | None
@@ -116,11 +119,13 @@ class Loops:
         """Return the outputs of a resident loop that ended: its last id, int64 [1] on the host, and wanted state."""
         assert self._port is not None
         outputs = {self._port: torch.tensor([value], dtype=torch.int64)}
-        if self._rows is not None:
-            for port in job.outputs:
-                state = self._rows.state(branch.slot, port)
-                if state is not None:
-                    outputs[port] = state
+        loop = self._memory.loop
+        states = {out for _, out in loop.ports.states} if loop is not None else set[str]()
+        for port in states.intersection(job.outputs):
+            self._device.apply(self._memory.take_updates())
+            value = self._device.loop_value(branch.slot, port)
+            if value is not None:
+                outputs[port] = value
         return outputs
 
     def finish_pass(self, branch: Branch, forward: ForwardPass) -> None:
@@ -248,8 +253,8 @@ class Loops:
     # -- loops -------------------------------------------------------------------------------------------------------
 
     def _is_resident(self, branch: Branch, job: Job, loop: LoopSpec) -> bool:
-        if self._rows is not None:
-            return self._fits_rows(branch, job, loop, self._rows.ports)
+        if self._memory.loop is not None:
+            return self._fits_ports(branch, job, loop, self._memory.loop.ports)
         if branch.parent is not None or self._port is None or set(loop.carry) != {self._port}:
             return False
         if loop.stop_port not in (None, self._port) or job.attend.keep == "loop":
@@ -258,7 +263,7 @@ class Loops:
         plain = job.attend.mask == "causal" and job.attend.positions == "running" and job.attend.write
         return plain and self._inputs.is_id_port(into) and set(job.inputs) <= {into} and loop.feed is None
 
-    def _fits_rows(self, branch: Branch, job: Job, loop: LoopSpec, ports: LoopPorts) -> bool:
+    def _fits_ports(self, branch: Branch, job: Job, loop: LoopSpec, ports: LoopPorts) -> bool:
         """Return whether a loop is the node's resident one, whose decode batch has one form."""
         if branch.parent is not None or job.attend not in (Attend(), Attend(tokens=1)) or self._port is None:
             return False
@@ -279,15 +284,15 @@ class Loops:
     def _start_resident(self, branch: Branch, job: Job, loop: LoopSpec) -> Done | None:
         assert self._port is not None
         slots, slot = self._slots, branch.slot
-        given = job.inputs.get(loop.carry[self._port])
-        if given is not None:
-            if given.numel() != 1:
+        start = job.inputs.get(loop.carry[self._port])
+        if start is not None:
+            if start.numel() != 1:
                 raise EngineError(
                     f"a loop of node {self._spec.name} starts from one id",
-                    f"{given.numel()} were given",
+                    f"{start.numel()} were given",
                     node=self._spec.name,
                 )
-            value = int(given.reshape(()).item())
+            value = int(start.reshape(()).item())
             if not 0 <= value < self._vocab:
                 raise self._unknown_id(value)
         else:
@@ -299,14 +304,14 @@ class Loops:
         limit = min(loop.max_iters, self._tables.max_tokens - branch.logged)
         if value in loop.stop_ids or limit <= 0:
             reason = "stop" if value in loop.stop_ids else "length"
-            if self._rows is not None and self._rows.feeds is not None:
-                self._rows.feeds.end(int(job.key))
+            if self._memory.feeds is not None:
+                self._memory.feeds.end(int(job.key))
             return Done(job=job, outputs={self._port: torch.tensor([value], dtype=torch.int64)}, reason=reason)
-        if self._rows is not None:
-            self._begin_rows(branch, job, self._rows)
+        if self._memory.loop is not None:
+            self._begin_values(branch, job, self._memory.loop.ports)
         slots.set_last(slot, value)
         slots.history[slot, branch.logged] = value
-        if given is not None:
+        if start is not None:
             self._see(slot, np.array([value], dtype=np.int64))
         slots.begin_loop(slot, int(job.key), limit, loop.stop_ids)
         # Tokens of a loop are not offered to the prefix cache: their page keys would cost host time per token.
@@ -315,18 +320,18 @@ class Loops:
         branch.is_decoding = True
         return None
 
-    def _begin_rows(self, branch: Branch, job: Job, rows: LoopRows) -> None:
-        """Set the slot's rows to the loop's starting values. Raises EngineError if one is missing."""
+    def _begin_values(self, branch: Branch, job: Job, ports: LoopPorts) -> None:
+        """Set the slot's values to those that the loop starts from. Raises EngineError if one is missing."""
         values = dict(job.inputs)
-        for into, out in rows.ports.states:
+        for into, out in ports.states:
             if into not in values:
                 last = branch.request.last_values.get(out)
                 if last is None:
                     raise no_start(self._spec.name, out)
                 values[into] = last
-        rows.begin(branch.slot, values)
-        if rows.feeds is not None:
-            rows.feeds.begin(int(job.key), branch.slot)
+        self._memory.begin_loop_values(branch.slot, values)
+        if self._memory.feeds is not None:
+            self._memory.feeds.begin(int(job.key), branch.slot)
         branch.saves_pages = True
 
     def _start_general(self, branch: Branch, job: Job, loop: LoopSpec) -> Done | None:
@@ -340,12 +345,15 @@ class Loops:
             kept = {port: value for port, value in start.items() if port in job.outputs}
             return Done(job=job, outputs=kept, reason="stop" if is_stopped else "length")
         branch.loop = LoopState(
-            carried=carried, limit=loop.max_iters, ahead=self._ahead(job, loop), lists=self._inputs.lists(job.inputs)
+            carried=carried,
+            limit=loop.max_iters,
+            ahead=self._most_per_pass(branch, job, loop),
+            lists=self._inputs.lists(job.inputs),
         )
         branch.forward = self._iteration(branch, job, branch.loop)
         return None
 
-    def _ahead(self, job: Job, loop: LoopSpec) -> int:
+    def _most_per_pass(self, branch: Branch, job: Job, loop: LoopSpec) -> int:
         """Return the iterations that one pass may hold: several if they are independent and nothing is reported."""
-        is_free = loop.fused and not loop.carry and loop.stop_port is None and not self.wanted(job)
+        is_free = loop.fused and not loop.carry and loop.stop_port is None and not branch.wants
         return self._most_iterations if is_free and self._inputs.holds_iterations(job.inputs, job.attend) else 1

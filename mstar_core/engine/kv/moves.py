@@ -1,4 +1,4 @@
-"""Caches that leave for another rank or come from one: the jobs with `Job.move`. Called by the KV scheduler.
+"""Caches that leave for another rank or come from one: the jobs with `Job.move`. Part of the scheduler.
 
 A cache that came is like one that was preempted with its pages saved: it gets pages like any other, under pressure too,
 and then its pages are written. Later preemptions copy its pages to the host, because its log stays behind.
@@ -17,18 +17,18 @@ from mstar_core.errors import EngineError
 
 if TYPE_CHECKING:
     from mstar_core.engine.base import Export, Job
-    from mstar_core.engine.kv.model_runner import ModelRunner
-    from mstar_core.engine.kv.queue import RequestQueue
+    from mstar_core.engine.kv.requests import Requests
+    from mstar_core.engine.steps.device import Device
 
 
 class Moves:
-    """Exports and imports of one node. It keeps no state. Owned by the scheduler."""
+    """Exports and imports of one node. It keeps no state."""
 
-    def __init__(self, node: str, queue: RequestQueue, runner: ModelRunner) -> None:
-        self._node = node
-        self._queue = queue
-        self._memory = queue.memory
-        self._runner = runner
+    def __init__(self, requests: Requests, device: Device) -> None:
+        self._node = requests.node
+        self._requests = requests
+        self._memory = requests.memory
+        self._device = device
 
     def start(self, branch: Branch, job: Job) -> None:
         """Prepare a move. Raises EngineError for a cache that does not fit, or whose candidates would be lost."""
@@ -51,45 +51,44 @@ class Moves:
         """End a move, and report it."""
         assert job.move is not None
         cache = None if isinstance(job.move, CacheState) else self._export(branch, job.move)
-        self._queue.ready.done.append(Done(job=job, cache=cache))
+        self._requests.ready.done.append(Done(job=job, cache=cache))
         branch.job = None
-        self._queue.requeue(branch)
-        self._queue.has_changed = True
+        self._requests.requeue(branch)
+        self._requests.has_changed = True
 
     def _export(self, branch: Branch, export: Export) -> CacheState:
         """Take the cache of a branch, which is empty afterwards."""
-        slot, slots, tables = branch.slot, self._memory.slots, self._memory.tables
-        length = int(tables.length[slot])
-        with torch.inference_mode():
-            history, seen = slots.export(slot, length)
-            pages = tables.pages(slot)[: tables.pool.pages_for(length)]
-            state = CacheState(
-                length=length,
-                position=slots.position(slot),
-                last=int(slots.last[slot]),
-                drawn=int(slots.drawn[slot]),
-                history=torch.from_numpy(history),
-                seen=seen,
-                pages=self._runner.gather_pages(pages) if pages else (),
-                last_values={p: v for p, v in branch.request.last_values.items() if p in export.carried},
-            )
+        slot, memory = branch.slot, self._memory
+        slots, length = memory.slots, int(memory.tables.length[slot])
+        pages = memory.pages(slot, length)
+        is_penalised = slots.vocab > 0 and slots.sampling[slot].repetition_penalty != 1
+        self._device.apply(memory.take_updates())
+        state = CacheState(
+            length=length,
+            position=slots.position(slot),
+            last=int(slots.last[slot]),
+            drawn=int(slots.drawn[slot]),
+            history=torch.from_numpy(slots.history[slot, :length].copy()),
+            seen=self._device.seen(slot) if is_penalised else None,
+            pages=self._device.gather_pages(pages) if pages else (),
+            last_values={p: v for p, v in branch.request.last_values.items() if p in export.carried},
+        )
         self._empty(branch)
         return state
 
     def _import(self, branch: Branch, state: CacheState) -> None:
         """Give a branch the state of a cache that came; its pages follow when it gets some of its own."""
-        tables = self._memory.tables
-        saved = self._runner.arrived_pages(state.pages, tables.pool.pages_for(state.length)) if state.length else None
+        memory, slots, slot = self._memory, self._memory.slots, branch.slot
+        saved = None
+        if state.length:
+            self._device.check_pages(state.pages, memory.pool.pages_for(state.length))
+            saved = memory.arrived_pages(state.pages)
         self._empty(branch)
-        with torch.inference_mode():
-            self._memory.slots.restore(
-                branch.slot,
-                last=state.last,
-                drawn=state.drawn,
-                position=state.position,
-                history=state.history.numpy(),
-                seen=state.seen,
-            )
+        slots.next_position[slot], slots.drawn[slot] = state.position, state.drawn
+        slots.history[slot, : state.length] = state.history.numpy()
+        slots.set_last(slot, state.last)
+        if state.seen is not None:
+            memory.restore_seen(slot, state.seen)
         branch.chain.is_open = False  # its page keys stay behind
         branch.request.last_values.update(state.last_values)
         if state.length:

@@ -6,26 +6,22 @@ A branch keeps a log of what its cache was computed from, so that the cache can 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 
-from mstar_core.engine.base import Emission, Job
-from mstar_core.engine.transfers import gather
-from mstar_core.errors import EngineError
 from mstar_core.graph.declare.nodes import Attend
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.engine.base import Done, Handle, SamplingParams
+    from mstar_core.engine.base import Handle, Job, SamplingParams
+    from mstar_core.engine.cache.memory import SavedPages
     from mstar_core.engine.cache.prefix_cache import ContentChain
-    from mstar_core.engine.cache.saved_pages import SavedPages
-
-Position = int | float
-"""Position of a token; a float at nodes whose `positions` port is one."""
+    from mstar_core.engine.kv.candidate_group import CandidateGroup
+    from mstar_core.engine.steps.plan import Position
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,11 +29,11 @@ class ForwardPass:
     """One pass of a branch through the module, computed whole or in chunks.
 
     ports: the module's inputs; axes: the axis along which each is cut with the tokens (None: never cut).
-    per_row: ports with one value per batch item, which are stacked with those of other passes. iterations: iterations
+    per_item: ports with one value per batch item, which are stacked with those of other passes. iterations: iterations
     of a loop in this pass, consecutive in the cache; each is a batch item of its own, sees itself and those before, and
-    has an entry on the first axis of the ports in per_row if there are several.
+    has an entry on the first axis of the ports in per_item if there are several.
     given: positions from a port, tokens on the last axis; after: the position that follows them.
-    base: tokens in the cache before this pass. Ids stay on the host until their step.
+    base: tokens in the cache before this pass. Ids stay on the host until their step. done: tokens computed or planned.
     chunk_outputs: outputs of the chunks so far. is_replay: built from the log; it answers no job.
     """
 
@@ -51,7 +47,7 @@ class ForwardPass:
     after: Position = 0
     is_ids: bool = False
     is_replay: bool = False
-    per_row: frozenset[str] = frozenset()
+    per_item: frozenset[str] = frozenset()
     iterations: int = 1
     done: int = 0
     chunk_outputs: dict[str, list[Tensor]] = field(default_factory=dict)
@@ -67,12 +63,8 @@ class ForwardPass:
         chunks = self.chunk_outputs.items()
         return {port: values[0] if len(values) == 1 else torch.cat(values) for port, values in chunks}
 
-    def of_rows(self, name: str) -> Sequence[Tensor]:
-        """Return a port's value for each batch item of this pass."""
-        return self.ports[name].unbind(0) if self.iterations > 1 else (self.ports[name],)
-
     @property
-    def row_tokens(self) -> int:
+    def item_tokens(self) -> int:
         """Tokens of each batch item of this pass."""
         return self.tokens // self.iterations
 
@@ -89,7 +81,7 @@ class ForwardPass:
             after=self.after,
             is_ids=self.is_ids,
             is_replay=is_replay,
-            per_row=self.per_row,
+            per_item=self.per_item,
             iterations=self.iterations,
         )
 
@@ -129,12 +121,10 @@ class LoopState:
     """A loop in progress. carried: input port -> value of the next iteration.
 
     ahead: most iterations in one pass. lists: inputs with one entry per iteration, small ones still on the host.
-    ready: outputs of later iterations that a replay has already computed.
     """
 
     carried: dict[str, Tensor]
     lists: dict[str, Tensor] = field(default_factory=dict)
-    ready: deque[dict[str, Tensor]] = field(default_factory=deque)
     iteration: int = 0
     limit: int = 0
     ahead: int = 1
@@ -155,6 +145,7 @@ class Branch:
 
     slot: its place in the arrays, -1 before admission. parent: the branch that a candidate was forked from;
     shared: tokens that it shares with it, which its log leaves out. candidates: caches forked from this one.
+    wants: ports, other than the sampled one, that the module must give for its job.
     is_starved: candidates of its job wait for slots, and none of them has one.
     saves_pages: its log does not tell how its tokens were computed, so a preemption copies its pages to `saved`.
     """
@@ -165,6 +156,7 @@ class Branch:
     slot: int = -1
     queue: deque[Job] = field(default_factory=deque)
     job: Job | None = None
+    wants: frozenset[str] = frozenset()
     forward: ForwardPass | None = None
     loop: LoopState | None = None
     replay: deque[ForwardPass] = field(default_factory=deque)
@@ -260,116 +252,3 @@ class KVRequest:
             yield branch
             if branch.candidates is not None:
                 yield from branch.candidates.branches
-
-
-@dataclass(slots=True, kw_only=True)
-class CandidateJob(Job):
-    """The share of one candidate in a job of several, `whole`."""
-
-    whole: Job
-    group: CandidateGroup
-    index: int
-
-
-@dataclass(slots=True, kw_only=True)
-class CandidateGroup:
-    """The candidates of one branch, and what they have produced for their job. Owned by that branch.
-
-    takes_turns: nothing of a candidate outlives its share of the job, so each is freed when it ends. is_for_loop: they
-    live as long as a loop. job: what they run, None between jobs. entered: how many have a slot.
-    last_values: last values of each candidate's carried ports. stacked: outputs of finished candidates, by port, on a
-    first axis of all candidates; filled: how many have theirs there. An output is moved, never held twice: one frame of
-    each of hundreds of candidates is half a gigabyte.
-    """
-
-    parent: Branch
-    branches: list[Branch] = field(default_factory=list)
-    takes_turns: bool = False
-    is_for_loop: bool = False
-    job: Job | None = None
-    entered: int = 0
-    done: dict[int, Done] = field(default_factory=dict)
-    last_values: list[dict[str, Tensor]] = field(default_factory=list)
-    stacked: dict[str, Tensor] = field(default_factory=dict)
-    filled: dict[str, int] = field(default_factory=dict)
-    _iterations: list[deque[dict[str, Tensor]]] = field(default_factory=list)
-    _last: dict[int, dict[str, Tensor]] = field(default_factory=dict)
-    _emitted: int = 0
-
-    def begin(self, job: Job) -> None:
-        """Start the next job."""
-        self.job = job
-        self.done = {}
-        self.stacked, self.filled = {}, {}
-        self.last_values = [{} for _ in self.branches]
-        self._iterations = [deque() for _ in self.branches]
-        self._last = {}
-        self._emitted = 0
-
-    def add_iteration(self, index: int, outputs: dict[str, Tensor]) -> None:
-        """Note what a candidate emitted in its next iteration."""
-        self._iterations[index].append(outputs)
-
-    def emissions(self) -> Iterator[Emission]:
-        """Yield the iterations that all candidates have ended. One that stopped earlier repeats its last values."""
-        assert self.job is not None
-        queues = self._iterations
-        while any(queues) and all(queue or index in self.done for index, queue in enumerate(queues)):
-            for index, queue in enumerate(queues):
-                if queue:
-                    self._last[index] = queue.popleft()
-            values = [self._last[index] for index in range(len(self.branches)) if index in self._last]
-            if len(values) == len(self.branches):
-                yield Emission(job=self.job, iteration=self._emitted, outputs=stack_ports(values))
-            self._emitted += 1
-
-    def store(self, finished: Sequence[int]) -> None:
-        """Move the outputs of finished candidates (ascending) to their places in `stacked`, one copy per run.
-
-        An output of another shape than the first one's stays where it is; `outputs` then raises.
-        """
-        for port in sorted({port for index in finished for port in self.done[index].outputs}):
-            given = [(index, self.done[index].outputs[port]) for index in finished if port in self.done[index].outputs]
-            if port not in self.stacked:
-                first = given[0][1]
-                self.stacked[port] = first.new_empty((len(self.branches), *first.shape))
-            whole, start = self.stacked[port], 0
-            given = [(index, value) for index, value in given if value.shape == whole.shape[1:]]
-            for end in range(1, len(given) + 1):
-                if end == len(given) or given[end][0] != given[end - 1][0] + 1:
-                    run = given[start:end]
-                    gather([value for _, value in run], whole[run[0][0] : run[-1][0] + 1])
-                    start = end
-            for index, _ in given:
-                del self.done[index].outputs[port]
-                self.last_values[index].pop(port, None)
-            self.filled[port] = self.filled.get(port, 0) + len(given)
-
-    def outputs(self) -> dict[str, Tensor]:
-        """Return the stacked outputs, without ports that a candidate lacks. Raises EngineError for unequal shapes."""
-        for done in self.done.values():
-            for port, value in done.outputs.items():
-                raise _unequal_shapes(port, [value.shape, self.stacked[port].shape[1:]])
-        return {port: whole for port, whole in self.stacked.items() if self.filled[port] == len(self.branches)}
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether every candidate has ended."""
-        return len(self.done) == len(self.branches)
-
-
-def stack_ports(values: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Stack the candidates' values by port, without ports that one lacks. Raises EngineError if shapes differ."""
-    ports = [port for port in values[0] if all(port in each for each in values)] if values else []
-    stacked = {}
-    for port in ports:
-        own = [each[port] for each in values]
-        if any(value.shape != own[0].shape for value in own):
-            raise _unequal_shapes(port, [value.shape for value in own])
-        stacked[port] = torch.stack(own)
-    return stacked
-
-
-def _unequal_shapes(port: str, shapes: Sequence[torch.Size]) -> EngineError:
-    different = sorted({str(list(shape)) for shape in shapes})
-    return EngineError(f"candidates of one job gave {port!r} in different shapes", ", ".join(different))

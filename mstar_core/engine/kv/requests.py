@@ -1,6 +1,6 @@
 """Requests of a KV node and their branches with work: what waits, what decodes, what is in flight.
 
-Changed by the engine and its scheduler; holds no policy.
+The state that the scheduler and its parts share; holds no policy.
 """
 
 from __future__ import annotations
@@ -9,28 +9,31 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from mstar_core.engine.base import Failed, StepResult
 from mstar_core.engine.failures import node_error
-from mstar_core.engine.kv.batch import decode_batch
+from mstar_core.engine.kv.step import Decoding
+from mstar_core.engine.steps.plan import DecodeBatch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from mstar_core.engine.base import Handle, Job
     from mstar_core.engine.cache.memory import KVMemory
-    from mstar_core.engine.kv.batch import DecodeBatch, KVStep
     from mstar_core.engine.kv.sequence import Branch, KVRequest
+    from mstar_core.engine.kv.step import KVStep
 
 
 @dataclass(slots=True)
-class RequestQueue:
-    """Requests in order of age, and their branches with work. Owned by the KV engine.
+class Requests:
+    """Requests in order of age, and their branches with work. Owned by the scheduler.
 
     pending: branches with work outside the decode batch, by `Branch.key`. looping: job key -> branch of a resident
     loop; active: those in the next decode batch, which is rebuilt when `is_decode_current` is false; starving: those
     that wait for the next item of their stream.
-    ready: results that belong to no step. waits_for_slots, waits_for_pages: the last scheduling pass found a branch
-    that waits for them; has_changed: something has changed since, so it may be able to run.
+    decoding: the decode batch. ready: results that come with the next step. waits_for_slots, waits_for_pages: the last
+    scheduling pass found a branch that waits for them; has_changed: something has changed since, so it may be able to run.
     """
 
     node: str
@@ -41,8 +44,9 @@ class RequestQueue:
     looping: dict[int, Branch] = field(default_factory=dict)
     active: dict[int, Branch] = field(default_factory=dict)
     starving: dict[int, Branch] = field(default_factory=dict)
-    decode: DecodeBatch | None = None
+    decoding: Decoding | None = None
     is_decode_current: bool = True
+    decode_version: int = 0
     decode_since: float = float("inf")
     in_flight: list[KVStep] = field(default_factory=list)
     ready: StepResult = field(default_factory=StepResult)
@@ -162,11 +166,7 @@ class RequestQueue:
 
     def is_in_flight(self, key: int) -> bool:
         """Return whether a step in flight computes an iteration of a resident loop."""
-        return any(
-            out.decode is not None and key in out.decode.keys and key not in step.dropped
-            for step in self.in_flight
-            for out in step.batches
-        )
+        return any(step.decodes(key) for step in self.in_flight)
 
     def leave_decode(self, key: int) -> bool:
         """Take a loop out of the next decode batch. Returns whether it was in it."""
@@ -189,13 +189,26 @@ class RequestQueue:
         for step in self.in_flight:
             step.dropped.add(key)
 
-    def current_decode(self) -> DecodeBatch | None:
+    def current_decode(self) -> Decoding | None:
         """Return the decode batch of the next step, rebuilt if its members changed."""
         if not self.is_decode_current:
-            branches = sorted(self.active.values(), key=lambda branch: branch.request.order)
-            self.decode = decode_batch(branches, self.memory.slots) if branches else None
+            sequences = sorted(self.active.values(), key=lambda branch: branch.request.order)
+            self.decoding = self._new_decode(sequences) if sequences else None
             self.is_decode_current = True
-        return self.decode
+        return self.decoding
+
+    def _new_decode(self, sequences: list[Branch]) -> Decoding:
+        self.decode_version += 1
+        slots = np.array([branch.slot for branch in sequences], dtype=np.int64)
+        loops = [branch.job.loop for branch in sequences if branch.job is not None and branch.job.loop is not None]
+        batch = DecodeBatch(
+            version=self.decode_version,
+            slots=slots,
+            sampling=tuple(self.memory.slots.sampling[slot] for slot in slots),
+            reports=frozenset[str]().union(*(loop.emit for loop in loops)),
+            to_host=frozenset[str]().union(*(loop.host_emit for loop in loops)),
+        )
+        return Decoding(sequences, self.memory.slots.key[slots], batch)
 
     # -- results -----------------------------------------------------------------------------------------------------
 
@@ -204,20 +217,28 @@ class RequestQueue:
         if branch.parent is None:
             branch.request.last_values.update(outputs)
 
-    def fail(self, result: StepResult, branch: Branch, job: Job, error: Exception) -> None:
-        """Fail a request: report the job, drop its other work, free its pages. Its slots stay until it is closed."""
+    def fail(self, branch: Branch, job: Job, error: Exception, result: StepResult | None = None) -> None:
+        """Fail a request: report the job, drop its other work, free its pages. Its slots stay until it is closed.
+
+        result: of the step that found the error, by default that of the next one.
+        """
         request = branch.request
         if request.is_failed:
             return
         whole = branch.parent.job if branch.parent is not None else None
-        result.failed.append(Failed(job=whole or job, error=node_error(self.node, error)))
+        failed = Failed(job=whole or job, error=node_error(self.node, error))
+        (result or self.ready).failed.append(failed)
         request.is_failed = True
-        for each in request.sequences():
-            self.remove(each)
-            self.stop_decoding(each)
-            each.clear()
-            if each.candidates is not None:
-                each.candidates.job = None
-            if each.slot >= 0:
-                self.memory.tables.release(each.slot)
+        self.stop(request)
+
+    def stop(self, request: KVRequest) -> None:
+        """Drop all work of a request, and free its pages."""
+        for branch in request.sequences():
+            self.remove(branch)
+            self.stop_decoding(branch)
+            branch.clear()
+            if branch.candidates is not None:
+                branch.candidates.job = None
+            if branch.slot >= 0:
+                self.memory.tables.release(branch.slot)
         self.has_changed = True

@@ -1,0 +1,93 @@
+"""Values per sequence of a node's resident loop, as far as the host knows them: new values, and items of its stream.
+
+The values themselves stay on the device between steps. Owned by the node's scheduler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import torch
+
+from mstar_core.engine.cache.feeds import Feeds
+from mstar_core.engine.steps.updates import LoopValuesSet
+from mstar_core.errors import EngineError
+from mstar_core.graph.declare.nodes import keyword
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mstar_core.graph.compile.resident import LoopPorts
+    from mstar_core.graph.declare.nodes import NodeSpec
+
+DTYPES: Final = {
+    "i64": torch.int64,
+    "i32": torch.int32,
+    "i16": torch.int16,
+    "u8": torch.uint8,
+    "b8": torch.bool,
+    "f32": torch.float32,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+}
+
+
+def value_forms(spec: NodeSpec, ports: LoopPorts, dtype: torch.dtype) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Return shape and dtype of one sequence's value of each carried or constant port, by keyword."""
+    forms = {}
+    for name in (*(into for into, _ in ports.states), *ports.constants):
+        kind = spec.port(keyword(name))
+        forms[keyword(name)] = tuple(int(size) for size in kind.shape), DTYPES.get(kind.dtype, dtype)
+    return forms
+
+
+class LoopValues:
+    """New values of a node's resident loop on their way to the device, and its stream.
+
+    feeds: items of the stream, or None without one.
+    """
+
+    def __init__(self, spec: NodeSpec, ports: LoopPorts, slots: int, dtype: torch.dtype, most_items: int) -> None:
+        self.ports = ports
+        self.feeds = Feeds(slots, most_items) if ports.feed is not None else None
+        self._node = spec.name
+        self._names = [*(into for into, _ in ports.states), *ports.constants]
+        self._forms = value_forms(spec, ports, dtype)
+        self._pending: dict[str, dict[int, Tensor]] = {}
+
+    def begin(self, slot: int, values: Mapping[str, Tensor]) -> list[LoopValuesSet]:
+        """Set the values of a slot. values: by input as the walk names it. Raises EngineError for a wrong shape.
+
+        Returns changes of values on a device; those on the host wait for `take_changes`.
+        """
+        changes = []
+        for name in self._names:
+            port, value = keyword(name), values[name]
+            shape, dtype = self._forms[port]
+            if value.numel() != prod(shape):
+                raise EngineError(
+                    f"input {port!r} of node {self._node} has the wrong shape",
+                    f"{list(value.shape)}, declared {list(shape)}",
+                    node=self._node,
+                )
+            value = value.reshape(shape).to(dtype)
+            pending = self._pending.setdefault(port, {})
+            if value.is_cpu:
+                pending[slot] = value
+            else:
+                pending.pop(slot, None)
+                changes.append(LoopValuesSet(port, np.array([slot], dtype=np.int64), value[None]))
+        return changes
+
+    def take_changes(self) -> list[LoopValuesSet]:
+        """Return the values from the host that have been set since the last call."""
+        changes = [
+            LoopValuesSet(port, np.array([*values], dtype=np.int64), torch.stack([*values.values()]))
+            for port, values in self._pending.items()
+            if values
+        ]
+        self._pending.clear()
+        return changes

@@ -1,0 +1,244 @@
+"""Pages of a KV node: which branches get them, from the prefix cache or the pool, and who is preempted for them.
+
+Part of the scheduler. Older requests go first; memory pressure preempts the youngest.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mstar_core.engine.cache.page_pool import OutOfPages
+from mstar_core.engine.kv.candidates import tokens_ahead
+from mstar_core.engine.kv.sequence import Branch, KVRequest
+from mstar_core.errors import TooLarge
+
+if TYPE_CHECKING:
+    from mstar_core.engine.cache.prefix_cache import PrefixCache
+    from mstar_core.engine.kv.candidates import Candidates
+    from mstar_core.engine.kv.loops import Loops
+    from mstar_core.engine.kv.requests import Requests
+
+
+class Pages:
+    """Reserves pages and preempts for them. It keeps no state."""
+
+    def __init__(self, requests: Requests, loops: Loops, candidates: Candidates) -> None:
+        self._requests = requests
+        self._memory = requests.memory
+        self._loops = loops
+        self._candidates = candidates
+
+    def reserve(self, branch: Branch) -> bool:
+        """Get the pages of a branch's current pass. Only the oldest request with work preempts others for them."""
+        if branch.parent is not None and not self._candidates.attach(branch):
+            return False
+        if branch.is_evicted and not branch.replay and branch.saved is None:
+            self._loops.rebuild(branch)
+            branch.is_evicted = bool(branch.replay)
+        self._adopt_prefix(branch)
+        tokens = sum(forward.left for forward in branch.replay) + branch.is_decoding
+        tokens += branch.logged if branch.saved is not None else 0
+        if branch.forward is not None and branch.forward.attend.write:
+            tokens += branch.forward.left
+            if branch.parent is not None:
+                # A candidate gets the pages of its whole loop, so that it ends and others take its place.
+                tokens = min(tokens + tokens_ahead(branch), self._room(branch))
+        if self._would_thrash(branch, tokens):
+            self._requests.waits_for_pages = True
+            return False
+        while True:
+            try:
+                if tokens:
+                    self._memory.ensure(branch.slot, tokens)
+            except OutOfPages as shortage:
+                if not self._make_room(branch, shortage):
+                    return False
+            except TooLarge as error:
+                assert branch.job is not None
+                self._requests.fail(branch, branch.job, error)
+                return False
+            else:
+                if branch.saved is not None:
+                    self._memory.restore_pages(branch.saved, branch.slot, branch.logged)
+                    branch.saved, branch.is_evicted = None, False
+                branch.is_reserved = True
+                return True
+
+    def reserve_ahead(self, slot: int, tokens: int) -> bool:
+        """Get pages for more tokens of a slot without preempting. Returns whether they are there."""
+        tables = self._memory.tables
+        if int(tables.length[slot]) + tokens > tables.max_tokens:
+            return False
+        if tables.missing(slot, tokens) > self._memory.pool.available:
+            return False
+        self._memory.ensure(slot, tokens)
+        return True
+
+    def grow_decode_batch(self) -> None:
+        """Give each decoding sequence a page for its next token. Pressure preempts the youngest request."""
+        tables, decoding = self._memory.tables, self._requests.current_decode()
+        if decoding is None:
+            return
+        slots = decoding.batch.slots
+        full = tables.length[slots] >= tables.capacity[slots]
+        if np.count_nonzero(full):
+            for index in np.nonzero(full)[0].tolist():
+                self._grow(decoding.sequences[index])
+
+    def _grow(self, branch: Branch) -> None:
+        while branch.job is not None and int(branch.job.key) in self._requests.active:
+            try:
+                self._memory.ensure(branch.slot, 1)
+            except OutOfPages as shortage:
+                victim = self._youngest()
+                others = (request for request, _ in self._requests.page_holders() if request is not branch.request)
+                if victim is None or (victim is branch.request and not any(others)):
+                    self._requests.fail(branch, branch.job, self._outgrown(shortage))
+                else:
+                    self._preempt(victim)
+            else:
+                return
+
+    def _room(self, branch: Branch) -> int:
+        """Return the tokens that a branch can still take, but at least those of its pass, which may be too many."""
+        left = sum(forward.left for forward in branch.replay) + (branch.forward.left if branch.forward else 0)
+        return max(left, self._memory.tables.max_tokens - int(self._memory.tables.length[branch.slot]))
+
+    def _would_thrash(self, branch: Branch, tokens: int) -> bool:
+        """Return whether the decode batch would soon take these pages back. Never for the oldest request with work."""
+        active, memory = len(self._requests.active), self._memory
+        if not active or memory.pool.available >= memory.tables.missing(branch.slot, tokens) + active:
+            return False
+        return branch.request.order != self._requests.oldest_with_work()
+
+    def _make_room(self, branch: Branch, shortage: OutOfPages) -> bool:
+        """Preempt for a branch. False when it has to wait, or has failed because nothing can make room for it."""
+        if branch.request.order == self._requests.oldest_with_work():
+            victim = self._youngest(apart_from=branch.request)
+            if victim is not None:
+                self._preempt(victim)
+                return True
+            candidate = self._candidates.victim(branch)
+            if candidate is not None:
+                self.evict(candidate)
+                return True
+            if not self._candidates.another_runs(branch) and not self._requests.in_flight and branch.job is not None:
+                self._requests.fail(branch, branch.job, self._outgrown(shortage))
+                return False
+        self._requests.waits_for_pages = True
+        return False
+
+    # -- prefixes and forks ------------------------------------------------------------------------------------------
+
+    def _adopt_prefix(self, branch: Branch) -> None:
+        """Take over pages of the prefix cache: at the start of an empty cache, and where a further pass starts."""
+        memory, slot = self._memory, branch.slot
+        if memory.prefixes is None or branch.saved:
+            return
+        if memory.tables.count[slot] or memory.tables.length[slot]:
+            self._adopt_further(branch, memory.prefixes)
+            return
+        tokens = sum(forward.tokens for forward in branch.replay)
+        forward = branch.forward
+        if forward is not None and branch.job is not None and forward.attend.write:
+            tokens += forward.tokens if not branch.wants else 0
+        pages = memory.prefixes.match(branch.chain.keys, tokens) if tokens else []
+        if not pages:
+            return
+        memory.tables.adopt(slot, pages)
+        skipped = len(pages) * memory.pool.page_size
+        while branch.replay and skipped >= branch.replay[0].tokens:
+            skipped -= branch.replay.popleft().tokens
+        if branch.replay:
+            branch.replay[0].done = skipped
+            return
+        if skipped and forward is not None:
+            forward.done = branch.cached_tokens = skipped
+        branch.is_evicted = False
+
+    def _adopt_further(self, branch: Branch, prefixes: PrefixCache) -> None:
+        """Take over pages where a pass begins behind cached tokens: the text after an image, or the image itself."""
+        tables, forward, job = self._memory.tables, branch.forward, branch.job
+        if forward is None or job is None or forward.done or branch.replay or not branch.chain.is_open:
+            return
+        if not forward.attend.write or forward.must_be_whole or branch.in_flight or branch.wants:
+            return
+        before = int(tables.length[branch.slot])
+        full = before // self._memory.pool.page_size
+        pages = prefixes.match(branch.chain.keys, before + forward.tokens)[full:]
+        if not pages or before != forward.base:
+            return
+        tables.adopt(branch.slot, pages)
+        forward.done = branch.cached_tokens = int(tables.length[branch.slot]) - before
+
+    def offer_prefix(self, branch: Branch) -> None:
+        """Offer the full pages of a branch to the prefix cache."""
+        memory = self._memory
+        if memory.prefixes is not None and branch.chain.keys:
+            full = int(memory.tables.length[branch.slot]) // memory.pool.page_size
+            memory.prefixes.insert(branch.chain.keys[:full], memory.tables.pages(branch.slot)[:full])
+
+    def fork(self, source: Branch, into: Branch) -> None:
+        """Make a branch a copy-on-write copy of another one, as of the jobs already done."""
+        memory = self._memory
+        memory.tables.release(into.slot)
+        memory.copy_slot(source.slot, into.slot)
+        into.log, into.logged, into.chain = list(source.log), source.logged, source.chain.copy()
+        into.replay.clear()
+        is_incomplete = source.is_evicted or bool(source.replay) or source.job is not None
+        if not is_incomplete:
+            memory.tables.fork(source.slot, into.slot)
+        into.is_evicted = is_incomplete and into.logged > 0
+        into.saves_pages, into.saved = source.saves_pages, source.saved
+        if into.is_evicted and into.saves_pages and into.saved is None:
+            into.saved = memory.save_pages(source.slot, source.logged)
+
+    # -- preemption --------------------------------------------------------------------------------------------------
+
+    def _youngest(self, apart_from: KVRequest | None = None) -> KVRequest | None:
+        """Return the youngest request that holds pages and has nothing in flight."""
+        able = [
+            request
+            for request, _ in self._requests.page_holders()
+            if request is not apart_from and not any(branch.in_flight for branch in request.sequences())
+        ]
+        return max(able, key=lambda request: request.order, default=None)
+
+    def _preempt(self, request: KVRequest) -> None:
+        """Take all pages of a request, which recomputes them when it is admitted again."""
+        self._memory.note_preemption(request.handle, request.slots)
+        for branch in request.sequences():
+            if branch.slot >= 0:
+                self.evict(branch)
+
+    def evict(self, branch: Branch) -> None:
+        """Take the pages of one branch. They are copied to the host if its log cannot recompute them."""
+        self._loops.sync_log(branch)
+        if branch.saves_pages and branch.logged and branch.saved is None:
+            branch.saved = self._memory.save_pages(branch.slot, branch.logged)
+        self._memory.tables.release(branch.slot)
+        branch.replay.clear()
+        branch.is_evicted = branch.logged > 0
+        branch.is_reserved = False
+        branch.cached_tokens = 0
+        if branch.forward is not None:
+            branch.forward.restart()
+        if branch.is_decoding and branch.job is not None:
+            self._requests.leave_decode(int(branch.job.key))
+            self._requests.await_pages(branch)
+        if branch.runs_candidates:
+            self._requests.pending[branch.key] = branch
+        if self._requests.in_flight:
+            # Its last id may not have arrived; the log is complete once that step is collected.
+            branch.in_flight += 1
+            self._requests.in_flight[-1].held.append(branch)
+
+    def _outgrown(self, shortage: OutOfPages) -> TooLarge:
+        return TooLarge(
+            f"the request outgrew the cache of node {self._requests.node}",
+            shortage.detail,
+            "lower the output limit or give the deployment more cache",
+            node=self._requests.node,
+        )
