@@ -45,7 +45,7 @@ class DecodeStep(StaticStep[dict[str, "Tensor"]]):
         slots = node.slots
         assert node.columns is not None
         self._parameters = Staging(parameter_fields(count), node.device)
-        shape = AttentionShape(sequences=count, tokens=1, pages=node.tables.shape[1], causal=True)
+        shape = AttentionShape(sequences=count, tokens=1, pages=node.pages, causal=True)
         fields = {"positions": (slots.position_dtype, count), "chance": (torch.float64, count)}
         if steps.values is not None:
             fields |= steps.values.fields(count)
@@ -60,17 +60,20 @@ class DecodeStep(StaticStep[dict[str, "Tensor"]]):
     def park(self) -> None:
         """Fill the buffers with values that touch the spare slot and page only."""
         batch = DecodeBatch(version=0, slots=_NONE, sampling=())
-        self.load(DecodePlan(batch=batch, lengths=_NONE, positions=_NONE, drawn=_NONE, items=_NONE))
+        self.load(
+            DecodePlan(batch=batch, lengths=_NONE, positions=_NONE, drawn=_NONE, items=_NONE),
+            self._steps.node.no_tables,
+        )
 
-    def load(self, plan: DecodePlan) -> None:
+    def load(self, plan: DecodePlan, tables: np.ndarray) -> None:
         """Fill the buffers for a step; sampling parameters only if the batch's membership changed."""
         if self._batch is not plan.batch:
             self._load_parameters(plan.batch)
-        node, loop_values = self._steps.node, self._steps.values
+        loop_values = self._steps.values
         values = {"positions": plan.positions, "chance": rng.uniform_host(self._states, plan.drawn)}
         if loop_values is not None:
             values |= loop_values.values(plan, self._random)
-        self.buffers.prepare(AttentionMetadata.of(plan.batch.slots, plan.lengths, node.tables), values)
+        self.buffers.prepare(AttentionMetadata.of(plan.batch.slots, plan.lengths, tables), values)
 
     def _load_parameters(self, batch: DecodeBatch) -> None:
         spare = self._steps.node.slots.spare
@@ -140,8 +143,8 @@ class DecodeSteps:
             return []
         return [plan] if len(plan) <= largest[0] else list(self._split(plan, largest[0]))
 
-    def run(self, plan: DecodePlan) -> tuple[Tensor, dict[str, Tensor]]:
-        """Run one step.
+    def run(self, plan: DecodePlan, tables: np.ndarray) -> tuple[Tensor, dict[str, Tensor]]:
+        """Run one step. tables: see StepPlan.
 
         Returns the drawn ids, int64 [n], which the next run overwrites, and copies of the ports that loops report.
         """
@@ -149,7 +152,7 @@ class DecodeSteps:
         step = self.buckets.smallest(count)
         assert step is not None, "`replayable` has found a bucket"
         plans = step.buffers.attention.plans
-        step.load(plan)
+        step.load(plan, tables)
         outputs = step.run()
         self.counts.hits += 1
         self.counts.replans += step.buffers.attention.plans - plans

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from mstar_core.engine.cuda_graphs.cache import GraphCache, StepBuckets
     from mstar_core.engine.cuda_graphs.ragged import CapturedNode
-    from mstar_core.engine.steps.plan import PassPlan
+    from mstar_core.engine.steps.plan import PassPlan, StepPlan
     from mstar_core.graph.declare.nodes import NodeSpec
 
 MOST_KINDS: Final = {Family.IDS: 1, Family.LOOP: 16, Family.PREFIX: 2, Family.PROMPT: 8}
@@ -93,7 +93,7 @@ class CapturedPasses:
         self._loop_items = [items for (items,) in up_to(slots, spec.hints.capture_sizes, [])]
         self._prefix_tokens = [tokens for (tokens,) in up_to(token_budget, spec.hints.capture_tokens, [])]
         self._prompt_tokens = [tokens for (tokens,) in up_to(token_budget, spec.hints.capture_prompts, [])]
-        self._most_pages = node.tables.shape[1]
+        self._most_pages = node.pages
         self._kinds: dict[StepKind, _Kind] = {}
         self._signatures: dict[tuple[object, ...], StepKind | None] = {}
         self._limits: tuple[int, StepLimits] | None = None
@@ -150,11 +150,12 @@ class CapturedPasses:
 
     # -- running -----------------------------------------------------------------------------------------------------
 
-    def run(self, passes: Sequence[PassPlan], chosen: Sequence[int]) -> tuple[list[Replay], list[int]]:
-        """Replay what buckets take of the chosen passes. Returns the replays and the passes that are left.
+    def run(self, plan: StepPlan, chosen: Sequence[int]) -> tuple[list[Replay], list[int]]:
+        """Replay what buckets take of the chosen passes of a plan. Returns the replays and the passes that are left.
 
         Kinds that have no buckets yet are queued for capture, and count as misses.
         """
+        passes = plan.passes
         groups: dict[StepKind, list[int]] = {}
         rest: list[int] = []
         last, members = None, list[int]()
@@ -169,7 +170,7 @@ class CapturedPasses:
         replays: list[Replay] = []
         missed = any(self._misses(passes[index]) for index in rest)
         for kind, members in groups.items():
-            replayed, left = self._run_kind(kind, passes, members)
+            replayed, left = self._run_kind(kind, plan, members)
             replays += replayed
             rest += left
             missed |= self._count(kind, passes, replayed, left)
@@ -191,24 +192,22 @@ class CapturedPasses:
         self.counts.hits += sum(1 + len(replay.later) for replay in replayed)
         return bool(left)
 
-    def _run_kind(
-        self, kind: StepKind, passes: Sequence[PassPlan], members: list[int]
-    ) -> tuple[list[Replay], list[int]]:
-        entry = self._learned(kind)
+    def _run_kind(self, kind: StepKind, plan: StepPlan, members: list[int]) -> tuple[list[Replay], list[int]]:
+        entry, passes = self._learned(kind), plan.passes
         if entry is None:
             return [], members
         if kind.family is Family.LOOP:
             self._learn_exact(entry, [passes[index] for index in members])
             step = self._step_ahead(kind, [passes[index] for index in members])
             if step is not None:
-                return [_replay(step, passes, members)], []
+                return [_replay(step, plan, members)], []
         replays = []
         while members:
             step, count = self._next(entry, [passes[index] for index in members])
             if step is None:
                 break
             batch, members = members[:count], members[count:]
-            replays.append(_replay(step, passes, batch))
+            replays.append(_replay(step, plan, batch))
         return replays, members
 
     def _next(self, entry: _Kind, passes: Sequence[PassPlan]) -> tuple[RaggedStep | None, int]:
@@ -236,7 +235,7 @@ class CapturedPasses:
         """Return the smallest bucket for these passes, or a smaller, full one if much of it would be padding."""
         kind = entry.kind
         often = kind.iterations if kind.writes else 0
-        page_size = self._node.attention.page_size
+        page_size = self._node.page_size
         pages = -(-max(planned.cached + planned.count * often for planned in passes) // page_size)
         fits = [size for size in entry.buckets.sizes if size[2] >= pages]
         if not fits:
@@ -346,7 +345,9 @@ class CapturedPasses:
             kind,
             self._cache.buckets(
                 build,
-                lambda size: f"graph of {size[1]} sequences, {kind}" if is_loop else f"{kind} graph of {size[0]} tokens",
+                lambda size: (
+                    f"graph of {size[1]} sequences, {kind}" if is_loop else f"{kind} graph of {size[0]} tokens"
+                ),
                 lambda size: (family.value, size[1], size[2]) if is_loop else (family.value, -size[0]),
                 kind,
             ),
@@ -375,13 +376,13 @@ def _builder(
     return build
 
 
-def _replay(step: RaggedStep, passes: Sequence[PassPlan], members: list[int]) -> Replay:
+def _replay(step: RaggedStep, plan: StepPlan, members: list[int]) -> Replay:
     """Run one replay. Outputs that some pass wants are copied out of the graph's memory."""
-    batch = [passes[index] for index in members]
+    batch = [plan.passes[index] for index in members]
     wanted = frozenset[str]().union(*(planned.wants for planned in batch))
-    items, size = step.load(batch), step.size
+    items, size = step.load(batch, plan.tables), step.size
     for ahead, later in enumerate(step.later, start=1):
-        later.load(batch, ahead)
+        later.load(batch, plan.tables, ahead)
     iterations = step.run()
     tokens = sum(planned.count for planned in batch)
     used = {size.items: items, size.tokens: tokens}

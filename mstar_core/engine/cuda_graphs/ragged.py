@@ -45,14 +45,24 @@ GREEDY: Final = SamplingParams()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapturedNode:
-    """What the captured steps of one node share. sees: whether draws mark seen ids. columns: None without sampling."""
+    """What the captured steps of one node share.
+
+    pages: most pages of a sequence, of page_size tokens each. columns: None without sampling. sees: whether draws mark
+    seen ids.
+    """
 
     module: KVModule
     attention: AttentionBackend
     slots: DeviceSlots
-    tables: np.ndarray
+    pages: int
+    page_size: int
     columns: Columns | None = None
     sees: bool = False
+
+    @property
+    def no_tables(self) -> np.ndarray:
+        """Page tables of no sequences."""
+        return np.zeros((1, self.pages), dtype=np.int32)
 
     @property
     def device(self) -> torch.device:
@@ -102,18 +112,20 @@ class RaggedStep(StaticStep[list[dict[str, "Tensor"]]]):
         }
         if kind.samples:
             assert node.columns is not None
-            self._sampler = StaticSampler(size.items, node.columns, node.slots, values, values["chance"], sees=node.sees)
+            self._sampler = StaticSampler(
+                size.items, node.columns, node.slots, values, values["chance"], sees=node.sees
+            )
         single = replace(kind, iterations=1)
         ahead = range(1, kind.iterations) if kind.runs_ahead else ()
         self.later: tuple[RaggedStep, ...] = tuple(RaggedStep(node, single, size, {}) for _ in ahead)
-        self.load([])
+        self.load([], node.no_tables)
 
     # -- before a replay ---------------------------------------------------------------------------------------------
 
-    def load(self, passes: Sequence[PassPlan], ahead: int = 0) -> int:
+    def load(self, passes: Sequence[PassPlan], tables: np.ndarray, ahead: int = 0) -> int:
         """Fill the buffers for these passes, small values in one copy. Returns the batch items in use.
 
-        ahead: iterations between the passes and this step; carried ports are then left to the step before.
+        tables: see StepPlan. ahead: iterations between the passes and this step; carried ports are then left to the step before.
         """
         kind = self.kind
         if ahead:
@@ -132,7 +144,7 @@ class RaggedStep(StaticStep[list[dict[str, "Tensor"]]]):
             else:
                 joined = values[0] if len(values) == 1 else torch.cat(values)
                 staged[port_field(form.name)] = host_array(joined)
-        metadata = metadata_of(passes, self._node.tables)
+        metadata = metadata_of(passes, tables)
         if kind.samples:
             staged |= self._draws(passes, metadata.query_starts)
         self.buffers.prepare(metadata, staged)

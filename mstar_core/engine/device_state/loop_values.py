@@ -113,7 +113,9 @@ class DeviceLoopValues:
             ports[self._random_port] = numbers.view(len(slots), *self._random_shape)
         return ports
 
-    def store(self, slots: Tensor, before: Mapping[str, Tensor], outputs: Mapping[str, Tensor], stopped: Tensor) -> None:
+    def store(
+        self, slots: Tensor, before: Mapping[str, Tensor], outputs: Mapping[str, Tensor], stopped: Tensor
+    ) -> None:
         """Replace the state of these slots by the module's outputs. Sequences in `stopped` (bool [n]) keep theirs.
 
         before: the module's ports. Raises EngineError for a missing output or one that is not one value per sequence.

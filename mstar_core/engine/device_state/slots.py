@@ -13,7 +13,6 @@ import torch
 from mstar_core.engine.transfers import upload
 
 if TYPE_CHECKING:
-    from torch import Tensor
 
     from mstar_core.engine.steps.updates import SlotChanges
 
@@ -31,9 +30,7 @@ class DeviceSlots:
     stopped: bool [slots + 1].
     """
 
-    def __init__(
-        self, count: int, vocab: int, device: torch.device, position_dtype: torch.dtype = torch.int64
-    ) -> None:
+    def __init__(self, count: int, vocab: int, device: torch.device, position_dtype: torch.dtype = torch.int64) -> None:
         self.count = count
         self.device = device
         self.position_dtype = position_dtype

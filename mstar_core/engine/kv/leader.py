@@ -37,27 +37,24 @@ _MODULUS: Final = 1_000_003
 
 
 class Leader:
-    """Publishes the plans of one node. Owned by its runner; used from the worker's thread.
-
-    tables: the resident page tables of the plans, int32 [slots, max_pages].
-    """
+    """Publishes the plans of one node. Owned by its runner; used from the worker's thread."""
 
     def __init__(
         self,
         node: str,
-        tables: np.ndarray,
+        tables: tuple[int, ...],
         slots: DeviceSlots,
         sender: PlanSender,
         collectives: TorchCollectives,
         size: int,
     ) -> None:
-        self.tables = tables
+        """tables: shape of the page tables. size: ranks of the group."""
         self._node = node
         self._slots = slots
         self._sender = sender
         self._collectives = collectives
         self._followers = size - 1
-        self._sent = np.full_like(tables, -1)
+        self._sent = np.full(tables, -1, dtype=np.int32)
         self._batch: DecodeBatch | None = None
         self._draws = 0
         self._checksums: dict[int, HostCopy] = {}

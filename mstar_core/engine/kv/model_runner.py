@@ -11,12 +11,23 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
 import torch
 
+from mstar_core.engine.attention import backend, make_pools
+from mstar_core.engine.cuda_graphs.cache import GraphCache
 from mstar_core.engine.cuda_graphs.decode import plan_part
 from mstar_core.engine.cuda_graphs.kinds import signature
+from mstar_core.engine.cuda_graphs.node import NodeGraphs
+from mstar_core.engine.cuda_graphs.ragged import CapturedNode
 from mstar_core.engine.device_state import slot_update
+from mstar_core.engine.device_state.loop_values import DeviceLoopValues
+from mstar_core.engine.device_state.page_store import PageStore
+from mstar_core.engine.device_state.slots import DeviceSlots
 from mstar_core.engine.failures import node_error
+from mstar_core.engine.kv.follower import NodeFollower
+from mstar_core.engine.kv.inputs import id_port, position_dtype
+from mstar_core.engine.kv.leader import Leader
 from mstar_core.engine.kv.packing import packed_draws, packed_metadata, packed_ports, packed_positions
 from mstar_core.engine.sampling import sampler
 from mstar_core.engine.sampling.logit_subset import Columns
@@ -29,23 +40,21 @@ from mstar_core.errors import EngineError
 from mstar_core.graph.declare.nodes import PortType
 
 if TYPE_CHECKING:
-    import numpy as np
     from torch import Tensor
 
-    from mstar_core.engine.attention import AttentionBackend
+    from mstar_core.engine.cuda_graphs.cache import GraphCounts
+    from mstar_core.engine.cuda_graphs.compilation import Compiling
     from mstar_core.engine.cuda_graphs.decode import DecodeSteps
-    from mstar_core.engine.cuda_graphs.node import NodeGraphs
     from mstar_core.engine.cuda_graphs.passes import Replay
-    from mstar_core.engine.device_state.loop_values import DeviceLoopValues
-    from mstar_core.engine.device_state.page_store import PageStore
-    from mstar_core.engine.device_state.slots import DeviceSlots
-    from mstar_core.engine.kv.leader import Leader
     from mstar_core.engine.kv.packing import Draws, Ports
+    from mstar_core.engine.kv.settings import KVSettings
     from mstar_core.engine.steps.attention import AttentionMetadata
     from mstar_core.engine.steps.plan import DecodeBatch, DecodePlan, PassPlan
     from mstar_core.errors import MstarError
     from mstar_core.graph.declare.nodes import NodeSpec
     from mstar_core.layers.kv_view import KVModule
+    from mstar_core.parallel.collectives import TorchCollectives
+    from mstar_core.parallel.link import PlanSender
 
 Faults = Callable[[Sequence[int]], None]
 """Called with the slots of a forward before it runs; a test makes it raise."""
@@ -81,39 +90,109 @@ class ModelRunner:
     """Executes plans of one node; the `Device` of its scheduler. Owned by the KV engine.
 
     graphs: captured steps, None where nothing is captured. leader: publishes plans to the followers of a
-    tensor-parallel group; is_grouped: the node is one rank's share of a group.
+    tensor-parallel group.
     """
 
     def __init__(
         self,
         spec: NodeSpec,
         module: KVModule,
-        attention: AttentionBackend,
-        slots: DeviceSlots,
-        values: DeviceLoopValues | None,
-        store: PageStore,
+        settings: KVSettings,
         *,
-        id_port: str,
         faults: Faults | None = None,
+        report: Callable[[str, str], None] | None = None,
+        captures: GraphCache | None = None,
     ) -> None:
-        """values: of the node's resident loop, None if it carries only its id."""
+        """report: called with the phase and the title of each capture before the first request.
+
+        captures: the cache of captured steps, by default a new one.
+        """
+        assert spec.kv is not None
         self._spec = spec
         self._module = module
-        self._attention = attention
-        self._slots = slots
-        self._values = values
-        self._store = store
-        self._id_port = id_port
         self._faults = faults
-        self.graphs: NodeGraphs | None = None
-        self.leader: Leader | None = None
-        self.is_grouped = False
-        self.columns = Columns(spec, slots.vocab, slots.device)
+        self._settings = settings
+        device, vocab = settings.device, settings.vocab if spec.sampling else 0
+        pools = make_pools(spec.kv, settings.num_pages, settings.page_size, settings.dtype, device)
+        self._attention = backend(settings.attention, pools, settings.page_size)
+        self._store = PageStore(pools)
+        self._slots = DeviceSlots(settings.max_slots, vocab, device, position_dtype(spec))
+        self._values: DeviceLoopValues | None = None
+        if settings.loop is not None:
+            self._values = DeviceLoopValues(spec, settings.loop, self._slots, settings.dtype)
+        self._id_port = id_port(spec)
+        self.columns = Columns(spec, vocab, device)
         self._history = spec.sampling.history if spec.sampling else "none"
         self._row_ports = frozenset(spec.row_ports)
         self._fixed_ranks = fixed_ranks(spec)
         self._uploaded: tuple[DecodeBatch, Tensor, sampler.SamplingRows] | None = None
         self._random: tuple[DecodeBatch, np.ndarray] | None = None
+        self._tables = np.zeros((settings.max_slots, -(-settings.max_seq_len // settings.page_size)), dtype=np.int32)
+        self.leader: Leader | None = None
+        self.is_grouped = False
+        self.graphs = self._prepare_graphs(captures, report)
+
+    def _prepare_graphs(
+        self, captures: GraphCache | None, report: Callable[[str, str], None] | None
+    ) -> NodeGraphs | None:
+        """Make the node's captured steps, of which there are none yet."""
+        spec, sizes = self._spec, self._settings.graphs
+        draws = self._slots.vocab > 0
+        if not (sizes.decode or sizes.prefill) or not (spec.hints.capture_sizes or draws):
+            return None
+        cache = captures or GraphCache(self._settings.device)
+        cache.name, cache.report = spec.name, report
+        node = CapturedNode(
+            module=self._module,
+            attention=self._attention,
+            slots=self._slots,
+            pages=self._tables.shape[1],
+            page_size=self._settings.page_size,
+            columns=self.columns if draws else None,
+            sees=draws and self._history != "none",
+        )
+        budget = self._settings.token_budget
+        return NodeGraphs(spec, node, cache, id_port=self._id_port, token_budget=budget, values=self._values)
+
+    # -- captures ----------------------------------------------------------------------------------------------------
+
+    def trace(self, compiling: Compiling) -> None:
+        """Go through the steps that `capture` captures. See TracesKernels."""
+        if self.graphs is not None:
+            self.graphs.trace(self._settings.graphs, compiling)
+
+    def capture(self) -> None:
+        """Capture the steps of the settings. Raises StartError if memory is short for all sizes of a kind."""
+        if self.graphs is not None:
+            self.graphs.capture(self._settings.graphs)
+
+    def idle(self) -> bool:
+        """Capture the next queued bucket. Returns whether more are queued."""
+        return self.graphs is not None and self.graphs.idle()
+
+    def compile_later(self) -> None:
+        """Run each queued step once, uncaptured. See CompilesLater."""
+        if self.graphs is not None:
+            self.graphs.warm_up()
+
+    @property
+    def graph_counts(self) -> GraphCounts | None:
+        """Hits and misses of captured steps; None where nothing is captured."""
+        return self.graphs.cache.counts if self.graphs is not None else None
+
+    # -- tensor parallelism ------------------------------------------------------------------------------------------
+
+    def lead(self, sender: PlanSender, collectives: TorchCollectives, size: int) -> None:
+        """Publish every plan to the followers of a group of `size` ranks."""
+        self.is_grouped = True
+        self.leader = Leader(self._spec.name, self._tables.shape, self._slots, sender, collectives, size)
+        if self.graphs is not None:
+            self.graphs.cache.listener = self.leader
+
+    def follower(self, collectives: TorchCollectives) -> NodeFollower:
+        """Return the executor of a leader's plans, which are then the only ones."""
+        self.is_grouped = True
+        return NodeFollower(self, self._slots, self._tables, collectives)
 
     # -- the scheduler's calls ---------------------------------------------------------------------------------------
 
@@ -135,7 +214,7 @@ class ModelRunner:
         if not changes:
             return
         if self.leader is not None:
-            self.leader.publish(StepPlan(tables=self.leader.tables, updates=tuple(changes)))
+            self.leader.publish(StepPlan(tables=self._tables, updates=tuple(changes)))
         with torch.inference_mode():
             for change in changes:
                 self._update(change)
@@ -168,7 +247,7 @@ class ModelRunner:
         decode, passes = plan.decode, plan.passes
         graphs = self.graphs if self._faults is None else None
         if decode is not None and graphs is not None and graphs.decode is not None:
-            decode = self._replay_decode(graphs.decode, decode, results)
+            decode = self._replay_decode(graphs.decode, plan, decode, results)
         groups = self._groups(passes)
         ids = groups.pop((), [])
         if decode is not None and (self._values is not None or not ids):  # its ports differ from those of prompts
@@ -220,11 +299,13 @@ class ModelRunner:
 
     # -- captured steps ----------------------------------------------------------------------------------------------
 
-    def _replay_decode(self, steps: DecodeSteps, decode: DecodePlan, results: _Results) -> DecodePlan | None:
+    def _replay_decode(
+        self, steps: DecodeSteps, plan: StepPlan, decode: DecodePlan, results: _Results
+    ) -> DecodePlan | None:
         """Replay a decode batch. Returns it if it has to run uncaptured."""
         parts, start = steps.replayable(decode), 0
         for part in parts:
-            ids, reports = steps.run(part)
+            ids, reports = steps.run(part, plan.tables)
             drawn = DrawnIds(ids, HostCopy(ids))
             results.decode.append(DecodeOutput(start=start, count=len(part), drawn=drawn, reports=reports))
             start += len(part)
@@ -237,7 +318,7 @@ class ModelRunner:
         if graphs is None:
             return members
         try:
-            replays, rest = graphs.passes.run(plan.passes, members)
+            replays, rest = graphs.passes.run(plan, members)
         except torch.OutOfMemoryError:
             if self.is_grouped:
                 raise
@@ -255,11 +336,12 @@ class ModelRunner:
         for place, (index, planned) in enumerate(zip(replay.passes, passes, strict=True)):
             share = _Share(place, start, planned.count, count, replay.tokens, is_alone=count == 1)
             results.passes[index] = PassOutput(
-                ports={port: self._share(port, replay.outputs[port], share) for port in planned.wants & replay.outputs.keys()},
+                ports={
+                    port: self._share(port, replay.outputs[port], share)
+                    for port in planned.wants & replay.outputs.keys()
+                },
                 iterations=replay.iterations * planned.iterations,
-                later=[
-                    {port: _part(outputs[port], place, count) for port in outputs} for outputs in replay.later
-                ],
+                later=[{port: _part(outputs[port], place, count) for port in outputs} for outputs in replay.later],
                 drawn=drawn if planned.sampling is not None else None,
                 index=place,
             )
@@ -278,7 +360,7 @@ class ModelRunner:
         try:
             forward = self._packed(plan, decode, members, start)
             self._run(forward, results)
-        except Exception as error:  # noqa: BLE001 the isolation boundary of a batch
+        except Exception as error:
             if forward is not None and self.is_grouped:
                 raise  # the other ranks may have computed it
             count = 0 if decode is None else len(decode)
@@ -357,7 +439,10 @@ class ModelRunner:
         for member, planned, ports in zip(forward.members, passes, shares, strict=True):
             samples = planned.sampling is not None
             results.passes[member] = PassOutput(
-                ports=ports, iterations=planned.iterations, drawn=drawn if samples else None, index=at if samples else -1
+                ports=ports,
+                iterations=planned.iterations,
+                drawn=drawn if samples else None,
+                index=at if samples else -1,
             )
             at += samples
 
@@ -401,7 +486,11 @@ class ModelRunner:
         shares = []
         for place, planned in enumerate(forward.passes):
             share = _Share(
-                place, start, planned.count, 0 if forward.decode is not None else count, total,
+                place,
+                start,
+                planned.count,
+                0 if forward.decode is not None else count,
+                total,
                 is_alone=forward.decode is None and count == 1,
             )
             shares.append({port: self._share(port, outputs[port], share) for port in planned.wants if port in outputs})
