@@ -13,7 +13,7 @@ from httpx._multipart import MultipartStream
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from mstar_core.api.parse.fields import typed
+from mstar_core.api.routes.fields import typed
 from mstar_core.api.schema import ChatRequest
 from mstar_core.errors import RequestError
 from mstar_core.plugin.params import parse_params

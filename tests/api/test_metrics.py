@@ -6,11 +6,11 @@ import asyncio
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from mstar_core.api.metrics import Metrics
+from mstar_core.api.api_metrics import Metrics
 from mstar_core.messages.life import Telemetry
 from mstar_core.observe.frames import ChildStatus, NodeStatus
 from mstar_core.observe.metrics import FAMILIES, SUFFIXES, made_by, samples
-from mstar_core.supervisor.metrics import shared_samples
+from mstar_core.supervisor.telemetry.metric_samples import shared_samples
 from mstarctl.client.store import Store
 from tests.api.conftest import Api, Started
 from tests.fakes.conductor import say, speak

@@ -34,7 +34,7 @@ from mstarctl.top.layout import ranks as rank_rows
 from mstarctl.top.layout.bench import bench_page
 from mstarctl.top.layout.dialogs import fields_rows
 from mstarctl.top.layout.ranks import Curve, chart
-from mstarctl.top.layout.requests import BY_KEY, SORTS, Sort, choose, chosen, note, speed
+from mstarctl.top.layout.request_list import BY_KEY, SORTS, Sort, choose, chosen, note, speed
 from mstarctl.top.layout.scroll import Window, moved, scrolled
 from mstarctl.top.layout.waterfall import Zoom, cells, mark_names, scale, title, waterfall
 from tests.top.pictures import painted, view_of

@@ -15,7 +15,7 @@ from mstarctl.top import navigation
 from mstarctl.top.data.pace import answers_at_once, pace
 from mstarctl.top.data.view import View
 from mstarctl.top.layout.pages import compose
-from mstarctl.top.layout.requests import SORTS, choose, columns_of
+from mstarctl.top.layout.request_list import SORTS, choose, columns_of
 from mstarctl.top.layout.state import State
 
 PERIOD_S = 0.2

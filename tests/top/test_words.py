@@ -11,8 +11,8 @@ from mstarctl.top.data.logs import Logged
 from mstarctl.top.data.view import Link, View
 from mstarctl.top.layout.logs import status
 from mstarctl.top.layout.pages import compose
-from mstarctl.top.layout.requests import Sort
-from mstarctl.top.layout.requests import status as requests_status
+from mstarctl.top.layout.request_list import Sort
+from mstarctl.top.layout.request_list import status as requests_status
 from mstarctl.top.layout.state import PAGES, State
 
 

@@ -13,9 +13,9 @@ from mstar_core.engine.base import JobKey, LoopSpec, TakesFeed
 from mstar_core.errors import EngineError
 from mstar_core.graph import FixedChunk, Stream
 from mstar_core.graph.compile.wiring import compile_graph
-from mstar_core.worker.jobs import feeder, leaving_ports, loop_spec
-from mstar_core.worker.streaming.inbox import StreamInbox
-from mstar_core.worker.walks import resident_loops
+from mstar_core.worker.job_table import feeder, leaving_ports, loop_spec
+from mstar_core.worker.state.stream_inbox import StreamInbox
+from mstar_core.worker.state.walks import resident_loops
 from tests.engine.tiny_talker import PORTS
 from tests.fakes.runner import FakeRunner
 from tests.fakes.talk_model import LAST_CODE, SPEC, STOP, TEXT

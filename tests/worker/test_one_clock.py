@@ -19,8 +19,8 @@ from mstar_core.messages.work import EndStream, WalkDone
 from mstar_core.observe.request_log import RequestLog
 from mstar_core.transport.tensors import inline
 from mstar_core.worker.executor import Executor
+from mstar_core.worker.report import Report
 from mstar_core.worker.steps import FairShare, Steps
-from mstar_core.worker.telemetry.report import Report
 from mstar_orpheus.plugin import ORPHEUS
 from mstarctl.bench.measure.shares import stages
 from mstarctl.output.waterfall import parts_lines

@@ -10,7 +10,7 @@ import torch
 from mstar_core.engine import jobs
 from mstar_core.engine.base import LoopSpec
 from mstar_core.graph.declare.walks import StopOn
-from mstar_core.worker import values
+from mstar_core.worker.state import values
 
 
 class Request:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mstar_core.engine.base import MemoryUse
-from mstar_core.worker.telemetry.report import LONG_S, Waits
+from mstar_core.worker.report import LONG_S, Waits
 
 
 class Full:

@@ -10,7 +10,7 @@ from mstar_core.conformance.nodes import build_nodes
 from mstar_core.conformance.runtime import LocalRuntime, RuntimeSettings
 from mstar_core.messages.work import RunWalks
 from mstar_core.worker.executor import Executor
-from mstar_core.worker.warmup import warm_walks
+from mstar_core.worker.start.warmup import warm_walks
 from mstar_qwen3omni.checkpoint.tiny import write_tiny
 from mstar_qwen3omni.plugin import mstar_models
 

@@ -16,8 +16,8 @@ from mstar_core.graph.runtime.actions import Iteration, Key
 from mstar_core.messages.flow import CacheMoved, Value
 from mstar_core.messages.work import Move, OpenRequest, RunWalk
 from mstar_core.plugin.params import param_specs
-from mstar_core.worker.streaming.inbox import StreamInbox
-from mstar_core.worker.walks import StreamLoop
+from mstar_core.worker.state.stream_inbox import StreamInbox
+from mstar_core.worker.state.walks import StreamLoop
 
 if TYPE_CHECKING:
     from torch import Tensor

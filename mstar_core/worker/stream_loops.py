@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from mstar_core.engine.base import Job
 from mstar_core.graph.declare.nodes import CHUNK_FIRST, STEP
-from mstar_core.worker.jobs import Jobs
-from mstar_core.worker.request import (
+from mstar_core.worker.job_table import Jobs
+from mstar_core.worker.state.request import (
     ActiveRun,
     ChunkJob,
     SpanTotal,
@@ -17,8 +17,8 @@ from mstar_core.worker.request import (
     WorkerRequest,
     parameter_name,
 )
-from mstar_core.worker.streaming.streams import Streams
-from mstar_core.worker.walks import StreamLoop
+from mstar_core.worker.state.walks import StreamLoop
+from mstar_core.worker.streams import Streams
 
 if TYPE_CHECKING:
     from torch import Tensor

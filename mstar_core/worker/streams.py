@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from mstar_core.graph.declare.streams import Chunk, LeftContext, SlidingWindow, Stream
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.worker.outbox import Outbox
-from mstar_core.worker.request import WaitingChunk, WorkerRequest
-from mstar_core.worker.streaming.inbox import StreamInbox
+from mstar_core.worker.state.request import WaitingChunk, WorkerRequest
+from mstar_core.worker.state.stream_inbox import StreamInbox
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,8 +10,8 @@ from typing import Literal
 
 import msgspec
 
+from mstar_core.api.exchange import DONE, event
 from mstar_core.api.group import Group, GroupPart
-from mstar_core.api.http.exchange import DONE, event
 from mstar_core.api.output.encode import EncodedChunk, OutputEncoder
 from mstar_core.api.schema import (
     AnswerAudio,

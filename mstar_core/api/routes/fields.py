@@ -11,8 +11,8 @@ import msgspec
 from msgspec import inspect
 
 from mstar_core.api.errors import UnsupportedType
+from mstar_core.api.exchange import Exchange
 from mstar_core.api.http.body import UploadedFile, read_form, read_json
-from mstar_core.api.http.exchange import Exchange
 from mstar_core.api.http.strict_json import parse_json
 from mstar_core.api.parse.params import (
     ParamRules,

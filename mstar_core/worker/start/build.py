@@ -45,9 +45,9 @@ from mstar_core.parallel.shards import local_kv_heads
 from mstar_core.plugin.model import Model, ModelContext
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.targets import load_target
-from mstar_core.worker.compile_pass import TracedNode, compile_rank
-from mstar_core.worker.walks import resident_loops
-from mstar_core.worker.warmup import needs_samples, samples_only_ids, warm_module, warm_prefill, warm_walks
+from mstar_core.worker.start.compile_pass import TracedNode, compile_rank
+from mstar_core.worker.start.warmup import needs_samples, samples_only_ids, warm_module, warm_prefill, warm_walks
+from mstar_core.worker.state.walks import resident_loops
 
 if TYPE_CHECKING:
     from torch import nn

@@ -15,12 +15,12 @@ import torch
 from mstar_core.engine.cache.prefix_cache import DIGEST_BYTES
 from mstar_core.graph.declare.nodes import PARAM_PREFIX
 from mstar_core.graph.runtime.actions import Key, Ref, RunInput, Special
-from mstar_core.worker.request import Feature, parameter_name
+from mstar_core.worker.state.request import Feature, parameter_name
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.worker.request import ActiveRun
+    from mstar_core.worker.state.request import ActiveRun
 
 SMALL_BYTES: Final = 1 << 16
 """Most bytes of an input without a content key that is hashed."""

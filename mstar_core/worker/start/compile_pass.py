@@ -19,7 +19,7 @@ import torch
 from mstar_core.engine.cuda_graphs.compilation import compile_in_parallel, zero_filled
 from mstar_core.engine.cuda_graphs.warmup import HasWarmup, TracesKernels, trace_captures, trace_requests, uncounted
 from mstar_core.engine.kv.engine import KVCacheEngine
-from mstar_core.worker.warmup import samples_only_ids, warm_prefill
+from mstar_core.worker.start.warmup import samples_only_ids, warm_prefill
 
 if TYPE_CHECKING:
     from torch import nn

@@ -12,8 +12,8 @@ from mstar_core.engine.base import Job, JobKey, LoopSpec, NodeRunner, TakesFeed
 from mstar_core.errors import EngineError
 from mstar_core.graph.declare.nodes import Attend
 from mstar_core.graph.declare.walks import StopOn
-from mstar_core.worker.request import ActiveRun, LoopJob, MoveJob, UnderWay, WorkerRequest
-from mstar_core.worker.streaming.streams import Streams
+from mstar_core.worker.state.request import ActiveRun, LoopJob, MoveJob, UnderWay, WorkerRequest
+from mstar_core.worker.streams import Streams
 from mstar_core.worker.telemetry.tracing import Tracer
 
 if TYPE_CHECKING:

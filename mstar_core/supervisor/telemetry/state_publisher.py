@@ -31,8 +31,8 @@ from mstar_core.observe.rates import Rate
 from mstar_core.observe.receivers import receiver
 from mstar_core.observe.request_log import RequestLog
 from mstar_core.supervisor.deaths import Circumstances
-from mstar_core.supervisor.host_loads import HostLoads
-from mstar_core.supervisor.host_stats import (
+from mstar_core.supervisor.telemetry.host_loads import HostLoads
+from mstar_core.supervisor.telemetry.host_stats import (
     NO_LOAD,
     GpuReader,
     OomKills,
@@ -41,7 +41,7 @@ from mstar_core.supervisor.host_stats import (
     device_keys,
     host_memory_bytes,
 )
-from mstar_core.supervisor.metrics import shared_samples, socket_samples
+from mstar_core.supervisor.telemetry.metric_samples import shared_samples, socket_samples
 
 if TYPE_CHECKING:
     from mstar_core.config.deployment import DeploymentSpec

@@ -13,7 +13,7 @@ from mstar_core.errors import EngineError
 from mstar_core.graph.declare.nodes import CHUNK_FIRST, CHUNK_LAST, PARAM_PREFIX, RANDOM, STEP
 from mstar_core.graph.declare.walks import StopOn, StopWhen
 from mstar_core.graph.runtime.actions import Held, Iteration, Key, Ref, RunInput, Special
-from mstar_core.worker.request import ActiveRun, WorkerRequest, parameter_name
+from mstar_core.worker.state.request import ActiveRun, WorkerRequest, parameter_name
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -21,7 +21,7 @@ from mstar_core.worker.steps import Steps
 from mstar_core.worker.telemetry.tracing import node_at
 
 if TYPE_CHECKING:
-    from mstar_core.worker.request import ActiveRun
+    from mstar_core.worker.state.request import ActiveRun
 
 log = logging.getLogger(__name__)
 

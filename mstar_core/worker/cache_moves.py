@@ -6,7 +6,7 @@ and is not involved afterwards: the cache goes from worker to worker.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final, Protocol
 
 from mstar_core.engine.base import CacheState, Done, Export, Job, MovesCaches, NodeRunner
@@ -16,11 +16,11 @@ from mstar_core.graph.declare.nodes import MAIN
 from mstar_core.messages.flow import CacheMoved, Value
 from mstar_core.messages.tensors import TensorRef
 from mstar_core.messages.work import Move, RunWalk, SignalRef
-from mstar_core.worker.jobs import Jobs
+from mstar_core.worker.job_table import Jobs
 from mstar_core.worker.outbox import Outbox
-from mstar_core.worker.request import MoveJob, MovingRun, WorkerRequest
+from mstar_core.worker.state.request import MoveJob, MovingRun, WorkerRequest
+from mstar_core.worker.state.walks import RankWalks, run_inputs
 from mstar_core.worker.telemetry.tracing import EdgeCounters, Tracer, cache_edge
-from mstar_core.worker.walks import RankWalks, run_inputs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -214,13 +214,6 @@ class CacheMoves:
         if not moving.exports and request.moving.get(moving.partition) is moving:
             del request.moving[moving.partition]
             self._target.begin_next(request, moving.partition)
-
-
-def tensors_of(item: CacheMoved) -> Iterator[TensorRef]:
-    """Yield the tensors of a cache on its way."""
-    yield from (item.history, *item.pages, *item.values.values(), *item.held.values())
-    if item.seen is not None:
-        yield item.seen
 
 
 def _numbered(request: WorkerRequest, run: int) -> MovingRun | None:
