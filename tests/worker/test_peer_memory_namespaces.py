@@ -15,7 +15,7 @@ import pytest
 
 from mstar_core.messages.tensors import PeerTensor
 from tests.fakes.mooncake import needs_mooncake
-from tests.worker.test_transports import other_process
+from tests.worker.test_peer_memory_transports import other_process
 
 PORT = 8080
 ADDRESSES = ("10.77.0.1", "10.77.0.2")

@@ -9,7 +9,7 @@ import pytest
 from mstar_core.errors import ConfigError
 from mstar_core.host.run_dir import NAME_HINT, check_name
 from tests.config.conftest import Resolve
-from tests.config.test_wait_spin import TEXT
+from tests.config.test_deployment_wait_spin import TEXT
 
 
 @pytest.mark.parametrize("name", ["a", "A1", "a" * 64, "2b_x.y-z"])

@@ -23,7 +23,7 @@ from mstarctl.authoring.config_schema import explain, json_schema
 from mstarctl.plugins import Plugins
 from mstarctl.start.target import find, resolve_target
 from tests.config.conftest import Resolve
-from tests.config.test_refusals import GOOD, TWO
+from tests.config.test_resolution_refusals import GOOD, TWO
 
 ROOT = Path(__file__).resolve().parents[2]
 

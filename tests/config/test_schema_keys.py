@@ -54,45 +54,45 @@ ACTS: Final[dict[str, str]] = {
     "kv_cache.share_between_keys": "tests/api/test_access.py::test_keys_share_no_cache_unless_the_file_says_so",
     "transport": "tests/runtime/test_moves.py::test_caches_by_each_transport_give_the_speech_of_one_rank",
     "transport.protocol": "tests/runtime/test_moves.py::test_caches_by_each_transport_give_the_speech_of_one_rank",
-    "transport.port": "tests/worker/test_transports.py::"
+    "transport.port": "tests/worker/test_peer_memory_transports.py::"
     "test_the_successor_of_a_dead_owner_is_read_at_ports_of_its_window",
-    "transport.device": "tests/worker/test_network_namespaces.py::"
+    "transport.device": "tests/worker/test_peer_memory_namespaces.py::"
     "test_ranks_in_two_network_namespaces_exchange_tensors",
-    "logs": "tests/supervisor/test_log_retention.py::test_a_new_start_prunes_by_the_file",
-    "logs.keep_starts": "tests/supervisor/test_log_retention.py::test_a_new_start_prunes_by_the_file",
-    "logs.max_bytes": "tests/supervisor/test_log_retention.py::test_a_log_is_rotated_at_its_size",
-    "logs.max_days": "tests/supervisor/test_log_retention.py::test_a_log_is_rotated_at_half_of_its_days",
-    "api": "tests/api/test_keys_act.py::test_the_port_is_open_at_the_address_of_the_file_and_at_no_other",
-    "api.host": "tests/api/test_keys_act.py::test_the_port_is_open_at_the_address_of_the_file_and_at_no_other",
+    "logs": "tests/supervisor/test_log_file.py::test_a_new_start_prunes_by_the_file",
+    "logs.keep_starts": "tests/supervisor/test_log_file.py::test_a_new_start_prunes_by_the_file",
+    "logs.max_bytes": "tests/supervisor/test_log_file.py::test_a_log_is_rotated_at_its_size",
+    "logs.max_days": "tests/supervisor/test_log_file.py::test_a_log_is_rotated_at_half_of_its_days",
+    "api": "tests/api/test_app_keys.py::test_the_port_is_open_at_the_address_of_the_file_and_at_no_other",
+    "api.host": "tests/api/test_app_keys.py::test_the_port_is_open_at_the_address_of_the_file_and_at_no_other",
     "api.port": "tests/runtime/test_start_failures.py::test_a_taken_port_is_named_with_a_free_one",
     "api.bind_when_ready": "tests/api/test_errors.py::test_the_port_may_open_only_when_the_deployment_is_ready",
     "api.console": "tests/web/test_routes.py::test_without_the_console_there_is_no_page",
     "api.strict_model": "tests/api/test_errors.py::test_another_models_name_is_refused_only_when_strict",
-    "api.api_key_file": "tests/cli/test_key_files.py::test_a_reload_replaces_the_keys_of_the_files",
-    "api.metrics_key_file": "tests/api/test_reload.py::test_a_metrics_key_opens_the_metrics_alone",
-    "api.metrics_open": "tests/api/test_keys_act.py::test_metrics_need_a_key_unless_they_are_open",
+    "api.api_key_file": "tests/host/test_api_keys.py::test_a_reload_replaces_the_keys_of_the_files",
+    "api.metrics_key_file": "tests/api/test_app_reload.py::test_a_metrics_key_opens_the_metrics_alone",
+    "api.metrics_open": "tests/api/test_app_keys.py::test_metrics_need_a_key_unless_they_are_open",
     "api.unknown_params": "tests/api/test_errors.py::test_unknown_parameters_may_be_a_warning",
-    "api.timeout_s": "tests/api/test_keys_act.py::test_a_request_lives_as_long_as_the_file_says",
-    "api.stall_timeout_s": "tests/api/test_faults.py::"
+    "api.timeout_s": "tests/api/test_app_keys.py::test_a_request_lives_as_long_as_the_file_says",
+    "api.stall_timeout_s": "tests/api/test_service_faults.py::"
     "test_a_client_that_does_not_read_is_cancelled_and_others_are_not_slowed",
     "api.max_body_bytes": "tests/api/test_media_limits.py::test_bodies_texts_and_files_hold_their_limits",
     "api.max_text_bytes": "tests/api/test_media_limits.py::test_bodies_texts_and_files_hold_their_limits",
     "api.max_files": "tests/api/test_media_limits.py::test_bodies_texts_and_files_hold_their_limits",
     "api.max_speech_chars": "tests/api/test_media_limits.py::test_bodies_texts_and_files_hold_their_limits",
     "api.max_n": "tests/api/test_media_limits.py::test_bodies_texts_and_files_hold_their_limits",
-    "api.pool_processes": "tests/api/test_keys_act.py::test_as_many_processes_read_media_as_the_file_says",
-    "api.max_connections": "tests/api/test_connections.py::test_idle_connections_beyond_the_limit_make_room",
+    "api.pool_processes": "tests/api/test_app_keys.py::test_as_many_processes_read_media_as_the_file_says",
+    "api.max_connections": "tests/api/test_connection.py::test_idle_connections_beyond_the_limit_make_room",
     "api.max_requests_per_key": "tests/api/test_access.py::test_a_key_has_a_limit_of_its_own",
     "api.tls_cert": "tests/api/test_access.py::test_with_a_certificate_the_port_speaks_https_alone",
     "api.tls_key": "tests/api/test_access.py::test_with_a_certificate_the_port_speaks_https_alone",
     "api.cors_origins": "tests/api/test_access.py::test_named_origins_may_call_and_others_may_not",
-    "api.remote_media": "tests/api/test_fetch.py::test_an_allowed_host_is_fetched_over_a_real_connection",
+    "api.remote_media": "tests/api/test_media_fetch.py::test_an_allowed_host_is_fetched_over_a_real_connection",
     **{
         f"api.{key}": "tests/api/test_media_limits.py::test_the_deployments_limits_reach_the_pool"
         for key in ("max_image_pixels", "max_audio_s", "max_video_s", "max_video_frames")
     },
     **{
-        f"api.{key}": "tests/api/test_keys_act.py::test_the_remaining_limits_of_media_reach_the_pool"
+        f"api.{key}": "tests/api/test_app_keys.py::test_the_remaining_limits_of_media_reach_the_pool"
         for key in ("max_image_side", "max_video_width", "max_video_height", "max_decoded_bytes")
     },
 }
