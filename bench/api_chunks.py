@@ -44,9 +44,9 @@ STAGES: Final = (
     ("sanic", ("sanic/",)),
     (
         "time-out, framing and yield of a write",
-        ("api/http/exchange.py", "api/http/sanic_protocol.py", "asyncio/timeouts.py"),
+        ("api/exchange.py", "api/http/sanic_protocol.py", "asyncio/timeouts.py"),
     ),
-    ("metrics", ("prometheus_client/", "observe/exposition.py", "api/metrics.py")),
+    ("metrics", ("prometheus_client/", "observe/exposition.py", "api/api_metrics.py")),
     ("telemetry", ("api/telemetry.py", "observe/")),
     ("encoding", ("api/output/line_formats.py", "api/output/audio.py", "base64.py", "_delta (")),
     ("output encoder", ("api/output/encode.py",)),

@@ -33,7 +33,7 @@ from mstar_core.parallel.link import PlanReceiver, PlanSender
 from mstar_core.parallel.plans import StopPlans
 from mstar_core.parallel.shards import WHOLE, Shard
 from mstar_core.weights.random_fill import fill_randomly
-from mstar_core.worker.build import local_node
+from mstar_core.worker.start.build import local_node
 from mstar_orpheus.llama import Llama
 
 SIZES = (4 << 10, 32 << 10, 128 << 10, 256 << 10, 2 << 20, 8 << 20)

@@ -176,7 +176,7 @@ def table(head: tuple[str, ...], rows: Any) -> str:
 
 def bench_metrics() -> str:
     """Return the metrics of load tests as a table."""
-    from mstarctl.bench.measure.metrics import METRICS
+    from mstarctl.bench.measure.load_metrics import METRICS
 
     rows = [f"| `{each.name}` | {each.unit} | {each.kind or 'all'} | {each.definition} |" for each in METRICS]
     return "\n".join(["| metric | unit | modality | definition |", "|---|---|---|---|", *rows])

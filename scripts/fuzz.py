@@ -47,7 +47,7 @@ def multipart(data: bytes) -> None:
 def headers(data: bytes) -> None:
     """Parse a part header, a content type, a trace parent and an id."""
     from mstar_core.api.http.multipart import boundary_of, parse_part_header
-    from mstar_core.api.requests import check_request_id, trace_id_of, unescaped
+    from mstar_core.api.registry import check_request_id, trace_id_of, unescaped
 
     text = data.decode(errors="surrogateescape")
     trace_id_of(text)
@@ -71,8 +71,8 @@ def strict_json(data: bytes) -> None:
 def bodies(data: bytes) -> None:
     """Parse a JSON body for each route: fields, messages, parameters."""
     from mstar_core.api.http.strict_json import parse_object
-    from mstar_core.api.parse.fields import typed
     from mstar_core.api.parse.messages import collected
+    from mstar_core.api.routes.fields import typed
     from mstar_core.api.schema import ChatRequest, ImageRequest, SpeechRequest, TranscriptionRequest
     from mstar_core.plugin.params import parse_params
     from tests.fakes.omni_model import SPEC, Params

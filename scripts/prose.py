@@ -1,4 +1,4 @@
-"""Language check of docstrings, comments, messages and pages: headless clauses and words for people.
+"""Language check of docstrings, comments, messages and pages: headless clauses, words for people, exempt formatting.
 
 `make lint` checks the whole tree, `python scripts/prose.py PATH ...` single files or folders. Patterns find only a part
 of what docs/development.md asks for in its section "Language".
@@ -37,6 +37,7 @@ PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
         re.compile(r"(?<!there )(?<!There )\b(?:is|are) no (?!longer|more\b|less\b|later\b|other\b)(?=[a-z])"),
         "say what it is or must be",
     ),
+    (re.compile(r"#\s*fmt:\s*(?:skip|off)"), "ruff format decides how the code looks"),
 )
 
 

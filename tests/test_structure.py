@@ -1,18 +1,46 @@
-"""Structure of the source tree: no import cycles, unique class names, folders of bounded size."""
+"""Structure of the source tree: no import cycles of modules or folders, unique class names, folders of bounded size."""
 
 from __future__ import annotations
 
 import ast
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-MOST_MODULES = 20
+MOST_MODULES = 15
 ONE_FILE_PER_COMMAND = "mstarctl/commands"
+UNSOLVED = {
+    ("mstar_core.engine.cuda_graphs", "mstar_core.engine.kv"),
+    ("mstar_core.engine.cache", "mstar_core.engine.sampling"),
+    ("mstar_core.plugin.hookspecs", "mstar_core.config"),
+    ("mstar_core.plugin.offers", "mstar_core.config"),
+    ("mstar_core.plugin.media", "mstar_core.plugin.processor"),
+    ("mstar_core.host", "mstar_core.config"),
+    ("mstarctl.bench.show", "mstarctl.bench.sweep"),
+    ("mstarctl.bench.sweep", "mstarctl.bench.run"),
+    ("mstarctl.top.data", "mstarctl.top.layout.request_list"),
+    ("mstarctl.top.data", "mstarctl.top.layout.state"),
+    ("mstar_bagel.checkpoint", "mstar_bagel.plugin"),
+    ("mstar_bagel.checkpoint", "mstar_bagel.published"),
+    ("mstar_bagel.checkpoint", "mstar_bagel.request"),
+    ("mstar_orpheus.checkpoint", "mstar_orpheus.config"),
+    ("mstar_orpheus.checkpoint", "mstar_orpheus.plugin"),
+    ("mstar_orpheus.checkpoint", "mstar_orpheus.vocoder"),
+    ("mstar_pi05.checkpoint", "mstar_pi05.plugin"),
+    ("mstar_pi05.checkpoint", "mstar_pi05.request"),
+    ("mstar_pi05.robots", "mstar_pi05.deployment"),
+    ("mstar_pi05.robots", "mstar_pi05.request"),
+    ("mstar_qwen3omni.checkpoint", "mstar_qwen3omni.published"),
+}
+"""Imports between folders that close a cycle today: (importer, imported). An entry goes with its cycle."""
+
+LARGE = {"mstar_core/plugin"}
+"""Folders that are too large today."""
+
 DISTRIBUTIONS = {
     "mstar_core": ROOT / "mstar_core",
     "mstarctl": ROOT / "mstarctl",
@@ -85,6 +113,36 @@ def test_no_module_imports_itself_through_others(distribution: str) -> None:
     assert list(cycles(graph)) == []
 
 
+def folders_of(modules: Iterable[str]) -> dict[str, str]:
+    """Return the folder of each module; a module beside subfolders is a folder of its own."""
+    packages = {name.rpartition(".")[0] for name in modules}
+    split = {name.rpartition(".")[0] for name in packages}
+    homes = {name: name if name in packages else name.rpartition(".")[0] for name in modules}
+    return {name: name if home in split else home for name, home in homes.items()}
+
+
+def folder_cycles(modules: Mapping[str, ast.Module], ignored: Collection[tuple[str, str]] = ()) -> list[str]:
+    """Describe each import cycle between folders by the imports that close it."""
+    folders = folders_of(modules)
+    edges: defaultdict[str, defaultdict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for name, module in modules.items():
+        for target in imports_of(module, modules):
+            pair = folders[name], folders[target]
+            if pair[0] != pair[1] and pair not in ignored:
+                edges[pair[0]][pair[1]].append(f"{name} imports {target}")
+    graph = {folder: set(edges[folder]) for folder in folders.values()}
+    return [
+        "\n".join(line for source in cycle for target in cycle for line in edges[source].get(target, ()))
+        for cycle in cycles(graph)
+    ]
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_no_folder_imports_itself_through_others(distribution: str) -> None:
+    found = folder_cycles(modules_of(DISTRIBUTIONS[distribution]), UNSOLVED)
+    assert not found, "cycles of folders:\n\n" + "\n\n".join(found)
+
+
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 def test_class_names_are_unique(distribution: str) -> None:
     places: defaultdict[str, list[str]] = defaultdict(list)
@@ -101,9 +159,30 @@ def test_folders_hold_few_modules() -> None:
         for path in root.rglob("*.py"):
             counts[str(path.parent.relative_to(ROOT))] += path.name != "__init__.py"
     large = {folder: count for folder, count in counts.items() if count > MOST_MODULES}
-    assert set(large) <= {ONE_FILE_PER_COMMAND}, large
+    assert set(large) <= {ONE_FILE_PER_COMMAND, *LARGE}, large
 
 
 def test_a_cycle_is_found() -> None:
     assert list(cycles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}})) == [["a", "b", "c"]]
     assert list(cycles({"a": {"b"}, "b": set()})) == []
+
+
+def test_a_cycle_of_folders_is_described_by_its_imports() -> None:
+    """The files of `a` and `b` form no cycle, only the folders do. `c.one` and `c.two` stand beside a subfolder."""
+    sources = {
+        "p": "",
+        "p.a": "",
+        "p.a.one": "from p.b import two",
+        "p.a.two": "",
+        "p.b": "",
+        "p.b.one": "if TYPE_CHECKING:\n    from p.a.two import Thing",
+        "p.b.two": "",
+        "p.c": "",
+        "p.c.one": "import p.c.d.one",
+        "p.c.two": "",
+        "p.c.d": "",
+        "p.c.d.one": "from p.c.two import thing",
+    }
+    modules = {name: ast.parse(source) for name, source in sources.items()}
+    assert folder_cycles(modules) == ["p.a.one imports p.b.two\np.b.one imports p.a.two"]
+    assert folder_cycles(modules, {("p.b", "p.a")}) == []

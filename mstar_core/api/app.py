@@ -16,13 +16,13 @@ from sanic.handlers import ErrorHandler
 from sanic.response import HTTPResponse
 
 from mstar_core.api.errors import MethodNotAllowed, PeerError, SlowUpload, reply_of, unsupported_endpoint
+from mstar_core.api.exchange import Exchange, new_exchange, take_header_id
 from mstar_core.api.http.access import check_browser, check_key, check_metrics_key, preflight_headers
 from mstar_core.api.http.connection import HEAD_S, InvalidHead
-from mstar_core.api.http.exchange import Exchange, new_exchange, take_header_id
 from mstar_core.api.http.sanic_protocol import Application, limit_headers
 from mstar_core.api.http.websocket import MESSAGE_BYTES, PING_S
 from mstar_core.api.openapi import describe
-from mstar_core.api.requests import ReceivingRequest
+from mstar_core.api.registry import ReceivingRequest
 from mstar_core.api.route_table import ROUTES, Handler, HttpRoute
 from mstar_core.api.routes.deployment import mapped_endpoints
 from mstar_core.api.service import Service

@@ -13,11 +13,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from mstar_core.api.http.exchange import Exchange
+from mstar_core.api.exchange import Exchange
 from mstar_core.api.output.encode import EncodedChunk
 from mstar_core.api.parse.params import ParsedRequest
 from mstar_core.api.preprocess.pool import SharedInputs
-from mstar_core.api.requests import MAX_SEED
+from mstar_core.api.registry import MAX_SEED
 from mstar_core.api.service import Completion, Service, Session
 
 PIECES: Final = 4

@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 from sanic import Sanic
 
+from mstar_core.api.api_metrics import Metrics
 from mstar_core.api.app import make_app
 from mstar_core.api.http.listener import (
     Listener,
@@ -25,12 +26,11 @@ from mstar_core.api.http.listener import (
 )
 from mstar_core.api.http.sanic_protocol import start_app
 from mstar_core.api.link import Link
-from mstar_core.api.metrics import Metrics
 from mstar_core.api.parse.media import Fetcher
 from mstar_core.api.preprocess.child import load_processor
 from mstar_core.api.preprocess.pool import Pool
 from mstar_core.api.preprocess.process import MakeProcess, ProcessorProcess
-from mstar_core.api.requests import Registry
+from mstar_core.api.registry import Registry
 from mstar_core.api.service import KEEPALIVE_S, Service
 from mstar_core.config.deployment import ApiConfig, DeploymentSpec
 from mstar_core.errors import PluginError, StartError, Unavailable

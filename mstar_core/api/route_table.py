@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 from sanic.response import HTTPResponse
 
-from mstar_core.api.http.exchange import Exchange
+from mstar_core.api.exchange import Exchange
 from mstar_core.api.routes.chat import chat
 from mstar_core.api.routes.console import (
     asset_file,
@@ -32,7 +32,7 @@ from mstar_core.api.routes.deployment import (
 )
 from mstar_core.api.routes.generate import generate
 from mstar_core.api.routes.images import image, image_edit
-from mstar_core.api.routes.requests import cancel, request_state
+from mstar_core.api.routes.request_state import cancel, request_state
 from mstar_core.api.routes.robot_policy import healthz, robot_policy
 from mstar_core.api.routes.samples import samples
 from mstar_core.api.routes.speech import speech

@@ -14,17 +14,17 @@ from typing import Any, Final
 from weakref import WeakSet
 
 from mstar_core.api.admission import AdmissionQueue, BodyMemory, Place
+from mstar_core.api.api_metrics import Metrics
 from mstar_core.api.errors import ErrorReply, Stalled, reply_of
 from mstar_core.api.http.sanic_protocol import WriteBatch
 from mstar_core.api.link import Link
-from mstar_core.api.metrics import Metrics
 from mstar_core.api.output.encode import EncodedChunk, NumberForm, OutputEncoder, StopStrings
 from mstar_core.api.output.queue import OutputQueue, Spool
 from mstar_core.api.output.usage import SampledPorts, usage_of
 from mstar_core.api.parse.media import Fetcher
 from mstar_core.api.parse.params import ParsedRequest
 from mstar_core.api.preprocess.pool import Pool, SharedInputs
-from mstar_core.api.requests import LiveRequest, Registry, timed_out
+from mstar_core.api.registry import LiveRequest, Registry, timed_out
 from mstar_core.api.telemetry import RequestTelemetry
 from mstar_core.config.deployment import ApiConfig, DeploymentSpec
 from mstar_core.errors import Cancelled, MstarError, TimedOut

@@ -17,8 +17,8 @@ from mstar_core.engine.stateless.engine import StatelessEngine
 from mstar_core.graph import KV_CACHE, NodeSpec
 from mstar_core.plugin.model import ModelContext
 from mstar_core.plugin.spec import ModelSpec
-from mstar_core.worker.build import compute_dtype, load_nodes, most_rows
-from mstar_core.worker.walks import resident_loops
+from mstar_core.worker.start.build import compute_dtype, load_nodes, most_rows
+from mstar_core.worker.state.walks import resident_loops
 
 if TYPE_CHECKING:
     from torch import nn

@@ -31,11 +31,11 @@ from mstar_core.plugin.processor import Processor
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.transport import TensorTransport
 from mstar_core.transport.arena import MIB
-from mstar_core.worker.build import own_nodes
 from mstar_core.worker.executor import Executor
 from mstar_core.worker.loop import Worker
 from mstar_core.worker.outbox import Outbox
 from mstar_core.worker.peer_memory.transport import PeerMemory
+from mstar_core.worker.start.build import own_nodes
 from mstar_core.worker.steps import FairShare, Steps
 
 if TYPE_CHECKING:

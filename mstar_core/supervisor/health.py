@@ -13,7 +13,7 @@ from mstar_core.config.deployment import Plan
 from mstar_core.messages.names import CONDUCTOR, process_rank, rank_of
 from mstar_core.supervisor.child import Child, Pace
 from mstar_core.supervisor.events import Events
-from mstar_core.supervisor.host_stats import is_suspended, main_thread_s
+from mstar_core.supervisor.telemetry.host_stats import is_suspended, main_thread_s
 
 COMPUTES_S: Final = 0.1
 """CPU seconds of its main thread that show that a process computes. One that waits uses none."""

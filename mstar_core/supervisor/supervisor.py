@@ -64,10 +64,10 @@ from mstar_core.supervisor.deaths import (
 )
 from mstar_core.supervisor.events import Events, EventThrottle
 from mstar_core.supervisor.health import Watchdog, can_serve
-from mstar_core.supervisor.host_stats import GpuReader, library
 from mstar_core.supervisor.log_file import LogFile
 from mstar_core.supervisor.outbound import REACHABLE, Outbound
-from mstar_core.supervisor.state_publisher import StatePublisher
+from mstar_core.supervisor.telemetry.host_stats import GpuReader, library
+from mstar_core.supervisor.telemetry.state_publisher import StatePublisher
 from mstar_core.transport import Courier, Malformed
 
 log = logging.getLogger(__name__)

@@ -46,12 +46,13 @@ from mstar_core.plugin.surface import EVENTS, PROGRESS
 from mstar_core.process.failures import attempt
 from mstar_core.transport import TensorTransport
 from mstar_core.worker.arrays import narrowed, to_tensor
-from mstar_core.worker.feature_cache import FeatureCache, content_of
-from mstar_core.worker.jobs import Jobs, feeder, leaving_ports, loop_job, loop_spec
-from mstar_core.worker.moves import RUN_INPUT, CacheMoves, tensors_of
+from mstar_core.worker.cache_moves import RUN_INPUT, CacheMoves
+from mstar_core.worker.job_table import Jobs, feeder, leaving_ports, loop_job, loop_spec
 from mstar_core.worker.outbox import Outbox
+from mstar_core.worker.peer_memory.arrivals import refs_of
 from mstar_core.worker.peer_memory.transport import PeerMemory
-from mstar_core.worker.request import (
+from mstar_core.worker.state.feature_cache import FeatureCache, content_of
+from mstar_core.worker.state.request import (
     ActiveRun,
     ChunkJob,
     Feature,
@@ -65,11 +66,11 @@ from mstar_core.worker.request import (
     opened,
     sampling_params,
 )
-from mstar_core.worker.streaming.loop import StreamLoops
-from mstar_core.worker.streaming.streams import Streams, sent_items
+from mstar_core.worker.state.values import described, gather, held_value, resolve, start_stops, stop_said, wanted_ports
+from mstar_core.worker.state.walks import RankWalks, run_inputs
+from mstar_core.worker.stream_loops import StreamLoops
+from mstar_core.worker.streams import Streams, sent_items
 from mstar_core.worker.telemetry.tracing import EdgeCounters, Tracer, jobs_of, node_at, node_of, parts_by_node
-from mstar_core.worker.values import described, gather, held_value, resolve, start_stops, stop_said, wanted_ports
-from mstar_core.worker.walks import RankWalks, run_inputs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -246,7 +247,7 @@ class Executor:
         for item in (item for items in request.early.values() for item in items):
             if item.ref is not None:
                 attempt(self._outbox.read, item.ref)  # its run never begins here
-        for ref in (ref for items in request.arrived.values() for item in items for ref in tensors_of(item)):
+        for ref in (ref for items in request.arrived.values() for item in items for ref in refs_of(item)):
             attempt(self._outbox.read, ref)
         for runner in self._runners.values():
             attempt(runner.close, handle)

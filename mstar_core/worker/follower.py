@@ -23,8 +23,8 @@ from mstar_core.plugin.loader import bound_model
 from mstar_core.process.life import ChildLife, start_child
 from mstar_core.process.system import keep_freed_memory, keep_start, set_exact_timers
 from mstar_core.transport import Courier, Mailbox, Malformed
-from mstar_core.worker.build import build_nodes, open_device
 from mstar_core.worker.main import ends_with_group, rank_plan
+from mstar_core.worker.start.build import build_nodes, open_device
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -23,8 +23,8 @@ from mstar_core.worker.executor import Executor
 from mstar_core.worker.outbox import Outbox
 from mstar_core.worker.peer_memory.arrivals import Arrivals, handles_of, refs_of
 from mstar_core.worker.peer_memory.transport import PeerMemory
+from mstar_core.worker.report import Report
 from mstar_core.worker.steps import Steps
-from mstar_core.worker.telemetry.report import Report
 
 log = logging.getLogger(__name__)
 

@@ -24,13 +24,13 @@ from mstar_core.plugin.loader import bound_model
 from mstar_core.process.life import ChildLife, start_child
 from mstar_core.process.system import keep_freed_memory, keep_start, set_exact_timers
 from mstar_core.transport import Courier, Mailbox, Spin, TensorTransport
-from mstar_core.worker.build import GroupLead, build_runners, lookahead_on, open_device
 from mstar_core.worker.executor import Executor
 from mstar_core.worker.loop import Worker
 from mstar_core.worker.outbox import Outbox
 from mstar_core.worker.peer_memory.memory import CudaMemory
 from mstar_core.worker.peer_memory.mooncake import MooncakeMemory, open_engine
 from mstar_core.worker.peer_memory.transport import PeerMemory
+from mstar_core.worker.start.build import GroupLead, build_runners, lookahead_on, open_device
 from mstar_core.worker.steps import FairShare, Steps, ranges_on
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mstar_core.errors import ConfigError, UsageError, did_you_mean
-from mstarctl.bench.measure.metrics import BY_NAME
+from mstarctl.bench.measure.load_metrics import BY_NAME
 from mstarctl.bench.measure.verdicts import FEWEST_RUNS, Compared, RunSamples, compared, prepared
 from mstarctl.bench.result import RESULT, ResultFolder
 from mstarctl.bench.show.live import number

@@ -14,7 +14,7 @@ from mstarctl.bench.load.arrivals import Arrivals
 from mstarctl.bench.load.datasets import dataset_workload
 from mstarctl.bench.load.plan import WARM_UP_REQUESTS, Load
 from mstarctl.bench.load.workloads import Workload, workload_of
-from mstarctl.bench.measure.metrics import Measures
+from mstarctl.bench.measure.load_metrics import Measures
 from mstarctl.bench.measure.terms import parse_terms
 from mstarctl.bench.measure.tokens import TokenCounter, token_counter
 from mstarctl.bench.run import RunOptions

@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from mstar_core.errors import ConfigError
-from mstarctl.bench.measure.metrics import DEFINITIONS_VERSION, METRICS, Measures
+from mstarctl.bench.measure.load_metrics import DEFINITIONS_VERSION, METRICS, Measures
 from mstarctl.bench.measure.outcome import Outcome
 from mstarctl.bench.measure.terms import Term, parse_terms
 from mstarctl.bench.measure.window import MeasuredWindow

@@ -24,7 +24,7 @@ from mstarctl.bench.environment import environment, last_ceiling
 from mstarctl.bench.load.plan import MEASURED, WARM_UP, Load, RunPlan, make_plan
 from mstarctl.bench.load.workloads import Workload
 from mstarctl.bench.measure.incidents import failures, incidents, outages
-from mstarctl.bench.measure.metrics import Measures
+from mstarctl.bench.measure.load_metrics import Measures
 from mstarctl.bench.measure.outcome import Outcome
 from mstarctl.bench.measure.shares import joined, slow_and_usual
 from mstarctl.bench.measure.terms import Judged, Term, judge

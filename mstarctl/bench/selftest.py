@@ -23,7 +23,7 @@ from mstarctl.bench.client.wire import ServerAddress
 from mstarctl.bench.environment import ceiling_file
 from mstarctl.bench.load.plan import Load
 from mstarctl.bench.load.workloads import Workload
-from mstarctl.bench.measure.metrics import Measures
+from mstarctl.bench.measure.load_metrics import Measures
 from mstarctl.bench.measure.outcome import Outcome
 from mstarctl.bench.null_server import NullBehaviour
 from mstarctl.bench.result import ResultFolder

@@ -30,7 +30,7 @@ from mstarctl.top.data.saved_view import load_view, save_view
 from mstarctl.top.data.view import View
 from mstarctl.top.drawing.glyphs import ASCII, UNICODE, Glyphs
 from mstarctl.top.layout.host import host_screen
-from mstarctl.top.layout.requests import Sort
+from mstarctl.top.layout.request_list import Sort
 from mstarctl.top.layout.state import PAGES, State
 from mstarctl.top.web import DRIVER
 

@@ -35,7 +35,7 @@ from mstarctl.start.hardware.admission import admission, weights_on_devices
 from mstarctl.start.hardware.capacity import check_free, check_memory, free_bytes, weights_bytes
 from mstarctl.start.hardware.devices import Devices, choose_devices, torch_version
 from mstarctl.start.hardware.gpus import count_gpus, gpu_keys, gpu_processes, gpus, visible_gpus
-from mstarctl.start.moves import check_moves
+from mstarctl.start.movable_state import check_moves
 from mstarctl.start.options import UpOptions
 from mstarctl.start.target import Override, Target, find, named_file, parse_set, resolve_target
 from mstarctl.start.transports import check_protocol, check_transport, transport_cautions, unused_transport

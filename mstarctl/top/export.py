@@ -18,7 +18,7 @@ from mstarctl.output.moments import dated
 from mstarctl.top.data.spans import Lane
 from mstarctl.top.data.view import View
 from mstarctl.top.drawing.svg import svg
-from mstarctl.top.layout.requests import Sort, chosen, place
+from mstarctl.top.layout.request_list import Sort, chosen, place
 
 FORMS: Final = (
     ("c", "csv", "the filtered table as CSV"),

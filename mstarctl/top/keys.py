@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from mstarctl.top.layout.requests import COLUMNS
+from mstarctl.top.layout.request_list import COLUMNS
 from mstarctl.top.layout.state import PAGES, TITLES
 
 EVERYWHERE: Final = frozenset((*PAGES, "request"))

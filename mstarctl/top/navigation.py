@@ -8,7 +8,7 @@ from dataclasses import replace
 from mstarctl.top.data.spans import end_of
 from mstarctl.top.data.view import View
 from mstarctl.top.layout.graph.geometry import graph_of
-from mstarctl.top.layout.requests import Sort, chosen, columns, columns_of, sorts_of
+from mstarctl.top.layout.request_list import Sort, chosen, columns, columns_of, sorts_of
 from mstarctl.top.layout.scroll import Window, moved
 from mstarctl.top.layout.state import State
 

@@ -23,8 +23,8 @@ from mstar_core.messages.life import Telemetry
 from mstar_core.messages.telemetry import RequestNews, Span
 from mstar_core.observe.hub import TelemetryHub
 from mstar_core.supervisor.events import Events
-from mstar_core.supervisor.host_stats import GpuReader
-from mstar_core.supervisor.state_publisher import StatePublisher
+from mstar_core.supervisor.telemetry.host_stats import GpuReader
+from mstar_core.supervisor.telemetry.state_publisher import StatePublisher
 
 
 class FakeLog:

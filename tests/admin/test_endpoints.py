@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from mstar_core.admin.endpoints import ENDPOINTS
-from mstar_core.api.metrics import Metrics
+from mstar_core.api.api_metrics import Metrics
 from mstar_core.engine.base import StepResult
 from mstar_core.messages.life import Telemetry
 from mstar_core.messages.telemetry import RequestNews, Span

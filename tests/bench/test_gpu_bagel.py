@@ -15,7 +15,7 @@ from mstar_bagel.checkpoint.download import check_files
 from mstar_bagel.model import Bagel
 from mstar_bagel.plugin import mstar_models
 from mstar_core.plugin.model import ModelContext
-from tests.bench.test_gpu_families import measured
+from tests.bench.test_families import measured
 from tests.fakes.ports import free_port
 
 pytestmark = pytest.mark.timeout(300)

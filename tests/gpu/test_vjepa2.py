@@ -15,7 +15,7 @@ from bench.families.world import Rolling, random_nodes, trial
 from mstar_core.engine.attention.static import AttentionBatch, AttentionBuffers, AttentionShape
 from mstar_core.engine.cuda_graphs.cache import GraphCache
 from mstar_core.engine.device import prepare_device
-from mstar_core.worker.warmup import warm_module
+from mstar_core.worker.start.warmup import warm_module
 from mstar_vjepa2.checkpoint.config import ActionConfig, VitConfig, encoder_of
 from mstar_vjepa2.nodes.blocks import sum_norm
 from mstar_vjepa2.nodes.encoder import FrameEncoder

@@ -16,7 +16,7 @@ from mstar_core.engine.kv import mirror
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.parallel.link import GroupEnded
 from mstar_core.parallel.plans import StopPlans
-from mstar_core.worker.build import local_node
+from mstar_core.worker.start.build import local_node
 from tests.engine.test_pass_graphs import FLOWING, captured, flows
 from tests.engine.tiny_engine import LM, Driver, TinyLM, generate, make_engine, prompt
 from tests.parallel.two_ranks import FollowerThread, Meeting, led, linked, shards

@@ -24,8 +24,8 @@ from mstar_core.parallel.plans import Checksum, Compare, StopPlans
 from mstar_core.parallel.shards import Shard
 from mstar_core.plugin.model import ModelContext
 from mstar_core.plugin.spec import ModelSpec
-from mstar_core.worker.build import compute_dtype, load_nodes, local_node
-from mstar_core.worker.walks import resident_loops
+from mstar_core.worker.start.build import compute_dtype, load_nodes, local_node
+from mstar_core.worker.state.walks import resident_loops
 
 CPU: Final = torch.device("cpu")
 WAIT_S: Final = 10.0

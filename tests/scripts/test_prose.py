@@ -14,6 +14,7 @@ FOUND = {
     "people in a comment": "x = 1  # nobody waits for it\n",
     "people in a message": 'raise ValueError("the caller is told of it")\n',
     "relative clause for a process": '"""Return the process who holds the lock."""\n',
+    "exempt formatting": "x = [1,2]  # fmt: skip\n",
     "negated noun": 'raise ValueError("the file is no mapping")\n',
 }
 ACCEPTED = {

@@ -14,7 +14,7 @@ import pytest
 
 from mstar_core.host.run_dir import RunDirectory
 from mstar_core.supervisor.deaths import Circumstances, death_record, public_sentence
-from mstar_core.supervisor.host_stats import OOM_WINDOW_S, OomKills
+from mstar_core.supervisor.telemetry.host_stats import OOM_WINDOW_S, OomKills
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import pytest
 from mstar_core.supervisor.child import Child, ChildKind, Pace
 from mstar_core.supervisor.events import Events
 from mstar_core.supervisor.health import Watchdog, hang
-from mstar_core.supervisor.host_stats import main_thread_s
+from mstar_core.supervisor.telemetry.host_stats import main_thread_s
 
 LIMIT_S = 60.0
 HANG_S = 0.5

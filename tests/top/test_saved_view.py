@@ -8,7 +8,7 @@ import pytest
 
 from mstarctl.output.theme import GROUNDS, LIGHT_GROUND, ROLES, style_of
 from mstarctl.top.data.saved_view import SavedView, load_view, path_of, save_view
-from mstarctl.top.layout.requests import Sort
+from mstarctl.top.layout.request_list import Sort
 from mstarctl.top.layout.state import State
 from tests.top.screen import running
 

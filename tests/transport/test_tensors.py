@@ -1,4 +1,4 @@
-"""Contract of the tensor transport by shared memory. `tests/worker/test_transports.py` has that of all transports."""
+"""Contract of tensors in shared memory. `tests/worker/test_peer_memory_transports.py` covers every transport."""
 
 from __future__ import annotations
 

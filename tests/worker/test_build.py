@@ -14,7 +14,7 @@ from mstar_core.engine.attention.flashinfer import import_library
 from mstar_core.engine.cache.sizing import CPU_POOL_BYTES
 from mstar_core.errors import ConfigError, StartError
 from mstar_core.graph.declare.nodes import KV_CACHE, KVSpec, NodeSpec, Sampling
-from mstar_core.worker.build import attention_of, compute_dtype, pool_plans, preload, quantized_text
+from mstar_core.worker.start.build import attention_of, compute_dtype, pool_plans, preload, quantized_text
 
 CPU = torch.device("cpu")
 

@@ -12,7 +12,7 @@ from mstar_core.engine.base import Handle
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes
 from mstar_core.engine.cuda_graphs.compilation import SWITCH, Compiling
 from mstar_core.engine.cuda_graphs.kernel_log import KernelLog
-from mstar_core.worker.compile_pass import TracedNode, compile_rank
+from mstar_core.worker.start.compile_pass import TracedNode, compile_rank
 from tests.engine.recorded import RecordingCache
 from tests.engine.tiny_engine import LM, Driver, TinyLM, make_engine
 from tests.fakes import jit

@@ -231,7 +231,7 @@ CLOSING = (
     "mstar_core.worker.telemetry.tracing.EdgeCounters.closed",
     "mstar_core.worker.telemetry.tracing.Tracer.transfers",
     "mstar_core.graph.runtime.walk_state.WalkState.cancel",
-    "mstar_core.worker.jobs.Jobs.forget",
+    "mstar_core.worker.job_table.Jobs.forget",
     "tests.fakes.runner.FakeRunner.close",
 )
 """Every step that ends a request on a rank, as a fault point."""

@@ -18,7 +18,7 @@ from mstar_core.graph import CLIENT, STATELESS, GraphEdge, GraphNode, NodeSpec, 
 from mstar_core.plugin import Image, ModelSpec, Partition, ProgramRequest, Run, TensorData, param
 from mstar_core.plugin.processor import Inputs, MediaPart, PromptRequest, SegmentInputs, content_key
 from mstar_core.plugin.program import ProgramGenerator
-from mstar_core.worker.feature_cache import Feature, FeatureCache
+from mstar_core.worker.state.feature_cache import Feature, FeatureCache
 from tests.fakes.speech_model import Utf8
 
 ENCODER = NodeSpec(name="encoder", engine=STATELESS, ports={"pixels": "f32[p]", "gain": "f32", "features": "f32[p]"})

@@ -10,7 +10,7 @@ import pytest
 from mstar_bagel.plugin import mstar_models
 from mstar_core.config.deployment import RankPlan
 from mstar_core.worker.main import shown_names
-from mstar_core.worker.telemetry.report import PATIENCE_S, PERIOD_S, Report
+from mstar_core.worker.report import PATIENCE_S, PERIOD_S, Report
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mstar_core.engine.base import Done, Job, JobKey, LoopStep, StepResult
 from mstar_core.messages.telemetry import Span
-from mstar_core.worker.request import LoopJob, TaskJob, UnderWay
+from mstar_core.worker.state.request import LoopJob, TaskJob, UnderWay
 from mstar_core.worker.telemetry.tracing import Tracer
 from tests.worker.test_tracing import Clock, request, run
 

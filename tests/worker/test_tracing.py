@@ -9,7 +9,7 @@ import pytest
 
 from mstar_core.engine.base import Done, Job, JobKey, StepResult
 from mstar_core.messages.telemetry import Span
-from mstar_core.worker.request import LoopJob, TaskJob, UnderWay
+from mstar_core.worker.state.request import LoopJob, TaskJob, UnderWay
 from mstar_core.worker.telemetry.tracing import PENDING, Tracer, node_at, parts_by_node
 
 near: Any = pytest.approx

@@ -8,7 +8,7 @@ from torch import nn
 
 from mstar_bagel.plugin import mstar_models
 from mstar_core.engine.base import Job
-from mstar_core.worker.warmup import WARMUP, needs_samples, warm_walks
+from mstar_core.worker.start.warmup import WARMUP, needs_samples, warm_walks
 from tests.fakes.runner import FakeRunner
 
 BAGEL = next(spec for spec in mstar_models() if spec.name == "bagel")

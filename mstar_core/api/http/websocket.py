@@ -9,7 +9,6 @@ from typing import Any, Final
 from sanic.exceptions import SanicException
 
 from mstar_core.api.errors import Forbidden, Stalled, UpgradeRequired
-from mstar_core.api.http.exchange import Exchange
 from mstar_core.errors import RequestError
 
 MESSAGE_BYTES: Final = 16 << 20
@@ -33,16 +32,17 @@ class WebSocket:
         self._stall_s = stall_s
 
     @classmethod
-    async def open(cls, exchange: Exchange) -> WebSocket:
-        """Complete the handshake. Raises UpgradeRequired, Forbidden, RequestError, which are sent as plain HTTP."""
-        request: Any = exchange.request
-        check_handshake(request.headers, exchange.service.deployment.api.cors_origins)
+    async def open(cls, request: Any, origins: Sequence[str], stall_s: float) -> WebSocket:
+        """Complete the handshake. Raises UpgradeRequired, Forbidden, RequestError, which are sent as plain HTTP.
+
+        origins: of browsers that may connect.
+        """
+        check_handshake(request.headers, origins)
         try:
             connection = await request.transport.get_protocol().websocket_handshake(request)
         except SanicException as error:
             raise RequestError("the handshake is not valid for WebSocket 13", str(error), code="bad_request") from error
-        exchange.has_begun = True
-        return cls(connection, exchange.service.deployment.api.stall_timeout_s)
+        return cls(connection, stall_s)
 
     async def receive(self) -> bytes | str:
         """Return the next message. Raises CancelledError if the client disconnected."""

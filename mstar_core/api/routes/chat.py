@@ -8,13 +8,13 @@ from typing import Any
 
 from sanic.response import HTTPResponse
 
+from mstar_core.api.exchange import EVENTS, PING, Exchange, streaming
 from mstar_core.api.group import Group, open_group
-from mstar_core.api.http.exchange import EVENTS, PING, Exchange, streaming
 from mstar_core.api.output.audio import CHAT_FORMATS, audio_format
-from mstar_core.api.output.chat import ChatAnswer, ChatEvents, ChatFrame, whole_chat
-from mstar_core.api.parse.fields import check_count, check_name, openai_parsed, read_body, voice_of
 from mstar_core.api.parse.messages import read_messages
 from mstar_core.api.parse.params import ParsedRequest, check_outputs
+from mstar_core.api.routes.chat_answer import ChatAnswer, ChatEvents, ChatFrame, whole_chat
+from mstar_core.api.routes.fields import check_count, check_name, openai_parsed, read_body, voice_of
 from mstar_core.api.schema import ChatRequest
 from mstar_core.errors import RequestError, TimedOut
 from mstar_core.plugin.spec import ModelSpec

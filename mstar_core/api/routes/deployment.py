@@ -7,10 +7,10 @@ from typing import Any, Final
 
 from sanic.response import HTTPResponse
 
-from mstar_core.api.http.exchange import Exchange
+from mstar_core.api.api_metrics import CONTENT_TYPE
+from mstar_core.api.exchange import Exchange
 from mstar_core.api.link import CONDUCTOR
-from mstar_core.api.metrics import CONTENT_TYPE
-from mstar_core.api.parse.fields import model_names
+from mstar_core.api.routes.fields import model_names
 from mstar_core.api.routes.speech import speech_kind
 from mstar_core.errors import NotFound, did_you_mean
 from mstar_core.plugin.params import param_schema

@@ -9,8 +9,8 @@ from typing import Any, Final
 from sanic.response import HTTPResponse
 
 from mstar_core.api.errors import reply_of
+from mstar_core.api.exchange import Exchange, streaming
 from mstar_core.api.http.body import Form, UploadedFile, check_size, read_form
-from mstar_core.api.http.exchange import Exchange, streaming
 from mstar_core.api.http.strict_json import parse_object
 from mstar_core.api.output.line_formats import (
     BINARY,
@@ -24,9 +24,9 @@ from mstar_core.api.output.line_formats import (
     whole_outputs,
 )
 from mstar_core.api.output.usage import native_usage
-from mstar_core.api.parse.fields import check_name, rules_of
 from mstar_core.api.parse.media import decoded, part_of_upload
 from mstar_core.api.parse.params import ParsedRequest, check_order, check_outputs, check_params
+from mstar_core.api.routes.fields import check_name, rules_of
 from mstar_core.api.schema import GenerateRequest
 from mstar_core.api.service import Completion, Session
 from mstar_core.errors import MstarError, RequestError, TooLarge

@@ -11,19 +11,19 @@ import msgspec
 from msgspec import UNSET
 from sanic.response import HTTPResponse
 
+from mstar_core.api.exchange import EVENTS, PING, Exchange, event, streaming
 from mstar_core.api.group import Group, GroupPart, open_group
 from mstar_core.api.http.body import UploadedFile, check_size
-from mstar_core.api.http.exchange import EVENTS, PING, Exchange, event, streaming
 from mstar_core.api.output.encode import EncodedChunk
-from mstar_core.api.parse.fields import (
+from mstar_core.api.parse.media import part_of_upload
+from mstar_core.api.parse.params import ParsedRequest, check_images, count_order, mapped_fields
+from mstar_core.api.routes.fields import (
     check_count,
     check_name,
     openai_parsed,
     read_body,
     read_multipart,
 )
-from mstar_core.api.parse.media import part_of_upload
-from mstar_core.api.parse.params import ParsedRequest, check_images, count_order, mapped_fields
 from mstar_core.api.schema import ImageEvent, ImageRequest, Images, ImageTokens, ImageUsage, MadeImage, Usage
 from mstar_core.errors import EngineError, RequestError
 from mstar_core.plugin.params import param_specs

@@ -11,11 +11,11 @@ import numpy as np
 from sanic.response import HTTPResponse
 
 from mstar_core.api.errors import reply_of
-from mstar_core.api.http.exchange import Exchange
+from mstar_core.api.exchange import Exchange
 from mstar_core.api.http.websocket import WebSocket
 from mstar_core.api.output.encode import EncodedChunk
-from mstar_core.api.parse.fields import rules_of
 from mstar_core.api.parse.params import ParsedRequest, RequestParams, check_params
+from mstar_core.api.routes.fields import rules_of
 from mstar_core.api.service import Completion
 from mstar_core.client.arrays import array_of
 from mstar_core.errors import MstarError, RequestError
@@ -35,12 +35,15 @@ async def healthz(exchange: Exchange) -> HTTPResponse:
 
 async def robot_policy(exchange: Exchange) -> HTTPResponse | None:
     """Serve one robot until it disconnects. Refusals before the handshake are plain HTTP responses."""
-    problem = exchange.service.link.deployment.problem()
+    service = exchange.service
+    problem = service.link.deployment.problem()
     if problem is not None:
         raise problem
     given = _given(exchange)
     _asked(exchange, given, exchange.request_id)
-    socket = await WebSocket.open(exchange)
+    limits = service.deployment.api
+    socket = await WebSocket.open(exchange.request, limits.cors_origins, limits.stall_timeout_s)
+    exchange.has_begun = True
     try:
         await _converse(exchange, socket, given)
     except asyncio.CancelledError:

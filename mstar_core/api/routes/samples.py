@@ -9,7 +9,7 @@ from typing import Any
 
 from sanic.response import HTTPResponse
 
-from mstar_core.api.http.exchange import Exchange
+from mstar_core.api.exchange import Exchange
 from mstar_core.api.service import Service
 from mstar_core.plugin.offers import SampleInputs, kind_of
 from mstar_core.workloads.samples import samples_of

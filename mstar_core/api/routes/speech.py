@@ -9,10 +9,10 @@ from typing import Any, ParamSpec, TypeVar
 
 from sanic.response import HTTPResponse
 
-from mstar_core.api.http.exchange import EVENTS, PING, Exchange, event, streaming
+from mstar_core.api.exchange import EVENTS, PING, Exchange, event, streaming
 from mstar_core.api.output.audio import audio_format, content_type
-from mstar_core.api.parse.fields import check_name, openai_parsed, read_body, voice_of
 from mstar_core.api.parse.params import ParsedRequest
+from mstar_core.api.routes.fields import check_name, openai_parsed, read_body, voice_of
 from mstar_core.api.schema import SpeechDelta, SpeechDone, SpeechRequest, SpeechUsage
 from mstar_core.api.service import Session
 from mstar_core.errors import MstarError, RequestError, TooLarge

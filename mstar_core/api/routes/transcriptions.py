@@ -8,11 +8,11 @@ from typing import Any, Final
 import msgspec
 from sanic.response import HTTPResponse
 
+from mstar_core.api.exchange import EVENTS, PING, Exchange, event, streaming
 from mstar_core.api.http.body import UploadedFile
-from mstar_core.api.http.exchange import EVENTS, PING, Exchange, event, streaming
-from mstar_core.api.parse.fields import check_name, openai_parsed, read_multipart
 from mstar_core.api.parse.media import part_of_upload
 from mstar_core.api.parse.params import ParsedRequest, mapped_fields
+from mstar_core.api.routes.fields import check_name, openai_parsed, read_multipart
 from mstar_core.api.schema import TranscriptDelta, TranscriptDone, Transcription, TranscriptionRequest, Usage
 from mstar_core.api.service import Session
 from mstar_core.errors import RequestError

@@ -15,7 +15,6 @@ from mstar_core.errors import TransportError
 from mstar_core.messages.flow import CacheMoved, StreamItems, StreamTensor, Values
 from mstar_core.messages.tensors import PeerTensor, TensorRef
 from mstar_core.messages.wire import Message
-from mstar_core.worker.moves import tensors_of
 from mstar_core.worker.peer_memory.transport import PeerMemory
 
 ORDERED: Final = (Values, StreamItems, StreamTensor)
@@ -136,7 +135,9 @@ def refs_of(message: Message) -> Iterator[TensorRef]:
         case StreamTensor(ref=ref):
             yield ref
         case CacheMoved():
-            yield from tensors_of(message)
+            yield from (message.history, *message.pages, *message.values.values(), *message.held.values())
+            if message.seen is not None:
+                yield message.seen
         case _:
             pass
 

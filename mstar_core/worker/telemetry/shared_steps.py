@@ -9,11 +9,11 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from mstar_core.worker.request import LoopJob, SharedSteps
+from mstar_core.worker.state.request import LoopJob, SharedSteps
 
 if TYPE_CHECKING:
     from mstar_core.engine.base import Handle
-    from mstar_core.worker.request import Recorded, WorkerRequest
+    from mstar_core.worker.state.request import Recorded, WorkerRequest
 
 REPEATS: Final = 4
 """Latest steps among which a batch must occur again to be shared: one for each node of a rank that decodes."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from mstar_core.engine.base import StepResult
 from mstar_core.messages.telemetry import EdgeNews, Span
-from mstar_core.worker.request import (
+from mstar_core.worker.state.request import (
     ActiveRun,
     ChunkJob,
     LoopJob,
@@ -32,7 +32,7 @@ from mstar_core.worker.telemetry.shared_steps import SharedLoops
 if TYPE_CHECKING:
     from mstar_core.engine.base import Done, JobKey
     from mstar_core.graph import CompiledWalk
-    from mstar_core.worker.streaming.inbox import StreamInbox
+    from mstar_core.worker.state.stream_inbox import StreamInbox
 
 SHORTEST_S: Final = 0.001
 """Shortest wait that becomes a span."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from mstar_core.errors import UsageError, did_you_mean
-from mstarctl.bench.measure.metrics import BY_NAME, Metric
+from mstarctl.bench.measure.load_metrics import BY_NAME, Metric
 from mstarctl.bench.measure.outcome import Outcome
 from mstarctl.bench.measure.statistics import PERCENTILES, least_samples, name_of
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
-from mstarctl.bench.measure.metrics import BY_NAME, METRICS, Measures, Metric
+from mstarctl.bench.measure.load_metrics import BY_NAME, METRICS, Measures, Metric
 from mstarctl.bench.measure.outcome import Outcome
 from mstarctl.bench.measure.statistics import CONFIDENCE, RESAMPLES, SEED, least_samples, name_of
 from mstarctl.bench.measure.terms import Term

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from mstarctl.bench.measure.metrics import (
+from mstarctl.bench.measure.load_metrics import (
     BY_NAME,
     LONGEST_STALL_S,
     METRICS,

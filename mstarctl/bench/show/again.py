@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mstarctl.bench.measure.incidents import failures, incidents, outages
-from mstarctl.bench.measure.metrics import t0_of
+from mstarctl.bench.measure.load_metrics import t0_of
 from mstarctl.bench.measure.outcome import Outcome
 from mstarctl.bench.measure.shares import joined, slow_and_usual
 from mstarctl.bench.measure.window import summarised

@@ -13,7 +13,7 @@ from typing import Any, Final
 from rich.text import Text
 
 from mstarctl.bench.client.wire import Counters
-from mstarctl.bench.measure.metrics import BY_NAME, Measures, samples_of
+from mstarctl.bench.measure.load_metrics import BY_NAME, Measures, samples_of
 from mstarctl.bench.measure.outcome import ERRORS, Outcome
 from mstarctl.bench.measure.terms import Term, meets
 from mstarctl.bench.show.histogram import LiveHistogram

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mstar_core.errors import ConfigError, UsageError, did_you_mean
-from mstarctl.bench.measure.metrics import BY_NAME, samples_of
+from mstarctl.bench.measure.load_metrics import BY_NAME, samples_of
 from mstarctl.bench.measure.outcome import Outcome
 from mstarctl.bench.measure.shares import joined, slow_and_usual
 from mstarctl.bench.result import ResultFolder

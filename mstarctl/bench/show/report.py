@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from mstar_core.errors import ConfigError, UsageError
 from mstarctl.bench.measure.incidents import incident_lines
-from mstarctl.bench.measure.metrics import BY_NAME
+from mstarctl.bench.measure.load_metrics import BY_NAME
 from mstarctl.bench.measure.outcome import Outcome
 from mstarctl.bench.result import ResultFolder
 from mstarctl.bench.show import plot

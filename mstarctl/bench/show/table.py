@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from mstarctl.bench.measure.incidents import incident_lines
-from mstarctl.bench.measure.metrics import BY_NAME
+from mstarctl.bench.measure.load_metrics import BY_NAME
 from mstarctl.bench.show.live import number
 from mstarctl.output.units import counted
 

@@ -13,7 +13,7 @@ from mstar_core.errors import UsageError
 from mstar_core.host.private_files import write_private
 from mstar_core.observe.filter import Filter
 from mstarctl.client.log_dirs import state_root
-from mstarctl.top.layout.requests import BY_KEY
+from mstarctl.top.layout.request_list import BY_KEY
 from mstarctl.top.layout.state import PAGES
 
 FOLDER: Final = ".top"

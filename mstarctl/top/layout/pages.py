@@ -14,7 +14,7 @@ from mstarctl.top.data.lost import without_lost
 from mstarctl.top.data.view import LEAST_HEIGHT, LEAST_WIDTH, NORMAL, TINY, View, size_of
 from mstarctl.top.drawing import numbers
 from mstarctl.top.drawing.glyphs import in_ascii
-from mstarctl.top.layout import bench, events, logs, requests, waterfall
+from mstarctl.top.layout import bench, events, logs, request_list, waterfall
 from mstarctl.top.layout.footer import Hint, footer
 from mstarctl.top.layout.graph import screen as graph
 from mstarctl.top.layout.header import header
@@ -72,9 +72,9 @@ def overview(view: View, state: State, width: int, height: int, size: int) -> Pa
     if size >= NORMAL:
         tail.insert(0, line())
     room = height - len(top) - len(tail)
-    rows = len(requests.chosen(view, state.sort)) + 1
+    rows = len(request_list.chosen(view, state.sort)) + 1
     below = panels(view, width, room - max(LEAST_TABLE, rows), size)
-    table, keys = requests.table(view, width, room - len(below), state.sort, state.requests)
+    table, keys = request_list.table(view, width, room - len(below), state.sort, state.requests)
     hits: Hits = {len(top): ("titles", "")}
     hits |= {len(top) + 1 + row: ("request", key) for row, key in enumerate(keys)}
     return Painted([*top, *table, *below, *tail], hits)
@@ -82,9 +82,9 @@ def overview(view: View, state: State, width: int, height: int, size: int) -> Pa
 
 def _status(view: View, state: State, width: int, size: int) -> Line:
     total = len(view.store.requests)
-    shown = len(requests.chosen(view, state.sort)) if view.filter.text else total
+    shown = len(request_list.chosen(view, state.sort)) if view.filter.text else total
     if size > TINY:
-        return requests.status(view, shown, total, state.sort, width)
+        return request_list.status(view, shown, total, state.sort, width)
     newest = next((event for event in reversed(view.store.events) if event.type != events.PROGRESS), None)
     text = line((f" {shown} of {total}", "dim"), ("   ", ""))
     if view.filter.text:
@@ -107,7 +107,7 @@ def graph_body(view: View, state: State, width: int, height: int, size: int) -> 
 
 def requests_body(view: View, state: State, width: int, height: int, size: int) -> Painted:
     """Draw the table of requests."""
-    table, keys = requests.table(view, width, height - 1, state.sort, state.requests)
+    table, keys = request_list.table(view, width, height - 1, state.sort, state.requests)
     hits: Hits = {0: ("titles", ""), **{row + 1: ("request", key) for row, key in enumerate(keys)}}
     return Painted([*table, _status(view, state, width, size)], hits)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from mstarctl.top.data.spans import Trace
-from mstarctl.top.layout.requests import Sort
+from mstarctl.top.layout.request_list import Sort
 from mstarctl.top.layout.scroll import Window
 from mstarctl.top.layout.waterfall import Zoom
 

@@ -1,7 +1,7 @@
 """Typical mistakes change the results by far more than the tolerances, so the golden tests detect them.
 
 Each is a pitfall of the specification, section 12. Those of resizing, tokens and truncation are in test_processor and
-test_modules, where their values are exact.
+test_nodes, where their values are exact.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from mstar_core.conformance.fake_api import SampleRequest
 from mstar_core.conformance.nodes import BuiltNode, RuntimeSettings, build_nodes
 from mstar_core.conformance.runtime import LocalRuntime
 from mstar_core.plugin.processor import MediaPart
-from mstar_core.worker.warmup import warm_walks
+from mstar_core.worker.start.warmup import warm_walks
 
 LATENTS = 2e-4
 PICTURE = ("image", "text")

@@ -17,7 +17,7 @@ from mstar_core.engine.cuda_graphs.warmup import run_warmup
 from mstar_core.engine.stateless.engine import StatelessEngine
 from mstar_core.errors import EngineError
 from mstar_core.graph import STATELESS, STEP, LeftContext, NodeSpec, Stream, from_param
-from mstar_core.worker.streaming.inbox import StreamInbox
+from mstar_core.worker.state.stream_inbox import StreamInbox
 from mstar_qwen3omni.plugin import mstar_models
 from mstar_qwen3omni.vocoder.code2wav import to_pcm16
 from mstar_qwen3omni.vocoder.decoder import upsampled

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mstarctl.bench.load.plan import Load
-from mstarctl.bench.measure.metrics import Measures
+from mstarctl.bench.measure.load_metrics import Measures
 from mstarctl.bench.null_server import NullBehaviour
 from mstarctl.bench.result import ResultFolder
 from mstarctl.bench.run import BenchRun, RunOptions

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mstar_core.errors import UsageError
-from mstarctl.bench.measure.metrics import Measures, samples_of
+from mstarctl.bench.measure.load_metrics import Measures, samples_of
 from mstarctl.bench.measure.outcome import Outcome, ReceivedChunk
 from mstarctl.bench.measure.playback import silences
 from mstarctl.bench.measure.statistics import spread

@@ -8,7 +8,7 @@ import pytest
 
 from mstarctl.bench.client.wire import Counters
 from mstarctl.bench.load.plan import Load
-from mstarctl.bench.measure.metrics import Measures
+from mstarctl.bench.measure.load_metrics import Measures
 from mstarctl.bench.null_server import NullBehaviour
 from mstarctl.bench.options import WARM_UP_S, load_of
 from mstarctl.bench.run import short_window

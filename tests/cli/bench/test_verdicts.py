@@ -7,7 +7,7 @@ import pytest
 
 from mstar_core.errors import UsageError
 from mstarctl.bench.compare import order_of, parse_thresholds
-from mstarctl.bench.measure.metrics import Measures
+from mstarctl.bench.measure.load_metrics import Measures
 from mstarctl.bench.measure.outcome import Outcome
 from mstarctl.bench.measure.verdicts import (
     Compared,

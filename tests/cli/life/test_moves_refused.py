@@ -25,7 +25,7 @@ from mstar_core.graph import (
     StreamingGraphEdge,
 )
 from mstar_core.plugin import ModelSpec, Partition, Text
-from mstarctl.start.moves import check_moves
+from mstarctl.start.movable_state import check_moves
 from tests.conductor.test_conductor import MODEL, Params, sing, talk
 
 

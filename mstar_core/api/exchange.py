@@ -1,0 +1,291 @@
+"""HTTP exchange: the request as every route sees it, and all ways to respond, server-sent events included."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import struct
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+from sanic import Request
+from sanic.exceptions import BadRequest, PayloadTooLarge
+from sanic.response import HTTPResponse
+
+from mstar_core.api.errors import Stalled, reply_of
+from mstar_core.api.http.access import cors_headers
+from mstar_core.api.http.body import FLOOR_BYTES_PER_S, FLOOR_WINDOW_S, SKIPPED_BYTES, read_pieces, too_slow
+from mstar_core.api.http.sanic_protocol import LARGE_BYTES, ChunkedBody, WholeBody
+from mstar_core.api.registry import check_request_id, new_request_id, trace_id_of, unescaped
+from mstar_core.api.service import Service
+from mstar_core.config.deployment import ApiConfig
+from mstar_core.errors import MstarError, RequestError, TooLarge
+from mstar_core.process.logs import REQUEST_ID, request_scope
+
+JSON = "application/json; charset=utf-8"
+PART_BYTES = 1 << 20
+"""Size limit of one write. The transport copies whatever the socket does not accept, which blocks other streams."""
+
+RESET = struct.pack("ii", 1, 0)
+"""SO_LINGER with timeout 0: closing sends a reset and frees the send buffer."""
+
+
+log = logging.getLogger("mstar.api")
+
+
+@dataclass(slots=True)
+class Exchange:
+    """One request and its response. Owned by the app's wrapper; passed to the route's handler.
+
+    trace_id: sent by the client, otherwise new. is_native: error bodies include the older key. has_begun: the first
+    byte of the response was sent. message: the sentence of a failure, as the client gets it. held_bytes: bytes of the
+    body reserved in the memory budget.
+    """
+
+    service: Service
+    request: Request
+    route: str
+    request_id: str
+    trace_id: str = ""
+    key: str = ""
+    is_native: bool = False
+    has_begun: bool = False
+    held_bytes: int = 0
+    started: float = 0.0
+    status: int = 200
+    code: str = "ok"
+    message: str = ""
+    headers: dict[str, str] = field(default_factory=dict)
+    _stream: Any = None
+    _body: ChunkedBody | None = None
+
+    @property
+    def limits(self) -> ApiConfig:
+        return self.service.deployment.api
+
+    @property
+    def content_type(self) -> str:
+        return str(self.request.headers.get("content-type") or "")
+
+    @property
+    def path_name(self) -> str:
+        """Return the `{name}` of the path with percent escapes decoded; clients may escape characters of an id."""
+        return unescaped(str(self.request.match_info["name"]))
+
+    def header(self, name: str) -> str | None:
+        """Return a request header, None without it. name: lower case."""
+        value = self.request.headers.get(name)
+        return str(value) if value is not None else None
+
+    def take_body_id(self, request_id: Any) -> None:
+        """Use the client id of the body, which overrides the header. Raises RequestError."""
+        if request_id is None:
+            return
+        if not isinstance(request_id, str):
+            raise RequestError("request_id must be a string", field="request_id")
+        self.request_id = check_request_id(request_id)
+        REQUEST_ID.set(self.request_id)
+
+    def warn(self, warnings: Sequence[str]) -> None:
+        """Add warnings to the response headers."""
+        if warnings:
+            self.headers["X-Mstar-Warnings"] = header_text("; ".join(warnings))
+
+    def json(self, body: Any, status: int = 200, headers: dict[str, str] | None = None) -> HTTPResponse:
+        """Return a complete JSON response."""
+        return self.whole(msgspec.json.encode(body), JSON, status, headers)
+
+    def whole(
+        self, body: bytes, content_type: str, status: int = 200, headers: dict[str, str] | None = None
+    ) -> HTTPResponse:
+        """Return a complete response."""
+        self.status = status
+        made = {**self.all_headers, **(headers or {})}
+        return HTTPResponse(body, status=status, headers=made, content_type=content_type)
+
+    async def answer(self, response: HTTPResponse) -> None:
+        """Send a complete response now; a returned response is sent only after the request has freed everything."""
+        made: Any = await self.request.respond(response)
+        self.has_begun = True
+        await made.send(end_stream=True)
+
+    @property
+    def all_headers(self) -> dict[str, str]:
+        own = {
+            "X-Request-ID": self.request_id,
+            "X-Trace-ID": self.trace_id,
+            "Cache-Control": "no-store",
+            "X-Content-Type-Options": "nosniff",
+        }
+        return {**own, **cors_headers(self.limits.cors_origins, self.request.headers.get("origin")), **self.headers}
+
+    async def write(self, data: bytes | memoryview, content_type: str, limit_s: float | None = None) -> None:
+        """Send part of a streamed response, after the headers. Raises Stalled if the client does not read."""
+        if len(data) <= PART_BYTES:
+            await self._write(data, content_type, limit_s)
+            return
+        whole = memoryview(data)
+        for start in range(0, len(whole), PART_BYTES):
+            await self._write(whole[start : start + PART_BYTES], content_type, limit_s)
+
+    async def _write(self, data: bytes | memoryview, content_type: str, limit_s: float | None) -> None:
+        if self._body is None or not data or not self._body.write(data):
+            await self._send(bytes(data), content_type, limit_s)
+        if len(data) >= LARGE_BYTES:
+            await asyncio.sleep(0)  # a write that never waits would starve other streams
+
+    async def _send(self, data: bytes, content_type: str, limit_s: float | None) -> None:
+        if self._stream is None:
+            self._stream = await self.request.respond(status=200, headers=self.all_headers, content_type=content_type)
+        self.flush()
+        is_head = not self.has_begun
+        self.has_begun = True
+        stall_s = self.service.deployment.api.stall_timeout_s
+        try:
+            async with asyncio.timeout(stall_s if limit_s is None else min(stall_s, max(0.001, limit_s))):
+                await self._stream.send(data)
+        except TimeoutError:
+            raise Stalled("the client does not read the response", hint=f"nothing was read for {stall_s:g} s") from None
+        if is_head:
+            self._body = ChunkedBody.begun(self.request, self.service.burst)
+
+    async def end(self) -> None:
+        """End a streamed response."""
+        self.flush()
+        await self._stream.eof()
+
+    def flush(self) -> None:
+        """Write parts that are scheduled for the next loop iteration."""
+        if self._body is not None:
+            self._body.flush()
+
+    def abort(self, *, drops: bool = False) -> None:
+        """Abort the connection, so that the client does not mistake a partial response for a complete one.
+
+        drops: also discard the kernel's send buffer. A client that does not read would otherwise hold megabytes of
+        server memory for minutes, without noticing the abort.
+        """
+        transport: Any = self.request.transport
+        if transport is None or transport.is_closing():
+            return
+        self.flush()
+        if drops:
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        transport.abort()
+
+    async def read(self) -> bytes | None:
+        """Return some bytes of the body, None at its end. Raises RequestError for invalid framing, TooLarge,
+        Overloaded.
+        """
+        stream: Any = self.request.stream
+        most = self.limits.max_body_bytes
+        if stream is not None and (stream.request_bytes or 0) > most:  # announced, or in chunks so far
+            raise TooLarge(f"the body is larger than {most} bytes", code="body_too_large")
+        try:
+            piece: bytes | None = await stream.read() if stream is not None else None
+        except PayloadTooLarge:
+            raise TooLarge(f"the body is larger than {most} bytes", code="body_too_large") from None
+        except BadRequest:
+            raise RequestError("the body is not valid HTTP", code="bad_request") from None
+        if piece is not None:
+            self._hold(len(piece))
+        else:
+            self._listen()
+        return piece
+
+    async def whole_body(self, most: int) -> bytearray | None:
+        """Return the whole body; None, without reading, if its length is unknown or exceeds `most`.
+
+        Raises SlowUpload, Overloaded.
+        """
+        body = WholeBody.of(self.request, most, self._hold)
+        if body is None:
+            return None
+        if not await body.receive(FLOOR_BYTES_PER_S * FLOOR_WINDOW_S, FLOOR_WINDOW_S):
+            raise too_slow()
+        await self.read()  # Sanic requires that the end is read
+        return body.data
+
+    def note(self, request_id: str, code: str, status: int, total_s: float, *, is_work: bool = True) -> None:
+        """Count and log an answer. is_work: that of an inference request."""
+        metrics = self.service.metrics
+        metrics.requests.labels(self.route, code).inc()
+        if is_work:
+            metrics.request_s.labels(self.route).observe(total_s)
+        with request_scope(request_id):
+            facts = {"route": self.route, "status": status, "code": code, "total_ms": round(total_s * 1000, 3)}
+            facts |= {"error": self.message} if self.message else {}
+            level = logging.INFO if is_work else logging.DEBUG
+            log.log(level, "answered", extra={"facts": {**facts, "trace": self.trace_id}})
+
+    def _hold(self, size: int) -> None:
+        self.service.held.take(size)
+        self.held_bytes += size
+
+    def _listen(self) -> None:
+        # Sanic stops to read while 64 KiB of a body are buffered, and resumes only for more of the body. Without this
+        # call, a disconnect after a large body would never be noticed.
+        transport: Any = self.request.transport
+        if transport is not None and not transport.is_closing():
+            transport.resume_reading()
+
+    async def skip(self) -> None:
+        """Read an unused body to its end, because Sanic logs an error if a successful response leaves one unread.
+
+        Raises TooLarge, SlowUpload.
+        """
+        async for _ in read_pieces(self, SKIPPED_BYTES):
+            pass
+
+
+def header_text(text: str) -> str:
+    """Return text that is valid in a header: printable ASCII, at most 1 KiB."""
+    return "".join(char if " " <= char <= "~" else "?" for char in text)[:1024]
+
+
+def new_exchange(service: Service, request: Request, route: str, *, is_native: bool) -> Exchange:
+    """Create the exchange of a new request, with a generated id. Raises nothing."""
+    trace_id = trace_id_of(request.headers.get("traceparent"))
+    return Exchange(service, request, route, new_request_id(), trace_id, is_native=is_native, started=service.clock())
+
+
+def take_header_id(exchange: Exchange) -> None:
+    """Use the client id of the header. Raises RequestError."""
+    value = exchange.request.headers.get("x-request-id")
+    if value is not None:
+        exchange.request_id = check_request_id(str(value), "X-Request-ID")
+
+
+EVENTS: Final = "text/event-stream; charset=utf-8"
+PING: Final = b": ping\n\n"
+"""Comment that keeps the connection alive between outputs."""
+
+DONE: Final = b"data: [DONE]\n\n"
+
+
+def event(body: Any) -> bytes:
+    """Encode an event."""
+    return b"data: " + msgspec.json.encode(body) + b"\n\n"
+
+
+@asynccontextmanager
+async def streaming(exchange: Exchange, last: Callable[[MstarError], bytes] | None = None) -> AsyncIterator[None]:
+    """End the streamed body that the block writes. If it fails after its start, send `last`, by default an error event.
+
+    A client that does not read gets no error; its connection is aborted.
+    """
+    try:
+        yield
+    except MstarError as error:
+        if exchange.has_begun and error.code == "stalled":
+            exchange.abort(drops=True)
+        elif exchange.has_begun:
+            data = last(error) if last is not None else event(reply_of(error, exchange.request_id).body)
+            await exchange.write(data, "")
+            await exchange.end()
+        raise
+    await exchange.end()

@@ -1,0 +1,52 @@
+"""GET /v1/requests/{id} and POST /v1/requests/{id}/cancel: state and cancellation of requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sanic.response import HTTPResponse
+
+from mstar_core.api.exchange import Exchange
+from mstar_core.api.registry import LiveRequest, ReceivingRequest
+from mstar_core.errors import NotFound
+
+
+async def request_state(exchange: Exchange) -> HTTPResponse:
+    """Return the state of a live request or the outcome of a finished one."""
+    name = exchange.path_name
+    registry = exchange.service.registry
+    found = registry.find(name, exchange.key) or registry.arrives(name, exchange.key)
+    if found is not None:
+        body = {"id": name, "object": "request", "status": found.state, "route": found.route, "created": found.created}
+        return exchange.json({**body, "error": None})
+    outcome = registry.outcome(name, exchange.key)
+    if outcome is None:
+        raise unknown()
+    return exchange.json(outcome)
+
+
+async def cancel(exchange: Exchange) -> HTTPResponse:
+    """Cancel a request. Has no effect on finished requests."""
+    name = exchange.path_name
+    registry = exchange.service.registry
+    arriving = registry.arrives(name, exchange.key)
+    found: Sequence[LiveRequest | ReceivingRequest] = registry.items(name, exchange.key)
+    if not found and arriving is not None:
+        found = [arriving]
+    for request in found:
+        request.cancel()
+    if found:
+        return exchange.json({"id": name, "status": "cancelled"})
+    outcome = registry.outcome(name, exchange.key)
+    if outcome is None:
+        raise unknown()
+    return exchange.json({"id": name, "status": "cancelled" if outcome["status"] == "cancelled" else "finished"})
+
+
+def unknown() -> NotFound:
+    """Return the error for an unknown id, which is also used for requests of other API keys."""
+    return NotFound(
+        "the request id is unknown",
+        hint="finished requests are remembered only for a while",
+        code="request_not_found",
+    )

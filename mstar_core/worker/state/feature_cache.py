@@ -1,0 +1,110 @@
+"""Content keys of tasks, and outputs of stateless nodes by them: equal media are encoded once. Used by the executor.
+
+A segment's inputs have a content key if the plugin's processor gives one (`SegmentInputs.content`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from mstar_core.engine.cache.prefix_cache import DIGEST_BYTES
+from mstar_core.graph.declare.nodes import PARAM_PREFIX
+from mstar_core.graph.runtime.actions import Key, Ref, RunInput, Special
+from mstar_core.worker.state.request import Feature, parameter_name
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mstar_core.worker.state.request import ActiveRun
+
+SMALL_BYTES: Final = 1 << 16
+"""Most bytes of an input without a content key that is hashed."""
+
+
+def content_of(inputs: Mapping[str, Ref], run: ActiveRun, numbers: Mapping[str, float | int | bool]) -> bytes | None:
+    """Return a key of all that determines the inputs of a task; None if something that is unknown may.
+
+    Known are inputs of the run with a content key, small ones on the host by their values, parameters of the request
+    (numbers), and outputs of tasks whose inputs are known.
+    """
+    found = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    for port, ref in sorted(inputs.items()):
+        part = _part(ref, run, numbers)
+        if part is None:
+            return None
+        found.update(f"{port}:{len(part)};".encode() + part)
+    return found.digest()
+
+
+def _part(ref: Ref, run: ActiveRun, numbers: Mapping[str, float | int | bool]) -> bytes | None:
+    match ref:
+        case RunInput(name):
+            return run.message.contents.get(name) or _hashed(run.inputs.get(name))
+        case Special(name) if name.startswith(PARAM_PREFIX):
+            return repr(numbers.get(parameter_name(name))).encode()
+        case Key(address, port, ()) if address in run.contents:
+            return run.contents[address] + port.encode()
+    return None
+
+
+def _hashed(value: Tensor | None) -> bytes | None:
+    if value is None or value.device.type != "cpu" or value.nbytes > SMALL_BYTES:
+        return None
+    form = f"{value.dtype}{tuple(value.shape)};".encode()
+    return form + value.contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+
+class FeatureCache:
+    """Copies of outputs on their device, the least recently used dropped first. Owned by the executor.
+
+    limit_bytes: most bytes of all entries; 0 keeps none. hits, misses: tasks with a content key.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+        self.hits = 0
+        self.misses = 0
+        self._entries: OrderedDict[Feature, dict[str, Tensor]] = OrderedDict()
+
+    def find(self, key: Feature) -> dict[str, Tensor] | None:
+        """Return the outputs of a key and count the look-up."""
+        found = self._entries.get(key)
+        if found is None:
+            self.misses += 1
+            return None
+        self.hits += 1
+        self._entries.move_to_end(key)
+        return found
+
+    def put(self, key: Feature, outputs: Mapping[str, Tensor]) -> None:
+        """Keep copies of outputs, which may be views of buffers that later steps overwrite."""
+        size = sum(value.nbytes for value in outputs.values())
+        if size > self.limit_bytes or key in self._entries:
+            return
+        self.used_bytes += size
+        while self.used_bytes > self.limit_bytes:
+            _, dropped = self._entries.popitem(last=False)
+            self.used_bytes -= sum(value.nbytes for value in dropped.values())
+        self._entries[key] = {port: _copied(value) for port, value in outputs.items()}
+
+    def counters(self, name: str) -> dict[str, float]:
+        """Return the gauges and counters of this rank; empty if nothing is kept."""
+        if not self.hits + self.misses:
+            return {}
+        return {
+            f"{name}.feature_hits": float(self.hits),
+            f"{name}.feature_misses": float(self.misses),
+            f"{name}.feature_bytes": float(self.used_bytes),
+        }
+
+
+def _copied(value: Tensor) -> Tensor:
+    if value.is_cuda:
+        value.record_stream(torch.cuda.current_stream(value.device))  # its node may have a stream of its own
+    return value.clone()

@@ -1,0 +1,113 @@
+"""Lookup of the values that actions name, and tests of stop rules. Used by the executor."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+
+from mstar_core.engine.jobs import holds_id
+from mstar_core.errors import EngineError
+from mstar_core.graph.declare.nodes import CHUNK_FIRST, CHUNK_LAST, PARAM_PREFIX, RANDOM, STEP
+from mstar_core.graph.declare.walks import StopOn, StopWhen
+from mstar_core.graph.runtime.actions import Held, Iteration, Key, Ref, RunInput, Special
+from mstar_core.worker.state.request import ActiveRun, WorkerRequest, parameter_name
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mstar_core.graph.compile.compiled import CompiledTask
+
+
+def gather(request: WorkerRequest, run: ActiveRun, refs: Mapping[str, Ref], iteration: Iteration) -> dict[str, Tensor]:
+    """Return the inputs of a task by port, without absent ones."""
+    found = {port: resolve(request, run, ref, iteration) for port, ref in refs.items()}
+    return {port: value for port, value in found.items() if value is not None}
+
+
+def resolve(request: WorkerRequest, run: ActiveRun, ref: Ref, iteration: Iteration = ()) -> Tensor | None:
+    """Return the value of a reference, or None if it is absent."""
+    match ref:
+        case Key():
+            return run.values[ref]
+        case RunInput(name):
+            return run.inputs[name]
+        case Held(node, port):
+            return request.held.get((node, port))
+        case Special():
+            return _special(request, run, ref, iteration)
+
+
+def _special(request: WorkerRequest, run: ActiveRun, ref: Special, iteration: Iteration) -> Tensor | None:
+    # Stream loops need these several times a second, so they are cached.
+    if ref.name == STEP:
+        return constant(ref.step)
+    if ref.name == RANDOM:
+        return None  # the engine makes them, per iteration
+    if ref.name in (CHUNK_FIRST, CHUNK_LAST):
+        first, last = run.flags.get(iteration, (False, False))
+        return constant(first if ref.name == CHUNK_FIRST else last)
+    assert ref.name.startswith(PARAM_PREFIX), "the graph check admits no other special input"
+    number = request.numbers.get(parameter_name(ref.name))
+    return None if number is None else constant(number)
+
+
+@functools.lru_cache(maxsize=4096, typed=True)
+def constant(number: float | int | bool) -> Tensor:
+    """Return a 0-d host tensor of a number. Shared, because inputs are never written to."""
+    return torch.tensor(number)
+
+
+def stop_said(request: WorkerRequest, run: ActiveRun, task: int, outputs: Mapping[str, Tensor]) -> bool | None:
+    """Return the verdict of the loop's stop rule on a task's outputs; None if the task has no stop port."""
+    compiled = run.share.walk.tasks[task]
+    if not compiled.path:
+        return None
+    loop = run.share.walk.loops[compiled.path[-1]]
+    if loop.stop_task != task or loop.loop.stop is None:
+        return None
+    value = outputs.get(loop.loop.stop.port)
+    return value is not None and stops(request, loop.loop.stop, value)
+
+
+def start_stops(request: WorkerRequest, run: ActiveRun, loop: int, ref: Ref) -> bool:
+    """Whether a loop's stop rule holds for its starting value."""
+    rule = run.share.walk.loops[loop].loop.stop
+    value = resolve(request, run, ref)
+    return rule is not None and value is not None and stops(request, rule, value)
+
+
+def stops(request: WorkerRequest, rule: StopOn | StopWhen, value: Tensor) -> bool:
+    """Whether a value ends a loop."""
+    if isinstance(rule, StopWhen):
+        return bool(value.any())
+    if rule.unless is not None and request.params.get(rule.unless):
+        return False
+    return holds_id(value, rule.ids)
+
+
+def wanted_ports(request: WorkerRequest, run: ActiveRun, task: CompiledTask) -> tuple[str, ...]:
+    """Return the output ports that the engine returns for a task.
+
+    A port that only feeds a stream whose reader takes no part in the request is not among them.
+    """
+    kept = (port for port in run.message.keep if port in task.node.spec.ports)
+    leaving = (
+        outlet.port for outlet in task.outlets if outlet.stream is None or outlet.stream.into[0].name in request.homes
+    )
+    return tuple(dict.fromkeys((*task.wanted, *leaving, *kept)))
+
+
+def held_value(request: WorkerRequest, node: str, port: str) -> Tensor:
+    """Return the last value of an output port. Raises EngineError when there is none."""
+    found = request.held.get((node, port))
+    if found is None:
+        raise EngineError(f"node {node} has not produced {port} yet", "a walk starts from its last value", node=node)
+    return found
+
+
+def described(key: int, tensor: Tensor) -> tuple[int, str, list[int]]:
+    """Return key, dtype and shape of a kept value, for the conductor."""
+    return key, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)

@@ -1,0 +1,114 @@
+"""Effect of every key of a deployment file. The table names the test of each key."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from mstar_core.config.schema import SETTINGS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+ACTS: Final[dict[str, str]] = {
+    "model": "tests/runtime/test_goldens.py::test_greedy_ids_as_sound",
+    "name": "tests/runtime/test_start_failures.py::"
+    "test_a_second_deployment_of_a_name_is_refused_and_harms_not_the_first",
+    "weights": "tests/runtime/test_start_failures.py::test_a_missing_folder_is_named",
+    "dtype": "tests/worker/test_build.py::test_dtypes_and_attention_follow_the_device",
+    "attention": "tests/worker/test_build.py::test_dtypes_and_attention_follow_the_device",
+    "quantization": "plugins/mstar-pi05/tests/test_flow.py::test_weights_of_eight_bits_stay_near",
+    "max_seq_len": "tests/engine/test_kv_lifecycle.py::test_the_context_limit_ends_a_loop_by_length",
+    "max_concurrent_requests": "tests/api/test_errors.py::"
+    "test_beyond_the_queue_requests_are_refused_with_a_time_to_wait",
+    "max_queue": "tests/api/test_errors.py::test_beyond_the_queue_requests_are_refused_with_a_time_to_wait",
+    "token_budget": "tests/engine/test_kv_results.py::test_chunked_prefill_equals_whole",
+    "image_share": "tests/engine/test_device_share.py::test_time_follows_the_share_while_both_wait",
+    "feature_cache_bytes": "tests/worker/test_feature_cache.py::test_a_limit_of_zero_keeps_nothing",
+    "wait_spin_us": "tests/runtime/test_wait_spin.py::"
+    "test_processes_spin_for_a_while_after_a_request_and_sleep_when_nobody_asks",
+    "hang_s": "tests/supervisor/test_health.py::test_a_process_hangs_by_what_it_sends_and_whether_it_computes",
+    "step_limit_s": "tests/supervisor/test_health.py::test_a_process_hangs_by_what_it_sends_and_whether_it_computes",
+    "model_kwargs": "plugins/mstar-pi05/tests/test_robots.py::test_a_robot_gets_the_actions_that_generate_gives",
+    "node_groups": "tests/runtime/test_goldens.py::test_other_placements_give_the_bytes_of_one_rank",
+    "node_groups[].node_names": "tests/runtime/test_goldens.py::test_other_placements_give_the_bytes_of_one_rank",
+    "node_groups[].ranks": "tests/runtime/test_goldens.py::test_replicas_share_the_requests",
+    "node_groups[].graph_walks": "tests/conductor/test_conductor.py::"
+    "test_a_walk_goes_to_the_rank_that_holds_its_node_for_it",
+    "node_groups[].tp_size": "tests/parallel/test_served.py::test_two_ranks_speak_as_one_does",
+    "node_groups[].memory_fraction": "tests/worker/test_build.py::test_the_nodes_of_a_rank_divide_its_share",
+    "node_groups[].device_gb": "tests/cli/life/test_choice.py::test_a_file_needs_the_memory_that_it_states",
+    "kv_cache": "tests/engine/test_sizing.py::test_pages_and_tokens_fix_the_size",
+    "kv_cache.page_size": "tests/engine/test_sizing.py::test_the_page_of_a_node_overrides_the_deployments",
+    "kv_cache.pages": "tests/engine/test_sizing.py::test_pages_and_tokens_fix_the_size",
+    "kv_cache.tokens": "tests/engine/test_sizing.py::test_pages_and_tokens_fix_the_size",
+    "kv_cache.memory_fraction": "tests/worker/test_build.py::"
+    "test_without_a_plans_share_the_deployments_holds_and_the_reserve_is_kept",
+    "kv_cache.reserve_bytes": "tests/worker/test_build.py::"
+    "test_without_a_plans_share_the_deployments_holds_and_the_reserve_is_kept",
+    "kv_cache.share": "tests/worker/test_build.py::test_the_nodes_of_a_rank_divide_its_share",
+    "kv_cache.prefix_cache": "tests/runtime/test_goldens_engine.py::test_a_prefix_cache_hit_changes_no_id",
+    "kv_cache.share_between_keys": "tests/api/test_access.py::test_keys_share_no_cache_unless_the_file_says_so",
+    "transport": "tests/runtime/test_moves.py::test_caches_by_each_transport_give_the_speech_of_one_rank",
+    "transport.protocol": "tests/runtime/test_moves.py::test_caches_by_each_transport_give_the_speech_of_one_rank",
+    "transport.port": "tests/worker/test_peer_memory_transports.py::"
+    "test_the_successor_of_a_dead_owner_is_read_at_ports_of_its_window",
+    "transport.device": "tests/worker/test_peer_memory_namespaces.py::"
+    "test_ranks_in_two_network_namespaces_exchange_tensors",
+    "logs": "tests/supervisor/test_log_file.py::test_a_new_start_prunes_by_the_file",
+    "logs.keep_starts": "tests/supervisor/test_log_file.py::test_a_new_start_prunes_by_the_file",
+    "logs.max_bytes": "tests/supervisor/test_log_file.py::test_a_log_is_rotated_at_its_size",
+    "logs.max_days": "tests/supervisor/test_log_file.py::test_a_log_is_rotated_at_half_of_its_days",
+    "api": "tests/api/test_app_keys.py::test_the_port_is_open_at_the_address_of_the_file_and_at_no_other",
+    "api.host": "tests/api/test_app_keys.py::test_the_port_is_open_at_the_address_of_the_file_and_at_no_other",
+    "api.port": "tests/runtime/test_start_failures.py::test_a_taken_port_is_named_with_a_free_one",
+    "api.bind_when_ready": "tests/api/test_errors.py::test_the_port_may_open_only_when_the_deployment_is_ready",
+    "api.console": "tests/web/test_routes.py::test_without_the_console_there_is_no_page",
+    "api.strict_model": "tests/api/test_errors.py::test_another_models_name_is_refused_only_when_strict",
+    "api.api_key_file": "tests/host/test_api_keys.py::test_a_reload_replaces_the_keys_of_the_files",
+    "api.metrics_key_file": "tests/api/test_app_reload.py::test_a_metrics_key_opens_the_metrics_alone",
+    "api.metrics_open": "tests/api/test_app_keys.py::test_metrics_need_a_key_unless_they_are_open",
+    "api.unknown_params": "tests/api/test_errors.py::test_unknown_parameters_may_be_a_warning",
+    "api.timeout_s": "tests/api/test_app_keys.py::test_a_request_lives_as_long_as_the_file_says",
+    "api.stall_timeout_s": "tests/api/test_service_faults.py::"
+    "test_a_client_that_does_not_read_is_cancelled_and_others_are_not_slowed",
+    "api.max_body_bytes": "tests/api/test_media_limits.py::test_bodies_texts_and_files_hold_their_limits",
+    "api.max_text_bytes": "tests/api/test_media_limits.py::test_bodies_texts_and_files_hold_their_limits",
+    "api.max_files": "tests/api/test_media_limits.py::test_bodies_texts_and_files_hold_their_limits",
+    "api.max_speech_chars": "tests/api/test_media_limits.py::test_bodies_texts_and_files_hold_their_limits",
+    "api.max_n": "tests/api/test_media_limits.py::test_bodies_texts_and_files_hold_their_limits",
+    "api.pool_processes": "tests/api/test_app_keys.py::test_as_many_processes_read_media_as_the_file_says",
+    "api.max_connections": "tests/api/test_connection.py::test_idle_connections_beyond_the_limit_make_room",
+    "api.max_requests_per_key": "tests/api/test_access.py::test_a_key_has_a_limit_of_its_own",
+    "api.tls_cert": "tests/api/test_access.py::test_with_a_certificate_the_port_speaks_https_alone",
+    "api.tls_key": "tests/api/test_access.py::test_with_a_certificate_the_port_speaks_https_alone",
+    "api.cors_origins": "tests/api/test_access.py::test_named_origins_may_call_and_others_may_not",
+    "api.remote_media": "tests/api/test_media_fetch.py::test_an_allowed_host_is_fetched_over_a_real_connection",
+    **{
+        f"api.{key}": "tests/api/test_media_limits.py::test_the_deployments_limits_reach_the_pool"
+        for key in ("max_image_pixels", "max_audio_s", "max_video_s", "max_video_frames")
+    },
+    **{
+        f"api.{key}": "tests/api/test_app_keys.py::test_the_remaining_limits_of_media_reach_the_pool"
+        for key in ("max_image_side", "max_video_width", "max_video_height", "max_decoded_bytes")
+    },
+}
+
+
+def test_no_key_is_without_a_test_of_what_it_does() -> None:
+    assert set(ACTS) == {item.key for item in SETTINGS}
+
+
+@pytest.mark.parametrize("named", sorted(set(ACTS.values())))
+def test_the_test_of_a_key_is_there(named: str) -> None:
+    path, _, name = named.partition("::")
+    assert name in functions(path), named
+
+
+@cache
+def functions(path: str) -> frozenset[str]:
+    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    return frozenset(node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))

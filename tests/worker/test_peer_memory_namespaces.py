@@ -1,0 +1,95 @@
+"""Tensors between two network namespaces, which stand for two hosts, by TCP."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from mstar_core.messages.tensors import PeerTensor
+from tests.fakes.mooncake import needs_mooncake
+from tests.worker.test_peer_memory_transports import other_process
+
+PORT = 8080
+ADDRESSES = ("10.77.0.1", "10.77.0.2")
+
+READER = """
+import sys, time, msgspec, torch
+from mstar_core.config.deployment import TransportConfig
+from mstar_core.messages.tensors import TensorRef
+from mstar_core.worker.peer_memory.mooncake import MooncakeMemory, open_engine
+from mstar_core.worker.peer_memory.transport import PeerMemory
+ref = msgspec.msgpack.decode(bytes.fromhex(sys.argv[1]), type=TensorRef)
+engine, session = open_engine(TransportConfig(protocol="TCP", device=sys.argv[2]), 1, 1)
+memory = PeerMemory("worker-1", 1, MooncakeMemory(engine, session, torch.device("cpu")), [])
+start = time.monotonic()
+memory.begin(ref)
+begun_s = time.monotonic() - start
+while not memory.is_ready(ref):
+    time.sleep(1e-3)
+failure = memory.failure(ref)
+waited_s = time.monotonic() - start
+print("OUT", begun_s / waited_s, failure.detail if failure else int(memory.take(ref).sum()), flush=True)
+memory.close()
+"""
+
+
+def inside(host: int, *words: str) -> list[str]:
+    return ["nsenter", "-t", str(host), "-n", *words]
+
+
+@pytest.fixture
+def hosts() -> Iterator[tuple[int, int]]:
+    """Two namespaces that a pair of virtual interfaces connects. Yields a process in each."""
+    with ExitStack() as stack:
+        made = []
+        for _ in ADDRESSES:
+            keeper = stack.enter_context(subprocess.Popen(["unshare", "-n", "sleep", "600"], stderr=subprocess.DEVNULL))
+            stack.callback(keeper.kill)
+            own, end = os.readlink("/proc/self/ns/net"), time.monotonic() + 10
+            while keeper.poll() is None and os.readlink(f"/proc/{keeper.pid}/ns/net") == own:
+                assert time.monotonic() < end
+                time.sleep(1e-3)
+            if keeper.poll() is not None:
+                pytest.skip("this kernel or user may not make network namespaces")
+            made.append(keeper.pid)
+        first, second = made
+        pair = ["ip", "link", "add", "v0", "type", "veth", "peer", "name", "v1", "netns", str(second)]
+        if subprocess.run(inside(first, *pair), capture_output=True, check=False).returncode:
+            pytest.skip("this kernel has no virtual interfaces (veth)")
+        for host, name, address in ((first, "v0", ADDRESSES[0]), (second, "v1", ADDRESSES[1])):
+            for words in (
+                ("addr", "add", f"{address}/24", "dev", name),
+                ("link", "set", name, "up"),
+                ("link", "set", "lo", "up"),
+            ):
+                subprocess.run(inside(host, "ip", *words), check=True)
+        yield first, second
+
+
+def read(host: int, ref: PeerTensor, device: str) -> tuple[float, str]:
+    """Read in a namespace. Returns the share of the wait in which the call blocked, and the sum or the failure."""
+    words = inside(host, sys.executable, "-c", READER, msgspec.msgpack.encode(ref).hex(), device)
+    root = Path(__file__).parents[2]
+    done = subprocess.run(words, cwd=root, stdout=subprocess.PIPE, text=True, check=True, timeout=120)
+    _, blocked, found = next(line for line in done.stdout.splitlines() if line.startswith("OUT ")).split(" ", 2)
+    return float(blocked), found
+
+
+@needs_mooncake
+def test_ranks_in_two_network_namespaces_exchange_tensors(hosts: tuple[int, int]) -> None:
+    count = 1_000_000
+    with other_process(PORT, device="v1", count=count, inside=tuple(inside(hosts[1]))) as (_, ref):
+        assert ref.memory.startswith(ADDRESSES[1].encode())
+        assert read(hosts[0], ref, "v0")[1] == str(count * (count - 1) // 2)
+        subprocess.run(inside(hosts[1], "ip", "link", "set", "v1", "down"), check=True)
+        blocked, failure = read(hosts[0], ref, ADDRESSES[0])
+        assert blocked < 0.5, "the wait for a host that does not answer is not in the call"
+        assert f"{ADDRESSES[1]}:" in failure and "cannot be reached" in failure
