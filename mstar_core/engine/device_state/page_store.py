@@ -27,7 +27,7 @@ class PageStore:
 
     def __init__(self, pools: Sequence[Tensor]) -> None:
         self._pools = pools
-        self._saved: dict[int, Sequence[HostCopy] | Sequence[Tensor]] = {}
+        self._saved: dict[int, Sequence[HostCopy | Tensor]] = {}
 
     def save(self, number: int, pages: Sequence[int]) -> None:
         """Start copying pages to the host, behind the steps in flight. The pages may be released at once."""

@@ -8,12 +8,13 @@ alone, so its ids do not depend on the batch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Final
 
 import torch
 
 from mstar_core.engine.sampling import rng
+from mstar_core.engine.transfers import upload
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -79,6 +80,19 @@ class SamplingRows:
             has_min_p=any(row.min_p > 0 for row in rows),
             has_whole=any(row.top_p >= 1 and row.top_k <= 0 and row.min_p <= 0 for row in rows),
         )
+
+    @classmethod
+    def uploaded(cls, rows: Sequence[SamplingParams], device: torch.device) -> SamplingRows:
+        """Gather the parameters of a batch without waiting for the device."""
+        made = cls.of(rows, torch.device("cpu"))
+        if device.type == "cpu":
+            return made
+        columns = {
+            each.name: upload(value, device)
+            for each in fields(made)
+            if isinstance(value := getattr(made, each.name), torch.Tensor)
+        }
+        return replace(made, **columns)  # type: ignore[arg-type]  # only its tensors are replaced
 
     def select(self, index: Tensor) -> SamplingRows:
         """Return the parameters of some of the rows."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mstar_core.engine.base import SamplingParams
-    from mstar_core.engine.cache.slots import Slots
+    from mstar_core.engine.device_state.slots import DeviceSlots
     from mstar_core.engine.sampling.logit_subset import Columns
 
 PARAMETERS: Final = {
@@ -71,7 +71,7 @@ class StaticSampler:
         self,
         count: int,
         columns: Columns,
-        slots: Slots,
+        slots: DeviceSlots,
         parameters: Mapping[str, Tensor],
         chance: Tensor,
         *,
@@ -79,7 +79,7 @@ class StaticSampler:
     ) -> None:
         """parameters: device fields of `parameter_fields`. chance: float64 [count]. sees: a penalty applies."""
         self._columns = columns
-        self._seen = slots.device_seen if sees else None
+        self._seen = slots.seen if sees else None
         self._parameters = parameters
         self._chance = chance
         self._nucleus: Any = None
