@@ -24,7 +24,7 @@ from mstar_core.engine.kv.batch import (
     ScheduledChunk,
     sampling_parameters,
 )
-from mstar_core.engine.kv.inputs import id_port, packed_ports, packed_positions
+from mstar_core.engine.scheduling.inputs import id_port, packed_ports, packed_positions
 from mstar_core.engine.sampling import sampler
 from mstar_core.engine.sampling.logit_subset import Columns
 from mstar_core.engine.transfers import HostCopy, upload
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.cuda_graphs.prefill import PrefillSteps
     from mstar_core.engine.cuda_graphs.prompts import PromptSteps
     from mstar_core.engine.kv.mirror import LeaderMirror
-    from mstar_core.engine.kv.sequence import ForwardPass
+    from mstar_core.engine.scheduling.sequence import ForwardPass
     from mstar_core.graph.declare.nodes import NodeSpec
     from mstar_core.layers.kv_view import KVModule
 
