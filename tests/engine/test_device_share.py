@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mstar_core.engine.base import Done
-from mstar_core.engine.kv.device_share import GRACE_S, HEAD_START_S, DeviceShare
+from mstar_core.engine.scheduling.device_share import GRACE_S, HEAD_START_S, DeviceShare
 from mstar_core.graph.declare.nodes import Attend
 from tests.engine.tiny_engine import WIDTH, Driver, TinyLM, make_engine
 

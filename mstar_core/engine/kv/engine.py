@@ -19,12 +19,13 @@ from mstar_core.engine.cache.page_table import PageTables
 from mstar_core.engine.cache.prefix_cache import PrefixCache
 from mstar_core.engine.cache.slots import Slots
 from mstar_core.engine.cuda_graphs.compilation import compile_in_parallel
-from mstar_core.engine.kv.device_share import DeviceShare, device_share
-from mstar_core.engine.kv.inputs import InputProcessor, position_dtype
 from mstar_core.engine.kv.model_runner import ModelRunner
-from mstar_core.engine.kv.scheduler import Scheduler
 from mstar_core.engine.kv.settings import KVSettings
-from mstar_core.engine.kv.step import HostTransfer, KVStep
+from mstar_core.engine.ports import position_dtype
+from mstar_core.engine.scheduling.device_share import DeviceShare, device_share
+from mstar_core.engine.scheduling.inputs import InputProcessor
+from mstar_core.engine.scheduling.scheduler import Scheduler
+from mstar_core.engine.scheduling.step import HostTransfer, KVStep
 from mstar_core.engine.transfers import HostCopy
 
 if TYPE_CHECKING:
@@ -161,9 +162,9 @@ class KVCacheEngine:
     def launch(self) -> KVStep | None:
         """See NodeRunner."""
         step = self._scheduler.plan()
-        if step is None or step.plan is None:
+        plan = step.plan if step is not None else None
+        if step is None or plan is None:
             return step
-        plan = step.plan
         while plan is not None:
             plan = self._scheduler.settle(step, self._runner.launch(plan))
         step.copy_to_host(self._host_outputs, self._streamed_outputs, self._to_host)

@@ -26,7 +26,7 @@ from mstar_core.engine.device_state.page_store import PageStore
 from mstar_core.engine.device_state.slots import DeviceSlots
 from mstar_core.engine.failures import node_error
 from mstar_core.engine.kv.follower import NodeFollower
-from mstar_core.engine.kv.inputs import id_port, position_dtype
+from mstar_core.engine.ports import id_port, position_dtype
 from mstar_core.engine.kv.leader import Leader
 from mstar_core.engine.kv.packing import packed_draws, packed_metadata, packed_ports, packed_positions
 from mstar_core.engine.sampling import sampler

@@ -18,7 +18,7 @@ from msgspec import structs
 
 from mstar_core.engine.base import Handle, Job, JobKey, NodeRunner, SamplingParams
 from mstar_core.engine.cuda_graphs.warmup import HasWarmup
-from mstar_core.engine.kv.inputs import id_port
+from mstar_core.engine.ports import id_port
 from mstar_core.errors import MstarError
 from mstar_core.graph import KV_CACHE, GraphNode, NodeSpec, PortType, graph_nodes, loops, walk_inputs
 from mstar_core.messages.tensors import InlineTensor, TensorRef

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mstar_core.engine.base import Job, StepResult
-    from mstar_core.engine.kv.device_share import TimedStep
-    from mstar_core.engine.kv.sequence import Branch, ForwardPass
+    from mstar_core.engine.scheduling.device_share import TimedStep
+    from mstar_core.engine.scheduling.sequence import Branch, ForwardPass
     from mstar_core.engine.steps.output import DecodeOutput, StepOutput
     from mstar_core.engine.steps.plan import StepPlan
 

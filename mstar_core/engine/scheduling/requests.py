@@ -13,7 +13,7 @@ import numpy as np
 
 from mstar_core.engine.base import Failed, StepResult
 from mstar_core.engine.failures import node_error
-from mstar_core.engine.kv.step import Decoding
+from mstar_core.engine.scheduling.step import Decoding
 from mstar_core.engine.steps.plan import DecodeBatch
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from mstar_core.engine.base import Handle, Job
     from mstar_core.engine.cache.memory import KVMemory
-    from mstar_core.engine.kv.sequence import Branch, KVRequest
-    from mstar_core.engine.kv.step import KVStep
+    from mstar_core.engine.scheduling.sequence import Branch, KVRequest
+    from mstar_core.engine.scheduling.step import KVStep
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class Requests:
     loop; active: those in the next decode batch, which is rebuilt when `is_decode_current` is false; starving: those
     that wait for the next item of their stream.
     decoding: the decode batch. ready: results that come with the next step. waits_for_slots, waits_for_pages: the last
-    scheduling pass found a branch that waits for them; has_changed: something has changed since, so it may be able to run.
+    scheduling pass found a branch that waits for them; has_changed: something has changed since, so that it may run.
     """
 
     node: str

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from mstar_core.engine.jobs import accepts
-from mstar_core.engine.kv.sequence import ForwardPass, Logged
+from mstar_core.engine.ports import POSITIONS, id_port, position_dtype
+from mstar_core.engine.scheduling.sequence import ForwardPass, Logged
 from mstar_core.engine.transfers import is_small_on_host, upload
 from mstar_core.errors import EngineError
 from mstar_core.graph.declare.nodes import STEP, Attend, PortType, keyword
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from mstar_core.engine.steps.plan import Position
     from mstar_core.graph.declare.nodes import NodeSpec
     from mstar_core.layers.kv_view import KVModule
-
-POSITIONS: Final = "positions"
-"""Port with the positions where `Attend.positions` is `given`; tokens on its last axis."""
 
 _TOKEN_AXIS: Final = "n"
 
@@ -292,25 +290,3 @@ class InputProcessor:
     def _named_axis(self, name: str, value: Tensor) -> int | None:
         shape = self._types[name].shape if name in self._types else ()
         return shape.index(_TOKEN_AXIS) if _TOKEN_AXIS in shape and value.dim() == len(shape) else None
-
-
-def id_port(spec: NodeSpec) -> str:
-    """Return the keyword of ids in the module's forward: `tokens` if the node has that port, else the sampled port."""
-    if "tokens" in spec.ports or spec.sampling is None:
-        return "tokens"
-    return spec.sampling.port
-
-
-def position_dtype(spec: NodeSpec) -> torch.dtype:
-    """Return the dtype of positions at a node: float32 if its `positions` port declares floats, else int64.
-
-    Positions are exact up to 2 ** 24 in float32; bfloat16 would merge them from 256 on.
-    """
-    declared = PortType.parse(spec.ports[POSITIONS]).dtype if POSITIONS in spec.ports else "i64"
-    return torch.int64 if declared.startswith("i") else torch.float32
-
-
-def fixed_ranks(spec: NodeSpec) -> dict[str, int]:
-    """Return the ranks of ports whose types declare every dimension as a number: one value per sequence."""
-    shapes = {name: PortType.parse(text).shape for name, text in spec.ports.items()}
-    return {name: len(shape) for name, shape in shapes.items() if shape and all(isinstance(n, int) for n in shape)}

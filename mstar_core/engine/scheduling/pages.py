@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mstar_core.engine.cache.page_pool import OutOfPages
-from mstar_core.engine.kv.candidates import tokens_ahead
-from mstar_core.engine.kv.sequence import Branch, KVRequest
+from mstar_core.engine.scheduling.candidates import tokens_ahead
+from mstar_core.engine.scheduling.sequence import Branch, KVRequest
 from mstar_core.errors import TooLarge
 
 if TYPE_CHECKING:
     from mstar_core.engine.cache.prefix_cache import PrefixCache
-    from mstar_core.engine.kv.candidates import Candidates
-    from mstar_core.engine.kv.loops import Loops
-    from mstar_core.engine.kv.requests import Requests
+    from mstar_core.engine.scheduling.candidates import Candidates
+    from mstar_core.engine.scheduling.loops import Loops
+    from mstar_core.engine.scheduling.requests import Requests
 
 
 class Pages:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 from mstar_core.engine.base import Done, StepResult
 from mstar_core.engine.cache.prefix_cache import ContentChain
 from mstar_core.engine.jobs import CandidateInputs
-from mstar_core.engine.kv.candidate_group import CandidateGroup, CandidateJob, stack_ports
-from mstar_core.engine.kv.sequence import Branch, KVRequest
+from mstar_core.engine.scheduling.candidate_group import CandidateGroup, CandidateJob, stack_ports
+from mstar_core.engine.scheduling.sequence import Branch, KVRequest
 from mstar_core.errors import EngineError, TooLarge
 from mstar_core.graph.declare.nodes import STEP
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mstar_core.engine.base import Job, SamplingParams
-    from mstar_core.engine.kv.requests import Requests
+    from mstar_core.engine.scheduling.requests import Requests
     from mstar_core.graph.declare.nodes import NodeSpec
 
 SEED_STEP: Final = 0x9E3779B97F4A7C15

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from mstar_core.engine.kv.step import Launch, ScheduledPass
+from mstar_core.engine.scheduling.step import Launch, ScheduledPass
 from mstar_core.engine.steps.limits import AHEAD, AHEAD_TOKENS
 from mstar_core.engine.steps.plan import DecodePlan, LoopPlan, PassPlan, StepPlan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mstar_core.engine.kv.pages import Pages
-    from mstar_core.engine.kv.requests import Requests
-    from mstar_core.engine.kv.sequence import Branch
-    from mstar_core.engine.kv.step import Decoding
+    from mstar_core.engine.scheduling.pages import Pages
+    from mstar_core.engine.scheduling.requests import Requests
+    from mstar_core.engine.scheduling.sequence import Branch
+    from mstar_core.engine.scheduling.step import Decoding
     from mstar_core.engine.steps.device import Device
     from mstar_core.graph.declare.nodes import NodeSpec
 

@@ -12,12 +12,12 @@ import torch
 
 from mstar_core.engine.base import CacheState, Done
 from mstar_core.engine.cache.prefix_cache import ContentChain
-from mstar_core.engine.kv.sequence import Branch, Logged
+from mstar_core.engine.scheduling.sequence import Branch, Logged
 from mstar_core.errors import EngineError
 
 if TYPE_CHECKING:
     from mstar_core.engine.base import Export, Job
-    from mstar_core.engine.kv.requests import Requests
+    from mstar_core.engine.scheduling.requests import Requests
     from mstar_core.engine.steps.device import Device
 
 

@@ -15,8 +15,8 @@ import torch
 from mstar_core.engine.base import Done, Emission
 from mstar_core.engine.cache.slots import NO_ID
 from mstar_core.engine.jobs import carried_values, no_start, stops
-from mstar_core.engine.kv.candidate_group import CandidateJob
-from mstar_core.engine.kv.sequence import Branch, ForwardPass, Logged, LoopState, RollbackPoint
+from mstar_core.engine.scheduling.candidate_group import CandidateJob
+from mstar_core.engine.scheduling.sequence import Branch, ForwardPass, Logged, LoopState, RollbackPoint
 from mstar_core.errors import EngineError, TooLarge
 from mstar_core.graph.declare.nodes import MAIN, STEP, Attend
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from mstar_core.engine.base import Job, LoopSpec
     from mstar_core.engine.cache.memory import KVMemory
-    from mstar_core.engine.kv.inputs import InputProcessor
+    from mstar_core.engine.scheduling.inputs import InputProcessor
     from mstar_core.engine.steps.device import Device
     from mstar_core.graph.compile.resident import LoopPorts
     from mstar_core.graph.declare.nodes import NodeSpec
@@ -123,9 +123,9 @@ class Loops:
         states = {out for _, out in loop.ports.states} if loop is not None else set[str]()
         for port in states.intersection(job.outputs):
             self._device.apply(self._memory.take_updates())
-            value = self._device.loop_value(branch.slot, port)
-            if value is not None:
-                outputs[port] = value
+            state = self._device.loop_value(branch.slot, port)
+            if state is not None:
+                outputs[port] = state
         return outputs
 
     def finish_pass(self, branch: Branch, forward: ForwardPass) -> None:

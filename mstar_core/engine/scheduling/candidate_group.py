@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mstar_core.engine.base import Done
-    from mstar_core.engine.kv.sequence import Branch
+    from mstar_core.engine.scheduling.sequence import Branch
 
 
 @dataclass(slots=True, kw_only=True)

@@ -12,18 +12,18 @@ import numpy as np
 import torch
 
 from mstar_core.engine.base import Done, Emission, LoopStep, StepResult
-from mstar_core.engine.kv.inputs import fixed_ranks
+from mstar_core.engine.ports import fixed_ranks
 from mstar_core.errors import EngineError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.engine.kv.candidates import Candidates
-    from mstar_core.engine.kv.loops import Loops
-    from mstar_core.engine.kv.pages import Pages
-    from mstar_core.engine.kv.requests import Requests
-    from mstar_core.engine.kv.sequence import Branch
-    from mstar_core.engine.kv.step import KVStep, Launch, ScheduledPass
+    from mstar_core.engine.scheduling.candidates import Candidates
+    from mstar_core.engine.scheduling.loops import Loops
+    from mstar_core.engine.scheduling.pages import Pages
+    from mstar_core.engine.scheduling.requests import Requests
+    from mstar_core.engine.scheduling.sequence import Branch
+    from mstar_core.engine.scheduling.step import KVStep, Launch, ScheduledPass
     from mstar_core.engine.steps.output import DecodeOutput, PassOutput, StepOutput
     from mstar_core.graph.declare.nodes import NodeSpec
 

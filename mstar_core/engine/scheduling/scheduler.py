@@ -12,24 +12,24 @@ from typing import TYPE_CHECKING
 
 from mstar_core.engine.base import Failed, Pressure, StepResult
 from mstar_core.engine.cache.prefix_cache import ContentChain
-from mstar_core.engine.kv.admission import Admission
-from mstar_core.engine.kv.candidates import Candidates
-from mstar_core.engine.kv.device_share import IMAGE, TEXT, DeviceShare, TimedStep
-from mstar_core.engine.kv.inputs import InputProcessor
-from mstar_core.engine.kv.loops import Loops
-from mstar_core.engine.kv.moves import Moves
-from mstar_core.engine.kv.pages import Pages
-from mstar_core.engine.kv.plans import Plans
-from mstar_core.engine.kv.requests import Requests
-from mstar_core.engine.kv.results import Results
-from mstar_core.engine.kv.sequence import Branch, KVRequest
-from mstar_core.engine.kv.step import KVStep
+from mstar_core.engine.scheduling.admission import Admission
+from mstar_core.engine.scheduling.candidates import Candidates
+from mstar_core.engine.scheduling.device_share import IMAGE, TEXT, DeviceShare, TimedStep
+from mstar_core.engine.scheduling.inputs import InputProcessor
+from mstar_core.engine.scheduling.loops import Loops
+from mstar_core.engine.scheduling.moves import Moves
+from mstar_core.engine.scheduling.pages import Pages
+from mstar_core.engine.scheduling.plans import Plans
+from mstar_core.engine.scheduling.requests import Requests
+from mstar_core.engine.scheduling.results import Results
+from mstar_core.engine.scheduling.sequence import Branch, KVRequest
+from mstar_core.engine.scheduling.step import KVStep
 from mstar_core.errors import EngineError, TooLarge
 
 if TYPE_CHECKING:
     from mstar_core.engine.base import Handle, Job, JobKey, SamplingParams
     from mstar_core.engine.cache.memory import KVMemory
-    from mstar_core.engine.kv.step import Decoding, ScheduledPass
+    from mstar_core.engine.scheduling.step import Decoding, ScheduledPass
     from mstar_core.engine.steps.device import Device
     from mstar_core.engine.steps.output import StepOutput
     from mstar_core.engine.steps.plan import StepPlan

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.base import Handle, Job, SamplingParams
     from mstar_core.engine.cache.memory import SavedPages
     from mstar_core.engine.cache.prefix_cache import ContentChain
-    from mstar_core.engine.kv.candidate_group import CandidateGroup
+    from mstar_core.engine.scheduling.candidate_group import CandidateGroup
     from mstar_core.engine.steps.plan import Position
 
 

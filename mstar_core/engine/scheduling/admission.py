@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from mstar_core.engine.kv.device_share import TEXT, DeviceShare
+from mstar_core.engine.scheduling.device_share import TEXT, DeviceShare
 
 if TYPE_CHECKING:
     from mstar_core.engine.base import Job
-    from mstar_core.engine.kv.candidates import Candidates
-    from mstar_core.engine.kv.loops import Loops
-    from mstar_core.engine.kv.moves import Moves
-    from mstar_core.engine.kv.pages import Pages
-    from mstar_core.engine.kv.requests import Requests
-    from mstar_core.engine.kv.sequence import Branch, ForwardPass
+    from mstar_core.engine.scheduling.candidates import Candidates
+    from mstar_core.engine.scheduling.loops import Loops
+    from mstar_core.engine.scheduling.moves import Moves
+    from mstar_core.engine.scheduling.pages import Pages
+    from mstar_core.engine.scheduling.requests import Requests
+    from mstar_core.engine.scheduling.sequence import Branch, ForwardPass
     from mstar_core.engine.steps.device import Device
     from mstar_core.graph.declare.nodes import NodeSpec
 

@@ -1,0 +1,1 @@
+"""Scheduler of a KV node: owner of its host state, which nothing else writes."""
