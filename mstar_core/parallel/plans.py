@@ -1,6 +1,6 @@
 """Plans that the leader of a tensor-parallel group sends to its followers, before it executes the same plans itself.
 
-A step plan travels as it is: arrays and host tensors by their bytes, device tensors as broadcasts that follow the frame.
+A step plan travels as it is: arrays and host tensors by their bytes, device tensors by broadcasts behind the frame.
 """
 
 from __future__ import annotations

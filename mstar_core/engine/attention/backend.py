@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mstar_core.engine.attention.static import StaticAttention
-    from mstar_core.engine.steps.updates import PageCopy
     from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
+    from mstar_core.engine.steps.updates import PageCopy
     from mstar_core.graph.declare.nodes import KVSpec
     from mstar_core.layers.kv_view import KVView
 

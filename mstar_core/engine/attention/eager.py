@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mstar_core.engine.attention.reference import TorchStaticAttention
-    from mstar_core.engine.steps.updates import PageCopy
     from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
+    from mstar_core.engine.steps.updates import PageCopy
 
 PADDING_LIMIT: Final = 2.0
 """A decode batch is split by length if padding to the longest would more than double the keys to read."""

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from mstar_core.engine.attention.kernels.decode import DecodeAttention
     from mstar_core.engine.attention.staging import Fields, Values
     from mstar_core.engine.attention.static import StaticAttention
-    from mstar_core.engine.steps.updates import PageCopy
     from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
+    from mstar_core.engine.steps.updates import PageCopy
     from mstar_core.layers.kv_view import HeadNorms
 
 AOT_DIR: Final = "FLASHINFER_AOT_DIR"

@@ -1,8 +1,8 @@
 """Captured decode steps, one bucket per number of sequences: from last ids to drawn ids without a host decision.
 
 The case of the ragged step with one token per sequence and resident rows: a replay covers embedding, layers, head,
-penalty, draw, stop check and the update of the slots. At a node whose loop has values per sequence it also gathers these
-before the module and stores the new state. Padding runs on a spare slot and a spare page.
+penalty, draw, stop check and the update of the slots. At a node whose loop has values per sequence it also gathers
+these before the module and stores the new state. Padding runs on a spare slot and a spare page.
 """
 
 from __future__ import annotations

@@ -125,7 +125,8 @@ class RaggedStep(StaticStep[list[dict[str, "Tensor"]]]):
     def load(self, passes: Sequence[PassPlan], tables: np.ndarray, ahead: int = 0) -> int:
         """Fill the buffers for these passes, small values in one copy. Returns the batch items in use.
 
-        tables: see StepPlan. ahead: iterations between the passes and this step; carried ports are then left to the step before.
+        tables: see StepPlan. ahead: iterations between the passes and this step; carried ports are then left to the
+        step before.
         """
         kind = self.kind
         if ahead:

@@ -13,7 +13,6 @@ import torch
 from mstar_core.engine.transfers import upload
 
 if TYPE_CHECKING:
-
     from mstar_core.engine.steps.updates import SlotChanges
 
 NO_ID: Final = -1
