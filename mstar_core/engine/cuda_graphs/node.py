@@ -138,7 +138,7 @@ class NodeGraphs:
             return self.cache.capture_next()
 
     def warm_up(self) -> None:
-        """Run each queued step once, uncaptured. See CompilesLater."""
+        """Run each queued step once, uncaptured. See NodeRunner.compile_later."""
         with torch.inference_mode():
             self.cache.warm_up()
 

@@ -38,6 +38,8 @@ from mstar_core.engine.kv.model_runner import Faults, ModelRunner, fixed_ranks
 from mstar_core.engine.kv.queue import RequestQueue
 from mstar_core.engine.kv.scheduler import Scheduler
 from mstar_core.engine.kv.sequence import Branch, KVRequest
+from mstar_core.engine.module import node_module
+from mstar_core.engine.runner import NodeRunner
 from mstar_core.engine.transfers import HostCopy
 from mstar_core.errors import ConfigError, EngineError, TooLarge
 
@@ -45,9 +47,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mstar_core.engine.attention import AttentionBackend
-    from mstar_core.engine.base import Job, JobKey, Running, SamplingParams
+    from mstar_core.engine.base import Job, JobKey, SamplingParams
     from mstar_core.engine.cache.feeds import Feeds
     from mstar_core.engine.cuda_graphs.compilation import Compiling
+    from mstar_core.engine.runner import Running
     from mstar_core.graph.compile.resident import LoopPorts
     from mstar_core.graph.declare.nodes import NodeSpec
     from mstar_core.layers.kv_view import KVModule
@@ -85,12 +88,10 @@ class KVSettings:
     loop: LoopPorts | None = None
 
 
-class KVCacheEngine:
-    """Runs one KV node on one device. Owned by the worker; every call comes from its one thread.
+class KVCacheEngine(NodeRunner):
+    """Runs one KV node on one device. A step is done when its copies of `host_outputs` are, see NodeModule."""
 
-    A module may name `host_outputs`: loop outputs that the engine copies to the host. `streamed_outputs` are copied
-    only for iterations that the loop emits, not at its end. A step is done when its copies are.
-    """
+    has_cache = True
 
     def __init__(
         self,
@@ -118,8 +119,8 @@ class KVCacheEngine:
         self._spec = spec
         self._lookahead = settings.lookahead
         self._to_host = to_host
-        self._host_outputs = frozenset[str](getattr(module, "host_outputs", ()))
-        self._streamed_outputs = frozenset[str](getattr(module, "streamed_outputs", ()))
+        self._host_outputs = frozenset(node_module(module).host_outputs)
+        self._streamed_outputs = frozenset(node_module(module).streamed_outputs)
         self._fixed_ranks = fixed_ranks(spec)
         self._opened = 0
         self._collected = 0.0
@@ -190,7 +191,7 @@ class KVCacheEngine:
     # -- before the first request ------------------------------------------------------------------------------------
 
     def trace(self, compiling: Compiling) -> None:
-        """See TracesKernels: goes through the steps that `capture` captures."""
+        """See NodeRunner: goes through the steps that `capture` captures."""
         if self._graphs is not None:
             self._graphs.trace(self._sizes, compiling)
 
@@ -266,7 +267,7 @@ class KVCacheEngine:
         self._queue.has_changed = True  # it may be older than those that wait
 
     def feed(self, key: JobKey, ids: Sequence[int], ended: bool) -> None:
-        """See TakesFeed."""
+        """See NodeRunner."""
         queue, feeds, number = self._queue, self._memory.feeds, int(key)
         if feeds is None:
             return
@@ -304,7 +305,7 @@ class KVCacheEngine:
         self._queue.has_changed = True
 
     def holds(self, handle: Handle, branch: str) -> bool:
-        """See MovesCaches."""
+        """See NodeRunner."""
         request = self._queue.requests.get(handle)
         found = None if request is None else request.branches.get(branch)
         return found is not None and (found.has_work or found.logged > 0)
@@ -327,7 +328,7 @@ class KVCacheEngine:
         self._queue.has_changed = True
 
     def end_loops(self, handle: Handle) -> None:
-        """See EndsLoops."""
+        """See NodeRunner."""
         request = self._queue.requests.get(handle)
         if request is None or request.is_failed:
             return
@@ -433,17 +434,17 @@ class KVCacheEngine:
         return self._graphs.cache.counts if self._graphs is not None else None
 
     def idle(self) -> bool:
-        """See WorksWhenIdle: captures the next queued bucket."""
+        """See NodeRunner: captures the next queued bucket."""
         assert not self._queue.in_flight, "a busy engine does not capture"
         return self._graphs is not None and self._graphs.idle()
 
     def compile_later(self) -> None:
-        """See CompilesLater."""
+        """See NodeRunner."""
         if self._graphs is not None:
             self._graphs.warm_up()
 
     def counters(self) -> dict[str, float]:
-        """See ReportsCounters and GraphCounts; empty where nothing is captured."""
+        """See NodeRunner and GraphCounts; empty where nothing is captured."""
         return self._graphs.cache.counts.as_counters() if self._graphs is not None else {}
 
     def memory(self) -> MemoryUse:
@@ -451,7 +452,7 @@ class KVCacheEngine:
         return self._memory.use()
 
     def pages_and_waits(self) -> dict[Handle, tuple[int, str]]:
-        """See ReportsPages."""
+        """See NodeRunner."""
         return self._queue.pages_and_waits()
 
     # -- after a forward ---------------------------------------------------------------------------------------------
