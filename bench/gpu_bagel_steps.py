@@ -39,7 +39,8 @@ from mstar_core.engine.attention.backend import AttentionSegment, PackedRows, ba
 from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, SamplingParams
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes
 from mstar_core.engine.device import prepare_device, resolve_device
-from mstar_core.engine.kv.engine import KVCacheEngine, KVSettings
+from mstar_core.engine.kv.engine import KVCacheEngine
+from mstar_core.engine.kv.settings import KVSettings
 from mstar_core.graph.declare.nodes import STEP, Attend
 from mstar_core.layers.linear import fuse_projections
 from mstar_core.plugin.model import ModelContext

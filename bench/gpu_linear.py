@@ -21,7 +21,8 @@ from torch.nn.functional import linear
 
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes
 from mstar_core.engine.device import prepare_device
-from mstar_core.engine.kv.engine import KVCacheEngine, KVSettings
+from mstar_core.engine.kv.engine import KVCacheEngine
+from mstar_core.engine.kv.settings import KVSettings
 from mstar_core.layers import linear as layer
 from mstar_core.layers.linear import LinearWeight, elementwise_kernels
 from mstar_core.layers.quantize import quantize, to_float8

@@ -22,7 +22,8 @@ from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, StepResult
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes
 from mstar_core.engine.cuda_graphs.prefill import PrefillSteps
 from mstar_core.engine.device import prepare_device
-from mstar_core.engine.kv.engine import KVCacheEngine, KVSettings
+from mstar_core.engine.kv.engine import KVCacheEngine
+from mstar_core.engine.kv.settings import KVSettings
 
 SHAPES = ((1, 40), (1, 128), (8, 40), (32, 45), (1, 512), (1, 2048))
 FIRST, LATER = CaptureSizes(decode=(1, 8, 32), prefill=(128, 512)), (64, 256, 384, 768, 1024, 1536, 2048)

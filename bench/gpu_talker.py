@@ -23,7 +23,8 @@ from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, SamplingParams
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes
 from mstar_core.engine.cuda_graphs.decode import DecodeStep
 from mstar_core.engine.device import prepare_device
-from mstar_core.engine.kv.engine import KVCacheEngine, KVSettings
+from mstar_core.engine.kv.engine import KVCacheEngine
+from mstar_core.engine.kv.settings import KVSettings
 from mstar_core.graph import Attend, GraphNode, Loop
 from mstar_core.graph.compile.resident import loop_ports
 from mstar_core.layers.linear import fuse_projections

@@ -24,7 +24,8 @@ from bench.gpu_orpheus import CONFIG, LAYERS, SPEC, VOCAB, captured, decode, eve
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes
 from mstar_core.engine.cuda_graphs.compilation import compile_in_parallel
 from mstar_core.engine.device import prepare_device
-from mstar_core.engine.kv.engine import KVCacheEngine, KVSettings
+from mstar_core.engine.kv.engine import KVCacheEngine
+from mstar_core.engine.kv.settings import KVSettings
 from mstar_core.layers import frequencies
 from mstar_core.layers.linear import fuse_projections
 from mstar_core.parallel.collectives import ONE_SHOT_BYTES, TorchCollectives

@@ -28,9 +28,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.families.policy import Acting, Observation, Place, observation, random_modules
 from bench.families.world import Rolling, Trial, random_nodes, trial
-from mstar_core.engine.base import Handle, LoopSpec, NodeRunner
+from mstar_core.engine.base import Handle, LoopSpec
 from mstar_core.engine.cuda_graphs.cache import GraphCache
 from mstar_core.engine.device import prepare_device
+from mstar_core.engine.runner import NodeRunner
 from mstar_core.graph.declare.nodes import STEP, Attend, from_param
 from mstar_core.weights.building import building
 from mstar_core.worker.arrays import to_tensor

@@ -17,17 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from mstar_core.engine.base import (
-    Done,
-    Handle,
-    Job,
-    LoopStep,
-    MemoryUse,
-    Pressure,
-    Running,
-    SamplingParams,
-    StepResult,
-)
+from mstar_core.engine.base import Done, Handle, Job, LoopStep, MemoryUse, Pressure, SamplingParams, StepResult
+from mstar_core.engine.runner import Running
 from mstar_core.messages.flow import Outputs
 from mstar_core.messages.tensors import ShmTensor
 from mstar_core.messages.wire import Message

@@ -8,17 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from mstar_core.engine.base import (
-    Done,
-    Emission,
-    Handle,
-    Job,
-    JobKey,
-    NodeRunner,
-    SamplingParams,
-    StepResult,
-    WorksWhenIdle,
-)
+from mstar_core.engine.base import Done, Emission, Handle, Job, JobKey, SamplingParams, StepResult
+from mstar_core.engine.runner import NodeRunner
 
 
 @dataclass(slots=True)
@@ -69,7 +60,7 @@ class EngineDriver:
     def capture(self) -> None:
         """Run the idle work of every engine."""
         for runner in self.runners.values():
-            while isinstance(runner, WorksWhenIdle) and runner.idle():
+            while runner.idle():
                 pass
 
     def _turn(self, name: str, runner: NodeRunner) -> bool:

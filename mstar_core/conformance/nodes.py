@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Final, cast
 
 import torch
 
-from mstar_core.engine.base import Handle, NodeRunner
+from mstar_core.engine.base import Handle
 from mstar_core.engine.cache.sizing import PoolRequest, plan_pool
-from mstar_core.engine.kv.engine import KVCacheEngine, KVSettings
+from mstar_core.engine.kv.engine import KVCacheEngine
+from mstar_core.engine.kv.settings import KVSettings
+from mstar_core.engine.runner import NodeRunner
 from mstar_core.engine.stateless.engine import StatelessEngine
 from mstar_core.graph import KV_CACHE, NodeSpec
 from mstar_core.plugin.model import ModelContext

@@ -1,18 +1,14 @@
-"""Contract between the worker's loop and the engines: jobs in, step results out.
-
-The worker submits jobs, chooses which node steps next, launches its step, and collects the one before. A runner owns
-everything of its node on one device: module, slots, pages, and the batch that it will form next.
-"""
+"""Records between the worker's loop and the engines: jobs in, step results out. See `runner` for the calls."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NewType, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, NewType
 
 from mstar_core.graph.declare.nodes import MAIN, Attend
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Sequence
+    from collections.abc import Container
 
     import numpy as np
     from torch import Tensor
@@ -51,7 +47,7 @@ class LoopSpec:
     fused: iterate without returning to the worker. All iterations run within one step, up to a limit on its tokens;
     with `emit`, one iteration runs per step. emit: ports to report after each iteration; host_emit: those among them
     that the engine copies to the host, all sequences of a step at once.
-    feed: input that takes one id of a stream per iteration; the ids come by `TakesFeed.feed`. An iteration waits for
+    feed: input that takes one id of a stream per iteration; the ids come by `NodeRunner.feed`. An iteration waits for
     its id. After the last one, `after_end` ends the loop (`stop`) or gives -1 from then on (`empty`).
     """
 
@@ -118,7 +114,7 @@ class Job:
     tokens_hash_seed: extra bytes for the prefix cache key (segment kind, media hash); None = do not cache.
     urgency: higher runs first where jobs of a node compete (seconds that playback is overdue).
     move: (KV) moves the branch's cache instead of running the module: an Export, or the state to import, which replaces
-    the branch's cache. Runners that implement MovesCaches take such jobs.
+    the branch's cache. Runners with a cache take such jobs.
     """
 
     key: JobKey
@@ -242,95 +238,3 @@ class MemoryUse:
     preempted: int = 0
     preempted_pages: int = 0
     last_preempted: Handle | None = None
-
-
-class Running(Protocol):
-    """A step in flight on the device; opaque to the worker."""
-
-
-class NodeRunner(Protocol):
-    """Runs one node on one device. Every method is called from the worker's one thread."""
-
-    name: str
-
-    def open(self, handle: Handle, sampling: SamplingParams, max_tokens: int, rows: int = 1) -> None:
-        """Announce a request before its first job. max_tokens: most tokens that its caches may ever hold.
-
-        rows: candidates that exist at once, which share those tokens equally. Raises TooLarge when they can never fit
-        the pool or its slots.
-        """
-
-    def submit(self, job: Job) -> None:
-        """Queue a job. A job of a closed handle is dropped without an error."""
-
-    def fork(self, handle: Handle, source: str, into: str) -> None:
-        """Make branch `into` a copy-on-write copy of branch `source`, as of the jobs already done."""
-
-    def close(self, handle: Handle) -> None:
-        """Free everything of a request, at any time, any number of times. Never raises."""
-
-    def pressure(self) -> Pressure:
-        """Return the backlog."""
-
-    def launch(self) -> Running | None:
-        """Form a batch from the queue and start one step. Returns None when nothing can run."""
-
-    def is_done(self, running: Running) -> bool:
-        """Return, without waiting, whether `collect` would not wait for the device. Always true on a CPU."""
-
-    def collect(self, running: Running) -> StepResult:
-        """Wait for a step and return its results. Called in launch order."""
-
-    def memory(self) -> MemoryUse:
-        """Return page and slot counts."""
-
-
-@runtime_checkable
-class WorksWhenIdle(Protocol):
-    """A runner with background work, such as CUDA graph capture."""
-
-    def idle(self) -> bool:
-        """Do one piece of it, of at most a second or two. Returns whether more is left. No step may be in flight."""
-
-
-@runtime_checkable
-class ReportsPages(Protocol):
-    """A runner that reports the pages of each request, and what it waits for."""
-
-    def pages_and_waits(self) -> dict[Handle, tuple[int, str]]:
-        """Return by open request the pages of its caches, and in words what it waits for (empty: nothing). Cheap."""
-
-
-@runtime_checkable
-class TakesFeed(Protocol):
-    """A runner whose loops take ids of a stream, see `LoopSpec.feed`."""
-
-    def feed(self, key: JobKey, ids: Sequence[int], ended: bool) -> None:
-        """Give the loop of a submitted job its next ids, in order. ended: no more follow.
-
-        At any time after `submit`; ids of a loop that has ended are dropped. Cheap: called once per id or for many.
-        """
-
-
-@runtime_checkable
-class EndsLoops(Protocol):
-    """A runner that keeps state for the length of a loop whose iterations are single jobs."""
-
-    def end_loops(self, handle: Handle) -> None:
-        """Free what is kept for loops of this request, which have all ended. Never raises."""
-
-
-@runtime_checkable
-class MovesCaches(Protocol):
-    """A runner whose branches move between ranks by jobs with `Job.move`."""
-
-    def holds(self, handle: Handle, branch: str) -> bool:
-        """Return whether this branch of an open request has work or cached tokens here."""
-
-
-@runtime_checkable
-class ReportsCounters(Protocol):
-    """A runner with counters besides those of its memory."""
-
-    def counters(self) -> dict[str, float]:
-        """Return sums since the start, by name."""

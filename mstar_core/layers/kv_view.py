@@ -96,7 +96,7 @@ class KVModule(Protocol):
     sequences are computed in one forward; padding of captured steps has zeros for all of them.
     head(hidden [n, width]) -> logits [n, vocab] of any float type, which are sampled as float32; for a node whose
     Sampling names a vocabulary [n, ids of it], in that order. Called by the engine on the tokens that need logits.
-    host_outputs, streamed_outputs (optional): loop outputs that are copied to the host; see KVCacheEngine.
+    What it may offer besides: see NodeModule of the engine.
     """
 
     def __call__(self, *, kv: KVView, positions: Tensor, **ports: Tensor | list[Tensor]) -> dict[str, Tensor]: ...

@@ -169,17 +169,34 @@ def elementwise_kernels() -> ModuleType:
     return importlib.import_module("mstar_core.layers.kernels.elementwise")
 
 
+class PreparedLayer(nn.Module):
+    """Layer that is prepared for a GPU once its weights are loaded."""
+
+    @property
+    def traced_as(self) -> object:
+        """Sizes. Of layers of one type and equal sizes, which launch the same kernels, one is traced."""
+        return None
+
+    def fuse_projections(self) -> bool:
+        """Fuse its projections into one weight. Returns whether they are fused."""
+        return False
+
+    def trace(self) -> None:
+        """Launch its kernels for every range of tokens, where they are compiled instead of run."""
+
+
 def fuse_projections(module: nn.Module) -> int:
-    """Call `fuse_projections` of every layer on CUDA in half precision that has one. Return how many fused.
+    """Call `fuse_projections` of every layer on CUDA in half precision. Return how many fused.
 
     Called once after loading; on the CPU it changes nothing.
     """
     count = 0
     for layer in module.modules():
-        fuse = getattr(layer, "fuse_projections", None)
+        if not isinstance(layer, PreparedLayer):
+            continue
         first = next(layer.parameters(recurse=True), None)
-        if callable(fuse) and first is not None and first.is_cuda and first.dtype != torch.float32:
-            count += bool(fuse())
+        if first is not None and first.is_cuda and first.dtype != torch.float32:
+            count += layer.fuse_projections()
     return count
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn.functional import linear, sigmoid, silu
 
-from mstar_core.layers.linear import LinearWeight, project_partial, sum_partials
+from mstar_core.layers.linear import LinearWeight, PreparedLayer, project_partial, sum_partials
 from mstar_core.layers.transformer import GatedMLP
 from mstar_core.parallel.shards import WHOLE, Shard, Slice
 
@@ -85,7 +85,7 @@ def expert_parts(module: nn.Module) -> dict[str, dict[str, Tensor]]:
     return found
 
 
-class SparseMoE(nn.Module):
+class SparseMoE(PreparedLayer):
     """Weighted sum of the experts that a router chooses for each token. Parameters are named as in Qwen's checkpoints.
 
     p = softmax of the router's logits over all experts, in float32. The k greatest of p are the weights, after division
@@ -171,8 +171,13 @@ class SparseMoE(nn.Module):
         )
         return found if self._router is not None or not spec.shared_inner else self._shared(x, sum_partials(found, x))
 
-    def trace(self, compiling: object) -> None:
-        """See TracesKernels: launches the kernels of every range of tokens."""
+    @property
+    def traced_as(self) -> MoESpec:
+        """See PreparedLayer."""
+        return self.spec
+
+    def trace(self) -> None:
+        """See PreparedLayer."""
         weight = self.gate.weight
         if not weight.is_cuda:
             return

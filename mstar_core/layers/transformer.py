@@ -13,6 +13,7 @@ from torch.nn.functional import embedding, linear
 from mstar_core.layers.kv_view import KeepingView, PackedView
 from mstar_core.layers.linear import (
     LinearWeight,
+    PreparedLayer,
     activate,
     concatenate_weights,
     elementwise_kernels,
@@ -138,7 +139,7 @@ class RMSNorm(nn.Module):
         return total, self(total)
 
 
-class FusibleLayer(nn.Module):
+class FusibleLayer(PreparedLayer):
     """Layer that projects one input several times. projections: their names, in the order of the fused weight."""
 
     projections: ClassVar[tuple[str, ...]]

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final, Protocol
 
-from mstar_core.engine.base import CacheState, Done, Export, Job, MovesCaches, NodeRunner
+from mstar_core.engine.base import CacheState, Done, Export, Job
+from mstar_core.engine.runner import NodeRunner
 from mstar_core.errors import EngineError
 from mstar_core.graph.compile.cut import RankWalk
 from mstar_core.graph.declare.nodes import MAIN
@@ -199,7 +200,7 @@ class CacheMoves:
 
     def _submit(self, entry: MoveJob, move: Export | CacheState) -> None:
         runner = self._runners.get(entry.move.node)
-        if runner is None or not isinstance(runner, MovesCaches):
+        if runner is None or not runner.has_cache:
             raise EngineError(f"node {entry.move.node} has no cache on this rank", node=entry.move.node)
         job = Job(key=self._jobs.next_key(), handle=entry.request.handle, branch=entry.move.branch, move=move)
         self._jobs.submit(runner, job, entry)

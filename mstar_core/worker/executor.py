@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from mstar_core.config.graph_view import graph_of, stream_ends
-from mstar_core.engine.base import Done, Emission, EndsLoops, Handle, LoopSpec, LoopStep, NodeRunner, StepResult
+from mstar_core.engine.base import Done, Emission, Handle, LoopSpec, LoopStep, StepResult
+from mstar_core.engine.runner import NodeRunner
 from mstar_core.errors import EngineError, MstarError
 from mstar_core.graph.compile.cut import RankWalk
 from mstar_core.graph.declare.nodes import MAIN, STATELESS
@@ -554,8 +555,7 @@ class Executor:
         if not self._walks.keeps_for_loops(run.share):
             return
         for _, runner in self._local_runners(request):
-            if isinstance(runner, EndsLoops):
-                runner.end_loops(request.handle)
+            runner.end_loops(request.handle)
 
     # -- jobs ----------------------------------------------------------------------------------------------------------
 

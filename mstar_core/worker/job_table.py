@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from mstar_core.engine.base import Job, JobKey, LoopSpec, NodeRunner, TakesFeed
+from mstar_core.engine.base import Job, JobKey, LoopSpec
+from mstar_core.engine.runner import NodeRunner
 from mstar_core.errors import EngineError
 from mstar_core.graph.declare.nodes import Attend
 from mstar_core.graph.declare.walks import StopOn
@@ -179,7 +180,7 @@ def loop_spec(
 
 def feeder(runner: NodeRunner, key: JobKey) -> Callable[[Sequence[int], bool], None]:
     """Return the function that gives a loop the next ids of its stream. Raises EngineError if its runner takes none."""
-    if not isinstance(runner, TakesFeed):
+    if not runner.has_cache:
         raise EngineError(f"node {runner.name} takes no stream while its loop runs", node=runner.name)
     return partial(runner.feed, key)
 

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from mstar_core.engine.base import Handle, NodeRunner, WorksWhenIdle
+from mstar_core.engine.base import Handle
 from mstar_core.engine.cuda_graphs.kernel_log import KernelLog
+from mstar_core.engine.runner import NodeRunner
 from mstar_core.errors import TransportError
 from mstar_core.messages.flow import CacheMoved, StreamItems, StreamTensor, TensorFreed, Values
 from mstar_core.messages.life import PeerDown, PeerReady, PeerUp
@@ -116,7 +117,7 @@ class Worker:
         """Let runners do a piece of deferred work after a quiet time. Returns whether it was time for that."""
         if not self.has_idle_work or now - self.quiet_since < QUIET_S:
             return False
-        self.has_idle_work = any([r.idle() for r in self.runners.values() if isinstance(r, WorksWhenIdle)])
+        self.has_idle_work = any([runner.idle() for runner in self.runners.values()])
         return True
 
     def wait_s(self, now: float) -> float:

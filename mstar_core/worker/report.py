@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from mstar_core.engine.base import Handle, NodeRunner, ReportsCounters, ReportsPages
+from mstar_core.engine.base import Handle
 from mstar_core.engine.cuda_graphs.kernel_log import KernelLog
+from mstar_core.engine.runner import NodeRunner
 from mstar_core.messages.telemetry import EdgeNews, RequestNews
 from mstar_core.process.life import ChildLife
 from mstar_core.transport import TensorTransport
@@ -63,7 +64,6 @@ class Waits:
         whys = {
             (handle, node): why
             for node, runner in runners.items()
-            if isinstance(runner, ReportsPages)
             for handle, (_, why) in runner.pages_and_waits().items()
             if why
         }
@@ -161,10 +161,9 @@ class Report:
         """Return the changes of the open requests, and the last counts of those that ended."""
         held: dict[int, tuple[int, str]] = {}
         for runner in self.runners.values():
-            if isinstance(runner, ReportsPages):
-                for handle, (pages, why) in runner.pages_and_waits().items():
-                    pages_before, why_before = held.get(handle, (0, ""))
-                    held[handle] = (pages_before + pages, why or why_before)
+            for handle, (pages, why) in runner.pages_and_waits().items():
+                pages_before, why_before = held.get(handle, (0, ""))
+                held[handle] = (pages_before + pages, why or why_before)
         facts: dict[int, Facts] = {}
         ended, self.executor.ended = self.executor.ended, []
         for handle, tokens, at in (*ended, *(request.reported for request in self.executor.requests.values())):
@@ -230,9 +229,7 @@ class Report:
             f"{prefix}.ready": float(pressure.ready),
             f"{prefix}.waiting": float(pressure.waiting),
         }
-        if isinstance(runner, ReportsCounters):
-            values |= {f"{prefix}.{key}": value for key, value in runner.counters().items()}
-        return values
+        return values | {f"{prefix}.{key}": value for key, value in runner.counters().items()}
 
     def _walks(self) -> dict[str, float]:
         """Count the requests in each walk, by the first node of the walk on this rank."""

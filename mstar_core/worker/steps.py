@@ -16,7 +16,8 @@ from typing import Final
 
 import torch
 
-from mstar_core.engine.base import NodeRunner, Pressure, Running, StepResult
+from mstar_core.engine.base import Pressure, StepResult
+from mstar_core.engine.runner import NodeRunner, Running
 from mstar_core.observe.metrics import STEP_ROWS, STEP_SECONDS, StepHistogram
 
 LEAST_NAP_S: Final = 20e-6

@@ -16,7 +16,6 @@ from mstar_core.engine.cache.sizing import (
     node_shares,
     plan_pool,
     rank_budget,
-    working_bytes,
 )
 from mstar_core.engine.cuda_graphs.cache import GraphCache, StaticStep, sizes_for
 from mstar_core.engine.device import check_device, resolve_device
@@ -88,12 +87,7 @@ def test_pools_get_the_ranks_share_less_weights_and_reserve() -> None:
 
 
 def test_pools_leave_what_the_largest_steps_of_the_nodes_take() -> None:
-    class Large:
-        def working_bytes(self, tokens: int) -> int:
-            return tokens * GIB
-
-    working = working_bytes([Large(), object(), Large()], 3)
-    assert working == 6 * GIB
+    working = 6 * GIB
     less = budget(working_bytes=working).check()
     assert less.pool_bytes == budget().pool_bytes - working
     assert "7,168 MiB of weights, 2,048 MiB of reserve and 6,144 MiB of largest steps" in less.sum_text

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mstar_core.engine.base import Done, Failed, Handle, Job, JobKey, LoopSpec, SamplingParams, StepResult
+from mstar_core.engine.module import node_module
 from mstar_core.engine.sampling import rng
 from mstar_core.engine.stateless.engine import StatelessEngine
 from mstar_core.engine.stateless.inputs import SMALL, BatchPorts
@@ -332,7 +333,7 @@ def test_only_large_inputs_are_uploaded_at_submission() -> None:
     node = NodeSpec(name="N", engine=STATELESS, ports={"big": "f32[n]", "few": "f32[n]", "told": "f32[n]", "at": "i64"})
     module = nn.Identity()
     module.host_ports = ("told",)  # type: ignore[assignment]
-    ports = BatchPorts(node, module, torch.device("cpu"), torch.float32)
+    ports = BatchPorts(node, node_module(module), torch.device("cpu"), torch.float32)
     given: dict[str, Tensor | int] = {
         "big": torch.zeros(SMALL + 1),
         "few": torch.zeros(SMALL),

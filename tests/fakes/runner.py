@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from mstar_core.engine.base import Done, Failed, Handle, Job, LoopStep, MemoryUse, Pressure, SamplingParams, StepResult
+from mstar_core.engine.base import Done, Failed, Handle, Job, LoopStep, Pressure, SamplingParams, StepResult
+from mstar_core.engine.runner import NodeRunner
 from mstar_core.errors import EngineError
 
 
 @dataclass
-class FakeRunner:
+class FakeRunner(NodeRunner):
     """Fake NodeRunner. answer: outputs of one task run. ids: sampled ids of a request's loop, in order."""
 
     name: str
@@ -33,9 +34,6 @@ class FakeRunner:
         if job.handle in self.open_handles:
             self.queue.append(job)
             self.seen.append(job)
-
-    def fork(self, handle: Handle, source: str, into: str) -> None:
-        pass
 
     def close(self, handle: Handle) -> None:
         self.open_handles.discard(handle)
@@ -58,15 +56,9 @@ class FakeRunner:
         self._iterate(result)
         return result
 
-    def is_done(self, running: object) -> bool:
-        return True
-
     def collect(self, running: object) -> StepResult:
         assert isinstance(running, StepResult)
         return running
-
-    def memory(self) -> MemoryUse:
-        return MemoryUse()
 
     def _begin(self, result: StepResult, job: Job) -> None:
         assert job.loop is not None

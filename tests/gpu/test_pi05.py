@@ -14,8 +14,9 @@ from bench.families.policy import Acting, Place, observation, random_modules
 from mstar_core.engine.attention.reference import torch_static
 from mstar_core.engine.attention.static import AttentionBatch, AttentionBuffers, AttentionShape, empty_batch
 from mstar_core.engine.cuda_graphs.cache import GraphCache
-from mstar_core.engine.cuda_graphs.warmup import HasWarmup, run_warmup
 from mstar_core.engine.device import prepare_device
+from mstar_core.engine.module import NodeModule
+from mstar_core.engine.warmup import run_warmup
 from mstar_core.layers.rotary import rotate
 from mstar_pi05.checkpoint.config import Sizes, Tower, Vision
 from mstar_pi05.nodes.expert import AdaNorm, Modulation
@@ -186,7 +187,7 @@ def test_the_first_request_of_an_expected_kind_is_replayed(cuda: torch.device) -
     policy.expected_steps = (10,)
     for name, runner in acting.driver.runners.items():
         module = acting.modules[name]
-        assert isinstance(module, HasWarmup)
+        assert isinstance(module, NodeModule)
         run_warmup(runner, module.warmup_requests(), lambda what: None)
     before = acting.counters()
     acting.act(observation(WIDE, 3, 50))

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from mstar_core.conformance.nodes import BuiltNode, RuntimeSettings, build_nodes, make_runners
 from mstar_core.conformance.runtime import LocalRuntime
-from mstar_core.engine.base import NodeRunner
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.kv.follower import NodeFollower
+from mstar_core.engine.runner import NodeRunner
 from mstar_core.parallel.groups import GroupPlace
 from mstar_core.parallel.link import GroupEnded, PlanReceiver, PlanSender
 from mstar_core.parallel.plans import Checksum, Compare, StopPlans

@@ -12,6 +12,7 @@ from mstar_core.engine.base import Handle
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes
 from mstar_core.engine.cuda_graphs.compilation import SWITCH, Compiling
 from mstar_core.engine.cuda_graphs.kernel_log import KernelLog
+from mstar_core.layers.linear import PreparedLayer
 from mstar_core.worker.start.compile_pass import TracedNode, compile_rank
 from tests.engine.recorded import RecordingCache
 from tests.engine.tiny_engine import LM, Driver, TinyLM, make_engine
@@ -36,6 +37,23 @@ class Codec(nn.Module):
         self.work()
 
 
+class Experts(PreparedLayer):
+    """A layer that traces kernels of two sizes."""
+
+    def __init__(self, size: str) -> None:
+        super().__init__()
+        self.size = size
+        self.kernel = JITFunction(size)
+
+    @property
+    def traced_as(self) -> str:
+        return self.size
+
+    def trace(self) -> None:
+        for size in (1, 8):
+            self.kernel.launch(size)
+
+
 class Rank:
     """A rank with a language model and a codec. events: compilations and captures, in order."""
 
@@ -56,7 +74,7 @@ class Rank:
         runner = FakeRunner("codec", lambda job: {}, lambda handle: [])
         self.nodes = [
             TracedNode(spec=LM, runner=self.engine, module=module),
-            TracedNode(spec=LM, runner=runner, module=self.codec),  # type: ignore[arg-type]
+            TracedNode(spec=LM, runner=runner, module=self.codec),
         ]
 
     def _launch(self, module: nn.Module, args: object, given: dict[str, Any]) -> None:
@@ -88,16 +106,12 @@ def test_all_kernels_are_compiled_before_the_first_capture_and_none_twice(disk: 
 
 
 def test_parts_of_a_module_trace_the_kernels_of_every_size_once_for_each_kind(disk: Disk) -> None:
-    def part(spec: str) -> Codec:
-        made = Codec()
-        made.kernel, made.spec = JITFunction(spec), spec  # type: ignore[assignment]
-        return made
-
+    layers = [Experts("wide"), Experts("wide"), Experts("narrow")]
     whole = Codec()
-    whole.layers = nn.ModuleList([part("wide"), part("wide"), part("narrow")])
+    whole.layers = nn.ModuleList(layers)
     Rank(whole).compile()
     assert {(name, size) for name in ("codec", "wide", "narrow") for size in (1, 8)} <= set(disk.kernels)
-    assert [len(each.kernel.known) for each in whole.layers] == [2, 0, 2]  # type: ignore[union-attr]
+    assert [len(layer.kernel.known) for layer in layers] == [2, 0, 2]
 
 
 def test_a_later_start_traces_two_steps_of_a_node_and_no_samples(disk: Disk) -> None:

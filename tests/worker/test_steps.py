@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from mstar_core.engine.base import MemoryUse, Pressure, StepResult
+from mstar_core.engine.base import Pressure, StepResult
+from mstar_core.engine.runner import NodeRunner
 from mstar_core.worker.steps import LEAST_NAP_S, FairShare, Steps, no_range, ranges_on
 
 
-class SlowRunner:
+class SlowRunner(NodeRunner):
     """Steps that are done when the test says so."""
 
     def __init__(self, name: str, ready: int = 100, lookahead: int = 1) -> None:
@@ -24,16 +25,11 @@ class SlowRunner:
         self.feeds = False
         self._lookahead = lookahead
 
-    def open(self, *_: Any) -> None: ...
+    def open(self, *_: Any, **__: Any) -> None: ...
 
-    def submit(self, *_: Any) -> None: ...
+    def submit(self, *_: Any, **__: Any) -> None: ...
 
-    def fork(self, *_: Any) -> None: ...
-
-    def close(self, *_: Any) -> None: ...
-
-    def memory(self) -> MemoryUse:
-        return MemoryUse()
+    def close(self, *_: Any, **__: Any) -> None: ...
 
     def pressure(self) -> Pressure:
         in_flight = self.launched - len(self.collected)
@@ -55,7 +51,7 @@ class SlowRunner:
 
 def steps_of(*runners: SlowRunner, lookahead: int = 1) -> Steps:
     found = {runner.name: runner for runner in runners}
-    return Steps(runners=found, scheduler=FairShare(found), lookahead=lookahead)  # type: ignore[arg-type]
+    return Steps(runners=found, scheduler=FairShare(found), lookahead=lookahead)
 
 
 def turn(steps: Steps) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -12,7 +12,7 @@ from mstar_core.config.budgets import GPU_RESERVE_BYTES
 from mstar_core.errors import ConfigError, StartError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     import torch
 
@@ -20,23 +20,6 @@ if TYPE_CHECKING:
 
 CPU_POOL_BYTES: Final = 2 << 30
 """Most host memory that the pools of a CPU rank may take."""
-
-
-@runtime_checkable
-class NeedsMemory(Protocol):
-    """A module whose largest step needs more memory than the reserve."""
-
-    def working_bytes(self, tokens: int) -> int:
-        """Return the bytes of the largest step besides weights and cache: intermediate values and outputs.
-
-        tokens: most tokens of one step, at a node with a cache.
-        """
-        ...
-
-
-def working_bytes(modules: Iterable[object], tokens: int) -> int:
-    """Return the working memory of all nodes of a rank, whose steps may overlap."""
-    return sum(module.working_bytes(tokens) for module in modules if isinstance(module, NeedsMemory))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

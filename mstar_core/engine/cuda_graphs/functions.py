@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -27,14 +27,6 @@ ItemShape = tuple[torch.dtype, tuple[int, ...]]
 
 ItemShapes = tuple[ItemShape, ...]
 """Those of each input."""
-
-
-@runtime_checkable
-class UsesGraphs(Protocol):
-    """A stateless module with captured functions."""
-
-    def capture(self, captures: GraphCache) -> None:
-        """Use CUDA graphs of this cache. Called once the weights are loaded, on CUDA only."""
 
 
 class FunctionStep(StaticStep["Tensor"]):
@@ -110,7 +102,7 @@ class CapturedFunction:
         return self._cache is not None and self._cache.capture_next()
 
     def compile_later(self) -> None:
-        """Run the function once for each missing bucket. See CompilesLater."""
+        """Run the function once for each missing bucket, without capturing it."""
         if self._cache is not None:
             self._cache.warm_up()
 
@@ -138,26 +130,3 @@ class CapturedFunction:
             build, lambda size: f"captured function of {size[0]} items {list(first)}", lambda size: (-size[0] * each,)
         )
         self._buckets[shapes].plan((size,) for size in self._sizes if self._is_worth((size, *first)))
-
-
-class CapturesFunction:
-    """Base of a stateless module with one captured function, `_replayed`: what the engine asks about its graphs."""
-
-    _replayed: CapturedFunction
-
-    def idle(self) -> bool:
-        """Capture the next missing bucket. Returns True if more are missing."""
-        return self._replayed.capture_next()
-
-    def compile_later(self) -> None:
-        """See CompilesLater."""
-        self._replayed.compile_later()
-
-    @property
-    def graph_counts(self) -> GraphCounts | None:
-        """See CompilesLater."""
-        return self._replayed.graph_counts
-
-    def counters(self) -> dict[str, float]:
-        """Return the counters of the CUDA graphs."""
-        return self._replayed.counters()

@@ -21,7 +21,9 @@ from mstar_core.engine.cache.slots import Slots
 from mstar_core.engine.cuda_graphs.compilation import compile_in_parallel
 from mstar_core.engine.kv.model_runner import ModelRunner
 from mstar_core.engine.kv.settings import KVSettings
+from mstar_core.engine.module import node_module
 from mstar_core.engine.ports import position_dtype
+from mstar_core.engine.runner import NodeRunner
 from mstar_core.engine.scheduling.device_share import DeviceShare, device_share
 from mstar_core.engine.scheduling.inputs import InputProcessor
 from mstar_core.engine.scheduling.scheduler import Scheduler
@@ -31,10 +33,11 @@ from mstar_core.engine.transfers import HostCopy
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.engine.base import Job, JobKey, MemoryUse, Pressure, Running, SamplingParams, StepResult
+    from mstar_core.engine.base import Job, JobKey, MemoryUse, Pressure, SamplingParams, StepResult
     from mstar_core.engine.cuda_graphs.cache import GraphCache, GraphCounts
     from mstar_core.engine.cuda_graphs.compilation import Compiling
     from mstar_core.engine.kv.follower import NodeFollower
+    from mstar_core.engine.runner import Running
     from mstar_core.graph.declare.nodes import NodeSpec
     from mstar_core.layers.kv_view import KVModule
     from mstar_core.parallel.collectives import TorchCollectives
@@ -44,12 +47,10 @@ Faults = Callable[[Sequence[Handle]], None]
 """Called with the requests of a forward before it runs; a test makes it raise."""
 
 
-class KVCacheEngine:
-    """Runs one KV node on one device. Owned by the worker; every call comes from its one thread.
+class KVCacheEngine(NodeRunner):
+    """Runs one KV node on one device. A step is done when its copies of `host_outputs` are, see NodeModule."""
 
-    A module may name `host_outputs`: loop outputs that the engine copies to the host. `streamed_outputs` are copied
-    only for iterations that the loop emits, not at its end. A step is done when its copies are.
-    """
+    has_cache = True
 
     def __init__(
         self,
@@ -74,8 +75,8 @@ class KVCacheEngine:
         settings.check(spec)
         self.name = spec.name
         self._to_host = to_host
-        self._host_outputs = frozenset[str](getattr(module, "host_outputs", ()))
-        self._streamed_outputs = frozenset[str](getattr(module, "streamed_outputs", ()))
+        self._host_outputs = frozenset(node_module(module).host_outputs)
+        self._streamed_outputs = frozenset(node_module(module).streamed_outputs)
         self._memory = _memory(spec, settings)
         self._runner = ModelRunner(
             spec,
@@ -104,7 +105,7 @@ class KVCacheEngine:
     # -- before the first request ------------------------------------------------------------------------------------
 
     def trace(self, compiling: Compiling) -> None:
-        """See TracesKernels: goes through the steps that `capture` captures."""
+        """See NodeRunner: goes through the steps that `capture` captures."""
         self._runner.trace(compiling)
 
     def capture(self) -> None:
@@ -136,7 +137,7 @@ class KVCacheEngine:
         self._scheduler.submit(job)
 
     def feed(self, key: JobKey, ids: Sequence[int], ended: bool) -> None:
-        """See TakesFeed."""
+        """See NodeRunner."""
         self._scheduler.feed(key, ids, ended)
 
     def fork(self, handle: Handle, source: str, into: str) -> None:
@@ -144,11 +145,11 @@ class KVCacheEngine:
         self._scheduler.fork(handle, source, into)
 
     def holds(self, handle: Handle, branch: str) -> bool:
-        """See MovesCaches."""
+        """See NodeRunner."""
         return self._scheduler.holds(handle, branch)
 
     def end_loops(self, handle: Handle) -> None:
-        """See EndsLoops."""
+        """See NodeRunner."""
         self._scheduler.end_loops(handle)
 
     def close(self, handle: Handle) -> None:
@@ -183,12 +184,12 @@ class KVCacheEngine:
         return self._scheduler.commit(running)
 
     def idle(self) -> bool:
-        """See WorksWhenIdle: captures the next queued bucket."""
+        """See NodeRunner: captures the next queued bucket."""
         assert not self._scheduler.in_flight, "a busy engine does not capture"
         return self._runner.idle()
 
     def compile_later(self) -> None:
-        """See CompilesLater."""
+        """See NodeRunner."""
         self._runner.compile_later()
 
     @property
@@ -197,7 +198,7 @@ class KVCacheEngine:
         return self._runner.graph_counts
 
     def counters(self) -> dict[str, float]:
-        """See ReportsCounters and GraphCounts; empty where nothing is captured."""
+        """See NodeRunner and GraphCounts; empty where nothing is captured."""
         return self.graph_counts.as_counters() if self.graph_counts is not None else {}
 
     def memory(self) -> MemoryUse:
@@ -205,7 +206,7 @@ class KVCacheEngine:
         return self._memory.use()
 
     def pages_and_waits(self) -> dict[Handle, tuple[int, str]]:
-        """See ReportsPages."""
+        """See NodeRunner."""
         return self._scheduler.pages_and_waits()
 
 

@@ -156,7 +156,7 @@ class ModelRunner:
     # -- captures ----------------------------------------------------------------------------------------------------
 
     def trace(self, compiling: Compiling) -> None:
-        """Go through the steps that `capture` captures. See TracesKernels."""
+        """Go through the steps that `capture` captures. See NodeRunner."""
         if self.graphs is not None:
             self.graphs.trace(self._settings.graphs, compiling)
 
@@ -170,7 +170,7 @@ class ModelRunner:
         return self.graphs is not None and self.graphs.idle()
 
     def compile_later(self) -> None:
-        """Run each queued step once, uncaptured. See CompilesLater."""
+        """Run each queued step once, uncaptured. See NodeRunner."""
         if self.graphs is not None:
             self.graphs.warm_up()
 

@@ -107,7 +107,7 @@ class Requests:
                 yield request, pages
 
     def pages_and_waits(self) -> dict[Handle, tuple[int, str]]:
-        """See ReportsPages."""
+        """See NodeRunner."""
         counts, waits = self.memory.tables.count.tolist(), dict[int, str]()
         for branch in self.starving.values():
             if branch.job is not None and branch.job.loop is not None:

@@ -120,7 +120,7 @@ class Scheduler:
         requests.has_changed = True  # it may be older than those that wait
 
     def feed(self, key: JobKey, ids: Sequence[int], ended: bool) -> None:
-        """See TakesFeed."""
+        """See NodeRunner."""
         requests, feeds, number = self._requests, self._memory.feeds, int(key)
         if feeds is None:
             return
@@ -148,13 +148,13 @@ class Scheduler:
             self._requests.has_changed = True
 
     def holds(self, handle: Handle, branch: str) -> bool:
-        """See MovesCaches."""
+        """See NodeRunner."""
         request = self._requests.requests.get(handle)
         cache = None if request is None else request.branches.get(branch)
         return cache is not None and (cache.has_work or cache.logged > 0)
 
     def end_loops(self, handle: Handle) -> None:
-        """See EndsLoops."""
+        """See NodeRunner."""
         request = self._requests.requests.get(handle)
         if request is None or request.is_failed:
             return
@@ -196,7 +196,7 @@ class Scheduler:
         return Pressure(ready=ready, waiting=waiting, oldest_s=oldest)
 
     def pages_and_waits(self) -> dict[Handle, tuple[int, str]]:
-        """See ReportsPages."""
+        """See NodeRunner."""
         return self._requests.pages_and_waits()
 
     @property

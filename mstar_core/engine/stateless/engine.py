@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
-from mstar_core.engine.base import Done, Emission, Failed, Handle, MemoryUse, Pressure, StepResult
+from mstar_core.engine.base import Done, Emission, Failed, Handle, Pressure, StepResult
 from mstar_core.engine.failures import node_error
 from mstar_core.engine.jobs import CandidateInputs, accepts, carried_values, declares, stops
+from mstar_core.engine.module import node_module
+from mstar_core.engine.runner import NodeRunner
 from mstar_core.engine.sampling.rng import to_int64
 from mstar_core.engine.stateless.inputs import BatchPorts, Number, is_on_gpu
 from mstar_core.engine.transfers import HostRing
@@ -29,9 +31,10 @@ from mstar_core.graph.declare.nodes import STEP, keyword
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from mstar_core.engine.base import Job, Running, SamplingParams
+    from mstar_core.engine.base import Job, SamplingParams
     from mstar_core.engine.cuda_graphs.cache import GraphCounts
     from mstar_core.engine.kv.model_runner import Faults
+    from mstar_core.engine.runner import Running
     from mstar_core.graph.declare.nodes import NodeSpec
 
 FULL_BATCH: Final = 32
@@ -127,8 +130,8 @@ def stays(result: StepResult, ports: Set[str]) -> bool:
     return all(done.outputs and done.outputs.keys() <= ports for done in result.done)
 
 
-class StatelessEngine:
-    """Runs one stateless node on one device. Owned by the worker; every call comes from its one thread.
+class StatelessEngine(NodeRunner):
+    """Runs one stateless node on one device.
 
     The module's forward gets each port stacked on a leading batch dimension: [B, ...] (numbers: [B]), or a list of B
     tensors for a port outside `spec.batch_key`, or in `spec.ragged`, whose shapes differ. It returns [B, ...] or a list
@@ -138,16 +141,6 @@ class StatelessEngine:
     A job of several candidates brings values for each on its inputs' first axis, or one for all. A node with
     `per="request"` gets them as one batch item, any other as that many. If no input has a value for each, the job is
     one batch item and its outputs belong to all candidates.
-
-    Optional attributes of the module:
-    - host_ports: inputs that stay on the host, as numpy arrays [B, ...] (a list of B where shapes differ); numbers as
-      int64 (booleans too) or float64. `seeds` and `counters` may be among them.
-    - listed_ports: inputs given as a list of B tensors, because they are too large to stack.
-    - host_outputs: outputs that are copied to the host, one copy per step, into buffers that are reused three steps
-      later. On CUDA the module may compute such an output in a buffer that its next step overwrites.
-    - device_outputs: outputs that other nodes of this device read, in memory of their own. A step that gives nothing
-      else is done when the one before it is; its readers are launched behind it.
-    - idle() -> bool, counters(), compile_later(), graph_counts: see WorksWhenIdle, ReportsCounters, CompilesLater.
     """
 
     def __init__(
@@ -165,6 +158,7 @@ class StatelessEngine:
         self.name = spec.name
         self._spec = spec
         self._module = module
+        self._offers = offers = node_module(module)
         self._device = device
         self._dtype = dtype
         self._max_batch = max_batch
@@ -172,13 +166,13 @@ class StatelessEngine:
         self._clock = clock
         self._faults = faults
         self._candidates = CandidateInputs(spec)
-        self._ports = BatchPorts(spec, module, device, dtype)
+        self._ports = BatchPorts(spec, offers, device, dtype)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._takes_step = accepts(module, keyword(STEP))
         self._takes_seeds = declares(module, "seeds")
         self._takes_counters = declares(module, "counters")
-        self._host_outputs: frozenset[str] = frozenset(getattr(module, "host_outputs", ()))
-        self._device_outputs: frozenset[str] = frozenset(getattr(module, "device_outputs", ()))
+        self._host_outputs: frozenset[str] = frozenset(offers.host_outputs)
+        self._device_outputs: frozenset[str] = frozenset(offers.device_outputs)
         self._rings = {port: HostRing() for port in self._host_outputs} if self._stream is not None else {}
         self._requests: dict[Handle, _Request] = {}
         self._in_flight: list[StatelessStep] = []
@@ -211,9 +205,6 @@ class StatelessEngine:
         if self._stream is not None and any(is_on_gpu(value) for value in job.inputs.values()):
             entry.made = torch.cuda.current_stream(self._device).record_event()
         request.queue.append(entry)
-
-    def fork(self, handle: Handle, source: str, into: str) -> None:
-        """See NodeRunner: nothing is kept, so nothing is forked."""
 
     def close(self, handle: Handle) -> None:
         """See NodeRunner."""
@@ -270,35 +261,24 @@ class StatelessEngine:
         self._collected = now
         return result
 
-    def memory(self) -> MemoryUse:
-        """See NodeRunner: it has no cache."""
-        return MemoryUse()
-
     def idle(self) -> bool:
-        """See WorksWhenIdle: does one piece of the module's background work."""
-        work = getattr(self._module, "idle", None)
-        if not callable(work):
-            return False
+        """See NodeRunner: does one piece of the module's background work."""
         with torch.inference_mode(), self._on_stream():
-            return bool(work())
+            return self._offers.idle()
 
     def compile_later(self) -> None:
-        """See CompilesLater: forwarded to the module."""
-        work = getattr(self._module, "compile_later", None)
-        if callable(work):
-            with torch.inference_mode(), self._on_stream():
-                work()
+        """See NodeRunner: forwarded to the module."""
+        with torch.inference_mode(), self._on_stream():
+            self._offers.compile_later()
 
     @property
     def graph_counts(self) -> GraphCounts | None:
         """Counts of the module's graphs, if it has any."""
-        found: GraphCounts | None = getattr(self._module, "graph_counts", None)
-        return found
+        return self._offers.graph_counts
 
     def counters(self) -> dict[str, float]:
-        """See ReportsCounters: counters of the module."""
-        counts = getattr(self._module, "counters", None)
-        return dict(counts()) if callable(counts) else {}
+        """See NodeRunner: counters of the module."""
+        return self._offers.counters()
 
     # -- the engine's stream -----------------------------------------------------------------------------------------
 

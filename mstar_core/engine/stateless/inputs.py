@@ -12,8 +12,9 @@ from mstar_core.engine.transfers import upload
 from mstar_core.graph.declare.nodes import PortType, keyword
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
+    from mstar_core.engine.module import NodeModule
     from mstar_core.graph.declare.nodes import NodeSpec
 
 SMALL: Final = 65536
@@ -28,15 +29,15 @@ class BatchPorts:
     Cost model: one key per job; one array per batch and port. Numbers of host ports never become tensors.
     """
 
-    def __init__(self, spec: NodeSpec, module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, spec: NodeSpec, module: NodeModule, device: torch.device, dtype: torch.dtype) -> None:
         self._spec = spec
         self._device = device
         self._dtype = dtype
         self._is_free = {
             name: PortType.parse(text).dtype in ("any", "bf16", "f16") for name, text in spec.ports.items()
         }
-        self._host_words: frozenset[str] = frozenset(getattr(module, "host_ports", ()))
-        self._listed: frozenset[str] = frozenset(getattr(module, "listed_ports", ()))
+        self._host_words: frozenset[str] = frozenset(module.host_ports)
+        self._listed: frozenset[str] = frozenset(module.listed_ports)
         self._words: dict[str, tuple[str, bool]] = {}
 
     def word(self, name: str) -> str:

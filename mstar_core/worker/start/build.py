@@ -18,7 +18,6 @@ import torch
 
 from mstar_core.config.deployment import DeploymentSpec, RankPlan
 from mstar_core.engine.attention.flashinfer import HEAD_DIMS
-from mstar_core.engine.base import NodeRunner
 from mstar_core.engine.cache.sizing import (
     PoolPlan,
     PoolRequest,
@@ -26,15 +25,17 @@ from mstar_core.engine.cache.sizing import (
     node_shares,
     plan_pool,
     rank_budget,
-    working_bytes,
 )
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes, GraphCache, sizes_for
 from mstar_core.engine.cuda_graphs.compilation import prepare_compiler
 from mstar_core.engine.cuda_graphs.kernel_log import KernelLog
-from mstar_core.engine.cuda_graphs.warmup import HasWarmup, WarmupRequest, run_warmup
 from mstar_core.engine.device import check_device, prepare_device, resolve_device
-from mstar_core.engine.kv.engine import KVCacheEngine, KVSettings
+from mstar_core.engine.kv.engine import KVCacheEngine
+from mstar_core.engine.kv.settings import KVSettings
+from mstar_core.engine.module import node_module
+from mstar_core.engine.runner import NodeRunner
 from mstar_core.engine.stateless.engine import StatelessEngine
+from mstar_core.engine.warmup import run_warmup
 from mstar_core.errors import ConfigError, PluginError, did_you_mean
 from mstar_core.graph import KV_CACHE, NodeSpec
 from mstar_core.graph.declare.nodes import KVSpec
@@ -152,7 +153,7 @@ def build_nodes(
         loaded += load_nodes(model, own, [local_node(node, own.shard.size) for node in nodes if node.name in shared])
     _prepare(spec, loaded, device, dtype)
     life.phase("kv")
-    working = working_bytes([module for _, module, _ in loaded], spec.token_budget)
+    working = sum(node_module(module).working_bytes(spec.token_budget) for _, module, _ in loaded)  # steps overlap
     plans = pool_plans(spec, rank, [node for node, _, _ in loaded], device, dtype, working)
     if group is not None:
         plans = {name: _agreed(plan, group) if name in shared else plan for name, plan in plans.items()}
@@ -228,8 +229,7 @@ def _warm_up(
     with kernels.compiling_ahead():
         compile_rank(alone, traced_walks, partial(_report_compiled, life, kernels))
     for node in nodes:
-        if isinstance(node.runner, KVCacheEngine):
-            node.runner.capture()
+        node.runner.capture()
     for node in nodes:
         life.phase("warm", detail=node.spec.name)
         if node.spec.name not in shared:
@@ -247,11 +247,10 @@ def _report_compiled(life: ChildLife, kernels: KernelLog, done: int, total: int)
 
 def warm_up_nodes(nodes: Sequence[tuple[NodeRunner, nn.Module]], life: ChildLife) -> None:
     """Run the modules' own warm-up requests (`requests`) and capture the CUDA graphs that they need."""
-    asked: list[tuple[NodeRunner, Sequence[WarmupRequest]]] = [
-        (runner, module.warmup_requests()) for runner, module in nodes if isinstance(module, HasWarmup)
-    ]
-    for runner, requests in asked:
-        run_warmup(runner, requests, partial(_report_capture, life, runner.name))
+    for runner, module in nodes:
+        requests = node_module(module).warmup_requests()
+        if requests:
+            run_warmup(runner, requests, partial(_report_capture, life, runner.name))
 
 
 def _report_capture(life: ChildLife, name: str, what: str) -> None:

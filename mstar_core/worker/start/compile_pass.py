@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -17,15 +17,16 @@ from typing import TYPE_CHECKING
 import torch
 
 from mstar_core.engine.cuda_graphs.compilation import compile_in_parallel, zero_filled
-from mstar_core.engine.cuda_graphs.warmup import HasWarmup, TracesKernels, trace_captures, trace_requests, uncounted
-from mstar_core.engine.kv.engine import KVCacheEngine
+from mstar_core.engine.module import node_module
+from mstar_core.engine.warmup import trace_captures, trace_requests, uncounted
+from mstar_core.layers.linear import PreparedLayer
 from mstar_core.worker.start.warmup import samples_only_ids, warm_prefill
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from mstar_core.engine.base import NodeRunner
     from mstar_core.engine.cuda_graphs.compilation import Compiling
+    from mstar_core.engine.runner import NodeRunner
     from mstar_core.graph import NodeSpec
 
 log = logging.getLogger(__name__)
@@ -71,30 +72,23 @@ def _trace(nodes: Sequence[TracedNode], walks: Callable[[], None], compiling: Co
                 _guarded(node.spec.name, partial(trace_captures, [node.runner], compiling))
     finally:
         for node in nodes:
-            if isinstance(node.runner, KVCacheEngine):
-                node.runner.forget_prefixes()
+            node.runner.forget_prefixes()
 
 
 def _trace_steps(node: TracedNode, compiling: Compiling) -> None:
-    if isinstance(node.runner, TracesKernels):
-        node.runner.trace(compiling)
-    if isinstance(node.module, TracesKernels):
-        with torch.inference_mode():
-            node.module.trace(compiling)
+    module = node_module(node.module)
+    node.runner.trace(compiling)
     with torch.inference_mode():
-        for part in _parts(node.module):
-            part.trace(compiling)
-    if isinstance(node.module, HasWarmup):
-        trace_requests([(node.runner, node.module.warmup_requests())], compiling)
+        module.trace(compiling)
+        for layer in _layers(node.module):
+            layer.trace()
+    trace_requests([(node.runner, module.warmup_requests())], compiling)
 
 
-def _parts(module: nn.Module) -> list[TracesKernels]:
+def _layers(module: nn.Module) -> Collection[PreparedLayer]:
     """Return the layers that trace their kernels themselves, one of each kind and size."""
-    found: dict[object, TracesKernels] = {}
-    for part in module.modules():
-        if part is not module and isinstance(part, TracesKernels):
-            found.setdefault((type(part), getattr(part, "spec", id(part))), part)
-    return list(found.values())
+    layers = [layer for layer in module.modules() if isinstance(layer, PreparedLayer)]
+    return {(type(layer), layer.traced_as): layer for layer in reversed(layers)}.values()
 
 
 def _guarded(name: str, work: Callable[[], None]) -> None:

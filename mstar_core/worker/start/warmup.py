@@ -16,9 +16,10 @@ import numpy as np
 import torch
 from msgspec import structs
 
-from mstar_core.engine.base import Handle, Job, JobKey, NodeRunner, SamplingParams
-from mstar_core.engine.cuda_graphs.warmup import HasWarmup
+from mstar_core.engine.base import Handle, Job, JobKey, SamplingParams
+from mstar_core.engine.module import node_module
 from mstar_core.engine.ports import id_port
+from mstar_core.engine.runner import NodeRunner
 from mstar_core.errors import MstarError
 from mstar_core.graph import KV_CACHE, GraphNode, NodeSpec, PortType, graph_nodes, loops, walk_inputs
 from mstar_core.messages.tensors import InlineTensor, TensorRef
@@ -63,12 +64,10 @@ DTYPES: Final = {
 
 
 def warm_module(module: nn.Module) -> None:
-    """Run a module's own `warm_up`, if it has one."""
-    prepare = getattr(module, "warm_up", None)
-    if callable(prepare):
-        with torch.inference_mode():
-            prepare()
-        torch.cuda.synchronize()
+    """Run a module's own `warm_up`."""
+    with torch.inference_mode():
+        node_module(module).warm_up()
+    torch.cuda.synchronize()
 
 
 def samples_only_ids(node: NodeSpec) -> bool:
@@ -78,9 +77,8 @@ def samples_only_ids(node: NodeSpec) -> bool:
 
 def needs_samples(node: NodeSpec, module: nn.Module) -> bool:
     """Whether a node has weights and nothing but the model's samples can warm it up."""
-    warms_itself = isinstance(module, HasWarmup) or callable(getattr(module, "warm_up", None))
     has_weights = next(module.parameters(), None) is not None
-    return has_weights and not warms_itself and not samples_only_ids(node)
+    return has_weights and not node_module(module).warms_itself and not samples_only_ids(node)
 
 
 def warm_prefill(runner: NodeRunner, node: NodeSpec) -> None:

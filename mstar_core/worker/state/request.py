@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mstar_core.engine.base import Handle, JobKey, NodeRunner, SamplingParams
+from mstar_core.engine.base import Handle, JobKey, SamplingParams
+from mstar_core.engine.runner import NodeRunner
 from mstar_core.graph.declare.nodes import PARAM_PREFIX, Sampling
 from mstar_core.graph.runtime.actions import Iteration, Key
 from mstar_core.messages.flow import CacheMoved, Value

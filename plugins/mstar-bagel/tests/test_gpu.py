@@ -16,7 +16,8 @@ from mstar_bagel.nodes.language import BagelLLM
 from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, SamplingParams
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes
 from mstar_core.engine.device import prepare_device
-from mstar_core.engine.kv.engine import KVCacheEngine, KVSettings
+from mstar_core.engine.kv.engine import KVCacheEngine
+from mstar_core.engine.kv.settings import KVSettings
 from mstar_core.graph.declare.nodes import STEP, Attend
 from mstar_core.layers.linear import fuse_projections
 

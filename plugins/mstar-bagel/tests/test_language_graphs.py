@@ -15,7 +15,8 @@ from mstar_bagel.nodes.language import BagelLLM
 from mstar_bagel.nodes.vision import ImageFeatures
 from mstar_core.engine.base import Handle, Job, JobKey, SamplingParams
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes, GraphCache
-from mstar_core.engine.kv.engine import KVCacheEngine, KVSettings
+from mstar_core.engine.kv.engine import KVCacheEngine
+from mstar_core.engine.kv.settings import KVSettings
 from mstar_core.graph.declare.nodes import STEP
 from mstar_core.layers.linear import fuse_projections
 

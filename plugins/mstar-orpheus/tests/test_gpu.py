@@ -13,7 +13,8 @@ from torch import Tensor
 from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, SamplingParams
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes
 from mstar_core.engine.device import prepare_device
-from mstar_core.engine.kv.engine import KVCacheEngine, KVSettings
+from mstar_core.engine.kv.engine import KVCacheEngine
+from mstar_core.engine.kv.settings import KVSettings
 from mstar_core.engine.stateless.engine import StatelessEngine
 from mstar_core.graph import from_param
 from mstar_core.plugin.model import ModelContext

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, SamplingParams
-from mstar_core.engine.kv.engine import KVCacheEngine, KVSettings
+from mstar_core.engine.kv.engine import KVCacheEngine
+from mstar_core.engine.kv.settings import KVSettings
 from mstar_core.engine.sampling.sampler import SamplingRows, probabilities
 from mstar_core.errors import WeightsError
 from mstar_core.layers import frequencies

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mstar_core.engine.cache.sizing import NeedsMemory
+from mstar_core.engine.module import NodeModule
 from mstar_core.errors import EngineError
 from mstar_core.layers.kv_view import AppendOnlyView
 from mstar_vjepa2.nodes import blocks
@@ -326,7 +326,7 @@ def test_the_largest_step_is_reserved_with_a_plans_frames(ac_nodes: dict[str, An
     """Four thousand candidates' last frames in float32, and memory of a pass in proportion to its tokens."""
     predictor = ac_nodes["ac_predictor"]
     frame = predictor.patches * predictor.predictor_embed.in_features * 4
-    assert isinstance(predictor, NeedsMemory) and isinstance(ac_nodes["mpc_scorer"], NeedsMemory)
+    assert isinstance(predictor, NodeModule)
     assert predictor.working_bytes(0) == 4096 * frame
     assert predictor.working_bytes(2000) - predictor.working_bytes(1000) == predictor.working_bytes(1000) - 4096 * frame
     assert predictor.working_bytes(1000) > 4096 * frame + 1000 * predictor.proj.out_features * 8

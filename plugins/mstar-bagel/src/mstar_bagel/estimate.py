@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from mstar_bagel.nodes.flow import FlowSteps
+from mstar_core.engine.module import NodeModule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,14 +17,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class EstimatingSteps(nn.Module):
+class EstimatingSteps(nn.Module, NodeModule):
     """The node `combine_cfg`, which also estimates clean latents after the last step of a run.
 
     The flow is straight where the model is certain: x - v * t is the clean image that the velocity v points to.
     """
 
-    host_ports: Final = FlowSteps.host_ports
-    device_outputs: Final = (*FlowSteps.device_outputs, "estimate")
+    host_ports = FlowSteps.host_ports
+    device_outputs = (*FlowSteps.device_outputs, "estimate")
 
     def __init__(self, channels: int, device: torch.device) -> None:
         super().__init__()

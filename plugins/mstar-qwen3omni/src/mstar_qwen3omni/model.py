@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Final
 
 from mstar_core.engine.cuda_graphs.cache import GraphCache
-from mstar_core.engine.cuda_graphs.functions import UsesGraphs
+from mstar_core.engine.module import CapturesFunction
 from mstar_core.errors import StartError, WeightsError
 from mstar_core.layers import Checkpoint
 from mstar_core.parallel.shards import WHOLE, Shard
@@ -66,7 +66,7 @@ class Qwen3Omni:
             module = new_module(node.name, self._config, ctx.shard)
         load(module, own, node.name, ctx.progress)
         module.eval().requires_grad_(False)
-        if ctx.device.type == "cuda" and isinstance(module, UsesGraphs):
+        if ctx.device.type == "cuda" and isinstance(module, CapturesFunction):
             module.capture(GraphCache(ctx.device, name=node.name))
         return module
 

@@ -15,6 +15,7 @@ from torch.nn.functional import interpolate, pad, scaled_dot_product_attention, 
 
 from mstar_bagel.nodes.flow import GridTable, TimeEmbedder
 from mstar_bagel.nodes.pixels import SignedPixels
+from mstar_core.engine.module import NodeModule
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -167,10 +168,10 @@ class VaeDecoder(nn.Module):
         return out
 
 
-class CleanLatents(nn.Module):
+class CleanLatents(nn.Module, NodeModule):
     """The node `vae_encoder`: an image to vectors of the LLM, at flow time 0. The latent is the posterior's mean."""
 
-    device_outputs: Final = ("features",)
+    device_outputs = ("features",)
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -199,7 +200,7 @@ class CleanLatents(nn.Module):
         half_precision(self.encoder, dtype)
 
     def working_bytes(self, tokens: int) -> int:
-        """See NeedsMemory: some tensors of the first level."""
+        """See NodeModule: some tensors of the first level."""
         return _level_bytes(self._sizes, self._sizes.vae.width, self.encoder.conv_in.weight)
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -209,10 +210,10 @@ class CleanLatents(nn.Module):
         return out
 
 
-class Pixels(nn.Module):
+class Pixels(nn.Module, NodeModule):
     """The node `vae_decoder`: latent tokens to an 8-bit image."""
 
-    host_outputs: Final = ("image",)
+    host_outputs = ("image",)
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -235,7 +236,7 @@ class Pixels(nn.Module):
         half_precision(self.decoder, dtype)
 
     def working_bytes(self, tokens: int) -> int:
-        """See NeedsMemory: some tensors of the last level, whose input has the width of the level before."""
+        """See NodeModule: some tensors of the last level, whose input has the width of the level before."""
         vae = self._sizes.vae
         return _level_bytes(
             self._sizes, vae.width * vae.multipliers[min(1, len(vae.multipliers) - 1)], self.decoder.conv_in.weight

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.functional import silu
 
 from mstar_bagel.params import CHANNEL, GLOBAL, RENORM_TYPES, TEXT_CHANNEL
+from mstar_core.engine.module import NodeModule
 from mstar_core.engine.transfers import upload
 
 if TYPE_CHECKING:
@@ -93,14 +94,14 @@ def _factor(v: Tensor, mixed: Tensor, least: float, *, per_token: bool) -> Tenso
     return factor.clamp(least, 1.0)
 
 
-class FlowSteps(nn.Module):
+class FlowSteps(nn.Module, NodeModule):
     """The node `combine_cfg`: first noise of an image, then guidance and one Euler step. It has no weights.
 
     Images are computed one by one, so results do not depend on the batch, and norms never mix requests.
     """
 
-    host_ports: Final = ("guidance", "times", "step", "grid", "seeds")
-    device_outputs: Final = ("latents", "progress")  # progress is computed on the host, so it is ready at once
+    host_ports = ("guidance", "times", "step", "grid", "seeds")
+    device_outputs = ("latents", "progress")  # progress is computed on the host, so it is ready at once
 
     def __init__(self, channels: int, device: torch.device) -> None:
         super().__init__()

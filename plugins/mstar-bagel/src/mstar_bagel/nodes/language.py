@@ -20,10 +20,12 @@ from torch.nn.functional import linear
 
 from mstar_bagel.graph import MARKERS, PASS_TOKENS
 from mstar_bagel.nodes.flow import GridTable, TimeEmbedder
+from mstar_core.engine.module import NodeModule
 from mstar_core.layers import GatedMLP, Head, RMSNorm, Rotary, RotarySpec, TokenEmbedding, rotate
 from mstar_core.layers.kv_view import PackedView
 from mstar_core.layers.linear import (
     LinearWeight,
+    PreparedLayer,
     elementwise_kernels,
     join_with_biases,
     project_partial,
@@ -147,7 +149,7 @@ class AttentionExpert:
         return self.output(mixed) if weight is None else project_partial(mixed, weight)
 
 
-class MixedAttention(nn.Module):
+class MixedAttention(PreparedLayer):
     """Self-attention with the projections of two experts. shard: the heads of both are divided among ranks."""
 
     def __init__(self, sizes: Language, layer: int, shard: Shard = WHOLE) -> None:
@@ -181,7 +183,7 @@ class MixedAttention(nn.Module):
         return found
 
     def fuse_projections(self) -> bool:
-        """Join the query, key and value projections of each expert. See `FusibleLayer.fuse_projections`."""
+        """Join the query, key and value projections of each expert. See PreparedLayer."""
         if self._joined is None:
             und, gen = self.und, self.gen
             self._joined = (
@@ -336,7 +338,7 @@ class LanguageModel(nn.Module):
         self.lm_head = Head(sizes.width, sizes.vocab, shard=shard)
 
 
-class BagelLLM(nn.Module):
+class BagelLLM(nn.Module, NodeModule):
     """Text to logits, image vectors to cache, noisy latents to a velocity: one forward, chosen by the ports."""
 
     marker_ids: Tensor
@@ -386,7 +388,7 @@ class BagelLLM(nn.Module):
         return self._velocity(latents, times, positions, kv)
 
     def working_bytes(self, tokens: int) -> int:
-        """See NeedsMemory: gate, up and inner values of the MLP, and a dozen tensors of hidden states."""
+        """See NodeModule: gate, up and inner values of the MLP, and a dozen tensors of hidden states."""
         each = 3 * self._sizes.mlp + 12 * self._sizes.width
         return max(tokens, PASS_TOKENS) * each * self.vae2llm.weight.element_size()
 

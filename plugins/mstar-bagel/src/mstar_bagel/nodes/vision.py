@@ -15,7 +15,8 @@ from torch.nn.functional import gelu, linear, scaled_dot_product_attention
 
 from mstar_bagel.nodes.flow import GridTable
 from mstar_bagel.nodes.pixels import SignedPixels
-from mstar_core.engine.cuda_graphs.functions import CapturedFunction, CapturesFunction
+from mstar_core.engine.cuda_graphs.functions import CapturedFunction
+from mstar_core.engine.module import CapturesFunction
 from mstar_core.layers.linear import join_with_biases
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ class ImageFeatures(nn.Module, CapturesFunction):
     On CUDA an image that is alone in its batch is encoded in a graph if it is small and its size is a frequent one.
     """
 
-    device_outputs: Final = ("features",)
+    device_outputs = ("features",)
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -180,7 +181,7 @@ class ImageFeatures(nn.Module, CapturesFunction):
         self._replayed = CapturedFunction(self._alone, (1,))
 
     def capture(self, captures: GraphCache) -> None:
-        """See UsesGraphs."""
+        """See CapturesFunction."""
         for block in self.vit_model.vision_model.blocks:
             block.self_attn.join()
         self._replayed = CapturedFunction(self._alone, (1,), captures, self._is_small)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from mstar_core.engine.module import NodeModule
 from mstar_orpheus.config import EARLY_FRAMES, IDS_PER_FRAME, WINDOW_FRAMES
 from mstar_orpheus.vocoder.cuda_graphs import NOISE_PARAMS, CapturedWindows, first_buckets, later_buckets
 from mstar_orpheus.vocoder.frames import codes_from_ids, levels_from_codes, misplaced
@@ -38,14 +39,14 @@ REPORT_EVERY: Final = 1024
 Given = np.ndarray | torch.Tensor
 
 
-class Vocoder(nn.Module):
+class Vocoder(nn.Module, NodeModule):
     """SNAC behind the streaming edge. audio_offset: the id that stands for code 0 of slot 0.
 
     Inputs stay on the host, which selects the frames to send. They go to the device in one copy.
     """
 
-    host_ports: Final = ("window", "step", "first", "last", "flush", "noise", "seed")
-    host_outputs: Final = ("pcm",)
+    host_ports = ("window", "step", "first", "last", "flush", "noise", "seed")
+    host_outputs = ("pcm",)
 
     def __init__(self, snac: Snac, audio_offset: int) -> None:
         super().__init__()
@@ -92,7 +93,7 @@ class Vocoder(nn.Module):
         return {"pcm": self._by_span(ids, noise_params, spans)}
 
     def trace(self, compiling: Compiling) -> None:
-        """See TracesKernels: decodes windows of the sizes that are captured, the first and the last of them first."""
+        """See NodeModule: decodes windows of the sizes that are captured, the first and the last of them first."""
         device = self._device()
         if device.type != "cuda":
             return

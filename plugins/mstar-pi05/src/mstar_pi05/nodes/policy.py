@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
+from mstar_core.engine.module import NodeModule
 from mstar_core.layers import Rotary, RotarySpec
 from mstar_core.parallel.shards import WHOLE, Shard
 from mstar_pi05.checkpoint.config import ACTION_WIDTH
@@ -25,18 +26,18 @@ from mstar_pi05.nodes.warm_up import of_policy
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.engine.cuda_graphs.warmup import WarmupRequest
+    from mstar_core.engine.module import WarmupRequest
     from mstar_core.layers.kv_view import KVView
     from mstar_pi05.checkpoint.config import Sizes
 
 
-class Policy(nn.Module):
+class Policy(nn.Module, NodeModule):
     """Both transformers over one cache. action_dim: values per action of the robot.
 
     expected_steps: numbers of flow steps that are warmed up.
     """
 
-    host_outputs: Final = ("robot_actions",)
+    host_outputs = ("robot_actions",)
 
     def __init__(self, sizes: Sizes, action_dim: int = ACTION_WIDTH, shard: Shard = WHOLE) -> None:
         super().__init__()
@@ -123,7 +124,7 @@ class Policy(nn.Module):
         return hidden
 
     def warmup_requests(self) -> Sequence[WarmupRequest]:
-        """See HasWarmup. Returns flows of the expected numbers of steps."""
+        """See NodeModule. Returns flows of the expected numbers of steps."""
         return of_policy(self._sizes, self.expected_steps)
 
     def tabulate(self, times: Tensor, rows: Tensor) -> None:

@@ -17,7 +17,8 @@ import torch
 from torch import nn
 from torch.nn.functional import gelu, linear, scaled_dot_product_attention
 
-from mstar_core.engine.cuda_graphs.functions import CapturedFunction, CapturesFunction
+from mstar_core.engine.cuda_graphs.functions import CapturedFunction
+from mstar_core.engine.module import CapturesFunction
 from mstar_core.layers.linear import join_with_biases
 from mstar_pi05.nodes.warm_up import of_cameras
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mstar_core.engine.cuda_graphs.cache import GraphCache
-    from mstar_core.engine.cuda_graphs.warmup import WarmupRequest
+    from mstar_core.engine.module import WarmupRequest
     from mstar_pi05.checkpoint.config import Sizes, Vision
 
 
@@ -151,8 +152,8 @@ class Cameras(nn.Module, CapturesFunction):
     rounds: whether float32 GEMMs may use TF32 on a GPU.
     """
 
-    host_ports: Final = ("tokens",)
-    device_outputs: Final = ("features",)
+    host_ports = ("tokens",)
+    device_outputs = ("features",)
 
     def __init__(self, sizes: Sizes, *, rounds: bool = False) -> None:
         super().__init__()
@@ -170,7 +171,7 @@ class Cameras(nn.Module, CapturesFunction):
         self._replayed = CapturedFunction(self.vectors, CAPTURED, captures)
 
     def warmup_requests(self) -> Sequence[WarmupRequest]:
-        """See HasWarmup."""
+        """See NodeModule."""
         return of_cameras(self._sizes)
 
     def forward(self, *, images: Tensor, tokens: Tensor | Sequence[Tensor]) -> dict[str, list[Tensor]]:

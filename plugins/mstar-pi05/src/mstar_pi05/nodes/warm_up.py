@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from mstar_core.engine.base import LoopSpec
-from mstar_core.engine.cuda_graphs.warmup import WarmupRequest, WarmupStep
+from mstar_core.engine.module import WarmupRequest, WarmupStep
 from mstar_core.graph.declare.nodes import Attend, from_param
 from mstar_pi05.checkpoint.config import ACTION_WIDTH, IMAGE, Sizes
 

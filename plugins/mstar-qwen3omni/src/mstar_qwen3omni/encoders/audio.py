@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.nn.functional import gelu, linear, pad, scaled_dot_product_attention
 
-from mstar_core.engine.cuda_graphs.functions import CapturedFunction, CapturesFunction
-from mstar_core.engine.cuda_graphs.warmup import WarmupRequest, WarmupStep
+from mstar_core.engine.cuda_graphs.functions import CapturedFunction
+from mstar_core.engine.module import CapturesFunction, WarmupRequest, WarmupStep
 from mstar_core.engine.transfers import upload
 from mstar_core.layers.linear import join_with_biases
 from mstar_qwen3omni.encoders.blocks import add_norm
@@ -116,8 +116,8 @@ class AudioEncoder(nn.Module, CapturesFunction):
     convolutions end with the clip, while the last chunk of a longer clip is filled up with zeros.
     """
 
-    listed_ports: Final = ("audio",)
-    device_outputs: Final = ("embeds",)
+    listed_ports = ("audio",)
+    device_outputs = ("embeds",)
 
     positions: Tensor
 
@@ -252,7 +252,7 @@ class AudioEncoder(nn.Module, CapturesFunction):
         return shape[0] * token_count(shape[1], self.sizes.chunk) <= MOST_TOKENS
 
     def warmup_requests(self) -> Sequence[WarmupRequest]:
-        """See HasWarmup: one clip for each number of chunks per window."""
+        """See NodeModule: one clip for each number of chunks per window."""
         clips = [torch.zeros(1, int(seconds * 16_000)) for seconds in WARM_SECONDS]
         steps = tuple(WarmupStep(inputs={"audio": clip}, outputs=("embeds",)) for clip in clips)
         return [WarmupRequest(title="clips of sound", tokens=1024, steps=steps, is_value_free=True)]

@@ -17,8 +17,8 @@ import torch
 from torch import nn
 from torch.nn.functional import gelu, linear, scaled_dot_product_attention
 
-from mstar_core.engine.cuda_graphs.functions import CapturedFunction, CapturesFunction
-from mstar_core.engine.cuda_graphs.warmup import WarmupRequest, WarmupStep
+from mstar_core.engine.cuda_graphs.functions import CapturedFunction
+from mstar_core.engine.module import CapturesFunction, WarmupRequest, WarmupStep
 from mstar_core.engine.transfers import upload
 from mstar_core.errors import EngineError
 from mstar_core.layers import rotate
@@ -167,9 +167,9 @@ class VisionEncoder(nn.Module, CapturesFunction):
     Cost model: frames with the same number of patches are one batch, whatever their sides. On CUDA requests share it.
     """
 
-    host_ports: Final = ("grid", "tokens")
-    listed_ports: Final = ("pixels", "sound")
-    device_outputs: Final = ("embeds", "deepstack")
+    host_ports = ("grid", "tokens")
+    listed_ports = ("pixels", "sound")
+    device_outputs = ("embeds", "deepstack")
 
     def __init__(self, config: OmniConfig) -> None:
         super().__init__()
@@ -301,7 +301,7 @@ class VisionEncoder(nn.Module, CapturesFunction):
         )
 
     def warmup_requests(self) -> Sequence[WarmupRequest]:
-        """See HasWarmup: images of usual sizes."""
+        """See NodeModule: images of usual sizes."""
         steps = []
         for height, width in WARM_GRIDS:
             pads = torch.full((height * width // self.sizes.merge**2,), self.ids.image_pad)

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.functional import embedding, scaled_dot_product_attention
 
 from mstar_core.layers import DecoderBlock, Head, RMSNorm, Rotary, RotarySpec, TokenEmbedding
-from mstar_core.layers.linear import project_partial, uses_fused_kernels, weight_of
+from mstar_core.layers.linear import PreparedLayer, project_partial, uses_fused_kernels, weight_of
 from mstar_core.layers.sampling import draw
 from mstar_qwen3omni.thinker.thinker import attention_spec
 
@@ -48,7 +48,7 @@ class FrameCache:
         return mixed.transpose(1, 2).flatten(0, 1)
 
 
-class PredictorDecoder(nn.Module):
+class PredictorDecoder(PreparedLayer):
     """Layers of the predictor, and one embedding per group from 1 on."""
 
     rotation: Tensor

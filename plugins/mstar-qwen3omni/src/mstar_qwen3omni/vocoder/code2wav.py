@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.nn.functional import pad
 
-from mstar_core.engine.cuda_graphs.functions import MOST_SHAPES, CapturedFunction, CapturesFunction
-from mstar_core.engine.cuda_graphs.warmup import WarmupRequest, WarmupStep
+from mstar_core.engine.cuda_graphs.functions import MOST_SHAPES, CapturedFunction
+from mstar_core.engine.module import CapturesFunction, WarmupRequest, WarmupStep
 from mstar_core.errors import EngineError
 from mstar_core.graph.declare.nodes import STEP, from_param
 from mstar_qwen3omni.vocoder.decoder import decoded, decoding, upsampled, upsampling
@@ -54,8 +54,8 @@ class Code2Wav(nn.Module, CapturesFunction):
     bench/NOTES.md); float32 weights run in float32.
     """
 
-    host_ports: Final = ("step", "codec_first_frames", "codec_chunk_frames", "codec_left_context_frames")
-    host_outputs: Final = ("pcm",)
+    host_ports = ("step", "codec_first_frames", "codec_chunk_frames", "codec_left_context_frames")
+    host_outputs = ("pcm",)
 
     offsets: Tensor
 
@@ -200,7 +200,7 @@ class Code2Wav(nn.Module, CapturesFunction):
         )
 
     def warmup_requests(self) -> Sequence[WarmupRequest]:
-        """See HasWarmup: the windows of a stream with default parameters."""
+        """See NodeModule: the windows of a stream with default parameters."""
         numbers = {
             "codec_first_frames": USUAL.first,
             "codec_chunk_frames": USUAL.chunk,

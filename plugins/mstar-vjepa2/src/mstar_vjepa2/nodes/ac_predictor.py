@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, Union
 import torch
 from torch import nn
 
+from mstar_core.engine.module import NodeModule
 from mstar_core.errors import EngineError
 from mstar_core.layers.kv_view import AppendOnlyView
 from mstar_vjepa2.nodes.blocks import Block, MixCached, attend_all, stack, sum_norm
@@ -43,10 +44,10 @@ Rows = Union["Tensor", list["Tensor"]]
 """A port's value: shared by all sequences, one per sequence on a first axis, or a list of one per sequence."""
 
 
-class ActionPredictor(nn.Module):
+class ActionPredictor(nn.Module, NodeModule):
     """Predictor of the next frame of each sequence from its current frame, action and state, and its cached frames."""
 
-    streamed_outputs: Final = ("next_frame", "next_state")  # the loop's last outputs may feed the scorer
+    streamed_outputs = ("next_frame", "next_state")  # the loop's last outputs may feed the scorer
 
     row: Tensor
     column: Tensor
@@ -125,7 +126,7 @@ class ActionPredictor(nn.Module):
         return {"next_frame": following, "next_state": next_state}
 
     def working_bytes(self, tokens: int) -> int:
-        """See NeedsMemory. Returns the bytes of a plan's candidate frames in float32 and of one pass over `tokens`
+        """See NodeModule. Returns the bytes of a plan's candidate frames in float32 and of one pass over `tokens`
         tokens.
 
         A pass holds the residual stream, its branch, and the larger side of an MLP (QKV and attention are smaller), and
@@ -138,7 +139,7 @@ class ActionPredictor(nn.Module):
         return frames + tokens * ((2 * width + 2 * inner) * value_bytes + 2 * latent_bytes)
 
     def trace(self, compiling: Compiling) -> None:
-        """See TracesKernels."""
+        """See NodeModule."""
         self.warm_up()
 
     def warm_up(self) -> None:

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.functional import layer_norm, linear
 
 from mstar_core.engine.cuda_graphs.functions import CapturedFunction
+from mstar_core.engine.module import CapturesFunction, NodeModule
 from mstar_vjepa2.checkpoint.config import MEAN, STD
 from mstar_vjepa2.nodes.blocks import stack, sum_norm
 from mstar_vjepa2.nodes.rotary import Rotary3D
@@ -54,7 +55,7 @@ class PatchEmbed(nn.Module):
         return linear(x, self.proj.weight.flatten(1), self.proj.bias)
 
 
-class Encoder(nn.Module):
+class Encoder(nn.Module, CapturesFunction):
     """Encoder of pixels to one vector per patch and tubelet."""
 
     def __init__(self, config: EncoderConfig) -> None:
@@ -78,14 +79,6 @@ class Encoder(nn.Module):
         self._replayed = CapturedFunction(
             self.hidden, CAPTURED, captures, lambda shape: self._tokens(shape) <= MOST_TOKENS
         )
-
-    def idle(self) -> bool:
-        """Capture the next missing bucket. Returns True if more are missing."""
-        return self._replayed.capture_next()
-
-    def counters(self) -> dict[str, float]:
-        """Return the counters of the CUDA graphs."""
-        return self._replayed.counters()
 
     def warm_up(self) -> None:
         """Run one tubelet, so that kernels are compiled and loaded before the first request."""
@@ -152,7 +145,7 @@ def latents_of(hidden: Tensor, wanted: Tensor) -> Tensor:
     return torch.where(wanted.bool().view(-1, *[1] * (plain.dim() - 1)), normed, plain)
 
 
-class _EncoderNode(nn.Module):
+class _EncoderNode(nn.Module, NodeModule):
     """Base of the encoder nodes. Forwards the engine's calls to the encoder."""
 
     def __init__(self, config: EncoderConfig) -> None:
@@ -168,7 +161,7 @@ class _EncoderNode(nn.Module):
         return self.encoder.counters()
 
     def trace(self, compiling: Compiling) -> None:
-        """See TracesKernels."""
+        """See NodeModule."""
         self.warm_up()
 
     def warm_up(self) -> None:
@@ -179,7 +172,7 @@ class _EncoderNode(nn.Module):
 class ClipEncoder(_EncoderNode):
     """The node of V-JEPA 2: encodes whole clips. Outputs to the client are float32."""
 
-    host_ports: Final = ("layers", "pooling")
+    host_ports = ("layers", "pooling")
 
     def forward(
         self, *, pixel_values_videos: Tensor, pooling: Tensor | None = None, layers: Tensor | None = None

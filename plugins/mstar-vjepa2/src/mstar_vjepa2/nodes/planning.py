@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cosine_similarity
 
+from mstar_core.engine.module import NodeModule
 from mstar_vjepa2.params import COSTS
 
 if TYPE_CHECKING:
@@ -30,14 +31,14 @@ GRIPPER_SILENT: Final = 0.25
 """Planned gripper means with a smaller absolute value become 0. Source of both: the official planner."""
 
 
-class Scorer(nn.Module):
+class Scorer(nn.Module, NodeModule):
     """The node `mpc_scorer`."""
 
-    host_ports: Final = ("cost",)
-    listed_ports: Final = ("final",)  # half a gigabyte for 400 candidates, not copied into one tensor
+    host_ports = ("cost",)
+    listed_ports = ("final",)  # half a gigabyte for 400 candidates, not copied into one tensor
 
     def working_bytes(self, tokens: int) -> int:
-        """See NeedsMemory. Returns the bytes of the differences of a slice, or of both of its norms."""
+        """See NodeModule. Returns the bytes of the differences of a slice, or of both of its norms."""
         return 4 * SLICE_BYTES
 
     def forward(self, *, final: Sequence[Tensor], goal: Tensor, cost: Tensor) -> dict[str, Tensor | list[Tensor]]:

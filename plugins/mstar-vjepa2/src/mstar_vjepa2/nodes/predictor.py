@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import nn
 
+from mstar_core.engine.module import NodeModule
 from mstar_vjepa2.nodes.blocks import stack, sum_norm
 from mstar_vjepa2.nodes.rotary import Rotary3D
 
@@ -20,7 +21,7 @@ MASK_INDEX: Final = 1
 """Index of the mask vector for unknown patches, modulo their number."""
 
 
-class MaskedPredictor(nn.Module):
+class MaskedPredictor(nn.Module, NodeModule):
     """The node `predictor`. Tokens carry their ids and attention has no order, so nothing is sorted."""
 
     def __init__(self, config: BaseConfig) -> None:
@@ -46,7 +47,7 @@ class MaskedPredictor(nn.Module):
         return {"predicted_hidden": made.float(), "window": window}
 
     def trace(self, compiling: Compiling) -> None:
-        """See TracesKernels."""
+        """See NodeModule."""
         self.warm_up()
 
     def warm_up(self) -> None:

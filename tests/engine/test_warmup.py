@@ -11,16 +11,10 @@ import pytest
 import torch
 
 from bench.families.policy import Acting, Place, observation, random_modules
-from mstar_core.engine.base import NodeRunner
 from mstar_core.engine.cuda_graphs.compilation import SWITCH, Compiling, compile_in_parallel
-from mstar_core.engine.cuda_graphs.warmup import (
-    HasWarmup,
-    WarmupRequest,
-    WarmupStep,
-    run_warmup,
-    trace_captures,
-    trace_requests,
-)
+from mstar_core.engine.module import NodeModule, WarmupRequest, WarmupStep
+from mstar_core.engine.runner import NodeRunner
+from mstar_core.engine.warmup import run_warmup, trace_captures, trace_requests
 from mstar_core.errors import MstarError
 from mstar_core.graph.declare.nodes import Attend
 from mstar_pi05.checkpoint.config import Sizes, Tower, Vision
@@ -66,7 +60,7 @@ def test_the_first_request_of_an_expected_kind_is_replayed() -> None:
     policy.expected_steps = (4,)
     for name, runner in engines.driver.runners.items():
         module = engines.modules[name]
-        assert isinstance(module, HasWarmup)
+        assert isinstance(module, NodeModule)
         run_warmup(runner, module.warmup_requests(), told.append)
     assert told[0] == "one camera" and "a flow of 4 steps" in told and told.count("captures") > 2
     before = engines.counters()
@@ -110,7 +104,7 @@ class Watched:
         self.cast: list[tuple[NodeRunner, Sequence[WarmupRequest]]] = []
         for name, runner in self.engines.driver.runners.items():
             module = self.engines.modules[name]
-            assert isinstance(module, HasWarmup)
+            assert isinstance(module, NodeModule)
             self.cast.append((runner, module.warmup_requests()))
 
     def run_warmup(self) -> dict[str, list[str]]:

@@ -1,0 +1,128 @@
+"""Contract between the worker's loop and the engines.
+
+The worker submits jobs, chooses which node steps next, launches its step, and collects the one before. A runner owns
+everything of its node on one device: module, slots, pages, and the batch that it will form next.
+"""
+
+# ruff: noqa: B027 an optional method does nothing by default
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from mstar_core.engine.base import MemoryUse
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mstar_core.engine.base import Handle, Job, JobKey, Pressure, SamplingParams, StepResult
+    from mstar_core.engine.cuda_graphs.cache import GraphCounts
+    from mstar_core.engine.cuda_graphs.compilation import Compiling
+
+
+class Running(Protocol):
+    """A step in flight on the device; opaque to the worker."""
+
+
+class NodeRunner(ABC):
+    """Runs one node on one device. Every method is called from the worker's one thread.
+
+    has_cache: whether its branches have a KV cache: they move between ranks by jobs with `Job.move`, and its loops take
+    ids of streams.
+    """
+
+    name: str
+    has_cache: ClassVar[bool] = False
+
+    # -- requests and jobs -------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def open(self, handle: Handle, sampling: SamplingParams, max_tokens: int, rows: int = 1) -> None:
+        """Announce a request before its first job. max_tokens: most tokens that its caches may ever hold.
+
+        rows: candidates that exist at once, which share those tokens equally. Raises TooLarge when they can never fit
+        the pool or its slots, EngineError for a handle in use.
+        """
+
+    @abstractmethod
+    def submit(self, job: Job) -> None:
+        """Queue a job. A job of a closed handle or of a failed request is dropped without an error."""
+
+    @abstractmethod
+    def close(self, handle: Handle) -> None:
+        """Free everything of a request, at any time, any number of times. Never raises."""
+
+    def fork(self, handle: Handle, source: str, into: str) -> None:
+        """Make branch `into` a copy-on-write copy of branch `source`, as of the jobs already done."""
+
+    def feed(self, key: JobKey, ids: Sequence[int], ended: bool) -> None:
+        """Give the loop of a submitted job its next ids, in order, see `LoopSpec.feed`. ended: no more follow.
+
+        At any time after `submit`; ids of a loop that has ended are dropped. Cheap: called once per id or for many.
+        """
+
+    def end_loops(self, handle: Handle) -> None:
+        """Free what is kept for loops of this request, which have all ended. Never raises."""
+
+    def holds(self, handle: Handle, branch: str) -> bool:
+        """Return whether this branch of an open request has work or cached tokens here."""
+        return False
+
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def pressure(self) -> Pressure:
+        """Return the backlog."""
+
+    @abstractmethod
+    def launch(self) -> Running | None:
+        """Form a batch from the queue and start one step. Returns None when nothing can run."""
+
+    @abstractmethod
+    def collect(self, running: Running) -> StepResult:
+        """Wait for a step and return its results. Called in launch order."""
+
+    def is_done(self, running: Running) -> bool:
+        """Return, without waiting, whether `collect` would not wait for the device. Always true on a CPU."""
+        return True
+
+    # -- CUDA graphs and other background work -----------------------------------------------------------------------
+
+    def trace(self, compiling: Compiling) -> None:
+        """Launch the kernels of the steps that `capture` captures, see `NodeModule.trace`."""
+
+    def capture(self) -> None:
+        """Capture the steps that are captured before the first request. Raises StartError if memory is short."""
+
+    def compile_later(self) -> None:
+        """Run each queued capture once on padding without capturing it, which compiles its kernels."""
+
+    def forget_prefixes(self) -> None:
+        """Forget all cached prefixes: those of steps that were only traced hold no values."""
+
+    def idle(self) -> bool:
+        """Do one piece of background work, such as a capture, of at most a second or two. No step may be in flight.
+
+        Returns whether more is left.
+        """
+        return False
+
+    @property
+    def graph_counts(self) -> GraphCounts | None:
+        """Hits and misses of captured steps, None where nothing is captured."""
+        return None
+
+    # -- telemetry ---------------------------------------------------------------------------------------------------
+
+    def memory(self) -> MemoryUse:
+        """Return page and slot counts."""
+        return MemoryUse()
+
+    def pages_and_waits(self) -> dict[Handle, tuple[int, str]]:
+        """Return by open request the pages of its caches, and in words what it waits for (empty: nothing). Cheap."""
+        return {}
+
+    def counters(self) -> dict[str, float]:
+        """Return sums since the start, by name, besides those of its memory."""
+        return {}
