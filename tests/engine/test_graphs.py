@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from mstar_core.engine.base import Handle, LoopSpec, SamplingParams
-from mstar_core.engine.cuda_graphs.cache import CaptureSizes
+from mstar_core.engine.cuda_graphs.cache import CaptureSizes, GraphCache
+from mstar_core.engine.cuda_graphs.kinds import Family
 from mstar_core.graph.declare.nodes import Attend, EngineHints
-from tests.engine.recorded import RecordingCache
+from tests.engine.recorded import RecordingCache, captured_tokens
 from tests.engine.tiny_engine import LM, Driver, generate, make_engine, prompt
 from tests.engine.tiny_world import numbers
 
@@ -119,10 +120,13 @@ def test_memory_pressure_changes_no_id() -> None:
 def test_later_steps_run_once_before_serving_and_change_no_sequence() -> None:
     """Their kernels are compiled before serving, so a request during their capture waits for the capture alone."""
     buckets = CaptureSizes(decode=(1,), decode_later=(2, 8), prefill=(16,), prefill_later=(32, 64))
-    engine = make_engine(graphs=buckets)
-    ran = engine._graphs.decode, engine._graphs.prefill  # type: ignore[union-attr]
-    assert [part.sizes for part in ran] == [[1], [16]]
-    assert [part.buckets.planned for part in ran] == [[(8,), (2,)], [(64,), (32,)]]
+    captures = GraphCache(torch.device("cpu"))
+    engine = make_engine(graphs=buckets, captures=captures)
+    assert engine.counters()["graphs_captured"] == 2 and captured_tokens(engine, Family.IDS) == [16]
+    assert [planned.title for planned in captures.queue] == [
+        *(f"prefill graph of {tokens} tokens" for tokens in (64, 32)),
+        *(f"decode graph of {count} sequences" for count in (8, 2)),
+    ]
     assert engine.memory().pages_used == 0 and engine.memory().slots_used == 0
 
 

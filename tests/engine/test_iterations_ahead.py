@@ -15,7 +15,7 @@ from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.transfers import gather
 from mstar_core.graph import EngineHints
 from mstar_core.layers.kv_view import AppendOnlyView, KVView
-from tests.engine.recorded import RecordingCache
+from tests.engine.recorded import RecordingCache, captured_kinds
 from tests.engine.test_kv_candidates import closes, near, roll
 from tests.engine.tiny_engine import WIDTH, Driver
 from tests.engine.tiny_world import FRAME, PATCHES, WORLD, TinyWorld, make_world, numbers
@@ -96,7 +96,7 @@ def test_captured_passes_hold_several_iterations_too() -> None:
     near(rolled(engine, 7), expected)
     assert module.passes[before:] == [7, 4, 4, 4, 4] and engine.counters()["graph_hits"] == hits + 5
     near(rolled(engine, 5), rolled(taught()[0], 5))
-    assert len(engine._runner.passes.kinds) == 3, "lists of any length share one: of frames, of candidates, ahead"  # type: ignore[union-attr]
+    assert len(captured_kinds(engine)) == 3, "lists of any length share one: of frames, of candidates, ahead"
 
 
 def test_passes_without_wanted_outputs_use_a_silent_view() -> None:

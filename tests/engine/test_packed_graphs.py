@@ -13,9 +13,10 @@ from torch import Tensor
 from mstar_core.engine.attention.reference import torch_static
 from mstar_core.engine.attention.static import AttentionBatch, AttentionBuffers, AttentionShape
 from mstar_core.engine.base import Handle, LoopSpec
+from mstar_core.engine.cuda_graphs.kinds import Family
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.graph.declare.nodes import Attend, EngineHints
-from tests.engine.recorded import RecordingCache
+from tests.engine.recorded import RecordingCache, captured_tokens
 from tests.engine.tiny_engine import LM, Driver, make_engine
 from tests.engine.tiny_world import numbers
 
@@ -74,7 +75,7 @@ def act(engine: KVCacheEngine, lengths: list[int], lookahead: int = 0) -> list[t
 
 def ran(captures: RecordingCache, engine: KVCacheEngine) -> list[int]:
     """Buckets of prefixes that were replayed, in tokens."""
-    sizes = engine._runner.passes.prefixes.sizes  # type: ignore[union-attr]
+    sizes = captured_tokens(engine, Family.PREFIX)
     replays = [graph.replays for graph in reversed(captures.graphs[-len(sizes) :])]
     return [size for size, count in zip(sizes, replays, strict=True) for _ in range(count)]
 
@@ -105,12 +106,12 @@ def test_the_first_prefix_is_a_miss_and_teaches_all_buckets() -> None:
     assert (counted["graph_hits"], counted["graph_misses"]) == (0, 4), "a prefix and three steps of a loop"
     while engine.idle():
         pass
-    assert engine._runner.passes.prefixes.sizes == [8, 16, 24, 32, 64]  # type: ignore[union-attr]
+    assert captured_tokens(engine, Family.PREFIX) == [8, 16, 24, 32, 64]
 
 
 def test_buckets_that_a_step_cannot_fill_are_not_captured() -> None:
     engine = taught(RecordingCache(), token_budget=20)
-    assert engine._runner.passes.prefixes.sizes == [8, 16, 24]  # type: ignore[union-attr]
+    assert captured_tokens(engine, Family.PREFIX) == [8, 16, 24]
 
 
 @pytest.mark.parametrize("lengths", [[4], [5], [90]])

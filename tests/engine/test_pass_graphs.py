@@ -14,10 +14,11 @@ from mstar_core.engine.attention.reference import page_buckets, torch_static
 from mstar_core.engine.attention.static import AttentionBatch, AttentionBuffers, AttentionShape
 from mstar_core.engine.base import Handle, LoopSpec
 from mstar_core.engine.cuda_graphs.cache import GraphCache
-from mstar_core.engine.cuda_graphs.passes import PassKind, Port, rows_taken
+from mstar_core.engine.cuda_graphs.kinds import POSITIONS, Family, PortForm, StepKind
+from mstar_core.engine.cuda_graphs.passes import items_taken, loop_items
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.graph.declare.nodes import STEP, Attend, EngineHints
-from tests.engine.recorded import Recorded, RecordingCache
+from tests.engine.recorded import Recorded, RecordingCache, captured_kinds
 from tests.engine.test_kv_candidates import CARRY, START, context, near, roll
 from tests.engine.test_reading import CACHED, HEADS, KV_HEADS, PAGE, filled, plain
 from tests.engine.tiny_engine import LM, WIDTH, Driver, make_engine, prompt
@@ -103,10 +104,10 @@ def test_the_smallest_bucket_that_holds_rows_and_pages_serves() -> None:
     engine = flow_engine(captures, token_budget=512)
     flows(engine, [0])
     captured(engine)
-    (buckets,) = engine._runner.passes.kinds.values()  # type: ignore[union-attr]
+    (buckets,) = captured_kinds(engine, Family.LOOP).values()
     flows(engine, [0, 1], length=25)  # seven pages of four tokens
     ran = [bucket for bucket, graph in zip(buckets, captures.graphs, strict=True) if graph.replays]
-    assert ran == [(2, 12)]
+    assert ran == [(8, 2, 12)]
 
 
 def test_only_the_buckets_that_are_there_serve_and_capturing_is_done_piece_by_piece() -> None:
@@ -228,7 +229,7 @@ def test_frames_that_are_appended_equal_the_plain_ones(lookahead: int) -> None:
         near(found[handle], expected[handle])
     # Contexts (1, 2 and 3 frames) and four iterations of nine rows, at most four rows to a replay.
     assert engine.counters()["graph_hits"] - hits >= 12
-    assert {kind.writes for kind in engine._runner.passes.kinds} == {True}  # type: ignore[union-attr]
+    assert {kind.writes for kind in captured_kinds(engine, Family.LOOP)} == {True}
 
 
 def test_a_replay_without_room_for_what_it_gives_is_computed_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,13 +331,13 @@ def test_nothing_is_learned_where_no_sizes_are_declared() -> None:
 
 def test_passes_that_bring_much_for_each_row_are_captured_for_few_rows() -> None:
     """A context of eight frames brings seven for each row, 10 MB: 128 rows of it would take 1.3 GB."""
-    frame = Port(name="frame", dtype=torch.float32, shape=(1, 256, 1408), is_per_row=True)
-    step = Port(name="step", dtype=torch.int64, shape=(), is_per_row=False)
-    one = PassKind(tokens=258, ports=(frame, step), writes=True)
+    frame = PortForm("frame", torch.float32, None, (1, 256, 1408))
+    step, positions = (PortForm(name, torch.int64, 0, ()) for name in ("step", POSITIONS))
+    one = StepKind(family=Family.LOOP, item_tokens=258, ports=(frame, step), positions=positions, causal=False)
     seven = replace(one, ports=(replace(frame, shape=(7, 256, 1408)), step))
     huge = replace(one, ports=(replace(frame, shape=(1000, 256, 1408)), step))
     rows = [1, 2, 4, 8, 16, 32, 64, 128]
-    assert (one.sizes(rows), seven.sizes(rows), huge.sizes(rows)) == (rows, [1, 2, 4, 8, 16], [1])
+    assert [loop_items(kind, rows) for kind in (one, seven, huge)] == [rows, [1, 2, 4, 8, 16], [1]]
 
 
 @pytest.mark.parametrize(
@@ -346,7 +347,7 @@ def test_padding_that_costs_more_than_a_replay_is_not_computed(rows: int, expect
     """Frames of 258 tokens: eight rows of them keep a device busy for longer than reading its weights does."""
     taken = []
     while rows > 0:
-        taken.append(rows_taken(rows, 258, SIZES))
+        taken.append(items_taken(rows, 258, SIZES))
         rows -= taken[-1]
     assert taken == expected
-    assert rows_taken(24, 4, SIZES) == 32, "short passes are padded"
+    assert items_taken(24, 4, SIZES) == 32, "short passes are padded"

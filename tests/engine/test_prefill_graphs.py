@@ -15,7 +15,9 @@ from mstar_core.engine.base import Handle, SamplingParams
 from mstar_core.engine.cache.page_pool import PagePool
 from mstar_core.engine.cache.page_table import PageTables
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes
+from mstar_core.engine.cuda_graphs.kinds import Family
 from mstar_core.engine.kv.engine import KVCacheEngine
+from tests.engine.recorded import captured_tokens
 from tests.engine.test_graphs import REQUESTS
 from tests.engine.tiny_engine import Driver, generate, make_engine, prompt
 
@@ -142,8 +144,7 @@ def test_no_bucket_is_larger_than_the_budget_asks_for() -> None:
     engine = made(graphs=CaptureSizes(decode=(1,), prefill=(16, 64), prefill_later=(32, 128, 256)), token_budget=48)
     while engine.idle():
         pass
-    prompts = engine._runner.prefill
-    assert prompts is not None and prompts.sizes == [16, 32, 64]
+    assert captured_tokens(engine, Family.IDS) == [16, 32, 64]
 
 
 @pytest.mark.parametrize("cached", [0, 5, 8])

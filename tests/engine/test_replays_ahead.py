@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from mstar_core.engine.base import Handle
-from mstar_core.engine.cuda_graphs.passes import AHEAD, PassKind
+from mstar_core.engine.cuda_graphs.kinds import POSITIONS, Family, PortForm, StepKind
+from mstar_core.engine.cuda_graphs.passes import loop_items
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.graph import EngineHints
-from tests.engine.recorded import Recorded, RecordingCache
+from tests.engine.recorded import Recorded, RecordingCache, captured_kinds
 from tests.engine.test_iterations_ahead import TAUGHT, Taught
 from tests.engine.test_kv_candidates import context, near, roll
 from tests.engine.test_pass_graphs import ROLLING, captured
@@ -70,9 +71,8 @@ def alone(handle: int, rows: int, steps: int, **changes: Any) -> list[Tensor]:
     return [item.outputs["next_frame"] for item in driver.emissions[key]]
 
 
-def ahead(engine: KVCacheEngine) -> list[PassKind]:
-    assert engine._runner.passes is not None
-    return [kind for kind in engine._runner.passes.kinds if kind.runs_ahead]
+def ahead(engine: KVCacheEngine) -> list[StepKind]:
+    return [kind for kind in captured_kinds(engine, Family.LOOP) if kind.runs_ahead]
 
 
 @pytest.mark.parametrize("lookahead", [0, 1])
@@ -248,7 +248,8 @@ def test_a_replay_ahead_without_memory_for_its_outputs_runs_plainly(monkeypatch:
 
 def test_only_small_batches_run_ahead() -> None:
     """In a large batch, host time between iterations is hidden, and other requests should be able to join."""
-    frame = PassKind(tokens=258, ports=(), writes=True)
+    positions = PortForm(POSITIONS, torch.int64, 0, ())
+    frame = StepKind(family=Family.LOOP, item_tokens=258, ports=(), positions=positions, causal=False)
     rows = [1, 2, 4, 8, 16, 32, 64, 128]
-    sizes = [replace(frame, iterations=each).sizes(rows) for each in (MOST, FEW, 1)]
+    sizes = [loop_items(replace(frame, iterations=count), rows) for count in (MOST, FEW, 1)]
     assert sizes == [[1, 2], [1, 2, 4], rows]

@@ -12,6 +12,7 @@ import torch
 
 from bench.families.policy import Acting, Place, observation, random_modules
 from mstar_core.engine.cuda_graphs.compilation import SWITCH, Compiling, compile_in_parallel
+from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.module import NodeModule, WarmupRequest, WarmupStep
 from mstar_core.engine.runner import NodeRunner
 from mstar_core.engine.warmup import run_warmup, trace_captures, trace_requests
@@ -19,7 +20,7 @@ from mstar_core.errors import MstarError
 from mstar_core.graph.declare.nodes import Attend
 from mstar_pi05.checkpoint.config import Sizes, Tower, Vision
 from mstar_pi05.nodes.policy import Policy
-from tests.engine.recorded import RecordingCache
+from tests.engine.recorded import RecordingCache, captured_kinds
 from tests.engine.tiny_engine import make_engine
 from tests.fakes import jit
 from tests.fakes.jit import JITFunction
@@ -117,9 +118,9 @@ class Watched:
     def captured(self) -> list[object]:
         """Everything about the graphs that does not depend on time."""
         policy, cameras = self.engines.driver.runners["LLM"], self.engines.modules["vit_encoder"]
-        passes: Any = policy._runner.passes  # type: ignore[attr-defined]
+        assert isinstance(policy, KVCacheEngine)
         sizes = cameras._replayed.sizes  # type: ignore[union-attr]
-        return [passes.kinds, passes.prefixes.sizes, sizes, [len(each.graphs) for each in self.made]]
+        return [captured_kinds(policy), sizes, [len(each.graphs) for each in self.made]]
 
     def _before_policy(self, module: torch.nn.Module, args: object, given: dict[str, Any]) -> None:
         self._play("LLM", len(given["positions"]) + (10_000 if given.get("tokens") is None else 0))
