@@ -169,6 +169,9 @@ class CapturedPasses:
             members.append(index)
         replays: list[Replay] = []
         missed = any(self._misses(passes[index]) for index in rest)
+        prompts = [passes[index].count for index in rest if self._misses_prompt(passes[index])]
+        self.counts.prefill_misses += bool(prompts)
+        self.counts.prefill_tokens += sum(prompts)
         for kind, members in groups.items():
             replayed, left = self._run_kind(kind, plan, members)
             replays += replayed
@@ -180,6 +183,12 @@ class CapturedPasses:
     def _misses(self, planned: PassPlan) -> bool:
         """Return whether a pass without a kind counts as a miss."""
         return bool(self._loop_items) and kinds.is_of_loop(planned) and planned.item_tokens <= kinds.MOST_TOKENS
+
+    def _misses_prompt(self, planned: PassPlan) -> bool:
+        """Return whether a pass without a kind counts as a miss of prompts."""
+        if planned.is_ids:
+            return self._ids is not None and bool(self._ids.buckets)
+        return bool(self._prompt_tokens) and planned.loop is None
 
     def _count(self, kind: StepKind, passes: Sequence[PassPlan], replayed: list[Replay], left: list[int]) -> bool:
         """Count replays and passes without a bucket. Returns whether the step has missed."""

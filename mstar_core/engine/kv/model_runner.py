@@ -6,7 +6,7 @@ for passes and for sequences that fail.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -335,12 +335,9 @@ class ModelRunner:
         for place, (index, planned) in enumerate(zip(replay.passes, passes, strict=True)):
             share = _Share(place, start, planned.count, count, replay.tokens, is_alone=count == 1)
             results.passes[index] = PassOutput(
-                ports={
-                    port: self._share(port, replay.outputs[port], share)
-                    for port in planned.wants & replay.outputs.keys()
-                },
+                ports=self._ports(planned, replay.outputs, share),
                 iterations=replay.iterations * planned.iterations,
-                later=[{port: _part(outputs[port], place, count) for port in outputs} for outputs in replay.later],
+                later=[self._ports(planned, outputs, share) for outputs in replay.later],
                 drawn=drawn if planned.sampling is not None else None,
                 index=place,
             )
@@ -492,9 +489,13 @@ class ModelRunner:
                 total,
                 is_alone=forward.decode is None and count == 1,
             )
-            shares.append({port: self._share(port, outputs[port], share) for port in planned.wants if port in outputs})
+            shares.append(self._ports(planned, outputs, share))
             start += planned.count
         return shares
+
+    def _ports(self, planned: PassPlan, outputs: Mapping[str, Tensor], share: _Share) -> dict[str, Tensor]:
+        """Return one pass's share of the packed outputs that it wants."""
+        return {port: self._share(port, outputs[port], share) for port in planned.wants if port in outputs}
 
     def _share(self, port: str, value: Tensor | list[Tensor], share: _Share) -> Tensor:
         """Return one pass's share of a packed output: its tokens, else its batch item, else (alone) the whole."""
@@ -532,12 +533,6 @@ class _Share:
     items: int
     total: int
     is_alone: bool
-
-
-def _part(value: Tensor, place: int, count: int) -> Tensor:
-    """Return the share of one of `count` equal passes in a packed output."""
-    size = len(value) // count
-    return value[place * size : (place + 1) * size]
 
 
 def _no_logits(node: str) -> EngineError:
