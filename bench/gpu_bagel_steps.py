@@ -35,11 +35,12 @@ from mstar_bagel.nodes.autoencoder import CleanLatents, Pixels
 from mstar_bagel.nodes.flow import FlowSteps
 from mstar_bagel.nodes.vision import ImageFeatures
 from mstar_bagel.plugin import mstar_models
-from mstar_core.engine.attention.backend import AttentionSegment, PackedRows, backend
+from mstar_core.engine.attention.backend import backend
 from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, SamplingParams
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes
 from mstar_core.engine.device import prepare_device, resolve_device
 from mstar_core.engine.kv.engine import KVCacheEngine, KVSettings
+from mstar_core.engine.steps.attention import AttentionMetadata
 from mstar_core.graph.declare.nodes import STEP, Attend
 from mstar_core.layers.linear import fuse_projections
 from mstar_core.plugin.model import ModelContext
@@ -141,9 +142,9 @@ def attention(scale: Scale, device: torch.device, tokens: int, cached: int, page
     for name in ("torch", "flashinfer") if device.type == "cuda" else ("torch",):
         made = backend(name, pools, page)
         for writes in (False, True):
-            segment = AttentionSegment(start=0, count=tokens, row=0, cached=cached, is_causal=False, writes=writes)
-            none = np.zeros(0, dtype=np.int64)
-            view = made.plan(PackedRows(decode=none, cached=none, segments=[segment], tables=tables))
+            first, lengths = np.zeros(1, dtype=np.int64), np.array([cached])
+            step = AttentionMetadata.of(first, lengths, tables, tokens, causal=False, writes=writes)
+            view = made.plan(step)
             ways[f"{name}{' appending' if writes else ''}"] = partial(view.attend, 0, query, key, value)
     ways |= _library_ways(query, key, value, cached)
     if device.type == "cuda":
@@ -252,17 +253,19 @@ def _own_kernels(pool: Tensor, given: tuple[Tensor, Tensor, Tensor], cached: int
     """Return this project's kernels for passes that only read, on pages of 64 tokens."""
     from mstar_core.engine.attention.kernels import gqa_packed
     from mstar_core.engine.attention.kernels.prefix import PagedPrefixAttention
-    from mstar_core.engine.attention.static import LOG2E, AttentionBatch, AttentionBuffers, AttentionShape
+    from mstar_core.engine.attention.static import LOG2E, AttentionBuffers
+    from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
 
     query = given[0]
     count, width = query.shape[0], query.shape[2]
     pages = max(1, -(-cached // 64))
     paged = torch.randn(pages + 1, 2, 64, pool.shape[3], width, device=pool.device).to(pool.dtype)
-    shape = AttentionShape(rows=1, tokens=count, pages=pages, writes=False)
+    shape = AttentionShape(sequences=1, tokens=count, pages=pages, writes=False)
     kernels = PagedPrefixAttention([paged], 64, shape)
     buffers = AttentionBuffers(kernels, pool.device)
     tables = np.arange(pages, dtype=np.int32)[None]
-    buffers.prepare(AttentionBatch(rows=np.zeros(1, np.int64), cached=np.array([cached]), tables=tables))
+    first, lengths = np.zeros(1, np.int64), np.array([cached])
+    buffers.prepare(AttentionMetadata.of(first, lengths, tables, count, causal=False, writes=False))
     factor = width**-0.5 * LOG2E
     found: dict[str, Callable[[], Tensor]] = {}
     if gqa_packed.supports(query, paged):

@@ -28,8 +28,9 @@ from torch.nn.functional import linear as library
 
 from bench.serving.figures import head
 from mstar_core.engine.attention.kernels.split_kv import PagedDenseAttention
-from mstar_core.engine.attention.static import AttentionBatch, AttentionBuffers, AttentionShape
+from mstar_core.engine.attention.static import AttentionBuffers
 from mstar_core.engine.device import prepare_device, resolve_device
+from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
 from mstar_core.weights.building import building
 from mstar_vjepa2.checkpoint.config import RELEASED_AC
 from mstar_vjepa2.kernels import gemm, multicast_gemm
@@ -210,11 +211,12 @@ class Layers:
         pools = [
             torch.randn(cached + 2, 2, TOKENS, HEADS, WIDTH // HEADS, device="cuda").bfloat16() for _ in self.blocks
         ]
-        shape = AttentionShape(rows=1, tokens=TOKENS, pages=cached + 1, writes=True)
+        shape = AttentionShape(sequences=1, tokens=TOKENS, pages=cached + 1, writes=True)
         self.passes = AttentionBuffers(PagedDenseAttention(pools, TOKENS, shape), torch.device("cuda"))
         held = np.array([cached * TOKENS], dtype=np.int64)
         tables = np.arange(cached + 1, dtype=np.int32)[None]
-        self.passes.prepare(AttentionBatch(rows=np.zeros(1, dtype=np.int64), cached=held, tables=tables))
+        first = np.zeros(1, dtype=np.int64)
+        self.passes.prepare(AttentionMetadata.of(first, held, tables, TOKENS, causal=False))
 
     def run(self) -> Tensor:
         """Run one pass."""

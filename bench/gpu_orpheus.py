@@ -22,12 +22,12 @@ from typing import Any
 
 import torch
 
-from mstar_core.engine.attention.static import AttentionBatch
 from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, SamplingParams
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes
 from mstar_core.engine.cuda_graphs.decode import DecodeSteps
 from mstar_core.engine.device import prepare_device
 from mstar_core.engine.kv.engine import KVCacheEngine, KVSettings
+from mstar_core.engine.steps.attention import AttentionMetadata
 from mstar_core.graph.declare.nodes import KV_CACHE, KVSpec, NodeSpec, Sampling
 from mstar_core.layers import AttentionSpec, Llama3Scaling, RotarySpec
 from mstar_core.layers.linear import fuse_projections
@@ -162,7 +162,7 @@ def replays(graphs: DecodeSteps, context: int, repeats: int = 60) -> dict[str, A
         if rows * pages >= graphs.tables.pool.total:
             continue
         tables[:, :pages] = np.arange(rows * pages).reshape(rows, pages)
-        bucket.buffers.prepare(AttentionBatch(rows=np.arange(rows), cached=np.full(rows, context), tables=tables))
+        bucket.buffers.prepare(AttentionMetadata.of(np.arange(rows), np.full(rows, context), tables))
         logits = torch.randn(rows, VOCAB, device="cuda") * 2
         parts = {"step": bucket.graph.replay, "draw": captured(lambda b=bucket, x=logits: b.sampler.draw(x))}
         found[str(rows)] = {name: event_ms(call, repeats) for name, call in parts.items()}

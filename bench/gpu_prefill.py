@@ -153,10 +153,10 @@ def replays(prompts: PrefillSteps, engine: KVCacheEngine) -> dict[str, Any]:
         tables = np.arange(rows * 3, dtype=np.int32).reshape(rows, 3)
         wide = np.zeros((rows, engine._memory.tables.ids.shape[1]), dtype=np.int32)
         wide[:, :3] = tables
-        from mstar_core.engine.attention.static import AttentionBatch
+        from mstar_core.engine.steps.attention import AttentionMetadata
 
         even = np.full(rows, 45, dtype=np.int64)
-        packed = AttentionBatch(rows=np.arange(rows), counts=even, cached=np.zeros(rows, dtype=np.int64), tables=wide)
+        packed = AttentionMetadata.of(np.arange(rows), np.zeros(rows, dtype=np.int64), wide, even)
         bucket.buffers.prepare(packed)
         query = torch.randn(size, 24, 128, device="cuda", dtype=torch.bfloat16)
         pair = torch.randn(2, size, 8, 128, device="cuda", dtype=torch.bfloat16)
@@ -178,9 +178,9 @@ def replays(prompts: PrefillSteps, engine: KVCacheEngine) -> dict[str, Any]:
 def library(engine: KVCacheEngine, packed: Any, query: torch.Tensor) -> Any:
     """Measure the same attention by FlashInfer, planned outside of the graph for these prompts."""
     attention: Any = engine._runner._attention
-    starts = torch.from_numpy(packed.starts.astype(np.int32))
+    starts = torch.from_numpy(packed.query_starts.astype(np.int32))
     pages = torch.from_numpy(packed.tables[:, :3].reshape(-1).copy())
-    rows = len(packed.rows)
+    rows = len(packed.page_rows)
     wrapper = attention._library.BatchPrefillWithPagedKVCacheWrapper(
         torch.empty(256 << 20, dtype=torch.uint8, device="cuda"), "NHD", backend="fa2"
     )

@@ -16,11 +16,12 @@ from torch.nn.functional import scaled_dot_product_attention
 from bench.families.engine_driver import EngineDriver
 from bench.families.policy import Place, draw, prepare
 from mstar_core.engine.attention.reference import torch_static
-from mstar_core.engine.attention.static import AttentionBatch, AttentionBuffers, AttentionShape
+from mstar_core.engine.attention.static import AttentionBuffers
 from mstar_core.engine.base import Done, Handle, LoopSpec
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes, GraphCache
 from mstar_core.engine.kv.engine import KVCacheEngine, KVSettings
 from mstar_core.engine.stateless.engine import StatelessEngine
+from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
 from mstar_core.graph.declare.nodes import STEP, Attend
 from mstar_core.layers.kv_view import KVModule
 from mstar_core.plugin.model import ModelContext
@@ -241,7 +242,7 @@ def attending(facts: ActionConfig, cached: int, device: torch.device, dtype: tor
     own, tokens = facts.predictor, facts.encoder.frame_tokens + facts.conditions
     heads, width, pages = own.heads, own.width // own.heads, cached + 1
     pool = torch.randn(pages + 1, 2, tokens, heads, width, device=device).to(dtype)
-    shape = AttentionShape(rows=1, tokens=tokens, pages=pages, writes=True)
+    shape = AttentionShape(sequences=1, tokens=tokens, pages=pages, writes=True)
     made = {"pages": AttentionBuffers(torch_static([pool], tokens, shape), device)}
     if device.type == "cuda":
         from mstar_core.engine.attention.kernels.split_kv import PagedDenseAttention
@@ -250,7 +251,8 @@ def attending(facts: ActionConfig, cached: int, device: torch.device, dtype: tor
             made[f"splits_{n}"] = AttentionBuffers(PagedDenseAttention([pool], tokens, shape, n or None), device)
     rows, held = np.zeros(1, dtype=np.int64), np.array([cached * tokens], dtype=np.int64)
     for each in made.values():
-        each.prepare(AttentionBatch(rows=rows, cached=held, tables=np.arange(pages, dtype=np.int32)[None]))
+        tables = np.arange(pages, dtype=np.int32)[None]
+        each.prepare(AttentionMetadata.of(rows, held, tables, tokens, causal=False))
     query, key, value = torch.randn(3, tokens, heads, width, device=device).to(dtype).unbind()
     found: dict[str, Attending] = {name: partial(_attended, each, query, key, value) for name, each in made.items()}
     near = torch.randn(2, 1, heads, pages * tokens, width, device=device).to(dtype)

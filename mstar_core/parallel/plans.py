@@ -142,15 +142,17 @@ class PagesDropped(msgspec.Struct, frozen=True, tag="drop", kw_only=True):
     numbers: list[int]
 
 
-class WireSegment(msgspec.Struct, frozen=True, array_like=True):
-    """A segment of a packed forward; the fields are those of `AttentionSegment`."""
+class WireAttention(msgspec.Struct, frozen=True, array_like=True):
+    """Attention metadata; the fields are those of `AttentionMetadata`, except the page tables, which each rank holds.
 
-    start: int
-    count: int
-    row: int
-    cached: int
-    is_causal: bool
-    writes: bool
+    The last three are None if each sequence appends one causal token, as in decode.
+    """
+
+    page_rows: WireArray
+    lengths: WireArray
+    query_starts: WireArray | None = None
+    causal: WireArray | None = None
+    writes: WireArray | None = None
 
 
 class WireDraws(msgspec.Struct, frozen=True, array_like=True):
@@ -164,12 +166,12 @@ class WireDraws(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Forward(msgspec.Struct, frozen=True, tag="forward", kw_only=True):
-    """An uncaptured forward. decode, cached: int64 [n], see `PackedRows`. lists: ports that are lists of tensors."""
+    """An uncaptured forward. decodes: its first sequences that are the decode batch. lists: ports that are lists of
+    tensors."""
 
     node: str
-    decode: WireArray
-    cached: WireArray
-    segments: list[WireSegment]
+    attention: WireAttention
+    decodes: int
     positions: WireTensor
     ports: dict[str, WireTensor]
     lists: dict[str, list[WireTensor]] = {}
@@ -179,14 +181,12 @@ class Forward(msgspec.Struct, frozen=True, tag="forward", kw_only=True):
 
 
 class Load(msgspec.Struct, frozen=True, array_like=True):
-    """Host values of one buffer of a captured step. buffer: its number in the step. rows, cached, counts: the
-    attention batch, None for a buffer without attention."""
+    """Host values of one buffer of a captured step. buffer: its number in the step. attention: None for a buffer
+    without attention."""
 
     buffer: int
     values: dict[str, WireArray]
-    rows: WireArray | None = None
-    cached: WireArray | None = None
-    counts: WireArray | None = None
+    attention: WireAttention | None = None
 
 
 class Late(msgspec.Struct, frozen=True, array_like=True):

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from mstar_core.engine.attention.reference import torch_static
-from mstar_core.engine.attention.static import AttentionBatch, AttentionBuffers, AttentionShape
+from mstar_core.engine.attention.static import AttentionBuffers
 from mstar_core.engine.base import Handle, LoopSpec
 from mstar_core.engine.kv.engine import KVCacheEngine
+from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
 from mstar_core.graph.declare.nodes import Attend, EngineHints
 from tests.engine.recorded import RecordingCache
 from tests.engine.tiny_engine import LM, Driver, make_engine
@@ -151,10 +152,10 @@ def test_what_is_left_of_a_bucket_reaches_no_page() -> None:
     """Pages of other sequences hold NaN before and after; own pages are written up to the last token."""
     page, tokens, tables = 4, 16, np.arange(12, dtype=np.int32).reshape(3, 4)[:, ::-1].copy()
     pool = torch.full((13, 2, page, 2, 8), float("nan"))
-    shape = AttentionShape(rows=3, tokens=tokens, pages=0, is_ragged=True, is_fresh=True)
+    shape = AttentionShape(sequences=3, tokens=tokens, pages=0, is_ragged=True, is_fresh=True)
     form = AttentionBuffers(torch_static([pool], page, shape), torch.device("cpu"))
     counts, rows = np.array([5, 6], dtype=np.int64), np.array([2, 0], dtype=np.int64)
-    given = AttentionBatch(rows=rows, counts=counts, cached=np.zeros(2, dtype=np.int64), tables=tables)
+    given = AttentionMetadata.of(rows, np.zeros(2, dtype=np.int64), tables, counts, causal=False)
     form.prepare(given)
     query, key, value = numbers(1, tokens, 4, 8), numbers(2, tokens, 2, 8), numbers(3, tokens, 2, 8)
     out = form.view.attend(0, query, key, value)

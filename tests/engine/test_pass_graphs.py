@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from mstar_core.engine.attention.reference import page_buckets, torch_static
-from mstar_core.engine.attention.static import AttentionBatch, AttentionBuffers, AttentionShape
+from mstar_core.engine.attention.static import AttentionBuffers
 from mstar_core.engine.base import Handle, LoopSpec
 from mstar_core.engine.cuda_graphs.cache import GraphCache
 from mstar_core.engine.cuda_graphs.passes import PassKind, Port, rows_taken
 from mstar_core.engine.kv.engine import KVCacheEngine
+from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
 from mstar_core.graph.declare.nodes import STEP, Attend, EngineHints
 from tests.engine.recorded import Recorded, RecordingCache
 from tests.engine.test_kv_candidates import CARRY, START, context, near, roll
@@ -281,10 +282,11 @@ def test_each_row_sees_its_own_places_and_none_that_are_unused(order: list[int],
                 pool[tables[row, place // PAGE], :, place % PAGE] = float("nan")
         pool[-1] = float("nan")
     tokens, rows = 3, np.array(order, dtype=np.int64)
-    shape = AttentionShape(rows=4, tokens=tokens, pages=4, writes=writes)
+    shape = AttentionShape(sequences=4, tokens=tokens, pages=4, writes=writes)
     attention = AttentionBuffers(torch_static(pools, PAGE, shape), torch.device("cpu"))
     before = [pool.clone() for pool in pools]
-    attention.prepare(AttentionBatch(rows=rows, cached=np.array(CACHED)[rows], tables=tables))
+    lengths = np.array(CACHED)[rows]
+    attention.prepare(AttentionMetadata.of(rows, lengths, tables, tokens, causal=False, writes=writes))
     for layer, pool in enumerate(before):
         query = numbers(9 + layer, 4 * tokens, HEADS, 8)
         key, value = (numbers(seed + layer, 4 * tokens, KV_HEADS, 8) for seed in (20, 30))

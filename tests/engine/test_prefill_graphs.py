@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from mstar_core.engine.attention import AttentionSegment, PackedRows
 from mstar_core.engine.attention.eager import EagerAttention
-from mstar_core.engine.attention.static import AttentionBatch, AttentionBuffers, AttentionShape
+from mstar_core.engine.attention.static import AttentionBuffers
 from mstar_core.engine.base import Handle, SamplingParams
 from mstar_core.engine.cache.page_pool import PagePool
 from mstar_core.engine.cache.page_table import PageTables
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes
 from mstar_core.engine.kv.engine import KVCacheEngine
+from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
 from tests.engine.test_graphs import REQUESTS
 from tests.engine.tiny_engine import Driver, generate, make_engine, prompt
 
@@ -158,16 +158,12 @@ def test_fixed_attention_equals_the_plain_one(cached: int) -> None:
     held = np.array([cached, 3])
     query, key, value = (torch.randn(tokens, n, width, generator=generator) for n in (heads, kv_heads, kv_heads))
     plain, fixed = [pool.clone()], [pool.clone()]
-    segments = [
-        AttentionSegment(start=int(start), count=int(count), row=int(row), cached=int(at), is_causal=True, writes=True)
-        for start, count, row, at in zip((0, 7), counts, rows, held, strict=True)
-    ]
-    none = np.zeros(0, dtype=np.int64)
-    view = EagerAttention(plain, page).plan(PackedRows(decode=none, cached=none, segments=segments, tables=tables.ids))
+    prompts = AttentionMetadata.of(rows, held, tables.ids, counts)
+    view = EagerAttention(plain, page).plan(prompts)
     expected = view.attend(0, query[:16], key[:16], value[:16])
-    shape = AttentionShape(rows=4, tokens=tokens, pages=tables.ids.shape[1], is_causal=True, is_ragged=True)
+    shape = AttentionShape(sequences=4, tokens=tokens, pages=tables.ids.shape[1], causal=True, is_ragged=True)
     form = AttentionBuffers(EagerAttention(fixed, page).static(shape), torch.device("cpu"))
-    form.prepare(AttentionBatch(rows=rows, counts=counts, cached=held, tables=tables.ids))
+    form.prepare(prompts)
     found = form.view.attend(0, query, key, value)[:16]
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
     assert torch.equal(fixed[0][:20], plain[0][:20])

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from mstar_core.engine.attention import AttentionSegment, PackedRows
 from mstar_core.engine.attention.eager import EagerAttention
 from mstar_core.engine.attention.flashinfer import FlashInferView
 from mstar_core.engine.base import LoopSpec
+from mstar_core.engine.steps.attention import AttentionMetadata
 from mstar_core.graph.declare.nodes import Attend
 from tests.engine.tiny_engine import Driver, make_engine, prompt
 
@@ -30,16 +30,9 @@ def filled() -> tuple[list[Tensor], np.ndarray]:
     return pools, np.array([[4 * row + i for i in range(4)] for row in range(4)], dtype=np.int32)[:, ::-1].copy()
 
 
-def packed(tables: np.ndarray, order: list[int]) -> PackedRows:
-    starts = np.cumsum([0, *(COUNTS[row] for row in order)])
-    segments = [
-        AttentionSegment(
-            start=int(start), count=COUNTS[row], row=row, cached=CACHED[row], is_causal=False, writes=False
-        )
-        for start, row in zip(starts, order, strict=False)
-    ]
-    none = np.zeros(0, dtype=np.int64)
-    return PackedRows(decode=none, cached=none, segments=segments, tables=tables)
+def packed(tables: np.ndarray, order: list[int]) -> AttentionMetadata:
+    lengths, counts = np.array(CACHED)[order], np.array(COUNTS)[order]
+    return AttentionMetadata.of(np.array(order), lengths, tables, counts, causal=False, writes=False)
 
 
 def plain(pool: Tensor, tables: np.ndarray, row: int, own: tuple[Tensor, Tensor, Tensor]) -> Tensor:
@@ -52,7 +45,7 @@ def plain(pool: Tensor, tables: np.ndarray, row: int, own: tuple[Tensor, Tensor,
     return scaled_dot_product_attention(query.transpose(0, 1), keys, values).transpose(0, 1)
 
 
-def views(name: str, pools: list[Tensor], rows: PackedRows) -> Any:
+def views(name: str, pools: list[Tensor], rows: AttentionMetadata) -> Any:
     eager = EagerAttention(pools, PAGE)
     if name == "torch":
         return eager.plan(rows)

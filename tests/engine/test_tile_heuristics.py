@@ -7,12 +7,14 @@ import pytest
 import torch
 
 from mstar_core.engine.attention.kernels.tile_heuristics import PROGRAMS, PackedQueries, fits_hopper, tiles_of
-from mstar_core.engine.attention.static import AttentionBatch, AttentionShape
+from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
 
 
 def packed(rows: int, tokens: int = 50, *, heads: int = 8, kv_heads: int = 1, page: int = 64) -> PackedQueries:
     query, pool = torch.empty(rows * tokens, heads, 256), torch.empty(1, 2, page, kv_heads, 256)
-    return PackedQueries.of(query, pool, AttentionShape(rows=rows, tokens=tokens, pages=1024 // page, writes=False))
+    return PackedQueries.of(
+        query, pool, AttentionShape(sequences=rows, tokens=tokens, pages=1024 // page, writes=False)
+    )
 
 
 @pytest.mark.parametrize("page", [16, 64, 128])
@@ -70,9 +72,8 @@ def test_hopper_needs_half_precision_and_pages_of_full_blocks() -> None:
 @pytest.mark.parametrize("counts", [(), (1,), (16,), (17, 3), (40, 16, 1), (64,)])
 def test_tiles_cover_prompts_and_the_rest_of_the_bucket(counts: tuple[int, ...]) -> None:
     rows = np.arange(len(counts))
-    prompts = AttentionBatch(
-        rows=rows, counts=np.array(counts, dtype=np.int64), cached=rows * 0, tables=np.zeros((4, 8), dtype=np.int32)
-    )
+    tables = np.zeros((4, 8), dtype=np.int32)
+    prompts = AttentionMetadata.of(rows, rows * 0, tables, np.array(counts, dtype=np.int64))
     expected = [
         (prompt, first, min(16, count - first))
         for prompt, count in enumerate((*counts, 64 - sum(counts)))

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from mstar_core.engine.attention.backend import AttentionSegment, PackedRows
 from mstar_core.engine.attention.eager import EagerAttention
 from mstar_core.engine.attention.whole_passes import WholePasses
+from mstar_core.engine.steps.attention import AttentionMetadata
 
 PAGE = 4
 TABLES = np.array([[3, 1, 7, 0], [5, 2, 4, 0]], dtype=np.int32)
@@ -20,12 +20,8 @@ def test_whole_passes_equal_the_torch_backend(cached: list[int]) -> None:
     counts = [7, 5]
     pool = torch.randn(9, 2, PAGE, 2, 8)
     query, key, value = (torch.randn(sum(counts), heads, 8) for heads in (6, 2, 2))
-    segments = [
-        AttentionSegment(start=start, count=count, row=row, cached=held, is_causal=False, writes=False)
-        for row, (start, count, held) in enumerate(zip((0, counts[0]), counts, cached, strict=True))
-    ]
-    none = np.zeros(0, dtype=np.int64)
-    packed = PackedRows(decode=none, cached=none, segments=segments, tables=TABLES)
-    wanted = EagerAttention([pool], PAGE).plan(packed).attend(0, query, key, value)
-    found = WholePasses([pool], PAGE, segments, TABLES).attend(0, query, key, value)
-    torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-6)
+    lengths, tokens = np.array(cached), np.array(counts)
+    passes = AttentionMetadata.of(np.arange(2), lengths, TABLES, tokens, causal=False, writes=False)
+    expected = EagerAttention([pool], PAGE).plan(passes).attend(0, query, key, value)
+    out = WholePasses([pool], PAGE, passes).attend(0, query, key, value)
+    torch.testing.assert_close(out, expected, atol=1e-6, rtol=1e-6)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from mstar_core.engine.attention.static import AttentionBatch, AttentionBuffers, AttentionShape
+from mstar_core.engine.attention.static import AttentionBuffers
+from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,11 +34,11 @@ class Case:
         self.pool = torch.randn(room, device=cuda, generator=generator).to(dtype)
         order = np.random.default_rng(tokens).permutation(self.rows * most)
         self.tables = order.reshape(self.rows, most).astype(np.int32)
-        self.shape = AttentionShape(rows=self.rows + 1, tokens=tokens, pages=most, writes=True)
+        self.shape = AttentionShape(sequences=self.rows + 1, tokens=tokens, pages=most, writes=True)
         self.passes = AttentionBuffers(PagedDenseAttention([self.pool], page, self.shape), cuda)
         held = np.array(cached, dtype=np.int64)
-        self.passes.prepare(AttentionBatch(rows=np.arange(self.rows), cached=held, tables=self.tables))
-        given = torch.randn(self.shape.rows * tokens, 2 * HEADS, WIDTH, device=cuda, generator=generator).to(dtype)
+        self.passes.prepare(AttentionMetadata.of(np.arange(self.rows), held, self.tables, tokens, causal=False))
+        given = torch.randn(self.shape.sequences * tokens, 2 * HEADS, WIDTH, device=cuda, generator=generator).to(dtype)
         # A view of a wider tensor, as after a fused projection.
         self.query = given[:, :HEADS]
 
@@ -55,9 +56,9 @@ class Case:
             WIDTH**-0.5 * LOG2E,
             tokens=self.tokens,
             max_pages=shape.pages,
-            splits=splits or dense.splits_of(shape.rows, self.tokens, HEADS),
+            splits=splits or dense.splits_of(shape.sequences, self.tokens, HEADS),
         )
-        return made.view(shape.rows, self.tokens, HEADS, WIDTH)
+        return made.view(shape.sequences, self.tokens, HEADS, WIDTH)
 
     def wanted(self, row: int) -> Tensor:
         """Return the reference of one row, in float32: [tokens, heads, width]."""
@@ -117,9 +118,10 @@ def test_one_row_loads_its_cached_keys_before_the_previous_kernel_ends(cuda: tor
     from mstar_core.engine.attention.kernels.split_kv import PagedDenseAttention
 
     case = Case(cuda, 258, 258, [258 * 3])
-    shape = AttentionShape(rows=1, tokens=258, pages=case.shape.pages, writes=True)
+    shape = AttentionShape(sequences=1, tokens=258, pages=case.shape.pages, writes=True)
     passes = AttentionBuffers(PagedDenseAttention([case.pool], 258, shape), cuda)
-    passes.prepare(AttentionBatch(rows=np.arange(1), cached=np.array(case.cached, dtype=np.int64), tables=case.tables))
+    lengths = np.array(case.cached, dtype=np.int64)
+    passes.prepare(AttentionMetadata.of(np.arange(1), lengths, case.tables, 258, causal=False))
     query, key, value = torch.randn(3, 258, HEADS, WIDTH, device=cuda).to(torch.bfloat16)
     case.query = torch.cat([query, query])
     found = passes.view.attend(0, query, key, value)

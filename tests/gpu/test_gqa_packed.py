@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from mstar_core.engine.attention.static import LOG2E, AttentionBatch, AttentionBuffers, AttentionShape
+from mstar_core.engine.attention.static import LOG2E, AttentionBuffers
+from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,10 +49,11 @@ class Case:
                 room = (2, min(page, end - place), heads[1], width)
                 written = torch.randn(room, device=cuda, generator=generator).to(dtype)
                 self.pool[self.tables[row, place // page], :, : room[1]] = written
-        self.shape = AttentionShape(rows=rows + spare, tokens=tokens, pages=most, writes=False)
+        self.shape = AttentionShape(sequences=rows + spare, tokens=tokens, pages=most, writes=False)
         self.attention = AttentionBuffers(PagedPrefixAttention([self.pool], page, self.shape), cuda)
         cached = np.array(ends, dtype=np.int64)
-        self.attention.prepare(AttentionBatch(rows=np.arange(rows), cached=cached, tables=self.tables))
+        passes = AttentionMetadata.of(np.arange(rows), cached, self.tables, tokens, causal=False, writes=False)
+        self.attention.prepare(passes)
         # Views of a wider tensor, as after a fused projection.
         count, together = (rows + spare) * tokens, heads[0] + 2 * heads[1]
         packed = torch.randn(count, together, width, device=cuda, generator=generator).to(dtype)
@@ -71,7 +73,7 @@ class Case:
             self.shape,
             splits,
         )
-        return made.view(self.shape.rows, self.tokens, *made.shape[1:])
+        return made.view(self.shape.sequences, self.tokens, *made.shape[1:])
 
     def wanted(self, row: int) -> Tensor:
         """Return the reference of one row, in float64: [tokens, heads, width]."""

@@ -12,13 +12,14 @@ import pytest
 import torch
 
 from mstar_core.engine.attention.backend import backend, make_pools
-from mstar_core.engine.attention.static import AttentionBatch, AttentionBuffers, AttentionShape
+from mstar_core.engine.attention.static import AttentionBuffers
 from mstar_core.engine.cache.page_pool import PagePool
 from mstar_core.engine.cache.page_table import PageTables
 from mstar_core.engine.cache.slots import Slots
 from mstar_core.engine.cuda_graphs.cache import GraphCache
 from mstar_core.engine.cuda_graphs.node import NodeGraphs
 from mstar_core.engine.sampling import rng, sampler
+from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
 from mstar_core.layers.linear import fuse_projections
 from tests.engine.tiny_engine import generate, prompt
 from tests.gpu.kernels import launched
@@ -148,11 +149,11 @@ def prompts(cuda: torch.device, counts: tuple[int, ...], cached: tuple[int, ...]
     page, most, pieces = 16, 16, len(counts)
     tables = np.arange((pieces + 1) * most, dtype=np.int32).reshape(pieces + 1, most)[:, ::-1].copy()
     pool = torch.randn(tables.size, 2, page, 2, 128, device=cuda, dtype=torch.bfloat16)
-    shape = AttentionShape(rows=pieces + 1, tokens=bucket, pages=most, is_causal=True, is_ragged=True)
+    shape = AttentionShape(sequences=pieces + 1, tokens=bucket, pages=most, causal=True, is_ragged=True)
     fixed = AttentionBuffers(PagedPrefillAttention([pool], page, shape), cuda)
     rows = np.arange(pieces, dtype=np.int64)
-    given = {"counts": np.array(counts, dtype=np.int64), "cached": np.array(cached, dtype=np.int64)}
-    fixed.prepare(AttentionBatch(rows=rows, tables=tables, **given))
+    lengths = np.array(cached, dtype=np.int64)
+    fixed.prepare(AttentionMetadata.of(rows, lengths, tables, np.array(counts, dtype=np.int64)))
     query, key, value = (torch.randn(bucket, heads, 128, device=cuda, dtype=torch.bfloat16) for heads in (6, 2, 2))
     out = fixed.view.attend(0, query, key, value)
     assert out.shape == query.shape and torch.isfinite(out).all()
@@ -168,10 +169,10 @@ def passes(cuda: torch.device, rows: int, cached: int, page: int, tokens: int = 
     most = 8
     tables = np.arange(rows * most, dtype=np.int32).reshape(rows, most)[:, ::-1].copy()
     pool = torch.randn(tables.size + 1, 2, page, 2, 64, device=cuda, dtype=torch.bfloat16)
-    shape = AttentionShape(rows=rows + 1, tokens=tokens, pages=most, writes=True)
+    shape = AttentionShape(sequences=rows + 1, tokens=tokens, pages=most, writes=True)
     fixed = AttentionBuffers(PagedDenseAttention([pool], page, shape), cuda)
     order = np.arange(rows, dtype=np.int64)
-    fixed.prepare(AttentionBatch(rows=order, cached=order + cached, tables=tables))
+    fixed.prepare(AttentionMetadata.of(order, order + cached, tables, tokens, causal=False))
     query, key, value = torch.randn(3, (rows + 1) * tokens, 2, 64, device=cuda, dtype=torch.bfloat16).unbind()
     out = fixed.view.attend(0, query, key, value)
     assert out.shape == query.shape and torch.isfinite(out).all() and not out[rows * tokens :].any()
@@ -188,10 +189,10 @@ def prefix(cuda: torch.device, rows: int, cached: int, page: int = 37) -> None:
     most, tokens = 8, 7
     tables = np.arange(rows * most, dtype=np.int32).reshape(rows, most)[:, ::-1].copy()
     pool = torch.randn(tables.size + 1, 2, page, 2, 64, device=cuda, dtype=torch.bfloat16)
-    shape = AttentionShape(rows=rows + 1, tokens=tokens, pages=most, writes=False)
+    shape = AttentionShape(sequences=rows + 1, tokens=tokens, pages=most, writes=False)
     fixed = AttentionBuffers(PagedPrefixAttention([pool], page, shape), cuda)
     order = np.arange(rows, dtype=np.int64)
-    fixed.prepare(AttentionBatch(rows=order, cached=order + cached, tables=tables))
+    fixed.prepare(AttentionMetadata.of(order, order + cached, tables, tokens, causal=False, writes=False))
     query, key, value = torch.randn(3, (rows + 1) * tokens, 2, 64, device=cuda, dtype=torch.bfloat16).unbind()
     out = fixed.view.attend(0, query, key, value)
     assert out.shape == query.shape and torch.isfinite(out).all()
@@ -204,10 +205,10 @@ def packed(cuda: torch.device, counts: tuple[int, ...], bucket: int) -> None:
     page, most, pieces = 16, 16, len(counts)
     tables = np.arange((pieces + 1) * most, dtype=np.int32).reshape(pieces + 1, most)[:, ::-1].copy()
     pool = torch.randn(tables.size, 2, page, 2, 128, device=cuda, dtype=torch.bfloat16)
-    shape = AttentionShape(rows=pieces + 1, tokens=bucket, pages=most, is_ragged=True, is_fresh=True)
+    shape = AttentionShape(sequences=pieces + 1, tokens=bucket, pages=most, is_ragged=True, is_fresh=True)
     fixed, none = AttentionBuffers(PackedPrefillAttention([pool], page, shape), cuda), np.zeros(pieces, dtype=np.int64)
-    given = {"rows": np.arange(pieces, dtype=np.int64), "counts": np.array(counts, dtype=np.int64), "cached": none}
-    fixed.prepare(AttentionBatch(tables=tables, **given))
+    tokens = np.array(counts, dtype=np.int64)
+    fixed.prepare(AttentionMetadata.of(np.arange(pieces, dtype=np.int64), none, tables, tokens, causal=False))
     view, turn = fixed.view, torch.randn(2, bucket, 1, 128, device=cuda).unbind()
     query, key, value = (torch.randn(bucket, heads, 128, device=cuda, dtype=torch.bfloat16) for heads in (6, 2, 2))
     together = view.attend_packed(0, torch.cat([query, key, value], dim=1).flatten(1), (turn[0], turn[1]), 6)
@@ -234,10 +235,10 @@ def fixed_rows(cuda: torch.device, rows: int, cached: int) -> None:
     fuse_projections(module)
     assert WIDE.kv is not None
     pools = make_pools(WIDE.kv, rows * most, page, torch.bfloat16, cuda)
-    shape = AttentionShape(rows=rows, tokens=1, pages=most, is_causal=True)
+    shape = AttentionShape(sequences=rows, tokens=1, pages=most, causal=True)
     fixed = AttentionBuffers(backend("flashinfer", pools, page).static(shape), cuda)
     tables = np.arange(rows * most, dtype=np.int32).reshape(rows, most)
-    fixed.prepare(AttentionBatch(rows=np.arange(rows), cached=np.arange(rows) + cached, tables=tables))
+    fixed.prepare(AttentionMetadata.of(np.arange(rows), np.arange(rows) + cached, tables))
     positions, tokens = torch.arange(rows, device=cuda) + cached, torch.arange(rows, device=cuda)
     hidden = module(kv=fixed.view, positions=positions, tokens=tokens)["hidden"]
     assert hidden.shape == (rows, 512) and torch.isfinite(module.head(hidden)).all()

@@ -12,10 +12,11 @@ import torch
 
 from bench.families.policy import Acting, Place, observation, random_modules
 from mstar_core.engine.attention.reference import torch_static
-from mstar_core.engine.attention.static import AttentionBatch, AttentionBuffers, AttentionShape, empty_batch
+from mstar_core.engine.attention.static import AttentionBuffers
 from mstar_core.engine.cuda_graphs.cache import GraphCache
 from mstar_core.engine.device import prepare_device
 from mstar_core.engine.module import NodeModule
+from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
 from mstar_core.engine.warmup import run_warmup
 from mstar_core.layers.rotary import rotate
 from mstar_pi05.checkpoint.config import Sizes, Tower, Vision
@@ -88,7 +89,7 @@ def test_reading_a_cached_prefix_in_one_kernel_equals_the_torch_form(
         for number in range(-(-int(length) // page)):
             used = min(page, int(length) - number * page)
             pool[tables[row, number], :, :used] = torch.randn(2, used, 1, 256, device=cuda).to(dtype)
-    shape = AttentionShape(rows=rows, tokens=tokens, pages=pages, writes=False)
+    shape = AttentionShape(sequences=rows, tokens=tokens, pages=pages, writes=False)
     clean = [pool.nan_to_num(0.0)]
     kernel = AttentionBuffers(PagedPrefixAttention([pool], page, shape), cuda)
     plain = AttentionBuffers(torch_static(clean, page, shape), cuda)
@@ -96,12 +97,13 @@ def test_reading_a_cached_prefix_in_one_kernel_equals_the_torch_form(
     packed = torch.randn(rows * tokens, 10 * 256, device=cuda).to(dtype)
     key, value = torch.randn(rows * tokens, 1, 256, device=cuda).to(dtype), packed[:, -256:].view(-1, 1, 256)
     with torch.inference_mode():
-        kernel.prepare(empty_batch(tables))
+        kernel.prepare(AttentionMetadata.empty(tables))
         graph, out = GraphCache(cuda).capture(lambda: kernel.view.attend(0, query, key, value))
         assert out is not None
         for order in (np.arange(given), np.arange(given)[::-1].copy()):
             for form in (kernel, plain):
-                form.prepare(AttentionBatch(rows=order, cached=lengths[order], tables=tables))
+                passes = AttentionMetadata.of(order, lengths[order], tables, tokens, causal=False, writes=False)
+                form.prepare(passes)
             graph.replay()
             plain.reset()
             expected = plain.view.attend(0, query, key, value)
@@ -127,12 +129,12 @@ def test_a_packed_prefix_in_two_kernels_equals_the_torch_form(
     page, rows, heads = 16, len(counts), 8
     tables = torch.randperm(rows * 64, generator=torch.Generator().manual_seed(5)).view(rows, 64).int().numpy()
     order, none = np.arange(rows)[::-1].copy(), np.zeros(rows, dtype=np.int64)
-    given = AttentionBatch(rows=order, counts=np.array(counts), cached=none, tables=tables)
+    given = AttentionMetadata.of(order, none, tables, np.array(counts), causal=False)
     packed = torch.randn(tokens, (heads + 2) * 256, device=cuda).to(dtype)
     angle = torch.randn(tokens, 1, 128, device=cuda).repeat(1, 1, 2)
     rotation = angle.cos(), angle.sin()
     pools = [torch.full((rows * 64 + 1, 2, page, 1, 256), float("nan"), dtype=dtype, device=cuda) for _ in range(2)]
-    shape = AttentionShape(rows=rows, tokens=tokens, pages=0, is_ragged=True, is_fresh=True)
+    shape = AttentionShape(sequences=rows, tokens=tokens, pages=0, is_ragged=True, is_fresh=True)
     fixed = AttentionBuffers(PackedPrefillAttention([pools[0]], page, shape), cuda)
     plain = AttentionBuffers(torch_static([pools[1]], page, shape), cuda)
     for form in (fixed, plain):
@@ -143,7 +145,7 @@ def test_a_packed_prefix_in_two_kernels_equals_the_torch_form(
     expected = plain.view.attend(0, query, key, value)
     used, places = (
         sum(counts),
-        given.places(page, AttentionShape(rows=rows, tokens=sum(counts), pages=0, is_ragged=True), 0),
+        given.places(page, sum(counts), 0),
     )
     assert out is not None and out.isfinite().all() and not out[used:].any()
     assert difference(out[:used], expected[:used].cpu(), is_relative=True) < 5e-3

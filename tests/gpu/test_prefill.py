@@ -13,13 +13,14 @@ import torch
 
 from mstar_core.engine.attention.eager import EagerAttention
 from mstar_core.engine.attention.flashinfer import FlashInferAttention
-from mstar_core.engine.attention.static import AttentionBatch, AttentionBuffers, AttentionShape
+from mstar_core.engine.attention.static import AttentionBuffers
 from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, SamplingParams
 from mstar_core.engine.cache.page_pool import PagePool
 from mstar_core.engine.cache.page_table import PageTables
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes
 from mstar_core.engine.kv.batch import KVStep
 from mstar_core.engine.kv.engine import KVCacheEngine, KVSettings
+from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
 from mstar_core.layers.linear import fuse_projections
 from tests.engine.tiny_engine import Driver, TinyLM, generate, make_engine, prompt
 from tests.gpu.test_engine import REQUESTS, SAMPLINGS, WIDE, WideLM, wide_engine
@@ -105,8 +106,8 @@ def test_kernels_of_paged_prompts_against_float64(
     pool, query, key, value = (each.to(torch.bfloat16) for each in (pool, query, key, value))
     from mstar_core.engine.attention.kernels.prefill import PagedPrefillAttention
 
-    prompts = AttentionBatch(rows=rows, counts=counts, cached=cached, tables=tables.ids)
-    shape = AttentionShape(rows=8, tokens=tokens, pages=tables.ids.shape[1], is_causal=True, is_ragged=True)
+    prompts = AttentionMetadata.of(rows, cached, tables.ids, counts)
+    shape = AttentionShape(sequences=8, tokens=tokens, pages=tables.ids.shape[1], causal=True, is_ragged=True)
     fixed = AttentionBuffers(PagedPrefillAttention([pool.clone()], page, shape), cuda)
     fixed.prepare(prompts)
     torch.empty(tokens * heads * width, dtype=torch.bfloat16, device=cuda).fill_(float("nan"))  # what `empty` may get

@@ -12,9 +12,10 @@ from torch.nn.functional import gelu, layer_norm
 
 from bench.families.policy import Place
 from bench.families.world import Rolling, random_nodes, trial
-from mstar_core.engine.attention.static import AttentionBatch, AttentionBuffers, AttentionShape
+from mstar_core.engine.attention.static import AttentionBuffers
 from mstar_core.engine.cuda_graphs.cache import GraphCache
 from mstar_core.engine.device import prepare_device
+from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
 from mstar_core.worker.start.warmup import warm_module
 from mstar_vjepa2.checkpoint.config import ActionConfig, VitConfig, encoder_of
 from mstar_vjepa2.nodes.blocks import sum_norm
@@ -195,10 +196,10 @@ def test_attention_of_frames_against_float64(
     generator = torch.Generator(cuda).manual_seed(rows)
     pool = torch.randn(rows * most + 1, 2, page, heads, width, device=cuda, generator=generator).to(torch.bfloat16)
     tables = np.random.default_rng(rows).permutation(rows * most).reshape(rows, most).astype(np.int32)
-    shape = AttentionShape(rows=rows + 1, tokens=page, pages=most, writes=True)
+    shape = AttentionShape(sequences=rows + 1, tokens=page, pages=most, writes=True)
     passes = AttentionBuffers(PagedDenseAttention([pool], page, shape, splits), cuda)
     given = np.array(cached, dtype=np.int64) * page
-    passes.prepare(AttentionBatch(rows=np.arange(rows), cached=given, tables=tables))
+    passes.prepare(AttentionMetadata.of(np.arange(rows), given, tables, page, causal=False))
     joined = torch.randn((rows + 1) * page, 3 * heads, width, device=cuda, generator=generator).to(torch.bfloat16)
     query, key, value = joined.chunk(3, dim=1)
     found = passes.view.attend(0, query, key, value).view(rows + 1, page, heads, width)
@@ -235,9 +236,10 @@ def test_attention_of_passes_in_pages_of_any_size_against_float64(
     generator = torch.Generator(cuda).manual_seed(page)
     pool = torch.randn(rows * most + 1, 2, page, 2, width, device=cuda, generator=generator).to(torch.bfloat16)
     tables = np.random.default_rng(page).permutation(rows * most).reshape(rows, most).astype(np.int32)
-    shape = AttentionShape(rows=rows, tokens=tokens, pages=most, writes=True)
+    shape = AttentionShape(sequences=rows, tokens=tokens, pages=most, writes=True)
     passes = AttentionBuffers(PagedDenseAttention([pool], page, shape, splits), cuda)
-    passes.prepare(AttentionBatch(rows=np.arange(rows), cached=np.array(cached, dtype=np.int64), tables=tables))
+    lengths = np.array(cached, dtype=np.int64)
+    passes.prepare(AttentionMetadata.of(np.arange(rows), lengths, tables, tokens, causal=False))
     query = torch.randn(rows * tokens, heads, width, device=cuda, generator=generator).to(torch.bfloat16)
     own = torch.randn(2, rows * tokens, 2, width, device=cuda, generator=generator).to(torch.bfloat16)
     found = passes.view.attend(0, query, *own).view(rows, tokens, heads, width)

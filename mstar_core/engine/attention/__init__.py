@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-from mstar_core.engine.attention.backend import (
-    BACKENDS,
-    AttentionBackend,
-    AttentionSegment,
-    PackedRows,
-    backend,
-    make_pools,
-)
+from mstar_core.engine.attention.backend import BACKENDS, AttentionBackend, backend, make_pools
 
-__all__ = ["BACKENDS", "AttentionBackend", "AttentionSegment", "PackedRows", "backend", "make_pools"]
+__all__ = ["BACKENDS", "AttentionBackend", "backend", "make_pools"]

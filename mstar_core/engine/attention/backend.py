@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
 import torch
@@ -12,11 +11,11 @@ from mstar_core.errors import NotFound, StartError, did_you_mean
 from mstar_core.targets import load_target
 
 if TYPE_CHECKING:
-    import numpy as np
     from torch import Tensor
 
-    from mstar_core.engine.attention.static import AttentionShape, StaticAttention
+    from mstar_core.engine.attention.static import StaticAttention
     from mstar_core.engine.cache.page_table import PageCopy
+    from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
     from mstar_core.graph.declare.nodes import KVSpec
     from mstar_core.layers.kv_view import KVView
 
@@ -27,41 +26,12 @@ BACKENDS: Final = {
 """Name -> class path."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionSegment:
-    """Several tokens of one sequence in one forward: a prefill chunk or a pass that only reads.
-
-    start: first packed token; count: tokens; row: page table; cached: tokens of the sequence already in the cache.
-    """
-
-    start: int
-    count: int
-    row: int
-    cached: int
-    is_causal: bool
-    writes: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackedRows:
-    """Packed tokens of one uncaptured forward.
-
-    The first len(decode) tokens are one token each of the sequences `decode` (int64), which hold `cached` tokens
-    (int64) and append theirs. Segments follow in token order. tables: int32 [slots, max_pages].
-    """
-
-    decode: np.ndarray
-    cached: np.ndarray
-    segments: Sequence[AttentionSegment]
-    tables: np.ndarray
-
-
 class AttentionBackend(Protocol):
     """Attention over the pools of all layers. Made once per node."""
 
     name: str
 
-    def plan(self, packed: PackedRows) -> KVView:
+    def plan(self, metadata: AttentionMetadata) -> KVView:
         """Prepare one forward. The view is valid until the next step changes the tables."""
 
     def static(self, shape: AttentionShape) -> StaticAttention:

@@ -16,16 +16,14 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from mstar_core.engine.attention.reference import page_buckets, torch_static
-from mstar_core.engine.attention.static import places_of
 from mstar_core.engine.transfers import upload
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.engine.attention.backend import AttentionSegment, PackedRows
     from mstar_core.engine.attention.reference import TorchStaticAttention
-    from mstar_core.engine.attention.static import AttentionShape
     from mstar_core.engine.cache.page_table import PageCopy
+    from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
 
 PADDING_LIMIT: Final = 2.0
 """A decode batch is split by length if padding to the longest would more than double the keys to read."""
@@ -40,9 +38,9 @@ class EagerAttention:
         self._pools = pools
         self._page_size = page_size
 
-    def plan(self, packed: PackedRows) -> EagerView:
+    def plan(self, metadata: AttentionMetadata) -> EagerView:
         """See AttentionBackend. The indices are made when the first layer attends."""
-        return EagerView(self._pools, self._page_size, packed)
+        return EagerView(self._pools, self._page_size, metadata)
 
     def static(self, shape: AttentionShape) -> TorchStaticAttention:
         """See AttentionBackend."""
@@ -86,9 +84,13 @@ class _Bucket:
 
 @dataclass(frozen=True, slots=True)
 class _SegmentPlan:
-    """A segment with its earlier half pages (int64 [m] each) and its mask [groups * count, cached + count] or None."""
+    """A pass of several tokens, with its earlier half pages (int64 [m] each) and its mask.
 
-    segment: AttentionSegment
+    tokens: its packed tokens. length: tokens in the cache before. mask: [groups * tokens, length + tokens] or None.
+    """
+
+    tokens: slice
+    length: int
     keys: Tensor
     values: Tensor
     mask: Tensor | None
@@ -97,10 +99,10 @@ class _SegmentPlan:
 class EagerView:
     """The KVView of one forward."""
 
-    def __init__(self, pools: list[Tensor], page_size: int, packed: PackedRows) -> None:
+    def __init__(self, pools: list[Tensor], page_size: int, metadata: AttentionMetadata) -> None:
         self._pools = pools
         self._page_size = page_size
-        self._packed = packed
+        self._metadata = metadata
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
         """See KVView."""
@@ -110,13 +112,13 @@ class EagerView:
         if self._decode_count:
             parts.append(self._decode(pool, query[: self._decode_count], scale))
         for plan in self._segments(query.shape[1] // key.shape[1]):
-            span = slice(plan.segment.start, plan.segment.start + plan.segment.count)
-            parts.append(self._attend_segment(pool, plan, query[span], key[span], value[span], scale))
+            tokens = plan.tokens
+            parts.append(self._attend_segment(pool, plan, query[tokens], key[tokens], value[tokens], scale))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    @property
+    @cached_property
     def _decode_count(self) -> int:
-        return len(self._packed.decode)
+        return self._metadata.leading_decodes
 
     def _write(self, pool: Tensor, key: Tensor, value: Tensor) -> None:
         if self._targets is None:
@@ -154,7 +156,7 @@ class EagerView:
         count, heads, width = query.shape
         kv_heads = key.shape[1]
         key, value = key.to(pool.dtype), value.to(pool.dtype)
-        cached = plan.segment.cached
+        cached = plan.length
         if cached:
             halves = pool.view(-1, self._page_size, kv_heads, width)
             key = torch.cat([halves.index_select(0, plan.keys).view(-1, kv_heads, width)[:cached], key])
@@ -173,36 +175,28 @@ class EagerView:
     @cached_property
     def _targets(self) -> tuple[Tensor | None, Tensor, Tensor] | None:
         """Packed tokens to write (None = all) and their places among the keys and among the values of a flat pool."""
-        packed, page = self._packed, self._page_size
-        if not packed.segments:
-            keys = places_of(packed.decode, packed.cached, packed.tables, page)
-            return None, self._on_device(keys), self._on_device(keys + page)
-        rows, places, tokens = [packed.decode], [packed.cached], [np.arange(self._decode_count)]
-        for segment in packed.segments:
-            if segment.writes:
-                rows.append(np.full(segment.count, segment.row, dtype=np.int64))
-                places.append(np.arange(segment.cached, segment.cached + segment.count))
-                tokens.append(np.arange(segment.start, segment.start + segment.count))
-        row = np.concatenate(rows)
-        if not len(row):
+        metadata, page = self._metadata, self._page_size
+        if not metadata.writes.any():
             return None
-        keys = places_of(row, np.concatenate(places), packed.tables, page)
-        all_written = all(segment.writes for segment in packed.segments)
-        chosen = None if all_written else self._on_device(np.concatenate(tokens))
-        return chosen, self._on_device(keys), self._on_device(keys + page)
+        places, tokens = metadata.places(page, metadata.tokens, -1), None
+        if not metadata.writes.all():
+            written = metadata.tokens_of(metadata.writes)
+            places, tokens = places[written], self._on_device(written)
+        return tokens, self._on_device(places), self._on_device(places + page)
 
     @cached_property
     def _buckets(self) -> list[_Bucket]:
-        packed = self._packed
-        pages = packed.cached // self._page_size + 1
+        page_rows = self._metadata.page_rows[: self._decode_count]
+        lengths = self._metadata.lengths[: self._decode_count]
+        pages = lengths // self._page_size + 1
         longest = int(pages.max())
         if len(pages) == 1 or longest * len(pages) <= PADDING_LIMIT * int(pages.sum()):
-            return [self._bucket(None, packed.decode, packed.cached, longest)]
+            return [self._bucket(None, page_rows, lengths, longest)]
         buckets = []
         size_class = np.ceil(np.log2(pages)).astype(np.int64)
         for chosen in np.unique(size_class):
             rows = np.nonzero(size_class == chosen)[0]
-            buckets.append(self._bucket(rows, packed.decode[rows], packed.cached[rows], int(pages[rows].max())))
+            buckets.append(self._bucket(rows, page_rows[rows], lengths[rows], int(pages[rows].max())))
         return buckets
 
     def _bucket(self, rows: np.ndarray | None, tables: np.ndarray, cached: np.ndarray, width: int) -> _Bucket:
@@ -211,26 +205,30 @@ class EagerView:
         if int(cached.min()) + 1 < size:
             mask = self._on_device(np.arange(size)[None] <= cached[:, None])[:, None, None]
         # Table entries past the last page are readable pages, and masked.
-        keys = self._on_device(self._packed.tables[tables, :width].astype(np.int64).reshape(-1) * 2)
+        keys = self._on_device(self._metadata.tables[tables, :width].astype(np.int64).reshape(-1) * 2)
         return _Bucket(None if rows is None else self._on_device(rows), len(tables), keys, keys + 1, mask)
 
     def _segments(self, groups: int) -> list[_SegmentPlan]:
-        if self._packed.segments and not self._segment_plans:
-            self._segment_plans.extend(self._segment_plan(segment, groups) for segment in self._packed.segments)
+        if not self._segment_plans:
+            others = range(self._decode_count, len(self._metadata.page_rows))
+            self._segment_plans.extend(self._segment_plan(index, groups) for index in others)
         return self._segment_plans
 
     @cached_property
     def _segment_plans(self) -> list[_SegmentPlan]:
         return []
 
-    def _segment_plan(self, segment: AttentionSegment, groups: int) -> _SegmentPlan:
-        held = -(-segment.cached // self._page_size)
-        keys = self._on_device(self._packed.tables[segment.row, :held].astype(np.int64) * 2)
-        if not segment.is_causal or segment.count == 1:
-            return _SegmentPlan(segment, keys, keys + 1, None)
-        places = torch.arange(segment.cached + segment.count, device=keys.device)
-        visible = places[None] <= places[segment.cached :, None]
-        return _SegmentPlan(segment, keys, keys + 1, visible.repeat(groups, 1))
+    def _segment_plan(self, index: int, groups: int) -> _SegmentPlan:
+        metadata = self._metadata
+        start, end = metadata.query_starts[index : index + 2].tolist()
+        length = int(metadata.lengths[index])
+        held = -(-length // self._page_size)
+        keys = self._on_device(metadata.tables[metadata.page_rows[index], :held].astype(np.int64) * 2)
+        if not metadata.causal[index] or end - start == 1:
+            return _SegmentPlan(slice(start, end), length, keys, keys + 1, None)
+        places = torch.arange(length + end - start, device=keys.device)
+        visible = places[None] <= places[length:, None]
+        return _SegmentPlan(slice(start, end), length, keys, keys + 1, visible.repeat(groups, 1))
 
     def _on_device(self, array: np.ndarray) -> Tensor:
         return upload(array, self._pools[0].device)

@@ -10,7 +10,6 @@ import importlib
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from types import ModuleType
@@ -19,10 +18,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
-from mstar_core.engine.attention.backend import PackedRows
 from mstar_core.engine.attention.eager import EagerAttention
 from mstar_core.engine.attention.staging import BufferRing, recorded_event
-from mstar_core.engine.attention.static import PagedKernels, places_of
+from mstar_core.engine.attention.static import PagedKernels
 from mstar_core.engine.attention.whole_passes import WholePasses
 from mstar_core.engine.transfers import upload
 from mstar_core.errors import StartError
@@ -30,12 +28,12 @@ from mstar_core.errors import StartError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.engine.attention.backend import AttentionSegment
     from mstar_core.engine.attention.eager import EagerView
     from mstar_core.engine.attention.kernels.decode import DecodeAttention
     from mstar_core.engine.attention.staging import Fields, Values
-    from mstar_core.engine.attention.static import AttentionBatch, AttentionShape, StaticAttention
+    from mstar_core.engine.attention.static import StaticAttention
     from mstar_core.engine.cache.page_table import PageCopy
+    from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
     from mstar_core.layers.kv_view import HeadNorms
 
 AOT_DIR: Final = "FLASHINFER_AOT_DIR"
@@ -80,9 +78,9 @@ class FlashInferAttention:
         self._prefill_wrappers: dict[bool, Any] = {}
         self._rings: dict[int, BufferRing[Tensor]] = {}
 
-    def plan(self, packed: PackedRows) -> FlashInferView:
+    def plan(self, metadata: AttentionMetadata) -> FlashInferView:
         """See AttentionBackend. The kernels are planned when the first layer attends and the head count is known."""
-        return FlashInferView(self, packed)
+        return FlashInferView(self, metadata)
 
     def static(self, shape: AttentionShape) -> StaticAttention:
         """See AttentionBackend. All kernels but those of decode are our own and need no plan on the host.
@@ -102,7 +100,7 @@ class FlashInferAttention:
             from mstar_core.engine.attention.kernels.prefix import PagedPrefixAttention
 
             return PagedPrefixAttention(self._pools, self._page_size, shape)
-        if not shape.is_causal:
+        if not shape.causal:
             from mstar_core.engine.attention.kernels.split_kv import PagedDenseAttention
 
             return PagedDenseAttention(self._pools, self._page_size, shape)
@@ -146,7 +144,7 @@ class FlashInferAttention:
         return self._decode_wrappers[by_cores]
 
     def prefill_wrapper(self, is_causal: bool) -> Any:
-        """Return the wrapper of uncaptured segments with one kind of mask."""
+        """Return the wrapper of uncaptured passes with one kind of mask."""
         if is_causal not in self._prefill_wrappers:
             self._prefill_wrappers[is_causal] = self._library.BatchPrefillWithPagedKVCacheWrapper(
                 self.workspace, "NHD", backend="fa2"
@@ -204,9 +202,9 @@ class FlashInferAttention:
 class FlashInferView:
     """The KVView of one forward."""
 
-    def __init__(self, attention: FlashInferAttention, packed: PackedRows) -> None:
+    def __init__(self, attention: FlashInferAttention, metadata: AttentionMetadata) -> None:
         self._attention = attention
-        self._packed = packed
+        self._metadata = metadata
         self._decode: Any = None
         self._groups: list[tuple[Any, Tensor | slice]] = []
         self._is_planned = False
@@ -222,7 +220,7 @@ class FlashInferView:
             return self._whole.attend(layer, query, key, value, scale)
         if not self._is_planned:
             self._plan(query.shape[1], pool.shape[3], query.shape[2], scale)
-        count = len(self._packed.decode)
+        count = self._decode_count
         if self._decode is not None and count == query.shape[0]:
             only: Tensor = self._decode.run(query, pool)
             return only
@@ -237,85 +235,67 @@ class FlashInferView:
         return out
 
     @cached_property
-    def _writing(self) -> list[AttentionSegment]:
-        return [segment for segment in self._packed.segments if segment.writes]
+    def _decode_count(self) -> int:
+        return self._metadata.leading_decodes
 
     @cached_property
     def _is_whole(self) -> bool:
         """Whether the forward has unmasked passes only, and those that append have many tokens each."""
-        segments = self._packed.segments
-        return not len(self._packed.decode) and not any(
-            each.is_causal or (each.writes and each.count < LONG_PASS) for each in segments
-        )
+        metadata = self._metadata
+        return not np.any(metadata.causal | (metadata.writes & (metadata.counts < LONG_PASS)))
 
     @cached_property
     def _whole(self) -> WholePasses:
-        attention, packed = self._attention, self._packed
-        return WholePasses(attention.pools, attention.page_size, packed.segments, packed.tables)
+        return WholePasses(self._attention.pools, self._attention.page_size, self._metadata)
 
     @cached_property
     def _reading(self) -> tuple[Tensor | slice, EagerView] | None:
         """Packed tokens of the passes that only read, with their PyTorch view; made once for all layers."""
-        chosen = [segment for segment in self._packed.segments if not segment.writes]
-        if not chosen:
+        chosen = ~self._metadata.writes
+        if not chosen.any():
             return None
-        none, start, moved = np.zeros(0, dtype=np.int64), 0, []
-        for segment in chosen:
-            moved.append(replace(segment, start=start))
-            start += segment.count
-        packed = PackedRows(decode=none, cached=none, segments=moved, tables=self._packed.tables)
-        return self._tokens(chosen), self._attention.plain.plan(packed)
+        return self._tokens(chosen), self._attention.plain.plan(self._metadata.select(chosen))
 
     @cached_property
     def _places(self) -> Tensor | None:
-        packed, page = self._packed, self._attention.page_size
-        total = len(packed.decode) + sum(segment.count for segment in packed.segments)
-        places = np.full(total, -1, dtype=np.int64)
-        places[: len(packed.decode)] = places_of(packed.decode, packed.cached, packed.tables, page)
-        for segment in self._writing:
-            cached = np.arange(segment.cached, segment.cached + segment.count)
-            rows = np.full(segment.count, segment.row, dtype=np.int64)
-            places[segment.start : segment.start + segment.count] = places_of(rows, cached, packed.tables, page)
-        if not len(packed.decode) and not self._writing:
+        metadata = self._metadata
+        if not metadata.writes.any():
             return None
+        places = metadata.places(self._attention.page_size, metadata.tokens, -1)
         return upload(places, self._attention.pools[0].device)
 
     def _plan(self, heads: int, kv_heads: int, width: int, scale: float | None) -> None:
         self._is_planned = True
-        packed, dtype = self._packed, self._attention.pools[0].dtype
+        attention, metadata, count = self._attention, self._metadata, self._decode_count
+        dtype, size = attention.pools[0].dtype, attention.page_size
         kind = {"q_data_type": dtype, "kv_data_type": dtype, "sm_scale": scale}
-        if len(packed.decode):
-            wrapper = self._attention.decode_wrapper(heads // kv_heads)
-            pages = self._pages(packed.decode, packed.cached + 1)
-            self._attention.plan_kernel(wrapper, *pages, heads, kv_heads, width, self._attention.page_size, **kind)
+        shape = (heads, kv_heads, width, size)
+        if count:
+            wrapper = attention.decode_wrapper(heads // kv_heads)
+            attention.plan_kernel(wrapper, *_page_lists(metadata.select(slice(count)), size), *shape, **kind)
             self._decode = wrapper
+        chunks = metadata.writes.copy()
+        chunks[:count] = False
         for is_causal in (True, False):
-            chosen = [segment for segment in self._writing if segment.is_causal == is_causal]
-            if not chosen:
+            chosen = chunks & (metadata.causal == is_causal)
+            if not chosen.any():
                 continue
-            counts = np.array([segment.count for segment in chosen], dtype=np.int64)
-            rows = np.array([segment.row for segment in chosen], dtype=np.int64)
-            held = np.array([segment.cached + segment.count for segment in chosen], dtype=np.int64)
-            starts = torch.from_numpy(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32))
-            wrapper = self._attention.prefill_wrapper(is_causal)
-            pages = self._pages(rows, held)
-            size = self._attention.page_size
-            shape = (heads, kv_heads, width, size)
-            self._attention.plan_kernel(wrapper, starts, *pages, *shape, causal=is_causal, **kind)
+            group = metadata.select(chosen)
+            starts = torch.from_numpy(group.query_starts.astype(np.int32))
+            wrapper = attention.prefill_wrapper(is_causal)
+            attention.plan_kernel(wrapper, starts, *_page_lists(group, size), *shape, causal=is_causal, **kind)
             self._groups.append((wrapper, self._tokens(chosen)))
 
-    def _tokens(self, segments: list[AttentionSegment]) -> Tensor | slice:
-        """Return the packed tokens of these segments, as a slice if they are contiguous."""
-        end = segments[-1].start + segments[-1].count
-        if end - segments[0].start == sum(segment.count for segment in segments):
-            return slice(segments[0].start, end)
-        spans = [np.arange(segment.start, segment.start + segment.count) for segment in segments]
-        return upload(np.concatenate(spans), self._attention.pools[0].device)
+    def _tokens(self, chosen: np.ndarray) -> Tensor | slice:
+        """Return the packed tokens of these sequences (bool [n]), as a slice if they are contiguous."""
+        tokens = self._metadata.tokens_of(chosen)
+        start, end = int(tokens[0]), int(tokens[-1]) + 1
+        return slice(start, end) if end - start == len(tokens) else upload(tokens, self._attention.pools[0].device)
 
-    def _pages(self, rows: np.ndarray, held: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
-        """Return starts [n + 1], page numbers, and tokens of the last page [n], int32 on the host."""
-        starts, pages, last = pages_of(rows, held, self._packed.tables, self._attention.page_size)
-        return torch.from_numpy(starts), torch.from_numpy(pages), torch.from_numpy(last)
+
+def _page_lists(metadata: AttentionMetadata, page_size: int) -> tuple[Tensor, ...]:
+    """Return starts [n + 1], page numbers, and tokens of the last page [n], int32 on the host."""
+    return tuple(torch.from_numpy(array) for array in metadata.page_lists(page_size))
 
 
 class FlashInferDecode(PagedKernels):
@@ -337,7 +317,7 @@ class FlashInferDecode(PagedKernels):
     @property
     def fields(self) -> Fields:
         """See StaticAttention. places: of the appended keys; the others as FlashInfer's paged kernels take them."""
-        rows = self._shape.rows
+        rows = self._shape.sequences
         return {
             "places": (torch.int64, rows),
             "last": (torch.int32, rows),
@@ -345,16 +325,16 @@ class FlashInferDecode(PagedKernels):
             "pages": (torch.int32, rows * self._shape.pages),
         }
 
-    def values(self, batch: AttentionBatch) -> Values:
+    def values(self, metadata: AttentionMetadata) -> Values:
         """See StaticAttention. Page tables are sent only if one has changed."""
-        count, size, rows = len(batch.rows), self._attention.page_size, self._shape.rows
-        starts, pages, used = pages_of(batch.rows, batch.cached + 1, batch.tables, size)
+        count, size, rows = len(metadata.page_rows), self._attention.page_size, self._shape.sequences
+        starts, pages, used = metadata.page_lists(size)
         if extra := rows - count:
             starts = np.concatenate([starts, starts[-1] + np.arange(1, extra + 1, dtype=np.int32)])
             pages = np.concatenate([pages, np.full(extra, self._spare, dtype=np.int32)])
         self._last = np.ones(rows, dtype=np.int32)
         self._last[:count] = used
-        found = {"places": batch.places(size, self._shape, self._spare * 2 * size), "last": self._last}
+        found = {"places": metadata.places(size, rows, self._spare * 2 * size), "last": self._last}
         is_same_split = np.array_equal(starts, self._starts)
         self._has_new_split = not is_same_split
         if not is_same_split or not np.array_equal(pages, self._pages):
@@ -395,7 +375,7 @@ class FlashInferDecode(PagedKernels):
         if not supports(heads, pool):
             return None
         if self._decode is None:
-            self._decode = DecodeAttention(self._shape.rows, heads, pool)
+            self._decode = DecodeAttention(self._shape.sequences, heads, pool)
         factor = pool.shape[4] ** -0.5 if scale is None else scale
         return self._decode.attend(pool, packed, rotation, self._device, factor, norms)
 
@@ -423,20 +403,6 @@ class FlashInferDecode(PagedKernels):
         self._attention.replan(self._wrapper, (torch.from_numpy(self._starts), last), self._device, self._sizes)
         self._wrapper._sm_scale = self._scale
         self.plans += 1
-
-
-def pages_of(
-    rows: np.ndarray, held: np.ndarray, tables: np.ndarray, page_size: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the pages of sequences of `held` tokens: starts int32 [n + 1], page numbers, tokens of the last page."""
-    counts = -(-held // page_size)
-    starts = np.zeros(len(rows) + 1, dtype=np.int32)
-    np.cumsum(counts, out=starts[1:])
-    widest = int(counts.max(initial=0))
-    inside = np.arange(widest)[None] < counts[:, None]
-    pages: np.ndarray = tables[rows, :widest][inside]
-    last: np.ndarray = (held - (counts - 1) * page_size).astype(np.int32)
-    return starts, pages, last
 
 
 def _check_pools(pools: list[Tensor]) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mstar_core.engine.attention.staging import Fields, Values
-    from mstar_core.engine.attention.static import AttentionBatch, AttentionShape
+    from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
 
 ALIGNED: Final = 16
 """Keys are padded to a multiple of this, as the kernels behind PyTorch's attention require of a mask."""
@@ -59,42 +59,43 @@ class TorchStaticAttention(PagedKernels):
         sequences: the padded slot of each packed token, and the packed token of each padded slot.
         """
         shape = self._shape
-        ragged = {"slot": (torch.int64, shape.tokens), "source": (torch.int64, shape.rows * shape.tokens)}
+        ragged = {"slot": (torch.int64, shape.tokens), "source": (torch.int64, shape.sequences * shape.tokens)}
         return {
             "places": (torch.int64, shape.packed_tokens if shape.writes else 0),
             **(ragged if shape.is_ragged else {}),
-            "first": (torch.int64, shape.rows),
-            "end": (torch.int64, shape.rows),
-            "halves": (torch.int64, shape.rows * shape.pages),
+            "first": (torch.int64, shape.sequences),
+            "end": (torch.int64, shape.sequences),
+            "halves": (torch.int64, shape.sequences * shape.pages),
         }
 
     def reset(self) -> None:
         """See StaticAttention."""
         self._kept, self._mask = {}, None
 
-    def values(self, batch: AttentionBatch) -> Values:
+    def values(self, metadata: AttentionMetadata) -> Values:
         """See StaticAttention."""
-        shape, count = self._shape, len(batch.rows)
-        halves = np.full((shape.rows, shape.pages), 2 * self._spare, dtype=np.int64)
-        halves[:count] = batch.tables[batch.rows, : shape.pages].astype(np.int64) * 2
-        counts = batch.counts if shape.is_ragged else np.full(count, shape.tokens, dtype=np.int64)
-        first = np.zeros(shape.rows, dtype=np.int64)
-        first[:count] = batch.cached
+        shape, count = self._shape, len(metadata.page_rows)
+        halves = np.full((shape.sequences, shape.pages), 2 * self._spare, dtype=np.int64)
+        halves[:count] = metadata.tables[metadata.page_rows, : shape.pages].astype(np.int64) * 2
+        first = np.zeros(shape.sequences, dtype=np.int64)
+        first[:count] = metadata.lengths
         # Padding sees one place: a softmax over no place is not a number.
-        end = np.full(shape.rows, int(shape.writes), dtype=np.int64)
-        end[:count] = batch.cached + (counts if shape.writes else 0)
+        end = np.full(shape.sequences, int(shape.writes), dtype=np.int64)
+        end[:count] = metadata.lengths_after if shape.writes else metadata.lengths
         elsewhere = 2 * self._spare * self._page_size
         found = {"first": first, "end": end, "halves": halves}
         if shape.is_ragged:
-            found |= self._slots(batch)
-        return {**found, "places": batch.places(self._page_size, shape, elsewhere)}
+            found |= self._slots(metadata)
+        if shape.writes:
+            found["places"] = metadata.places(self._page_size, shape.packed_tokens, elsewhere)
+        return found
 
-    def _slots(self, batch: AttentionBatch) -> dict[str, np.ndarray]:
+    def _slots(self, metadata: AttentionMetadata) -> dict[str, np.ndarray]:
         """Return the padded slot of each packed token and the packed token of each padded slot."""
-        shape, starts = self._shape, batch.starts
+        shape, starts = self._shape, metadata.query_starts
         slot = np.zeros(shape.tokens, dtype=np.int64)
-        source = np.zeros((shape.rows, shape.tokens), dtype=np.int64)
-        for index, (start, count) in enumerate(zip(starts, batch.counts, strict=False)):
+        source = np.zeros((shape.sequences, shape.tokens), dtype=np.int64)
+        for index, (start, count) in enumerate(zip(starts, metadata.counts, strict=False)):
             source[index, :count] = np.arange(start, start + count)
             slot[start : start + count] = index * shape.tokens + np.arange(count)
         return {"slot": slot, "source": source}
@@ -106,8 +107,8 @@ class TorchStaticAttention(PagedKernels):
         groups = heads // kv_heads
         keys, values = self._appended(layer, key, value) if shape.writes else self._beside(layer, key, value)
         padded = query.index_select(0, self._device["source"]) if shape.is_ragged else query
-        own = padded.view(shape.rows, shape.tokens, kv_heads, groups, width).permute(0, 2, 3, 1, 4)
-        folded = own.reshape(shape.rows, kv_heads, -1, width).to(keys.dtype)
+        own = padded.view(shape.sequences, shape.tokens, kv_heads, groups, width).permute(0, 2, 3, 1, 4)
+        folded = own.reshape(shape.sequences, kv_heads, -1, width).to(keys.dtype)
         mixed = scaled_dot_product_attention(
             folded,
             keys.transpose(1, 2),
@@ -115,7 +116,7 @@ class TorchStaticAttention(PagedKernels):
             attn_mask=self._visible(keys.dtype, groups),
             scale=scale,
         )
-        spread = mixed.view(shape.rows, kv_heads, groups, shape.tokens, width).permute(0, 3, 1, 2, 4)
+        spread = mixed.view(shape.sequences, kv_heads, groups, shape.tokens, width).permute(0, 3, 1, 2, 4)
         flat = spread.reshape(-1, heads, width)
         return (flat.index_select(0, self._device["slot"]) if shape.is_ragged else flat).to(query.dtype)
 
@@ -135,20 +136,22 @@ class TorchStaticAttention(PagedKernels):
         """Return the same with the pass's own tokens behind the pages, which are not changed."""
         shape, pool = self._shape, self._pools[layer]
         if layer not in self._kept:
-            room = (shape.rows, self._width, pool.shape[3], pool.shape[4])
+            room = (shape.sequences, self._width, pool.shape[3], pool.shape[4])
             both = torch.zeros(room, dtype=pool.dtype, device=pool.device), pool.new_zeros(room)
             for half, whole in enumerate(both):
                 whole[:, : self._inside] = self._gathered(pool, half)
             self._kept[layer] = both
         behind = slice(self._inside, self._inside + shape.tokens)
         for whole, own in zip(self._kept[layer], (key, value), strict=True):
-            whole[:, behind] = own.view(shape.rows, shape.tokens, *own.shape[1:])
+            whole[:, behind] = own.view(shape.sequences, shape.tokens, *own.shape[1:])
         return self._kept[layer]
 
     def _gathered(self, pool: Tensor, half: int) -> Tensor:
         shape = self._shape
         halves = pool.view(-1, self._page_size, pool.shape[3], pool.shape[4])
-        taken = halves.index_select(0, self._device["halves"] + half).view(shape.rows, self._inside, *pool.shape[3:])
+        taken = halves.index_select(0, self._device["halves"] + half).view(
+            shape.sequences, self._inside, *pool.shape[3:]
+        )
         # Unused places may hold NaN, and zero times NaN is NaN.
         unused = torch.arange(self._inside, device=pool.device) >= self._device["end"][:, None]
         return taken.masked_fill_(unused[..., None, None], 0)
@@ -158,7 +161,7 @@ class TorchStaticAttention(PagedKernels):
         if self._mask is None:
             shape, first, end = self._shape, self._device["first"], self._device["end"]
             place = torch.arange(self._width, device=end.device)
-            if shape.is_causal and shape.tokens > 1:
+            if shape.causal and shape.tokens > 1:
                 last = first[:, None] + torch.arange(shape.tokens, device=end.device)
                 seen = (place <= last[..., None]).repeat(1, groups, 1)[:, None]
             else:
@@ -179,13 +182,13 @@ class TorchFreshAttention(TorchStaticAttention):
         """See StaticAttention. of: the pass of each token; padding is a pass of its own."""
         return {"places": (torch.int64, self._shape.tokens), "of": (torch.int32, self._shape.tokens)}
 
-    def values(self, batch: AttentionBatch) -> Values:
+    def values(self, metadata: AttentionMetadata) -> Values:
         """See StaticAttention."""
-        shape, count = self._shape, len(batch.counts)
-        sizes = np.append(batch.counts, shape.tokens - int(batch.counts.sum()))
+        shape, count = self._shape, len(metadata.page_rows)
+        sizes = np.append(metadata.counts, shape.tokens - metadata.tokens)
         of = np.repeat(np.arange(count + 1, dtype=np.int32), sizes)
         elsewhere = 2 * self._spare * self._page_size
-        return {"places": batch.places(self._page_size, shape, elsewhere), "of": of}
+        return {"places": metadata.places(self._page_size, shape.tokens, elsewhere), "of": of}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
         """See KVView."""

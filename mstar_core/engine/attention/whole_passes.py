@@ -6,11 +6,9 @@ run. New keys are read from the projections' output, so a pass may append or not
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
@@ -20,7 +18,7 @@ from mstar_core.engine.transfers import upload
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.engine.attention.backend import AttentionSegment
+    from mstar_core.engine.steps.attention import AttentionMetadata
 
 
 MANY_TOKENS: Final = 2048
@@ -38,21 +36,16 @@ class _Pass:
 
 
 class WholePasses:
-    """The KVView of unmasked passes. It appends nothing. segments: those passes, in packed order."""
+    """The KVView of unmasked passes. It appends nothing."""
 
-    def __init__(
-        self, pools: list[Tensor], page_size: int, segments: Sequence[AttentionSegment], tables: np.ndarray
-    ) -> None:
+    def __init__(self, pools: list[Tensor], page_size: int, metadata: AttentionMetadata) -> None:
         self._pools = pools
         self._page_size = page_size
-        first, device = segments[0].start, pools[0].device
+        starts, device = metadata.query_starts.tolist(), pools[0].device
+        sequences = zip(starts, starts[1:], metadata.page_rows.tolist(), metadata.lengths.tolist(), strict=False)
         self._passes = [
-            _Pass(
-                slice(each.start - first, each.start - first + each.count),
-                each.cached,
-                upload(tables[each.row, : -(-each.cached // page_size)], device),
-            )
-            for each in segments
+            _Pass(slice(start, end), length, upload(metadata.tables[row, : -(-length // page_size)], device))
+            for start, end, row, length in sequences
         ]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:

@@ -13,12 +13,13 @@ import numpy as np
 import torch
 
 from mstar_core.engine.attention.staging import Staging
-from mstar_core.engine.attention.static import AttentionBatch, AttentionBuffers, AttentionShape
+from mstar_core.engine.attention.static import AttentionBuffers
 from mstar_core.engine.cache import slot_update
 from mstar_core.engine.cuda_graphs.cache import Size, StaticStep
 from mstar_core.engine.sampling import rng
 from mstar_core.engine.sampling.logit_subset import Columns
 from mstar_core.engine.sampling.static_sampler import StaticSampler, parameter_fields, parameter_values
+from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -51,7 +52,7 @@ class DecodeStep(StaticStep[dict[str, "Tensor"]]):
         self._count = count
         device = node.slots.device
         self._parameters = Staging(parameter_fields(count), device)
-        shape = AttentionShape(rows=count, tokens=1, pages=node.tables.ids.shape[1], is_causal=True)
+        shape = AttentionShape(sequences=count, tokens=1, pages=node.tables.ids.shape[1], causal=True)
         own = {"positions": (node.slots.position_dtype, count), "chance": (torch.float64, count)}
         if node.rows is not None:
             own |= node.rows.fields(count)
@@ -81,11 +82,11 @@ class DecodeStep(StaticStep[dict[str, "Tensor"]]):
 
     def _load(self, rows: np.ndarray, chance: np.ndarray) -> None:
         tables = self._node.tables
-        batch = AttentionBatch(rows=rows, cached=tables.length[rows], tables=tables.ids)
+        metadata = AttentionMetadata.of(rows, tables.length[rows], tables.ids)
         values = {"positions": self._node.slots.next_position[rows], "chance": chance}
         if self._node.rows is not None:
             values |= self._node.rows.values(rows, self._random)
-        self.buffers.prepare(batch, values)
+        self.buffers.prepare(metadata, values)
 
     def _load_parameters(self, batch: DecodeBatch | None) -> None:
         slots = self._node.slots

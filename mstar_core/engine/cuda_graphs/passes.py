@@ -17,12 +17,13 @@ import numpy as np
 import torch
 
 from mstar_core.engine.attention.staging import host_array, port_field
-from mstar_core.engine.attention.static import AttentionBatch, AttentionBuffers, AttentionShape, empty_batch
+from mstar_core.engine.attention.static import AttentionBuffers
 from mstar_core.engine.cuda_graphs.cache import Size, StaticStep, StepBuckets
 from mstar_core.engine.cuda_graphs.decode import up_to
 from mstar_core.engine.cuda_graphs.kinds import WirePass, WirePort, dtype_name, dtype_of, encoded
 from mstar_core.engine.cuda_graphs.prefixes import PrefixSteps
 from mstar_core.engine.kv.batch import pass_positions, wanted_ports
+from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
 from mstar_core.engine.transfers import SMALL_BYTES, gather, join, upload
 from mstar_core.graph.declare.nodes import STEP, keyword
 from mstar_core.layers.kv_view import AppendOnlyView
@@ -165,8 +166,9 @@ class PassKind:
 
 
 class PassStep(StaticStep[list[dict[str, "Tensor"]]]):
-    """Passes of one kind for up to `shape.rows` sequences. Positions and small ports lie beside the attention metadata.
+    """Passes of one kind for up to `shape.sequences` sequences.
 
+    Positions and small ports lie beside the attention metadata.
     later: buffers of the iterations after the first, if several append. outputs: those of each iteration that appends,
     else of the last.
     """
@@ -175,9 +177,9 @@ class PassStep(StaticStep[list[dict[str, "Tensor"]]]):
         self._node = node
         self.kind = kind
         self.shape = shape
-        sizes = {port: (port.count(shape.rows, kind.tokens), *port.shape) for port in kind.ports}
+        sizes = {port: (port.count(shape.sequences, kind.tokens), *port.shape) for port in kind.ports}
         small = {port_field(p.name): (p.dtype, math.prod(s)) for p, s in sizes.items() if p.is_small(kind.tokens)}
-        beside = {POSITIONS: (torch.int64, shape.rows * kind.tokens), **small}
+        beside = {POSITIONS: (torch.int64, shape.sequences * kind.tokens), **small}
         self._buffers = AttentionBuffers(node.attention.static(shape), node.device, beside)
         self._ports = {
             port.name: self._buffers.device[port_field(port.name)].view(size)
@@ -185,7 +187,7 @@ class PassStep(StaticStep[list[dict[str, "Tensor"]]]):
             else torch.zeros(size, dtype=port.dtype, device=node.device)
             for port, size in sizes.items()
         }
-        self._buffers.prepare(empty_batch(node.tables.ids))
+        self._buffers.prepare(AttentionMetadata.empty(node.tables.ids))
         one = replace(kind, iterations=1)
         ahead = range(1, kind.iterations) if kind.runs_ahead else ()
         self.later: tuple[PassStep, ...] = tuple(PassStep(node, one, shape) for _ in ahead)
@@ -226,7 +228,8 @@ class PassStep(StaticStep[list[dict[str, "Tensor"]]]):
         if len(chunks) < (count := int(often.sum())):
             before = np.concatenate([np.arange(each) for each in often]) * kind.tokens
             slots, cached = np.repeat(slots, often), np.repeat(cached, often) + before
-        self._buffers.prepare(AttentionBatch(rows=slots, cached=cached, tables=tables.ids), values)
+        metadata = AttentionMetadata.of(slots, cached, tables.ids, kind.tokens, causal=False, writes=kind.writes)
+        self._buffers.prepare(metadata, values)
         for port in late:  # after the copy, which clears the other fields
             whole = self._ports[port.name]
             target = whole[: port.count(count, kind.tokens)]
@@ -333,7 +336,7 @@ class LoopPassSteps:
                 continue
             while group:
                 step = self._step(kind, group)
-                count = 0 if step is None else _fitting(group, step.shape.rows)
+                count = 0 if step is None else _fitting(group, step.shape.sequences)
                 if step is None or not count:
                     rest += group
                     missed = True
@@ -382,7 +385,7 @@ class LoopPassSteps:
 
         def build(size: Size) -> PassStep:
             return PassStep(
-                self, kind, AttentionShape(rows=size[0], tokens=kind.tokens, pages=size[1], writes=kind.writes)
+                self, kind, AttentionShape(sequences=size[0], tokens=kind.tokens, pages=size[1], writes=kind.writes)
             )
 
         def title(size: Size) -> str:
@@ -415,7 +418,7 @@ class LoopPassSteps:
             return None
         self._learn(kind)
         step = self._step(kind, group)
-        return step if step is not None and step.shape.rows >= len(group) else None
+        return step if step is not None and step.shape.sequences >= len(group) else None
 
     def _step(self, kind: PassKind, group: Sequence[ScheduledChunk]) -> PassStep | None:
         """Return the smallest bucket for these chunks, or a smaller, full one if much of it would be padding."""
@@ -549,7 +552,7 @@ def _own(value: Tensor, number: int, count: int) -> Tensor:
 
 def _share(value: Tensor, shape: AttentionShape, count: int) -> Tensor:
     """Return the first `count` sequences of a bucket's output, packed by token or by sequence."""
-    return value[: count * shape.tokens] if value.shape[0] == shape.rows * shape.tokens else value[:count]
+    return value[: count * shape.tokens] if value.shape[0] == shape.sequences * shape.tokens else value[:count]
 
 
 def _by_row(forward: ForwardPass, port: Port) -> Tensor:

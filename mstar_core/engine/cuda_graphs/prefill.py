@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
-from mstar_core.engine.attention.static import AttentionBatch, AttentionBuffers, AttentionShape
+from mstar_core.engine.attention.static import AttentionBuffers
 from mstar_core.engine.cuda_graphs.cache import StaticStep
 from mstar_core.engine.cuda_graphs.decode import up_to
 from mstar_core.engine.sampling import rng
 from mstar_core.engine.sampling.static_sampler import StaticSampler, parameter_fields, parameter_values
+from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,7 +48,7 @@ class PrefillStep(StaticStep["Tensor"]):
             "chance": (torch.float64, prompts),
         }
         shape = AttentionShape(
-            rows=prompts, tokens=tokens, pages=node.tables.ids.shape[1], is_causal=True, is_ragged=True
+            sequences=prompts, tokens=tokens, pages=node.tables.ids.shape[1], causal=True, is_ragged=True
         )
         self.buffers = AttentionBuffers(
             node.attention.static(shape), node.slots.device, fields | parameter_fields(prompts)
@@ -65,8 +66,8 @@ class PrefillStep(StaticStep["Tensor"]):
         slots, tables = self._node.slots, self._node.tables
         counts = np.array([chunk.count for chunk in chunks], dtype=np.int64)
         rows = np.array([chunk.branch.slot for chunk in chunks], dtype=np.int64)
-        batch = AttentionBatch(rows=rows, counts=counts, cached=tables.length[rows], tables=tables.ids)
-        starts = batch.starts
+        metadata = AttentionMetadata.of(rows, tables.length[rows], tables.ids, counts)
+        starts = metadata.query_starts
         ids = np.zeros(starts[-1], dtype=np.int64)
         positions = np.zeros(starts[-1], dtype=slots.next_position.dtype)
         for start, chunk in zip(starts, chunks, strict=False):
@@ -79,7 +80,7 @@ class PrefillStep(StaticStep["Tensor"]):
         values, states = parameter_values(self._prompts, np.where(samples, rows, slots.spare), chosen, slots.spare)
         values |= {"ids": ids, "positions": positions, "ends": starts[1:] - 1}
         values["chance"] = rng.uniform_host(states, slots.drawn[rows])
-        self.buffers.prepare(batch, values)
+        self.buffers.prepare(metadata, values)
 
     def forward(self) -> Tensor:
         """Run the prefill. Returns drawn ids, int64 [prompts]."""

@@ -13,11 +13,12 @@ import numpy as np
 import torch
 
 from mstar_core.engine.attention.staging import host_array, port_field
-from mstar_core.engine.attention.static import AttentionBatch, AttentionBuffers, AttentionShape
+from mstar_core.engine.attention.static import AttentionBuffers
 from mstar_core.engine.cuda_graphs.cache import StaticStep, StepBuckets
 from mstar_core.engine.cuda_graphs.decode import up_to
 from mstar_core.engine.cuda_graphs.kinds import WirePort, WirePrefix, dtype_name, dtype_of, encoded
 from mstar_core.engine.kv.batch import pass_positions, wanted_ports
+from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
 from mstar_core.engine.transfers import join
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class PrefixStep(StaticStep[dict[str, "Tensor"]]):
         self._tables = tables
         numbers = {port_field(name): (dtype, tokens) for name, dtype, shape in kind if not shape}
         own = {"positions": (torch.int64, tokens), **numbers}
-        bucket = AttentionShape(rows=passes_of(tokens), tokens=tokens, pages=0, is_ragged=True, is_fresh=True)
+        bucket = AttentionShape(sequences=passes_of(tokens), tokens=tokens, pages=0, is_ragged=True, is_fresh=True)
         self._buffers = AttentionBuffers(attention.static(bucket), device, own)
         self._ports = {name: value[:tokens] for name, value in inputs.items()}
         self._ports |= {name: self._buffers.device[port_field(name)] for name, _, shape in kind if not shape}
@@ -77,7 +78,7 @@ class PrefixStep(StaticStep[dict[str, "Tensor"]]):
         """Fill the buffers for these chunks; small host values in one copy."""
         counts = np.array([chunk.count for chunk in chunks], dtype=np.int64)
         rows = np.array([chunk.branch.slot for chunk in chunks], dtype=np.int64)
-        batch = AttentionBatch(rows=rows, counts=counts, cached=np.zeros_like(counts), tables=self._tables.ids)
+        metadata = AttentionMetadata.of(rows, np.zeros_like(counts), self._tables.ids, counts, causal=False)
         values = dict[str, np.ndarray]()
         late: list[tuple[str, list[Tensor], Tensor]] = []
         if chunks:
@@ -88,7 +89,7 @@ class PrefixStep(StaticStep[dict[str, "Tensor"]]):
                 values[field] = host_array(torch.cat(given))
             else:
                 late.append((name, given, target[: int(counts.sum())]))
-        self._buffers.prepare(batch, values)
+        self._buffers.prepare(metadata, values)
         for name, given, target in late:  # after the copy, which clears the other fields
             join(given, target)
             if self.on_late is not None:

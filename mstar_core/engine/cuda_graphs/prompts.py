@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
 import torch
 
-from mstar_core.engine.attention.static import AttentionBatch, AttentionBuffers, AttentionShape, empty_batch
+from mstar_core.engine.attention.static import AttentionBuffers
 from mstar_core.engine.cuda_graphs.cache import Size, StaticStep, StepBuckets
 from mstar_core.engine.cuda_graphs.decode import up_to
 from mstar_core.engine.cuda_graphs.prefill import prompts_of
 from mstar_core.engine.kv.batch import wanted_ports
+from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -91,13 +91,12 @@ class PromptStep(StaticStep[dict[str, "Tensor"]]):
         """inputs: of at least as many tokens, which other buckets share."""
         self.tokens, self.rows = tokens, rows
         self._module = module
-        self._tables = tables
         self._kind = kind
-        shape = AttentionShape(rows=rows, tokens=tokens, pages=tables.ids.shape[1], is_causal=True, is_ragged=True)
+        shape = AttentionShape(sequences=rows, tokens=tokens, pages=tables.ids.shape[1], causal=True, is_ragged=True)
         self._buffers = AttentionBuffers(attention.static(shape), device)
         self._positions = kind.positions.empty(tokens, device)
         self._ports = {form.name: form.part(inputs[form.name], self._count(form)) for form in kind.ports}
-        self._buffers.prepare(empty_batch(tables.ids))
+        self._buffers.prepare(AttentionMetadata.empty(tables.ids))
 
     def _count(self, form: PromptForm) -> int:
         return self.rows if form.axis is None else self.tokens
@@ -108,18 +107,13 @@ class PromptStep(StaticStep[dict[str, "Tensor"]]):
 
     def load(self, step: PlainForward) -> None:
         """Fill the buffers. Padding keeps what earlier passes left; it appends to the spare page only."""
-        segments = step.packed.segments
-        counts, rows, cached = (
-            np.array(values, dtype=np.int64)
-            for values in zip(*((each.count, each.row, each.cached) for each in segments), strict=True)
-        )
-        self._buffers.prepare(AttentionBatch(rows=rows, counts=counts, cached=cached, tables=self._tables.ids))
-        tokens = int(counts.sum())
+        self._buffers.prepare(step.attention)
+        tokens, sequences = step.attention.tokens, len(step.attention.page_rows)
         self._kind.positions.part(self._positions, tokens).copy_(step.positions)
         for form in self._kind.ports:
             given = step.ports[form.name]
             assert isinstance(given, torch.Tensor)
-            form.part(self._ports[form.name], len(segments) if form.axis is None else tokens).copy_(given)
+            form.part(self._ports[form.name], sequences if form.axis is None else tokens).copy_(given)
 
     def forward(self) -> dict[str, Tensor]:
         """Run the passes. Returns the module's outputs, packed."""

@@ -18,11 +18,11 @@ from mstar_core.engine.transfers import contiguous_runs, upload
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.engine.attention import PackedRows
     from mstar_core.engine.base import Job, StepResult
     from mstar_core.engine.cache.slots import Slots
     from mstar_core.engine.kv.device_share import TimedStep
     from mstar_core.engine.kv.sequence import Branch, ForwardPass
+    from mstar_core.engine.steps.attention import AttentionMetadata
     from mstar_core.engine.transfers import HostCopy
     from mstar_core.errors import MstarError
 
@@ -142,7 +142,7 @@ class PlainForward:
     stores_rows: whether the decode batch has values of its resident loop. decode_slots: its slots on the device.
     """
 
-    packed: PackedRows
+    attention: AttentionMetadata
     ports: dict[str, Tensor | list[Tensor]]
     positions: Tensor
     draws: Draws | None = None

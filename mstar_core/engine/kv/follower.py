@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
-from mstar_core.engine.attention import AttentionSegment, PackedRows
 from mstar_core.engine.attention.staging import Staging
-from mstar_core.engine.attention.static import AttentionBatch
 from mstar_core.engine.base import SamplingParams
 from mstar_core.engine.cache.page_table import PageCopy
 from mstar_core.engine.cache.slots import SlotChanges
 from mstar_core.engine.kv.batch import Draws, PlainForward
 from mstar_core.engine.kv.mirror import id_checksum, inlets_of, shared_order
+from mstar_core.engine.steps.attention import AttentionMetadata
 from mstar_core.engine.transfers import upload
 from mstar_core.parallel import plans
 
@@ -110,13 +109,8 @@ class NodeFollower:
             if isinstance(inlet, Staging):
                 inlet.put(values)
                 continue
-            assert load.rows is not None and load.cached is not None and load.counts is not None
-            inlet.prepare(
-                AttentionBatch(
-                    rows=load.rows.array(), cached=load.cached.array(), counts=load.counts.array(), tables=tables
-                ),
-                values,
-            )
+            assert load.attention is not None
+            inlet.prepare(_metadata(load.attention, tables), values)
         for late in plan.late:
             target = step.parts[late.part].late_port(late.port)[: late.value.shape[0]]
             if late.value.data is None:
@@ -142,7 +136,7 @@ class NodeFollower:
             )
 
     def _forward(self, plan: plans.Forward) -> PlainForward:
-        slots, decode = self._memory.slots, plan.decode.array()
+        slots = self._memory.slots
         device = slots.device
         positions = plan.positions.tensor(device)
         ports: dict[str, Tensor | list[Tensor]] = {name: wire.tensor(device) for name, wire in plan.ports.items()}
@@ -156,30 +150,15 @@ class NodeFollower:
             drawn = plan.draws.slots.array()
             slots.drawn[drawn] = plan.draws.counters.array()
             draws = Draws(slots=drawn, tracked=plan.draws.tracked, ends=_array(plan.draws.ends))
-        packed = PackedRows(
-            decode=decode,
-            cached=plan.cached.array(),
-            tables=self._memory.tables.ids,
-            segments=[
-                AttentionSegment(
-                    start=each.start,
-                    count=each.count,
-                    row=each.row,
-                    cached=each.cached,
-                    is_causal=each.is_causal,
-                    writes=each.writes,
-                )
-                for each in plan.segments
-            ],
-        )
+        attention = _metadata(plan.attention, self._memory.tables.ids)
         return PlainForward(
-            packed=packed,
+            attention=attention,
             ports=ports,
             positions=positions,
             draws=draws,
             wants_logits=plan.wants_logits,
             stores_rows=plan.stores_rows,
-            decode_slots=upload(decode, device) if len(decode) else None,
+            decode_slots=upload(attention.page_rows[: plan.decodes], device) if plan.decodes else None,
         )
 
     def _received(self, wires: list[plans.WireTensor]) -> list[Tensor]:
@@ -192,6 +171,20 @@ class NodeFollower:
         for wire, value in zip(wires, values, strict=True):
             if wire.data is None:
                 self._collectives.broadcast(value)
+
+
+def _metadata(wire: plans.WireAttention, tables: np.ndarray) -> AttentionMetadata:
+    rows, lengths = wire.page_rows.array(), wire.lengths.array()
+    if wire.query_starts is None or wire.causal is None or wire.writes is None:
+        return AttentionMetadata.of(rows, lengths, tables)
+    return AttentionMetadata(
+        query_starts=wire.query_starts.array(),
+        page_rows=rows,
+        lengths=lengths,
+        causal=wire.causal.array(),
+        writes=wire.writes.array(),
+        tables=tables,
+    )
 
 
 def _array(wire: WireArray | None) -> np.ndarray | None:

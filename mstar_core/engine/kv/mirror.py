@@ -20,13 +20,12 @@ from mstar_core.engine.cuda_graphs.decode import DECODE
 from mstar_core.engine.cuda_graphs.prefill import PREFILL
 from mstar_core.engine.transfers import HostCopy
 from mstar_core.parallel import plans
-from mstar_core.parallel.plans import Checksum, Late, Load, WireArray, WireTensor, wire_tensors
+from mstar_core.parallel.plans import Checksum, Late, Load, WireArray, WireAttention, WireTensor, wire_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from mstar_core.engine.attention.staging import Staging, Values
-    from mstar_core.engine.attention.static import AttentionBatch
     from mstar_core.engine.base import SamplingParams
     from mstar_core.engine.cache.memory import KVMemory
     from mstar_core.engine.cache.page_table import PageCopy
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.cache.slots import SlotChanges
     from mstar_core.engine.cuda_graphs.cache import Size, StaticStep
     from mstar_core.engine.kv.batch import PlainForward
+    from mstar_core.engine.steps.attention import AttentionMetadata
     from mstar_core.parallel.collectives import TorchCollectives
     from mstar_core.parallel.link import GroupEnded, PlanSender
 
@@ -105,10 +105,9 @@ class LeaderMirror:
 
     def forward(self, step: PlainForward) -> None:
         """Publish an uncaptured forward, and share its device inputs."""
-        packed, draws = step.packed, step.draws
-        rows = np.concatenate([packed.decode, np.array([each.row for each in packed.segments], dtype=np.int64)])
+        draws = step.draws
         drawn = draws.slots if draws is not None else np.zeros(0, dtype=np.int64)
-        self._state(rows, drawn)
+        self._state(step.attention.page_rows, drawn)
         self._compare(draws=draws is not None)
         ports, lists = wire_tensors(step.ports)
         wire = None
@@ -119,12 +118,8 @@ class LeaderMirror:
         self._sender.publish(
             plans.Forward(
                 node=self._node,
-                decode=WireArray.of(packed.decode),
-                cached=WireArray.of(packed.cached),
-                segments=[
-                    plans.WireSegment(each.start, each.count, each.row, each.cached, each.is_causal, each.writes)
-                    for each in packed.segments
-                ],
+                attention=_wire_attention(step.attention),
+                decodes=0 if step.decode_slots is None else len(step.decode_slots),
                 positions=WireTensor.of(step.positions),
                 ports=ports,
                 lists=lists,
@@ -173,12 +168,11 @@ class LeaderMirror:
     def _put(self, loads: list[Load], number: int, values: Values) -> None:
         loads.append(Load(number, _wire_values(values)))
 
-    def _prepared(self, loads: list[Load], number: int, batch: AttentionBatch, values: Values) -> None:
-        rows, cached, counts = WireArray.of(batch.rows), WireArray.of(batch.cached), WireArray.of(batch.counts)
-        loads.append(Load(number, _wire_values(values), rows, cached, counts))
+    def _prepared(self, loads: list[Load], number: int, metadata: AttentionMetadata, values: Values) -> None:
+        loads.append(Load(number, _wire_values(values), _wire_attention(metadata)))
 
     def _replay(self, kind: bytes, size: Size, loads: list[Load], late: list[tuple[Late, Tensor]]) -> None:
-        rows = [load.rows.array() for load in loads if load.rows is not None]
+        rows = [load.attention.page_rows.array() for load in loads if load.attention is not None]
         self._state(np.concatenate(rows) if rows else _NONE, _NONE)
         self._compare(draws=kind in (DECODE, PREFILL))
         plan = plans.Replay(node=self._node, kind=kind, size=size, loads=loads[:], late=[each for each, _ in late])
@@ -254,6 +248,14 @@ def inlets_of(step: StaticStep[Any]) -> list[Staging | AttentionBuffers]:
 
 def _wire_values(values: Values) -> dict[str, WireArray]:
     return {name: WireArray.of(value) for name, value in values.items()}
+
+
+def _wire_attention(metadata: AttentionMetadata) -> WireAttention:
+    rows, lengths = WireArray.of(metadata.page_rows), WireArray.of(metadata.lengths)
+    if metadata.leading_decodes == len(metadata.page_rows):
+        return WireAttention(rows, lengths)
+    masks = WireArray.of(metadata.causal), WireArray.of(metadata.writes)
+    return WireAttention(rows, lengths, WireArray.of(metadata.query_starts), *masks)
 
 
 def id_checksum(last: Tensor) -> Tensor:

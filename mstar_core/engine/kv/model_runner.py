@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
-from mstar_core.engine.attention import AttentionSegment, PackedRows
 from mstar_core.engine.cache import slot_update
 from mstar_core.engine.cache.saved_pages import SavedPages
 from mstar_core.engine.failures import node_error
@@ -27,6 +26,7 @@ from mstar_core.engine.kv.batch import (
 from mstar_core.engine.kv.inputs import id_port, packed_ports, packed_positions
 from mstar_core.engine.sampling import sampler
 from mstar_core.engine.sampling.logit_subset import Columns
+from mstar_core.engine.steps.attention import AttentionMetadata, starts_of
 from mstar_core.engine.transfers import HostCopy, upload
 from mstar_core.errors import EngineError
 from mstar_core.graph.declare.nodes import PortType
@@ -275,7 +275,6 @@ class ModelRunner:
 
     def _plain(self, decode: DecodeBatch | None, chunks: list[ScheduledChunk]) -> PlainForward:
         """Return the forward of a step. Raises for sequences that cannot be computed, before anything has changed."""
-        tables = self._tables
         slots = decode.slots if decode is not None else _EMPTY
         if self._faults is not None:
             branches = [*(decode.branches if decode else ()), *(chunk.branch for chunk in chunks)]
@@ -283,12 +282,10 @@ class ModelRunner:
         wants_logits = any(LOGITS in chunk.wants for chunk in chunks)
         if wants_logits and self._columns.are_some and self.mirror is not None:
             raise _no_logits(self._spec.name)  # before the group has begun the forward
-        segments = self._segments(len(slots), chunks)
-        packed = PackedRows(decode=slots, cached=tables.length[slots], segments=segments, tables=tables.ids)
         ports, positions = self._packed(decode, chunks)
         draws = self._draws(decode, chunks, int(positions.shape[-1]))
         return PlainForward(
-            packed=packed,
+            attention=self._metadata(slots, chunks),
             ports=ports,
             positions=positions,
             draws=draws,
@@ -299,7 +296,7 @@ class ModelRunner:
 
     def compute(self, step: PlainForward) -> dict[str, Tensor]:
         """Run the module. Returns its packed outputs, and logits if they are wanted."""
-        view = self._attention.plan(step.packed)
+        view = self._attention.plan(step.attention)
         outputs = self._module(kv=view, positions=step.positions, **step.ports)
         if step.wants_logits and LOGITS not in outputs:
             if self._columns.are_some:
@@ -326,23 +323,27 @@ class ModelRunner:
             stopped = self._stopped(step)
             self.finish(step, self.compute(step), stopped)
 
-    def _segments(self, start: int, chunks: list[ScheduledChunk]) -> list[AttentionSegment]:
-        segments = []
+    def _metadata(self, slots: np.ndarray, chunks: list[ScheduledChunk]) -> AttentionMetadata:
+        """Return the metadata of a decode batch in these slots (int64 [n]) and of chunks behind it."""
+        tables = self._tables
+        decode = AttentionMetadata.of(slots, tables.length[slots], tables.ids)
+        if not chunks:
+            return decode
+        passes = []
         for chunk in chunks:
             attend, slot = chunk.forward.attend, chunk.branch.slot
-            cached, count = int(self._tables.length[slot]), chunk.count // chunk.forward.iterations
-            for before in range(0, chunk.count, count):
-                segment = AttentionSegment(
-                    start=start,
-                    count=count,
-                    row=slot,
-                    cached=cached + before,
-                    is_causal=attend.mask == "causal",
-                    writes=attend.write,
-                )
-                segments.append(segment)
-                start += count
-        return segments
+            length, count = int(tables.length[slot]), chunk.count // chunk.forward.iterations
+            flags = attend.mask == "causal", attend.write
+            passes += [(slot, length + at, count, *flags) for at in range(0, chunk.count, count)]
+        rows, lengths, counts, causal, writes = (np.array(column) for column in zip(*passes, strict=True))
+        return AttentionMetadata(
+            query_starts=starts_of(np.concatenate([decode.counts, counts])),
+            page_rows=np.concatenate([slots, rows]),
+            lengths=np.concatenate([decode.lengths, lengths]),
+            causal=np.concatenate([decode.causal, causal]),
+            writes=np.concatenate([decode.writes, writes]),
+            tables=tables.ids,
+        )
 
     def _packed(
         self, decode: DecodeBatch | None, chunks: list[ScheduledChunk]

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from mstar_core.engine.attention.static import AttentionShape
+    from mstar_core.engine.steps.attention import AttentionShape
 
 STAGES: Final = 2
 """Blocks in shared memory, beside 64 KiB of queries."""
@@ -353,7 +353,7 @@ def attend(
     splits = splits or full
     out = torch.empty((count, heads, width), dtype=query.dtype, device=query.device)
     mixed, top, total = split_outputs(out, splits)
-    _gqa_packed_kernel[(tiles * splits * shape.rows * kv_heads,)](
+    _gqa_packed_kernel[(tiles * splits * shape.sequences * kv_heads,)](
         query,
         key,
         value,

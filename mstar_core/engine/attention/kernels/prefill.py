@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mstar_core.engine.attention.staging import Fields, Values
-    from mstar_core.engine.attention.static import AttentionBatch, AttentionShape
+    from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
     from mstar_core.layers.kv_view import HeadNorms
 
 KEYS: Final = 64
@@ -105,28 +105,28 @@ class PagedPrefillAttention(PagedKernels):
         super().__init__(pools, page_size, shape)
         self._block = 32 if shape.tokens <= SMALL_PAGED_BUCKET else 64
         # Each chunk, and the unused rest of the bucket, may end in a partial tile.
-        self._tiles = -(-shape.tokens // self._block) + shape.rows
+        self._tiles = -(-shape.tokens // self._block) + shape.sequences
 
     @property
     def fields(self) -> Fields:
         """See StaticAttention. row, start, count, cached: sequence, first token, tokens and cached tokens of a tile."""
         tiles = {name: (torch.int32, self._tiles) for name in ("row", "start", "count", "cached")}
         places = {"places": (torch.int64, self._shape.tokens)}
-        return {**places, **tiles, "tables": (torch.int32, self._shape.rows * self._shape.pages)}
+        return {**places, **tiles, "tables": (torch.int32, self._shape.sequences * self._shape.pages)}
 
-    def values(self, batch: AttentionBatch) -> Values:
+    def values(self, metadata: AttentionMetadata) -> Values:
         """See StaticAttention."""
-        chunks, shape = len(batch.rows), self._shape
-        of, within, count = tiles_of(batch, shape.tokens, self._block)
-        widest = int((-(-(batch.cached + batch.counts) // self._page_size)).max(initial=0))
+        chunks, shape = len(metadata.page_rows), self._shape
+        of, within, count = tiles_of(metadata, shape.tokens, self._block)
+        widest = -(-int(metadata.lengths_after.max(initial=0)) // self._page_size)
         tables = np.zeros((chunks, shape.pages), dtype=np.int32)
-        tables[:, :widest] = batch.tables[batch.rows, :widest]
+        tables[:, :widest] = metadata.tables[metadata.page_rows, :widest]
         return {
-            "places": batch.places(self._page_size, shape, -1),
+            "places": metadata.places(self._page_size, shape.tokens, -1),
             "row": np.where(of < chunks, of, -1),
-            "start": batch.starts[of] + within,
+            "start": metadata.query_starts[of] + within,
             "count": count,
-            "cached": np.append(batch.cached, 0)[of] + within,
+            "cached": np.append(metadata.lengths, 0)[of] + within,
             "tables": tables,
         }
 
@@ -298,7 +298,7 @@ class PackedPrefillAttention(PagedKernels):
         super().__init__(pools, page_size, shape)
         self._block = 128 if shape.tokens > SMALL_PACKED_BUCKET and has_large_shared_memory(pools[0].device) else 64
         # Each pass, and the unused rest of the bucket, may end in a partial tile.
-        self._tiles = -(-shape.tokens // self._block) + shape.rows
+        self._tiles = -(-shape.tokens // self._block) + shape.sequences
 
     @property
     def fields(self) -> Fields:
@@ -306,12 +306,12 @@ class PackedPrefillAttention(PagedKernels):
         tiles = {name: (torch.int32, self._tiles) for name in ("start", "count", "first", "end")}
         return {"places": (torch.int64, self._shape.tokens), **tiles}
 
-    def values(self, batch: AttentionBatch) -> Values:
+    def values(self, metadata: AttentionMetadata) -> Values:
         """See StaticAttention. Unused tiles have no tokens; tiles of unused tokens have no keys."""
-        starts = batch.starts
-        of, within, count = tiles_of(batch, self._shape.tokens, self._block)
+        starts = metadata.query_starts
+        of, within, count = tiles_of(metadata, self._shape.tokens, self._block)
         return {
-            "places": batch.places(self._page_size, self._shape, -1),
+            "places": metadata.places(self._page_size, self._shape.tokens, -1),
             "start": starts[of] + within,
             "count": count,
             "first": starts[of],

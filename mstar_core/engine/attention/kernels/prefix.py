@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mstar_core.engine.attention.staging import Fields, Values
-    from mstar_core.engine.attention.static import AttentionBatch, AttentionShape
+    from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
 
 Given: TypeAlias = "tuple[Tensor, Tensor, Tensor]"
 """Query [T, heads, width], key and value [T, kv_heads, width]; the last two dimensions of each are contiguous."""
@@ -247,11 +247,11 @@ class PagedPrefixAttention(PagedKernels):
     def fields(self) -> Fields:
         """See StaticAttention. ends: cached tokens of each row."""
         shape = self._shape
-        return {"ends": (torch.int32, shape.rows), "tables": (torch.int32, shape.rows * shape.pages)}
+        return {"ends": (torch.int32, shape.sequences), "tables": (torch.int32, shape.sequences * shape.pages)}
 
-    def values(self, batch: AttentionBatch) -> Values:
+    def values(self, metadata: AttentionMetadata) -> Values:
         """See StaticAttention. An unused row has no cached keys and attends to its own tokens."""
-        return {"ends": batch.cached, "tables": batch.tables[batch.rows, : self._shape.pages]}
+        return {"ends": metadata.lengths, "tables": metadata.tables[metadata.page_rows, : self._shape.pages]}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
         """See KVView. The last two dimensions of each are contiguous."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mstar_core.engine.attention.staging import Fields, Values
-    from mstar_core.engine.attention.static import AttentionBatch, AttentionShape
+    from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
 
 DENSE: Final = "mstar_core.engine.attention.kernels.dense"
 
@@ -294,27 +294,27 @@ class PagedDenseAttention(PagedKernels):
     def fields(self) -> Fields:
         """See StaticAttention. row, start, count, cached: sequence, first token, tokens and cached tokens of a tile."""
         shape = self._shape
-        tiles = {name: (torch.int32, shape.rows * self._tiles) for name in ("row", "start", "count", "cached")}
+        tiles = {name: (torch.int32, shape.sequences * self._tiles) for name in ("row", "start", "count", "cached")}
         places = {"places": (torch.int64, shape.packed_tokens)}
-        return {**places, **tiles, "tables": (torch.int32, shape.rows * shape.pages)}
+        return {**places, **tiles, "tables": (torch.int32, shape.sequences * shape.pages)}
 
-    def values(self, batch: AttentionBatch) -> Values:
+    def values(self, metadata: AttentionMetadata) -> Values:
         """See StaticAttention."""
-        shape, count = self._shape, len(batch.rows)
+        shape, count = self._shape, len(metadata.page_rows)
         within = np.arange(self._tiles) * BLOCK
         sizes = np.minimum(shape.tokens - within, BLOCK)
-        known = np.full(shape.rows, -1)
+        known = np.full(shape.sequences, -1)
         known[:count] = np.arange(count)
         # The kernel attends to `cached + count` keys of a tile. Here that is the whole row for every tile.
-        held = np.zeros(shape.rows, dtype=np.int64)
-        held[:count] = batch.cached + shape.tokens
+        held = np.zeros(shape.sequences, dtype=np.int64)
+        held[:count] = metadata.lengths + shape.tokens
         return {
-            "places": batch.places(self._page_size, shape, -1),
+            "places": metadata.places(self._page_size, shape.packed_tokens, -1),
             "row": np.repeat(known, self._tiles),
-            "start": (np.arange(shape.rows)[:, None] * shape.tokens + within).reshape(-1),
-            "count": np.tile(sizes, shape.rows),
+            "start": (np.arange(shape.sequences)[:, None] * shape.tokens + within).reshape(-1),
+            "count": np.tile(sizes, shape.sequences),
             "cached": (held[:, None] - sizes).reshape(-1),
-            "tables": batch.tables[batch.rows, : shape.pages],
+            "tables": metadata.tables[metadata.page_rows, : shape.pages],
         }
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
@@ -343,7 +343,7 @@ class PagedDenseAttention(PagedKernels):
                 factor,
                 tokens=shape.tokens,
                 max_pages=shape.pages,
-                splits=self._splits or hopper.splits_of(shape.rows, shape.tokens, heads),
+                splits=self._splits or hopper.splits_of(shape.sequences, shape.tokens, heads),
             )
             return out
         if layer not in self._descriptors:
@@ -355,5 +355,5 @@ class PagedDenseAttention(PagedKernels):
             self._device,
             factor,
             max_pages=shape.pages,
-            splits=self._splits or splits_of(shape.rows * self._tiles, heads),
+            splits=self._splits or splits_of(shape.sequences * self._tiles, heads),
         )

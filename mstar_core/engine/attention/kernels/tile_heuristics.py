@@ -15,7 +15,7 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.engine.attention.static import AttentionBatch, AttentionShape
+    from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
 
 PROGRAMS: Final = 132
 """Programs that fill an H100: one per multiprocessor, with 160 KiB of shared memory or more."""
@@ -61,7 +61,7 @@ class PackedQueries:
         page, kv_heads = pool.shape[2:4]
         return cls(
             count=shape.tokens * (query.shape[1] // kv_heads),
-            groups=shape.rows * kv_heads,
+            groups=shape.sequences * kv_heads,
             max_keys=shape.pages * page + shape.tokens,
         )
 
@@ -92,13 +92,13 @@ def fits_hopper(query: Tensor, pool: Tensor) -> bool:
     return is_half and width in HOPPER_WIDTHS and page % HOPPER_KEYS == 0 and pool.is_contiguous()
 
 
-def tiles_of(prompts: AttentionBatch, tokens: int, block: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def tiles_of(prompts: AttentionMetadata, tokens: int, block: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Split packed prompts, and the unused rest of a bucket of `tokens`, into tiles of up to `block` tokens.
 
     Returns per tile: the index of its prompt (the number of prompts for the rest), its first token within the prompt,
     and its tokens.
     """
-    counts = np.append(prompts.counts, tokens - prompts.starts[-1])
+    counts = np.append(prompts.counts, tokens - prompts.query_starts[-1])
     tiles = -(-counts // block)
     of = np.repeat(np.arange(len(counts)), tiles)
     within = (np.arange(len(of)) - np.repeat(np.cumsum(tiles) - tiles, tiles)) * block
