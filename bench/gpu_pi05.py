@@ -33,7 +33,7 @@ from bench.families.timeline import timeline
 from bench.serving.figures import ROOT, Figures, head
 from mstar_core.engine.device import prepare_device, resolve_device
 from mstar_pi05.checkpoint.config import Sizes
-from mstar_pi05.tiny import write_tiny
+from mstar_pi05.sources.tiny import write_tiny
 
 PROMPT = 60
 """Ids of the prompt: an instruction with the state."""

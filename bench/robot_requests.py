@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from mstar_pi05.checkpoint.config import Sizes
-from mstar_pi05.tiny import write_tiny
+from mstar_pi05.sources.tiny import write_tiny
 
 STATE: Final = [0.1, -0.2, 0.3, 0.0, 0.5, -0.5, 0.25, 0.75]
 TEXT: Final = "pick up the red block and put it on the blue plate beside the cup"

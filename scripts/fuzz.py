@@ -106,7 +106,8 @@ def urls(data: bytes) -> None:
 def media(data: bytes) -> None:
     """Read a file of any type, as a pool process does."""
     from mstar_core.api.parse.media import sniff
-    from mstar_core.plugin.media import MediaLimits, VideoFile, check_media, read_image, read_sound
+    from mstar_core.api.preprocess.media_check import check_media
+    from mstar_core.plugin.media import MediaLimits, VideoFile, read_image, read_sound
     from mstar_core.plugin.processor import MediaPart
 
     limits = MediaLimits(

@@ -169,7 +169,7 @@ class Compiler:
 
     def compile(self, entries: Sequence[dict[str, Any]], jobs: int) -> list[dict[str, Any]]:
         """Compile entries into Triton's cache with forked processes. Returns those that compile; names the others."""
-        from mstar_core.engine.cuda_graphs.forked_work import run_forked
+        from mstar_core.process.forked_work import run_forked
 
         done = run_forked([partial(self._compile, entry) for entry in entries], max(1, jobs), _show(len(entries)))
         for index, entry in enumerate(entries):

@@ -19,8 +19,8 @@ from mstar_bagel.checkpoint.config import (
     VIT_CONFIG,
     Sizes,
 )
-from mstar_bagel.checkpoint.tiny import write_tiny
 from mstar_bagel.request.tokenizer import FILE
+from mstar_bagel.sources.tiny import write_tiny
 from mstar_core.weights.random_fill import MARKER
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 from bench.families.words import with_words
 from mstar_core.weights.random_fill import MARKER
 from mstar_qwen3omni.checkpoint.config import CONFIG, OmniConfig
-from mstar_qwen3omni.checkpoint.tiny import write_tiny
+from mstar_qwen3omni.sources.tiny import write_tiny
 
 TOKENIZER: Final = "tokenizer_config.json"
 COPIED: Final = ("merges.txt", "generation_config.json", "preprocessor_config.json")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mstar_qwen3omni.checkpoint.config import OmniConfig, read_config
-from mstar_qwen3omni.checkpoint.tiny import write_tiny
+from mstar_qwen3omni.sources.tiny import write_tiny
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from mstar_orpheus.checkpoint.tiny import write_tiny
-from mstar_orpheus.checkpoint.tiny_weights import _state
 from mstar_orpheus.plugin import OFFICIAL
+from mstar_orpheus.sources.tiny import write_tiny
+from mstar_orpheus.sources.tiny_weights import _state
 from mstar_orpheus.vocoder.snac import SnacConfig
 
 WIDTH, MLP, HEADS, KV_HEADS, HEAD_DIM = 3072, 8192, 24, 8, 128

@@ -9,12 +9,12 @@ from mstar_core.config.deployment import ApiConfig, KVCacheConfig, LogConfig, Tr
 from mstar_core.config.faults import Faults
 from mstar_core.config.load import ConfigFile, split_name
 from mstar_core.config.located import Located
+from mstar_core.config.name import NAME_HINT, is_name
 from mstar_core.config.placement import check_coverage, node_groups
 from mstar_core.config.read import CheckedValue, fits, read, shown
 from mstar_core.config.resolved import NodeGroup, ResolvedConfig
 from mstar_core.config.schema import SETTINGS
 from mstar_core.errors import NotFound, did_you_mean
-from mstar_core.host.run_dir import NAME_HINT, is_name
 from mstar_core.plugin import ModelSpec
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 import shutil
 import stat
 import tempfile
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from mstar_core.config.name import check_name
 from mstar_core.errors import ConfigError, StartError
 from mstar_core.host.folders import obstacle
 from mstar_core.host.groups import closed_to
@@ -26,8 +26,6 @@ LONGEST_SOCKET: Final = "ipc/worker-000.000.fd"
 OWN_ROOT: Final = "~/.mstar"
 LOCK_TRIES: Final = 5
 LOCK_PAUSE_S: Final = 0.02
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-NAME_HINT: Final = "at most 64 letters, digits and '.', '_', '-', beginning with a letter or digit"
 
 
 def runtime_root() -> Path:
@@ -37,18 +35,6 @@ def runtime_root() -> Path:
         return Path(chosen)
     session = os.environ.get("XDG_RUNTIME_DIR")
     return Path(session) / "mstar" if session else Path(tempfile.gettempdir()) / f"mstar-{os.getuid()}"
-
-
-def is_name(name: str) -> bool:
-    """Return whether a deployment can have this name: it is part of paths, commands and labels."""
-    return _NAME.fullmatch(name) is not None
-
-
-def check_name(name: str) -> str:
-    """Return `name` if it can name a deployment. Raises ConfigError."""
-    if not is_name(name):
-        raise ConfigError(f"{name!r} cannot name a deployment", hint=NAME_HINT, key="name")
-    return name
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from mstar_core.config.regular_file import check_regular
 from mstar_core.errors import WeightsError
-from mstar_core.host.regular_file import check_regular
 
 INDEX: Final = "model.safetensors.index.json"
 WHOLE: Final = "model.safetensors"

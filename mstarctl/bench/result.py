@@ -24,6 +24,7 @@ from mstarctl.bench.server_side import SPANS
 
 SCHEMA: Final = 1
 RESULT, ENVIRONMENT, TIMELINE = "result.json", "env.json", "timeline.jsonl"
+SWEEP: Final = "sweep.json"
 PARTIAL: Final = ".partial"
 _PATH: Final = re.compile(r"(?<![\w:/.])/(?P<root>[\w.-]+)/(?:[^/\s\"',;:]+/)*(?P<last>[^/\s\"',;:]*)")
 """An absolute path of at least two parts."""

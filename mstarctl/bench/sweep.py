@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from mstar_core.errors import UsageError
 from mstarctl.bench import result
+from mstarctl.bench.measure.load_metrics import FIRSTS
 from mstarctl.bench.measure.outcome import Outcome
 from mstarctl.bench.measure.terms import parse_terms
 from mstarctl.bench.result import ResultFolder
@@ -18,10 +19,6 @@ from mstarctl.bench.server_side import wait_empty
 from mstarctl.bench.show.display import Display
 from mstarctl.bench.show.table import load_text
 from mstarctl.bench.target import BenchTarget
-
-FILE: Final = "sweep.json"
-FIRSTS: Final = ("chunk", "ttfa", "ttft", "ttfi", "ttfs", "latency")
-"""Metrics of the first output, in the order in which they judge a model's answers."""
 
 UNLOADED_FACTOR: Final = 3.0
 GROWTH: Final = 1.05
@@ -222,7 +219,7 @@ class Sweep:
             "points": [point_facts(point, self._knee) for point in self.points],
             "warnings": self.warnings,
         }
-        result.write_json(self._out / FILE, facts)
+        result.write_json(self._out / result.SWEEP, facts)
         return facts
 
 

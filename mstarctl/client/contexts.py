@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from mstar_core.config.name import is_name
 from mstar_core.errors import ConfigError, NotFound, UsageError, did_you_mean
 
 LOCAL: Final = "local"
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _HOST: Final = re.compile(r"[A-Za-z0-9_][^\s\x00-\x1f]{0,254}")
 
 
@@ -85,7 +85,7 @@ class Contexts:
         """Return a copy with one more context. Raises UsageError for a taken name and for an invalid host."""
         if context.name == LOCAL or context.name in self.remote:
             raise UsageError(f"context {context.name!r} already exists", hint=f"mstarctl context rm {context.name}")
-        if not _NAME.fullmatch(context.name):
+        if not is_name(context.name):
             raise UsageError(
                 f"{context.name!r} is not a valid context name", hint="use letters, digits, '.', '_' and '-'"
             )

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from mstar_core.config.name import check_name
 from mstar_core.errors import ExitCode, NotFound, Unreachable, did_you_mean
-from mstar_core.host.run_dir import RunDirectory, check_name, deployments
+from mstar_core.host.run_dir import RunDirectory, deployments
 from mstarctl.client.admin import AdminClient
 from mstarctl.client.log_dirs import state_root
 

@@ -9,10 +9,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from mstar_core.config.deployment import KEEP_LOGS, LogConfig
+from mstar_core.config.name import check_name
 from mstar_core.errors import ConfigError
 from mstar_core.host.folders import obstacle
 from mstar_core.host.log_starts import prune_starts
-from mstar_core.host.run_dir import check_name
 
 
 def state_root() -> Path:

@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from mstar_core.config.deployment import DeploymentSpec
+from mstar_core.config.name import check_name
 from mstar_core.errors import ConfigError, NotFound, UsageError
-from mstar_core.host.run_dir import check_name
 from mstarctl.client.deployments import find_known, last_log_dir
 from mstarctl.client.reach import only_here
 from mstarctl.complete import bare, target_names

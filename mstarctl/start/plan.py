@@ -16,6 +16,7 @@ import msgspec
 from mstar_core.config.deployment import ApiConfig, DeploymentSpec, Plan
 from mstar_core.config.graph_view import graph_of
 from mstar_core.config.load import shipped, split_name
+from mstar_core.config.name import check_name
 from mstar_core.config.resolved import NodeGroup, ResolvedConfig
 from mstar_core.errors import ConfigError, PluginError, StartError, UsageError, WeightsError, did_you_mean
 from mstar_core.host.api_keys import with_keys
@@ -23,7 +24,7 @@ from mstar_core.host.certificates import load_certificate
 from mstar_core.host.groups import group_id
 from mstar_core.host.leftovers import end_leftovers
 from mstar_core.host.ports import check_port, port_claimant
-from mstar_core.host.run_dir import RunDirectory, check_name
+from mstar_core.host.run_dir import RunDirectory
 from mstar_core.plugin import ModelSpec
 from mstar_core.weights.folder_check import check_folder
 from mstarctl.authoring.config_file import Settings

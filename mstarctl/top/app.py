@@ -20,7 +20,6 @@ from mstarctl.output.theme import GROUND, GROUNDS, LIGHT_GROUND, Mode, has_groun
 from mstarctl.top import actions, navigation
 from mstarctl.top.data.deployments import Switcher
 from mstarctl.top.data.queries import DeploymentQueries
-from mstarctl.top.data.saved_view import SavedView
 from mstarctl.top.data.session import Session
 from mstarctl.top.data.spans import end_of
 from mstarctl.top.data.view import View
@@ -32,6 +31,7 @@ from mstarctl.top.layout.pages import Painted, compose
 from mstarctl.top.layout.scroll import Window
 from mstarctl.top.layout.state import State
 from mstarctl.top.layout.waterfall import Zoom
+from mstarctl.top.saved_view import SavedView
 from mstarctl.top.widgets.dialog import Dialog
 from mstarctl.top.widgets.filter_bar import FilterBar
 from mstarctl.top.widgets.pane import MainPane, Pane

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mstar_core.api.preprocess.media_check import check_media
 from mstar_core.errors import BadMedia, MstarError, TooLarge
-from mstar_core.plugin.media import MediaLimits, VideoFile, check_media, read_image, read_sound
+from mstar_core.plugin.media import MediaLimits, VideoFile, read_image, read_sound
 from mstar_core.plugin.media.containers import container_format
 from mstar_core.plugin.processor import MediaPart
 from tests.api.conftest import Api, Started, running

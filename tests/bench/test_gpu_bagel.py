@@ -11,9 +11,9 @@ import torch
 from bench.families.bagel_checkpoint import write_random
 from bench.gpu_bagel import forward_operations
 from mstar_bagel.checkpoint.config import Autoencoder, Language, Sizes, Vision, read_sizes
-from mstar_bagel.checkpoint.download import check_files
 from mstar_bagel.model import Bagel
 from mstar_bagel.plugin import mstar_models
+from mstar_bagel.sources.download import check_files
 from mstar_core.plugin.model import ModelContext
 from tests.bench.test_families import measured
 from tests.fakes.ports import free_port

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from mstar_core.config.name import NAME_HINT, check_name
 from mstar_core.errors import ConfigError
-from mstar_core.host.run_dir import NAME_HINT, check_name
 from tests.config.conftest import Resolve
 from tests.config.test_deployment_wait_spin import TEXT
 

@@ -13,8 +13,8 @@ from mstar_core.conformance.nodes import BuiltNode, build_nodes
 from mstar_core.conformance.runtime import LocalRuntime, ended
 from mstar_core.errors import EngineError, RequestError
 from mstar_core.plugin.spec import ModelSpec
-from mstar_orpheus.checkpoint.tiny import write_tiny
 from mstar_orpheus.plugin import ORPHEUS
+from mstar_orpheus.sources.tiny import write_tiny
 
 SHORT = {"max_output_tokens": 36, "temperature": 0.0}
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from mstarctl.output.theme import GROUNDS, LIGHT_GROUND, ROLES, style_of
-from mstarctl.top.data.saved_view import SavedView, load_view, path_of, save_view
 from mstarctl.top.layout.request_list import Sort
 from mstarctl.top.layout.state import State
+from mstarctl.top.saved_view import SavedView, load_view, path_of, save_view
 from tests.top.screen import running
 
 

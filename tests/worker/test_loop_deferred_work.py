@@ -11,8 +11,8 @@ from mstar_core.conformance.fake_api import SampleRequest
 from mstar_core.conformance.nodes import build_nodes
 from mstar_core.conformance.runtime import LocalRuntime
 from mstar_core.worker.loop import QUIET_S, Worker
-from mstar_orpheus.checkpoint.tiny import write_tiny
 from mstar_orpheus.plugin import ORPHEUS
+from mstar_orpheus.sources.tiny import write_tiny
 
 NODE = "LLM"
 

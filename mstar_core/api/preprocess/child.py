@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from mstar_core.api.preprocess.forms import encoded
+from mstar_core.api.preprocess.media_check import check_media, decoded_bytes
 from mstar_core.api.preprocess.pipe import PoolPipe
 from mstar_core.api.preprocess.seccomp import deny_network
 from mstar_core.errors import MstarError, PluginError
-from mstar_core.plugin.media import check_media, encode_image, read_image
-from mstar_core.plugin.media.check import decoded_bytes
+from mstar_core.plugin.media import encode_image, read_image
 from mstar_core.plugin.media.limits import MediaLimits, check_decoded
 from mstar_core.plugin.processor import InlineProcessor, MediaPart, ParallelDecodeProcessor, Processor
 from mstar_core.process.system import die_with_parent

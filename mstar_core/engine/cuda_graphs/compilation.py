@@ -28,8 +28,8 @@ from typing import Any, Final, ParamSpec, TypeVar
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mstar_core.engine.cuda_graphs.forked_work import ForkedStream, run_forked
 from mstar_core.engine.cuda_graphs.kernel_list import line_of, source_of
+from mstar_core.process.forked_work import ForkedStream, run_forked
 
 log = logging.getLogger(__name__)
 

@@ -207,6 +207,8 @@ METRICS: Final = (
 """Metrics by name. Goals, assertions and comparisons use these names."""
 
 BY_NAME: Final = {metric.name: metric for metric in METRICS}
+FIRSTS: Final = ("chunk", "ttfa", "ttft", "ttfi", "ttfs", "latency")
+"""Metrics of the first output, in the order in which they judge a model's answers."""
 Samples = dict[str, list[float]]
 
 

@@ -9,23 +9,21 @@ from pathlib import Path
 from typing import Any, Final
 
 from mstar_core.errors import ConfigError, UsageError, did_you_mean
-from mstarctl.bench.measure.load_metrics import BY_NAME, samples_of
+from mstarctl.bench.measure.load_metrics import BY_NAME, FIRSTS, samples_of
 from mstarctl.bench.measure.outcome import Outcome
 from mstarctl.bench.measure.shares import joined, slow_and_usual
-from mstarctl.bench.result import ResultFolder
+from mstarctl.bench.result import SWEEP, ResultFolder
 from mstarctl.bench.show.chart import Chart, ChartBar, ChartLine, Point, drawn
 from mstarctl.bench.show.live import number
 from mstarctl.bench.show.table import load_text
-from mstarctl.bench.sweep import FILE as SWEEP_FILE
-from mstarctl.bench.sweep import FIRSTS
 
 MOST_POINTS: Final = 400
 
 
 def sweep_facts(path: Path) -> dict[str, Any] | None:
     """Return the facts of a sweep's folder or file; None if it is not a sweep. Raises ConfigError if it is damaged."""
-    file = path / SWEEP_FILE if path.is_dir() else path
-    if file.name != SWEEP_FILE or not file.exists():
+    file = path / SWEEP if path.is_dir() else path
+    if file.name != SWEEP or not file.exists():
         return None
     try:
         found = json.loads(file.read_text())

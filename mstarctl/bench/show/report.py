@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from mstar_core.errors import ConfigError, UsageError
 from mstarctl.bench.measure.incidents import incident_lines
-from mstarctl.bench.measure.load_metrics import BY_NAME
+from mstarctl.bench.measure.load_metrics import BY_NAME, FIRSTS
 from mstarctl.bench.measure.outcome import Outcome
 from mstarctl.bench.result import ResultFolder
 from mstarctl.bench.show import plot
@@ -30,7 +30,6 @@ from mstarctl.bench.show.table import (
     rate_text,
     sweep_rows,
 )
-from mstarctl.bench.sweep import FIRSTS
 
 DISTRIBUTIONS: Final = ("itl", "rtf", "step", "latency")
 """Metrics with a distribution of their own, besides the first output."""

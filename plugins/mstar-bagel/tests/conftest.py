@@ -18,12 +18,12 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from mstar_bagel.checkpoint.config import VAE_FILE, Sizes, read_sizes
-from mstar_bagel.checkpoint.tiny import write_tiny
 from mstar_bagel.model import Bagel
 from mstar_bagel.nodes.autoencoder import CleanLatents, Pixels, VaeDecoder
 from mstar_bagel.nodes.language import BagelLLM
 from mstar_bagel.nodes.vision import ImageFeatures
 from mstar_bagel.plugin import mstar_models
+from mstar_bagel.sources.tiny import write_tiny
 from mstar_core.plugin import ModelSpec
 from mstar_core.plugin.model import ModelContext
 

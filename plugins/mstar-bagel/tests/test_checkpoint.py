@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mstar_bagel.checkpoint.config import LLM_CONFIG, MODEL_FILE, VAE_FILE, Sizes, read_sizes
-from mstar_bagel.checkpoint.download import check_files, wanted_files
 from mstar_bagel.checkpoint.weights import PATCHES
 from mstar_bagel.published import names, shapes
+from mstar_bagel.sources.download import check_files, wanted_files
 from mstar_core.errors import WeightsError
 
 from .conftest import build, model_of

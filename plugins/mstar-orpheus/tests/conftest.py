@@ -17,11 +17,11 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from mstar_core.plugin import ModelSpec
 from mstar_core.plugin.model import ModelContext
-from mstar_orpheus.checkpoint.tiny import write_tiny
-from mstar_orpheus.config import IDS_PER_FRAME
+from mstar_orpheus.checkpoint.config import IDS_PER_FRAME
 from mstar_orpheus.llama import Llama
 from mstar_orpheus.model import Orpheus
 from mstar_orpheus.plugin import ORPHEUS
+from mstar_orpheus.sources.tiny import write_tiny
 from mstar_orpheus.vocoder.node import Vocoder
 
 

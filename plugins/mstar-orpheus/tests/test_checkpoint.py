@@ -17,12 +17,12 @@ from mstar_core.errors import ConfigError, WeightsError
 from mstar_core.layers import AttentionSpec, RotarySpec
 from mstar_core.parallel.shards import Shard
 from mstar_core.plugin.model import ModelContext
-from mstar_orpheus.checkpoint.download import part_files
+from mstar_orpheus.checkpoint.config import SpecialIds, read_config
 from mstar_orpheus.checkpoint.layout import CheckpointLayout
-from mstar_orpheus.config import SpecialIds, read_config
 from mstar_orpheus.llama import HEAD_KEY, Llama, LlamaConfig
 from mstar_orpheus.model import Orpheus
 from mstar_orpheus.plugin import OFFICIAL, ORPHEUS
+from mstar_orpheus.sources.download import part_files
 
 
 def build(folder: Path, node: str = "LLM", **changes: Any) -> Any:

@@ -12,10 +12,10 @@ import pytest
 from mstar_core.errors import WeightsError
 from mstar_core.plugin import WeightRef
 from mstar_core.weights.sources import HuggingFace, Received
-from mstar_orpheus.checkpoint.download import resolve_weights, wanted_files
+from mstar_orpheus.checkpoint.config import read_config
 from mstar_orpheus.checkpoint.layout import CheckpointLayout
-from mstar_orpheus.config import read_config
 from mstar_orpheus.plugin import ORPHEUS
+from mstar_orpheus.sources.download import resolve_weights, wanted_files
 
 LM, SNAC = (ORPHEUS.weights[name].repo for name in ("lm", "snac"))
 

@@ -9,7 +9,7 @@ import torch
 
 from mstar_core.engine.device import prepare_device
 from mstar_core.plugin.model import ModelContext
-from mstar_orpheus.config import NOISE_MODES
+from mstar_orpheus.checkpoint.config import NOISE_MODES
 from mstar_orpheus.model import Orpheus
 from tests.gpu.kernels import launched
 

@@ -14,14 +14,14 @@ from mstar_core.graph import Loop, SlidingWindow, StopOn
 from mstar_core.plugin import param_specs, parse_params
 from mstar_core.plugin.json_form import spec_from_json, spec_to_json
 from mstar_core.plugin.spec_check import check_spec
-from mstar_orpheus.config import NOISE_MODES, SpecialIds
+from mstar_orpheus.checkpoint.config import NOISE_MODES, SpecialIds
 from mstar_orpheus.plugin import OFFICIAL, ORPHEUS, OpenParams, Params
 
 HEAVY = ("torch", "numpy", "tokenizers", "transformers", "safetensors", "huggingface_hub")
 
 
 @pytest.mark.parametrize(
-    ("module", "heavy"), [("plugin", HEAVY), ("checkpoint.download", HEAVY), ("processor", ("torch", "transformers"))]
+    ("module", "heavy"), [("plugin", HEAVY), ("sources.download", HEAVY), ("processor", ("torch", "transformers"))]
 )
 def test_modules_outside_the_workers_import_nothing_heavy(module: str, heavy: tuple[str, ...]) -> None:
     """Listing and planning import these modules; torch takes more than a second."""

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from mstar_core.errors import RequestError, WeightsError
 from mstar_core.plugin import parse_params
 from mstar_core.plugin.processor import PromptRequest
-from mstar_orpheus.config import VOICES, read_config
+from mstar_orpheus.checkpoint.config import VOICES, read_config
 from mstar_orpheus.plugin import ORPHEUS, OpenParams, Params
 from mstar_orpheus.processor import Processor
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from mstar_core.errors import WeightsError
-from mstar_orpheus.config import SpecialIds
+from mstar_orpheus.checkpoint.config import SpecialIds
 from mstar_orpheus.vocoder.frames import codes_from_ids, levels_from_codes, misplaced
 from mstar_orpheus.vocoder.snac import Snac, SnacConfig, decoding_weights
 

@@ -16,12 +16,12 @@ from mstar_core.errors import StartError
 from mstar_core.layers import Checkpoint
 from mstar_core.plugin.processor import PromptRequest
 from mstar_core.weights.sources import STAMP
-from mstar_orpheus.checkpoint.download import checked, part_files
+from mstar_orpheus.checkpoint.config import IDS_PER_FRAME, read_config
 from mstar_orpheus.checkpoint.layout import CheckpointLayout
-from mstar_orpheus.checkpoint.tiny import write_tiny
-from mstar_orpheus.config import IDS_PER_FRAME, read_config
 from mstar_orpheus.plugin import Params
 from mstar_orpheus.processor import Processor
+from mstar_orpheus.sources.download import checked, part_files
+from mstar_orpheus.sources.tiny import write_tiny
 from mstar_orpheus.vocoder.frames import misplaced
 
 MIB = 1 << 20

@@ -19,11 +19,11 @@ from mstar_core.errors import WeightsError
 from mstar_core.plugin.model import ModelContext
 from mstar_core.plugin.processor import PromptRequest
 from mstar_orpheus.checkpoint import shipped
-from mstar_orpheus.checkpoint.download import checked
-from mstar_orpheus.config import read_config
+from mstar_orpheus.checkpoint.config import read_config
 from mstar_orpheus.model import Orpheus
 from mstar_orpheus.plugin import ORPHEUS, MiniatureParams
 from mstar_orpheus.processor import PROMPT, Processor
+from mstar_orpheus.sources.download import checked
 from mstar_orpheus.vocoder.frames import levels_from_codes
 
 PLUGIN = Path(__file__).parents[1]

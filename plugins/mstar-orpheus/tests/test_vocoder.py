@@ -11,7 +11,7 @@ from torch import Tensor
 from mstar_core.engine.base import Handle, Job, JobKey, SamplingParams
 from mstar_core.engine.stateless.engine import StatelessEngine
 from mstar_core.graph import ChunkCursor, from_param
-from mstar_orpheus.config import EARLY_FRAMES, IDS_PER_FRAME, NOISE_MODES, WINDOW_FRAMES
+from mstar_orpheus.checkpoint.config import EARLY_FRAMES, IDS_PER_FRAME, NOISE_MODES, WINDOW_FRAMES
 from mstar_orpheus.vocoder.node import to_pcm16
 from mstar_orpheus.vocoder.noise import window_noise
 

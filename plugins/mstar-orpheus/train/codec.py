@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
-from mstar_orpheus.config import WINDOW_FRAMES
+from mstar_orpheus.checkpoint.config import WINDOW_FRAMES
 from mstar_orpheus.vocoder.frames import LEVEL_SLOTS
 from mstar_orpheus.vocoder.snac import Snac
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mstar_orpheus.config import VQ_STRIDES
+from mstar_orpheus.checkpoint.config import VQ_STRIDES
 from mstar_orpheus.vocoder.snac import Codebook, Snac, SnacConfig
 
 from .spectra import log_mel, spectrum

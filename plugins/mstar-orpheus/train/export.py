@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from mstar_orpheus.config import IDS_KEY, VQ_STRIDES
+from mstar_orpheus.checkpoint.config import IDS_KEY, VQ_STRIDES
 from mstar_orpheus.vocoder.snac import Snac
 
 from . import llama, vocabulary

@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from mstar_core.plugin.model import ModelContext
 from mstar_core.plugin.processor import PromptRequest
-from mstar_orpheus.config import IDS_PER_FRAME, WINDOW_FRAMES, read_config
+from mstar_orpheus.checkpoint.config import IDS_PER_FRAME, WINDOW_FRAMES, read_config
 from mstar_orpheus.llama import Llama
 from mstar_orpheus.model import Orpheus
 from mstar_orpheus.plugin import ORPHEUS, Params

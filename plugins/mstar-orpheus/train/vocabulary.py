@@ -6,7 +6,7 @@ from typing import Final
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from mstar_orpheus.config import IDS_PER_FRAME
+from mstar_orpheus.checkpoint.config import IDS_PER_FRAME
 
 from .codec_parts import MINI_SNAC
 

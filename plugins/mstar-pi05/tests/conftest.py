@@ -24,7 +24,7 @@ from mstar_pi05.nodes.flow import flow_times
 from mstar_pi05.nodes.policy import Policy
 from mstar_pi05.nodes.siglip import Cameras
 from mstar_pi05.plugin import mstar_models
-from mstar_pi05.tiny import write_tiny
+from mstar_pi05.sources.tiny import write_tiny
 
 SPEC = mstar_models()[0]
 

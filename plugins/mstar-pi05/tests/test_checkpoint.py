@@ -24,7 +24,7 @@ from mstar_pi05.plugin import mstar_models
 from mstar_pi05.request.prompt import PromptTokenizer
 from mstar_pi05.request.sentencepiece import read_sentencepiece
 from mstar_pi05.robots.statistics import Moments, find_statistics
-from mstar_pi05.tiny import write_tiny
+from mstar_pi05.sources.tiny import write_tiny
 
 HEAVY = ("torch", "numpy", "tokenizers", "transformers", "safetensors", "PIL", "msgspec")
 DATA = Path(__file__).parent / "data"

@@ -15,10 +15,10 @@ from safetensors.torch import load_file, save_file
 from mstar_core.errors import WeightsError
 from mstar_core.weights.sources import HuggingFace, Received
 from mstar_pi05.checkpoint.config import read_sizes
-from mstar_pi05.checkpoint.download import resolve_weights
 from mstar_pi05.plugin import TOKENIZER_REPO, WEIGHTS_REPO
 from mstar_pi05.processor import Processor
 from mstar_pi05.robots.statistics import find_statistics
+from mstar_pi05.sources.download import resolve_weights
 
 
 @dataclass

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from mstar_core.config.deployment import KVCacheConfig
-from mstar_pi05.robots.conversion import unnormalise
+from mstar_pi05.request.conversion import unnormalise
 from mstar_pi05.robots.statistics import Moments
 from tests.runtime.deployment import Deployment, Served
 

@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 from mstar_core.errors import RequestError
 from mstar_core.plugin.observation import packed, unpacked
 from mstar_pi05.deployment import Deployment
+from mstar_pi05.request.conversion import actions_to_robot, as_lines, normalise, state_to_model, to_robot, unnormalise
 from mstar_pi05.request.images import fit_floats, fit_pillow, fitted, signed
+from mstar_pi05.request.observations import read_observation
 from mstar_pi05.request.prompt import bins, pieces
-from mstar_pi05.robots.conversion import actions_to_robot, as_lines, normalise, state_to_model, to_robot, unnormalise
-from mstar_pi05.robots.observations import read_observation
 from mstar_pi05.robots.specs import ROBOTS
 from mstar_pi05.robots.statistics import Moments
 

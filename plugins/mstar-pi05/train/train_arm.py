@@ -27,8 +27,8 @@ from mstar_pi05.checkpoint.config import ACTION_WIDTH, CAMERAS, CONFIG, IMAGE, r
 from mstar_pi05.nodes.policy import Policy
 from mstar_pi05.nodes.siglip import Cameras as CameraTower
 from mstar_pi05.published import names, policy_target
+from mstar_pi05.request.conversion import normalise
 from mstar_pi05.request.prompt import PromptTokenizer, pieces
-from mstar_pi05.robots.conversion import normalise
 from mstar_pi05.robots.statistics import FILE, find_statistics
 
 SPACE: Final = "▁"

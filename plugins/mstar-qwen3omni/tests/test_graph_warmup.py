@@ -11,8 +11,8 @@ from mstar_core.conformance.runtime import LocalRuntime, RuntimeSettings
 from mstar_core.messages.work import RunWalks
 from mstar_core.worker.executor import Executor
 from mstar_core.worker.start.warmup import warm_walks
-from mstar_qwen3omni.checkpoint.tiny import write_tiny
 from mstar_qwen3omni.plugin import mstar_models
+from mstar_qwen3omni.sources.tiny import write_tiny
 
 
 def test_samples_run_every_walk_of_the_language_models(

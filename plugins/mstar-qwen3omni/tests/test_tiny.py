@@ -13,9 +13,9 @@ from safetensors import safe_open
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from mstar_qwen3omni.checkpoint.config import OmniConfig, read_config
-from mstar_qwen3omni.checkpoint.tiny import write_tiny
-from mstar_qwen3omni.checkpoint.tiny_files import MERGES
 from mstar_qwen3omni.published import shapes
+from mstar_qwen3omni.sources.tiny import write_tiny
+from mstar_qwen3omni.sources.tiny_files import MERGES
 
 
 @pytest.fixture(scope="module")

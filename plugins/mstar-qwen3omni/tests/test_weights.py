@@ -17,10 +17,10 @@ from mstar_core.graph import NodeSpec
 from mstar_core.parallel.shards import Shard
 from mstar_core.plugin.model import ModelContext
 from mstar_core.weights.sources import Received
-from mstar_qwen3omni.checkpoint.download import REPO, resolve_weights
-from mstar_qwen3omni.checkpoint.tiny import write_tiny
 from mstar_qwen3omni.model import Qwen3Omni
 from mstar_qwen3omni.plugin import mstar_models
+from mstar_qwen3omni.sources.download import REPO, resolve_weights
+from mstar_qwen3omni.sources.tiny import write_tiny
 from mstar_qwen3omni.thinker.thinker import Thinker
 
 EXPERT = "thinker.model.layers.1.mlp.experts.5"

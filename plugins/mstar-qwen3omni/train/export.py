@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import save_file
 
 from mstar_core.layers.moe import expert_parts
-from mstar_qwen3omni.checkpoint.tiny_files import write_json
 from mstar_qwen3omni.checkpoint.weights import TENSORS
 from mstar_qwen3omni.published import shapes
+from mstar_qwen3omni.sources.tiny_files import write_json
 
 from . import codec, talker, thinker
 from .layout import write_files

@@ -10,7 +10,9 @@ from typing import Any, Final
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
 from mstar_qwen3omni.checkpoint.config import CONFIG, OmniConfig, read_config
-from mstar_qwen3omni.checkpoint.tiny_files import (
+from mstar_qwen3omni.request.chat import SPOKEN_SYSTEM
+from mstar_qwen3omni.request.tokenizer import MERGES, SETTINGS, SPLIT, VOCAB
+from mstar_qwen3omni.sources.tiny_files import (
     SPECIAL_CODES,
     SPECIALS,
     byte_letters,
@@ -19,8 +21,6 @@ from mstar_qwen3omni.checkpoint.tiny_files import (
     tokenizer_config,
     write_json,
 )
-from mstar_qwen3omni.request.chat import SPOKEN_SYSTEM
-from mstar_qwen3omni.request.tokenizer import MERGES, SETTINGS, SPLIT, VOCAB
 from mstar_qwen3omni.world import sentences
 
 ROLES: Final = ("user", "system", "assistant")

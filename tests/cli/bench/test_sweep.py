@@ -9,9 +9,10 @@ import pytest
 
 from mstar_core.errors import ConfigError
 from mstarctl.bench.measure.outcome import Outcome
+from mstarctl.bench.result import SWEEP
 from mstarctl.bench.show.display import Display
 from mstarctl.bench.show.plot import sweep_facts
-from mstarctl.bench.sweep import FILE, MakeOptions, Sweep, SweepPoint, work_rate
+from mstarctl.bench.sweep import MakeOptions, Sweep, SweepPoint, work_rate
 from mstarctl.bench.target import BenchTarget
 
 RATE = 20.0
@@ -109,7 +110,7 @@ def test_windows_shorter_than_three_requests_are_told(tmp_path: Path, capsys: py
 
 @pytest.mark.parametrize("text", ["[]", '{"points": 3}', "{"])
 def test_a_damaged_sweep_is_named(tmp_path: Path, text: str) -> None:
-    (tmp_path / FILE).write_text(text)
+    (tmp_path / SWEEP).write_text(text)
     with pytest.raises(ConfigError) as damaged:
         sweep_facts(tmp_path)
     assert "sweep.json is not a sweep" in damaged.value.title

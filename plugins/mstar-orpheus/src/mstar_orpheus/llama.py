@@ -15,8 +15,8 @@ from torch import nn
 from mstar_core.errors import MstarError, WeightsError
 from mstar_core.layers import AttentionSpec, DecoderBlock, Head, RMSNorm, Rotary, RotarySpec, TokenEmbedding
 from mstar_core.parallel.shards import WHOLE, Shard
+from mstar_orpheus.checkpoint.config import number
 from mstar_orpheus.checkpoint.layout import read_json
-from mstar_orpheus.config import number
 
 if TYPE_CHECKING:
     from torch import Tensor

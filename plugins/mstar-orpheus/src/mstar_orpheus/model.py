@@ -9,8 +9,8 @@ import torch
 from mstar_core.errors import StartError, WeightsError
 from mstar_core.layers import Checkpoint, NameMap, load_weights
 from mstar_core.weights.building import building
+from mstar_orpheus.checkpoint.config import read_config
 from mstar_orpheus.checkpoint.layout import CONFIG, CheckpointLayout
-from mstar_orpheus.config import read_config
 from mstar_orpheus.llama import HEAD_KEY, Llama, LlamaConfig
 from mstar_orpheus.vocoder.node import Vocoder
 from mstar_orpheus.vocoder.snac import ENCODER, Snac, SnacConfig, decoding_weights

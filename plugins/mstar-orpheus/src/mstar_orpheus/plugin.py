@@ -41,7 +41,7 @@ from mstar_core.plugin import (
     param,
 )
 from mstar_core.plugin.program import ProgramGenerator
-from mstar_orpheus.config import (
+from mstar_orpheus.checkpoint.config import (
     EARLY_FRAMES,
     IDS_PER_FRAME,
     NOISE_MODES,
@@ -212,10 +212,10 @@ def orpheus(config: CheckpointConfig, *, restricts: bool = False) -> ModelSpec:
                 params={"flush": True, "voice": "leo"},
             ),
         ),
-        tiny="mstar_orpheus.checkpoint.tiny:write_tiny",
+        tiny="mstar_orpheus.sources.tiny:write_tiny",
         make_samples="mstar_orpheus.sample_inputs:make_samples",
         mini="mstar_orpheus.checkpoint.shipped:find_mini",
-        resolve="mstar_orpheus.checkpoint.download:resolve_weights",
+        resolve="mstar_orpheus.sources.download:resolve_weights",
         notice="orpheus:tiny has random weights: the sound is noise",
         mini_prompt="The red fox ran over the green hill today.",
         mini_notice="orpheus:mini is a miniature of under 3M parameters: it speaks one English sentence at a time",

@@ -12,8 +12,8 @@ import numpy as np
 from mstar_core.errors import RequestError, WeightsError
 from mstar_core.plugin.params import lowered_warnings
 from mstar_core.plugin.processor import Inputs, PromptRequest
+from mstar_orpheus.checkpoint.config import VOICES, read_config
 from mstar_orpheus.checkpoint.layout import CheckpointLayout
-from mstar_orpheus.config import VOICES, read_config
 from mstar_orpheus.tokenizer import TextTokenizer
 
 if TYPE_CHECKING:

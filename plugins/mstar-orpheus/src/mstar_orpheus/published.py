@@ -12,7 +12,7 @@ import torch
 
 from mstar_core.layers import AttentionSpec, RotarySpec
 from mstar_core.plugin.conformance import KeyMap
-from mstar_orpheus.config import VQ_STRIDES
+from mstar_orpheus.checkpoint.config import VQ_STRIDES
 from mstar_orpheus.llama import HEAD_KEY, Llama, LlamaConfig
 from mstar_orpheus.plugin import OFFICIAL
 from mstar_orpheus.vocoder.snac import Snac, SnacConfig, decoding_weights

@@ -16,11 +16,11 @@ from mstar_core.plugin.observation import besides_pictures, unpacked
 from mstar_core.plugin.processor import Inputs, MediaPart, PromptRequest, SegmentInputs
 from mstar_pi05.checkpoint.config import ACTION_WIDTH, CAMERAS, IMAGE, read_sizes
 from mstar_pi05.deployment import read_deployment
+from mstar_pi05.request.conversion import Values, as_lines, normalise, state_to_model
 from mstar_pi05.request.images import FIELD, Floats, Pixels, decoded, fit_pillow, fitted, signed
+from mstar_pi05.request.observations import read_observation
 from mstar_pi05.request.prompt import PromptTokenizer, pieces
 from mstar_pi05.request.uploads import are_quick, as_npy, image_files, sort_uploads
-from mstar_pi05.robots.conversion import Values, as_lines, normalise, state_to_model
-from mstar_pi05.robots.observations import read_observation
 from mstar_pi05.robots.statistics import find_statistics
 
 if TYPE_CHECKING:

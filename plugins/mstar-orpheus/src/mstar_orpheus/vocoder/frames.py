@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
-from mstar_orpheus.config import IDS_PER_FRAME
+from mstar_orpheus.checkpoint.config import IDS_PER_FRAME
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import nn
 
-from mstar_orpheus.config import IDS_PER_FRAME, VQ_STRIDES
+from mstar_orpheus.checkpoint.config import IDS_PER_FRAME, VQ_STRIDES
 from mstar_orpheus.vocoder import kernels
 from mstar_orpheus.vocoder.noise import CODEC_SALT, SEEDED
 from mstar_orpheus.vocoder.snac import needed

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from mstar_core.engine.module import NodeModule
-from mstar_orpheus.config import EARLY_FRAMES, IDS_PER_FRAME, WINDOW_FRAMES
+from mstar_orpheus.checkpoint.config import EARLY_FRAMES, IDS_PER_FRAME, WINDOW_FRAMES
 from mstar_orpheus.vocoder.cuda_graphs import NOISE_PARAMS, CapturedWindows, first_buckets, later_buckets
 from mstar_orpheus.vocoder.frames import codes_from_ids, levels_from_codes, misplaced
 from mstar_orpheus.vocoder.noise import GLOBAL, window_noise

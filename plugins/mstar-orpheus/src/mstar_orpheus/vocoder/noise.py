@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from mstar_core.engine.sampling import rng
-from mstar_orpheus.config import NOISE_MODES
+from mstar_orpheus.checkpoint.config import NOISE_MODES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from mstar_core.errors import WeightsError
+from mstar_orpheus.checkpoint.config import VQ_STRIDES, number
 from mstar_orpheus.checkpoint.layout import read_json
-from mstar_orpheus.config import VQ_STRIDES, number
 
 if TYPE_CHECKING:
     from torch import Tensor

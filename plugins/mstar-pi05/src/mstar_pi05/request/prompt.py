@@ -14,8 +14,8 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from mstar_core.errors import WeightsError
+from mstar_pi05.request.conversion import Values
 from mstar_pi05.request.sentencepiece import read_sentencepiece
-from mstar_pi05.robots.conversion import Values
 
 BINS: Final = 256
 """Bins of [-1, 1]. Values above are in the last bin; values below are written as -1."""

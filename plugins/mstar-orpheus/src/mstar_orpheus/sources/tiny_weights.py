@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from mstar_orpheus.config import IDS_KEY, IDS_PER_FRAME, VQ_STRIDES
+from mstar_orpheus.checkpoint.config import IDS_KEY, IDS_PER_FRAME, VQ_STRIDES
 from mstar_orpheus.vocoder.snac import Snac, SnacConfig, decoding_weights
 
 if TYPE_CHECKING:

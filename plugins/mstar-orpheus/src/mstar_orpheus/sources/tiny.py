@@ -21,7 +21,7 @@ def write_tiny(folder: Path) -> Path:
 
 
 def _write(folder: Path) -> None:
-    from mstar_orpheus.checkpoint.tiny_weights import write_lm, write_snac
+    from mstar_orpheus.sources.tiny_weights import write_lm, write_snac
 
     write_lm(folder / "lm")
     write_snac(folder / "snac")

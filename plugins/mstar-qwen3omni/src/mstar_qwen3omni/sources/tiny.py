@@ -21,6 +21,6 @@ def write_tiny(folder: Path) -> Path:
 
 
 def _write(folder: Path) -> None:
-    from mstar_qwen3omni.checkpoint.tiny_files import write_files
+    from mstar_qwen3omni.sources.tiny_files import write_files
 
     write_files(folder)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from mstar_core.plugin.media.images import CHANNELS, image_size
 from mstar_core.plugin.media.limits import MediaLimits, check_decoded
 from mstar_core.plugin.media.sounds import sound_bytes
 from mstar_core.plugin.media.videos import VideoFile
-
-if TYPE_CHECKING:
-    from mstar_core.plugin.processor import MediaPart
+from mstar_core.plugin.processor import MediaPart
 
 
 def check_media(parts: Sequence[MediaPart], limits: MediaLimits) -> None:

@@ -21,6 +21,6 @@ def write_tiny(folder: Path) -> Path:
 
 
 def _write(folder: Path) -> None:
-    from mstar_bagel.checkpoint.tiny_weights import write_files  # torch is imported only to write the files
+    from mstar_bagel.sources.tiny_weights import write_files  # torch is imported only to write the files
 
     write_files(folder)

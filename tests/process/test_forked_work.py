@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mstar_core.engine.cuda_graphs.forked_work import ForkedStream, run_forked
+from mstar_core.process.forked_work import ForkedStream, run_forked
 
 
 def children() -> set[str]:
