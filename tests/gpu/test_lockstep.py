@@ -18,7 +18,7 @@ from torch import Tensor
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.kv.follower import NodeFollower
-from mstar_core.engine.kv.mirror import id_checksum
+from mstar_core.engine.kv.leader import id_checksum
 from mstar_core.layers.linear import fuse_projections
 from mstar_core.parallel.link import PlanReceiver
 from tests.engine.test_pass_graphs import FLOWING, captured, flows
@@ -55,7 +55,7 @@ class Apart:
         while (frame := self.receiver.receive(0.0)) is not None:
             for plan in frame.plans:
                 self.kinds.append(type(plan).__name__)
-                self.node.run(plan)
+                self.node.run(plan, self.receiver.shared)
         self.relay.leads = True
         assert not self.relay.values
 
@@ -80,8 +80,8 @@ def test_captured_decode_and_prefill_are_replayed(cuda: torch.device, tmp_path: 
         apart.catch_up()
         counts = leader.graph_counts
         assert counts is not None and counts.hits > 20 and counts.misses == 0
-        assert apart.kinds.count("Capture") == 4 and "Replay" in apart.kinds
-        one, other = (id_checksum(each._memory.slots.device_last) for each in (leader, follower))
+        assert apart.kinds.count("Capture") == 4 and follower.counters()["graph_hits"] == counts.hits
+        one, other = (id_checksum(each._runner._slots.last) for each in (leader, follower))
         assert int(one) == int(other)
 
 
@@ -91,8 +91,8 @@ def test_uncaptured_steps_get_their_inputs_by_broadcast(cuda: torch.device, tmp_
     with mirrored(leader, follower, tmp_path) as apart:
         generate(REQUESTS, engine=leader, lookahead=1)
         apart.catch_up()
-        assert "Forward" in apart.kinds
-        one, other = (id_checksum(each._memory.slots.device_last) for each in (leader, follower))
+        assert "Step" in apart.kinds
+        one, other = (id_checksum(each._runner._slots.last) for each in (leader, follower))
         assert int(one) == int(other)
 
 
@@ -106,6 +106,6 @@ def test_loop_passes_get_their_device_inputs_by_broadcast(cuda: torch.device, tm
         apart.catch_up()
         wanted = flows(leader, [0, 1, 2])
         apart.catch_up()
-        assert "Replay" in apart.kinds and len(wanted) == 3
-        for one, other in zip(leader._attention._pools, follower._attention._pools, strict=True):  # type: ignore[attr-defined]
+        assert follower.counters()["graph_hits"] == leader.counters()["graph_hits"] > 0 and len(wanted) == 3
+        for one, other in zip(leader._runner._attention._pools, follower._runner._attention._pools, strict=True):  # type: ignore[attr-defined]
             torch.testing.assert_close(one, other)

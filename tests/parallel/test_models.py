@@ -73,7 +73,7 @@ def assert_answers_of_one_rank(
     ):
         found = runtime.ask(*asks)
         assert runtime.leaks() == []
-    assert all("Forward" in follower.kinds for follower in followers)
+    assert all("Step" in follower.kinds for follower in followers)
     for one, other in zip(found, wanted, strict=True):
         assert other.items
         same(one, other)

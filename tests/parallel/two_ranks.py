@@ -16,11 +16,10 @@ from torch import Tensor
 from mstar_core.conformance.nodes import BuiltNode, RuntimeSettings, build_nodes, make_runners
 from mstar_core.conformance.runtime import LocalRuntime
 from mstar_core.engine.kv.engine import KVCacheEngine
-from mstar_core.engine.kv.follower import NodeFollower
 from mstar_core.engine.runner import NodeRunner
 from mstar_core.parallel.groups import GroupPlace
 from mstar_core.parallel.link import GroupEnded, PlanReceiver, PlanSender
-from mstar_core.parallel.plans import Checksum, Compare, StopPlans
+from mstar_core.parallel.plans import Checksum, Compare, Plan, Step, StopPlans
 from mstar_core.parallel.shards import Shard
 from mstar_core.plugin.model import ModelContext
 from mstar_core.plugin.spec import ModelSpec
@@ -70,11 +69,22 @@ class ThreadCollectives:
         raise AssertionError("on the CPU, values travel in plans")
 
 
+def kinds_of(plan: Plan) -> list[str]:
+    """Return the name of a plan's type, and of the changes of device state in it."""
+    return [
+        type(plan).__name__,
+        *(type(each).__name__ for each in (plan.plan.updates if isinstance(plan, Step) else ())),
+    ]
+
+
 class FollowerThread:
     """The loop of a follower. error: what ended it early. is_skewed: make its last ids differ from the leader's."""
 
-    def __init__(self, receiver: PlanReceiver, nodes: Mapping[str, NodeFollower], meeting: Meeting) -> None:
-        self._receiver, self._nodes, self._meeting = receiver, nodes, meeting
+    def __init__(self, receiver: PlanReceiver, engines: Mapping[str, KVCacheEngine], meeting: Meeting) -> None:
+        collectives: Any = ThreadCollectives(meeting, 1)
+        self.engines = engines
+        self._nodes = {name: engine.follower(collectives) for name, engine in engines.items()}
+        self._receiver, self._meeting = receiver, meeting
         self.error: BaseException | None = None
         self.kinds: list[str] = []
         self.is_skewed = False
@@ -86,12 +96,12 @@ class FollowerThread:
             while True:
                 frame = self._receiver.receive(WAIT_S)
                 for plan in frame.plans if frame is not None else ():
-                    self.kinds.append(type(plan).__name__)
+                    self.kinds += kinds_of(plan)
                     if isinstance(plan, StopPlans):
                         return
                     if self.is_skewed and isinstance(plan, Compare):
-                        self._nodes[plan.node]._memory.slots.device_last[0] += 1
-                    value = self._nodes[plan.node].run(plan)
+                        self._nodes[plan.node]._slots.last[0] += 1
+                    value = self._nodes[plan.node].run(plan, self._receiver.shared)
                     if value is not None and isinstance(plan, Compare):
                         self._receiver.answer(Checksum(index=1, node=plan.node, number=plan.number, value=value))
         except (Exception, GroupEnded) as error:  # noqa: BLE001 reported by the test
@@ -114,8 +124,7 @@ def led(
 ) -> Iterator[FollowerThread]:
     """Let engines lead followers during the block, and check that the follower carried out every plan."""
     with tempfile.TemporaryDirectory(prefix="tp-", dir="/tmp") as folder, linked(Path(folder)) as (sender, receiver):
-        own: Any = ThreadCollectives(meeting, 1)
-        thread = FollowerThread(receiver, {name: engine.follower(own) for name, engine in followers.items()}, meeting)
+        thread = FollowerThread(receiver, followers, meeting)
         for engine in leaders.values():
             lead: Any = ThreadCollectives(meeting, 0)
             engine.lead(sender, lead, 2)
