@@ -26,9 +26,9 @@ from mstar_core.engine.device_state.page_store import PageStore
 from mstar_core.engine.device_state.slots import DeviceSlots
 from mstar_core.engine.failures import node_error
 from mstar_core.engine.kv.follower import NodeFollower
-from mstar_core.engine.ports import id_port, position_dtype
 from mstar_core.engine.kv.leader import Leader
 from mstar_core.engine.kv.packing import packed_draws, packed_metadata, packed_ports, packed_positions
+from mstar_core.engine.ports import fixed_ranks, id_port, position_dtype
 from mstar_core.engine.sampling import sampler
 from mstar_core.engine.sampling.logit_subset import Columns
 from mstar_core.engine.steps import updates
@@ -37,7 +37,6 @@ from mstar_core.engine.steps.output import DecodeOutput, DrawnIds, PassOutput, S
 from mstar_core.engine.steps.plan import StepPlan
 from mstar_core.engine.transfers import HostCopy, upload
 from mstar_core.errors import EngineError
-from mstar_core.graph.declare.nodes import PortType
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -548,9 +547,3 @@ def _no_logits(node: str) -> EngineError:
         "start the deployment with the whole vocabulary",
         node=node,
     )
-
-
-def fixed_ranks(spec: NodeSpec) -> dict[str, int]:
-    """Return the ranks of ports whose types declare every dimension as a number: one value per sequence."""
-    shapes = {name: PortType.parse(text).shape for name, text in spec.ports.items()}
-    return {name: len(shape) for name, shape in shapes.items() if shape and all(isinstance(n, int) for n in shape)}
