@@ -248,7 +248,7 @@ def test_a_preempted_prefix_is_recomputed_from_copies_of_its_values() -> None:
         driver.run()
         if is_overwritten:
             embeds.zero_()
-        engine._scheduler._evict(engine._queue.requests[Handle(0)].branches["main"])
+        engine._scheduler._pages.evict(engine._scheduler._requests.requests[Handle(0)].branches["main"])
         key = driver.prefill(0, prompt(1, 4), sample=False, outputs=("hidden",))
         driver.run()
         found.append(driver.done[key].outputs["hidden"])

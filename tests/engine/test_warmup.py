@@ -83,7 +83,7 @@ def test_what_fails_in_a_rehearsal_fails_the_start_and_holds_nothing() -> None:
     wrong = WarmupStep(inputs={"tokens": torch.tensor([10_000])}, attend=Attend(mask="full"))
     with pytest.raises(MstarError, match="vocabulary"):
         run_warmup(engine, [WarmupRequest(title="a wrong id", tokens=4, steps=(wrong,))], lambda what: None)
-    assert engine.memory().slots_used == 0 and not engine._queue.requests
+    assert engine.memory().slots_used == 0 and not engine._scheduler._requests.requests
     with pytest.raises(MstarError):
         run_warmup(engine, [WarmupRequest(title="too long", tokens=1 << 20, steps=())], lambda what: None)
 

@@ -36,9 +36,9 @@ class DecodeOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassOutput:
-    """Output of one pass. ports: its share of the wanted outputs. iterations: all that were computed.
+    """Output of one pass. ports: its share of the wanted outputs. iterations: those of its loop that they end.
 
-    later: outputs of further iterations of its loop that the same replay has computed. drawn, index: the ids of its
+    later: outputs of further iterations, one each, that the same replay has computed. drawn, index: the ids of its
     forward and its place among them; None if it drew none.
     """
 
