@@ -207,9 +207,9 @@ def test_results_are_the_same_under_pressure(seed: int) -> None:
     assert engine.memory().preempted > 0 and engine.memory().pages_used == 0
 
 
-def test_iterations_computed_ahead_are_discarded_with_their_pages() -> None:
-    """An older one of another kind takes pages one by one while a younger one's replay is being settled."""
-    engine, _ = ready(num_pages=19)
+def test_a_loop_that_runs_ahead_is_recomputed_after_a_preemption() -> None:
+    """An older one of another kind takes pages one by one, and preempts a younger one that runs ahead."""
+    engine, _ = ready(num_pages=17)
     driver, other = Driver(engine), Driver(engine_of(None))
     found = []
     for each in (driver, other):

@@ -125,7 +125,7 @@ class StepKind:
             names = ", ".join(port.name for port in self.ports)
             return {Family.IDS: "prefill", Family.PREFIX: "prefix"}.get(self.family, f"prompt ({names})")
         often = f", {self.iterations} iterations" if self.iterations > 1 else ""
-        return f"pass of {self.item_tokens} tokens {'appended' if self.writes else 'beside the cache'}{often}"
+        return f"{self.item_tokens} tokens {'appended' if self.writes else 'beside the cache'}{often}"
 
 
 # -- the kind of a pass -----------------------------------------------------------------------------------------------

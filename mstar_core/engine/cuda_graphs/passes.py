@@ -354,9 +354,7 @@ class CapturedPasses:
             kind,
             self._cache.buckets(
                 build,
-                lambda size: (
-                    f"graph of {size[1]} sequences, {kind}" if is_loop else f"{kind} graph of {size[0]} tokens"
-                ),
+                lambda size: _title(kind, size),
                 lambda size: (family.value, size[1], size[2]) if is_loop else (family.value, -size[0]),
                 kind,
             ),
@@ -367,6 +365,12 @@ class CapturedPasses:
     def _sizes_for_shared(self, kind: StepKind) -> Size | None:
         """Return the size of the inputs that all buckets of a kind share, None if each has its own."""
         return max(self._sizes(kind)) if kind.family in (Family.PREFIX, Family.PROMPT) else None
+
+
+def _title(kind: StepKind, size: Size) -> str:
+    if kind.family is Family.LOOP:
+        return f"pass graph of {size[1]} sequences, {kind}, {size[2]} pages"
+    return f"{kind} graph of {size[0]} tokens"
 
 
 def _builder(
