@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from mstar_core.engine.base import Emission, Job
+from mstar_core.engine.loop import EngineLoop
 from mstar_core.engine.transfers import gather
 from mstar_core.errors import EngineError
 from mstar_core.graph.declare.nodes import Attend
@@ -125,18 +126,15 @@ class Logged:
 
 
 @dataclass(slots=True, kw_only=True)
-class LoopState:
-    """A loop in progress. carried: input port -> value of the next iteration.
+class LoopState(EngineLoop):
+    """A loop of a branch. A resident one keeps its values in the arrays of the slots instead of `carried`.
 
     ahead: most iterations in one pass. lists: inputs with one entry per iteration, small ones still on the host.
     ready: outputs of later iterations that a replay has already computed.
     """
 
-    carried: dict[str, Tensor]
     lists: dict[str, Tensor] = field(default_factory=dict)
     ready: deque[dict[str, Tensor]] = field(default_factory=deque)
-    iteration: int = 0
-    limit: int = 0
     ahead: int = 1
 
 
