@@ -1,9 +1,9 @@
-"""Rules for jobs that both engines share: inputs of modules, values of candidates, start and stop of loops."""
+"""Rules for jobs that both engines share: inputs of modules, values of candidates."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from mstar_core.errors import EngineError
@@ -12,7 +12,6 @@ from mstar_core.graph.declare.nodes import PortType
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.engine.base import LoopSpec
     from mstar_core.graph.declare.nodes import NodeSpec
 
 
@@ -67,35 +66,3 @@ class CandidateInputs:
             {name: split[name][index] if name in split else value for name, value in inputs.items()}
             for index in range(count)
         ]
-
-
-def carried_values(
-    loop: LoopSpec, inputs: Mapping[str, Tensor], last: Mapping[str, Tensor], node: str
-) -> dict[str, Tensor]:
-    """Return input port -> starting value: the job's own, else the carried port's last. Raises EngineError."""
-    values = {}
-    for port, into in loop.carry.items():
-        value = inputs.get(into, last.get(port))
-        if value is None:
-            raise no_start(node, port)
-        values[into] = value
-    return values
-
-
-def stops(loop: LoopSpec, value: Tensor) -> bool:
-    """Return whether a value of the stop port ends the loop: one of the stop ids, or true."""
-    return holds_id(value, loop.stop_ids) if loop.stop_ids else bool(value.any())
-
-
-def holds_id(value: Tensor, ids: Collection[int]) -> bool:
-    """Return whether any item of a value is one of these ids."""
-    return any(int(item) in ids for item in value.reshape(-1).tolist())
-
-
-def no_start(node: str, port: str) -> EngineError:
-    """Return the error of a loop without a starting value."""
-    return EngineError(
-        f"a loop of node {node} has nothing to start from",
-        f"port {port!r} has neither an input nor an earlier value",
-        node=node,
-    )

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
-from mstar_core.engine.base import Done, Emission
+from mstar_core.engine.base import Done
 from mstar_core.engine.cache.slots import NO_ID
-from mstar_core.engine.jobs import carried_values, no_start, stops
+from mstar_core.engine.loop import no_start, starting_values
 from mstar_core.engine.scheduling.candidate_group import CandidateJob
 from mstar_core.engine.scheduling.sequence import Branch, ForwardPass, Logged, LoopState, RollbackPoint
 from mstar_core.errors import EngineError, TooLarge
@@ -23,7 +23,7 @@ from mstar_core.graph.declare.nodes import MAIN, STEP, Attend
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.engine.base import Job, LoopSpec
+    from mstar_core.engine.base import Emission, Job, LoopSpec
     from mstar_core.engine.cache.memory import KVMemory
     from mstar_core.engine.scheduling.inputs import InputProcessor
     from mstar_core.engine.steps.device import Device
@@ -85,31 +85,15 @@ class Loops:
         self, branch: Branch, job: Job, forward: ForwardPass, drawn: Tensor | None
     ) -> tuple[Emission | None, Done | None]:
         """Finish one iteration of a general loop. Returns what it emits, and its end unless it has a next pass."""
-        spec, loop = job.loop, branch.loop
-        assert spec is not None and loop is not None
-        outputs = forward.outputs
+        loop, outputs = branch.loop_state, forward.outputs
         if drawn is not None and self._port is not None:
             outputs[self._port] = drawn
-        missing = sorted(set(spec.carry) - set(outputs))
-        if missing:
-            raise EngineError(
-                f"node {self._spec.name} did not give {missing[0]!r}, which its loop carries", node=self._spec.name
-            )
-        emission = None
-        if spec.emit:
-            values = {port: outputs[port] for port in spec.emit if port in outputs}
-            emission = Emission(job=job, iteration=loop.iteration, outputs=values)
-        loop.iteration += 1
-        loop.carried = {into: outputs[port] for port, into in spec.carry.items()}
-        is_stopped = spec.stop_port in outputs and stops(spec, outputs[spec.stop_port])
-        if is_stopped or loop.iteration >= loop.limit:
-            self._keep(branch, {port: outputs[port] for port in spec.carry})
+        emission, ended = loop.advance(outputs, self._spec.name)
+        if ended is not None:
+            self._keep(branch, loop.values)
             if job.attend.keep == "loop":
                 self.roll_back(branch)
-            kept = {port: outputs[port] for port in job.outputs if port in outputs}
-            return emission, Done(
-                job=job, outputs=kept, reason="stop" if is_stopped else "length", iterations=loop.iteration
-            )
+            return emission, ended
         if not job.attend.write:
             job.inputs = self._inputs.kept(job.inputs)
         branch.forward = self._iteration(branch, job, loop)
@@ -316,7 +300,7 @@ class Loops:
         slots.begin_loop(slot, int(job.key), limit, loop.stop_ids)
         # Tokens of a loop are not offered to the prefix cache: their page keys would cost host time per token.
         branch.chain.is_open = False
-        branch.loop = LoopState(carried={}, limit=limit)
+        branch.loop = LoopState(job=job, spec=loop, limit=limit)
         branch.is_decoding = True
         return None
 
@@ -335,23 +319,16 @@ class Loops:
         branch.saves_pages = True
 
     def _start_general(self, branch: Branch, job: Job, loop: LoopSpec) -> Done | None:
-        values = carried_values(loop, job.inputs, branch.request.last_values, self._spec.name)
         # A pass that writes finds carried values on the device; one that only reads uploads the first alone.
         place = self._inputs.on_device if job.attend.write else self._inputs.at_hand
-        carried = {into: place(into, value) for into, value in values.items()}
-        start = {port: carried[into] for port, into in loop.carry.items()}
-        is_stopped = loop.stop_port in start and stops(loop, start[loop.stop_port])
-        if is_stopped or loop.max_iters <= 0:
-            kept = {port: value for port, value in start.items() if port in job.outputs}
-            return Done(job=job, outputs=kept, reason="stop" if is_stopped else "length")
-        branch.loop = LoopState(
-            carried=carried,
-            limit=loop.max_iters,
-            ahead=self._most_per_pass(branch, job, loop),
-            lists=self._inputs.lists(job.inputs),
-        )
-        branch.forward = self._iteration(branch, job, branch.loop)
-        return None
+        carried = starting_values(loop, job.inputs, branch.request.last_values, place, self._spec.name)
+        most = self._most_per_pass(branch, job, loop)
+        state = LoopState(job=job, spec=loop, limit=loop.max_iters, carried=carried, ahead=most)
+        ended = state.end_at_start()
+        if ended is None:
+            state.lists = self._inputs.lists(job.inputs)
+            branch.loop, branch.forward = state, self._iteration(branch, job, state)
+        return ended
 
     def _most_per_pass(self, branch: Branch, job: Job, loop: LoopSpec) -> int:
         """Return the iterations that one pass may hold: several if they are independent and nothing is reported."""

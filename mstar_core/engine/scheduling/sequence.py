@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from mstar_core.engine.loop import EngineLoop
 from mstar_core.graph.declare.nodes import Attend
 
 if TYPE_CHECKING:
@@ -117,16 +118,13 @@ class Logged:
 
 
 @dataclass(slots=True, kw_only=True)
-class LoopState:
-    """A loop in progress. carried: input port -> value of the next iteration.
+class LoopState(EngineLoop):
+    """A loop of a branch. A resident one keeps its values in the arrays of the slots instead of `carried`.
 
     ahead: most iterations in one pass. lists: inputs with one entry per iteration, small ones still on the host.
     """
 
-    carried: dict[str, Tensor]
     lists: dict[str, Tensor] = field(default_factory=dict)
-    iteration: int = 0
-    limit: int = 0
     ahead: int = 1
 
 

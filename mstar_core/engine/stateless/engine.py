@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
-from mstar_core.engine.base import Done, Emission, Failed, Handle, Pressure, StepResult
+from mstar_core.engine.base import Done, Failed, Handle, Pressure, StepResult
 from mstar_core.engine.failures import node_error
-from mstar_core.engine.jobs import CandidateInputs, accepts, carried_values, declares, stops
+from mstar_core.engine.jobs import CandidateInputs, accepts, declares
+from mstar_core.engine.loop import EngineLoop, starting_values
 from mstar_core.engine.module import node_module
 from mstar_core.engine.runner import NodeRunner
 from mstar_core.engine.sampling.rng import to_int64
@@ -52,7 +53,7 @@ PATIENCE_S: Final = 0.02
 
 @dataclass(slots=True)
 class _Entry:
-    """A job in the queue. carried: values that replace inputs in the next iteration of its loop.
+    """A job in the queue. loop: its loop once that has begun.
 
     rank: small goes first, by urgency, then age. width: batch items; split: inputs with one value per item.
     key: what jobs of one batch share, None where it changes with each iteration. made: event after which its inputs on
@@ -63,8 +64,7 @@ class _Entry:
     request: _Request
     since: float
     inputs: dict[str, Tensor | Number]
-    carried: dict[str, Tensor] = field(default_factory=dict)
-    iteration: int = 0
+    loop: EngineLoop | None = None
     rank: tuple[float, int] = (0.0, 0)
     width: int = 1
     split: frozenset[str] = frozenset()
@@ -334,8 +334,7 @@ class StatelessEngine(NodeRunner):
         """Prepare the first job of a request and end loops without iterations. Returns whether a job is left."""
         while request.queue:
             entry = request.queue[0]
-            loop = entry.job.loop
-            if loop is None or entry.carried or entry.iteration:
+            if entry.job.loop is None or entry.loop is not None:
                 return True
             try:
                 ended = self._start_loop(entry)
@@ -349,26 +348,20 @@ class StatelessEngine(NodeRunner):
         return False
 
     def _start_loop(self, entry: _Entry) -> Done | None:
-        loop = entry.job.loop
-        assert loop is not None
-        given = {name: self._tensor(name, value) for name, value in entry.inputs.items() if name in loop.carry.values()}
-        values = carried_values(loop, given, entry.request.last_values, self.name)
-        entry.carried = {into: self._tensor(into, value) for into, value in values.items()}
-        self._spread(entry, {**entry.inputs, **entry.carried})
-        start = {port: entry.carried[into] for port, into in loop.carry.items()}
-        is_stopped = loop.stop_port in start and stops(loop, start[loop.stop_port])
-        if not is_stopped and loop.max_iters > 0:
-            return None
-        kept = {port: value for port, value in start.items() if port in entry.job.outputs}
-        return Done(job=entry.job, outputs=kept, reason="stop" if is_stopped else "length")
+        spec = entry.job.loop
+        assert spec is not None
+        carried = starting_values(spec, entry.inputs, entry.request.last_values, self._tensor, self.name)
+        entry.loop = EngineLoop(job=entry.job, spec=spec, limit=spec.max_iters, carried=carried)
+        self._spread(entry, {**entry.inputs, **carried})
+        return entry.loop.end_at_start()
 
     def _given(self, entry: _Entry) -> dict[str, Tensor | Number]:
         """Return the inputs of a job's next run, with the values that its loop carries and the iteration."""
-        if entry.job.loop is None:
+        if entry.loop is None:
             return entry.inputs
-        ports = {**entry.inputs, **entry.carried}
+        ports = {**entry.inputs, **entry.loop.carried}
         if STEP in entry.inputs or self._takes_step:
-            ports[STEP] = torch.tensor(entry.iteration, dtype=torch.int64)
+            ports[STEP] = torch.tensor(entry.loop.iteration, dtype=torch.int64)
         return ports
 
     def _batch_key(self, entry: _Entry) -> tuple[object, ...]:
@@ -484,31 +477,25 @@ class StatelessEngine(NodeRunner):
 
     def _settle(self, result: StepResult, entry: _Entry, outputs: dict[str, Tensor]) -> bool:
         """Report a run. Returns whether its loop goes on."""
-        job, loop = entry.job, entry.job.loop
-        kept = {port: outputs[port] for port in job.outputs if port in outputs}
+        job, loop = entry.job, entry.loop
         if loop is None:
+            kept = {port: outputs[port] for port in job.outputs if port in outputs}
             entry.request.last_values.update(kept)
             result.done.append(Done(job=job, outputs=kept))
             return False
-        missing = sorted(set(loop.carry) - set(outputs))
-        if missing:
-            detail = "its loop carries that port"
-            self._fail(
-                result, entry, EngineError(f"node {self.name} did not give {missing[0]!r}", detail, node=self.name)
-            )
+        try:
+            emission, ended = loop.advance(outputs, self.name)
+        except (MstarError, RuntimeError) as error:
+            self._fail(result, entry, error)
             return False
-        if loop.emit:
-            values = {port: outputs[port] for port in loop.emit if port in outputs}
-            result.emissions.append(Emission(job=job, iteration=entry.iteration, outputs=values))
-        entry.iteration += 1
-        entry.split |= frozenset(loop.carry.values()) if entry.width > 1 else frozenset()
-        entry.carried = {into: outputs[port] for port, into in loop.carry.items()}
-        is_stopped = loop.stop_port in outputs and stops(loop, outputs[loop.stop_port])
-        if not is_stopped and entry.iteration < loop.max_iters:
+        if emission is not None:
+            result.emissions.append(emission)
+        if entry.width > 1:
+            entry.split = entry.split.union(loop.carried)
+        if ended is None:
             return True
-        entry.request.last_values.update({port: outputs[port] for port in loop.carry})
-        reason = "stop" if is_stopped else "length"
-        result.done.append(Done(job=job, outputs=kept, reason=reason, iterations=entry.iteration))
+        entry.request.last_values.update(loop.values)
+        result.done.append(ended)
         return False
 
     def _fail(self, result: StepResult, entry: _Entry, error: Exception) -> None:

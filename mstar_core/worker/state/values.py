@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from mstar_core.engine.jobs import holds_id
+from mstar_core.engine.loop import holds_id
 from mstar_core.errors import EngineError
 from mstar_core.graph.declare.nodes import CHUNK_FIRST, CHUNK_LAST, PARAM_PREFIX, RANDOM, STEP
 from mstar_core.graph.declare.walks import StopOn, StopWhen
