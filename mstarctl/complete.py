@@ -41,7 +41,7 @@ def bare(value: Any) -> Any:
     if isinstance(value, str):
         kind, slash, name = value.partition("/")
         return name if slash and kind in ("deployment", "request") else value
-    return value if value is None else [bare(each) for each in value]
+    return value if value is None else [bare(item) for item in value]
 
 
 def _quiet(names: Callable[[str], list[str]]) -> Callable[[str], list[str]]:
@@ -78,8 +78,8 @@ def config_names(incomplete: str) -> list[str]:
     from importlib.util import find_spec
 
     packages = {point.value.partition(":")[0].partition(".")[0] for point in metadata.entry_points(group=GROUP)}
-    found = (find_spec(package) for package in sorted(packages))
-    folders = [Path(place) / CONFIGS for spec in found if spec for place in spec.submodule_search_locations or ()]
+    specs = (find_spec(package) for package in sorted(packages))
+    folders = [Path(place) / CONFIGS for spec in specs if spec for place in spec.submodule_search_locations or ()]
     return [path.stem for folder in folders for path in folder.glob("*.y*ml")]
 
 
@@ -254,5 +254,5 @@ def _admins() -> Iterator[Any]:
 
 def _parts(parts: tuple[str, ...]) -> dict[str, Any]:
     admins = list(_admins())
-    found: dict[str, Any] = admins[0].get("/v1/snapshot", parts=",".join(parts)) if len(admins) == 1 else {}
-    return found
+    snapshot: dict[str, Any] = admins[0].get("/v1/snapshot", parts=",".join(parts)) if len(admins) == 1 else {}
+    return snapshot

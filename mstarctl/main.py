@@ -122,10 +122,10 @@ SYNONYMS: Mapping[str, str] = {
 
 def suggestion(word: str) -> str:
     """Return the hint for an unknown command."""
-    found = nearest(word, [*(verb.name for verb in VERBS), *SYNONYMS])
-    if found is None:
+    name = nearest(word, [*(verb.name for verb in VERBS), *SYNONYMS])
+    if name is None:
         return "mstarctl help lists the commands"
-    return f"did you mean {SYNONYMS.get(found, found)!r}?"
+    return f"did you mean {SYNONYMS.get(name, name)!r}?"
 
 
 class LazyGroup(TyperGroup):
@@ -222,33 +222,33 @@ def _flag(
 
 
 def _setter(field: str, value: bool) -> Any:
-    def set_field(ctx: Any, param: Any, given: Any) -> None:
-        if given and isinstance(ctx.obj, GlobalOptions):
+    def set_field(ctx: Any, param: Any, typed: Any) -> None:
+        if typed and isinstance(ctx.obj, GlobalOptions):
             setattr(ctx.obj, field, value)
 
     return set_field
 
 
-def _set_output(ctx: Any, param: Any, given: str | None) -> None:
-    if given is None or ctx.resilient_parsing:
+def _set_output(ctx: Any, param: Any, name: str | None) -> None:
+    if name is None or ctx.resilient_parsing:
         return
-    if given not in FORMATS:
-        raise UsageError(f"unknown output format {given!r}", hint=did_you_mean(given, FORMATS))
-    ctx.obj.output = given
+    if name not in FORMATS:
+        raise UsageError(f"unknown output format {name!r}", hint=did_you_mean(name, FORMATS))
+    ctx.obj.output = name
 
 
-def _set_context(ctx: Any, param: Any, given: str | None) -> None:
-    if given is not None and isinstance(ctx.obj, GlobalOptions):
-        ctx.obj.context = given
+def _set_context(ctx: Any, param: Any, name: str | None) -> None:
+    if name is not None and isinstance(ctx.obj, GlobalOptions):
+        ctx.obj.context = name
 
 
-def _set_socket(ctx: Any, param: Any, given: str | None) -> None:
-    if given is not None and isinstance(ctx.obj, GlobalOptions):
-        ctx.obj.socket = Path(given)
+def _set_socket(ctx: Any, param: Any, path: str | None) -> None:
+    if path is not None and isinstance(ctx.obj, GlobalOptions):
+        ctx.obj.socket = Path(path)
 
 
-def _show_version(ctx: Any, param: Any, given: Any) -> None:
-    if given and not ctx.resilient_parsing:
+def _show_version(ctx: Any, param: Any, is_set: Any) -> None:
+    if is_set and not ctx.resilient_parsing:
         from mstarctl.version import client_version
 
         print(f"{PROGRAM} {client_version()}")

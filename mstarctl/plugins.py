@@ -96,13 +96,13 @@ class Plugins:
         Raises PluginError if several plugins offer it or its plugin cannot be used, NotFound with the nearest name.
         """
         distribution, _, short = name.rpartition("/")
-        found = [
+        pairs = [
             (item, spec)
             for item in self.loaded
             for spec in item.models
             if short in (spec.name, *spec.aliases) and distribution in ("", item.entry.distribution, item.entry.name)
         ]
-        exact = [pair for pair in found if pair[1].name == short] or found
+        exact = [pair for pair in pairs if pair[1].name == short] or pairs
         if len(exact) == 1:
             return exact[0][1]
         if exact:
@@ -137,12 +137,12 @@ class Plugins:
         request = PlanRequest(config=config, devices=tuple(devices))
         from mstar_core.config.placement import make_plan  # here, because most commands plan nothing
 
-        own: Plan | None = None
+        placement: Plan | None = None
         try:
-            own = call(model=model, request=request)
+            placement = call(model=model, request=request)
         except Exception as error:  # noqa: BLE001  the isolation boundary of a plugin's hook
             self._count("mstar_plan", error)
-        return make_plan(model, config, devices, own)
+        return make_plan(model, config, devices, placement)
 
     def workloads(self, model: ModelSpec) -> tuple[WorkloadSpec, ...]:
         """Return the load-test workloads of a model. An exception of a hook propagates to the caller."""
@@ -150,7 +150,7 @@ class Plugins:
 
     def doctor(self) -> tuple[Check, ...]:
         """Return the findings of every plugin. A hook that raises becomes a failed finding."""
-        found: list[Check] = []
+        checks: list[Check] = []
         for item in self.loaded:
             if item.module is None:
                 continue
@@ -158,17 +158,17 @@ class Plugins:
                 "mstar_doctor", [m.module for m in self.loaded if m.module not in (None, item.module)]
             )
             try:
-                found += [check for offer in calls() for check in offer]
+                checks += [check for offer in calls() for check in offer]
             except Exception as error:  # noqa: BLE001  the isolation boundary of a plugin's hook
                 self._count("mstar_doctor", error)
-                found.append(
+                checks.append(
                     Check(
                         name=f"plugin {item.entry.name}",
                         state="failed",
                         detail=f"mstar_doctor raised {type(error).__name__}: {error}",
                     )
                 )
-        return tuple(found)
+        return tuple(checks)
 
     def _count(self, hook: str, error: Exception) -> None:
         name = self._culprit(error)

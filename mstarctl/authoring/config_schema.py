@@ -11,12 +11,12 @@ from mstar_core.errors import NotFound, did_you_mean
 def explain(key: str) -> Setting:
     """Return the setting that `key` names (`node_groups.0.ranks` too). Raises NotFound with the nearest key."""
     parts = key.replace("[", ".").replace("]", "").split(".")
-    wanted = [part for part in parts if part and not part.isdigit()]
+    keys = [part for part in parts if part and not part.isdigit()]
     plain = {item.key.replace(ITEM, ""): item for item in SETTINGS}
-    name = ".".join(wanted)
+    name = ".".join(keys)
     if name not in plain:
         last = {item.word: item for item in SETTINGS}
-        if len(wanted) == 1 and name in last:
+        if len(keys) == 1 and name in last:
             return last[name]
         raise NotFound(f"no configuration key {key!r}", hint=did_you_mean(name, [*plain, *last]), kind="key", name=key)
     return plain[name]

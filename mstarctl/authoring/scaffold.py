@@ -176,7 +176,7 @@ def write_plugin(name: str, folder: Path, *, engine: str = ENGINES[0], partition
 
 def shape_of(engine: str, partitions: int) -> Shape:
     """Return the shape of a new plugin. Raises UsageError with the choices."""
-    known = next((each for each in ENGINES if each == engine), None)
+    known = next((name for name in ENGINES if name == engine), None)
     if known is None:
         raise UsageError(f"there is no engine {engine!r}", hint=did_you_mean(engine, ENGINES))
     if not 1 <= partitions <= MOST_PARTITIONS:

@@ -42,15 +42,15 @@ def opened_side(path: Path) -> list[ResultFolder]:
     """Open a result, or a folder of results, as the runs of one side. Raises ConfigError."""
     if not path.is_dir() or (path / RESULT).exists():
         return [ResultFolder.opened(path)]
-    folders = sorted(each.parent for each in path.glob(f"*/{RESULT}"))
+    folders = sorted(file.parent for file in path.glob(f"*/{RESULT}"))
     if not folders:
         raise ConfigError(f"{path} contains no result", hint="name the folder of a run, or of several runs")
-    return [ResultFolder.opened(each) for each in folders]
+    return [ResultFolder.opened(folder) for folder in folders]
 
 
 def parse_thresholds(texts: Sequence[str]) -> dict[str, float]:
     """Parse `p99.ttft=5%` words. Raises UsageError with the nearest metric."""
-    found = {}
+    thresholds = {}
     for text in texts:
         name, equals, value = text.partition("=")
         which, dot, metric = name.partition(".")
@@ -59,12 +59,12 @@ def parse_thresholds(texts: Sequence[str]) -> dict[str, float]:
         if dot and (metric not in BY_NAME or which not in ("p50", "p90", "p99")):
             raise UsageError(f"--threshold names {name!r}", hint=did_you_mean(metric, BY_NAME))
         try:
-            found[name] = float(value.rstrip("%")) / (100 if value.endswith("%") else 1)
+            thresholds[name] = float(value.rstrip("%")) / (100 if value.endswith("%") else 1)
         except ValueError:
             raise UsageError(f"--threshold is {text!r}", hint="--threshold p99.ttft=5%") from None
-        if not equals or found[name] <= 0:
+        if not equals or thresholds[name] <= 0:
             raise UsageError(f"--threshold is {text!r}", hint="a threshold is above 0")
-    return found
+    return thresholds
 
 
 def compare(
@@ -76,16 +76,19 @@ def compare(
     allows_differences: bool = False,
 ) -> Comparison:
     """Compare two sides. Raises ConfigError if definitions or, unless allowed, environments differ."""
-    versions = {each.facts["definitions"]["version"] for each in (*base, *changed)}
+    versions = {side.facts["definitions"]["version"] for side in (*base, *changed)}
     if len(versions) > 1:
         raise ConfigError(
             "the results use different definitions of their metrics", f"versions {sorted(versions)}", "run both again"
         )
     differences = tuple(differences_of(base[0], changed[0]))
-    strange = [each for each in differences if each.part not in expected]
+    strange = [difference for difference in differences if difference.part not in expected]
     if strange and not allows_differences:
-        listed = "; ".join(f"{each.part}: {each.key} {each.base} -> {each.changed}" for each in strange[:6])
-        parts = ",".join(dict.fromkeys(each.part for each in strange))
+        listed = "; ".join(
+            f"{difference.part}: {difference.key} {difference.base} -> {difference.changed}"
+            for difference in strange[:6]
+        )
+        parts = ",".join(dict.fromkeys(difference.part for difference in strange))
         raise ConfigError("the environments differ", listed, f"--expect {parts}, or --allow-env-diff")
     is_paired = all(base[0].facts[key] == changed[0].facts[key] for key in ("seed", "load_text")) and (
         base[0].facts["workload"]["hash"] == changed[0].facts["workload"]["hash"]
@@ -146,26 +149,26 @@ def differences_of(base: ResultFolder, changed: ResultFolder) -> Iterator[Enviro
             if key.rpartition("/")[2] in IGNORED or one.get(key) == other.get(key):
                 continue
             name = key.rpartition("/")[2]
-            own = "plugin" if name.startswith("mstar-") else part
-            yield EnvironmentDifference(part=own, key=name, base=str(one.get(key)), changed=str(other.get(key)))
+            owner = "plugin" if name.startswith("mstar-") else part
+            yield EnvironmentDifference(part=owner, key=name, base=str(one.get(key)), changed=str(other.get(key)))
 
 
 def _flat(value: Any, path: str) -> dict[str, Any]:
     if isinstance(value, dict):
-        return {key: each for name, part in value.items() for key, each in _flat(part, f"{path}/{name}").items()}
+        return {key: leaf for name, part in value.items() for key, leaf in _flat(part, f"{path}/{name}").items()}
     if isinstance(value, list):
-        return {key: each for place, part in enumerate(value) for key, each in _flat(part, f"{path}/{place}").items()}
+        return {key: leaf for place, part in enumerate(value) for key, leaf in _flat(part, f"{path}/{place}").items()}
     return {path: value}
 
 
-def comparison_rows(found: Comparison) -> list[list[str]]:
+def comparison_rows(comparison: Comparison) -> list[list[str]]:
     """Return the table of a comparison as rows of text, headings first."""
     rows = [["metric", "A", "B", "difference [95 %]", "verdict"]]
-    for row in found.rows:
+    for row in comparison.rows:
         unit = f" {row.unit}" if row.unit and not row.unit.startswith("/") else row.unit
         interval = f"{percent(row.difference)} %  [{percent(row.low)}, {percent(row.high)}]"
         more = f"  needs about {row.runs_needed} runs" if row.runs_needed else ""
-        mark = "  > threshold" if row.name in found.failed else ""
+        mark = "  > threshold" if row.name in comparison.failed else ""
         rows.append(
             [
                 row.name,
@@ -188,14 +191,14 @@ def order_of(repeats: int) -> list[str]:
     return [name for turn in range(repeats) for name in (("A", "B") if turn % 2 == 0 else ("B", "A"))]
 
 
-def comparison_facts(found: Comparison) -> dict[str, Any]:
+def comparison_facts(comparison: Comparison) -> dict[str, Any]:
     """Return a comparison as plain data."""
     return {
         "kind": "comparison",
-        "runs": list(found.runs),
-        "failed": list(found.failed),
-        "notes": list(found.notes),
-        "environment": [asdict(each) for each in found.differences],
-        "metrics": [asdict(row) for row in found.rows],
-        "rows": comparison_rows(found),
+        "runs": list(comparison.runs),
+        "failed": list(comparison.failed),
+        "notes": list(comparison.notes),
+        "environment": [asdict(difference) for difference in comparison.differences],
+        "metrics": [asdict(row) for row in comparison.rows],
+        "rows": comparison_rows(comparison),
     }

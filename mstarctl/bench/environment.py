@@ -32,7 +32,7 @@ SMI_S: Final = 20
 
 def environment(target: BenchTarget) -> dict[str, Any]:
     """Return what a reader needs to judge or repeat a run."""
-    packages = {name: found for name in PACKAGES if (found := _version(name)) is not None}
+    packages = {name: version for name in PACKAGES if (version := _version(name)) is not None}
     packages |= {
         dist.metadata["Name"]: dist.version
         for dist in importlib.metadata.distributions()
@@ -57,9 +57,9 @@ def environment(target: BenchTarget) -> dict[str, Any]:
 
 def server_facts(target: BenchTarget) -> dict[str, Any]:
     """Return the model, endpoint, placement and configuration of the server, as far as it tells."""
-    found: dict[str, Any] = {"url": target.url, "model": target.model, "is_tiny": target.card.is_tiny}
+    facts: dict[str, Any] = {"url": target.url, "model": target.model, "is_tiny": target.card.is_tiny}
     if target.admin is None:
-        return found
+        return facts
     snapshot = target.admin.snapshot(("ranks", "nodes"))
     head = snapshot["deployment"]
     kept = ("name", "config", "versions", "transport", "weights", "restarts", "slots", "queue_limit", "pages_total")
@@ -67,7 +67,7 @@ def server_facts(target: BenchTarget) -> dict[str, Any]:
         key: {name: rank.get(name) for name in ("device", "nodes") if name in rank}
         for key, rank in snapshot["ranks"].items()
     }
-    return {**found, **{name: head.get(name) for name in kept}, "boot": snapshot.get("boot"), "ranks": placement}
+    return {**facts, **{name: head.get(name) for name in kept}, "boot": snapshot.get("boot"), "ranks": placement}
 
 
 def source() -> dict[str, Any]:
@@ -100,8 +100,8 @@ def torch_cuda() -> str | None:
     spec = importlib.util.find_spec("torch")
     path = Path(spec.origin).with_name("version.py") if spec is not None and spec.origin else None
     text = path.read_text() if path is not None and path.is_file() else ""
-    found = re.search(r"^cuda\b[^=]*= '([\d.]+)'", text, re.MULTILINE)
-    return found.group(1) if found else None
+    setting = re.search(r"^cuda\b[^=]*= '([\d.]+)'", text, re.MULTILINE)
+    return setting.group(1) if setting else None
 
 
 def cpu_name() -> str:
@@ -119,10 +119,10 @@ def ceiling_file() -> Path:
 def last_ceiling() -> dict[str, Any] | None:
     """Return the last ceiling of this host; None if there is none."""
     try:
-        found: dict[str, Any] = json.loads(ceiling_file().read_text())
+        ceiling: dict[str, Any] = json.loads(ceiling_file().read_text())
     except (OSError, ValueError):
         return None
-    return found
+    return ceiling
 
 
 def _version(name: str) -> str | None:

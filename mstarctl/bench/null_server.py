@@ -172,8 +172,8 @@ def chunked(data: bytes) -> bytes:
 async def serve(behaviour: NullBehaviour) -> None:
     """Print the port and serve until stdin closes."""
     loop = asyncio.get_running_loop()
-    made = NullServer(behaviour)
-    server = await loop.create_server(lambda: NullConnection(made), "127.0.0.1", 0, backlog=4096)
+    null_server = NullServer(behaviour)
+    server = await loop.create_server(lambda: NullConnection(null_server), "127.0.0.1", 0, backlog=4096)
     print(server.sockets[0].getsockname()[1], flush=True)
     with suppress(asyncio.CancelledError):
         await loop.run_in_executor(None, sys.stdin.read)

@@ -39,10 +39,10 @@ def checked(words: Mapping[str, Any]) -> None:
 
 def load_of(words: Mapping[str, Any], **changes: Any) -> Load:
     """Return the load of the words. Raises UsageError if none or several are given."""
-    given = [name for name in ("rate", "concurrency", "trace") if words[name] is not None]
-    if len(given) != 1 and not changes:
+    loads = [name for name in ("rate", "concurrency", "trace") if words[name] is not None]
+    if len(loads) != 1 and not changes:
         raise UsageError(
-            "give one load" if not given else f"--{given[0]} and --{given[1]} exclude each other",
+            "give one load" if not loads else f"--{loads[0]} and --{loads[1]} exclude each other",
             hint="--rate 4 (open), --concurrency 8 (closed), or --trace FILE",
         )
     span_s = None if words["duration"] is None else parse_duration(words["duration"], "--duration")
@@ -94,12 +94,12 @@ def _rate(text: str | None) -> float | None:
 
 def _clients(text: str | None) -> int | None:
     try:
-        found = None if text is None else int(text)
+        clients = None if text is None else int(text)
     except ValueError:
         raise UsageError(f"--concurrency is {text!r}", hint="a number of clients; `bench sweep` takes lists") from None
-    if found is not None and found < 1:
-        raise UsageError(f"--concurrency is {found}", hint="at least 1")
-    return found
+    if clients is not None and clients < 1:
+        raise UsageError(f"--concurrency is {clients}", hint="at least 1")
+    return clients
 
 
 def _seconds(words: Mapping[str, Any], name: str) -> float:
@@ -112,12 +112,12 @@ def _cancels(text: str | None) -> tuple[float, float]:
         return 0.0, 0.0
     share, colon, after = text.partition(":")
     try:
-        found = float(share.rstrip("%")) / (100 if share.endswith("%") else 1)
+        fraction = float(share.rstrip("%")) / (100 if share.endswith("%") else 1)
     except ValueError:
-        found = -1.0
-    if not colon or not 0 < found <= 1:
+        fraction = -1.0
+    if not colon or not 0 < fraction <= 1:
         raise UsageError(f"--cancel-rate is {text!r}", hint="--cancel-rate 5%:1s")
-    return found, parse_duration(after, "--cancel-rate")
+    return fraction, parse_duration(after, "--cancel-rate")
 
 
 def workload_for(words: Mapping[str, Any], target: BenchTarget) -> Workload:

@@ -65,8 +65,8 @@ class ResultFolder:
 
     @property
     def window(self) -> MeasuredWindow:
-        found = self.facts["window"]
-        return MeasuredWindow(start_s=found["start_s"], end_s=found["end_s"])
+        window = self.facts["window"]
+        return MeasuredWindow(start_s=window["start_s"], end_s=window["end_s"])
 
     @property
     def measures(self) -> Measures:
@@ -79,14 +79,14 @@ class ResultFolder:
     def outcomes(self) -> list[Outcome]:
         """Read all requests by their intended times. Raises ConfigError for a line that is not a request."""
         decoder = msgspec.json.Decoder(Outcome)
-        found = []
+        outcomes = []
         with (self.path / LINES).open("rb") as file:
             for number, line in enumerate(file, 1):
                 try:
-                    found.append(decoder.decode(line))
+                    outcomes.append(decoder.decode(line))
                 except msgspec.MsgspecError as error:
                     raise ConfigError(f"{self.path / LINES}:{number} is not a request", str(error)) from error
-        return sorted(found, key=lambda outcome: (outcome.due_s, outcome.index))
+        return sorted(outcomes, key=lambda outcome: (outcome.due_s, outcome.index))
 
     def spans(self) -> Iterator[dict[str, Any]]:
         """Yield the server's summaries; none for a server without an admin socket."""
@@ -99,10 +99,10 @@ class ResultFolder:
     def environment(self) -> dict[str, Any]:
         """Return the environment. Raises ConfigError."""
         try:
-            found: dict[str, Any] = json.loads((self.path / ENVIRONMENT).read_text())
+            facts: dict[str, Any] = json.loads((self.path / ENVIRONMENT).read_text())
         except (OSError, ValueError) as error:
             raise ConfigError(f"{self.path / ENVIRONMENT} cannot be read", str(error)) from error
-        return found
+        return facts
 
 
 def _partial(path: Path) -> Path:
@@ -150,7 +150,7 @@ def without_folders(value: Any) -> Any:
         case list() | tuple():
             return [without_folders(part) for part in value]
         case str():
-            return _PATH.sub(lambda found: found["last"] if Path(f"/{found['root']}").is_dir() else found[0], value)
+            return _PATH.sub(lambda match: match["last"] if Path(f"/{match['root']}").is_dir() else match[0], value)
         case _:
             return value
 

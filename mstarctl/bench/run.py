@@ -233,7 +233,7 @@ class BenchRun:
         if phase == MEASURED:
             self._driven.in_flight.append((self._state.elapsed_s, self._state.in_flight))
             bucket = {name: facts[name] for name in ("elapsed_s", "sent", "done", "in_flight", "errors")}
-            bucket["rss_bytes"] = sum(each.rss_bytes for each in self._state.counters.values())
+            bucket["rss_bytes"] = sum(counter.rss_bytes for counter in self._state.counters.values())
             timeline.write(json.dumps({**bucket, "server": self._state.server}) + "\n")
 
     def _watch(self, crew: Crew, heard_at: float, *, has_sent: bool) -> None:
@@ -257,8 +257,8 @@ class BenchRun:
         opened = result.ResultFolder(path=folder, facts={})
         outcomes = opened.outcomes()
         window = self._window(outcomes, plan)
-        found = summarised(outcomes, window, options.measures, options.goals)
-        client = self._client_facts(outcomes, found["metrics"], window)
+        summary = summarised(outcomes, window, options.measures, options.goals)
+        client = self._client_facts(outcomes, summary["metrics"], window)
         facts: dict[str, Any] = {
             "schema": result.SCHEMA,
             "definitions": result.definitions(),
@@ -275,7 +275,7 @@ class BenchRun:
             "slo": options.slo,
             "window": {"start_s": window.start_s, "end_s": window.end_s},
             "server": {"name": self._target.name, "model": self._target.model, "url": self._target.url},
-            **found,
+            **summary,
             "client": client,
             "is_interrupted": driven.is_interrupted,
             "stopped": self._stop_reason(),
@@ -306,13 +306,13 @@ class BenchRun:
         late = [outcome.sent_s - outcome.due_s for outcome in outcomes if outcome.sent_s >= 0] or [0.0]
         lag_ms = 1e3 * sorted(late)[min(len(late) - 1, math.ceil(0.99 * len(late)) - 1)]
         shares, memory, loop_lag = [], [], 0.0
-        for found in self._driven.counters.values():
-            if len(found) > 1:
-                first, last = found[len(found) // 4], found[-1]
+        for series in self._driven.counters.values():
+            if len(series) > 1:
+                first, last = series[len(series) // 4], series[-1]
                 span_s = (last.time_ns - first.time_ns) / 1e9
                 shares.append((last.cpu_s - first.cpu_s) / span_s if span_s else 0.0)
-            memory.append([each.rss_bytes for each in found])
-            loop_lag = max([loop_lag, *(each.loop_lag_ms for each in found)])
+            memory.append([counter.rss_bytes for counter in series])
+            loop_lag = max([loop_lag, *(counter.loop_lag_ms for counter in series)])
         chunks = sum(len(outcome.chunks) for outcome in outcomes)
         usual_ms = next(
             (
@@ -340,8 +340,8 @@ class BenchRun:
             "rss_bytes_last": max((rss[-1] for rss in memory if rss), default=0),
             "loop_lag_ms": round(loop_lag, 3),
             "lag_p99_ms": round(lag_ms, 3) if is_late else None,
-            "sent": sum(each[-1].sent for each in self._driven.counters.values() if each),
-            "switches": sum(each[-1].switches for each in self._driven.counters.values() if each),
+            "sent": sum(series[-1].sent for series in self._driven.counters.values() if series),
+            "switches": sum(series[-1].switches for series in self._driven.counters.values() if series),
             "reads_per_chunk": round(sum(o.reads for o in outcomes) / chunks, 3) if chunks else None,
             "reused": sum(o.is_reused for o in outcomes),
             "is_bound": bool(bound),
@@ -350,10 +350,15 @@ class BenchRun:
 
     def _shares(self, outcomes: list[Outcome], opened: result.ResultFolder, window: MeasuredWindow) -> dict[str, Any]:
         mine = [outcome for outcome in outcomes if window.holds(outcome.due_s)]
-        found = joined(mine, opened.spans())
-        usual, slow = slow_and_usual(mine, found.by_id, self._options.measures.is_late)
-        rounded = [{name: round(share, 5) for name, share in each.items()} for each in (usual, slow)]
-        return {"usual": rounded[0], "slow": rounded[1], "missing": found.missing, "joined": len(found.by_id)}
+        joined_spans = joined(mine, opened.spans())
+        usual, slow = slow_and_usual(mine, joined_spans.by_id, self._options.measures.is_late)
+        rounded = [{name: round(share, 5) for name, share in shares.items()} for shares in (usual, slow)]
+        return {
+            "usual": rounded[0],
+            "slow": rounded[1],
+            "missing": joined_spans.missing,
+            "joined": len(joined_spans.by_id),
+        }
 
     def _judged(self, facts: dict[str, Any]) -> list[Judged]:
         metrics: dict[str, Any] = dict(facts["metrics"])
@@ -388,33 +393,35 @@ class BenchRun:
         return late > 1.5 * early and late > early + 8 and last > 1.5 * first
 
     def _notes(self, outcomes: list[Outcome]) -> list[str]:
-        found = []
+        notes = []
         if any(outcome.is_approximate for outcome in outcomes):
-            found.append(
+            notes.append(
                 "tokens are approximate: the server does not count them, so each chunk is one; --tokenizer counts"
             )
         if not self._options.load.is_open and not self._options.load.period_s:
-            found.append("a closed loop hides queueing: a slow server is asked less")
-        return found
+            notes.append("a closed loop hides queueing: a slow server is asked less")
+        return notes
 
     def _warnings(self, facts: Mapping[str, Any], server: ServerSide) -> list[str]:
-        found = [f"client bound: {text}" for text in facts["client"]["bounds"]]
+        warnings = [f"client bound: {text}" for text in facts["client"]["bounds"]]
         if facts["stopped"]:
-            found.append(f"stopped at {facts['stopped']}")
+            warnings.append(f"stopped at {facts['stopped']}")
         if facts["is_over_saturated"]:
-            found.append("over-saturated: percentiles measure the length of the window")
+            warnings.append("over-saturated: percentiles measure the length of the window")
         if not self._options.load.is_open and self._options.goals:
-            found.append("--slo with --concurrency: goodput of a closed loop says little")
+            warnings.append("--slo with --concurrency: goodput of a closed loop says little")
         if self._target.card.is_tiny:
-            found.append("the server runs a miniature: its speed says little about that of the model")
+            warnings.append("the server runs a miniature: its speed says little about that of the model")
         if is_disturbed(facts):
-            found.append("the server was disturbed during the window: exit 8 (--expect-restarts if that is intended)")
-        found += short_window(facts)
+            warnings.append(
+                "the server was disturbed during the window: exit 8 (--expect-restarts if that is intended)"
+            )
+        warnings += short_window(facts)
         if server.warning:
-            found.append(server.warning)
+            warnings.append(server.warning)
         if facts["shares"] and facts["shares"]["missing"]:
-            found.append(f"{facts['shares']['missing']} requests have no spans of the server")
-        return found
+            warnings.append(f"{facts['shares']['missing']} requests have no spans of the server")
+        return warnings
 
 
 def short_window(facts: Mapping[str, Any]) -> list[str]:
@@ -442,10 +449,10 @@ class _Outputs:
 
 def least_ceiling() -> float:
     """Return the lowest requests per second and process of this host's last self-test; 0 without one."""
-    found = last_ceiling()
-    if not found or not found.get("per_s"):
+    ceiling = last_ceiling()
+    if not ceiling or not ceiling.get("per_s"):
         return 0.0
-    return float(min(found["per_s"].values())) / int(found.get("processes", 1))
+    return float(min(ceiling["per_s"].values())) / int(ceiling.get("processes", 1))
 
 
 def is_disturbed(facts: Mapping[str, Any]) -> bool:

@@ -176,18 +176,18 @@ def stalled(stall_s: float, at_s: float, *, clients: int = 0) -> tuple[SelfTestR
 
 def parse_stall(text: str) -> tuple[float, float]:
     """Parse `2s@10s` as (length, time). Raises UsageError."""
-    found = _STALL.match(text)
-    if found is None:
+    stall = _STALL.match(text)
+    if stall is None:
         raise UsageError(f"--inject-stall is {text!r}", hint="--inject-stall 2s@10s")
-    return parse_duration(found["length"], "--inject-stall"), parse_duration(found["at"], "--inject-stall")
+    return parse_duration(stall["length"], "--inject-stall"), parse_duration(stall["at"], "--inject-stall")
 
 
 def keep_ceiling(rows: Sequence[SelfTestRow], processes: int) -> None:
     """Remember a ceiling, so that later runs can be compared with it."""
     path = ceiling_file()
     path.parent.mkdir(parents=True, exist_ok=True)
-    found = {"time": time.time(), "processes": processes, "per_s": {row.name: round(row.per_s) for row in rows}}
-    path.write_text(json.dumps(found) + "\n")
+    ceiling = {"time": time.time(), "processes": processes, "per_s": {row.name: round(row.per_s) for row in rows}}
+    path.write_text(json.dumps(ceiling) + "\n")
 
 
 def self_test(processes: int, inject: str | None, stall: str | None) -> list[SelfTestRow]:

@@ -51,8 +51,8 @@ class ServerSide:
         data = b"".join(pieces)
         if status >= 400:
             raise error_of(status, data)
-        found: dict[str, Any] = json.loads(data)
-        return found
+        answer: dict[str, Any] = json.loads(data)
+        return answer
 
     def progress(self, facts: dict[str, Any]) -> None:
         """Report the progress of the run, which `top` shows. A deployment that does not answer is ignored."""
@@ -81,18 +81,18 @@ class ServerSide:
         The last state before it comes first, so that the state at its start is known.
         """
         if self._watch is not None:
-            found = self._watch.end()
+            events = self._watch.end()
         else:
-            found = []
+            events = []
             with suppress(MstarError):
-                found = [event for event in self._admin.lines("/v1/events", since=0) if event] if self._admin else []
+                events = [event for event in self._admin.lines("/v1/events", since=0) if event] if self._admin else []
         kept = [
             {
                 "at_s": round(float(event["time"]) - self._origin_s, 3),
                 "type": str(event["type"]),
                 **{name: event[name] for name in ("child", "cause", "reason") if event.get(name)},
             }
-            for event in found
+            for event in events
             if event["type"] == "child.died" or str(event["type"]).startswith("deployment.")
         ]
         before = [event for event in kept if event["at_s"] < 0 and event["type"] != "child.died"]
@@ -106,11 +106,11 @@ class ServerSide:
         for _ in range(TRIPS):
             before = time.monotonic()
             try:
-                found = self._admin.get("/v1/clock")
+                clock = self._admin.get("/v1/clock")
             except MstarError:
                 return {}
             after = time.monotonic()
-            offset = float(found["monotonic"]) - (before + after) / 2
+            offset = float(clock["monotonic"]) - (before + after) / 2
             best = min(best or (after - before, offset), (after - before, offset))
         assert best is not None
         return {"offset_s": round(best[1], 9), "error_s": round(best[0] / 2, 9)}
@@ -196,12 +196,13 @@ def server_state(admin: AdminClient | None) -> dict[str, Any]:
     if admin is None:
         return {}
     try:
-        found = admin.snapshot(("gpus",))
+        snapshot = admin.snapshot(("gpus",))
     except MstarError:
         return {}
-    head = found["deployment"]
+    head = snapshot["deployment"]
     gpus = {
-        key: {name: gpu[name] for name in GPU_READINGS if name in gpu} for key, gpu in (found.get("gpus") or {}).items()
+        key: {name: gpu[name] for name in GPU_READINGS if name in gpu}
+        for key, gpu in (snapshot.get("gpus") or {}).items()
     }
     return {**{name: head.get(name) for name in STATE}, **({"gpus": gpus} if gpus else {})}
 
@@ -210,8 +211,8 @@ def wait_empty(admin: AdminClient | None, limit_s: float) -> bool:
     """Wait until no request is running or waiting. Returns whether that happened; at once without a deployment."""
     end = time.monotonic() + limit_s
     while admin is not None and time.monotonic() < end:
-        found = server_state(admin)
-        if found and not any(found.get(name) for name in ("running", "waiting", "preparing")):
+        state = server_state(admin)
+        if state and not any(state.get(name) for name in ("running", "waiting", "preparing")):
             return True
         time.sleep(POLL_S)
     return admin is None

@@ -76,18 +76,18 @@ def work_rate(outcomes: Iterable[Outcome], start_s: float) -> float:
     Unlike the throughput it is meaningful for windows that are shorter than a request. It is never above the server's
     rate: while the last requests end, the server has less to do.
     """
-    ends = [each.end_s for each in outcomes if each.is_ok and each.end_s > start_s]
+    ends = [outcome.end_s for outcome in outcomes if outcome.is_ok and outcome.end_s > start_s]
     return len(ends) / max(1e-9, max(ends) - start_s) if ends else 0.0
 
 
 def points_of(text: str, option: str) -> list[float]:
     """Parse `1,2,4` or `1..64:x2`. Raises UsageError."""
-    found = _RANGE.match(text)
+    parsed = _RANGE.match(text)
     try:
-        if found is None:
+        if parsed is None:
             points = [float(part) for part in text.split(",")]
         else:
-            low, high, factor = (float(found[name]) for name in ("low", "high", "factor"))
+            low, high, factor = (float(parsed[name]) for name in ("low", "high", "factor"))
             points = []
             while low <= high * (1 + 1e-9) and factor > 1 and low > 0:
                 points.append(low)
@@ -159,11 +159,11 @@ class Sweep:
         """Double the clients until the rate of work grows by less than 5 %; return the highest rate."""
         peak = before
         while clients <= MOST_CLIENTS:
-            found = self._run(clients, is_open=False).work_rate()
-            peak = max(peak, found)
-            if found < GROWTH * before:
+            rate = self._run(clients, is_open=False).work_rate()
+            peak = max(peak, rate)
+            if rate < GROWTH * before:
                 break
-            before, clients = found, 2 * clients
+            before, clients = rate, 2 * clients
         self._display.say(f"peak: {peak:.3g}/s with {min(clients, MOST_CLIENTS)} clients")
         self._warn_of_short_windows()
         return peak
@@ -258,10 +258,10 @@ def point_facts(point: SweepPoint, knee: float) -> dict[str, Any]:
 
 def point_line(point: SweepPoint, knee: float) -> str:
     """Return a point as one line."""
-    found = point_facts(point, knee)
-    first = f"{found['first']} p50 {found['p50']:.4g} p99 {found['p99']:.4g} ms" if found["first"] else "no success"
-    state = "over-saturated" if found["is_over_saturated"] else "good" if found["is_good"] else "below the goal"
+    facts = point_facts(point, knee)
+    first = f"{facts['first']} p50 {facts['p50']:.4g} p99 {facts['p99']:.4g} ms" if facts["first"] else "no success"
+    state = "over-saturated" if facts["is_over_saturated"] else "good" if facts["is_good"] else "below the goal"
     state = state if point.is_open else ""
-    state = f"{state}  the server was disturbed".strip() if found["is_disturbed"] else state
-    good = f"  goodput {found['goodput']:.3g}/s" if point.is_open else ""
-    return f"  {load_text(found):<12} throughput {found['throughput']:.3g}/s{good}  {first}  {state}".rstrip()
+    state = f"{state}  the server was disturbed".strip() if facts["is_disturbed"] else state
+    good = f"  goodput {facts['goodput']:.3g}/s" if point.is_open else ""
+    return f"  {load_text(facts):<12} throughput {facts['throughput']:.3g}/s{good}  {first}  {state}".rstrip()

@@ -55,23 +55,23 @@ def target_of(
     from mstarctl.client.endpoints import endpoint_of, name_here, spec_of
     from mstarctl.client.reach import reached
 
-    with reached(options, name_here(options, None if model is None else model.partition(":")[0])) as found:
+    with reached(options, name_here(options, None if model is None else model.partition(":")[0])) as target:
         key = api_key or os.environ.get(KEY_VARIABLE)
-        if found.run is not None:
-            spec = spec_of(found.run)
+        if target.run is not None:
+            spec = spec_of(target.run)
             key = key or next(iter(spec.api.api_keys), None)
-            made = _of_url(endpoint_of(spec), key, ready_s)
+            served = _of_url(endpoint_of(spec), key, ready_s)
         else:
-            made = _of_url(str(found.admin.head()["endpoint"]), key, ready_s)
-        head = found.admin.head()
+            served = _of_url(str(target.admin.head()["endpoint"]), key, ready_s)
+        head = target.admin.head()
         config = {"weights": head.get("weights"), "boot": head.get("boot"), "state": head.get("state")}
         yield BenchTarget(
-            name=found.name,
-            model=str(head.get("model") or made.model),
-            url=made.url,
-            server=made.server,
-            card=made.card,
-            admin=found.admin,
+            name=target.name,
+            model=str(head.get("model") or served.model),
+            url=served.url,
+            server=served.server,
+            card=served.card,
+            admin=target.admin,
             config=config,
         )
 
@@ -165,9 +165,9 @@ def offered_workloads(card: ServedModel, model: str) -> list[WorkloadSpec]:
     plugins = Plugins.discover()
     for name in filter(None, (model, card.name, *card.aliases)):
         try:
-            found = plugins.workloads(plugins.model(name))
+            workloads = plugins.workloads(plugins.model(name))
         except MstarError:
             continue
-        if found:
-            return list(found)
+        if workloads:
+            return list(workloads)
     return list(GENERIC)

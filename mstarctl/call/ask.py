@@ -79,16 +79,16 @@ def requested_outputs(card: Card, kind: str) -> tuple[str, ...]:
 
 def parse_params(texts: Sequence[str]) -> dict[str, Any]:
     """Parse `k=v` words. A value is parsed as JSON if possible, else taken as text. Raises UsageError."""
-    made: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
             raise UsageError(f"--param must be KEY=VALUE, not {text!r}", hint="--param temperature=0.5")
         try:
-            made[key.strip()] = json.loads(value)
+            values[key.strip()] = json.loads(value)
         except ValueError:
-            made[key.strip()] = value
-    return made
+            values[key.strip()] = value
+    return values
 
 
 def read_files(card: Card, kind: str, paths: Sequence[Path] | None) -> Iterator[tuple[str, bytes]]:

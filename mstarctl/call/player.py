@@ -35,14 +35,14 @@ def find_player() -> tuple[str, ...] | None:
 
 def required_player() -> tuple[str, ...]:
     """Return the command of a player. Raises UsageError if this machine has none."""
-    found = find_player()
-    if found is None:
+    player = find_player()
+    if player is None:
         raise UsageError(
             "no program that plays sound was found",
             f"looked for {', '.join(STREAMING)} and {WHOLE}",
             "install ffmpeg or alsa-utils, or write a file: --out answer.wav",
         )
-    return found
+    return player
 
 
 class Player:

@@ -43,13 +43,13 @@ def chosen(model: str, samples: Sequence[ModelSample], name: str | None) -> Mode
     """Return the sample called `name`, or the first. Raises UsageError with the nearest name."""
     if not samples:
         raise UsageError(f"{model} has no samples", hint='--text "Hello there"')
-    found = samples[0] if name is None else next((each for each in samples if each.name == name), None)
-    if found is None:
-        known = [each.name for each in samples]
+    sample = samples[0] if name is None else next((candidate for candidate in samples if candidate.name == name), None)
+    if sample is None:
+        known = [sample.name for sample in samples]
         raise UsageError(
             f"{model} has no sample {name!r}", f"its samples: {', '.join(known)}", did_you_mean(str(name), known)
         )
-    return found
+    return sample
 
 
 def sampled(

@@ -239,9 +239,9 @@ class Sink:
     def _close(self) -> None:
         if self._tensors is not None and self._tensors.arrays and self.path is not None:
             tensors, self._tensors = self._tensors, TensorFile()
-            with _create(self.path) as made:
+            with _create(self.path) as file:
                 self.files.append(self.path)
-                tensors.write(made)
+                tensors.write(file)
         if self._file is None or self._file.closed:
             return
         if self.path is None:

@@ -34,26 +34,28 @@ class TensorFile:
                 "leave output_format out; mstarctl writes the file itself",
                 key="out",
             )
-        made = RawArray(data, tuple(int(side) for side in shape), dtype)
-        self.arrays.setdefault(str(facts.get("name") or "output"), []).append(made)
+        array = RawArray(data, tuple(int(side) for side in shape), dtype)
+        self.arrays.setdefault(str(facts.get("name") or "output"), []).append(array)
         for name, value in facts.items():
             if name not in PER_OUTPUT:
                 self.notes[name] = value if isinstance(value, str) else json.dumps(value)
 
     def write(self, file: BinaryIO) -> None:
         """Write the file, tensor by tensor."""
-        parts = [part for name, found in self.arrays.items() for part in _tensors(name, found)]
-        entries = [(name, found[0].dtype, shape, sum(len(each.data) for each in found)) for name, shape, found in parts]
+        parts = [part for name, arrays in self.arrays.items() for part in _tensors(name, arrays)]
+        entries = [
+            (name, arrays[0].dtype, shape, sum(len(array.data) for array in arrays)) for name, shape, arrays in parts
+        ]
         file.write(safetensors_header(entries, self.notes))
-        for _, _, found in parts:
-            for each in found:
-                file.write(each.data)
+        for _, _, arrays in parts:
+            for array in arrays:
+                file.write(array.data)
 
 
-def _tensors(name: str, found: Sequence[RawArray]) -> list[tuple[str, tuple[int, ...], Sequence[RawArray]]]:
+def _tensors(name: str, arrays: Sequence[RawArray]) -> list[tuple[str, tuple[int, ...], Sequence[RawArray]]]:
     """Return outputs of one name as tensors: name, shape, and the arrays whose bytes follow each other in it."""
-    if len(found) == 1:
-        return [(name, found[0].shape, found)]
-    if all((each.shape, each.dtype) == (found[0].shape, found[0].dtype) for each in found):
-        return [(name, (len(found), *found[0].shape), found)]
-    return [(f"{name}.{number}", each.shape, [each]) for number, each in enumerate(found)]
+    if len(arrays) == 1:
+        return [(name, arrays[0].shape, arrays)]
+    if all((array.shape, array.dtype) == (arrays[0].shape, arrays[0].dtype) for array in arrays):
+        return [(name, (len(arrays), *arrays[0].shape), arrays)]
+    return [(f"{name}.{number}", array.shape, [array]) for number, array in enumerate(arrays)]

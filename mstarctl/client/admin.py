@@ -64,8 +64,8 @@ class AdminClient:
     @property
     def run(self) -> RunDirectory | None:
         """The run directory of a deployment of this host; None behind another socket."""
-        found = RunDirectory(self._path.parent)
-        return found if not self._through and found.admin_socket == self._path else None
+        run = RunDirectory(self._path.parent)
+        return run if not self._through and run.admin_socket == self._path else None
 
     @classmethod
     def of(cls, run: RunDirectory, timeout_s: float = TIMEOUT_S) -> AdminClient:
@@ -140,8 +140,8 @@ class AdminClient:
 
     def _json(self, method: str, path: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         with self._answer(method, path, arguments) as response:
-            found: dict[str, Any] = json.loads(response.read())
-            return found
+            answer: dict[str, Any] = json.loads(response.read())
+            return answer
 
     @contextmanager
     def _answer(self, method: str, path: str, arguments: Mapping[str, Any]) -> Iterator[http.client.HTTPResponse]:
@@ -182,8 +182,8 @@ def check_api(name: str, api: int, least: int) -> None:
 
 
 def _object(line: bytes) -> dict[str, Any] | None:
-    found: dict[str, Any] = json.loads(line)
-    return None if found.get("beat") is True and len(found) == 1 else found
+    message: dict[str, Any] = json.loads(line)
+    return None if message.get("beat") is True and len(message) == 1 else message
 
 
 def error_of(status: int, body: bytes) -> MstarError:

@@ -108,8 +108,8 @@ class ApiClient(Closing):
 
     def models(self) -> list[dict[str, Any]]:
         """Return the models that the deployment serves."""
-        found: list[dict[str, Any]] = run(self._http.fetch(get_call("/v1/models"))).json()["data"]
-        return found
+        models: list[dict[str, Any]] = run(self._http.fetch(get_call("/v1/models"))).json()["data"]
+        return models
 
     def samples(self) -> list[ModelSample]:
         """Return inputs that fit the served model; the one to try first is the first."""

@@ -42,9 +42,9 @@ class Contexts:
         """Read the file; without a file only `local` exists. Raises ConfigError for a damaged file."""
         path = contexts_file()
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-            remote = {name: _context(name, facts) for name, facts in found["contexts"].items()}
-            return cls(current=str(found["current"]), remote=remote)
+            content = json.loads(path.read_text(encoding="utf-8"))
+            remote = {name: _context(name, facts) for name, facts in content["contexts"].items()}
+            return cls(current=str(content["current"]), remote=remote)
         except FileNotFoundError:
             return cls()
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -75,11 +75,11 @@ class Contexts:
 
     def get(self, name: str) -> Context:
         """Return a context by name. Raises NotFound with the nearest name."""
-        found = next((item for item in self.all() if item.name == name), None)
-        if found is None:
+        context = next((item for item in self.all() if item.name == name), None)
+        if context is None:
             known = [item.name for item in self.all()]
             raise NotFound(f"no context {name!r}", hint=did_you_mean(name, known), kind="context", name=name)
-        return found
+        return context
 
     def added(self, context: Context) -> Contexts:
         """Return a copy with one more context. Raises UsageError for a taken name and for an invalid host."""

@@ -49,8 +49,8 @@ class Known:
     @property
     def head(self) -> dict[str, Any]:
         """The deployment's part of the snapshot."""
-        found: dict[str, Any] = self.snapshot.get("deployment", {})
-        return found
+        head: dict[str, Any] = self.snapshot.get("deployment", {})
+        return head
 
     @property
     def children(self) -> list[dict[str, Any]]:
@@ -64,25 +64,25 @@ class Known:
     @property
     def cause(self) -> dict[str, Any] | None:
         """The failure that it suffers from or ended with, if there is one."""
-        found = self.head.get("cause") if self.is_running else self.outcome.get("cause")
-        return found if isinstance(found, dict) else None
+        cause = self.head.get("cause") if self.is_running else self.outcome.get("cause")
+        return cause if isinstance(cause, dict) else None
 
     @property
     def last_failure(self) -> dict[str, Any] | None:
         """The last failure of a running deployment, also one that it has recovered from."""
-        found = self.head.get("last_failure")
-        return found if isinstance(found, dict) else None
+        failure = self.head.get("last_failure")
+        return failure if isinstance(failure, dict) else None
 
 
 def known_deployments() -> list[Known]:
     """Return running and stale deployments, and those whose last start failed within a day, by name."""
-    found = {run.name: known(run) for run in deployments()}
+    by_name = {run.name: known(run) for run in deployments()}
     for name in _logged_names():
-        if name not in found:
+        if name not in by_name:
             last = last_start(name)
             if last is not None and _is_listed(last):
-                found[name] = last
-    return [found[name] for name in sorted(found)]
+                by_name[name] = last
+    return [by_name[name] for name in sorted(by_name)]
 
 
 def _is_listed(last: Known) -> bool:
@@ -177,10 +177,10 @@ def last_log_dir(name: str) -> Path | None:
 def read_outcome(folder: Path) -> dict[str, Any] | None:
     """Return the outcome in a log directory; None while the deployment runs, or if its supervisor was killed."""
     try:
-        found = json.loads((folder / OUTCOME).read_text(encoding="utf-8"))
+        outcome = json.loads((folder / OUTCOME).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return outcome if isinstance(outcome, dict) else None
 
 
 def _logged_names() -> Iterator[str]:

@@ -35,8 +35,8 @@ def holder_of(options: GlobalOptions, request_id: str, deployment: str | None) -
                 name=request_id,
             )
         deployment = knowing[0]
-    with reached(options, deployment) as found:
-        yield found
+    with reached(options, deployment) as holder:
+        yield holder
 
 
 def request_path(request_id: str, *words: str) -> str:
@@ -46,7 +46,7 @@ def request_path(request_id: str, *words: str) -> str:
 
 def _knows(admin: AdminClient, request_id: str) -> bool:
     try:
-        found: dict[str, Any] = admin.get(request_path(request_id))
+        answer: dict[str, Any] = admin.get(request_path(request_id))
     except (NotFound, Unreachable):
         return False
-    return bool(found)
+    return bool(answer)

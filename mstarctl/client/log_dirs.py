@@ -37,9 +37,9 @@ def new_log_dir(name: str, logs: LogConfig = KEEP_LOGS) -> Path:
     root = state_root() / check_name(name)
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        made = _new_folder(root)
+        folder = _new_folder(root)
         prune_starts(root, keep=logs.keep_starts, max_days=logs.max_days, now=time.time())
-        return made
+        return folder
     except OSError as error:
         raise _unwritable(root, str(error.strerror)) from error
 

@@ -76,13 +76,13 @@ def reached(options: GlobalOptions, name: str | None) -> Iterator[Reached]:
 
 def known_at(options: GlobalOptions, name: str | None) -> Known:
     """Return a running deployment of any host. Raises as `reached`."""
-    with reached(options, name) as found:
-        snapshot = found.admin.snapshot(("children", "ranks", "nodes", "edges", "gpus"))
+    with reached(options, name) as target:
+        snapshot = target.admin.snapshot(("children", "ranks", "nodes", "edges", "gpus"))
         head = snapshot["deployment"]
         return Known(
-            name=found.name,
+            name=target.name,
             state=str(head["state"]),
-            run=found.run,
+            run=target.run,
             pid=int(head["pid"]),
             snapshot=snapshot,
             log_dir=Path(head["log_dir"]),
@@ -92,15 +92,15 @@ def known_at(options: GlobalOptions, name: str | None) -> Known:
 def _behind(path: Path, name: str | None, context: Context | None = None) -> Reached:
     through = "" if context is None else context.name
     admin = AdminClient(path, name or str(path), through=through)
-    found = str(admin.head()["name"])
-    if name is not None and name != found:
+    actual = str(admin.head()["name"])
+    if name is not None and name != actual:
         raise NotFound(
-            f"{path} is the socket of {found!r}, not of {name!r}",
-            hint=did_you_mean(name, [found]),
+            f"{path} is the socket of {actual!r}, not of {name!r}",
+            hint=did_you_mean(name, [actual]),
             kind="deployment",
             name=name,
         )
-    return Reached(name=found, admin=AdminClient(path, found, through=through), context=context)
+    return Reached(name=actual, admin=AdminClient(path, actual, through=through), context=context)
 
 
 def chosen_item(items: list[dict[str, Any]], name: str | None, context: Context) -> dict[str, Any]:

@@ -130,10 +130,10 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 def ssh() -> str:
     """Return the path of ssh. Raises Unreachable."""
-    found = shutil.which("ssh")
-    if found is None:
+    program = shutil.which("ssh")
+    if program is None:
         raise Unreachable("ssh is not installed", hint="install the OpenSSH client, or run mstarctl on the other host")
-    return found
+    return program
 
 
 def _answers(local: Path) -> bool:
@@ -161,11 +161,11 @@ def remote_items(context: Context, words: Sequence[str] = ("ps",)) -> list[dict[
     except subprocess.TimeoutExpired as error:
         raise unreachable(context, f"no answer within {error.timeout:g} s") from error
     try:
-        found: list[dict[str, Any]] = json.loads(said.stdout)["items"]
+        items: list[dict[str, Any]] = json.loads(said.stdout)["items"]
     except (ValueError, KeyError, TypeError):
         detail = said.stderr.strip() or f"mstarctl there printed no JSON and ended with {said.returncode}"
         raise unreachable(context, detail) from None
-    return found
+    return items
 
 
 def unreachable(context: Context, detail: str) -> MstarError:

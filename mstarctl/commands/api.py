@@ -35,8 +35,8 @@ def api(
     if not path.startswith("/") or any(character.isspace() for character in path):
         raise UsageError(f"{path!r} is not a path", hint="begin with /, such as /v1/snapshot")
     data = sys.stdin.buffer.read() if body == "-" else body.encode()
-    with reached(printer.options, name) as found:
-        status, _, pieces = found.admin.raw(method.value, path, data)
+    with reached(printer.options, name) as target:
+        status, _, pieces = target.admin.raw(method.value, path, data)
         if status >= 400:
             raise error_of(status, b"".join(pieces))
         last = b"\n"

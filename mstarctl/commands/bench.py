@@ -236,7 +236,7 @@ def sweep(
         folder = out or out_of({**words, "label": label or "sweep"}, target, workload_for(words, target))
         folder.mkdir(parents=True, exist_ok=False)
         with _display(printer, ctx) as display:
-            made = Sweep(
+            planned = Sweep(
                 target,
                 lambda path, **load: run_options(words, target, out=path, **load),
                 folder,
@@ -246,10 +246,10 @@ def sweep(
                 span_s=load_of(words).span_s or 0.0,
             )
             if rate == "auto":
-                made.auto(first_clients)
+                planned.auto(first_clients)
             else:
-                made.fixed(loads, is_open=rate is not None)
-        facts = made.write()
+                planned.fixed(loads, is_open=rate is not None)
+        facts = planned.write()
     _print(printer, output, facts, sweep_plot, sweep_markdown)
     printer.say(f"result: {folder}")
     is_disturbed = any(point["is_disturbed"] for point in facts["points"])
@@ -292,15 +292,15 @@ def compare(
         base, changed = _run_both(printer, ctx, (run_a or "", run_b or ""), repeat, out)
     assert base is not None
     assert changed is not None
-    found = compared(
+    comparison = compared(
         opened_side(base),
         opened_side(changed),
         thresholds=thresholds,
         expected=[p for p in expect.split(",") if p],
         allows_differences=allow_env_diff or is_run,
     )
-    _print(printer, output, comparison_facts(found), comparison_lines, comparison_markdown)
-    if found.failed:
+    _print(printer, output, comparison_facts(comparison), comparison_lines, comparison_markdown)
+    if comparison.failed:
         raise typer.Exit(ExitCode.ASSERTION)
 
 
@@ -322,10 +322,10 @@ def _run_both(
         checked(sides[name])
     folder = out or Path(RESULTS) / f"compare-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     for number, name in enumerate(order_of(repeat)):
-        given = sides[name]
-        ready_s = parse_duration(given["ready_timeout"], "--ready-timeout")
-        with target_of(printer.options, given["model"], given["url"], given["api_key"], ready_s) as target:
-            options = run_options(given, target, out=folder / name / f"{number:02d}")
+        side = sides[name]
+        ready_s = parse_duration(side["ready_timeout"], "--ready-timeout")
+        with target_of(printer.options, side["model"], side["url"], side["api_key"], ready_s) as target:
+            options = run_options(side, target, out=folder / name / f"{number:02d}")
             with _display(printer, ctx) as display:
                 display.say(f"{name}, run {number + 1} of {2 * repeat}")
                 facts = BenchRun(target, options, display).perform()

@@ -106,17 +106,17 @@ def call(
         # Kinds keep their order on the command line, because models tell inputs (frames and goal) apart by it.
         ordered = [kind for kind in ctx.params if kind in media]
         files = tuple(file for kind in ordered for file in read_files(card, kind, media[kind]))
-        given = {**parse_params(params or []), **({} if voice is None else {"voice": voice})}
-        given |= {} if state is None else state_param(card, state)
+        values = {**parse_params(params or []), **({} if voice is None else {"voice": voice})}
+        values |= {} if state is None else state_param(card, state)
         if sample is not None:
             kind = sampled_output(sample, card.name, out)
-            ask = sampled(sample, text=words, files=files, params=given, request_id=request_id)
+            ask = sampled(sample, text=words, files=files, params=values, request_id=request_id)
         else:
             if words is None and not files:
                 raise UsageError("the request has no input", hint='--text "Hello there", or --sample')
             kind = chosen_output(card.name, card.outputs, out)
             ask = Ask(
-                outputs=requested_outputs(card, kind), text=words, files=files, params=given, request_id=request_id
+                outputs=requested_outputs(card, kind), text=words, files=files, params=values, request_id=request_id
             )
         warn_once(card.notice, server.run, printer)
         if server.is_tunnelled:
@@ -151,31 +151,31 @@ def served(
     """
     key = api_key or os.environ.get(KEY_VARIABLE)
     name = None if target is None else target.partition(":")[0]
-    with reached(options, name_here(options, name)) as found:
-        if found.run is not None:
-            check_started(found.run, printer, is_waiting=is_waiting)
-            spec = spec_of(found.run)
+    with reached(options, name_here(options, name)) as reached_target:
+        if reached_target.run is not None:
+            check_started(reached_target.run, printer, is_waiting=is_waiting)
+            spec = spec_of(reached_target.run)
             facts: dict[str, Any] = {"deployment": spec.name, "model": spec.model, "weights": spec.weights_source}
             own_key = key or next(iter(spec.api.api_keys), None)
             with ApiClient(endpoint_of(spec), api_key=own_key, transport=tls_transport(spec)) as client:
-                yield Server(name=spec.name, client=client, card=_card(client), facts=facts, run=found.run)
+                yield Server(name=spec.name, client=client, card=_card(client), facts=facts, run=reached_target.run)
             return
-        with _forwarded_api(found, key) as client:
-            head = found.admin.head()
-            facts = {"deployment": found.name, "model": head.get("model"), "weights": head.get("weights")}
-            yield Server(name=found.name, client=client, card=_card(client), facts=facts, is_tunnelled=True)
+        with _forwarded_api(reached_target, key) as client:
+            head = reached_target.admin.head()
+            facts = {"deployment": reached_target.name, "model": head.get("model"), "weights": head.get("weights")}
+            yield Server(name=reached_target.name, client=client, card=_card(client), facts=facts, is_tunnelled=True)
 
 
 @contextmanager
-def _forwarded_api(found: Reached, key: str | None) -> Iterator[ApiClient]:
-    head = found.admin.head()
-    if found.context is None or found.context.is_local:  # --socket on this host
+def _forwarded_api(target: Reached, key: str | None) -> Iterator[ApiClient]:
+    head = target.admin.head()
+    if target.context is None or target.context.is_local:  # --socket on this host
         with ApiClient(str(head["endpoint"]), api_key=key) as client:
             yield client
         return
     import httpx
 
-    with forwarded(found.context, urlsplit(str(head["endpoint"])).netloc) as local:
+    with forwarded(target.context, urlsplit(str(head["endpoint"])).netloc) as local:
         with ApiClient("http://localhost", api_key=key, transport=httpx.HTTPTransport(uds=str(local))) as client:
             yield client
 

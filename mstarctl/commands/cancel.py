@@ -41,8 +41,8 @@ def cancel(
             failed.append(error)
     if len(requests) > 1:
         printer.items("cancel", items, COLUMNS)
-        for each in failed[:-1]:
-            printer.problem(render_error(each))
+        for failure in failed[:-1]:
+            printer.problem(render_error(failure))
     elif not failed:
         printer.item("cancel", items[0], f"{requests[0]} {items[0]['result']}")
     if failed:
@@ -50,9 +50,9 @@ def cancel(
 
 
 def _cancel(options: GlobalOptions, request: str, deployment: str | None) -> str:
-    with holder_of(options, request, deployment) as found:
+    with holder_of(options, request, deployment) as holder:
         try:
-            answer = found.admin.post(request_path(request, "cancel"))
+            answer = holder.admin.post(request_path(request, "cancel"))
         except Unavailable as ended:
             title = f"request {request!r} has already ended"
             raise NotFound(title, ended.detail, kind="request", name=request) from None

@@ -210,13 +210,15 @@ def explain_choice(model: str | None, gpus: str, gpu_gb: float | None) -> list[d
     choice = choose(spec, memories[:count], variant=variant)
     return [
         {
-            "name": each.name,
-            "ranks": each.ranks,
-            "why": choice.why(each),
-            "result": "chosen" if each is choice.best else "does not fit" if each.obstacle else "fits",
-            **_admitted(plugins, spec, resolve(spec, each.file, variant=variant), [] if each.obstacle else memories),
+            "name": candidate.name,
+            "ranks": candidate.ranks,
+            "why": choice.why(candidate),
+            "result": "chosen" if candidate is choice.best else "does not fit" if candidate.obstacle else "fits",
+            **_admitted(
+                plugins, spec, resolve(spec, candidate.file, variant=variant), [] if candidate.obstacle else memories
+            ),
         }
-        for each in choice.candidates
+        for candidate in choice.candidates
     ]
 
 
@@ -342,9 +344,9 @@ def file_settings(spec: DeploymentSpec) -> Settings:
     if spec.config_file is None:
         hint = f"mstarctl config diff deployment/{spec.name} FILE"
         raise NotFound(f"{spec.name} was started without a file", hint=hint)
-    found = find(spec.model, Plugins.discover())
+    model = find(spec.model, Plugins.discover())
     variant = spec.weights_source if spec.weights_source in VARIANTS else ""
-    target = Target(spec=found.spec, config=read_file(Path(spec.config_file)), variant=variant)
+    target = Target(spec=model.spec, config=read_file(Path(spec.config_file)), variant=variant)
     flags = [
         Override(key=key, value=spec.settings[key], source=source)
         for key, source in spec.sources.items()
@@ -352,7 +354,7 @@ def file_settings(spec: DeploymentSpec) -> Settings:
     ]
     config = resolve_target(target, flags)
     settings, present = Settings.of(config), present_gpus() if spec.gpus else ()
-    admitted = admission(found.spec, config, spec.plan, spec.gpus, present, spec.needed_bytes)
+    admitted = admission(model.spec, config, spec.plan, spec.gpus, present, spec.needed_bytes)
     return Settings(
         values={**settings.values, "max_concurrent_requests": admitted.count},
         sources={**settings.sources, "max_concurrent_requests": admitted.why},

@@ -26,8 +26,8 @@ Name = Annotated[str, typer.Argument(metavar="NAME", autocompletion=context_name
 @app.command("ls")
 def list_contexts(ctx: typer.Context) -> None:
     """List the named hosts."""
-    found = Contexts.load()
-    Printer.of(ctx).items("context", [_item(item, found.current) for item in found.all()], COLUMNS)
+    contexts = Contexts.load()
+    Printer.of(ctx).items("context", [_item(item, contexts.current) for item in contexts.all()], COLUMNS)
 
 
 def _item(context: Context, current: str) -> dict[str, object]:
@@ -57,9 +57,9 @@ def add_context(
 @app.command("use")
 def use_context(ctx: typer.Context, name: Name) -> None:
     """Use this host by default; `local` is this one."""
-    found = Contexts.load()
-    found.get(name)
-    Contexts(current=name, remote=found.remote).save()
+    contexts = Contexts.load()
+    contexts.get(name)
+    Contexts(current=name, remote=contexts.remote).save()
     Printer.of(ctx).say(f"{name} is in use")
 
 
@@ -71,8 +71,8 @@ def show_context(
     ] = None,
 ) -> None:
     """Show one context; by default the one in use."""
-    found = Contexts.load()
-    item = _item(found.chosen(name), found.current)
+    contexts = Contexts.load()
+    item = _item(contexts.chosen(name), contexts.current)
     lines = [f"{item['name']}{'  in use' if item['in_use'] else ''}"]
     lines += [f"  ssh     {item['ssh']}" if item["ssh"] else "  this host"]
     lines += [f"  socket  {item['socket']}"] if item["socket"] else []

@@ -79,13 +79,13 @@ def kind_and_name(what: str, printer: Printer) -> tuple[str, str]:
         raise UsageError(f"{what!r} names no {kind}", hint=f"write, for example, {kind}/{example}")
     if slash:
         raise UsageError(f"cannot describe {kind!r}", hint=did_you_mean(kind, KINDS))
-    found = kinds_of(what)
-    if not found:
+    kinds = kinds_of(what)
+    if not kinds:
         hint = f"write KIND/{what}, with one of: {', '.join(KINDS)}"
         raise NotFound(f"no object is called {what!r}", hint=hint, kind="object", name=what)
-    if len(found) > 1:
-        printer.say(f"{found[0]}/{what}; also: {', '.join(f'{other}/{what}' for other in found[1:])}")
-    return found[0], what
+    if len(kinds) > 1:
+        printer.say(f"{kinds[0]}/{what}; also: {', '.join(f'{other}/{what}' for other in kinds[1:])}")
+    return kinds[0], what
 
 
 def check_second(kind: str, of: str, name: str) -> None:
@@ -101,8 +101,8 @@ def kinds_of(name: str) -> list[str]:
     """Return the kinds of objects of this host that have a name, in the order in which `describe` prefers them."""
     named = {
         "deployment": {item.name for item in known_deployments()},
-        "node": {each.partition("/")[2] for each in described("node/")},
-        "request": {each.partition("/")[2] for each in described("request/")},
+        "node": {key.partition("/")[2] for key in described("node/")},
+        "request": {key.partition("/")[2] for key in described("request/")},
         "model": {name for model in Plugins.discover().models() for name in (model.name, *model.aliases)},
         "plugin": set(plugin_names("")),
     }
@@ -125,9 +125,9 @@ def _any(options: GlobalOptions, name: str | None) -> Known | None:
 
 
 def _request(options: GlobalOptions, request_id: str, deployment: str | None) -> dict[str, Any]:
-    with holder_of(options, request_id, deployment) as found:
-        item = dated(found.admin.get(request_path(request_id)), epoch_of(found.admin.head()))
-        return {"name": request_id, "deployment": found.name, **item}
+    with holder_of(options, request_id, deployment) as holder:
+        item = dated(holder.admin.get(request_path(request_id)), epoch_of(holder.admin.head()))
+        return {"name": request_id, "deployment": holder.name, **item}
 
 
 def _model(name: str, printer: Printer) -> None:

@@ -39,10 +39,10 @@ USUAL_PORT: Final = 8000
 def doctor(ctx: typer.Context) -> None:
     """Check this host: versions, devices, memory, folders, ports, plugins."""
     printer = Printer.of(ctx)
-    found = list(findings())
-    items = [{"name": f.name, "state": f.state, "detail": f.detail} for f in found]
+    results = list(findings())
+    items = [{"name": f.name, "state": f.state, "detail": f.detail} for f in results]
     printer.items("finding", items, COLUMNS)
-    if any(finding.state == FAILED for finding in found):
+    if any(finding.state == FAILED for finding in results):
         raise typer.Exit(ExitCode.INVALID)
 
 
@@ -143,7 +143,7 @@ def _shared_memory() -> Iterator[Finding]:
         )
         return
     free = shutil.disk_usage(path).free
-    left = len([found for found in path.glob("mstar*") if found != lock_folder()])
+    left = len([folder for folder in path.glob("mstar*") if folder != lock_folder()])
     detail = f"{size_text(free)} free" + (f"; {counted(left, 'file')} named mstar*" if left else "")
     yield Finding(name="/dev/shm", state=OK if free >= LITTLE_SHM else WARN, detail=detail)
 

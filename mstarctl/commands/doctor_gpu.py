@@ -34,49 +34,49 @@ LIBRARIES: Final = ("flashinfer", "tvm_ffi")
 
 def gpu_findings(present: list[Gpu] | None = None) -> Iterator[Finding]:
     """Run every check; none can fail without a GPU. present: the GPUs; None: those of the driver."""
-    found = gpus() if present is None else present
-    yield from _memory(found)
-    yield _torch(found)
-    yield _triton(found)
-    yield _flashinfer(found)
+    devices = gpus() if present is None else present
+    yield from _memory(devices)
+    yield _torch(devices)
+    yield _triton(devices)
+    yield _flashinfer(devices)
     missing = list(missing_kernels())
-    yield _prebuilt(found, missing)
-    yield from _tools(found, missing)
+    yield _prebuilt(devices, missing)
+    yield from _tools(devices, missing)
     yield _mooncake()
     yield _adapters()
 
 
-def _memory(found: list[Gpu]) -> Iterator[Finding]:
-    if not found:
+def _memory(devices: list[Gpu]) -> Iterator[Finding]:
+    if not devices:
         yield Finding(name="gpu driver", state=NA, detail="no driver found; ranks run on the CPU")
     else:
-        yield Finding(name="gpu driver", state=OK, detail=found[0].driver)
-    for index, gpu in enumerate(found):
+        yield Finding(name="gpu driver", state=OK, detail=devices[0].driver)
+    for index, gpu in enumerate(devices):
         state = OK if gpu.free >= LITTLE_MEMORY else WARN
         detail = f"{gpu.name}: {size_text(gpu.free)} of {size_text(gpu.total)} free"
         yield Finding(name=f"gpu {index} memory", state=state, detail=detail)
 
 
-def _torch(found: list[Gpu]) -> Finding:
+def _torch(devices: list[Gpu]) -> Finding:
     cuda = torch_cuda()
     if cuda:
-        return Finding(name="torch cuda", state=OK, detail=f"built with CUDA {cuda}" + ("" if found else UNUSED))
+        return Finding(name="torch cuda", state=OK, detail=f"built with CUDA {cuda}" + ("" if devices else UNUSED))
     detail = "torch is built without CUDA" if cuda == "" else "torch is not installed"
-    fix = "; pip install torch from https://download.pytorch.org/whl/cu130" if found else ""
-    return Finding(name="torch cuda", state=FAILED if found else NA, detail=detail + fix)
+    fix = "; pip install torch from https://download.pytorch.org/whl/cu130" if devices else ""
+    return Finding(name="torch cuda", state=FAILED if devices else NA, detail=detail + fix)
 
 
-def _triton(found: list[Gpu]) -> Finding:
+def _triton(devices: list[Gpu]) -> Finding:
     version = version_of("triton")
     if version is None:
-        fix = "; it comes with a CUDA build of torch: pip install triton" if found else UNUSED
-        return Finding(name="triton", state=FAILED if found else NA, detail=f"not installed{fix}")
-    return Finding(name="triton", state=OK if found else NA, detail=version + ("" if found else UNUSED))
+        fix = "; it comes with a CUDA build of torch: pip install triton" if devices else UNUSED
+        return Finding(name="triton", state=FAILED if devices else NA, detail=f"not installed{fix}")
+    return Finding(name="triton", state=OK if devices else NA, detail=version + ("" if devices else UNUSED))
 
 
-def _flashinfer(found: list[Gpu]) -> Finding:
+def _flashinfer(devices: list[Gpu]) -> Finding:
     version, missing = version_of("flashinfer-python"), missing_modules(*LIBRARIES)
-    if not found:
+    if not devices:
         return Finding(name="flashinfer", state=NA, detail=(version or "not installed") + UNUSED)
     if version is None or "flashinfer" in missing:
         detail = "not installed: pip install 'mstarctl[cuda]', or set attention: torch"
@@ -104,12 +104,12 @@ def _head_dims(plugins: Plugins | None) -> set[int]:
     return {node.kv.head_dim for spec in specs for node in spec.nodes if node.kv is not None}
 
 
-def _prebuilt(found: list[Gpu], missing: list[str]) -> Finding:
+def _prebuilt(devices: list[Gpu], missing: list[str]) -> Finding:
     folder, name = prebuilt_folder(), "prebuilt kernels"
     where = f"{AOT_DIR} is not set" if folder is None else str(folder)
     if not missing:
-        return Finding(name=name, state=OK if found else NA, detail=f"all in {where}" + ("" if found else UNUSED))
-    if not found:
+        return Finding(name=name, state=OK if devices else NA, detail=f"all in {where}" + ("" if devices else UNUSED))
+    if not devices:
         return Finding(name=name, state=NA, detail=f"{where}: {len(missing)} missing{UNUSED}")
     detail = f"{where}: missing {', '.join(missing)}"
     lacking = [tool for tool in ("nvcc", "ninja") if find_tool(tool) is None]
@@ -119,11 +119,11 @@ def _prebuilt(found: list[Gpu], missing: list[str]) -> Finding:
     return Finding(name=name, state=WARN, detail=f"{detail}; the first start builds them, which takes minutes")
 
 
-def _tools(found: list[Gpu], missing: list[str]) -> Iterator[Finding]:
+def _tools(devices: list[Gpu], missing: list[str]) -> Iterator[Finding]:
     """Check compilers: cc builds Triton's launchers, nvcc and ninja build kernels that are not prebuilt."""
     for tool in ("cc", "nvcc", "ninja"):
         path = find_tool(tool) or (find_tool("gcc") or find_tool("clang") if tool == "cc" else None)
-        needed = bool(found) and (tool == "cc" or bool(missing))
+        needed = bool(devices) and (tool == "cc" or bool(missing))
         if path is not None:
             yield Finding(name=tool, state=OK, detail=path)
         else:
@@ -161,8 +161,8 @@ def torch_cuda() -> str | None:
         text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
     except OSError:
         return None
-    found = re.search(r"^cuda\b[^=\n]*=\s*(?:'([^']*)'|None)", text, re.MULTILINE)
-    return None if found is None else found.group(1) or ""
+    setting = re.search(r"^cuda\b[^=\n]*=\s*(?:'([^']*)'|None)", text, re.MULTILINE)
+    return None if setting is None else setting.group(1) or ""
 
 
 def version_of(distribution: str) -> str | None:

@@ -66,29 +66,29 @@ def stopped(name: str, begun: float, printer: Printer) -> dict[str, Any]:
 
 def stop_there(printer: Printer, name: str | None, *, grace_s: float, is_now: bool) -> dict[str, Any]:
     """Stop a deployment of another host and wait until its socket is gone. Raises Unreachable if it does not end."""
-    with reached(printer.options, name) as found:
+    with reached(printer.options, name) as target:
         begun = time.monotonic()
-        printer.say(f"{found.name}: {'stopping' if is_now else 'draining, then stopping'}")
-        found.admin.act("stop", **({"now": 1} if is_now else {"grace": int(grace_s)}))
+        printer.say(f"{target.name}: {'stopping' if is_now else 'draining, then stopping'}")
+        target.admin.act("stop", **({"now": 1} if is_now else {"grace": int(grace_s)}))
         while time.monotonic() - begun < grace_s + END_S:
             try:
-                found.admin.head()
+                target.admin.head()
             except Unreachable:
-                return stopped(found.name, begun, printer)
+                return stopped(target.name, begun, printer)
             time.sleep(POLL_S)
-        raise Unreachable(f"{found.name} does not end", f"its socket still answers after {grace_s + END_S:.0f} s")
+        raise Unreachable(f"{target.name} does not end", f"its socket still answers after {grace_s + END_S:.0f} s")
 
 
 def _chosen(names: Sequence[str] | None, is_all: bool, printer: Printer) -> list[RunDirectory]:
     """Return the deployments to stop. Raises NotFound before any of them is stopped."""
     if not is_all:
-        found = []
+        matches = []
         for name in one_or(names):
             try:
-                found.append(find_running(name))
+                matches.append(find_running(name))
             except NotFound as missing:
                 raise _not_running(name, missing) from None
-        return found
+        return matches
     running = [run for run in deployments() if run.holder() is not None]
     if not running:
         printer.say("no deployment is running")

@@ -22,8 +22,8 @@ def drain(
 ) -> None:
     """Refuse new requests; those in flight finish."""
     printer = Printer.of(ctx)
-    with reached(printer.options, name) as found:
-        admin, who = found.admin, found.name
+    with reached(printer.options, name) as target:
+        admin, who = target.admin, target.name
         state = admin.act("drain")["state"]
         if state != "draining":
             raise Unavailable(f"{who} is {state} and cannot be drained", hint=f"mstarctl ps {who}")

@@ -46,8 +46,8 @@ def events(
 def found_events(options: GlobalOptions, name: str | None, *, is_following: bool) -> Iterator[dict[str, Any]]:
     """Yield events from the deployment's file, which outlives it, or from its socket if followed or remote."""
     if options.socket is not None or not context_of(options).is_local:
-        with reached(options, name) as found:
-            yield from _live(found.admin, follow=is_following)
+        with reached(options, name) as target:
+            yield from _live(target.admin, follow=is_following)
         return
     run, folder = folder_of(name)
     if is_following and run is not None and run.holder() is not None:

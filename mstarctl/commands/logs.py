@@ -78,8 +78,8 @@ def remote_lines(
     arguments: dict[str, Any] = {"tail": min(tail, SOCKET_TAIL), "follow": int(is_following)}
     if query.source:
         arguments["from"] = query.source
-    with reached(options, name) as found:
-        for item in found.admin.lines("/v1/logs", **arguments):
+    with reached(options, name) as target:
+        for item in target.admin.lines("/v1/logs", **arguments):
             if item is None:
                 continue
             line = LogLine.of(str(item["from"]), str(item["line"]))

@@ -27,8 +27,8 @@ def metrics(
     """Print every metric in Prometheus text format."""
     printer = Printer.of(ctx)
     pattern = compiled(match)
-    with reached(printer.options, name) as found:
-        text = found.admin.text("/v1/metrics")
+    with reached(printer.options, name) as target:
+        text = target.admin.text("/v1/metrics")
     if printer.format == "table":
         for line in text.splitlines():
             if pattern.search(metric_of(line)):
@@ -60,11 +60,11 @@ def metric_of(line: str) -> str:
 def samples(text: str) -> Iterator[dict[str, Any]]:
     """Parse the samples of the Prometheus text format."""
     for line in text.splitlines():
-        found = None if line.startswith("#") else SAMPLE.fullmatch(line.strip())
-        if found is None:
+        sample = None if line.startswith("#") else SAMPLE.fullmatch(line.strip())
+        if sample is None:
             continue
-        labels = {label["key"]: unescaped(label["value"]) for label in LABEL.finditer(found["labels"] or "")}
-        yield {"name": found["name"], "labels": labels, "value": _number(found["value"])}
+        labels = {label["key"]: unescaped(label["value"]) for label in LABEL.finditer(sample["labels"] or "")}
+        yield {"name": sample["name"], "labels": labels, "value": _number(sample["value"])}
 
 
 def unescaped(text: str) -> str:

@@ -121,8 +121,8 @@ def say_host(printer: Printer) -> None:
 
 def clear(name: str | None, printer: Printer) -> None:
     """Forget deployments that have failed or lost their supervisor. Raises UsageError for one that runs."""
-    found = known_deployments() if name is None else [find_known(name)]
-    for known in found:
+    deployments = known_deployments() if name is None else [find_known(name)]
+    for known in deployments:
         if known.is_running:
             if name is not None:
                 raise UsageError(f"{name} is running", f"its state is {known.state}", f"stop it: mstarctl down {name}")
@@ -140,9 +140,9 @@ def clear(name: str | None, printer: Printer) -> None:
 
 def _items(options: GlobalOptions, name: str | None) -> list[dict[str, Any]]:
     if options.socket is not None:
-        with reached(options, name) as found:
-            snapshot = found.admin.snapshot()
-            return [item_of(Known(name=found.name, state=snapshot["deployment"]["state"], snapshot=snapshot))]
+        with reached(options, name) as target:
+            snapshot = target.admin.snapshot()
+            return [item_of(Known(name=target.name, state=snapshot["deployment"]["state"], snapshot=snapshot))]
     context = context_of(options)
     if not context.is_local:
         items = remote_items(context)

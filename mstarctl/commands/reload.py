@@ -16,8 +16,8 @@ def reload(
 ) -> None:
     """Read the files of API keys and the certificate again, without a restart."""
     printer = Printer.of(ctx)
-    with reached(printer.options, name) as found:
-        read = found.admin.act("reload")
+    with reached(printer.options, name) as target:
+        read = target.admin.act("reload")
     keys = f"{counted(read['api_keys'], 'API key')}, {counted(read['metrics_keys'], 'metrics key')}"
     certificate = f", certificate {read['certificate']}" if read["certificate"] else ""
-    printer.say(f"{found.name} has reloaded: {keys}{certificate}")
+    printer.say(f"{target.name} has reloaded: {keys}{certificate}")

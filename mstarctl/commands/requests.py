@@ -95,12 +95,12 @@ def requests(
     chosen = Filter.parse(filter_text, expressions=True)
     order = order_of(sort)
     since_s = parse_duration(since, "--since") if since else None
-    with reached(printer.options, name) as found:
+    with reached(printer.options, name) as target:
         if is_watching:
-            watch(found.admin, chosen, order, since_s, limit, printer)
+            watch(target.admin, chosen, order, since_s, limit, printer)
             return
-        head = found.admin.head()
-        items, cut = listed(found.admin, chosen, order, since_s, limit)
+        head = target.admin.head()
+        items, cut = listed(target.admin, chosen, order, since_s, limit)
     show(items, cut, printer, epoch_of(head))
 
 
@@ -136,8 +136,8 @@ def in_turn(items: list[dict[str, Any]], *, is_ascending: bool) -> list[dict[str
     groups = {state: place for place, state in enumerate(IN_TURN)}
     newest = sorted(items, key=lambda item: -item["handle"])
     in_group = sorted(newest, key=lambda item: item["started"] if item["ended"] is None else -item["ended"])
-    found = sorted(in_group, key=lambda item: groups.get(item["state"], len(groups)))
-    return found[::-1] if is_ascending else found
+    ordered = sorted(in_group, key=lambda item: groups.get(item["state"], len(groups)))
+    return ordered[::-1] if is_ascending else ordered
 
 
 def request_of(item: Mapping[str, Any]) -> tuple[RequestStatus, float]:

@@ -23,8 +23,8 @@ def restart(
 ) -> None:
     """Restart a deployment's processes."""
     printer = Printer.of(ctx)
-    with reached(printer.options, name) as found:
-        admin, who = found.admin, found.name
+    with reached(printer.options, name) as target:
+        admin, who = target.admin, target.name
         before = admin.head()["restarts"]
         admin.act("restart")
         printer.say(f"{who}: draining, then restarting")

@@ -16,10 +16,10 @@ def resume(
 ) -> None:
     """Accept new requests again after a drain."""
     printer = Printer.of(ctx)
-    with reached(printer.options, name) as found:
-        state = found.admin.act("resume")["state"]
+    with reached(printer.options, name) as target:
+        state = target.admin.act("resume")["state"]
     if state not in ("ready", "degraded"):
-        raise Unavailable(f"{found.name} is {state} and cannot be resumed", hint=f"mstarctl ps {found.name}")
-    printer.say(f"{found.name} is {state} and accepts requests")
+        raise Unavailable(f"{target.name} is {state} and cannot be resumed", hint=f"mstarctl ps {target.name}")
+    printer.say(f"{target.name} is {state} and accepts requests")
     if printer.is_machine:
-        printer.item("deployment", {"name": found.name, "state": state}, "")
+        printer.item("deployment", {"name": target.name, "state": state}, "")

@@ -45,10 +45,12 @@ def sample(
         samples = [chosen(name, samples, only)]
     folder = Path(f"{name}-samples") if out is None else out
     items: list[dict[str, Any]] = []
-    for each in samples:
-        files = write(each, folder)
-        line = command(name, each, folder)
-        items.append({"name": each.name, "title": each.title, "files": [str(file) for file in files], "call": line})
+    for request in samples:
+        files = write(request, folder)
+        line = command(name, request, folder)
+        items.append(
+            {"name": request.name, "title": request.title, "files": [str(file) for file in files], "call": line}
+        )
     if printer.is_machine:
         printer.items("sample", items, ())
         return
@@ -72,7 +74,7 @@ def found_samples(printer: Printer, model: str | None, api_key: str | None) -> t
         raise UsageError("no model is named, and no single deployment runs", hint="mstarctl sample pi05:mini")
     target = find(model, Plugins.discover())
     spec = target.spec.bound(None, resolve_target(target).model_kwargs)
-    return target.spec.name, [client_form(each) for each in samples_of(spec, target.variant or OFFICIAL)]
+    return target.spec.name, [client_form(sample) for sample in samples_of(spec, target.variant or OFFICIAL)]
 
 
 def _is_running(options: GlobalOptions, name: str | None) -> bool:

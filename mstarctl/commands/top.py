@@ -102,7 +102,7 @@ def top(
         raise UsageError(f"no screen {page!r}", hint=did_you_mean(page, PAGES))
     if replay is not None and record is not None:
         raise UsageError("--record and --replay exclude each other", hint="a recording can be copied")
-    wanted = Filter.parse(filter_text or "", expressions=True)
+    request_filter = Filter.parse(filter_text or "", expressions=True)
     if web_port is not None:
         if is_once or record is not None or printer.is_machine:
             raise UsageError("--web shows the full screen", hint="without --once, --record and -o")
@@ -120,10 +120,10 @@ def top(
     hz = 1 / (max(interval, SSH_INTERVAL_S) if look.is_remote else interval)
     where: AbstractContextManager[Reached | None]
     where = nullcontext() if replay is not None else reached(printer.options, name)
-    with where as found:
-        admin = None if found is None else found.admin
+    with where as target:
+        admin = None if target is None else target.admin
         if is_once or printer.is_machine:
-            _print(printer, admin, replay, look, state, wanted, hz=hz, is_once=is_once)
+            _print(printer, admin, replay, look, state, request_filter, hz=hz, is_once=is_once)
             return
         if not (DRIVER in os.environ or (sys.stdin.isatty() and sys.stdout.isatty())):
             raise UsageError("top needs a terminal", "stdin or stdout is none", "mstarctl top --once, or -o json")
@@ -136,12 +136,12 @@ def top(
         def open_session(admin: AdminClient) -> Session:
             return _session(admin, None, look, hz=hz, speed=speed, is_readonly=is_readonly)
 
-        if found is not None:
-            saved = load_view(found.name)
+        if target is not None:
+            saved = load_view(target.name)
             state = replace(state, page=page or saved.page, sort=Sort(key=saved.sort, is_rising=saved.is_rising))
-            wanted = Filter.parse(saved.filter if filter_text is None else filter_text, expressions=True)
+            request_filter = Filter.parse(saved.filter if filter_text is None else filter_text, expressions=True)
         session = _session(admin, replay, look, hz=hz, speed=speed, is_readonly=is_readonly)
-        session.filter = wanted
+        session.filter = request_filter
         if record is not None:
             session.toggle_recording(record)
         _run(
@@ -169,19 +169,19 @@ def _choice(printer: Printer, look: Look, *, is_once: bool) -> str | None:
         return None
     if context.is_local and sum(run.holder() is not None for run in deployments()) < 2:
         return None
-    found = read()
-    if len(found.deployments) < 2:
+    host = read()
+    if len(host.deployments) < 2:
         return None
     if is_once:
         size = shutil.get_terminal_size((120, 34))
         view = View(store=Store(), glyphs=look.glyphs)
-        for row in once.without_gaps(host_screen(found, view, -1, size.columns, 200)[:-1]):
+        for row in once.without_gaps(host_screen(host, view, -1, size.columns, 200)[:-1]):
             coloured = printer.options.is_coloured() and look.mode != "mono"
             printer.text(sgr(row, look.mode) if coloured else row.plain.rstrip())
         return LEFT
     from mstarctl.top.host_app import HostApp
 
-    return HostApp(read, found, mode=look.mode, glyphs=look.glyphs).run() or LEFT
+    return HostApp(read, host, mode=look.mode, glyphs=look.glyphs).run() or LEFT
 
 
 def look_of(printer: Printer, *, is_ascii: bool, is_mono: bool, theme: str = "dark") -> Look:
@@ -273,7 +273,7 @@ def _print(
     replay: Path | None,
     look: Look,
     state: State,
-    wanted: Filter,
+    request_filter: Filter,
     *,
     hz: float,
     is_once: bool,
@@ -281,7 +281,7 @@ def _print(
     if not is_once and admin is not None:
         if printer.format != "json":
             raise UsageError(f"top -o {printer.format} prints one picture", hint="add --once, or use -o json")
-        for line in once.raw_frames(admin, hz, wanted.text):
+        for line in once.raw_frames(admin, hz, request_filter.text):
             printer.text(line, is_flushed=True)
         return
     store, history = _pictured(admin, replay)
@@ -299,7 +299,7 @@ def _print(
         store=store,
         history=history,
         glyphs=look.glyphs,
-        filter=wanted,
+        filter=request_filter,
         link=link,
         logs=logs,
         recordings=tests,
@@ -323,5 +323,5 @@ def _pictured(admin: AdminClient | None, replay: Path | None) -> tuple[Store, Hi
 def _builtins(store: Store) -> dict[str, Any]:
     import msgspec
 
-    found: dict[str, Any] = msgspec.to_builtins(store.snapshot(events=200), enc_hook=str)
-    return found
+    plain: dict[str, Any] = msgspec.to_builtins(store.snapshot(events=200), enc_hook=str)
+    return plain

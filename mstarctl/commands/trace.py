@@ -53,10 +53,10 @@ def trace(
 ) -> None:
     """Show one request as a waterfall: where its time went."""
     printer = Printer.of(ctx)
-    with holder_of(printer.options, request, deployment) as found:
+    with holder_of(printer.options, request, deployment) as holder:
         arguments = {} if handle is None else {"handle": handle}
-        facts = found.admin.get(request_path(request, "trace"), **arguments)
-        graph = msgspec.convert(found.admin.get("/v1/graph"), GraphView)
+        facts = holder.admin.get(request_path(request, "trace"), **arguments)
+        graph = msgspec.convert(holder.admin.get("/v1/graph"), GraphView)
     if perfetto is not None:
         write_perfetto(facts, perfetto, printer)
         return
@@ -77,7 +77,7 @@ def picture(facts: Mapping[str, Any], graph: GraphView, width: int, glyphs: Glyp
     request, t = request_of(facts["request"])
     view = View(store=Store(), glyphs=glyphs)
     view.store.graph, view.store.t = graph, t
-    found = lanes(facts, 1000 * request.age_s(t))
+    rows_by_place = lanes(facts, 1000 * request.age_s(t))
     rows = [pictures.title(view, request, width)]
     rows += [line(" ", (part, "value")) for part in parts_lines(facts, width - 1)]
     rows.append(pictures.legend(view, width))
@@ -86,9 +86,9 @@ def picture(facts: Mapping[str, Any], graph: GraphView, width: int, glyphs: Glyp
         rows += [line(" ", (part, "bad" if request.error else "warn")) for part in wrap(told, width - 1)]
     if request.placed:
         rows.append(fit(line((f" placed on {safe(request.placed)}", "dim")), width))
-    if not found:
+    if not rows_by_place:
         return [rows[0], line((" no spans have been recorded yet", "dim"))]
-    rows += pictures.waterfall(view, found, width, marks=pictures.marks_of(request))
+    rows += pictures.waterfall(view, rows_by_place, width, marks=pictures.marks_of(request))
     if facts.get("spans_cut"):
         rows.append(line((f" {counted(facts['spans_cut'], 'early span')} counted in the sums only", "dim")))
     return [in_ascii(row) for row in rows] if glyphs.is_ascii else rows

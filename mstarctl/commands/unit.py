@@ -89,10 +89,10 @@ def asked(target: str, words: list[str]) -> tuple[str, list[str]]:
 def program() -> str:
     """Return the path of this program, which a unit needs in full."""
     beside = Path(sys.executable).parent / "mstarctl"
-    found = str(beside) if beside.is_file() else shutil.which("mstarctl")
-    if found is None:
+    path = str(beside) if beside.is_file() else shutil.which("mstarctl")
+    if path is None:
         raise NotFound("the program mstarctl is not on the PATH", hint="install it, or activate its environment")
-    return found
+    return path
 
 
 def _next_step(service: str, *, is_user: bool) -> str:

@@ -52,11 +52,11 @@ SHOWN_EVENTS: Final = (
 )
 
 
-def up(ctx: typer.Context, **given: Any) -> None:
+def up(ctx: typer.Context, **flags: Any) -> None:
     """Start a deployment."""
     printer = Printer.of(ctx)
     only_here(printer.options, "up")
-    options = UpOptions(**given)
+    options = UpOptions(**flags)
     try:
         start(options, printer)
     except MstarError as error:
@@ -88,11 +88,11 @@ def start(options: UpOptions, printer: Printer) -> None:
         run_attached(started, planned, printer, len(presses))
 
 
-def typed_keys(given: list[str] | None) -> tuple[str, ...]:
+def typed_keys(keys: list[str] | None) -> tuple[str, ...]:
     """Return the keys of the command line. Raises UsageError for an empty one."""
-    if any(not key.strip() for key in given or ()):
+    if any(not key.strip() for key in keys or ()):
         raise UsageError("an API key is empty", hint="give a key, or omit --api-key")
-    return tuple(given or ())
+    return tuple(keys or ())
 
 
 def warn_of_mode(file: str | None, option: str, printer: Printer) -> None:

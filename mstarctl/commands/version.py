@@ -47,18 +47,18 @@ def running_servers(options: GlobalOptions) -> list[dict[str, Any]]:
     from mstarctl.client.reach import context_of, reached
 
     if options.socket is not None or not context_of(options).is_local:
-        with reached(options, None) as found:
-            return [_server(found.admin)]
+        with reached(options, None) as target:
+            return [_server(target.admin)]
     from mstar_core.host.run_dir import deployments
 
-    made = []
+    servers = []
     for run in deployments():
         if run.holder() is not None:
             try:
-                made.append(_server(AdminClient.of(run, ANSWER_S)))
+                servers.append(_server(AdminClient.of(run, ANSWER_S)))
             except MstarError:  # a silent supervisor; `ps` reports it
                 continue
-    return made
+    return servers
 
 
 def _server(admin: Any) -> dict[str, Any]:

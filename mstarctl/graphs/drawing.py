@@ -93,8 +93,8 @@ def _conditions(stream: Stream) -> str:
 
 
 def _streams_of(graph: Graph, partition: str) -> list[Stream]:
-    found = (outlet.stream for walk in graph.compiled(partition).values() for outlet in _outlets(walk))
-    return [stream for stream in found if stream is not None]
+    streams = (outlet.stream for walk in graph.compiled(partition).values() for outlet in _outlets(walk))
+    return [stream for stream in streams if stream is not None]
 
 
 # one walk
@@ -164,8 +164,8 @@ def _run_ports(walk: CompiledWalk, task: CompiledTask) -> list[str]:
 
 
 def _outlets(walk: CompiledWalk) -> list[Outlet]:
-    found = [outlet for task in walk.tasks for outlet in task.outlets]
-    return found + [outlet for loop in walk.loops for result in loop.results for outlet in result.outlets]
+    outlets = [outlet for task in walk.tasks for outlet in task.outlets]
+    return outlets + [outlet for loop in walk.loops for result in loop.results for outlet in result.outlets]
 
 
 def _outlet_text(outlet: Outlet) -> str:
@@ -193,12 +193,12 @@ def _picture(walk: CompiledWalk) -> list[str]:
 def _bus(left: int, right: int, height: int) -> list[str]:
     """Return a bus that connects all rows of one column with all rows of the next."""
     span = max(left, right)
-    found = []
+    lines = []
     for at in range(height):
         joins = (int(at < left), int(at < right), int(0 < at < span), int(at < span - 1))
         middle = _JOINTS.get(joins, " ")
-        found.append(("─" if at < left else " ") + middle + ("▶ " if at < right else "  "))
-    return found
+        lines.append(("─" if at < left else " ") + middle + ("▶ " if at < right else "  "))
+    return lines
 
 
 def _folded(walk: CompiledWalk, width: int) -> list[str]:
@@ -233,15 +233,15 @@ def _loop_lines(loop: CompiledLoop, width: int) -> list[str]:
 
 def _routes(walk: CompiledWalk) -> list[str]:
     """Return each edge between nodes and to the outside as text."""
-    found: dict[str, None] = {}
+    routes: dict[str, None] = {}
     for task in walk.tasks:
         for entry in task.inputs:
             for giver in sorted(walk.feeding(entry.source)):
-                found[f"{walk.tasks[giver].name} → {task.name}.{entry.port}"] = None
+                routes[f"{walk.tasks[giver].name} → {task.name}.{entry.port}"] = None
         for outlet in task.outlets:
-            found[f"{task.name}.{outlet.port} → {_outlet_text(outlet)}"] = None
+            routes[f"{task.name}.{outlet.port} → {_outlet_text(outlet)}"] = None
     for loop in walk.loops:
         for result in loop.results:
             for outlet in result.outlets:
-                found[f"{loop.name}.{outlet.port} → {_outlet_text(outlet)}"] = None
-    return list(found)
+                routes[f"{loop.name}.{outlet.port} → {_outlet_text(outlet)}"] = None
+    return list(routes)

@@ -23,39 +23,39 @@ def graph_to_dict(graph: Graph) -> Json:
 def _published_node(node: NodeSpec) -> Json:
     full = form_of(node)
     shown = ("name", "engine", "ports", *(("of", "branch") if node.of is not None else ()))
-    found = {name: full[name] for name in shown}
+    fields = {name: full[name] for name in shown}
     if node.sampling is not None:
-        found["samples"] = node.sampling.port
-    found |= {name: full[name] for name in ("kv", "tensor_parallel", "doc") if full[name]}
-    return found
+        fields["samples"] = node.sampling.port
+    fields |= {name: full[name] for name in ("kv", "tensor_parallel", "doc") if full[name]}
+    return fields
 
 
 def _published_stream(graph: Graph, stream: Stream) -> Json:
     full = form_of(stream)
     node, port = full["into"]
-    found: Json = {
+    fields: Json = {
         "name": stream.name,
         "into": {"node": node, "port": port, "partition": graph.consumer(stream)},
         "chunk": {**full["chunk"], "policy": type(stream.chunk).__name__},
     }
     if stream.accept is not None:
-        found["accept"] = [stream.accept.start, stream.accept.stop]
+        fields["accept"] = [stream.accept.start, stream.accept.stop]
     if stream.reject:
-        found["reject"] = list(stream.reject)
-    return found if stream.flush_if is None else {**found, "flush_if": stream.flush_if}
+        fields["reject"] = list(stream.reject)
+    return fields if stream.flush_if is None else {**fields, "flush_if": stream.flush_if}
 
 
 def _published_walk(form: Json) -> Json:
-    found = {name: value for name, value in form.items() if value is not None}
-    if "outputs" in found:
-        found["outputs"] = [_published_edge(edge) for edge in found["outputs"]]
-    if "body" in found:
-        found["body"] = _published_walk(found["body"])
-    if "parts" in found:
-        found["parts"] = [_published_walk(part) for part in found["parts"]]
-    if "stop" in found:
-        found["stop"] = {name: value for name, value in found["stop"].items() if name != "kind"}
-    return found
+    fields = {name: value for name, value in form.items() if value is not None}
+    if "outputs" in fields:
+        fields["outputs"] = [_published_edge(edge) for edge in fields["outputs"]]
+    if "body" in fields:
+        fields["body"] = _published_walk(fields["body"])
+    if "parts" in fields:
+        fields["parts"] = [_published_walk(part) for part in fields["parts"]]
+    if "stop" in fields:
+        fields["stop"] = {name: value for name, value in fields["stop"].items() if name != "kind"}
+    return fields
 
 
 def _published_edge(form: Json) -> Json:

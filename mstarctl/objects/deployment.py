@@ -52,13 +52,13 @@ def _recorded(known: Known) -> dict[str, Any]:
 
 def places(plan: Plan) -> dict[str, str]:
     """Return where each node runs: `rank 0 for prefill; rank 1 for decode`, `rank 0 or 1`, `ranks 0+1` for a group."""
-    found: dict[str, list[str]] = {}
+    by_node: dict[str, list[str]] = {}
     for placement in plan.placements:
         replicas = " or ".join("+".join(map(str, ranks)) for ranks in placement.replicas)
         word = "ranks" if placement.tp_size > 1 else "rank"
         walks = f" for {', '.join(placement.walks)}" if placement.walks else ""
-        found.setdefault(placement.node, []).append(f"{word} {replicas}{walks}")
-    return {node: "; ".join(places) for node, places in found.items()}
+        by_node.setdefault(placement.node, []).append(f"{word} {replicas}{walks}")
+    return {node: "; ".join(places) for node, places in by_node.items()}
 
 
 def links(known: Known) -> list[dict[str, Any]]:

@@ -58,7 +58,7 @@ class HostFacts:
 
 def read_host(present: Sequence[Gpu] | None = None, meminfo: Path = MEMINFO) -> HostFacts:
     """Return the current resources of this host. present: its GPUs, None to ask the driver."""
-    found = gpus() if present is None else present
+    devices = gpus() if present is None else present
     free, total = _memory(meminfo)
     return HostFacts(
         name=platform.node() or "this host",
@@ -73,7 +73,7 @@ def read_host(present: Sequence[Gpu] | None = None, meminfo: Path = MEMINFO) -> 
                 total=gpu.total,
                 holder=gpu_holder(gpu.uuid or f"nvidia{index}"),
             )
-            for index, gpu in enumerate(found)
+            for index, gpu in enumerate(devices)
         ),
     )
 

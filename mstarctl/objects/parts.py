@@ -56,22 +56,22 @@ def node_item(known: Known, name: str) -> dict[str, Any]:
 
 def gpu_item(known: Known | None, index: str) -> dict[str, Any]:
     """Return a GPU of the host: readings, and the deployment that has locked it. Raises NotFound."""
-    found: dict[str, dict[str, Any]] = dict(known.snapshot["gpus"]) if known is not None else {}
+    items: dict[str, dict[str, Any]] = dict(known.snapshot["gpus"]) if known is not None else {}
     is_here = known is None or known.run is not None
-    for number, gpu in enumerate([] if found or not is_here else gpus()):
+    for number, gpu in enumerate([] if items or not is_here else gpus()):
         used = gpu.total - gpu.free
-        found[str(number)] = {
+        items[str(number)] = {
             "index": number,
             "uuid": gpu.uuid,
             "name": gpu.name,
             "memory_used": used,
             "memory_total": gpu.total,
         }
-    if not found:
+    if not items:
         raise _no_gpus(known, index, is_here=is_here)
-    if index not in found:
-        raise missing("gpu", index, found, "this host" if known is None else known.name)
-    gpu_facts = found[index]
+    if index not in items:
+        raise missing("gpu", index, items, "this host" if known is None else known.name)
+    gpu_facts = items[index]
     holder = gpu_holder(str(gpu_facts.get("uuid") or f"nvidia{index}"))
     return {
         **gpu_facts,

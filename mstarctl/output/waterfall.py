@@ -102,11 +102,11 @@ def head_line(request: Mapping[str, Any]) -> str:
 
 def parts_lines(trace: Mapping[str, Any], width: int) -> list[str]:
     """Return the parts of the request's time: `10.1 s = LLM 5.2 s + snac_decoder 2.1 s + queue 2.8 s`."""
-    found = trace.get("parts") or []
-    if not found:
+    parts = trace.get("parts") or []
+    if not parts:
         return []
-    shown = [part for part in found if abs(float(part["ms"])) >= LEAST_PART_MS] or found
-    text = duration_text(sum(float(part["ms"]) for part in found) / 1000) + " ="
+    shown = [part for part in parts if abs(float(part["ms"])) >= LEAST_PART_MS] or parts
+    text = duration_text(sum(float(part["ms"]) for part in parts) / 1000) + " ="
     for part in shown:
         sign = "-" if float(part["ms"]) < 0 else "+" if part is not shown[0] else ""
         text += f" {sign} {part['name']} {duration_text(abs(float(part['ms'])) / 1000)}".replace("  ", " ")
@@ -121,8 +121,8 @@ def rows_of(trace: Mapping[str, Any]) -> list[WaterfallRow]:
     sums = {_place(item): item for item in trace["sums"]}
     ttft = trace["request"].get("ttft_ms")
     busy = [span for span in trace["spans"] if span["kind"] not in ("queue", "wait", "stall")]
-    found = [_row(place, sums.get(place), spans.get(place, ()), ttft, busy) for place in {**sums, **spans}]
-    return sorted(found, key=lambda row: (row.start_ms, row.end_ms))
+    rows = [_row(place, sums.get(place), spans.get(place, ()), ttft, busy) for place in {**sums, **spans}]
+    return sorted(rows, key=lambda row: (row.start_ms, row.end_ms))
 
 
 def _place(item: Mapping[str, Any]) -> tuple[str, str, str, str]:
@@ -143,7 +143,7 @@ def _row(
     if total is not None and int(total["spans"]) > sum(not span["is_open"] for span in spans):
         first = min((bar.start_ms for bar in shown), default=float(total["end_ms"]))
         shown = (*shown, early_bar(total, spans, first))
-    source = next((str(each["waits_for"]) for each in known if each.get("waits_for")), "")
+    source = next((str(span["waits_for"]) for span in known if span.get("waits_for")), "")
     what = label_of(node, walk, kind, source)
     return WaterfallRow(
         where=where_of(process),

@@ -91,15 +91,15 @@ def choose(model: ModelSpec, memories: Sequence[int], *, variant: str = "") -> C
     variant: of an embedded checkpoint, which fits every GPU. Raises ConfigError with the reason for each file if none
     fits.
     """
-    found = sorted(
+    candidates = sorted(
         (_candidate(model, name, path, memories, variant=variant) for name, path in _files(model, variant).items()),
-        key=lambda each: each.order,
+        key=lambda candidate: candidate.order,
     )
-    choice = Choice(candidates=tuple(found), gpu_count=len(memories))
-    if not found or found[0].obstacle:
+    choice = Choice(candidates=tuple(candidates), gpu_count=len(memories))
+    if not candidates or candidates[0].obstacle:
         raise ConfigError(
             f"no deployment file of {model.name} fits {_described(memories)}",
-            "\n".join(f"{each.name}: {each.obstacle}" for each in found) or "the plugin ships none",
+            "\n".join(f"{candidate.name}: {candidate.obstacle}" for candidate in candidates) or "the plugin ships none",
             "give more or larger GPUs, or a file of your own: --config FILE",
             key="gpus",
         )
@@ -113,10 +113,10 @@ def _files(model: ModelSpec, variant: str) -> dict[str, Path]:
 
 def _is_for(model: ModelSpec, variant: str, file: ConfigFile) -> bool:
     try:
-        name, own = split_name(file.model)
+        name, variant_of_file = split_name(file.model)
     except NotFound:
         return False
-    return name.rpartition("/")[2] in (model.name, *model.aliases) and own in ("", variant)
+    return name.rpartition("/")[2] in (model.name, *model.aliases) and variant_of_file in ("", variant)
 
 
 def _candidate(model: ModelSpec, name: str, path: Path, memories: Sequence[int], *, variant: str) -> Candidate:

@@ -105,10 +105,10 @@ def _lines(stream: IO[str]) -> Iterator[str]:
 
 def _object(line: str) -> dict[str, Any]:
     try:
-        found = json.loads(line)
+        message = json.loads(line)
     except ValueError:  # printed by a library
         return {}
-    return found if isinstance(found, dict) else {}
+    return message if isinstance(message, dict) else {}
 
 
 def _ended(end: dict[str, Any], status: int) -> Path:

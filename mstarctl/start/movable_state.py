@@ -26,7 +26,7 @@ def check_moves(model: ModelSpec, config: ResolvedConfig, plan: Plan) -> None:
         why = _obstacle(model, node, plan)
         if why:
             where = "; ".join(f"{walk} on {_ranks(replicas)}" for walk, replicas in places.items())
-            group = next(each for each in reversed(config.node_groups) if node.name in each.nodes)
+            group = next(group for group in reversed(config.node_groups) if node.name in group.nodes)
             raise group.place.error(
                 f"node {node.name!r} is placed on different ranks, but {why}",
                 f"{group.key}.ranks",
@@ -41,8 +41,8 @@ def _places(model: ModelSpec, node: NodeSpec, plan: Plan) -> Iterator[tuple[str,
         for name, walk in partition.walks.items():
             for use in graph_nodes(walk):
                 if use.spec.owner == node:
-                    found = plan.replicas(use.spec.name, name) or plan.replicas(node.name, name)
-                    yield (name if use.spec == node else f"{name} ({use.spec.name})"), found
+                    ranks = plan.replicas(use.spec.name, name) or plan.replicas(node.name, name)
+                    yield (name if use.spec == node else f"{name} ({use.spec.name})"), ranks
 
 
 def _obstacle(model: ModelSpec, node: NodeSpec, plan: Plan) -> str:

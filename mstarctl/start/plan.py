@@ -182,7 +182,7 @@ def chosen_target(options: UpOptions, target: Target) -> Target:
 def overrides(options: UpOptions) -> list[Override]:
     """Return the values that override the file's. --set comes first, so that a dedicated option wins."""
     timeout_s = None if options.timeout is None else parse_duration(options.timeout, "--timeout")
-    given = {
+    flags = {
         "name": ("--name", options.name),
         "weights": ("--weights", None if options.weights is None else str(options.weights)),
         "transport.protocol": ("--tensor-comm-protocol", check_protocol(options.protocol)),
@@ -202,7 +202,7 @@ def overrides(options: UpOptions) -> list[Override]:
         "api.strict_model": ("--strict-model", options.strict_model or None),
     }
     return [parse_set(text) for text in options.sets or ()] + [
-        Override(key=key, value=value, source=flag) for key, (flag, value) in given.items() if value is not None
+        Override(key=key, value=value, source=flag) for key, (flag, value) in flags.items() if value is not None
     ]
 
 
@@ -292,21 +292,21 @@ def run_directory(name: str, root: Path | None) -> RunDirectory:
     return RunDirectory.of(name) if root is None else RunDirectory(root.expanduser().absolute() / check_name(name))
 
 
-def uploads_folder(given: Path | None) -> str | None:
+def uploads_folder(path: Path | None) -> str | None:
     """Return the directory for request media. Raises ConfigError if it is not writable."""
-    folder = absolute(given)
+    folder = absolute(path)
     if folder is not None and not (os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)):
         why = "it is not a directory" if not os.path.isdir(folder) else "permission denied"
-        raise ConfigError(f"--upload-dir {given} cannot be written", why, f"mkdir -p {folder}", key="upload_dir")
+        raise ConfigError(f"--upload-dir {path} cannot be written", why, f"mkdir -p {folder}", key="upload_dir")
     return folder
 
 
-def stats_path(given: Path | None) -> str | None:
+def stats_path(file: Path | None) -> str | None:
     """Return the file for request statistics. Raises ConfigError if it is not writable."""
-    path = absolute(given)
+    path = absolute(file)
     if path is not None and not os.access(path if os.path.exists(path) else os.path.dirname(path), os.W_OK):
         raise ConfigError(
-            f"--log-stats-file {given} cannot be written",
+            f"--log-stats-file {file} cannot be written",
             "the directory does not exist, or permission is denied",
             "name a file in a directory that you can write",
             key="stats_file",
@@ -314,30 +314,30 @@ def stats_path(given: Path | None) -> str | None:
     return path
 
 
-def weights_folder(given: str | None) -> str | None:
+def weights_folder(path: str | None) -> str | None:
     """Return the weights directory as an absolute path. Raises WeightsError if it cannot be read."""
-    if given is None:
+    if path is None:
         return None
-    folder = Path(given).expanduser().absolute()
+    folder = Path(path).expanduser().absolute()
     advice = "give this user access, or copy it"
     try:
         facts = folder.stat()
     except PermissionError as error:
         why = f"this user, uid {os.getuid()}, may not enter a parent directory"
-        raise WeightsError(f"{given} cannot be read", why, advice, file=str(folder)) from error
+        raise WeightsError(f"{path} cannot be read", why, advice, file=str(folder)) from error
     except OSError:
         facts = None
     if facts is None or not stat.S_ISDIR(facts.st_mode):
         why = "it does not exist" if facts is None else "it is a file"
         raise WeightsError(
-            f"{given} is not a directory with weights",
+            f"{path} is not a directory with weights",
             why,
             "--weights takes the directory of a checkpoint",
             file=str(folder),
         )
     if not os.access(folder, os.R_OK | os.X_OK):
         why = f"owner uid {facts.st_uid}, mode {facts.st_mode & 0o7777:o}; this user is uid {os.getuid()}"
-        raise WeightsError(f"{given} cannot be read", why, advice, file=str(folder))
+        raise WeightsError(f"{path} cannot be read", why, advice, file=str(folder))
     check_folder(folder)
     return str(folder)
 

@@ -43,14 +43,14 @@ def looks_like_file(text: str) -> bool:
     return text.endswith(SUFFIXES) or text.startswith(("/", "./", "../")) or "/" in text and Path(text).exists()
 
 
-def named_file(given: Path, layouts: Mapping[str, Path]) -> ConfigFile:
+def named_file(path: Path, layouts: Mapping[str, Path]) -> ConfigFile:
     """Read a file by its path, else by the name of a shipped one, with or without its suffix. Raises ConfigError."""
-    stem = given.name.removesuffix(given.suffix) if given.suffix in SUFFIXES else given.name
-    if str(given) == given.name and stem in layouts and not given.exists():
+    stem = path.name.removesuffix(path.suffix) if path.suffix in SUFFIXES else path.name
+    if str(path) == path.name and stem in layouts and not path.exists():
         return read_file(layouts[stem])
-    if not given.exists() and str(given) == given.name and (len(layouts) <= LISTED or nearest(stem, layouts)):
-        raise ConfigError(f"{given} does not exist", hint=did_you_mean(stem, layouts), file=str(given), key="")
-    return read_file(given)
+    if not path.exists() and str(path) == path.name and (len(layouts) <= LISTED or nearest(stem, layouts)):
+        raise ConfigError(f"{path} does not exist", hint=did_you_mean(stem, layouts), file=str(path), key="")
+    return read_file(path)
 
 
 def find(text: str, plugins: Plugins) -> Target:
@@ -79,8 +79,8 @@ def find(text: str, plugins: Plugins) -> Target:
 def _of_file(config: ConfigFile, plugins: Plugins, *, variant: str) -> Target:
     place = config.root.value["model"] if config.model else config.root
     try:
-        name, own = split_name(config.model)
-        return Target(spec=plugins.model(name), config=config, variant=own or variant)
+        name, named_variant = split_name(config.model)
+        return Target(spec=plugins.model(name), config=config, variant=named_variant or variant)
     except NotFound as error:
         raise place.error(error.title, "model", error.detail, error.hint) from None
 
@@ -128,8 +128,8 @@ def _put(root: Located, override: Override) -> None:
 
 def _step(place: Located, word: str, override: Override, *, is_made: bool) -> Located:
     if isinstance(place.value, list):
-        found: Located = place.value[_index(place, word, override)]
-        return found
+        child: Located = place.value[_index(place, word, override)]
+        return child
     if not isinstance(place.value, dict):
         raise Located(None, override.source).error(f"{override.key}: {word!r} is below a plain value", override.key)
     if word not in place.value and is_made:

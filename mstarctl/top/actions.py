@@ -70,14 +70,14 @@ def open_help(app: Host) -> None:
 def describe(app: Host) -> None:
     """Show all fields of the selected object as they change; its last ones once it is gone."""
     name, find = selection(app)
-    kept = [found for found in [find(app.view())] if found is not None]
+    kept = [subject for subject in [find(app.view())] if subject is not None]
 
     def rows(width: int) -> list[Line]:
         view = app.view()
-        found = find(view)
-        kept[:] = kept if found is None else [found]
+        subject = find(view)
+        kept[:] = kept if subject is None else [subject]
         drawn = dialogs.fields_rows(view, kept[0], width)
-        return drawn if found is not None else [line(("no longer shown", "warn")), *drawn]
+        return drawn if subject is not None else [line(("no longer shown", "warn")), *drawn]
 
     app.open_dialog(_dialog(app, name, rows, is_live=True))
 
@@ -186,12 +186,12 @@ def ask_other(app: Host) -> None:
     if switcher is None:
         app.show_notice("a replay shows one deployment; start top without --replay to see others")
         return
-    app.in_background(switcher.running, lambda found: _choose_other(app, switcher, found), "others")
+    app.in_background(switcher.running, lambda others: _choose_other(app, switcher, others), "others")
 
 
-def _choose_other(app: Host, switcher: Switcher, found: Sequence[OtherDeployment]) -> None:
+def _choose_other(app: Host, switcher: Switcher, others: Sequence[OtherDeployment]) -> None:
     here = app.view().store.deployment.name
-    names = [other for other in found if other.name != here]
+    names = [other for other in others if other.name != here]
     if not names:
         app.show_notice("no other deployment is running; start one with: mstarctl up MODEL -d --name NAME")
         return

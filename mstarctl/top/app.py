@@ -156,10 +156,10 @@ class TopApp(App[None]):
         pane = self._pane
         if not pane.is_attached:  # the last tick of an app that ends
             return
-        wanted = (self.session.changes, self.state, self._phase, pane.size, self.session.filter, len(self._recordings))
-        if wanted == self._drawn and not always:
+        inputs = (self.session.changes, self.state, self._phase, pane.size, self.session.filter, len(self._recordings))
+        if inputs == self._drawn and not always:
             return
-        self._drawn = wanted
+        self._drawn = inputs
         self._painted = compose(self.view(), self.state, pane.size.width, pane.size.height, self.hints())
         pane.show(self._painted.lines)
 
@@ -201,12 +201,12 @@ class TopApp(App[None]):
 
         def run() -> None:
             try:
-                found = work()
+                result = work()
             except MstarError as error:
                 text = actions.error_text(error)
                 self.call_from_thread(lambda: self.show_notice(text, is_error=True))
             else:
-                self.call_from_thread(then, found)
+                self.call_from_thread(then, result)
 
         self.run_worker(run, thread=True, exclusive=group != "act", group=group)
 
@@ -230,13 +230,13 @@ class TopApp(App[None]):
         if not active:
             return []
         is_readonly = self.session.view().readonly
-        found = []
+        keys = []
         for key in KEYS:
             names = key.keys.split(",")
             is_bound = any(name in active and active[name].enabled for name in names)
             if is_bound and self._works(key, is_readonly=is_readonly):
-                found.append(key)
-        return found
+                keys.append(key)
+        return keys
 
     def hints(self) -> list[Hint]:
         """Return the hints of the footer, from the active bindings."""
@@ -402,13 +402,13 @@ class TopApp(App[None]):
 
     def _query_recordings(self) -> None:
         try:
-            found = self.queries.recordings()
+            recordings = self.queries.recordings()
         except MstarError:
             return  # the header shows that the deployment does not answer
-        self.call_from_thread(self._note_recordings, found)
+        self.call_from_thread(self._note_recordings, recordings)
 
-    def _note_recordings(self, found: list[dict[str, object]]) -> None:
-        self._recordings = found
+    def _note_recordings(self, recordings: list[dict[str, object]]) -> None:
+        self._recordings = recordings
         self.draw(always=True)
 
     def _query_trace(self) -> None:

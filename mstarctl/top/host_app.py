@@ -40,7 +40,7 @@ class HostApp(App[str]):
 
     def __init__(self, read: ReadHost, first: HostView, *, mode: Mode, glyphs: Glyphs) -> None:
         super().__init__(ansi_color=not has_ground(mode))
-        self._read, self.found, self.mode = read, first, mode
+        self._read, self.host, self.mode = read, first, mode
         self._view = View(store=Store(), glyphs=glyphs)
         self._pane = Pane(mode, id="main")
         self.chosen = 0
@@ -65,35 +65,35 @@ class HostApp(App[str]):
 
     def _refresh(self) -> None:
         try:
-            found, notice = self._read(), ""
+            host, notice = self._read(), ""
         except MstarError as error:
-            found, notice = self.found, error.title
-        self.call_from_thread(self._show, found, notice)
+            host, notice = self.host, error.title
+        self.call_from_thread(self._show, host, notice)
 
-    def _show(self, found: HostView, notice: str) -> None:
-        names = [item.name for item in self.found.deployments]
+    def _show(self, host: HostView, notice: str) -> None:
+        names = [item.name for item in self.host.deployments]
         name = names[self.chosen] if self.chosen < len(names) else ""
-        self.found, self._notice = found, notice
-        now = [item.name for item in found.deployments]
+        self.host, self._notice = host, notice
+        now = [item.name for item in host.deployments]
         self.chosen = now.index(name) if name in now else min(self.chosen, max(0, len(now) - 1))
         self.draw()
 
     def draw(self) -> None:
         """Draw the screen."""
         size = self._pane.size
-        rows = host_screen(self.found, self._view, self.chosen, size.width, max(2, size.height), self._notice)
+        rows = host_screen(self.host, self._view, self.chosen, size.width, max(2, size.height), self._notice)
         self._pane.show([in_ascii(row) for row in rows] if self._view.glyphs.is_ascii else rows)
 
     def action_move(self, by: int) -> None:
-        self.chosen = min(max(0, self.chosen + by), max(0, len(self.found.deployments) - 1))
+        self.chosen = min(max(0, self.chosen + by), max(0, len(self.host.deployments) - 1))
         self.draw()
 
     def action_open(self) -> None:
         self.action_take(self.chosen)
 
     def action_take(self, at: int) -> None:
-        if at < len(self.found.deployments):
-            self.exit(self.found.deployments[at].name)
+        if at < len(self.host.deployments):
+            self.exit(self.host.deployments[at].name)
 
     def on_pane_clicked(self, event: Pane.Clicked) -> None:
         self.action_take(event.y - TITLE_ROWS)

@@ -53,7 +53,7 @@ def _sorts() -> list[Key]:
     for column in COLUMNS:
         if column.key_name:
             titles.setdefault(column.key_name, []).append(column.title)
-    named = {name: f"by {' or '.join(found)}" for name, found in titles.items()}
+    named = {name: f"by {' or '.join(names)}" for name, names in titles.items()}
     return [Key(name, f"sort_by('{name}')", name, by, f"sort {by}", SORTS, TABLES) for name, by in named.items()]
 
 

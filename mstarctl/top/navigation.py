@@ -157,8 +157,8 @@ def opened(view: View, state: State) -> State:
             return replace(state, page="graph", node=nodes[0][1].name if nodes else state.node)
         case "events":
             event = next((e for e in view.store.events if str(e.n) == state.events.cursor), None)
-            wanted = str(event.facts.get("request", "")) if event is not None else ""
-            key = next((k for k, r in view.store.requests.items() if wanted and wanted in (r.id, k)), None)
+            request_id = str(event.facts.get("request", "")) if event is not None else ""
+            key = next((k for k, r in view.store.requests.items() if request_id and request_id in (r.id, k)), None)
             if key is None:
                 return state
             return replace(state, page="request", request=key, trace=None, came_from="events")

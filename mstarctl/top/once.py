@@ -65,8 +65,8 @@ def screen_lines(view: View, state: State, width: int, height: int | None) -> li
 
 def log_lines(admin: AdminClient) -> list[Logged]:
     """Return the newest log lines of all processes, by time."""
-    found = admin.lines("/v1/logs", tail=50)
-    return merged([parse(str(item.get("from", "")), str(item.get("line", ""))) for item in found if item is not None])
+    items = admin.lines("/v1/logs", tail=50)
+    return merged([parse(str(item.get("from", "")), str(item.get("line", ""))) for item in items if item is not None])
 
 
 def without_gaps(lines: list[Line]) -> list[Line]:

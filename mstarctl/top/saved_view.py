@@ -37,11 +37,11 @@ def path_of(name: str) -> Path:
 def load_view(name: str) -> SavedView:
     """Return the saved view of a deployment. A file that is missing, damaged or of another version is ignored."""
     try:
-        found = msgspec.json.decode(path_of(name).read_bytes(), type=SavedView)
-        Filter.parse(found.filter, expressions=True)
+        view = msgspec.json.decode(path_of(name).read_bytes(), type=SavedView)
+        Filter.parse(view.filter, expressions=True)
     except (OSError, msgspec.MsgspecError, UsageError):
         return SavedView()
-    return found if found.page in PAGES and found.sort in BY_KEY else SavedView()
+    return view if view.page in PAGES and view.sort in BY_KEY else SavedView()
 
 
 def save_view(name: str, view: SavedView) -> None:

@@ -94,7 +94,7 @@ def policy(page: str, port: int) -> str:
     """Return the content security policy of a page: its own inline scripts and handlers run, no others."""
     inline = [*SCRIPT.findall(page), *HANDLER.findall(page)]
     hashes = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in inline)
-    quoted = " ".join(dict.fromkeys(f"'sha256-{each}'" for each in hashes))
+    quoted = " ".join(dict.fromkeys(f"'sha256-{digest}'" for digest in hashes))
     return POLICY.format(hashes=quoted, socket=f"ws://{HOST}:{port}")
 
 

@@ -11,7 +11,7 @@ from mstarctl.top.app import TopApp
 from mstarctl.top.data.logs import Logged, parse
 from mstarctl.top.data.queries import DeploymentQueries
 from mstarctl.top.data.view import View
-from mstarctl.top.layout.logs import tail, wanted
+from mstarctl.top.layout.logs import matching_lines, tail
 from mstarctl.top.layout.state import State
 from tests.top.screen import Screen, followed
 
@@ -75,7 +75,7 @@ def test_fields_of_a_line_are_shown(width: int) -> None:
     logged = parse("api", json.dumps(facts))
     drawn = " ".join(" ".join(row.plain for row in tail(View(store=Store(), logs=[logged]), width, 5, 0)).split())
     assert "r-1 answered status=400 code=invalid_value ms=12" in drawn and "why" not in drawn
-    assert wanted(View(store=Store(), logs=[logged]), "", "invalid_val") == [logged]
+    assert matching_lines(View(store=Store(), logs=[logged]), "", "invalid_val") == [logged]
 
 
 async def test_logs_are_read_when_they_are_the_first_screen() -> None:

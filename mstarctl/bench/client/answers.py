@@ -76,8 +76,8 @@ def decode(record: Record, *, keeps_data: bool) -> Answer:
     elif record.status != 200:
         answer.error = "refused" if record.status in OVERLOADED else "http"
         answer.code, sentence = _error_of(record.body)
-        found = ": ".join(part for part in (answer.code, sentence) if part)
-        answer.detail = f"{record.status} {found or record.body[:SENTENCE_CHARS].decode('utf-8', 'replace')}".rstrip()
+        reason = ": ".join(part for part in (answer.code, sentence) if part)
+        answer.detail = f"{record.status} {reason or record.body[:SENTENCE_CHARS].decode('utf-8', 'replace')}".rstrip()
         return answer
     if record.status == 200:
         try:
@@ -233,15 +233,15 @@ def _add_text64(answer: Answer, kind: str, at_ns: int, text: str, *, keeps_data:
 
 def _read_whole(record: Record, answer: Answer, *, keeps_data: bool) -> None:
     """Read an answer that came as one document: images of the OpenAI routes, or `/generate` without streaming."""
-    found = json.loads(record.body)
+    body = json.loads(record.body)
     at_ns = record.marks[-1][1]
-    answer.usage = found.get("usage") or {}
-    for item in found.get("data", ()) if isinstance(found.get("data"), list) else ():
+    answer.usage = body.get("usage") or {}
+    for item in body.get("data", ()) if isinstance(body.get("data"), list) else ():
         if item.get("b64_json"):
             _add_text64(answer, "image", at_ns, item["b64_json"], keeps_data=keeps_data)
-    for choice in found.get("choices", ()):
+    for choice in body.get("choices", ()):
         _add_delta(answer, at_ns, choice.get("message") or {}, keeps_data=keeps_data)
-    for modality, items in (found.get("outputs") or {}).items():
+    for modality, items in (body.get("outputs") or {}).items():
         for item in items:
             about = item.get("metadata") or {}
             data = base64.b64decode(item["data"])
@@ -276,8 +276,8 @@ def _error_of(body: bytes) -> tuple[str, str]:
         return "", ""
 
 
-def _error_facts(found: Any) -> tuple[str, str]:
-    error = found.get("error") if isinstance(found, dict) else None
+def _error_facts(body: Any) -> tuple[str, str]:
+    error = body.get("error") if isinstance(body, dict) else None
     if isinstance(error, str):  # some servers answer {"error": "sentence"}
         return "", error[:SENTENCE_CHARS]
     if not isinstance(error, dict):

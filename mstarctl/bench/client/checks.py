@@ -21,9 +21,9 @@ def flaw(answer: Answer, outputs: Sequence[str], expected: Mapping[str, Any]) ->
         chunks = [chunk for chunk in answer.chunks if chunk.kind == kind]
         if not chunks and kind not in ("tensor", "scalar"):
             return f"no {kind} came"
-        found = _flaw_of(kind, chunks, expected)
-        if found:
-            return found
+        defect = _flaw_of(kind, chunks, expected)
+        if defect:
+            return defect
     return "" if answer.chunks else "the answer is empty"
 
 
@@ -73,13 +73,13 @@ def image_flaw(data: bytes, size: Sequence[int] | None) -> str:
 
 
 def _png_data(data: bytes) -> list[bytes]:
-    found, at = [], 8
+    chunks, at = [], 8
     while at + 8 <= len(data):
         (size,) = struct.unpack(">I", data[at : at + 4])
         if data[at + 4 : at + 8] == b"IDAT":
-            found.append(data[at + 8 : at + 8 + size])
+            chunks.append(data[at + 8 : at + 8 + size])
         at += 12 + size
-    return found
+    return chunks
 
 
 def array_flaw(chunk: Chunk, shape: Sequence[int] | None) -> str:

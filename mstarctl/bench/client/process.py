@@ -272,9 +272,9 @@ class LoadClient:
         ).encode()
 
     def _spawn(self, loop: asyncio.AbstractEventLoop, task: Coroutine[Any, Any, object]) -> None:
-        made = loop.create_task(task)
-        self._tasks.add(made)
-        made.add_done_callback(self._ended)
+        running = loop.create_task(task)
+        self._tasks.add(running)
+        running.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[object]) -> None:
         """Forget a task. A bug in it stops the run loudly."""

@@ -138,12 +138,12 @@ class Unpacker:
     def feed(self, data: bytes) -> list[bytes]:
         """Return the messages that are complete with `data`, without their lengths."""
         self._held += data
-        found, at = [], 0
+        messages, at = [], 0
         while len(self._held) - at >= HEAD.size:
             (size,) = HEAD.unpack_from(self._held, at)
             if len(self._held) - at - HEAD.size < size:
                 break
-            found.append(bytes(self._held[at + HEAD.size : at + HEAD.size + size]))
+            messages.append(bytes(self._held[at + HEAD.size : at + HEAD.size + size]))
             at += HEAD.size + size
         del self._held[:at]
-        return found
+        return messages

@@ -28,12 +28,12 @@ class Arrivals:
         if kind not in KINDS or (kind == "gamma") != bool(colon):
             raise UsageError(f"--arrivals is {text!r}", hint=did_you_mean(kind, ("poisson", "constant", "gamma:0.5")))
         try:
-            found = float(shape) if colon else 1.0
+            exponent = float(shape) if colon else 1.0
         except ValueError:
-            found = 0.0
-        if found <= 0 or rate <= 0:
+            exponent = 0.0
+        if exponent <= 0 or rate <= 0:
             raise UsageError(f"--arrivals {text} at {rate:g}/s", hint="rate and shape must be above 0")
-        return cls(kind=kind, rate=rate, shape=found)
+        return cls(kind=kind, rate=rate, shape=exponent)
 
     def __str__(self) -> str:
         shape = f":{self.shape:g}" if self.kind == "gamma" else ""

@@ -58,7 +58,7 @@ def _sharegpt(path: Path, offered: Sequence[WorkloadSpec], count_tokens: TokenCo
 
     def draw(card: ServedModel, seed: int) -> Iterator[WorkloadRequest]:
         room = card.max_model_len
-        fitting = [each for each in exchanges if not room or each.prompt_tokens + each.tokens <= room]
+        fitting = [exchange for exchange in exchanges if not room or exchange.prompt_tokens + exchange.tokens <= room]
         if not fitting:
             raise UsageError(f"no conversation of {path} fits {room} tokens", hint="choose another dataset")
         for number, exchange in _shuffled(fitting, seed):
@@ -71,14 +71,14 @@ def _sharegpt(path: Path, offered: Sequence[WorkloadSpec], count_tokens: TokenCo
 def _exchanges(path: Path, count: TokenCounter) -> Iterator[Question]:
     text = _text_of(path)
     try:
-        found = json.loads(text)
+        items = json.loads(text)
     except ValueError as error:
         line = getattr(error, "lineno", 1)
         raise ConfigError(f"{path}:{line} is not JSON", str(error), file=str(path), line=line) from error
-    if not isinstance(found, list):
+    if not isinstance(items, list):
         raise ConfigError(f"{path}:1 is not a list", hint="a list of conversations", file=str(path), line=1)
     # JSON has no lines of its own, so an invalid item is named by the line on which it begins.
-    for number, item in enumerate(found):
+    for number, item in enumerate(items):
         turns = item.get("conversations", item.get("messages")) if isinstance(item, dict) else None
         if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
             line = _line_of(text, number)

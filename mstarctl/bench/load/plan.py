@@ -128,10 +128,10 @@ def make_plan(
     warm = [_due(job, at) for job, at in zip(jobs[: load.warm_up], warm_due, strict=True)]
     measured = [_due(job, at) for job, at in zip(jobs[load.warm_up :], times or [-1.0] * count, strict=True)]
     for process in range(processes):
-        own = _dealt(load.concurrency, process, processes)
+        clients = _dealt(load.concurrency, process, processes)
         phases = [
-            _phase(load, warm[process::processes], own, 0.0, load.warm_up_s),
-            _phase(load, measured[process::processes], own, load.span_s),
+            _phase(load, warm[process::processes], clients, 0.0, load.warm_up_s),
+            _phase(load, measured[process::processes], clients, load.span_s),
         ]
         plan.phases.append(phases)
     if load.is_trace and not workload.is_timed:

@@ -90,11 +90,11 @@ def file_workload(path: Path) -> Workload:
         lines = path.read_text().splitlines()
     except OSError as error:
         raise ConfigError(f"{path} cannot be read", error.strerror or "", file=str(path)) from error
-    found = [_request(line, path, number) for number, line in enumerate(lines, 1) if line.strip()]
-    if not found:
+    weighted = [_request(line, path, number) for number, line in enumerate(lines, 1) if line.strip()]
+    if not weighted:
         raise ConfigError(f"{path} contains no requests", hint="write one JSON object a line", file=str(path))
-    weights = [weight for _, weight in found]
-    requests = [request for request, _ in found]
+    weights = [weight for _, weight in weighted]
+    requests = [request for request, _ in weighted]
     is_timed = all(request.at_s is not None for request in requests)
 
     def draw(card: ServedModel, seed: int) -> Iterator[WorkloadRequest]:
@@ -114,25 +114,25 @@ def _request(line: str, path: Path, number: int) -> tuple[WorkloadRequest, float
         return ConfigError(f"{path}:{number} is not a valid request", why, hint, file=str(path), line=number)
 
     try:
-        found = json.loads(line)
+        fields = json.loads(line)
     except ValueError as error:
         raise invalid(str(error), "write one JSON object a line") from error
-    if not isinstance(found, dict):
+    if not isinstance(fields, dict):
         raise invalid("it must be an object")
-    for key in found:
+    for key in fields:
         if key not in FILE_KEYS:
             raise invalid(f"unknown key {key!r}", did_you_mean(key, FILE_KEYS))
-    outputs = found.get("outputs", "text")
+    outputs = fields.get("outputs", "text")
     try:
-        files = tuple((Path(name).name, (path.parent / name).read_bytes()) for name in found.get("files", ()))
-        at_s, weight = found.get("t"), float(found.get("weight", 1.0))
+        files = tuple((Path(name).name, (path.parent / name).read_bytes()) for name in fields.get("files", ()))
+        at_s, weight = fields.get("t"), float(fields.get("weight", 1.0))
         request = WorkloadRequest(
             outputs=tuple(outputs.split(",") if isinstance(outputs, str) else outputs),
-            text=found.get("text"),
+            text=fields.get("text"),
             files=files,
-            params=dict(found.get("params") or {}),
+            params=dict(fields.get("params") or {}),
             at_s=None if at_s is None else float(at_s),
-            id=found.get("id"),
+            id=fields.get("id"),
         )
     except (OSError, TypeError, ValueError) as error:
         raise invalid(str(error)) from error
@@ -141,20 +141,20 @@ def _request(line: str, path: Path, number: int) -> tuple[WorkloadRequest, float
 
 def hash_of(requests: Sequence[WorkloadRequest]) -> str:
     """Return a hash of the contents of requests, for comparisons; contents themselves are not stored."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for request in requests:
         for part in (request.text, request.outputs, sorted(request.params.items()), request.at_s):
-            found.update(repr(part).encode())
+            digest.update(repr(part).encode())
         for name, data in request.files:
-            found.update(name.encode() + hashlib.sha256(data).digest())
-    return found.hexdigest()[:16]
+            digest.update(name.encode() + hashlib.sha256(data).digest())
+    return digest.hexdigest()[:16]
 
 
 def described(spec: WorkloadSpec) -> Mapping[str, Any]:
     """Return a workload for a list: name, title, and the options of its function."""
     function = load_target(spec.target)
     drawn = inspect.signature(function).parameters.values()
-    options = {each.name: each.default for each in drawn if each.kind is each.KEYWORD_ONLY}
+    options = {parameter.name: parameter.default for parameter in drawn if parameter.kind is parameter.KEYWORD_ONLY}
     return {"name": spec.name, "title": spec.title, "options": {**options, **spec.options}}
 
 

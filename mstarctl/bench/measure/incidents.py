@@ -24,10 +24,10 @@ _REQUEST_ID: Final = re.compile(r"\bb-[0-9a-f]{8}-w?\d+")
 
 def failures(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     """Return the most frequent reasons of requests that did not succeed, each with the server's sentence."""
-    found = Counter(
+    counts = Counter(
         (o.status, _REQUEST_ID.sub("ID", o.flaw or o.detail)) for o in outcomes if not o.is_ok and o.status != "skipped"
     )
-    return [{"status": status, "reason": reason, "n": n} for (status, reason), n in found.most_common(MOST_REASONS)]
+    return [{"status": status, "reason": reason, "n": n} for (status, reason), n in counts.most_common(MOST_REASONS)]
 
 
 def outages(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
@@ -36,15 +36,15 @@ def outages(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     An outage lasts from the end of the first failed request to that of the next success. Refusals between successes
     are overload and no outage.
     """
-    found: list[dict[str, Any]] = []
+    gaps: list[dict[str, Any]] = []
     failed: list[Outcome] = []
-    for outcome in sorted(outcomes, key=lambda each: each.end_s):
+    for outcome in sorted(outcomes, key=lambda outcome: outcome.end_s):
         if outcome.is_ok:
-            found += _outage(failed, outcome.end_s)
+            gaps += _outage(failed, outcome.end_s)
             failed = []
         elif _is_failed(outcome):
             failed.append(outcome)
-    return found + _outage(failed, failed[-1].end_s if failed else 0.0)
+    return gaps + _outage(failed, failed[-1].end_s if failed else 0.0)
 
 
 def _is_failed(outcome: Outcome) -> bool:
@@ -65,11 +65,11 @@ def incidents(events: Sequence[Mapping[str, Any]], window: MeasuredWindow) -> li
     events: `at_s` since the start of the phase, `type` and facts, in order; those before the window give its first
     state. The server's `to_s` is None if the state lasted beyond the window.
     """
-    found: list[dict[str, Any]] = []
+    entries: list[dict[str, Any]] = []
     open_state: dict[str, Any] | None = None
     for event in (event for event in events if event["at_s"] < window.end_s):
         if event["type"] == "child.died" and event["at_s"] >= window.start_s:
-            found.append(
+            entries.append(
                 {
                     "kind": DIED,
                     "child": str(event.get("child", "")),
@@ -91,23 +91,25 @@ def incidents(events: Sequence[Mapping[str, Any]], window: MeasuredWindow) -> li
                 "to_s": None,
                 "why": str(event.get("reason") or ""),
             }
-            found.append(open_state)
-    return [each for each in found if each["kind"] == DIED or each["to_s"] is None or each["to_s"] > window.start_s]
+            entries.append(open_state)
+    return [
+        entry for entry in entries if entry["kind"] == DIED or entry["to_s"] is None or entry["to_s"] > window.start_s
+    ]
 
 
 def incident_lines(facts: Mapping[str, Any]) -> list[str]:
     """Return the outages and incidents of a result as lines."""
     lines = []
-    for each in facts.get("incidents", ()):
-        why = f": {each['why']}" if each["why"] else ""
-        if each["kind"] == DIED:
-            lines.append(f"SERVER {each['child']} died at {each['at_s']:.1f} s{why}")
+    for entry in facts.get("incidents", ()):
+        why = f": {entry['why']}" if entry["why"] else ""
+        if entry["kind"] == DIED:
+            lines.append(f"SERVER {entry['child']} died at {entry['at_s']:.1f} s{why}")
         else:
-            until = "the end" if each["to_s"] is None else f"{each['to_s']:.1f} s"
-            lines.append(f"SERVER {each['state']} from {max(0.0, each['from_s']):.1f} s to {until}{why}")
-    for each in facts.get("outages", ()):
-        requests = counted(each["requests"], "request")
+            until = "the end" if entry["to_s"] is None else f"{entry['to_s']:.1f} s"
+            lines.append(f"SERVER {entry['state']} from {max(0.0, entry['from_s']):.1f} s to {until}{why}")
+    for gap in facts.get("outages", ()):
+        requests = counted(gap["requests"], "request")
         lines.append(
-            f"OUTAGE from {each['from_s']:.1f} s to {each['to_s']:.1f} s: {requests} failed in a row ({each['reason']})"
+            f"OUTAGE from {gap['from_s']:.1f} s to {gap['to_s']:.1f} s: {requests} failed in a row ({gap['reason']})"
         )
     return lines

@@ -220,7 +220,7 @@ def t0_of(outcome: Outcome, measures: Measures) -> float:
 def samples_of(outcome: Outcome, measures: Measures) -> Samples:
     """Return the values of every metric that one successful request has, in the metrics' units."""
     t0 = t0_of(outcome, measures)
-    found: Samples = {
+    samples: Samples = {
         "latency": [1e3 * (outcome.end_s - t0)],
         "service": [1e3 * (outcome.end_s - outcome.sent_s)],
         "lag": [1e3 * (outcome.sent_s - outcome.due_s)],
@@ -228,8 +228,8 @@ def samples_of(outcome: Outcome, measures: Measures) -> Samples:
     for kind, values_of in _KINDS.items():
         chunks = outcome.of_kind(kind)
         if chunks:
-            found |= values_of(outcome, chunks, t0, measures)
-    return found
+            samples |= values_of(outcome, chunks, t0, measures)
+    return samples
 
 
 def _text(outcome: Outcome, chunks: Sequence[ReceivedChunk], t0: float, measures: Measures) -> Samples:
@@ -242,8 +242,8 @@ def _text(outcome: Outcome, chunks: Sequence[ReceivedChunk], t0: float, measures
         1e3 * (later.at_s - earlier.at_s) / max(1.0, later.amount * per_chunk)
         for earlier, later in itertools.pairwise(chunks)
     ]
-    found = {"ttft": [1e3 * (first - t0)], "itl": gaps, "tokens": [tokens]}
-    return found | ({"tpot": [1e3 * (last - first) / (tokens - 1)]} if tokens >= 2 and len(chunks) > 1 else {})
+    samples = {"ttft": [1e3 * (first - t0)], "itl": gaps, "tokens": [tokens]}
+    return samples | ({"tpot": [1e3 * (last - first) / (tokens - 1)]} if tokens >= 2 and len(chunks) > 1 else {})
 
 
 def _audio(outcome: Outcome, chunks: Sequence[ReceivedChunk], t0: float, measures: Measures) -> Samples:
@@ -251,7 +251,7 @@ def _audio(outcome: Outcome, chunks: Sequence[ReceivedChunk], t0: float, measure
     audio_s = sum(lengths)
     stalls = silences(marks, lengths, measures.buffer_s)
     gaps = [later - earlier for earlier, later in itertools.pairwise(marks)]
-    found = {
+    samples = {
         "ttfa": [1e3 * (marks[0] - t0)],
         "audio_s": [audio_s],
         "rtf": [(marks[-1] - t0) / audio_s],
@@ -261,9 +261,9 @@ def _audio(outcome: Outcome, chunks: Sequence[ReceivedChunk], t0: float, measure
         "longest_stall": [1e3 * max(stalls, default=0.0)],
     }
     if gaps:
-        found["viability"] = [sum(gap <= length for gap, length in zip(gaps, lengths, strict=False)) / len(gaps)]
-        found["rtf_after_first"] = [(marks[-1] - marks[0]) / max(1e-9, audio_s - lengths[0])]
-    return found
+        samples["viability"] = [sum(gap <= length for gap, length in zip(gaps, lengths, strict=False)) / len(gaps)]
+        samples["rtf_after_first"] = [(marks[-1] - marks[0]) / max(1e-9, audio_s - lengths[0])]
+    return samples
 
 
 def _image(outcome: Outcome, chunks: Sequence[ReceivedChunk], t0: float, measures: Measures) -> Samples:
@@ -272,22 +272,22 @@ def _image(outcome: Outcome, chunks: Sequence[ReceivedChunk], t0: float, measure
 
 def _action(outcome: Outcome, chunks: Sequence[ReceivedChunk], t0: float, measures: Measures) -> Samples:
     latency_s = chunks[-1].at_s - t0
-    found = {"chunk": [1e3 * latency_s], "missed": [float(latency_s > measures.deadline_s)]}
+    samples = {"chunk": [1e3 * latency_s], "missed": [float(latency_s > measures.deadline_s)]}
     used, dt_s = float(outcome.expected.get("used", 0)), float(outcome.expected.get("dt_s", 0.0))
     if used and dt_s:
-        found["control"] = [used / max(latency_s, used * dt_s)]
-        found["control_waiting"] = [used / (latency_s + used * dt_s)]
-    return found
+        samples["control"] = [used / max(latency_s, used * dt_s)]
+        samples["control_waiting"] = [used / (latency_s + used * dt_s)]
+    return samples
 
 
 def _tensor(outcome: Outcome, chunks: Sequence[ReceivedChunk], t0: float, measures: Measures) -> Samples:
     marks = [chunk.at_s for chunk in steps_of(chunks)]
-    found = {
+    samples = {
         "ttfs": [1e3 * (marks[0] - t0)],
         "step": [1e3 * (later - earlier) for earlier, later in itertools.pairwise(marks)],
     }
     work = float(outcome.expected.get("plan", 0.0))
-    return found | ({"candidate_rate": [work / max(1e-9, outcome.end_s - t0)]} if work else {})
+    return samples | ({"candidate_rate": [work / max(1e-9, outcome.end_s - t0)]} if work else {})
 
 
 def steps_of(chunks: Sequence[ReceivedChunk]) -> list[ReceivedChunk]:

@@ -16,7 +16,7 @@ def silences(marks: Sequence[float], lengths: Sequence[float], buffer_s: float =
         raise ValueError(f"{len(marks)} arrivals and {len(lengths)} lengths")
     if not marks:
         return []
-    found = []
+    gaps = []
     empty_at = marks[0] + buffer_s  # the time at which the received audio has been played
     stopped_at: float | None = None
     held_s = 0.0  # audio that waits while playback is stopped
@@ -28,6 +28,6 @@ def silences(marks: Sequence[float], lengths: Sequence[float], buffer_s: float =
             continue
         held_s += length
         if held_s >= buffer_s or number == len(marks) - 1:
-            found.append(mark - stopped_at)
+            gaps.append(mark - stopped_at)
             empty_at, stopped_at = mark + held_s, None
-    return found
+    return gaps

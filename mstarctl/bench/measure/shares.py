@@ -28,13 +28,13 @@ class Joined:
 def joined(outcomes: Sequence[Outcome], spans: Iterable[Mapping[str, Any]]) -> Joined:
     """Join successes with their summaries. A later summary of an id replaces an earlier one."""
     known = {str(span["request"]["id"]): span for span in spans}
-    wanted = [outcome for outcome in outcomes if outcome.is_ok]
-    found = {
+    successes = [outcome for outcome in outcomes if outcome.is_ok]
+    spans_by_id = {
         outcome.id: stages(known[outcome.id], 1e3 * (outcome.end_s - outcome.sent_s))
-        for outcome in wanted
+        for outcome in successes
         if outcome.id in known
     }
-    return Joined(by_id=found, missing=len(wanted) - len(found))
+    return Joined(by_id=spans_by_id, missing=len(successes) - len(spans_by_id))
 
 
 def stages(span: Mapping[str, Any], service_ms: float) -> Shares:
@@ -43,11 +43,11 @@ def stages(span: Mapping[str, Any], service_ms: float) -> Shares:
     The server's parts are those of `trace`. The time that only the client saw is `network and client`. Results of
     earlier versions have sums only, from which the parts are computed.
     """
-    found: Shares = {}
+    shares: Shares = {}
     for name, ms in _parts(span, service_ms):
-        found[name] = found.get(name, 0.0) + ms
-    found[OUTSIDE] = max(0.0, service_ms - sum(found.values()))
-    return {name: value for name, value in found.items() if abs(value) >= LEAST_MS}
+        shares[name] = shares.get(name, 0.0) + ms
+    shares[OUTSIDE] = max(0.0, service_ms - sum(shares.values()))
+    return {name: value for name, value in shares.items() if abs(value) >= LEAST_MS}
 
 
 def _parts(span: Mapping[str, Any], service_ms: float) -> list[tuple[str, float]]:

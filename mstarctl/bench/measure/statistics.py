@@ -39,20 +39,20 @@ def spread(values: Sequence[float], censored: Sequence[float] = ()) -> dict[str,
     censored: ages of requests that were cut, whose values are longer than these. A percentile that falls among or
     beyond the shortest of them is listed in `over`: its value is a lower limit.
     """
-    found = np.sort(np.array([*values, *censored], np.float64))
-    if not len(found):
+    ordered = np.sort(np.array([*values, *censored], np.float64))
+    if not len(ordered):
         return {"n": 0}
     shortest = min(censored, default=math.inf)
-    named = {name_of(p): nearest_rank(found, p) for p in PERCENTILES}
+    named = {name_of(p): nearest_rank(ordered, p) for p in PERCENTILES}
     over = [name for name, value in named.items() if value >= shortest]
-    few = [name_of(p) for p in PERCENTILES if len(found) < least_samples(p)]
+    few = [name_of(p) for p in PERCENTILES if len(ordered) < least_samples(p)]
     rounded = {name: float(f"{value:.6g}") for name, value in named.items()}
     return {
-        "n": len(found),
-        "mean": float(f"{found.mean():.6g}"),
-        "min": float(f"{found[0]:.6g}"),
+        "n": len(ordered),
+        "mean": float(f"{ordered.mean():.6g}"),
+        "min": float(f"{ordered[0]:.6g}"),
         **rounded,
-        "max": float(f"{found[-1]:.6g}"),
+        "max": float(f"{ordered[-1]:.6g}"),
         **({"over": over} if over else {}),
         "few": few,
     }

@@ -52,9 +52,9 @@ class Term:
     op: str
     value: float
 
-    def holds(self, found: float) -> bool:
+    def holds(self, value: float) -> bool:
         """Return whether a value meets the term."""
-        return _OPERATORS[self.op](found, self.value)
+        return _OPERATORS[self.op](value, self.value)
 
 
 def parse_terms(text: str, option: str, *, is_goal: bool) -> list[Term]:
@@ -63,10 +63,10 @@ def parse_terms(text: str, option: str, *, is_goal: bool) -> list[Term]:
 
 
 def _term(text: str, option: str, *, is_goal: bool) -> Term:
-    found = _TERM.match(text)
-    if found is None:
+    parsed = _TERM.match(text)
+    if parsed is None:
         raise UsageError(f"{option}: {text!r} is not a term", hint="write METRIC<VALUE, such as p99.ttft<500ms")
-    name, which = found["name"], found["which"] or ""
+    name, which = parsed["name"], parsed["which"] or ""
     metric = SERVER.get(name) or BY_NAME.get(name)
     if metric is None and _NODE.match(name):
         metric = Metric(name=name, unit="", is_of_window=True, definition="share of the server's time")
@@ -79,8 +79,8 @@ def _term(text: str, option: str, *, is_goal: bool) -> Term:
         raise UsageError(f"{option}: {text!r} has no single value" if not which else f"{option}: {text!r}", hint=hint)
     if which.startswith("p") and which not in {name_of(p) for p in PERCENTILES}:
         raise UsageError(f"{option}: {which} is not computed", hint=f"use {', '.join(name_of(p) for p in PERCENTILES)}")
-    value = float(found["value"]) * _factor(text, option, metric, found["unit"])
-    return Term(text=text, metric=metric, which=which, op=found["op"], value=value)
+    value = float(parsed["value"]) * _factor(text, option, metric, parsed["unit"])
+    return Term(text=text, metric=metric, which=which, op=parsed["op"], value=value)
 
 
 def _factor(text: str, option: str, metric: Metric, unit: str) -> float:

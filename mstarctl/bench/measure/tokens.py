@@ -27,7 +27,7 @@ def token_counter(folder: Path) -> TokenCounter:
     except ImportError as error:
         raise UsageError("--tokenizer needs the package tokenizers", hint="pip install tokenizers") from error
     try:
-        made = Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the package raises plain Exception
         raise ConfigError(f"--tokenizer: {path} is not a tokenizer", str(error), file=str(path)) from error
-    return lambda text: len(made.encode(text, add_special_tokens=False).ids)
+    return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)

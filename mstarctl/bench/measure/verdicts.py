@@ -93,7 +93,7 @@ def prepared(
             tallies[block_of(outcome.due_s)].add(outcome, measures, goals)
     names = {name for tally in tallies for name in (*tally.samples, *tally.censored)}
     values = {
-        name: [_thinned(np.array([*each.samples.get(name, ()), *each.censored.get(name, ())])) for each in tallies]
+        name: [_thinned(np.array([*tally.samples.get(name, ()), *tally.censored.get(name, ())])) for tally in tallies]
         for name in names
         if name in BY_NAME and name not in SKIPPED
     }
@@ -186,8 +186,8 @@ class _Draws:
         if not all(len(side) for side in whole):
             return None
         values = [_rank(side, percentile) for side in whole]
-        found = [_resampled(side, self._rows[number], percentile) for number, side in enumerate(groups)]
-        return values[0], values[1], relative(found[0], found[1])
+        percentiles = [_resampled(side, self._rows[number], percentile) for number, side in enumerate(groups)]
+        return values[0], values[1], relative(percentiles[0], percentiles[1])
 
     def cuts(self, name: str) -> tuple[float, float]:
         """Return from which value on the requests of each side were cut; infinite if none was."""
@@ -196,7 +196,7 @@ class _Draws:
 
     def rate(self, field: str) -> Drawn:
         """Return requests per second of both sides and the relative differences of all resamples."""
-        values, found = [], []
+        values, means = [], []
         for number, side in enumerate(self._sides):
             counts = [run.succeeded if field == "succeeded" else run.good for run in side]
             if self.has_runs:
@@ -206,8 +206,8 @@ class _Draws:
                     [block * (len(block) / run.span_s) for block, run in zip(counts, side, strict=True)]
                 )
             values.append(float(parts.mean()))
-            found.append(parts[self._rows[number]].mean(axis=1))
-        return values[0], values[1], relative(found[0], found[1])
+            means.append(parts[self._rows[number]].mean(axis=1))
+        return values[0], values[1], relative(means[0], means[1])
 
 
 def relative(base: Floats, changed: Floats) -> Floats:
@@ -226,15 +226,15 @@ def _resampled(groups: Sequence[Floats], rows: Any, percentile: float) -> Floats
     owner = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
     order = np.argsort(values, kind="stable")
     values, owner = values[order], owner[order]
-    found = np.empty(len(rows))
+    percentiles = np.empty(len(rows))
     for number, row in enumerate(rows):
         weights = np.bincount(row, minlength=len(groups))[owner]
         total = np.cumsum(weights)
         if not total[-1]:
-            found[number] = values[-1]
+            percentiles[number] = values[-1]
             continue
-        found[number] = values[np.searchsorted(total, max(1, math.ceil(percentile / 100 * total[-1] - 1e-9)))]
-    return found
+        percentiles[number] = values[np.searchsorted(total, max(1, math.ceil(percentile / 100 * total[-1] - 1e-9)))]
+    return percentiles
 
 
 def _row(

@@ -147,7 +147,7 @@ def _of_window(
     span_s = max(window.span_s, 1e-9)
     asked = [outcome for outcome in mine if outcome.status not in ("cancelled", "skipped")]
     whole = max(1, len(asked))
-    found = {
+    values = {
         "throughput": sum(ended_in(outcome, window) for outcome in outcomes) / span_s,
         "offered": len(mine) / span_s,
         "error_rate": sum(outcome.status in ERRORS for outcome in asked) / whole,
@@ -155,7 +155,7 @@ def _of_window(
         "payload": sum(outcome.size_bytes for outcome in mine) / span_s,
     }
     if has_goals:
-        found["goodput"] = tally.good / span_s
+        values["goodput"] = tally.good / span_s
     received = [
         chunk
         for outcome in outcomes
@@ -166,15 +166,15 @@ def _of_window(
     for name, kind in RATES:
         if kind in kinds:
             has_amount = kind in ("text", "audio")
-            found[name] = sum(chunk.amount if has_amount else 1.0 for chunk in received if chunk.kind == kind) / span_s
+            values[name] = sum(chunk.amount if has_amount else 1.0 for chunk in received if chunk.kind == kind) / span_s
     samples = tally.samples
     if samples.get("underruns"):
-        found["underrun_rate"] = sum(map(bool, samples["underruns"])) / len(samples["underruns"])
+        values["underrun_rate"] = sum(map(bool, samples["underruns"])) / len(samples["underruns"])
         longest = samples["longest_stall"]
-        found["continuity_ok"] = sum(stall <= 1e3 * LONGEST_STALL_S for stall in longest) / len(longest)
+        values["continuity_ok"] = sum(stall <= 1e3 * LONGEST_STALL_S for stall in longest) / len(longest)
     if samples.get("missed"):
-        found["miss_rate"] = sum(samples["missed"]) / len(samples["missed"])
+        values["miss_rate"] = sum(samples["missed"]) / len(samples["missed"])
     if samples.get("chunk"):
         spread_of = spread(samples["chunk"])
-        found["jitter"] = spread_of["p99"] - spread_of["p50"]
-    return {name: value for name, value in found.items() if math.isfinite(value)}
+        values["jitter"] = spread_of["p99"] - spread_of["p50"]
+    return {name: value for name, value in values.items() if math.isfinite(value)}

@@ -25,10 +25,10 @@ def again(opened: ResultFolder, outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "incidents": incidents(facts.get("server_events", ()), opened.window),
     }
     mine = [outcome for outcome in outcomes if opened.window.holds(outcome.due_s)]
-    found = joined(mine, opened.spans())
-    if found.by_id:
-        usual, slow = slow_and_usual(mine, found.by_id, opened.measures.is_late)
-        facts["shares"] = {"usual": usual, "slow": slow, "missing": found.missing, "joined": len(found.by_id)}
+    spans = joined(mine, opened.spans())
+    if spans.by_id:
+        usual, slow = slow_and_usual(mine, spans.by_id, opened.measures.is_late)
+        facts["shares"] = {"usual": usual, "slow": slow, "missing": spans.missing, "joined": len(spans.by_id)}
     return facts
 
 
@@ -39,9 +39,9 @@ def by_status(outcomes: Sequence[Outcome]) -> list[str]:
     for status, count in Counter(outcome.status for outcome in outcomes).most_common():
         lines.append(f"{status:<12} {count:6d}")
         lines += [
-            f"{'':<12} {found['n']:6d}x {found['reason']}"
-            for found in reasons
-            if found["status"] == status and found["reason"]
+            f"{'':<12} {reason['n']:6d}x {reason['reason']}"
+            for reason in reasons
+            if reason["status"] == status and reason["reason"]
         ]
     return lines
 

@@ -70,7 +70,7 @@ class LiveState:
 
     @property
     def _sent(self) -> int:
-        return sum(each.sent for each in self.counters.values())
+        return sum(counter.sent for counter in self.counters.values())
 
     @property
     def sent(self) -> int:
@@ -84,7 +84,7 @@ class LiveState:
 
     @property
     def in_flight(self) -> int:
-        return sum(each.in_flight for each in self.counters.values())
+        return sum(counter.in_flight for counter in self.counters.values())
 
     @property
     def errors(self) -> int:
@@ -139,7 +139,7 @@ class LiveState:
 
     def facts(self) -> dict[str, Any]:
         """Return the progress for the deployment's recording, which `top` shows."""
-        found: dict[str, Any] = {
+        facts: dict[str, Any] = {
             "test": self.title,
             "load": self.load,
             "phase": self.phase,
@@ -149,19 +149,19 @@ class LiveState:
             "in_flight": self.in_flight,
             "errors": self.errors,
         }
-        found |= {"total": self.total} if self.total else {}
-        found |= {"share": round(self.share, 4)} if self.share is not None else {}
-        found |= {"left_s": round(self.left_s, 1)} if self.left_s is not None else {}
+        facts |= {"total": self.total} if self.total else {}
+        facts |= {"share": round(self.share, 4)} if self.share is not None else {}
+        facts |= {"left_s": round(self.left_s, 1)} if self.left_s is not None else {}
         for name in dict.fromkeys([self.main, *(name for names in SHOWN.values() for name in names)]):
             if name in self.histograms:
                 values = self.histograms[name]
                 shares = {f"p{share}": _rounded(values.percentile(share)) for share in (50, 90, 99)}
-                found[name] = {**shares, "unit": BY_NAME[name].unit}
+                facts[name] = {**shares, "unit": BY_NAME[name].unit}
         if self.goals and self.elapsed_s:
-            found["goodput"] = round(self.good / self.elapsed_s, 3)
-            found["goals"] = {text: round(self.met[text] / max(1, self.judged[text]), 4) for text in self.judged}
-        found["history"] = [_rounded(value) for value in self.history]
-        return found
+            facts["goodput"] = round(self.good / self.elapsed_s, 3)
+            facts["goals"] = {text: round(self.met[text] / max(1, self.judged[text]), 4) for text in self.judged}
+        facts["history"] = [_rounded(value) for value in self.history]
+        return facts
 
     @property
     def share(self) -> float | None:
@@ -282,14 +282,14 @@ def _robots(state: LiveState) -> Text:
 
 
 def _server(state: LiveState) -> Text:
-    found = state.server
+    server = state.server
     line = (
         Text("   ")
         .append("server ", "bold")
-        .append(f"{found.get('running') or 0} run, {found.get('waiting') or 0} queued")
+        .append(f"{server.get('running') or 0} run, {server.get('waiting') or 0} queued")
     )
-    if found.get("pages_total"):
-        line.append(f", pages {100 * (found.get('pages_used') or 0) / found['pages_total']:.0f} %")
+    if server.get("pages_total"):
+        line.append(f", pages {100 * (server.get('pages_used') or 0) / server['pages_total']:.0f} %")
     return line
 
 

@@ -26,12 +26,12 @@ def sweep_facts(path: Path) -> dict[str, Any] | None:
     if file.name != SWEEP or not file.exists():
         return None
     try:
-        found = json.loads(file.read_text())
+        facts = json.loads(file.read_text())
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file} is not a sweep", str(error), file=str(file)) from error
-    if not isinstance(found, dict) or not isinstance(found.get("points"), list):
+    if not isinstance(facts, dict) or not isinstance(facts.get("points"), list):
         raise ConfigError(f"{file} is not a sweep", "it has no points", file=str(file))
-    return found
+    return facts
 
 
 def chart_of(path: Path, what: str | None) -> Chart:
@@ -42,12 +42,12 @@ def chart_of(path: Path, what: str | None) -> Chart:
         return sweep_chart(sweep)
     opened = ResultFolder.opened(path)
     outcomes = [outcome for outcome in opened.outcomes() if opened.window.holds(outcome.due_s)]
-    wanted = what or "cdf"
-    if wanted in CHARTS:
-        return CHARTS[wanted](opened, outcomes)
-    if wanted in BY_NAME and not BY_NAME[wanted].is_of_window:
-        return distribution(opened, outcomes, wanted)
-    raise UsageError(f"--what is {wanted!r}", hint=did_you_mean(wanted, [*CHARTS, "sweep", *FIRSTS, "itl", "rtf"]))
+    name = what or "cdf"
+    if name in CHARTS:
+        return CHARTS[name](opened, outcomes)
+    if name in BY_NAME and not BY_NAME[name].is_of_window:
+        return distribution(opened, outcomes, name)
+    raise UsageError(f"--what is {name!r}", hint=did_you_mean(name, [*CHARTS, "sweep", *FIRSTS, "itl", "rtf"]))
 
 
 def _title(opened: ResultFolder, n: int, what: str) -> str:
@@ -116,29 +116,33 @@ def timeline(opened: ResultFolder, outcomes: Sequence[Outcome]) -> Chart:
 def bands(opened: ResultFolder) -> list[tuple[float, float, str]]:
     """Return outages and states of the server as shaded times."""
     facts, window = opened.facts, opened.window
-    found = [(each["from_s"], each["to_s"], "outage") for each in facts.get("outages", ())]
-    if not found:
-        found = [
-            (max(window.start_s, each["from_s"]), window.end_s if each["to_s"] is None else each["to_s"], each["state"])
-            for each in facts.get("incidents", ())
-            if each["kind"] == "state"
+    spans = [(outage["from_s"], outage["to_s"], "outage") for outage in facts.get("outages", ())]
+    if not spans:
+        spans = [
+            (
+                max(window.start_s, incident["from_s"]),
+                window.end_s if incident["to_s"] is None else incident["to_s"],
+                incident["state"],
+            )
+            for incident in facts.get("incidents", ())
+            if incident["kind"] == "state"
         ]
-    return found
+    return spans
 
 
 def nodes(opened: ResultFolder, outcomes: Sequence[Outcome]) -> Chart:
     """Return the shares of request time by stage. Raises UsageError without the server's spans."""
-    found = joined(outcomes, opened.spans())
-    if not found.by_id:
+    spans = joined(outcomes, opened.spans())
+    if not spans.by_id:
         raise UsageError("the result has no spans of the server", hint="run it against a deployment by its name")
-    usual, slow = slow_and_usual(outcomes, found.by_id, opened.measures.is_late)
+    usual, slow = slow_and_usual(outcomes, spans.by_id, opened.measures.is_late)
     bars = [
         ChartBar(group=group, name=name, value=share)
         for group, shares in (("around the median", usual), ("slowest 1 %", slow))
         for name, share in shares.items()
         if share >= 0.005
     ]
-    return Chart(title=_title(opened, len(found.by_id), "time of a request"), bars=bars)
+    return Chart(title=_title(opened, len(spans.by_id), "time of a request"), bars=bars)
 
 
 def audio_buffer(opened: ResultFolder, outcomes: Sequence[Outcome]) -> Chart:
@@ -212,11 +216,9 @@ def sweep_plot(facts: Mapping[str, Any]) -> list[str]:
             f"{good}{sound}{first}  {state}".rstrip()
         )
     if facts.get("knee"):
-        found = next(p for p in facts["points"] if p["load"] == facts["knee"] and p["kind"] == "rate")
-        first = f", {found['first']} p99 {number(found['p99'])} ms" if found["first"] else ""
-        lines.append(
-            f"knee {number(found['load'])}/s: goodput {number(found['goodput'])}/s{first}   goal {facts['slo']}"
-        )
+        knee = next(p for p in facts["points"] if p["load"] == facts["knee"] and p["kind"] == "rate")
+        first = f", {knee['first']} p99 {number(knee['p99'])} ms" if knee["first"] else ""
+        lines.append(f"knee {number(knee['load'])}/s: goodput {number(knee['goodput'])}/s{first}   goal {facts['slo']}")
     elif any(point["kind"] == "rate" for point in facts["points"]):
         lines.append("no rate met the goal")
     return [*lines, *(f"warning: {text}" for text in facts.get("warnings", ()))]

@@ -132,14 +132,14 @@ def _figures(opened: ResultFolder, outcomes: Sequence[Outcome]) -> str:
     mine = [outcome for outcome in outcomes if opened.window.holds(outcome.due_s)]
     first = next((name for name in FIRSTS if name in opened.facts["metrics"]), "latency")
     names = [first, *(name for name in DISTRIBUTIONS if name != first)]
-    made: list[tuple[str, list[Callable[[], Chart]]]] = [
+    sections: list[tuple[str, list[Callable[[], Chart]]]] = [
         ("Over time", [partial(plot.timeline, opened, mine)]),
         ("Distributions", [partial(plot.distribution, opened, mine, name) for name in names]),
         ("Where the time went", [partial(plot.nodes, opened, mine)]),
         ("Playback of the worst request", [partial(plot.audio_buffer, opened, mine)]),
     ]
     parts = []
-    for title, charts in made:
+    for title, charts in sections:
         drawn = []
         for chart in charts:
             with suppress(UsageError):  # the result has no such figures
@@ -167,7 +167,7 @@ def _tables(facts: Mapping[str, Any]) -> str:
     parts += ["<h2>Goals</h2>", _table([["goal", "met by"], *goals])] if goals else []
     asserts = [[judged["text"], assert_line(judged)] for judged in facts.get("asserts", ())]
     parts += ["<h2>Assertions</h2>", _table([["assertion", "result"], *asserts], kind="text")] if asserts else []
-    failed = [[str(found["n"]), found["status"], found["reason"]] for found in facts.get("failures", ())]
+    failed = [[str(failure["n"]), failure["status"], failure["reason"]] for failure in facts.get("failures", ())]
     if failed:
         parts += ["<h2>Failed requests</h2>", _table([["requests", "class", "reason"], *failed], kind="text")]
     return "".join(parts)

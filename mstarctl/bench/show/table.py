@@ -42,7 +42,8 @@ def result_lines(facts: Mapping[str, Any]) -> list[str]:
     for judged in facts.get("asserts", ()):
         lines.append(assert_line(judged))
     lines += [
-        f"{found['n']}x {found['status']}: {found['reason'] or 'no reason'}" for found in facts.get("failures", ())
+        f"{failure['n']}x {failure['status']}: {failure['reason'] or 'no reason'}"
+        for failure in facts.get("failures", ())
     ]
     lines += share_lines(facts.get("shares") or {})
     lines += [f"note: {text}" for text in note_texts(facts)]
@@ -93,18 +94,18 @@ def metric_lines(metrics: Mapping[str, Mapping[str, Any]]) -> list[str]:
 def percentile_rows(metrics: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
     """Return a row of text for each metric with percentiles: name and unit, `COLUMNS`, samples."""
     rows = []
-    for name, found in metrics.items():
-        if "p50" in found and name not in HIDDEN:
-            unit = found.get("unit") or BY_NAME[name].unit if name in BY_NAME else ""
-            rows.append([f"{name} {unit}".strip(), *(cell(found, column) for column in COLUMNS), str(found["n"])])
+    for name, metric in metrics.items():
+        if "p50" in metric and name not in HIDDEN:
+            unit = metric.get("unit") or BY_NAME[name].unit if name in BY_NAME else ""
+            rows.append([f"{name} {unit}".strip(), *(cell(metric, column) for column in COLUMNS), str(metric["n"])])
     return rows
 
 
-def cell(found: Mapping[str, Any], column: str) -> str:
+def cell(metric: Mapping[str, Any], column: str) -> str:
     """Return one percentile with its marks."""
-    mark = "~" if column in found.get("few", ()) else ""
-    over = "> " if column in found.get("over", ()) else ""
-    return f"{over}{number(float(found[column]))}{mark}"
+    mark = "~" if column in metric.get("few", ()) else ""
+    over = "> " if column in metric.get("over", ()) else ""
+    return f"{over}{number(float(metric[column]))}{mark}"
 
 
 def rate_lines(metrics: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -131,14 +132,14 @@ def _unit(unit: str) -> str:
 
 def assert_line(judged: Mapping[str, Any]) -> str:
     """Return one assertion with its value."""
-    found = "" if judged["found"] is None else f"  is {number(float(judged['found']))}"
+    value = "" if judged["found"] is None else f"  is {number(float(judged['found']))}"
     why = f"  ({judged['why']})" if judged["why"] else ""
-    return f"{'holds' if judged['holds'] else 'FAILS'}  {judged['text']}{found}{why}"
+    return f"{'holds' if judged['holds'] else 'FAILS'}  {judged['text']}{value}{why}"
 
 
-def share_lines(found: Mapping[str, Any]) -> list[str]:
+def share_lines(shares: Mapping[str, Any]) -> list[str]:
     """Return where the time went, around the median and in the slowest 1 %."""
-    usual, slow = found.get("usual") or {}, found.get("slow") or {}
+    usual, slow = shares.get("usual") or {}, shares.get("slow") or {}
     if not usual:
         return []
     names = list(dict.fromkeys([*usual, *slow]))
@@ -148,7 +149,7 @@ def share_lines(found: Mapping[str, Any]) -> list[str]:
     for name in names:
         mark = "  ◀" if name == grown and slow.get(name, 0.0) - usual.get(name, 0.0) > 0.05 else ""
         lines.append(f"{name:<{width}}  {100 * usual.get(name, 0.0):15.0f} %  {100 * slow.get(name, 0.0):9.0f} %{mark}")
-    missing = found.get("missing", 0)
+    missing = shares.get("missing", 0)
     return [*lines, *([f"{missing} requests without the server's spans"] if missing else [])]
 
 
@@ -163,9 +164,9 @@ def result_markdown(facts: Mapping[str, Any]) -> list[str]:
     metrics = facts["metrics"]
     rows = [["metric", "unit", *COLUMNS, "n"]]
     rows += [
-        [name, str(found.get("unit", "")), *(cell(found, column) for column in COLUMNS), str(found["n"])]
-        for name, found in metrics.items()
-        if "p50" in found and name not in HIDDEN
+        [name, str(metric.get("unit", "")), *(cell(metric, column) for column in COLUMNS), str(metric["n"])]
+        for name, metric in metrics.items()
+        if "p50" in metric and name not in HIDDEN
     ]
     rates = [
         ["metric", "value"],
@@ -201,7 +202,7 @@ def sweep_rows(facts: Mapping[str, Any]) -> list[list[str]]:
                 f"{number(point['throughput'])}/s",
                 f"{number(point['goodput'])}/s" if facts.get("slo") else "-",
                 point["first"] or "-",
-                *("-" if point[each] is None else number(point[each]) for each in ("p50", "p99")),
+                *("-" if point[column] is None else number(point[column]) for column in ("p50", "p99")),
                 str(point["n"]),
                 str(point["statuses"].get("ok", 0)),
                 ", ".join(marks),
@@ -233,7 +234,9 @@ def comparison_markdown(facts: Mapping[str, Any]) -> list[str]:
 
 def environment_line(facts: Mapping[str, Any]) -> str:
     """Return what differs between the environments, and the number of runs."""
-    differences = [f"{each['key']} {each['base']} -> {each['changed']}" for each in facts["environment"]]
+    differences = [
+        f"{difference['key']} {difference['base']} -> {difference['changed']}" for difference in facts["environment"]
+    ]
     shown = ", ".join(differences[:6]) + (f" and {len(differences) - 6} more" if len(differences) > 6 else "")
     base, changed = facts["runs"]
     return f"environment: {shown or 'equal'}     {base} + {changed} runs"

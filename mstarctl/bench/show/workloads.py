@@ -19,10 +19,10 @@ def offers(model: str | None) -> list[tuple[str, WorkloadSpec, ServedModel]]:
     """Return (model, workload, card) of every installed model, or of one; then the generic ones. Raises NotFound."""
     plugins = Plugins.discover()
     specs = list(plugins.models()) if model is None else [plugins.model(model)]
-    found = [(spec.name, each, card_of(spec)) for spec in specs for each in plugins.workloads(spec)]
-    known = {each.name for _, each, _ in found}
-    generic = [] if model is not None else [each for each in GENERIC if each.name not in known]
-    return [*found, *((ANY, each, ServedModel(name="")) for each in generic)]
+    rows = [(spec.name, workload, card_of(spec)) for spec in specs for workload in plugins.workloads(spec)]
+    known = {workload.name for _, workload, _ in rows}
+    generic = [] if model is not None else [workload for workload in GENERIC if workload.name not in known]
+    return [*rows, *((ANY, workload, ServedModel(name="")) for workload in generic)]
 
 
 def card_of(spec: ModelSpec) -> ServedModel:
@@ -39,11 +39,11 @@ def card_of(spec: ModelSpec) -> ServedModel:
 
 def workload_items(model: str | None) -> list[dict[str, Any]]:
     """Return the workloads by name with the models that offer them."""
-    found: dict[str, dict[str, Any]] = {}
+    items: dict[str, dict[str, Any]] = {}
     for owner, spec, _ in offers(model):
-        item = found.setdefault(spec.name, {"name": spec.name, "title": spec.title, "models": []})
+        item = items.setdefault(spec.name, {"name": spec.name, "title": spec.title, "models": []})
         item["models"].append(owner)
-    return list(found.values())
+    return list(items.values())
 
 
 def requests_of(name: str, model: str | None, count: int, seed: int) -> list[dict[str, Any]]:
@@ -59,10 +59,10 @@ def requests_of(name: str, model: str | None, count: int, seed: int) -> list[dic
 
 def shown(request: WorkloadRequest) -> dict[str, Any]:
     """Return a request without the contents of its files."""
-    found: Mapping[str, Any] = {
+    facts: Mapping[str, Any] = {
         "outputs": list(request.outputs),
         "text": request.text,
         "params": dict(request.params),
         "files": [f"{name} ({len(data)} bytes)" for name, data in request.files],
     }
-    return {key: value for key, value in found.items() if value}
+    return {key: value for key, value in facts.items() if value}

@@ -42,14 +42,14 @@ def choose_devices(kind: str | None, gpus: str | None, gpu_count: int, torch_ver
     if kind is None and gpus is None and (gpu_count == 0 or is_cpu_build):
         why = "no GPU was found" if gpu_count == 0 else f"torch {torch_version} is built without CUDA"
         return Devices(names=("cpu",), why=why)
-    wanted = "--device cuda" if kind == "cuda" else f"--gpus {gpus}" if gpus is not None else "a GPU"
+    request = "--device cuda" if kind == "cuda" else f"--gpus {gpus}" if gpus is not None else "a GPU"
     if gpu_count == 0:
         raise ConfigError(
-            f"{wanted} was requested, but no GPU was found", _evidence(), "omit it, or use --device cpu", key="device"
+            f"{request} was requested, but no GPU was found", _evidence(), "omit it, or use --device cpu", key="device"
         )
     if is_cpu_build:
         raise ConfigError(
-            f"{wanted} was requested, but torch {torch_version} is built without CUDA",
+            f"{request} was requested, but torch {torch_version} is built without CUDA",
             hint="install a CUDA build of torch",
             key="device",
         )
@@ -62,15 +62,15 @@ def _indices(gpus: str | None, count: int) -> tuple[int, ...]:
         return tuple(range(count))
     word, colon, number = gpus.partition(":")
     if word == "auto":
-        wanted = count if not colon else int(number) if number.isdigit() else 0
-        if not 1 <= wanted <= count:
+        index_or_count = count if not colon else int(number) if number.isdigit() else 0
+        if not 1 <= index_or_count <= count:
             raise ConfigError(
                 f"--gpus {gpus} requests {number or 'no'} GPUs",
                 f"{counted(count, 'GPU')} visible",
                 f"--gpus auto:{count}",
                 key="gpus",
             )
-        return tuple(range(wanted))
+        return tuple(range(index_or_count))
     parts = [part.strip() for part in gpus.split(",")]
     if not all(part.isdigit() for part in parts):
         raise UsageError(f"--gpus is {gpus!r}", hint="write indices such as 0,1 or auto:2")

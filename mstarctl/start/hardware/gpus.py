@@ -42,8 +42,8 @@ class GpuProcess:
 
 def gpus() -> list[Gpu]:
     """Return the GPUs of the driver, through nvidia-ml-py if it is installed, else through nvidia-smi."""
-    found = _by_library()
-    return _by_tool() if found is None else found
+    devices = _by_library()
+    return _by_tool() if devices is None else devices
 
 
 def _by_library() -> list[Gpu] | None:
@@ -56,14 +56,14 @@ def _by_library() -> list[Gpu] | None:
         return None  # no driver, or one of another version: nvidia-smi reports it
     try:
         driver = _text(nvml.nvmlSystemGetDriverVersion())
-        made = []
+        devices = []
         for index in range(nvml.nvmlDeviceGetCount()):
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             memory = nvml.nvmlDeviceGetMemoryInfo(handle)
             name = _text(nvml.nvmlDeviceGetName(handle))
             uuid = _text(nvml.nvmlDeviceGetUUID(handle))
-            made.append(Gpu(name=name, driver=driver, free=int(memory.free), total=int(memory.total), uuid=uuid))
-        return made
+            devices.append(Gpu(name=name, driver=driver, free=int(memory.free), total=int(memory.total), uuid=uuid))
+        return devices
     except nvml.NVMLError:
         return None
     finally:
@@ -98,24 +98,24 @@ def _run_smi(*arguments: str) -> str:
 
 def parse_smi(text: str) -> list[Gpu]:
     """Parse `nvidia-smi --query-gpu=name,driver_version,memory.free,memory.total,uuid`, memory in MiB."""
-    made = []
+    devices = []
     for line in text.splitlines():
         fields = [field.strip() for field in line.split(",")]
         with suppress(ValueError, IndexError):
             free, total = int(fields[2]) << 20, int(fields[3]) << 20
             uuid = fields[4] if len(fields) > 4 else ""
-            made.append(Gpu(name=fields[0], driver=fields[1], free=free, total=total, uuid=uuid))
-    return made
+            devices.append(Gpu(name=fields[0], driver=fields[1], free=free, total=total, uuid=uuid))
+    return devices
 
 
 def parse_processes(text: str) -> list[GpuProcess]:
     """Parse `nvidia-smi --query-compute-apps=gpu_uuid,pid,used_memory`, memory in MiB; other lines are skipped."""
-    made = []
+    users = []
     for line in text.splitlines():
         fields = [field.strip() for field in line.split(",")]
         with suppress(ValueError, IndexError):
-            made.append(GpuProcess(uuid=fields[0], pid=int(fields[1]), used=int(fields[2]) << 20))
-    return made
+            users.append(GpuProcess(uuid=fields[0], pid=int(fields[1]), used=int(fields[2]) << 20))
+    return users
 
 
 def gpu_keys(devices: Iterable[str], gpus: Sequence[Gpu]) -> dict[str, str]:
@@ -136,18 +136,18 @@ def visible_gpus(gpus: Sequence[Gpu]) -> list[Gpu]:
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
         return list(gpus)
-    made = []
+    visible = []
     for word in (part.strip() for part in listed.split(",")):
         if word.isdigit() and int(word) < len(gpus):
-            made.append(gpus[int(word)])
+            visible.append(gpus[int(word)])
         elif word.startswith("MIG-"):
-            made.append(Gpu(name="MIG device", driver="", free=0, total=0, uuid=word))
+            visible.append(Gpu(name="MIG device", driver="", free=0, total=0, uuid=word))
         else:
             named = next((gpu for gpu in gpus if word and gpu.uuid.startswith(word)), None)
             if named is None:
                 break  # CUDA stops at the first unknown word
-            made.append(named)
-    return made
+            visible.append(named)
+    return visible
 
 
 def count_gpus() -> int:

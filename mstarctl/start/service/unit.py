@@ -92,7 +92,7 @@ def unit_text(name: str, program: str, words: Sequence[str], *, is_system: bool,
     is_system: for the system's manager, where the service runs as `user`; else for the user's own manager.
     """
     start = " ".join(quoted(word) for word in (program, "up", *words))
-    own = [f"User={user}", *SYSTEM_FOLDERS] if is_system else []
+    account = [f"User={user}", *SYSTEM_FOLDERS] if is_system else []
     return "\n".join(
         [
             "# Runs one deployment of mstarctl. Written by `mstarctl unit`; see docs/deploy.md.",
@@ -108,7 +108,7 @@ def unit_text(name: str, program: str, words: Sequence[str], *, is_system: bool,
             "# Ready means that the deployment serves: `up` reports it when every process is ready.",
             "Type=notify",
             "NotifyAccess=main",
-            *own,
+            *account,
             f"ExecStart={start}",
             f"ExecReload={quoted(program)} reload {quoted(name)}",
             "# A start has no time limit: `up` itself ends one that makes no progress.",

@@ -54,19 +54,19 @@ class DeploymentSwitcher:
             raise MstarError("--socket names one deployment", hint="start top without --socket to see others")
         context = context_of(self._options)
         if context.is_local:
-            found = [known(run) for run in deployments()]
-            return [_other(item.name, item.state, item.head) for item in found if item.pid is not None]
+            running = [known(run) for run in deployments()]
+            return [_other(item.name, item.state, item.head) for item in running if item.pid is not None]
         items = remote_items(context)
         return [_other(str(item["name"]), str(item["state"]), item) for item in items if item.get("pid") is not None]
 
     def go(self, name: str) -> tuple[Session, DeploymentQueries]:
         """Open a deployment and close the previous tunnel. Raises MstarError without closing it."""
         fresh = ExitStack()
-        found = fresh.enter_context(reached(self._options, name))
-        session = self._open_session(found.admin)
+        target = fresh.enter_context(reached(self._options, name))
+        session = self._open_session(target.admin)
         self._open.close()
         self._open = fresh
-        return session, DeploymentQueries(found.admin, session)
+        return session, DeploymentQueries(target.admin, session)
 
 
 def _other(name: str, state: str, facts: dict[str, object]) -> OtherDeployment:

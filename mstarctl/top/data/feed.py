@@ -83,9 +83,9 @@ class Feed:
         if self._failure is not None:
             raise self._failure
         with self._lock:
-            found = list(self._waiting)
+            arrivals = list(self._waiting)
             self._waiting.clear()
-        return found
+        return arrivals
 
     @property
     def state(self) -> tuple[str, str]:
@@ -187,10 +187,10 @@ class LogFeed:
 
     def take(self) -> list[dict[str, Any]]:
         """Return the lines since the last call."""
-        found = []
+        lines = []
         while self._waiting:
-            found.append(self._waiting.popleft())
-        return found
+            lines.append(self._waiting.popleft())
+        return lines
 
     def _run(self) -> None:
         tail = self._tail

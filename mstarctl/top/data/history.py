@@ -51,11 +51,11 @@ class History:
 
     def values(self, part: str, key: str, name: str, until: float) -> list[float | None]:
         """Return the series up to the time `until` of the store, oldest first."""
-        found = self._values.get((part, key, name))
-        if found is None:
+        series = self._values.get((part, key, name))
+        if series is None:
             return []
         late = sum(1 for second in reversed(self._seconds) if second > until)
-        return list(found)[: len(found) - late]
+        return list(series)[: len(series) - late]
 
     @property
     def span_s(self) -> int:

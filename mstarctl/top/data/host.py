@@ -35,13 +35,13 @@ ReadHost = Callable[[], HostView]
 
 def here() -> HostView:
     """Return the running deployments and the resources of this host."""
-    found = [known(run) for run in deployments() if run.holder() is not None]
-    running = [HostDeployment(name=item.name, state=item.state, facts=item.head) for item in found]
+    held = [known(run) for run in deployments() if run.holder() is not None]
+    running = [HostDeployment(name=item.name, state=item.state, facts=item.head) for item in held]
     return HostView(deployments=tuple(sorted(running, key=lambda item: item.name)), host=read_host())
 
 
 def there(context: Context) -> HostView:
     """Return the running deployments of another host. Raises Unreachable."""
     items = [item for item in remote_items(context) if item.get("pid") is not None]
-    found = [HostDeployment(name=str(item["name"]), state=str(item["state"]), facts=item) for item in items]
-    return HostView(deployments=tuple(found))
+    remote = [HostDeployment(name=str(item["name"]), state=str(item["state"]), facts=item) for item in items]
+    return HostView(deployments=tuple(remote))

@@ -38,9 +38,11 @@ class DeploymentQueries:
             return Trace(request=request.id, why="the recording has no spans of it; open the request while recording")
         if not isinstance(body, dict):
             return Trace(request=request.id, why=NO_SPANS, status=request)
-        found = lanes(body, 1000 * request.age_s(t))
+        trace_lanes = lanes(body, 1000 * request.age_s(t))
         parts = tuple(records(body, "parts"))
-        return Trace(request=request.id, lanes=found, parts=parts, why="" if found else NO_SPANS, status=request)
+        return Trace(
+            request=request.id, lanes=trace_lanes, parts=parts, why="" if trace_lanes else NO_SPANS, status=request
+        )
 
     def recordings(self) -> list[dict[str, object]]:
         """Return the recordings of load tests. Raises MstarError."""

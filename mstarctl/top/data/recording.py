@@ -130,23 +130,23 @@ def read_recording(path: Path) -> Recording:
 
 
 def _read(path: Path, file: IO[bytes]) -> Recording:
-    found = Recording(name="")
+    recording = Recording(name="")
     size = 0
     try:
-        found.name = _head(path, file.readline())
+        recording.name = _head(path, file.readline())
         for line in file:
             size += len(line)
             if size > LIMIT_BYTES:
                 raise UsageError(
                     f"{path} is too long to replay", f"more than {LIMIT_BYTES // 2**20} MiB", "make a shorter recording"
                 )
-            found.times.append(msgspec.json.decode(line, type=_At).at)
-            found.lines.append(line)
+            recording.times.append(msgspec.json.decode(line, type=_At).at)
+            recording.lines.append(line)
     except (EOFError, zlib.error, msgspec.DecodeError):
-        found.is_cut = True  # the writer was killed: replay the rest
-    if not found.lines:
+        recording.is_cut = True  # the writer was killed: replay the rest
+    if not recording.lines:
         raise UsageError(f"{path} contains no frames", "the file ends before the first one")
-    return found
+    return recording
 
 
 def _head(path: Path, line: bytes) -> str:
@@ -222,10 +222,10 @@ class Ring:
         """Return the state with this number, or the nearest one. Raises LookupError if the ring is empty."""
         if not self._blocks:
             raise LookupError("the ring is empty")
-        wanted = min(max(number, self.oldest), self.newest)
-        block = next(block for block in reversed(self._blocks) if block.first <= wanted)
+        index = min(max(number, self.oldest), self.newest)
+        block = next(block for block in reversed(self._blocks) if block.first <= index)
         store = Store()
-        for raw in (block.hello, block.snapshot, *block.frames[: wanted - block.first]):
+        for raw in (block.hello, block.snapshot, *block.frames[: index - block.first]):
             frame = decode(raw)
             if frame is not None:
                 store.apply(frame)
@@ -233,5 +233,5 @@ class Ring:
 
     def before(self, t: float) -> int:
         """Return the number of the last keyframe at or before `t`, else that of the oldest state."""
-        found = next((block for block in reversed(self._blocks) if block.t <= t), None)
-        return self.oldest if found is None else found.first
+        latest = next((block for block in reversed(self._blocks) if block.t <= t), None)
+        return self.oldest if latest is None else latest.first

@@ -274,9 +274,9 @@ class ReplaySession:
     def step(self, frames: int) -> None:
         """Step some entries forward or back; pauses first."""
         self._is_paused = True
-        wanted = min(max(self._index + frames, 1), len(self.recording.lines))
-        self._at = self.recording.times[wanted - 1]
-        self._go(wanted)
+        frame = min(max(self._index + frames, 1), len(self.recording.lines))
+        self._at = self.recording.times[frame - 1]
+        self._go(frame)
         self._moves += 1
 
     def skip(self, seconds: float) -> None:
@@ -308,14 +308,14 @@ class ReplaySession:
         self._go(bisect_right(self.recording.times, self._at))
         self._moves += 1
 
-    def _go(self, wanted: int) -> None:
+    def _go(self, frame: int) -> None:
         """Show the state after `wanted` entries."""
-        if wanted == self._index:
+        if frame == self._index:
             return
-        if wanted < self._index:
-            index, store = next((key for key in reversed(self._keys) if key[0] <= wanted), (0, Store()))
+        if frame < self._index:
+            index, store = next((key for key in reversed(self._keys) if key[0] <= frame), (0, Store()))
             self._index, self.store = index, store.copy()
-        while self._index < wanted:
+        while self._index < frame:
             self._next()
         self._moves += 1
 

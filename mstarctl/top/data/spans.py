@@ -63,8 +63,8 @@ def lanes(trace: Record, now_ms: float) -> tuple[Lane, ...]:
 
 def records(trace: Record, name: str) -> list[Record]:
     """Return the objects of one list of a trace."""
-    found = trace.get(name)
-    return [item for item in found if isinstance(item, Mapping)] if isinstance(found, list) else []
+    items = trace.get(name)
+    return [item for item in items if isinstance(item, Mapping)] if isinstance(items, list) else []
 
 
 def _key(record: Record) -> Key:
@@ -72,8 +72,8 @@ def _key(record: Record) -> Key:
     return str(record.get("process", "")), str(record.get("node", "")), walk
 
 
-def _of(key: Key, found: Sequence[Record]) -> list[Record]:
-    return [record for record in found if _key(record) == key]
+def _of(key: Key, items: Sequence[Record]) -> list[Record]:
+    return [record for record in items if _key(record) == key]
 
 
 def _begin(key: Key, spans: Sequence[Record], sums: Sequence[Record]) -> float:

@@ -92,8 +92,8 @@ class View:
 
     def is_ended(self, rank: int) -> bool:
         """Return whether the process of a rank has ended."""
-        found = self.store.ranks.get(str(rank))
-        return found is not None and found.state == "ended"
+        status = self.store.ranks.get(str(rank))
+        return status is not None and status.state == "ended"
 
     def group_of(self, name: str, rank: int) -> list[int]:
         """Return the ranks that run a node together, the leader first; only `rank` without tensor parallelism."""
@@ -103,8 +103,8 @@ class View:
     def nodes_of(self, rank: int) -> list[tuple[str, NodeStatus]]:
         """Return the nodes of a rank with their keys, in the graph's order."""
         order = {node.name: place for place, node in enumerate(self.store.graph.nodes)}
-        found = [(key, node) for key, node in self.store.nodes.items() if node.rank == rank]
-        return sorted(found, key=lambda pair: (order.get(pair[1].name, len(order)), pair[0]))
+        pairs = [(key, node) for key, node in self.store.nodes.items() if node.rank == rank]
+        return sorted(pairs, key=lambda pair: (order.get(pair[1].name, len(order)), pair[0]))
 
     def recent(self, part: str, key: str, name: str) -> list[float | None]:
         """Return a series of the history up to the time of this view."""

@@ -63,12 +63,12 @@ def resample(values: Sequence[float | None], width: int) -> list[float | None]:
     """Return `width` values, each the largest of its share of `values`, the newest at the right."""
     if len(values) <= width:
         return [None] * (width - len(values)) + list(values)
-    found: list[float | None] = []
+    columns: list[float | None] = []
     for cell in range(width):
         some = values[len(values) * cell // width : max(1, len(values) * (cell + 1) // width)]
         known = [value for value in some if value is not None]
-        found.append(max(known) if known else None)
-    return found
+        columns.append(max(known) if known else None)
+    return columns
 
 
 def area(values: Sequence[float | None], width: int, height: int, top: float, glyphs: Glyphs) -> list[Line]:

@@ -127,7 +127,7 @@ def svg(rows: Sequence[Line], title: str = "") -> str:
     """Return the document. Each run of one style has an explicit width, independent of the font."""
     width = max((row.width for row in rows), default=0)
     size = (width * CELL_W + 2 * MARGIN, len(rows) * CELL_H + MARGIN + BAR_H)
-    found = [
+    elements = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size[0]:.0f} {size[1]:.0f}" '
         f'font-family="{FONTS}" font-size="{FONT_PX}">',
         f'<rect width="100%" height="100%" rx="9" fill="{GROUND}"/>',
@@ -144,8 +144,8 @@ def svg(rows: Sequence[Line], title: str = "") -> str:
         marks += others
     at = f'transform="translate({MARGIN:.0f},{BAR_H:.0f})"'
     # Antialiased edges would leave gaps between adjacent blocks.
-    found += [f'<g {at} shape-rendering="crispEdges">', *rects, "</g>"]
-    return "\n".join([*found, f'<g {at} xml:space="preserve">', *marks, "</g>", "</svg>", ""])
+    elements += [f'<g {at} shape-rendering="crispEdges">', *rects, "</g>"]
+    return "\n".join([*elements, f'<g {at} xml:space="preserve">', *marks, "</g>", "</svg>", ""])
 
 
 def _row(row: Line, y: float) -> tuple[list[str], list[str]]:
@@ -182,12 +182,12 @@ def _words(text: str, x: int, y: float, colour: str, *, is_bold: bool) -> list[s
 
 def _pieces(text: str) -> list[tuple[int, str]]:
     """Split text at two or more blanks. Returns the runs with the cells where they start."""
-    found: list[tuple[int, str]] = []
+    pieces: list[tuple[int, str]] = []
     x = 0
     for part in text.split("  "):
         lead = len(part) - len(part.lstrip(" "))
         body = part.strip(" ")
         if body:
-            found.append((x + lead, body))
+            pieces.append((x + lead, body))
         x += cells(part) + 2
-    return found
+    return pieces

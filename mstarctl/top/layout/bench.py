@@ -24,12 +24,12 @@ FEWEST_ROWS: Final = 3
 
 def bench_page(view: View, width: int, height: int, window: Window) -> tuple[list[Line], list[str]]:
     """Return (exactly `height` lines, keys of the visible recordings)."""
-    found = list(view.recordings)
-    keys = [str(item.get("id", "")) for item in found]
-    details = running_test(view, found, width)[: max(0, height - 1 - FEWEST_ROWS)]
+    recordings = list(view.recordings)
+    keys = [str(item.get("id", "")) for item in recordings]
+    details = running_test(view, recordings, width)[: max(0, height - 1 - FEWEST_ROWS)]
     room = height - 1 - len(details)
     window = scrolled(keys, window, room)
-    shown = found[window.offset : window.offset + room]
+    shown = recordings[window.offset : window.offset + room]
     rows = [recording(view, item, width) for item in shown]
     rows = rows or hint_rows(view, width)
     titles = f" {'RECORDING':<20}  {'STATE':<10}  {'PROGRESS':<24}  {'REQUESTS':>8}  {'SIZE':>9}"
@@ -38,7 +38,7 @@ def bench_page(view: View, width: int, height: int, window: Window) -> tuple[lis
     shown_keys = keys[window.offset : window.offset + room]
     return [
         fit(line((titles, "head")), width),
-        *framed(view, rows, shown_keys, window, len(found), width, room),
+        *framed(view, rows, shown_keys, window, len(recordings), width, room),
         *details,
     ], shown_keys
 
@@ -52,7 +52,9 @@ def hint_rows(view: View, width: int) -> list[Line]:
 
 def running_test(view: View, recordings: Sequence[dict[str, object]], width: int) -> list[Line]:
     """Draw the newest test that reports its progress: counts, metrics with a history, goals."""
-    reports = [each for item in recordings if isinstance(each := item.get("progress"), dict) and "test" in each]
+    reports = [
+        progress for item in recordings if isinstance(progress := item.get("progress"), dict) and "test" in progress
+    ]
     if not reports:
         return []
     told: dict[str, object] = reports[-1]
@@ -96,13 +98,13 @@ def progress_row(view: View, told: Mapping[str, object], width: int) -> Line:
 
 def metric_row(view: View, told: Mapping[str, object], name: str, width: int) -> Line:
     """Draw the percentiles of a metric; the first one has the test's history."""
-    found = told[name]
-    assert isinstance(found, dict)
-    unit = f" {found['unit']}" if found.get("unit") else ""
-    shares = [(key, number(found.get(key))) for key in ("p50", "p90", "p99")]
+    metric = told[name]
+    assert isinstance(metric, dict)
+    unit = f" {metric['unit']}" if metric.get("unit") else ""
+    shares = [(key, number(metric.get(key))) for key in ("p50", "p90", "p99")]
     text = "  ".join(f"{key} {value:.4g}{unit}" for key, value in shares if value is not None)
     history = told.get("history")
-    is_first = name == next(each for each in METRICS if isinstance(told.get(each), dict))
+    is_first = name == next(key for key in METRICS if isinstance(told.get(key), dict))
     shown = line("  ", (left(name.upper(), 8), "head"), (text, "value"))
     if is_first and isinstance(history, list) and width >= FOLDS_BELOW:
         shown = shown + line("   ", (spark([number(value) for value in history], 40, view.glyphs), "accent"))

@@ -77,7 +77,7 @@ class Canvas:
 
     def lines(self) -> list[Line]:
         """Return the rows, with adjacent cells of one role joined."""
-        found = []
+        lines = []
         for row in self._cells:
             spans: list[Span] = []
             for text, role in row:
@@ -85,5 +85,5 @@ class Canvas:
                     spans[-1] = Span(spans[-1].text + text, role)
                 else:
                     spans.append(Span(text, role))
-            found.append(Line(tuple(spans)))
-        return found
+            lines.append(Line(tuple(spans)))
+        return lines

@@ -31,10 +31,10 @@ def help_rows(keys: Sequence[Key], width: int) -> list[Line]:
         for block in blocks:
             columns[0 if len(columns[0]) + len(block) // 2 < half else 1].extend(block)
         tall = max(len(column) for column in columns)
-        each = width // 2
+        column_width = width // 2
         rows = [
-            fit(columns[0][n] if n < len(columns[0]) else line(), each)
-            + fit(columns[1][n] if n < len(columns[1]) else line(), width - each)
+            fit(columns[0][n] if n < len(columns[0]) else line(), column_width)
+            + fit(columns[1][n] if n < len(columns[1]) else line(), width - column_width)
             for n in range(tall)
         ]
     rows += [

@@ -42,26 +42,26 @@ def short(view: View, event: Event) -> Line:
 
 def last(view: View, width: int, dismissed: float = 0.0) -> Line:
     """Draw the newest events that fit into one line, first the last bad one. dismissed: it is not before this time."""
-    found = [event for event in reversed(view.store.events) if event.type != PROGRESS]
-    bad = next((event for event in found if role_of(event.type) == "bad" and event.time > dismissed), None)
-    rest = [event for event in found[:SHOWN] if role_of(event.type) != "bad"]
+    events = [event for event in reversed(view.store.events) if event.type != PROGRESS]
+    bad = next((event for event in events if role_of(event.type) == "bad" and event.time > dismissed), None)
+    rest = [event for event in events[:SHOWN] if role_of(event.type) != "bad"]
     shown = [short(view, event) for event in ([] if bad is None else [bad]) + rest]
     return fit(line(" ") + take(shown, width - 2, "   "), width)
 
 
 def feed(view: View, width: int, height: int, window: Window, kinds: str = "") -> tuple[list[Line], list[str]]:
     """Return (exactly `height` lines, newest last; keys of the visible events). kinds: a substring of the type."""
-    found = [event for event in view.store.events if kinds in event.type]
-    keys = [str(event.n) for event in found]
+    events = [event for event in view.store.events if kinds in event.type]
+    keys = [str(event.n) for event in events]
     if width < FOLDS_BELOW:
-        return _folded(view, found, keys, width, height, window)
+        return _folded(view, events, keys, width, height, window)
     if window.cursor is None:
-        window = Window(offset=max(0, len(found) - height))
+        window = Window(offset=max(0, len(events) - height))
     window = scrolled(keys, window, height)
-    shown = found[window.offset : window.offset + height]
+    shown = events[window.offset : window.offset + height]
     rows = [full(view, event) for event in shown] or [line(("  no events yet", "dim"))]
     shown_keys = [str(event.n) for event in shown]
-    return framed(view, rows, shown_keys, window, len(found), width, height), shown_keys
+    return framed(view, rows, shown_keys, window, len(events), width, height), shown_keys
 
 
 def full(view: View, event: Event) -> Line:
@@ -74,35 +74,35 @@ def full(view: View, event: Event) -> Line:
 
 
 def _folded(
-    view: View, found: Sequence[Event], keys: Sequence[str], width: int, height: int, window: Window
+    view: View, events: Sequence[Event], keys: Sequence[str], width: int, height: int, window: Window
 ) -> tuple[list[Line], list[str]]:
     """Draw the feed on a narrow screen, with the facts of an event below its type."""
-    if not found:
+    if not events:
         return framed(view, [line(("  no events yet", "dim"))], (), window, 0, width, height), []
-    first = last = _first_above(view, found, len(found) - 1, width, height)
+    first = last = _first_above(view, events, len(events) - 1, width, height)
     if window.cursor in keys:
         at = keys.index(window.cursor)
-        first = min(max(window.offset, _first_above(view, found, at, width, height)), at, last)
+        first = min(max(window.offset, _first_above(view, events, at, width, height)), at, last)
     rows: list[Line] = []
     shown: list[str] = []
-    for event in found[first:]:
+    for event in events[first:]:
         block = folded(view, event, width)
         rows += block
         shown += [str(event.n)] * len(block)
         if len(rows) >= height:
             break
     rows, shown = rows[:height], shown[:height]
-    each = len(rows) / len(set(shown))  # mean rows per event, for the scroll bar
-    total = max(height + 1, round(len(found) * each)) if first or len(set(shown)) < len(found) else len(rows)
-    place = Window(offset=round(first * each), cursor=window.cursor)
+    mean_rows = len(rows) / len(set(shown))  # mean rows per event, for the scroll bar
+    total = max(height + 1, round(len(events) * mean_rows)) if first or len(set(shown)) < len(events) else len(rows)
+    place = Window(offset=round(first * mean_rows), cursor=window.cursor)
     return framed(view, rows, shown, place, total, width, height), shown
 
 
-def _first_above(view: View, found: Sequence[Event], at: int, width: int, height: int) -> int:
+def _first_above(view: View, events: Sequence[Event], at: int, width: int, height: int) -> int:
     """Return the earliest event from which all events up to `at` fit into `height` lines."""
     room = height
     for index in range(at, -1, -1):
-        room -= len(folded(view, found[index], width))
+        room -= len(folded(view, events[index], width))
         if room < 0:
             return min(index + 1, at)
     return 0

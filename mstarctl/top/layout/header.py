@@ -142,31 +142,29 @@ def _sums(view: View, size: int) -> list[Line]:
         ttft = line((f"{name} p50 ", "dim"), (p50, "value"), (" p99 ", "dim"), (p99, "value"), (" ms", "dim"))
     else:
         ttft = line((f"{name} ", "dim"), (f"{p50}/{p99}", "value"), (" ms", "dim"))
-    found = [load, ttft, *(_loop(view) if is_whole else [])]
+    sums = [load, ttft, *(_loop(view) if is_whole else [])]
     if head.tokens_s:
-        found.append(
-            line(("tokens " if wide else "", "dim"), (numbers.rate(head.tokens_s), "value"), (" tok/s", "dim"))
-        )
+        sums.append(line(("tokens " if wide else "", "dim"), (numbers.rate(head.tokens_s), "value"), (" tok/s", "dim")))
     if head.audio_x:
-        found.append(line(("audio " if wide else "", "dim"), (f"{head.audio_x:.1f}x", "value")))
+        sums.append(line(("audio " if wide else "", "dim"), (f"{head.audio_x:.1f}x", "value")))
     if not (head.tokens_s or head.audio_x or is_whole):  # idle, or a model of actions or latents
-        found.append(line(("answers " if wide else "", "dim"), (numbers.rate(head.requests_s), "value"), ("/s", "dim")))
+        sums.append(line(("answers " if wide else "", "dim"), (numbers.rate(head.requests_s), "value"), ("/s", "dim")))
     if wide:
-        found.append(pair("err", str(head.failed), "bad" if head.failed else "value"))
-    return found
+        sums.append(pair("err", str(head.failed), "bad" if head.failed else "value"))
+    return sums
 
 
 def _loop(view: View) -> list[Line]:
     """Draw the rate of answers, and the ticks that the clients' control loops missed in the requests shown."""
-    found = [line((f"{view.store.deployment.requests_s:.1f}", "value"), (" Hz", "dim"))]
+    readings = [line((f"{view.store.deployment.requests_s:.1f}", "value"), (" Hz", "dim"))]
     requests = view.store.requests.values()
     if not requests:
-        return found
+        return readings
     loop = pace(requests, view.t)
     if not loop.ticks:
-        return [*found, line(("period unknown", "dim"))]
+        return [*readings, line(("period unknown", "dim"))]
     role = "warn" if loop.missed else "value"
-    return [*found, line(("missed ", "dim"), (f"{loop.missed} of {loop.ticks}", role))]
+    return [*readings, line(("missed ", "dim"), (f"{loop.missed} of {loop.ticks}", role))]
 
 
 def _speed(head: DeploymentStatus) -> str:

@@ -19,24 +19,24 @@ HINTS: Final = (("↑↓ enter", "open"), ("1-9", "open"), ("q", "quit"))
 LEAST_BAR: Final = 8
 
 
-def host_screen(found: HostView, view: View, chosen: int, width: int, height: int, notice: str = "") -> list[Line]:
+def host_screen(host: HostView, view: View, chosen: int, width: int, height: int, notice: str = "") -> list[Line]:
     """Draw exactly `height` lines of `width` cells. chosen: number of the selected deployment. view: its glyphs."""
-    title = host_line(found.host) if found.host is not None else "deployments"
+    title = host_line(host.host) if host.host is not None else "deployments"
     rows = [over(fit(line((f" {safe(title)}", "strong")), width), "bar"), line()]
-    rows += deployment_rows(found.deployments, view, chosen, width)
-    if found.host is not None and found.host.gpus:
-        rows += [line(), *gpu_rows(found.host, view, width)]
+    rows += deployment_rows(host.deployments, view, chosen, width)
+    if host.host is not None and host.host.gpus:
+        rows += [line(), *gpu_rows(host.host, view, width)]
     hints = line(" ") + take((line((key, "key"), (f" {label}", "hint")) for key, label in HINTS), width - 2)
     end = fit(line((f" {safe(notice)}", "bad")) if notice else hints, width)
     return [*window(rows, height - 1, width), end]
 
 
-def deployment_rows(found: Sequence[HostDeployment], view: View, chosen: int, width: int) -> list[Line]:
+def deployment_rows(deployments: Sequence[HostDeployment], view: View, chosen: int, width: int) -> list[Line]:
     """Draw a table of deployments, each with its key."""
-    wide = min(28, max((len(item.name) for item in found), default=4)) + 2
+    wide = min(28, max((len(item.name) for item in deployments), default=4)) + 2
     head = line(("    ", ""), (left("DEPLOYMENT", max(wide, 12)), "head"), (left("STATE", 13), "head"))
     rows = [fit(head + line((" RUN/QUEUED  TTFT p50   SPEED          AGE", "head")), width)]
-    for at, item in enumerate(found):
+    for at, item in enumerate(deployments):
         key = KEYS[at] if at < len(KEYS) else " "
         mark = state_mark(item.state, view)
         row = line(
@@ -53,7 +53,9 @@ def deployment_rows(found: Sequence[HostDeployment], view: View, chosen: int, wi
         row = fit(row, width)
         rows.append(over(row, "selected") if at == chosen else row)
     return (
-        rows if found else [fit(line(("  no deployment is running; start one with: mstarctl up MODEL", "dim")), width)]
+        rows
+        if deployments
+        else [fit(line(("  no deployment is running; start one with: mstarctl up MODEL", "dim")), width)]
     )
 
 

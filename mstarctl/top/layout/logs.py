@@ -20,7 +20,7 @@ LEAST_BESIDE: Final = 12
 INDENT: Final = "   "
 
 
-def wanted(view: View, source: str, text: str) -> list[Logged]:
+def matching_lines(view: View, source: str, text: str) -> list[Logged]:
     """Return the lines of one process (empty: all) that contain `text` in message, fields, process or request."""
     if not source and not text:
         return list(view.logs)  # fast path for 10,000 lines, several times per second
@@ -35,17 +35,17 @@ def wanted(view: View, source: str, text: str) -> list[Logged]:
 
 def tail(view: View, width: int, height: int, above: int, source: str = "", text: str = "") -> list[Line]:
     """Draw exactly `height` lines. above: rows scrolled up from the newest one."""
-    found = wanted(view, source, text)
-    first = max(0, len(found) - height - above)
-    shown = found[first : first + height]
+    matching = matching_lines(view, source, text)
+    first = max(0, len(matching) - height - above)
+    shown = matching[first : first + height]
     if not shown:
         why = "no line contains that text" if view.logs else "no log lines yet"
         return framed(view, [line((f"  {why}", "dim"))], (), Window(), 0, width, height)
     if width < FOLDS_BELOW:
-        return _folded(view, found[: first + height], len(found), width, height)
+        return _folded(view, matching[: first + height], len(matching), width, height)
     names = max(6, min(12, max(len(logged.source) for logged in shown)))
     rows = [log_line(logged, names) for logged in shown]
-    return framed(view, rows, (), Window(offset=first), len(found), width, height)
+    return framed(view, rows, (), Window(offset=first), len(matching), width, height)
 
 
 def log_line(logged: Logged, names: int) -> Line:
@@ -64,20 +64,26 @@ def log_line(logged: Logged, names: int) -> Line:
     return row + line((f"  {safe(logged.facts)}" if logged.facts else "", "dim"))
 
 
-def _folded(view: View, found: Sequence[Logged], total: int, width: int, height: int) -> list[Line]:
+def _folded(view: View, lines: Sequence[Logged], total: int, width: int, height: int) -> list[Line]:
     """Draw the last of `found` that fit, each in as many lines as its message needs, at most three."""
     rows: list[Line] = []
     count = 0
-    for logged in reversed(found):
+    for logged in reversed(lines):
         rows = folded(logged, width - 1) + rows  # the last cell may belong to the scroll bar
         count += 1
         if len(rows) >= height:
             break
-    each = len(rows) / count  # mean rows per log line, for the scroll bar
+    mean_rows = len(rows) / count  # mean rows per log line, for the scroll bar
     is_whole = count == total and len(rows) <= height
-    place = Window(offset=0 if is_whole else round((len(found) - count) * each))
+    place = Window(offset=0 if is_whole else round((len(lines) - count) * mean_rows))
     return framed(
-        view, rows[-height:], (), place, height if is_whole else max(height + 1, round(total * each)), width, height
+        view,
+        rows[-height:],
+        (),
+        place,
+        height if is_whole else max(height + 1, round(total * mean_rows)),
+        width,
+        height,
     )
 
 

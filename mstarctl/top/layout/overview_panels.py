@@ -24,10 +24,10 @@ def panels(view: View, width: int, room: int, size: int) -> list[Line]:
         return []
     picture = graph_panel(view, width, room - 1)
     left = room - len(picture) - (2 if picture else 1)
-    found = deployment_curves(view)
-    has_values = any(value is not None for curve in found for value in curve.values)
+    known = deployment_curves(view)
+    has_values = any(value is not None for curve in known for value in curve.values)
     has_room = left >= LEAST_ROWS and has_values
-    curves = charts(view, found, width, min(left, MOST_ROWS), SIDE_BY_SIDE) if has_room else []
+    curves = charts(view, known, width, min(left, MOST_ROWS), SIDE_BY_SIDE) if has_room else []
     rows: list[Line] = []
     for part in (picture, curves):
         rows += [fit(line(), width), *part] if part else []
@@ -57,7 +57,7 @@ def deployment_curves(view: View) -> list[Curve]:
     busiest = max(view.store.ranks.values(), key=lambda rank: rank.busy, default=None)
     is_whole = answers_at_once(view.kinds)
     name, unit, now = throughput(view)
-    found = [
+    result = [
         Curve(title=name, values=view.recent("deployment", "", _field(view)), now=now, unit=unit),
         Curve(
             title="latency" if is_whole else "TTFT",
@@ -69,8 +69,8 @@ def deployment_curves(view: View) -> list[Curve]:
     if busiest is not None:
         values = view.recent("ranks", str(busiest.rank), "busy")
         title = f"rank {busiest.rank} busy"
-        found.append(Curve(title=title, values=values, now=busiest.busy, unit="%", top=100.0, scale=100.0))
-    return found
+        result.append(Curve(title=title, values=values, now=busiest.busy, unit="%", top=100.0, scale=100.0))
+    return result
 
 
 def _field(view: View) -> str:

@@ -162,15 +162,15 @@ def request_body(view: View, state: State, width: int, height: int, size: int) -
 
 def describe(view: View, names: Sequence[str], values: dict[str, object], width: int) -> list[Line]:
     """Draw fields with their values in as many columns as fit, then long values on separate lines."""
-    each = 36
+    column_width = 36
     known = [labelled(name, values[name]) for name in names if values[name] not in (None, "", [], {}, 0, 0.0, False)]
-    short = [item for item in known if cells(" ".join(item)) <= each - 2]
-    across = max(1, (width - 2) // each)
+    short = [item for item in known if cells(" ".join(item)) <= column_width - 2]
+    across = max(1, (width - 2) // column_width)
     rows = []
     for start in range(0, len(short), across):
         row = line(" ")
         for name, text in short[start : start + across]:
-            row = row + fit(pair(name, text), each - 2) + line("  ")
+            row = row + fit(pair(name, text), column_width - 2) + line("  ")
         rows.append(fit(row, width))
     for name, text in (item for item in known if item not in short):
         first, *more = wrap(text, max(8, width - cells(name) - 3))

@@ -216,7 +216,7 @@ def between(view: View, width: int) -> list[list[Line]]:
     crossing = [edge for edge in view.store.edges.values() if edge.source_rank != edge.into_rank]
     crossing.sort(key=lambda edge: (edge.source_rank, edge.into_rank, edge.name))
     gaps = max(0, len(view.store.ranks) - 1)
-    found: list[list[Line]] = []
+    blocks: list[list[Line]] = []
     for gap in range(gaps):
         here = [
             edge
@@ -224,11 +224,11 @@ def between(view: View, width: int) -> list[list[Line]]:
             if min(edge.source_rank, edge.into_rank) <= gap < max(edge.source_rank, edge.into_rank)
             and (min(edge.source_rank, edge.into_rank) == gap)
         ]
-        each = (width - 4) // max(1, min(2, len(here)))
+        column_width = (width - 4) // max(1, min(2, len(here)))
         pairs = [here[at : at + 2] for at in range(0, len(here), 2)][:LINK_ROWS] or [[]]
-        drawn = [join((edge_line(view, edge, each - 2) for edge in pair), "  ") for pair in pairs]
-        found.append([fit(line("  ") + row, width) for row in drawn])
-    return found
+        drawn = [join((edge_line(view, edge, column_width - 2) for edge in pair), "  ") for pair in pairs]
+        blocks.append([fit(line("  ") + row, width) for row in drawn])
+    return blocks
 
 
 def edge_line(view: View, edge: EdgeStatus, width: int) -> Line:
@@ -264,8 +264,8 @@ def letters(view: View) -> dict[str, str]:
     names = [node.name for node in view.store.graph.nodes] or sorted({n.name for n in view.store.nodes.values()})
     taken: dict[str, str] = {}
     for name in names:
-        wanted = [c for c in name.upper() if c in LETTERS] + list(LETTERS)
-        taken[name] = next((c for c in wanted if c not in taken.values()), "?")
+        preferred = [c for c in name.upper() if c in LETTERS] + list(LETTERS)
+        taken[name] = next((c for c in preferred if c not in taken.values()), "?")
     return taken
 
 
@@ -373,7 +373,9 @@ def rank_facts(view: View, rank: RankStatus, width: int, size: int) -> list[Line
     if size == TINY:
         return rows
     rows += [
-        fit(line(" ") + take(found, width - 2), width) for found in (gpu_details(view, gpu), host_loads(view)) if found
+        fit(line(" ") + take(details, width - 2), width)
+        for details in (gpu_details(view, gpu), host_loads(view))
+        if details
     ]
     rows += [line(), *memory(view, rank, width), *pages(view, rank, width), line()]
     rows += [node_facts(view, node, width) for _, node in view.nodes_of(rank.rank)]
@@ -546,33 +548,33 @@ def curves(view: View, rank: RankStatus) -> list[Curve]:
     key = str(rank.rank)
     gpu = view.store.gpus.get(rank.gpu) if rank.gpu is not None else None
     if gpu is not None and rank.gpu is not None:
-        found = [_share("util", view.recent("gpus", rank.gpu, "util"), gpu.util)]
+        result = [_share("util", view.recent("gpus", rank.gpu, "util"), gpu.util)]
     else:
-        found = [_share("busy", view.recent("ranks", key, "busy"), rank.busy)]
+        result = [_share("busy", view.recent("ranks", key, "busy"), rank.busy)]
     nodes = view.nodes_of(rank.rank)
     if nodes:
         at, node = max(nodes, key=lambda pair: (pair[1].slots_total > 0, pair[1].busy))
         steps, rows = view.recent("nodes", at, "step_ms"), view.recent("nodes", at, "batch")
-        found.append(Curve(title=f"{node.name} step", values=steps, now=node.step_ms, unit="ms"))
-        found.append(Curve(title=f"{node.name} rows", values=rows, now=node.batch))
+        result.append(Curve(title=f"{node.name} step", values=steps, now=node.step_ms, unit="ms"))
+        result.append(Curve(title=f"{node.name} rows", values=rows, now=node.batch))
     if rank.pages_total:
-        found.append(_share("pages", view.recent("ranks", key, "pages"), rank.pages_used / rank.pages_total))
-    return found
+        result.append(_share("pages", view.recent("ranks", key, "pages"), rank.pages_used / rank.pages_total))
+    return result
 
 
 def _share(title: str, values: Sequence[float | None], now: float | None) -> Curve:
     return Curve(title=title, values=values, now=now, unit="%", top=100.0, scale=100.0)
 
 
-def charts(view: View, found: Sequence[Curve], width: int, height: int, side_by_side: int) -> list[Line]:
+def charts(view: View, all_curves: Sequence[Curve], width: int, height: int, side_by_side: int) -> list[Line]:
     """Draw charts next to each other, at most `side_by_side`: `height` lines of `width` cells."""
-    shown = found[:side_by_side]
+    shown = all_curves[:side_by_side]
     if not shown:
         return []
-    each = (width - 2 - 2 * (len(shown) - 1)) // len(shown)
+    chart_width = (width - 2 - 2 * (len(shown) - 1)) // len(shown)
     rows = [line(" ")] * height
     for at, curve in enumerate(shown):
-        drawn = chart(view, curve, each, height)
+        drawn = chart(view, curve, chart_width, height)
         rows = [row + line("  " if at else "", body) for row, body in zip(rows, drawn, strict=True)]
     return [fit(row, width) for row in rows]
 

@@ -149,8 +149,8 @@ def speed(r: RequestStatus, t: float) -> float | None:
 
 def columns_of(kinds: frozenset[str]) -> list[RequestColumn]:
     """Return the columns for a model that makes `kinds`; those of text and sound if that is unknown."""
-    made = (WHOLE | kinds & STEPPED) if answers_at_once(kinds) else kinds or frozenset({"text", "audio"})
-    return [column for column in COLUMNS if not column.kinds or column.kinds & made]
+    produced = (WHOLE | kinds & STEPPED) if answers_at_once(kinds) else kinds or frozenset({"text", "audio"})
+    return [column for column in COLUMNS if not column.kinds or column.kinds & produced]
 
 
 def sorts_of(kinds: frozenset[str]) -> list[str]:
@@ -234,8 +234,8 @@ def row(view: View, r: RequestStatus, columns: list[RequestColumn], rest: int, l
     for column in columns:
         text, role = cell(view, r, column.key, loop)
         drawn = drawn + line((right(text, column.width) if column.is_right else left(text, column.width), role), "  ")
-    made = drawn + fit(note(view, r, rest), rest) if rest > 2 else drawn
-    return with_role(made, "dim") if r.has_ended and not r.error else made
+    drawn_row = drawn + fit(note(view, r, rest), rest) if rest > 2 else drawn
+    return with_role(drawn_row, "dim") if r.has_ended and not r.error else drawn_row
 
 
 def cell(view: View, r: RequestStatus, key: str, loop: Pace) -> tuple[str, str]:
@@ -274,9 +274,9 @@ def cell(view: View, r: RequestStatus, key: str, loop: Pace) -> tuple[str, str]:
         case "audio":
             return (f"{r.audio_s:.1f}s" if r.audio_s else numbers.NONE), "value"
         case "speed":
-            found = speed(r, t)
+            rate = speed(r, t)
             unit = "x" if "audio" in r.outputs else "/s"
-            return (numbers.NONE if found is None else f"{found:.{1 if found < 100 else 0}f}{unit}"), ""
+            return (numbers.NONE if rate is None else f"{rate:.{1 if rate < 100 else 0}f}{unit}"), ""
         case "wait":
             return numbers.whole_ms(r.waited_ms), "warn" if r.waited_ms >= 1000 else "dim"
         case "pages":
@@ -339,11 +339,11 @@ def table(view: View, width: int, height: int, sort: Sort, window: Window) -> tu
     shown = rows[window.offset : window.offset + room]
     chosen_columns, rest = columns(view, width - (1 if len(rows) > room else 0))
     loop = pace((r for _, r in rows), view.t) if answers_at_once(view.kinds) else Pace()
-    made = [row(view, r, chosen_columns, rest, loop) for _, r in shown] or [empty_row(view)]
+    drawn_rows = [row(view, r, chosen_columns, rest, loop) for _, r in shown] or [empty_row(view)]
     keys = [key for key, _ in shown]
     return [
         fit(header(view, chosen_columns, rest, sort), width),
-        *framed(view, made, keys, window, len(rows), width, room),
+        *framed(view, drawn_rows, keys, window, len(rows), width, room),
     ][:height], keys
 
 

@@ -50,13 +50,13 @@ def framed(
     """Draw the visible rows as exactly `height` lines, with the selected row highlighted and a scroll bar."""
     is_scrolling = total > height
     inner = width - (1 if is_scrolling else 0)
-    found = []
+    drawn_rows = []
     for index in range(height):
-        made = fit(rows[index], inner) if index < len(rows) else fit(line(), inner)
+        drawn = fit(rows[index], inner) if index < len(rows) else fit(line(), inner)
         if index < len(keys) and keys[index] == window.cursor:
-            made = over(made, "selected")
-        found.append(made + thumb(view, index, height, total, window.offset) if is_scrolling else made)
-    return found
+            drawn = over(drawn, "selected")
+        drawn_rows.append(drawn + thumb(view, index, height, total, window.offset) if is_scrolling else drawn)
+    return drawn_rows
 
 
 def thumb(view: View, index: int, height: int, total: int, offset: int) -> Line:

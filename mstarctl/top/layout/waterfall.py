@@ -24,11 +24,11 @@ class Zoom:
     def closer(self, end_ms: float, factor: float) -> Zoom:
         """Zoom around the middle, between 1 ms and everything."""
         span = self.span_ms if self.span_ms is not None else end_ms
-        wanted = max(1.0, span / factor)
-        if wanted >= end_ms:
+        new_span = max(1.0, span / factor)
+        if new_span >= end_ms:
             return Zoom()
         middle = self.start_ms + span / 2
-        return Zoom(start_ms=min(max(0.0, middle - wanted / 2), max(0.0, end_ms - wanted)), span_ms=wanted)
+        return Zoom(start_ms=min(max(0.0, middle - new_span / 2), max(0.0, end_ms - new_span)), span_ms=new_span)
 
     def moved(self, end_ms: float, share: float) -> Zoom:
         """Pan by a share of the visible range."""
@@ -70,10 +70,10 @@ def waterfall(view: View, lanes: Sequence[Lane], width: int, zoom: Zoom | None =
 
 def marks_of(r: RequestStatus) -> Marks:
     """Return the first output of a request, and its first audio if that came later."""
-    found = [] if r.ttft_ms is None else [(r.ttft_ms, "TTFT")]
+    marks = [] if r.ttft_ms is None else [(r.ttft_ms, "TTFT")]
     if r.ttfa_ms is not None and r.ttfa_ms != r.ttft_ms:
-        found.append((r.ttfa_ms, "TTFA"))
-    return found
+        marks.append((r.ttfa_ms, "TTFA"))
+    return marks
 
 
 def mark_names(view: View, marks: Marks, start_ms: float, span_ms: float, width: int) -> str:

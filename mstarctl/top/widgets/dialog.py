@@ -109,12 +109,12 @@ def framed(rows: Sequence[Line], title: str, hint: str, width: int, glyphs: Glyp
     a, b, c, d, flat, tall = tuple(glyphs.box)
     head = line((f"{a}{flat} ", "accent"), (title, "title"), " ")
     foot = line((f"{c}{flat} ", "accent"), (hint, "hint"), " ")
-    found = [
+    lines = [
         fit(head, width - 1, "accent")
         if head.width >= width
         else head + line((flat * (width - head.width - 1) + b, "accent"))
     ]
-    found += [line((f"{tall} ", "accent"), fit(row, width - 4), (f" {tall}", "accent")) for row in rows]
-    found.append(foot + line((flat * max(0, width - foot.width - 1) + d, "accent")))
-    shown = [in_ascii(row) for row in found] if glyphs.is_ascii else found
+    lines += [line((f"{tall} ", "accent"), fit(row, width - 4), (f" {tall}", "accent")) for row in rows]
+    lines.append(foot + line((flat * max(0, width - foot.width - 1) + d, "accent")))
+    shown = [in_ascii(row) for row in lines] if glyphs.is_ascii else lines
     return [over(fit(row, width), "bar") for row in shown]

@@ -37,8 +37,8 @@ def graph_of(view: View) -> GraphView:
     for node in view.store.nodes.values():
         by_name.setdefault(node.name, []).append(node)
     nodes = [
-        NodeView(name=name, partition=found[0].partition, replicas=[[node.rank] for node in found])
-        for name, found in sorted(by_name.items())
+        NodeView(name=name, partition=replicas[0].partition, replicas=[[node.rank] for node in replicas])
+        for name, replicas in sorted(by_name.items())
     ]
     known = {(edge.name, edge.source, edge.into): edge for edge in view.store.edges.values()}
     edges = [EdgeView(name=e.name, source=e.source, into=e.into, is_stream=e.is_stream) for e in known.values()]
@@ -67,7 +67,7 @@ def wires(graph: GraphView, live: Iterable[EdgeStatus]) -> list[Wire]:
 def _wire(
     ends: tuple[str, str], edges: Sequence[EdgeView], rates: Mapping[tuple[str, str, str], tuple[float, float]]
 ) -> Wire:
-    measured = [found for edge in edges if (found := rates.get((edge.name, edge.source, edge.into))) is not None]
+    measured = [rate for edge in edges if (rate := rates.get((edge.name, edge.source, edge.into))) is not None]
     return Wire(
         source=ends[0],
         into=ends[1],
@@ -243,9 +243,9 @@ def _paths(plan: Placement) -> None:
     """Split wires into those that pass between nodes of their own partitions, with a key per column, and lanes."""
     for index, wire in enumerate(plan.wires):
         first, last = plan.column[wire.source], plan.column[wire.into]
-        own = {plan.band_of[plan.partition[end]] for end in (wire.source, wire.into) if end in plan.partition}
+        own_bands = {plan.band_of[plan.partition[end]] for end in (wire.source, wire.into) if end in plan.partition}
         between = range(first + 1, last)
-        if last <= first or any(_band(plan, column) not in own for column in between):
+        if last <= first or any(_band(plan, column) not in own_bands for column in between):
             plan.lanes[index] = 0
         else:
             plan.through[index] = [f"{index}|{column}" for column in between]
@@ -280,14 +280,14 @@ def _rows(plan: Placement) -> None:
 
 def _before(plan: Placement) -> dict[str, list[str]]:
     """Return the predecessors of each box and passage, without terminals."""
-    found: dict[str, list[str]] = {}
+    sources: dict[str, list[str]] = {}
     for index, keys in plan.through.items():
         wire = plan.wires[index]
         way = [wire.source, *keys, wire.into]
         for source, into in itertools.pairwise(way):
             if not source.startswith(IN):
-                found.setdefault(into, []).append(source)
-    return found
+                sources.setdefault(into, []).append(source)
+    return sources
 
 
 def _stack(plan: Placement, keys: Sequence[str], before: Mapping[str, list[str]], top: int) -> int:
@@ -346,19 +346,19 @@ def _segments(plan: Placement) -> list[tuple[int, int, int, str, int]]:
     into_count: dict[str, int] = {}
     for wire in plan.wires:
         into_count[wire.into] = into_count.get(wire.into, 0) + 1
-    found = []
+    segments = []
     for index, wire in enumerate(plan.wires):
         if index in plan.lanes:
             lane = plan.lanes[index]
-            found.append((plan.column[wire.source], plan.y[wire.source], lane, f"s{wire.source}|{index}", index))
-            found.append((plan.column[wire.into] - 1, lane, plan.y[wire.into], f"t{wire.into}|{index}", index))
+            segments.append((plan.column[wire.source], plan.y[wire.source], lane, f"s{wire.source}|{index}", index))
+            segments.append((plan.column[wire.into] - 1, lane, plan.y[wire.into], f"t{wire.into}|{index}", index))
             continue
         way = [wire.source, *plan.through[index], wire.into]
         for source, into in itertools.pairwise(way):
             is_end = into == wire.into
             group = f"t{into}" if is_end and into_count[into] > 1 else f"s{source}"
-            found.append((plan.column[source], plan.y[source], plan.y[into], group, index))
-    return found
+            segments.append((plan.column[source], plan.y[source], plan.y[into], group, index))
+    return segments
 
 
 def _tracks(plan: Placement) -> None:

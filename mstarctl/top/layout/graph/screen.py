@@ -130,9 +130,9 @@ def drawing(view: View, graph: GraphView, walk: str, chosen: str, width: int, he
     """
     for part in (graph, _part(graph, walk)) if walk else (graph,):
         for draw_box in (box, small_box):
-            found = _fitted(view, part, walk, chosen, width, height, draw_box)
-            if found is not None:
-                return found
+            rows = _fitted(view, part, walk, chosen, width, height, draw_box)
+            if rows is not None:
+                return rows
     return None
 
 
@@ -150,49 +150,49 @@ def _part(graph: GraphView, walk: str) -> GraphView:
 def _fitted(
     view: View, graph: GraphView, walk: str, chosen: str, width: int, height: int, draw_box: DrawBox
 ) -> list[Line] | None:
-    found = wires(graph, view.store.edges.values())
+    routes = wires(graph, view.store.edges.values())
     boxes = {node.name: draw_box(view, node, chosen) for node in graph.nodes}
-    boxes |= {end: terminal(end) for wire in found for end in (wire.source, wire.into) if end[:1] in (IN, OUT)}
+    boxes |= {end: terminal(end) for wire in routes for end in (wire.source, wire.into) if end[:1] in (IN, OUT)}
     sizes = {
         key: Size(width=max(row.width for row in rows), height=len(rows), port=rows[0].width)
         for key, rows in boxes.items()
     }
     for extra in (0, 16, 8, 4):  # without extra room first, because nothing else fits where that does not
-        made = place(graph, found, sizes, extra)
-        fits = made.width <= width - 2 and made.height <= height
+        layout = place(graph, routes, sizes, extra)
+        fits = layout.width <= width - 2 and layout.height <= height
         if not extra:
             if not fits:
                 return None
-            smallest = made
+            smallest = layout
         elif fits:
-            return _draw(view, graph, made, boxes, walk, width)
+            return _draw(view, graph, layout, boxes, walk, width)
     return _draw(view, graph, smallest, boxes, walk, width)
 
 
 def _draw(
-    view: View, graph: GraphView, made: GraphLayout, boxes: dict[str, list[Line]], walk: str, width: int
+    view: View, graph: GraphView, layout: GraphLayout, boxes: dict[str, list[Line]], walk: str, width: int
 ) -> list[Line]:
-    shift = max(1, (width - made.width) // 2)
-    canvas = Canvas(width, made.height + 1, view.glyphs)
+    shift = max(1, (width - layout.width) // 2)
+    canvas = Canvas(width, layout.height + 1, view.glyphs)
     lit = {node.name for node in graph.nodes if not walk or walk in node.walks}
-    for frame in made.frames:
+    for frame in layout.frames:
         canvas.frame(frame.x + shift, frame.y, frame.width, frame.height, "frame")
         canvas.put(frame.x + shift + 2, frame.y, f" {safe(frame.name)} "[: frame.width - 4], "dim")
-    for route in made.routes:
+    for route in layout.routes:
         role = _wire_role(route.wire, walk)
         heavy = (route.wire.bytes_s or 0) >= HEAVY_BYTES_S
         for start, end in zip(route.corners, route.corners[1:], strict=False):
             canvas.wire((start[0] + shift, start[1]), (end[0] + shift, end[1]), role, is_heavy=heavy)
     canvas.ink()
-    for route in made.routes:
+    for route in layout.routes:
         _dots(view, canvas, route, shift, walk)
         x, y = route.corners[-1]
         canvas.put(x + shift, y, view.glyphs.arrow_right, _wire_role(route.wire, walk))
-    for key, at in made.boxes.items():
+    for key, at in layout.boxes.items():
         is_lit = key in lit or key[:1] in (IN, OUT)
         for index, row in enumerate(boxes[key]):
             canvas.put_line(at.x + shift, at.y + index, row if is_lit else _off(row))
-    _labels(view, canvas, made, shift)
+    _labels(view, canvas, layout, shift)
     return canvas.lines()
 
 
@@ -220,18 +220,18 @@ def _dots(view: View, canvas: Canvas, route: Route, shift: int, walk: str) -> No
         canvas.put(x0 + at + shift, y, view.glyphs.dot, "flow")
 
 
-def _labels(view: View, canvas: Canvas, made: GraphLayout, shift: int) -> None:
+def _labels(view: View, canvas: Canvas, layout: GraphLayout, shift: int) -> None:
     """Draw rates above streams and chunk policies under the frames that they feed, if there is room."""
-    for route in made.routes:
+    for route in layout.routes:
         (x0, y), (x1, _) = route.corners[route.shown], route.corners[route.shown + 1]
         text = f"{numbers.rate(route.wire.items_s)}/s" if route.wire.items_s is not None else ""
         for x in range(x1 - len(text), x0, -1):
             if text and canvas.is_blank(x + shift - 1, y - 1, len(text) + 2):
                 canvas.put(x + shift, y - 1, text, "value")
                 break
-    frames = sorted(made.frames, key=lambda frame: frame.x)
-    for route in made.routes:
-        at = made.boxes.get(route.wire.into)
+    frames = sorted(layout.frames, key=lambda frame: frame.x)
+    for route in layout.routes:
+        at = layout.boxes.get(route.wire.into)
         if not route.wire.chunk or at is None:
             continue
         frame = next((f for f in frames if f.x < at.x < f.x + f.width and f.y <= at.y < f.y + f.height), None)
@@ -245,7 +245,7 @@ def _labels(view: View, canvas: Canvas, made: GraphLayout, shift: int) -> None:
 
 def listed(view: View, graph: GraphView, walk: str, chosen: str, width: int) -> list[Line]:
     """Draw partitions and nodes as lines with their inputs, for narrow screens and wide graphs."""
-    found = wires(graph, view.store.edges.values())
+    routes = wires(graph, view.store.edges.values())
     names = max((cells(node.name) for node in graph.nodes), default=4) + 1
     rows: list[Line] = []
     partitions = list(dict.fromkeys([*graph.partitions, *(node.partition for node in graph.nodes)]))
@@ -261,15 +261,15 @@ def listed(view: View, graph: GraphView, walk: str, chosen: str, width: int) -> 
             )
         )
         for node in inside:
-            rows.append(_listed(view, node, found, walk, chosen, width, names))
+            rows.append(_listed(view, node, routes, walk, chosen, width, names))
     return rows
 
 
-def _listed(view: View, node: NodeView, found: list[Wire], walk: str, chosen: str, width: int, names: int) -> Line:
+def _listed(view: View, node: NodeView, routes: list[Wire], walk: str, chosen: str, width: int, names: int) -> Line:
     rows = box(view, node, chosen if node.name == chosen else "")
     facts = [fit(rows[0], min(names, width - 2))]
     facts += rows[1:2] if width < 60 else rows[1:]
-    into = [wire for wire in found if wire.into == node.name]
+    into = [wire for wire in routes if wire.into == node.name]
     fed = [
         line(
             (safe(wire.source.lstrip(IN)), view.node_role(wire.source)),
