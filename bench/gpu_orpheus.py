@@ -105,9 +105,9 @@ class Clock:
 
     def _collect(self, running: Any) -> None:
         start = time.perf_counter()
-        for part in running.batches:
-            if part.host_ids is not None:
-                part.host_ids.wait()
+        for launch in running.launches:
+            for part in launch.output.decode:
+                part.drawn.host.wait()
         waited = time.perf_counter()
         result = self.engine.collect(running)
         assert not result.failed, result.failed
@@ -151,16 +151,17 @@ def decode(engine: KVCacheEngine, graphs: DecodeSteps | None, batch: int, steps:
     }
 
 
-def replays(graphs: DecodeSteps, context: int, repeats: int = 60) -> dict[str, Any]:
+def replays(engine: KVCacheEngine, context: int, repeats: int = 60) -> dict[str, Any]:
     """Measure device time of a replay of each bucket and of its parts, with all rows at `context` tokens."""
     import numpy as np
 
-    found = {}
-    for rows in graphs.sizes:
+    found, total = {}, engine.memory().pages_total
+    graphs = engine._runner.graphs.decode if engine._runner.graphs is not None else None
+    for rows in graphs.sizes if graphs is not None else ():
         bucket = graphs.buckets[(rows,)]
-        tables = np.zeros((rows, graphs.tables.ids.shape[1]), dtype=np.int32)
+        tables = np.zeros((rows, graphs.node.pages), dtype=np.int32)
         pages = -(-(context + 1) // 16)
-        if rows * pages >= graphs.tables.pool.total:
+        if rows * pages >= total:
             continue
         tables[:, :pages] = np.arange(rows * pages).reshape(rows, pages)
         bucket.buffers.prepare(AttentionMetadata.of(np.arange(rows), np.full(rows, context), tables))
@@ -279,12 +280,12 @@ def main() -> None:
     )
     engine = KVCacheEngine(SPEC, module, settings)
     phase("engine and graphs", now)
-    graphs = engine._runner.decode
+    graphs = engine._runner.graphs.decode if engine._runner.graphs is not None else None
     assert graphs is not None
     report["graphs"] = {"sizes": graphs.sizes, "capture_s": round(graphs.counts.capture_s, 2)}
     report["kernels"] = engine._runner._attention.origins
     decode(engine, graphs, 1, 40, 100_000)
-    report["replay_ms_at_337"] = replays(graphs, 337)
+    report["replay_ms_at_337"] = replays(engine, 337)
     print(json.dumps(report, indent=1), flush=True)
     save()
     report["decode"] = []
@@ -293,7 +294,7 @@ def main() -> None:
         print(json.dumps(report["decode"][-1]), flush=True)
         save()
     if options.eager:
-        engine._runner.decode = None
+        engine._runner.graphs = None
         report["eager"] = [decode(engine, None, batch, 60, 500_000 + 1000 * batch) for batch in batches]
         print(json.dumps(report["eager"]), flush=True)
     report["snac_ms"] = codec(device)

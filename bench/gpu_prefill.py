@@ -19,8 +19,9 @@ import torch
 from gpu_orpheus import SAMPLING, SPEC, VOCAB, captured, environment, event_ms, random_llama, spread
 
 from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, StepResult
-from mstar_core.engine.cuda_graphs.cache import CaptureSizes
-from mstar_core.engine.cuda_graphs.prefill import PrefillSteps
+from mstar_core.engine.cuda_graphs.cache import CaptureSizes, StepBuckets
+from mstar_core.engine.cuda_graphs.kinds import ids_kind
+from mstar_core.engine.cuda_graphs.ragged import RaggedStep
 from mstar_core.engine.device import prepare_device
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.kv.settings import KVSettings
@@ -145,14 +146,14 @@ def stall(bench: Bench, running: int, arriving: int, tokens: int, repeats: int) 
     }
 
 
-def replays(prompts: PrefillSteps, engine: KVCacheEngine) -> dict[str, Any]:
+def replays(prompts: StepBuckets[RaggedStep], engine: KVCacheEngine) -> dict[str, Any]:
     """Measure device time of a replay of each bucket, full of 45-token prompts, and of one layer's attention."""
     found: dict[str, Any] = {}
-    for size in prompts.sizes:
-        bucket = prompts.buckets[(size,)]
+    for key in prompts.sizes:
+        bucket, size = prompts[key], key[0]
         rows = size // 45
         tables = np.arange(rows * 3, dtype=np.int32).reshape(rows, 3)
-        wide = np.zeros((rows, engine._memory.tables.ids.shape[1]), dtype=np.int32)
+        wide = np.zeros((rows, engine.memory().pages_total), dtype=np.int32)
         wide[:, :3] = tables
         from mstar_core.engine.steps.attention import AttentionMetadata
 
@@ -246,9 +247,9 @@ def main() -> None:
         run["first_ids"] = [first_ids(bench, rows, tokens, options.repeats) for rows, tokens in SHAPES]
         run["stall"] = [stall(bench, 32, arriving, 45, options.repeats) for arriving in (1, 8, 32)]
         run["counters"], run["pages_left"] = engine.counters(), engine.memory().pages_used
-        own = engine._runner.prefill
-        if prompts and own is not None and budget == 2048:
-            run["replays"] = replays(own, engine)
+        graphs = engine._runner.graphs
+        if prompts and graphs is not None and budget == 2048:
+            run["replays"] = replays(graphs.passes.buckets_of(ids_kind("tokens", torch.int64)), engine)
         report["runs"].append(run)
         if options.out:
             options.out.write_text(json.dumps(report, indent=1) + "\n")
@@ -263,7 +264,7 @@ def main() -> None:
                 f"{name} {budget}: 32 rows + {each['arriving']}: quiet {each['quiet_step_ms']['p50']:.2f}"
                 f" longest {each['longest_gap_ms']['p50']:.2f} lost {each['time_lost_ms']['p50']:.2f} ms"
             )
-        del engine, bench, own
+        del engine, bench, graphs
         torch.cuda.empty_cache()
     print(json.dumps({"replays": [run.get("replays") for run in report["runs"]]}))
     print(json.dumps([run["counters"] for run in report["runs"]]))

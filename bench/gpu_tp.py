@@ -94,7 +94,7 @@ def compile_ahead(device: torch.device, slots: int) -> None:
 
 def measured(engine: KVCacheEngine, batches: list[int], steps: int) -> list[dict[str, Any]]:
     """Measure decode steps of each batch, after a short run that warms up."""
-    graphs = engine._graphs.decode if engine._graphs is not None else None
+    graphs = engine._runner.graphs.decode if engine._runner.graphs is not None else None
     decode(engine, graphs, 1, 20, 1)
     return [decode(engine, graphs, batch, steps, 1000 * (1 + index)) for index, batch in enumerate(batches)]
 
