@@ -12,6 +12,8 @@ import msgspec
 import numpy as np
 import torch
 
+from mstar_core.graph.declare.sampling import SamplingParams
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -58,24 +60,12 @@ class WireTensor(msgspec.Struct, frozen=True, array_like=True):
         return torch.frombuffer(bytearray(self.data), dtype=torch.uint8).view(dtype).view(self.shape)
 
 
-class Draw(msgspec.Struct, frozen=True, array_like=True):
-    """Sampling parameters of a slot; the fields are those of `SamplingParams`."""
-
-    slot: int
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    repetition_penalty: float
-    seed: int
-
-
 class SlotState(msgspec.Struct, frozen=True, tag="state", kw_only=True):
-    """Page tables and sampling parameters that changed since the last plan. tables: slot -> page ids, int32."""
+    """Page tables and sampling parameters by slot that changed since the last plan. tables: page ids, int32."""
 
     node: str
     tables: dict[int, bytes] = {}
-    draws: list[Draw] = []
+    draws: dict[int, SamplingParams] = {}
 
 
 class SlotsChanged(msgspec.Struct, frozen=True, tag="slots", kw_only=True):

@@ -27,7 +27,7 @@ class SlotChanges:
     """Host changes that the device arrays do not have yet; None where there are none.
 
     moved: int64 [2, n], slots and their last ids. armed: int64 [n, 1 + width], slots and their stop ids. blank: int64
-    [n], slots whose seen ids are cleared. met: int64 [n], flat indices of seen ids.
+    [n], slots whose seen ids and counts are cleared. met: int64 [n], flat indices of seen ids.
     """
 
     moved: np.ndarray | None = None
@@ -39,11 +39,12 @@ class SlotChanges:
 class Slots:
     """Per-slot state of every sequence.
 
-    Host: last, left, drawn, key int64 [slots]; next_position int64 [slots], or float64 at a node with float positions;
-    history int32 [slots, max_tokens + 1] (ids in cache order up to the sequence's length, NO_ID for tokens that are no
-    ids); stop_ids int64 [slots + 1, width], padded with NO_ID.
+    Host: last, left, drawn, key int64 [slots]; adjusts bool [slots], see `SamplingParams`; next_position int64 [slots],
+    or float64 at a node with float positions; history int32 [slots, max_tokens + 1] (ids in cache order up to the
+    sequence's length, NO_ID for tokens without an id); stop_ids int64 [slots + 1, width], padded with NO_ID.
     Device: device_last int64 [slots + 1]; device_seen bool [slots + 1, vocab]; device_stop_ids as on the host;
-    device_stopped bool [slots + 1]. The last entry is a spare slot for the padding of captured steps.
+    device_stopped bool [slots + 1]; device_counts int32 [slots + 1, vocab], how often each id was drawn, allocated when
+    the first request depends on it. The last entry is a spare slot for the padding of captured steps.
     `flush` copies the host's changes to the device in a fixed number of calls.
     on_changes, on_copy: called before the device arrays change, for the followers of a tensor-parallel group.
     """
@@ -63,10 +64,12 @@ class Slots:
         self.history = np.empty((count, max_tokens + 1), dtype=np.int32)
         self.stop_ids = np.full((count + 1, _STOP_WIDTH), NO_ID, dtype=np.int64)
         self.sampling: list[SamplingParams] = [SamplingParams()] * count
+        self.adjusts = np.zeros(count, dtype=np.bool_)
         self.device_last = torch.full((count + 1,), NO_ID, dtype=torch.int64, device=device)
         self.device_seen = torch.zeros((count + 1, vocab), dtype=torch.bool, device=device)
         self.device_stop_ids = torch.from_numpy(self.stop_ids.copy()).to(device)
         self.device_stopped = torch.zeros(count + 1, dtype=torch.bool, device=device)
+        self._counts: torch.Tensor | None = None
         self._free = list(range(count - 1, -1, -1))
         self._moved: dict[int, int] = {}
         self._armed: dict[int, None] = {}
@@ -81,9 +84,21 @@ class Slots:
         return self.count
 
     @property
+    def vocab(self) -> int:
+        """Ids of the node's vocabulary; 0 for a node that does not sample."""
+        return self.device_seen.shape[1]
+
+    @property
     def used(self) -> int:
         """Slots that requests hold."""
         return self.count - len(self._free)
+
+    @property
+    def device_counts(self) -> torch.Tensor:
+        """Counts of drawn ids, int32 [slots + 1, vocab]. Steps that adjust logits read and update them."""
+        if self._counts is None:
+            self._counts = torch.zeros(self.device_seen.shape, dtype=torch.int32, device=self.device)
+        return self._counts
 
     def take(self, count: int, sampling: SamplingParams) -> list[int] | None:
         """Take fresh slots for one request. None if there are not that many."""
@@ -93,6 +108,7 @@ class Slots:
         for slot in taken:
             self._clear(slot)
             self.sampling[slot] = sampling
+        self.adjusts[taken] = sampling.adjusts
         return taken
 
     def give_back(self, slots: Sequence[int]) -> None:
@@ -114,28 +130,44 @@ class Slots:
         """Copy the device state of slot `source` to slot `into`."""
         self.device_last[into] = self.device_last[source]
         self.device_seen[into] = self.device_seen[source]
+        if self._counts is not None:
+            self._counts[into] = self._counts[source]
 
-    def export(self, slot: int, length: int) -> tuple[np.ndarray, torch.Tensor | None]:
-        """Return the ids of a slot's first `length` tokens, int32, and its seen ids, bool [vocabulary].
+    def export(self, slot: int, length: int) -> tuple[np.ndarray, torch.Tensor | None, torch.Tensor | None]:
+        """Return the ids of a slot's first `length` tokens, int32, its seen ids, bool [vocabulary], and their counts.
 
-        The latter are None where no penalty reads them.
+        The latter two are None where no penalty reads them. The counts are int32 [vocabulary].
         """
-        seen = None
-        if self.device_seen.shape[1] and self.sampling[slot].repetition_penalty != 1:
+        seen = counts = None
+        if self.device_seen.shape[1]:
             self.flush()
-            seen = self.device_seen[slot].clone()
-        return self.history[slot, :length].copy(), seen
+            sampling = self.sampling[slot]
+            seen = self.device_seen[slot].clone() if sampling.repetition_penalty != 1 else None
+            counts = self.device_counts[slot].clone() if sampling.counts else None
+        return self.history[slot, :length].copy(), seen, counts
 
     def restore(
-        self, slot: int, *, last: int, drawn: int, position: int | float, history: np.ndarray, seen: torch.Tensor | None
+        self,
+        slot: int,
+        *,
+        last: int,
+        drawn: int,
+        position: int | float,
+        history: np.ndarray,
+        seen: torch.Tensor | None,
+        counts: torch.Tensor | None = None,
     ) -> None:
         """Set the state of a slot as `export` found it on another rank."""
         self.next_position[slot], self.drawn[slot] = position, drawn
         self.history[slot, : len(history)] = history
         self.set_last(slot, last)
-        if seen is not None and self.device_seen.shape[1]:
-            self.flush()
+        if not self.device_seen.shape[1]:
+            return
+        self.flush()
+        if seen is not None:
             self.device_seen[slot] = upload(seen, self.device)
+        if counts is not None:
+            self.device_counts[slot] = upload(counts, self.device)
 
     def position(self, slot: int) -> int | float:
         """Return the position of a slot's next token."""
@@ -189,7 +221,10 @@ class Slots:
             self.device_stop_ids.index_copy_(0, facts[:, 0], facts[:, 1:])
             self.device_stopped.index_fill_(0, facts[:, 0], False)
         if changes.blank is not None:
-            self.device_seen.index_fill_(0, upload(changes.blank, self.device), False)
+            blank = upload(changes.blank, self.device)
+            self.device_seen.index_fill_(0, blank, False)
+            if self._counts is not None:
+                self._counts.index_fill_(0, blank, 0)
         if changes.met is not None:
             self.device_seen.view(-1).index_fill_(0, upload(changes.met, self.device), True)
 

@@ -16,10 +16,10 @@ from mstar_core.engine.attention.staging import Staging
 from mstar_core.engine.attention.static import AttentionBuffers
 from mstar_core.engine.cache import slot_update
 from mstar_core.engine.cuda_graphs.cache import Size, StaticStep
-from mstar_core.engine.sampling import rng
-from mstar_core.engine.sampling.logit_subset import Columns
-from mstar_core.engine.sampling.static_sampler import StaticSampler, parameter_fields, parameter_values
+from mstar_core.engine.sampling.columns import columns, fields, states
+from mstar_core.engine.sampling.sampler import Sampler
 from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
+from mstar_core.layers import rng
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -51,15 +51,12 @@ class DecodeStep(StaticStep[dict[str, "Tensor"]]):
         self._node = node
         self._count = count
         device = node.slots.device
-        self._parameters = Staging(parameter_fields(count), device)
+        self._parameters = Staging({"slots": (torch.int64, count), **fields(count)}, device)
         shape = AttentionShape(sequences=count, tokens=1, pages=node.tables.ids.shape[1], causal=True)
         own = {"positions": (node.slots.position_dtype, count), "chance": (torch.float64, count)}
         if node.rows is not None:
             own |= node.rows.fields(count)
         self.buffers = AttentionBuffers(node.attention.static(shape), device, own)
-        self.sampler = StaticSampler(
-            count, node.columns, node.slots, self._parameters.device, self.buffers.device["chance"], sees=node.sees
-        )
         self._batch: DecodeBatch | None = None
         self._states = self._random = _NONE
         self.park()
@@ -91,8 +88,11 @@ class DecodeStep(StaticStep[dict[str, "Tensor"]]):
     def _load_parameters(self, batch: DecodeBatch | None) -> None:
         slots = self._node.slots
         rows = _NONE if batch is None else batch.slots
-        values, self._states = parameter_values(self._count, rows, [slots.sampling[row] for row in rows], slots.spare)
-        self._parameters.put(values)
+        params = [slots.sampling[row] for row in rows]
+        self._states = states(params)
+        padded = np.full(self._count, slots.spare, dtype=np.int64)
+        padded[: len(rows)] = rows
+        self._parameters.put({"slots": padded, **columns(params, self._count)})
         if self._node.rows is not None:
             self._random = self._node.rows.random_states(rows)
         self._batch = batch
@@ -106,11 +106,16 @@ class DecodeStep(StaticStep[dict[str, "Tensor"]]):
         self.buffers.reset()
         outputs = node.module(kv=self.buffers.view, positions=self.buffers.device["positions"], **ports)
         self.buffers.reset()
-        drawn = self.sampler.draw(node.module.head(outputs["hidden"]))
+        drawn = self.draw(node.module.head(outputs["hidden"]))
         if node.rows is not None:
             node.rows.store(rows, ports, outputs, node.slots.device_stopped.index_select(0, rows))
         kept = {port: value for port, value in outputs.items() if value.dim() and value.shape[0] == self._count}
-        return {**kept, DRAWN: slot_update.commit_ids(node.slots, rows, drawn, sees=node.sees)}
+        return {**kept, DRAWN: node.sampler.store(self._parameters.device, rows, drawn, tracked=self._count)}
+
+    def draw(self, logits: Tensor) -> Tensor:
+        """Draw ids from logits [count, columns] at this step's points: int64 [count]."""
+        columns = self._parameters.device
+        return self._node.sampler.draw(logits, columns, self.buffers.device["chance"], columns["slots"])
 
 
 class DecodeSteps:
@@ -136,8 +141,7 @@ class DecodeSteps:
         self.tables = tables
         self.rows = rows
         self.id_port = id_port
-        self.columns = Columns(spec, vocab, slots.device)
-        self.sees = spec.sampling.history != "none"
+        self.sampler = Sampler(spec, slots)
         self.counts = cache.counts
         self.buckets = cache.buckets(
             lambda size: DecodeStep(self, size[0]),
@@ -165,7 +169,7 @@ class DecodeSteps:
         if self._stop_ids is not self.slots.device_stop_ids:  # they moved to a wider array
             self._stop_ids = self.slots.device_stop_ids
             self.buckets.rebuild()
-        largest = self.buckets.largest
+        largest = None if batch.adjusts else self.buckets.largest
         self.counts.misses += largest is None or len(batch.slots) > largest[0]
         return [] if largest is None else batch.split(largest[0], self.slots)
 

@@ -15,9 +15,10 @@ import torch
 from mstar_core.engine.attention.static import AttentionBuffers
 from mstar_core.engine.cuda_graphs.cache import StaticStep
 from mstar_core.engine.cuda_graphs.decode import up_to
-from mstar_core.engine.sampling import rng
-from mstar_core.engine.sampling.static_sampler import StaticSampler, parameter_fields, parameter_values
+from mstar_core.engine.sampling.columns import columns, states
+from mstar_core.engine.sampling.columns import fields as column_fields
 from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
+from mstar_core.layers import rng
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,15 +47,13 @@ class PrefillStep(StaticStep["Tensor"]):
             "positions": (node.slots.position_dtype, tokens),
             "ends": (torch.int64, prompts),
             "chance": (torch.float64, prompts),
+            "slots": (torch.int64, prompts),
+            **column_fields(prompts),
         }
         shape = AttentionShape(
             sequences=prompts, tokens=tokens, pages=node.tables.ids.shape[1], causal=True, is_ragged=True
         )
-        self.buffers = AttentionBuffers(
-            node.attention.static(shape), node.slots.device, fields | parameter_fields(prompts)
-        )
-        own = self.buffers.device
-        self._sampler = StaticSampler(prompts, node.columns, node.slots, own, own["chance"], sees=node.sees)
+        self.buffers = AttentionBuffers(node.attention.static(shape), node.slots.device, fields)
         self.load([])
 
     @property
@@ -75,27 +74,25 @@ class PrefillStep(StaticStep["Tensor"]):
             ids[start:end] = forward.ports[self._node.id_port].narrow(0, forward.done, chunk.count).numpy()
             first = forward.position + forward.done
             positions[start:end] = first + np.arange(chunk.count)
-        chosen = [slots.sampling[row] for row in rows]
+        params = [slots.sampling[row] for row in rows]
         samples = np.array([chunk.samples for chunk in chunks], dtype=np.bool_)
-        values, states = parameter_values(self._prompts, np.where(samples, rows, slots.spare), chosen, slots.spare)
-        values |= {"ids": ids, "positions": positions, "ends": starts[1:] - 1}
-        values["chance"] = rng.uniform_host(states, slots.drawn[rows])
+        padded = np.full(self._prompts, slots.spare, dtype=np.int64)
+        padded[: len(rows)] = np.where(samples, rows, slots.spare)
+        values = {"ids": ids, "positions": positions, "ends": starts[1:] - 1, "slots": padded}
+        values |= columns(params, self._prompts)
+        values["chance"] = rng.uniform_host(states(params), slots.drawn[rows])
         self.buffers.prepare(metadata, values)
 
     def forward(self) -> Tensor:
         """Run the prefill. Returns drawn ids, int64 [prompts]."""
         node, own = self._node, self.buffers.device
-        slots = node.slots
         ports: dict[str, Tensor] = {node.id_port: own["ids"]}
         self.buffers.reset()
         hidden = node.module(kv=self.buffers.view, positions=own["positions"], **ports)["hidden"]
         self.buffers.reset()
-        drawn = self._sampler.draw(node.module.head(hidden.index_select(0, own["ends"])))
-        slots.device_last.index_copy_(0, own["slots"], drawn)
-        if node.sees:
-            flat = own["slots"] * slots.device_seen.shape[1] + drawn.clamp(min=0)
-            slots.device_seen.view(-1).index_fill_(0, flat, True)
-        return drawn
+        logits = node.module.head(hidden.index_select(0, own["ends"]))
+        drawn = node.sampler.draw(logits, own, own["chance"], own["slots"])
+        return node.sampler.store(own, own["slots"], drawn)
 
 
 class PrefillSteps:
@@ -136,6 +133,8 @@ class PrefillSteps:
         if not forward.is_ids or forward.attend.mask != "causal" or forward.attend.positions != "running":
             return False
         if not forward.attend.write or chunk.wants or chunk.count > self.most_tokens:
+            return False
+        if chunk.samples and self._node.slots.adjusts[chunk.branch.slot]:
             return False
         # A general loop keeps its drawn id on the device, where the next replay would overwrite it.
         return not chunk.samples or job is None or job.loop is None

@@ -6,13 +6,13 @@ Shared by the scheduler, the model runner and the CUDA graphs; holds no policy a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
 
-from mstar_core.engine.sampling.sampler import SamplingRows
+from mstar_core.engine.sampling.sampler import UploadedColumns
 from mstar_core.engine.transfers import contiguous_runs, upload
 
 if TYPE_CHECKING:
@@ -63,7 +63,8 @@ class DecodeBatch:
     """Branches in resident loops, one token each. Rebuilt when membership changes, else reused.
 
     reports: ports other than the id that loops emit; to_host: those that the engine copies to the host.
-    random_states: of the sequences, see `LoopRows`; None until a step needs them.
+    adjusts: the sampling of one of them adjusts logits. random_states: of the sequences, see `LoopRows`; None until a
+    step needs them.
     """
 
     branches: list[Branch]
@@ -71,8 +72,9 @@ class DecodeBatch:
     keys: np.ndarray
     reports: frozenset[str]
     to_host: frozenset[str] = frozenset()
+    adjusts: bool = False
     random_states: np.ndarray | None = None
-    _device: tuple[Tensor, SamplingRows] | None = None
+    _device: tuple[Tensor, UploadedColumns] | None = None
     _parts: tuple[int, list[DecodeBatch]] = field(default_factory=lambda: (0, []))
 
     def only(self, index: int, slots: Slots) -> DecodeBatch:
@@ -88,10 +90,10 @@ class DecodeBatch:
             self._parts = size, [decode_batch(self.branches[start : start + size], slots) for start in starts]
         return self._parts[1]
 
-    def on_device(self, slots: Slots) -> tuple[Tensor, SamplingRows]:
+    def on_device(self, slots: Slots) -> tuple[Tensor, UploadedColumns]:
         """Return slots (int64 [n]) and sampling parameters on the device, for an uncaptured step."""
         if self._device is None:
-            self._device = upload(self.slots, slots.device), sampling_parameters(self.slots, slots)
+            self._device = upload(self.slots, slots.device), sampling_columns(self.slots, slots)
         return self._device
 
 
@@ -103,22 +105,15 @@ def decode_batch(branches: list[Branch], slots: Slots) -> DecodeBatch:
         branches=branches,
         slots=indices,
         keys=slots.key[indices],
+        adjusts=bool(slots.adjusts[indices].any()),
         reports=frozenset[str]().union(*(loop.emit for loop in loops)),
         to_host=frozenset[str]().union(*(loop.host_emit for loop in loops)),
     )
 
 
-def sampling_parameters(indices: np.ndarray, slots: Slots) -> SamplingRows:
-    """Return the sampling parameters of these slots on the device, without waiting for the device."""
-    made = SamplingRows.of([slots.sampling[slot] for slot in indices], torch.device("cpu"))
-    if slots.device.type == "cpu":
-        return made
-    columns = {
-        each.name: upload(value, slots.device)
-        for each in fields(made)
-        if isinstance(value := getattr(made, each.name), torch.Tensor)
-    }
-    return replace(made, **columns)  # type: ignore[arg-type]  # only its tensors are replaced
+def sampling_columns(indices: np.ndarray, slots: Slots) -> UploadedColumns:
+    """Return the sampling parameters of these slots on the device."""
+    return UploadedColumns.of([slots.sampling[slot] for slot in indices], slots.device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +127,7 @@ class Draws:
     slots: np.ndarray
     tracked: int = 0
     ends: np.ndarray | None = None
-    device: tuple[Tensor, SamplingRows] | None = None
+    device: tuple[Tensor, UploadedColumns] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

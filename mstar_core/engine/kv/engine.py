@@ -42,6 +42,7 @@ from mstar_core.engine.module import node_module
 from mstar_core.engine.runner import NodeRunner
 from mstar_core.engine.transfers import HostCopy
 from mstar_core.errors import ConfigError, EngineError, TooLarge
+from mstar_core.graph.declare.sampling import check_biased
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -223,6 +224,8 @@ class KVCacheEngine(NodeRunner):
         if handle in self._queue.requests:
             raise EngineError(f"handle {handle} is already open at node {self.name}", node=self.name)
         assert self._spec.kv is not None
+        if sampling.logit_bias:
+            check_biased(sampling.logit_bias, self._memory.slots.vocab)
         self._candidates.check_count(rows)
         names, pool, tables = self._spec.kv.branches, self._memory.pool, self._memory.tables
         limit = tables.max_tokens * len(names) * rows

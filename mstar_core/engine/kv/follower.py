@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from mstar_core.engine.attention.staging import Staging
-from mstar_core.engine.base import SamplingParams
 from mstar_core.engine.cache.page_table import PageCopy
 from mstar_core.engine.cache.slots import SlotChanges
 from mstar_core.engine.kv.batch import Draws, PlainForward
@@ -125,15 +124,8 @@ class NodeFollower:
             pages = np.frombuffer(data, dtype=tables.ids.dtype)
             tables.ids[slot, : len(pages)] = pages
             tables.ids[slot, len(pages) :] = pages[0] if len(pages) else 0
-        for draw in plan.draws:
-            slots.sampling[draw.slot] = SamplingParams(
-                temperature=draw.temperature,
-                top_p=draw.top_p,
-                top_k=draw.top_k,
-                min_p=draw.min_p,
-                repetition_penalty=draw.repetition_penalty,
-                seed=draw.seed,
-            )
+        for slot, sampling in plan.draws.items():
+            slots.sampling[slot] = sampling
 
     def _forward(self, plan: plans.Forward) -> PlainForward:
         slots = self._memory.slots

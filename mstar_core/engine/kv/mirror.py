@@ -196,14 +196,9 @@ class LeaderMirror:
         self._sent[found] = tables.ids[found]
         self._sent_count[found] = tables.count[found]
         pages = {int(slot): tables.ids[slot, : tables.count[slot]].tobytes() for slot in found}
-        draws = []
-        for slot in drawn.tolist():
-            own = slots.sampling[slot]
-            if self._draws.get(slot) is not own:
-                self._draws[slot] = own
-                draws.append(
-                    plans.Draw(slot, own.temperature, own.top_p, own.top_k, own.min_p, own.repetition_penalty, own.seed)
-                )
+        sampling = {slot: slots.sampling[slot] for slot in drawn.tolist()}
+        draws = {slot: params for slot, params in sampling.items() if self._draws.get(slot) is not params}
+        self._draws |= draws
         if pages or draws:
             self._sender.add(plans.SlotState(node=self._node, tables=pages, draws=draws))
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
-from mstar_core.engine.cache import slot_update
 from mstar_core.engine.cache.saved_pages import SavedPages
 from mstar_core.engine.failures import node_error
 from mstar_core.engine.kv.batch import (
@@ -21,11 +20,10 @@ from mstar_core.engine.kv.batch import (
     Draws,
     PlainForward,
     ScheduledChunk,
-    sampling_parameters,
+    sampling_columns,
 )
 from mstar_core.engine.kv.inputs import id_port, packed_ports, packed_positions
-from mstar_core.engine.sampling import sampler
-from mstar_core.engine.sampling.logit_subset import Columns
+from mstar_core.engine.sampling.sampler import Sampler
 from mstar_core.engine.steps.attention import AttentionMetadata, starts_of
 from mstar_core.engine.transfers import HostCopy, upload
 from mstar_core.errors import EngineError
@@ -90,10 +88,9 @@ class ModelRunner:
         self.passes: LoopPassSteps | None = None
         self.prompts: PromptSteps | None = None
         self.id_port = id_port(spec)
-        self._history = spec.sampling.history if spec.sampling else "none"
         self._row_ports = frozenset(spec.row_ports)
         self._fixed_ranks = fixed_ranks(spec)
-        self._columns = Columns(spec, self._slots.device_seen.shape[1], self._slots.device)
+        self._sampler = Sampler(spec, self._slots)
 
     def run(self, decode: DecodeBatch | None, chunks: Sequence[ScheduledChunk]) -> list[BatchOutput]:
         """Run one step. A sequence that fails is reported in its output; the others are computed and committed."""
@@ -280,7 +277,7 @@ class ModelRunner:
             branches = [*(decode.branches if decode else ()), *(chunk.branch for chunk in chunks)]
             self._faults([branch.request.handle for branch in branches])
         wants_logits = any(LOGITS in chunk.wants for chunk in chunks)
-        if wants_logits and self._columns.are_some and self.mirror is not None:
+        if wants_logits and self._sampler.subset.are_some and self.mirror is not None:
             raise _no_logits(self._spec.name)  # before the group has begun the forward
         ports, positions = self._packed(decode, chunks)
         draws = self._draws(decode, chunks, int(positions.shape[-1]))
@@ -299,7 +296,7 @@ class ModelRunner:
         view = self._attention.plan(step.attention)
         outputs = self._module(kv=view, positions=step.positions, **step.ports)
         if step.wants_logits and LOGITS not in outputs:
-            if self._columns.are_some:
+            if self._sampler.subset.are_some:
                 raise _no_logits(self._spec.name)
             outputs[LOGITS] = self._module.head(outputs["hidden"]).float()
         return outputs
@@ -393,24 +390,10 @@ class ModelRunner:
         slots, indices, hidden = self._slots, draws.slots, outputs["hidden"]
         if draws.ends is not None:
             hidden = hidden.index_select(0, upload(draws.ends, hidden.device))
-        device_slots, sampling = draws.device or (upload(indices, slots.device), sampling_parameters(indices, slots))
-        logits = self._module.head(hidden)
-        if logits.dtype != torch.float32 or self._columns.has_suppressed:
-            logits = logits.to(torch.float32, copy=True)
-        logits = self._columns.suppress(logits)
-        is_penalised = sampling.is_penalised and self._history != "none"
-        seen = self._columns.seen(slots.device_seen.index_select(0, device_slots)) if is_penalised else None
-        counter = upload(slots.drawn[indices], slots.device) if not sampling.all_greedy else device_slots
-        ids = self._columns.drawn(sampler.sample(logits, sampling, seen, counter))
-        if draws.tracked:
-            # Sequences that stopped in a step not yet collected repeat their last id.
-            count, own = draws.tracked, device_slots[: draws.tracked]
-            drawn = slot_update.commit_ids_plainly(slots, own, ids[:count], sees=False)
-            ids = torch.cat([drawn, ids[count:]]) if len(ids) > count else drawn
-        slots.device_last.index_copy_(0, device_slots, ids)
-        if is_penalised:
-            slots.device_seen[device_slots, ids] = True
-        return ids
+        device_slots, sampling = draws.device or (upload(indices, slots.device), sampling_columns(indices, slots))
+        chance = upload(sampling.chance(slots.drawn[indices]), slots.device)
+        ids = self._sampler.draw(self._module.head(hidden), sampling.columns, chance, device_slots)
+        return self._sampler.store(sampling.columns, device_slots, ids, draws.tracked)
 
     # -- outputs -----------------------------------------------------------------------------------------------------
 

@@ -61,7 +61,7 @@ class Moves:
         slot, slots, tables = branch.slot, self._memory.slots, self._memory.tables
         length = int(tables.length[slot])
         with torch.inference_mode():
-            history, seen = slots.export(slot, length)
+            history, seen, counts = slots.export(slot, length)
             pages = tables.pages(slot)[: tables.pool.pages_for(length)]
             state = CacheState(
                 length=length,
@@ -70,6 +70,7 @@ class Moves:
                 drawn=int(slots.drawn[slot]),
                 history=torch.from_numpy(history),
                 seen=seen,
+                counts=counts,
                 pages=self._runner.gather_pages(pages) if pages else (),
                 last_values={p: v for p, v in branch.request.last_values.items() if p in export.carried},
             )
@@ -89,6 +90,7 @@ class Moves:
                 position=state.position,
                 history=state.history.numpy(),
                 seen=state.seen,
+                counts=state.counts,
             )
         branch.chain.is_open = False  # its page keys stay behind
         branch.request.last_values.update(state.last_values)

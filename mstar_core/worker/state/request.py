@@ -10,9 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mstar_core.engine.base import Handle, JobKey, SamplingParams
+import msgspec
+
+from mstar_core.engine.base import Handle, JobKey
 from mstar_core.engine.runner import NodeRunner
 from mstar_core.graph.declare.nodes import PARAM_PREFIX, Sampling
+from mstar_core.graph.declare.sampling import NAMES, SamplingParams
 from mstar_core.graph.runtime.actions import Iteration, Key
 from mstar_core.messages.flow import CacheMoved, Value
 from mstar_core.messages.work import Move, OpenRequest, RunWalk
@@ -328,18 +331,8 @@ def sampling_params(sampling: Sampling | None, values: Mapping[str, Any], seed: 
     if sampling is None:
         return SamplingParams(seed=seed)
 
-    def value(name: str, default: float) -> float:
-        found = values.get(sampling.prefix + name)
-        return default if found is None else float(found)
-
-    return SamplingParams(
-        temperature=value("temperature", 0.0),
-        top_p=value("top_p", 1.0),
-        top_k=int(value("top_k", 0)),
-        min_p=value("min_p", 0.0),
-        repetition_penalty=value("repetition_penalty", 1.0),
-        seed=seed,
-    )
+    sent = {name: value for name in NAMES if (value := values.get(sampling.prefix + name)) is not None}
+    return msgspec.convert({**sent, "seed": seed}, SamplingParams)
 
 
 def opened(message: OpenRequest, params_type: type[Any], now: float) -> WorkerRequest:
