@@ -3,8 +3,8 @@
 Run from the repository root: `python bench/gpu_draw.py [--rows 1,8,32,64,128] [--before FILE] [--out FILE]`. Logits are
 bfloat16 normals: `flat` with a deviation of 1.1, as random weights of Orpheus' shapes give them, `peaked` with 5.
 Each graph draws from several sets of logits in turn; the time is that of a replay by events over its draws, the
-median of the repetitions. `--before` names a file with another NucleusSampler that takes float32 logits; it is timed
-in the same run with the conversion that it needs, and without.
+median of the repetitions. `--before` names a file with another form of the module `top_p` that takes float32 logits; it
+is timed in the same run with the conversion that it needs, and without.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from typing import Any
 
 import torch
 
-from mstar_core.engine.sampling.top_p import NucleusSampler
+from mstar_core.engine.base import SamplingParams
+from mstar_core.engine.sampling import top_p
+from mstar_core.engine.sampling.sampler import UploadedColumns
 
 VOCABULARIES = {"full": 156940, "restricted": 28673}
 SPREADS = {"flat": 1.1, "peaked": 5.0}
@@ -28,21 +30,16 @@ SETS, DRAWS_SEEN, REPEATS = 4, 600, 40
 BEFORE, CONVERTED = "before, float32 given", "before, with the conversion"
 
 
-def inputs(rows: int, vocab: int, spread: float, device: torch.device) -> tuple[list[torch.Tensor], dict[str, Any]]:
+def inputs(rows: int, vocab: int, spread: float, device: torch.device) -> tuple[list[torch.Tensor], tuple[Any, ...]]:
     """Return sets of logits and the other arguments of a draw."""
     generator = torch.Generator(device).manual_seed(rows + vocab)
     logits = [torch.randn(rows, vocab, generator=generator, device=device) * spread for _ in range(SETS)]
     seen = torch.zeros(rows, vocab, dtype=torch.bool, device=device)
     seen.scatter_(1, torch.randint(0, vocab, (rows, DRAWS_SEEN), generator=generator, device=device), True)
-    rest = {
-        "seen": seen,
-        "slots": torch.arange(rows, device=device),
-        "penalty": torch.full((rows,), PENALTY, device=device),
-        "temperature": torch.full((rows,), TEMPERATURE, device=device),
-        "top_p": torch.full((rows,), TOP_P, dtype=torch.float64, device=device),
-        "greedy": torch.zeros(rows, dtype=torch.bool, device=device),
-        "chance": torch.rand(rows, generator=generator, dtype=torch.float64, device=device),
-    }
+    params = SamplingParams(temperature=TEMPERATURE, top_p=TOP_P, repetition_penalty=PENALTY)
+    columns = UploadedColumns.of([params] * rows, device).columns
+    chance = torch.rand(rows, generator=generator, dtype=torch.float64, device=device)
+    rest = (columns, chance, torch.arange(rows, device=device), seen, None)
     return [each.bfloat16() for each in logits], rest
 
 
@@ -84,26 +81,24 @@ def parts(work: Callable[[int], Any]) -> dict[str, float]:
 
 
 def sampler_of(path: Path) -> Any:
-    """The class NucleusSampler of another file."""
+    """Return the module `top_p` of another file."""
     spec = importlib.util.spec_from_file_location("nucleus_before", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.NucleusSampler
+    return module
 
 
 def measure(rows: int, vocab: int, spread: float, before: Any, device: torch.device) -> dict[str, Any]:
     """Measure one size: microseconds per draw now and before, the fraction of equal ids, and the kernels."""
     logits, rest = inputs(rows, vocab, spread, device)
-    now = NucleusSampler(rows, vocab, device)
     found: dict[str, Any] = {}
-    found["now_us"], ids = timed(lambda index: now.draw(logits[index], **rest))
-    found["kernels_us"] = parts(lambda index: now.draw(logits[index], **rest))
+    found["now_us"], ids = timed(lambda index: top_p.draw(logits[index], *rest))
+    found["kernels_us"] = parts(lambda index: top_p.draw(logits[index], *rest))
     if before is not None:
-        old = before(rows, vocab, device)
         wide = [each.float() for each in logits]
-        found["before_us"], old_ids = timed(lambda index: old.draw(wide[index], **rest))
-        found["before_with_conversion_us"], _ = timed(lambda index: old.draw(logits[index].float(), **rest))
+        found["before_us"], old_ids = timed(lambda index: before.draw(wide[index], *rest))
+        found["before_with_conversion_us"], _ = timed(lambda index: before.draw(logits[index].float(), *rest))
         found["equal_ids"] = float((torch.stack(ids) == torch.stack(old_ids)).double().mean())
     return found
 

@@ -166,7 +166,7 @@ def replays(engine: KVCacheEngine, context: int, repeats: int = 60) -> dict[str,
         tables[:, :pages] = np.arange(rows * pages).reshape(rows, pages)
         bucket.buffers.prepare(AttentionMetadata.of(np.arange(rows), np.full(rows, context), tables))
         logits = torch.randn(rows, VOCAB, device="cuda") * 2
-        parts = {"step": bucket.graph.replay, "draw": captured(lambda b=bucket, x=logits: b.sampler.draw(x))}
+        parts = {"step": bucket.graph.replay, "draw": captured(lambda b=bucket, x=logits: b.draw(x))}
         found[str(rows)] = {name: event_ms(call, repeats) for name, call in parts.items()}
         bucket.park()
     return found

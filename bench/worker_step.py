@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from mstar_core.engine.base import Done, Handle, Job, LoopStep, MemoryUse, Pressure, SamplingParams, StepResult
-from mstar_core.engine.runner import Running
+from mstar_core.engine.base import Done, Handle, Job, LoopStep, Pressure, SamplingParams, StepResult
+from mstar_core.engine.runner import NodeRunner, Running
 from mstar_core.messages.flow import Outputs
 from mstar_core.messages.tensors import ShmTensor
 from mstar_core.messages.wire import Message
@@ -51,7 +51,7 @@ class Nowhere:
         return True
 
 
-class Speaker:
+class Speaker(NodeRunner):
     """Fake language model: each step gives one audio id to every loop."""
 
     def __init__(self) -> None:
@@ -61,8 +61,6 @@ class Speaker:
         self._count = 0
 
     def open(self, handle: Handle, sampling: SamplingParams, max_tokens: int, rows: int = 1) -> None: ...
-
-    def fork(self, handle: Handle, source: str, into: str) -> None: ...
 
     def close(self, handle: Handle) -> None: ...
 
@@ -87,14 +85,8 @@ class Speaker:
         ids = np.full(len(keys), FIRST_AUDIO_ID + self._count % IDS_PER_FRAME * 4096, dtype=np.int64)
         return StepResult(done=done, loop=LoopStep(keys=keys, ids=ids) if len(keys) else None)
 
-    def is_done(self, running: Running) -> bool:
-        return True
 
-    def memory(self) -> MemoryUse:
-        return MemoryUse()
-
-
-class Silence:
+class Silence(NodeRunner):
     """Fake codec: every window becomes a frame of silence."""
 
     def __init__(self) -> None:
@@ -103,8 +95,6 @@ class Silence:
         self._frame = torch.zeros(FRAME_SAMPLES, dtype=torch.int16)
 
     def open(self, handle: Handle, sampling: SamplingParams, max_tokens: int, rows: int = 1) -> None: ...
-
-    def fork(self, handle: Handle, source: str, into: str) -> None: ...
 
     def close(self, handle: Handle) -> None: ...
 
@@ -121,12 +111,6 @@ class Silence:
         """Take all waiting windows."""
         jobs, self.jobs = self.jobs, []
         return StepResult(done=[Done(job=job, outputs={"pcm": self._frame}) for job in jobs])
-
-    def is_done(self, running: Running) -> bool:
-        return True
-
-    def memory(self) -> MemoryUse:
-        return MemoryUse()
 
 
 def measure(streams: int, frames: int, folder: Path) -> dict[str, Any]:

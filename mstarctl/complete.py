@@ -127,6 +127,20 @@ def key_names(incomplete: str) -> list[str]:
 
 
 @_quiet
+def set_words(incomplete: str) -> list[str]:
+    """Complete the keys of `--set KEY=VALUE`, and the values of keys that have few."""
+    from mstar_core.config.schema import SETTINGS
+
+    plain = [item for item in SETTINGS if "section" not in item.kind and "[]" not in item.key]
+    values = [f"{item.key}={value}" for item in plain for value in _choices(item)]
+    return values if "=" in incomplete else [f"{item.key}=" for item in plain]
+
+
+def _choices(item: Any) -> tuple[str, ...]:
+    return ("true", "false") if item.kind == "boolean" else item.choices
+
+
+@_quiet
 def context_names(incomplete: str) -> list[str]:
     """Complete contexts of this user."""
     from mstarctl.client.contexts import Contexts

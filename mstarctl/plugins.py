@@ -135,7 +135,7 @@ class Plugins:
         """Return the placement of a model: its plugin's own, else the default planner's. Raises as `make_plan`."""
         call: Callable[..., Plan | None] = self.manager.hook.mstar_plan
         request = PlanRequest(config=config, devices=tuple(devices))
-        from mstar_core.config.placement import make_plan  # here, because most commands plan nothing
+        from mstar_core.config.files.placement import make_plan  # here, because most commands plan nothing
 
         placement: Plan | None = None
         try:

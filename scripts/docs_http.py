@@ -55,6 +55,20 @@ def fields_of(name: str) -> Callable[[], str]:
     return part
 
 
+def http_sampling() -> str:
+    """Return the table of sampling parameters."""
+    from mstar_core.graph.declare.sampling import TextSampling
+    from mstar_core.plugin import param_specs
+
+    def row(spec: Any) -> tuple[str, ...]:
+        off = "`{}`" if spec.nullable else f"`{spec.default:g}`"
+        size = f", at most {spec.max_items} ids" if spec.max_items else ""
+        return f"`{spec.name}`", spec.kind, off, spec.limits_text + size, spec.doc
+
+    rows = [row(spec) for spec in param_specs(TextSampling)]
+    return _table(("parameter", "type", "off", "range", ""), rows)
+
+
 def web_policy() -> str:
     """Return the content security policy of the web pages."""
     from mstar_core.api.console.assets import POLICY
@@ -117,6 +131,7 @@ HTTP_PARTS: dict[str, Callable[[], str]] = {
     "web-policy": web_policy,
     "http-routes": http_routes,
     "http-limits": http_limits,
+    "http-sampling": http_sampling,
     "http-generate": fields_of("GenerateRequest"),
     "http-chat": fields_of("ChatRequest"),
     "http-speech": fields_of("SpeechRequest"),

@@ -17,8 +17,6 @@ ONE_FILE_PER_COMMAND = "mstarctl/commands"
 UNSOLVED = {
     ("mstar_core.engine.cuda_graphs", "mstar_core.engine.kv"),
     ("mstar_core.engine.cache", "mstar_core.engine.sampling"),
-    ("mstar_core.plugin.hookspecs", "mstar_core.config"),
-    ("mstar_core.plugin.offers", "mstar_core.config"),
 }
 """Imports between folders that close a cycle today: (importer, imported). An entry goes with its cycle."""
 

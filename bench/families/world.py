@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from bench.families.engine_driver import EngineDriver
 from bench.families.policy import Place, draw, prepare
-from mstar_core.engine.attention.reference import torch_static
+from mstar_core.engine.attention.pytorch import TorchAttention
 from mstar_core.engine.attention.static import AttentionBuffers
 from mstar_core.engine.base import Done, Handle, LoopSpec
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes, GraphCache
@@ -244,7 +244,7 @@ def attending(facts: ActionConfig, cached: int, device: torch.device, dtype: tor
     heads, width, pages = own.heads, own.width // own.heads, cached + 1
     pool = torch.randn(pages + 1, 2, tokens, heads, width, device=device).to(dtype)
     shape = AttentionShape(sequences=1, tokens=tokens, pages=pages, writes=True)
-    made = {"pages": AttentionBuffers(torch_static([pool], tokens, shape), device)}
+    made = {"pages": AttentionBuffers(TorchAttention([pool], tokens).static(shape), device)}
     if device.type == "cuda":
         from mstar_core.engine.attention.kernels.split_kv import PagedDenseAttention
 

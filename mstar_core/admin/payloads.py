@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from mstar_core.config.schema import values_of
 from mstar_core.observe.frames import API, MIN_API, PARTS, SnapshotFrame
 
 if TYPE_CHECKING:
@@ -81,14 +82,14 @@ def config(target: Supervisor) -> dict[str, Any]:
     """Return the resolved configuration. API keys are hidden."""
     spec = target.spec
     resolved: dict[str, Any] = msgspec.to_builtins(spec)
-    settings, sources = resolved.pop("settings", {}), resolved.pop("sources", {})
-    resolved.pop("graph", None)  # /v1/graph returns it, with its placement
+    for name in ("graph", "provenance"):  # /v1/graph returns the graph with its placement, `settings` the sources
+        resolved.pop(name)
     for name in ("api_keys", "metrics_keys"):
         resolved["api"][name] = [HIDDEN] * len(getattr(spec.api, name))
     resolved["argv"] = _without_keys(list(spec.argv))
     return {
         "file": spec.config_file,
-        "settings": {key: {"value": value, "source": sources.get(key, "default")} for key, value in settings.items()},
+        "settings": {key: {"value": value, "source": spec.source(key)} for key, value in values_of(spec).items()},
         "spec": resolved,
     }
 

@@ -22,7 +22,7 @@ from mstar_core.api.http.body import FLOOR_BYTES_PER_S, FLOOR_WINDOW_S, SKIPPED_
 from mstar_core.api.http.sanic_protocol import LARGE_BYTES, ChunkedBody, WholeBody
 from mstar_core.api.registry import check_request_id, new_request_id, trace_id_of, unescaped
 from mstar_core.api.service import Service
-from mstar_core.config.deployment import ApiConfig
+from mstar_core.config.resolved import ApiConfig
 from mstar_core.errors import MstarError, RequestError, TooLarge
 from mstar_core.process.logs import REQUEST_ID, request_scope
 

@@ -32,7 +32,8 @@ from mstar_core.api.preprocess.pool import Pool
 from mstar_core.api.preprocess.process import MakeProcess, ProcessorProcess
 from mstar_core.api.registry import Registry
 from mstar_core.api.service import KEEPALIVE_S, Service
-from mstar_core.config.deployment import ApiConfig, DeploymentSpec
+from mstar_core.config.deployment import DeploymentSpec
+from mstar_core.config.resolved import ApiConfig
 from mstar_core.errors import PluginError, StartError, Unavailable
 from mstar_core.host.certificates import load_certificate
 from mstar_core.host.run_dir import RunDirectory

@@ -13,6 +13,7 @@ from mstar_core.api.registry import MAX_SEED
 from mstar_core.api.route_table import EVENTS, FORM, JSON, URLENCODED, HttpRoute, shown_path
 from mstar_core.api.schema import ErrorBody, GenerateRequest
 from mstar_core.config.deployment import DeploymentSpec
+from mstar_core.graph.declare.sampling import TextSampling
 from mstar_core.plugin.params import param_schema
 from mstar_core.plugin.spec import ModelSpec
 
@@ -30,16 +31,10 @@ COMMON: Final[Mapping[str, Json]] = {
     "max_output_tokens": {"type": "integer", "minimum": 1, "description": "maximum number of tokens to generate"},
     "max_completion_tokens": {"type": "integer", "minimum": 1, "description": "used if max_output_tokens is absent"},
     "max_tokens": {"type": "integer", "minimum": 1, "description": "used if max_completion_tokens is absent"},
-    "temperature": {"type": "number", "minimum": 0, "description": "0 selects greedy decoding"},
-    "top_p": {"type": "number", "description": "probability mass of nucleus sampling"},
-    "top_k": {"type": "integer", "description": "number of most likely tokens to sample from"},
-    "min_p": {
-        "type": "number",
-        "minimum": 0,
-        "maximum": 1,
-        "description": "least share of the most likely token's probability; 0 disables it",
+    **{
+        name: {key: value for key, value in schema.items() if key != "default"}  # each model has its own
+        for name, schema in param_schema(TextSampling)["properties"].items()
     },
-    "repetition_penalty": {"type": "number", "description": "1 disables it"},
     "ignore_eos": {"type": "boolean", "description": "for load tests: generate up to the limit"},
     "stop": {
         "anyOf": [STOP, {"type": "array", "items": STOP, "maxItems": MAX_STOPS}],

@@ -26,7 +26,8 @@ from mstar_core.api.parse.params import ParsedRequest
 from mstar_core.api.preprocess.pool import Pool, SharedInputs
 from mstar_core.api.registry import LiveRequest, Registry, timed_out
 from mstar_core.api.telemetry import RequestTelemetry
-from mstar_core.config.deployment import ApiConfig, DeploymentSpec
+from mstar_core.config.deployment import DeploymentSpec
+from mstar_core.config.resolved import ApiConfig
 from mstar_core.errors import Cancelled, MstarError, TimedOut
 from mstar_core.messages.requests import NewRequest, RequestFinished, SegmentRef
 from mstar_core.messages.tensors import TensorRef

@@ -1,31 +1,73 @@
-"""Checked configuration of a deployment, with the source of every value. Made by `resolve`."""
+"""Checked configuration of a deployment: every key of a deployment file, declared once, and the source of its value.
+
+The keys (`mstar_core.config.schema`), their checks, `--set`, the deployment record, docs and `config explain` follow
+from these fields.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, Final
 
-from mstar_core.config.deployment import ApiConfig, KVCacheConfig, LogConfig, TransportConfig
+import msgspec
+
+from mstar_core.config.key import ConfigKey
 from mstar_core.config.located import Located
 from mstar_core.errors import ConfigError
 
+EVERYWHERE: Final = ("0.0.0.0", "::")
+"""Hosts on which every address of the machine listens."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeGroup:
-    """Nodes that share ranks. walks: canonical names, None = all. place: the group's position in the file.
+GPU_RESERVE_BYTES: Final = 2 << 30
+"""Memory that pools leave free on a GPU by default, for its context, CUDA graphs, workspaces and activations."""
 
-    device_gb: least memory of the device of each rank, in GB; None if it is not stated.
-    """
+TIB: Final = 1 << 40
+MIB: Final = 1 << 20
 
-    nodes: tuple[str, ...]
-    ranks: tuple[int, ...]
-    walks: tuple[str, ...] | None
-    tp_size: int
+
+class NodeGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Nodes that share ranks. graph_walks: canonical names, None = all. key: the group's place, `node_groups.0`."""
+
+    node_names: Annotated[
+        tuple[str, ...],
+        ConfigKey(
+            "Nodes of the group. A node on a cache branch follows its parent unless it is named.", is_required=True
+        ),
+    ]
+    ranks: Annotated[
+        tuple[int, ...],
+        ConfigKey(
+            "Ranks that run the nodes; rank i uses the i-th device. More ranks than tp_size are replicas.",
+            is_required=True,
+            ge=0,
+            le=1023,
+        ),
+    ]
+    graph_walks: Annotated[
+        tuple[str, ...] | None,
+        ConfigKey("Walks in which this group runs its nodes.", default_text="all walks"),
+    ] = None
+    tp_size: Annotated[
+        int, ConfigKey("Ranks that share each node by tensor parallelism; divides the number of ranks.", ge=1, le=64)
+    ] = 1
+    memory_fraction: Annotated[
+        float | None,
+        ConfigKey(
+            "Share of its device's memory that each rank of the group may use, weights included.",
+            default_text="an even part of kv_cache.memory_fraction",
+            gt=0,
+            le=1,
+        ),
+    ] = None
+    device_gb: Annotated[
+        float | None,
+        ConfigKey(
+            "Least GB (10^9 bytes) of the device of each rank, by which `--gpus auto:N` chooses among shipped files.",
+            default_text="not stated",
+            gt=0,
+            le=65536,
+        ),
+    ] = None
     key: str
-    place: Located = field(repr=False, compare=False)
-    memory_fraction: float | None = None
-    device_gb: float | None = None
 
     @property
     def replicas(self) -> tuple[tuple[int, ...], ...]:
@@ -33,38 +75,321 @@ class NodeGroup:
         return tuple(self.ranks[i : i + self.tp_size] for i in range(0, len(self.ranks), self.tp_size))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResolvedConfig:
-    """Configuration of a deployment.
+class KVCacheConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Page pools. `pages` or `tokens` sets each node's size; otherwise a rank's nodes divide its memory by `share`."""
 
-    variant: of an embedded checkpoint, such as `tiny`, or empty. provenance: key -> `FILE:LINE`, `default`, or the flag
-    that set it.
+    page_size: Annotated[int, ConfigKey("Tokens of a page, for nodes that do not state their own.", ge=1, le=4096)] = 16
+    pages: Annotated[
+        int | None,
+        ConfigKey(
+            "Pages of the pool. Not together with tokens.", default_text="from memory_fraction", ge=1, le=1_073_741_824
+        ),
+    ] = None
+    tokens: Annotated[
+        int | None,
+        ConfigKey(
+            "Tokens that the pool holds. Not together with pages.",
+            default_text="from memory_fraction",
+            ge=1,
+            le=1_099_511_627_776,
+        ),
+    ] = None
+    memory_fraction: Annotated[
+        float,
+        ConfigKey(
+            "Share of a device's memory that all ranks of the deployment on it may use, weights and reserve included.",
+            gt=0,
+            le=1,
+        ),
+    ] = 0.85
+    reserve_bytes: Annotated[
+        int | None,
+        ConfigKey(
+            "Bytes of each rank's share that pools leave free, for graphs, workspaces and activations.",
+            default_text="2 GiB on cuda, 0 on cpu",
+            ge=0,
+            le=TIB,
+        ),
+    ] = None
+    share: Annotated[
+        dict[str, float],
+        ConfigKey(
+            "Node -> its share of a rank's pool memory; the sum is at most 1, and other nodes divide the rest evenly.",
+            default_text="{}",
+        ),
+    ] = {}
+    prefix_cache: Annotated[
+        bool, ConfigKey("Keep pages of finished requests for later prompts with the same prefix.")
+    ] = True
+    share_between_keys: Annotated[
+        bool,
+        ConfigKey(
+            "Let requests of different API keys reuse prefixes of each other; `cached_tokens` then shows what others"
+            " sent."
+        ),
+    ] = False
+
+
+class TransportConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Transport of tensors between ranks. port and device are of TCP and RDMA."""
+
+    protocol: Annotated[
+        str,
+        ConfigKey(
+            "SHM: shared memory, and CUDA IPC between GPUs. TCP, RDMA: Mooncake's transfer engine.",
+            choices=("SHM", "TCP", "RDMA"),
+        ),
+    ] = "SHM"
+    port: Annotated[
+        int, ConfigKey("First port of TCP and RDMA; rank i uses those from port + 16 i.", ge=1, le=65535)
+    ] = 8080
+    device: Annotated[
+        str | None,
+        ConfigKey(
+            "TCP: interface, address or host name of this host; RDMA: adapters, separated by commas.",
+            default_text="the loopback address; all adapters",
+        ),
+    ] = None
+
+
+class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Retention of logs. A file is rotated at half of max_days, so that the rotated file is replaced in time."""
+
+    max_bytes: Annotated[
+        int, ConfigKey("Size at which a log file is rotated; one rotated file stays.", ge=65_536, le=TIB)
+    ] = 200 * MIB
+    keep_starts: Annotated[
+        int, ConfigKey("Starts of a name whose logs stay, the current one included.", ge=1, le=10_000)
+    ] = 10
+    max_days: Annotated[
+        float | None,
+        ConfigKey(
+            "Days after which lines and earlier starts are removed; files are rotated at half of it.",
+            default_text="no limit",
+            gt=0,
+            le=36_500,
+        ),
+    ] = None
+
+    @property
+    def rotate_s(self) -> float | None:
+        """Age of a file in seconds at which it is rotated."""
+        return None if self.max_days is None else self.max_days * 86_400 / 2
+
+
+KEEP_LOGS: Final = LogConfig()
+
+
+class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The api's address and limits (docs/http-api.md), and the secrets of its clients, which no file names.
+
+    api_keys: of the command line, then the last `keys_in_file` from api_key_file. metrics_keys: from metrics_key_file;
+    they open /metrics alone. max_connections is also bounded by the limit of open files.
     """
 
-    model: str
-    name: str
-    variant: str
-    weights: str | None
-    dtype: str | None
-    attention: str | None
-    quantization: str
-    max_seq_len: int
-    max_concurrent_requests: int | None
-    max_queue: int
-    token_budget: int
-    image_share: float
-    feature_cache_bytes: int
-    wait_spin_us: int | None
-    hang_s: float
-    step_limit_s: float
-    model_kwargs: Mapping[str, Any]
-    node_groups: tuple[NodeGroup, ...]
-    kv_cache: KVCacheConfig
-    transport: TransportConfig
-    api: ApiConfig
-    logs: LogConfig
-    config_file: str | None
-    provenance: Mapping[str, str]
+    host: Annotated[str, ConfigKey("Address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, ConfigKey("Port to listen on.", ge=1, le=65535)] = 8000
+    bind_when_ready: Annotated[bool, ConfigKey("Listen only once the model is ready.")] = False
+    console: Annotated[bool, ConfigKey("Serve the web page at `/`.")] = True
+    strict_model: Annotated[bool, ConfigKey("Refuse requests that name another model.")] = False
+    api_key_file: Annotated[str | None, ConfigKey("File with the API keys, one per line.", is_reread=True)] = None
+    metrics_key_file: Annotated[
+        str | None, ConfigKey("File with keys that open /metrics and nothing else.", is_reread=True)
+    ] = None
+    metrics_open: Annotated[bool, ConfigKey("Serve /metrics without an API key.")] = False
+    unknown_params: Annotated[str, ConfigKey("Effect of an unknown request parameter.", choices=("error", "warn"))] = (
+        "error"
+    )
+    timeout_s: Annotated[float, ConfigKey("Maximum seconds of a request, queue included.", gt=0, le=86400)] = 600.0
+    stall_timeout_s: Annotated[
+        float, ConfigKey("Seconds without reading after which a client counts as disconnected.", gt=0, le=86400)
+    ] = 30.0
+    max_body_bytes: Annotated[int, ConfigKey("Most bytes of a request body.", ge=1024, le=TIB)] = 128 * MIB
+    max_text_bytes: Annotated[int, ConfigKey("Most bytes of a text field.", ge=1, le=TIB)] = MIB
+    max_files: Annotated[int, ConfigKey("Most uploaded files of a request.", ge=0, le=4096)] = 32
+    max_speech_chars: Annotated[int, ConfigKey("Most characters of a speech request.", ge=1, le=1_048_576)] = 4096
+    pool_processes: Annotated[
+        int | None,
+        ConfigKey(
+            "Processes that decode media and tokenise.",
+            default_text="1; up to 4, one per 4 cores, once files wait, or from the start for pi05",
+            ge=1,
+            le=256,
+        ),
+    ] = None
+    max_n: Annotated[int, ConfigKey("Most answers (`n`) of one request.", ge=1, le=128)] = 8
+    max_requests_per_key: Annotated[
+        int, ConfigKey("Most requests of one API key at once; 0 means no limit.", ge=0, le=1_048_576)
+    ] = 0
+    max_connections: Annotated[
+        int, ConfigKey("Most connections at once; at the limit, idle ones are closed.", ge=8, le=1_048_576)
+    ] = 2048
+    tls_cert: Annotated[
+        str | None, ConfigKey("PEM file with the certificate; the api then serves HTTPS only.", is_reread=True)
+    ] = None
+    tls_key: Annotated[str | None, ConfigKey("PEM file with the certificate's key.", is_reread=True)] = None
+    cors_origins: Annotated[
+        tuple[str, ...], ConfigKey("Origins that browsers may call from.", default_text="null", nullable=True)
+    ] = ()
+    remote_media: Annotated[
+        tuple[str, ...],
+        ConfigKey("Hosts (`HOST` or `HOST:PORT`) that media may be fetched from.", default_text="null", nullable=True),
+    ] = ()
+    max_image_pixels: Annotated[int, ConfigKey("Most pixels of an image.", ge=1, le=1_073_741_824)] = 50_000_000
+    max_image_side: Annotated[int, ConfigKey("Most pixels of a side of an image.", ge=1, le=65535)] = 16_384
+    max_audio_s: Annotated[float, ConfigKey("Maximum seconds of a sound.", gt=0, le=86400)] = 1800.0
+    max_video_s: Annotated[float, ConfigKey("Maximum seconds of a video.", gt=0, le=86400)] = 600.0
+    max_video_frames: Annotated[int, ConfigKey("Most decoded frames of a video.", ge=1, le=1_048_576)] = 768
+    max_video_width: Annotated[int, ConfigKey("Most pixels of a video's longer side.", ge=1, le=65535)] = 4096
+    max_video_height: Annotated[int, ConfigKey("Most pixels of a video's shorter side.", ge=1, le=65535)] = 2304
+    max_decoded_bytes: Annotated[int, ConfigKey("Most bytes that a request's media decode to.", ge=1, le=TIB)] = (
+        1024 * MIB
+    )
+    api_keys: tuple[str, ...] = ()
+    keys_in_file: int = 0
+    metrics_keys: tuple[str, ...] = ()
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """The keys of both kinds, which no log and no view shows."""
+        return (*self.api_keys, *self.metrics_keys)
+
+    @property
+    def url(self) -> str:
+        """The api's URL for a client on this host."""
+        host = "127.0.0.1" if self.host in EVERYWHERE else self.host
+        scheme = "http" if self.tls_cert is None else "https"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+
+class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Configuration of a deployment. Made by `resolve`; the deployment record extends it.
+
+    model: its name without the variant. variant: of an embedded checkpoint, such as `tiny`, or empty. provenance: key
+    -> `FILE:LINE`, `default`, or the flag that set it.
+    """
+
+    model: Annotated[
+        str,
+        ConfigKey(
+            "Name or alias of the model; `NAME:tiny` and `NAME:mini` use an embedded checkpoint: random, trained.",
+            is_required=True,
+        ),
+    ]
+    name: Annotated[str, ConfigKey("Name of the deployment.", default_text="the model's name", nullable=True)]
+    weights: Annotated[
+        str | None,
+        ConfigKey("Folder to read weights from; nothing is downloaded.", default_text="the official weights"),
+    ] = None
+    dtype: Annotated[
+        str | None,
+        ConfigKey(
+            "Number format of the nodes that do not state their own.",
+            default_text="bfloat16 on cuda, float32 on cpu",
+            choices=("bfloat16", "float16", "float32"),
+        ),
+    ] = None
+    attention: Annotated[
+        str | None,
+        ConfigKey(
+            "Attention backend. The start fails if the one that is set cannot run.",
+            default_text="flashinfer on cuda, torch on cpu and for heads that are not 64, 128 or 256 wide",
+            choices=("flashinfer", "torch"),
+        ),
+    ] = None
+    quantization: Annotated[
+        str,
+        ConfigKey(
+            "Number format of the weights of nodes with a cache. fp8 halves them; it needs half precision on cuda.",
+            choices=("none", "fp8"),
+        ),
+    ] = "none"
+    max_seq_len: Annotated[
+        int,
+        ConfigKey(
+            "Most tokens of one request: its prompt with the tokens that the model adds, and its output.",
+            default=None,
+            default_text="the model's",
+            ge=16,
+            le=16_777_216,
+        ),
+    ] = 8192
+    max_concurrent_requests: Annotated[
+        int | None,
+        ConfigKey(
+            "Requests that run at once; further ones wait.",
+            default_text="128 on GPUs of 120 GiB and more, 64 from 75 GiB on, else 32; fewer if caches are small",
+            ge=1,
+            le=65_536,
+        ),
+    ] = None
+    max_queue: Annotated[
+        int,
+        ConfigKey("Requests that wait beyond the running ones; further ones are refused with 429.", ge=0, le=1_048_576),
+    ] = 128
+    token_budget: Annotated[
+        int, ConfigKey("Most tokens of one step; longer prompts are prefilled in chunks.", ge=1, le=1_048_576)
+    ] = 2048
+    image_share: Annotated[
+        float,
+        ConfigKey(
+            "Share of a node's device time for image steps while text waits there too; either kind alone has all.",
+            ge=0.05,
+            le=0.95,
+        ),
+    ] = 0.5
+    feature_cache_bytes: Annotated[
+        int,
+        ConfigKey(
+            "Most bytes of encoder outputs that each rank keeps on its device, for requests with equal media; 0: none.",
+            ge=0,
+            le=TIB,
+        ),
+    ] = 256 * MIB
+    wait_spin_us: Annotated[
+        int | None,
+        ConfigKey(
+            "Microseconds for which api, conductor and workers busy-poll for messages after the last one.",
+            default_text="50000 beside accelerators with 4 cores per process, else 0",
+            ge=0,
+            le=10_000_000,
+        ),
+    ] = None
+    hang_s: Annotated[
+        float,
+        ConfigKey(
+            "Seconds without a heartbeat or, with ready work, without a step, after which a process is restarted.",
+            ge=3.0,
+            le=3600.0,
+        ),
+    ] = 10.0
+    step_limit_s: Annotated[
+        float,
+        ConfigKey(
+            "Seconds after which one step of a CPU rank, which computes, counts as an endless loop; at least `hang_s`.",
+            ge=1.0,
+            le=86400.0,
+        ),
+    ] = 300.0
+    model_kwargs: Annotated[
+        dict[str, Any],
+        ConfigKey(
+            "Options of the model itself; `mstarctl models show` lists them.", default=None, default_text="the model's"
+        ),
+    ] = {}
+    node_groups: Annotated[
+        tuple[NodeGroup, ...],
+        ConfigKey(
+            "Placement of nodes on ranks. A node may be in several groups, for different walks.", is_required=True
+        ),
+    ] = ()
+    kv_cache: Annotated[KVCacheConfig, ConfigKey("Page pool of every node with a cache.")] = KVCacheConfig()
+    transport: Annotated[TransportConfig, ConfigKey("Transport of tensors between ranks.")] = TransportConfig()
+    logs: Annotated[LogConfig, ConfigKey("Retention of logs.")] = LogConfig()
+    api: Annotated[ApiConfig, ConfigKey("The api's address and limits.")] = ApiConfig()
+    variant: str = ""
+    config_file: str | None = None
+    provenance: dict[str, str] = {}
 
     @property
     def rank_count(self) -> int:
@@ -75,10 +400,17 @@ class ResolvedConfig:
         """Return the source of the value of `key`."""
         return self.provenance.get(key, "default")
 
-    def error(self, key: str, title: str, detail: str = "", hint: str = "") -> ConfigError:
-        """Return a ConfigError for the value of `key`, with its file and line or the flag that set it."""
-        source = self.source(key)
+    def error(self, key: str, title: str, detail: str = "", hint: str = "", *, at: str = "") -> ConfigError:
+        """Return a ConfigError for the value of `key`, with its file and line or the flag that set it.
+
+        at: another key whose place is shown, if `key` itself may have been left to its default.
+        """
+        source = self.source(at or key)
         file, _, line = source.rpartition(":")
         is_line = bool(file) and line.isdigit() and not source.startswith("--")
         place = Located(None, source, file, int(line)) if is_line else Located(None, source)
         return place.error(title, key, detail, hint)
+
+    def group_error(self, group: NodeGroup, word: str, title: str, detail: str = "", hint: str = "") -> ConfigError:
+        """Return a ConfigError for a key of a node group, at the place of the group."""
+        return self.error(f"{group.key}.{word}", title, detail, hint, at=f"{group.key}.node_names")

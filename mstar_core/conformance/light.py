@@ -175,9 +175,9 @@ def _inside(item: ParamSpec) -> Any:
 
 def configs(subject: Subject) -> None:
     """Check that every shipped configuration validates and plans, the default one included."""
-    from mstar_core.config.load import default_config, read_file, shipped
-    from mstar_core.config.placement import make_plan
-    from mstar_core.config.resolution import resolve
+    from mstar_core.config.files.load import default_config, read_file, shipped
+    from mstar_core.config.files.placement import make_plan
+    from mstar_core.config.files.resolution import resolve
 
     spec = subject.model
     if not spec.configs:

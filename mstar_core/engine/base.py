@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NewType
 
 from mstar_core.graph.declare.nodes import MAIN, Attend
+from mstar_core.graph.declare.sampling import SamplingParams as SamplingParams  # part of this contract
 
 if TYPE_CHECKING:
     from collections.abc import Container
@@ -20,22 +21,6 @@ Handle = NewType("Handle", int)
 
 JobKey = NewType("JobKey", int)
 """Number of one job on one worker; never reused."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
-    """Sampling of one request at one node.
-
-    temperature 0 takes the arg-max after the penalty; top_k 0, min_p 0 and repetition_penalty 1 switch these off.
-    The same seed gives the same ids in any batch.
-    """
-
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +53,8 @@ class CacheState:
 
     length: tokens in the cache. position: of the next token. last: last drawn id, -1 without one. drawn: ids drawn so
     far, which number its random numbers. history: int32 [length], ids in cache order, -1 for tokens without an id.
-    seen: bool [vocabulary], ids under the repetition penalty; None without a penalty. pages: one tensor per group of
+    seen: bool [vocabulary], ids under the repetition penalty; counts: int32 [vocabulary], how often each id was drawn;
+    both None without a penalty that reads them. pages: one tensor per group of
     layers, [layers, pages, 2, page_size, kv_heads, head_dim]. last_values: last values of carried ports.
     """
 
@@ -78,14 +64,15 @@ class CacheState:
     drawn: int
     history: Tensor
     seen: Tensor | None = None
+    counts: Tensor | None = None
     pages: tuple[Tensor, ...] = ()
     last_values: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def size_bytes(self) -> int:
         """Bytes of its tensors."""
-        values = (*self.pages, self.history, *self.last_values.values(), *([] if self.seen is None else [self.seen]))
-        return sum(value.nbytes for value in values)
+        values = (*self.pages, self.history, self.seen, self.counts, *self.last_values.values())
+        return sum(value.nbytes for value in values if value is not None)
 
 
 @dataclass(frozen=True, slots=True)

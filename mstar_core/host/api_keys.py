@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from mstar_core.config.deployment import ApiConfig
+from mstar_core.config.resolved import ApiConfig
 from mstar_core.errors import ConfigError
 
 

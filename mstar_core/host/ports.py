@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from mstar_core.config.deployment import EVERYWHERE, DeploymentSpec
+from mstar_core.config.deployment import DeploymentSpec
+from mstar_core.config.resolved import EVERYWHERE
 from mstar_core.errors import StartError
 from mstar_core.host.run_dir import RunDirectory, deployments
 

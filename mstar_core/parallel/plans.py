@@ -28,10 +28,10 @@ class Step(msgspec.Struct, frozen=True, tag="step", kw_only=True):
 
 
 class Capture(msgspec.Struct, frozen=True, tag="capture", kw_only=True):
-    """A step to capture. kind: None for decode steps."""
+    """A step to capture."""
 
     node: str
-    kind: StepKind | None
+    kind: StepKind
     size: tuple[int, ...]
 
 
@@ -39,7 +39,7 @@ class Dropped(msgspec.Struct, frozen=True, tag="dropped", kw_only=True):
     """A capture that failed at the leader, so that the bucket does not exist."""
 
     node: str
-    kind: StepKind | None
+    kind: StepKind
     size: tuple[int, ...]
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from mstar_core.graph.declare.sampling import TextSampling
 from mstar_core.plugin.hookspecs import hookimpl, hookspec
 from mstar_core.plugin.loader import Loaded, PluginEntry, Problem, load_plugin, plugin_entries
 from mstar_core.plugin.offers import Check, PlanRequest, SampleInputs, WorkloadSpec
-from mstar_core.plugin.params import ParamSpec, param, param_schema, param_specs, parse_params
+from mstar_core.plugin.params import ParamSpec, param, param_schema, param_specs, parse_params, sampling_param
 from mstar_core.plugin.program import Fork, InputFact, ProgramRequest, Run, Segment, Signal, WalkResult
 from mstar_core.plugin.spec import API_VERSION, ModelSpec, Partition, Sample, WeightRef
 from mstar_core.plugin.surface import (
@@ -50,6 +51,7 @@ __all__ = [
     "Surface",
     "TensorData",
     "Text",
+    "TextSampling",
     "Video",
     "WalkResult",
     "WeightRef",
@@ -62,4 +64,5 @@ __all__ = [
     "param_specs",
     "parse_params",
     "plugin_entries",
+    "sampling_param",
 ]

@@ -5,24 +5,21 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import types
 import typing
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from mstar_core.errors import PluginError, RequestError, did_you_mean
+from mstar_core.graph.declare.sampling import META, NAMES, TextSampling
+from mstar_core.value_spec import MAP, ValueSpec, value_kind
 
 COMMON_NAMES: Final = (
     "seed",
     "max_output_tokens",
     "max_tokens",
     "max_completion_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
+    *NAMES,
     "ignore_eos",
     "stop",
     "timeout_s",
@@ -36,7 +33,6 @@ API_NAMES: Final = frozenset(("timeout_s", "period_ms", "skipped_ticks", "priori
 """Common parameters that the api itself uses, whatever the model."""
 
 LENGTH_NAMES: Final = ("max_output_tokens", "max_completion_tokens", "max_tokens")
-_META: Final = "mstar"
 
 
 def _article(word: str) -> str:
@@ -44,52 +40,11 @@ def _article(word: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ValueSpec:
-    """Type, range, default and documentation of one value. Base of request parameters and configuration keys."""
-
-    kind: str
-    doc: str
-    default: Any = None
-    required: bool = False
-    nullable: bool = False
-    ge: float | None = None
-    gt: float | None = None
-    le: float | None = None
-    lt: float | None = None
-    choices: tuple[Any, ...] = ()
-
-    @property
-    def limits_text(self) -> str:
-        """The range as people read it, such as `> 0 and <= 1`; empty without limits."""
-        limits = ((">", self.gt), (">=", self.ge), ("<", self.lt), ("<=", self.le))
-        return " and ".join(f"{sign} {_short(limit)}" for sign, limit in limits if limit is not None)
-
-    @property
-    def bounds(self) -> dict[str, float]:
-        """The limits under their JSON schema names."""
-        limits = {"minimum": self.ge, "exclusiveMinimum": self.gt, "maximum": self.le, "exclusiveMaximum": self.lt}
-        return {name: limit for name, limit in limits.items() if limit is not None}
-
-    def contains(self, number: float) -> bool:
-        """Whether a number is within the limits."""
-        return (
-            (self.ge is None or number >= self.ge)
-            and (self.gt is None or number > self.gt)
-            and (self.le is None or number <= self.le)
-            and (self.lt is None or number < self.lt)
-        )
-
-
-def _short(number: float) -> str:
-    return str(int(number)) if number == int(number) else f"{number:g}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ParamSpec(ValueSpec):
     """One request parameter.
 
     any_choice: `choices` are the known values, others are accepted. openai: OpenAI's field that maps to it.
-    aliases: further names that clients may send. max_items: of a list.
+    aliases: further names that clients may send. max_items: of a list or a mapping.
     """
 
     name: str
@@ -136,7 +91,21 @@ def param(
         "aliases": tuple(aliases),
         "max_items": max_items,
     }
-    return dataclasses.field(default=default, metadata={_META: meta})
+    return dataclasses.field(default=default, metadata={META: meta})
+
+
+def sampling_param(
+    name: str, default: Any, doc: str = "", *, openai: str | None = None, aliases: Sequence[str] = ()
+) -> Any:
+    """Declare a sampling parameter with another default, documentation or name than its entry in the table has.
+
+    name: of the entry. openai: as in `param`; None: the entry's.
+    """
+    entry = next(item for item in dataclasses.fields(TextSampling) if item.name == name)
+    changed = {"doc": doc or entry.metadata[META]["doc"], "aliases": tuple(aliases)}
+    if openai is not None:
+        changed["openai"] = openai
+    return dataclasses.field(default=default, metadata={META: {**entry.metadata[META], **changed}})
 
 
 def param_specs(params: type[Any]) -> tuple[ParamSpec, ...]:
@@ -149,7 +118,7 @@ def _param_specs(params: Any) -> tuple[ParamSpec, ...]:
     hints = typing.get_type_hints(params)
     specs = []
     for item in dataclasses.fields(params):
-        meta = item.metadata.get(_META)
+        meta = item.metadata.get(META)
         if meta is None:
             raise PluginError(
                 f"parameter {item.name!r} has no documentation", hint="declare it with param()", phase="params"
@@ -161,23 +130,6 @@ def _param_specs(params: Any) -> tuple[ParamSpec, ...]:
             ParamSpec(name=item.name, default=default, kind=kind, nullable=nullable, required=required, **meta)
         )
     return tuple(specs)
-
-
-def value_kind(hint: Any) -> tuple[str, bool]:
-    """Return the kind of a type, as `ValueSpec` names it, and whether it may be null."""
-    args = typing.get_args(hint)
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        inner = [a for a in args if a is not type(None)]
-        if len(inner) == 1:
-            return value_kind(inner[0])[0], True
-        return "any", len(inner) < len(args)
-    origin = typing.get_origin(hint)
-    if origin in (tuple, list):
-        item = value_kind(args[0])[0] if args else "any"
-        return f"list of {item}", False
-    return {bool: "boolean", int: "integer", float: "number", str: "string", dict: "object"}.get(
-        origin or hint, "any"
-    ), False
 
 
 def lowered_warnings(params: Any, name: str, room: int) -> list[str]:
@@ -264,13 +216,13 @@ def check_value(spec: ParamSpec, value: Any) -> Any:
 
 
 def _check_count(spec: ParamSpec, value: Any) -> None:
-    if spec.max_items is not None and isinstance(value, (list, tuple)) and len(value) > spec.max_items:
+    if spec.max_items is not None and isinstance(value, (list, tuple, dict)) and len(value) > spec.max_items:
         raise _bad(spec, f"{len(value)} items", f"at most {spec.max_items} items")
 
 
 def _extremes(value: Any) -> tuple[int | float, ...]:
-    """Return the numbers that decide whether a value is in range: itself, or the extremes of a list."""
-    items = value if isinstance(value, tuple) else (value,)
+    """Return the numbers that decide whether a value is in range: itself, or the extremes of a list or a mapping."""
+    items = value if isinstance(value, tuple) else tuple(value.values()) if isinstance(value, dict) else (value,)
     if items and set(map(type, items)) <= {int, float}:
         return min(items), max(items)
     return ()
@@ -288,6 +240,9 @@ def _bad(spec: ParamSpec, value: Any, hint: str = "") -> RequestError:
 MOST: Final = 2**64
 """Largest magnitude of a number. Beyond it, comparisons with floats and wire integers break."""
 
+_MOST_DIGITS: Final = 18
+"""Digits of an id; more could exceed an int64."""
+
 _TRUE: Final = frozenset({"true", "1", "yes", "on", "t", "y"})
 _FALSE: Final = frozenset({"false", "0", "no", "off", "f", "n"})
 
@@ -303,7 +258,7 @@ def parse_bool(value: Any) -> bool | None:
 def _convert(spec: ParamSpec, value: Any) -> Any:
     if spec.kind.startswith("list of "):
         if isinstance(value, str):
-            value = _json_list(spec, value)
+            value = _json(spec, value, "list")
         if not isinstance(value, (list, tuple)):
             raise _bad(spec, value, f"send {_article(spec.kind)} {spec.kind}")
         item = dataclasses.replace(spec, kind=spec.kind.removeprefix("list of "))
@@ -311,6 +266,8 @@ def _convert(spec: ParamSpec, value: Any) -> Any:
         if numbers is not None:
             return numbers
         return tuple(_convert(item, v) for v in value)
+    if spec.kind.startswith(MAP):
+        return _map(spec, value)
     match spec.kind:
         case "boolean":
             flag = parse_bool(value)
@@ -342,13 +299,30 @@ def _numbers(kind: str, items: Sequence[Any]) -> tuple[int | float, ...] | None:
         return None
 
 
-def _json_list(spec: ParamSpec, text: str) -> Any:
+def _map(spec: ParamSpec, value: Any) -> dict[int, Any]:
+    """Convert a mapping from ids, which JSON writes as text."""
+    if isinstance(value, str):
+        value = _json(spec, value, "object")
+    if not isinstance(value, dict):
+        raise _bad(spec, value, "send an object of ids and numbers")
+    _check_count(spec, value)
+    item = dataclasses.replace(spec, kind=spec.kind.removeprefix(MAP))
+    converted = {}
+    for key, number in value.items():
+        text = str(key)
+        if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS):
+            raise _bad(spec, f"{{{text[:40]!r}: ...}}", "name ids by their numbers")
+        converted[int(text)] = _convert(item, number)
+    return converted
+
+
+def _json(spec: ParamSpec, text: str, form: str) -> Any:
     import json
 
     try:
         return json.loads(text)
     except ValueError as error:
-        raise _bad(spec, text, "send a JSON list") from error
+        raise _bad(spec, text, f"send a JSON {form}") from error
 
 
 def _number(spec: ParamSpec, value: Any) -> int | float:
@@ -380,10 +354,24 @@ def _array(kind: str) -> dict[str, Any]:
     return {"type": "array", "items": _array(inner)}
 
 
+def _object(spec: ParamSpec) -> dict[str, Any]:
+    size = {} if spec.max_items is None else {"maxProperties": spec.max_items}
+    return {
+        "type": ["object", "null"] if spec.nullable else "object",
+        "propertyNames": {"pattern": "^[0-9]+$"},
+        "additionalProperties": {"type": spec.kind.removeprefix(MAP), **spec.bounds},
+        **size,
+        "default": spec.default,
+    }
+
+
 def _schema(spec: ParamSpec) -> dict[str, Any]:
     schema: dict[str, Any] = {"description": spec.doc}
     if spec.kind.startswith("list of "):
         schema |= _array(spec.kind)
+    elif spec.kind.startswith(MAP):
+        schema |= _object(spec)
+        return schema
     elif spec.kind != "any":
         schema["type"] = [spec.kind, "null"] if spec.nullable else spec.kind
     schema |= spec.bounds

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from mstar_core.config.deployment import KEEP_LOGS, LogConfig
+from mstar_core.config.resolved import KEEP_LOGS, LogConfig
 from mstar_core.observe.request_log import RequestLog, RequestRecord
 
 LINE_LIMIT: Final = 1 << 20

@@ -15,7 +15,7 @@ from typing import Final
 import zmq
 
 from mstar_core.config.deployment import DeploymentSpec
-from mstar_core.config.load import VARIANTS
+from mstar_core.config.files.load import VARIANTS
 from mstar_core.errors import WeightsError
 from mstar_core.host.cache_dir import cache_root
 from mstar_core.host.private_files import write_private

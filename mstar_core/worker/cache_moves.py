@@ -186,6 +186,7 @@ class CacheMoves:
             drawn=item.drawn,
             history=read(item.history),
             seen=None if item.seen is None else read(item.seen),
+            counts=None if item.counts is None else read(item.counts),
             pages=tuple(read(ref) for ref in item.pages),
             last_values={port: read(ref) for port, ref in item.values.items()},
         )

@@ -37,6 +37,7 @@ from mstar_core.graph.runtime.actions import (
     ToStream,
     Want,
 )
+from mstar_core.graph.runtime.stream_walk import StreamWalk
 from mstar_core.graph.runtime.walk_state import WalkState
 from mstar_core.messages.flow import CacheMoved, StreamItems, StreamTensor, Value
 from mstar_core.messages.requests import error_info
@@ -60,6 +61,7 @@ from mstar_core.worker.state.request import (
     LoopJob,
     MoveJob,
     ReportedCounts,
+    SpanTotal,
     TaskJob,
     UnderWay,
     WaitingChunk,
@@ -67,9 +69,18 @@ from mstar_core.worker.state.request import (
     opened,
     sampling_params,
 )
-from mstar_core.worker.state.values import described, gather, held_value, resolve, start_stops, stop_said, wanted_ports
+from mstar_core.worker.state.values import (
+    Number,
+    described,
+    gather,
+    held_value,
+    resolve,
+    split_numbers,
+    start_stops,
+    stop_said,
+    wanted_ports,
+)
 from mstar_core.worker.state.walks import RankWalks, run_inputs
-from mstar_core.worker.stream_loops import StreamLoops
 from mstar_core.worker.streams import Streams, sent_items
 from mstar_core.worker.telemetry.tracing import EdgeCounters, Tracer, jobs_of, node_at, node_of, parts_by_node
 
@@ -135,7 +146,6 @@ class Executor:
         graph = graph_of(spec)
         self.edges = EdgeCounters(rank, stream_ends(graph))
         self.playing_node = next((edge.source for edge in graph.edges if edge.modality == "audio"), "")
-        self._stream_loops = StreamLoops(self._jobs, self._streams, self._emit, self._end_walk)
         self.moves = CacheMoves(rank, runners, self._jobs, outbox, self._walks, self, self.tracer, self.edges, clock)
         self._next_signal = 0
         self._with_branches = frozenset(node.owner.name for node in spec.nodes if node.of is not None)
@@ -355,16 +365,11 @@ class Executor:
                 case MoveJob():
                     self.moves.done(entry, done)
                 case ChunkJob():
-                    self._chunk_done(entry, done)
+                    self._chunk_done(entry, done.outputs)
                 case LoopJob():
                     self._loop_done(entry, done)
                 case TaskJob():
                     self._task_done(entry, done)
-
-    def _chunk_done(self, entry: ChunkJob, done: Done) -> None:
-        if entry.run.stream_loop is not None:
-            self.tracer.task(entry, entry.run.stream_loop.plan.task.name, is_looped=False)
-        self._stream_loops.done(entry, done.outputs)
 
     def _loop_done(self, entry: LoopJob, done: Done) -> None:
         request, run = entry.request, entry.run
@@ -443,13 +448,14 @@ class Executor:
     ) -> None:
         """See MoveTarget."""
         branches = message.branches or [MAIN]
-        state = WalkState(share, message.max_iters, message.inputs.keys(), branches)
+        if StreamWalk.fits(share, message.max_iters, inputs):
+            state: WalkState = StreamWalk(share, message.inputs.keys())
+        else:
+            state = WalkState(share, message.max_iters, message.inputs.keys(), branches)
         run = ActiveRun(message, partition, share, state, inputs)
+        if isinstance(state, StreamWalk):
+            run.fixed = split_numbers(request, run, state.fixed, ())
         request.active[partition] = run
-        plan = self._walks.stream_loop(share)
-        if plan is not None and plan.takes(message, inputs):
-            self._stream_loops.begin(request, run, plan)
-            return
         self._carry_out(request, run, state.start())
         for item in request.early.pop(message.run, ()):
             if request.active.get(partition) is run:
@@ -463,18 +469,21 @@ class Executor:
 
     def _carry_out(self, request: WorkerRequest, run: ActiveRun, actions: list[Action]) -> None:
         """Carry out the actions of a walk state in order, those that they lead to included."""
-        queue = deque(actions)
-        while queue and request.handle in self.requests:
-            match queue.popleft():
+        for action in actions:
+            if request.handle not in self.requests:
+                return
+            match action:
                 case Fire() as fire:
                     self._fire(request, run, fire)
-                case FireLoop() as fire:
-                    self._fire_loop(request, run, fire)
-                case AskStop(loop, iteration, value):
-                    queue.extend(run.state.tested(loop, iteration, start_stops(request, run, loop, value)))
+                case Free(value):
+                    run.values.pop(value, None)
                 case Want(address, stream, iteration):
                     request.waiting[stream] = WaitingChunk(run, address, iteration, self._clock())
                     self._streams.serve(request, stream)
+                case FireLoop() as fire:
+                    self._fire_loop(request, run, fire)
+                case AskStop(loop, iteration, value):
+                    actions += run.state.tested(loop, iteration, start_stops(request, run, loop, value))
                 case Hold(node, port, value):
                     request.held[node, port] = run.values[value]
                 case Recall(value, node, port):
@@ -490,8 +499,6 @@ class Executor:
                     if tensor is not None:
                         self.edges.crossed(port, node_at(run.share.walk, address), rank, tensor.nbytes)
                     self._outbox.value(rank, request.handle, run.number, address, port, list(iteration), tensor)
-                case Free(value):
-                    run.values.pop(value, None)
                 case EndWalk(reason, counts):
                     self._end_walk(request, run, reason, counts)
 
@@ -569,7 +576,11 @@ class Executor:
         if known is not None:
             self._finish_task(request, run, fire.task, fire.iteration, known)
             return
-        inputs = gather(request, run, fire.inputs, fire.iteration)
+        numbers: dict[str, Number] = {}
+        if task.node.spec.engine is STATELESS:
+            inputs, numbers = split_numbers(request, run, fire.inputs, fire.iteration)
+        else:
+            inputs = gather(request, run, fire.inputs, fire.iteration)
         entry = TaskJob(
             request=request, run=run, task=fire.task, iteration=fire.iteration, since=self._clock(), feature=feature
         )
@@ -577,10 +588,37 @@ class Executor:
         for number, branch in enumerate(branches):
             sample = run.message.sample and number == 0
             wanted = outputs if number == 0 else ()
+            rows = run.message.rows
             job = self._jobs.make(
-                request, task, inputs, wanted, branch, sample=sample, rows=run.message.rows, content=content
+                request, task, inputs, wanted, branch, sample=sample, rows=rows, content=content, numbers=numbers
             )
             self._jobs.submit(self._jobs.runner(task), job, entry if number == 0 else entry.beside())
+
+    def _fire_chunk(
+        self, request: WorkerRequest, run: ActiveRun, state: StreamWalk, chunk: Chunk, items: Tensor
+    ) -> None:
+        """Run the task of a stream loop on a chunk."""
+        task, entry = state.task, ChunkJob(request, run, state.count, SpanTotal(), self._clock())
+        inputs, numbers = run.fixed
+        inputs, numbers = {**inputs, state.chunk_port: items}, numbers | state.numbers(chunk)
+        job = self._jobs.make(request, task, inputs, wanted_ports(request, run, task), MAIN, numbers=numbers)
+        self._jobs.submit(self._jobs.runner(task), job, entry)
+
+    def _chunk_done(self, entry: ChunkJob, outputs: Mapping[str, Tensor]) -> None:
+        """Send the outputs of a stream loop's task, and take the next chunk."""
+        request, run, state = entry.request, entry.run, entry.run.state
+        assert isinstance(state, StreamWalk)
+        self.tracer.task(entry, state.task.name, is_looped=False)
+        for outlet in state.task.outlets:
+            value = outputs.get(outlet.port)
+            if value is None:
+                continue
+            if outlet.stream is not None:
+                self._streams.put(request, outlet.stream, value)
+            elif outlet.modality is not None:
+                self._emit(request, outlet.port, outlet.modality, value, {"step": entry.step})
+        request.waiting[state.stream] = WaitingChunk(run, state.walk.address(0), (state.count,), self._clock())
+        self._streams.serve(request, state.stream)
 
     def _content(self, request: WorkerRequest, run: ActiveRun, fire: Fire) -> bytes | None:
         """Return the key of what determines a task's inputs, and keep it for tasks that take its outputs."""
@@ -676,13 +714,13 @@ class Executor:
         run, address, iteration = waiting.run, waiting.address, waiting.iteration
         if popped is not None:
             self.tracer.chunk(request, waiting)
-        if run.stream_loop is not None:
-            self._stream_loops.chunk(request, run, popped)
-            return
         if popped is None:
             self._carry_out(request, run, run.state.stream_ended(address, iteration))
             return
         chunk, items = popped
+        if isinstance(run.state, StreamWalk):
+            self._fire_chunk(request, run, run.state, chunk, items)
+            return
         run.values[Key(address, "$chunk", iteration)] = items
         run.flags.clear()
         run.flags[iteration] = (chunk.first, chunk.last)

@@ -11,7 +11,7 @@ import torch
 from mstar_core.engine.base import Job, JobKey, LoopSpec
 from mstar_core.engine.runner import NodeRunner
 from mstar_core.errors import EngineError
-from mstar_core.graph.declare.nodes import Attend
+from mstar_core.graph.declare.nodes import STATELESS, Attend
 from mstar_core.graph.declare.walks import StopOn
 from mstar_core.worker.state.request import ActiveRun, LoopJob, MoveJob, UnderWay, WorkerRequest
 from mstar_core.worker.streams import Streams
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 FIRST_CHUNK_URGENCY: Final = 1e6
 IDS_KIND: Final = b"ids"
+CAUSAL: Final = Attend()
 
 UNLIMITED = 2**62
 
@@ -51,26 +52,29 @@ class Jobs:
         outputs: tuple[str, ...],
         branch: str,
         *,
-        sample: bool,
+        sample: bool = False,
         rows: int = 1,
         content: bytes | None = None,
+        numbers: dict[str, float | int | bool] | None = None,
     ) -> Job:
         """Return a job of a task. The caller sets `loop` for an engine loop.
 
         content: key of what determines the inputs, with the request's salt; None if unknown. Not needed for ids alone.
         """
-        only_ids = all(value.dtype is torch.int64 and value.dim() == 1 for value in inputs.values())
+        if task.node.spec.engine is not STATELESS and _are_only_ids(inputs):
+            content = request.salt + IDS_KIND
         self._next += 1
         return Job(
             key=JobKey(self._next),
             handle=request.handle,
             inputs=inputs,
+            numbers=numbers or {},
             outputs=outputs,
-            attend=task.node.attend or Attend(),
+            attend=task.node.attend or CAUSAL,
             branch=branch,
             sample=sample,
             rows=rows,
-            tokens_hash_seed=request.salt + IDS_KIND if only_ids else content,
+            tokens_hash_seed=content,
             urgency=self.urgency(request),
         )
 
@@ -121,6 +125,10 @@ class Jobs:
         if request.first_output_s is None or not self._units_per_s:
             return FIRST_CHUNK_URGENCY
         return self._clock() - request.first_output_s - request.emitted_units / self._units_per_s
+
+
+def _are_only_ids(inputs: Mapping[str, Tensor]) -> bool:
+    return all(value.dtype is torch.int64 and value.dim() == 1 for value in inputs.values())
 
 
 def loop_job(

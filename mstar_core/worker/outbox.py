@@ -154,7 +154,8 @@ class Outbox:
         values = [("pages", "", pages) for pages in state.pages] + [("history", "", state.history)]
         values += [("values", port, value) for port, value in state.last_values.items()]
         values += [("held", port, value) for port, value in held.items()]
-        values += [] if state.seen is None else [("seen", "", state.seen)]
+        marks = {"seen": state.seen, "counts": state.counts}
+        values += [(name, "", value) for name, value in marks.items() if value is not None]
         parts: list[tuple[str, str, Tensor | Sending]] = []
         for field_name, port, value in values:
             copy = self._start(value, worker_name(move.rank))
@@ -245,11 +246,10 @@ class Outbox:
         by_field: dict[str, list[tuple[str, TensorRef]]] = defaultdict(list)
         for field_name, port, ref in refs:
             by_field[field_name].append((port, ref))
-        seen = by_field["seen"]
         message = cache.made(
             pages=[ref for _, ref in by_field["pages"]],
             history=by_field["history"][0][1],
-            seen=seen[0][1] if seen else None,
+            **{name: by_field[name][0][1] for name in ("seen", "counts") if name in by_field},
             values=dict(by_field["values"]),
             held=dict(by_field["held"]),
             sent=monotonic(),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mstar_core.config.schema import ITEM, SETTINGS, Setting, words_of
+from mstar_core.config.key import ITEM, Setting
+from mstar_core.config.schema import SETTINGS, words_of
 from mstar_core.errors import NotFound, did_you_mean
 
 

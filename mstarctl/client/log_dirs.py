@@ -8,8 +8,8 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from mstar_core.config.deployment import KEEP_LOGS, LogConfig
 from mstar_core.config.name import check_name
+from mstar_core.config.resolved import KEEP_LOGS, LogConfig
 from mstar_core.errors import ConfigError
 from mstar_core.host.folders import obstacle
 from mstar_core.host.log_starts import prune_starts

@@ -10,15 +10,16 @@ from typing import Annotated, Any
 import typer
 
 from mstar_core.config.deployment import DeploymentSpec
-from mstar_core.config.load import VARIANTS, ConfigFile, read_file, split_name
-from mstar_core.config.resolution import resolve
+from mstar_core.config.files.load import VARIANTS, ConfigFile, read_file, split_name
+from mstar_core.config.files.resolution import resolve
+from mstar_core.config.key import Setting
 from mstar_core.config.resolved import ResolvedConfig
-from mstar_core.config.schema import SETTINGS, Setting
+from mstar_core.config.schema import SETTINGS, values_of
 from mstar_core.errors import ConfigError, ExitCode, MstarError, NotFound, UsageError
 from mstar_core.plugin import ModelSpec
-from mstarctl.authoring.config_file import Settings, commented_file, differences, values_of
+from mstarctl.authoring.config_file import commented_file, differences
 from mstarctl.authoring.config_schema import default_shown, explain, json_schema
-from mstarctl.complete import configured_names, key_names, plugin_names, target_names
+from mstarctl.complete import configured_names, key_names, plugin_names, set_words, target_names
 from mstarctl.output import Column, Printer
 from mstarctl.output.errors import render_error
 from mstarctl.output.units import counted
@@ -27,6 +28,7 @@ from mstarctl.start.choice import GB, auto_count, choose
 from mstarctl.start.hardware.admission import admission, weights_on_devices
 from mstarctl.start.hardware.gpus import Gpu, visible_gpus
 from mstarctl.start.hardware.gpus import gpus as present_gpus
+from mstarctl.start.plan import as_started
 from mstarctl.start.target import Override, Target, find, parse_set, resolve_target
 
 app = typer.Typer(
@@ -34,7 +36,13 @@ app = typer.Typer(
 )
 
 Sets = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="override a value of the file; repeatable")
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="override a value of the file; repeatable",
+        autocompletion=set_words,
+    ),
 ]
 What = Annotated[
     str,
@@ -301,10 +309,9 @@ def diff(
                 "only a deployment can be compared with its own file", hint=f"mstarctl config diff {left} OTHER"
             )
         spec = running_spec(name)
-        ours, theirs = Settings(values=spec.settings, sources=spec.sources), file_settings(spec)
+        items = differences(spec, config_now(spec))
     else:
-        ours, theirs = settings_of(left), settings_of(right)
-    items = differences(ours, theirs)
+        items = differences(config_of(left), config_of(right))
     printer.items("setting", items, DIFFERENT, empty="no differences")
     if right is None and items:
         printer.say(f"  try: mstarctl down {running_name(left)}, then mstarctl up with the file as it is now")
@@ -316,10 +323,10 @@ def running_name(text: str) -> str | None:
     return name if slash and kind == "deployment" and name else None
 
 
-def settings_of(text: str) -> Settings:
-    """Return the settings of a model, a file or a running deployment."""
+def config_of(text: str) -> ResolvedConfig:
+    """Return the configuration of a model, a file or a running deployment."""
     name = running_name(text)
-    return running_settings(name) if name is not None else Settings.of(resolve_target(find(text, Plugins.discover())))
+    return running_spec(name) if name is not None else resolve_target(find(text, Plugins.discover()))
 
 
 def running_spec(name: str) -> DeploymentSpec:
@@ -333,29 +340,18 @@ def running_spec(name: str) -> DeploymentSpec:
         raise NotFound(f"deployment {name!r} has just ended", kind="deployment", name=name) from error
 
 
-def running_settings(name: str) -> Settings:
-    """Return every value of a running deployment, with its source."""
-    spec = running_spec(name)
-    return Settings(values=spec.settings, sources=spec.sources)
-
-
-def file_settings(spec: DeploymentSpec) -> Settings:
-    """Return the settings that the same command line gives now: the current file, overridden by its options."""
+def config_now(spec: DeploymentSpec) -> ResolvedConfig:
+    """Return the configuration that the same command line gives now: the current file, overridden by its options."""
     if spec.config_file is None:
         hint = f"mstarctl config diff deployment/{spec.name} FILE"
         raise NotFound(f"{spec.name} was started without a file", hint=hint)
-    model = find(spec.model, Plugins.discover())
+    model = find(spec.model, Plugins.discover()).spec
     variant = spec.weights_source if spec.weights_source in VARIANTS else ""
-    target = Target(spec=model.spec, config=read_file(Path(spec.config_file)), variant=variant)
+    target = Target(spec=model, config=read_file(Path(spec.config_file)), variant=variant)
     flags = [
-        Override(key=key, value=spec.settings[key], source=source)
-        for key, source in spec.sources.items()
-        if source.startswith("--")
+        Override(key=key, value=value, source=spec.source(key))
+        for key, value in values_of(spec).items()
+        if spec.source(key).startswith("--")
     ]
-    config = resolve_target(target, flags)
-    settings, present = Settings.of(config), present_gpus() if spec.gpus else ()
-    admitted = admission(model.spec, config, spec.plan, spec.gpus, present, spec.needed_bytes)
-    return Settings(
-        values={**settings.values, "max_concurrent_requests": admitted.count},
-        sources={**settings.sources, "max_concurrent_requests": admitted.why},
-    )
+    config, present = resolve_target(target, flags), present_gpus() if spec.gpus else ()
+    return as_started(config, admission(model, config, spec.plan, spec.gpus, present, spec.needed_bytes))

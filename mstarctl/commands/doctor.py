@@ -14,7 +14,7 @@ from typing import Final
 
 import typer
 
-from mstar_core.config.deployment import ApiConfig
+from mstar_core.config.resolved import ApiConfig
 from mstar_core.errors import ExitCode, MstarError
 from mstar_core.host.gpu_locks import gpu_holder, lock_folder
 from mstar_core.host.ports import bind_error

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mstar_core.config.load import shipped, split_name
+from mstar_core.config.files.load import shipped, split_name
 from mstar_core.graph import NodeSpec
 from mstar_core.plugin import ModelSpec, param_specs
 from mstarctl.complete import plugin_names

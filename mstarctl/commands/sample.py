@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from mstar_core.client.results import ModelSample
-from mstar_core.config.load import split_name
+from mstar_core.config.files.load import split_name
 from mstar_core.errors import UsageError
 from mstar_core.host.run_dir import deployments
 from mstar_core.workloads.samples import samples_of

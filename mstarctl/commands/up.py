@@ -120,7 +120,7 @@ def show_plan(planned: Planned, printer: Printer) -> None:
     printer.say(f"{name}  {ok}: {counts}   ({planned.distribution}, {short_path(spec.config_file)})")
     devices = ", ".join(dict.fromkeys(rank.device for rank in spec.plan.ranks))
     printer.say(f"  device {devices} ({planned.devices.why})")
-    why = spec.sources["max_concurrent_requests"]
+    why = spec.source("max_concurrent_requests")
     printer.say(f"  up to {counted(spec.max_concurrent_requests, 'request')} at once ({why})")
     if notice := model.notice_of(spec.weights_source):
         printer.warn(notice)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from mstar_core.config.load import ConfigFile, read_file, shipped, split_name
-from mstar_core.config.resolution import resolve
+from mstar_core.config.files.load import ConfigFile, read_file, shipped, split_name
+from mstar_core.config.files.resolution import resolve
 from mstar_core.config.resolved import ResolvedConfig
 from mstar_core.errors import ConfigError, NotFound
 from mstar_core.plugin import ModelSpec
@@ -140,7 +140,7 @@ def _kind(config: ResolvedConfig) -> int:
         return 0
     if config.rank_count == 1:
         return 3
-    return 2 if any(group.walks is not None for group in groups) else 1
+    return 2 if any(group.graph_walks is not None for group in groups) else 1
 
 
 def _obstacle(config: ResolvedConfig, memories: Sequence[int], *, variant: str) -> str:

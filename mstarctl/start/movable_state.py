@@ -26,10 +26,11 @@ def check_moves(model: ModelSpec, config: ResolvedConfig, plan: Plan) -> None:
         why = _obstacle(model, node, plan)
         if why:
             where = "; ".join(f"{walk} on {_ranks(replicas)}" for walk, replicas in places.items())
-            group = next(group for group in reversed(config.node_groups) if node.name in group.nodes)
-            raise group.place.error(
+            group = next(group for group in reversed(config.node_groups) if node.name in group.node_names)
+            raise config.group_error(
+                group,
+                "ranks",
                 f"node {node.name!r} is placed on different ranks, but {why}",
-                f"{group.key}.ranks",
                 where,
                 "place all walks of the node on the same ranks",
             )

@@ -1,19 +1,58 @@
 """Options of `mstarctl up`: one record that declares, holds and documents each of them.
 
-`up` takes its signature from UpOptions, so an option is written once. Hidden options are refused by name.
+`up` takes its signature from UpOptions, so an option is written once. An option that sets a configuration key names it
+with `Sets`. Hidden options are refused by name.
 """
 
 from __future__ import annotations
 
 import enum
 import inspect
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, get_type_hints
+from typing import Annotated, Any, Final, get_args, get_type_hints
 
 import typer
+from typer.models import OptionInfo
 
-from mstarctl.complete import config_names, target_names
+from mstar_core.config.resolved import ApiConfig, TransportConfig
+from mstarctl.complete import config_names, set_words, target_names
+from mstarctl.output.durations import parse_duration
+from mstarctl.start.target import Override, parse_set
+from mstarctl.start.transports import check_protocol
+
+API: Final = ApiConfig()
+TRANSPORT: Final = TransportConfig()
+
+
+@dataclass(frozen=True, slots=True)
+class Sets:
+    """Configuration key that an option sets. convert: from the typed value and the option's name to the key's value."""
+
+    key: str
+    convert: Callable[[Any, str], Any] = lambda value, flag: value
+
+
+def absolute(path: Path | str | None, flag: str = "") -> str | None:
+    """Return an absolute path, for processes with another working directory."""
+    return None if path is None else str(Path(path).expanduser().absolute())
+
+
+def _text(path: Path, flag: str) -> str:
+    return str(path)
+
+
+def _distinct(values: list[str], flag: str) -> list[str] | None:
+    return list(dict.fromkeys(values)) or None
+
+
+def _if_on(value: bool, flag: str) -> bool | None:
+    return value or None
+
+
+def _off_if_on(value: bool, flag: str) -> bool | None:
+    return False if value else None
 
 
 class Device(enum.StrEnum):
@@ -41,11 +80,17 @@ class UpOptions:
     ] = None
     sets: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="override a value of the file; repeatable"),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="override a value of the file; repeatable",
+            autocompletion=set_words,
+        ),
     ] = None
     weights: Annotated[
         Path | None,
         typer.Option("--weights", metavar="DIR", help="read weights from here; nothing is downloaded"),
+        Sets("weights", _text),
     ] = None
     cache_dir: Annotated[
         Path | None,
@@ -56,7 +101,9 @@ class UpOptions:
         str | None,
         typer.Option("--gpus", metavar="LIST", help="0,1: rank i gets the i-th; auto:2: choose the file for two GPUs"),
     ] = None
-    name: Annotated[str | None, typer.Option("--name", help="name of the deployment; default: the model's")] = None
+    name: Annotated[
+        str | None, typer.Option("--name", help="name of the deployment; default: the model's"), Sets("name")
+    ] = None
     is_detached: Annotated[bool, typer.Option("-d", "--detach", help="leave it running and return")] = False
     is_waiting: Annotated[
         bool, typer.Option("--wait/--no-wait", help="with -d: return when it is ready, or at once")
@@ -76,40 +123,62 @@ class UpOptions:
             help="parent of the run directory; other commands then need MSTAR_RUNTIME_DIR",
         ),
     ] = None
-    host: Annotated[str | None, typer.Option("--host", help="address of the api; default 127.0.0.1")] = None
-    port: Annotated[int | None, typer.Option("--port", help="port of the api; default 8000")] = None
+    host: Annotated[
+        str | None, typer.Option("--host", help=f"address of the api; default {API.host}"), Sets("api.host")
+    ] = None
+    port: Annotated[
+        int | None, typer.Option("--port", help=f"port of the api; default {API.port}"), Sets("api.port")
+    ] = None
     api_key: Annotated[
         list[str] | None, typer.Option("--api-key", help="require this key from clients; repeatable")
     ] = None
     api_key_file: Annotated[
-        Path | None, typer.Option("--api-key-file", metavar="FILE", help="a file with one key per line")
+        Path | None,
+        typer.Option("--api-key-file", metavar="FILE", help="a file with one key per line"),
+        Sets("api.api_key_file", absolute),
     ] = None
     metrics_key_file: Annotated[
         Path | None,
         typer.Option("--metrics-key-file", metavar="FILE", help="a file with keys that open /metrics alone"),
+        Sets("api.metrics_key_file", absolute),
     ] = None
     timeout: Annotated[
         str | None,
-        typer.Option("--timeout", metavar="TIME", help="longest life of a request, queue included; default 600s"),
+        typer.Option(
+            "--timeout", metavar="TIME", help=f"longest life of a request, queue included; default {API.timeout_s:g}s"
+        ),
+        Sets("api.timeout_s", parse_duration),
     ] = None
-    bind_when_ready: Annotated[bool, typer.Option("--bind-when-ready", help="listen only once the model is ready")] = (
-        False
-    )
-    no_console: Annotated[bool, typer.Option("--no-console", help="do not serve the web page at /")] = False
-    strict_model: Annotated[bool, typer.Option("--strict-model", help="refuse requests that name another model")] = (
-        False
-    )
+    bind_when_ready: Annotated[
+        bool,
+        typer.Option("--bind-when-ready", help="listen only once the model is ready"),
+        Sets("api.bind_when_ready", _if_on),
+    ] = False
+    no_console: Annotated[
+        bool, typer.Option("--no-console", help="do not serve the web page at /"), Sets("api.console", _off_if_on)
+    ] = False
+    strict_model: Annotated[
+        bool,
+        typer.Option("--strict-model", help="refuse requests that name another model"),
+        Sets("api.strict_model", _if_on),
+    ] = False
     protocol: Annotated[
         str | None,
         typer.Option(
-            "--tensor-comm-protocol", help="SHM, TCP or RDMA: transport of tensors between ranks; default SHM"
+            "--tensor-comm-protocol",
+            help=f"SHM, TCP or RDMA: transport of tensors between ranks; default {TRANSPORT.protocol}",
         ),
+        Sets("transport.protocol", check_protocol),
     ] = None
     mooncake_port: Annotated[
-        int | None, typer.Option("--mooncake-port", min=1, max=65535, help="first port of TCP and RDMA; default 8080")
+        int | None,
+        typer.Option("--mooncake-port", min=1, max=65535, help=f"first port of TCP and RDMA; default {TRANSPORT.port}"),
+        Sets("transport.port"),
     ] = None
     transfer_device: Annotated[
-        str | None, typer.Option("--tcp-transfer-device", help="interface or address for TCP, adapters for RDMA")
+        str | None,
+        typer.Option("--tcp-transfer-device", help="interface or address for TCP, adapters for RDMA"),
+        Sets("transport.device"),
     ] = None
     upload_dir: Annotated[
         Path | None,
@@ -125,15 +194,23 @@ class UpOptions:
     remote_media: Annotated[
         list[str] | None,
         typer.Option("--allow-remote-media", metavar="HOST", help="fetch request media from this host; repeatable"),
+        Sets("api.remote_media", _distinct),
     ] = None
     cors_origins: Annotated[
         list[str] | None,
         typer.Option("--cors-origin", metavar="ORIGIN", help="allow browser requests from this origin; repeatable"),
+        Sets("api.cors_origins", _distinct),
     ] = None
     tls_cert: Annotated[
-        Path | None, typer.Option("--tls-cert", metavar="FILE", help="PEM certificate; the api then serves HTTPS only")
+        Path | None,
+        typer.Option("--tls-cert", metavar="FILE", help="PEM certificate; the api then serves HTTPS only"),
+        Sets("api.tls_cert", absolute),
     ] = None
-    tls_key: Annotated[Path | None, typer.Option("--tls-key", metavar="FILE", help="PEM key of the certificate")] = None
+    tls_key: Annotated[
+        Path | None,
+        typer.Option("--tls-key", metavar="FILE", help="PEM key of the certificate"),
+        Sets("api.tls_key", absolute),
+    ] = None
     admin_group: Annotated[
         str | None,
         typer.Option(
@@ -153,3 +230,29 @@ def up_signature() -> inspect.Signature:
         inspect.Parameter(f.name, keyword, default=f.default, annotation=hints[f.name]) for f in fields(UpOptions)
     ]
     return inspect.Signature([context, *options])
+
+
+def overrides(options: UpOptions) -> list[Override]:
+    """Return the values that override the file's. --set comes first, so that a dedicated option wins.
+
+    Raises UsageError for a value that cannot be read.
+    """
+    return [parse_set(text) for text in options.sets or ()] + list(_dedicated(options))
+
+
+def _dedicated(options: UpOptions) -> Iterator[Override]:
+    """Yield the values of the options that set a key."""
+    for name, sets, flag in key_options():
+        typed = getattr(options, name)
+        value = None if typed is None else sets.convert(typed, flag)
+        if value is not None:
+            yield Override(key=sets.key, value=value, source=flag)
+
+
+def key_options() -> Iterator[tuple[str, Sets, str]]:
+    """Yield the field of each option that sets a key, with the key and the flag."""
+    for name, hint in get_type_hints(UpOptions, include_extras=True).items():
+        notes = get_args(hint)
+        flags = (note.default for note in notes if isinstance(note, OptionInfo))  # typer takes it for a default first
+        for sets, flag in zip((note for note in notes if isinstance(note, Sets)), flags, strict=False):
+            yield name, sets, str(flag)

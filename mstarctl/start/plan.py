@@ -9,15 +9,15 @@ import os
 import stat
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
-from mstar_core.config.deployment import ApiConfig, DeploymentSpec, Plan
+from mstar_core.config.deployment import DeploymentSpec, Plan
+from mstar_core.config.files.load import shipped, split_name
 from mstar_core.config.graph_view import graph_of
-from mstar_core.config.load import shipped, split_name
 from mstar_core.config.name import check_name
-from mstar_core.config.resolved import NodeGroup, ResolvedConfig
+from mstar_core.config.resolved import ApiConfig, NodeGroup, ResolvedConfig
 from mstar_core.errors import ConfigError, PluginError, StartError, UsageError, WeightsError, did_you_mean
 from mstar_core.host.api_keys import with_keys
 from mstar_core.host.certificates import load_certificate
@@ -27,19 +27,18 @@ from mstar_core.host.ports import check_port, port_claimant
 from mstar_core.host.run_dir import RunDirectory
 from mstar_core.plugin import ModelSpec
 from mstar_core.weights.folder_check import check_folder
-from mstarctl.authoring.config_file import Settings
 from mstarctl.client.log_dirs import check_log_dir
 from mstarctl.output.durations import parse_duration
 from mstarctl.plugins import Plugins
 from mstarctl.start.choice import auto_count, choose
-from mstarctl.start.hardware.admission import admission, weights_on_devices
+from mstarctl.start.hardware.admission import Admission, admission, weights_on_devices
 from mstarctl.start.hardware.capacity import check_free, check_memory, free_bytes, weights_bytes
 from mstarctl.start.hardware.devices import Devices, choose_devices, torch_version
 from mstarctl.start.hardware.gpus import count_gpus, gpu_keys, gpu_processes, gpus, visible_gpus
 from mstarctl.start.movable_state import check_moves
-from mstarctl.start.options import UpOptions
-from mstarctl.start.target import Override, Target, find, named_file, parse_set, resolve_target
-from mstarctl.start.transports import check_protocol, check_transport, transport_cautions, unused_transport
+from mstarctl.start.options import UpOptions, absolute, overrides
+from mstarctl.start.target import Target, find, named_file, resolve_target
+from mstarctl.start.transports import check_transport, transport_cautions, unused_transport
 from mstarctl.version import client_version
 
 LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR")
@@ -63,10 +62,8 @@ def make_planned(options: UpOptions, *, api_keys: tuple[str, ...] = (), argv: tu
 
     api_keys: of the command line. argv: the command line, recorded for `describe`.
     """
-    if options.rust_frontend or options.rust_frontend_bin is not None:
-        raise UsageError("--rust-frontend is not supported", "mstarctl has one front end", "omit the option")
-    stall_s = parse_duration(options.stall, "--stall")
-    log_level = check_log_level(options.log_level)
+    refuse_front_end(options)
+    of_options = facts_of(options)
     plugins = Plugins.discover()
     target = find_target(options, plugins)
     config = resolve_target(target, overrides(options))
@@ -89,56 +86,32 @@ def make_planned(options: UpOptions, *, api_keys: tuple[str, ...] = (), argv: tu
     needed = needed or weights_on_devices(model, plan, config)
     claimed = claim_gpus(config, plan, needed)
     present = gpus() if claimed else ()
-    admitted = admission(model, config, plan, claimed, present, needed)
+    started = as_started(config, admission(model, config, plan, claimed, present, needed))
+    api = with_keys(msgspec.structs.replace(started.api, api_keys=api_keys))
+    path = target.config.path
     entry = plugins.distribution_of(model)
-    settings = Settings.of(config)
     spec = DeploymentSpec(
-        name=config.name,
-        model=model.name,
+        **{
+            **msgspec.structs.asdict(started),
+            **of_options,
+            "api": api,
+            "config_file": config.config_file if path is None else str(path.absolute()),
+        },
         plugin=model.plugin,
         run_dir=str(run.path),
         log_dir="",
         plan=plan,
         folder=folder,
         weights_source=config.variant or ("folder" if config.weights else "official"),
-        cache_dir=absolute(options.cache_dir),
-        model_kwargs=dict(config.model_kwargs),
-        max_seq_len=config.max_seq_len,
-        max_concurrent_requests=admitted.count,
-        max_queue=config.max_queue,
-        kv_cache=config.kv_cache,
-        dtype=config.dtype,
-        attention=config.attention,
-        quantization=config.quantization,
-        token_budget=config.token_budget,
-        image_share=config.image_share,
-        feature_cache_bytes=config.feature_cache_bytes,
-        wait_spin_us=config.wait_spin_us,
-        hang_s=config.hang_s,
-        step_limit_s=config.step_limit_s,
-        transport=config.transport,
-        api=with_keys(msgspec.structs.replace(with_paths(config.api), api_keys=api_keys)),
-        logs=config.logs,
-        log_level=log_level,
-        admin_group=options.admin_group,
-        stall_s=stall_s,
-        config_file=str(target.config.path.absolute()) if target.config.path is not None else config.config_file,
         argv=argv,
         versions={"mstarctl": client_version(), entry.distribution: entry.version},
-        settings={**settings.values, "max_concurrent_requests": admitted.count},
-        sources={**settings.sources, "max_concurrent_requests": admitted.why},
         gpus=claimed,
-        upload_dir=uploads_folder(options.upload_dir),
-        log_stats=options.log_stats or options.stats_file is not None,
-        stats_file=stats_path(options.stats_file),
         needed_bytes=needed,
         free_bytes=free_bytes(claimed, present),
-        nvtx=options.nvtx,
         unused=unused_options(options, config, plan),
         cautions=weights_cautions(model, config) + parallel_cautions(plan) + transport_cautions(config, plan),
         graph=msgspec.to_builtins(graph_of(model, plan)),
     )
-    walks = sum(len(partition.walks) for partition in model.partitions)
     return Planned(
         model=model,
         config=config,
@@ -146,7 +119,37 @@ def make_planned(options: UpOptions, *, api_keys: tuple[str, ...] = (), argv: tu
         spec=spec,
         run=run,
         distribution=f"{entry.distribution} {entry.version}",
-        walk_count=walks,
+        walk_count=sum(len(partition.walks) for partition in model.partitions),
+    )
+
+
+def refuse_front_end(options: UpOptions) -> None:
+    """Raise UsageError for the options of another front end."""
+    if options.rust_frontend or options.rust_frontend_bin is not None:
+        raise UsageError("--rust-frontend is not supported", "mstarctl has one front end", "omit the option")
+
+
+def facts_of(options: UpOptions) -> dict[str, Any]:
+    """Return the fields of the deployment record that options alone set. Raises UsageError and ConfigError."""
+    return {
+        "stall_s": parse_duration(options.stall, "--stall"),
+        "log_level": check_log_level(options.log_level),
+        "cache_dir": absolute(options.cache_dir),
+        "admin_group": options.admin_group,
+        "upload_dir": uploads_folder(options.upload_dir),
+        "log_stats": options.log_stats or options.stats_file is not None,
+        "stats_file": stats_path(options.stats_file),
+        "nvtx": options.nvtx,
+    }
+
+
+def as_started(config: ResolvedConfig, admitted: Admission) -> ResolvedConfig:
+    """Return the configuration as child processes read it: paths absolute, and the number of requests at once."""
+    return msgspec.structs.replace(
+        config,
+        api=with_paths(config.api),
+        max_concurrent_requests=admitted.count,
+        provenance={**config.provenance, "max_concurrent_requests": admitted.why},
     )
 
 
@@ -179,33 +182,6 @@ def chosen_target(options: UpOptions, target: Target) -> Target:
     return replace(target, config=choice.best.file, why=f"{choice.best.name}: {choice.why(choice.best)}")
 
 
-def overrides(options: UpOptions) -> list[Override]:
-    """Return the values that override the file's. --set comes first, so that a dedicated option wins."""
-    timeout_s = None if options.timeout is None else parse_duration(options.timeout, "--timeout")
-    flags = {
-        "name": ("--name", options.name),
-        "weights": ("--weights", None if options.weights is None else str(options.weights)),
-        "transport.protocol": ("--tensor-comm-protocol", check_protocol(options.protocol)),
-        "transport.port": ("--mooncake-port", options.mooncake_port),
-        "transport.device": ("--tcp-transfer-device", options.transfer_device),
-        "api.host": ("--host", options.host),
-        "api.port": ("--port", options.port),
-        "api.api_key_file": ("--api-key-file", absolute(options.api_key_file)),
-        "api.metrics_key_file": ("--metrics-key-file", absolute(options.metrics_key_file)),
-        "api.timeout_s": ("--timeout", timeout_s),
-        "api.bind_when_ready": ("--bind-when-ready", options.bind_when_ready or None),
-        "api.console": ("--no-console", False if options.no_console else None),
-        "api.remote_media": ("--allow-remote-media", list(dict.fromkeys(options.remote_media or ())) or None),
-        "api.cors_origins": ("--cors-origin", list(dict.fromkeys(options.cors_origins or ())) or None),
-        "api.tls_cert": ("--tls-cert", absolute(options.tls_cert)),
-        "api.tls_key": ("--tls-key", absolute(options.tls_key)),
-        "api.strict_model": ("--strict-model", options.strict_model or None),
-    }
-    return [parse_set(text) for text in options.sets or ()] + [
-        Override(key=key, value=value, source=flag) for key, (flag, value) in flags.items() if value is not None
-    ]
-
-
 def check_log_level(text: str) -> str:
     """Return the log level in capitals. Raises UsageError."""
     level = text.upper()
@@ -229,25 +205,27 @@ def check_placement(model: ModelSpec, config: ResolvedConfig, plan: Plan) -> Non
     """Raise ConfigError for tensor parallelism, and for nodes on several ranks whose state cannot move."""
     for group in config.node_groups:
         if group.tp_size > 1:
-            _check_parallel(model, group, plan)
+            _check_parallel(model, config, group, plan)
     check_moves(model, config, plan)
 
 
-def _check_parallel(model: ModelSpec, group: NodeGroup, plan: Plan) -> None:
+def _check_parallel(model: ModelSpec, config: ResolvedConfig, group: NodeGroup, plan: Plan) -> None:
     """Raise ConfigError for tensor parallelism of a node that cannot be divided, and for a GPU in two roles."""
-    undivided = [name for name in group.nodes if not model.node(name).parallel_sizes]
+    undivided = [name for name in group.node_names if not model.node(name).parallel_sizes]
     if undivided:
-        raise group.place.error(
+        raise config.group_error(
+            group,
+            "tp_size",
             f"node {undivided[0]!r} of {model.name} cannot be divided among ranks by this version",
-            f"{group.key}.tp_size",
             f"tp_size is {group.tp_size}",
             "use tp_size 1",
         )
     for rank in plan.ranks:
         if rank.follows and rank.nodes and rank.device != "cpu":
-            raise group.place.error(
+            raise config.group_error(
+                group,
+                "ranks",
                 f"rank {rank.rank} follows in a tensor-parallel group and serves {', '.join(rank.nodes)} itself",
-                f"{group.key}.ranks",
                 "this version supports that on the CPU only",
                 f"place {', '.join(rank.nodes)} on another rank",
             )
@@ -274,11 +252,6 @@ def weights_cautions(model: ModelSpec, config: ResolvedConfig) -> tuple[str, ...
     is_official = not config.variant and not config.weights
     caution = model.misfit(config.model_kwargs) if is_official and model.misfit is not None else ""
     return (caution,) if caution else ()
-
-
-def absolute(path: Path | str | None) -> str | None:
-    """Return an absolute path, for processes with another working directory."""
-    return None if path is None else str(Path(path).expanduser().absolute())
 
 
 def with_paths(api: ApiConfig) -> ApiConfig:

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from mstar_core.config.load import SUFFIXES, ConfigFile, default_config, read_file, shipped, split_name
-from mstar_core.config.located import Located, parse
-from mstar_core.config.resolution import resolve
+from mstar_core.config.files.load import SUFFIXES, ConfigFile, default_config, read_file, shipped, split_name
+from mstar_core.config.files.parse import parse
+from mstar_core.config.files.resolution import resolve
+from mstar_core.config.located import Located
 from mstar_core.config.resolved import ResolvedConfig
 from mstar_core.errors import ConfigError, NotFound, UsageError, did_you_mean, nearest
 from mstar_core.plugin import ModelSpec

@@ -7,21 +7,21 @@ from typing import Final
 
 from mstar_core.config.deployment import Plan
 from mstar_core.config.resolved import ResolvedConfig
+from mstar_core.config.schema import words_of
 from mstar_core.errors import TransportError, UsageError, did_you_mean
 from mstar_core.host.network import LOOPBACK, check_adapters, own_address, transfer_engine, window
 from mstar_core.host.ports import bind_error
 
-TRANSPORTS: Final = ("SHM", "TCP", "RDMA")
 KEYS: Final = ("transport.port", "transport.device")
 """Keys that only TCP and RDMA use."""
 
 
-def check_protocol(protocol: str | None) -> str | None:
+def check_protocol(protocol: str, flag: str) -> str:
     """Return the protocol of an option in capitals. Raises UsageError if it is unknown."""
-    name = None if protocol is None else protocol.upper()
-    if name is not None and name not in TRANSPORTS:
-        raise UsageError(f"unknown tensor protocol {protocol!r}", hint=did_you_mean(name, TRANSPORTS))
-    return name
+    choices = words_of("transport")["protocol"].choices
+    if protocol.upper() not in choices:
+        raise UsageError(f"unknown tensor protocol {protocol!r}", hint=did_you_mean(protocol.upper(), choices))
+    return protocol.upper()
 
 
 def check_transport(config: ResolvedConfig, plan: Plan) -> None:

@@ -18,7 +18,8 @@ import pytest
 from mstar_core.admin.access import bind_admin
 from mstar_core.admin.server import AdminServer
 from mstar_core.admin.streams import NdjsonStreams
-from mstar_core.config.deployment import ApiConfig, DeploymentSpec, NodePlacement, Plan, RankPlan
+from mstar_core.config.deployment import DeploymentSpec, NodePlacement, Plan, RankPlan
+from mstar_core.config.resolved import ApiConfig
 from mstar_core.messages.life import Telemetry
 from mstar_core.messages.telemetry import RequestNews, Span
 from mstar_core.observe.hub import TelemetryHub
@@ -58,8 +59,7 @@ class FakeDeployment:
             ),
             api=ApiConfig(host="127.0.0.1", port=1, api_keys=("secret-key",)),
             argv=("up", "orpheus", "--api-key", "secret-key"),
-            settings={"max_queue": 128},
-            sources={"max_queue": "file.yaml:3"},
+            provenance={"max_queue": "file.yaml:3"},
         )
         self.state, self.reason = "ready", ""
         self.started, self.started_at = time.monotonic(), time.time()

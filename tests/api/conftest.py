@@ -16,7 +16,8 @@ import pytest
 
 from mstar_core.api.main import ApiProcess
 from mstar_core.api.parse.media import Fetcher
-from mstar_core.config.deployment import ApiConfig, DeploymentSpec, Plan
+from mstar_core.config.deployment import DeploymentSpec, Plan
+from mstar_core.config.resolved import ApiConfig
 from mstar_core.messages.life import Telemetry
 from mstar_core.messages.telemetry import RequestNews
 from mstar_core.plugin.spec import ModelSpec

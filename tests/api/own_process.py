@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from mstar_core.api.main import ApiProcess, busy_poll_loop
-from mstar_core.config.deployment import ApiConfig, DeploymentSpec, Plan
+from mstar_core.config.deployment import DeploymentSpec, Plan
+from mstar_core.config.resolved import ApiConfig
 from mstar_core.host.wait_spin import wait_spin_s
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.transport import Spin

@@ -17,7 +17,7 @@ from mstar_core.api.errors import SlowUpload
 from mstar_core.api.http.body import FLOOR_BYTES_PER_S, SKIPPED_BYTES, read_pieces
 from mstar_core.api.main import tls_context
 from mstar_core.api.service import BODIES
-from mstar_core.config.deployment import ApiConfig, KVCacheConfig
+from mstar_core.config.resolved import ApiConfig, KVCacheConfig
 from mstar_core.errors import StartError
 from mstar_core.messages.life import ServiceState
 from mstar_core.messages.requests import NewRequest

@@ -6,7 +6,7 @@ import pytest
 
 from mstar_core.api.errors import Forbidden
 from mstar_core.api.http.access import check_browser
-from mstar_core.config.deployment import ApiConfig
+from mstar_core.config.resolved import ApiConfig
 from tests.api.conftest import Started
 from tests.fakes.conductor import speak
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import msgspec
 
-from mstar_core.config.deployment import ApiConfig
+from mstar_core.config.resolved import ApiConfig
 from mstar_core.messages.life import Reload
 from tests.api.conftest import Api, Started
 from tests.api.test_access import GOOD, certificate_in

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mstar_core.config.deployment import ApiConfig, DeploymentSpec, Plan
+from mstar_core.config.deployment import DeploymentSpec, Plan
+from mstar_core.config.resolved import ApiConfig
 from mstar_core.errors import ExitCode
 
 

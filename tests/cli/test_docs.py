@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from mstar_core.config.load import read_text
-from mstar_core.config.resolution import resolve
-from mstar_core.config.schema import SETTINGS, Setting
+from mstar_core.config.files.load import read_text
+from mstar_core.config.files.resolution import resolve
+from mstar_core.config.key import Setting
+from mstar_core.config.schema import SETTINGS
 from mstar_core.plugin.hookspecs import HOOKS
 from mstarctl.authoring.config_schema import default_shown
 from mstarctl.authoring.scaffold import write_plugin

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mstar_core.config.deployment import ApiConfig
+from mstar_core.config.resolved import ApiConfig
 from mstarctl.client import Known
 from mstarctl.commands.ps import _show, item_of
 from mstarctl.output import Printer

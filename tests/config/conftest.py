@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mstar_core.config.load import read_text
+from mstar_core.config.files.load import read_text
 from mstar_core.config.resolved import ResolvedConfig
 from mstar_core.plugin import ModelSpec
 from mstarctl.plugins import Plugins

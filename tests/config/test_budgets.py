@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from mstar_core.config.placement import make_plan
+from mstar_core.config.files.placement import make_plan
+from mstar_core.config.schema import values_of
 from mstar_core.errors import ConfigError
 from mstar_core.plugin import ModelSpec
-from mstarctl.authoring.config_file import values_of
 from mstarctl.plugins import Plugins
 from mstarctl.start.target import find, parse_set, resolve_target
 from tests.config.conftest import Resolve

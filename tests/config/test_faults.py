@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mstar_core.config.load import read_file
-from mstar_core.config.located import MOST_BYTES
+from mstar_core.config.files.load import read_file
+from mstar_core.config.files.parse import MOST_BYTES
 from mstar_core.errors import ConfigError
 from tests.config.conftest import Resolve
 

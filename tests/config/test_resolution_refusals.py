@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mstar_core.config.placement import make_plan
+from mstar_core.config.files.placement import make_plan
 from mstar_core.errors import ConfigError
 from mstar_core.plugin import ModelSpec
 from tests.config.conftest import Resolve

@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from mstar_core.engine.base import SamplingParams
+from mstar_core.engine.sampling.adjustments import penalised
+from mstar_core.engine.sampling.sampler import UploadedColumns
+from mstar_core.layers import sampling
 
 ROUNDING = 1e-5
 """Of the whole mass: how far a float32 share may move an edge."""
+
+
+def sample(logits: Tensor, params: Sequence[SamplingParams], seen: Tensor | None, counter: Tensor) -> Tensor:
+    """Return the ids that the PyTorch form draws: int64 [n]. logits: float32 [n, vocab]; counter: int64 [n]."""
+    uploaded = UploadedColumns.of(params, torch.device("cpu"))
+    if seen is not None:
+        logits = penalised(logits, uploaded.columns["penalty"], seen)
+    return sampling.sorted_draw(logits, uploaded.columns, torch.from_numpy(uploaded.chance(counter.numpy())))
+
+
+def probabilities(logits: Tensor, params: Sequence[SamplingParams], seen: Tensor | None) -> Tensor:
+    """Return the distribution of `sample`: float64 [n, vocab]."""
+    columns = UploadedColumns.of(params, torch.device("cpu")).columns
+    if seen is not None:
+        logits = penalised(logits, columns["penalty"], seen)
+    return sampling.probabilities(logits, columns)
 
 
 def is_right(drawn: int, logits: Tensor, params: SamplingParams, seen: Tensor, chance: float) -> bool:

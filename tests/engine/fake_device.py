@@ -34,7 +34,7 @@ from mstar_core.engine.steps.updates import (
     PagesDropped,
     PagesRestored,
     PagesSaved,
-    SeenRestored,
+    PenaltiesRestored,
     SlotChanges,
     SlotCopied,
     Update,
@@ -110,7 +110,7 @@ class FakeDevice:
                 case LoopValuesSet():
                     for slot, value in zip(update.slots.tolist(), update.values, strict=True):
                         self.values[update.port, slot] = value
-                case SeenRestored():
+                case PenaltiesRestored():
                     pass
 
     def loop_value(self, slot: int, port: str) -> Tensor | None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mstar_core.engine.attention.reference import torch_static
+from mstar_core.engine.attention.pytorch import TorchAttention
 from mstar_core.engine.attention.static import AttentionBuffers
 from mstar_core.engine.base import Handle, LoopSpec
 from mstar_core.engine.cuda_graphs.kinds import Family
@@ -154,7 +154,7 @@ def test_what_is_left_of_a_bucket_reaches_no_page() -> None:
     page, tokens, tables = 4, 16, np.arange(12, dtype=np.int32).reshape(3, 4)[:, ::-1].copy()
     pool = torch.full((13, 2, page, 2, 8), float("nan"))
     shape = AttentionShape(sequences=3, tokens=tokens, pages=0, is_ragged=True, is_fresh=True)
-    form = AttentionBuffers(torch_static([pool], page, shape), torch.device("cpu"))
+    form = AttentionBuffers(TorchAttention([pool], page).static(shape), torch.device("cpu"))
     counts, rows = np.array([5, 6], dtype=np.int64), np.array([2, 0], dtype=np.int64)
     given = AttentionMetadata.of(rows, np.zeros(2, dtype=np.int64), tables, counts, causal=False)
     form.prepare(given)

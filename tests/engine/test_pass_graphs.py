@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mstar_core.engine.attention.reference import page_buckets, torch_static
+from mstar_core.engine.attention.pytorch import TorchAttention
 from mstar_core.engine.attention.static import AttentionBuffers
 from mstar_core.engine.base import Handle, LoopSpec
 from mstar_core.engine.cuda_graphs.cache import GraphCache
@@ -21,7 +21,7 @@ from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
 from mstar_core.graph.declare.nodes import STEP, Attend, EngineHints
 from tests.engine.recorded import Recorded, RecordingCache, captured_kinds
 from tests.engine.test_kv_candidates import CARRY, START, context, near, roll
-from tests.engine.test_reading import CACHED, HEADS, KV_HEADS, PAGE, filled, plain
+from tests.engine.test_pytorch import CACHED, HEADS, KV_HEADS, PAGE, filled, plain
 from tests.engine.tiny_engine import LM, WIDTH, Driver, make_engine, prompt
 from tests.engine.tiny_world import FRAME, PATCHES, TRIAL, WORLD, TinyWorld, make_world, numbers
 
@@ -80,7 +80,7 @@ def test_a_loop_that_reads_is_one_replay_and_equals_the_plain_one(handles: list[
     assert engine.counters()["graph_hits"] == 0 and engine.counters()["graph_misses"] == 5
     captured(engine)
     # Three numbers of rows and six of pages, of a table of 24.
-    assert len(captures.graphs) == 18 and page_buckets(24) == [2, 3, 6, 12, 18, 24]
+    assert len(captures.graphs) == 18 and TorchAttention([], PAGE).pass_pages(24) == [2, 3, 6, 12, 18, 24]
     found = flows(engine, handles, lookahead)
     expected = flows(flow_engine(None, token_budget=512), handles)
     for handle in handles:
@@ -284,7 +284,7 @@ def test_each_row_sees_its_own_places_and_none_that_are_unused(order: list[int],
         pool[-1] = float("nan")
     tokens, rows = 3, np.array(order, dtype=np.int64)
     shape = AttentionShape(sequences=4, tokens=tokens, pages=4, writes=writes)
-    attention = AttentionBuffers(torch_static(pools, PAGE, shape), torch.device("cpu"))
+    attention = AttentionBuffers(TorchAttention(pools, PAGE).static(shape), torch.device("cpu"))
     before = [pool.clone() for pool in pools]
     lengths = np.array(CACHED)[rows]
     attention.prepare(AttentionMetadata.of(rows, lengths, tables, tokens, causal=False, writes=writes))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from mstar_core.engine.attention.eager import EagerAttention
+from mstar_core.engine.attention.pytorch import TorchAttention
 from mstar_core.engine.attention.static import AttentionBuffers
 from mstar_core.engine.base import Handle, SamplingParams
 from mstar_core.engine.cache.page_pool import PagePool
@@ -160,10 +160,10 @@ def test_fixed_attention_equals_the_plain_one(cached: int) -> None:
     query, key, value = (torch.randn(tokens, n, width, generator=generator) for n in (heads, kv_heads, kv_heads))
     plain, fixed = [pool.clone()], [pool.clone()]
     prompts = AttentionMetadata.of(rows, held, tables.ids, counts)
-    view = EagerAttention(plain, page).plan(prompts)
+    view = TorchAttention(plain, page).plan(prompts)
     expected = view.attend(0, query[:16], key[:16], value[:16])
     shape = AttentionShape(sequences=4, tokens=tokens, pages=tables.ids.shape[1], causal=True, is_ragged=True)
-    form = AttentionBuffers(EagerAttention(fixed, page).static(shape), torch.device("cpu"))
+    form = AttentionBuffers(TorchAttention(fixed, page).static(shape), torch.device("cpu"))
     form.prepare(prompts)
     found = form.view.attend(0, query, key, value)[:16]
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)

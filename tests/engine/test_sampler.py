@@ -11,19 +11,14 @@ import torch
 from torch import Tensor
 
 from mstar_core.engine.base import SamplingParams
-from mstar_core.engine.sampling import rng
-from mstar_core.engine.sampling.sampler import BAD_ROW, HEAD, SamplingRows, probabilities, sample
-from tests.engine.exact_draw import is_right
+from mstar_core.layers import rng
+from mstar_core.layers.sampling import BAD_ROW, HEAD
+from tests.engine.exact_draw import is_right, probabilities, sample
 
-CPU = torch.device("cpu")
 ROOT = Path(
     os.environ.get("MSTAR_GOLDEN") or Path(__file__).parents[2] / "plugins" / "mstar-orpheus" / "tests" / "golden"
 )
 GOLDEN = ROOT / "orpheus" if (ROOT / "orpheus").is_dir() else ROOT
-
-
-def rows(*params: SamplingParams) -> SamplingRows:
-    return SamplingRows.of(params, CPU)
 
 
 def plain_probabilities(logits: Tensor, params: SamplingParams, seen: Tensor) -> Tensor:
@@ -62,7 +57,7 @@ def test_probabilities_equal_the_plain_chain(params: SamplingParams, vocab: int)
     generator = torch.Generator().manual_seed(vocab)
     logits = torch.randn(vocab, generator=generator) * 3
     seen = torch.rand(vocab, generator=generator) < 0.2
-    found = probabilities(logits[None], rows(params), seen[None])[0]
+    found = probabilities(logits[None], [params], seen[None])[0]
     assert torch.allclose(found, plain_probabilities(logits, params, seen), atol=1e-6)
 
 
@@ -73,8 +68,8 @@ def test_draws_follow_the_probabilities(params: SamplingParams) -> None:
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn(1, vocab, generator=generator) * 2
     seen = torch.zeros(1, vocab, dtype=torch.bool)
-    expected = probabilities(logits, rows(params), seen)[0]
-    many = sample(logits.expand(draws, -1), rows(*[params] * draws), seen.expand(draws, -1), torch.arange(draws))
+    expected = probabilities(logits, [params], seen)[0]
+    many = sample(logits.expand(draws, -1), [params] * draws, seen.expand(draws, -1), torch.arange(draws))
     found = torch.bincount(many, minlength=vocab) / draws
     assert (found[expected == 0] == 0).all()
     assert (found - expected).abs().max() < 0.03 and (found - expected).abs().sum() < 0.5
@@ -82,10 +77,10 @@ def test_draws_follow_the_probabilities(params: SamplingParams) -> None:
 
 def test_sorting_the_largest_gives_what_sorting_all_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = torch.randn(64, 1500, generator=torch.Generator().manual_seed(2)) * 2
-    batch = rows(*[CASES[i % 6] for i in range(64)])
+    batch = [CASES[i % 6] for i in range(64)]
     seen, counter = torch.zeros(64, 1500, dtype=torch.bool), torch.arange(64)
     few = sample(logits, batch, seen, counter)
-    monkeypatch.setattr("mstar_core.engine.sampling.sampler.HEAD", 1500)
+    monkeypatch.setattr("mstar_core.layers.sampling.HEAD", 1500)
     assert torch.equal(few, sample(logits, batch, seen, counter))
 
 
@@ -93,9 +88,9 @@ def test_a_row_does_not_depend_on_its_batch() -> None:
     logits = torch.randn(6, 900, generator=torch.Generator().manual_seed(3))
     params = [SamplingParams(temperature=1.0 if i % 2 else 0.0, seed=i, top_p=0.9) for i in range(6)]
     counter = torch.arange(10, 16)
-    together = sample(logits, rows(*params), None, counter)
+    together = sample(logits, params, None, counter)
     for index in range(6):
-        alone = sample(logits[index : index + 1], rows(params[index]), None, counter[index : index + 1])
+        alone = sample(logits[index : index + 1], [params[index]], None, counter[index : index + 1])
         assert alone.item() == together[index].item()
 
 
@@ -105,7 +100,7 @@ def test_a_row_without_a_finite_maximum_is_marked(value: float, temperature: flo
     logits = torch.randn(2, 700)
     logits[1] = value
     params = SamplingParams(temperature=temperature)
-    found = sample(logits, rows(params, params), None, torch.zeros(2, dtype=torch.int64))
+    found = sample(logits, [params, params], None, torch.zeros(2, dtype=torch.int64))
     assert found[1] == BAD_ROW and found[0] >= 0
 
 
@@ -121,7 +116,7 @@ def test_probabilities_equal_the_golden_vectors() -> None:
         logits, index = golden[name][None], name.removeprefix("sampling_logits_")
         seen = torch.zeros(logits.shape, dtype=torch.bool)
         seen[0, golden[f"sampling_history_{index}"]] = True
-        found = probabilities(logits, rows(params), seen)[0]
+        found = probabilities(logits, [params], seen)[0]
         assert (found - golden[f"sampling_probs_{index}"]).abs().max() < 1e-5
 
 
@@ -166,7 +161,7 @@ def test_equal_logits_are_drawn_in_the_order_of_their_ids(top_p: float) -> None:
     logits = torch.randn(1, vocab, generator=torch.Generator().manual_seed(4)).bfloat16().float().expand(draws, -1)
     params = SamplingParams(temperature=0.8, top_p=top_p, seed=12)
     counter = torch.arange(draws)
-    found = sample(logits, rows(*[params] * draws), None, counter).tolist()
+    found = sample(logits, [params] * draws, None, counter).tolist()
     chance = rng.uniform(torch.full((draws,), 12), counter).tolist()
     seen = torch.zeros(vocab, dtype=torch.bool)
     assert all(is_right(found[index], logits[0], params, seen, chance[index]) for index in range(draws))

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 
 from mstar_core.engine.base import Handle, JobKey, LoopSpec, SamplingParams
 from mstar_core.engine.kv.engine import KVCacheEngine
-from mstar_core.engine.sampling import rng, sampler
 from mstar_core.graph.compile.resident import LoopPorts
 from mstar_core.graph.declare.nodes import KV_CACHE, RANDOM, Attend, KVSpec, NodeSpec, Sampling
+from mstar_core.layers import rng
 from mstar_core.layers.kv_view import KVView
+from tests.engine.exact_draw import sample
 from tests.engine.tiny_engine import LAYERS, VOCAB, WIDTH, Driver, TinyLM, make_engine
 
 GROUPS = 4
@@ -176,7 +177,6 @@ SPEECHES = (
 def reference(speech: Speech, name: str = TALKER.name) -> tuple[list[int], list[list[int]]]:
     """Ids and frames of one request, by the rules in plain words."""
     module, view, params = TinyTalker(), PlainView(), speech.sampling
-    rows = sampler.SamplingRows.of([params], torch.device("cpu"))
     states = rng.named_host(np.array([params.seed]), crc32(f"{name}{RANDOM}".encode()))
     seen = torch.zeros((1, VOCAB), dtype=torch.bool)
     ids: list[int] = []
@@ -184,7 +184,7 @@ def reference(speech: Speech, name: str = TALKER.name) -> tuple[list[int], list[
 
     def draw(hidden: Tensor) -> None:
         counter = torch.tensor([len(ids)])
-        drawn = sampler.sample(module.head(hidden[-1:]), rows, seen if rows.is_penalised else None, counter)
+        drawn = sample(module.head(hidden[-1:]), [params], seen, counter)
         seen[0, drawn] = True
         ids.append(int(drawn))
 

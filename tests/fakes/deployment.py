@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from mstar_core.config.deployment import ApiConfig, DeploymentSpec, NodePlacement, Plan, RankPlan
+from mstar_core.config.deployment import DeploymentSpec, NodePlacement, Plan, RankPlan
+from mstar_core.config.resolved import ApiConfig
 from mstar_core.host.run_dir import RunDirectory
 from mstarctl.client.log_dirs import new_log_dir
 from mstarctl.start.launch import Started, launch

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mstar_core.config.load import read_file
-from mstar_core.config.placement import make_plan
-from mstar_core.config.resolution import resolve
+from mstar_core.config.files.load import read_file
+from mstar_core.config.files.placement import make_plan
+from mstar_core.config.files.resolution import resolve
 from mstarctl.start.plan import check_placement
 from tests.families.families import ROOT, SPECS
 

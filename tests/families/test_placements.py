@@ -16,9 +16,9 @@ import pytest
 import yaml
 
 from mstar_core.config.deployment import Plan
-from mstar_core.config.load import read_file
-from mstar_core.config.placement import make_plan
-from mstar_core.config.resolution import resolve
+from mstar_core.config.files.load import read_file
+from mstar_core.config.files.placement import make_plan
+from mstar_core.config.files.resolution import resolve
 from mstar_core.conformance.equality import require_equal
 from mstar_core.conformance.miniature import Miniature
 from mstar_core.conformance.nodes import RuntimeSettings

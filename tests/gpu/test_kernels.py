@@ -17,8 +17,7 @@ from mstar_core.engine.cuda_graphs.cache import GraphCache
 from mstar_core.engine.cuda_graphs.node import NodeGraphs
 from mstar_core.engine.cuda_graphs.ragged import CapturedNode
 from mstar_core.engine.device_state.slots import DeviceSlots
-from mstar_core.engine.sampling import rng, sampler
-from mstar_core.engine.sampling.logit_subset import Columns
+from mstar_core.engine.sampling.sampler import Sampler, UploadedColumns
 from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
 from mstar_core.layers.linear import fuse_projections
 from tests.engine.tiny_engine import generate, prompt
@@ -31,26 +30,15 @@ RAN: set[str] = set()
 
 def draws(cuda: torch.device, rows: int, vocab: int) -> None:
     """The sampler alone."""
-    from mstar_core.engine.sampling.top_p import NucleusSampler
+    from mstar_core.engine.sampling import top_p
 
     params = [SAMPLINGS[row % len(SAMPLINGS)] for row in range(rows)]
-    settings = sampler.SamplingRows.of(params, cuda)
+    uploaded = UploadedColumns.of(params, cuda)
     seen = torch.zeros(rows + 1, vocab, dtype=torch.bool, device=cuda)
     seen[:, ::3] = True
-    ids = (
-        NucleusSampler(rows, vocab, cuda)
-        .draw(
-            torch.randn(rows, vocab, device=cuda) * 3,
-            seen=seen,
-            slots=torch.arange(1, rows + 1, device=cuda),
-            penalty=settings.penalty[:, 0].contiguous(),
-            temperature=settings.temperature[:, 0].contiguous(),
-            top_p=settings.top_p[:, 0].contiguous(),
-            greedy=settings.greedy,
-            chance=rng.uniform_of(settings.state, torch.arange(rows, device=cuda)),
-        )
-        .tolist()
-    )
+    logits, slots = torch.randn(rows, vocab, device=cuda) * 3, torch.arange(1, rows + 1, device=cuda)
+    chance = torch.from_numpy(uploaded.chance(np.arange(rows))).to(cuda)
+    ids = top_p.draw(logits, uploaded.columns, chance, slots, seen, None).tolist()
     assert all(0 <= drawn < vocab for drawn in ids), ids
 
 
@@ -131,10 +119,9 @@ def later(cuda: torch.device, rows: int, tokens: int) -> None:
     assert WIDE.kv is not None
     slots = DeviceSlots(rows + 1, vocab, cuda)
     attention = backend("flashinfer", make_pools(WIDE.kv, 16, 16, torch.bfloat16, cuda), 16)
-    cache, columns = GraphCache(cuda), Columns(WIDE, vocab, cuda)
-    node = CapturedNode(
-        module=module, attention=attention, slots=slots, pages=8, page_size=16, columns=columns, sees=True
-    )
+    cache = GraphCache(cuda)
+    sampler = Sampler(WIDE, slots)
+    node = CapturedNode(module=module, attention=attention, slots=slots, pages=8, page_size=16, sampler=sampler)
     graphs = NodeGraphs(WIDE, node, cache, id_port="tokens", token_budget=tokens)
     assert graphs.decode is not None
     graphs.decode.plan([rows])

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import torch
 
-from mstar_core.config.deployment import KVCacheConfig
+from mstar_core.config.resolved import KVCacheConfig
 from mstar_core.messages.tensors import CudaTensor
 from mstar_core.worker.peer_memory.memory import CudaMemory
 from mstar_core.worker.peer_memory.transport import PeerMemory

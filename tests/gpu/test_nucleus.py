@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
 from mstar_core.engine.base import SamplingParams
-from mstar_core.engine.sampling import rng, sampler
-from tests.engine.exact_draw import is_right
+from mstar_core.engine.sampling.sampler import UploadedColumns
+from mstar_core.layers.sampling import BAD_ROW
+from tests.engine.exact_draw import is_right, probabilities, sample
 
 pytestmark = pytest.mark.gpu
 
@@ -22,28 +21,17 @@ def drawn(
     ids: torch.Tensor | None = None,
 ) -> list[int]:
     """Return the ids that the kernels sample; every third id has been seen."""
-    from mstar_core.engine.sampling.top_p import NucleusSampler
+    from mstar_core.engine.sampling import top_p
 
-    rows = sampler.SamplingRows.of(params, device)
+    uploaded = UploadedColumns.of(params, device)
     known = logits.shape[1] if ids is None else int(ids.max()) + 1
     seen = torch.zeros(len(params) + 2, known, dtype=torch.bool, device=device)
     seen[1:, ::3] = True
     slots = torch.arange(1, len(params) + 1, device=device)
     table = None if ids is None else ids.to(device, torch.int32)
-    fixed = NucleusSampler(len(params), logits.shape[1], device, table)
-    found = fixed.draw(
-        logits.to(device),
-        seen=seen,
-        slots=slots,
-        penalty=rows.penalty[:, 0].contiguous(),
-        temperature=rows.temperature[:, 0].contiguous(),
-        top_p=rows.top_p[:, 0].contiguous(),
-        greedy=rows.greedy,
-        chance=rng.uniform_of(rows.state, counter.to(device)),
-        top_k=torch.tensor([each.top_k for each in params], device=device),
-        min_p=torch.tensor([each.min_p for each in params], dtype=torch.float64, device=device),
-    )
-    return found.tolist()
+    chance = torch.from_numpy(uploaded.chance(counter.numpy())).to(device)
+    found: list[int] = top_p.draw(logits.to(device), uploaded.columns, chance, slots, seen, table).tolist()
+    return found
 
 
 @pytest.mark.parametrize("vocab", [53, 4096, 156940])
@@ -56,10 +44,9 @@ def test_ids_equal_the_sorting_sampler(cuda: torch.device, vocab: int, spread: f
     ]
     logits = torch.randn(len(params), vocab, generator=torch.Generator().manual_seed(vocab)) * spread
     counter = torch.arange(len(params))
-    rows = sampler.SamplingRows.of(params, torch.device("cpu"))
     seen = torch.zeros(len(params), vocab, dtype=torch.bool)
     seen[:, ::3] = True
-    expected = sampler.sample(logits.clone(), rows, seen, counter).tolist()
+    expected = sample(logits, params, seen, counter).tolist()
     got = drawn(cuda, logits, params, counter)
     different = sum(a != b for a, b in zip(got, expected, strict=True))
     # A flat distribution over many ids puts thousands of edges within a rounding error of the drawn point.
@@ -85,10 +72,9 @@ def test_top_k_and_min_p_equal_the_sorting_sampler(cuda: torch.device, vocab: in
     ] + [SamplingParams(), SamplingParams(temperature=1.0, top_k=10**6, seed=9)]
     logits = torch.randn(len(params), vocab, generator=torch.Generator().manual_seed(vocab)).to(dtype) * 3
     counter = torch.arange(len(params))
-    rows = sampler.SamplingRows.of(params, torch.device("cpu"))
     seen = torch.zeros(len(params), vocab, dtype=torch.bool)
     seen[:, ::3] = True
-    expected = sampler.sample(logits.float(), rows, seen, counter).tolist()
+    expected = sample(logits.float(), params, seen, counter).tolist()
     assert drawn(cuda, logits, params, counter) == expected
 
 
@@ -98,7 +84,7 @@ def test_a_row_without_a_finite_maximum_draws_no_id(cuda: torch.device) -> None:
     logits[2, 5] = float("nan")
     params = [SamplingParams(temperature=1.0, seed=1)] * 4
     ids = drawn(cuda, logits, params, torch.zeros(4, dtype=torch.int64))
-    assert ids[1] == ids[2] == sampler.BAD_ROW and ids[0] >= 0 and ids[3] >= 0
+    assert ids[1] == ids[2] == BAD_ROW and ids[0] >= 0 and ids[3] >= 0
 
 
 RULES = [
@@ -122,8 +108,7 @@ def test_ids_are_those_of_the_definition(cuda: torch.device, vocab: int, dtype: 
     logits = logits.to(dtype)
     counter = torch.arange(len(params))
     got = drawn(cuda, logits, params, counter)
-    rows = sampler.SamplingRows.of(params, torch.device("cpu"))
-    chance = rng.uniform_of(rows.state, counter).tolist()
+    chance = UploadedColumns.of(params, torch.device("cpu")).chance(counter.numpy()).tolist()
     seen = torch.zeros(vocab, dtype=torch.bool)
     seen[::3] = True
     wrong = [i for i, rule in enumerate(params) if not is_right(got[i], logits[i].float(), rule, seen, chance[i])]
@@ -152,31 +137,23 @@ def test_columns_of_some_ids_draw_what_all_others_at_minus_infinity_do(cuda: tor
 
 def test_draws_are_captured_and_follow_the_chance(cuda: torch.device) -> None:
     """A graph of one draw, replayed with other chances, gives the distribution."""
-    from mstar_core.engine.sampling.top_p import NucleusSampler
+    from mstar_core.engine.sampling import top_p
 
     rows, vocab = 256, 3000
     logits = (torch.randn(vocab, generator=torch.Generator().manual_seed(8)) * 3).to(cuda).expand(rows, -1).contiguous()
-    fixed, chance = NucleusSampler(rows, vocab, cuda), torch.zeros(rows, dtype=torch.float64, device=cuda)
-    one = torch.ones(rows, device=cuda)
-    rest: dict[str, Any] = {
-        "seen": None,
-        "slots": torch.zeros(rows, dtype=torch.int64, device=cuda),
-        "penalty": one,
-        "temperature": one,
-        "top_p": 0.9 * one.double(),
-        "greedy": torch.zeros(rows, dtype=torch.bool, device=cuda),
-        "chance": chance,
-    }
-    fixed.draw(logits, **rest)
+    params = [SamplingParams(temperature=1.0, top_p=0.9)]
+    columns = UploadedColumns.of(params * rows, cuda).columns
+    chance = torch.zeros(rows, dtype=torch.float64, device=cuda)
+    slots = torch.zeros(rows, dtype=torch.int64, device=cuda)
+    top_p.draw(logits, columns, chance, slots, None, None)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        given = fixed.draw(logits, **rest)
+        given = top_p.draw(logits, columns, chance, slots, None, None)
     found = torch.zeros(vocab)
     for seed in range(40):
         chance.copy_(torch.rand(rows, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)))
         graph.replay()
         found += torch.bincount(given.cpu(), minlength=vocab)
-    params = sampler.SamplingRows.of([SamplingParams(temperature=1.0, top_p=0.9)], torch.device("cpu"))
-    expected = sampler.probabilities(logits[:1].cpu(), params, None)[0]
+    expected = probabilities(logits[:1].cpu(), params, None)[0]
     assert (found[expected == 0] == 0).all()
     assert (found / found.sum() - expected).abs().max() < 0.02

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bench.families.policy import Acting, Place, observation, random_modules
-from mstar_core.engine.attention.reference import torch_static
+from mstar_core.engine.attention.pytorch import TorchAttention
 from mstar_core.engine.attention.static import AttentionBuffers
 from mstar_core.engine.cuda_graphs.cache import GraphCache
 from mstar_core.engine.device import prepare_device
@@ -92,7 +92,7 @@ def test_reading_a_cached_prefix_in_one_kernel_equals_the_torch_form(
     shape = AttentionShape(sequences=rows, tokens=tokens, pages=pages, writes=False)
     clean = [pool.nan_to_num(0.0)]
     kernel = AttentionBuffers(PagedPrefixAttention([pool], page, shape), cuda)
-    plain = AttentionBuffers(torch_static(clean, page, shape), cuda)
+    plain = AttentionBuffers(TorchAttention(clean, page).static(shape), cuda)
     query = torch.randn(rows * tokens, 8, 256, device=cuda).to(dtype)
     packed = torch.randn(rows * tokens, 10 * 256, device=cuda).to(dtype)
     key, value = torch.randn(rows * tokens, 1, 256, device=cuda).to(dtype), packed[:, -256:].view(-1, 1, 256)
@@ -136,7 +136,7 @@ def test_a_packed_prefix_in_two_kernels_equals_the_torch_form(
     pools = [torch.full((rows * 64 + 1, 2, page, 1, 256), float("nan"), dtype=dtype, device=cuda) for _ in range(2)]
     shape = AttentionShape(sequences=rows, tokens=tokens, pages=0, is_ragged=True, is_fresh=True)
     fixed = AttentionBuffers(PackedPrefillAttention([pools[0]], page, shape), cuda)
-    plain = AttentionBuffers(torch_static([pools[1]], page, shape), cuda)
+    plain = AttentionBuffers(TorchAttention([pools[1]], page).static(shape), cuda)
     for form in (fixed, plain):
         form.prepare(given)
     out = fixed.view.attend_packed(0, packed, rotation, heads)

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from mstar_core.engine.attention.eager import EagerAttention
 from mstar_core.engine.attention.flashinfer import FlashInferAttention
+from mstar_core.engine.attention.pytorch import TorchAttention
 from mstar_core.engine.attention.static import AttentionBuffers
 from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, SamplingParams
 from mstar_core.engine.cache.page_pool import PagePool
@@ -113,7 +113,7 @@ def test_kernels_of_paged_prompts_against_float64(
     fixed.prepare(prompts)
     torch.empty(tokens * heads * width, dtype=torch.bfloat16, device=cuda).fill_(float("nan"))  # what `empty` may get
     found = fixed.view.attend(0, query, key, value)
-    plain = AttentionBuffers(EagerAttention([pool.double()], page).static(shape), cuda)
+    plain = AttentionBuffers(TorchAttention([pool.double()], page).static(shape), cuda)
     plain.prepare(prompts)
     expected = plain.view.attend(0, query.double(), key.double(), value.double())
     used = int(counts.sum())

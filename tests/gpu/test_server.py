@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from mstar_core.config.deployment import KVCacheConfig
+from mstar_core.config.resolved import KVCacheConfig
 from tests.runtime.client import SURE, Heard, new_client, request, speak
 from tests.runtime.deployment import Deployment, one_rank
 from tests.runtime.golden import PROMPTS, Built, Golden, prompt_of

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import torch
 
-from mstar_core.config.deployment import KVCacheConfig
+from mstar_core.config.resolved import KVCacheConfig
 from tests.parallel.test_served import TP2, serves
 from tests.runtime.deployment import REPO, Deployment, one_rank
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mstar_core.config.deployment import ApiConfig
+from mstar_core.config.resolved import ApiConfig
 from mstar_core.errors import ConfigError
 from mstar_core.host.api_keys import read_keys, with_keys
 from mstarctl.start.options import UpOptions

@@ -119,7 +119,7 @@ def test_a_plan_that_did_not_come_ends_the_follower(tmp_path: Any) -> None:
 
 def test_an_error_after_the_plan_ends_the_group() -> None:
     with pytest.raises(GroupEnded, match="node LM: ValueError: broken"), pair() as (engine, _):
-        engine._runner.columns.suppress = broken  # type: ignore[method-assign]
+        engine._runner.sampler.subset.suppress = broken  # type: ignore[method-assign]
         driver = Driver(engine)
         driver.open(1)
         driver.prefill(1, prompt(1, 5))

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from mstar_core.config.deployment import Plan
-from mstar_core.config.load import read_file
-from mstar_core.config.placement import make_plan
-from mstar_core.config.resolution import resolve
+from mstar_core.config.files.load import read_file
+from mstar_core.config.files.placement import make_plan
+from mstar_core.config.files.resolution import resolve
 from mstar_core.conformance.fake_api import RequestOutcome, SampleRequest
 from mstar_core.conformance.miniature import Miniature
 from mstar_core.conformance.nodes import RuntimeSettings

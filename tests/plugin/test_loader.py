@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mstar_core.config.load import default_config
-from mstar_core.config.resolution import resolve
+from mstar_core.config.files.load import default_config
+from mstar_core.config.files.resolution import resolve
 from mstar_core.errors import NotFound, PluginError
 from mstar_core.plugin import load_plugin, plugin_entries
 from mstarctl.plugins import Plugins

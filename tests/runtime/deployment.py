@@ -19,7 +19,8 @@ from typing import Any, Final, Self, TypeVar
 
 import httpx
 
-from mstar_core.config.deployment import ApiConfig, DeploymentSpec, KVCacheConfig, NodePlacement, Plan, RankPlan
+from mstar_core.config.deployment import DeploymentSpec, NodePlacement, Plan, RankPlan
+from mstar_core.config.resolved import ApiConfig, KVCacheConfig
 from mstar_core.host.run_dir import RunDirectory
 from tests.fakes.ports import free_port
 

@@ -13,7 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from mstar_core.config.deployment import NodePlacement, Plan, RankPlan, TransportConfig
+from mstar_core.config.deployment import NodePlacement, Plan, RankPlan
+from mstar_core.config.resolved import TransportConfig
 from tests.fakes.mooncake import needs_mooncake, transfer_ports
 from tests.runtime.client import SURE, Streams, request
 from tests.runtime.deployment import LLM, PATIENT_S, SNAC, Deployment, until

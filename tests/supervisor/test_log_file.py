@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mstar_core.config.deployment import LogConfig
+from mstar_core.config.resolved import LogConfig
 from mstar_core.host.log_starts import DAY_S, prune_starts
 from mstar_core.supervisor.log_file import LogFile
 from mstarctl.client.log_dirs import new_log_dir

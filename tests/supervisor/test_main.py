@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from mstar_core.config.deployment import ApiConfig
+from mstar_core.config.resolved import ApiConfig
 from mstar_core.errors import ExitCode, MstarError, StartError
 from mstar_core.host.run_dir import RunDirectory
 from mstarctl.client import AdminClient

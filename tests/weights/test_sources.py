@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mstar_core.config.load import split_name
+from mstar_core.config.files.load import split_name
 from mstar_core.errors import NotFound, WeightsError
 from mstar_core.weights.sources import shipped_checkpoint
 

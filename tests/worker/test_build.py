@@ -9,7 +9,8 @@ import msgspec
 import pytest
 import torch
 
-from mstar_core.config.deployment import DeploymentSpec, KVCacheConfig, Plan, RankPlan
+from mstar_core.config.deployment import DeploymentSpec, Plan, RankPlan
+from mstar_core.config.resolved import KVCacheConfig
 from mstar_core.engine.attention.flashinfer import import_library
 from mstar_core.engine.cache.sizing import CPU_POOL_BYTES
 from mstar_core.errors import ConfigError, StartError

@@ -13,6 +13,7 @@ import torch
 
 from mstar_core.engine.base import Failed, Handle, Job, StepResult
 from mstar_core.errors import EngineError
+from mstar_core.graph.runtime.stream_walk import StreamWalk
 from mstar_core.messages.flow import Outputs, StreamItems
 from mstar_core.messages.tensors import InlineTensor
 from mstar_core.messages.work import EndStream, OpenRequest, RunWalk, RunWalks, WalkDone, WorkFailed
@@ -324,7 +325,7 @@ def test_a_stream_loop_equals_the_walk_state(count: int, flush: bool) -> None:
         bench.open(1, flush=flush)
         bench.walk(1, "SNAC", 1, "snac_chunk", max_iters=limit)
         state = bench.executor.requests[Handle(1)].active["SNAC"]
-        assert (state.stream_loop is not None) == (limit is None)
+        assert isinstance(state.state, StreamWalk) == (limit is None)
         for value in ids(count):
             stream = ORPHEUS.streams[0]
             bench.executor._streams.put_id(bench.executor.requests[Handle(1)], stream, value)

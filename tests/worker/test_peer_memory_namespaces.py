@@ -22,7 +22,7 @@ ADDRESSES = ("10.77.0.1", "10.77.0.2")
 
 READER = """
 import sys, time, msgspec, torch
-from mstar_core.config.deployment import TransportConfig
+from mstar_core.config.resolved import TransportConfig
 from mstar_core.messages.tensors import TensorRef
 from mstar_core.worker.peer_memory.mooncake import MooncakeMemory, open_engine
 from mstar_core.worker.peer_memory.transport import PeerMemory

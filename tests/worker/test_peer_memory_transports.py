@@ -297,7 +297,7 @@ def test_memory_that_is_not_lent_cannot_be_read(network: Network) -> None:
 
 OWNER = """
 import sys, time, torch
-from mstar_core.config.deployment import TransportConfig
+from mstar_core.config.resolved import TransportConfig
 from mstar_core.worker.peer_memory.mooncake import MooncakeMemory, open_engine
 from mstar_core.worker.peer_memory.transport import PeerMemory
 import msgspec

@@ -7,8 +7,8 @@ from typing import Any, cast
 import pytest
 import torch
 
-from mstar_core.engine import jobs
 from mstar_core.engine.base import LoopSpec
+from mstar_core.engine.loop import stops as engine_stops
 from mstar_core.graph.declare.walks import StopOn
 from mstar_core.worker.state import values
 
@@ -25,5 +25,5 @@ def test_an_id_at_any_place_of_a_value_ends_a_loop_of_the_worker_and_of_the_engi
 ) -> None:
     tensor = torch.tensor(value)
     loop = LoopSpec(max_iters=4, stop_port="ids", stop_ids=(7,))
-    assert jobs.stops(loop, tensor) is is_end
+    assert engine_stops(loop, tensor) is is_end
     assert values.stops(cast("Any", Request()), StopOn("ids", (7,)), tensor) is is_end

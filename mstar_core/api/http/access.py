@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Final
 
 from mstar_core.api.errors import Forbidden, Unauthorized
-from mstar_core.config.deployment import ApiConfig
+from mstar_core.config.resolved import ApiConfig
 
 METHODS: Final = "GET, POST, OPTIONS"
 EXPOSED: Final = "X-Request-ID, X-Trace-ID, X-Mstar-Warnings, X-Sample-Rate, Retry-After"

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 from mstar_core.api.errors import SlowUpload, UnsupportedType
 from mstar_core.api.http.multipart import boundary_of, parts_of
 from mstar_core.api.http.strict_json import parse_object
-from mstar_core.config.deployment import ApiConfig
+from mstar_core.config.resolved import ApiConfig
 from mstar_core.errors import RequestError, TooLarge
 
 SKIPPED_BYTES: Final = 1 << 20

@@ -20,7 +20,7 @@ from mstar_core.api.schema import (
     TextPart,
     VideoPart,
 )
-from mstar_core.config.deployment import ApiConfig
+from mstar_core.config.resolved import ApiConfig
 from mstar_core.errors import RequestError, TooLarge
 from mstar_core.plugin.processor import MediaPart, Turn
 from mstar_core.plugin.spec import ModelSpec

@@ -12,6 +12,7 @@ from typing import Any, Final
 from mstar_core.api.errors import UnsupportedType
 from mstar_core.api.registry import check_seed, seed_of
 from mstar_core.errors import RequestError, did_you_mean
+from mstar_core.graph.declare.sampling import ADJUSTING, BIAS, check_biased
 from mstar_core.plugin.params import LENGTH_NAMES, param_specs, parse_params
 from mstar_core.plugin.processor import MediaPart, Turn
 from mstar_core.plugin.spec import ModelSpec
@@ -119,6 +120,7 @@ def check_params(spec: ModelSpec, given: Mapping[str, Any], rules: ParamRules) -
     if own_seed and params.seed is None:
         params = dataclasses.replace(params, seed=seed)
     _check_temperatures(params)
+    _check_biases(spec, params)
     common = {**{name: value for name, value in rules.headers.items() if value is not None}, **parsed.common}
     timeout_s, warning = _timeout(common.get("timeout_s"), rules.limit_s)
     if "priority" in parsed.common:
@@ -136,6 +138,14 @@ def _check_temperatures(params: Any) -> None:
         if each.name.endswith("temperature") and isinstance(value, float) and 0 < value < LEAST_TEMPERATURE:
             allowed = f"0 (greedy), or at least {LEAST_TEMPERATURE:g}"
             raise RequestError(f"{each.name} is {value:g}", hint=f"use {allowed}", field=each.name, allowed=allowed)
+
+
+def _check_biases(spec: ModelSpec, params: Any) -> None:
+    """Refuse biases of ids that a node which declares its vocabulary does not have."""
+    for node in spec.nodes:
+        if node.sampling is not None and node.sampling.vocab:
+            name = node.sampling.prefix + BIAS
+            check_biased(getattr(params, name, None), node.sampling.vocab, name)
 
 
 def _names(spec: ModelSpec) -> list[str]:
@@ -186,9 +196,7 @@ NO_EFFECT: Final[Mapping[str, tuple[Any, ...]]] = {
     "logprobs": (False,),
     "top_logprobs": (0,),
     "response_format": ({"type": "text"},),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "logit_bias": ({},),
+    **{name: ({},) if name == BIAS else (0,) for name in ADJUSTING},
     "speed": (1,),
     "stream": (False,),
     "partial_images": (0,),

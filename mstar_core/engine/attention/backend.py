@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mstar_core.layers.kv_view import KVView
 
 BACKENDS: Final = {
-    "torch": "mstar_core.engine.attention.eager:EagerAttention",
+    "torch": "mstar_core.engine.attention.pytorch:TorchAttention",
     "flashinfer": "mstar_core.engine.attention.flashinfer:FlashInferAttention",
 }
 """Name -> class path."""

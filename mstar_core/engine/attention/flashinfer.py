@@ -18,18 +18,17 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
-from mstar_core.engine.attention.eager import EagerAttention
+from mstar_core.engine.attention.pytorch import TorchAttention
 from mstar_core.engine.attention.staging import BufferRing, recorded_event
 from mstar_core.engine.attention.static import PagedKernels
-from mstar_core.engine.attention.whole_passes import WholePasses
 from mstar_core.engine.transfers import upload
 from mstar_core.errors import StartError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.engine.attention.eager import EagerView
     from mstar_core.engine.attention.kernels.decode import DecodeAttention
+    from mstar_core.engine.attention.pytorch import TorchView
     from mstar_core.engine.attention.staging import Fields, Values
     from mstar_core.engine.attention.static import StaticAttention
     from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
@@ -71,7 +70,7 @@ class FlashInferAttention:
         self._library: Any = import_library()
         self._pools = pools
         self._page_size = page_size
-        self._plain = EagerAttention(pools, page_size)
+        self._plain = TorchAttention(pools, page_size)
         self.origins = _kernel_origins(pools[0].dtype, pools[0].shape[4])
         self.workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=pools[0].device)
         self._decode_wrappers: dict[bool, Any] = {}
@@ -130,7 +129,7 @@ class FlashInferAttention:
         return self._page_size
 
     @property
-    def plain(self) -> EagerAttention:
+    def plain(self) -> TorchAttention:
         """PyTorch backend over the same pools."""
         return self._plain
 
@@ -245,11 +244,11 @@ class FlashInferView:
         return not np.any(metadata.causal | (metadata.writes & (metadata.counts < LONG_PASS)))
 
     @cached_property
-    def _whole(self) -> WholePasses:
-        return WholePasses(self._attention.pools, self._attention.page_size, self._metadata)
+    def _whole(self) -> TorchView:
+        return self._attention.plain.dense(self._metadata)
 
     @cached_property
-    def _reading(self) -> tuple[Tensor | slice, EagerView] | None:
+    def _reading(self) -> tuple[Tensor | slice, TorchView] | None:
         """Packed tokens of the passes that only read, with their PyTorch view; made once for all layers."""
         chosen = ~self._metadata.writes
         if not chosen.any():

@@ -16,7 +16,7 @@ from mstar_core.engine.steps.updates import (
     PagesDropped,
     PagesRestored,
     PagesSaved,
-    SeenRestored,
+    PenaltiesRestored,
     SlotCopied,
     Update,
 )
@@ -129,11 +129,11 @@ class KVMemory:
             self._take_slots()
             self._updates.append(SlotCopied(source, into))
 
-    def restore_seen(self, slot: int, seen: Tensor) -> None:
-        """Set the seen ids of a slot whose cache came from another rank: bool [vocabulary]."""
-        if self.slots.vocab:
+    def restore_penalties(self, slot: int, seen: Tensor | None, counts: Tensor | None) -> None:
+        """Set what penalties read of a slot whose cache came from another rank, see PenaltiesRestored."""
+        if self.slots.vocab and not (seen is None and counts is None):
             self._take_slots()
-            self._updates.append(SeenRestored(slot, seen))
+            self._updates.append(PenaltiesRestored(slot, seen, counts))
 
     def begin_loop_values(self, slot: int, values: dict[str, Tensor]) -> None:
         """Set the values of a slot's resident loop, see `LoopValues.begin`."""

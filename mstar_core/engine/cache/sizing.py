@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from mstar_core.config.budgets import GPU_RESERVE_BYTES
+from mstar_core.config.resolved import GPU_RESERVE_BYTES
 from mstar_core.errors import ConfigError, StartError
 
 if TYPE_CHECKING:

@@ -159,12 +159,12 @@ S = TypeVar("S", bound=StaticStep[Any])
 
 
 class CaptureListener(Protocol):
-    """Publishes captures to the followers of a tensor-parallel group. kind: None for decode steps."""
+    """Publishes captures to the followers of a tensor-parallel group."""
 
-    def captures(self, kind: StepKind | None, size: Size) -> None:
+    def captures(self, kind: StepKind, size: Size) -> None:
         """Publish a capture that is about to begin."""
 
-    def drops(self, kind: StepKind | None, size: Size) -> None:
+    def drops(self, kind: StepKind, size: Size) -> None:
         """Publish that the capture of a size has failed, so that there is no such bucket."""
 
 
@@ -179,7 +179,7 @@ class StepBuckets(Generic[S]):
         order: Callable[[Size], Size],
         kind: StepKind | None = None,
     ) -> None:
-        """kind: of its passes, by which the ranks of a tensor-parallel group name it; None for decode steps."""
+        """kind: by which the ranks of a tensor-parallel group name it; None for functions of stateless modules."""
         self._cache = cache
         self.kind = kind
         self._steps: dict[Size, S] = {}
@@ -230,13 +230,13 @@ class StepBuckets(Generic[S]):
     def add(self, size: Size) -> None:
         """Build and capture the bucket of a size, on all ranks of a tensor-parallel group."""
         listener = self._cache.listener
-        if listener is not None:
+        if listener is not None and self.kind is not None:
             listener.captures(self.kind, size)
         try:
             step = self.build(size)
             step.graph, step.outputs = self._cache.capture(step.forward)
         except Exception:
-            if listener is not None:
+            if listener is not None and self.kind is not None:
                 listener.drops(self.kind, size)
             raise
         self._steps[size] = step
@@ -304,7 +304,7 @@ class GraphCache:
         order: Callable[[Size], Size] = lambda size: size,
         kind: StepKind | None = None,
     ) -> StepBuckets[S]:
-        """Make the buckets of one kind of step. kind: of its passes, None for decode steps.
+        """Make the buckets of one kind of step. kind: None for functions of stateless modules.
 
         build: makes the step of a size. title: names its capture in logs. order: captures with the lowest value come
         first, among those of all kinds.

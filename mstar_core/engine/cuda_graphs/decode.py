@@ -16,19 +16,20 @@ import torch
 from mstar_core.engine.attention.staging import Staging
 from mstar_core.engine.attention.static import AttentionBuffers
 from mstar_core.engine.cuda_graphs.cache import StaticStep, up_to
+from mstar_core.engine.cuda_graphs.kinds import decode_kind
 from mstar_core.engine.cuda_graphs.ragged import DRAWN
 from mstar_core.engine.device_state import slot_update
-from mstar_core.engine.sampling import rng
-from mstar_core.engine.sampling.static_sampler import StaticSampler, parameter_fields, parameter_values
+from mstar_core.engine.sampling.columns import columns, fields, states
 from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
 from mstar_core.engine.steps.plan import DecodeBatch, DecodePlan
+from mstar_core.layers import rng
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from torch import Tensor
 
-    from mstar_core.engine.cuda_graphs.cache import GraphCache
+    from mstar_core.engine.cuda_graphs.cache import GraphCache, StepBuckets
     from mstar_core.engine.cuda_graphs.ragged import CapturedNode
     from mstar_core.engine.device_state.loop_values import DeviceLoopValues
 
@@ -36,23 +37,22 @@ _NONE: Final = np.zeros(0, dtype=np.int64)
 
 
 class DecodeStep(StaticStep[dict[str, "Tensor"]]):
-    """One decode step of up to `count` sequences."""
+    """One decode step of up to `count` sequences. adjusts: the variant that adjusts logits before the draw."""
 
-    def __init__(self, steps: DecodeSteps, count: int) -> None:
+    def __init__(self, steps: DecodeSteps, count: int, *, adjusts: bool = False) -> None:
         self._steps = steps
         self._count = count
+        self._adjusts = adjusts
         node = steps.node
         slots = node.slots
-        assert node.columns is not None
-        self._parameters = Staging(parameter_fields(count), node.device)
+        if adjusts:
+            _ = slots.counts  # a capture must not allocate them
+        self._parameters = Staging({"slots": (torch.int64, count), **fields(count, adjusting=adjusts)}, node.device)
         shape = AttentionShape(sequences=count, tokens=1, pages=node.pages, causal=True)
-        fields = {"positions": (slots.position_dtype, count), "chance": (torch.float64, count)}
+        beside = {"positions": (slots.position_dtype, count), "chance": (torch.float64, count)}
         if steps.values is not None:
-            fields |= steps.values.fields(count)
-        self.buffers = AttentionBuffers(node.attention.static(shape), node.device, fields)
-        self.sampler = StaticSampler(
-            count, node.columns, slots, self._parameters.device, self.buffers.device["chance"], sees=node.sees
-        )
+            beside |= steps.values.fields(count)
+        self.buffers = AttentionBuffers(node.attention.static(shape), node.device, beside)
         self._batch: DecodeBatch | None = None
         self._states = self._random = _NONE
         self.park()
@@ -76,9 +76,10 @@ class DecodeStep(StaticStep[dict[str, "Tensor"]]):
         self.buffers.prepare(AttentionMetadata.of(plan.batch.slots, plan.lengths, tables), values)
 
     def _load_parameters(self, batch: DecodeBatch) -> None:
-        spare = self._steps.node.slots.spare
-        values, self._states = parameter_values(self._count, batch.slots, batch.sampling, spare)
-        self._parameters.put(values)
+        self._states = states(batch.sampling)
+        slots = np.full(self._count, self._steps.node.slots.spare, dtype=np.int64)
+        slots[: len(batch.slots)] = batch.slots
+        self._parameters.put({"slots": slots, **columns(batch.sampling, self._count, adjusting=self._adjusts)})
         if self._steps.values is not None:
             self._random = self._steps.values.random_states(batch)
         self._batch = batch
@@ -93,15 +94,23 @@ class DecodeStep(StaticStep[dict[str, "Tensor"]]):
         self.buffers.reset()
         outputs = node.module(kv=self.buffers.view, positions=self.buffers.device["positions"], **ports)
         self.buffers.reset()
-        drawn = self.sampler.draw(node.module.head(outputs["hidden"]))
+        drawn = self.draw(node.module.head(outputs["hidden"]))
         if loop_values is not None:
             loop_values.store(slots, ports, outputs, node.slots.stopped.index_select(0, slots))
         kept = {port: value for port, value in outputs.items() if value.dim() and value.shape[0] == self._count}
-        return {**kept, DRAWN: slot_update.commit_ids(node.slots, slots, drawn, sees=node.sees)}
+        return {**kept, DRAWN: node.draws.store(self._parameters.device, slots, drawn, tracked=self._count)}
+
+    def draw(self, logits: Tensor) -> Tensor:
+        """Draw ids from logits [count, columns] at this step's points: int64 [count]."""
+        values = self._parameters.device
+        return self._steps.node.draws.draw(logits, values, self.buffers.device["chance"], values["slots"])
 
 
 class DecodeSteps:
-    """The captured decode steps of one node. Owned by its `NodeGraphs`."""
+    """The captured decode steps of one node. Owned by its `NodeGraphs`.
+
+    adjusting: variants that adjust logits, captured on demand. A batch runs one if a sequence of it needs it.
+    """
 
     def __init__(
         self, node: CapturedNode, cache: GraphCache, *, id_port: str, values: DeviceLoopValues | None = None
@@ -115,6 +124,13 @@ class DecodeSteps:
             lambda size: DecodeStep(self, size[0]),
             lambda size: f"decode graph of {size[0]} sequences",
             lambda size: (1, -size[0]),
+            decode_kind(node.slots.position_dtype),
+        )
+        self.adjusting = cache.buckets(
+            lambda size: DecodeStep(self, size[0], adjusts=True),
+            lambda size: f"decode graph of {size[0]} sequences that adjusts logits",
+            lambda size: (1, -size[0]),
+            decode_kind(node.slots.position_dtype, adjusts=True),
         )
         self._stop_ids = node.slots.stop_ids
         self._parts: tuple[DecodeBatch | None, list[DecodeBatch]] = (None, [])
@@ -137,11 +153,23 @@ class DecodeSteps:
         if self._stop_ids is not self.node.slots.stop_ids:  # they moved to a wider array
             self._stop_ids = self.node.slots.stop_ids
             self.buckets.rebuild()
-        largest = self.buckets.largest
+            self.adjusting.rebuild()
+        buckets = self._buckets(plan)
+        largest = buckets.largest
         self.counts.misses += largest is None or len(plan) > largest[0]
         if largest is None:
             return []
         return [plan] if len(plan) <= largest[0] else list(self._split(plan, largest[0]))
+
+    def _buckets(self, plan: DecodePlan) -> StepBuckets[DecodeStep]:
+        """Return the buckets of a plan. Those of the variant are queued for capture when the first one needs them."""
+        if not plan.batch.adjusts:
+            return self.buckets
+        known = [*self.adjusting.sizes, *self.adjusting.planned]
+        if not known:
+            sizes = self.buckets.sizes
+            self.adjusting.plan([*[size for size in sizes if size[0] >= len(plan)][:1], *sizes[-1:]])
+        return self.adjusting
 
     def run(self, plan: DecodePlan, tables: np.ndarray) -> tuple[Tensor, dict[str, Tensor]]:
         """Run one step. tables: see StepPlan.
@@ -149,7 +177,7 @@ class DecodeSteps:
         Returns the drawn ids, int64 [n], which the next run overwrites, and copies of the ports that loops report.
         """
         count = len(plan)
-        step = self.buckets.smallest(count)
+        step = self._buckets(plan).smallest(count)
         assert step is not None, "`replayable` has found a bucket"
         plans = step.buffers.attention.plans
         step.load(plan, tables)

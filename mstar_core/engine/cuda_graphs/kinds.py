@@ -35,11 +35,12 @@ POSITIONS: Final = "positions"
 class Family(Enum):
     """Families of kinds, each with its order among captures.
 
-    IDS: prompts of ids that the node samples after. LOOP: iterations of loops. PREFIX: whole unmasked passes on empty
-    caches. PROMPT: causal passes with any inputs.
+    IDS: prompts of ids that the node samples after. DECODE: one token of each sequence in a resident loop. LOOP:
+    iterations of loops. PREFIX: whole unmasked passes on empty caches. PROMPT: causal passes with any inputs.
     """
 
     IDS = 0
+    DECODE = 1
     LOOP = 2
     PREFIX = 3
     PROMPT = 4
@@ -81,7 +82,8 @@ class PortForm:
 class StepKind:
     """Static properties that the passes of one graph share.
 
-    item_tokens: tokens of each batch item, 0 if any number. samples: an id is drawn for each pass. carry: output ->
+    item_tokens: tokens of each batch item, 0 if any number. samples: an id is drawn for each pass; adjusts: after its
+    logits are adjusted. carry: output ->
     input keyword, from one iteration to the next. is_append_only: only the appended keys and values are used.
     """
 
@@ -91,6 +93,7 @@ class StepKind:
     causal: bool
     writes: bool = True
     samples: bool = False
+    adjusts: bool = False
     item_tokens: int = 0
     iterations: int = 1
     carry: tuple[tuple[str, str], ...] = ()
@@ -121,11 +124,18 @@ class StepKind:
         return (self.positions, *self.ports)
 
     def __str__(self) -> str:
-        if self.family is not Family.LOOP:
-            names = ", ".join(port.name for port in self.ports)
-            return {Family.IDS: "prefill", Family.PREFIX: "prefix"}.get(self.family, f"prompt ({names})")
-        often = f", {self.iterations} iterations" if self.iterations > 1 else ""
-        return f"{self.item_tokens} tokens {'appended' if self.writes else 'beside the cache'}{often}"
+        adjusting = " that adjusts logits" if self.adjusts else ""
+        names = ", ".join(port.name for port in self.ports)
+        match self.family:
+            case Family.LOOP:
+                often = f", {self.iterations} iterations" if self.iterations > 1 else ""
+                return f"{self.item_tokens} tokens {'appended' if self.writes else 'beside the cache'}{often}"
+            case Family.PROMPT:
+                return f"prompt ({names}){adjusting}"
+            case Family.IDS:
+                return f"prefill{adjusting}"
+            case _:
+                return f"{self.family.name.lower()}{adjusting}"
 
 
 # -- the kind of a pass -----------------------------------------------------------------------------------------------
@@ -140,14 +150,22 @@ def prompt_of_ids(planned: PassPlan, positions: torch.dtype) -> StepKind | None:
     if not planned.attend.write or planned.wants or is_loop:
         return None
     (name,) = planned.ports
-    return ids_kind(name, positions)
+    return ids_kind(name, positions, adjusts=planned.adjusts)
 
 
-def ids_kind(name: str, positions: torch.dtype) -> StepKind:
+def ids_kind(name: str, positions: torch.dtype, *, adjusts: bool = False) -> StepKind:
     """Return the kind of prompts of ids under a port."""
     ids = PortForm(name, torch.int64, 0, (), is_staged=True)
     place = PortForm(POSITIONS, positions, 0, (), is_staged=True)
-    return StepKind(family=Family.IDS, ports=(ids,), positions=place, causal=True, samples=True)
+    return StepKind(family=Family.IDS, ports=(ids,), positions=place, causal=True, samples=True, adjusts=adjusts)
+
+
+def decode_kind(positions: torch.dtype, *, adjusts: bool = False) -> StepKind:
+    """Return the kind of decode steps."""
+    place = PortForm(POSITIONS, positions, 0, (), is_staged=True)
+    return StepKind(
+        family=Family.DECODE, ports=(), positions=place, causal=True, samples=True, adjusts=adjusts, item_tokens=1
+    )
 
 
 def prompt(planned: PassPlan, *, samples: bool) -> StepKind | None:
@@ -170,6 +188,7 @@ def prompt(planned: PassPlan, *, samples: bool) -> StepKind | None:
         positions=_positions_form(planned),
         causal=True,
         samples=samples,
+        adjusts=planned.adjusts,
         item_tokens=item_tokens,
     )
 

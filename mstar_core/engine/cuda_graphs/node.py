@@ -12,6 +12,7 @@ import torch
 
 from mstar_core.engine.cuda_graphs.compilation import zero_filled
 from mstar_core.engine.cuda_graphs.decode import DecodeSteps
+from mstar_core.engine.cuda_graphs.kinds import Family
 from mstar_core.engine.cuda_graphs.passes import CapturedPasses
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class NodeGraphs:
         self._name = spec.name
         self._slots = node.slots
         self._budget = token_budget
-        draws = node.columns is not None
+        draws = node.sampler is not None
         if draws:
             self.decode = DecodeSteps(node, cache, id_port=id_port, values=values)
         self.passes = CapturedPasses(
@@ -96,12 +97,12 @@ class NodeGraphs:
         self.decode.plan(decode)
         self.passes.plan_ids(prefill, self._budget)
 
-    def buckets_of(self, kind: StepKind | None) -> StepBuckets[Any]:
-        """Return the buckets that the leader of a tensor-parallel group names. kind: None for decode steps."""
-        if kind is not None:
+    def buckets_of(self, kind: StepKind) -> StepBuckets[Any]:
+        """Return the buckets that the leader of a tensor-parallel group names."""
+        if kind.family is not Family.DECODE:
             return self.passes.buckets_of(kind)
         assert self.decode is not None
-        return self.decode.buckets
+        return self.decode.adjusting if kind.adjusts else self.decode.buckets
 
     def idle(self) -> bool:
         """Capture the next queued bucket. Returns whether more are queued."""

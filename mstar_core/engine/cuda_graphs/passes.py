@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.steps.plan import PassPlan, StepPlan
     from mstar_core.graph.declare.nodes import NodeSpec
 
-MOST_KINDS: Final = {Family.IDS: 1, Family.LOOP: 16, Family.PREFIX: 2, Family.PROMPT: 8}
+MOST_KINDS: Final = {Family.IDS: 2, Family.LOOP: 16, Family.PREFIX: 2, Family.PROMPT: 8}
 """Kinds that a node captures; later ones run uncaptured and count as misses."""
 
 MOST_SIGNATURES: Final = 1024
@@ -89,7 +89,7 @@ class CapturedPasses:
         self.counts = cache.counts
         self._node = node
         self._cache = cache
-        self._samples = node.columns is not None
+        self._samples = node.sampler is not None
         self._loop_items = [items for (items,) in up_to(slots, spec.hints.capture_sizes, [])]
         self._prefix_tokens = [tokens for (tokens,) in up_to(token_budget, spec.hints.capture_tokens, [])]
         self._prompt_tokens = [tokens for (tokens,) in up_to(token_budget, spec.hints.capture_prompts, [])]
@@ -290,7 +290,7 @@ class CapturedPasses:
             planned.iterations,
             (attend.mask, attend.write, attend.positions),
             (planned.is_replay, planned.is_whole, bool(planned.cached), planned.loop is None),
-            (bool(planned.wants), planned.sampling is None, isinstance(planned.position, float)),
+            (bool(planned.wants), planned.sampling is None, planned.adjusts, isinstance(planned.position, float)),
             None if given is None else (given.dtype, given.dim()),
         )
 
@@ -317,6 +317,8 @@ class CapturedPasses:
         match kind.family:
             case Family.LOOP:
                 return self._loop_sizes(kind, self._loop_items)
+            case Family.IDS:  # the variant that adjusts logits
+                return self._ids.buckets.sizes if self._ids is not None else []
             case Family.PREFIX:
                 return [self._ragged_size(kind.family, tokens) for tokens in self._prefix_tokens]
             case _ if kind.item_tokens:

@@ -20,11 +20,12 @@ from mstar_core.engine.attention.static import AttentionBuffers
 from mstar_core.engine.base import SamplingParams
 from mstar_core.engine.cuda_graphs.cache import StaticStep
 from mstar_core.engine.cuda_graphs.kinds import MOST_ITERATIONS, POSITIONS, STEP_PORT, PortForm, StepKind
-from mstar_core.engine.sampling import rng
-from mstar_core.engine.sampling.static_sampler import StaticSampler, parameter_fields, parameter_values
+from mstar_core.engine.sampling.columns import columns, states
+from mstar_core.engine.sampling.columns import fields as column_fields
 from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
 from mstar_core.engine.steps.positions import host_positions
 from mstar_core.engine.transfers import gather, join, upload
+from mstar_core.layers import rng
 from mstar_core.layers.kv_view import AppendOnlyView
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     from mstar_core.engine.attention import AttentionBackend
     from mstar_core.engine.device_state.slots import DeviceSlots
-    from mstar_core.engine.sampling.logit_subset import Columns
+    from mstar_core.engine.sampling.sampler import Sampler
     from mstar_core.engine.steps.plan import PassPlan
     from mstar_core.layers.kv_view import KVModule
 
@@ -47,8 +48,7 @@ GREEDY: Final = SamplingParams()
 class CapturedNode:
     """What the captured steps of one node share.
 
-    pages: most pages of a sequence, of page_size tokens each. columns: None without sampling. sees: whether draws mark
-    seen ids.
+    pages: most pages of a sequence, of page_size tokens each. sampler: None without sampling.
     """
 
     module: KVModule
@@ -56,8 +56,13 @@ class CapturedNode:
     slots: DeviceSlots
     pages: int
     page_size: int
-    columns: Columns | None = None
-    sees: bool = False
+    sampler: Sampler | None = None
+
+    @property
+    def draws(self) -> Sampler:
+        """Its sampler, which must be there."""
+        assert self.sampler is not None
+        return self.sampler
 
     @property
     def no_tables(self) -> np.ndarray:
@@ -98,8 +103,10 @@ class RaggedStep(StaticStep[list[dict[str, "Tensor"]]]):
             if form.is_staged
         }
         if kind.samples:
-            draws = {"ends": (torch.int64, size.items), "chance": (torch.float64, size.items)}
-            fields |= draws | parameter_fields(size.items)
+            if kind.adjusts:
+                _ = node.slots.counts  # a capture must not allocate them
+            fields |= {"ends": (torch.int64, size.items), "chance": (torch.float64, size.items)}
+            fields |= {"slots": (torch.int64, size.items), **column_fields(size.items, adjusting=kind.adjusts)}
         self.buffers = AttentionBuffers(node.attention.static(_shape(kind, size)), node.device, fields)
         values = self.buffers.device
         self._inputs = {
@@ -110,11 +117,6 @@ class RaggedStep(StaticStep[list[dict[str, "Tensor"]]]):
             else torch.zeros(form.size(count), dtype=form.dtype, device=node.device)
             for form, count in inputs.items()
         }
-        if kind.samples:
-            assert node.columns is not None
-            self._sampler = StaticSampler(
-                size.items, node.columns, node.slots, values, values["chance"], sees=node.sees
-            )
         single = replace(kind, iterations=1)
         ahead = range(1, kind.iterations) if kind.runs_ahead else ()
         self.later: tuple[RaggedStep, ...] = tuple(RaggedStep(node, single, size, {}) for _ in ahead)
@@ -168,11 +170,12 @@ class RaggedStep(StaticStep[list[dict[str, "Tensor"]]]):
     def _draws(self, passes: Sequence[PassPlan], starts: np.ndarray) -> dict[str, np.ndarray]:
         """Return the sampling fields. Passes that draw nothing draw into the spare slot."""
         spare = self._node.slots.spare
-        slots = np.array([spare if each.sampling is None else each.slot for each in passes], dtype=np.int64)
-        chosen = [each.sampling or GREEDY for each in passes]
-        values, states = parameter_values(self.size.items, slots, chosen, spare)
-        drawn = np.array([each.drawn for each in passes], dtype=np.int64)
-        return {**values, "ends": starts[1:] - 1, "chance": rng.uniform_host(states, drawn)}
+        slots = np.full(self.size.items, spare, dtype=np.int64)
+        slots[: len(passes)] = [spare if planned.sampling is None else planned.slot for planned in passes]
+        params = [planned.sampling or GREEDY for planned in passes]
+        drawn = np.array([planned.drawn for planned in passes], dtype=np.int64)
+        values = columns(params, self.size.items, adjusting=self.kind.adjusts)
+        return {**values, "slots": slots, "ends": starts[1:] - 1, "chance": rng.uniform_host(states(params), drawn)}
 
     # -- the captured part -------------------------------------------------------------------------------------------
 
@@ -206,13 +209,10 @@ class RaggedStep(StaticStep[list[dict[str, "Tensor"]]]):
 
     def _drawn(self, hidden: Tensor) -> Tensor:
         """Draw an id after each pass, and note it in the slots: int64 [items]."""
-        values, slots = self.buffers.device, self._node.slots
-        ids = self._sampler.draw(self._node.module.head(hidden.index_select(0, values["ends"])))
-        slots.last.index_copy_(0, values["slots"], ids)
-        if self._node.sees:
-            flat = values["slots"] * slots.vocab + ids.clamp(min=0)
-            slots.seen.view(-1).index_fill_(0, flat, True)
-        return ids
+        values, sampler = self.buffers.device, self._node.draws
+        logits = self._node.module.head(hidden.index_select(0, values["ends"]))
+        ids = sampler.draw(logits, values, values["chance"], values["slots"])
+        return sampler.store(values, values["slots"], ids)
 
 
 def metadata_of(passes: Sequence[PassPlan], tables: np.ndarray) -> AttentionMetadata:

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 from mstar_core.engine.attention.staging import port_field
-from mstar_core.engine.sampling import rng
 from mstar_core.engine.transfers import upload
 from mstar_core.errors import EngineError
 from mstar_core.graph.declare.nodes import RANDOM, keyword
+from mstar_core.layers import rng
 
 if TYPE_CHECKING:
     from torch import Tensor

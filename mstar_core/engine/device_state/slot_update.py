@@ -25,12 +25,24 @@ def next_ids(slots: DeviceSlots, indices: Tensor) -> Tensor:
     return slots.last.index_select(0, indices).clamp(min=0)
 
 
-def commit_ids(slots: DeviceSlots, indices: Tensor, ids: Tensor, *, sees: bool) -> Tensor:
-    """Store drawn ids (int64 [n]) in the slots: last ids, stop checks and, if `sees`, seen ids.
+def store_ids(slots: DeviceSlots, indices: Tensor, ids: Tensor, *, sees: bool, counts: bool = False) -> Tensor:
+    """Store drawn ids (int64 [n]) in the slots: last ids and, if asked, seen ids and counts. Returns the ids."""
+    slots.last.index_copy_(0, indices, ids)
+    _mark(slots, indices, ids, sees=sees)
+    if counts:
+        _count(slots, indices, ids, torch.ones_like(ids, dtype=torch.int32))
+    return ids
 
-    A stopped sequence keeps its last id. Returns the resulting ids, int64 [n]. Padding items may overwrite each other
-    in the spare slot, which is never read.
+
+def commit_ids(slots: DeviceSlots, indices: Tensor, ids: Tensor, *, sees: bool, counts: bool = False) -> Tensor:
+    """Store drawn ids (int64 [n]) in the slots: last ids, stop checks and, if asked, seen ids and counts.
+
+    A stopped sequence keeps its last id, which does not count again. Returns the resulting ids, int64 [n]. Padding
+    items may overwrite each other in the spare slot, which is never read.
     """
+    if counts:
+        runs = ~slots.stopped.index_select(0, indices)
+        _count(slots, indices, ids, runs.to(torch.int32))
     if slots.device.type == "cuda":
         drawn: Tensor = _kernels().commit_ids(
             ids,
@@ -52,10 +64,22 @@ def commit_ids_plainly(slots: DeviceSlots, indices: Tensor, ids: Tensor, *, sees
     hit = (drawn[:, None] == slots.stop_ids.index_select(0, indices)).any(dim=1)
     slots.stopped.index_copy_(0, indices, stopped | hit)
     slots.last.index_copy_(0, indices, drawn)
-    if sees:
-        flat = indices * slots.seen.shape[1] + drawn.clamp(min=0)
-        slots.seen.view(-1).index_fill_(0, flat, True)
+    _mark(slots, indices, drawn, sees=sees)
     return drawn
+
+
+def _mark(slots: DeviceSlots, indices: Tensor, ids: Tensor, *, sees: bool) -> None:
+    if sees:
+        slots.seen.view(-1).index_fill_(0, _flat(slots, indices, ids), True)
+
+
+def _count(slots: DeviceSlots, indices: Tensor, ids: Tensor, times: Tensor) -> None:
+    slots.counts.view(-1).index_add_(0, _flat(slots, indices, ids), times)
+
+
+def _flat(slots: DeviceSlots, indices: Tensor, ids: Tensor) -> Tensor:
+    """Return the places of ids in an array [slots + 1, vocabulary]. A missing id counts as id 0; its request fails."""
+    return indices * slots.vocab + ids.clamp(min=0)
 
 
 def _kernels() -> ModuleType:

@@ -13,6 +13,8 @@ import torch
 from mstar_core.engine.transfers import upload
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from mstar_core.engine.steps.updates import SlotChanges
 
 NO_ID: Final = -1
@@ -26,7 +28,8 @@ class DeviceSlots:
     """Arrays of all slots; the last entry is a spare slot for the padding of captured steps.
 
     last: int64 [slots + 1]. seen: bool [slots + 1, vocab]. stop_ids: int64 [slots + 1, width], padded with NO_ID.
-    stopped: bool [slots + 1].
+    stopped: bool [slots + 1]. counts: int32 [slots + 1, vocab], how often each id was drawn, allocated when the first
+    request depends on it.
     """
 
     def __init__(self, count: int, vocab: int, device: torch.device, position_dtype: torch.dtype = torch.int64) -> None:
@@ -37,6 +40,7 @@ class DeviceSlots:
         self.seen = torch.zeros((count + 1, vocab), dtype=torch.bool, device=device)
         self.stop_ids = torch.full((count + 1, STOP_WIDTH), NO_ID, dtype=torch.int64, device=device)
         self.stopped = torch.zeros(count + 1, dtype=torch.bool, device=device)
+        self._counts: Tensor | None = None
 
     @property
     def spare(self) -> int:
@@ -48,6 +52,13 @@ class DeviceSlots:
         """Ids that the node can draw, 0 without sampling."""
         return self.seen.shape[1]
 
+    @property
+    def counts(self) -> Tensor:
+        """Counts of drawn ids. Steps that adjust logits read and update them."""
+        if self._counts is None:
+            self._counts = torch.zeros(self.seen.shape, dtype=torch.int32, device=self.device)
+        return self._counts
+
     def apply(self, changes: SlotChanges) -> None:
         """Set new values of slots, in a fixed number of calls."""
         if changes.moved is not None:
@@ -56,7 +67,10 @@ class DeviceSlots:
         if changes.armed is not None:
             self._arm(changes.armed)
         if changes.blank is not None:
-            self.seen.index_fill_(0, upload(changes.blank, self.device), False)
+            blank = upload(changes.blank, self.device)
+            self.seen.index_fill_(0, blank, False)
+            if self._counts is not None:
+                self._counts.index_fill_(0, blank, 0)
         if changes.seen is not None:
             self.seen.view(-1).index_fill_(0, upload(changes.seen, self.device), True)
 
@@ -65,6 +79,15 @@ class DeviceSlots:
         if self.vocab:  # without a vocabulary, no step reads the arrays
             self.last[into] = self.last[source]
             self.seen[into] = self.seen[source]
+            if self._counts is not None:
+                self._counts[into] = self._counts[source]
+
+    def restore(self, slot: int, seen: Tensor | None, counts: Tensor | None) -> None:
+        """Set the seen ids and counts of a slot, where they are given."""
+        if seen is not None:
+            self.seen[slot] = upload(seen, self.device)
+        if counts is not None:
+            self.counts[slot] = upload(counts, self.device)
 
     def _arm(self, armed: np.ndarray) -> None:
         """Set the stop ids of slots. armed: int64 [n, 1 + width]."""

@@ -86,11 +86,11 @@ class Leader:
         """Return the end of the group by an error after a plan was published."""
         return self._sender.failed(f"node {self._node}: {type(error).__name__}: {error}")
 
-    def captures(self, kind: StepKind | None, size: Size) -> None:
+    def captures(self, kind: StepKind, size: Size) -> None:
         """See CaptureListener."""
         self._sender.publish(plans.Capture(node=self._node, kind=kind, size=size))
 
-    def drops(self, kind: StepKind | None, size: Size) -> None:
+    def drops(self, kind: StepKind, size: Size) -> None:
         """See CaptureListener."""
         self._sender.publish(plans.Dropped(node=self._node, kind=kind, size=size))
 

@@ -20,7 +20,6 @@ from mstar_core.engine.cuda_graphs.decode import plan_part
 from mstar_core.engine.cuda_graphs.kinds import signature
 from mstar_core.engine.cuda_graphs.node import NodeGraphs
 from mstar_core.engine.cuda_graphs.ragged import CapturedNode
-from mstar_core.engine.device_state import slot_update
 from mstar_core.engine.device_state.loop_values import DeviceLoopValues
 from mstar_core.engine.device_state.page_store import PageStore
 from mstar_core.engine.device_state.slots import DeviceSlots
@@ -29,8 +28,7 @@ from mstar_core.engine.kv.follower import NodeFollower
 from mstar_core.engine.kv.leader import Leader
 from mstar_core.engine.kv.packing import packed_draws, packed_metadata, packed_ports, packed_positions
 from mstar_core.engine.ports import fixed_ranks, id_port, position_dtype
-from mstar_core.engine.sampling import sampler
-from mstar_core.engine.sampling.logit_subset import Columns
+from mstar_core.engine.sampling.sampler import Sampler, UploadedColumns
 from mstar_core.engine.steps import updates
 from mstar_core.engine.steps.limits import StepLimits
 from mstar_core.engine.steps.output import DecodeOutput, DrawnIds, PassOutput, StepOutput
@@ -120,11 +118,10 @@ class ModelRunner:
         if settings.loop is not None:
             self._values = DeviceLoopValues(spec, settings.loop, self._slots, settings.dtype)
         self._id_port = id_port(spec)
-        self.columns = Columns(spec, vocab, device)
-        self._history = spec.sampling.history if spec.sampling else "none"
+        self.sampler = Sampler(spec, self._slots)
         self._row_ports = frozenset(spec.row_ports)
         self._fixed_ranks = fixed_ranks(spec)
-        self._uploaded: tuple[DecodeBatch, Tensor, sampler.SamplingRows] | None = None
+        self._uploaded: tuple[DecodeBatch, Tensor, UploadedColumns] | None = None
         self._random: tuple[DecodeBatch, np.ndarray] | None = None
         self._tables = np.zeros((settings.max_slots, -(-settings.max_seq_len // settings.page_size)), dtype=np.int32)
         self.leader: Leader | None = None
@@ -147,8 +144,7 @@ class ModelRunner:
             slots=self._slots,
             pages=self._tables.shape[1],
             page_size=self._settings.page_size,
-            columns=self.columns if draws else None,
-            sees=draws and self._history != "none",
+            sampler=self.sampler if draws else None,
         )
         budget = self._settings.token_budget
         return NodeGraphs(spec, node, cache, id_port=self._id_port, token_budget=budget, values=self._values)
@@ -228,6 +224,11 @@ class ModelRunner:
         with torch.inference_mode():
             return self._slots.seen[slot].clone() if self._slots.vocab else None
 
+    def counts(self, slot: int) -> Tensor | None:
+        """See Device."""
+        with torch.inference_mode():
+            return self._slots.counts[slot].clone() if self._slots.vocab else None
+
     def gather_pages(self, pages: Sequence[int]) -> tuple[Tensor, ...]:
         """See Device."""
         with torch.inference_mode():
@@ -269,8 +270,8 @@ class ModelRunner:
                 self._slots.apply(change)
             case updates.SlotCopied():
                 self._slots.copy(change.source, change.into)
-            case updates.SeenRestored():
-                self._slots.seen[change.slot] = upload(change.seen, self._slots.device)
+            case updates.PenaltiesRestored():
+                self._slots.restore(change.slot, change.seen, change.counts)
             case updates.LoopValuesSet():
                 assert self._values is not None
                 self._values.set(change.port, change.slots, change.values)
@@ -376,7 +377,7 @@ class ModelRunner:
         if self._faults is not None:
             decoding = [] if decode is None else decode.batch.slots.tolist()
             self._faults([*decoding, *(planned.slot for planned in passes)])
-        if self.columns.are_some and any(LOGITS in planned.wants for planned in passes):
+        if self.sampler.subset.are_some and any(LOGITS in planned.wants for planned in passes):
             raise _no_logits(self._spec.name)
         ids = None
         if decode is not None:
@@ -406,12 +407,12 @@ class ModelRunner:
         host = {name: upload(value, device) for name, value in values.values(decode, self._random[1]).items()}
         return {values.ports.id_port: ids, **values.inputs(self._parameters(decode.batch)[0], host)}
 
-    def _parameters(self, batch: DecodeBatch) -> tuple[Tensor, sampler.SamplingRows]:
+    def _parameters(self, batch: DecodeBatch) -> tuple[Tensor, UploadedColumns]:
         """Return a decode batch's slots (int64 [n]) and sampling parameters on the device, uploaded once."""
         if self._uploaded is None or self._uploaded[0] is not batch:
             device = self._slots.device
-            rows = sampler.SamplingRows.uploaded(batch.sampling, device)
-            self._uploaded = batch, upload(batch.slots, device), rows
+            columns = UploadedColumns.of(batch.sampling, device)
+            self._uploaded = batch, upload(batch.slots, device), columns
         return self._uploaded[1:]
 
     def _run(self, forward: _Forward, results: _Results) -> None:
@@ -451,27 +452,15 @@ class ModelRunner:
             places, sampling = self._parameters(decode.batch)
         else:
             places = upload(draws.slots, slots.device)
-            sampling = sampler.SamplingRows.uploaded(draws.sampling, slots.device)
-        logits = self._module.head(hidden)
-        if logits.dtype != torch.float32 or self.columns.has_suppressed:
-            logits = logits.to(torch.float32, copy=True)
-        logits = self.columns.suppress(logits)
-        is_penalised = sampling.is_penalised and self._history != "none"
-        seen = self.columns.seen(slots.seen.index_select(0, places)) if is_penalised else None
-        counter = upload(draws.drawn, slots.device) if not sampling.all_greedy else places
-        ids = self.columns.drawn(sampler.sample(logits, sampling, seen, counter))
-        if decode is not None:
-            # Sequences that stopped in a step not yet collected repeat their last id, and keep their state.
-            count = len(decode)
-            if self._values is not None:
-                stopped = slots.stopped.index_select(0, places[:count])
-                self._values.store(places[:count], forward.ports, outputs, stopped)  # type: ignore[arg-type]
-            decoded = slot_update.commit_ids_plainly(slots, places[:count], ids[:count], sees=False)
-            ids = torch.cat([decoded, ids[count:]]) if len(ids) > count else decoded
-        slots.last.index_copy_(0, places, ids)
-        if is_penalised:
-            slots.seen[places, ids] = True
-        return ids
+            sampling = UploadedColumns.of(draws.sampling, slots.device)
+        chance = upload(sampling.chance(draws.drawn), slots.device)
+        ids = self.sampler.draw(self._module.head(hidden), sampling.columns, chance, places)
+        # Sequences that stopped in a step not yet collected repeat their last id, and keep their state.
+        count = 0 if decode is None else len(decode)
+        if count and self._values is not None:
+            stopped = slots.stopped.index_select(0, places[:count])
+            self._values.store(places[:count], forward.ports, outputs, stopped)  # type: ignore[arg-type]
+        return self.sampler.store(sampling.columns, places, ids, tracked=count)
 
     # -- outputs -----------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mstar_core.graph.declare.nodes import NodeSpec
 
 
-class Columns:
+class LogitSubset:
     """The columns of one node's logits. Immutable; owned by the code that samples them.
 
     ids: int64 [columns] on the device, None if column and id are the same. Raises ConfigError if the declared ids are
@@ -35,6 +35,9 @@ class Columns:
             _check(spec.name, given, vocab)
         self.count = len(given)
         self.ids: Tensor | None = torch.from_numpy(given).to(device) if spans else None
+        places = np.full(vocab, -1, dtype=np.int64)
+        places[given] = np.arange(len(given))
+        self._places = torch.from_numpy(places).to(device) if spans else None
         hidden = [np.isin(given, np.arange(*_bounds(span))) for span in (sampling.suppress if sampling else ())]
         self.has_suppressed = any(bool(each.any()) for each in hidden)
         self._suppressed = torch.from_numpy(np.any(hidden, axis=0)).to(device) if self.has_suppressed else None
@@ -59,9 +62,16 @@ class Columns:
             )
         return logits if self._suppressed is None else logits.masked_fill_(self._suppressed, float("-inf"))
 
-    def seen(self, seen: Tensor) -> Tensor:
-        """Return the marks of the columns' ids: bool [n, vocab] -> bool [n, columns]."""
-        return seen if self.ids is None else seen.index_select(1, self.ids)
+    def select(self, marks: Tensor) -> Tensor:
+        """Return the marks of the columns' ids: [n, vocab] -> [n, columns]."""
+        return marks if self.ids is None else marks.index_select(1, self.ids)
+
+    def biased(self, ids: Tensor, biases: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the columns of ids and their biases, both [n, width]. An id without a column biases nothing."""
+        if self._places is None:
+            return ids, biases
+        places = self._places[ids]
+        return places.clamp(min=0), torch.where(places < 0, -0.0, biases)
 
     def drawn(self, columns: Tensor) -> Tensor:
         """Return the ids of drawn columns, int64 [n]; BAD_ROW stays."""

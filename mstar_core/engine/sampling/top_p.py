@@ -9,6 +9,7 @@ integers, so no result depends on the order of a sum, on the number of programs 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -93,7 +94,7 @@ def _scale_kernel(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pieces:
+class Blocks:
     """Elements and warps per program of each kernel. No result depends on them."""
 
     scale: int = 1024
@@ -111,177 +112,169 @@ class Pieces:
     truncate_warps: int = 8
 
 
-class NucleusSampler:
-    """Draws `rows` ids at a time. A call always launches the same kernels, so it can be captured."""
+_FEW_ROWS: Final = Blocks(finish=1024, finish_warps=4)
+"""With few rows the last kernel is bound by barriers, not by elements."""
 
-    def __init__(self, rows: int, vocab: int, device: torch.device, ids: Tensor | None = None) -> None:
-        """ids: int32 [vocab] on the device, ascending: the id of each column; None where they are the same."""
-        self.rows, self.vocab, self._device, self._ids = rows, vocab, device, ids
-        # With few rows the last kernel is bound by barriers, not by elements.
-        self.pieces = Pieces() if rows > 8 else Pieces(finish=1024, finish_warps=4)
-        self._unit = float(1 << min(UNIT_BITS, 62 - vocab.bit_length()))
+_MANY_ROWS: Final = Blocks()
 
-    def draw(
-        self,
-        logits: Tensor,
-        *,
-        seen: Tensor | None,
-        slots: Tensor,
-        penalty: Tensor,
-        temperature: Tensor,
-        top_p: Tensor,
-        greedy: Tensor,
-        chance: Tensor,
-        top_k: Tensor | None = None,
-        min_p: Tensor | None = None,
-    ) -> Tensor:
-        """Draw one id per row: int64 [rows], BAD_ROW where a row has no finite maximum.
 
-        logits: [rows, vocab] of any float type, read as float32, rows with unit stride; seen: bool [slots, ids] or
-        None without a penalty; slots: int64 [rows]; penalty, temperature: float32 [rows]; top_p, chance: float64
-        [rows], top_p above 1 = off; greedy: bool [rows]; top_k int64, min_p float64 [rows], 0 = off; both or none.
-        """
-        rows, vocab, unit, cut = self.rows, self.vocab, self._unit, self.pieces
-        assert logits.shape == (rows, vocab) and logits.stride(1) == 1, (logits.shape, logits.stride())
-        chunks = triton.cdiv(vocab, cut.scale)
-        cells, ways = triton.next_power_of_2(chunks), cut.ways
+def draw(
+    logits: Tensor,
+    columns: Mapping[str, Tensor],
+    chance: Tensor,
+    slots: Tensor,
+    seen: Tensor | None,
+    ids: Tensor | None,
+) -> Tensor:
+    """Draw one id per row: int64 [rows], BAD_ROW where a row has no finite maximum. Launches the same kernels always.
+
+    logits: [rows, vocab] of any float type, read as float32, rows with unit stride; columns: penalty, temperature
+    float32, top_p float64 (above 1 is off), greedy bool, top_k int64 and min_p float64 (0 is off), all [rows]; chance:
+    float64 [rows]; slots: int64 [rows]; seen: bool [slots, ids], None without a penalty; ids: int32 [vocab] on the
+    device, ascending: the id of each column, None where they are the same.
+    """
+    (rows, vocab), device = logits.shape, logits.device
+    assert logits.stride(1) == 1, logits.stride()
+    cut, unit = _MANY_ROWS if rows > 8 else _FEW_ROWS, float(1 << min(UNIT_BITS, 62 - vocab.bit_length()))
+
+    def made(dtype: torch.dtype, *shape: int) -> Tensor:
         # Not kept: during a capture they come from the graphs' memory pool, which all buckets share.
-        keys, first, second = (self._made(torch.int32, rows, vocab) for _ in range(3))
-        peaks, places = self._made(torch.float32, rows, chunks, 2), self._made(torch.int32, rows, chunks)
-        histogram, chosen = self._made(torch.int32, rows, BINS), self._made(torch.int32, rows, 4)
-        masses, counts = self._made(torch.int64, rows, SUMS + ways), self._made(torch.int32, rows, 2)
-        extents, states = self._made(torch.int32, rows, 4), self._made(torch.int64, rows, STATE)
-        drawn = self._made(torch.int64, rows)
-        marks, flags = logits if seen is None else seen.view(torch.uint8), greedy.view(torch.uint8)
-        ids, is_restricted = (drawn, False) if self._ids is None else (self._ids, True)
-        _scale_kernel[(chunks, rows)](
-            logits,
-            marks,
-            ids,
-            slots,
-            penalty,
-            temperature,
-            keys,
-            peaks,
-            places,
-            histogram,
-            masses,
-            counts,
-            extents,
-            vocab,
-            chunks,
-            logits.stride(0),
-            marks.stride(0),
-            is_penalised=seen is not None,
-            is_restricted=is_restricted,
-            chunk=cut.scale,
-            bins=BINS,
-            ways=ways,
-            num_warps=cut.scale_warps,
-        )
-        if top_k is not None and min_p is not None:
-            limits = torch.empty_like(top_p)
-            truncate_kernel[(rows,)](
-                keys,
-                peaks,
-                flags,
-                top_k,
-                min_p,
-                top_p,
-                limits,
-                vocab,
-                chunks,
-                unit,
-                cells=cells,
-                chunk=min(triton.next_power_of_2(vocab), cut.truncate),
-                num_warps=cut.truncate_warps,
-            )
-            top_p = limits
-        count_kernel[(triton.cdiv(vocab, cut.count), rows)](
-            keys,
-            peaks,
-            flags,
-            histogram,
-            vocab,
-            chunks,
-            bins=BINS,
-            cells=cells,
-            chunk=cut.count,
-            num_warps=cut.count_warps,
-        )
-        choose_kernel[(rows,)](histogram, top_p, chance, chosen, bins=BINS, num_warps=1)
-        gather_kernel[(triton.cdiv(vocab, cut.gather), rows)](
-            keys,
-            first,
-            peaks,
-            flags,
-            chosen,
-            masses,
-            counts,
-            extents,
-            vocab,
-            chunks,
-            unit,
-            bins=BINS,
-            cells=cells,
-            chunk=cut.gather,
-            ways=ways,
-            num_warps=cut.gather_warps,
-        )
-        # Only the device knows the lengths of the lists: launch enough programs for a long one.
-        narrow, collect = (min(triton.cdiv(vocab, piece), LIST_PARTS) for piece in (cut.narrow, cut.collect))
-        narrow_kernel[(narrow, rows)](
-            keys,
-            first,
-            peaks,
-            flags,
-            masses,
-            counts,
-            extents,
-            vocab,
-            chunks,
-            unit,
-            cells=cells,
-            chunk=cut.narrow,
-            ways=ways,
-            num_warps=1,
-        )
-        collect_kernel[(collect, rows)](
-            keys,
-            first,
-            second,
-            masses,
-            counts,
-            extents,
-            states,
-            top_p,
-            chance,
-            vocab,
-            chunk=cut.collect,
-            ways=ways,
-            num_warps=1,
-        )
-        finish_kernel[(rows,)](
-            keys,
-            second,
-            ids,
-            peaks,
-            places,
-            flags,
-            counts,
-            states,
-            top_p,
-            chance,
-            drawn,
-            vocab,
-            chunks,
-            unit,
-            is_restricted=is_restricted,
-            cells=cells,
-            chunk=cut.finish,
-            num_warps=cut.finish_warps,
-        )
-        return drawn
+        return torch.empty(shape, dtype=dtype, device=device)
 
-    def _made(self, dtype: torch.dtype, *shape: int) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=self._device)
+    chunks = triton.cdiv(vocab, cut.scale)
+    cells, ways = triton.next_power_of_2(chunks), cut.ways
+    keys, first, second = (made(torch.int32, rows, vocab) for _ in range(3))
+    peaks, places = made(torch.float32, rows, chunks, 2), made(torch.int32, rows, chunks)
+    histogram, chosen = made(torch.int32, rows, BINS), made(torch.int32, rows, 4)
+    masses, counts = made(torch.int64, rows, SUMS + ways), made(torch.int32, rows, 2)
+    extents, states = made(torch.int32, rows, 4), made(torch.int64, rows, STATE)
+    drawn = made(torch.int64, rows)
+    marks = logits if seen is None else seen.view(torch.uint8)
+    flags, is_restricted = columns["greedy"].view(torch.uint8), ids is not None
+    ids = drawn if ids is None else ids
+    _scale_kernel[(chunks, rows)](
+        logits,
+        marks,
+        ids,
+        slots,
+        columns["penalty"],
+        columns["temperature"],
+        keys,
+        peaks,
+        places,
+        histogram,
+        masses,
+        counts,
+        extents,
+        vocab,
+        chunks,
+        logits.stride(0),
+        marks.stride(0),
+        is_penalised=seen is not None,
+        is_restricted=is_restricted,
+        chunk=cut.scale,
+        bins=BINS,
+        ways=ways,
+        num_warps=cut.scale_warps,
+    )
+    top_p = torch.empty_like(chance)
+    truncate_kernel[(rows,)](
+        keys,
+        peaks,
+        flags,
+        columns["top_k"],
+        columns["min_p"],
+        columns["top_p"],
+        top_p,
+        vocab,
+        chunks,
+        unit,
+        cells=cells,
+        chunk=min(triton.next_power_of_2(vocab), cut.truncate),
+        num_warps=cut.truncate_warps,
+    )
+    count_kernel[(triton.cdiv(vocab, cut.count), rows)](
+        keys,
+        peaks,
+        flags,
+        histogram,
+        vocab,
+        chunks,
+        bins=BINS,
+        cells=cells,
+        chunk=cut.count,
+        num_warps=cut.count_warps,
+    )
+    choose_kernel[(rows,)](histogram, top_p, chance, chosen, bins=BINS, num_warps=1)
+    gather_kernel[(triton.cdiv(vocab, cut.gather), rows)](
+        keys,
+        first,
+        peaks,
+        flags,
+        chosen,
+        masses,
+        counts,
+        extents,
+        vocab,
+        chunks,
+        unit,
+        bins=BINS,
+        cells=cells,
+        chunk=cut.gather,
+        ways=ways,
+        num_warps=cut.gather_warps,
+    )
+    # Only the device knows the lengths of the lists: launch enough programs for a long one.
+    narrow, collect = (min(triton.cdiv(vocab, piece), LIST_PARTS) for piece in (cut.narrow, cut.collect))
+    narrow_kernel[(narrow, rows)](
+        keys,
+        first,
+        peaks,
+        flags,
+        masses,
+        counts,
+        extents,
+        vocab,
+        chunks,
+        unit,
+        cells=cells,
+        chunk=cut.narrow,
+        ways=ways,
+        num_warps=1,
+    )
+    collect_kernel[(collect, rows)](
+        keys,
+        first,
+        second,
+        masses,
+        counts,
+        extents,
+        states,
+        top_p,
+        chance,
+        vocab,
+        chunk=cut.collect,
+        ways=ways,
+        num_warps=1,
+    )
+    finish_kernel[(rows,)](
+        keys,
+        second,
+        ids,
+        peaks,
+        places,
+        flags,
+        counts,
+        states,
+        top_p,
+        chance,
+        drawn,
+        vocab,
+        chunks,
+        unit,
+        is_restricted=is_restricted,
+        cells=cells,
+        chunk=cut.finish,
+        num_warps=cut.finish_warps,
+    )
+    return drawn

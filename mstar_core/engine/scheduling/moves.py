@@ -61,7 +61,7 @@ class Moves:
         slot, memory = branch.slot, self._memory
         slots, length = memory.slots, int(memory.tables.length[slot])
         pages = memory.pages(slot, length)
-        is_penalised = slots.vocab > 0 and slots.sampling[slot].repetition_penalty != 1
+        sampling = slots.sampling[slot]
         self._device.apply(memory.take_updates())
         state = CacheState(
             length=length,
@@ -69,7 +69,8 @@ class Moves:
             last=int(slots.last[slot]),
             drawn=int(slots.drawn[slot]),
             history=torch.from_numpy(slots.history[slot, :length].copy()),
-            seen=self._device.seen(slot) if is_penalised else None,
+            seen=self._device.seen(slot) if sampling.repetition_penalty != 1 else None,
+            counts=self._device.counts(slot) if sampling.counts else None,
             pages=self._device.gather_pages(pages) if pages else (),
             last_values={p: v for p, v in branch.request.last_values.items() if p in export.carried},
         )
@@ -87,8 +88,7 @@ class Moves:
         slots.next_position[slot], slots.drawn[slot] = state.position, state.drawn
         slots.history[slot, : state.length] = state.history.numpy()
         slots.set_last(slot, state.last)
-        if state.seen is not None:
-            memory.restore_seen(slot, state.seen)
+        memory.restore_penalties(slot, state.seen, state.counts)
         branch.chain.is_open = False  # its page keys stay behind
         branch.request.last_values.update(state.last_values)
         if state.length:

@@ -201,10 +201,12 @@ class Requests:
         self.decode_version += 1
         slots = np.array([branch.slot for branch in sequences], dtype=np.int64)
         loops = [branch.job.loop for branch in sequences if branch.job is not None and branch.job.loop is not None]
+        sampling = tuple(self.memory.slots.sampling[slot] for slot in slots)
         batch = DecodeBatch(
             version=self.decode_version,
             slots=slots,
-            sampling=tuple(self.memory.slots.sampling[slot] for slot in slots),
+            sampling=sampling,
+            adjusts=any(each.adjusts for each in sampling),
             reports=frozenset[str]().union(*(loop.emit for loop in loops)),
             to_host=frozenset[str]().union(*(loop.host_emit for loop in loops)),
         )

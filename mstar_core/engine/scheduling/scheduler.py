@@ -25,6 +25,7 @@ from mstar_core.engine.scheduling.results import Results
 from mstar_core.engine.scheduling.sequence import Branch, KVRequest
 from mstar_core.engine.scheduling.step import KVStep
 from mstar_core.errors import EngineError, TooLarge
+from mstar_core.graph.declare.sampling import check_biased
 
 if TYPE_CHECKING:
     from mstar_core.engine.base import Handle, Job, JobKey, SamplingParams
@@ -79,6 +80,8 @@ class Scheduler:
         requests, pool, tables = self._requests, self._memory.pool, self._memory.tables
         if handle in requests.requests:
             raise EngineError(f"handle {handle} is already open at node {requests.node}", node=requests.node)
+        if sampling.logit_bias:
+            check_biased(sampling.logit_bias, self._memory.slots.vocab)
         self._candidates.check_count(candidates)
         limit = tables.max_tokens * len(self._branch_names) * candidates
         pages = pool.pages_for(-(-max_tokens // candidates)) * candidates

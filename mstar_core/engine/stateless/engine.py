@@ -23,11 +23,11 @@ from mstar_core.engine.jobs import CandidateInputs, accepts, declares
 from mstar_core.engine.loop import EngineLoop, starting_values
 from mstar_core.engine.module import node_module
 from mstar_core.engine.runner import NodeRunner
-from mstar_core.engine.sampling.rng import to_int64
 from mstar_core.engine.stateless.inputs import BatchPorts, Number, is_on_gpu
 from mstar_core.engine.transfers import HostRing
 from mstar_core.errors import EngineError, MstarError
 from mstar_core.graph.declare.nodes import STEP, keyword
+from mstar_core.layers.rng import to_int64
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

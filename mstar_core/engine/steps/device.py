@@ -33,6 +33,9 @@ class Device(Protocol):
     def seen(self, slot: int) -> Tensor | None:
         """Return a copy of a slot's seen ids, bool [vocabulary]; None at a node without a vocabulary."""
 
+    def counts(self, slot: int) -> Tensor | None:
+        """Return how often each id was drawn in a slot, int32 [vocabulary]; None at a node without a vocabulary."""
+
     def gather_pages(self, pages: Sequence[int]) -> tuple[Tensor, ...]:
         """Copy pages into staging tensors behind the steps in flight, see `PageStore.gather`."""
 

@@ -24,12 +24,14 @@ class DecodeBatch(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """Sequences in resident loops, one token per step. The same object in every step until its membership changes.
 
     version: grows with each change; a runner keeps what it has uploaded for a version. slots: int64 [n]. sampling: of
-    each sequence. reports: ports other than the id that the loops emit; to_host: those copied to the host.
+    each sequence; adjusts: whether one of them adjusts logits. reports: ports other than the id that the loops emit;
+    to_host: those copied to the host.
     """
 
     version: int
     slots: np.ndarray
     sampling: tuple[SamplingParams, ...]
+    adjusts: bool = False
     reports: frozenset[str] = frozenset()
     to_host: frozenset[str] = frozenset()
 
@@ -99,6 +101,11 @@ class PassPlan(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     sampling: SamplingParams | None = None
     drawn: int = 0
     loop: LoopPlan | None = None
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether its draw adjusts logits."""
+        return self.sampling is not None and self.sampling.adjusts
 
     @property
     def item_tokens(self) -> int:

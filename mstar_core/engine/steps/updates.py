@@ -24,7 +24,7 @@ class SlotChanges(msgspec.Struct, frozen=True, eq=False, kw_only=True, tag="slot
     """New values of slots; None where there are none.
 
     moved: int64 [2, n], slots and their last ids. armed: int64 [n, 1 + width], slots and their stop ids. blank: int64
-    [n], slots whose seen ids are cleared. seen: int64 [n], flat indices of seen ids.
+    [n], slots whose seen ids and counts are cleared. seen: int64 [n], flat indices of seen ids.
     """
 
     moved: np.ndarray | None = None
@@ -40,11 +40,15 @@ class SlotCopied(msgspec.Struct, frozen=True, eq=False, tag="slot_copy"):
     into: int
 
 
-class SeenRestored(msgspec.Struct, frozen=True, eq=False, tag="seen"):
-    """Seen ids of a slot whose cache came from another rank: bool [vocabulary]."""
+class PenaltiesRestored(msgspec.Struct, frozen=True, eq=False, tag="penalties"):
+    """What penalties read of a slot whose cache came from another rank.
+
+    seen: bool [vocabulary]; counts: int32 [vocabulary]. None where no penalty reads them.
+    """
 
     slot: int
-    seen: Tensor
+    seen: Tensor | None
+    counts: Tensor | None
 
 
 class LoopValuesSet(msgspec.Struct, frozen=True, eq=False, tag="loop_values"):
@@ -97,7 +101,7 @@ class PagesArrived(msgspec.Struct, frozen=True, eq=False, tag="arrive"):
 Update = (
     SlotChanges
     | SlotCopied
-    | SeenRestored
+    | PenaltiesRestored
     | LoopValuesSet
     | PagesCleared
     | PagesCopied

@@ -127,6 +127,7 @@ class Sampling:
     suppress: ids that are never drawn. vocabulary: ids that can be drawn, ascending; empty = all. With it the module's
     head has one row for each of these ids and no others, which is faster and changes the result if the model would
     choose another id. Prompts may hold any id.
+    vocab: number of ids that the model knows, by which the api checks requests; 0 leaves the check to the worker.
     """
 
     port: str
@@ -134,6 +135,7 @@ class Sampling:
     history: Literal["all", "output", "none"] = "all"
     suppress: tuple[range, ...] = ()
     vocabulary: tuple[range, ...] = ()
+    vocab: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

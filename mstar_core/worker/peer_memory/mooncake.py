@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
 
-from mstar_core.config.deployment import TransportConfig
+from mstar_core.config.resolved import TransportConfig
 from mstar_core.errors import TransportError
 from mstar_core.host.network import own_address, transfer_engine, window
 from mstar_core.messages.tensors import PeerTensor, RemoteTensor

@@ -10,15 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mstar_core.engine.base import Handle, JobKey, SamplingParams
-from mstar_core.engine.runner import NodeRunner
+import msgspec
+
+from mstar_core.engine.base import Handle, JobKey
 from mstar_core.graph.declare.nodes import PARAM_PREFIX, Sampling
+from mstar_core.graph.declare.sampling import NAMES, SamplingParams
 from mstar_core.graph.runtime.actions import Iteration, Key
 from mstar_core.messages.flow import CacheMoved, Value
 from mstar_core.messages.work import Move, OpenRequest, RunWalk
 from mstar_core.plugin.params import param_specs
 from mstar_core.worker.state.stream_inbox import StreamInbox
-from mstar_core.worker.state.walks import StreamLoop
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,23 +65,13 @@ class SpanTotal:
     shared_s: float = 0.0
 
 
-@dataclass(slots=True, kw_only=True)
-class StreamLoopRun:
-    """Progress of one stream loop. fixed, numbers: inputs of every job. count: chunks that became jobs."""
-
-    plan: StreamLoop
-    fixed: Mapping[str, Tensor]
-    numbers: Mapping[str, float | int | bool]
-    runner: NodeRunner
-    count: int = 0
-
-
 @dataclass(slots=True)
 class ActiveRun:
     """One run of one walk on this rank.
 
     values: stored values that a consumer still needs. flags: (first, last) of the chunk of each iteration.
-    signals: port -> key of the value that the program keeps. stream_loop: set if the run bypasses the walk state.
+    signals: port -> key of the value that the program keeps. wanted: output ports that the engine returns, by task.
+    fixed: inputs and numbers of every chunk of a stream loop.
     totals: time of tasks inside loops, by node. contents: key of what determines the outputs of a task, by its address.
     """
 
@@ -93,7 +84,8 @@ class ActiveRun:
     flags: dict[Iteration, tuple[bool, bool]] = field(default_factory=dict)
     cached_tokens: int = 0
     signals: dict[str, int] = field(default_factory=dict)
-    stream_loop: StreamLoopRun | None = None
+    wanted: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    fixed: tuple[dict[str, Tensor], dict[str, float | int | bool]] = ({}, {})
     totals: dict[str, SpanTotal] = field(default_factory=dict)
     contents: dict[int, bytes] = field(default_factory=dict)
 
@@ -229,7 +221,7 @@ class TaskRun:
     total: SpanTotal = field(default_factory=SpanTotal)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class TaskJob:
     """Job of one task on one cache branch. since: time of submission. feature: key to keep its outputs under."""
 
@@ -328,18 +320,8 @@ def sampling_params(sampling: Sampling | None, values: Mapping[str, Any], seed: 
     if sampling is None:
         return SamplingParams(seed=seed)
 
-    def value(name: str, default: float) -> float:
-        found = values.get(sampling.prefix + name)
-        return default if found is None else float(found)
-
-    return SamplingParams(
-        temperature=value("temperature", 0.0),
-        top_p=value("top_p", 1.0),
-        top_k=int(value("top_k", 0)),
-        min_p=value("min_p", 0.0),
-        repetition_penalty=value("repetition_penalty", 1.0),
-        seed=seed,
-    )
+    sent = {name: value for name in NAMES if (value := values.get(sampling.prefix + name)) is not None}
+    return msgspec.convert({**sent, "seed": seed}, SamplingParams)
 
 
 def opened(message: OpenRequest, params_type: type[Any], now: float) -> WorkerRequest:

@@ -21,10 +21,31 @@ if TYPE_CHECKING:
     from mstar_core.graph.compile.compiled import CompiledTask
 
 
+Number = float | int | bool
+
+
 def gather(request: WorkerRequest, run: ActiveRun, refs: Mapping[str, Ref], iteration: Iteration) -> dict[str, Tensor]:
     """Return the inputs of a task by port, without absent ones."""
-    found = {port: resolve(request, run, ref, iteration) for port, ref in refs.items()}
-    return {port: value for port, value in found.items() if value is not None}
+    values = {port: resolve(request, run, ref, iteration) for port, ref in refs.items()}
+    return {port: value for port, value in values.items() if value is not None}
+
+
+def split_numbers(
+    request: WorkerRequest, run: ActiveRun, refs: Mapping[str, Ref], iteration: Iteration
+) -> tuple[dict[str, Tensor], dict[str, Number]]:
+    """Return the inputs of a stateless task by port, and apart from them the numbers that the runtime fills in."""
+    inputs: dict[str, Tensor] = {}
+    numbers: dict[str, Number] = {}
+    for port, ref in refs.items():
+        if type(ref) is Special:
+            number = _special(request, run, ref, iteration)
+            if number is not None:
+                numbers[port] = number
+        else:
+            value = resolve(request, run, ref)
+            if value is not None:
+                inputs[port] = value
+    return inputs, numbers
 
 
 def resolve(request: WorkerRequest, run: ActiveRun, ref: Ref, iteration: Iteration = ()) -> Tensor | None:
@@ -37,25 +58,25 @@ def resolve(request: WorkerRequest, run: ActiveRun, ref: Ref, iteration: Iterati
         case Held(node, port):
             return request.held.get((node, port))
         case Special():
-            return _special(request, run, ref, iteration)
+            number = _special(request, run, ref, iteration)
+            return None if number is None else constant(number)
 
 
-def _special(request: WorkerRequest, run: ActiveRun, ref: Special, iteration: Iteration) -> Tensor | None:
-    # Stream loops need these several times a second, so they are cached.
-    if ref.name == STEP:
-        return constant(ref.step)
-    if ref.name == RANDOM:
-        return None  # the engine makes them, per iteration
-    if ref.name in (CHUNK_FIRST, CHUNK_LAST):
+def _special(request: WorkerRequest, run: ActiveRun, ref: Special, iteration: Iteration) -> Number | None:
+    name = ref.name
+    if name == STEP:
+        return ref.step
+    if name.startswith(PARAM_PREFIX):
+        return request.numbers.get(parameter_name(name))
+    if name in (CHUNK_FIRST, CHUNK_LAST):
         first, last = run.flags.get(iteration, (False, False))
-        return constant(first if ref.name == CHUNK_FIRST else last)
-    assert ref.name.startswith(PARAM_PREFIX), "the graph check admits no other special input"
-    number = request.numbers.get(parameter_name(ref.name))
-    return None if number is None else constant(number)
+        return first if name == CHUNK_FIRST else last
+    assert name == RANDOM, "the graph check admits no other special input"
+    return None  # the engine makes them, per iteration
 
 
 @functools.lru_cache(maxsize=4096, typed=True)
-def constant(number: float | int | bool) -> Tensor:
+def constant(number: Number) -> Tensor:
     """Return a 0-d host tensor of a number. Shared, because inputs are never written to."""
     return torch.tensor(number)
 
@@ -93,11 +114,15 @@ def wanted_ports(request: WorkerRequest, run: ActiveRun, task: CompiledTask) -> 
 
     A port that only feeds a stream whose reader takes no part in the request is not among them.
     """
-    kept = (port for port in run.message.keep if port in task.node.spec.ports)
-    leaving = (
-        outlet.port for outlet in task.outlets if outlet.stream is None or outlet.stream.into[0].name in request.homes
-    )
-    return tuple(dict.fromkeys((*task.wanted, *leaving, *kept)))
+    if task.index not in run.wanted:
+        kept = (port for port in run.message.keep if port in task.node.spec.ports)
+        leaving = (
+            outlet.port
+            for outlet in task.outlets
+            if outlet.stream is None or outlet.stream.into[0].name in request.homes
+        )
+        run.wanted[task.index] = tuple(dict.fromkeys((*task.wanted, *leaving, *kept)))
+    return run.wanted[task.index]
 
 
 def held_value(request: WorkerRequest, node: str, port: str) -> Tensor:

@@ -2,77 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Mapping
 
-from mstar_core.graph.compile.compiled import ROOT, CompiledLoop, CompiledTask, CompiledWalk, Kind
+from mstar_core.graph.compile.compiled import CompiledWalk, Kind
 from mstar_core.graph.compile.cut import RankWalk, cut
 from mstar_core.graph.compile.resident import LoopPorts, resident_ports
 from mstar_core.graph.compile.wiring import compile_graph
-from mstar_core.graph.declare.nodes import CHUNK_FIRST, CHUNK_LAST, STATELESS, STEP
-from mstar_core.messages.work import RunWalk
 from mstar_core.plugin.spec import ModelSpec
-
-CHANGING: Final = frozenset((STEP, CHUNK_FIRST, CHUNK_LAST))
-"""Special inputs that differ from chunk to chunk."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamLoop:
-    """A walk that is one loop over a stream around one stateless node, the usual shape of a codec.
-
-    Its iterations follow from the stream alone, so the executor runs it without a WalkState: a chunk is one job, and
-    its outputs leave. chunk: port of the chunk. changing: (port, special input) that differ per chunk. fixed: (port,
-    name, is a parameter) of the other inputs. outputs: ports that leave.
-    """
-
-    loop: CompiledLoop
-    task: CompiledTask
-    stream: str
-    chunk: str
-    changing: tuple[tuple[str, str], ...]
-    fixed: tuple[tuple[str, str, bool], ...]
-    outputs: tuple[str, ...]
-
-    def takes(self, message: RunWalk, given: Collection[str]) -> bool:
-        """Whether a run needs no more than its chunks: no limit, no rows, no kept signals, all inputs given."""
-        inputs_are_there = all(name in given for _, name, is_parameter in self.fixed if not is_parameter)
-        return message.max_iters is None and message.rows == 1 and not message.keep and inputs_are_there
-
-
-def stream_loop_of(share: RankWalk) -> StreamLoop | None:
-    """Return the stream loop that a share is, or None."""
-    walk = share.walk
-    if len(walk.tasks) != 1 or len(walk.loops) != 1 or len(share.tasks) != 1:
-        return None
-    loop, task = walk.loops[0], walk.tasks[0]
-    over = loop.loop.over
-    is_plain = over is not None and loop.tap == 0 and loop.parent == ROOT and not (loop.variables or loop.results)
-    has_rule = loop.stop_task is not None or loop.loop.stop is not None
-    if not is_plain or has_rule or task.holds or task.node.spec.engine is not STATELESS:
-        return None
-    assert over is not None
-    chunk, changing, fixed = "", [], []
-    for entry in task.inputs:
-        match entry.source.kind:
-            case Kind.CHUNK:
-                chunk = entry.port
-            case Kind.SPECIAL if entry.source.port in CHANGING:
-                changing.append((entry.port, entry.source.port))
-            case Kind.SPECIAL | Kind.RUN as kind:
-                fixed.append((entry.port, entry.source.port, kind is Kind.SPECIAL))
-            case _:
-                return None
-    return StreamLoop(
-        loop=loop,
-        task=task,
-        stream=over.name,
-        chunk=chunk,
-        changing=tuple(changing),
-        fixed=tuple(fixed),
-        outputs=tuple(dict.fromkeys(outlet.port for outlet in task.outlets)),
-    )
 
 
 def resident_loops(spec: ModelSpec) -> dict[str, LoopPorts]:
@@ -90,7 +26,6 @@ class RankWalks:
         self._compiled: dict[str, CompiledWalk] = compile_graph(walks, spec.streams)
         self._aliases = dict(spec.walk_aliases)
         self._cuts: dict[tuple[str, tuple[tuple[str, int], ...]], Mapping[int, RankWalk]] = {}
-        self._stream_loops: dict[int, StreamLoop | None] = {}
         self._loop_keepers: dict[int, bool] = {}
         self._carried: dict[str, frozenset[str]] = {}
 
@@ -126,12 +61,6 @@ class RankWalks:
             uses = (share.walk.tasks[index].node.attend for index in share.tasks)
             self._loop_keepers[id(share)] = any(attend is not None and attend.keep == "loop" for attend in uses)
         return self._loop_keepers[id(share)]
-
-    def stream_loop(self, share: RankWalk) -> StreamLoop | None:
-        """Return the stream loop that a share is, or None. share: returned by `share`, so its id stays valid."""
-        if id(share) not in self._stream_loops:
-            self._stream_loops[id(share)] = stream_loop_of(share)
-        return self._stream_loops[id(share)]
 
 
 def run_inputs(share: RankWalk) -> set[str]:

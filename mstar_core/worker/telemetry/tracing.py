@@ -68,7 +68,7 @@ def node_of(entry: UnderWay) -> str:
         case MoveJob():
             return entry.move.node
         case ChunkJob():
-            return entry.run.stream_loop.plan.task.name if entry.run.stream_loop is not None else ""
+            return entry.run.share.walk.tasks[0].name
         case TaskJob() | LoopJob():
             return entry.run.share.walk.tasks[entry.task].name
 

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from mstar_core.config.budgets import GPU_RESERVE_BYTES
 from mstar_core.config.deployment import Plan, RankPlan
-from mstar_core.config.resolved import ResolvedConfig
+from mstar_core.config.resolved import GPU_RESERVE_BYTES, ResolvedConfig
 from mstar_core.plugin import ModelSpec
 from mstarctl.output import size_text
 from mstarctl.output.units import counted

@@ -26,7 +26,7 @@ from mstar_bagel.checkpoint.config import read_sizes
 from mstar_bagel.request.images import resized_size
 from mstar_bagel.request.tokenizer import TextTokenizer
 from mstar_core import MStarClient
-from mstar_core.config.deployment import KVCacheConfig
+from mstar_core.config.resolved import KVCacheConfig
 from tests.runtime.deployment import REPO, Deployment, Served, plan
 
 from .conftest import Run, lay_out

@@ -16,10 +16,10 @@ from torch import Tensor
 from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, SamplingParams
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.kv.settings import KVSettings
-from mstar_core.engine.sampling.sampler import SamplingRows, probabilities
 from mstar_core.errors import WeightsError
 from mstar_core.layers import frequencies
 from mstar_orpheus.llama import LlamaConfig
+from tests.engine.exact_draw import probabilities
 
 LOGITS = 1e-4
 
@@ -102,8 +102,7 @@ def test_sampling_probabilities_equal_the_reference(prompt: int, golden: Any) ->
     logits = expected[f"sampling_logits_{prompt}"].reshape(1, -1)
     seen = torch.zeros(logits.shape, dtype=torch.bool)
     seen[0, expected[f"sampling_history_{prompt}"].reshape(-1)] = True
-    rows = SamplingRows.of([SamplingParams(**settings)], torch.device("cpu"))
-    drawn = probabilities(logits, rows, seen)[0].float()
+    drawn = probabilities(logits, [SamplingParams(**settings)], seen)[0].float()
     torch.testing.assert_close(drawn, expected[f"sampling_probs_{prompt}"].reshape(-1), atol=1e-5, rtol=0)
 
 

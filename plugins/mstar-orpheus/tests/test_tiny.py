@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from mstar_core.engine.base import SamplingParams
-from mstar_core.engine.sampling import sampler
 from mstar_core.errors import StartError
 from mstar_core.layers import Checkpoint
 from mstar_core.plugin.processor import PromptRequest
@@ -23,6 +22,7 @@ from mstar_orpheus.processor import Processor
 from mstar_orpheus.sources.download import checked, part_files
 from mstar_orpheus.sources.tiny import write_tiny
 from mstar_orpheus.vocoder.frames import misplaced
+from tests.engine.exact_draw import sample
 
 MIB = 1 << 20
 
@@ -89,12 +89,11 @@ def speak(tiny: Any, cache: Any, text: str, seed: int, limit: int = 3000) -> lis
     sampling = SamplingParams(
         temperature=params.temperature, top_p=params.top_p, repetition_penalty=params.repetition_penalty, seed=seed
     )
-    rows = sampler.SamplingRows.of([sampling], torch.device("cpu"))
     tokens, ids = prompt, list[int]()
     while len(ids) < limit:
         positions = torch.arange(len(prompt) + len(ids) - 1 if ids else 0, len(prompt) + len(ids))
         hidden = tiny.llama(kv=cache, positions=positions, tokens=tokens)["hidden"]
-        tokens = sampler.sample(tiny.llama.head(hidden[-1:]), rows, seen, torch.tensor([len(ids)]))
+        tokens = sample(tiny.llama.head(hidden[-1:]), [sampling], seen, torch.tensor([len(ids)]))
         if int(tokens) == config.ids.stop:
             break
         ids.append(int(tokens))

@@ -18,7 +18,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from mstar_core.config.deployment import KVCacheConfig
+from mstar_core.config.resolved import KVCacheConfig
 from mstar_pi05.request.conversion import unnormalise
 from mstar_pi05.robots.statistics import Moments
 from tests.runtime.deployment import Deployment, Served

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mstar_core.config.deployment import KVCacheConfig
+from mstar_core.config.resolved import KVCacheConfig
 from tests.runtime.deployment import REPO, Deployment, Served
 
 HORIZON, DIM = 10, 8

@@ -20,7 +20,7 @@ from PIL import Image
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-from mstar_core.config.deployment import KVCacheConfig
+from mstar_core.config.resolved import KVCacheConfig
 from mstar_core.plugin.observation import packed, unpacked
 from tests.runtime.deployment import REPO, Deployment, Served
 

@@ -16,7 +16,7 @@ import httpx
 import numpy as np
 import pytest
 
-from mstar_core.config.deployment import KVCacheConfig
+from mstar_core.config.resolved import KVCacheConfig
 from tests.runtime.deployment import Deployment, Served, plan
 
 from .conftest import CASES, Golden

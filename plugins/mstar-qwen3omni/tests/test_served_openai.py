@@ -14,7 +14,7 @@ import numpy as np
 import openai
 import pytest
 
-from mstar_core.config.deployment import KVCacheConfig
+from mstar_core.config.resolved import KVCacheConfig
 from tests.fakes import media
 from tests.runtime.deployment import Deployment, Served, plan
 

@@ -13,7 +13,7 @@ import httpx
 import numpy as np
 
 from mstar_core.api.output.queue import OutputItem
-from mstar_core.config.deployment import KVCacheConfig
+from mstar_core.config.resolved import KVCacheConfig
 from mstar_core.conformance.fake_api import RequestOutcome, SampleRequest
 from mstar_core.plugin.processor import MediaPart
 from tests.runtime.deployment import Deployment, Served

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mstar_core.config.load import read_text
+from mstar_core.config.files.load import read_text
 from mstar_core.errors import ConfigError, ExitCode
 from mstarctl.plugins import Plugins
 from mstarctl.start.target import resolve_with

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mstar_core.config.load import shipped
+from mstar_core.config.files.load import shipped
 from mstar_core.errors import ConfigError, ExitCode
 from mstarctl.plugins import Plugins
 from mstarctl.start.choice import GB, Choice, choose

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from mstar_core.config.load import read_file
+from mstar_core.config.files.load import read_file
 from mstar_core.errors import ExitCode
-from mstarctl.authoring.config_file import Settings, differences
-from mstarctl.commands.config import file_settings
+from mstarctl.authoring.config_file import differences
+from mstarctl.commands.config import config_now
 from mstarctl.plugins import Plugins
 from mstarctl.start.launch import Started, wait_ready
 from mstarctl.start.options import UpOptions
@@ -28,10 +29,9 @@ def test_what_changed_since_the_start_is_shown_with_its_places(tool: Cli, start:
     file = tmp_path / "mine.yaml"
     file.write_text(TEXT)
     target = Target(spec=Plugins.discover().model("orpheus"), config=read_file(file))
-    config = Settings.of(
-        resolve_target(target, [parse_set("max_seq_len=4096"), parse_set("max_concurrent_requests=32")])
-    )
-    started = start(config_file=str(file), settings=dict(config.values), sources=dict(config.sources))
+    flags = ("max_seq_len=4096", "max_concurrent_requests=32", f"api.port={free_port()}", "name=fake")
+    config = resolve_target(target, [parse_set(flag) for flag in flags])
+    started = start(**{**msgspec.structs.asdict(config), "config_file": str(file)})
     wait_ready(started, lambda snapshot: None)
     same = tool("config", "diff", "deployment/fake", "-o", "json")
     assert (same.code, same.items) == (0, []), same.err
@@ -74,4 +74,4 @@ def test_one_side_alone_is_compared_with_nothing(tool: Cli) -> None:
 def test_nothing_differs_right_after_a_start(runtime: Path, words: dict[str, Any]) -> None:
     words = {"port": free_port(), **words}
     spec = make_planned(UpOptions(**words)).spec
-    assert differences(Settings(values=spec.settings, sources=spec.sources), file_settings(spec)) == []
+    assert differences(spec, config_now(spec)) == []

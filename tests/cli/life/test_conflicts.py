@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mstar_core.config.deployment import ApiConfig
+from mstar_core.config.resolved import ApiConfig
 from mstar_core.errors import ExitCode, MstarError
 from mstar_core.host.gpu_locks import FOLDER_VARIABLE
 from mstarctl.output.options import GlobalOptions

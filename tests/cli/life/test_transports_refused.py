@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mstar_core.config.deployment import Plan
-from mstar_core.config.load import read_text
+from mstar_core.config.files.load import read_text
 from mstar_core.config.resolved import ResolvedConfig
 from mstar_core.errors import ConfigError, ExitCode, TransportError
 from mstar_core.host import network

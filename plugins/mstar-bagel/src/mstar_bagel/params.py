@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from mstar_core.errors import RequestError
-from mstar_core.plugin import param
+from mstar_core.plugin import TextSampling, param, sampling_param
 
 GLOBAL: Final = "global"
 CHANNEL: Final = "channel"
@@ -23,7 +23,7 @@ _SIZE = re.compile(r"^(\d{1,5})x(\d{1,5})$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Params:
+class Params(TextSampling):
     """Parameters of a request. Defaults that depend on the task are null; `guidance` and `image_size` resolve them."""
 
     num_timesteps: int = param(
@@ -49,18 +49,12 @@ class Params:
     think_mode: bool = param(False, "think in text before the answer or the image", aliases=("think",))
     max_think_tokens: int = param(1024, "most tokens of the thought before an image", ge=1)
     do_sample: bool | None = param(None, "draw text ids instead of taking the most likely. Default false")
-    temperature: float | None = param(
+    temperature: float | None = sampling_param(  # type: ignore[assignment]  # a number once `__post_init__` resolved it
+        "temperature",
         None,
         "of text; 0 is greedy, above 0 switches sampling on. Default 0.3 with do_sample",
-        ge=0,
-        le=2,
-        openai="temperature",
         aliases=("text_temperature",),
     )
-    top_p: float = param(1.0, "nucleus mass of text; 1 is off", gt=0, le=1, openai="top_p")
-    top_k: int = param(0, "most likely ids of text to draw from; 0 is off", ge=0)
-    min_p: float = param(0.0, "least share of the best id's probability; 0 is off", ge=0, le=1)
-    repetition_penalty: float = param(1.0, "over prompt and output of text; 1 is off", gt=0, le=10)
     max_output_tokens: int = param(1024, "most text tokens of the answer", ge=1, openai="max_tokens")
     ignore_eos: bool = param(False, "for load tests: text goes on to its limit")
     prompt_format: str = param("reference", "layout of text segments", choices=("reference", "chatml"))

@@ -35,10 +35,12 @@ from mstar_core.plugin import (
     Run,
     Sample,
     Text,
+    TextSampling,
     WeightRef,
     WorkloadSpec,
     hookimpl,
     param,
+    sampling_param,
 )
 from mstar_core.plugin.program import ProgramGenerator
 from mstar_orpheus.checkpoint.config import (
@@ -80,14 +82,12 @@ of speech. This is faster than the reference and differs if the model would samp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenParams:
+class OpenParams(TextSampling):
     """Parameters of a deployment that accepts any voice (allow_any_voice)."""
 
     voice: str = param("tara", f"speaker: {', '.join(VOICES)}", choices=VOICES, any_choice=True, openai="voice")
-    temperature: float = param(0.6, "0 takes the most likely id", ge=0, le=2, openai="temperature")
-    top_p: float = param(0.8, "nucleus mass", gt=0, le=1, openai="top_p")
-    top_k: int = param(0, "most likely ids kept, 0 is off", ge=0)
-    min_p: float = param(0.0, "least share of the best id's probability, 0 is off", ge=0, le=1)
+    temperature: float = sampling_param("temperature", 0.6)
+    top_p: float = sampling_param("top_p", 0.8)
     repetition_penalty: float = param(1.3, "over prompt and output; 1.1 or more is advised", ge=1, le=10)
     max_output_tokens: int = param(
         4096, "audio ids, about 82 per second; cut to the context", ge=1, openai="max_tokens"
@@ -151,7 +151,7 @@ def orpheus(config: CheckpointConfig, *, restricts: bool = False) -> ModelSpec:
         engine=KV_CACHE,
         ports={"tokens": "i64[n]", "token": "i64[1]"},
         kv=kv,
-        sampling=Sampling(port="token", vocabulary=speech_ids(config) if restricts else ()),
+        sampling=Sampling(port="token", vocabulary=speech_ids(config) if restricts else (), vocab=config.vocab_size),
         tensor_parallel=True,
         parallel_sizes=(("heads", config.heads), ("values of an MLP", config.mlp)),
         weight_bytes=6_602_000_000,
@@ -227,8 +227,8 @@ def orpheus(config: CheckpointConfig, *, restricts: bool = False) -> ModelSpec:
 class MiniatureParams(Params):
     """Parameters of the miniature, which speaks best with little chance and without a penalty."""
 
-    temperature: float = param(0.4, "0 takes the most likely id", ge=0, le=2, openai="temperature")
-    top_p: float = param(0.9, "nucleus mass", gt=0, le=1, openai="top_p")
+    temperature: float = sampling_param("temperature", 0.4)
+    top_p: float = sampling_param("top_p", 0.9)
     repetition_penalty: float = param(1.0, "over prompt and output; 1 is off", ge=1, le=10)
 
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from mstar_core.engine.base import Handle, JobKey, LoopSpec, SamplingParams
-from mstar_core.engine.sampling import rng
 from mstar_core.graph import RANDOM, Attend, GraphNode, Loop, NodeSpec
 from mstar_core.graph.compile.resident import LoopPorts, loop_ports
+from mstar_core.layers import rng
 from mstar_qwen3omni.checkpoint.config import OmniConfig
 from mstar_qwen3omni.graph import build
 from mstar_qwen3omni.params import VOICES

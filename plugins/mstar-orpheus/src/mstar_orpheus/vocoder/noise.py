@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from mstar_core.engine.sampling import rng
+from mstar_core.layers import rng
 from mstar_orpheus.checkpoint.config import NOISE_MODES
 
 if TYPE_CHECKING:

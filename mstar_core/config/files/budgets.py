@@ -8,11 +8,8 @@ from collections.abc import Sequence
 import msgspec
 
 from mstar_core.config.deployment import Plan, RankPlan
-from mstar_core.config.resolved import NodeGroup, ResolvedConfig
+from mstar_core.config.resolved import ResolvedConfig
 from mstar_core.plugin import ModelSpec
-
-GPU_RESERVE_BYTES = 2 << 30
-"""Memory that pools leave free on a GPU by default, for its context, CUDA graphs, workspaces and activations."""
 
 SLACK = 1e-9
 """Tolerance of sums of decimal fractions."""
@@ -38,32 +35,34 @@ def with_budgets(spec: ModelSpec, config: ResolvedConfig, plan: Plan) -> Plan:
 
 def _divided(config: ResolvedConfig, device: str, ranks: Sequence[RankPlan]) -> dict[int, float]:
     own = {rank.rank: rank.memory_fraction for rank in ranks}  # set by a plugin's own plan
-    named = {rank: share or _declared(config.node_groups, rank) for rank, share in own.items()}
+    named = {rank: share or _declared(config, rank) for rank, share in own.items()}
     declared = {rank: share for rank, share in named.items() if share is not None}
     others = [rank.rank for rank in ranks if rank.rank not in declared]
     total, fraction = sum(declared.values()), config.kv_cache.memory_fraction
     parts = " + ".join(f"rank {rank} {share:g}" for rank, share in declared.items())
     group = next((g for g in config.node_groups if g.memory_fraction is not None), config.node_groups[0])
-    key = f"{group.key}.memory_fraction"
     if total > 1 + SLACK:
         hint = "the sum is at most 1; without memory_fraction the device is divided evenly"
-        raise group.place.error(f"ranks on {device} take {total:g} of its memory", key, parts, hint)
+        raise config.group_error(
+            group, "memory_fraction", f"ranks on {device} take {total:g} of its memory", parts, hint
+        )
     if others and total >= fraction - SLACK:
         left = ", ".join(f"rank {rank}" for rank in others)
         detail = f"{parts} of kv_cache.memory_fraction {fraction:g}"
         hint = "lower them, raise kv_cache.memory_fraction, or declare one for every group"
-        raise group.place.error(f"no memory of {device} is left for {left}", key, detail, hint)
+        raise config.group_error(group, "memory_fraction", f"no memory of {device} is left for {left}", detail, hint)
     return {**declared, **{rank: (fraction - total) / len(others) for rank in others}}
 
 
-def _declared(groups: Sequence[NodeGroup], rank: int) -> float | None:
+def _declared(config: ResolvedConfig, rank: int) -> float | None:
     """Return the share that groups declare for a rank. Raises ConfigError if two groups disagree."""
-    naming = [group for group in groups if rank in group.ranks and group.memory_fraction is not None]
+    naming = [group for group in config.node_groups if rank in group.ranks and group.memory_fraction is not None]
     for group in naming[1:]:
         if group.memory_fraction != naming[0].memory_fraction:
-            raise group.place.error(
+            raise config.group_error(
+                group,
+                "memory_fraction",
                 f"rank {rank} has two different memory shares",
-                f"{group.key}.memory_fraction",
                 f"{naming[0].memory_fraction:g} by {naming[0].key}, {group.memory_fraction:g} by {group.key}",
                 "declare it in one of them",
             )

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from mstar_core.config.faults import Faults
+from mstar_core.config.files.faults import Faults
+from mstar_core.config.key import ITEM, Setting
 from mstar_core.config.located import Located
-from mstar_core.config.schema import ITEM, Setting, words_of
+from mstar_core.config.schema import words_of
 from mstar_core.errors import did_you_mean, nearest
 
 

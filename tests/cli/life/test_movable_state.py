@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from mstar_core.config.deployment import NodePlacement, Plan, RankPlan
-from mstar_core.config.located import Located
+from mstar_core.config.resolved import NodeGroup, ResolvedConfig
 from mstar_core.errors import ConfigError
 from mstar_core.graph import (
     CLIENT,
@@ -28,14 +27,12 @@ from mstar_core.plugin import ModelSpec, Partition, Text
 from mstarctl.start.movable_state import check_moves
 from tests.conductor.test_conductor import MODEL, Params, sing, talk
 
-
-class EveryName(tuple[str, ...]):
-    def __contains__(self, name: object) -> bool:
-        return True
-
-
-GROUP = SimpleNamespace(nodes=EveryName(), key="node_groups.0", place=Located(None, "f.yaml:3", "f.yaml", 3))
-CONFIG = cast("Any", SimpleNamespace(node_groups=[GROUP]))
+CONFIG = ResolvedConfig(
+    model="m",
+    name="m",
+    node_groups=(NodeGroup(node_names=("lm", "codec", "step", "source"), ranks=(0,), key="node_groups.0"),),
+    provenance={"node_groups.0.node_names": "f.yaml:3"},
+)
 
 
 def apart(node: str, *walks: str, tp_size: int = 1) -> Plan:

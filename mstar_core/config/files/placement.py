@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from mstar_core.config.budgets import with_budgets
 from mstar_core.config.deployment import GroupPlan, NodePlacement, Plan, RankPlan
-from mstar_core.config.faults import Faults
+from mstar_core.config.files.budgets import with_budgets
+from mstar_core.config.files.faults import Faults
+from mstar_core.config.files.read import CheckedValue
 from mstar_core.config.located import Located
-from mstar_core.config.read import CheckedValue
 from mstar_core.config.resolved import NodeGroup, ResolvedConfig
 from mstar_core.errors import ConfigError, did_you_mean
 from mstar_core.graph import NodeSpec, graph_nodes
@@ -24,8 +24,9 @@ def node_groups(spec: ModelSpec, values: Mapping[str, CheckedValue], faults: Fau
     if faults.spoil("node_groups"):
         return ()
     groups = tuple(found)
-    _check_twice(spec, groups)
-    _check_gaps(groups)
+    places = {group.key: values[f"{group.key}.node_names"].place for group in groups}
+    _check_twice(spec, groups, places)
+    _check_gaps(groups, places)
     return groups
 
 
@@ -40,12 +41,11 @@ def _group(spec: ModelSpec, values: Mapping[str, CheckedValue], key: str) -> Nod
                 f"{spec.name} has no node {name!r}", f"{key}.node_names.{index}", hint=did_you_mean(name, known)
             )
     group = NodeGroup(
-        nodes=names.value,
+        node_names=names.value,
         ranks=ranks.value,
-        walks=None if walks is None or walks.value is None else _walks(spec, walks, key),
+        graph_walks=None if walks is None or walks.value is None else _walks(spec, walks, key),
         tp_size=1 if size is None else size.value,
         key=key,
-        place=names.place,
         memory_fraction=None if memory is None else memory.value,
         device_gb=None if device is None else device.value,
     )
@@ -82,15 +82,15 @@ def all_walks(spec: ModelSpec) -> dict[str, tuple[NodeSpec, ...]]:
 
 
 def _check_scope(spec: ModelSpec, group: NodeGroup, walks: CheckedValue) -> None:
-    if group.walks is None:
+    if group.graph_walks is None:
         return
     uses = all_walks(spec)
-    for node in group.nodes:
-        if not any(node in {used.name for used in uses[walk]} for walk in group.walks):
+    for node in group.node_names:
+        if not any(node in {used.name for used in uses[walk]} for walk in group.graph_walks):
             hint = f"it is used in {', '.join(walk for walk, nodes in uses.items() if node in {n.name for n in nodes})}"
             raise walks.place.error(f"no walk of {group.key} uses node {node!r}", f"{group.key}.graph_walks", hint=hint)
-    for index, walk in enumerate(group.walks):
-        if not {used.name for used in uses[walk]}.intersection(group.nodes):
+    for index, walk in enumerate(group.graph_walks):
+        if not {used.name for used in uses[walk]}.intersection(group.node_names):
             hint = f"it uses {', '.join(used.name for used in uses[walk])}"
             raise walks.place.value[index].error(
                 f"walk {walk!r} uses no node of {group.key}", f"{group.key}.graph_walks.{index}", hint=hint
@@ -107,7 +107,7 @@ def _check_tp(spec: ModelSpec, group: NodeGroup, size: CheckedValue) -> None:
         )
     if group.tp_size == 1:
         return
-    for name in group.nodes:
+    for name in group.node_names:
         node = spec.node(name)
         if not node.tensor_parallel:
             shared = [other.name for other in spec.nodes if other.tensor_parallel]
@@ -131,39 +131,43 @@ def _check_tp(spec: ModelSpec, group: NodeGroup, size: CheckedValue) -> None:
                 )
 
 
-def _check_twice(spec: ModelSpec, groups: Sequence[NodeGroup]) -> None:
+def _check_twice(spec: ModelSpec, groups: Sequence[NodeGroup], places: Mapping[str, Located]) -> None:
     uses = all_walks(spec)
     placed: dict[tuple[str, str | None], NodeGroup] = {}
     for group in groups:
-        for node in group.nodes:
+        for node in group.node_names:
             mine = (
                 [walk for walk, nodes in uses.items() if node in {n.name for n in nodes}]
-                if group.walks is None
-                else list(group.walks)
+                if group.graph_walks is None
+                else list(group.graph_walks)
             )
             scope: list[str | None] = (
-                [None] if group.walks is None else [walk for walk in mine if node in {n.name for n in uses[walk]}]
+                [None] if group.graph_walks is None else [walk for walk in mine if node in {n.name for n in uses[walk]}]
             )
             for walk in scope:
                 other = placed.get((node, walk))
                 if other is not None:
                     where = f"in walk {walk!r}" if walk is not None else "for all walks"
-                    index = group.nodes.index(node)
-                    raise group.place.value[index].error(
-                        f"node {node!r} is placed twice {where}",
-                        f"{group.key}.node_names.{index}",
-                        f"first by {other.key} ({other.place.source})",
-                        "scope the groups with graph_walks, or list more ranks in one group",
+                    index = group.node_names.index(node)
+                    raise (
+                        places[group.key]
+                        .value[index]
+                        .error(
+                            f"node {node!r} is placed twice {where}",
+                            f"{group.key}.node_names.{index}",
+                            f"first by {other.key} ({places[other.key].source})",
+                            "scope the groups with graph_walks, or list more ranks in one group",
+                        )
                     )
                 placed[node, walk] = group
 
 
-def _check_gaps(groups: Sequence[NodeGroup]) -> None:
+def _check_gaps(groups: Sequence[NodeGroup], places: Mapping[str, Located]) -> None:
     used = {rank for group in groups for rank in group.ranks}
     for group in groups:
         for rank in group.ranks:
             if rank and rank - 1 not in used:
-                raise group.place.error(
+                raise places[group.key].error(
                     f"rank {rank} is used and rank {rank - 1} is not",
                     f"{group.key}.ranks",
                     hint="number the ranks from 0 without gaps",
@@ -182,12 +186,14 @@ def check_coverage(spec: ModelSpec, groups: Sequence[NodeGroup], place: Located)
 
 
 def _is_placed(node: NodeSpec, walk: str, groups: Sequence[NodeGroup]) -> bool:
-    here = any(node.name in group.nodes and (group.walks is None or walk in group.walks) for group in groups)
+    here = any(
+        node.name in group.node_names and (group.graph_walks is None or walk in group.graph_walks) for group in groups
+    )
     return here or node.of is not None and _is_placed(node.of, walk, groups)
 
 
 def _is_named(node: NodeSpec, groups: Sequence[NodeGroup]) -> bool:
-    return any(name in group.nodes for group in groups for name in (node.name, node.owner.name))
+    return any(name in group.node_names for group in groups for name in (node.name, node.owner.name))
 
 
 def make_plan(spec: ModelSpec, config: ResolvedConfig, devices: Sequence[str], own: Plan | None = None) -> Plan:
@@ -220,8 +226,8 @@ def device_names(config: ResolvedConfig, devices: Sequence[str]) -> tuple[str, .
                 count = f"{len(devices)} {'device' if len(devices) == 1 else 'devices'}"
                 choose = f"up with --gpus auto:{len(devices)}, which chooses among the model's files"
                 hint = f"give {config.rank_count} devices, or {choose}, or use a file with ranks below {len(devices)}"
-                raise group.place.error(
-                    f"no device backs rank {rank}", f"{group.key}.ranks", f"{count} for {config.rank_count} ranks", hint
+                raise config.group_error(
+                    group, "ranks", f"no device backs rank {rank}", f"{count} for {config.rank_count} ranks", hint
                 )
     return tuple(devices[: config.rank_count])
 
@@ -229,9 +235,9 @@ def device_names(config: ResolvedConfig, devices: Sequence[str]) -> tuple[str, .
 def _placements(spec: ModelSpec, config: ResolvedConfig) -> list[NodePlacement]:
     order = {node.name: index for index, node in enumerate(spec.nodes)}
     made = [
-        NodePlacement(node=node, replicas=group.replicas, walks=group.walks, tp_size=group.tp_size)
+        NodePlacement(node=node, replicas=group.replicas, walks=group.graph_walks, tp_size=group.tp_size)
         for group in config.node_groups
-        for node in group.nodes
+        for node in group.node_names
     ]
     return sorted(made, key=lambda placement: order[placement.node])
 
@@ -273,4 +279,4 @@ def _check_groups(config: ResolvedConfig, ranks: Sequence[RankPlan], groups: Seq
 
 def _group_error(config: ResolvedConfig, rank: int, what: str, detail: str, hint: str) -> ConfigError:
     group = next(group for group in reversed(config.node_groups) if rank in group.ranks)
-    return group.place.error(what, f"{group.key}.ranks", detail, hint)
+    return config.group_error(group, "ranks", what, detail, hint)

@@ -9,7 +9,7 @@ import torch
 
 from mstar_core.engine.base import SamplingParams
 from mstar_core.engine.kv.engine import KVCacheEngine
-from mstar_core.engine.sampling.logit_subset import Columns
+from mstar_core.engine.sampling.logit_subset import LogitSubset
 from mstar_core.errors import ConfigError, EngineError
 from mstar_core.graph.declare.nodes import NodeSpec, Sampling
 from tests.engine.tiny_engine import LM, VOCAB, Driver, TinyLM, generate, make_engine, prompt
@@ -71,7 +71,7 @@ def test_suppressed_ids_are_left_out_of_the_drawable_ones() -> None:
 
 
 def test_a_column_becomes_its_id_and_a_bad_row_stays_one() -> None:
-    columns = Columns(limited(Sampling(port="token", vocabulary=DRAWABLE)), VOCAB, torch.device("cpu"))
+    columns = LogitSubset(limited(Sampling(port="token", vocabulary=DRAWABLE)), VOCAB, torch.device("cpu"))
     assert columns.drawn(torch.tensor([-1, 0, 1, columns.count - 1])).tolist() == [-1, 4, 11, 51]
 
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from mstar_core.config.deployment import ApiConfig, KVCacheConfig, LogConfig, TransportConfig
-from mstar_core.config.faults import Faults
-from mstar_core.config.load import ConfigFile, split_name
+from mstar_core.config.files.faults import Faults
+from mstar_core.config.files.load import ConfigFile, split_name
+from mstar_core.config.files.placement import check_coverage, node_groups
+from mstar_core.config.files.read import CheckedValue, fits, read, shown
 from mstar_core.config.located import Located
 from mstar_core.config.name import NAME_HINT, is_name
-from mstar_core.config.placement import check_coverage, node_groups
-from mstar_core.config.read import CheckedValue, fits, read, shown
-from mstar_core.config.resolved import NodeGroup, ResolvedConfig
-from mstar_core.config.schema import SETTINGS
+from mstar_core.config.resolved import KVCacheConfig, NodeGroup, ResolvedConfig
+from mstar_core.config.schema import SECTIONS, words_of
 from mstar_core.errors import NotFound, did_you_mean
 from mstar_core.plugin import ModelSpec
 
@@ -44,55 +43,36 @@ def resolve(spec: ModelSpec, config: ConfigFile, *, variant: str = "") -> Resolv
             if not faults.spoil("node_groups"):
                 check_coverage(spec, groups, values["node_groups"].place)
     faults.check()
-    provenance = {key: value.place.source for key, value in values.items()}
-    provenance |= {f"model_kwargs.{name}": f"model {spec.name}" for name in spec.model_kwargs}
-    provenance |= _kwargs_sources(values.get("model_kwargs"))
-    for key in {"max_seq_len", "name"} - set(values):
-        provenance[key] = f"model {spec.name}"
+    sections = {name: section(**_given(values, name)) for name, section in SECTIONS.items()}
+    of_model = {"name": spec.name, "max_seq_len": spec.max_seq_len}
+    checked = {"model": spec.name, "model_kwargs": kwargs, "node_groups": groups, "kv_cache": kv_cache}
     return ResolvedConfig(
-        model=spec.name,
-        name=_or(values, "name", spec.name),
+        **{**of_model, **_given(values, ""), **sections, **checked},
         variant=variant,
-        max_seq_len=_or(values, "max_seq_len", spec.max_seq_len),
-        **{key: _or(values, key) for key in _PLAIN},
-        model_kwargs=kwargs,
-        node_groups=groups,
-        kv_cache=kv_cache,
-        transport=TransportConfig(**_struct(values, "transport")),
-        api=ApiConfig(**_struct(values, "api")),
-        logs=LogConfig(**_struct(values, "logs")),
         config_file=config.shown,
-        provenance=provenance,
+        provenance=_provenance(spec, values),
     )
 
 
-_DEFAULTS: Final = {item.key: item.default for item in SETTINGS}
-_PLAIN: Final = (
-    "weights",
-    "dtype",
-    "attention",
-    "quantization",
-    "max_concurrent_requests",
-    "max_queue",
-    "token_budget",
-    "image_share",
-    "feature_cache_bytes",
-    "wait_spin_us",
-    "hang_s",
-    "step_limit_s",
-)
-"""Keys whose default does not depend on the model."""
+def _provenance(spec: ModelSpec, values: Mapping[str, CheckedValue]) -> dict[str, str]:
+    """Return the source of each value that is not a default."""
+    of_model = f"model {spec.name}"
+    kwargs = values["model_kwargs"].place.value if "model_kwargs" in values else {}
+    return {
+        **{key: of_model for key in ("name", "max_seq_len")},
+        **{key: value.place.source for key, value in values.items()},
+        **{f"model_kwargs.{name}": of_model for name in spec.model_kwargs},
+        **{f"model_kwargs.{name}": place.source for name, place in kwargs.items()},
+    }
 
 
-def _or(values: Mapping[str, CheckedValue], key: str, default: Any = None) -> Any:
-    given = values.get(key)
-    fallback = default if default is not None else _DEFAULTS[key]
-    return fallback if given is None or given.value is None else given.value
-
-
-def _struct(values: Mapping[str, CheckedValue], section: str) -> dict[str, Any]:
-    given = ((key, value) for key, value in values.items() if key.startswith(f"{section}.") and value.value is not None)
-    return {key.removeprefix(f"{section}."): value.value for key, value in given}
+def _given(values: Mapping[str, CheckedValue], section: str) -> dict[str, Any]:
+    """Return the values of a section's keys that a file sets, by field; `null` is left to the default."""
+    return {
+        item.word: values[item.key].value
+        for item in words_of(section).values()
+        if item.key in values and values[item.key].value is not None
+    }
 
 
 def _check_model(spec: ModelSpec, value: CheckedValue, asked: str) -> str:
@@ -133,7 +113,7 @@ def _check_name(values: Mapping[str, CheckedValue]) -> None:
 
 
 def _kv_cache(spec: ModelSpec, values: Mapping[str, CheckedValue]) -> KVCacheConfig:
-    given = _struct(values, "kv_cache")
+    given = _given(values, "kv_cache")
     if "pages" in given and "tokens" in given:
         raise values["kv_cache.tokens"].place.error(
             "kv_cache.pages and kv_cache.tokens both set the pool size", "kv_cache.tokens", hint="keep one of them"
@@ -181,7 +161,3 @@ def _check_like(place: Located, key: str, default: Any) -> None:
     word = _WORDS.get(type(default), "mapping")
     if not fits(value, word):
         raise place.error(f"{key} is {shown(place)}", key, hint=f"a {word}, like its default {default!r}")
-
-
-def _kwargs_sources(value: CheckedValue | None) -> dict[str, str]:
-    return {} if value is None else {f"model_kwargs.{name}": place.source for name, place in value.place.value.items()}

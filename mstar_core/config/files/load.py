@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from mstar_core.config.located import MOST_BYTES, Located, parse
+from mstar_core.config.files.parse import MOST_BYTES, parse
+from mstar_core.config.located import Located
 from mstar_core.config.regular_file import read_regular
 from mstar_core.errors import ConfigError, NotFound, PluginError, did_you_mean, nearest
 from mstar_core.plugin import ModelSpec

@@ -1,0 +1,65 @@
+"""Sampling parameters as arrays with one entry per sequence: the one encoding for uncaptured and captured draws."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import torch
+
+from mstar_core.graph.declare.sampling import COLUMNS, Column, TextSampling
+from mstar_core.layers import rng
+
+if TYPE_CHECKING:
+    from mstar_core.graph.declare.sampling import SamplingParams
+
+_TABLE: Final[tuple[tuple[str, str, Column], ...]] = tuple(
+    (item.name, name, column)
+    for item in dataclasses.fields(TextSampling)
+    for name, column in item.metadata[COLUMNS].items()
+)
+"""Parameter, name and column of all columns, in the order of the parameters."""
+
+_ADJUSTING: Final = next(name for _, name, column in _TABLE if column.adjusts)
+
+
+def fields(count: int, *, adjusting: bool = False) -> dict[str, tuple[torch.dtype, int]]:
+    """Return the staging fields of the columns of `count` draws. adjusting: those that adjust logits too."""
+    return {name: (getattr(torch, column.dtype), count * column.width) for _, name, column in _columns(adjusting)}
+
+
+def columns(params: Sequence[SamplingParams], count: int, *, adjusting: bool = False) -> dict[str, np.ndarray]:
+    """Return the columns of `count` draws: [count], or [count, width] of a column of several numbers.
+
+    params: of the first draws. The others are padding: greedy, with every other parameter off.
+    """
+    arrays = {}
+    for parameter, name, column in _columns(adjusting):
+        values = [getattr(each, parameter) for each in params]
+        if column.encode is not None:
+            values = [column.encode(value) for value in values]
+        array = np.full((count, column.width), column.off, dtype=column.dtype)
+        if column.width == 1:
+            array = array[:, 0]
+            array[: len(values)] = values
+        else:
+            for line, numbers in zip(array, values, strict=False):
+                line[: len(numbers)] = numbers
+        arrays[name] = array
+    return arrays
+
+
+def states(params: Sequence[SamplingParams]) -> np.ndarray:
+    """Return the random states of draws: int64 [n], for `rng.uniform_host`."""
+    return rng.seeded(np.array([rng.to_int64(each.seed) for each in params], dtype=np.int64))
+
+
+def adjusts(columns: Collection[str]) -> bool:
+    """Return whether columns have those that adjust logits."""
+    return _ADJUSTING in columns
+
+
+def _columns(adjusting: bool) -> Iterator[tuple[str, str, Column]]:
+    return (entry for entry in _TABLE if adjusting or not entry[2].adjusts)

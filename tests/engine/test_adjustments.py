@@ -1,0 +1,134 @@
+"""Logit bias, presence and frequency penalty: their arithmetic, their state per slot, and no effect on others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from mstar_core.engine.base import Handle, SamplingParams
+from mstar_core.engine.kv.engine import KVCacheEngine
+from mstar_core.errors import RequestError
+from mstar_core.graph.declare.nodes import Sampling
+from tests.engine.tiny_engine import LM, VOCAB, Driver, TinyLM, generate, make_engine, prompt
+
+BIASED = SamplingParams(logit_bias={7: 100.0, 9: 99.0})
+PENALISED = SamplingParams(temperature=0.9, presence_penalty=1.5, frequency_penalty=0.5, seed=4)
+PLAIN = SamplingParams(temperature=0.9, top_p=0.8, repetition_penalty=1.2, seed=5)
+GRAPHS = [(), (1, 8)]
+
+
+class Flat(TinyLM):
+    """Gives the same logits at each place, so that adjustments alone choose the id."""
+
+    def __init__(self, **logits: float) -> None:
+        super().__init__()
+        self.fixed = torch.full((VOCAB,), -50.0)
+        for token, value in logits.items():
+            self.fixed[int(token[1:])] = value
+
+    def head(self, hidden: Tensor) -> Tensor:
+        return self.fixed.expand(len(hidden), -1).clone()
+
+
+def drawn(sampling: SamplingParams, count: int = 12, graphs: tuple[int, ...] = (), **logits: float) -> list[int]:
+    """Return the ids of one request over fixed logits."""
+    engine = make_engine(module=Flat(**logits), graphs=graphs)
+    return generate([(prompt(1, 4), count - 1, sampling)], engine=engine)[0]
+
+
+@pytest.mark.parametrize("graphs", GRAPHS, ids=["plain", "fixed shapes"])
+def test_a_bias_is_added_before_everything_else(graphs: tuple[int, ...]) -> None:
+    assert set(drawn(SamplingParams(logit_bias={7: 2.0}), graphs=graphs, i5=1.0, i7=0.0)) == {7}
+    assert set(drawn(SamplingParams(logit_bias={5: -100.0}), graphs=graphs, i5=1.0, i7=0.0)) == {7}
+    # The repetition penalty divides the biased logit: 0 + 2, then 2 / 4 < 1.
+    ids = drawn(SamplingParams(logit_bias={7: 2.0}, repetition_penalty=4.0), 3, graphs, i5=1.0, i7=0.0)
+    assert ids == [7, 5, 7]
+
+
+@pytest.mark.parametrize("graphs", GRAPHS, ids=["plain", "fixed shapes"])
+def test_penalties_follow_the_counts_of_generated_ids(graphs: tuple[int, ...]) -> None:
+    """Presence subtracts once; frequency once per occurrence."""
+    presence = drawn(SamplingParams(presence_penalty=1.0), 6, graphs, i5=1.5, i7=1.0, i9=0.2)
+    assert presence == [5, 7, 5, 5, 5, 5], "5 falls to 0.5 and 7 to 0.0"
+    frequency = drawn(SamplingParams(frequency_penalty=0.4), 7, graphs, i5=1.5, i7=1.0)
+    assert frequency == [5, 5, 7, 5, 7, 5, 7]
+    assert drawn(SamplingParams(frequency_penalty=-2.0), 4, graphs, i5=1.0, i7=0.9) == [5] * 4
+
+
+def test_ids_of_the_prompt_do_not_count() -> None:
+    token = prompt(1, 4)[0]
+    logits = {f"i{token}": 1.0, f"i{(token + 1) % VOCAB}": 0.5}
+    assert drawn(SamplingParams(presence_penalty=0.1), 2, **logits) == [token] * 2
+
+
+@pytest.mark.parametrize("graphs", GRAPHS, ids=["plain", "fixed shapes"])
+@pytest.mark.parametrize("lookahead", [0, 1])
+def test_results_do_not_depend_on_the_batch(lookahead: int, graphs: tuple[int, ...]) -> None:
+    params = (BIASED, PENALISED, PLAIN, SamplingParams(), replace(PENALISED, logit_bias={3: 1.5}, temperature=0.0))
+    requests = [(prompt(seed, 3 + seed), 15, each) for seed, each in enumerate(params)]
+    alone = [generate([request])[0] for request in requests]
+    engine = make_engine(graphs=graphs, lookahead=lookahead)
+    assert generate(requests, engine=engine, lookahead=lookahead) == alone
+    assert (
+        alone[1] != generate([(prompt(1, 4), 15, replace(PENALISED, presence_penalty=0.0, frequency_penalty=0.0))])[0]
+    )
+
+
+def test_sequences_beside_adjusted_ones_keep_their_bits() -> None:
+    """Also the sign of a zero, which decides the order of equal logits in the kernels."""
+    from mstar_core.engine.sampling.adjustments import adjusted
+    from mstar_core.engine.sampling.sampler import UploadedColumns
+
+    engine = make_engine()
+    subset = engine._runner.sampler.subset
+    logits = torch.tensor([[-0.0, 0.0, 1e-30, float("-inf"), -3.0] + [0.5] * (VOCAB - 5)]).repeat(2, 1)
+    columns = UploadedColumns.of([PLAIN, PENALISED], torch.device("cpu")).columns
+    counts = torch.ones(2, VOCAB, dtype=torch.int32)
+    found = adjusted(logits, columns, counts, subset)
+    assert found[0].view(torch.int32).tolist() == logits[0].view(torch.int32).tolist()
+    assert found[1, 4] == -5.0
+
+
+def test_preemption_changes_no_adjusted_id() -> None:
+    requests = [(prompt(seed, 3 + 5 * seed), 20, replace(PENALISED, seed=seed)) for seed in range(7)]
+    engine = make_engine(num_pages=26, prefix_cache=False)
+    assert generate(requests, engine=engine) == generate(requests)
+    assert engine.memory().preempted > 0
+
+
+def test_a_slot_starts_without_the_counts_of_its_last_request() -> None:
+    engine = make_engine(max_slots=2)
+    first = generate([(prompt(1, 4), 10, PENALISED)], engine=engine)
+    assert generate([(prompt(1, 4), 10, PENALISED)], engine=engine) == first
+
+
+def test_counts_are_allocated_for_the_first_request_that_needs_them() -> None:
+    engine = make_engine()
+    generate([(prompt(1, 4), 5, PLAIN)], engine=engine)
+    assert engine._runner._slots._counts is None
+    generate([(prompt(1, 4), 5, PENALISED)], engine=engine)
+    assert engine._runner._slots._counts is not None
+
+
+def test_biases_of_a_cut_head_follow_its_columns() -> None:
+    """An id that the node cannot draw is biased without effect."""
+    drawable = (range(4, 5), range(11, 40, 2))
+    module = TinyLM(sharpness=2.0)
+    module.out.restrict(drawable)
+    engine = make_engine(spec=replace(LM, sampling=Sampling(port="token", vocabulary=drawable)), module=module)
+    params = SamplingParams(logit_bias={5: 100.0, 13: 60.0}, frequency_penalty=2.0)
+    assert set(generate([(prompt(1, 4), 12, params)], engine=engine)[0]) == {13}
+
+
+def opened(engine: KVCacheEngine, sampling: SamplingParams) -> None:
+    Driver(engine)
+    engine.open(Handle(1), sampling, 8)
+
+
+@pytest.mark.parametrize("token", [-1, VOCAB])
+def test_a_bias_outside_the_vocabulary_is_refused(token: int) -> None:
+    with pytest.raises(RequestError, match=f"the id {token}, outside the model's vocabulary of {VOCAB} ids"):
+        opened(make_engine(), SamplingParams(logit_bias={token: 1.0}))

@@ -1,0 +1,138 @@
+"""Attention in PyTorch: passes that read a cached prefix and append nothing, of any lengths in one forward."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from mstar_core.engine.attention.flashinfer import FlashInferView
+from mstar_core.engine.attention.pytorch import TorchAttention
+from mstar_core.engine.base import LoopSpec
+from mstar_core.engine.steps.attention import AttentionMetadata, starts_of
+from mstar_core.graph.declare.nodes import Attend
+from tests.engine.tiny_engine import Driver, make_engine, prompt
+
+PAGE, KV_HEADS, HEADS, WIDTH = 4, 2, 4, 8
+CACHED = [0, 3, 4, 11]
+COUNTS = [5, 2, 5, 1]
+
+
+def filled() -> tuple[list[Tensor], np.ndarray]:
+    """A pool of random values, and the pages of four sequences in it."""
+    generator = torch.Generator().manual_seed(1)
+    pools = [torch.randn(17, 2, PAGE, KV_HEADS, WIDTH, generator=generator) for _ in range(2)]
+    return pools, np.array([[4 * row + i for i in range(4)] for row in range(4)], dtype=np.int32)[:, ::-1].copy()
+
+
+def passes(tables: np.ndarray, order: list[int]) -> AttentionMetadata:
+    lengths, counts = np.array(CACHED)[order], np.array(COUNTS)[order]
+    return AttentionMetadata.of(np.array(order), lengths, tables, counts, causal=False, writes=False)
+
+
+def plain(pool: Tensor, tables: np.ndarray, row: int, new: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    """One sequence alone: its cached keys in order, then the new ones, no mask."""
+    query, key, value = new
+    halves = [pool[tables[row].tolist(), half].reshape(-1, KV_HEADS, WIDTH)[: CACHED[row]] for half in (0, 1)]
+    keys, values = torch.cat([halves[0], key]), torch.cat([halves[1], value])
+    groups = HEADS // KV_HEADS
+    keys, values = (part.repeat_interleave(groups, 1).transpose(0, 1) for part in (keys, values))
+    return scaled_dot_product_attention(query.transpose(0, 1), keys, values).transpose(0, 1)
+
+
+def views(name: str, pools: list[Tensor], metadata: AttentionMetadata) -> Any:
+    attention = TorchAttention(pools, PAGE)
+    if name == "torch":
+        return attention.plan(metadata)
+    flashinfer = SimpleNamespace(pools=pools, page_size=PAGE, plain=attention)
+    return FlashInferView(flashinfer, metadata)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["torch", "flashinfer"])
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 0], [2]])
+def test_each_sequence_sees_its_own_prefix_and_its_own_tokens(order: list[int], name: str) -> None:
+    pools, tables = filled()
+    before = [pool.clone() for pool in pools]
+    view = views(name, pools, passes(tables, order))
+    total = sum(COUNTS[row] for row in order)
+    for layer, pool in enumerate(pools):
+        generator = torch.Generator().manual_seed(9 + layer)
+        query = torch.randn(total, HEADS, WIDTH, generator=generator)
+        key, value = (torch.randn(total, KV_HEADS, WIDTH, generator=generator) for _ in range(2))
+        out, start = view.attend(layer, query, key, value), 0
+        for row in order:
+            tokens = slice(start, start + COUNTS[row])
+            expected = plain(pool, tables, row, (query[tokens], key[tokens], value[tokens]))
+            torch.testing.assert_close(out[tokens], expected, atol=1e-6, rtol=1e-5)
+            start += COUNTS[row]
+    assert all(torch.equal(pool, old) for pool, old in zip(pools, before, strict=True)), "nothing is appended"
+
+
+def test_a_mixed_forward_equals_its_sequences_alone() -> None:
+    """Two decode sequences, a prefill chunk, a pass that only reads and one of one token, in this order."""
+    pools, _ = filled()
+    tables = np.random.default_rng(3).permutation(15).reshape(5, 3).astype(np.int32)
+    mixed = AttentionMetadata(
+        query_starts=starts_of(np.array([1, 1, 5, 3, 1])),
+        page_rows=np.array([3, 0, 1, 4, 2]),
+        lengths=np.array([2, 9, 4, 10, 6]),
+        causal=np.array([True, True, True, False, False]),
+        writes=np.array([True, True, True, False, True]),
+        tables=tables,
+    )
+    query, key, value = (torch.randn(mixed.tokens, heads, WIDTH) for heads in (HEADS, KV_HEADS, KV_HEADS))
+    together, alone = [pools[0].clone()], [pools[0].clone()]
+    out = TorchAttention(together, PAGE).plan(mixed).attend(0, query, key, value)
+    for number in range(5):
+        one = mixed.select(slice(number, number + 1))
+        tokens = slice(*mixed.query_starts[number : number + 2].tolist())
+        expected = TorchAttention(alone, PAGE).plan(one).attend(0, query[tokens], key[tokens], value[tokens])
+        torch.testing.assert_close(out[tokens], expected, atol=1e-6, rtol=1e-5)
+    assert torch.equal(together[0], alone[0])
+
+
+@pytest.mark.parametrize("cached", [[9, 0], [0, 0], [8, 12], [1, 5]], ids=str)
+def test_dense_passes_equal_folded_ones(cached: list[int]) -> None:
+    counts = [7, 5]
+    pools, tables = filled()
+    query, key, value = (torch.randn(sum(counts), heads, WIDTH) for heads in (HEADS, KV_HEADS, KV_HEADS))
+    lengths, tokens = np.array(cached), np.array(counts)
+    metadata = AttentionMetadata.of(np.arange(2), lengths, tables, tokens, causal=False, writes=False)
+    attention = TorchAttention(pools, PAGE)
+    expected = attention.plan(metadata).attend(0, query, key, value)
+    torch.testing.assert_close(attention.dense(metadata).attend(0, query, key, value), expected, atol=1e-6, rtol=1e-6)
+
+
+def flows(handles: list[int], lookahead: int = 0) -> tuple[dict[int, Tensor], Driver]:
+    """Flows of requests with prefixes and numbers of steps of their own."""
+    driver = Driver(make_engine(lookahead=lookahead), lookahead)
+    keys = {}
+    for handle in handles:
+        driver.open(handle)
+        driver.prefill(handle, prompt(handle, 3 + 5 * handle), sample=False, attend=Attend(mask="full"))
+        loop = LoopSpec(max_iters=2 + handle, carry={"latents_out": "latents"}, fused=True)
+        keys[handle] = driver.submit(
+            handle,
+            inputs={"latents": torch.ones(4, 32) * handle},
+            outputs=("latents_out",),
+            sample=False,
+            loop=loop,
+            attend=Attend(mask="full", write=False),
+        )
+    driver.run()
+    return {handle: driver.done[key].outputs["latents_out"] for handle, key in keys.items()}, driver
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
+def test_flows_of_several_requests_equal_each_alone(lookahead: int) -> None:
+    together, driver = flows([0, 1, 2, 3], lookahead)
+    for handle, latents in together.items():
+        expected = flows([handle])[0][handle]
+        torch.testing.assert_close(latents, expected, atol=1e-6, rtol=1e-5)
+    pages = sum(-(-(3 + 5 * handle) // 4) for handle in together)
+    assert driver.engine.memory().pages_used == pages, "their tokens took no place"
