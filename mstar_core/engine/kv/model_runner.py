@@ -460,12 +460,12 @@ class ModelRunner:
         seen = self.columns.seen(slots.seen.index_select(0, places)) if is_penalised else None
         counter = upload(draws.drawn, slots.device) if not sampling.all_greedy else places
         ids = self.columns.drawn(sampler.sample(logits, sampling, seen, counter))
-        if decode is not None:
-            # Sequences that stopped in a step not yet collected repeat their last id, and keep their state.
-            count = len(decode)
-            if self._values is not None:
-                stopped = slots.stopped.index_select(0, places[:count])
-                self._values.store(places[:count], forward.ports, outputs, stopped)  # type: ignore[arg-type]
+        count = len(decode) if decode is not None else 0
+        if count and self._values is not None:
+            stopped = slots.stopped.index_select(0, places[:count])
+            self._values.store(places[:count], forward.ports, outputs, stopped)  # type: ignore[arg-type]
+        if count and self._settings.lookahead:
+            # Sequences that stopped in a step not yet collected repeat their last id.
             decoded = slot_update.commit_ids_plainly(slots, places[:count], ids[:count], sees=False)
             ids = torch.cat([decoded, ids[count:]]) if len(ids) > count else decoded
         slots.last.index_copy_(0, places, ids)
