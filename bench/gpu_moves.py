@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from mstar_core.engine.cache.saved_pages import PageStore, SavedPages
+from mstar_core.engine.device_state.page_store import PageStore
 from mstar_core.messages.tensors import CudaTensor
 from mstar_core.worker.peer_memory.memory import CudaMemory
 from mstar_core.worker.peer_memory.transport import PeerMemory
@@ -134,7 +134,9 @@ def measure(form: str, tokens: int, devices: tuple[int, int]) -> Move:
             pass
         read = time.monotonic()
         groups = [memory.take(ref) for ref in refs]
-        store.restore(SavedPages.arrived(groups), pages)
+        store.keep(number, groups)
+        store.restore(number, pages)
+        store.drop([number])
         torch.cuda.synchronize()
         ended = time.monotonic()
         assert float(made[0][pages[0]].float().sum()) == total

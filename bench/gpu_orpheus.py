@@ -156,11 +156,12 @@ def replays(graphs: DecodeSteps, context: int, repeats: int = 60) -> dict[str, A
     import numpy as np
 
     found = {}
+    attention: Any = graphs.node.attention
     for rows in graphs.sizes:
         bucket = graphs.buckets[(rows,)]
-        tables = np.zeros((rows, graphs.tables.ids.shape[1]), dtype=np.int32)
+        tables = np.zeros((rows, graphs.node.pages), dtype=np.int32)
         pages = -(-(context + 1) // 16)
-        if rows * pages >= graphs.tables.pool.total:
+        if rows * pages >= attention.pools[0].shape[0] - 1:
             continue
         tables[:, :pages] = np.arange(rows * pages).reshape(rows, pages)
         bucket.buffers.prepare(AttentionMetadata.of(np.arange(rows), np.full(rows, context), tables))
@@ -279,8 +280,9 @@ def main() -> None:
     )
     engine = KVCacheEngine(SPEC, module, settings)
     phase("engine and graphs", now)
-    graphs = engine._runner.decode
-    assert graphs is not None
+    node_graphs = engine._runner.graphs
+    assert node_graphs is not None and node_graphs.decode is not None
+    graphs = node_graphs.decode
     report["graphs"] = {"sizes": graphs.sizes, "capture_s": round(graphs.counts.capture_s, 2)}
     report["kernels"] = engine._runner._attention.origins
     decode(engine, graphs, 1, 40, 100_000)
@@ -293,7 +295,7 @@ def main() -> None:
         print(json.dumps(report["decode"][-1]), flush=True)
         save()
     if options.eager:
-        engine._runner.decode = None
+        node_graphs.decode = None
         report["eager"] = [decode(engine, None, batch, 60, 500_000 + 1000 * batch) for batch in batches]
         print(json.dumps(report["eager"]), flush=True)
     report["snac_ms"] = codec(device)

@@ -20,7 +20,8 @@ from gpu_orpheus import SAMPLING, SPEC, VOCAB, captured, environment, event_ms, 
 
 from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, StepResult
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes
-from mstar_core.engine.cuda_graphs.prefill import PrefillSteps
+from mstar_core.engine.cuda_graphs.kinds import Family
+from mstar_core.engine.cuda_graphs.passes import CapturedPasses
 from mstar_core.engine.device import prepare_device
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.kv.settings import KVSettings
@@ -145,11 +146,12 @@ def stall(bench: Bench, running: int, arriving: int, tokens: int, repeats: int) 
     }
 
 
-def replays(prompts: PrefillSteps, engine: KVCacheEngine) -> dict[str, Any]:
+def replays(passes: CapturedPasses, engine: KVCacheEngine) -> dict[str, Any]:
     """Measure device time of a replay of each bucket, full of 45-token prompts, and of one layer's attention."""
     found: dict[str, Any] = {}
-    for size in prompts.sizes:
-        bucket = prompts.buckets[(size,)]
+    (ids,) = (kind for kind in passes.kinds if kind.family is Family.IDS)
+    for bucket_size in passes.kinds[ids]:
+        size, bucket = bucket_size[0], passes.buckets_of(ids)[bucket_size]
         rows = size // 45
         tables = np.arange(rows * 3, dtype=np.int32).reshape(rows, 3)
         wide = np.zeros((rows, engine._memory.tables.ids.shape[1]), dtype=np.int32)
@@ -246,9 +248,9 @@ def main() -> None:
         run["first_ids"] = [first_ids(bench, rows, tokens, options.repeats) for rows, tokens in SHAPES]
         run["stall"] = [stall(bench, 32, arriving, 45, options.repeats) for arriving in (1, 8, 32)]
         run["counters"], run["pages_left"] = engine.counters(), engine.memory().pages_used
-        own = engine._runner.prefill
-        if prompts and own is not None and budget == 2048:
-            run["replays"] = replays(own, engine)
+        graphs = engine._runner.graphs
+        if prompts and graphs is not None and budget == 2048:
+            run["replays"] = replays(graphs.passes, engine)
         report["runs"].append(run)
         if options.out:
             options.out.write_text(json.dumps(report, indent=1) + "\n")
@@ -263,7 +265,7 @@ def main() -> None:
                 f"{name} {budget}: 32 rows + {each['arriving']}: quiet {each['quiet_step_ms']['p50']:.2f}"
                 f" longest {each['longest_gap_ms']['p50']:.2f} lost {each['time_lost_ms']['p50']:.2f} ms"
             )
-        del engine, bench, own
+        del engine, bench, graphs
         torch.cuda.empty_cache()
     print(json.dumps({"replays": [run.get("replays") for run in report["runs"]]}))
     print(json.dumps([run["counters"] for run in report["runs"]]))

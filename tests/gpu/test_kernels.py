@@ -13,12 +13,12 @@ import torch
 
 from mstar_core.engine.attention.backend import backend, make_pools
 from mstar_core.engine.attention.static import AttentionBuffers
-from mstar_core.engine.cache.page_pool import PagePool
-from mstar_core.engine.cache.page_table import PageTables
-from mstar_core.engine.cache.slots import Slots
 from mstar_core.engine.cuda_graphs.cache import GraphCache
 from mstar_core.engine.cuda_graphs.node import NodeGraphs
+from mstar_core.engine.cuda_graphs.ragged import CapturedNode
+from mstar_core.engine.device_state.slots import DeviceSlots
 from mstar_core.engine.sampling import rng, sampler
+from mstar_core.engine.sampling.logit_subset import Columns
 from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
 from mstar_core.layers.linear import fuse_projections
 from tests.engine.tiny_engine import generate, prompt
@@ -129,17 +129,24 @@ def later(cuda: torch.device, rows: int, tokens: int) -> None:
     module, vocab = WideLM(vocab=1001).to(cuda, torch.bfloat16), 1001
     fuse_projections(module)
     assert WIDE.kv is not None
-    slots, tables = Slots(rows + 1, 128, vocab, cuda), PageTables(PagePool(16, 16), rows + 1, 128)
+    slots = DeviceSlots(rows + 1, vocab, cuda)
     attention = backend("flashinfer", make_pools(WIDE.kv, 16, 16, torch.bfloat16, cuda), 16)
     cache = GraphCache(cuda)
-    graphs = NodeGraphs(
-        WIDE, module, attention, slots, tables, id_port="tokens", vocab=vocab, token_budget=tokens, cache=cache
+    node = CapturedNode(
+        module=module,
+        attention=attention,
+        slots=slots,
+        pages=8,
+        page_size=16,
+        columns=Columns(WIDE, vocab, cuda),
+        sees=True,
     )
-    assert graphs.decode is not None and graphs.prefill is not None
+    graphs = NodeGraphs(WIDE, node, cache, id_port="tokens", token_budget=tokens)
+    assert graphs.decode is not None
     graphs.decode.plan([rows])
-    graphs.prefill.plan([tokens], tokens)
+    graphs.passes.plan_ids([tokens], tokens)
     cache.compile_queued()
-    assert not slots.device_stopped[:-1].any() and not slots.device_seen[:-1].any()
+    assert not slots.stopped[:-1].any() and not slots.seen[:-1].any()
 
 
 def prompts(cuda: torch.device, counts: tuple[int, ...], cached: tuple[int, ...], bucket: int) -> None:

@@ -18,9 +18,9 @@ from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, SamplingParams
 from mstar_core.engine.cache.page_pool import PagePool
 from mstar_core.engine.cache.page_table import PageTables
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes
-from mstar_core.engine.kv.batch import KVStep
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.kv.settings import KVSettings
+from mstar_core.engine.scheduling.step import KVStep
 from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
 from mstar_core.layers.linear import fuse_projections
 from tests.engine.tiny_engine import Driver, TinyLM, generate, make_engine, prompt

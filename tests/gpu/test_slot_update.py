@@ -7,22 +7,22 @@ import copy
 import pytest
 import torch
 
-from mstar_core.engine.cache import slot_update
-from mstar_core.engine.cache.slots import Slots
+from mstar_core.engine.device_state import slot_update
+from mstar_core.engine.device_state.slots import DeviceSlots
 from mstar_core.layers import Rotary, RotarySpec
 
 pytestmark = pytest.mark.gpu
 
 
-def random_slots(device: torch.device, count: int, vocab: int, width: int, seed: int) -> Slots:
+def random_slots(device: torch.device, count: int, vocab: int, width: int, seed: int) -> DeviceSlots:
     """Slots of which some have stopped, some have no id yet, and some could stop by what they draw."""
     torch.manual_seed(seed)
-    slots = Slots(count, 64, vocab, device)
-    slots.device_last.copy_(torch.randint(-1, vocab, (count + 1,)))
-    slots.device_stopped.copy_(torch.rand(count + 1) < 0.3)
-    slots.device_seen.copy_(torch.rand(count + 1, vocab) < 0.1)
+    slots = DeviceSlots(count, vocab, device)
+    slots.last.copy_(torch.randint(-1, vocab, (count + 1,)))
+    slots.stopped.copy_(torch.rand(count + 1) < 0.3)
+    slots.seen.copy_(torch.rand(count + 1, vocab) < 0.1)
     stops = torch.randint(0, vocab, (count + 1, width))
-    slots.device_stop_ids = stops.masked_fill_(torch.rand(count + 1, width) < 0.5, -1).to(device)
+    slots.stop_ids = stops.masked_fill_(torch.rand(count + 1, width) < 0.5, -1).to(device)
     return slots
 
 
@@ -39,11 +39,11 @@ def test_the_end_of_a_step_equals_plain_operations(
         spare = rows // 4
         chosen[rows - spare :] = slots.spare
         ids = torch.randint(-1, vocab, (rows,), device=cuda)
-        assert torch.equal(slot_update.next_ids(slots, chosen), plain.device_last.index_select(0, chosen).clamp(min=0))
+        assert torch.equal(slot_update.next_ids(slots, chosen), plain.last.index_select(0, chosen).clamp(min=0))
         found = slot_update.commit_ids(slots, chosen, ids, sees=sees)
         expected = slot_update.commit_ids_plainly(plain, chosen, ids, sees=sees)
         assert torch.equal(found[: rows - spare], expected[: rows - spare])
-        for name in ("device_last", "device_stopped", "device_seen", "device_stop_ids"):
+        for name in ("last", "stopped", "seen", "stop_ids"):
             assert torch.equal(getattr(slots, name)[:-1], getattr(plain, name)[:-1]), name
 
 

@@ -111,13 +111,13 @@ def test_replays_that_run_ahead_equal_one_for_each_iteration(
         rolling = Rolling(WIDE, modules, here, 12)
         engine = rolling.driver.runners["ac_predictor"]
         if not is_ahead:
-            engine._scheduler.plan_ahead = lambda chunks: None  # type: ignore[attr-defined]
+            engine._scheduler._plans._look_ahead = lambda passes: None  # type: ignore[attr-defined]
         for _ in range(2):
             rolling.whole(asked)
             rolling.driver.capture()
         missed = rolling.counters()["ac_predictor"]["graph_misses"]
         found += [rolling.whole(asked), rolling.whole(asked)]
-        kinds = engine._runner.passes.kinds  # type: ignore[attr-defined]
+        kinds = engine._runner.graphs.passes.kinds  # type: ignore[attr-defined]
         assert any(kind.runs_ahead for kind in kinds) == is_ahead
         assert rolling.counters()["ac_predictor"]["graph_misses"] == missed
     for each in found[1:]:  # the same kernels in the same order
