@@ -110,9 +110,10 @@ def step(module: Any, device: torch.device) -> dict[str, Any]:
         graphs=CaptureSizes(decode=(1, 8, 32, 64)),
     )
     engine = KVCacheEngine(gpu_orpheus.SPEC, module, settings)
-    graphs = engine._runner.graphs.decode if engine._runner.graphs is not None else None
-    assert graphs is not None
-    return {"capture_s": round(graphs.counts.capture_s, 2), "replay_ms": gpu_orpheus.replays(engine, 337)}
+    node_graphs = engine._runner.graphs
+    assert node_graphs is not None and node_graphs.decode is not None
+    graphs = node_graphs.decode
+    return {"capture_s": round(graphs.counts.capture_s, 2), "replay_ms": gpu_orpheus.replays(graphs, 337)}
 
 
 def steps(device: torch.device) -> dict[str, Any]:

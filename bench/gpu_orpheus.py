@@ -105,9 +105,9 @@ class Clock:
 
     def _collect(self, running: Any) -> None:
         start = time.perf_counter()
-        for launch in running.launches:
-            for part in launch.output.decode:
-                part.drawn.host.wait()
+        for part in running.batches:
+            if part.host_ids is not None:
+                part.host_ids.wait()
         waited = time.perf_counter()
         result = self.engine.collect(running)
         assert not result.failed, result.failed
@@ -151,17 +151,17 @@ def decode(engine: KVCacheEngine, graphs: DecodeSteps | None, batch: int, steps:
     }
 
 
-def replays(engine: KVCacheEngine, context: int, repeats: int = 60) -> dict[str, Any]:
+def replays(graphs: DecodeSteps, context: int, repeats: int = 60) -> dict[str, Any]:
     """Measure device time of a replay of each bucket and of its parts, with all rows at `context` tokens."""
     import numpy as np
 
-    found, total = {}, engine.memory().pages_total
-    graphs = engine._runner.graphs.decode if engine._runner.graphs is not None else None
-    for rows in graphs.sizes if graphs is not None else ():
+    found = {}
+    attention: Any = graphs.node.attention
+    for rows in graphs.sizes:
         bucket = graphs.buckets[(rows,)]
         tables = np.zeros((rows, graphs.node.pages), dtype=np.int32)
         pages = -(-(context + 1) // 16)
-        if rows * pages >= total:
+        if rows * pages >= attention.pools[0].shape[0] - 1:
             continue
         tables[:, :pages] = np.arange(rows * pages).reshape(rows, pages)
         bucket.buffers.prepare(AttentionMetadata.of(np.arange(rows), np.full(rows, context), tables))
@@ -280,12 +280,13 @@ def main() -> None:
     )
     engine = KVCacheEngine(SPEC, module, settings)
     phase("engine and graphs", now)
-    graphs = engine._runner.graphs.decode if engine._runner.graphs is not None else None
-    assert graphs is not None
+    node_graphs = engine._runner.graphs
+    assert node_graphs is not None and node_graphs.decode is not None
+    graphs = node_graphs.decode
     report["graphs"] = {"sizes": graphs.sizes, "capture_s": round(graphs.counts.capture_s, 2)}
     report["kernels"] = engine._runner._attention.origins
     decode(engine, graphs, 1, 40, 100_000)
-    report["replay_ms_at_337"] = replays(engine, 337)
+    report["replay_ms_at_337"] = replays(graphs, 337)
     print(json.dumps(report, indent=1), flush=True)
     save()
     report["decode"] = []
@@ -294,7 +295,7 @@ def main() -> None:
         print(json.dumps(report["decode"][-1]), flush=True)
         save()
     if options.eager:
-        engine._runner.graphs = None
+        node_graphs.decode = None
         report["eager"] = [decode(engine, None, batch, 60, 500_000 + 1000 * batch) for batch in batches]
         print(json.dumps(report["eager"]), flush=True)
     report["snac_ms"] = codec(device)

@@ -19,9 +19,9 @@ import torch
 from gpu_orpheus import SAMPLING, SPEC, VOCAB, captured, environment, event_ms, random_llama, spread
 
 from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, StepResult
-from mstar_core.engine.cuda_graphs.cache import CaptureSizes, StepBuckets
-from mstar_core.engine.cuda_graphs.kinds import ids_kind
-from mstar_core.engine.cuda_graphs.ragged import RaggedStep
+from mstar_core.engine.cuda_graphs.cache import CaptureSizes
+from mstar_core.engine.cuda_graphs.kinds import Family
+from mstar_core.engine.cuda_graphs.passes import CapturedPasses
 from mstar_core.engine.device import prepare_device
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.kv.settings import KVSettings
@@ -146,14 +146,15 @@ def stall(bench: Bench, running: int, arriving: int, tokens: int, repeats: int) 
     }
 
 
-def replays(prompts: StepBuckets[RaggedStep], engine: KVCacheEngine) -> dict[str, Any]:
+def replays(passes: CapturedPasses, engine: KVCacheEngine) -> dict[str, Any]:
     """Measure device time of a replay of each bucket, full of 45-token prompts, and of one layer's attention."""
     found: dict[str, Any] = {}
-    for key in prompts.sizes:
-        bucket, size = prompts[key], key[0]
+    (ids,) = (kind for kind in passes.kinds if kind.family is Family.IDS)
+    for bucket_size in passes.kinds[ids]:
+        size, bucket = bucket_size[0], passes.buckets_of(ids)[bucket_size]
         rows = size // 45
         tables = np.arange(rows * 3, dtype=np.int32).reshape(rows, 3)
-        wide = np.zeros((rows, engine.memory().pages_total), dtype=np.int32)
+        wide = np.zeros((rows, engine._memory.tables.ids.shape[1]), dtype=np.int32)
         wide[:, :3] = tables
         from mstar_core.engine.steps.attention import AttentionMetadata
 
@@ -249,7 +250,7 @@ def main() -> None:
         run["counters"], run["pages_left"] = engine.counters(), engine.memory().pages_used
         graphs = engine._runner.graphs
         if prompts and graphs is not None and budget == 2048:
-            run["replays"] = replays(graphs.passes.buckets_of(ids_kind("tokens", torch.int64)), engine)
+            run["replays"] = replays(graphs.passes, engine)
         report["runs"].append(run)
         if options.out:
             options.out.write_text(json.dumps(report, indent=1) + "\n")

@@ -146,8 +146,10 @@ def measure(engine: KVCacheEngine, module: Talker, rows: int, steps: int, first:
     clock.run(lambda: clock.rows.count(rows) >= steps - 20)
     full = [at for at in range(1, len(clock.ends)) if clock.rows[at] == rows == clock.rows[at - 1]]
     gaps = [(clock.ends[at] - clock.ends[at - 1]) * 1e3 for at in full[5:]]
-    graphs = engine._runner.graphs.decode if engine._runner.graphs is not None else None
-    assert graphs is not None and gaps, "no step held the whole batch"
+    node_graphs = engine._runner.graphs
+    assert node_graphs is not None and node_graphs.decode is not None
+    assert gaps, "no step held the whole batch"
+    graphs = node_graphs.decode
     step = graphs.buckets[(rows,)]
     replay = gpu_orpheus.event_ms(step.run, REPEATS)
     found = {

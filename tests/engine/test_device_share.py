@@ -163,7 +163,7 @@ class Server:
 
     def _is_done(self) -> bool:
         step = self.driver.running[0]
-        is_read = any(out.ids is not None for out in step.batches)  # type: ignore[attr-defined]
+        is_read = any(step.drawn)  # type: ignore[attr-defined]
         # The copy of an id arrives when the device has computed the step.
         timed = step.timed  # type: ignore[attr-defined]
         if is_read and timed is not None and not timed.end.is_passed:

@@ -97,9 +97,8 @@ def test_only_named_outputs_are_copied_and_a_step_is_done_with_its_copies() -> N
     assert int(done.job.key) == key and device.copies[0].waited
     assert torch.equal(done.outputs["velocity"], device.copies[0].value[0]), "what the job asked for"
     # Carried values stay on the device.
-    assert (
-        "velocity" not in engine._scheduler._requests.requests[Handle(0)].last_values or done.outputs["velocity"].is_cpu
-    )
+    last_values = engine._scheduler._requests.requests[Handle(0)].last_values
+    assert "velocity" not in last_values or done.outputs["velocity"].is_cpu
 
 
 def test_a_module_without_host_outputs_copies_nothing() -> None:

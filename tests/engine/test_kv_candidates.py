@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mstar_core.engine.base import Done, Handle, LoopSpec, SamplingParams
 from mstar_core.engine.kv.engine import KVCacheEngine
-from mstar_core.engine.scheduling.candidate_group import CandidateGroup
+from mstar_core.engine.scheduling.sequence import CandidateGroup
 from mstar_core.errors import ConfigError, EngineError, TooLarge
 from mstar_core.graph.declare.nodes import MAIN, Attend
 from tests.engine.tiny_engine import LM, VOCAB, WIDTH, Driver, make_engine, prompt

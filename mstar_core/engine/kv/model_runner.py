@@ -455,12 +455,12 @@ class ModelRunner:
             sampling = UploadedColumns.of(draws.sampling, slots.device)
         chance = upload(sampling.chance(draws.drawn), slots.device)
         ids = self.sampler.draw(self._module.head(hidden), sampling.columns, chance, places)
-        # Sequences that stopped in a step not yet collected repeat their last id, and keep their state.
         count = 0 if decode is None else len(decode)
         if count and self._values is not None:
             stopped = slots.stopped.index_select(0, places[:count])
             self._values.store(places[:count], forward.ports, outputs, stopped)  # type: ignore[arg-type]
-        return self.sampler.store(sampling.columns, places, ids, tracked=count)
+        # With steps launched ahead, a sequence that has stopped in one of them repeats its last id.
+        return self.sampler.store(sampling.columns, places, ids, tracked=count if self._settings.lookahead else 0)
 
     # -- outputs -----------------------------------------------------------------------------------------------------
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Final
 from mstar_core.engine.base import Done, StepResult
 from mstar_core.engine.cache.prefix_cache import ContentChain
 from mstar_core.engine.jobs import CandidateInputs
-from mstar_core.engine.scheduling.candidate_group import CandidateGroup, CandidateJob, stack_ports
-from mstar_core.engine.scheduling.sequence import Branch, KVRequest
+from mstar_core.engine.scheduling.sequence import Branch, CandidateGroup, CandidateJob, KVRequest, stack_ports
 from mstar_core.errors import EngineError, TooLarge
 from mstar_core.graph.declare.nodes import STEP
 

@@ -15,8 +15,7 @@ import torch
 from mstar_core.engine.base import Done
 from mstar_core.engine.cache.slots import NO_ID
 from mstar_core.engine.loop import no_start, starting_values
-from mstar_core.engine.scheduling.candidate_group import CandidateJob
-from mstar_core.engine.scheduling.sequence import Branch, ForwardPass, Logged, LoopState, RollbackPoint
+from mstar_core.engine.scheduling.sequence import Branch, CandidateJob, ForwardPass, Logged, LoopState, RollbackPoint
 from mstar_core.errors import EngineError, TooLarge
 from mstar_core.graph.declare.nodes import MAIN, STEP, Attend
 

@@ -1,4 +1,4 @@
-"""Pages of a KV node: which branches get them, from the prefix cache or the pool, and who is preempted for them.
+"""Pages of a KV node: which branches get them, from the prefix cache or the pool, and which requests are preempted.
 
 Part of the scheduler. Older requests go first; memory pressure preempts the youngest.
 """

@@ -179,13 +179,11 @@ class Results:
     ) -> None:
         """Take the ids that a part of the decode batch drew. drawn: keys and ids of all parts."""
         assert launch.decoding is not None
-        span = slice(part.start, part.start + part.count)
-        sequences, slots, keys = (
-            launch.decoding.sequences[span],
-            launch.decoding.batch.slots[span],
-            launch.decoding.keys[span],
-        )
-        left, place, ids = launch.left[span], launch.place[span], part.drawn.host.wait().numpy()[: part.count]
+        sequences, slots, keys = launch.decoding.sequences, launch.decoding.batch.slots, launch.decoding.keys
+        left, place, ids = launch.left, launch.place, part.drawn.host.wait().numpy()[: part.count]
+        if part.count < len(slots):
+            span = slice(part.start, part.start + part.count)
+            sequences, slots, keys, left, place = sequences[span], slots[span], keys[span], left[span], place[span]
         counts = None
         if step.dropped:
             counts = ~np.isin(keys, list(step.dropped))

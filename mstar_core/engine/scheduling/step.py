@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.base import Job, StepResult
     from mstar_core.engine.scheduling.device_share import TimedStep
     from mstar_core.engine.scheduling.sequence import Branch, ForwardPass
-    from mstar_core.engine.steps.output import DecodeOutput, StepOutput
+    from mstar_core.engine.steps.output import DecodeOutput, DrawnIds, StepOutput
     from mstar_core.engine.steps.plan import StepPlan
 
 
@@ -101,13 +101,16 @@ class KVStep:
         """Whether everything that the host reads of this step has arrived."""
         if self.timed is not None and not self.timed.is_nearly_over:
             return False
-        return all(copy.is_done for copy in self.copies) and all(
-            drawn.host.is_done
-            for launch in self.launches
-            if launch.output is not None
-            for part in (*launch.output.decode, *launch.output.passes)
-            if part is not None and (drawn := part.drawn) is not None
-        )
+        return all(copy.is_done for copy in self.copies) and all(drawn.host.is_done for drawn in self.drawn)
+
+    @property
+    def drawn(self) -> Iterator[DrawnIds]:
+        """Ids that its forwards drew."""
+        for launch in self.launches:
+            if launch.output is not None:
+                for part in (*launch.output.decode, *launch.output.passes):
+                    if part is not None and part.drawn is not None:
+                        yield part.drawn
 
     def decodes(self, key: int) -> bool:
         """Return whether it computes an iteration of a resident loop that counts."""
