@@ -192,15 +192,15 @@ class Service:
 
     def _gauges(self) -> dict[str, float]:
         return {
-            "api.requests_running": self.admission.running,
-            "api.requests_waiting": self.admission.waiting,
-            "api.slots": self.admission.slots,
-            "api.queue": self.admission.queue,
-            **{f"api.{what}": self.telemetry.counts[what] for what in ("finished", "failed", "cancelled", "refused")},
-            "api.pool_busy": self.pool.busy,
-            "api.bodies_bytes": self.held.size_bytes,
-            "api.tensors_lent": self.link.loans,
-            "api.sent_bytes": self.link.sent_bytes,
+            "requests_running": self.admission.running,
+            "requests_waiting": self.admission.waiting,
+            "slots": self.admission.slots,
+            "queue": self.admission.queue,
+            **{what: self.telemetry.counts[what] for what in ("finished", "failed", "cancelled", "refused")},
+            "pool_busy": self.pool.busy,
+            "bodies_bytes": self.held.size_bytes,
+            "tensors_lent": self.link.loans,
+            "sent_bytes": self.link.sent_bytes,
         }
 
     def check_open(self, key: str = "", count: int = 1) -> None:
