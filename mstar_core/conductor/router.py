@@ -101,12 +101,8 @@ class Router:
         """Leaders of the replicas, of several, of nodes with a prefix cache."""
         if self._reads is None:
             cached = {node.name for node in self.spec.nodes if node.kv is not None and self.has_prefix_caches}
-            placements = [
-                placement
-                for placement in self.plan.placements
-                if placement.node in cached and len(placement.replicas) > 1
-            ]
-            self._reads = frozenset(_leaders(placement.replicas) for placement in placements)
+            choices = [place.replicas for place in self.plan.placements if place.node in cached]
+            self._reads = frozenset(_leaders(replicas) for replicas in choices if len(replicas) > 1)
         return self._reads
 
     def _places(self, partition: Partition) -> list[Place]:

@@ -275,10 +275,8 @@ class Executor:
 
     def least_ahead_s(self) -> float | None:
         """Return the smallest number of seconds of audio ahead of playback, over all requests; None without any."""
-        return min(
-            (ahead for request in self.requests.values() if (ahead := self._jobs.ahead_s(request)) is not None),
-            default=None,
-        )
+        times = (self._jobs.ahead_s(request) for request in self.requests.values())
+        return min((ahead_s for ahead_s in times if ahead_s is not None), default=None)
 
     def close_all(self) -> None:
         """Free every request, after the loss of the conductor."""

@@ -149,9 +149,8 @@ def build_nodes(
     loaded = load_nodes(model, context, [node for node in nodes if node.name not in shared])
     if group is not None:
         sharded = replace(context, shard=group.shard)
-        loaded += load_nodes(
-            model, sharded, [local_node(node, sharded.shard.size) for node in nodes if node.name in shared]
-        )
+        parts = [local_node(node, sharded.shard.size) for node in nodes if node.name in shared]
+        loaded += load_nodes(model, sharded, parts)
     _prepare(spec, loaded, device, dtype)
     life.phase("kv")
     working = sum(node_module(module).working_bytes(spec.token_budget) for _, module, _ in loaded)  # steps overlap
@@ -289,10 +288,8 @@ def load_nodes(
             "see which models can run with: mstarctl models ls",
             plugin=model.plugin,
         )
-    plugin_model: Model = load_target(model.model)(context)
-    return [
-        (node, plugin_model.get_submodule(node), plugin_model.vocab_size(node)) for node in nodes if node.of is None
-    ]
+    code: Model = load_target(model.model)(context)
+    return [(node, code.get_submodule(node), code.vocab_size(node)) for node in nodes if node.of is None]
 
 
 def own_nodes(model: ModelSpec, rank: RankPlan) -> list[NodeSpec]:
