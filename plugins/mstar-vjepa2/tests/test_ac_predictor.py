@@ -130,7 +130,7 @@ class Placing(RowsView):
         self.placed.append(layer)
         return torch.zeros(()), torch.zeros(())
 
-    def attend_placed(self, layer: int, query: Tensor, scale: float | None = None) -> Tensor:
+    def attend_placed(self, layer: int, query: Tensor, scale: float | None = None, kernel: object = None) -> Tensor:
         self.attended.append(layer)
         return query
 

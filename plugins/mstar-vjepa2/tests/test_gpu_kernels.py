@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 
+from mstar_core.engine.attention.static import AttentionBuffers
+from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
 from mstar_vjepa2.nodes.poses import moved
 from mstar_vjepa2.nodes.rotary import Rotary3D
 from tests.gpu.kernels import launched
@@ -101,10 +104,34 @@ def test_kernels_of_clusters_that_turn(rows: int) -> None:
     assert not pools[0][1, :, rows - 1 :].any() and pools[0][1, :, : rows - 1].any(-1).all()
 
 
+@pytest.mark.parametrize(("rows", "cached"), [(1, 300), (2, 0), (3, 130)])
+def test_kernels_of_frames(rows: int, cached: int) -> None:
+    """Few frames on Hopper: the kernel equals the one that the engine has for all devices."""
+    from mstar_core.engine.attention.kernels.split_kv import PagedDenseAttention
+
+    dense, tokens, heads, pages = _hopper("dense"), 130, 2, 4
+    device = torch.device("cuda")
+    pool = torch.randn(rows * pages + 1, 2, tokens, heads, 64, device=device).bfloat16()
+    tables = np.arange(rows * pages, dtype=np.int32).reshape(rows, pages)[:, ::-1].copy()
+    shape = AttentionShape(sequences=rows + 1, tokens=tokens, pages=pages)
+    passes = AttentionBuffers(PagedDenseAttention([pool], tokens, shape), device)
+    order = np.arange(rows, dtype=np.int64)
+    passes.prepare(AttentionMetadata.of(order, order + cached, tables, tokens, causal=False))
+    query, key, value = torch.randn(3, (rows + 1) * tokens, heads, 64, device=device).bfloat16()
+    expected = passes.view.attend(0, query, key, value)
+    assert dense.supports(query, pool, tokens)
+    out = passes.view.attend_placed(0, query, kernel=dense)
+    assert (out.float() - expected.float()).norm() < 1e-2 * expected.float().norm() and not out[rows * tokens :].any()
+
+
 def _clusters() -> ModuleType:
+    return _hopper("multicast_gemm")
+
+
+def _hopper(name: str) -> ModuleType:
     if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("runs on Hopper, whose clusters these kernels use")
-    return importlib.import_module("mstar_vjepa2.kernels.multicast_gemm")
+        pytest.skip("runs on Hopper, for which these kernels are written")
+    return importlib.import_module(f"mstar_vjepa2.kernels.{name}")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
@@ -156,6 +183,7 @@ def test_kernels_are_all_run_here() -> None:
     test_kernels_of_beginnings(3, 3, 36, 140, 12, torch.bfloat16)
     test_kernels_of_rotation(16, 64, 258)
     test_kernels_of_products(3)
+    test_kernels_of_frames(1, 300)
     torch.cuda.synchronize()
     found = launched("mstar_vjepa2")
     assert found and all(found.values()), {name for name, has_run in found.items() if not has_run}

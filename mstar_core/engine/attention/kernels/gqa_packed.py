@@ -30,7 +30,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from mstar_core.engine.attention.kernels.dense import online_softmax
 from mstar_core.engine.attention.kernels.split_kv import combine, split_outputs
 from mstar_core.engine.attention.kernels.tile_heuristics import HOPPER_KEYS, PackedQueries, fits_hopper
 from mstar_core.layers.kernels.launch import is_hopper
@@ -49,6 +48,18 @@ REGISTERS: Final = (232, 40)
 """Registers per thread of the consumers and of the producer, of 65,536 in all."""
 
 _DTYPES: Final = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
+
+
+@gluon.jit
+def online_softmax(score, top, total, scale, limit, is_masked: gl.constexpr):
+    """Run one step of online softmax. Return weights, the factor of former sums, the new maximum and sum of weights."""
+    if is_masked:
+        key = gl.arange(0, score.shape[1], layout=gl.SliceLayout(0, score.type.layout))
+        score = gl.where(key[None, :] < limit, score, -1.0e30)
+    higher = gl.maximum(top, gl.max(score, axis=1) * scale)
+    weight = gl.exp2(score * scale - higher[:, None])
+    shrink = gl.exp2(top - higher)
+    return weight, shrink, higher, total * shrink + gl.sum(weight, axis=1)
 
 
 @gluon.jit

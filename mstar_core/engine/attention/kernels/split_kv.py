@@ -2,7 +2,7 @@
 
 One row of 258 tokens and 16 heads has 80 tiles, each with up to ten thousand keys, for the 132 multiprocessors of an
 H100. So several programs process the keys of one tile and a second kernel combines their results. With enough tiles
-there is one split. On Hopper, `dense` replaces the first kernel for few rows and shares the second one.
+there is one split. A caller that stores keys itself may bring another first kernel, see `PlacedView`.
 
 Cost model: a page is read in full blocks of keys by the tensor memory accelerator (TMA), with one page-table look-up
 per block and no mask. The remainder of a page beyond full blocks is gathered after them. The last tile of a row costs
@@ -23,7 +23,6 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from mstar_core.engine.attention.kernels.page_copies import append
 from mstar_core.engine.attention.static import LOG2E, PagedKernels
-from mstar_core.layers.kernels.gluon import gluon_kernels
 from mstar_core.layers.kernels.launch import launch_options
 
 if TYPE_CHECKING:
@@ -31,8 +30,7 @@ if TYPE_CHECKING:
 
     from mstar_core.engine.attention.staging import Fields, Values
     from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
-
-DENSE: Final = "mstar_core.engine.attention.kernels.dense"
+    from mstar_core.layers.kv_view import DenseKernel
 
 PROGRAMS: Final = 396
 """Programs that run at once on an H100: three for each of its 132 multiprocessors."""
@@ -288,7 +286,7 @@ class PagedDenseAttention(PagedKernels):
         self._splits = splits
         self._tiles = -(-shape.tokens // BLOCK)
         self._descriptors: dict[int, TensorDescriptor] = {}
-        self._hopper_descriptors: dict[int, object] = {}
+        self._kernel_descriptors: dict[int, object] = {}
 
     @property
     def fields(self) -> Fields:
@@ -326,26 +324,26 @@ class PagedDenseAttention(PagedKernels):
         """See PlacedView."""
         return self._pools[layer], self._device["places"]
 
-    def attend_placed(self, layer: int, query: Tensor, scale: float | None = None) -> Tensor:
+    def attend_placed(
+        self, layer: int, query: Tensor, scale: float | None = None, kernel: DenseKernel | None = None
+    ) -> Tensor:
         """See PlacedView."""
         pool, shape = self._pools[layer], self._shape
         heads, width = query.shape[1:]
         factor = (width**-0.5 if scale is None else scale) * LOG2E
-        hopper = gluon_kernels(DENSE, "frames of one request") if query.is_cuda else None
-        if hopper and hopper.supports(query, pool, shape.tokens):
-            if layer not in self._hopper_descriptors:
-                self._hopper_descriptors[layer] = hopper.descriptor_of(pool)
-            out: Tensor = hopper.attend(
+        if kernel is not None and kernel.supports(query, pool, shape.tokens):
+            if layer not in self._kernel_descriptors:
+                self._kernel_descriptors[layer] = kernel.descriptor_of(pool)
+            return kernel.attend(
                 query,
                 pool,
-                self._hopper_descriptors[layer],
+                self._kernel_descriptors[layer],
                 self._device,
                 factor,
                 tokens=shape.tokens,
                 max_pages=shape.pages,
-                splits=self._splits or hopper.splits_of(shape.sequences, shape.tokens, heads),
+                splits=self._splits or kernel.splits_of(shape.sequences, shape.tokens, heads),
             )
-            return out
         if layer not in self._descriptors:
             self._descriptors[layer] = descriptor_of(pool)
         return attend_split_kv(
