@@ -74,7 +74,7 @@ def _mark(slots: Slots, indices: Tensor, ids: Tensor, *, sees: bool) -> None:
 
 
 def _count(slots: Slots, indices: Tensor, ids: Tensor, times: Tensor) -> None:
-    slots.device_counts.view(-1).index_add_(0, _flat(slots, indices, ids), times)
+    slots.device_counts().view(-1).index_add_(0, _flat(slots, indices, ids), times)
 
 
 def _flat(slots: Slots, indices: Tensor, ids: Tensor) -> Tensor:

@@ -43,8 +43,8 @@ class Slots:
     or float64 at a node with float positions; history int32 [slots, max_tokens + 1] (ids in cache order up to the
     sequence's length, NO_ID for tokens without an id); stop_ids int64 [slots + 1, width], padded with NO_ID.
     Device: device_last int64 [slots + 1]; device_seen bool [slots + 1, vocab]; device_stop_ids as on the host;
-    device_stopped bool [slots + 1]; device_counts int32 [slots + 1, vocab], how often each id was drawn, allocated when
-    the first request depends on it. The last entry is a spare slot for the padding of captured steps.
+    device_stopped bool [slots + 1]; counts of drawn ids once a step adjusts logits by them. The last entry is a spare
+    slot for the padding of captured steps.
     `flush` copies the host's changes to the device in a fixed number of calls.
     on_changes, on_copy: called before the device arrays change, for the followers of a tensor-parallel group.
     """
@@ -93,9 +93,8 @@ class Slots:
         """Slots that requests hold."""
         return self.count - len(self._free)
 
-    @property
     def device_counts(self) -> torch.Tensor:
-        """Counts of drawn ids, int32 [slots + 1, vocab]. Steps that adjust logits read and update them."""
+        """Return how often each id was drawn, int32 [slots + 1, vocab]. The first call allocates it."""
         if self._counts is None:
             self._counts = torch.zeros(self.device_seen.shape, dtype=torch.int32, device=self.device)
         return self._counts
@@ -143,7 +142,7 @@ class Slots:
             self.flush()
             sampling = self.sampling[slot]
             seen = self.device_seen[slot].clone() if sampling.repetition_penalty != 1 else None
-            counts = self.device_counts[slot].clone() if sampling.counts else None
+            counts = self.device_counts()[slot].clone() if sampling.counts else None
         return self.history[slot, :length].copy(), seen, counts
 
     def restore(
@@ -167,7 +166,7 @@ class Slots:
         if seen is not None:
             self.device_seen[slot] = upload(seen, self.device)
         if counts is not None:
-            self.device_counts[slot] = upload(counts, self.device)
+            self.device_counts()[slot] = upload(counts, self.device)
 
     def position(self, slot: int) -> int | float:
         """Return the position of a slot's next token."""

@@ -41,17 +41,23 @@ DRAWN: Final = "$drawn"
 DECODE: Final = b"decode"
 """Kind of these steps on the wire."""
 
+DECODE_ADJUSTING: Final = b"decode adjusting"
+"""Kind of their variant that adjusts logits."""
+
 _NONE: Final = np.zeros(0, dtype=np.int64)
 
 
 class DecodeStep(StaticStep[dict[str, "Tensor"]]):
-    """One decode step of up to `count` sequences."""
+    """One decode step of up to `count` sequences. adjusting: the variant that adjusts logits before the draw."""
 
-    def __init__(self, node: DecodeSteps, count: int) -> None:
+    def __init__(self, node: DecodeSteps, count: int, *, adjusting: bool = False) -> None:
         self._node = node
         self._count = count
+        self._adjusting = adjusting
+        if adjusting:
+            node.slots.device_counts()  # a capture must not allocate them
         device = node.slots.device
-        self._parameters = Staging({"slots": (torch.int64, count), **fields(count)}, device)
+        self._parameters = Staging({"slots": (torch.int64, count), **fields(count, adjusting=adjusting)}, device)
         shape = AttentionShape(sequences=count, tokens=1, pages=node.tables.ids.shape[1], causal=True)
         own = {"positions": (node.slots.position_dtype, count), "chance": (torch.float64, count)}
         if node.rows is not None:
@@ -92,7 +98,7 @@ class DecodeStep(StaticStep[dict[str, "Tensor"]]):
         self._states = states(params)
         padded = np.full(self._count, slots.spare, dtype=np.int64)
         padded[: len(rows)] = rows
-        self._parameters.put({"slots": padded, **columns(params, self._count)})
+        self._parameters.put({"slots": padded, **columns(params, self._count, adjusting=self._adjusting)})
         if self._node.rows is not None:
             self._random = self._node.rows.random_states(rows)
         self._batch = batch
@@ -119,7 +125,10 @@ class DecodeStep(StaticStep[dict[str, "Tensor"]]):
 
 
 class DecodeSteps:
-    """The captured decode steps of one node. Owned by its `NodeGraphs`."""
+    """The captured decode steps of one node. Owned by its `NodeGraphs`.
+
+    adjusting: variants that adjust logits, captured on demand. A batch runs one if a sequence of it needs it.
+    """
 
     def __init__(
         self,
@@ -149,6 +158,12 @@ class DecodeSteps:
             lambda size: (1, -size[0]),
             DECODE,
         )
+        self.adjusting = cache.buckets(
+            lambda size: DecodeStep(self, size[0], adjusting=True),
+            lambda size: f"decode graph of {size[0]} sequences that adjusts logits",
+            lambda size: (1, -size[0]),
+            DECODE_ADJUSTING,
+        )
         self._stop_ids = slots.device_stop_ids
 
     @property
@@ -169,17 +184,29 @@ class DecodeSteps:
         if self._stop_ids is not self.slots.device_stop_ids:  # they moved to a wider array
             self._stop_ids = self.slots.device_stop_ids
             self.buckets.rebuild()
-        largest = None if batch.adjusts else self.buckets.largest
-        self.counts.misses += largest is None or len(batch.slots) > largest[0]
-        return [] if largest is None else batch.split(largest[0], self.slots)
+            self.adjusting.rebuild()
+        largest = self.buckets.largest
+        parts = [] if largest is None else batch.split(largest[0], self.slots)
+        if not all([self._has_bucket(part) for part in parts]):  # a list: each missing bucket is requested
+            parts = []
+        self.counts.misses += len(parts) != 1
+        return parts
+
+    def _has_bucket(self, batch: DecodeBatch) -> bool:
+        """Return whether a part of a batch has a bucket. A variant that is missing is requested."""
+        if batch.adjusts:
+            self.adjusting.request(next(size for size in self.buckets.sizes if size[0] >= len(batch.slots)))
+        return self._bucket(batch) is not None
+
+    def _bucket(self, batch: DecodeBatch) -> DecodeStep | None:
+        return (self.adjusting if batch.adjusts else self.buckets).smallest(len(batch.slots))
 
     def run(self, batch: DecodeBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Run one step.
 
         Returns the drawn ids, int64 [n], which the next run overwrites, and copies of the ports that loops report.
         """
-        count = len(batch.slots)
-        step = self.buckets.smallest(count)
+        count, step = len(batch.slots), self._bucket(batch)
         assert step is not None, "`replayable` has found a bucket"
         plans = step.buffers.attention.plans
         step.load(batch)

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mstar_core.engine.cuda_graphs.compilation import zero_filled
-from mstar_core.engine.cuda_graphs.decode import DECODE, DecodeSteps
+from mstar_core.engine.cuda_graphs.decode import DECODE, DECODE_ADJUSTING, DecodeSteps
 from mstar_core.engine.cuda_graphs.kinds import WirePrefix, decoded
 from mstar_core.engine.cuda_graphs.passes import LoopPassSteps, PassKind
-from mstar_core.engine.cuda_graphs.prefill import PREFILL, PrefillSteps
+from mstar_core.engine.cuda_graphs.prefill import PREFILL, PREFILL_ADJUSTING, PrefillSteps
 from mstar_core.engine.cuda_graphs.prefixes import kind_of
 from mstar_core.engine.cuda_graphs.prompts import PromptSteps
 
@@ -118,12 +118,12 @@ class NodeGraphs:
 
     def buckets_of(self, kind: bytes) -> StepBuckets[Any]:
         """Return the buckets of a kind that the leader of a tensor-parallel group has published."""
-        if kind == DECODE:
+        if kind in (DECODE, DECODE_ADJUSTING):
             assert self.decode is not None
-            return self.decode.buckets
-        if kind == PREFILL:
+            return self.decode.buckets if kind == DECODE else self.decode.adjusting
+        if kind in (PREFILL, PREFILL_ADJUSTING):
             assert self.prefill is not None
-            return self.prefill.buckets
+            return self.prefill.buckets if kind == PREFILL else self.prefill.adjusting
         assert self.passes is not None
         wire = decoded(kind)
         if isinstance(wire, WirePrefix):

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from mstar_core.engine.attention.static import AttentionBuffers
-from mstar_core.engine.cuda_graphs.cache import StaticStep
+from mstar_core.engine.cuda_graphs.cache import Size, StaticStep
 from mstar_core.engine.cuda_graphs.decode import up_to
 from mstar_core.engine.sampling.columns import columns, states
 from mstar_core.engine.sampling.columns import fields as column_fields
@@ -31,16 +31,23 @@ if TYPE_CHECKING:
 PREFILL: Final = b"prefill"
 """Kind of these steps on the wire."""
 
+PREFILL_ADJUSTING: Final = b"prefill adjusting"
+"""Kind of their variant that adjusts logits."""
+
 FEWEST_PROMPTS: Final = 8
 TOKENS_PER_PROMPT: Final = 32
 """A bucket takes one prompt per so many tokens, but at least FEWEST_PROMPTS."""
 
 
 class PrefillStep(StaticStep["Tensor"]):
-    """Prefill of up to `tokens` packed tokens."""
+    """Prefill of up to `tokens` packed tokens. adjusting: the variant that adjusts logits before the draw."""
 
-    def __init__(self, node: DecodeSteps, tokens: int, prompts: int) -> None:
+    def __init__(self, node: DecodeSteps, tokens: int, *, adjusting: bool = False) -> None:
         self._node = node
+        self._adjusting = adjusting
+        if adjusting:
+            node.slots.device_counts()  # a capture must not allocate them
+        prompts = prompts_of(tokens)
         self._prompts = prompts
         fields = {
             "ids": (torch.int64, tokens),
@@ -48,7 +55,7 @@ class PrefillStep(StaticStep["Tensor"]):
             "ends": (torch.int64, prompts),
             "chance": (torch.float64, prompts),
             "slots": (torch.int64, prompts),
-            **column_fields(prompts),
+            **column_fields(prompts, adjusting=adjusting),
         }
         shape = AttentionShape(
             sequences=prompts, tokens=tokens, pages=node.tables.ids.shape[1], causal=True, is_ragged=True
@@ -79,7 +86,7 @@ class PrefillStep(StaticStep["Tensor"]):
         padded = np.full(self._prompts, slots.spare, dtype=np.int64)
         padded[: len(rows)] = np.where(samples, rows, slots.spare)
         values = {"ids": ids, "positions": positions, "ends": starts[1:] - 1, "slots": padded}
-        values |= columns(params, self._prompts)
+        values |= columns(params, self._prompts, adjusting=self._adjusting)
         values["chance"] = rng.uniform_host(states(params), slots.drawn[rows])
         self.buffers.prepare(metadata, values)
 
@@ -96,16 +103,25 @@ class PrefillStep(StaticStep["Tensor"]):
 
 
 class PrefillSteps:
-    """The captured prefill of one node. Owned by its `NodeGraphs`; draws as its decode steps do."""
+    """The captured prefill of one node. Owned by its `NodeGraphs`; draws as its decode steps do.
+
+    adjusting: variants that adjust logits, captured on demand. A batch runs one if a prompt of it needs it.
+    """
 
     def __init__(self, node: DecodeSteps, cache: GraphCache) -> None:
         self._node = node
         self.counts = cache.counts
         self.buckets = cache.buckets(
-            lambda size: PrefillStep(node, size[0], prompts_of(size[0])),
+            lambda size: PrefillStep(node, size[0]),
             lambda size: f"prefill graph of {size[0]} tokens",
             lambda size: (0, -size[0]),
             PREFILL,
+        )
+        self.adjusting = cache.buckets(
+            lambda size: PrefillStep(node, size[0], adjusting=True),
+            lambda size: f"prefill graph of {size[0]} tokens that adjusts logits",
+            lambda size: (0, -size[0]),
+            PREFILL_ADJUSTING,
         )
 
     @property
@@ -134,16 +150,39 @@ class PrefillSteps:
             return False
         if not forward.attend.write or chunk.wants or chunk.count > self.most_tokens:
             return False
-        if chunk.samples and self._node.slots.adjusts[chunk.branch.slot]:
-            return False
         # A general loop keeps its drawn id on the device, where the next replay would overwrite it.
-        return not chunk.samples or job is None or job.loop is None
+        if chunk.samples and job is not None and job.loop is not None:
+            return False
+        return self._has_bucket([chunk])
+
+    def _adjusts(self, chunk: ScheduledChunk) -> bool:
+        return chunk.samples and bool(self._node.slots.adjusts[chunk.branch.slot])
+
+    def _size(self, chunks: Sequence[ScheduledChunk]) -> Size:
+        """Return the size of the smallest bucket that holds these chunks."""
+        tokens, count = sum(chunk.count for chunk in chunks), len(chunks)
+        return next(size for size in self.buckets.sizes if size[0] >= tokens and prompts_of(size[0]) >= count)
+
+    def _has_bucket(self, chunks: Sequence[ScheduledChunk]) -> bool:
+        """Return whether a batch has a bucket. A variant that is missing is requested."""
+        return not any(map(self._adjusts, chunks)) or self.adjusting.request(self._size(chunks))
 
     def batches(self, chunks: Sequence[ScheduledChunk]) -> list[list[ScheduledChunk]]:
         """Divide chunks, in order, into as few replays as the largest bucket allows.
 
-        The scheduler offers what fits into one, so that at most two replays of a bucket wait on the device.
+        The scheduler offers what fits into one, so that at most two replays of a bucket wait on the device. Chunks that
+        adjust logits run alone as long as the variant that would hold their batch is not captured.
         """
+        divided = []
+        for batch in self._packed(chunks):
+            is_whole = self._has_bucket(batch)
+            divided += [[chunk] for chunk in batch if not is_whole and self._adjusts(chunk)]
+            others = [chunk for chunk in batch if is_whole or not self._adjusts(chunk)]
+            divided += [others] if others else []
+        return divided
+
+    def _packed(self, chunks: Sequence[ScheduledChunk]) -> list[list[ScheduledChunk]]:
+        """Divide chunks, in order, into batches that the largest bucket holds."""
         found: list[list[ScheduledChunk]] = []
         tokens = 0
         for chunk in chunks:
@@ -159,12 +198,8 @@ class PrefillSteps:
 
         The next replay of any graph overwrites them.
         """
-        tokens = sum(chunk.count for chunk in chunks)
-        step = next(
-            self.buckets[size]
-            for size in self.buckets.sizes
-            if size[0] >= tokens and prompts_of(size[0]) >= len(chunks)
-        )
+        buckets = self.adjusting if any(map(self._adjusts, chunks)) else self.buckets
+        step = buckets[self._size(chunks)]
         step.load(chunks)
         self.counts.prefill_hits += 1
         return step.run()

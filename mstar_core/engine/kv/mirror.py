@@ -174,7 +174,7 @@ class LeaderMirror:
     def _replay(self, kind: bytes, size: Size, loads: list[Load], late: list[tuple[Late, Tensor]]) -> None:
         rows = [load.attention.page_rows.array() for load in loads if load.attention is not None]
         self._state(np.concatenate(rows) if rows else _NONE, _NONE)
-        self._compare(draws=kind in (DECODE, PREFILL))
+        self._compare(draws=kind.startswith((DECODE, PREFILL)))
         plan = plans.Replay(node=self._node, kind=kind, size=size, loads=loads[:], late=[each for each, _ in late])
         self._sender.publish(plan)
         self._share([target for _, target in late])

@@ -85,7 +85,7 @@ def warm_prefill(runner: NodeRunner, node: NodeSpec) -> None:
     """Run one short prompt through a node that samples ids, and close the request."""
     if node.sampling is None:
         return
-    sampling = SamplingParams(temperature=1.0, top_p=0.9, repetition_penalty=1.1)
+    sampling = SamplingParams(temperature=1.0, repetition_penalty=1.1)
     runner.open(WARMUP, sampling, TOKENS + 1)
     inputs = {id_port(node): torch.zeros(TOKENS, dtype=torch.int64)}
     runner.submit(Job(key=JobKey(-1), handle=WARMUP, inputs=inputs, outputs=(node.sampling.port,)))
