@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from mstar_core.conformance.clock import FakeClock
 from mstar_core.errors import NotFound, Unreachable, UsageError
 from mstar_core.observe.frames import BeatFrame, HelloFrame, encode
 from mstarctl.client.store import Store
@@ -24,16 +25,6 @@ from tests.top.models import qwen
 from tests.top.streams import Simulation
 
 PATIENCE_S = 60.0
-
-
-class Clock:
-    """A clock that the test advances."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class FakeAdmin:
@@ -67,9 +58,9 @@ def told(seconds: float = 3.0, seed: int = 1) -> list[bytes]:
     return [encode(frame) for _, frame in Simulation(qwen(), seed=seed).frames(seconds)]
 
 
-def live(admin: FakeAdmin, clock: Clock | None = None) -> LiveSession:
+def live(admin: FakeAdmin, clock: FakeClock | None = None) -> LiveSession:
     """Return a session that has read all lines."""
-    used = clock or Clock()
+    used = clock or FakeClock()
     session = LiveSession(Feed(admin, 4.0, clock=used), LogFeed(admin), clock=used)
     session.start()
     assert admin.is_empty.wait(PATIENCE_S)
@@ -155,7 +146,7 @@ def test_an_empty_ring_has_no_state() -> None:
 
 
 def test_a_broken_watch_is_stale_and_reconnects() -> None:
-    clock = Clock()
+    clock = FakeClock()
     again = told(2, seed=4)
     admin = FakeAdmin([*told(1), Unreachable("gone")], [Unreachable("still gone")], list(again))
     session = live(admin, clock)
@@ -167,7 +158,7 @@ def test_a_broken_watch_is_stale_and_reconnects() -> None:
 
 
 def test_a_silent_watch_is_stale_after_three_heartbeats() -> None:
-    clock = Clock()
+    clock = FakeClock()
     feed = Feed(FakeAdmin(), 4.0, clock=clock)
     feed._is_connected = True
     assert feed.state == ("live", "")
@@ -250,7 +241,7 @@ def test_a_replay_equals_the_recorded_session(tmp_path: Path) -> None:
 
 
 def test_a_replay_runs_with_the_clock_and_its_speed(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = FakeClock()
     session = ReplaySession(read_recording(recorded(tmp_path)), speed=2.0, clock=clock)
     session.start()
     first = session.view().store.t

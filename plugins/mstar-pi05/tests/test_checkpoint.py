@@ -15,7 +15,6 @@ from safetensors.torch import save_file
 
 from mstar_core.errors import ConfigError, WeightsError
 from mstar_core.plugin import Action
-from mstar_core.plugin.json_form import spec_from_json, spec_to_json
 from mstar_core.plugin.spec_check import check_spec
 from mstar_core.weights.sources import STAMP
 from mstar_pi05.checkpoint.config import Sizes, read_sizes
@@ -125,7 +124,7 @@ def test_the_robots_differ_in_horizon_and_width() -> None:
     for horizon, robot, dim in ((50, "aloha", 14), (15, "droid", 8), (10, "libero", 7)):
         spec = bound(action_horizon=horizon, robot=robot)
         assert spec.output("action") == Action(horizon=horizon, dim=dim)
-        assert check_spec(spec) == [] and spec_from_json(spec_to_json(spec)).nodes == spec.nodes
+        assert check_spec(spec) == []
 
 
 @pytest.mark.parametrize(
