@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from mstar_core.errors import PluginError, RequestError, did_you_mean
+from mstar_core.plugin.check.dry_run import dry_run
+from mstar_core.plugin.check.spec_check import check_spec
 from mstar_core.plugin.conformance import CheckSkipped, KeyMap, Subject
-from mstar_core.plugin.dry_run import dry_run
 from mstar_core.plugin.json_form import name_of, spec_to_json
 from mstar_core.plugin.loader import HEAVY, check_api, check_requirement, import_target, offered_models
 from mstar_core.plugin.params import ParamSpec, check_value, param_specs, parse_params
-from mstar_core.plugin.spec_check import check_spec
 from mstar_core.targets import load_target
 
 IMPORT_LIMIT_S: Final = 60.0

@@ -16,7 +16,7 @@ from mstar_core.messages.requests import NewRequest, RequestFailed, RequestFinis
 from mstar_core.messages.tensors import InlineTensor
 from mstar_core.messages.work import CloseRequest, OpenRequest, RunWalks, WalkDone
 from mstar_core.plugin import Action, ModelSpec, Partition, ProgramRequest, Run, Sample, Text, param
-from mstar_core.plugin.dry_run import dry_run
+from mstar_core.plugin.check.dry_run import dry_run
 from mstar_core.plugin.program import ProgramGenerator
 from tests.fakes.courier import FakeCourier
 

@@ -11,12 +11,12 @@ import pytest
 
 from mstar_core.errors import GraphError, PluginError
 from mstar_core.plugin import Fork, ModelSpec, ProgramRequest, Run, Sample
+from mstar_core.plugin.check.dry_run import dry_run
+from mstar_core.plugin.check.spec_check import check_spec
 from mstar_core.plugin.conformance import CHECKS, Subject, run_check
-from mstar_core.plugin.dry_run import dry_run
 from mstar_core.plugin.json_form import spec_to_json
 from mstar_core.plugin.loader import PluginEntry
 from mstar_core.plugin.program import ProgramGenerator
-from mstar_core.plugin.spec_check import check_spec
 from mstarctl.plugins import Plugins
 from tests.plugin.toy import entries, install
 

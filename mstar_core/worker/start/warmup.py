@@ -25,7 +25,7 @@ from mstar_core.graph import KV_CACHE, GraphNode, NodeSpec, PortType, graph_node
 from mstar_core.messages.tensors import InlineTensor, TensorRef
 from mstar_core.messages.wire import Message
 from mstar_core.messages.work import OpenRequest, RunInputRef, RunWalk, RunWalks, SignalRef, WalkDone, WorkFailed
-from mstar_core.plugin.dry_run import sample_request, sample_runs
+from mstar_core.plugin.check.dry_run import sample_request, sample_runs
 from mstar_core.plugin.params import param_specs
 from mstar_core.plugin.program import Fork, InputFact, Run, Segment, Signal
 from mstar_core.plugin.spec import ModelSpec

@@ -13,8 +13,8 @@ import pytest
 from mstar_core.errors import ConfigError, RequestError
 from mstar_core.graph import Loop, SlidingWindow, StopOn
 from mstar_core.plugin import param_specs, parse_params
+from mstar_core.plugin.check.spec_check import check_spec
 from mstar_core.plugin.json_form import spec_to_json
-from mstar_core.plugin.spec_check import check_spec
 from mstar_orpheus.checkpoint.config import NOISE_MODES, SpecialIds
 from mstar_orpheus.plugin import OFFICIAL, ORPHEUS, OpenParams, Params
 

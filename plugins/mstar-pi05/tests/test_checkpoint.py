@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from mstar_core.errors import ConfigError, WeightsError
 from mstar_core.plugin import Action
-from mstar_core.plugin.spec_check import check_spec
+from mstar_core.plugin.check.spec_check import check_spec
 from mstar_core.weights.sources import STAMP
 from mstar_pi05.checkpoint.config import Sizes, read_sizes
 from mstar_pi05.deployment import MODEL_KWARGS, read_deployment, tower_dtype

@@ -14,7 +14,7 @@ import torch
 
 from mstar_core.conformance.runtime import LocalRuntime
 from mstar_core.errors import ConfigError, StartError
-from mstar_core.plugin.spec_check import check_spec
+from mstar_core.plugin.check.spec_check import check_spec
 from mstar_vjepa2 import tiny
 from mstar_vjepa2.plugin import WEIGHTS
 from mstar_vjepa2.published import key_map
