@@ -180,10 +180,10 @@ def samples_of(metrics: Iterable[Metric]) -> Iterator[MetricSample]:
                 yield MetricSample(sample.name, labels, sample.value)
 
 
-def exposition(families: Iterable[Family], found: Iterable[MetricSample]) -> bytes:
+def exposition(families: Iterable[Family], samples: Iterable[MetricSample]) -> bytes:
     """Render these families in the Prometheus text format. Samples of other families are left out."""
     by_name: defaultdict[str, list[MetricSample]] = defaultdict(list)
-    for sample in found:
+    for sample in samples:
         by_name[sample.name].append(sample)
     lines: list[str] = []
     for family in families:

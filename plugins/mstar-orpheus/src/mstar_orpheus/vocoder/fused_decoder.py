@@ -68,8 +68,8 @@ class GemmWeight:
         weight = weight.detach().contiguous()
         high, low = split(weight) if precision == "split" else (weight, weight)
         outer = weight.shape[0] if bias is None else bias.numel()
-        given = torch.zeros(outer, device=weight.device) if bias is None else bias.detach()
-        return cls(high, low, given, weight.shape[0])
+        biases = torch.zeros(outer, device=weight.device) if bias is None else bias.detach()
+        return cls(high, low, biases, weight.shape[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +129,8 @@ class FusedDecoder:
         self._mixed = Slopes.of(blocks[0].block[0])
         after = [block.block[0] for block in blocks[1:]] + [snake]
         self._blocks = [
-            _block(block, rate, Slopes.of(each), precision)
-            for block, rate, each in zip(blocks, self.config.rates, after, strict=True)
+            _block(block, rate, Slopes.of(snake), precision)
+            for block, rate, snake in zip(blocks, self.config.rates, after, strict=True)
         ]
         self._output_taps, self._output_bias = _taps_of_output(output), output.bias.detach()
         self._noise_spans: dict[tuple[int, tuple[int, int]], tuple[Tensor, list[int]]] = {}
@@ -138,11 +138,11 @@ class FusedDecoder:
     def spans(self, frames: int, keep: tuple[int, int]) -> list[Span]:
         """Return the span of each block for the samples `keep` of `frames` frames."""
         steps = frames * max(VQ_STRIDES)
-        found, start, length = [], 0, steps
+        spans, start, length = [], 0, steps
         for (low, high), rate in zip(needed(keep, self.config.rates, steps), self.config.rates, strict=True):
-            found.append(Span(low - start, high - low, length, low * rate))
+            spans.append(Span(low - start, high - low, length, low * rate))
             start, length = low * rate, (high - low) * rate
-        return found
+        return spans
 
     def decode(
         self, window: Tensor, noise: Sequence[Tensor] | None, keep: tuple[int, int], *, is_pcm: bool = False
@@ -197,13 +197,13 @@ class FusedDecoder:
         return [(span.start, span.count * block.rate) for block, span in zip(self._blocks, spans, strict=True)]
 
     def _spans_on_device(self, frames: int, keep: tuple[int, int], places: list[tuple[int, int]]) -> Tensor:
-        found = self._noise_spans.get((frames, keep))
-        if found is None:
+        spans = self._noise_spans.get((frames, keep))
+        if spans is None:
             before = [sum(count for _, count in places[:index]) for index in range(len(places))]
             rows = [[first, count, ahead] for (first, count), ahead in zip(places, before, strict=True)]
-            made = torch.tensor(rows, dtype=torch.int64, device=self._tables.device)
-            found = self._noise_spans[frames, keep] = (made, before)
-        return found[0]
+            table = torch.tensor(rows, dtype=torch.int64, device=self._tables.device)
+            spans = self._noise_spans[frames, keep] = (table, before)
+        return spans[0]
 
     # -- layers --------------------------------------------------------------------------------------------------
 
@@ -318,10 +318,10 @@ class FusedDecoder:
 def _block(block: SnacBlock, rate: int, after: Slopes, precision: str) -> Block:
     parts: list[Any] = list(block.block)
     up, noisy, units = parts[1], parts[2], parts[3:]
-    made = []
+    fused_units = []
     for index, unit in enumerate(units):
         following = after if index + 1 == len(units) else Slopes.of(units[index + 1].block[0])
-        made.append(_unit(unit, DILATIONS[index], following, precision))
+        fused_units.append(_unit(unit, DILATIONS[index], following, precision))
     inner, outer, _ = up.weight.shape
     # [inner, outer, 2 * rate] -> one row per output of a step: taps of this step, then of the previous one.
     halves = up.weight.detach().reshape(inner, outer, 2, rate).permute(3, 1, 2, 0)
@@ -332,7 +332,7 @@ def _block(block: SnacBlock, rate: int, after: Slopes, precision: str) -> Block:
         GemmWeight.of(halves.reshape(rate * outer, 2 * inner), up.bias, precision),
         GemmWeight.of(noisy.linear.weight[:, :, 0], None, precision),
         Slopes.of(units[0].block[0]),
-        tuple(made),
+        tuple(fused_units),
     )
 
 

@@ -77,8 +77,8 @@ class Vocoder(nn.Module, NodeModule):
         if the rows differ in length, with None for a row without frames to send. On CUDA the samples are valid until
         the next call.
         """
-        ids, modes, seeds = (np.asarray(each, dtype=np.int64) for each in (window, noise, seed))
-        is_first, is_last, flushes = (np.asarray(each, dtype=np.bool_) for each in (first, last, flush))
+        ids, modes, seeds = (np.asarray(values, dtype=np.int64) for values in (window, noise, seed))
+        is_first, is_last, flushes = (np.asarray(values, dtype=np.bool_) for values in (first, last, flush))
         # The final flush decodes the last window again with the same noise, so that the frames are continuous.
         places = np.asarray(step, dtype=np.int64) - (is_last & ~is_first)
         noise_params = np.array((modes, seeds, places))
@@ -118,18 +118,18 @@ class Vocoder(nn.Module, NodeModule):
 
     def _by_span(self, ids: np.ndarray, noise_params: np.ndarray, spans: list[slice]) -> Tensor | list[Tensor | None]:
         """Decode rows that send different frames separately, so that each computes only what it sends."""
-        made: list[Tensor | None] = [None] * len(spans)
-        for span in dict.fromkeys((each.start, each.stop) for each in spans):
-            rows = [row for row, each in enumerate(spans) if (each.start, each.stop) == span]
+        sounds: list[Tensor | None] = [None] * len(spans)
+        for span in dict.fromkeys((part.start, part.stop) for part in spans):
+            rows = [row for row, part in enumerate(spans) if (part.start, part.stop) == span]
             if span[0] >= span[1]:
                 continue
             samples = self._decoded(ids[rows], noise_params[:, rows], slice(*span))
-            for row, each in zip(rows, samples.clone(), strict=True):
-                made[row] = each
-        whole = [each for each in made if each is not None]
-        if len(whole) == len(made) and len({len(each) for each in whole}) == 1:
+            for row, sound in zip(rows, samples.clone(), strict=True):
+                sounds[row] = sound
+        whole = [sound for sound in sounds if sound is not None]
+        if len(whole) == len(sounds) and len({len(sound) for sound in whole}) == 1:
             return torch.stack(whole)
-        return made
+        return sounds
 
     def _decoded(self, ids: np.ndarray, noise_params: np.ndarray, span: slice) -> Tensor:
         """Decode frames `span` of each window to int16 samples on the module's device. noise_params: int64 [3, B]."""
@@ -137,11 +137,11 @@ class Vocoder(nn.Module, NodeModule):
         keep = (span.start * size, span.stop * size)
         has_global = bool((noise_params[0] == GLOBAL).any())
         if self._captured is not None and span == EMITTED and not has_global:
-            made = self._captured.run(ids, noise_params)
-            if made is not None:
-                return made
+            replayed = self._captured.run(ids, noise_params)
+            if replayed is not None:
+                return replayed
         device = self._device()
-        window, rows = (torch.from_numpy(np.ascontiguousarray(each)).to(device) for each in (ids, noise_params))
+        window, rows = (torch.from_numpy(np.ascontiguousarray(values)).to(device) for values in (ids, noise_params))
         if device.type == "cuda" and not has_global:
             fused = self._on_cuda()
             return fused.decode(window, fused.seeded_noise(rows, frames, keep), keep, is_pcm=True)

@@ -38,12 +38,12 @@ class FrameCache:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
         """Append and attend. Tokens are packed by sequence, equally many of each: see `KVView.attend`."""
-        own = [part.unflatten(0, (self._rows, -1)).transpose(1, 2) for part in (query, key, value)]
+        heads = [part.unflatten(0, (self._rows, -1)).transpose(1, 2) for part in (query, key, value)]
         if layer in self._layers:
-            own[1:] = [torch.cat(pair, dim=2) for pair in zip(self._layers[layer], own[1:], strict=True)]
-        self._layers[layer] = (own[1], own[2])
+            heads[1:] = [torch.cat(pair, dim=2) for pair in zip(self._layers[layer], heads[1:], strict=True)]
+        self._layers[layer] = (heads[1], heads[2])
         mixed = scaled_dot_product_attention(
-            own[0], own[1], own[2], is_causal=own[0].shape[2] > 1, scale=scale, enable_gqa=True
+            heads[0], heads[1], heads[2], is_causal=heads[0].shape[2] > 1, scale=scale, enable_gqa=True
         )
         return mixed.transpose(1, 2).flatten(0, 1)
 

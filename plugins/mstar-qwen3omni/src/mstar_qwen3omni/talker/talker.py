@@ -114,7 +114,7 @@ class Talker(nn.Module):
             assert code_predictor_top_p is not None
             rows = len(last_hidden)
             rule = (code_predictor_temperature, code_predictor_top_k, code_predictor_top_p)
-            frame = self.predict(last_hidden, code0.view(rows), random, *(each.view(rows) for each in rule))
+            frame = self.predict(last_hidden, code0.view(rows), random, *(values.view(rows) for values in rule))
             said, text_ended = self.text_vectors(text.view(rows), text_ended.view(rows, 1))
             x = self.frame_vectors(frame) + said
             hidden = self.model(x, positions, kv)
@@ -152,8 +152,8 @@ class Talker(nn.Module):
 
     def project_text(self, ids: Tensor) -> Tensor:
         """Return T(ids) of section 10: [..., width]. ids: int64 [...]."""
-        found: Tensor = self.text_projection(self.text_embedding(ids.flatten()))
-        return found.view(*ids.shape, -1)
+        projected: Tensor = self.text_projection(self.text_embedding(ids.flatten()))
+        return projected.view(*ids.shape, -1)
 
     def text_vectors(self, text: Tensor, ended: Tensor) -> tuple[Tensor, Tensor]:
         """Return the text column of one step per sequence [B, width], and whether its text has ended, bool [B, 1].
@@ -181,8 +181,8 @@ class Talker(nn.Module):
             return self.project_text(tokens)
         width = self.text_embedding.embedding_dim
         parts = states if isinstance(states, list) else [states]
-        given = torch.cat([part.reshape(-1, width) for part in parts])
-        projected: Tensor = self.hidden_projection(given.to(self.hidden_projection.linear_fc1.weight.dtype))
+        hidden = torch.cat([part.reshape(-1, width) for part in parts])
+        projected: Tensor = self.hidden_projection(hidden.to(self.hidden_projection.linear_fc1.weight.dtype))
         return projected
 
 

@@ -92,9 +92,9 @@ class Code2Wav(nn.Module, CapturesFunction):
         rows differ in length, with None for a row without new samples. On CUDA they are valid until the next call.
         Raises EngineError on the CPU for an id that is not a code.
         """
-        given = zip(codec_first_frames, codec_chunk_frames, codec_left_context_frames, strict=True)
-        streams = [Chunking(first=int(first), chunk=int(chunk), left=int(left)) for first, chunk, left in given]
-        sizes, steps = self.sizes, [int(each) for each in step]
+        chunkings = zip(codec_first_frames, codec_chunk_frames, codec_left_context_frames, strict=True)
+        streams = [Chunking(first=int(first), chunk=int(chunk), left=int(left)) for first, chunk, left in chunkings]
+        sizes, steps = self.sizes, [int(number) for number in step]
         spans = [
             fresh_samples(stream, at, len(row), frame=sizes.frame_samples, lost=sizes.lost_samples)
             for stream, at, row in zip(streams, steps, codes, strict=True)
@@ -115,19 +115,19 @@ class Code2Wav(nn.Module, CapturesFunction):
 
     def _by_length(self, rows: list[Tensor], spans: list[slice]) -> list[Tensor | None]:
         """Decode rows of one length together, so that a row's samples do not depend on its batch."""
-        found: list[Tensor | None] = [None] * len(rows)
+        sounds: list[Tensor | None] = [None] * len(rows)
         for length in dict.fromkeys(map(len, rows)):
             chosen = [index for index, row in enumerate(rows) if len(row) == length]
             samples = self._decoded(torch.stack([rows[index] for index in chosen]))
             for row, index in zip(samples, chosen, strict=True):
                 if spans[index].start < spans[index].stop:
-                    found[index] = row[spans[index]].clone()
-        return found
+                    sounds[index] = row[spans[index]].clone()
+        return sounds
 
     def _decoded(self, codes: Tensor) -> Tensor:
         """Decode windows of one length: int16 [B, samples] in memory that the next call may overwrite."""
         frames = codes.shape[1]
-        length = min((each for each in self._lengths if each >= frames), default=0)
+        length = min((captured for captured in self._lengths if captured >= frames), default=0)
         if self._captures is None or not length:
             return self.pcm(codes)
         # The last window of a stream is short. Codes behind its end change no sample that it returns.
@@ -173,8 +173,8 @@ class Code2Wav(nn.Module, CapturesFunction):
         with rounding(self._rounds):
             frames = self.frames(codes)
         parts = frames.split(max(1, MOST_DECODED // codes.shape[1]))
-        made = [fused.decode(part, is_pcm=is_pcm) for part in parts]
-        return made[0] if len(made) == 1 else torch.cat(made)
+        sounds = [fused.decode(part, is_pcm=is_pcm) for part in parts]
+        return sounds[0] if len(sounds) == 1 else torch.cat(sounds)
 
     def _settled(self) -> FusedDecoder:
         """Give the weights the dtypes that they have on CUDA, once."""

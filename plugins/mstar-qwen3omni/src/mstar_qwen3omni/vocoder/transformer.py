@@ -50,13 +50,15 @@ class WindowAttention(nn.Module):
     def join(self) -> None:
         """Join the three input projections into one matrix. Their weights become views of it."""
         parts = (self.q_proj, self.k_proj, self.v_proj)
-        self._joined = torch.cat([each.weight.detach() for each in parts])
-        for part, own in zip(parts, self._joined.split([len(each.weight) for each in parts]), strict=True):
-            part.weight.data = own
+        self._joined = torch.cat([part.weight.detach() for part in parts])
+        for part, weight in zip(
+            parts, self._joined.split([len(projection.weight) for projection in parts]), strict=True
+        ):
+            part.weight.data = weight
 
     def forward(self, x: Tensor, rows: int, rotation: Rotation, mask: Tensor) -> Tensor:
         """Return x's shape. x: [rows * T, width]; mask: bool [T, T], true where a query sees a key."""
-        query, key, value = (each.unflatten(0, (rows, -1)).transpose(1, 2) for each in self._rotated(x, rotation))
+        query, key, value = (head.unflatten(0, (rows, -1)).transpose(1, 2) for head in self._rotated(x, rotation))
         mixed = scaled_dot_product_attention(
             query, key, value, attn_mask=mask, enable_gqa=query.shape[1] != key.shape[1]
         )
@@ -66,12 +68,12 @@ class WindowAttention(nn.Module):
     def _rotated(self, x: Tensor, rotation: Rotation) -> tuple[Tensor, ...]:
         """Return queries, keys and values, [rows * T, heads, head_dim] each, the first two rotated."""
         if self._joined is not None and x.is_cuda:
-            heads, kv_heads = (each.out_features // self.head_dim for each in (self.q_proj, self.k_proj))
+            heads, kv_heads = (projection.out_features // self.head_dim for projection in (self.q_proj, self.k_proj))
             packed = linear(x, self._joined)
             turned: tuple[Tensor, ...] = elementwise_kernels().rotate_qkv(packed, heads, kv_heads, *rotation, x.dtype)
             return turned
         query, key, value = (
-            each(x).unflatten(-1, (-1, self.head_dim)) for each in (self.q_proj, self.k_proj, self.v_proj)
+            projection(x).unflatten(-1, (-1, self.head_dim)) for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
         return rotate(query, *rotation), rotate(key, *rotation), value
 

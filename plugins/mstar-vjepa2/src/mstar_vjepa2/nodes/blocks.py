@@ -128,13 +128,13 @@ class Block(nn.Module):
 def sum_norm(x: Tensor, branch: Branch | None, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
     """Return the sum of x and its branch, and the norm of the sum. x: [..., width]."""
     if x.is_cuda:
-        found: tuple[Tensor, Tensor] = importlib.import_module("mstar_core.layers.kernels.elementwise").add_layer_norm(
+        sums: tuple[Tensor, Tensor] = importlib.import_module("mstar_core.layers.kernels.elementwise").add_layer_norm(
             x.contiguous(),
             None if branch is None else branch.values.contiguous(),
             norm,
             None if branch is None else branch.bias,
         )
-        return found
+        return sums
     x = x if branch is None else branch.added(x)
     return x, norm(x)
 
