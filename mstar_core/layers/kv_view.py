@@ -111,7 +111,7 @@ class AppendOnlyView:
     inner: KVView
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
-        """See KVView."""
+        """Attend through the inner view."""
         return self.inner.attend(layer, query, key, value, scale)
 
 

@@ -134,7 +134,7 @@ class SparseMoE(PreparedLayer):
         return self._own(x) if self.shard.is_whole else self.shard.reduce(sum_partials(self._own(x), x))
 
     def slices(self) -> Mapping[str, Slice]:
-        """See Sharded. Routed experts by the names of `expert_parts`."""
+        """Return the parts of this rank's weights. Routed experts have the names of `expert_parts`."""
         if self.shard.is_whole:
             return {}
         inner, size = self._inner, self.shard.size
@@ -173,11 +173,11 @@ class SparseMoE(PreparedLayer):
 
     @property
     def traced_as(self) -> MoESpec:
-        """See PreparedLayer."""
+        """Return what the kernels of this layer depend on, so that equal layers are traced once."""
         return self.spec
 
     def trace(self) -> None:
-        """See PreparedLayer."""
+        """Launch the kernels of every number of tokens that has kernels of its own, so that they are compiled."""
         weight = self.gate.weight
         if not weight.is_cuda:
             return

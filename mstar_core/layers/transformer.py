@@ -52,7 +52,7 @@ class TokenEmbedding(nn.Embedding):
         return self.shard.reduce(vectors.masked_fill(is_elsewhere[:, None], 0))
 
     def slices(self) -> Mapping[str, Slice]:
-        """See Sharded."""
+        """Return the part of the vocabulary that this rank holds."""
         return {} if self.shard.is_whole else {"weight": Slice.part(0, self._rows, self.vocab)}
 
 
@@ -82,7 +82,7 @@ class Head(nn.Module):
         return logits if self.shard.is_whole else self.shard.gather(logits)[:, : self._vocab]
 
     def slices(self) -> Mapping[str, Slice]:
-        """See Sharded."""
+        """Return the part of the vocabulary that this rank holds; empty if the weight is tied or whole."""
         is_own = self._tied is None and not self.shard.is_whole
         return {"weight": Slice.part(0, self.shard.rows(self._vocab), self._vocab)} if is_own else {}
 
@@ -207,7 +207,7 @@ class GatedMLP(FusibleLayer):
         return out
 
     def slices(self) -> Mapping[str, Slice]:
-        """See Sharded."""
+        """Return the parts of the inner values that this rank holds."""
         if self.shard.is_whole:
             return {}
         span = self.shard.part(self._inner, "inner values of an MLP")
@@ -314,7 +314,7 @@ class Attention(FusibleLayer):
         kv.keep(self.layer, key, value)
 
     def slices(self) -> Mapping[str, Slice]:
-        """See Sharded."""
+        """Return the parts of the heads that this rank holds."""
         return head_slices(
             self.shard, heads=self._heads, kv_heads=self._kv_heads, head_dim=self.spec.head_dim, has_bias=self.spec.bias
         )

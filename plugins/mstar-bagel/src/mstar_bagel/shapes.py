@@ -179,7 +179,7 @@ def shows(picture: Pixels, scene: Scene) -> bool:
         return False
     if scene.second is None:
         return True
-    (x, y), (other_x, other_y) = positions[scene.first], things[scene.second]
+    (x, y), (other_x, other_y) = positions[scene.first], positions[scene.second]
     along, across = RELATIONS[scene.relation]
     return bool((x - other_x) * along + (y - other_y) * across > abs((x - other_x) * across + (y - other_y) * along))
 

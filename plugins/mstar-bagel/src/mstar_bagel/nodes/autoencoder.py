@@ -58,8 +58,8 @@ class PixelAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return x's shape. x: [N, width, y, x]."""
         normed = _normalized(self.norm, x, is_active=False)
-        rows = [layer(normed).flatten(2).transpose(1, 2)[:, None] for layer in (self.q, self.k, self.v)]
-        mixed = scaled_dot_product_attention(*rows)[:, 0].transpose(1, 2).view(x.shape)
+        projected = [layer(normed).flatten(2).transpose(1, 2)[:, None] for layer in (self.q, self.k, self.v)]
+        mixed = scaled_dot_product_attention(*projected)[:, 0].transpose(1, 2).view(x.shape)
         out: Tensor = x + self.proj_out(mixed)
         return out
 

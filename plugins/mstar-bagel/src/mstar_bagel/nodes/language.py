@@ -169,7 +169,7 @@ class MixedAttention(PreparedLayer):
         self._joined: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
 
     def slices(self) -> dict[str, Slice]:
-        """See Sharded."""
+        """Return the parts of both experts' weights that this rank holds."""
         sizes, slices = self._sizes, dict[str, Slice]()
         for suffix in ("", "_moe_gen"):
             slices |= head_slices(
@@ -422,8 +422,8 @@ class BagelLLM(nn.Module, NodeModule):
 
     def _markers(self, images: int) -> Tensor:
         """Return the embeddings of the markers of so many images, [2 * images, width]."""
-        rows: Tensor = self.language_model.model.embed_tokens(self.marker_ids)
-        return rows.repeat(images, 1)
+        embeds: Tensor = self.language_model.model.embed_tokens(self.marker_ids)
+        return embeds.repeat(images, 1)
 
 
 def _flat(parts: Tensor | Sequence[Tensor]) -> Tensor:

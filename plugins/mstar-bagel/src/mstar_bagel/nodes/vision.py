@@ -181,7 +181,7 @@ class ImageFeatures(nn.Module, CapturesFunction):
         self._replayed = CapturedFunction(self._alone, (1,))
 
     def capture(self, captures: GraphCache) -> None:
-        """See CapturesFunction."""
+        """Join the projections of each block and capture the encoding of small images."""
         for block in self.vit_model.vision_model.blocks:
             block.self_attn.join()
         self._replayed = CapturedFunction(self._alone, (1,), captures, self._is_small)

@@ -152,15 +152,15 @@ class FusedDecoder:
         window: int64 [B, 7 * frames] audio ids. noise: one float32 [B, count * rate] per block, for the steps of its
         span; None for no noise.
         """
-        rows, frames = window.shape[0], window.shape[1] // IDS_PER_FRAME
+        batch, frames = window.shape[0], window.shape[1] // IDS_PER_FRAME
         spans = self.spans(frames, keep)
-        bent = self._begin(window, rows, frames)
+        bent = self._begin(window, batch, frames)
         for index, (block, span) in enumerate(zip(self._blocks, spans, strict=True)):
-            bent = self._run_block(block, span, bent, rows, None if noise is None else noise[index])
+            bent = self._run_block(block, span, bent, batch, None if noise is None else noise[index])
         length = spans[-1].count * self._blocks[-1].rate
         count, channels = keep[1] - keep[0], self._blocks[-1].outer
-        out = torch.empty((rows, count), dtype=torch.int16 if is_pcm else torch.float32, device=window.device)
-        kernels.output_kernel[(rows, _tiles(count, OUTPUT_BLOCK))](
+        out = torch.empty((batch, count), dtype=torch.int16 if is_pcm else torch.float32, device=window.device)
+        kernels.output_kernel[(batch, _tiles(count, OUTPUT_BLOCK))](
             bent,
             self._output_taps,
             self._output_bias,
@@ -181,16 +181,16 @@ class FusedDecoder:
         return [whole[:, 0, first : first + count].contiguous() for whole, (first, count) in pairs]
 
     def seeded_noise(self, noise_params: Tensor, frames: int, keep: tuple[int, int]) -> list[Tensor]:
-        """Return noise of each row's seed and window, zeros for other modes. noise_params: int64 [3, B], see node."""
-        rows = noise_params.shape[1]
+        """Return noise of each window's seed and position, zeros for other modes. noise_params: int64 [3, B]."""
+        batch = noise_params.shape[1]
         places = self._noise_places(frames, keep)
         spans = self._spans_on_device(frames, keep, places)
         counts = [count for _, count in places]
-        out = torch.empty(rows * sum(counts), device=noise_params.device)
-        kernels.noise_kernel[(rows, _tiles(max(counts), NOISE_BLOCK), len(places))](
-            noise_params, spans, out, rows, CODEC_SALT, len(places), seeded_mode=SEEDED, block=NOISE_BLOCK
+        out = torch.empty(batch * sum(counts), device=noise_params.device)
+        kernels.noise_kernel[(batch, _tiles(max(counts), NOISE_BLOCK), len(places))](
+            noise_params, spans, out, batch, CODEC_SALT, len(places), seeded_mode=SEEDED, block=NOISE_BLOCK
         )
-        return list(out.split([rows * count for count in counts]))
+        return list(out.split([batch * count for count in counts]))
 
     def _noise_places(self, frames: int, keep: tuple[int, int]) -> list[tuple[int, int]]:
         spans = self.spans(frames, keep)
@@ -207,10 +207,10 @@ class FusedDecoder:
 
     # -- layers --------------------------------------------------------------------------------------------------
 
-    def _begin(self, window: Tensor, rows: int, frames: int) -> Tensor:
+    def _begin(self, window: Tensor, batch: int, frames: int) -> Tensor:
         steps, width = frames * max(VQ_STRIDES), self.config.latent
-        latent = torch.empty((rows * steps, width), device=window.device)
-        kernels.latent_kernel[(rows, steps, _tiles(width, LATENT_BLOCK))](
+        latent = torch.empty((batch * steps, width), device=window.device)
+        kernels.latent_kernel[(batch, steps, _tiles(width, LATENT_BLOCK))](
             window,
             self._tables,
             self._entry_taps,
@@ -225,16 +225,16 @@ class FusedDecoder:
         )
         return self._pointwise(latent, self._mixing, self._mixed, None)[1]
 
-    def _run_block(self, block: Block, span: Span, bent: Tensor, rows: int, noise: Tensor | None) -> Tensor:
+    def _run_block(self, block: Block, span: Span, bent: Tensor, batch: int, noise: Tensor | None) -> Tensor:
         length = span.count * block.rate
-        wide = torch.empty((rows * length, block.outer), device=bent.device)
+        wide = torch.empty((batch * length, block.outer), device=bent.device)
         other = torch.empty_like(wide)
-        self._upsample(block, span, bent, rows, wide, other, is_bent=noise is None)
+        self._upsample(block, span, bent, batch, wide, other, is_bent=noise is None)
         if noise is not None:
             wide, other = self._pointwise(wide, block.noisy, block.first, noise)
         bent, other = other, torch.empty_like(wide)
         for index, unit in enumerate(block.units):
-            self._unit(unit, bent, wide, other, rows, length, is_kept=index + 1 < len(block.units))
+            self._unit(unit, bent, wide, other, batch, length, is_kept=index + 1 < len(block.units))
             bent, other = other, bent
         return bent
 
@@ -263,9 +263,9 @@ class FusedDecoder:
         return wide, bent
 
     def _upsample(
-        self, block: Block, span: Span, x: Tensor, rows: int, out: Tensor, bent: Tensor, *, is_bent: bool
+        self, block: Block, span: Span, x: Tensor, batch: int, out: Tensor, bent: Tensor, *, is_bent: bool
     ) -> None:
-        taken, columns = rows * (span.count + 1), block.rate * block.outer
+        taken, columns = batch * (span.count + 1), block.rate * block.outer
         cut = self._tile("upsample", taken, columns)
         kernels.upsample_kernel[(_tiles(taken, cut.bm), _tiles(columns, cut.bn))](
             x,
@@ -289,11 +289,11 @@ class FusedDecoder:
         )
 
     def _unit(
-        self, unit: Unit, bent: Tensor, wide: Tensor, out: Tensor, rows: int, length: int, *, is_kept: bool
+        self, unit: Unit, bent: Tensor, wide: Tensor, out: Tensor, batch: int, length: int, *, is_kept: bool
     ) -> None:
         channels = unit.product.columns
-        cut = self._tile("unit", rows * length, channels)
-        kernels.unit_kernel[(rows * _tiles(length, cut.bm), _tiles(channels, cut.bn))](
+        cut = self._tile("unit", batch * length, channels)
+        kernels.unit_kernel[(batch * _tiles(length, cut.bm), _tiles(channels, cut.bn))](
             bent,
             wide,
             unit.taps,

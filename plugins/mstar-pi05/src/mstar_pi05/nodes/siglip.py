@@ -171,7 +171,7 @@ class Cameras(nn.Module, CapturesFunction):
         self._replayed = CapturedFunction(self.vectors, CAPTURED, captures)
 
     def warmup_requests(self) -> Sequence[WarmupRequest]:
-        """See NodeModule."""
+        """Return requests with the usual numbers of cameras."""
         return of_cameras(self._sizes)
 
     def forward(self, *, images: Tensor, tokens: Tensor | Sequence[Tensor]) -> dict[str, list[Tensor]]:

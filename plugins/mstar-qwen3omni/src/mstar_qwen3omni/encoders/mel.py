@@ -114,7 +114,7 @@ class LogMel(nn.Module):
         place = (torch.arange(width, device=device) - LENGTH // 2).remainder(period)
         mirrored = torch.where(place > last, period - place, place).clamp(min=0)
         flat = torch.cat(list(clips)) if len(clips) > 1 else clips[0]
-        # A clip without samples has no frames either; any sample may stand in for its own.
+        # The index of an empty clip may be out of range. Clamping is safe, because such a clip has no frames.
         return flat[(mirrored + sizes[1][:, None]).clamp(max=len(flat) - 1)].double()
 
     def _made(self, device: torch.device) -> tuple[Tensor, Tensor]:

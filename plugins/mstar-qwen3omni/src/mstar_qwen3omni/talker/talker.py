@@ -112,10 +112,12 @@ class Talker(nn.Module):
             assert text is not None and last_hidden is not None and text_ended is not None and random is not None
             assert code_predictor_temperature is not None and code_predictor_top_k is not None
             assert code_predictor_top_p is not None
-            rows = len(last_hidden)
+            sequences = len(last_hidden)
             rule = (code_predictor_temperature, code_predictor_top_k, code_predictor_top_p)
-            frame = self.predict(last_hidden, code0.view(rows), random, *(values.view(rows) for values in rule))
-            said, text_ended = self.text_vectors(text.view(rows), text_ended.view(rows, 1))
+            frame = self.predict(
+                last_hidden, code0.view(sequences), random, *(values.view(sequences) for values in rule)
+            )
+            said, text_ended = self.text_vectors(text.view(sequences), text_ended.view(sequences, 1))
             x = self.frame_vectors(frame) + said
             hidden = self.model(x, positions, kv)
             return {"hidden": hidden, "frame": frame.clamp(min=0), "last_hidden": hidden, "text_ended": text_ended}
@@ -166,10 +168,10 @@ class Talker(nn.Module):
 
     def opening_vectors(self, text: Tensor, voice: Tensor) -> Tensor:
         """Return the vectors of positions 3 to 8 of section 10: [B, 6, width]. text: int64 [B], the first id."""
-        rows = len(text)
-        ids = torch.cat([self.opening_ids.expand(rows, -1), text[:, None]], dim=1)
-        spoken = self.voice_codes[voice.view(rows, -1)[:, 0]]
-        codes = self.opening_codes.expand(rows, -1)
+        sequences = len(text)
+        ids = torch.cat([self.opening_ids.expand(sequences, -1), text[:, None]], dim=1)
+        spoken = self.voice_codes[voice.view(sequences, -1)[:, 0]]
+        codes = self.opening_codes.expand(sequences, -1)
         codes = torch.cat([codes[:, :3], spoken[:, None], codes[:, 3:]], dim=1)
         vectors: Tensor = self.project_text(ids) + self.model.codec_embedding(codes)
         return vectors

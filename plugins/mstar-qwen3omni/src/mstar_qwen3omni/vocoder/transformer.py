@@ -56,9 +56,9 @@ class WindowAttention(nn.Module):
         ):
             part.weight.data = weight
 
-    def forward(self, x: Tensor, rows: int, rotation: Rotation, mask: Tensor) -> Tensor:
-        """Return x's shape. x: [rows * T, width]; mask: bool [T, T], true where a query sees a key."""
-        query, key, value = (head.unflatten(0, (rows, -1)).transpose(1, 2) for head in self._rotated(x, rotation))
+    def forward(self, x: Tensor, batch: int, rotation: Rotation, mask: Tensor) -> Tensor:
+        """Return x's shape. x: [B * T, width]; mask: bool [T, T], true where a query sees a key."""
+        query, key, value = (head.unflatten(0, (batch, -1)).transpose(1, 2) for head in self._rotated(x, rotation))
         mixed = scaled_dot_product_attention(
             query, key, value, attn_mask=mask, enable_gqa=query.shape[1] != key.shape[1]
         )
@@ -66,7 +66,7 @@ class WindowAttention(nn.Module):
         return out
 
     def _rotated(self, x: Tensor, rotation: Rotation) -> tuple[Tensor, ...]:
-        """Return queries, keys and values, [rows * T, heads, head_dim] each, the first two rotated."""
+        """Return queries, keys and values, [B * T, heads, head_dim] each, the first two rotated."""
         if self._joined is not None and x.is_cuda:
             heads, kv_heads = (projection.out_features // self.head_dim for projection in (self.q_proj, self.k_proj))
             packed = linear(x, self._joined)
@@ -90,9 +90,9 @@ class FrameBlock(nn.Module):
         self.mlp = GatedMLP(sizes.width, sizes.mlp)
         self.mlp_layer_scale = LayerScale(sizes.width)
 
-    def forward(self, x: Tensor, rows: int, rotation: Rotation, mask: Tensor) -> Tensor:
-        """Return x's shape. x: [rows * T, width]."""
-        branch = self.self_attn(self.input_layernorm(x), rows, rotation, mask)
+    def forward(self, x: Tensor, batch: int, rotation: Rotation, mask: Tensor) -> Tensor:
+        """Return x's shape. x: [B * T, width]."""
+        branch = self.self_attn(self.input_layernorm(x), batch, rotation, mask)
         x, normed = self.post_attention_layernorm.after_add(x, self.self_attn_layer_scale(branch))
         out: Tensor = x + self.mlp_layer_scale(self.mlp(normed))
         return out
@@ -116,13 +116,13 @@ class PreTransformer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x's shape. x: [B, T, width]."""
-        rows, frames = x.shape[:2]
+        batch, frames = x.shape[:2]
         place = torch.arange(frames, device=x.device)
         mask = self._mask(place)
-        rotation = self.rotary(place.repeat(rows))
+        rotation = self.rotary(place.repeat(batch))
         flat = x.flatten(0, 1)
         for layer in self.layers:
-            flat = layer(flat, rows, rotation, mask)
+            flat = layer(flat, batch, rotation, mask)
         out: Tensor = self.norm(flat)
         return out.view_as(x)
 

@@ -40,7 +40,7 @@ FRAME_RANK: Final = 3
 POSE_RANK: Final = 1
 """Dimensions of one state."""
 
-Rows = Union["Tensor", list["Tensor"]]
+PerSequence = Union["Tensor", list["Tensor"]]
 """A port's value: shared by all sequences, one per sequence on a first axis, or a list of one per sequence."""
 
 
@@ -85,15 +85,15 @@ class ActionPredictor(nn.Module, NodeModule):
         positions: Tensor,
         normalize_reps: Tensor,
         step: Tensor | None = None,
-        frame: Rows | None = None,
-        state: Rows | None = None,
-        actions: Rows | None = None,
-        states: Rows | None = None,
-        extrinsics: Rows | None = None,
-        given_frames: Rows | None = None,
-        given_actions: Rows | None = None,
-        given_states: Rows | None = None,
-        given_extrinsics: Rows | None = None,
+        frame: PerSequence | None = None,
+        state: PerSequence | None = None,
+        actions: PerSequence | None = None,
+        states: PerSequence | None = None,
+        extrinsics: PerSequence | None = None,
+        given_frames: PerSequence | None = None,
+        given_actions: PerSequence | None = None,
+        given_states: PerSequence | None = None,
+        given_extrinsics: PerSequence | None = None,
     ) -> dict[str, Tensor]:
         """Run one frame of each sequence, all tokens packed.
 
@@ -104,25 +104,27 @@ class ActionPredictor(nn.Module, NodeModule):
         one tensor per sequence if lengths differ; otherwise all sequences share it. Returns next_frame float32 [R, 1,
         S, width] and next_state float32 [R, 7].
         """
-        rows = positions.numel() // self.frame_tokens
-        at = None if step is None else self._per_row(step, rows)
+        sequences = positions.numel() // self.frame_tokens
+        at = None if step is None else self._per_sequence(step, sequences)
         if given_frames is not None:
             assert given_actions is not None and given_states is not None
-            latents = _chosen(given_frames, at, rows, FRAME_RANK)
+            latents = _chosen(given_frames, at, sequences, FRAME_RANK)
             moves, cameras = given_actions, given_extrinsics
-            pose = _chosen(given_states, at, rows, POSE_RANK + 1)
+            pose = _chosen(given_states, at, sequences, POSE_RANK + 1)
         else:
             assert frame is not None and state is not None and actions is not None
-            latents = _chosen(frame, None, rows, FRAME_RANK)
+            latents = _chosen(frame, None, sequences, FRAME_RANK)
             moves, cameras = actions, extrinsics
-            pose = _each(state, rows, POSE_RANK) if states is None else _chosen(states, at, rows, POSE_RANK + 1)
-        action = _chosen(moves, at, rows, POSE_RANK + 1)
-        camera = None if cameras is None else _chosen(cameras, at, rows, POSE_RANK + 1)
+            pose = (
+                _each(state, sequences, POSE_RANK) if states is None else _chosen(states, at, sequences, POSE_RANK + 1)
+            )
+        action = _chosen(moves, at, sequences, POSE_RANK + 1)
+        camera = None if cameras is None else _chosen(cameras, at, sequences, POSE_RANK + 1)
         x, rotation, next_state = self.begin(latents, action, pose, camera, positions)
         if isinstance(kv, AppendOnlyView):
             self.keep(x, rotation, kv.inner)
             return {}
-        following = self.end(self.run(x, rotation, kv), self._per_row(normalize_reps, rows))[:, None]
+        following = self.end(self.run(x, rotation, kv), self._per_sequence(normalize_reps, sequences))[:, None]
         return {"next_frame": following, "next_state": next_state}
 
     def working_bytes(self, tokens: int) -> int:
@@ -139,7 +141,7 @@ class ActionPredictor(nn.Module, NodeModule):
         return frames + tokens * ((2 * width + 2 * inner) * value_bytes + 2 * latent_bytes)
 
     def trace(self, compiling: Compiling) -> None:
-        """See NodeModule."""
+        """Run the kernels of one frame."""
         self.warm_up()
 
     def warm_up(self) -> None:
@@ -216,9 +218,9 @@ class ActionPredictor(nn.Module, NodeModule):
         latents: Tensor = _kernels().latents(values, branch.bias, is_needed, LATENT_EPS, skip)
         return latents
 
-    def _per_row(self, numbers: Tensor, rows: int) -> Tensor:
+    def _per_sequence(self, numbers: Tensor, sequences: int) -> Tensor:
         """Return the number that the tokens of each sequence share: [R]."""
-        return numbers.expand(rows * self.frame_tokens).view(rows, -1)[:, 0]
+        return numbers.expand(sequences * self.frame_tokens).view(sequences, -1)[:, 0]
 
 
 def _kernels() -> ModuleType:
@@ -230,46 +232,46 @@ class _Alone:
     """KV view of a single frame without a cache."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
-        """See KVView."""
+        """Attend to this frame alone."""
         assert scale is None
         return attend_all(query[None], key[None], value[None])[0]
 
 
-def _chosen(value: Rows, at: Tensor | None, rows: int, rank: int) -> Tensor:
+def _chosen(value: PerSequence, at: Tensor | None, sequences: int, rank: int) -> Tensor:
     """Return one list entry per sequence, [R, ...]. value: as for `_each`; at: int64 [R], None = first entry.
 
     A list of one entry is already the entry of the sequence's step.
     """
     if isinstance(value, list):
-        return _from_lists(value, at, rows, rank)
-    values = _each(value, rows, rank)
+        return _from_lists(value, at, sequences, rank)
+    values = _each(value, sequences, rank)
     if at is None or values.shape[1] == 1:
         return values[:, 0]
-    return values[torch.arange(rows, device=values.device), at]
+    return values[torch.arange(sequences, device=values.device), at]
 
 
-def _each(value: Rows, rows: int, rank: int) -> Tensor:
+def _each(value: PerSequence, sequences: int, rank: int) -> Tensor:
     """Return one value per sequence, [R, ...]. value: shared, of `rank` dimensions, or with sequences in front."""
     if isinstance(value, list):
         value = torch.stack(value)
-    values = value if value.dim() > rank else value.expand(rows, *value.shape)
-    if len(values) != rows:
-        raise _wrong_rows(len(values), rows, f"shape {list(value.shape)}, {rank} dimensions without sequences")
+    values = value if value.dim() > rank else value.expand(sequences, *value.shape)
+    if len(values) != sequences:
+        raise _wrong_count(len(values), sequences, f"shape {list(value.shape)}, {rank} dimensions without sequences")
     return values
 
 
-def _from_lists(values: list[Tensor], at: Tensor | None, rows: int, rank: int) -> Tensor:
+def _from_lists(values: list[Tensor], at: Tensor | None, sequences: int, rank: int) -> Tensor:
     """Return one entry per sequence from lists of different lengths, by one lookup in their concatenation."""
-    if len(values) != rows or any(value.dim() != rank for value in values):
-        raise _wrong_rows(len(values), rows, f"shapes {[list(value.shape) for value in values]}")
+    if len(values) != sequences or any(value.dim() != rank for value in values):
+        raise _wrong_count(len(values), sequences, f"shapes {[list(value.shape) for value in values]}")
     lengths = [0, *(len(value) for value in values[:-1])]
     starts = torch.tensor(lengths).cumsum(0).to(values[0].device, non_blocking=True)
     return torch.cat(values).index_select(0, starts if at is None else starts + at)
 
 
-def _wrong_rows(count: int, rows: int, detail: str) -> EngineError:
+def _wrong_count(count: int, sequences: int, detail: str) -> EngineError:
     return EngineError(
-        f"node ac_predictor got values of {count} sequences in a step of {rows}",
+        f"node ac_predictor got values of {count} sequences in a step of {sequences}",
         detail,
         "each candidate is a sequence of the step that computes it",
         node="ac_predictor",

@@ -153,19 +153,19 @@ class _EncoderNode(nn.Module, NodeModule):
         self.encoder = Encoder(config)
 
     def idle(self) -> bool:
-        """See Encoder."""
+        """Capture the next bucket of the encoder. Returns whether there was one."""
         return self.encoder.idle()
 
     def counters(self) -> dict[str, float]:
-        """See Encoder."""
+        """Return the counters of the encoder's CUDA graphs."""
         return self.encoder.counters()
 
     def trace(self, compiling: Compiling) -> None:
-        """See NodeModule."""
+        """Run the kernels of the encoder."""
         self.warm_up()
 
     def warm_up(self) -> None:
-        """See Encoder."""
+        """Warm up the encoder."""
         self.encoder.warm_up()
 
 
@@ -184,14 +184,16 @@ class ClipEncoder(_EncoderNode):
         layers, instead of it, pooled ([width], or [T, width] for mean_space) and layer_hidden [l, N, width].
         """
         chosen = [] if layers is None else layers.tolist()
-        hidden, kept = self.encoder(pixel_values_videos, {number for row in chosen for number in row})
+        hidden, kept = self.encoder(pixel_values_videos, {number for numbers in chosen for number in numbers})
         if pooling is None:
             return {"encoder_hidden": hidden}
         outputs: dict[str, Tensor | list[Tensor | None]] = {}
         plain = hidden.float()
         if chosen:
-            rows = (torch.stack([kept[number][index].float() for number in row]) for index, row in enumerate(chosen))
-            outputs["layer_hidden"] = torch.stack(list(rows))
+            of_clips = [
+                torch.stack([kept[number][index].float() for number in numbers]) for index, numbers in enumerate(chosen)
+            ]
+            outputs["layer_hidden"] = torch.stack(of_clips)
         how = pooling.tolist()
         if POOLS.intersection(how):
             outputs["pooled"] = [self._pooled(plain[index], kind) for index, kind in enumerate(how)]

@@ -47,7 +47,7 @@ class MaskedPredictor(nn.Module, NodeModule):
         return {"predicted_hidden": predicted.float(), "window": window}
 
     def trace(self, compiling: Compiling) -> None:
-        """See NodeModule."""
+        """Run the kernels of one prediction."""
         self.warm_up()
 
     def warm_up(self) -> None:
