@@ -262,11 +262,11 @@ def test_a_replay_runs_with_the_clock_and_its_speed(tmp_path: Path) -> None:
 
 
 def test_seeking_shows_the_same_state_as_playing(tmp_path: Path) -> None:
-    found = read_recording(recorded(tmp_path))
-    played = ReplaySession(found, clock=lambda: 0.0)
+    recording = read_recording(recorded(tmp_path))
+    played = ReplaySession(recording, clock=lambda: 0.0)
     played.start()
     pictures = {}
-    for _ in found.lines:
+    for _ in recording.lines:
         pictures[played._index] = played.store.snapshot()
         played.step(1)
     for index in (3, 60, 7, 75, 2, 41):
@@ -287,8 +287,8 @@ def test_an_incomplete_recording_plays_to_its_end(tmp_path: Path) -> None:
     whole = recorded(tmp_path)
     cut = tmp_path / "cut.gz"
     cut.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
-    found = read_recording(cut)
-    assert found.is_cut and 0 < len(found.lines) < len(read_recording(whole).lines)
+    recording = read_recording(cut)
+    assert recording.is_cut and 0 < len(recording.lines) < len(read_recording(whole).lines)
 
 
 def test_other_files_are_not_recordings(tmp_path: Path) -> None:

@@ -41,8 +41,8 @@ def test_kernels_of_rotation(heads: int, head_dim: int, rows: int) -> None:
     assert rotary.rotate_append(pool, places, x[0].flatten(1), rotation, heads).isfinite().all()
     weight = torch.randn(3 * heads * head_dim, 512, device="cuda").bfloat16()
     if gemm.supports(weight) and gemm.can_rotate(weight, pool, head_dim):
-        given = torch.randn(rows, 512, device="cuda").bfloat16()
-        query = gemm.qkv_rotary(given, weight, weight[:, 0].contiguous(), rotation, pool, places)
+        inputs = torch.randn(rows, 512, device="cuda").bfloat16()
+        query = gemm.qkv_rotary(inputs, weight, weight[:, 0].contiguous(), rotation, pool, places)
         assert query.shape == (rows, heads, head_dim) and query.isfinite().all() and pool.isfinite().all()
 
 
@@ -52,8 +52,8 @@ def test_kernels_of_products(rows: int) -> None:
 
     x, weight = torch.randn(rows, 512, device="cuda").bfloat16(), torch.randn(256, 512, device="cuda").bfloat16()
     assert gemm.supports(weight)
-    for made in (gemm.linear(x, weight, weight[:, 0].contiguous()), gemm.split_k(x, weight).sum(0)):
-        assert made.shape == (rows, 256) and made.isfinite().all()
+    for actual in (gemm.linear(x, weight, weight[:, 0].contiguous()), gemm.split_k(x, weight).sum(0)):
+        assert actual.shape == (rows, 256) and actual.isfinite().all()
     assert gemm.linear(x, weight, weight[:, 0].contiguous(), is_gelu=True).isfinite().all()
 
 
@@ -71,13 +71,13 @@ def test_kernels_of_clusters(rows: int, outputs: int, inputs: int) -> None:
     assert cluster.supports(x, weight) and not cluster.supports(x[: rows // 2], weight)
     assert cluster.config_of(weight, cluster.LINEAR) == (cluster.WIDER if outputs > 4000 else cluster.NARROW)
     assert (cluster.config_of(weight, cluster.SPLIT_K) == cluster.RESIDENT) == (outputs == 336)
-    wanted = x.double() @ weight.double().T
-    made = {
-        "whole": (cluster.linear(x, weight, bias), wanted + bias.double()),
-        "gelu": (cluster.linear(x, weight, bias, is_gelu=True), torch.nn.functional.gelu(wanted + bias.double())),
-        "parts": (cluster.split_k(x, weight).sum(0), wanted),
+    expected = x.double() @ weight.double().T
+    actual = {
+        "whole": (cluster.linear(x, weight, bias), expected + bias.double()),
+        "gelu": (cluster.linear(x, weight, bias, is_gelu=True), torch.nn.functional.gelu(expected + bias.double())),
+        "parts": (cluster.split_k(x, weight).sum(0), expected),
     }
-    for name, (found, reference) in made.items():
+    for name, (found, reference) in actual.items():
         error = (found.double() - reference).norm() / reference.norm()
         assert error < (1e-5 if name == "parts" else 4e-3), (name, float(error))
     assert torch.equal(cluster.split_k(x, weight), cluster.split_k(x, weight))
@@ -149,17 +149,17 @@ def test_kernels_of_beginnings(
     poses[1, 0, 0, 3:6] = torch.tensor([0.3, torch.pi / 2, 0.2])
     poses[0, 0, 1, 3:6] = 0.0
     layers = [torch.nn.Linear(count, width, device="cuda").requires_grad_(False) for count in (7, 7, 6)[:conditions]]
-    given = [poses[0, :, 1], poses[1, :, 0], torch.randn(rows, 6, device="cuda")][:conditions]
+    inputs = [poses[0, :, 1], poses[1, :, 0], torch.randn(rows, 6, device="cuda")][:conditions]
     ids = torch.cat([torch.zeros(conditions, dtype=torch.int64), torch.arange(side * side)]).cuda()
     places, rotary = (ids // side, ids % side), Rotary3D(head_dim).to("cuda")
     time = torch.arange(5, 5 + rows, device="cuda").repeat_interleave(tokens)
-    begun = embed_head.embed_frame(latents, list(zip(layers, given, strict=True)), time, places, rotary, dtype)
-    for number, (layer, value) in enumerate(zip(layers, given, strict=True)):
+    begun = embed_head.embed_frame(latents, list(zip(layers, inputs, strict=True)), time, places, rotary, dtype)
+    for number, (layer, value) in enumerate(zip(layers, inputs, strict=True)):
         assert (begun.x[:, number].float() - layer(value)).abs().max() < (1e-5 if dtype == torch.float32 else 3e-2)
     assert torch.equal(begun.given, latents.to(dtype))
-    expected = rotary(time, *(each.repeat(rows) for each in places))
+    expected = rotary(time, *(place.repeat(rows) for place in places))
     assert all((a - b).abs().max() < 1e-5 for a, b in zip(begun.rotation, expected, strict=True))
-    assert (begun.next_state - moved(given[1], given[0])).abs().max() < 1e-5
+    assert (begun.next_state - moved(inputs[1], inputs[0])).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize(("slices", "skip"), [(1, 0), (2, 2), (4, 0)])
@@ -167,13 +167,13 @@ def test_kernels_of_latents(slices: int, skip: int) -> None:
     from mstar_vjepa2.kernels import embed_head
     from mstar_vjepa2.nodes.encoder import LATENT_EPS, latents_of
 
-    hidden, wanted = torch.randn(slices, 3, 7, 1408, device="cuda"), torch.tensor([1, 0, 1], device="cuda")
+    hidden, expected = torch.randn(slices, 3, 7, 1408, device="cuda"), torch.tensor([1, 0, 1], device="cuda")
     bias = torch.randn(1408, device="cuda").bfloat16() if skip else None
-    found = embed_head.latents(hidden, bias, wanted[:, None].expand(-1, 2)[:, 0], LATENT_EPS, skip)
+    actual = embed_head.latents(hidden, bias, expected[:, None].expand(-1, 2)[:, 0], LATENT_EPS, skip)
     whole = hidden.sum(0) if bias is None else hidden.sum(0) + bias.float()
-    assert (found.cpu() - latents_of(whole[:, skip:].cpu(), wanted.bool().cpu())).abs().max() < 1e-4
-    plain = latents_of(hidden[0].bfloat16(), wanted.bool())
-    assert (plain.cpu() - latents_of(hidden[0].bfloat16().cpu(), wanted.bool().cpu())).abs().max() < 1e-4
+    assert (actual.cpu() - latents_of(whole[:, skip:].cpu(), expected.bool().cpu())).abs().max() < 1e-4
+    plain = latents_of(hidden[0].bfloat16(), expected.bool())
+    assert (plain.cpu() - latents_of(hidden[0].bfloat16().cpu(), expected.bool().cpu())).abs().max() < 1e-4
 
 
 def test_kernels_are_all_run_here() -> None:
@@ -185,5 +185,5 @@ def test_kernels_are_all_run_here() -> None:
     test_kernels_of_products(3)
     test_kernels_of_frames(1, 300)
     torch.cuda.synchronize()
-    found = launched("mstar_vjepa2")
-    assert found and all(found.values()), {name for name, has_run in found.items() if not has_run}
+    actual = launched("mstar_vjepa2")
+    assert actual and all(actual.values()), {name for name, has_run in actual.items() if not has_run}
