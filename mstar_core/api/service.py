@@ -183,7 +183,9 @@ class Service:
         self.limits = media_limits(api)
         self._detokenizer = detokenizer
         self.burst = WriteBatch()
-        self.telemetry = RequestTelemetry(clock, lambda: f"all {self.admission.slots} slots are in use")
+        self.telemetry = RequestTelemetry(
+            clock, lambda: f"all {self.admission.max_concurrent_requests} slots are in use"
+        )
         self.telemetry.on_end = metrics.ended
         link.gauges, link.news = self._gauges, self.telemetry.take
         metrics.inflight.set_function(lambda: self.admission.running)
@@ -194,8 +196,8 @@ class Service:
         return {
             "requests_running": self.admission.running,
             "requests_waiting": self.admission.waiting,
-            "slots": self.admission.slots,
-            "queue": self.admission.queue,
+            "slots": self.admission.max_concurrent_requests,
+            "queue": self.admission.max_queue,
             **{what: self.telemetry.counts[what] for what in ("finished", "failed", "cancelled", "refused")},
             "pool_busy": self.pool.busy,
             "bodies_bytes": self.held.size_bytes,
