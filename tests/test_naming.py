@@ -33,8 +33,8 @@ TOPICS = {"conformance", "docs", "golden", "gpu", "http", "mini", "mutations", "
 MISNAMED = {
     f"test_{name}.py"
     for name in (
-        "buffer_ring columns compiling golden_engines graphs host_outputs inner_graphs iterations_ahead packed_graphs"
-        " pages pass_graphs prefill_graphs reading recording replays_ahead step_times upload_counts warmup_requests"
+        "buffer_ring compiling golden_engines graphs packed_graphs"
+        " pages pass_graphs prefill_graphs recording replays_ahead upload_counts"
     ).split()
 }
 """Files of tests/engine that are older than the rule."""

@@ -24,13 +24,14 @@ from mstar_core.engine.kv.settings import KVSettings
 from mstar_core.engine.stateless.engine import StatelessEngine
 from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
 from mstar_core.graph.declare.nodes import STEP, Attend
-from mstar_core.layers.kv_view import KVModule
+from mstar_core.layers.kv_view import KVModule, PlacedView
 from mstar_core.plugin.model import ModelContext
 from mstar_core.weights.building import building
 from mstar_vjepa2.checkpoint.config import ActionConfig, EncoderConfig, VitConfig, read_action
 from mstar_vjepa2.graph import CARRY, NORMALIZE, Sizes, build_ac
 from mstar_vjepa2.model import Vjepa2Ac
 from mstar_vjepa2.nodes.ac_predictor import ActionPredictor
+from mstar_vjepa2.nodes.blocks import frame_kernel
 from mstar_vjepa2.nodes.encoder import FrameEncoder
 from mstar_vjepa2.params import POSE
 from mstar_vjepa2.plugin import mstar_models
@@ -263,7 +264,13 @@ def attending(facts: ActionConfig, cached: int, device: torch.device, dtype: tor
 
 def _attended(passes: AttentionBuffers, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     passes.reset()
-    return passes.view.attend(0, query, key, value)
+    if not isinstance(passes.view, PlacedView):
+        return passes.view.attend(0, query, key, value)
+    from mstar_core.engine.attention.kernels.page_copies import append
+
+    pool, places = passes.view.places(0)
+    append(pool, pool.shape[2], places, key, value)
+    return passes.view.attend_placed(0, query, kernel=frame_kernel(query))
 
 
 def block_weights(vit: VitConfig) -> int:

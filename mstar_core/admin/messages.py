@@ -58,13 +58,13 @@ def parts(request: Request) -> list[str]:
 
 def body(request: Request, fields: dict[str, type]) -> dict[str, Any]:
     """Return a JSON object that has only these fields. Raises UsageError."""
-    found = json_object(request)
-    for name, value in found.items():
+    values = json_object(request)
+    for name, value in values.items():
         if name not in fields:
             raise UsageError(f"unknown field {name!r}", hint=did_you_mean(name, fields))
         if not isinstance(value, fields[name]) or isinstance(value, bool):
             raise UsageError(f"{name} must be of type {fields[name].__name__}", hint="see /v1/openapi.json")
-    return found
+    return values
 
 
 def json_object(request: Request) -> dict[str, Any]:
@@ -72,28 +72,28 @@ def json_object(request: Request) -> dict[str, Any]:
     if not request.body:
         return {}
     try:
-        found = msgspec.json.decode(request.body)
+        value = msgspec.json.decode(request.body)
     except msgspec.DecodeError as error:
         raise UsageError("the body is not JSON", str(error), "send a JSON object") from error
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise UsageError("the body is not a JSON object", hint="send a JSON object")
-    return found
+    return value
 
 
 def find_request(log: RequestLog, request: Request, name: str) -> RequestRecord:
     """Return the newest request with that client id, or the one of `handle`. Raises NotFound with the nearest id."""
     handle = whole(request, "handle", 0) if "handle" in request.args else None
-    found = log.find(name, handle)
-    if found is None:
-        ids = {record.api.id for record in log.all() if record.api.id}
+    record = log.find(name, handle)
+    if record is None:
+        ids = {other.api.id for other in log.all() if other.api.id}
         hint = did_you_mean_one_of(name, ids) or f"it knows {len(ids)} requests; mstarctl requests lists them"
         raise NotFound(f"no request {name!r}", hint=hint, kind="request", name=name, code="request_not_found")
-    return found
+    return record
 
 
-def ordered(rows: list[RequestItem], sort: str, now: float) -> list[dict[str, Any]]:
-    """Return rows with every field, sorted by a field (`-` before it: descending). Raises UsageError."""
-    items = [request_item(row, now) for row in rows]
+def ordered(requests: list[RequestItem], sort: str, now: float) -> list[dict[str, Any]]:
+    """Return requests with every field, sorted by a field (`-` before it: descending). Raises UsageError."""
+    items = [request_item(request, now) for request in requests]
     field = sort.removeprefix("-")
     if not field:
         return items

@@ -75,11 +75,11 @@ class Recordings:
         key = secrets.token_hex(4)
         self._folder.mkdir(mode=0o700, exist_ok=True)
         path = self._folder / f"{key}.ndjson"
-        made = Recording(
+        recording = Recording(
             id=key, name=name[:200], limit_bytes=min(max_bytes or room, room), path=path, file=path.open("xb")
         )
-        self._all[key] = made
-        return made
+        self._all[key] = recording
+        return recording
 
     def all(self) -> list[Recording]:
         """Return all recordings, oldest first."""

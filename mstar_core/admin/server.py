@@ -122,7 +122,7 @@ class AdminServer:
             "config": self._reads(lambda: payloads.config(target)),
             "clock": self._reads(lambda: {"monotonic": target.hub.now(), "time": time.time()}),
             "openapi": self._reads(openapi_document),
-            "recordings": self._reads(lambda: {"items": [each.facts() for each in self._recordings.all()]}),
+            "recordings": self._reads(lambda: {"items": [recording.facts() for recording in self._recordings.all()]}),
             "drain": self._acts(lambda: target.drain("asked to drain")),
             "resume": self._acts(target.resume),
             "reload": self._reload,
@@ -146,11 +146,11 @@ class AdminServer:
             "erase": self._erase,
         }
 
-    def _reads(self, made: Callable[[], Any], *, is_fresh: bool = False) -> Handler:
+    def _reads(self, make: Callable[[], Any], *, is_fresh: bool = False) -> Handler:
         async def read(request: Request) -> HTTPResponse:
             if is_fresh:
                 self._deployment.publisher.refresh(now_all=True)
-            return _json(made())
+            return _json(make())
 
         return read
 
@@ -178,9 +178,13 @@ class AdminServer:
         chosen = Filter.parse(request.args.get("filter", ""))
         limit, since = whole(request, "limit", 100, LIMIT), number(request, "since", None)
         now, log = self._deployment.hub.now(), self._deployment.publisher.requests
-        rows = [record.request(self._deployment.spec.model, now) for record in log.all()]
-        rows = [row for row in rows if chosen.takes(row, now) and (since is None or now - row.started <= since)]
-        items = ordered(rows, request.args.get("sort", ""), now)
+        requests = [record.request(self._deployment.spec.model, now) for record in log.all()]
+        requests = [
+            status
+            for status in requests
+            if chosen.takes(status, now) and (since is None or now - status.started <= since)
+        ]
+        items = ordered(requests, request.args.get("sort", ""), now)
         return _json({"items": items[:limit], "truncated": max(0, len(items) - limit)})
 
     async def _request(self, request: Request, key: str) -> HTTPResponse:
@@ -247,8 +251,8 @@ class AdminServer:
         return self._acted(request, self._deployment.reload)
 
     async def _log_level(self, request: Request) -> HTTPResponse:
-        asked = body(request, {"level": str, "children": list})
-        level, names = str(asked.get("level", "")).upper(), [str(name) for name in asked.get("children", [])]
+        fields = body(request, {"level": str, "children": list})
+        level, names = str(fields.get("level", "")).upper(), [str(name) for name in fields.get("children", [])]
         if level not in LEVELS:
             raise UsageError(f"no log level {level!r}", hint=did_you_mean(level, LEVELS))
         known = [*self._deployment.children, "supervisor"]
@@ -266,8 +270,8 @@ class AdminServer:
         return self._acted(request, act)
 
     async def _record(self, request: Request) -> HTTPResponse:
-        asked = body(request, {"name": str, "max_bytes": int})
-        return self._acted(request, lambda: self._recordings.begin(**asked).facts(), 201)
+        fields = body(request, {"name": str, "max_bytes": int})
+        return self._acted(request, lambda: self._recordings.begin(**fields).facts(), 201)
 
     async def _recording(self, request: Request, key: str) -> HTTPResponse | None:
         if not flag(request, "lines"):

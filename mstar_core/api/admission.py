@@ -22,15 +22,20 @@ LONGEST_WAIT_S: Final = 60
 class AdmissionQueue:
     """Slots and queue places of requests. A request holds a place until it ends, and a slot while it runs.
 
-    Invariant: running + waiting + preparing == places held, running <= slots.
+    Invariant: running + waiting + preparing == places held, running <= max_concurrent_requests.
     """
 
     def __init__(
-        self, slots: int, queue: int, clock: Callable[[], float] = time.monotonic, *, per_key: int = 0
+        self,
+        max_concurrent_requests: int,
+        max_queue: int,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        per_key: int = 0,
     ) -> None:
         """per_key: places that one API key may hold at once; 0: no limit."""
-        self.slots = slots
-        self.queue = queue
+        self.max_concurrent_requests = max_concurrent_requests
+        self.max_queue = max_queue
         self.per_key = per_key
         self.running = 0
         self.places = 0
@@ -47,7 +52,7 @@ class AdmissionQueue:
     @property
     def is_free(self) -> bool:
         """Return whether a new request gets a slot immediately; implies that no request waits."""
-        return self.running < self.slots
+        return self.running < self.max_concurrent_requests
 
     def check(self, key: str = "", count: int = 1) -> None:
         """Raise Overloaded if fewer than `count` places are left. Called before the body is read."""
@@ -58,7 +63,7 @@ class AdmissionQueue:
                 retry_after_s=self.retry_after_s(),
                 code="key_limit",
             )
-        if self.places + count > self.slots + self.queue:
+        if self.places + count > self.max_concurrent_requests + self.max_queue:
             raise Overloaded(
                 "the queue is full",
                 hint=f"{self.running} requests are running and {self.waiting} are waiting; retry later",
@@ -96,7 +101,7 @@ class AdmissionQueue:
         return turn
 
     def _admit(self) -> None:
-        while self._waiting and self.running < self.slots:
+        while self._waiting and self.running < self.max_concurrent_requests:
             turn = self._waiting.popleft()
             if not turn.done():
                 self.running += 1

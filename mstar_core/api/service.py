@@ -183,7 +183,9 @@ class Service:
         self.limits = media_limits(api)
         self._detokenizer = detokenizer
         self.burst = WriteBatch()
-        self.telemetry = RequestTelemetry(clock, lambda: f"all {self.admission.slots} slots are in use")
+        self.telemetry = RequestTelemetry(
+            clock, lambda: f"all {self.admission.max_concurrent_requests} slots are in use"
+        )
         self.telemetry.on_end = metrics.ended
         link.gauges, link.news = self._gauges, self.telemetry.take
         metrics.inflight.set_function(lambda: self.admission.running)
@@ -192,15 +194,15 @@ class Service:
 
     def _gauges(self) -> dict[str, float]:
         return {
-            "api.requests_running": self.admission.running,
-            "api.requests_waiting": self.admission.waiting,
-            "api.slots": self.admission.slots,
-            "api.queue": self.admission.queue,
-            **{f"api.{what}": self.telemetry.counts[what] for what in ("finished", "failed", "cancelled", "refused")},
-            "api.pool_busy": self.pool.busy,
-            "api.bodies_bytes": self.held.size_bytes,
-            "api.tensors_lent": self.link.loans,
-            "api.sent_bytes": self.link.sent_bytes,
+            "requests_running": self.admission.running,
+            "requests_waiting": self.admission.waiting,
+            "slots": self.admission.max_concurrent_requests,
+            "queue": self.admission.max_queue,
+            **{what: self.telemetry.counts[what] for what in ("finished", "failed", "cancelled", "refused")},
+            "pool_busy": self.pool.busy,
+            "bodies_bytes": self.held.size_bytes,
+            "tensors_lent": self.link.loans,
+            "sent_bytes": self.link.sent_bytes,
         }
 
     def check_open(self, key: str = "", count: int = 1) -> None:

@@ -46,8 +46,8 @@ def array_of(data: bytes, metadata: Mapping[str, Any]) -> Array:
             case "safetensors":
                 return _array(_chosen(read_safetensors(data), str(metadata.get("name"))))
             case "json":
-                made: Array = numpy().array(json.loads(data), dtype="float32" if dtype == BFLOAT16 else dtype)
-                return _shaped(made, shape)
+                array: Array = numpy().array(json.loads(data), dtype="float32" if dtype == BFLOAT16 else dtype)
+                return _shaped(array, shape)
             case _:
                 raise TransportError(f"arrays in the form {form!r} cannot be read", hint="use output_format raw")
     except (ValueError, TypeError) as error:
@@ -84,7 +84,7 @@ def _shaped(array: Array, shape: Any) -> Array:
 
 def _chosen(tensors: Mapping[str, RawArray], name: str) -> RawArray:
     """Return the tensor called `name`, or the only one. Raises TransportError."""
-    found = tensors.get(name) or (next(iter(tensors.values())) if len(tensors) == 1 else None)
-    if found is None:
+    tensor = tensors.get(name) or (next(iter(tensors.values())) if len(tensors) == 1 else None)
+    if tensor is None:
         raise TransportError(f"the file contains {', '.join(sorted(tensors)) or 'no tensor'}, not {name}")
-    return found
+    return tensor

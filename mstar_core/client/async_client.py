@@ -249,9 +249,9 @@ class ApiCalls:
         """Close the connections of this client. Safe to call twice."""
         await self._http.session.close()
 
-    async def _whole(self, given: dict[str, Any], **usual: Any) -> GenerateResult:
+    async def _whole(self, options: dict[str, Any], **usual: Any) -> GenerateResult:
         """Generate a whole answer. given: the caller's keywords; they replace the usual ones."""
-        result: GenerateResult = await self.generate(stream=False, **{**usual, **given})
+        result: GenerateResult = await self.generate(stream=False, **{**usual, **options})
         return result
 
     async def _json(self, call: HttpCall) -> dict[str, Any]:

@@ -45,8 +45,8 @@ class AudioBuffer:
         Raises UsageError without numpy.
         """
         flat = array_of(self.pcm, {"dtype": "int16"})
-        made = flat if self.channels == 1 else flat.reshape(-1, self.channels)
-        return made if dtype == "int16" else made.astype("float32") / FULL_SCALE
+        samples = flat if self.channels == 1 else flat.reshape(-1, self.channels)
+        return samples if dtype == "int16" else samples.astype("float32") / FULL_SCALE
 
     def wav_bytes(self) -> bytes:
         """Return the sound as a WAV file."""

@@ -85,8 +85,8 @@ def transcribe_call(audio: Media, params: Mapping[str, Any]) -> HttpCall:
     files = files_of("audio", audio)
     if len(files) != 1:
         raise ValueError(f"transcribe takes one sound, not {len(files)}")
-    given = {"response_format": "json", **{name: value for name, value in params.items() if value is not None}}
-    fields = tuple((name, value if isinstance(value, str) else _json(value)) for name, value in given.items())
+    options = {"response_format": "json", **{name: value for name, value in params.items() if value is not None}}
+    fields = tuple((name, value if isinstance(value, str) else _json(value)) for name, value in options.items())
     return HttpCall(method="POST", path="/v1/audio/transcriptions", fields=fields, files=(("file", files[0]),))
 
 

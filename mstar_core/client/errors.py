@@ -227,8 +227,8 @@ def _joined(kind: Any, name: str) -> Any:
 
 def _plain(kind: type[ClientError]) -> type[ClientError]:
     """Return the class of this module that `kind` was made from."""
-    found: type[ClientError] = vars(kind).get("_plain", kind)
-    return found
+    plain: type[ClientError] = vars(kind).get("_plain", kind)
+    return plain
 
 
 def _rebuild(kind: type[ClientError], words: tuple[str, str, str], facts: dict[str, Any]) -> ClientError:

@@ -34,17 +34,17 @@ QUALITY: Final = 92
 def image_file(data: bytes, path: Path) -> bytes:
     """Return an image in the format of the ending of `path`. Raises UsageError as `check_image`."""
     check_image(path)
-    wanted = IMAGES[path.suffix.lower()]
-    if data.startswith(_SIGNATURES[wanted]):
+    format_name = IMAGES[path.suffix.lower()]
+    if data.startswith(_SIGNATURES[format_name]):
         return data
     from PIL import Image
 
     with Image.open(io.BytesIO(data)) as image:
-        made = io.BytesIO()
-        (image if wanted != "JPEG" or image.mode in ("RGB", "L") else image.convert("RGB")).save(
-            made, wanted, quality=QUALITY
+        encoded = io.BytesIO()
+        (image if format_name != "JPEG" or image.mode in ("RGB", "L") else image.convert("RGB")).save(
+            encoded, format_name, quality=QUALITY
         )
-    return made.getvalue()
+    return encoded.getvalue()
 
 
 def check_image(path: Path) -> None:

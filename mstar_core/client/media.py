@@ -79,10 +79,10 @@ def _file(kind: str, item: Any, number: int) -> MediaFile:
 def _tensor_file(item: Any, number: int) -> MediaFile:
     if _is_array(item):
         return MediaFile(f"tensor-{number}.npy", npy_of(item), "tensor")
-    made = _file("tensor", item, number)
-    is_named = made.name.lower().endswith((".npy", ".safetensors"))
-    suffix = ".npy" if made.data.startswith(NPY) else ".safetensors"
-    return made if is_named else MediaFile(f"{made.name}{suffix}", made.data, "tensor")
+    file = _file("tensor", item, number)
+    is_named = file.name.lower().endswith((".npy", ".safetensors"))
+    suffix = ".npy" if file.data.startswith(NPY) else ".safetensors"
+    return file if is_named else MediaFile(f"{file.name}{suffix}", file.data, "tensor")
 
 
 def json_value(value: Any) -> Any:

@@ -195,16 +195,16 @@ def error_event(line: Line) -> ErrorEvent:
 
 def _parse_line(text: bytes) -> Line:
     try:
-        found = json.loads(text)
-        data = base64.b64decode(found.get("data") or "", validate=True)
-        return Line(modality=str(found["modality"]), data=data, metadata=dict(found.get("metadata") or {}))
+        fields = json.loads(text)
+        data = base64.b64decode(fields.get("data") or "", validate=True)
+        return Line(modality=str(fields["modality"]), data=data, metadata=dict(fields.get("metadata") or {}))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise TransportError("the stream cannot be read", f"malformed line: {text[:80]!r}") from error
 
 
 def _parse_frame(header: bytearray, payload: bytearray) -> Line:
     try:
-        found = json.loads(header)
-        return Line(modality=str(found["modality"]), data=bytes(payload), metadata=dict(found.get("metadata") or {}))
+        fields = json.loads(header)
+        return Line(modality=str(fields["modality"]), data=bytes(payload), metadata=dict(fields.get("metadata") or {}))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise TransportError("the stream cannot be read", f"malformed frame: {bytes(header[:80])!r}") from error

@@ -87,11 +87,11 @@ class LatentResult:
 
     def tensor(self, name: str) -> TensorChunk:
         """Return the tensor of that name; of a rollout, which sends one per step, the last. Raises ClientError."""
-        found = [each for each in self.tensors if each.name == name]
-        if not found:
-            have = ", ".join(dict.fromkeys(each.name for each in self.tensors)) or "none"
+        matches = [tensor for tensor in self.tensors if tensor.name == name]
+        if not matches:
+            have = ", ".join(dict.fromkeys(tensor.name for tensor in self.tensors)) or "none"
             raise _no_output(f"the answer has no tensor {name!r}", f"its tensors: {have}", self.result)
-        return found[-1]
+        return matches[-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +137,10 @@ class ModelSample:
 def json_object(response: httpx.Response) -> dict[str, Any]:
     """Return the JSON object of a response. Raises ClientError for any other body, such as a proxy's page."""
     try:
-        found = response.json()
+        content = response.json()
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
+        content = None
+    if not isinstance(content, dict):
         kind = response.headers.get("Content-Type") or "no content type"
         raise ClientError(
             "the response is not from a deployment",
@@ -149,7 +149,7 @@ def json_object(response: httpx.Response) -> dict[str, Any]:
             status=response.status_code,
             code="malformed",
         )
-    return found
+    return content
 
 
 def result_of(response: httpx.Response) -> GenerateResult:
@@ -189,21 +189,21 @@ def samples_of(body: Mapping[str, Any]) -> list[ModelSample]:
     """Return the samples of a response of /v1/samples."""
     return [
         ModelSample(
-            name=each["name"],
-            title=each["title"],
-            output_modalities=tuple(each["output_modalities"]),
-            text=each["text"],
-            files=tuple((file["name"], base64.b64decode(file["data"])) for file in each["files"]),
-            kinds=tuple(file["kind"] for file in each["files"]),
-            params=each["params"],
+            name=sample["name"],
+            title=sample["title"],
+            output_modalities=tuple(sample["output_modalities"]),
+            text=sample["text"],
+            files=tuple((file["name"], base64.b64decode(file["data"])) for file in sample["files"]),
+            kinds=tuple(file["kind"] for file in sample["files"]),
+            params=sample["params"],
         )
-        for each in body["data"]
+        for sample in body["data"]
     ]
 
 
 def models_of(body: Mapping[str, Any]) -> list[ModelInfo]:
     """Return the models of a response of /v1/models."""
-    known = {each.name for each in fields(ModelInfo)} - {"raw"}
+    known = {field.name for field in fields(ModelInfo)} - {"raw"}
     return [
         ModelInfo(raw=card, **{name: card[name] for name in known & card.keys() if card[name] is not None})
         for card in body.get("data") or []

@@ -90,8 +90,8 @@ class AsyncEventStream(StreamFacts):
         """
         if self.request_id is None:
             return False
-        found: bool = (await self._http.fetch(cancel_call(self.request_id))).json()["status"] == "cancelled"
-        return found
+        is_cancelled: bool = (await self._http.fetch(cancel_call(self.request_id))).json()["status"] == "cancelled"
+        return is_cancelled
 
     async def close(self) -> None:
         """Close the connection, which cancels a running request. Safe to call twice."""

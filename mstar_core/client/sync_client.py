@@ -73,8 +73,8 @@ def _blocking(call: Callable[Concatenate[ApiCalls, P], Coroutine[Any, Any, T]]) 
     return method
 
 
-def _over_session(made: GenerateResult | AsyncEventStream) -> GenerateResult | EventStream:
-    return EventStream(made) if isinstance(made, AsyncEventStream) else made
+def _over_session(answer: GenerateResult | AsyncEventStream) -> GenerateResult | EventStream:
+    return EventStream(answer) if isinstance(answer, AsyncEventStream) else answer
 
 
 def _streaming(

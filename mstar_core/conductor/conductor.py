@@ -128,7 +128,7 @@ class Conductor:
         request = ConductorRequest(message, facts, homes, runs, deadline=self._clock() + message.deadline_s + 1.0)
         self.requests[message.handle] = request
         self.router.opened(homes)
-        # The first runs of all programs determine how many rows keep caches; ranks admit or refuse them as a whole.
+        # The first runs of all programs determine how many candidates keep caches; ranks admit them as a whole or not.
         is_begun = all(self._advance(request, run, None, first=True) for run in runs.values())
         if is_begun:
             self._open_on_ranks(request)
@@ -140,11 +140,11 @@ class Conductor:
         message = request.message
         limit = getattr(request.facts.params, "max_output_tokens", None)
         tokens = self._max_seq_len if limit is None else min(self._max_seq_len, message.prompt_tokens + int(limit))
-        rows = 1
+        candidates = 1
         for wish in (wish for run in request.partitions.values() for wish in run.wanted):
-            kept = self._kept_by_a_row(wish)
-            if kept and wish.rows > rows:
-                rows, tokens = wish.rows, wish.rows * kept
+            kept = self._kept_by_a_candidate(wish)
+            if kept and wish.rows > candidates:
+                candidates, tokens = wish.rows, wish.rows * kept
         opened = OpenRequest(
             handle=message.handle,
             params=message.params,
@@ -152,7 +152,7 @@ class Conductor:
             homes=dict(request.homes.by_node),
             max_tokens=tokens,
             outputs=message.outputs,
-            rows=rows,
+            rows=candidates,
             salt=message.salt,
         )
         if len(request.homes.ranks) == 1:
@@ -163,13 +163,13 @@ class Conductor:
         for rank in sorted(request.homes.ranks):
             self._send.send(worker_name(rank), opened)
 
-    def _kept_by_a_row(self, wish: Run) -> int:
-        """Return the cached tokens of each row of a run beside the shared ones; 0 if rows run one after another."""
+    def _kept_by_a_candidate(self, wish: Run) -> int:
+        """Return the cached tokens of each candidate of a run beside the shared ones; 0 if they run in turn."""
         if not wish.row_passes:
             return wish.row_tokens
         _, walk = self.spec.walk(wish.walk)
-        each = [use.attend.tokens or 0 for use in graph_nodes(walk) if use.attend is not None and use.attend.write]
-        return wish.row_passes * max(each, default=0)
+        sizes = [use.attend.tokens or 0 for use in graph_nodes(walk) if use.attend is not None and use.attend.write]
+        return wish.row_passes * max(sizes, default=0)
 
     # steps of its programs
 
@@ -199,15 +199,15 @@ class Conductor:
             self._fail(request.handle, error)
 
     def _hand_out(
-        self, request: ConductorRequest, run: PartitionRun, wanted: list[Run], forks: list[tuple[str, str]]
+        self, request: ConductorRequest, run: PartitionRun, wishes: list[Run], forks: list[tuple[str, str]]
     ) -> None:
-        if not wanted:
+        if not wishes:
             self._step(request, run, [])
             return
         per_rank: dict[int, list[RunWalk]] = {}
-        finishes = self._may_finish(request, run, wanted)
-        for number, wish in enumerate(wanted):
-            is_end = finishes and number == len(wanted) - 1
+        finishes = self._may_finish(request, run, wishes)
+        for number, wish in enumerate(wishes):
+            is_end = finishes and number == len(wishes) - 1
             message = run_message(request, wish, forks if number == 0 else [], finishes=is_end)
             partition, nodes = self._nodes_of(wish.walk)
             if partition != run.partition.name:
@@ -243,10 +243,10 @@ class Conductor:
             self._uses[walk] = cache_uses(self.spec.walk(walk)[1])
         return self._uses[walk]
 
-    def _may_finish(self, request: ConductorRequest, run: PartitionRun, wanted: list[Run]) -> bool:
+    def _may_finish(self, request: ConductorRequest, run: PartitionRun, wishes: list[Run]) -> bool:
         """Whether the rank of the last runs has all facts of the request's end and may report it to the api."""
         is_whole = len(request.partitions) == 1 and len(request.homes.ranks) == 1
-        is_cut = request.length_stop or any(wish.walk in self._stopping_walks for wish in wanted)
+        is_cut = request.length_stop or any(wish.walk in self._stopping_walks for wish in wishes)
         return run.finishes and is_whole and not is_cut
 
     def _walk_done(self, done: WalkDone) -> None:
@@ -360,11 +360,11 @@ class Conductor:
 
 def _producers(spec: ModelSpec) -> dict[str, list[tuple[str, str]]]:
     """Return the (stream, consuming node) pairs that a partition's walks feed, by partition."""
-    found: dict[str, list[tuple[str, str]]] = {}
+    producers: dict[str, list[tuple[str, str]]] = {}
     for partition in spec.partitions:
         streams = {edge.stream.name: edge.stream.into[0].name for edge in _stream_edges(partition)}
-        found[partition.name] = sorted(streams.items())
-    return found
+        producers[partition.name] = sorted(streams.items())
+    return producers
 
 
 def _stream_edges(partition: Partition) -> Iterable[StreamingGraphEdge]:

@@ -85,12 +85,12 @@ class ConductorLoop:
 
     def _report(self) -> None:
         conductor = self._conductor
-        values = {
-            "conductor.in_flight": float(len(conductor.requests)),
-            "conductor.finished": float(conductor.finished),
-            "conductor.failed": float(conductor.failed),
-            "conductor.unknown_messages": float(conductor.unknown),
-            **{f"conductor.load.{rank}": float(load) for rank, load in conductor.router.load.items()},
+        values: dict[str, float] = {
+            "in_flight": len(conductor.requests),
+            "finished": conductor.finished,
+            "failed": conductor.failed,
+            "unknown_messages": conductor.unknown,
+            **{f"load.{rank}": load for rank, load in conductor.router.load.items()},
         }
         news = conductor.progress.take(conductor.requests)
         if news or values != self._last_report:

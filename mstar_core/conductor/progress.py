@@ -58,5 +58,4 @@ class Progress:
     def _place(self, active: list[str]) -> str | None:
         """Return the walk that gives the position of a request: the last one with a cached node, else the last one."""
         cached = [walk for walk in active if self._nodes.get(self._aliases.get(walk, walk)) in self._cached]
-        found = cached or active
-        return found[-1] if found else None
+        return next(reversed(cached or active), None)

@@ -139,7 +139,7 @@ class ConductorRequest:
 
     def waiting_for(self, run: int) -> PartitionRun | None:
         """Return the partition that has this run in flight."""
-        return next((each for each in self.partitions.values() if run in each.pending), None)
+        return next((runs for runs in self.partitions.values() if run in runs.pending), None)
 
     def take(self, done: WalkDone) -> None:
         """Add one rank's counts to the request's."""
@@ -209,18 +209,18 @@ def _content(message: NewRequest, port: str, value: RunInput) -> bytes:
 
 
 def _input(message: NewRequest, port: str, value: RunInput) -> RunInputRef:
-    found: TensorRef | None
+    ref: TensorRef | None
     match value:
         case Signal():
             return SignalRef(key=value.key, rank=value.rank)
         case Segment():
-            given = message.segments[value.index].inputs
-            found = given.get(port) or (next(iter(given.values())) if len(given) == 1 else None)
+            refs = message.segments[value.index].inputs
+            ref = refs.get(port) or (next(iter(refs.values())) if len(refs) == 1 else None)
         case InputFact():
-            found = _fact_input(message, value)
-    if found is None:
+            ref = _fact_input(message, value)
+    if ref is None:
         raise EngineError(f"the program uses input {port!r}, which the request does not have")
-    return found
+    return ref
 
 
 def _fact_input(message: NewRequest, fact: InputFact) -> TensorRef | None:

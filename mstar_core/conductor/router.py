@@ -101,8 +101,8 @@ class Router:
         """Leaders of the replicas, of several, of nodes with a prefix cache."""
         if self._reads is None:
             cached = {node.name for node in self.spec.nodes if node.kv is not None and self.has_prefix_caches}
-            placements = [each for each in self.plan.placements if each.node in cached and len(each.replicas) > 1]
-            self._reads = frozenset(_leaders(each.replicas) for each in placements)
+            choices = [place.replicas for place in self.plan.placements if place.node in cached]
+            self._reads = frozenset(_leaders(replicas) for replicas in choices if len(replicas) > 1)
         return self._reads
 
     def _places(self, partition: Partition) -> list[Place]:
@@ -114,12 +114,12 @@ class Router:
         return known
 
     def _replicas(self, node: NodeSpec, walk: str) -> Replicas:
-        found = self.plan.replicas(node.name, walk)
-        if not found and node.of is not None:
-            found = self.plan.replicas(node.of.name, walk)
-        if not found:
+        replicas = self.plan.replicas(node.name, walk)
+        if not replicas and node.of is not None:
+            replicas = self.plan.replicas(node.of.name, walk)
+        if not replicas:
             raise WorkerLost(f"node {node.name} has no place in walk {walk}", hint="check the config's node_groups")
-        return found
+        return replicas
 
     def _home(self, replicas: Replicas, chosen: dict[Leaders, int], blocks: Sequence[Block], reasons: list[str]) -> int:
         leaders = _leaders(replicas)
@@ -161,7 +161,7 @@ class Router:
                 where = homes.of(walk)
                 for stream, node in stream_sources(body):
                     ranks.setdefault(stream, set()).add(where[node])
-        return sorted(stream for stream, found in ranks.items() if len(found) > 1)
+        return sorted(stream for stream, sources in ranks.items() if len(sources) > 1)
 
     def opened(self, homes: Homes) -> None:
         """Count a request on its ranks."""

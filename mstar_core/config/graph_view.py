@@ -22,9 +22,9 @@ def graph_of(model: ModelSpec, plan: Plan | None = None) -> GraphView:
     kinds = [modality.kind for modality in model.inputs]
     for name, walk in compiled.items():
         for route in _routes(walk, kinds):
-            found = routes.setdefault(route, [])
-            if name not in found:
-                found.append(name)
+            names = routes.setdefault(route, [])
+            if name not in names:
+                names.append(name)
     partition_of = {name: partition.name for partition in model.partitions for name in partition.walks}
     return GraphView(
         model=model.name,
@@ -103,9 +103,9 @@ def _node(
 
 def _routes(walk: CompiledWalk, kinds: Collection[str]) -> Iterator[Route]:
     for task in walk.tasks:
-        given = [entry.source.port for entry in task.inputs if entry.source.kind is Kind.RUN]
-        for port in given:
-            yield port, "", task.name, input_kind(port, task.name if len(given) == 1 else "", kinds), False, ""
+        ports = [entry.source.port for entry in task.inputs if entry.source.kind is Kind.RUN]
+        for port in ports:
+            yield port, "", task.name, input_kind(port, task.name if len(ports) == 1 else "", kinds), False, ""
         for entry in task.inputs:
             for giver in sorted(walk.feeding(entry.source)):
                 if walk.tasks[giver].name != task.name:

@@ -80,7 +80,7 @@ def deadline(subject: Subject) -> None:
     late = runtime.send(replace(small.asks[0], deadline_s=DEADLINE_S))
     calls = [runtime.send(ask) for ask in others]
     runtime.step()  # the conductor has received all of them and none has finished
-    runtime.clock.leap(DEADLINE_S + 2.0)
+    runtime.clock.sleep(DEADLINE_S + 2.0)
     runtime.expire()
     runtime.run()
     outcome = ended(late)

@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from mstar_core.errors import PluginError, RequestError, did_you_mean
+from mstar_core.plugin.check.dry_run import dry_run
+from mstar_core.plugin.check.spec_check import check_spec
 from mstar_core.plugin.conformance import CheckSkipped, KeyMap, Subject
-from mstar_core.plugin.dry_run import dry_run
-from mstar_core.plugin.json_form import spec_from_json, spec_to_json
+from mstar_core.plugin.json_form import name_of, spec_to_json
 from mstar_core.plugin.loader import HEAVY, check_api, check_requirement, import_target, offered_models
 from mstar_core.plugin.params import ParamSpec, check_value, param_specs, parse_params
-from mstar_core.plugin.spec_check import check_spec
+from mstar_core.targets import load_target
 
 IMPORT_LIMIT_S: Final = 60.0
 KEY_MAP_MODULE: Final = "published"
@@ -92,13 +93,18 @@ def spec(subject: Subject) -> None:
 
 
 def json_form(subject: Subject) -> None:
-    """Check that the spec survives a round trip through its JSON form."""
-    first = spec_to_json(subject.model)
-    again = spec_to_json(spec_from_json(json.loads(json.dumps(first))))
-    plain = json.loads(json.dumps(first))
-    if json.loads(json.dumps(again)) != plain:
-        changed = [key for key, value in json.loads(json.dumps(again)).items() if plain[key] != value]
+    """Check that JSON keeps every value of the spec, and that the names of programs and parameters import them."""
+    form = spec_to_json(subject.model)
+    try:
+        decoded = json.loads(json.dumps(form))
+    except (TypeError, ValueError) as error:
+        raise PluginError("the spec has no JSON form", str(error), "use plain data in the spec") from error
+    changed = [key for key, value in form.items() if decoded.get(key) != value]
+    if changed:
         raise PluginError(f"the JSON form changes {', '.join(changed)}", hint="use plain data in the spec")
+    for target in (subject.model.params, *(partition.program for partition in subject.model.partitions)):
+        if load_target(name_of(target)) is not target:
+            raise PluginError(f"{name_of(target)} is another object", hint="define each name once in plugin.py")
 
 
 def programs(subject: Subject) -> None:

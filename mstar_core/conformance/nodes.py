@@ -19,7 +19,7 @@ from mstar_core.engine.stateless.engine import StatelessEngine
 from mstar_core.graph import KV_CACHE, NodeSpec
 from mstar_core.plugin.model import ModelContext
 from mstar_core.plugin.spec import ModelSpec
-from mstar_core.worker.start.build import compute_dtype, load_nodes, most_rows
+from mstar_core.worker.start.build import compute_dtype, largest_batch, load_nodes
 from mstar_core.worker.state.walks import resident_loops
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def _runner(
             built.module,
             device=CPU,
             dtype=compute_dtype(node.dtype, CPU),
-            max_batch=most_rows(CPU),
+            max_batch=largest_batch(CPU),
             lookahead=settings.lookahead,
             clock=clock,
             faults=own,

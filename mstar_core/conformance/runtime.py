@@ -20,6 +20,7 @@ import torch
 from mstar_core.api.preprocess.child import load_processor
 from mstar_core.conductor.conductor import Conductor
 from mstar_core.config.deployment import NodePlacement, Plan, RankPlan
+from mstar_core.conformance.clock import FakeClock
 from mstar_core.conformance.fake_api import FakeApi, RequestOutcome, SampleRequest, SentRequest
 from mstar_core.conformance.mailbox import FakeMailbox, MailboxNetwork
 from mstar_core.conformance.nodes import BuiltNode, Faults, RuntimeSettings, build_nodes, make_runners
@@ -48,21 +49,6 @@ TICK_S: Final = 1e-4
 
 MOST_STEPS: Final = 20_000
 """A run that takes more turns than this is treated as endless."""
-
-
-class TickingClock:
-    """Deterministic clock: advances by TICK_S with each reading, and by `leap`."""
-
-    def __init__(self) -> None:
-        self._now_s = 1.0
-
-    def __call__(self) -> float:
-        self._now_s += TICK_S
-        return self._now_s
-
-    def leap(self, seconds: float) -> None:
-        """Advance by `seconds`."""
-        self._now_s += seconds
 
 
 class QuietLife:
@@ -116,7 +102,7 @@ class LocalRuntime:
         """peer_memory: makes a worker's transport to its peers, by name, through device memory."""
         settings = settings or RuntimeSettings()
         self.settings = replace(settings, max_seq_len=min(settings.max_seq_len, spec.max_seq_len))
-        self.clock = TickingClock()
+        self.clock = FakeClock(1.0, tick=TICK_S)
         plan = spread(spec, ranks) if plan is None else plan
         self.post = MailboxNetwork(slow)
         folder_of_sockets = Path(tempfile.mkdtemp(prefix="mstar-"))

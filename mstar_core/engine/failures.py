@@ -39,8 +39,8 @@ def node_error(node: str, error: Exception) -> MstarError:
     log.error("node %s failed on a request: %s", node, type(error).__name__, exc_info=error)
     detail = f"{type(error).__name__}: {error}"
     if is_out_of_memory(error):
-        found = [f"{match[1]} {name}" for name, size in AMOUNTS if (match := size.search(str(error))) is not None]
-        sizes = f": {', '.join(found)}" if found else ""
+        amounts = [f"{match[1]} {name}" for name, size in AMOUNTS if (match := size.search(str(error))) is not None]
+        sizes = f": {', '.join(amounts)}" if amounts else ""
         return OutOfMemory(f"node {node} ran out of memory on its device{sizes}", detail, WAY_OUT, node=node)
     return EngineError(f"node {node} failed on this request ({type(error).__name__})", detail, node=node)
 

@@ -35,10 +35,10 @@ def upload(value: np.ndarray | Tensor, device: torch.device) -> Tensor:
     The copy goes through pinned memory; a copy from pageable memory would block until all earlier work is done.
     torch keeps the pinned block until the copy has read it.
     """
-    given = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
-    if given.device.type == "cpu" and device.type == "cuda":
-        return given.pin_memory().to(device, non_blocking=True)
-    return given.to(device)
+    source = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+    if source.device.type == "cpu" and device.type == "cuda":
+        return source.pin_memory().to(device, non_blocking=True)
+    return source.to(device)
 
 
 class HostCopy:

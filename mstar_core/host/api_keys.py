@@ -17,10 +17,10 @@ def read_keys(path: str | Path, option: str) -> tuple[str, ...]:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{option} {path} cannot be read", str(error), key=key) from error
-    found = tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
-    if not found:
+    keys = tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
+    if not keys:
         raise ConfigError(f"{option} {path} contains no key", hint="write one key per line", key=key)
-    return found
+    return keys
 
 
 def with_keys(api: ApiConfig) -> ApiConfig:

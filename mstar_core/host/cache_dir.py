@@ -21,18 +21,18 @@ def cache_root(chosen: str | None) -> Path:
     """Return the cache folder: --cache-dir, $MSTAR_CACHE_DIR or $XDG_CACHE_HOME/mstar, whichever is set first."""
     if chosen:
         return Path(chosen)
-    own = os.environ.get("MSTAR_CACHE_DIR")
-    if own:
-        return Path(own)
+    folder = os.environ.get("MSTAR_CACHE_DIR")
+    if folder:
+        return Path(folder)
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "mstar"
 
 
 def triton_cache(chosen: str | None) -> Path:
     """Return the folder of compiled Triton kernels: $TRITON_CACHE_DIR, or one for these versions and this GPU model."""
-    own = os.environ.get(TRITON_CACHE)
-    if own:
-        return Path(own)
+    folder = os.environ.get(TRITON_CACHE)
+    if folder:
+        return Path(folder)
     parts = [f"triton-{_version('triton')}", f"torch-{_version('torch')}", _gpu()]
     return cache_root(chosen) / "kernels" / "_".join(re.sub(r"[^A-Za-z0-9.+-]+", "-", part) for part in parts)
 

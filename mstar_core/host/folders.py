@@ -8,7 +8,7 @@ from pathlib import Path
 
 def obstacle(folder: Path) -> str:
     """Return why this user cannot create or write a folder; empty if nothing known prevents it."""
-    existing = next((each for each in (folder, *folder.parents) if os.path.lexists(each)), folder)
+    existing = next((path for path in (folder, *folder.parents) if os.path.lexists(path)), folder)
     if not existing.is_dir():
         return f"{existing} is not a directory"
     if not os.access(existing, os.W_OK | os.X_OK):

@@ -73,10 +73,10 @@ def install(file: Path, cache: Path) -> int:
         for key, name, content in _entries(file):
             (scratch / key).mkdir(exist_ok=True)
             (scratch / key / name).write_bytes(content)
-        for made in sorted(scratch.iterdir()):
-            _root(made, cache / made.name)
+        for folder in sorted(scratch.iterdir()):
+            _root(folder, cache / folder.name)
             with suppress(OSError):  # another worker was faster, or the kernel was compiled here
-                os.rename(made, cache / made.name)
+                os.rename(folder, cache / folder.name)
                 new += 1
         mark.touch()
     finally:
@@ -86,8 +86,8 @@ def install(file: Path, cache: Path) -> int:
 
 def install_named(cache: Path) -> int:
     """Install the packs that the environment names. Returns the number of keys that were new. Raises ConfigError."""
-    found = [Path(name) for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name]
-    return sum(install(file, cache) for file in found)
+    packs = [Path(name) for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name]
+    return sum(install(file, cache) for file in packs)
 
 
 def _entries(file: Path) -> Iterator[tuple[str, str, bytes]]:
@@ -115,14 +115,14 @@ def _entries(file: Path) -> Iterator[tuple[str, str, bytes]]:
 def _root(folder: Path, into: Path) -> None:
     """Give the groups of a folder the paths that they will have."""
     for path in folder.glob(f"{_GROUP}*"):
-        names = {each.name for each in folder.iterdir()}
+        names = {path.name for path in folder.iterdir()}
         path.write_bytes(_group(path.read_bytes(), lambda name: str(into / name), names))
 
 
 def _group(content: bytes, place: Callable[[str], str], names: set[str]) -> bytes:
     """Return the content of a group with the files in `names` only, each at `place` of its name."""
-    found = json.loads(content)["child_paths"]
-    return json.dumps({"child_paths": {name: place(name) for name in sorted(found) if name in names}}).encode()
+    paths = json.loads(content)["child_paths"]
+    return json.dumps({"child_paths": {name: place(name) for name in sorted(paths) if name in names}}).encode()
 
 
 def _digest(file: Path) -> str:

@@ -22,8 +22,8 @@ def leftovers(run: RunDirectory) -> list[int]:
     """Return the pids of this user's processes that were started for a run directory whose supervisor is gone."""
     if run.holder() not in (None, os.getpid()):
         return []
-    found = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
-    return sorted(pid for pid in found if _is_child(pid, run))
+    numbers = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    return sorted(pid for pid in numbers if _is_child(pid, run))
 
 
 def end_leftovers(run: RunDirectory) -> list[int]:

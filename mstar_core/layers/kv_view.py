@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
 HeadNorms: TypeAlias = "tuple[Tensor, Tensor, float]"
@@ -56,6 +58,33 @@ class KeepingView(KVView, Protocol):
         """Append one layer's keys and values, [T, kv_heads, head_dim], the last two dimensions contiguous."""
 
 
+class DenseKernel(Protocol):
+    """Attention kernel of one family for passes that append, without a mask within a sequence. A module may be one."""
+
+    def supports(self, query: Tensor, pool: Tensor, tokens: int) -> bool:
+        """Return whether the kernel takes such passes and is faster than the view's. tokens: of each sequence."""
+
+    def splits_of(self, rows: int, tokens: int, heads: int) -> int:
+        """Return the splits of the keys of so many sequences."""
+
+    def descriptor_of(self, pool: Tensor) -> Any:
+        """Return what `attend` needs of a pool; made once per layer."""
+
+    def attend(
+        self,
+        query: Tensor,
+        pool: Tensor,
+        descriptor: Any,
+        fields: Mapping[str, Tensor],
+        factor: float,
+        *,
+        tokens: int,
+        max_pages: int,
+        splits: int,
+    ) -> Tensor:
+        """Return the attention, [T, heads, head_dim]. Arguments: see `split_kv.attend_split_kv` of the engine."""
+
+
 @runtime_checkable
 class PlacedView(KVView, Protocol):
     """A view whose callers may store keys and values by their own kernels."""
@@ -66,8 +95,13 @@ class PlacedView(KVView, Protocol):
         A place is a line of the flat pool; the value goes one page later. -1: not stored.
         """
 
-    def attend_placed(self, layer: int, query: Tensor, scale: float | None = None) -> Tensor:
-        """Return the attention of one layer after they are stored. query: [T, heads, head_dim]; same shape."""
+    def attend_placed(
+        self, layer: int, query: Tensor, scale: float | None = None, kernel: DenseKernel | None = None
+    ) -> Tensor:
+        """Return the attention of one layer after they are stored. query: [T, heads, head_dim]; same shape.
+
+        kernel: used where it supports the pass.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +111,7 @@ class AppendOnlyView:
     inner: KVView
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
-        """See KVView."""
+        """Attend through the inner view."""
         return self.inner.attend(layer, query, key, value, scale)
 
 

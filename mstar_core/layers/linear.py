@@ -53,8 +53,8 @@ class LinearWeight:
         if self.scale is None:
             return self.values.to(dtype)
         if self.values.is_cuda and dtype in (torch.bfloat16, torch.float16):
-            found: Tensor = elementwise_kernels().dequantize(self.values, self.scale, dtype)
-            return found
+            weight: Tensor = elementwise_kernels().dequantize(self.values, self.scale, dtype)
+            return weight
         return (self.values.float() * self.scale[:, None]).to(dtype)
 
 
@@ -101,13 +101,13 @@ def project_partial(x: Tensor, weight: LinearWeight) -> Tensor:
     """Return x @ weight.T in x's dtype [T, outputs], or as split-K partial sums, float32 [S, T, outputs]."""
     if not uses_small_m(x, weight):
         return _library_gemm(x, weight)
-    found: Tensor = _small_m_gemm().gemm_partials(x, weight.values, weight.scale, tiling_of(weight))
-    return found if found.shape[0] > 1 else found[0]
+    partials: Tensor = _small_m_gemm().gemm_partials(x, weight.values, weight.scale, tiling_of(weight))
+    return partials if partials.shape[0] > 1 else partials[0]
 
 
-def sum_partials(found: Tensor, like: Tensor) -> Tensor:
+def sum_partials(partials: Tensor, like: Tensor) -> Tensor:
     """Reduce the result of `project_partial` to the dimensions and dtype of `like`."""
-    return found if found.dim() == like.dim() else found.sum(0).to(like.dtype)
+    return partials if partials.dim() == like.dim() else partials.sum(0).to(like.dtype)
 
 
 def project_gated(x: Tensor, weight: LinearWeight, activation: Activation = "silu") -> Tensor:
@@ -205,13 +205,13 @@ def concatenate_weights(layers: list[nn.Module]) -> LinearWeight | None:
 
     Returns None if a layer has a bias.
     """
-    found = [weight_of(layer) for layer in layers]
-    weights = [weight for weight in found if weight is not None]
+    candidates = [weight_of(layer) for layer in layers]
+    weights = [weight for weight in candidates if weight is not None]
     if len(weights) < len(layers):
         return None
     scales = [weight.scale for weight in weights if weight.scale is not None]
     # As bytes, because not every device concatenates float8.
-    values = torch.cat([each.values.detach().view(torch.uint8) for each in weights]).view(weights[0].values.dtype)
+    values = torch.cat([weight.values.detach().view(torch.uint8) for weight in weights]).view(weights[0].values.dtype)
     scale = torch.cat(scales) if scales else None
     start = 0
     for layer, weight in zip(layers, weights, strict=True):
@@ -226,11 +226,11 @@ def concatenate_weights(layers: list[nn.Module]) -> LinearWeight | None:
 
 def join_with_biases(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor]:
     """Join linear layers into one weight and one bias; the layers' own become views of them."""
-    weight = torch.cat([each.weight.detach() for each in layers])
-    bias = torch.cat([each.bias.detach() for each in layers])
-    outputs = [each.out_features for each in layers]
-    for layer, own, shift in zip(layers, weight.split(outputs), bias.split(outputs), strict=True):
-        layer.weight.data, layer.bias.data = own, shift
+    weight = torch.cat([layer.weight.detach() for layer in layers])
+    bias = torch.cat([layer.bias.detach() for layer in layers])
+    outputs = [layer.out_features for layer in layers]
+    for layer, part, shift in zip(layers, weight.split(outputs), bias.split(outputs), strict=True):
+        layer.weight.data, layer.bias.data = part, shift
     return weight, bias
 
 

@@ -70,19 +70,19 @@ def expert_parts(module: nn.Module) -> dict[str, dict[str, Tensor]]:
 
     Their names are those of Qwen's checkpoints: `experts.5.gate_proj.weight` and so on.
     """
-    found: dict[str, dict[str, Tensor]] = {}
+    parts: dict[str, dict[str, Tensor]] = {}
     for name, experts in module.named_modules():
         if isinstance(experts, Experts):
             pairs = (pair.chunk(2) for pair in experts.gate_up_proj.detach())
-            found[f"{name}.gate_up_proj"] = {
+            parts[f"{name}.gate_up_proj"] = {
                 f"{name}.{expert}.{kind}_proj.weight": view
                 for expert, pair in enumerate(pairs)
                 for kind, view in zip(("gate", "up"), pair, strict=True)
             }
-            found[f"{name}.down_proj"] = {
+            parts[f"{name}.down_proj"] = {
                 f"{name}.{expert}.down_proj.weight": view for expert, view in enumerate(experts.down_proj.detach())
             }
-    return found
+    return parts
 
 
 class SparseMoE(PreparedLayer):
@@ -134,17 +134,17 @@ class SparseMoE(PreparedLayer):
         return self._own(x) if self.shard.is_whole else self.shard.reduce(sum_partials(self._own(x), x))
 
     def slices(self) -> Mapping[str, Slice]:
-        """See Sharded. Routed experts by the names of `expert_parts`."""
+        """Return the parts of this rank's weights. Routed experts have the names of `expert_parts`."""
         if self.shard.is_whole:
             return {}
-        own, size = self._inner, self.shard.size
-        found = {
-            f"experts.{expert}.{kind}_proj.weight": Slice.part(int(kind == "down"), own, len(own) * size)
+        inner, size = self._inner, self.shard.size
+        slices = {
+            f"experts.{expert}.{kind}_proj.weight": Slice.part(int(kind == "down"), inner, len(inner) * size)
             for expert in range(self.spec.experts)
             for kind in ("gate", "up", "down")
         }
         shared = self._shared_inner if self.spec.shared_inner else ()
-        return found | {
+        return slices | {
             f"shared_expert.{kind}_proj.weight": Slice.part(int(kind == "down"), self._shared_inner, len(shared) * size)
             for kind in (("gate", "up", "down") if shared else ())
         }
@@ -160,7 +160,7 @@ class SparseMoE(PreparedLayer):
         """Return the result of `branch` from the Triton kernels. x: [T, width], contiguous."""
         spec, experts = self.spec, self.experts
         logits = project_partial(x, self._router or LinearWeight(self.gate.weight))
-        found: Tensor = _kernels().expert_terms(
+        terms: Tensor = _kernels().expert_terms(
             x,
             logits,
             experts.gate_up_proj,
@@ -169,15 +169,15 @@ class SparseMoE(PreparedLayer):
             shared=spec.shared_parts if self._router is not None else 0,
             normalizes=spec.normalizes,
         )
-        return found if self._router is not None or not spec.shared_inner else self._shared(x, sum_partials(found, x))
+        return terms if self._router is not None or not spec.shared_inner else self._shared(x, sum_partials(terms, x))
 
     @property
     def traced_as(self) -> MoESpec:
-        """See PreparedLayer."""
+        """Return what the kernels of this layer depend on, so that equal layers are traced once."""
         return self.spec
 
     def trace(self) -> None:
-        """See PreparedLayer."""
+        """Launch the kernels of every number of tokens that has kernels of its own, so that they are compiled."""
         weight = self.gate.weight
         if not weight.is_cuda:
             return

@@ -74,24 +74,26 @@ def quantize(module: nn.Module, method: str) -> QuantizationReport:
     Raises StartError (phase `weights`) for an unsupported method, dtype or device, before anything changes.
     """
     dtype = _dtype_of(method)
-    owners = [each for each in module.modules() if isinstance(each, Attention | GatedMLP)]
+    owners = [layer for layer in module.modules() if isinstance(layer, Attention | GatedMLP)]
     for owner in owners:
         for name, layer in _projections(owner):
             _check(f"{type(owner).__name__}.{name}", layer.weight)
-    found: dict[str, list[_LayerReport]] = {}
+    reports: dict[str, list[_LayerReport]] = {}
     with torch.no_grad():
         for owner in owners:
             was_fused = owner.unfuse()
             for name, layer in _projections(owner):
-                made, figures = _quantized(layer.weight.detach(), dtype)
+                quantized, figures = _quantized(layer.weight.detach(), dtype)
                 bias = None if layer.bias is None else layer.bias.detach()
-                assert made.scale is not None
-                setattr(owner, name, QuantizedLinear(made.values, made.scale, bias))
-                found.setdefault(name, []).append(figures)
+                assert quantized.scale is not None
+                setattr(owner, name, QuantizedLinear(quantized.values, quantized.scale, bias))
+                reports.setdefault(name, []).append(figures)
             if was_fused:
                 owner.fuse_projections()
             del layer
-    return QuantizationReport(method=method, kinds={name: _report(each) for name, each in found.items()})
+    return QuantizationReport(
+        method=method, kinds={name: _report(kind_reports) for name, kind_reports in reports.items()}
+    )
 
 
 def to_float8(weight: Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> LinearWeight:
@@ -146,24 +148,27 @@ def _check(name: str, weight: Tensor) -> None:
 
 
 def _quantized(weight: Tensor, dtype: torch.dtype) -> tuple[LinearWeight, _LayerReport]:
-    made = to_float8(weight, dtype)
-    assert made.scale is not None
-    before, after = weight.float(), made.dequantized(torch.float32)
+    quantized = to_float8(weight, dtype)
+    assert quantized.scale is not None
+    before, after = weight.float(), quantized.dequantized(torch.float32)
     generator = torch.Generator(weight.device).manual_seed(0)
     x = torch.randn(PROBE_ROWS, weight.shape[1], generator=generator, device=weight.device)
-    size = made.values.numel() * made.values.element_size() + made.scale.numel() * made.scale.element_size()
+    size = (
+        quantized.values.numel() * quantized.values.element_size()
+        + quantized.scale.numel() * quantized.scale.element_size()
+    )
     expected = x @ before.T
     norm = float(expected.norm())
     error = float((x @ after.T - expected).norm()) / norm if norm else 0.0
-    return made, _LayerReport(error, weight.numel() * weight.element_size(), size)
+    return quantized, _LayerReport(error, weight.numel() * weight.element_size(), size)
 
 
-def _report(found: list[_LayerReport]) -> KindReport:
-    outputs = [each.output_error for each in found]
+def _report(reports: list[_LayerReport]) -> KindReport:
+    outputs = [report.output_error for report in reports]
     return KindReport(
-        layers=len(found),
-        output_error_mean=sum(outputs) / len(found),
+        layers=len(reports),
+        output_error_mean=sum(outputs) / len(reports),
         output_error_worst=max(outputs),
-        before_bytes=sum(each.before_bytes for each in found),
-        after_bytes=sum(each.after_bytes for each in found),
+        before_bytes=sum(report.before_bytes for report in reports),
+        after_bytes=sum(report.after_bytes for report in reports),
     )

@@ -115,13 +115,15 @@ class Rotary(nn.Module):
         positions: int64 or float32, [T], or one row per axis [3, T] if the spec has sections. They can be fractional.
         """
         if positions.is_cuda and positions.is_contiguous():
-            made: tuple[Tensor, Tensor] = elementwise_kernels().rotary_angles(positions, self.frequencies, self.axes)
-            return made
+            rotation: tuple[Tensor, Tensor] = elementwise_kernels().rotary_angles(
+                positions, self.frequencies, self.axes
+            )
+            return rotation
         if positions.dim() == 2:
-            each = positions.float()[0 if self.axes is None else self.axes].reshape(-1, positions.shape[1]).T
+            per_axis = positions.float()[0 if self.axes is None else self.axes].reshape(-1, positions.shape[1]).T
         else:
-            each = positions.float()[:, None]
-        angles = each * self.frequencies.float()[None]
+            per_axis = positions.float()[:, None]
+        angles = per_axis * self.frequencies.float()[None]
         both = torch.cat([angles, angles], dim=-1)[:, None]
         return both.cos(), both.sin()
 

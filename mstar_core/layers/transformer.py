@@ -48,11 +48,11 @@ class TokenEmbedding(nn.Embedding):
             return embedding(ids, self.weight)
         local = ids - self._rows.start
         is_elsewhere = (local < 0) | (local >= len(self._rows))
-        found = embedding(local.masked_fill(is_elsewhere, 0), self.weight)
-        return self.shard.reduce(found.masked_fill(is_elsewhere[:, None], 0))
+        vectors = embedding(local.masked_fill(is_elsewhere, 0), self.weight)
+        return self.shard.reduce(vectors.masked_fill(is_elsewhere[:, None], 0))
 
     def slices(self) -> Mapping[str, Slice]:
-        """See Sharded."""
+        """Return the part of the vocabulary that this rank holds."""
         return {} if self.shard.is_whole else {"weight": Slice.part(0, self._rows, self.vocab)}
 
 
@@ -82,7 +82,7 @@ class Head(nn.Module):
         return logits if self.shard.is_whole else self.shard.gather(logits)[:, : self._vocab]
 
     def slices(self) -> Mapping[str, Slice]:
-        """See Sharded."""
+        """Return the part of the vocabulary that this rank holds; empty if the weight is tied or whole."""
         is_own = self._tied is None and not self.shard.is_whole
         return {"weight": Slice.part(0, self.shard.rows(self._vocab), self._vocab)} if is_own else {}
 
@@ -104,9 +104,9 @@ class Head(nn.Module):
 
     def _divided(self, weight: Tensor, rows: Tensor) -> Tensor:
         """Return this rank's share of the chosen rows of the whole weight, which the ranks hold in parts."""
-        own, shard = self.shard.rows(self._vocab), self.shard
-        is_here = (rows >= own.start) & (rows < own.stop)
-        chosen = weight.index_select(0, (rows - own.start).clamp(0, len(weight) - 1))
+        span, shard = self.shard.rows(self._vocab), self.shard
+        is_here = (rows >= span.start) & (rows < span.stop)
+        chosen = weight.index_select(0, (rows - span.start).clamp(0, len(weight) - 1))
         whole = shard.reduce(chosen.masked_fill(~is_here[:, None], 0))
         kept = whole.new_zeros(shard.padded_rows(len(rows)), whole.shape[1])
         part = shard.rows(len(rows))
@@ -207,14 +207,14 @@ class GatedMLP(FusibleLayer):
         return out
 
     def slices(self) -> Mapping[str, Slice]:
-        """See Sharded."""
+        """Return the parts of the inner values that this rank holds."""
         if self.shard.is_whole:
             return {}
-        own = self.shard.part(self._inner, "inner values of an MLP")
+        span = self.shard.part(self._inner, "inner values of an MLP")
         kinds = ("weight",) if self.gate_proj.bias is None else ("weight", "bias")
-        outputs = Slice.part(0, own, self._inner)
-        found = {f"{name}.{kind}": outputs for name in self.projections for kind in kinds}
-        return found | {"down_proj.weight": Slice.part(1, own, self._inner)}
+        outputs = Slice.part(0, span, self._inner)
+        slices = {f"{name}.{kind}": outputs for name in self.projections for kind in kinds}
+        return slices | {"down_proj.weight": Slice.part(1, span, self._inner)}
 
 
 def reduced(shard: Shard, layer: nn.Module, x: Tensor) -> Tensor:
@@ -314,7 +314,7 @@ class Attention(FusibleLayer):
         kv.keep(self.layer, key, value)
 
     def slices(self) -> Mapping[str, Slice]:
-        """See Sharded."""
+        """Return the parts of the heads that this rank holds."""
         return head_slices(
             self.shard, heads=self._heads, kv_heads=self._kv_heads, head_dim=self.spec.head_dim, has_bias=self.spec.bias
         )

@@ -33,7 +33,7 @@ class Values(msgspec.Struct, frozen=True, kw_only=True, tag="values"):
 
 
 class StreamItems(msgspec.Struct, frozen=True, kw_only=True, tag="stream_items"):
-    """Worker to worker: ids of one stream from one step, one per row. index: number of the item in its stream."""
+    """Worker to worker: ids of one stream from one step, one per sequence. index: number of the item in its stream."""
 
     stream: str
     handles: list[int]

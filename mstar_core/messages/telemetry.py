@@ -55,7 +55,7 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
 
     key: number of the span within its process; a later span with the same key replaces it (an open span).
     kind: compute, queue, wait or transfer. node: of the graph, or the edge of a transfer, or a step of the api.
-    count: steps, task runs or items. batch: rows of the last step. size_bytes: moved by a transfer.
+    count: steps, task runs or items. batch: items of the last step. size_bytes: moved by a transfer.
     busy_s: time in the activity; a span of several steps is longer than they are. None: all of it.
     """
 

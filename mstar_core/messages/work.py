@@ -23,8 +23,8 @@ RunInputRef = TensorRef | SignalRef
 class OpenRequest(msgspec.Struct, frozen=True, kw_only=True, tag="open_request", omit_defaults=True):
     """Conductor to worker: open a request whose walks will follow. homes: leading rank by node name.
 
-    params: checked values by parameter name. max_tokens: limit of its caches. rows: number of batch rows with caches
-    of their own at once, which share that limit equally. split_streams: those with producers on several workers.
+    params: checked values by parameter name. max_tokens: limit of its caches. rows: number of candidates with
+    caches of their own at once, which share that limit equally. split_streams: those with producers on several workers.
     salt: as in NewRequest.
     """
 

@@ -109,8 +109,8 @@ class Filter:
             timed = timed or depends
         if len(alternatives) > 1 and not all(alternatives):
             raise _wrong("OR has nothing on one side", text, "write a term on both sides of OR")
-        found = tuple(tuple(tests) for tests in alternatives if tests)
-        return cls(text=" ".join(words), alternatives=found, is_timed=timed)
+        conditions = tuple(tuple(tests) for tests in alternatives if tests)
+        return cls(text=" ".join(words), alternatives=conditions, is_timed=timed)
 
     def takes(self, request: RequestStatus, t: float) -> bool:
         """Return whether the request matches. t: the current time of the deployment's clock, as in frames."""
@@ -143,20 +143,20 @@ def _term(word: str, expressions: bool) -> tuple[Test, bool]:
         return _comparison(compared["field"], compared["how"], compared["value"])
     if word in FLAGS:
         return FLAGS[word], False
-    wanted = word.casefold()
-    return (lambda r, t: wanted in row_text(r).casefold()), False
+    text = word.casefold()
+    return (lambda r, t: text in row_text(r).casefold()), False
 
 
 def _expression(source: str, allowed: bool) -> Test:
     if not allowed:
         raise _wrong("the server does not accept regular expressions", f"/{source}/", "use a glob, such as id:r-7f*")
     try:
-        found = re.compile(source)
+        pattern = re.compile(source)
     except re.error as error:
         raise _wrong(
             "this is not a regular expression", f"/{source}/: {error}", "escape its special characters"
         ) from error
-    return lambda r, t: found.search(row_text(r)) is not None
+    return lambda r, t: pattern.search(row_text(r)) is not None
 
 
 def _glob(name: str, pattern: str) -> Test:
@@ -170,10 +170,10 @@ def _glob(name: str, pattern: str) -> Test:
 
 def _state(text: str) -> Test:
     """Match the states that start with the text, and the one that the text starts with, such as `running`."""
-    found = frozenset(state for state in STATES if state.startswith(text) or (text and text.startswith(state)))
-    if not found:
+    states = frozenset(state for state in STATES if state.startswith(text) or (text and text.startswith(state)))
+    if not states:
         raise _wrong(f"no request has the state {text!r}", hint=did_you_mean(text, STATES))
-    return lambda r, t: r.state in found
+    return lambda r, t: r.state in states
 
 
 def _comparison(name: str, how: str, value: str) -> tuple[Test, bool]:
@@ -182,17 +182,17 @@ def _comparison(name: str, how: str, value: str) -> tuple[Test, bool]:
     number, compare, bound = NUMBER_FIELDS[name], _COMPARISONS[how], _number(name, value)
 
     def test(request: RequestStatus, t: float) -> bool:
-        found = number(request, t)
-        return found is not None and bool(compare(found, bound))
+        value = number(request, t)
+        return value is not None and bool(compare(value, bound))
 
     return test, name in _TIMED
 
 
 def _number(name: str, text: str) -> float:
-    found = _NUMBER.fullmatch(text)
-    if found is None:
+    parsed = _NUMBER.fullmatch(text)
+    if parsed is None:
         raise _wrong(f"{name} is compared with {text!r}, which is not a number", hint=f"such as {name}>100")
-    number, unit = float(found["number"]), found["unit"]
+    number, unit = float(parsed["number"]), parsed["unit"]
     if not unit:
         return number
     if unit not in _UNITS_S or name not in _MS | _SECONDS:

@@ -112,11 +112,11 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One node on one rank; its key is `NODE@RANK`.
 
-    batch: rows of the last step. step_ms: mean of the last second; p50 and p99 of the last 256 steps. queue: rows that
-    are ready to run; waiting: jobs without a slot or pages. walks: walk -> requests in it here. graph_share: share of
-    steps replayed from a CUDA graph, None without graphs; eager: steps run without one, by kind. busy: share of time in
-    steps. ranks: of the tensor-parallel group that runs it, the leader first; empty without one. ahead_s: least audio
-    buffered by a listener; underruns: how often a buffer was empty.
+    batch: sequences or jobs in the last step. step_ms: mean of the last second; p50 and p99 of the last 256 steps.
+    queue: those that are ready to run; waiting: jobs without a slot or pages. walks: walk -> requests in it here.
+    graph_share: share of steps replayed from a CUDA graph, None without graphs; eager: steps run without one, by kind.
+    busy: share of time in steps. ranks: of the tensor-parallel group that runs it, the leader first; empty without one.
+    ahead_s: least audio buffered by a listener; underruns: how often a buffer was empty.
     """
 
     name: str

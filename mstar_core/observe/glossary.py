@@ -34,8 +34,8 @@ GLOSSARY: Final = (
         unit="ms",
         short="ready, but other requests ran",
         meaning="A job of the request was ready at a node, or the request was ready for admission, and no step of "
-        "the request ran on that rank. The queue of a node, as a number, counts rows that are ready to run and jobs "
-        "without a slot or pages.",
+        "the request ran on that rank. The queue of a node, as a number, counts sequences and jobs that are ready "
+        "to run, and jobs without a slot or pages.",
     ),
     Term(
         word="wait",

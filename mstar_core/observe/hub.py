@@ -157,7 +157,7 @@ class TelemetryHub:
         if not HZ_MIN <= hz <= HZ_MAX:
             raise UsageError(f"hz is {hz:g}", hint=f"choose {HZ_MIN:g} to {HZ_MAX:g}")
         chosen_filter = Filter.parse(filter_text)
-        readers = sum(each.readonly for each in self._subscriptions) if readonly else 0
+        readers = sum(subscription.readonly for subscription in self._subscriptions) if readonly else 0
         if len(self._subscriptions) >= SUBSCRIBERS or readers >= READERS:
             raise Unavailable(
                 "this deployment has too many watchers",
@@ -165,9 +165,9 @@ class TelemetryHub:
                 "close one of them",
                 code="too_many_watchers",
             )
-        made = Subscription(self, parts=chosen, filter=chosen_filter, hz=hz, readonly=readonly)
-        self._subscriptions.append(made)
-        return made
+        subscription = Subscription(self, parts=chosen, filter=chosen_filter, hz=hz, readonly=readonly)
+        self._subscriptions.append(subscription)
+        return subscription
 
     def unsubscribe(self, subscription: Subscription) -> None:
         """Remove a watcher. Idempotent."""
@@ -187,9 +187,9 @@ class TelemetryHub:
         selected: dict[str, Any] = {part: dict(store.part(part)) for part in PARTS if part in parts}
         cut = 0
         if "requests" in parts:
-            found = {key: request for key, request in store.requests.items() if chosen.takes(request, now)}
-            cut = max(0, len(found) - SNAPSHOT_REQUESTS)
-            selected["requests"] = dict(islice(found.items(), SNAPSHOT_REQUESTS))
+            requests = {key: request for key, request in store.requests.items() if chosen.takes(request, now)}
+            cut = max(0, len(requests) - SNAPSHOT_REQUESTS)
+            selected["requests"] = dict(islice(requests.items(), SNAPSHOT_REQUESTS))
         newest = list(store.events)[-events:] if events and "events" in parts else []
         return SnapshotFrame(
             rev=store.rev,
@@ -266,30 +266,30 @@ class Subscription:
         now = hub.now()
         if not self._has_begun:
             self._has_begun = True
-            made: list[Frame] = [
+            frames: list[Frame] = [
                 HelloFrame(boot=hub.store.boot, hz=self.hz, rev=hub.store.rev, readonly=self.readonly),
                 self._snapshot(),
             ]
         elif self._has_lost_events():
-            made = [ResyncFrame(rev=hub.store.rev, why="slow"), self._snapshot()]
+            frames = [ResyncFrame(rev=hub.store.rev, why="slow"), self._snapshot()]
         else:
-            made = list(self._news(now))
-        if made:
+            frames = list(self._news(now))
+        if frames:
             self._sent_at = now
-        return made
+        return frames
 
     # -- frames ---------------------------------------------------------------------------------------------------
 
     def _snapshot(self) -> SnapshotFrame:
         store = self._hub.store
-        made = self._hub.filtered_snapshot(self._parts, self._filter)
-        self.known = set(made.requests)
+        snapshot = self._hub.filtered_snapshot(self._parts, self._filter)
+        self.known = set(snapshot.requests)
         self.dirty.clear()
         self._head, self._graph = store.deployment, store.graph
-        self._truncated = made.truncated["requests"]
+        self._truncated = snapshot.truncated["requests"]
         self._event = store.events[-1].n if store.events else 0
-        self._sent_rev = made.rev
-        return made
+        self._sent_rev = snapshot.rev
+        return snapshot
 
     def _news(self, now: float) -> Iterator[Frame]:
         if "events" in self._parts:

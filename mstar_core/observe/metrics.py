@@ -94,9 +94,9 @@ _ALL: Final = (
     _both("counter", "mstar_restarts", "Restarts of processes."),
     _both("counter", "mstar_transport_bytes", "Bytes of tensors that a process sent to others.", "component"),
     _both("gauge", "mstar_kv_pages", "KV-cache pages of a node by state.", "node", "state"),
-    _both("gauge", "mstar_batch_size", "Rows of a node's last batch, 0 when it is idle.", "node"),
+    _both("gauge", "mstar_batch_size", "Sequences or jobs in a node's last step, 0 when it is idle.", "node"),
     _both("histogram", STEP_SECONDS, "Compute of a node: the duration of each step.", "node", buckets=STEPS),
-    _both("histogram", STEP_ROWS, "Rows of a node's step: its batch.", "node", buckets=BATCHES),
+    _both("histogram", STEP_ROWS, "Sequences or jobs in a node's step.", "node", buckets=BATCHES),
     _both("counter", "mstar_preempted", "Preempted requests of a node.", "node"),
     _both(
         "gauge",
@@ -119,7 +119,7 @@ _ALL: Final = (
     _socket("gauge", "mstar_watchers", "Open watches of the admin socket."),
     _socket("gauge", "mstar_process_cores", "CPU use of a process, in cores.", "component"),
     _socket("gauge", "mstar_process_resident_bytes", "Resident memory of a process.", "component"),
-    _socket("gauge", "mstar_node_queue", "Rows that are ready to run.", "node", "rank"),
+    _socket("gauge", "mstar_node_queue", "Sequences and jobs that are ready to run.", "node", "rank"),
     _socket("gauge", "mstar_node_waiting", "Jobs that wait for a slot or pages.", "node", "rank"),
     _socket("gauge", "mstar_node_busy", "Share of time in steps.", "node", "rank"),
     _socket("gauge", "mstar_node_steps_per_second", "Steps per second.", "node", "rank"),
@@ -150,7 +150,7 @@ _ALL: Final = (
 )
 
 FAMILIES: Final = {family.name: family for family in _ALL}
-"""By name, in the order of the pages."""
+"""Families by name, in the order of docs/metrics.md."""
 
 
 def made_by(*makers: Maker) -> list[Family]:
@@ -180,10 +180,10 @@ def samples_of(metrics: Iterable[Metric]) -> Iterator[MetricSample]:
                 yield MetricSample(sample.name, labels, sample.value)
 
 
-def exposition(families: Iterable[Family], found: Iterable[MetricSample]) -> bytes:
+def exposition(families: Iterable[Family], samples: Iterable[MetricSample]) -> bytes:
     """Render these families in the Prometheus text format. Samples of other families are left out."""
     by_name: defaultdict[str, list[MetricSample]] = defaultdict(list)
-    for sample in found:
+    for sample in samples:
         by_name[sample.name].append(sample)
     lines: list[str] = []
     for family in families:
@@ -229,7 +229,7 @@ STEP_READINGS: Final = frozenset({*_SUM.values(), *_readings(STEP_SECONDS), *_re
 
 @dataclass(slots=True)
 class StepHistogram:
-    """Counts steps by duration or rows. Owned by a node's statistics. counts: by upper bound, then those above.
+    """Counts steps by duration or batch size. Owned by a node's statistics. counts: by upper bound, then those above.
 
     A worker sends the count of each bucket as a reading of the node (`took_0`, `took_1`, ...). It sends empty buckets
     too, because a count of its previous incarnation would stay otherwise.

@@ -55,25 +55,25 @@ def parts(records: Iterable[Record], total_ms: float) -> list[Part]:
     transfers, to waits for input, and else lies between steps. Each activity is assumed to be spread evenly from its
     start to its end. A stall is a wait that a listener heard, and counts as one.
     """
-    found = list(records)
+    spans = list(records)
     compute: dict[str, float] = {}
-    for record in found:
+    for record in spans:
         if record["kind"] == COMPUTE:
             name = str(record["node"] or record["process"])
             compute[name] = compute.get(name, 0.0) + float(record["busy_ms"])
     spent = sum(compute.values())
-    idle, overlap = _rest([_stretch(record, total_ms) for record in found], total_ms)
+    idle, overlap = _rest([_stretch(record, total_ms) for record in spans], total_ms)
     overlap = max(overlap, spent - total_ms)
     rest = max(0.0, total_ms - spent + overlap)
-    made = [Part(kind=COMPUTE, node=name, ms=ms) for name, ms in compute.items()]
+    entries = [Part(kind=COMPUTE, node=name, ms=ms) for name, ms in compute.items()]
     seen = sum(idle.values())
     if rest and not seen:
         idle, seen = {(BETWEEN, ""): rest}, rest
     shares = ((kind, node, ms * rest / seen) for (kind, node), ms in idle.items() if seen)
-    made += [Part(kind=kind, node=node, ms=ms) for kind, node, ms in shares if ms >= LEAST_MS]
+    entries += [Part(kind=kind, node=node, ms=ms) for kind, node, ms in shares if ms >= LEAST_MS]
     if overlap >= LEAST_MS:
-        made.append(Part(kind=PARALLEL, ms=-overlap))
-    return made
+        entries.append(Part(kind=PARALLEL, ms=-overlap))
+    return entries
 
 
 def _stretch(record: Record, total_ms: float) -> _Stretch:
@@ -85,17 +85,17 @@ def _stretch(record: Record, total_ms: float) -> _Stretch:
 
 def _rest(stretches: Sequence[_Stretch], total_ms: float) -> tuple[dict[tuple[str, str], float], float]:
     """Return the time in which nothing ran by (kind, node), and the time in which several processes computed."""
-    real = [each for each in stretches if each.end > each.start]
-    edges = sorted({0.0, total_ms, *(each.start for each in real), *(each.end for each in real)})
+    real = [stretch for stretch in stretches if stretch.end > stretch.start]
+    edges = sorted({0.0, total_ms, *(stretch.start for stretch in real), *(stretch.end for stretch in real)})
     idle: dict[tuple[str, str], float] = {}
     overlap = 0.0
     for low, high in itertools.pairwise(edges):
         length = high - low
-        active = [each for each in real if each.start <= low < each.end]
+        active = [stretch for stretch in real if stretch.start <= low < stretch.end]
         ranks: dict[str, float] = {}
-        for each in active:
-            if each.kind == COMPUTE:
-                ranks[each.process] = min(1.0, ranks.get(each.process, 0.0) + each.density)
+        for stretch in active:
+            if stretch.kind == COMPUTE:
+                ranks[stretch.process] = min(1.0, ranks.get(stretch.process, 0.0) + stretch.density)
         free = 1.0
         for share in ranks.values():
             free *= 1 - share
@@ -108,16 +108,16 @@ def _rest(stretches: Sequence[_Stretch], total_ms: float) -> tuple[dict[tuple[st
 def _claims(active: Sequence[_Stretch], free: float) -> Iterator[tuple[tuple[str, str], float]]:
     """Yield the (kind, node) and the shares of a moment in which nothing ran, which is the share `free` of it."""
     # The time in a queue excludes the steps of the request, so that all of it lies in the free time.
-    queued = min(free, max((each.density for each in active if each.kind == QUEUE), default=0.0))
+    queued = min(free, max((stretch.density for stretch in active if stretch.kind == QUEUE), default=0.0))
     yield (QUEUE, ""), queued
     free -= queued
-    moved = free * max((each.density for each in active if each.kind == TRANSFER), default=0.0)
+    moved = free * max((stretch.density for stretch in active if stretch.kind == TRANSFER), default=0.0)
     yield (TRANSFER, ""), moved
     free -= moved
     waits: dict[str, float] = {}
-    for each in active:
-        if each.kind in (WAIT, STALL):
-            waits[each.node] = min(1.0, waits.get(each.node, 0.0) + each.density)
+    for stretch in active:
+        if stretch.kind in (WAIT, STALL):
+            waits[stretch.node] = min(1.0, waits.get(stretch.node, 0.0) + stretch.density)
     total = sum(waits.values())
     for node, share in waits.items():
         yield (WAIT, node), free * share / max(1.0, total)

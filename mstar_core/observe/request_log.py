@@ -91,12 +91,12 @@ class RequestRecord:
             self.spans_cut += 1
         if span.is_open:
             return
-        found = self.sums.setdefault((child, span.node, span.walk, span.kind), SpanSum(start=span.start))
-        found.spans += 1
-        found.count += span.count
-        found.busy_s += span.spent_s
-        found.start, found.end = min(found.start, span.start), max(found.end, span.end)
-        found.size_bytes += span.size_bytes
+        total = self.sums.setdefault((child, span.node, span.walk, span.kind), SpanSum(start=span.start))
+        total.spans += 1
+        total.count += span.count
+        total.busy_s += span.spent_s
+        total.start, total.end = min(total.start, span.start), max(total.end, span.end)
+        total.size_bytes += span.size_bytes
 
     def parts(self, now: float) -> list[Part]:
         """Return the parts of the time from its arrival to `now`, or to its end."""
@@ -120,7 +120,7 @@ class RequestRecord:
         return found_ms
 
     def _sums(self, zero: float) -> list[dict[str, Any]]:
-        return [_sum(where, found, zero) for where, found in sorted(self.sums.items(), key=lambda i: i[1].start)]
+        return [_sum(where, total, zero) for where, total in sorted(self.sums.items(), key=lambda i: i[1].start)]
 
     def _steps(self) -> RequestNews | None:
         """Return the report with the progress of the step loop.
@@ -128,9 +128,9 @@ class RequestRecord:
         None for a request that has finished while the last count of its loop is still on the way from the worker.
         """
         reports = (news for news in self.workers.values() if news.steps)
-        found = max(reports, key=lambda news: news.step or 0, default=None)
-        is_behind = found is not None and (found.step or 0) < (found.steps or 0)
-        return None if is_behind and self.api.state == "finished" else found
+        latest = max(reports, key=lambda news: news.step or 0, default=None)
+        is_behind = latest is not None and (latest.step or 0) < (latest.steps or 0)
+        return None if is_behind and self.api.state == "finished" else latest
 
     def request(self, model: str, now: float, age_s: float = 0.0) -> RequestStatus:
         """Return the request as clients see it. now: for the parts of its time, which may be `age_s` old if it runs."""
@@ -182,14 +182,14 @@ class RequestRecord:
         zero = self.api.started or 0.0
         request = self.request(model, now)
         spans = sorted(self.spans.items(), key=lambda item: item[1].start)
-        found = with_waits(
+        trace = with_waits(
             {"spans": [_span(child, span, zero) for (child, _), span in spans], "sums": self._sums(zero)},
             {"ttfa_ms": request.ttfa_ms, "audio_s": request.audio_s},
             graph,
         )
         return {
             "request": request_item(request, now),
-            **found,
+            **trace,
             "parts": [
                 {"name": part.name, "kind": part.kind, "node": part.node, "ms": round(part.ms, 3)}
                 for part in self.parts(now)
@@ -286,8 +286,10 @@ class RequestLog:
     def find(self, request_id: str, handle: int | None = None) -> RequestRecord | None:
         """Return the newest request with this client id; with a handle, exactly that one."""
         if handle is not None:
-            found = self.live.get(handle) or self.ended.get(handle)
-            return found if found is not None and found.is_named and found.api.id == request_id else None
+            candidate = self.live.get(handle) or self.ended.get(handle)
+            return (
+                candidate if candidate is not None and candidate.is_named and candidate.api.id == request_id else None
+            )
         return next((record for record in self.all() if record.api.id == request_id), None)
 
     def name_of(self, handle: int) -> str:
@@ -363,14 +365,14 @@ def _span(child: str, span: Span, zero: float) -> dict[str, Any]:
     }
 
 
-def _sum(where: tuple[str, str, str, str], found: SpanSum, zero: float) -> dict[str, Any]:
+def _sum(where: tuple[str, str, str, str], total: SpanSum, zero: float) -> dict[str, Any]:
     child, node, walk, kind = where
     return {
         **_where(child, kind, node, walk),
-        "start_ms": _ms(found.start - zero),
-        "end_ms": _ms(found.end - zero),
-        "busy_ms": _ms(found.busy_s),
-        "spans": found.spans,
-        "count": found.count,
-        "size_bytes": found.size_bytes,
+        "start_ms": _ms(total.start - zero),
+        "end_ms": _ms(total.end - zero),
+        "busy_ms": _ms(total.busy_s),
+        "spans": total.spans,
+        "count": total.count,
+        "size_bytes": total.size_bytes,
     }

@@ -62,11 +62,11 @@ def _named(record: Record, feeds: Mapping[str, str]) -> dict[str, Any]:
 
 def feeders(graph: GraphView | None) -> dict[str, str]:
     """Return the nodes whose streams feed each node: `{"snac_decoder": "LLM"}`."""
-    found: dict[str, dict[str, None]] = {}
+    sources_of: dict[str, dict[str, None]] = {}
     for edge in () if graph is None else graph.edges:
         if edge.is_stream and edge.source and edge.into:
-            found.setdefault(edge.into, {})[edge.source] = None
-    return {node: " and ".join(sources) for node, sources in found.items()}
+            sources_of.setdefault(edge.into, {})[edge.source] = None
+    return {node: " and ".join(sources) for node, sources in sources_of.items()}
 
 
 def speakers(graph: GraphView | None) -> frozenset[str]:
@@ -91,12 +91,12 @@ def heard(trace: Record, request: Record, node: str) -> Iterator[tuple[float, fl
     steps = max(known, sum(int(s.get("count") or 0) for s in sums))
     if first is None or not audio or not steps:
         return
-    each = 1000 * audio / steps
-    played_until = float(first) + each * (steps - known)
+    step_audio_ms = 1000 * audio / steps
+    played_until = float(first) + step_audio_ms * (steps - known)
     for end, count in ends:
         if end - played_until >= LEAST_HEARD_MS and end > float(first) + LEAST_HEARD_MS:
             yield played_until, end
-        played_until = max(played_until, end) + each * count
+        played_until = max(played_until, end) + step_audio_ms * count
 
 
 def _parts(span: Record, silences: Sequence[tuple[float, float]]) -> Iterator[tuple[str, float, float]]:
@@ -119,5 +119,5 @@ def _place(record: Record) -> tuple[str, str, str]:
 
 
 def _records(trace: Record, name: str) -> list[Record]:
-    found = trace.get(name)
-    return [item for item in found if isinstance(item, Mapping)] if isinstance(found, list) else []
+    items = trace.get(name)
+    return [item for item in items if isinstance(item, Mapping)] if isinstance(items, list) else []

@@ -1,4 +1,4 @@
-"""ModelSpec as plain JSON data and back. Programs, bind and the parameter class go by name ("pkg.mod:name").
+"""ModelSpec as plain JSON data. Programs, bind and the parameter class go by name ("pkg.mod:name").
 
 The form of an object holds its fields. Nodes and streams inside other objects are referenced by name. A class that
 shares its place with others has a tag, such as {"kind": "loop"} of a walk.
@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import types
-import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
-from mstar_core.errors import GraphError, PluginError, did_you_mean
+from mstar_core.errors import PluginError
 from mstar_core.graph import (
-    CLIENT,
     FixedChunk,
     GraphNode,
     LeftContext,
@@ -30,8 +27,7 @@ from mstar_core.graph import (
 )
 from mstar_core.plugin.params import param_schema
 from mstar_core.plugin.spec import ModelSpec
-from mstar_core.plugin.surface import MODALITIES, Modality
-from mstar_core.targets import load_target
+from mstar_core.plugin.surface import MODALITIES
 
 Json = dict[str, Any]
 FORM_VERSION: Final = 2
@@ -53,23 +49,6 @@ def spec_to_json(spec: ModelSpec) -> Json:
     """Return the whole spec. Raises PluginError for a program or parameter class that has no importable name."""
     parts = {"nodes": [form_of(node) for node in spec.nodes], "streams": [form_of(stream) for stream in spec.streams]}
     return {"form": FORM_VERSION, **form_of(spec), **parts, "params_schema": param_schema(spec.params)}
-
-
-def spec_from_json(data: Mapping[str, Any]) -> ModelSpec:
-    """Return the spec again, importing what it names. Raises PluginError for another form version."""
-    if data.get("form") != FORM_VERSION:
-        raise PluginError(
-            f"the spec has form {data.get('form')!r}, this reads {FORM_VERSION}",
-            hint="use the same version on both sides",
-        )
-    reader = _Reader()
-    for item in data["nodes"]:
-        reader.nodes[item["name"]] = reader.made(NodeSpec, item)
-    for item in data["streams"]:
-        reader.streams[item["name"]] = reader.made(Stream, item)
-    parts = {"nodes": tuple(reader.nodes), "streams": tuple(reader.streams)}
-    spec: ModelSpec = reader.made(ModelSpec, {**data, **parts})
-    return spec
 
 
 def form_of(value: Any) -> Json:
@@ -101,63 +80,6 @@ def _plain(value: Any) -> Any:
             return name_of(value)
         case _:
             return form_of(value) if dataclasses.is_dataclass(value) else value
-
-
-class _Reader:
-    """Reads forms by the type hints of the fields. nodes, streams: those that a form may refer to, by name."""
-
-    def __init__(self) -> None:
-        self.nodes: dict[str, Any] = {}
-        self.streams: dict[str, Any] = {}
-
-    def made(self, kind: Any, data: Mapping[str, Any]) -> Any:
-        """Return the object of class `kind` whose form this is."""
-        hints = typing.get_type_hints(kind)
-        values = {name: self.read(hints[name], data[key]) for key, name in _keys(kind).items()}
-        return kind(*values["parts"]) if kind in (Sequential, Parallel) else kind(**values)
-
-    def read(self, hint: Any, data: Any) -> Any:
-        """Return the value of a field of type `hint`."""
-        origin, args = typing.get_origin(hint), typing.get_args(hint)
-        if data is None or hint is Any:
-            return data
-        if hint in (NodeSpec, Stream):
-            return _known(data, self.nodes if hint is NodeSpec else self.streams, hint.__name__)
-        if origin in (typing.Union, types.UnionType) or hint is Modality:
-            return self._one_of(MODALITIES if hint is Modality else args, data)
-        if origin is tuple and args[-1] is not Ellipsis:
-            return tuple(self.read(each, item) for each, item in zip(args, data, strict=True))
-        if origin in (tuple, Sequence):
-            return tuple(self.read(args[0], item) for item in data)
-        if origin in (dict, Mapping):
-            return {name: self.read(args[1], item) for name, item in data.items()}
-        if origin in (type, Callable):
-            return load_target(data)
-        if hint is range or origin is frozenset:
-            return range(*data) if hint is range else frozenset(data)
-        if dataclasses.is_dataclass(hint):
-            return self.made(hint, data)
-        return hint(data) if isinstance(hint, enum.EnumType) else data
-
-    def _one_of(self, kinds: Sequence[Any], data: Any) -> Any:
-        """Return the value of a union: a tagged or otherwise distinct class, or a node unless it is CLIENT."""
-        kinds = [kind for kind in kinds if kind is not types.NoneType]
-        if isinstance(data, Mapping):
-            for kind in kinds:
-                key, tag = _TAGS.get(kind, ("", None))
-                if data.get(key) == tag and {*_keys(kind), key} - {""} == set(data):
-                    return self.made(kind, data)
-            if all(map(dataclasses.is_dataclass, kinds)):
-                raise GraphError(f"no {' or '.join(kind.__name__ for kind in kinds)} has the JSON form {data}")
-        if len(kinds) == 1 or (NodeSpec in kinds and data != CLIENT):
-            return self.read(kinds[0], data)
-        return data
-
-
-def _known(name: str, known: Mapping[str, Any], kind: str) -> Any:
-    if name not in known:
-        raise GraphError(f"the JSON form names {kind} {name!r}", hint=did_you_mean(name, known), place=name)
-    return known[name]
 
 
 def name_of(target: Any) -> str:

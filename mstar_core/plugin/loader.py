@@ -18,8 +18,8 @@ import pluggy
 
 from mstar_core.errors import MstarError, NotFound, PluginError, did_you_mean
 from mstar_core.plugin import hookspecs
+from mstar_core.plugin.check.spec_check import require_sound
 from mstar_core.plugin.spec import API_VERSION, ModelSpec
-from mstar_core.plugin.spec_check import require_sound
 
 GROUP: Final = "mstar.plugins"
 """Entry point group of plugins. An entry names the module with the plugin's hooks."""

@@ -73,12 +73,12 @@ class ForkedStream:
         self, work: Callable[[str], object], processes: int, prepare: Callable[[], object] = lambda: None
     ) -> None:
         """work: what to do with a text; its result is dropped. prepare: called once in each process."""
-        own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._results, results_end = os.pipe()
         self._texts = 0
 
         def pieces() -> Iterator[tuple[int, Callable[[], object]]]:
-            own.close()  # readers see the end of the stream once every copy of this end is closed
+            ours.close()  # readers see the end of the stream once every copy of this end is closed
             while message := theirs.recv(MOST_TEXT):
                 (index,) = _NUMBER.unpack_from(message)
                 yield index, partial(work, message[_NUMBER.size :].decode())
@@ -86,8 +86,8 @@ class ForkedStream:
         self._children = _start(processes, lambda: _serve(pieces(), results_end, prepare))
         theirs.close()
         os.close(results_end)
-        own.setblocking(False)
-        self._own = own
+        ours.setblocking(False)
+        self._own = ours
 
     def put(self, text: str) -> int | None:
         """Give a text to the next idle process. Returns its number, None if it cannot be taken now."""
@@ -134,22 +134,22 @@ def _end(children: Sequence[int], results: int, on_done: Callable[[int], None], 
 
 
 def _gather(results: int, on_done: Callable[[int], None], stall_s: float) -> dict[int, float]:
-    found: dict[int, float] = {}
+    seconds: dict[int, float] = {}
     ended, rest = 0, b""
     while True:
         ready, _, _ = select.select([results], [], [], stall_s)
         if not ready:
             log.warning("forked work has stalled for %.0f s and is ended", stall_s)
-            return found
+            return seconds
         data = os.read(results, 1 << 16)
         if not data:
-            return found
+            return seconds
         rest += data
         whole = len(rest) // _RESULT.size * _RESULT.size
         for index, has_ended_well, took_s in _RESULT.iter_unpack(rest[:whole]):
             ended += 1
             if has_ended_well:
-                found[index] = took_s
+                seconds[index] = took_s
         rest = rest[whole:]
         on_done(ended)
 

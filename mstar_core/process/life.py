@@ -9,7 +9,7 @@ import argparse
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -63,9 +63,9 @@ def start_child(kind: str, argv: Sequence[str] | None) -> ChildArguments:
         parser.add_argument("--rank", type=int, required=True)
     args = parser.parse_args(argv)
     args.spec = DeploymentSpec.load(args.spec)
-    made = ChildArguments(**{"name": RANKED[kind](args.rank) if kind in RANKED else kind, **vars(args)})
-    start_logging(made.name, made.spec.log_level, secrets=made.spec.api.secrets)
-    return made
+    arguments = ChildArguments(**{"name": RANKED[kind](args.rank) if kind in RANKED else kind, **vars(args)})
+    start_logging(arguments.name, arguments.spec.log_level, secrets=arguments.spec.api.secrets)
+    return arguments
 
 
 class ChildLife:
@@ -206,7 +206,7 @@ class ChildLife:
 
     def telemetry(
         self,
-        values: dict[str, float],
+        values: Mapping[str, float],
         requests: list[RequestNews] | None = None,
         spans: list[Span] | None = None,
         edges: list[EdgeNews] | None = None,
@@ -214,12 +214,12 @@ class ChildLife:
         dropped: int = 0,
         samples: list[MetricSample] | None = None,
     ) -> None:
-        """Send one telemetry batch. The caller sends at most one per 100 ms."""
+        """Send one telemetry batch. The caller sends at most one per 100 ms. values: by reading."""
         self._send(
             Telemetry(
                 name=self.name,
                 incarnation=self.incarnation,
-                values=values,
+                values={f"{self.name}.{reading}": float(value) for reading, value in values.items()},
                 requests=requests or [],
                 spans=spans or [],
                 edges=edges or [],

@@ -46,7 +46,7 @@ def death_record(child: Child, run: RunDirectory, status: int, known: Circumstan
             return {**record, "status": status, "phase": record.get("phase") or child.phase, "log": str(child.log.path)}
     memory = "" if known.resident_bytes is None else f"resident memory {known.resident_bytes / MIB:,.0f} MiB"
     last_line = "" if child.hung else _last_line(child.log, time.monotonic())  # the last lines are its stacks
-    made = {
+    record = {
         "name": child.name,
         "pid": child.pid,
         "incarnation": child.incarnation,
@@ -65,8 +65,8 @@ def death_record(child: Child, run: RunDirectory, status: int, known: Circumstan
         "log": str(child.log.path),
     }
     with suppress(OSError):  # on a full disk the supervisor's own record still has the cause
-        write_fatal(path, made)
-    return made
+        write_fatal(path, record)
+    return record
 
 
 def describe_status(status: int) -> str:

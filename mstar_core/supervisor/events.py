@@ -91,9 +91,9 @@ class ThrottledCounter:
         is_ongoing = now < self.next_s + self.pause_s
         self.pause_s = min(2 * self.pause_s, PAUSE_MAX_S) if is_ongoing else PAUSE_MIN_S
         self.next_s = now + self.pause_s
-        made = count - self.reported, max(0, amount - self.reported_amount)
+        increase = count - self.reported, max(0, amount - self.reported_amount)
         self.reported, self.reported_amount = count, amount
-        return made
+        return increase
 
 
 @dataclass(slots=True)
@@ -112,17 +112,17 @@ class EventThrottle:
             if value and name.endswith(".preempted"):
                 yield from self._preempted(name.removesuffix(".preempted"), values, now)
         for code, count in refused.items():
-            found = self._counter("api", code).increase(int(count), 0, now)
-            if found is not None:
-                yield "api.refused", {"code": code, "requests": found[0]}
+            increase = self._counter("api", code).increase(int(count), 0, now)
+            if increase is not None:
+                yield "api.refused", {"code": code, "requests": increase[0]}
 
     def _preempted(self, where: str, values: Mapping[str, float], now: float) -> Iterator[Event]:
         pages = int(values.get(f"{where}.preempted_pages", 0))
-        found = self._counter("kv", where).increase(int(values[f"{where}.preempted"]), pages, now)
-        if found is None:
+        increase = self._counter("kv", where).increase(int(values[f"{where}.preempted"]), pages, now)
+        if increase is None:
             return
         process, _, node = where.partition(".")
-        requests, taken = found
+        requests, taken = increase
         facts: dict[str, Any] = {"node": node, "rank": rank_of(process), "pages": taken, "why": "pool full"}
         if requests > 1:
             yield "kv.preempt", {"requests": requests, **facts}

@@ -425,9 +425,9 @@ class Supervisor:
         for member in others:
             if member.process is not None and member.process.returncode is not None:
                 known = self.publisher.circumstances(member.name)
-                found = death_record(member, self.run_dir, member.process.returncode, known)
-                if record.get("code") == "worker_lost" != found.get("code"):
-                    record = found
+                death = death_record(member, self.run_dir, member.process.returncode, known)
+                if record.get("code") == "worker_lost" != death.get("code"):
+                    record = death
             member.signal(signal.SIGKILL)
         return record
 

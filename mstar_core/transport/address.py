@@ -47,10 +47,10 @@ def check_path(path: Path) -> None:
 
 def _check_private(directory: Path) -> None:
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = directory.stat()
-    if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+    status = directory.stat()
+    if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
         raise TransportError(
             "the socket directory is open to others",
-            f"{directory} has owner {found.st_uid} and mode {stat.S_IMODE(found.st_mode):04o}",
+            f"{directory} has owner {status.st_uid} and mode {stat.S_IMODE(status.st_mode):04o}",
             "it must belong to the user that runs the deployment, with mode 0700",
         )

@@ -25,8 +25,8 @@ def spin_then_block(
     begun = clock()
     end = begun + (spin_s if timeout_s is None else min(spin_s, timeout_s))
     while (now := clock()) < end:  # each look releases the interpreter lock
-        if found := look(0.0):
-            return found
+        if message := look(0.0):
+            return message
     return look(None if timeout_s is None else max(0.0, timeout_s - (now - begun)))
 
 

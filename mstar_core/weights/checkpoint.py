@@ -98,8 +98,8 @@ class Checkpoint:
 
         Raises WeightsError for a missing or unreadable tensor, and for one that is not as long as its slice declares.
         """
-        wanted = set(self.file_of) if names is None else set(names)
-        unknown = sorted(wanted - set(self.file_of))
+        chosen = set(self.file_of) if names is None else set(names)
+        unknown = sorted(chosen - set(self.file_of))
         if unknown:
             raise WeightsError(
                 f"{self.folder} lacks {unknown[0]}",
@@ -112,7 +112,7 @@ class Checkpoint:
         for path in self.files():
             read = 0
             with open_tensors(path) as reader:
-                for name in in_file_order(path, {name for name in wanted if self.file_of[name] == path}):
+                for name in in_file_order(path, {name for name in chosen if self.file_of[name] == path}):
                     part = slices.get(name) if slices else None
                     value = reader.get_tensor(name) if part is None else _read_part(reader, path, name, part)
                     read += value.numel() * value.element_size()
@@ -229,8 +229,8 @@ def _read_part(reader: TensorReader, path: Path, name: str, part: Slice) -> Tens
     stored = reader.get_slice(name)
     _check_whole(path, name, tuple(stored.get_shape()), part)
     before = (slice(None),) * part.dim
-    found = [stored[(*before, slice(span.start, span.stop))] for span in part.spans]
-    return found[0] if len(found) == 1 else torch.cat(found, dim=part.dim)
+    pieces = [stored[(*before, slice(span.start, span.stop))] for span in part.spans]
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=part.dim)
 
 
 def _check_whole(path: Path, name: str, shape: tuple[int, ...], part: Slice) -> None:
@@ -359,7 +359,7 @@ class StoredTensor:
 def stored_tensors(path: Path) -> list[StoredTensor]:
     """Return the tensors of a safetensors file by offset. Raises WeightsError for a damaged file or unknown dtype."""
     start, entries = _safetensors_header(path)
-    found = []
+    tensors = []
     for name, entry in entries.items():
         try:
             begin, end = map(int, entry["data_offsets"])
@@ -373,8 +373,8 @@ def stored_tensors(path: Path) -> list[StoredTensor]:
         if size != torch.Size(shape).numel() * dtype.itemsize:
             detail = f"{list(shape)} of {entry['dtype']} in {size} bytes"
             raise WeightsError(f"{path}: inconsistent header entry for {name}", detail, file=str(path))
-        found.append(StoredTensor(name=name, path=path, offset=start + begin, size=size, shape=shape, dtype=dtype))
-    return sorted(found, key=lambda tensor: tensor.offset)
+        tensors.append(StoredTensor(name=name, path=path, offset=start + begin, size=size, shape=shape, dtype=dtype))
+    return sorted(tensors, key=lambda tensor: tensor.offset)
 
 
 def in_file_order(path: Path, names: set[str]) -> list[str]:

@@ -69,8 +69,8 @@ class HuggingFace:
     def cached(self, repo: str, file: str) -> Path | None:
         from huggingface_hub import try_to_load_from_cache
 
-        found = try_to_load_from_cache(repo, file, cache_dir=self._cache)
-        return Path(found) if isinstance(found, str) else None
+        path = try_to_load_from_cache(repo, file, cache_dir=self._cache)
+        return Path(path) if isinstance(path, str) else None
 
     def files(self, repo: str) -> dict[str, int]:
         from huggingface_hub import HfApi
@@ -116,7 +116,7 @@ def cached_or_fetched(
     hub: WeightHub,
     repo: str,
     find: Callable[[], Path],
-    wanted: Callable[[Mapping[str, int]], Mapping[str, int]],
+    choose: Callable[[Mapping[str, int]], Mapping[str, int]],
     ways: str,
     progress: WeightProgress | None,
 ) -> Path:
@@ -136,7 +136,7 @@ def cached_or_fetched(
     if progress is not None:
         progress(0, 0, repo)  # named before the first answer of the network, which may never come
     try:
-        fetch_files(hub, repo, wanted(hub.files(repo)), progress)
+        fetch_files(hub, repo, choose(hub.files(repo)), progress)
     except WeightsError as error:
         raise WeightsError(
             error.title, f"{error.detail}; looked in {hub.cache} first", f"{error.hint}; {ways}", **error.facts
@@ -181,10 +181,10 @@ def linked_folder(links: Mapping[str, Path], parent: Path) -> Path:
     try:
         if not folder.exists():
             parent.mkdir(parents=True, exist_ok=True)
-            made = Path(tempfile.mkdtemp(prefix=".", dir=parent))
+            scratch = Path(tempfile.mkdtemp(prefix=".", dir=parent))
             for name, path in links.items():
-                (made / name).symlink_to(path.resolve())
-            _rename(made, folder)
+                (scratch / name).symlink_to(path.resolve())
+            _rename(scratch, folder)
     except OSError as error:
         raise WeightsError(
             f"cannot write {folder}", str(error), "choose a writable folder with --cache-dir DIR", file=str(folder)
@@ -192,11 +192,11 @@ def linked_folder(links: Mapping[str, Path], parent: Path) -> Path:
     return folder
 
 
-def _rename(made: Path, folder: Path) -> None:
+def _rename(scratch: Path, folder: Path) -> None:
     try:
-        os.rename(made, folder)
+        os.rename(scratch, folder)
     except OSError:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(scratch, ignore_errors=True)
         if not folder.exists():  # else another process created the same folder first
             raise
 
@@ -248,20 +248,20 @@ def _is_current(folder: Path, version: int) -> bool:
 
 
 def _replace(folder: Path, stamp: dict[str, object], write: Callable[[Path], None]) -> None:
-    with _scratch(folder) as made:
-        write(made)
-        (made / STAMP).write_text(json.dumps(stamp) + "\n")
+    with _scratch(folder) as scratch:
+        write(scratch)
+        (scratch / STAMP).write_text(json.dumps(stamp) + "\n")
         if folder.exists():
             shutil.rmtree(folder)
-        os.rename(made, folder)
+        os.rename(scratch, folder)
 
 
 @contextlib.contextmanager
 def _scratch(folder: Path) -> Iterator[Path]:
     """Create a temporary folder beside `folder`. It is removed at the end unless renamed."""
-    made = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    made.chmod(0o755)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    scratch.chmod(0o755)
     try:
-        yield made
+        yield scratch
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(scratch, ignore_errors=True)

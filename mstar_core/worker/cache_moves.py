@@ -33,19 +33,15 @@ RUN_INPUT: Final = -1
 class MoveTarget(Protocol):
     """The part of the executor that moving runs call."""
 
-    def read(self, ref: TensorRef) -> Tensor:
-        """Return a tensor of another rank and end its loan."""
+    def read(self, ref: TensorRef) -> Tensor: ...
 
-    def run_input(self, request: WorkerRequest, ref: TensorRef | SignalRef) -> Tensor:
-        """Return an input of a run that is on this rank."""
+    def run_input(self, request: WorkerRequest, ref: TensorRef | SignalRef) -> Tensor: ...
 
     def begin_share(
         self, request: WorkerRequest, message: RunWalk, partition: str, share: RankWalk, inputs: Mapping[str, Tensor]
-    ) -> None:
-        """Begin this rank's share of a run."""
+    ) -> None: ...
 
-    def begin_next(self, request: WorkerRequest, partition: str) -> None:
-        """Begin the next run of a partition, if there is one."""
+    def begin_next(self, request: WorkerRequest, partition: str) -> None: ...
 
 
 class CacheMoves:
@@ -82,13 +78,13 @@ class CacheMoves:
     def begin(self, request: WorkerRequest, partition: str, message: RunWalk, shares: Mapping[int, RankWalk]) -> None:
         """Send what leaves before a run, and begin its share here once everything that it takes has come."""
         share = shares.get(self._rank)
-        wanted = run_inputs(share) if share is not None else set()
+        names = run_inputs(share) if share is not None else set()
         moving = MovingRun(message, partition, share)
         request.moving[partition] = moving
         for name, ref in message.inputs.items():
             if isinstance(ref, SignalRef) and ref.rank == self._rank:
                 self._send_input(request, message, name, ref, shares)
-            if name in wanted:
+            if name in names:
                 if isinstance(ref, SignalRef) and ref.rank != self._rank:
                     moving.missing.add(name)
                 else:
@@ -141,16 +137,16 @@ class CacheMoves:
             self._edges.arrived(cache_edge(move.node), move.node, move.rank, max(0.0, self._clock() - entry.sent))
         self._go_on(request, moving)
 
-    def values(self, worker: str) -> dict[str, float]:
+    def counters(self) -> dict[str, float]:
         """Return the counts for telemetry; empty without moves."""
         if not (self.sent or self.received):
             return {}
         return {
-            f"{worker}.moves_sent": float(self.sent),
-            f"{worker}.moves_sent_bytes": float(self.sent_bytes),
-            f"{worker}.moves_received": float(self.received),
-            f"{worker}.moves_received_bytes": float(self.received_bytes),
-            f"{worker}.moves_s": round(self.transfer_s, 6),
+            "moves_sent": self.sent,
+            "moves_sent_bytes": self.sent_bytes,
+            "moves_received": self.received,
+            "moves_received_bytes": self.received_bytes,
+            "moves_s": round(self.transfer_s, 6),
         }
 
     # -- parts of a run's beginning ----------------------------------------------------------------------------------

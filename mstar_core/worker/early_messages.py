@@ -49,7 +49,7 @@ class EarlyMessages:
         return True
 
     def sift(self, message: StreamItems, known: Container[Handle]) -> StreamItems:
-        """Return the rows of known requests and keep the others."""
+        """Return the items of known requests and keep the others."""
         if all(Handle(handle) in known for handle in message.handles):
             return message
         handles: list[int] = []

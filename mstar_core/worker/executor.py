@@ -200,7 +200,7 @@ class Executor:
                 self._arrived(request, run, item)
 
     def stream_items(self, message: StreamItems) -> None:
-        """Take ids of a stream from another rank, one per row of its step."""
+        """Take ids of a stream from another rank, one per sequence of its step."""
         now = self._clock()
         for handle, index, value in zip(message.handles, message.index, message.ids, strict=True):
             request = self._open_request(handle)
@@ -275,9 +275,8 @@ class Executor:
 
     def least_ahead_s(self) -> float | None:
         """Return the smallest number of seconds of audio ahead of playback, over all requests; None without any."""
-        return min(
-            (ahead for each in self.requests.values() if (ahead := self._jobs.ahead_s(each)) is not None), default=None
-        )
+        times = (self._jobs.ahead_s(request) for request in self.requests.values())
+        return min((ahead_s for ahead_s in times if ahead_s is not None), default=None)
 
     def close_all(self) -> None:
         """Free every request, after the loss of the conductor."""
@@ -301,7 +300,7 @@ class Executor:
                 self.fail(entry.request, failed.error)
 
     def split(self, runner: str, result: StepResult) -> Mapping[str, StepResult]:
-        """See Split: divides a step among a node and its cache branches, by the jobs that it ran."""
+        """Divide a step among a node and its cache branches, by the jobs that it ran."""
         if runner not in self._with_branches:
             return {runner: result}
         entries = (self._jobs.under_way.get(key) for key in jobs_of(result))
@@ -321,7 +320,7 @@ class Executor:
         self._outbox.failed(request.handle, error_info(error, "the engine failed on this request"))
 
     def _loop_step(self, step: LoopStep) -> None:
-        # Cost model: once per row and decode step. It allocates no objects; ids are plain ints.
+        # Cost model: once per sequence and decode step. It allocates no objects; ids are plain ints.
         jobs = self._jobs.under_way
         for key, value in zip(step.keys.tolist(), step.ids.tolist(), strict=True):
             entry = jobs.get(key)
@@ -338,7 +337,7 @@ class Executor:
                     self._streams.put_id(request, stream, value)
                 if entry.modality is not None:
                     self._emit(request, entry.port, entry.modality, torch.tensor([value]), {})
-            except MstarError as error:  # isolation boundary: one row
+            except MstarError as error:  # isolation boundary: one sequence
                 self.fail(request, error)
 
     def _emission(self, emission: Emission) -> None:
@@ -421,7 +420,7 @@ class Executor:
     # -- walks ---------------------------------------------------------------------------------------------------------
 
     def begin_next(self, request: WorkerRequest, partition: str) -> None:
-        """See MoveTarget. Does nothing while a run of the partition runs or moves."""
+        """Begin the next run of a partition, if there is one and no other runs or moves."""
         queue = request.queues.get(partition)
         if partition in request.active or partition in request.moving or not queue:
             return
@@ -434,8 +433,8 @@ class Executor:
         if share is None or self._has_moves(message, shares):
             self.moves.begin(request, partition, message, shares)
             return
-        wanted = run_inputs(share)
-        inputs = {name: self.run_input(request, ref) for name, ref in message.inputs.items() if name in wanted}
+        names = run_inputs(share)
+        inputs = {name: self.run_input(request, ref) for name, ref in message.inputs.items() if name in names}
         self.begin_share(request, message, partition, share, inputs)
 
     def _has_moves(self, message: RunWalk, shares: Mapping[int, RankWalk]) -> bool:
@@ -446,7 +445,7 @@ class Executor:
     def begin_share(
         self, request: WorkerRequest, message: RunWalk, partition: str, share: RankWalk, inputs: Mapping[str, Tensor]
     ) -> None:
-        """See MoveTarget."""
+        """Begin this rank's share of a run."""
         branches = message.branches or [MAIN]
         if StreamWalk.fits(share, message.max_iters, inputs):
             state: WalkState = StreamWalk(share, message.inputs.keys())
@@ -647,8 +646,8 @@ class Executor:
         branch = (fire.branches or (MAIN,))[0]
         leaving = leaving_ports(request, task, self._rank)
         spec: LoopSpec = loop_spec(loop, task, fire.limit, request.params, leaving)
-        wanted, rows = wanted_ports(request, run, task), run.message.rows
-        job = self._jobs.make(request, task, inputs, wanted, branch, sample=True, rows=rows)
+        ports, rows = wanted_ports(request, run, task), run.message.rows
+        job = self._jobs.make(request, task, inputs, ports, branch, sample=True, rows=rows)
         job.loop = spec
         entry = loop_job(request, run, fire, task, self._streams, self._clock())
         runner = self._jobs.runner(task)
@@ -662,7 +661,7 @@ class Executor:
     # -- values --------------------------------------------------------------------------------------------------------
 
     def run_input(self, request: WorkerRequest, ref: TensorRef | SignalRef) -> Tensor:
-        """See MoveTarget."""
+        """Return an input of a run that is on this rank."""
         if isinstance(ref, SignalRef):
             if ref.rank != self._rank:
                 raise EngineError(
@@ -672,7 +671,7 @@ class Executor:
         return to_tensor(self._transport.get(ref), ref.dtype)  # the api frees its tensors when the request ends
 
     def read(self, ref: TensorRef) -> Tensor:
-        """See MoveTarget."""
+        """Return a tensor of another process and end its loan."""
         if isinstance(ref, PeerTensor) and self._peer_memory is not None:
             taken = self._peer_memory.take(ref)
             self._outbox.read(ref)

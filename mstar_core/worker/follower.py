@@ -10,7 +10,6 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-import torch
 import zmq
 
 from mstar_core.engine.kv.engine import KVCacheEngine
@@ -24,6 +23,7 @@ from mstar_core.process.life import ChildLife, start_child
 from mstar_core.process.system import keep_freed_memory, keep_start, set_exact_timers
 from mstar_core.transport import Courier, Mailbox, Malformed
 from mstar_core.worker.main import ends_with_group, rank_plan
+from mstar_core.worker.report import device_memory
 from mstar_core.worker.start.build import build_nodes, open_device
 
 if TYPE_CHECKING:
@@ -125,17 +125,7 @@ class Follower:
             self.life.beat(now, steps=self.receiver.sequence)
         if now >= self.next_report and self.receiver.sequence != self.reported:
             self.next_report, self.reported = now + REPORT_S, self.receiver.sequence
-            self.life.telemetry({f"{self.life.name}.plans": float(self.reported), **self._memory()})
-
-    def _memory(self) -> dict[str, float]:
-        """Return the device memory of this process; empty on a CPU."""
-        if not torch.cuda.is_initialized():
-            return {}
-        device, name = torch.cuda.current_device(), self.life.name
-        return {
-            f"{name}.memory_used": float(torch.cuda.memory_reserved(device)),
-            f"{name}.memory_total": float(torch.cuda.get_device_properties(device).total_memory),
-        }
+            self.life.telemetry({"plans": self.reported, **device_memory()})
 
 
 if __name__ == "__main__":

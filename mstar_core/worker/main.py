@@ -155,7 +155,9 @@ def peer_memory_of(spec: DeploymentSpec, rank: RankPlan, life: ChildLife) -> Pee
     """Return the transport to other workers: the configured one, or CUDA IPC between GPUs. None: shared memory only."""
     if spec.transport.protocol != "SHM":
         return over_network(spec, rank, life)
-    peers = [worker_name(each.rank) for each in spec.plan.ranks if each.device.startswith("cuda") and each is not rank]
+    peers = [
+        worker_name(other.rank) for other in spec.plan.ranks if other.device.startswith("cuda") and other is not rank
+    ]
     if not rank.device.startswith("cuda") or not peers:
         return None
     return PeerMemory(life.name, life.incarnation, CudaMemory(resolve_device(rank.device)), peers)
@@ -163,7 +165,7 @@ def peer_memory_of(spec: DeploymentSpec, rank: RankPlan, life: ChildLife) -> Pee
 
 def over_network(spec: DeploymentSpec, rank: RankPlan, life: ChildLife) -> PeerMemory | None:
     """Return the transport to all other workers by TCP or RDMA, None without any."""
-    peers = [worker_name(each.rank) for each in spec.plan.ranks if each is not rank]
+    peers = [worker_name(other.rank) for other in spec.plan.ranks if other is not rank]
     if not peers:
         return None
     engine, session = open_engine(spec.transport, rank.rank, life.incarnation)

@@ -39,7 +39,7 @@ Sending = PendingCopy | OutgoingTensor
 class _CacheToSend(NamedTuple):
     """A cache that leaves. parts: its tensors by field and name, or the copies to wait for."""
 
-    made: partial[CacheMoved]
+    message: partial[CacheMoved]
     parts: list[tuple[str, str, Tensor | Sending]]
 
 
@@ -106,16 +106,16 @@ class Outbox:
             ref = self._put(tensor, API)
             self._turn.outputs.append(Output(handle=handle, seq=seq, port=port, modality=modality, meta=meta, ref=ref))
             return
-        made = partial(Output, handle=handle, seq=seq, port=port, modality=modality, meta=meta)
+        message = partial(Output, handle=handle, seq=seq, port=port, modality=modality, meta=meta)
         self._turn.copies.append(copy)
-        self._turn.outputs.append((made, copy))
+        self._turn.outputs.append((message, copy))
 
     def value(
         self, rank: int, handle: int, run: int, task: int, port: str, iteration: list[int], tensor: Tensor | None
     ) -> None:
         """Send a task's value to another rank. None means that the port was not produced."""
-        made = partial(Value, handle=handle, run=run, task=task, port=port, iteration=iteration)
-        value = made(ref=None) if tensor is None else self._with_tensor(made, tensor, worker_name(rank))
+        message = partial(Value, handle=handle, run=run, task=task, port=port, iteration=iteration)
+        value = message(ref=None) if tensor is None else self._with_tensor(message, tensor, worker_name(rank))
         self._turn.values[rank].append(value)
 
     def stream_id(self, rank: int, stream: str, handle: int, index: int, value: int) -> None:
@@ -128,8 +128,8 @@ class Outbox:
     def stream_tensor(self, rank: int, stream: str, handle: int, index: int, tensor: Tensor) -> None:
         """Put one tensor item on a stream whose consumer is on another rank."""
         name = worker_name(rank)
-        made: partial[Any] = partial(StreamTensor, stream=stream, handle=handle, index=index, sent=monotonic())
-        self._turn.control.append((name, self._with_tensor(made, tensor, name)))
+        message: partial[Any] = partial(StreamTensor, stream=stream, handle=handle, index=index, sent=monotonic())
+        self._turn.control.append((name, self._with_tensor(message, tensor, name)))
 
     def cache(
         self, move: Move, handle: int, run: int, state: CacheState, held: Mapping[str, Tensor], streamed: dict[str, int]
@@ -138,7 +138,7 @@ class Outbox:
 
         held: last values of output ports. streamed: items on split streams.
         """
-        made = partial(
+        message = partial(
             CacheMoved,
             handle=handle,
             run=run,
@@ -161,7 +161,7 @@ class Outbox:
             copy = self._start(value, worker_name(move.rank))
             parts.append((field_name, port, value if copy is None else copy))
             self._turn.copies += [] if copy is None else [copy]
-        self._turn.caches.append((move.rank, _CacheToSend(made, parts)))
+        self._turn.caches.append((move.rank, _CacheToSend(message, parts)))
 
     def walk_done(self, message: WalkDone) -> None:
         """Report the end of this rank's share of a run."""
@@ -240,13 +240,13 @@ class Outbox:
         except MstarError as error:
             for loan in filter(None, (loan_of(ref) for _, _, ref in refs)):
                 self.release(loan.slot, loan.generation)
-            handle = int(cache.made.keywords["handle"])
+            handle = int(cache.message.keywords["handle"])
             self.failed(handle, error_info(error, "the worker could not send a cache"))
             return
         by_field: dict[str, list[tuple[str, TensorRef]]] = defaultdict(list)
         for field_name, port, ref in refs:
             by_field[field_name].append((port, ref))
-        message = cache.made(
+        message = cache.message(
             pages=[ref for _, ref in by_field["pages"]],
             history=by_field["history"][0][1],
             **{name: by_field[name][0][1] for name in ("seen", "counts") if name in by_field},
@@ -256,13 +256,13 @@ class Outbox:
         )
         self._send(to, message)
 
-    def _with_tensor(self, made: partial[M], tensor: Tensor, to: str) -> M | tuple[partial[M], Sending]:
+    def _with_tensor(self, message: partial[M], tensor: Tensor, to: str) -> M | tuple[partial[M], Sending]:
         """Return the message with its tensor in the transport, or with the copy to wait for."""
         copy = self._start(tensor, to)
         if copy is None:
-            return made(ref=self._put(tensor, to))
+            return message(ref=self._put(tensor, to))
         self._turn.copies.append(copy)
-        return made, copy
+        return message, copy
 
     def _complete(self, entries: list[M | tuple[partial[M], Sending]], to: str) -> list[M]:
         """Return the messages with all tensors in the transport. Without room for a tensor, its request fails."""
@@ -271,11 +271,11 @@ class Outbox:
             if not isinstance(entry, tuple):
                 messages.append(entry)
                 continue
-            made, copy = entry
+            message, copy = entry
             try:
-                messages.append(made(ref=self._ref(copy, to)))
+                messages.append(message(ref=self._ref(copy, to)))
             except MstarError as error:
-                self.failed(int(made.keywords["handle"]), error_info(error, "the worker could not send a value"))
+                self.failed(int(message.keywords["handle"]), error_info(error, "the worker could not send a value"))
         return messages
 
     def release(self, slot: int, generation: int) -> None:

@@ -187,49 +187,35 @@ class Report:
         ]
 
     def values(self, now: float) -> dict[str, float]:
-        """Return gauges and counters of this rank by name."""
-        name = self.life.name
-        values = {
-            f"{name}.requests": float(len(self.executor.requests)),
-            f"{name}.steps": float(self.steps.collected),
-            f"{name}.idle_s": round(self.idle_s, 3),
-            f"{name}.wait_s": round(self.steps.waited_s, 3),
-            f"{name}.shm_bytes": float(self.transport.used_bytes),
-            f"{name}.sent_bytes": float(self.transport.sent_bytes),
-            f"{name}.shm_live": float(self.transport.live),
-            **self.executor.moves.values(name),
+        """Return gauges and counters of this rank by name; those of a node begin with its name and a dot."""
+        values: dict[str, float] = {
+            "requests": len(self.executor.requests),
+            "steps": self.steps.collected,
+            "idle_s": round(self.idle_s, 3),
+            "wait_s": round(self.steps.waited_s, 3),
+            "shm_bytes": self.transport.used_bytes,
+            "sent_bytes": self.transport.sent_bytes,
+            "shm_live": self.transport.live,
+            **self.executor.moves.counters(),
+            **self.executor.features.counters(),
+            **self.kernels.counters(),
+            **self.in_walks,
+            **self._memory(now),
         }
         if self.peer_memory is not None:
-            values |= self.peer_memory.values(name)
-            values[f"{name}.sent_bytes"] += float(self.peer_memory.sent_bytes)
-        values |= {f"{name}.{key}": value for key, value in self.kernels.counters().items()}
+            values |= self.peer_memory.counters()
+            values["sent_bytes"] += self.peer_memory.sent_bytes
         for node, runner in self.runners.items():
-            values |= self._gauges(f"{name}.{self.shown.get(node, node)}", runner)
+            values |= _of_node(self.shown.get(node, node), _gauges(runner))
         for node, statistics in self.steps.statistics.items():
             if statistics.steps:
-                values |= {f"{name}.{node}.{key}": value for key, value in statistics.values().items()}
+                values |= _of_node(node, statistics.values())
         ahead, node = self.executor.least_ahead_s(), self.executor.playing_node
         if node in self.runners:
-            values[f"{name}.{node}.underruns"] = float(self.executor.underruns)
+            values[f"{node}.underruns"] = self.executor.underruns
             if ahead is not None:
-                values[f"{name}.{node}.ahead_s"] = round(ahead, 2)
-        return values | self.executor.features.counters(name) | self.in_walks | self._memory(now)
-
-    def _gauges(self, prefix: str, runner: NodeRunner) -> dict[str, float]:
-        memory, pressure = runner.memory(), runner.pressure()
-        values = {
-            f"{prefix}.pages_total": float(memory.pages_total),
-            f"{prefix}.pages_used": float(memory.pages_used),
-            f"{prefix}.pages_cached": float(memory.pages_cached),
-            f"{prefix}.slots_used": float(memory.slots_used),
-            f"{prefix}.slots_total": float(memory.slots_total),
-            f"{prefix}.preempted": float(memory.preempted),
-            f"{prefix}.preempted_pages": float(memory.preempted_pages),
-            f"{prefix}.preempted_last": float(memory.last_preempted or 0),
-            f"{prefix}.ready": float(pressure.ready),
-            f"{prefix}.waiting": float(pressure.waiting),
-        }
-        return values | {f"{prefix}.{key}": value for key, value in runner.counters().items()}
+                values[f"{node}.ahead_s"] = round(ahead, 2)
+        return values
 
     def _walks(self) -> dict[str, float]:
         """Count the requests in each walk, by the first node of the walk on this rank."""
@@ -238,25 +224,51 @@ class Report:
             for run in request.active.values():
                 counts[self._place(run)] += 1
         self.walks.update(counts)
-        return {name: float(counts[name]) for name in self.walks}
+        return {name: counts[name] for name in self.walks}
 
     def _place(self, run: ActiveRun) -> str:
         key = id(run.share), run.message.walk  # shares are never freed
-        found = self.places.get(key)
-        if found is None:
+        if key not in self.places:
             tasks = run.share.tasks
             node = node_at(run.share.walk, min(tasks)) if tasks else ""
-            found = self.places[key] = f"{self.life.name}.{node}.walk.{run.message.walk}"
-        return found
+            self.places[key] = f"{node}.walk.{run.message.walk}"
+        return self.places[key]
 
     def _memory(self, now: float) -> dict[str, float]:
-        """Return the device memory of this process, read once a second. Empty on a CPU."""
+        """Return the device memory of this process, read once a second."""
         if now >= self.next_memory:
             self.next_memory = now + MEMORY_S
-            if torch.cuda.is_initialized():
-                name, device = self.life.name, torch.cuda.current_device()
-                self.memory = {
-                    f"{name}.memory_used": float(torch.cuda.memory_reserved(device)),
-                    f"{name}.memory_total": float(torch.cuda.get_device_properties(device).total_memory),
-                }
+            self.memory = device_memory()
         return self.memory
+
+
+def device_memory() -> dict[str, float]:
+    """Return the device memory of this process for telemetry; empty on a CPU."""
+    if not torch.cuda.is_initialized():
+        return {}
+    device = torch.cuda.current_device()
+    return {
+        "memory_used": torch.cuda.memory_reserved(device),
+        "memory_total": torch.cuda.get_device_properties(device).total_memory,
+    }
+
+
+def _gauges(runner: NodeRunner) -> dict[str, float]:
+    memory, pressure = runner.memory(), runner.pressure()
+    return {
+        "pages_total": memory.pages_total,
+        "pages_used": memory.pages_used,
+        "pages_cached": memory.pages_cached,
+        "slots_used": memory.slots_used,
+        "slots_total": memory.slots_total,
+        "preempted": memory.preempted,
+        "preempted_pages": memory.preempted_pages,
+        "preempted_last": memory.last_preempted or 0,
+        "ready": pressure.ready,
+        "waiting": pressure.waiting,
+        **runner.counters(),
+    }
+
+
+def _of_node(node: str, readings: Mapping[str, float]) -> dict[str, float]:
+    return {f"{node}.{reading}": value for reading, value in readings.items()}

@@ -29,7 +29,7 @@ The wait ends late by at most this share, and long steps cost little CPU.
 """
 
 FULL_ROWS: Final = 8
-"""Ready rows with which a node that feeds others launches at once; larger batches save little per row."""
+"""Ready batch items with which a node that feeds others launches at once; larger batches save little per item."""
 
 Ranges = Callable[[str, str], AbstractContextManager[object]]
 """(launch or collect, node) -> context manager around it."""
@@ -78,7 +78,7 @@ class NodeStatistics:
     rows: int = 0
     tokens: int = 0
     busy_s: float = 0.0
-    last_rows: int = 0
+    batch: int = 0
     last_step_s: float = 0.0
     launch_s: float = 0.0
     collect_s: float = 0.0
@@ -93,7 +93,7 @@ class NodeStatistics:
         self.rows += result.rows
         self.tokens += result.tokens
         self.busy_s += result.duration_s
-        self.last_rows = result.rows
+        self.batch = result.rows
         self.last_step_s = result.duration_s
         self.recent_s.append(result.duration_s)
         self.took.add(result.duration_s)
@@ -104,11 +104,11 @@ class NodeStatistics:
         recent = sorted(self.recent_s)
         last = len(recent) - 1
         return {
-            "steps": float(self.steps),
-            "rows": float(self.rows),
-            "tokens": float(self.tokens),
+            "steps": self.steps,
+            "rows": self.rows,
+            "tokens": self.tokens,
             "busy_s": round(self.busy_s, 4),
-            "batch": float(self.last_rows),
+            "batch": self.batch,
             "step_s": round(self.last_step_s, 6),
             "step_p50_s": round(recent[last // 2], 6) if recent else 0.0,
             "step_p99_s": round(recent[last * 99 // 100], 6) if recent else 0.0,
@@ -126,7 +126,7 @@ class FairShare:
 
     It chooses the node with the least device time among those with ready work. A light node (a codec) is therefore
     served at once, and a heavy one (a language model) takes the rest. A node that was idle starts level with the others
-    and cannot save up time. A row that has waited longer than `patience_s` goes first.
+    and cannot save up time. A job that has waited longer than `patience_s` goes first.
     """
 
     runners: Mapping[str, NodeRunner]
@@ -136,7 +136,7 @@ class FairShare:
     idle: set[str] = field(default_factory=set)
 
     def choose(self, waiting: Collection[str] = ()) -> NodeRunner | None:
-        """Return the runner to launch now, or None. waiting: nodes whose ready rows are all blocked."""
+        """Return the runner to launch now, or None. waiting: nodes whose ready jobs are all blocked."""
         ready = {
             name: p for name, runner in self.runners.items() if name not in waiting and (p := runner.pressure()).ready
         }
@@ -248,7 +248,7 @@ class Steps:
         self.waited_s += self.clock() - started
 
     def _launch_one(self) -> list[str]:
-        """Launch a step of the next node that has runnable rows."""
+        """Launch a step of the next node that has runnable jobs."""
         waiting: set[str] = set()
         while (runner := self.scheduler.choose(waiting)) is not None:
             if self._launch(runner):
@@ -257,7 +257,7 @@ class Steps:
         return []
 
     def _may(self, name: str, pressure: Pressure) -> bool:
-        """Whether a node has ready rows and should not wait for more, which steps of other nodes may bring."""
+        """Whether a node has ready jobs and should not wait for more, which steps of other nodes may bring."""
         if not pressure.ready:
             return False
         others = [steps for other, steps in self.in_flight.items() if other != name]

@@ -29,7 +29,7 @@ class Streams:
         self._of_ids = {stream.name for stream in spec.streams if _takes_ids(stream)}
 
     def put(self, request: WorkerRequest, stream: Stream, tensor: Tensor) -> None:
-        """Put a value on a stream: as single ids if the consumer takes a row of ids, else as one item."""
+        """Put a value on a stream: as single ids if the consumer takes ids of shape [n], else as one item."""
         if stream.name in self._of_ids:
             for value in tensor.reshape(-1).tolist():
                 self.put_id(request, stream, int(value))
@@ -82,24 +82,23 @@ class Streams:
 
     def inbox(self, request: WorkerRequest, name: str) -> StreamInbox:
         """Return the consumer's buffer of a stream."""
-        found = request.inboxes.get(name)
-        if found is None:
+        inbox = request.inboxes.get(name)
+        if inbox is None:
             stream = self._streams[name]
             flush = stream.flush_if is not None and bool(request.params.get(stream.flush_if, False))
             chunk = stream.chunk
             policy = chunk.for_request(request.params) if isinstance(chunk, LeftContext | SlidingWindow) else chunk
-            found = request.inboxes[name] = StreamInbox(
+            inbox = request.inboxes[name] = StreamInbox(
                 stream, policy, flush=flush, is_split=name in request.split_streams
             )
-        return found
+        return inbox
 
     def serve(self, request: WorkerRequest, name: str) -> None:
         """Hand the waiting walk its next chunk, or the end of the stream; a loop in the engine gets all new ids."""
         waiting = request.waiting.get(name)
         if waiting is None:
-            found = request.inboxes.get(name)
-            if found is not None:
-                found.hand_over()
+            if name in request.inboxes:
+                request.inboxes[name].hand_over()
             return
         inbox = self.inbox(request, name)
         popped = inbox.pop()
@@ -118,7 +117,7 @@ def sent_items(request: WorkerRequest) -> dict[str, int]:
 
 
 def _takes_ids(stream: Stream) -> bool:
-    """Whether items are single ids: the consumer's port is a row of integers."""
+    """Whether items are single ids: the consumer's port is int64 of shape [n]."""
     node, port = stream.into
     kind = node.port(port)
     return kind.dtype == "i64" and len(kind.shape) == 1

@@ -69,8 +69,8 @@ def ball_picture(side: int, along: float, height: float = 0.5) -> Pixels:
     distance = np.hypot(across - (radius + (1 - 2 * radius) * along), down - (1 - radius - (1 - 2 * radius) * height))
     cover = np.clip(0.5 + (radius - distance) * side, 0, 1)[..., None]
     light = np.clip(1.1 - 2 * distance, 0.5, 1.0)[..., None]
-    made: Pixels = np.rint(table + cover * (light * np.array([220.0, 50.0, 40.0]) - table)).astype(np.uint8)
-    return made
+    pixels: Pixels = np.rint(table + cover * (light * np.array([220.0, 50.0, 40.0]) - table)).astype(np.uint8)
+    return pixels
 
 
 def ball_clip(frames: int, side: int) -> list[Pixels]:

@@ -42,8 +42,8 @@ def _clause(chance: random.Random) -> str:
 
 def sentence(chance: random.Random, words: int) -> str:
     """Return `words` words of text as sentences. Texts of different generators share almost no prefix."""
-    found: list[str] = []
-    while len(found) < words:
+    spoken: list[str] = []
+    while len(spoken) < words:
         joined = f"{chance.choice(_STARTS)} {_clause(chance)}, {_clause(chance)}".capitalize()
-        found += f"{joined}.".split()
-    return " ".join(found[:words]).rstrip(".,") + "."
+        spoken += f"{joined}.".split()
+    return " ".join(spoken[:words]).rstrip(".,") + "."

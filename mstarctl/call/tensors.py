@@ -53,7 +53,7 @@ class TensorFile:
 
 
 def _tensors(name: str, arrays: Sequence[RawArray]) -> list[tuple[str, tuple[int, ...], Sequence[RawArray]]]:
-    """Return outputs of one name as tensors: name, shape, and the arrays whose bytes follow each other in it."""
+    """Return outputs of one name as tensors: name, shape, and the arrays that are concatenated into it."""
     if len(arrays) == 1:
         return [(name, arrays[0].shape, arrays)]
     if all((array.shape, array.dtype) == (arrays[0].shape, arrays[0].dtype) for array in arrays):

@@ -241,7 +241,7 @@ def _admitted(plugins: Plugins, spec: ModelSpec, config: ResolvedConfig, memorie
     ]
     plan = plugins.plan(spec, config, tuple(keys))
     admitted = admission(spec, config, plan, keys, present, weights_on_devices(spec, plan, config))
-    return {"requests": admitted.count, "requests_why": admitted.why}
+    return {"requests": admitted.max_concurrent_requests, "requests_why": admitted.why}
 
 
 def _setting(item: Setting) -> dict[str, Any]:

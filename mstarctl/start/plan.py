@@ -148,7 +148,7 @@ def as_started(config: ResolvedConfig, admitted: Admission) -> ResolvedConfig:
     return msgspec.structs.replace(
         config,
         api=with_paths(config.api),
-        max_concurrent_requests=admitted.count,
+        max_concurrent_requests=admitted.max_concurrent_requests,
         provenance={**config.provenance, "max_concurrent_requests": admitted.why},
     )
 

@@ -117,7 +117,7 @@ def _put(root: Located, override: Override) -> None:
     place = root
     *path, last = override.key.split(".")
     for word in path:
-        place = _step(place, word, override, is_made=True)
+        place = _step(place, word, override)
     new = wrap(override.value, override.source)
     if isinstance(place.value, list):
         place.value[_index(place, last, override)] = new
@@ -127,15 +127,13 @@ def _put(root: Located, override: Override) -> None:
         raise new.error(f"{override.key}: its parent must be a section", override.key)
 
 
-def _step(place: Located, word: str, override: Override, *, is_made: bool) -> Located:
+def _step(place: Located, word: str, override: Override) -> Located:
     if isinstance(place.value, list):
         child: Located = place.value[_index(place, word, override)]
         return child
     if not isinstance(place.value, dict):
         raise Located(None, override.source).error(f"{override.key}: {word!r} is below a plain value", override.key)
-    if word not in place.value and is_made:
-        place.value[word] = Located({}, override.source)
-    step: Located = place.value[word]
+    step: Located = place.value.setdefault(word, Located({}, override.source))
     return step
 
 

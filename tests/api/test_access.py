@@ -277,7 +277,7 @@ async def test_the_bodies_of_all_requests_together_are_bounded(path: str, starte
         whole, over = {"text": "x" * 9000, "output_modalities": "audio"}, asyncio.Event()
 
         def held() -> float:
-            return api.process.link.gauges()["api.bodies_bytes"]
+            return api.process.link.gauges()["bodies_bytes"]
 
         async def slow() -> AsyncIterator[bytes]:
             yield b'{"output_modalities": "audio", "text": "' + b"x" * 8000

@@ -43,7 +43,7 @@ async def opened(api: Api) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
 
 def held(api: Api) -> float:
     """Return the bytes of bodies that the api holds."""
-    return api.process.link.gauges()["api.bodies_bytes"]
+    return api.process.link.gauges()["bodies_bytes"]
 
 
 @pytest.mark.parametrize("size", [7, 60_000])

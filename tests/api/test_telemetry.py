@@ -8,13 +8,7 @@ from typing import Any
 from mstar_core.api import telemetry as module
 from mstar_core.api.registry import LiveRequest
 from mstar_core.api.telemetry import RequestTelemetry
-
-
-class Clock:
-    now = 10.0
-
-    def __call__(self) -> float:
-        return self.now
+from mstar_core.conformance.clock import FakeClock
 
 
 def live(handle: int = 7) -> Any:
@@ -26,7 +20,7 @@ CALL: Any = SimpleNamespace(order=ORDER, media=(), outputs=("text", "audio"), lo
 
 
 def test_a_request_is_told_of_when_something_is_new_and_not_otherwise() -> None:
-    clock = Clock()
+    clock = FakeClock(10.0)
     feed, request = RequestTelemetry(clock, lambda: "all 2 slots are taken"), live()
     feed.opened(request, CALL)
     (first,), spans = feed.take()
@@ -59,7 +53,7 @@ def test_a_request_is_told_of_when_something_is_new_and_not_otherwise() -> None:
 
 
 def test_a_stream_that_goes_on_is_told_of_at_its_pace_and_what_is_first_at_once() -> None:
-    clock = Clock()
+    clock = FakeClock(10.0)
     feed, request = RequestTelemetry(clock), live()
     request.state = "running"
     feed.opened(request, CALL)
@@ -78,7 +72,7 @@ def test_a_stream_that_goes_on_is_told_of_at_its_pace_and_what_is_first_at_once(
 
 
 def test_the_end_is_told_whole_also_of_a_request_that_nobody_had_heard_of() -> None:
-    clock = Clock()
+    clock = FakeClock(10.0)
     feed, request = RequestTelemetry(clock), live()
     feed.opened(request, CALL)
     request.result = {"usage": {"completion_tokens": 40, "prompt_tokens_details": {"cached_tokens": 8}}}
@@ -99,7 +93,7 @@ def test_the_end_is_told_whole_also_of_a_request_that_nobody_had_heard_of() -> N
 
 def test_ends_that_nobody_takes_are_bounded_and_counted(monkeypatch: Any) -> None:
     monkeypatch.setattr(module, "PENDING", 3)
-    feed = RequestTelemetry(Clock())
+    feed = RequestTelemetry(FakeClock(10.0))
     for handle in range(5):
         request = live(handle)
         feed.opened(request, CALL)

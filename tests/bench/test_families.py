@@ -77,8 +77,8 @@ def test_the_policy_at_its_server(tmp_path: Path) -> None:
     report = measured(tmp_path / "pi05.json", "bench.gpu_pi05", *words, "--port", str(free_port()))
     assert report["metrics"]["server_float32_alone"]["n"] == 2
     assert report["metrics"]["server_float32_clients_2"]["n"] == 4
-    found = report["sections"]["server_float32"]["result"]
-    assert not found["held"] and not found["captured_while_measured"]
+    actual = report["sections"]["server_float32"]["result"]
+    assert not actual["held"] and not actual["captured_while_measured"]
     stations = ("api_prepare", "worker-0_vit_encoder_prefill", "worker-0_LLM_prefill", "worker-0_LLM_action_gen")
     ends = [report["metrics"][f"station_{station}_end_server_float32_alone"]["p50"] for station in stations]
     assert 0 < ends[0] and ends == sorted(ends), "a request comes through them in this order"
@@ -185,19 +185,19 @@ def test_a_section_that_fails_leaves_the_others_and_its_cause(tmp_path: Path) ->
 def test_a_timeline_tells_gaps_and_what_overlaps() -> None:
     us = 1e-6
     spans = [Span(0, 10 * us, "gemm_a"), Span(5 * us, 12 * us, "copy_b"), Span(40 * us, 50 * us, "gemm_a")]
-    found = told(spans)
-    assert found["span_s"] == pytest.approx(50 * us) and found["busy_s"] == pytest.approx(22 * us)
-    assert [(gap["after"], gap["before"]) for gap in found["gaps"]] == [("copy_b", "gemm_a")]
-    assert found["slowest"][0] == {"name": "gemm_a", "s": pytest.approx(20 * us), "calls": 2}
-    assert found["gaps_us"] == {"2": 1, "5": 1, "20": 1, "100": 0} and told([]) == {"launches": 0}
+    actual = told(spans)
+    assert actual["span_s"] == pytest.approx(50 * us) and actual["busy_s"] == pytest.approx(22 * us)
+    assert [(gap["after"], gap["before"]) for gap in actual["gaps"]] == [("copy_b", "gemm_a")]
+    assert actual["slowest"][0] == {"name": "gemm_a", "s": pytest.approx(20 * us), "calls": 2}
+    assert actual["gaps_us"] == {"2": 1, "5": 1, "20": 1, "100": 0} and told([]) == {"launches": 0}
 
 
 @pytest.mark.parametrize("model", ["vjepa2", "vjepa2_ac"])
 def test_checkpoints_of_the_video_models_have_every_published_tensor(model: str) -> None:
     """By shapes alone: the released ones take gigabytes."""
-    found = checkpoint_shapes(model)
+    actual = checkpoint_shapes(model)
     assert (
-        sum(math.prod(shape) for shape in found.values())
+        sum(math.prod(shape) for shape in actual.values())
         == {"vjepa2": 303_885_312 + 22_086_016, "vjepa2_ac": 1_012_173_952 + 305_220_992}[model]
     )
 
@@ -216,10 +216,10 @@ def test_random_weights_keep_actions_alive(kind: str, tmp_path: Path) -> None:
 
 def test_floors_are_those_of_the_design() -> None:
     """Milliseconds on one H100 at 780 TFLOP/s and 3.0 TB/s, computed another way in the design notes."""
-    found = floors(Sizes(), 3, 200, 10, H100)
-    assert found["prefix_s"] * 1e3 == pytest.approx(5.1, rel=0.12)  # all but the last block
-    assert found["vision_s"] * 1e3 == pytest.approx(0.8, rel=0.08)
-    assert found["flow_s"] * 1e3 == pytest.approx(2.1, rel=0.08)
+    actual = floors(Sizes(), 3, 200, 10, H100)
+    assert actual["prefix_s"] * 1e3 == pytest.approx(5.1, rel=0.12)  # all but the last block
+    assert actual["vision_s"] * 1e3 == pytest.approx(0.8, rel=0.08)
+    assert actual["flow_s"] * 1e3 == pytest.approx(2.1, rel=0.08)
     for name, expected in (("vitl", 14.9), ("vitg", 40.6)):
         seconds = encode_operations(ENCODERS[name], 1, 64) / H100["product_per_s"]
         assert seconds * 1e3 == pytest.approx(expected, rel=0.08)

@@ -19,10 +19,10 @@ from bench.serving.tables import tables
     ("count", "names"), [(1, {"p50"}), (99, {"p50"}), (100, {"p50", "p95"}), (500, {"p50", "p95", "p99"})]
 )
 def test_percentiles_need_samples(count: int, names: set[str]) -> None:
-    found = summary([float(value) for value in range(count)], "s")
-    assert {name for name in found if name.startswith("p")} == names
-    assert (found["min"], found["max"], found["n"], found["unit"]) == (0.0, count - 1, count, "s")
-    assert found["p50"] == (count - 1) / 2
+    actual = summary([float(value) for value in range(count)], "s")
+    assert {name for name in actual if name.startswith("p")} == names
+    assert (actual["min"], actual["max"], actual["n"], actual["unit"]) == (0.0, count - 1, count, "s")
+    assert actual["p50"] == (count - 1) / 2
 
 
 def test_a_file_and_its_samples(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ CHANGED = {
 def test_a_workers_time_is_split_without_a_hole() -> None:
     figures = Figures()
     note_spent(figures, "x", spent={"api": 0.5}, changed=CHANGED, loaded_s=1.0, elapsed_s=2.0)
-    values = {name: found[0] for name, found in figures.samples.items()}
+    values = {name: actual[0] for name, actual in figures.samples.items()}
     assert values["LLM_launch_per_step_x"] == pytest.approx(0.002)
     assert values["LLM_rows_per_step_x"] == 4 and values["LLM_graph_hit_share_x"] == 0.99
     assert values["cpu_api_x"] == 0.5

@@ -24,5 +24,5 @@ def test_a_report_is_written_without_folders(tmp_path: Path) -> None:
     write(
         {"results": {"log_dir": str(tmp_path / "run"), "route": "POST /v1/chat/completions"}}, {}, tmp_path / "r.json"
     )
-    found = json.loads((tmp_path / "r.json").read_text())
-    assert found == {"results": {"log_dir": "run", "route": "POST /v1/chat/completions"}}
+    content = json.loads((tmp_path / "r.json").read_text())
+    assert content == {"results": {"log_dir": "run", "route": "POST /v1/chat/completions"}}

@@ -21,12 +21,12 @@ def test_every_step_names_a_program_that_is_there() -> None:
 def test_a_step_that_fails_or_takes_too_long_is_told_and_the_others_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = {
+    actual = {
         "bad": Step(words=("-c", "print('the cause'); raise SystemExit(3)"), limit_s=60),
         "slow": Step(words=("-c", "import time; time.sleep(30)"), limit_s=0.5),
         "good": Step(words=("-c", "import sys; open(sys.argv[1], 'w').write('{{}}')", "{out}"), limit_s=60),
     }
-    monkeypatch.setattr(gpu_all, "steps", lambda: made)
+    monkeypatch.setattr(gpu_all, "steps", lambda: actual)
     assert main([str(tmp_path)]) == 1
     shown = capsys.readouterr().out
     assert "FAILED bad" in shown and "the cause" in shown
@@ -41,8 +41,8 @@ def test_steps_of_another_tree_run_there_with_its_sources_first(
     tree = tmp_path / "tree"
     (tree / "plugins" / "one" / "src").mkdir(parents=True)
     (tree / "plugins" / "one" / "src" / "mstar_orpheus.py").write_text("print('the other')")
-    made = {"tree_tests": Step(words=("-c", "import mstar_orpheus"), limit_s=60, is_other=True)}
-    monkeypatch.setattr(gpu_all, "tree_steps", lambda: made)
+    actual = {"tree_tests": Step(words=("-c", "import mstar_orpheus"), limit_s=60, is_other=True)}
+    monkeypatch.setattr(gpu_all, "tree_steps", lambda: actual)
     assert main([str(tmp_path / "out"), "tree_tests", "--tree", str(tree)]) == 0
     assert (tmp_path / "out" / "tree_tests.log").read_text() == "the other\n"
     with pytest.raises(SystemExit):

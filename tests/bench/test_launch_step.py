@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_steps_are_timed_and_their_launches_counted() -> None:
     command = [sys.executable, "-m", "bench.launch_step", "--rows", "2", "--no-world", "--repeats", "3"]
     done = subprocess.run(command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, check=True)
-    found = json.loads(done.stdout)
+    content = json.loads(done.stdout)
     kinds = [f"{what} of 2, {part}" for what in ("cameras", "prefixes", "flows") for part in ("launch", "collect")]
-    assert list(found) == kinds and all(each["us"] > 0 for each in found.values())
-    assert found["cameras of 2, launch"]["uploads"] == 2, "an image for each request"
-    assert found["flows of 2, launch"]["uploads"] == 1, "all that both flows begin from"
+    assert list(content) == kinds and all(each["us"] > 0 for each in content.values())
+    assert content["cameras of 2, launch"]["uploads"] == 2, "an image for each request"
+    assert content["flows of 2, launch"]["uploads"] == 1, "all that both flows begin from"

@@ -189,15 +189,15 @@ def test_an_id_cannot_drive_the_terminal() -> None:
 
 
 def test_trace_events_keep_every_span_in_microseconds() -> None:
-    found = trace_events(TRACE)["traceEvents"]
-    spans = [event for event in found if event["ph"] == "X"]
+    actual = trace_events(TRACE)["traceEvents"]
+    spans = [event for event in actual if event["ph"] == "X"]
     assert [(e["name"], e["ts"], e["dur"], e["cat"]) for e in spans[:2]] == [
         ("parse", 0.0, 38000.0, "compute"),
         ("thinker prefill", 91000.0, 31000.0, "queue"),
     ]
-    names = {event["args"]["name"] for event in found if event["name"] == "process_name"}
+    names = {event["args"]["name"] for event in actual if event["name"] == "process_name"}
     assert names == {"api", "rank 1", "rank 0"}
-    tracks = {(event["pid"], event["tid"]) for event in found if event["name"] == "thread_name"}
+    tracks = {(event["pid"], event["tid"]) for event in actual if event["name"] == "thread_name"}
     assert {(event["pid"], event["tid"]) for event in spans} == tracks
 
 

@@ -64,9 +64,9 @@ def test_a_request_sends_its_parts_and_ends_with_done() -> None:
         )
 
     with client(answer) as api:
-        found = list(api.generate(outputs=("audio",), text="hi", params={"voice": "tara"}, request_id="r-1"))
-    assert [item.modality for item in found] == ["start", "audio", "done"]
-    assert found[1] == Line(modality="audio", data=b"\1\2")
+        output = list(api.generate(outputs=("audio",), text="hi", params={"voice": "tara"}, request_id="r-1"))
+    assert [item.modality for item in output] == ["start", "audio", "done"]
+    assert output[1] == Line(modality="audio", data=b"\1\2")
     assert seen[0].headers["Authorization"] == "Bearer key" and b"r-1" in seen[0].content
     assert b'{"voice": "tara"}' in seen[0].content and b"stream_events" in seen[0].content
 

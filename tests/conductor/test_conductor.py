@@ -11,6 +11,7 @@ import pytest
 from mstar_core.conductor.conductor import Conductor
 from mstar_core.conductor.router import Router
 from mstar_core.config.deployment import NodePlacement, Plan, RankPlan
+from mstar_core.conformance.clock import FakeClock
 from mstar_core.graph import (
     CLIENT,
     KV_CACHE,
@@ -32,6 +33,7 @@ from mstar_core.messages.tensors import InlineTensor
 from mstar_core.messages.work import CloseRequest, EndStream, OpenRequest, RunWalks, WalkDone, WorkFailed
 from mstar_core.plugin import Audio, ModelSpec, Partition, ProgramRequest, Run, Text, param
 from mstar_core.plugin.program import ProgramGenerator
+from tests.fakes.courier import FakeCourier
 
 LM = NodeSpec(
     name="lm",
@@ -97,28 +99,6 @@ MODEL = ModelSpec(
 )
 
 
-class Post:
-    """Records what is sent."""
-
-    def __init__(self) -> None:
-        self.sent: list[tuple[str, Any]] = []
-
-    def send(self, name: str, message: Any) -> bool:
-        self.sent.append((name, message))
-        return True
-
-    def take(self) -> list[tuple[str, Any]]:
-        sent, self.sent = self.sent, []
-        return sent
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def placed(*replicas_of_lm: tuple[int, ...], codec: int = 0) -> Plan:
     ranks = sorted({rank for replica in replicas_of_lm for rank in replica} | {codec})
     return Plan(
@@ -144,17 +124,17 @@ def request(handle: int = 1, **params: Any) -> NewRequest:
 
 
 @pytest.fixture
-def post() -> Post:
-    return Post()
+def post() -> FakeCourier:
+    return FakeCourier()
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> FakeClock:
+    return FakeClock()
 
 
 @pytest.fixture
-def conductor(post: Post, clock: Clock) -> Conductor:
+def conductor(post: FakeCourier, clock: FakeClock) -> Conductor:
     made = Conductor(MODEL, placed((0,), codec=1), post, max_seq_len=64, clock=clock)
     for rank in (0, 1):
         made.on(PeerReady(name=f"worker-{rank}", incarnation=1))
@@ -165,7 +145,7 @@ def kinds(sent: list[tuple[str, Any]]) -> list[tuple[str, str]]:
     return [(name, type(message).__name__) for name, message in sent]
 
 
-def test_a_request_opens_on_its_ranks_before_any_walk(conductor: Conductor, post: Post) -> None:
+def test_a_request_opens_on_its_ranks_before_any_walk(conductor: Conductor, post: FakeCourier) -> None:
     conductor.on(request())
     sent = post.take()
     assert kinds(sent) == [
@@ -179,7 +159,7 @@ def test_a_request_opens_on_its_ranks_before_any_walk(conductor: Conductor, post
     assert sent[2][1].runs[0].walk == "prefill" and sent[3][1].runs[0].walk == "chunks"
 
 
-def test_walks_follow_each_other_and_the_stream_ends_with_its_total(conductor: Conductor, post: Post) -> None:
+def test_walks_follow_each_other_and_the_stream_ends_with_its_total(conductor: Conductor, post: FakeCourier) -> None:
     conductor.on(request())
     post.take()
     conductor.on(WalkDone(handle=1, run=1, rank=0, streamed={"ids": 1}))
@@ -199,7 +179,7 @@ def test_walks_follow_each_other_and_the_stream_ends_with_its_total(conductor: C
     assert not conductor.requests and not +conductor.router.load
 
 
-def test_a_stop_id_ends_with_reason_stop(conductor: Conductor, post: Post) -> None:
+def test_a_stop_id_ends_with_reason_stop(conductor: Conductor, post: FakeCourier) -> None:
     conductor.on(request())
     conductor.on(WalkDone(handle=1, run=1, rank=0))
     conductor.on(WalkDone(handle=1, run=3, rank=0, reason="stop"))
@@ -207,7 +187,7 @@ def test_a_stop_id_ends_with_reason_stop(conductor: Conductor, post: Post) -> No
     assert [m.reason for _, m in post.take() if isinstance(m, RequestFinished)] == ["stop"]
 
 
-def test_a_program_that_raises_fails_its_request_alone(conductor: Conductor, post: Post) -> None:
+def test_a_program_that_raises_fails_its_request_alone(conductor: Conductor, post: FakeCourier) -> None:
     conductor.on(request(1, fail_after=1))
     conductor.on(request(2))
     post.take()
@@ -217,7 +197,7 @@ def test_a_program_that_raises_fails_its_request_alone(conductor: Conductor, pos
     assert list(conductor.requests) == [2]
 
 
-def test_a_worker_failure_reaches_the_api_once_and_frees_all_ranks(conductor: Conductor, post: Post) -> None:
+def test_a_worker_failure_reaches_the_api_once_and_frees_all_ranks(conductor: Conductor, post: FakeCourier) -> None:
     conductor.on(request())
     post.take()
     failure = WorkFailed(handle=1, rank=0, error=ErrorInfo(message="no pages", code="out_of_memory", status=500))
@@ -228,7 +208,7 @@ def test_a_worker_failure_reaches_the_api_once_and_frees_all_ranks(conductor: Co
 
 
 def test_a_dead_worker_fails_its_requests_in_one_log_line_and_refuses_new_ones(
-    conductor: Conductor, post: Post, caplog: pytest.LogCaptureFixture
+    conductor: Conductor, post: FakeCourier, caplog: pytest.LogCaptureFixture
 ) -> None:
     conductor.on(request(1))
     post.take()
@@ -246,7 +226,7 @@ def test_a_dead_worker_fails_its_requests_in_one_log_line_and_refuses_new_ones(
     assert list(conductor.requests) == [3]
 
 
-def test_a_lost_api_cancels_everything(conductor: Conductor, post: Post) -> None:
+def test_a_lost_api_cancels_everything(conductor: Conductor, post: FakeCourier) -> None:
     for handle in (1, 2):
         conductor.on(request(handle))
     post.take()
@@ -256,7 +236,7 @@ def test_a_lost_api_cancels_everything(conductor: Conductor, post: Post) -> None
 
 
 @pytest.mark.parametrize("after", range(4))
-def test_cancel_at_any_point_leaves_nothing(conductor: Conductor, post: Post, after: int) -> None:
+def test_cancel_at_any_point_leaves_nothing(conductor: Conductor, post: FakeCourier, after: int) -> None:
     steps = [
         request(),
         WalkDone(handle=1, run=1, rank=0),
@@ -274,7 +254,7 @@ def test_cancel_at_any_point_leaves_nothing(conductor: Conductor, post: Post, af
 
 @pytest.mark.parametrize("broken", ["progress", "router", "send", "program"])
 def test_a_step_of_a_cancel_that_fails_costs_no_other_request_and_no_other_step(
-    broken: str, conductor: Conductor, post: Post, caplog: pytest.LogCaptureFixture
+    broken: str, conductor: Conductor, post: FakeCourier, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("broken on purpose")
@@ -313,14 +293,14 @@ def test_a_step_of_a_cancel_that_fails_costs_no_other_request_and_no_other_step(
     assert not conductor.requests
 
 
-def test_a_deadline_fails_what_the_api_forgot(conductor: Conductor, post: Post, clock: Clock) -> None:
+def test_a_deadline_fails_what_the_api_forgot(conductor: Conductor, post: FakeCourier, clock: FakeClock) -> None:
     conductor.on(request())
     clock.now += 12
     conductor.expire()
     assert post.take()[-1][1].error.code == "timeout"
 
 
-def test_replicas_are_chosen_by_load(post: Post, clock: Clock) -> None:
+def test_replicas_are_chosen_by_load(post: FakeCourier, clock: FakeClock) -> None:
     conductor = Conductor(MODEL, placed((0,), (1,), codec=2), post, max_seq_len=64, clock=clock)
     for rank in (0, 1, 2):
         conductor.on(PeerReady(name=f"worker-{rank}", incarnation=1))
@@ -329,7 +309,7 @@ def test_replicas_are_chosen_by_load(post: Post, clock: Clock) -> None:
     assert [r.homes.by_node["lm"] for r in conductor.requests.values()] == [0, 1, 0, 1]
 
 
-def test_a_walk_goes_to_the_rank_that_holds_its_node_for_it(post: Post, clock: Clock) -> None:
+def test_a_walk_goes_to_the_rank_that_holds_its_node_for_it(post: FakeCourier, clock: FakeClock) -> None:
     """`graph_walks` of a group places its nodes elsewhere in that walk only."""
     plan = placed((0,), codec=0)
     scoped = (
@@ -348,7 +328,7 @@ def test_a_walk_goes_to_the_rank_that_holds_its_node_for_it(post: Post, clock: C
     assert homes.ranks == {0, 1}
 
 
-def test_messages_for_unknown_requests_are_counted_and_dropped(conductor: Conductor, post: Post) -> None:
+def test_messages_for_unknown_requests_are_counted_and_dropped(conductor: Conductor, post: FakeCourier) -> None:
     conductor.on(WalkDone(handle=7, run=1, rank=0))
     conductor.on(CancelRequest(handle=7))
     assert conductor.unknown == 2 and not post.sent

@@ -16,9 +16,9 @@ from mstar_core.messages.requests import NewRequest, RequestFailed, RequestFinis
 from mstar_core.messages.tensors import InlineTensor
 from mstar_core.messages.work import CloseRequest, OpenRequest, RunWalks, WalkDone
 from mstar_core.plugin import Action, ModelSpec, Partition, ProgramRequest, Run, Sample, Text, param
-from mstar_core.plugin.dry_run import dry_run
+from mstar_core.plugin.check.dry_run import dry_run
 from mstar_core.plugin.program import ProgramGenerator
-from tests.conductor.test_conductor import Post
+from tests.fakes.courier import FakeCourier
 
 LM = NodeSpec(
     name="lm",
@@ -83,7 +83,7 @@ MODEL = ModelSpec(
 )
 
 
-def placed(post: Post, head: int = 0) -> Conductor:
+def placed(post: FakeCourier, head: int = 0) -> Conductor:
     plan = Plan(
         ranks=tuple(RankPlan(rank=rank, device="cpu", nodes=()) for rank in (0, 1)),
         placements=(
@@ -112,7 +112,7 @@ def of(sent: list[tuple[str, Any]], kind: type[Any]) -> list[Any]:
 
 
 def test_one_rank_hears_of_a_request_once_and_tells_the_client_itself() -> None:
-    post = Post()
+    post = FakeCourier()
     conductor = placed(post)
     conductor.on(request())
     [(name, message)] = post.take()
@@ -127,7 +127,7 @@ def test_one_rank_hears_of_a_request_once_and_tells_the_client_itself() -> None:
 
 
 def test_only_the_first_walks_open_the_request() -> None:
-    post = Post()
+    post = FakeCourier()
     conductor = placed(post)
     conductor.on(request("one"))
     [first] = of(post.take(), RunWalks)
@@ -138,7 +138,7 @@ def test_only_the_first_walks_open_the_request() -> None:
 
 
 def test_a_worker_that_did_not_tell_leaves_it_to_the_conductor() -> None:
-    post = Post()
+    post = FakeCourier()
     conductor = placed(post)
     conductor.on(request())
     conductor.on(WalkDone(handle=1, run=1, rank=0))
@@ -149,7 +149,7 @@ def test_a_worker_that_did_not_tell_leaves_it_to_the_conductor() -> None:
 
 
 def test_ranks_that_share_a_request_leave_its_end_to_the_conductor() -> None:
-    post = Post()
+    post = FakeCourier()
     placed(post, head=1).on(request())
     sent = post.take()
     assert [name for name, message in sent if isinstance(message, OpenRequest)] == ["worker-0", "worker-1"]
@@ -158,7 +158,7 @@ def test_ranks_that_share_a_request_leave_its_end_to_the_conductor() -> None:
 
 
 def test_a_loop_that_may_be_cut_leaves_the_reason_to_the_conductor() -> None:
-    post = Post()
+    post = FakeCourier()
     conductor = placed(post)
     conductor.on(request("stops"))
     assert walks(post.take()) == [("talk", False)]
@@ -167,7 +167,7 @@ def test_a_loop_that_may_be_cut_leaves_the_reason_to_the_conductor() -> None:
 
 
 def test_a_request_that_takes_no_walk_ends_without_a_word_to_its_rank() -> None:
-    post = Post()
+    post = FakeCourier()
     conductor = placed(post)
     conductor.on(request("nothing"))
     sent = post.take()
@@ -175,7 +175,7 @@ def test_a_request_that_takes_no_walk_ends_without_a_word_to_its_rank() -> None:
 
 
 def test_a_program_that_goes_on_after_its_end_fails_its_request() -> None:
-    post = Post()
+    post = FakeCourier()
     conductor = placed(post)
     conductor.on(request("more"))
     conductor.on(WalkDone(handle=1, run=1, rank=0))

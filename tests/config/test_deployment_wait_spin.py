@@ -29,7 +29,7 @@ def deployed(*devices: str, wait_spin_us: int | None = None) -> DeploymentSpec:
 
 
 @pytest.mark.parametrize(
-    ("devices", "cores", "wanted"),
+    ("devices", "cores", "expected"),
     [
         (("cuda:0",), 16, AUTOMATIC_S),
         (("cuda:0",), 12, AUTOMATIC_S),
@@ -40,9 +40,9 @@ def deployed(*devices: str, wait_spin_us: int | None = None) -> DeploymentSpec:
     ],
 )
 def test_untold_it_takes_an_accelerator_and_four_cores_per_process(
-    devices: tuple[str, ...], cores: float, wanted: float
+    devices: tuple[str, ...], cores: float, expected: float
 ) -> None:
-    assert wait_spin_s(deployed(*devices), cores) == wanted
+    assert wait_spin_s(deployed(*devices), cores) == expected
 
 
 def test_what_the_file_says_holds_on_any_machine() -> None:
@@ -66,11 +66,11 @@ def test_other_values_are_refused_with_line_and_range(resolved: Resolve, value: 
 
 
 @pytest.mark.parametrize(
-    ("limit", "wanted"),
+    ("limit", "expected"),
     [("200000 100000", 2.0), ("50000 100000", 0.5), ("max 100000", None), ("", None), ("a b", None)],
 )
-def test_a_containers_share_of_the_cores_counts(tmp_path: Path, limit: str, wanted: float | None) -> None:
+def test_a_containers_share_of_the_cores_counts(tmp_path: Path, limit: str, expected: float | None) -> None:
     whole = usable_cores(tmp_path / "missing")
     assert whole >= 1
     (tmp_path / "cpu.max").write_text(f"{limit}\n")
-    assert usable_cores(tmp_path / "cpu.max") == (whole if wanted is None else min(whole, wanted))
+    assert usable_cores(tmp_path / "cpu.max") == (whole if expected is None else min(whole, expected))

@@ -63,8 +63,8 @@ def device(path: Path) -> None:
 
 
 def unix_socket(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as made:
-        made.bind(str(path))
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, get_args, get_type_hints
+import re
+from pathlib import Path
+from typing import Annotated, Final, get_args, get_type_hints
 
 import msgspec
 import pytest
@@ -10,6 +12,15 @@ import pytest
 from mstar_core.config.key import REREAD, ConfigKey, settings_of
 from mstar_core.config.resolved import ResolvedConfig
 from mstar_core.config.schema import SECTIONS, SETTINGS, values_of, words_of
+
+ROOT = Path(__file__).resolve().parents[2]
+PLANNING: Final = ("mstar_core/config", "mstarctl/start", "mstarctl/authoring")
+READ_BY_CHILDREN_ALONE: Final = (
+    *("max_queue", "token_budget", "image_share", "feature_cache_bytes", "wait_spin_us", "hang_s", "step_limit_s"),
+    *("share_between_keys", "prefix_cache", "keep_starts", "unknown_params", "stall_timeout_s", "max_body_bytes"),
+    *("max_files", "max_speech_chars", "max_n", "max_connections", "max_image_pixels", "max_video_frames"),
+)
+"""Keys whose values neither a check of a file nor the planner reads."""
 
 
 class Cache(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,3 +80,10 @@ def test_every_value_of_the_record_has_its_key_by_the_same_name() -> None:
 def test_secrets_are_no_keys(word: str) -> None:
     config = ResolvedConfig(model="m", name="n")
     assert f"api.{word}" not in values_of(config) and word not in words_of("api")
+
+
+@pytest.mark.parametrize("word", READ_BY_CHILDREN_ALONE)
+def test_a_key_is_declared_in_one_file_and_passed_on_without_its_name(word: str) -> None:
+    files = [path for folder in PLANNING for path in (ROOT / folder).rglob("*.py")]
+    naming = {path.name for path in files if re.search(rf"\b{word}\b", path.read_text(encoding="utf-8"))}
+    assert naming == {"resolved.py"}

@@ -74,18 +74,18 @@ def test_on_the_cpu_a_rank_is_a_process(spec: ModelSpec, resolved: Resolve) -> N
 
 
 def test_a_plugin_may_plan_itself(spec: ModelSpec, plugins: Plugins, resolved: Resolve) -> None:
-    own = make_plan(spec, resolved(GOOD), ("cpu",))
+    planned = make_plan(spec, resolved(GOOD), ("cpu",))
 
     class Planner:
         from mstar_core.plugin import hookimpl
 
         @hookimpl
         def mstar_plan(self, model: ModelSpec, request: Any) -> Any:
-            return own if request.devices == ("cuda:0",) else None
+            return planned if request.devices == ("cuda:0",) else None
 
     plugins.manager.register(Planner())
-    assert plugins.plan(spec, resolved(TWO), ("cuda:0",)) == own
-    assert plugins.plan(spec, resolved(TWO), ("cpu",)) != own
+    assert plugins.plan(spec, resolved(TWO), ("cuda:0",)) == planned
+    assert plugins.plan(spec, resolved(TWO), ("cpu",)) != planned
 
 
 def test_a_name_means_a_model_a_shipped_file_or_a_path(plugins: Plugins, tmp_path: Path) -> None:
@@ -117,8 +117,8 @@ def test_the_commented_file_is_valid_and_its_comments_are_the_defaults(spec: Mod
 
 
 def test_differences_name_values_and_sources(spec: ModelSpec, resolved: Resolve) -> None:
-    (found,) = differences(resolved(GOOD), resolved(GOOD, "max_queue=5"))
-    assert found == {
+    (difference,) = differences(resolved(GOOD), resolved(GOOD, "max_queue=5"))
+    assert difference == {
         "name": "max_queue",
         "left": 128,
         "right": 5,
@@ -235,11 +235,11 @@ def test_every_setting_is_explained() -> None:
 
 def test_the_schema_holds_every_key() -> None:
     def keys(schema: dict[str, Any], prefix: str) -> set[str]:
-        found: set[str] = set()
+        names: set[str] = set()
         for word, part in schema.get("properties", {}).items():
             key = f"{prefix}.{word}" if prefix else word
-            found |= {key} | keys(part, key) | keys(part.get("items", {}), f"{key}[]")
-        return found
+            names |= {key} | keys(part, key) | keys(part.get("items", {}), f"{key}[]")
+        return names
 
     assert keys(json_schema(), "") == {item.key for item in SETTINGS}
 

@@ -126,10 +126,10 @@ def test_a_refusal_names_file_line_key_and_the_nearest(
 
 
 def test_an_anchor_bomb_is_refused(resolved: Resolve) -> None:
-    rows = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1]"]
-    rows += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 8)}]" for i in range(1, 9)]
+    lines = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 8)}]" for i in range(1, 9)]
     with pytest.raises(ConfigError, match="nests or repeats too much"):
-        resolved("\n".join(rows))
+        resolved("\n".join(lines))
 
 
 def test_a_rank_that_no_device_backs_is_refused_at_its_line(spec: ModelSpec, resolved: Resolve) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from mstar_core.conformance.fake_api import SampleRequest
 from mstar_core.conformance.nodes import RuntimeSettings
 from mstar_core.conformance.runtime import LocalRuntime
-from mstar_core.plugin.spec_check import check_spec
+from mstar_core.plugin.check.spec_check import check_spec
 from tests.engine.tiny_engine import WIDTH, Driver
 from tests.engine.tiny_world import FRAME, PATCHES, TRIAL, WORLD, make_world, numbers
 from tests.fakes.world_model import SPEC, Processor, built

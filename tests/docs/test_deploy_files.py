@@ -42,8 +42,8 @@ def test_packages_and_extras_exist() -> None:
 
 def test_the_image_and_its_volumes_use_the_directories_of_the_unit() -> None:
     volumes = {volume.partition(":")[2] for volume in COMPOSE["services"]["orpheus"]["volumes"]}
-    made = re.findall(r"install -d -m 700 -o mstar (.*)$", DOCKERFILE, re.M)[0].split()
-    assert volumes < set(made) and COMPOSE["services"]["orpheus"]["build"]["dockerfile"] == "deploy/Dockerfile"
+    actual = re.findall(r"install -d -m 700 -o mstar (.*)$", DOCKERFILE, re.M)[0].split()
+    assert volumes < set(actual) and COMPOSE["services"]["orpheus"]["build"]["dockerfile"] == "deploy/Dockerfile"
     for name, value in re.findall(r"(\w+)=(/\S+)", re.findall(r"^ENV (.*)$", DOCKERFILE, re.M)[0]):
         assert name in (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
-        assert any(folder.startswith(value) or value.startswith(folder) for folder in made)
+        assert any(folder.startswith(value) or value.startswith(folder) for folder in actual)

@@ -9,7 +9,9 @@ from mstar_core.engine.base import CacheState, Export, Handle, SamplingParams
 from mstar_core.errors import EngineError
 from tests.engine.tiny_engine import Driver, make_engine, prompt, reference
 
-PENALISED = SamplingParams(temperature=0.8, top_p=0.9, repetition_penalty=1.4, seed=11)
+PENALISED = SamplingParams(
+    temperature=0.8, top_p=0.9, repetition_penalty=1.4, presence_penalty=2.0, frequency_penalty=2.0, seed=11
+)
 
 
 def export(driver: Driver, handle: int, branch: str = "main") -> CacheState:

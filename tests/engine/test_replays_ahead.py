@@ -17,8 +17,8 @@ from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.steps.limits import AHEAD
 from mstar_core.graph import EngineHints
 from tests.engine.recorded import Recorded, RecordingCache, captured_kinds
-from tests.engine.test_iterations_ahead import TAUGHT, Taught
 from tests.engine.test_kv_candidates import context, near, roll
+from tests.engine.test_kv_iterations_ahead import TAUGHT, Taught
 from tests.engine.test_pass_graphs import ROLLING, captured
 from tests.engine.tiny_engine import WIDTH, Driver
 from tests.engine.tiny_world import PATCHES, TRIAL, TinyWorld, make_world, numbers
@@ -165,7 +165,7 @@ def test_a_request_closed_during_a_replay_leaves_nothing() -> None:
 
 
 @pytest.mark.parametrize(("left", "told"), [(1, 1), (FEW + 1, FEW), (MOST, MOST)])
-def test_iterations_ahead_preempt_no_request(left: int, told: int) -> None:
+def test_kv_iterations_ahead_preempt_no_request(left: int, told: int) -> None:
     """As many run ahead as there are pages for, and the neighbour keeps its own."""
     engine, _ = ready(num_pages=16)
     driver = Driver(engine)

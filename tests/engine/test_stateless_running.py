@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from mstar_core.engine.base import Done, Emission, Failed, Handle, Job, JobKey, SamplingParams, StepResult
-from mstar_core.engine.stateless.engine import StatelessEngine, StatelessStep, stays
+from mstar_core.engine.stateless.engine import StatelessEngine
+from mstar_core.engine.stateless.step import StatelessStep, stays
 from mstar_core.errors import EngineError
 from mstar_core.graph.declare.nodes import STATELESS, NodeSpec
 

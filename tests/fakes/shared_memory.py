@@ -7,6 +7,7 @@ from torch import Tensor
 
 from mstar_core.errors import TransportError
 from mstar_core.messages.tensors import CudaTensor, PeerTensor
+from mstar_core.worker.peer_memory.memory import DeviceMemory
 
 
 class FakeCopy:
@@ -47,8 +48,8 @@ class SharedMemory:
         return FakeMemory(self)
 
 
-class FakeMemory:
-    """A DeviceMemory. An address is the number of a block times 2 ** 32, plus an offset."""
+class FakeMemory(DeviceMemory):
+    """An address is the number of a block times 2 ** 32, plus an offset."""
 
     form: type[PeerTensor] = CudaTensor
 

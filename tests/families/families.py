@@ -9,7 +9,7 @@ from typing import Any
 
 from mstar_core.graph import MAIN, Loop, loops
 from mstar_core.plugin import Fork, ModelSpec, Partition, ProgramRequest, Run, Sample, Signal, WalkResult
-from mstar_core.plugin.dry_run import sample_request
+from mstar_core.plugin.check.dry_run import sample_request
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("mstar_bagel", "mstar_orpheus", "mstar_pi05", "mstar_qwen3omni", "mstar_vjepa2")

@@ -11,7 +11,7 @@ import pytest
 from mstar_core.errors import WeightsError
 from mstar_core.graph import StopOn, loops
 from mstar_core.plugin import Action, ModelSpec
-from mstar_core.plugin.spec_check import check_spec
+from mstar_core.plugin.check.spec_check import check_spec
 from tests.families.families import SPECS
 
 ATTENTION = {"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2}

@@ -10,9 +10,9 @@ from mstar_core.errors import RequestError
 from mstar_core.graph import GraphEdge, graph_nodes, loops
 from mstar_core.graph.compile.wiring import compile_graph
 from mstar_core.plugin import ModelSpec, param_schema, param_specs, parse_params
-from mstar_core.plugin.dry_run import dry_run
+from mstar_core.plugin.check.dry_run import dry_run
+from mstar_core.plugin.check.spec_check import check_spec
 from mstar_core.plugin.params import ParamSpec
-from mstar_core.plugin.spec_check import check_spec
 from tests.families.families import SAMPLES, SPECS, sample_of
 
 PARAMS = [(name, item) for name, spec in SPECS.items() for item in param_specs(spec.params)]

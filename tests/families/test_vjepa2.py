@@ -9,7 +9,7 @@ import pytest
 from mstar_core.errors import RequestError
 from mstar_core.graph import CLIENT, GraphEdge, graph_nodes, loops
 from mstar_core.plugin import Run, parse_params
-from mstar_core.plugin.dry_run import sample_request
+from mstar_core.plugin.check.dry_run import sample_request
 from mstar_vjepa2.params import ActionParams, Params
 from tests.families.families import SPECS, sample_of, told, wishes
 

@@ -1,4 +1,4 @@
-"""Dense attention on Hopper against float32."""
+"""Attention of frames on Hopper against float32."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Case:
 
     def found(self, splits: int | None = None) -> Tensor:
         """Return the kernel\'s output: [rows + 1, tokens, heads, width]."""
-        from mstar_core.engine.attention.kernels import dense
         from mstar_core.engine.attention.static import LOG2E
+        from mstar_vjepa2.kernels import dense
 
         shape = self.shape
         made = dense.attend(
@@ -115,7 +115,9 @@ def test_the_same_inputs_give_the_same_bits(cuda: torch.device) -> None:
 
 def test_one_row_loads_its_cached_keys_before_the_previous_kernel_ends(cuda: torch.device) -> None:
     """Without an unused row, blocks of earlier frames are loaded early and those of this pass are not."""
+    from mstar_core.engine.attention.kernels.page_copies import append
     from mstar_core.engine.attention.kernels.split_kv import PagedDenseAttention
+    from mstar_vjepa2.kernels import dense
 
     case = Case(cuda, 258, 258, [258 * 3])
     shape = AttentionShape(sequences=1, tokens=258, pages=case.shape.pages, writes=True)
@@ -124,14 +126,15 @@ def test_one_row_loads_its_cached_keys_before_the_previous_kernel_ends(cuda: tor
     passes.prepare(AttentionMetadata.of(np.arange(1), lengths, case.tables, 258, causal=False))
     query, key, value = torch.randn(3, 258, HEADS, WIDTH, device=cuda).to(torch.bfloat16)
     case.query = torch.cat([query, query])
-    found = passes.view.attend(0, query, key, value)
+    append(case.pool, 258, passes.view.places(0)[1], key, value)
+    found = passes.view.attend_placed(0, query, kernel=dense)
     wanted = case.wanted(0)
     assert torch.equal(case.pool[int(case.tables[0, 3]), 0], key)
     assert float((found.float() - wanted).norm() / wanted.norm()) < 1e-2
 
 
 def test_the_kernel_supports_frames_only(cuda: torch.device) -> None:
-    from mstar_core.engine.attention.kernels import dense
+    from mstar_vjepa2.kernels import dense
 
     def supports(
         tokens: int = 258, page: int = 258, heads: int = 16, kv_heads: int = 16, width: int = 64, rows: int = 1
@@ -146,7 +149,7 @@ def test_the_kernel_supports_frames_only(cuda: torch.device) -> None:
 
 
 def test_programs_of_a_row_run_at_once(cuda: torch.device) -> None:
-    from mstar_core.engine.attention.kernels.dense import parts_of, splits_of
+    from mstar_vjepa2.kernels.dense import parts_of, splits_of
 
     assert [splits_of(rows, 258, 16) for rows in (1, 2, 3, 4, 5)] == [4, 2, 1, 1, 1]
     assert [parts_of(tokens) for tokens in (2, 128, 130, 144, 145, 258, 272, 273, 514)] == [

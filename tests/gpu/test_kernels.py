@@ -148,10 +148,7 @@ def prompts(cuda: torch.device, counts: tuple[int, ...], cached: tuple[int, ...]
 
 
 def passes(cuda: torch.device, rows: int, cached: int, page: int, tokens: int = 70) -> None:
-    """Run dense attention of passes that append, as captured frames do: one kernel, or two for few rows.
-
-    On Hopper few rows of whole tiles of tokens are taken by the kernel of frames.
-    """
+    """Run dense attention of passes that append, as captured frames do: one kernel, or two for few rows."""
     from mstar_core.engine.attention.kernels.split_kv import PagedDenseAttention
 
     most = 8
@@ -263,7 +260,6 @@ CASES: dict[str, Callable[[torch.device], None]] = {
     "packed-many": lambda cuda: packed(cuda, (130, 1, 64), 300),
     "passes-few": lambda cuda: passes(cuda, 2, 0, 37),
     "passes-many": lambda cuda: passes(cuda, 150, 75, 70),
-    "passes-frames": lambda cuda: passes(cuda, 1, 131, 131, tokens=130),
     "prefix-few": lambda cuda: prefix(cuda, 2, 0),
     "prefix-some": lambda cuda: prefix(cuda, 30, 150),
     "prefix-many": lambda cuda: prefix(cuda, 70, 150),

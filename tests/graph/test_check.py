@@ -243,13 +243,13 @@ CASES: dict[str, tuple[Walk, tuple[NodeSpec, ...], str]] = {
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_walk_that_contradicts_itself_says_how(case: str) -> None:
     walk, nodes, expected = CASES[case]
-    found = problems(walk, *nodes, params=("ignore_eos", "steps"))
-    assert [text for text in found if text == expected or "is in no walk" not in text] == [expected]
+    errors = problems(walk, *nodes, params=("ignore_eos", "steps"))
+    assert [text for text in errors if text == expected or "is in no walk" not in text] == [expected]
 
 
 def test_all_problems_are_told_not_only_the_first() -> None:
-    found = problems({"one": N(A, ("xx",), (OUT,)), "two": N(A, ("zz",), (OUT,))}, A, B)
-    assert len(found) == 3
+    errors = problems({"one": N(A, ("xx",), (OUT,)), "two": N(A, ("zz",), (OUT,))}, A, B)
+    assert len(errors) == 3
 
 
 NODES = {
@@ -377,5 +377,5 @@ def test_a_walk_may_end_with_a_value_that_another_walk_starts_from() -> None:
         problems({"draw": N(A, ("x",)), "go": N(B, ("y",), (OUT,))}, A, replace(B, ports={**B.ports, "y": "f32[n]"}))
         == []
     )
-    found = problems({"draw": N(A, ("x",)), "go": N(B, ("x",), (OUT,))}, A, B)
-    assert len(found) == 1 and found[0].startswith("walk 'draw' reaches no output")
+    errors = problems({"draw": N(A, ("x",)), "go": N(B, ("x",), (OUT,))}, A, B)
+    assert len(errors) == 1 and errors[0].startswith("walk 'draw' reaches no output")

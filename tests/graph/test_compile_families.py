@@ -35,8 +35,8 @@ def test_a_family_compiles_into_walks_that_start(family: Family) -> None:
     for walk in compile_graph(family.walks, family.graph.streams).values():
         share = cut(walk, {node.name: 0 for node in family.graph.nodes})[0]
         limits = {loop.name: 2 for loop in walk.loops}
-        given = {entry.source.port for task in walk.tasks for entry in task.inputs}
-        assert WalkState(share, limits, given).start()
+        inputs = {entry.source.port for task in walk.tasks for entry in task.inputs}
+        assert WalkState(share, limits, inputs).start()
 
 
 @pytest.mark.parametrize("width", [40, 57, 80, 100, 140])

@@ -87,8 +87,8 @@ def test_a_loop_of_fixed_shapes_over_a_stream_of_ids_is_resident() -> None:
 
 
 def test_state_without_a_stream_is_resident_too() -> None:
-    found, engine = resident(speak(("code", "state", "frame"), over=None))
-    assert (found, engine) == ({"speaker": replace(PORTS, constants=("frame",), feed=None, random=False)}, [True])
+    actual, engine = resident(speak(("code", "state", "frame"), over=None))
+    assert (actual, engine) == ({"speaker": replace(PORTS, constants=("frame",), feed=None, random=False)}, [True])
 
 
 @pytest.mark.parametrize(

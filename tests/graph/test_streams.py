@@ -157,9 +157,9 @@ def chunks_of(policy: ChunkPolicy, total: int, flush: bool = False) -> list[Chun
 @pytest.mark.parametrize("flush", [False, True])
 def test_an_early_first_window_changes_no_other_chunk(frames: int, total: int, flush: bool) -> None:
     plain, early = SlidingWindow(28, 7), SlidingWindow(28, 7, first=7 * frames)
-    usual, found = ([c[:2] for c in chunks_of(policy, total, flush) if not c.last] for policy in (plain, early))
-    assert found[:1] == ([(0, 7 * frames)] if total >= 7 * frames else [])
-    assert found[1:] == usual[1:]
+    usual, actual = ([c[:2] for c in chunks_of(policy, total, flush) if not c.last] for policy in (plain, early))
+    assert actual[:1] == ([(0, 7 * frames)] if total >= 7 * frames else [])
+    assert actual[1:] == usual[1:]
     last, plain_last = ([c[:2] for c in chunks_of(policy, total, flush) if c.last] for policy in (early, plain))
     assert last == plain_last
 

@@ -33,11 +33,11 @@ def ranks(plan: WalkPlan, walk: CompiledWalk, seed: int) -> Ranks:
 def test_every_part_runs_exactly_once_per_iteration_with_the_right_values(seed: int, order: int) -> None:
     plan, walk = drawn(seed)
     expected = Interpreter(plan).run()
-    found = ranks(plan, walk, order).run()
-    assert found.firings == expected.firings
-    assert sorted(found.emitted) == sorted(expected.emitted)
-    assert sorted(found.streamed) == sorted(expected.streamed)
-    assert {loop: count for loop, count in found.counts.items() if count} == {
+    actual = ranks(plan, walk, order).run()
+    assert actual.firings == expected.firings
+    assert sorted(actual.emitted) == sorted(expected.emitted)
+    assert sorted(actual.streamed) == sorted(expected.streamed)
+    assert {loop: count for loop, count in actual.counts.items() if count} == {
         loop: count for loop, count in expected.counts.items() if count
     }
 
@@ -46,10 +46,10 @@ def test_every_part_runs_exactly_once_per_iteration_with_the_right_values(seed: 
 @given(seeds, seeds)
 def test_every_walk_ends_and_leaves_nothing_alive(seed: int, order: int) -> None:
     plan, walk = drawn(seed)
-    found = ranks(plan, walk, order).run()
-    assert found.ends.keys() == found.states.keys()
-    assert all(not store for store in found.stores.values())
-    assert all(state.alive == 0 for state in found.states.values())
+    actual = ranks(plan, walk, order).run()
+    assert actual.ends.keys() == actual.states.keys()
+    assert all(not store for store in actual.stores.values())
+    assert all(state.alive == 0 for state in actual.states.values())
 
 
 @settings(max_examples=150, deadline=None)
@@ -65,15 +65,15 @@ def test_the_order_of_delivery_and_the_placement_change_nothing(seed: int, one: 
 @given(seeds, seeds, st.integers(0, 40))
 def test_cancelling_at_any_moment_frees_everything(seed: int, order: int, steps: int) -> None:
     plan, walk = drawn(seed)
-    found = ranks(plan, walk, order)
-    found.start()
+    run = ranks(plan, walk, order)
+    run.start()
     for _ in range(steps):
-        if found.pool:
-            found.step()
-    found.pool = [event for event in found.pool if event[0] != "start"]
-    found.cancel()
-    assert all(not store for store in found.stores.values())
-    while found.pool:
-        found.step()
-    assert all(not store for store in found.stores.values())
-    assert found.ends.keys() == found.states.keys()
+        if run.pool:
+            run.step()
+    run.pool = [event for event in run.pool if event[0] != "start"]
+    run.cancel()
+    assert all(not store for store in run.stores.values())
+    while run.pool:
+        run.step()
+    assert all(not store for store in run.stores.values())
+    assert run.ends.keys() == run.states.keys()

@@ -22,6 +22,6 @@ def test_kernels_need_their_triton_release(
     monkeypatch.setitem(sys.modules, "mstar_core.layers.kernels.gluon", gluon)  # restored by monkeypatch
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            found = gluon.gluon_kernels("colorsys", "tests")
-            assert (found is importlib.import_module("colorsys")) if is_imported else found is None
+            actual = gluon.gluon_kernels("colorsys", "tests")
+            assert (actual is importlib.import_module("colorsys")) if is_imported else actual is None
     assert [version in record.getMessage() for record in caplog.records] == ([] if is_imported else [True])

@@ -48,8 +48,8 @@ def test_both_config_styles_give_the_same_rotation() -> None:
 
 
 def test_llama3_scaling_follows_its_three_cases() -> None:
-    found = frequencies(RotarySpec.from_config(LLAMA3, 16)).tolist()
-    for index, value in enumerate(found):
+    actual = frequencies(RotarySpec.from_config(LLAMA3, 16)).tolist()
+    for index, value in enumerate(actual):
         plain = 500000.0 ** (-2 * index / 16)
         wavelength = 2 * math.pi / plain
         if wavelength < 64 / 4:
@@ -101,8 +101,8 @@ def test_equal_axes_rotate_as_one_axis() -> None:
     one, three = RotarySpec(width=32), RotarySpec(width=32, sections=(6, 5, 5))
     at = torch.tensor([0.0, 1.5, 40.0])
     for positions in (at, at.expand(3, 3)):
-        for found, plain in zip(Rotary(three)(positions), Rotary(one)(at), strict=True):
-            torch.testing.assert_close(found, plain)
+        for actual, plain in zip(Rotary(three)(positions), Rotary(one)(at), strict=True):
+            torch.testing.assert_close(actual, plain)
 
 
 def test_sections_must_fit_the_width() -> None:
@@ -127,13 +127,13 @@ def test_heads_are_normalized_before_rotation() -> None:
     attention.k_norm.weight.copy_(torch.rand(8) + 0.5)
     rotation = Rotary(RotarySpec(width=8))(torch.tensor([0, 1, 5]))
     attention(x, seen, rotation)
-    for found, layer, norm in (
+    for actual, layer, norm in (
         (seen.query, attention.q_proj, attention.q_norm),
         (seen.key, attention.k_proj, attention.k_norm),
     ):
         heads = layer(x).view(3, -1, 8)
         scaled = heads / heads.square().mean(-1, keepdim=True).add(1e-6).sqrt() * norm.weight
-        torch.testing.assert_close(found, rotate(scaled, *rotation))
+        torch.testing.assert_close(actual, rotate(scaled, *rotation))
 
 
 def test_rotation_leaves_the_other_dimensions_of_a_head() -> None:

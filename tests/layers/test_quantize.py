@@ -54,12 +54,14 @@ def still(tokens: int) -> tuple[Tensor, Tensor]:
 
 def test_each_output_uses_the_whole_range() -> None:
     weight = torch.randn(5, 64) * torch.tensor([1e-6, 0.01, 1.0, 50.0, 1e6])[:, None]
-    made = to_float8(weight)
-    assert made.values.dtype == torch.float8_e4m3fn and made.scale is not None and made.scale.dtype == torch.float32
-    assert made.values.float().abs().amax(dim=1).tolist() == [448.0] * 5
+    actual = to_float8(weight)
+    assert (
+        actual.values.dtype == torch.float8_e4m3fn and actual.scale is not None and actual.scale.dtype == torch.float32
+    )
+    assert actual.values.float().abs().amax(dim=1).tolist() == [448.0] * 5
     # Three mantissa bits: half a step of 1/8, relative to the power of two below.
-    off = (made.dequantized(torch.float32) - weight).abs()
-    assert (off <= weight.abs() / 16 + made.scale[:, None] * 2**-10 * 1.01).all()
+    off = (actual.dequantized(torch.float32) - weight).abs()
+    assert (off <= weight.abs() / 16 + actual.scale[:, None] * 2**-10 * 1.01).all()
 
 
 def test_an_output_of_zeros_stays_zero() -> None:
@@ -120,12 +122,12 @@ def test_a_fused_layer_stays_fused() -> None:
 
 def test_a_second_fusion_keeps_the_address_that_captured_graphs_read() -> None:
     model = Model()
-    found = []
+    actual = []
     for _ in range(2):
         assert model.attention.fuse_projections() and model.mlp.fuse_projections()
         assert model.attention.fused_weight is not None and model.mlp.fused_weight is not None
-        found.append((model.attention.fused_weight.values.data_ptr(), model.mlp.fused_weight.values.data_ptr()))
-    assert found[0] == found[1]
+        actual.append((model.attention.fused_weight.values.data_ptr(), model.mlp.fused_weight.values.data_ptr()))
+    assert actual[0] == actual[1]
 
 
 def test_a_bias_is_kept_and_added() -> None:
@@ -145,7 +147,7 @@ def test_unknown_methods_and_dtypes_are_refused_before_anything_changes() -> Non
     with pytest.raises(StartError, match="float64") as wrong:
         quantize(model, "fp8")
     assert unknown.value.facts["phase"] == wrong.value.facts["phase"] == "weights"
-    assert all(not isinstance(each, QuantizedLinear) for each in model.modules())
+    assert all(not isinstance(module, QuantizedLinear) for module in model.modules())
 
 
 def test_weights_that_are_not_loaded_are_refused() -> None:

@@ -40,8 +40,8 @@ def test_evenly_spaced_points_reproduce_the_distribution(rule: tuple[float, int,
     generator = torch.Generator().manual_seed(7)
     logits, points = torch.randn(40, generator=generator) * 2, 4000
     uniform = (torch.arange(points) + 0.5) / points
-    found = draw(logits.expand(points, -1), uniform, *columns([rule] * points))
-    shares = np.bincount(found.numpy(), minlength=40) / points
+    actual = draw(logits.expand(points, -1), uniform, *columns([rule] * points))
+    shares = np.bincount(actual.numpy(), minlength=40) / points
     np.testing.assert_allclose(shares, probabilities(logits.numpy(), *rule), atol=1.5 / points)
 
 
@@ -60,9 +60,9 @@ def test_ids_equal_those_of_the_engines_sampler(dtype: torch.dtype) -> None:
 def test_a_row_does_not_depend_on_its_batch() -> None:
     generator = torch.Generator().manual_seed(5)
     logits, uniform = torch.randn(len(RULES), 64, generator=generator), torch.rand(len(RULES), generator=generator)
-    given = (logits, uniform, *columns(RULES))
-    together = draw(*given)
-    assert [int(draw(*(each[row : row + 1] for each in given))) for row in range(len(RULES))] == together.tolist()
+    inputs = (logits, uniform, *columns(RULES))
+    together = draw(*inputs)
+    assert [int(draw(*(each[row : row + 1] for each in inputs))) for row in range(len(RULES))] == together.tolist()
 
 
 def test_equal_logits_are_taken_in_order_of_id() -> None:

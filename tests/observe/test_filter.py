@@ -73,8 +73,8 @@ ALL = {"talk": TALK, "queued": QUEUED, "failed": FAILED}
     ],
 )
 def test_a_filter_matches(text: str, taken: str) -> None:
-    found = Filter.parse(text, expressions=True)
-    assert [name for name, request in ALL.items() if found.takes(request, NOW)] == taken.split()
+    parsed = Filter.parse(text, expressions=True)
+    assert [name for name, request in ALL.items() if parsed.takes(request, NOW)] == taken.split()
 
 
 @pytest.mark.parametrize(
@@ -113,8 +113,8 @@ def test_a_filter_knows_if_its_result_depends_on_time() -> None:
 @given(st.text(max_size=60))
 def test_any_text_is_a_filter_or_a_usage_error(text: str) -> None:
     try:
-        found = Filter.parse(text)
+        parsed = Filter.parse(text)
     except UsageError:
         return
     for request in ALL.values():
-        found.takes(request, NOW)
+        parsed.takes(request, NOW)

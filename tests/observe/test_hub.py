@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mstar_core.conformance.clock import FakeClock
 from mstar_core.errors import Unavailable, UsageError
 from mstar_core.observe.frames import (
     PARTS,
@@ -32,14 +33,6 @@ from mstar_core.observe.hub import EVENTS, SUBSCRIBERS, Subscription, TelemetryH
 from mstarctl.client.store import Store, decode
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Watcher:
     """A client that reads its subscription through the wire format."""
 
@@ -61,8 +54,8 @@ class Watcher:
         return size
 
 
-def make_hub() -> tuple[TelemetryHub, Clock]:
-    clock = Clock()
+def make_hub() -> tuple[TelemetryHub, FakeClock]:
+    clock = FakeClock()
     return TelemetryHub("boot-1", "d", clock), clock
 
 

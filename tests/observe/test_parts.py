@@ -89,10 +89,10 @@ RECORDS = st.lists(
 
 @given(RECORDS, st.floats(1, 1000))
 def test_parts_add_up_to_the_time_of_the_request(records: list[dict[str, Any]], total_ms: float) -> None:
-    made = parts(records, total_ms)
-    assert sum(part.ms for part in made) == pytest.approx(total_ms, rel=1e-6, abs=1e-3)
-    assert {part.node for part in made if part.kind == "compute"} == {
+    actual = parts(records, total_ms)
+    assert sum(part.ms for part in actual) == pytest.approx(total_ms, rel=1e-6, abs=1e-3)
+    assert {part.node for part in actual if part.kind == "compute"} == {
         record["node"] for record in records if record["kind"] == "compute"
     }
-    for part in made:
+    for part in actual:
         assert part.ms <= 0 if part.kind == PARALLEL else part.ms >= 0

@@ -11,11 +11,11 @@ def test_a_rate_is_growth_over_about_a_second() -> None:
     rate = Rate()
     assert rate.at(0.0, 100.0) == 0.0
     for step in range(1, 41):
-        found = rate.at(step * 0.25, 100.0 + step * 5)
-    assert found == pytest.approx(20.0)
+        actual = rate.at(step * 0.25, 100.0 + step * 5)
+    assert actual == pytest.approx(20.0)
     for step in range(41, 50):
-        found = rate.at(step * 0.25, 300.0)
-    assert found == 0.0
+        actual = rate.at(step * 0.25, 300.0)
+    assert actual == 0.0
 
 
 def test_a_counter_that_fell_restarts_its_rate() -> None:
@@ -28,8 +28,8 @@ def test_a_counter_that_fell_restarts_its_rate() -> None:
 def test_frequent_readings_keep_few_samples() -> None:
     rate = Rate()
     for step in range(10_000):
-        found = rate.at(step / 1000, step)
-    assert found == pytest.approx(1000, rel=0.1)
+        actual = rate.at(step / 1000, step)
+    assert actual == pytest.approx(1000, rel=0.1)
     assert len(rate._samples) < 40
 
 

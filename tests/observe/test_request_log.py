@@ -85,12 +85,12 @@ def test_an_ended_request_stays_live_for_a_moment_then_in_view_and_in_the_log() 
     log.settle(5.1 + LINGER_S)
     assert 7 not in log.live and [r.state for r in shown(log).values() if r is not None] == ["finished"]
     assert ended == [7]
-    found = log.find("r")
-    assert found is not None and len(found.spans) == 1
+    record = log.find("r")
+    assert record is not None and len(record.spans) == 1
     tell(log, "worker-0", 9.0, handle=7, tokens=99)
     assert shown(log) == {}
     tell(log, "conductor", 9.0, handle=7, walks={"prefill": 1})  # as a process without CPU time does
-    assert found.request("m", 9.0).walks == {"prefill": 1} and shown(log) == {}
+    assert record.request("m", 9.0).walks == {"prefill": 1} and shown(log) == {}
 
 
 def test_watchers_see_the_last_ended_requests_and_failed_ones_longest() -> None:
@@ -123,8 +123,8 @@ def test_an_open_span_is_replaced_and_summed_once() -> None:
         known.add("worker-0", Span(5, 1, "compute", "LLM", "decode", 0.0, end, 0, is_open=True))
     known.add("worker-0", Span(5, 1, "compute", "LLM", "decode", 0.0, 3.0, 30))
     assert [span.end for span in known.spans.values()] == [3.0]
-    found = known.sums["worker-0", "LLM", "decode", "compute"]
-    assert (found.spans, found.count, found.busy_s) == (1, 30, 3.0)
+    actual = known.sums["worker-0", "LLM", "decode", "compute"]
+    assert (actual.spans, actual.count, actual.busy_s) == (1, 30, 3.0)
 
 
 def test_reports_of_unnamed_requests_are_dropped() -> None:

@@ -27,6 +27,7 @@ REQUESTS = [
     (prompt(3, 3), 40, SamplingParams(temperature=1.0, repetition_penalty=1.3, seed=9)),
     (prompt(4, 17), 12, SamplingParams(repetition_penalty=1.2)),
 ]
+ADJUSTED = (prompt(5, 6), 14, SamplingParams(temperature=0.9, frequency_penalty=0.7, logit_bias={3: 2.0}, seed=2))
 FEW = {"token_budget": 16}
 """A budget that cuts prompts into chunks beside the decode batch."""
 
@@ -71,6 +72,20 @@ def test_captured_steps_are_replayed_by_their_host_values() -> None:
     assert follower.kinds.count("Capture") == 3
     for name in ("graph_hits", "graph_misses", "prefill_hits", "prefill_misses"):
         assert theirs[name] == counts[name], name
+
+
+def test_adjusted_logits_give_the_ids_of_one_rank_before_and_after_the_capture_of_their_variant() -> None:
+    requests = [*REQUESTS[:2], ADJUSTED]
+    wanted = generate(requests, **FEW)
+    with pair(graphs=CaptureSizes(decode=(4,), prefill=(16,)), prefix_cache=False, **FEW) as (engine, follower):
+        engine.capture()
+        for _ in range(3):
+            assert generate(requests, engine=engine) == wanted
+            while engine.idle():
+                pass
+        misses = engine.counters()["graph_misses"]
+        assert generate(requests, engine=engine) == wanted and engine.counters()["graph_misses"] == misses
+    assert follower.kinds.count("Capture") == 4
 
 
 def test_loop_passes_are_replayed_with_their_device_inputs() -> None:

@@ -8,12 +8,13 @@ import json
 import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from mstar_core.conformance.clock import FakeClock
 from mstar_core.errors import ExitCode, StartError
 from mstar_core.messages.flow import Outputs
 from mstar_core.messages.life import Beat, Hello, PeerDown, PeerReady, PeerUp, Phase, Ping, Stop
@@ -23,6 +24,7 @@ from mstar_core.process.failures import note_fatal
 from mstar_core.process.life import PING_LIMIT_S, ChildLife
 from mstar_core.process.logs import LINE_LIMIT_BYTES, JsonFormatter, request_scope
 from mstar_core.process.system import keep_start, set_exact_timers
+from tests.fakes.courier import FakeCourier
 
 
 @dataclass
@@ -34,47 +36,18 @@ class Deployed:
         return Path(self.run_dir) / "ipc"
 
 
-@dataclass
-class Post:
-    sent: list[tuple[str, Any]] = field(default_factory=list)
-    peers: dict[str, str] = field(default_factory=dict)
-
-    def connect(self, name: str, endpoint: str, incarnation: int) -> bool:
-        self.peers[name] = endpoint
-        return True
-
-    def disconnect(self, name: str, incarnation: int | None = None) -> int:
-        self.peers.pop(name, None)
-        return 0
-
-    def send(self, name: str, message: Any) -> bool:
-        self.sent.append((name, message))
-        return True
-
-    def kinds(self) -> list[type]:
-        return [type(message) for _, message in self.sent]
-
-
-@dataclass
-class Clock:
-    now: float = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+@pytest.fixture
+def post() -> FakeCourier:
+    return FakeCourier()
 
 
 @pytest.fixture
-def post() -> Post:
-    return Post()
+def clock() -> FakeClock:
+    return FakeClock()
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def life(tmp_path: Path, post: Post, clock: Clock) -> ChildLife:
+def life(tmp_path: Path, post: FakeCourier, clock: FakeClock) -> ChildLife:
     return ChildLife(
         "worker-0", 3, cast("Any", Deployed(str(tmp_path))), cast("Any", post), supervisor="ipc:///s", clock=clock
     )
@@ -86,7 +59,7 @@ def told(life: ChildLife, message: Message, sender: str = "supervisor", incarnat
     return list(life.receive(envelope)) if life.accepts(envelope) else []
 
 
-def turn(life: ChildLife, clock: Clock, seconds: float, *, ping: bool = True, step: float = 0.1) -> None:
+def turn(life: ChildLife, clock: FakeClock, seconds: float, *, ping: bool = True, step: float = 0.1) -> None:
     for _ in range(round(seconds / step)):
         clock.now += step
         if ping:
@@ -98,7 +71,9 @@ def up(life: ChildLife) -> None:
     told(life, PeerUp(name=life.name, incarnation=life.incarnation, endpoint=life.endpoint))
 
 
-def test_hello_is_repeated_until_the_supervisor_answers_then_beats(life: ChildLife, post: Post, clock: Clock) -> None:
+def test_hello_is_repeated_until_the_supervisor_answers_then_beats(
+    life: ChildLife, post: FakeCourier, clock: FakeClock
+) -> None:
     turn(life, clock, 1.0)
     assert post.kinds().count(Hello) >= 4
     up(life)
@@ -108,13 +83,15 @@ def test_hello_is_repeated_until_the_supervisor_answers_then_beats(life: ChildLi
     assert 2 <= len(post.sent) <= 4
 
 
-def test_an_answer_to_an_earlier_incarnation_does_not_count(life: ChildLife, post: Post, clock: Clock) -> None:
+def test_an_answer_to_an_earlier_incarnation_does_not_count(
+    life: ChildLife, post: FakeCourier, clock: FakeClock
+) -> None:
     told(life, PeerUp(name="worker-0", incarnation=2, endpoint="ipc:///old"))
     turn(life, clock, 1.0)
     assert set(post.kinds()) == {Hello}
 
 
-def test_silence_of_the_supervisor_ends_the_child(life: ChildLife, clock: Clock) -> None:
+def test_silence_of_the_supervisor_ends_the_child(life: ChildLife, clock: FakeClock) -> None:
     up(life)
     turn(life, clock, PING_LIMIT_S - 0.5, ping=False)
     assert life.stop_reason is None
@@ -122,21 +99,21 @@ def test_silence_of_the_supervisor_ends_the_child(life: ChildLife, clock: Clock)
     assert life.stop_reason is not None
 
 
-def test_a_supervisor_that_never_answers_ends_the_child(life: ChildLife, post: Post, clock: Clock) -> None:
+def test_a_supervisor_that_never_answers_ends_the_child(life: ChildLife, post: FakeCourier, clock: FakeClock) -> None:
     turn(life, clock, PING_LIMIT_S - 0.5, ping=False)
     assert life.stop_reason is None and set(post.kinds()) == {Hello}
     turn(life, clock, 1.0, ping=False)
     assert life.stop_reason is not None
 
 
-def test_time_in_which_the_child_was_stopped_is_not_silence(life: ChildLife, clock: Clock) -> None:
+def test_time_in_which_the_child_was_stopped_is_not_silence(life: ChildLife, clock: FakeClock) -> None:
     up(life)
     clock.now += 60
     life.beat(clock.now)
     assert life.stop_reason is None
 
 
-def test_peers_are_connected_and_left_to_the_owner_to_act_on(life: ChildLife, post: Post) -> None:
+def test_peers_are_connected_and_left_to_the_owner_to_act_on(life: ChildLife, post: FakeCourier) -> None:
     up = PeerUp(name="api", incarnation=0, endpoint="ipc:///a")
     assert told(life, up) == [up]
     assert post.peers["api"] == "ipc:///a"
@@ -158,7 +135,9 @@ def test_commands_of_a_dead_process_are_dropped_and_its_results_stay_valid(life:
     assert told(life, CANCEL, "conductor", 2) == [CANCEL]
 
 
-def test_a_new_process_that_overtakes_the_death_of_its_predecessor_announces_it(life: ChildLife, post: Post) -> None:
+def test_a_new_process_that_overtakes_the_death_of_its_predecessor_announces_it(
+    life: ChildLife, post: FakeCourier
+) -> None:
     told(life, PeerUp(name="conductor", incarnation=1, endpoint="ipc:///c1"))
     down, first = told(life, CANCEL, "conductor", 2)
     assert isinstance(down, PeerDown) and (down.name, down.incarnation, first) == ("conductor", 1, CANCEL)
@@ -175,7 +154,7 @@ def test_stop_is_remembered(life: ChildLife) -> None:
     assert life.stop_reason == "down"
 
 
-def test_phases_carry_name_and_incarnation(life: ChildLife, post: Post) -> None:
+def test_phases_carry_name_and_incarnation(life: ChildLife, post: FakeCourier) -> None:
     life.phase("weights", done=1, total=2)
     assert post.sent == [("supervisor", Phase(name="worker-0", incarnation=3, phase="weights", done=1, total=2))]
 
@@ -191,7 +170,9 @@ def test_the_first_fatal_error_is_kept_and_becomes_the_exit_code(life: ChildLife
     assert "test_life.py" in record["traceback"]
 
 
-def test_a_child_without_a_supervisor_sends_nothing_and_never_stops(tmp_path: Path, post: Post, clock: Clock) -> None:
+def test_a_child_without_a_supervisor_sends_nothing_and_never_stops(
+    tmp_path: Path, post: FakeCourier, clock: FakeClock
+) -> None:
     life = ChildLife("api", 0, cast("Any", Deployed(str(tmp_path))), cast("Any", post), clock=clock)
     turn(life, clock, 20.0, ping=False, step=1.0)
     life.phase("ready")

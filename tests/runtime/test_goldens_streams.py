@@ -16,9 +16,10 @@ from mstar_core.messages.work import EndStream, OpenRequest, RunWalk, RunWalks, 
 from mstar_core.transport.tensors import inline, inline_array
 from mstar_core.worker.executor import Executor
 from mstar_core.worker.outbox import Outbox
+from tests.fakes.courier import FakeCourier
 from tests.fakes.runner import FakeRunner
 from tests.runtime.golden import SEQUENCES, STRIDE, WINDOW, Built, Golden
-from tests.worker.test_executor import InlineTransport, Post
+from tests.worker.test_executor import InlineTransport
 
 INT16 = 2
 OFF = {"noise": "off", "ignore_eos": False, "flush": False}
@@ -39,7 +40,7 @@ class Edge:
 
     def __init__(self, built: Built, scripts: Mapping[int, list[int]]) -> None:
         self.scripts = scripts
-        self.post = Post()
+        self.post = FakeCourier()
         self.lm = FakeRunner("LLM", self._first, lambda handle: scripts[handle][1:])
         node = built.spec.node("snac_decoder")
         self.snac = StatelessEngine(node, built.vocoder, device=torch.device("cpu"), dtype=torch.float32)

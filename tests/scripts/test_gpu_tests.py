@@ -17,15 +17,15 @@ def write(folder: Path, body: str) -> str:
 
 
 def test_every_file_with_the_mark_is_found_and_those_that_run_alone_come_last() -> None:
-    found = gpu_files()
-    assert tuple(found[-len(ALONE) :]) == ALONE
+    actual = gpu_files()
+    assert tuple(actual[-len(ALONE) :]) == ALONE
     marked = {
         str(path.relative_to(ROOT))
         for folder in (ROOT / "tests", ROOT / "plugins")
         for path in folder.rglob("test_*.py")
         if "\npytestmark = pytest.mark.gpu" in path.read_text()
     }
-    assert marked and marked <= set(found)
+    assert marked and marked <= set(actual)
 
 
 def test_a_failure_is_told_and_is_the_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,7 +53,7 @@ def test_each_disagreement_is_found(tree: Path) -> None:
     change(plugin, f'version = "{version}"', 'version = "9.0.0"')
     change(plugin, "mstarctl[runtime]>=", "mstarctl[runtime]>")
     change(plugin.with_name("CHANGELOG.md"), f"## {version} (", "## next (")
-    found = "\n".join(release.disagreements(tree))
+    actual = "\n".join(release.disagreements(tree))
     for words in ("Unreleased is not empty", "version 9.0.0, mstarctl is", "the dependencies lack", "is not '"):
-        assert words in found, found
-    assert len(found.splitlines()) == 4
+        assert words in actual, actual
+    assert len(actual.splitlines()) == 4

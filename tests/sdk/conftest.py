@@ -76,8 +76,8 @@ def node_modules() -> Path:
     if shutil.which("node") is None:
         pytest.skip("runs where node is installed")
     if not (NODE / "openai").is_dir():
-        wanted = "npm install openai --prefix build/node, or set MSTAR_NODE_MODULES"
-        pytest.skip(f"runs where {NODE} holds openai-node: {wanted}")
+        expected = "npm install openai --prefix build/node, or set MSTAR_NODE_MODULES"
+        pytest.skip(f"runs where {NODE} holds openai-node: {expected}")
     return NODE
 
 

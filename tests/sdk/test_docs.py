@@ -48,8 +48,8 @@ def test_every_call_and_its_arguments_are_on_the_page() -> None:
         assert f"`{name}(" in PAGE or f"`, `{name}(" in PAGE, name
         row = re.search(rf"`{name}\(([^`]*)\)`", PAGE)
         assert row is not None
-        given = {word.strip().lstrip("*") for word in row[1].split(",")} - {""}
-        assert given == set(inspect.signature(call).parameters) - {"self"}, name
+        inputs = {word.strip().lstrip("*") for word in row[1].split(",")} - {""}
+        assert inputs == set(inspect.signature(call).parameters) - {"self"}, name
 
 
 def test_the_tree_of_errors_is_that_of_the_module() -> None:

@@ -81,9 +81,9 @@ def test_a_call_holds_what_is_sent() -> None:
         "model_kwargs": '{"seed": 3, "mask": [true, null]}',
     }
     assert cancel_call("a/b c").path == "/v1/requests/a%2Fb%20c/cancel"
-    given = transcribe_call(("a.wav", b"x"), {"language": "en", "temperature": 0.5, "prompt": None})
-    assert dict(given.fields) == {"response_format": "json", "language": "en", "temperature": "0.5"}
-    assert [(name, file.name) for name, file in given.files] == [("file", "a.wav")]
+    inputs = transcribe_call(("a.wav", b"x"), {"language": "en", "temperature": 0.5, "prompt": None})
+    assert dict(inputs.fields) == {"response_format": "json", "language": "en", "temperature": "0.5"}
+    assert [(name, file.name) for name, file in inputs.files] == [("file", "a.wav")]
 
 
 def safetensors(**tensors: np.ndarray) -> bytes:
@@ -119,8 +119,8 @@ def npy(array: np.ndarray) -> bytes:
     ids=["raw", "float16", "bfloat16", "npy", "safetensors", "of several", "json"],
 )
 def test_numbers_in_every_form_are_the_same_array(data: bytes, facts: dict[str, Any]) -> None:
-    made = TensorChunk("tensor", data, facts).to_numpy()
-    assert made.shape == (2, 3) and np.array_equal(made, NUMBERS)
+    actual = TensorChunk("tensor", data, facts).to_numpy()
+    assert actual.shape == (2, 3) and np.array_equal(actual, NUMBERS)
 
 
 @pytest.mark.parametrize("form", ["raw", "npy", "safetensors", "json"])

@@ -77,9 +77,9 @@ async def test_the_synchronous_openai_package_chats_paints_and_transcribes(omni:
             ) as answer:
                 lines = [line for line in answer.iter_lines() if line]
             assert lines[-1] == "data: [DONE]"
-            made = client.images.generate(model="fake", prompt="a cat", n=2, size="16x8")
-            assert made.data is not None and len(made.data) == 2
-            png = base64.b64decode(made.data[0].b64_json or "")
+            output = client.images.generate(model="fake", prompt="a cat", n=2, size="16x8")
+            assert output.data is not None and len(output.data) == 2
+            png = base64.b64decode(output.data[0].b64_json or "")
             edited = client.images.edit(model="fake", image=("a.png", png), prompt="bluer")
             assert edited.data is not None and base64.b64decode(edited.data[0].b64_json or "")[:8] == PNG
             heard = client.audio.transcriptions.create(model="fake", file=("a.wav", media.wav(0.1)), language="en")

@@ -8,21 +8,12 @@ from pathlib import Path
 import pytest
 
 from mstar_core.config.resolved import LogConfig
+from mstar_core.conformance.clock import FakeClock
 from mstar_core.host.log_starts import DAY_S, prune_starts
 from mstar_core.supervisor.log_file import LogFile
 from mstarctl.client.log_dirs import new_log_dir
 
 NOW = 1_000_000_000.0
-
-
-class Clock:
-    """A clock that the test moves."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def starts(root: Path, ages: list[float]) -> list[Path]:
@@ -68,7 +59,7 @@ def test_a_log_is_rotated_at_its_size(tmp_path: Path) -> None:
 
 
 def test_a_log_is_rotated_at_half_of_its_days(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = FakeClock(0.0)
     log = LogFile(tmp_path / "api.log", LogConfig(max_days=2), clock)
     log.append(b"first\n")
     clock.now += DAY_S - 1

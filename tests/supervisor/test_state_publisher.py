@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from mstar_core.config.deployment import GroupPlan, Plan, RankPlan
+from mstar_core.conformance.clock import FakeClock
 from mstar_core.messages.life import Phase, Telemetry
 from mstar_core.messages.telemetry import EdgeNews
 from mstar_core.observe.frames import GRAPH_FACT, GpuStatus
@@ -23,26 +24,19 @@ from mstar_core.supervisor.telemetry.state_publisher import StatePublisher
 from tests.admin.conftest import FakeDeployment
 
 
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock(1000.0)
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def deployment(tmp_path: Path, clock: Clock) -> FakeDeployment:
+def deployment(tmp_path: Path, clock: FakeClock) -> FakeDeployment:
     made = FakeDeployment(tmp_path)
     made.hub._clock = clock
     return made
 
 
-def test_nodes_have_rates_and_the_busiest_is_the_bottleneck(deployment: FakeDeployment, clock: Clock) -> None:
+def test_nodes_have_rates_and_the_busiest_is_the_bottleneck(deployment: FakeDeployment, clock: FakeClock) -> None:
     prefix = "worker-0.LLM."
     for step in range(9):
         deployment.values.update(
@@ -74,7 +68,7 @@ def test_nodes_have_rates_and_the_busiest_is_the_bottleneck(deployment: FakeDepl
     assert (node.steps_s, node.batch, node.step_ms, node.is_bottleneck) == (0.0, 0, None, False)
 
 
-def test_an_edge_is_merged_from_both_its_ends(deployment: FakeDeployment, clock: Clock) -> None:
+def test_an_edge_is_merged_from_both_its_ends(deployment: FakeDeployment, clock: FakeClock) -> None:
     for step in range(6):
         sent = EdgeNews("latents", "flow", "", 0, 1, False, 10 * step, 1000 * step)
         came = EdgeNews("latents", "flow", "", 0, 1, False, 0, 0, 10 * step, 0.02 * step)
@@ -91,7 +85,7 @@ def kill(deployment: FakeDeployment, name: str) -> None:
     deployment.children[name].is_running = False
 
 
-def test_a_dead_rank_shows_no_load_in_the_next_frame(deployment: FakeDeployment, clock: Clock) -> None:
+def test_a_dead_rank_shows_no_load_in_the_next_frame(deployment: FakeDeployment, clock: FakeClock) -> None:
     for step in range(6):
         deployment.values.update(
             {
@@ -120,7 +114,7 @@ def test_a_dead_rank_shows_no_load_in_the_next_frame(deployment: FakeDeployment,
 @pytest.mark.parametrize("dead", ["worker-0", "worker-1"])
 @pytest.mark.parametrize("is_handled", [False, True])
 def test_nothing_moves_over_an_edge_of_a_dead_rank(
-    deployment: FakeDeployment, clock: Clock, dead: str, is_handled: bool
+    deployment: FakeDeployment, clock: FakeClock, dead: str, is_handled: bool
 ) -> None:
     deployment.children["worker-1"] = copy.copy(deployment.children["worker-0"])
     for step in range(6):
@@ -142,7 +136,7 @@ def test_nothing_moves_over_an_edge_of_a_dead_rank(
 
 
 def test_a_follower_is_as_busy_as_its_leader_and_the_node_names_the_ranks(
-    deployment: FakeDeployment, clock: Clock
+    deployment: FakeDeployment, clock: FakeClock
 ) -> None:
     ranks = (RankPlan(rank=0, device="cpu", nodes=("LLM",)), RankPlan(rank=1, device="cpu", nodes=(), follows=("LLM",)))
     plan = Plan(ranks=ranks, placements=(), groups=(GroupPlan(ranks=(0, 1), nodes=("LLM",)),))
@@ -164,7 +158,7 @@ def test_a_follower_is_as_busy_as_its_leader_and_the_node_names_the_ranks(
 
 
 def test_a_cache_branch_that_runs_in_its_nodes_steps_has_its_own_figures(
-    deployment: FakeDeployment, clock: Clock
+    deployment: FakeDeployment, clock: FakeClock
 ) -> None:
     graph = {"model": "m", "nodes": [{"name": "LLM"}, {"name": "LLM_cfg"}, {"name": "LLM_idle"}]}
     deployment.publisher.phase(
@@ -216,7 +210,7 @@ def test_the_memory_of_a_rank_on_the_cpu_is_that_of_its_process_on_the_host(depl
     assert 0 < (rank.memory_used or 0) < (rank.memory_total or 0)
 
 
-def test_the_memory_of_a_process_is_known_after_its_death(deployment: FakeDeployment, clock: Clock) -> None:
+def test_the_memory_of_a_process_is_known_after_its_death(deployment: FakeDeployment, clock: FakeClock) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         deployment.children["worker-0"].pid = process.pid
         until = time.monotonic() + 60
@@ -271,7 +265,7 @@ class FakeNvml:
     NVML_TEMPERATURE_GPU = NVML_CLOCK_SM = 0
     slow_s = 0.0
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: FakeClock) -> None:
         self._clock = clock
 
     def nvmlDeviceGetCount(self) -> int:
@@ -293,7 +287,7 @@ class FakeNvml:
         return refuse
 
 
-def test_unsupported_readings_are_unknown_and_slow_or_old_ones_are_stale(clock: Clock) -> None:
+def test_unsupported_readings_are_unknown_and_slow_or_old_ones_are_stale(clock: FakeClock) -> None:
     nvml = FakeNvml(clock)
     reader = GpuReader(nvml, clock)
     reader.read()
@@ -338,7 +332,7 @@ class FullNvml(FakeNvml):
         return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in (own, unseen)]
 
 
-def test_a_gpu_shows_its_bus_its_fan_lowered_clocks_errors_and_processes(clock: Clock) -> None:
+def test_a_gpu_shows_its_bus_its_fan_lowered_clocks_errors_and_processes(clock: FakeClock) -> None:
     """An idle clock is not lowered. A process of another namespace has no name."""
     reader = GpuReader(FullNvml(clock), clock)
     reader.read()
@@ -350,7 +344,7 @@ def test_a_gpu_shows_its_bus_its_fan_lowered_clocks_errors_and_processes(clock: 
     assert gpu.processes == {str(os.getpid()): (own, 2**30), str(2**22 + 1): ("", 0)}
 
 
-def test_a_reading_measures_the_bus_of_few_gpus_in_turn(clock: Clock) -> None:
+def test_a_reading_measures_the_bus_of_few_gpus_in_turn(clock: FakeClock) -> None:
     """Each measurement takes the driver 20 ms, and a reading of eight GPUs must not count as slow for it."""
     measured: list[int] = []
 
@@ -372,7 +366,7 @@ def test_a_reading_measures_the_bus_of_few_gpus_in_turn(clock: Clock) -> None:
     assert all(gpu.pcie_out_s == 2000 * 1024 for gpu in reader.latest(clock.now))
 
 
-def test_a_host_without_the_library_has_no_gpus(clock: Clock) -> None:
+def test_a_host_without_the_library_has_no_gpus(clock: FakeClock) -> None:
     reader = GpuReader(None, clock)
     reader.start()
     assert reader.latest(clock.now) == []

@@ -56,10 +56,10 @@ def placed(graph: GraphView) -> tuple[GraphLayout, dict[str, Size]]:
 @FEW
 @given(graphs())
 def test_boxes_are_inside_the_drawing_and_do_not_overlap(graph: GraphView) -> None:
-    made, sizes = placed(graph)
-    areas = {key: (at.x, at.y, at.x + sizes[key].width, at.y + sizes[key].height) for key, at in made.boxes.items()}
+    actual, sizes = placed(graph)
+    areas = {key: (at.x, at.y, at.x + sizes[key].width, at.y + sizes[key].height) for key, at in actual.boxes.items()}
     assert set(areas) == set(sizes)
-    assert all(x0 >= 0 and y0 >= 0 and x1 <= made.width and y1 <= made.height for x0, y0, x1, y1 in areas.values())
+    assert all(x0 >= 0 and y0 >= 0 and x1 <= actual.width and y1 <= actual.height for x0, y0, x1, y1 in areas.values())
     for (_, a), (_, b) in combinations(areas.items(), 2):
         assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]
 
@@ -67,10 +67,10 @@ def test_boxes_are_inside_the_drawing_and_do_not_overlap(graph: GraphView) -> No
 @FEW
 @given(graphs())
 def test_frames_contain_the_nodes_of_their_partition_only(graph: GraphView) -> None:
-    made, sizes = placed(graph)
+    actual, sizes = placed(graph)
     for node in graph.nodes:
-        at = made.boxes[node.name]
-        for frame in made.frames:
+        at = actual.boxes[node.name]
+        for frame in actual.frames:
             inside = frame.x < at.x and at.x + sizes[node.name].width < frame.x + frame.width
             inside = inside and frame.y < at.y and at.y + sizes[node.name].height < frame.y + frame.height
             assert inside == (frame.name == node.partition)
@@ -79,11 +79,11 @@ def test_frames_contain_the_nodes_of_their_partition_only(graph: GraphView) -> N
 @FEW
 @given(graphs())
 def test_wires_run_straight_from_box_to_box(graph: GraphView) -> None:
-    made, _ = placed(graph)
-    for route in made.routes:
+    actual, _ = placed(graph)
+    for route in actual.routes:
         assert all(a[0] == b[0] or a[1] == b[1] for a, b in pairwise(route.corners))
-        assert route.corners[0][1] == made.boxes[route.wire.source].y
-        assert route.corners[-1] == (made.boxes[route.wire.into].x - 2, made.boxes[route.wire.into].y)
+        assert route.corners[0][1] == actual.boxes[route.wire.source].y
+        assert route.corners[-1] == (actual.boxes[route.wire.into].x - 2, actual.boxes[route.wire.into].y)
 
 
 @settings(max_examples=60, deadline=None)

@@ -148,8 +148,8 @@ def test_without_a_choice_waiting_requests_come_after_running_ones_and_ended_one
 def test_requests_lists_in_the_same_order_as_top() -> None:
     view = view_of("qwen3_omni")
     items = [request_item(r, view.t) for r in view.store.requests.values()]
-    wanted = [r.id for _, r in chosen(view, Sort())]
-    assert [item["id"] for item in in_turn(items, is_ascending=False)] == wanted
+    expected = [r.id for _, r in chosen(view, Sort())]
+    assert [item["id"] for item in in_turn(items, is_ascending=False)] == expected
 
 
 def test_the_speed_of_a_request_is_of_what_it_makes() -> None:
@@ -162,18 +162,18 @@ def test_the_speed_of_a_request_is_of_what_it_makes() -> None:
 
 def test_a_filter_keeps_matching_rows() -> None:
     view = replace(view_of("qwen3_omni"), filter=Filter.parse("node:Thinker tokens>100"))
-    found = [r for _, r in chosen(view, Sort())]
-    assert found and all(r.node == "Thinker" and r.tokens > 100 for r in found)
+    actual = [r for _, r in chosen(view, Sort())]
+    assert actual and all(r.node == "Thinker" and r.tokens > 100 for r in actual)
     everything = view_of("qwen3_omni").store.requests.values()
-    assert len(found) == sum(r.node == "Thinker" and r.tokens > 100 for r in everything)
+    assert len(actual) == sum(r.node == "Thinker" and r.tokens > 100 for r in everything)
 
 
 @FEW
 @given(st.integers(0, 30), st.integers(1, 12), st.integers(0, 40), st.integers(-5, 40))
 def test_the_window_holds_the_cursor(count: int, height: int, offset: int, at: int) -> None:
     keys = [str(n) for n in range(count)]
-    made = scrolled(keys, Window(offset=offset, cursor=str(at)), height)
-    shown = keys[made.offset : made.offset + height]
+    actual = scrolled(keys, Window(offset=offset, cursor=str(at)), height)
+    shown = keys[actual.offset : actual.offset + height]
     assert len(shown) == min(count, height)
     assert str(at) not in keys or str(at) in shown
 
@@ -208,11 +208,11 @@ def test_a_scale_fills_its_cells(start: float, span_ms: float, width: int) -> No
 @FEW
 @given(BARS, st.sampled_from([120, 80, 40]))
 def test_a_waterfall_fills_its_lines(bars: tuple[Bar, ...], width: int) -> None:
-    found = [
+    actual = [
         Lane(place="rank 0", label="日本 decode", bars=bars, note="312 steps"),
         Lane(place="api", label="p", bars=()),
     ]
-    rows = waterfall(View(store=view_of("qwen3_omni").store), found, width)
+    rows = waterfall(View(store=view_of("qwen3_omni").store), actual, width)
     assert [row.width for row in rows] == [width] * 3
 
 
@@ -251,15 +251,15 @@ def test_spans_become_lanes_by_place_node_and_walk() -> None:
         span("transfer", "hidden", "", 300, 400, "worker-0", size_bytes=2_516_582),
         span("compute", "Talker", "decode", 400, 500, "worker-0", is_open=True),
     ]
-    found = lanes({"spans": spans, "sums": []}, 2100)
-    assert [(lane.place, lane.label, lane.note) for lane in found] == [
+    actual = lanes({"spans": spans, "sums": []}, 2100)
+    assert [(lane.place, lane.label, lane.note) for lane in actual] == [
         ("api", "parse", "20 ms"),
         ("rank 1", "Thinker decode", "1.0 s, 200 steps, b14"),
         ("rank 0", "hidden", "2.4 MiB"),
         ("rank 0", "Talker decode", "100 ms"),
     ]
-    assert found[1].bars[0] == Bar(kind="queue", start_ms=100, end_ms=200)
-    assert found[3].bars[0].end_ms == 2100
+    assert actual[1].bars[0] == Bar(kind="queue", start_ms=100, end_ms=200)
+    assert actual[3].bars[0].end_ms == 2100
 
 
 def test_one_bar_from_the_sums_stands_for_dropped_spans() -> None:
@@ -355,10 +355,10 @@ def test_an_export_can_be_read_again(form: str, tmp_path: object) -> None:
     running = [r.id for _, r in chosen(view, Sort())]
     match form:
         case "csv":
-            found = list(csv.DictReader(io.StringIO(text)))
-            assert [row["id"] for row in found] == running
-            assert {row["route"] for row in found} == {"/generate"} and "audio" in {row["inputs"] for row in found}
-            assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]+Z", row["started"]) for row in found)
+            actual = list(csv.DictReader(io.StringIO(text)))
+            assert [row["id"] for row in actual] == running
+            assert {row["route"] for row in actual} == {"/generate"} and "audio" in {row["inputs"] for row in actual}
+            assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]+Z", row["started"]) for row in actual)
             assert "None" not in text
         case "json":
             assert [item["id"] for item in json.loads(text)["items"]] == running
@@ -408,8 +408,8 @@ def test_an_id_cannot_be_a_spreadsheet_formula() -> None:
 
 
 def test_a_perfetto_file_has_a_track_for_each_lane() -> None:
-    found = lanes({"spans": [span("compute", "LLM", "decode", 0, 500, "worker-0")]}, 1000)
-    events = json.loads(perfetto("r-1", found))["traceEvents"]
+    actual = lanes({"spans": [span("compute", "LLM", "decode", 0, 500, "worker-0")]}, 1000)
+    events = json.loads(perfetto("r-1", actual))["traceEvents"]
     assert {"ph": "X", "ts": 0, "dur": 500_000}.items() <= events[-1].items()
     assert {event["args"]["name"] for event in events if event["ph"] == "M"} == {"r-1", "rank 0 LLM decode"}
 

@@ -86,8 +86,8 @@ def test_an_answer_later_than_the_clients_period_is_late_and_the_ticks_behind_it
 def test_a_robot_that_cannot_keep_up_misses_every_tick_though_its_requests_follow_evenly() -> None:
     """Answers of 440 ms at 200 ms, sent at every third tick: as the client counts them, 60 of 60."""
     starts = tuple(100 + 3 * PERIOD_S * n for n in range(20))
-    found = pace(requests(*[0.44] * 20, starts=starts, skipped=(0, *[2] * 19)), 130.0)
-    assert (found.late, found.skipped, found.missed, found.ticks) == (20, 40, 60, 60)
+    actual = pace(requests(*[0.44] * 20, starts=starts, skipped=(0, *[2] * 19)), 130.0)
+    assert (actual.late, actual.skipped, actual.missed, actual.ticks) == (20, 40, 60, 60)
 
 
 def test_call_the_header_and_the_rows_agree_except_for_ticks_behind_the_last_one_of_a_call() -> None:
@@ -113,14 +113,14 @@ def test_call_the_header_and_the_rows_agree_except_for_ticks_behind_the_last_one
 def test_two_loops_one_after_the_other_are_counted_apart() -> None:
     """The last request of the first loop lasts three ticks, which no later request reports."""
     first, second = (0.44, 0.44), (0.44,)
-    found = pace(requests(*first, *second, starts=(100.0, 100.6, 103.0), skipped=(0, 2, 0)), 110.0)
-    assert (found.missed, found.ticks) == (9, 9)
+    actual = pace(requests(*first, *second, starts=(100.0, 100.6, 103.0), skipped=(0, 2, 0)), 110.0)
+    assert (actual.missed, actual.ticks) == (9, 9)
 
 
 def test_the_client_is_believed_where_it_counts_its_skipped_ticks() -> None:
     """The network adds a little to 195 ms of the server, so that the client skipped a tick."""
-    found = pace(requests(0.195, 0.03, starts=(100.0, 100.4), skipped=(0, 1)), 110.0)
-    assert (found.missed, found.ticks) == (1, 3)
+    actual = pace(requests(0.195, 0.03, starts=(100.0, 100.4), skipped=(0, 1)), 110.0)
+    assert (actual.missed, actual.ticks) == (1, 3)
 
 
 def test_a_running_request_is_late_once_its_period_has_passed() -> None:
@@ -128,8 +128,8 @@ def test_a_running_request_is_late_once_its_period_has_passed() -> None:
     (sent,) = requests(0.0)
     running = msgspec.structs.replace(sent, ended=None, state="run")
     assert pace([running], 100.1).ticks == 0
-    found = pace([running], 100.5)
-    assert (found.late, found.skipped, found.ticks) == (1, 2, 3)
+    actual = pace([running], 100.5)
+    assert (actual.late, actual.skipped, actual.ticks) == (1, 2, 3)
 
 
 def test_a_failed_request_misses_its_tick() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from mstar_core.conformance.clock import FakeClock
 from mstar_core.errors import NotFound, Unreachable, UsageError
 from mstar_core.observe.frames import BeatFrame, HelloFrame, encode
 from mstarctl.client.store import Store
@@ -24,16 +25,6 @@ from tests.top.models import qwen
 from tests.top.streams import Simulation
 
 PATIENCE_S = 60.0
-
-
-class Clock:
-    """A clock that the test advances."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class FakeAdmin:
@@ -67,9 +58,9 @@ def told(seconds: float = 3.0, seed: int = 1) -> list[bytes]:
     return [encode(frame) for _, frame in Simulation(qwen(), seed=seed).frames(seconds)]
 
 
-def live(admin: FakeAdmin, clock: Clock | None = None) -> LiveSession:
+def live(admin: FakeAdmin, clock: FakeClock | None = None) -> LiveSession:
     """Return a session that has read all lines."""
-    used = clock or Clock()
+    used = clock or FakeClock()
     session = LiveSession(Feed(admin, 4.0, clock=used), LogFeed(admin), clock=used)
     session.start()
     assert admin.is_empty.wait(PATIENCE_S)
@@ -155,7 +146,7 @@ def test_an_empty_ring_has_no_state() -> None:
 
 
 def test_a_broken_watch_is_stale_and_reconnects() -> None:
-    clock = Clock()
+    clock = FakeClock()
     again = told(2, seed=4)
     admin = FakeAdmin([*told(1), Unreachable("gone")], [Unreachable("still gone")], list(again))
     session = live(admin, clock)
@@ -167,7 +158,7 @@ def test_a_broken_watch_is_stale_and_reconnects() -> None:
 
 
 def test_a_silent_watch_is_stale_after_three_heartbeats() -> None:
-    clock = Clock()
+    clock = FakeClock()
     feed = Feed(FakeAdmin(), 4.0, clock=clock)
     feed._is_connected = True
     assert feed.state == ("live", "")
@@ -250,7 +241,7 @@ def test_a_replay_equals_the_recorded_session(tmp_path: Path) -> None:
 
 
 def test_a_replay_runs_with_the_clock_and_its_speed(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = FakeClock()
     session = ReplaySession(read_recording(recorded(tmp_path)), speed=2.0, clock=clock)
     session.start()
     first = session.view().store.t
@@ -271,11 +262,11 @@ def test_a_replay_runs_with_the_clock_and_its_speed(tmp_path: Path) -> None:
 
 
 def test_seeking_shows_the_same_state_as_playing(tmp_path: Path) -> None:
-    found = read_recording(recorded(tmp_path))
-    played = ReplaySession(found, clock=lambda: 0.0)
+    recording = read_recording(recorded(tmp_path))
+    played = ReplaySession(recording, clock=lambda: 0.0)
     played.start()
     pictures = {}
-    for _ in found.lines:
+    for _ in recording.lines:
         pictures[played._index] = played.store.snapshot()
         played.step(1)
     for index in (3, 60, 7, 75, 2, 41):
@@ -296,8 +287,8 @@ def test_an_incomplete_recording_plays_to_its_end(tmp_path: Path) -> None:
     whole = recorded(tmp_path)
     cut = tmp_path / "cut.gz"
     cut.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
-    found = read_recording(cut)
-    assert found.is_cut and 0 < len(found.lines) < len(read_recording(whole).lines)
+    recording = read_recording(cut)
+    assert recording.is_cut and 0 < len(recording.lines) < len(read_recording(whole).lines)
 
 
 def test_other_files_are_not_recordings(tmp_path: Path) -> None:

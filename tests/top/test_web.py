@@ -53,10 +53,10 @@ def test_without_the_extra_it_says_how_to_install_it(monkeypatch: pytest.MonkeyP
 
 def test_the_policy_names_the_pages_own_scripts() -> None:
     page = '<head><script>start()</script></head><button onClick="again()">'
-    made = policy(page, 9000)
-    assert made.startswith("default-src 'none'; script-src 'self' 'unsafe-hashes' 'sha256-")
-    assert made.count("'sha256-") == 2
-    assert policy(page.replace("again", "other"), 9000) != made
+    actual = policy(page, 9000)
+    assert actual.startswith("default-src 'none'; script-src 'self' 'unsafe-hashes' 'sha256-")
+    assert actual.count("'sha256-") == 2
+    assert policy(page.replace("again", "other"), 9000) != actual
 
 
 @pytest.mark.parametrize("name", ["export", "record", "perfetto"])

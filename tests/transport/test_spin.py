@@ -9,16 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from mstar_core.conformance.clock import FakeClock
 from mstar_core.transport import Courier, Mailbox, Spin, mailbox_endpoint
 from mstar_core.transport.spin import spin_then_block
-
-
-class FakeClock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_a_spin_lasts_from_the_last_time_that_it_was_roused():

@@ -137,12 +137,12 @@ def test_an_empty_or_missing_folder_is_an_error_with_the_names_tried(tmp_path: P
 
 def test_a_folder_with_a_seed_has_random_weights_of_every_shape(tmp_path: Path) -> None:
     (tmp_path / "random_weights.json").write_text('{"seed": 3}')
-    made = [nn.Sequential(nn.Linear(64, 256), nn.LayerNorm(256)) for _ in range(2)]
-    for module in made:
+    actual = [nn.Sequential(nn.Linear(64, 256), nn.LayerNorm(256)) for _ in range(2)]
+    for module in actual:
         load_weights(module, Checkpoint.find(tmp_path))
-    assert torch.equal(made[0][0].weight, made[1][0].weight)
-    assert float(made[0][0].weight.detach().std()) == pytest.approx(1 / 8, rel=0.05)
-    assert torch.equal(made[0][1].weight, torch.ones(256)) and not made[0][0].bias.any()
+    assert torch.equal(actual[0][0].weight, actual[1][0].weight)
+    assert float(actual[0][0].weight.detach().std()) == pytest.approx(1 / 8, rel=0.05)
+    assert torch.equal(actual[0][1].weight, torch.ones(256)) and not actual[0][0].bias.any()
 
 
 def test_a_bad_seed_names_the_file(tmp_path: Path) -> None:

@@ -48,9 +48,9 @@ def load(path: Path, dtype: torch.dtype | None, chunk_bytes: int, threads: int) 
 @pytest.mark.parametrize("chunk", [16, 48, 1000, 1 << 20])
 def test_every_split_and_cast_gives_the_file_values(tmp_path: Path, chunk: int, dtype: torch.dtype | None) -> None:
     values = write(tmp_path / "w.safetensors")
-    found = load(tmp_path / "w.safetensors", dtype, chunk_bytes=chunk, threads=3)
+    tensors = load(tmp_path / "w.safetensors", dtype, chunk_bytes=chunk, threads=3)
     for name, value in values.items():
-        assert torch.equal(found[name], value.to(dtype or value.dtype)), name
+        assert torch.equal(tensors[name], value.to(dtype or value.dtype)), name
 
 
 @pytest.mark.parametrize("span", [range(0, 19), range(19, 37), range(5, 6)])
@@ -68,14 +68,14 @@ def test_rows_of_a_tensor_are_uploaded_alone(tmp_path: Path, span: range) -> Non
 def test_chunks_cover_each_requested_byte_once_and_no_other(tmp_path: Path) -> None:
     write(tmp_path / "w.safetensors")
     stored = [tensor for tensor in stored_tensors(tmp_path / "w.safetensors") if tensor.name != "c.float"]
-    made = list(chunks(stored, 64))
+    actual = list(chunks(stored, 64))
     for index, tensor in enumerate(stored):
-        parts = [(part.start, part.size) for chunk in made for part in chunk.parts if part.target == index]
+        parts = [(part.start, part.size) for chunk in actual for part in chunk.parts if part.target == index]
         assert sum(size for _, size in parts) == tensor.size
         assert [start for start, _ in parts] == [sum(size for _, size in parts[:n]) for n in range(len(parts))]
         assert all(start % 16 == 0 for start, _ in parts)
-    assert sum(chunk.size for chunk in made) == sum(tensor.size for tensor in stored)
-    assert all(chunk.size <= 64 for chunk in made)
+    assert sum(chunk.size for chunk in actual) == sum(tensor.size for tensor in stored)
+    assert all(chunk.size <= 64 for chunk in actual)
 
 
 def test_a_non_contiguous_target_is_filled(tmp_path: Path) -> None:

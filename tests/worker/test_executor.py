@@ -21,22 +21,11 @@ from mstar_core.transport.tensors import inline, inline_array
 from mstar_core.worker.executor import Executor
 from mstar_core.worker.outbox import Outbox
 from mstar_orpheus.plugin import ORPHEUS
+from tests.fakes.courier import FakeCourier
 from tests.fakes.runner import FakeRunner
 
 STOP = 128258
 FIRST = 128266
-
-
-class Post:
-    def __init__(self) -> None:
-        self.sent: list[tuple[str, Any]] = []
-
-    def send(self, name: str, message: Any) -> bool:
-        self.sent.append((name, message))
-        return True
-
-    def of(self, kind: type) -> list[Any]:
-        return [message for _, message in self.sent if isinstance(message, kind)]
 
 
 class InlineTransport:
@@ -71,7 +60,7 @@ class Bench:
     def __init__(
         self, scripts: dict[int, list[int]], *, nodes: tuple[str, ...] = ("LLM", "snac_decoder"), rank: int = 0
     ) -> None:
-        self.post = Post()
+        self.post = FakeCourier()
         self.lm = FakeRunner("LLM", self._prefill, lambda handle: scripts[handle][1:])
         self.snac = FakeRunner("snac_decoder", lambda job: {"pcm": job.inputs["window"].to(torch.int32)})
         self.scripts = scripts

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mstar_core.conformance.clock import FakeClock
 from mstar_core.engine.base import Handle, StepResult
 from mstar_core.messages.life import Telemetry
 from mstar_core.messages.telemetry import RequestNews
@@ -33,18 +34,10 @@ MESSAGE_S = 0.0001
 
 
 @dataclass
-class Clock:
-    now: float = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@dataclass
 class TimedRunner(FakeRunner):
     """A runner whose steps take time of a simulated clock."""
 
-    clock: Clock = field(default_factory=Clock)
+    clock: FakeClock = field(default_factory=FakeClock)
     durations: Any = field(default_factory=lambda: cycle([0.001]))
 
     def launch(self) -> StepResult | None:
@@ -60,7 +53,7 @@ class Mix(Bench):
 
     def __init__(self, tokens: dict[int, int], begins: dict[int, int], durations: dict[str, list[float]]) -> None:
         super().__init__({handle: [*ids(count), STOP] for handle, count in tokens.items()})
-        self.clock = Clock()
+        self.clock = FakeClock()
         self.runners = {
             runner.name: TimedRunner(
                 runner.name, runner.answer, runner.ids, clock=self.clock, durations=cycle(durations[runner.name])

@@ -6,20 +6,10 @@ import itertools
 
 import pytest
 
+from mstar_core.conformance.clock import FakeClock
 from mstar_core.engine.base import StepResult
 from mstar_core.worker.steps import FairShare, NodeStatistics, Steps
 from tests.worker.test_steps import SlowRunner
-
-
-class Clock:
-    """Ten milliseconds pass between any two looks at it, and more when the test says so."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        self.now += 0.01
-        return self.now
 
 
 def test_sums_only_grow_and_hold_the_last_step_beside_them() -> None:
@@ -36,7 +26,7 @@ def test_sums_only_grow_and_hold_the_last_step_beside_them() -> None:
 
 
 def test_launching_collecting_and_routing_are_counted_apart() -> None:
-    runner, clock = SlowRunner("LLM", lookahead=0), Clock()
+    runner, clock = SlowRunner("LLM", lookahead=0), FakeClock(0.0, tick=0.01)
     steps = Steps(runners={"LLM": runner}, scheduler=FairShare({"LLM": runner}), clock=clock)  # type: ignore[dict-item]
     runner.done.add(1)
     for _ in steps.collect(steps.launch()):

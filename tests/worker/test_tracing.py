@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from mstar_core.conformance.clock import FakeClock
 from mstar_core.engine.base import Done, Job, JobKey, StepResult
 from mstar_core.messages.telemetry import Span
 from mstar_core.worker.state.request import LoopJob, TaskJob, UnderWay
@@ -15,18 +16,11 @@ from mstar_core.worker.telemetry.tracing import PENDING, Tracer, node_at, parts_
 near: Any = pytest.approx
 
 
-class Clock:
-    now = 10.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Rank:
     """A tracer with a clock, and the jobs that its steps run."""
 
     def __init__(self) -> None:
-        self.clock = Clock()
+        self.clock = FakeClock(10.0)
         self.tracer = Tracer(self.clock)
         self.jobs: dict[JobKey, UnderWay] = {}
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from mstar_core.api.output.encode import OutputEncoder
 from mstar_core.graph.declare.walks import Walk, graph_nodes, loops
-from mstar_core.plugin.dry_run import sample_runs
+from mstar_core.plugin.check.dry_run import sample_runs
 from mstar_core.plugin.program import Run
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.plugin.surface import Audio

@@ -29,13 +29,13 @@ def with_budgets(spec: ModelSpec, config: ResolvedConfig, plan: Plan) -> Plan:
     share_of: dict[int, float] = {}
     for device, ranks in by_device.items():
         share_of |= _divided(config, device, ranks)
-    made = tuple(msgspec.structs.replace(rank, memory_fraction=share_of[rank.rank]) for rank in plan.ranks)
-    return msgspec.structs.replace(plan, ranks=made)
+    divided = tuple(msgspec.structs.replace(rank, memory_fraction=share_of[rank.rank]) for rank in plan.ranks)
+    return msgspec.structs.replace(plan, ranks=divided)
 
 
 def _divided(config: ResolvedConfig, device: str, ranks: Sequence[RankPlan]) -> dict[int, float]:
-    own = {rank.rank: rank.memory_fraction for rank in ranks}  # set by a plugin's own plan
-    named = {rank: share or _declared(config, rank) for rank, share in own.items()}
+    planned = {rank.rank: rank.memory_fraction for rank in ranks}  # set by a plugin's own plan
+    named = {rank: share or _declared(config, rank) for rank, share in planned.items()}
     declared = {rank: share for rank, share in named.items() if share is not None}
     others = [rank.rank for rank in ranks if rank.rank not in declared]
     total, fraction = sum(declared.values()), config.kv_cache.memory_fraction
@@ -73,10 +73,10 @@ def _check_shares(spec: ModelSpec, config: ResolvedConfig, rank: RankPlan) -> No
     """Check that the shares of a rank's nodes leave memory for each."""
     share = config.kv_cache.share
     nodes = [node for node in rank.held if spec.node(node).kv is not None and spec.node(node).of is None]
-    given = {node: share[node] for node in nodes if node in share}
-    total, others = sum(given.values()), [node for node in nodes if node not in given]
+    declared = {node: share[node] for node in nodes if node in share}
+    total, others = sum(declared.values()), [node for node in nodes if node not in declared]
     if total > 1 + SLACK or (others and total > 1 - SLACK):
-        parts = " + ".join(f"{node} {part:g}" for node, part in given.items())
+        parts = " + ".join(f"{node} {part:g}" for node, part in declared.items())
         rest = f", and nothing is left for {', '.join(others)}" if others else ""
         raise config.error(
             "kv_cache.share",

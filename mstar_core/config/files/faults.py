@@ -17,7 +17,7 @@ MOST: Final = 20
 class Faults:
     """Faults of one file. Its owner checks every part inside `collected` and calls `check` at the end."""
 
-    found: list[ConfigError] = field(default_factory=list)
+    errors: list[ConfigError] = field(default_factory=list)
 
     @contextmanager
     def collected(self) -> Iterator[None]:
@@ -25,20 +25,20 @@ class Faults:
         try:
             yield
         except ConfigError as error:
-            self.found += faults_of(error)
+            self.errors += faults_of(error)
 
     def spoil(self, section: str) -> bool:
         """Return whether a fault is at a section, so that checks of the section as a whole make no sense."""
-        keys = [str(error.facts.get("key") or "") for error in self.found]
+        keys = [str(error.facts.get("key") or "") for error in self.errors]
         return any(key in ("", section) or key.startswith(f"{section}.") for key in keys)
 
     def check(self) -> None:
         """Raise a fault alone, or one ConfigError that lists all of them in the order of their lines."""
-        if not self.found:
+        if not self.errors:
             return
-        if len(self.found) == 1:
-            raise self.found[0]
-        ordered = sorted(self.found, key=lambda error: int(error.facts.get("line") or 0))
+        if len(self.errors) == 1:
+            raise self.errors[0]
+        ordered = sorted(self.errors, key=lambda error: int(error.facts.get("line") or 0))
         first, rest = ordered[0], len(ordered) - MOST
         lines = [_line(error) for error in ordered[:MOST]] + ([f"and {rest} more"] if rest > 0 else [])
         facts: dict[str, Any] = {key: first.facts.get(key) for key in ("file", "line", "key", "nearest")}

@@ -87,7 +87,7 @@ class _Composer:
         return Located(None, f"{self._file}:{line}", self._file, line)
 
     def _mapping(self, node: yaml.MappingNode, key: str, depth: int) -> dict[str, Located]:
-        found: dict[str, Located] = {}
+        values: dict[str, Located] = {}
         for name_node, value_node in node.value:
             place = self._place(name_node)
             is_plain = isinstance(name_node, yaml.ScalarNode) and name_node.tag != f"{STANDARD}merge"
@@ -100,9 +100,9 @@ class _Composer:
                 shown = written if isinstance(written, str) else type(name_node).__name__
                 hint = "keys must be plain words; merge keys are not supported"
                 raise place.error(f"key {shown!r} is not a string", shown, hint=hint)
-            if name in found:
-                first = f"first on line {found[name].line}"
+            if name in values:
+                first = f"first on line {values[name].line}"
                 raise place.error(f"key {path!r} is repeated", path, first, "keep one of them")
             place.value = self.located(value_node, path, depth + 1).value
-            found[name] = place
-        return found
+            values[name] = place
+        return values

@@ -17,13 +17,13 @@ from mstar_core.plugin import ModelSpec
 
 def node_groups(spec: ModelSpec, values: Mapping[str, CheckedValue], faults: Faults) -> tuple[NodeGroup, ...]:
     """The groups of a file, names checked and walk aliases resolved. Collects the faults of each group."""
-    found: list[NodeGroup] = []
+    read_groups: list[NodeGroup] = []
     for index in range(values["node_groups"].value):
         with faults.collected():
-            found.append(_group(spec, values, f"node_groups.{index}"))
+            read_groups.append(_group(spec, values, f"node_groups.{index}"))
     if faults.spoil("node_groups"):
         return ()
-    groups = tuple(found)
+    groups = tuple(read_groups)
     places = {group.key: values[f"{group.key}.node_names"].place for group in groups}
     _check_twice(spec, groups, places)
     _check_gaps(groups, places)
@@ -58,7 +58,7 @@ def _group(spec: ModelSpec, values: Mapping[str, CheckedValue], key: str) -> Nod
 
 def _walks(spec: ModelSpec, value: CheckedValue, key: str) -> tuple[str, ...]:
     known = all_walks(spec)
-    found: list[str] = []
+    walks: list[str] = []
     for index, name in enumerate(value.value):
         place, full = value.place.value[index], f"{key}.graph_walks.{index}"
         walk = spec.walk_aliases.get(name, name)
@@ -66,10 +66,10 @@ def _walks(spec: ModelSpec, value: CheckedValue, key: str) -> tuple[str, ...]:
             raise place.error(
                 f"{spec.name} has no walk {name!r}", full, hint=did_you_mean(name, [*known, *spec.walk_aliases])
             )
-        if walk in found:
+        if walk in walks:
             raise place.error(f"{key}.graph_walks holds {walk!r} twice", full, hint="an alias counts as its walk")
-        found.append(walk)
-    return tuple(found)
+        walks.append(walk)
+    return tuple(walks)
 
 
 def all_walks(spec: ModelSpec) -> dict[str, tuple[NodeSpec, ...]]:
@@ -196,13 +196,13 @@ def _is_named(node: NodeSpec, groups: Sequence[NodeGroup]) -> bool:
     return any(name in group.node_names for group in groups for name in (node.name, node.owner.name))
 
 
-def make_plan(spec: ModelSpec, config: ResolvedConfig, devices: Sequence[str], own: Plan | None = None) -> Plan:
+def make_plan(spec: ModelSpec, config: ResolvedConfig, devices: Sequence[str], of_plugin: Plan | None = None) -> Plan:
     """Return the placement on devices: entry i of `devices` for rank i, or ("cpu",) for plain processes.
 
-    own: the placement by the model's plugin. Raises ConfigError for a rank that no device backs.
+    of_plugin: the placement by the model's plugin. Raises ConfigError for a rank that no device backs.
     """
-    if own is not None:
-        return with_budgets(spec, config, own)
+    if of_plugin is not None:
+        return with_budgets(spec, config, of_plugin)
     names = device_names(config, devices)
     placements = tuple(_placements(spec, config))
     ranks = tuple(
@@ -234,12 +234,12 @@ def device_names(config: ResolvedConfig, devices: Sequence[str]) -> tuple[str, .
 
 def _placements(spec: ModelSpec, config: ResolvedConfig) -> list[NodePlacement]:
     order = {node.name: index for index, node in enumerate(spec.nodes)}
-    made = [
+    placements = [
         NodePlacement(node=node, replicas=group.replicas, walks=group.graph_walks, tp_size=group.tp_size)
         for group in config.node_groups
         for node in group.node_names
     ]
-    return sorted(made, key=lambda placement: order[placement.node])
+    return sorted(placements, key=lambda placement: order[placement.node])
 
 
 def _nodes_of(spec: ModelSpec, rank: int, placements: Sequence[NodePlacement]) -> tuple[str, ...]:
@@ -266,17 +266,17 @@ def _parallel_groups(placements: Sequence[NodePlacement]) -> tuple[GroupPlan, ..
 def _check_groups(config: ResolvedConfig, ranks: Sequence[RankPlan], groups: Sequence[GroupPlan]) -> None:
     """Refuse a rank that is in two groups."""
     for rank in ranks:
-        own = [group for group in groups if rank.rank in group.ranks]
-        if len(own) > 1:
+        memberships = [group for group in groups if rank.rank in group.ranks]
+        if len(memberships) > 1:
             raise _group_error(
                 config,
                 rank.rank,
                 f"rank {rank.rank} is in two tensor-parallel groups",
-                " and ".join(f"ranks {', '.join(map(str, group.ranks))}" for group in own),
+                " and ".join(f"ranks {', '.join(map(str, group.ranks))}" for group in memberships),
                 "give both the same ranks in the same order, or disjoint ones",
             )
 
 
-def _group_error(config: ResolvedConfig, rank: int, what: str, detail: str, hint: str) -> ConfigError:
+def _group_error(config: ResolvedConfig, rank: int, title: str, detail: str, hint: str) -> ConfigError:
     group = next(group for group in reversed(config.node_groups) if rank in group.ranks)
-    return config.group_error(group, "ranks", what, detail, hint)
+    return config.group_error(group, "ranks", title, detail, hint)

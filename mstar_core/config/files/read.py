@@ -41,11 +41,11 @@ def _section(place: Located, schema_key: str, key: str, faults: Faults) -> Itera
                 raise item.error(f"unknown key {full!r}", full, hint=did_you_mean(word, words))
             yield from _value(item, words[word], full, faults)
     meant = {nearest(word, words) for word in place.value if word not in words}
-    for word, wanted in words.items():
-        if wanted.required and word not in place.value and word not in meant:
+    for word, setting in words.items():
+        if setting.required and word not in place.value and word not in meant:
             full = f"{key}.{word}" if key else word
             with faults.collected():
-                raise place.error(f"key {full!r} is missing", full, wanted.doc, hint=f"add {word}: {example(wanted)}")
+                raise place.error(f"key {full!r} is missing", full, setting.doc, hint=f"add {word}: {example(setting)}")
 
 
 def example(item: Setting) -> str:
@@ -100,16 +100,16 @@ def _list(place: Located, item: Setting, key: str) -> tuple[Any, ...]:
 
 
 def _scalar(place: Located, item: Setting, key: str, kind: str = "") -> Any:
-    value, wanted = place.value, kind or item.kind
-    if not fits(value, wanted):
+    value, kind = place.value, kind or item.kind
+    if not fits(value, kind):
         raise place.error(f"{key} is {shown(place)}", key, f"allowed is {item.allowed}")
     if item.choices and value not in item.choices:
         raise place.error(f"{key} is {value!r}", key, hint=did_you_mean(value, item.choices))
-    if wanted == "string" and (not value.strip() or value != value.strip() or not value.isprintable()):
+    if kind == "string" and (not value.strip() or value != value.strip() or not value.isprintable()):
         raise place.error(f"{key} is {value!r}", key, hint="a printable text without leading or trailing blanks")
-    if wanted in ("integer", "number") and not item.contains(value):
+    if kind in ("integer", "number") and not item.contains(value):
         raise place.error(f"{key} is {value}", key, f"allowed is {item.allowed}\n{item.doc}")
-    return float(value) if wanted == "number" else value
+    return float(value) if kind == "number" else value
 
 
 _TYPES: Final[Mapping[str, type | tuple[type, ...]]] = {

@@ -43,11 +43,11 @@ def resolve(spec: ModelSpec, config: ConfigFile, *, variant: str = "") -> Resolv
             if not faults.spoil("node_groups"):
                 check_coverage(spec, groups, values["node_groups"].place)
     faults.check()
-    sections = {name: section(**_given(values, name)) for name, section in SECTIONS.items()}
+    sections = {name: section(**_set_fields(values, name)) for name, section in SECTIONS.items()}
     of_model = {"name": spec.name, "max_seq_len": spec.max_seq_len}
     checked = {"model": spec.name, "model_kwargs": kwargs, "node_groups": groups, "kv_cache": kv_cache}
     return ResolvedConfig(
-        **{**of_model, **_given(values, ""), **sections, **checked},
+        **{**of_model, **_set_fields(values, ""), **sections, **checked},
         variant=variant,
         config_file=config.shown,
         provenance=_provenance(spec, values),
@@ -66,7 +66,7 @@ def _provenance(spec: ModelSpec, values: Mapping[str, CheckedValue]) -> dict[str
     }
 
 
-def _given(values: Mapping[str, CheckedValue], section: str) -> dict[str, Any]:
+def _set_fields(values: Mapping[str, CheckedValue], section: str) -> dict[str, Any]:
     """Return the values of a section's keys that a file sets, by field; `null` is left to the default."""
     return {
         item.word: values[item.key].value
@@ -75,14 +75,14 @@ def _given(values: Mapping[str, CheckedValue], section: str) -> dict[str, Any]:
     }
 
 
-def _check_model(spec: ModelSpec, value: CheckedValue, asked: str) -> str:
-    """Return the variant that the file names. asked: the variant of the command line, for the hint."""
+def _check_model(spec: ModelSpec, value: CheckedValue, typed: str) -> str:
+    """Return the variant that the file names. typed: the variant of the command line, for the hint."""
     try:
         name, variant = split_name(value.value)
     except NotFound as error:
         raise value.place.error(error.title, "model", error.detail, error.hint) from None
     short = name.rpartition("/")[2]
-    suffix = f":{asked}" if asked and not variant else ""
+    suffix = f":{typed}" if typed and not variant else ""
     if short not in (spec.name, *spec.aliases):
         raise value.place.error(
             f"the file is for model {value.value!r}, requested is {spec.name!r}",
@@ -97,8 +97,8 @@ def _check_variant(spec: ModelSpec, values: Mapping[str, CheckedValue], variant:
         return
     place = values["model"].place
     if spec.embedded(variant) is None:
-        what = f"{spec.name} has no embedded checkpoint" + (" that was trained" if variant == "mini" else "")
-        raise place.error(what, "model", hint=f"write {spec.name} without :{variant}")
+        title = f"{spec.name} has no embedded checkpoint" + (" that was trained" if variant == "mini" else "")
+        raise place.error(title, "model", hint=f"write {spec.name} without :{variant}")
     weights = values.get("weights")
     if weights is not None and weights.value is not None:
         raise weights.place.error(
@@ -113,14 +113,14 @@ def _check_name(values: Mapping[str, CheckedValue]) -> None:
 
 
 def _kv_cache(spec: ModelSpec, values: Mapping[str, CheckedValue]) -> KVCacheConfig:
-    given = _given(values, "kv_cache")
-    if "pages" in given and "tokens" in given:
+    fields = _set_fields(values, "kv_cache")
+    if "pages" in fields and "tokens" in fields:
         raise values["kv_cache.tokens"].place.error(
             "kv_cache.pages and kv_cache.tokens both set the pool size", "kv_cache.tokens", hint="keep one of them"
         )
     if "kv_cache.share" in values:
-        given["share"] = _shares(spec, values["kv_cache.share"].place)
-    return KVCacheConfig(**given)
+        fields["share"] = _shares(spec, values["kv_cache.share"].place)
+    return KVCacheConfig(**fields)
 
 
 def _shares(spec: ModelSpec, place: Located) -> dict[str, float]:
@@ -137,15 +137,15 @@ def _shares(spec: ModelSpec, place: Located) -> dict[str, float]:
 
 
 def _model_kwargs(spec: ModelSpec, value: CheckedValue | None, faults: Faults) -> dict[str, Any]:
-    given = {} if value is None else value.place.value
-    for name, place in given.items():
+    options = {} if value is None else value.place.value
+    for name, place in options.items():
         key = f"model_kwargs.{name}"
         with faults.collected():
             if name not in spec.model_kwargs:
                 hint = did_you_mean(name, spec.model_kwargs)
                 raise place.error(f"{spec.name} has no option {name!r}", key, hint=hint)
             _check_like(place, key, spec.model_kwargs[name])
-    return {**spec.model_kwargs, **{name: place.plain() for name, place in given.items()}}
+    return {**spec.model_kwargs, **{name: place.plain() for name, place in options.items()}}
 
 
 _WORDS: Final = {bool: "boolean", int: "integer", float: "number", str: "string", list: "list", tuple: "list"}

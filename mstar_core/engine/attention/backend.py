@@ -60,7 +60,7 @@ def backend(name: str, pools: list[Tensor], page_size: int) -> AttentionBackend:
             name=name,
         )
     try:
-        made = load_target(BACKENDS[name])(pools, page_size)
+        attention = load_target(BACKENDS[name])(pools, page_size)
     except ImportError as error:
         raise StartError(
             f"the attention backend {name!r} cannot be loaded",
@@ -68,7 +68,7 @@ def backend(name: str, pools: list[Tensor], page_size: int) -> AttentionBackend:
             "pip install 'mstarctl[cuda]', or set attention to \"torch\"",
             phase="kernels",
         ) from error
-    return cast("AttentionBackend", made)
+    return cast("AttentionBackend", attention)
 
 
 def make_pools(spec: KVSpec, pages: int, page_size: int, dtype: torch.dtype, device: torch.device) -> list[Tensor]:

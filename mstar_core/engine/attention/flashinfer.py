@@ -150,12 +150,12 @@ class FlashInferAttention:
             )
         return self._prefill_wrappers[is_causal]
 
-    def plan_kernel(self, wrapper: Any, *given: object, **kind: object) -> None:
+    def plan_kernel(self, wrapper: Any, *arrays: object, **kind: object) -> None:
         """Plan an uncaptured wrapper from pinned memory that no earlier plan still uses."""
 
         def write(buffer: Tensor) -> None:
             wrapper._pin_memory_int_workspace_buffer = buffer
-            wrapper.plan(*given, **kind)
+            wrapper.plan(*arrays, **kind)
 
         if id(wrapper) not in self._rings:  # the wrappers live as long as this object
             first: Tensor = wrapper._pin_memory_int_workspace_buffer
@@ -181,7 +181,7 @@ class FlashInferAttention:
     ) -> None:
         """Plan the wrapper of a graph again from host data only.
 
-        counts: first page of each sequence, int32 [rows + 1], and tokens of its last page, int32 [rows], on the host.
+        counts: first page of each sequence, int32 [n + 1], and tokens of its last page, int32 [n], on the host.
         The kernel of groups that DECODE_GROUPS lacks reads the latter and would otherwise wait for the device.
         """
         dtype = self._pools[0].dtype
@@ -316,30 +316,30 @@ class FlashInferDecode(PagedKernels):
     @property
     def fields(self) -> Fields:
         """See StaticAttention. places: of the appended keys; the others as FlashInfer's paged kernels take them."""
-        rows = self._shape.sequences
+        sequences = self._shape.sequences
         return {
-            "places": (torch.int64, rows),
-            "last": (torch.int32, rows),
-            "starts": (torch.int32, rows + 1),
-            "pages": (torch.int32, rows * self._shape.pages),
+            "places": (torch.int64, sequences),
+            "last": (torch.int32, sequences),
+            "starts": (torch.int32, sequences + 1),
+            "pages": (torch.int32, sequences * self._shape.pages),
         }
 
     def values(self, metadata: AttentionMetadata) -> Values:
         """See StaticAttention. Page tables are sent only if one has changed."""
-        count, size, rows = len(metadata.page_rows), self._attention.page_size, self._shape.sequences
+        count, size, sequences = len(metadata.page_rows), self._attention.page_size, self._shape.sequences
         starts, pages, used = metadata.page_lists(size)
-        if extra := rows - count:
+        if extra := sequences - count:
             starts = np.concatenate([starts, starts[-1] + np.arange(1, extra + 1, dtype=np.int32)])
             pages = np.concatenate([pages, np.full(extra, self._spare, dtype=np.int32)])
-        self._last = np.ones(rows, dtype=np.int32)
+        self._last = np.ones(sequences, dtype=np.int32)
         self._last[:count] = used
-        found = {"places": metadata.places(size, rows, self._spare * 2 * size), "last": self._last}
+        values = {"places": metadata.places(size, sequences, self._spare * 2 * size), "last": self._last}
         is_same_split = np.array_equal(starts, self._starts)
         self._has_new_split = not is_same_split
         if not is_same_split or not np.array_equal(pages, self._pages):
             self._starts, self._pages = starts, pages
-            found |= {"starts": starts, "pages": pages}
-        return found
+            values |= {"starts": starts, "pages": pages}
+        return values
 
     def plan(self) -> None:
         """See StaticAttention."""
@@ -392,8 +392,8 @@ class FlashInferDecode(PagedKernels):
             sm_scale=scale,
         )
         self._wrapper, self._sizes, self._scale = wrapper, sizes, scale
-        own = wrapper._pin_memory_int_workspace_buffer
-        self._pinned = [own, torch.empty_like(own, pin_memory=True)]
+        pinned = wrapper._pin_memory_int_workspace_buffer
+        self._pinned = [pinned, torch.empty_like(pinned, pin_memory=True)]
 
     def _replan(self, last: Tensor) -> None:
         # The plan goes to the device from pinned memory, in stream order: the plan before may still be on its way.

@@ -209,9 +209,9 @@ class TorchView:
         parts = []
         if self._decode_count:
             parts.append(self._decode(pool, query[: self._decode_count], scale))
-        for each in self._planned(query.shape[1] // key.shape[1]):
-            tokens = each.tokens
-            parts.append(self._attend_pass(pool, each, query[tokens], (key[tokens], value[tokens]), scale))
+        for planned in self._planned(query.shape[1] // key.shape[1]):
+            tokens = planned.tokens
+            parts.append(self._attend_pass(pool, planned, query[tokens], (key[tokens], value[tokens]), scale))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _append(self, pool: Tensor, key: Tensor, value: Tensor) -> None:
@@ -236,23 +236,23 @@ class TorchView:
         return attend_folded(query[:, None], keys, values, bucket.mask, scale)
 
     def _attend_pass(
-        self, pool: Tensor, each: _Pass, query: Tensor, new: tuple[Tensor, Tensor], scale: float | None
+        self, pool: Tensor, planned: _Pass, query: Tensor, new: tuple[Tensor, Tensor], scale: float | None
     ) -> Tensor:
         key, value = new[0].to(pool.dtype), new[1].to(pool.dtype)
-        if each.length:
-            key, value = self._with_cached(pool, each, key, value)
+        if planned.length:
+            key, value = self._with_cached(pool, planned, key, value)
         if self._is_dense:
             return attend_dense(query.to(pool.dtype), key, value, scale).to(query.dtype)
-        return attend_folded(query[None], key[None], value[None], each.mask, scale)
+        return attend_folded(query[None], key[None], value[None], planned.mask, scale)
 
-    def _with_cached(self, pool: Tensor, each: _Pass, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    def _with_cached(self, pool: Tensor, planned: _Pass, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Return all keys and values of a pass, the cached ones first."""
         if self._is_dense and pool.is_cuda:
             from mstar_core.engine.attention.kernels.page_copies import gather
 
-            joined = gather(pool, self._page_size, each.pages, each.length, key, value)
+            joined = gather(pool, self._page_size, planned.pages, planned.length, key, value)
             return joined[0], joined[1]
-        keys, values = gather_pages(pool, each.pages, 1)[:, 0, : each.length]
+        keys, values = gather_pages(pool, planned.pages, 1)[:, 0, : planned.length]
         return torch.cat([keys, key]), torch.cat([values, value])
 
     @cached_property

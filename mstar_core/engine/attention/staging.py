@@ -113,11 +113,11 @@ class Staging:
         for name, (start, stop) in self._spans.items():
             if not left:
                 break
-            into, given, count = host.fields[name], values.get(name), 0
-            if given is not None:
+            into, value, count = host.fields[name], values.get(name), 0
+            if value is not None:
                 left -= 1
-                count = given.size
-                into[:count] = given if given.ndim == 1 else given.reshape(-1)
+                count = value.size
+                into[:count] = value if value.ndim == 1 else value.reshape(-1)
             if name == self._last:
                 end = start + count * into.itemsize
             else:
@@ -146,5 +146,5 @@ def port_field(name: str) -> str:
 
 def host_array(value: Tensor) -> np.ndarray:
     """Return a host tensor as numpy. numpy has no bfloat16, whose bits are viewed as int16."""
-    found: np.ndarray = (value.view(torch.int16) if value.dtype == torch.bfloat16 else value).numpy()
-    return found
+    array: np.ndarray = (value.view(torch.int16) if value.dtype == torch.bfloat16 else value).numpy()
+    return array

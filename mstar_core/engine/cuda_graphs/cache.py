@@ -183,6 +183,7 @@ class StepBuckets(Generic[S]):
         self._cache = cache
         self.kind = kind
         self._steps: dict[Size, S] = {}
+        self._requested: set[Size] = set()
         self.build = build
         self.title = title
         self.order = order
@@ -213,6 +214,13 @@ class StepBuckets(Generic[S]):
         known = {*self._steps, *self.planned}
         self._cache.queue += [_Planned(self, size) for size in sizes if size not in known]
         self._cache.queue.sort(key=lambda each: each.order)
+
+    def request(self, size: Size) -> bool:
+        """Return whether a size is captured. The first request queues its capture, which is tried once."""
+        if size not in self._requested:
+            self._requested.add(size)
+            self.plan([size])
+        return size in self._steps
 
     def smallest(self, *least: int, most: int | None = None) -> S | None:
         """Return the smallest bucket that is at least so large in each dimension, None without one.

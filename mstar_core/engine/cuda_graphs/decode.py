@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from mstar_core.engine.cuda_graphs.cache import GraphCache, StepBuckets
+    from mstar_core.engine.cuda_graphs.cache import GraphCache
     from mstar_core.engine.cuda_graphs.ragged import CapturedNode
     from mstar_core.engine.device_state.loop_values import DeviceLoopValues
 
@@ -46,7 +46,7 @@ class DecodeStep(StaticStep[dict[str, "Tensor"]]):
         node = steps.node
         slots = node.slots
         if adjusts:
-            _ = slots.counts  # a capture must not allocate them
+            slots.counts()  # a capture must not allocate them
         self._parameters = Staging({"slots": (torch.int64, count), **fields(count, adjusting=adjusts)}, node.device)
         shape = AttentionShape(sequences=count, tokens=1, pages=node.pages, causal=True)
         beside = {"positions": (slots.position_dtype, count), "chance": (torch.float64, count)}
@@ -154,22 +154,21 @@ class DecodeSteps:
             self._stop_ids = self.node.slots.stop_ids
             self.buckets.rebuild()
             self.adjusting.rebuild()
-        buckets = self._buckets(plan)
-        largest = buckets.largest
-        self.counts.misses += largest is None or len(plan) > largest[0]
-        if largest is None:
-            return []
-        return [plan] if len(plan) <= largest[0] else list(self._split(plan, largest[0]))
+        largest = self.buckets.largest
+        parts = [] if largest is None else [plan] if len(plan) <= largest[0] else list(self._split(plan, largest[0]))
+        if not all([self._has_bucket(part) for part in parts]):  # a list: each missing bucket is requested
+            parts = []
+        self.counts.misses += len(parts) != 1
+        return parts
 
-    def _buckets(self, plan: DecodePlan) -> StepBuckets[DecodeStep]:
-        """Return the buckets of a plan. Those of the variant are queued for capture when the first one needs them."""
-        if not plan.batch.adjusts:
-            return self.buckets
-        known = [*self.adjusting.sizes, *self.adjusting.planned]
-        if not known:
-            sizes = self.buckets.sizes
-            self.adjusting.plan([*[size for size in sizes if size[0] >= len(plan)][:1], *sizes[-1:]])
-        return self.adjusting
+    def _has_bucket(self, plan: DecodePlan) -> bool:
+        """Return whether a part of a batch has a bucket. A variant that is missing is requested."""
+        if plan.batch.adjusts:
+            self.adjusting.request(next(size for size in self.buckets.sizes if size[0] >= len(plan)))
+        return self._bucket(plan) is not None
+
+    def _bucket(self, plan: DecodePlan) -> DecodeStep | None:
+        return (self.adjusting if plan.batch.adjusts else self.buckets).smallest(len(plan))
 
     def run(self, plan: DecodePlan, tables: np.ndarray) -> tuple[Tensor, dict[str, Tensor]]:
         """Run one step. tables: see StepPlan.
@@ -177,7 +176,7 @@ class DecodeSteps:
         Returns the drawn ids, int64 [n], which the next run overwrites, and copies of the ports that loops report.
         """
         count = len(plan)
-        step = self._buckets(plan).smallest(count)
+        step = self._bucket(plan)
         assert step is not None, "`replayable` has found a bucket"
         plans = step.buffers.attention.plans
         step.load(plan, tables)

@@ -210,6 +210,8 @@ class CapturedPasses:
             step = self._step_ahead(kind, [passes[index] for index in members])
             if step is not None:
                 return [_replay(step, plan, members)], []
+        if kind.family is Family.IDS and kind.adjusts:
+            self._request(entry, [passes[index] for index in members])
         replays = []
         while members:
             step, count = self._next(entry, [passes[index] for index in members])
@@ -218,6 +220,14 @@ class CapturedPasses:
             batch, members = members[:count], members[count:]
             replays.append(_replay(step, plan, batch))
         return replays, members
+
+    def _request(self, entry: _Kind, passes: Sequence[PassPlan]) -> None:
+        """Queue the bucket of a variant of prompts of ids that holds these passes, or as many as the largest does."""
+        assert self._ids is not None
+        tokens = sum(planned.count for planned in passes)
+        sizes = self._ids.buckets.sizes
+        fits = [size for size in sizes if size[0] >= tokens and size[1] >= len(passes)]
+        entry.buckets.request(min(fits, default=sizes[-1]))
 
     def _next(self, entry: _Kind, passes: Sequence[PassPlan]) -> tuple[RaggedStep | None, int]:
         """Return the bucket of the first passes, and how many of them it takes."""
@@ -317,8 +327,8 @@ class CapturedPasses:
         match kind.family:
             case Family.LOOP:
                 return self._loop_sizes(kind, self._loop_items)
-            case Family.IDS:  # the variant that adjusts logits
-                return self._ids.buckets.sizes if self._ids is not None else []
+            case Family.IDS:
+                return []  # planned, or requested one by one
             case Family.PREFIX:
                 return [self._ragged_size(kind.family, tokens) for tokens in self._prefix_tokens]
             case _ if kind.item_tokens:

@@ -104,7 +104,7 @@ class RaggedStep(StaticStep[list[dict[str, "Tensor"]]]):
         }
         if kind.samples:
             if kind.adjusts:
-                _ = node.slots.counts  # a capture must not allocate them
+                node.slots.counts()  # a capture must not allocate them
             fields |= {"ends": (torch.int64, size.items), "chance": (torch.float64, size.items)}
             fields |= {"slots": (torch.int64, size.items), **column_fields(size.items, adjusting=kind.adjusts)}
         self.buffers = AttentionBuffers(node.attention.static(_shape(kind, size)), node.device, fields)

@@ -74,7 +74,7 @@ def _mark(slots: DeviceSlots, indices: Tensor, ids: Tensor, *, sees: bool) -> No
 
 
 def _count(slots: DeviceSlots, indices: Tensor, ids: Tensor, times: Tensor) -> None:
-    slots.counts.view(-1).index_add_(0, _flat(slots, indices, ids), times)
+    slots.counts().view(-1).index_add_(0, _flat(slots, indices, ids), times)
 
 
 def _flat(slots: DeviceSlots, indices: Tensor, ids: Tensor) -> Tensor:

@@ -52,9 +52,8 @@ class DeviceSlots:
         """Ids that the node can draw, 0 without sampling."""
         return self.seen.shape[1]
 
-    @property
     def counts(self) -> Tensor:
-        """Counts of drawn ids. Steps that adjust logits read and update them."""
+        """Return the counts of drawn ids. The first call allocates them."""
         if self._counts is None:
             self._counts = torch.zeros(self.seen.shape, dtype=torch.int32, device=self.device)
         return self._counts
@@ -87,7 +86,7 @@ class DeviceSlots:
         if seen is not None:
             self.seen[slot] = upload(seen, self.device)
         if counts is not None:
-            self.counts[slot] = upload(counts, self.device)
+            self.counts()[slot] = upload(counts, self.device)
 
     def _arm(self, armed: np.ndarray) -> None:
         """Set the stop ids of slots. armed: int64 [n, 1 + width]."""

@@ -227,7 +227,7 @@ class ModelRunner:
     def counts(self, slot: int) -> Tensor | None:
         """See Device."""
         with torch.inference_mode():
-            return self._slots.counts[slot].clone() if self._slots.vocab else None
+            return self._slots.counts()[slot].clone() if self._slots.vocab else None
 
     def gather_pages(self, pages: Sequence[int]) -> tuple[Tensor, ...]:
         """See Device."""

@@ -1,6 +1,6 @@
 """Changes of logits before the draw: logit bias, presence and frequency penalty, repetition penalty, in this order.
 
-The first three are part only of steps whose columns have them. The kernels of `top_p` apply the repetition penalty.
+The first three are part only of steps whose columns have them. On CUDA, the draw's kernels apply the last.
 """
 
 from __future__ import annotations

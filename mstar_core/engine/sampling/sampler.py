@@ -72,7 +72,7 @@ class Sampler:
         # The CUDA kernels read any float type, which saves a float32 copy of the logits.
         logits = subset.suppress(logits.contiguous())
         if encoding.adjusts(columns):
-            logits = adjusted(logits, columns, self._slots.counts.index_select(0, slots), subset)
+            logits = adjusted(logits, columns, self._slots.counts().index_select(0, slots), subset)
         seen = self._slots.seen if self.sees else None
         if self._kernels is not None:
             drawn: Tensor = self._kernels.draw(logits, columns, chance, slots, seen, self._ids)

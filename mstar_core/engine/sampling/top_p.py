@@ -1,10 +1,9 @@
-"""Top-p sampling in eight Triton kernels, without sorting or a host decision. Used by captured steps.
+"""Top-p sampling in eight Triton kernels, without sorting or a host decision. Used on CUDA.
 
-It draws from the same distribution with the same random numbers as `sampler.sample`. Top-k and min-p first truncate
-the row (`top_k`). Then two elements of the descending order are searched: the edge of the top-p set and the drawn one.
-A histogram of the row by distance from its largest value gives the bins that must hold them; the elements of these bins
-are listed and narrowed once more, and one program per row finds both among the few that are left. Masses are sums of
-integers, so no result depends on the order of a sum, on the number of programs or on the bucket of rows.
+It draws what `layers.sampling.sorted_draw` draws. Top-k and min-p first truncate the row (`top_k`). Then two elements
+of the descending order are searched: the edge of the top-p set and the drawn one. A histogram by distance from the
+largest value gives the bins that must hold them; their elements are listed and narrowed once more, and one program per
+row finds both among the few left. Masses are sums of integers, so no result depends on the batch or the order of a sum.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import contextlib
 import heapq
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -24,7 +24,8 @@ from mstar_core.engine.loop import EngineLoop, starting_values
 from mstar_core.engine.module import node_module
 from mstar_core.engine.runner import NodeRunner
 from mstar_core.engine.stateless.inputs import BatchPorts, Number, is_on_gpu
-from mstar_core.engine.transfers import HostRing
+from mstar_core.engine.stateless.outputs import BatchOutputs
+from mstar_core.engine.stateless.step import StatelessStep, stays
 from mstar_core.errors import EngineError, MstarError
 from mstar_core.graph.declare.nodes import STEP, keyword
 from mstar_core.layers.rng import to_int64
@@ -56,8 +57,8 @@ class _Entry:
     """A job in the queue. loop: its loop once that has begun.
 
     rank: small goes first, by urgency, then age. width: batch items; split: inputs with one value per item.
-    key: what jobs of one batch share, None where it changes with each iteration. made: event after which its inputs on
-    the device are ready.
+    key: what jobs of one batch share, None where it changes with each iteration. inputs_ready: event after which its
+    inputs on the device are ready.
     """
 
     job: Job
@@ -69,7 +70,7 @@ class _Entry:
     width: int = 1
     split: frozenset[str] = frozenset()
     key: tuple[object, ...] | None = None
-    made: torch.cuda.Event | None = None
+    inputs_ready: torch.cuda.Event | None = None
 
 
 @dataclass(slots=True)
@@ -82,52 +83,6 @@ class _Request:
     last_values: dict[str, Tensor] = field(default_factory=dict)
     runs: int = 0
     is_failed: bool = False
-
-
-@dataclass(slots=True)
-class StatelessStep:
-    """A step in flight. finished: event at its end, None on a CPU. stays: only the device reads its outputs.
-
-    before: the end of the step before. A step that stays is collected from then on, so at most one of them runs ahead
-    of the device.
-    """
-
-    result: StepResult
-    started: float
-    finished: torch.cuda.Event | None = None
-    stays: bool = False
-    before: torch.cuda.Event | None = None
-
-    @property
-    def is_done(self) -> bool:
-        """Whether it can be collected without waiting."""
-        awaited = self.before if self.stays else self.finished
-        return awaited is None or awaited.query()
-
-    def hand_over(self, device: torch.device) -> None:
-        """Make its outputs ready: the host waits for those that it reads, the worker's stream for those that stay.
-
-        All readers, copies to the host and to other ranks included, use the worker's stream. The memory of an output is
-        not reused before that stream has passed its readers, even if the request is gone by then.
-        """
-        if self.finished is None:
-            return
-        main = torch.cuda.current_stream(device)
-        if self.stays:
-            main.wait_event(self.finished)
-        else:
-            self.finished.synchronize()
-        for outputs in (item.outputs for items in (self.result.done, self.result.emissions) for item in items):
-            for value in outputs.values():
-                if value.is_cuda:
-                    value.record_stream(main)
-
-
-def stays(result: StepResult, ports: Set[str]) -> bool:
-    """Return whether a step gives nothing but outputs on these ports, which nodes of its device read."""
-    if not ports or not result.done or result.failed or result.emissions:
-        return False
-    return all(done.outputs and done.outputs.keys() <= ports for done in result.done)
 
 
 class StatelessEngine(NodeRunner):
@@ -171,9 +126,8 @@ class StatelessEngine(NodeRunner):
         self._takes_step = accepts(module, keyword(STEP))
         self._takes_seeds = declares(module, "seeds")
         self._takes_counters = declares(module, "counters")
-        self._host_outputs: frozenset[str] = frozenset(offers.host_outputs)
+        self._outputs = BatchOutputs(spec.name, offers.host_outputs, device)
         self._device_outputs: frozenset[str] = frozenset(offers.device_outputs)
-        self._rings = {port: HostRing() for port in self._host_outputs} if self._stream is not None else {}
         self._requests: dict[Handle, _Request] = {}
         self._in_flight: list[StatelessStep] = []
         self._last: torch.cuda.Event | None = None
@@ -203,7 +157,7 @@ class StatelessEngine(NodeRunner):
             self._fail(self._ready, entry, error)
             return
         if self._stream is not None and any(is_on_gpu(value) for value in job.inputs.values()):
-            entry.made = torch.cuda.current_stream(self._device).record_event()
+            entry.inputs_ready = torch.cuda.current_stream(self._device).record_event()
         request.queue.append(entry)
 
     def close(self, handle: Handle) -> None:
@@ -297,12 +251,12 @@ class StatelessEngine(NodeRunner):
         if self._stream is None:
             return
         for entry in batch:
-            if entry.made is not None:
-                self._stream.wait_event(entry.made)
+            if entry.inputs_ready is not None:
+                self._stream.wait_event(entry.inputs_ready)
                 for value in entry.inputs.values():
                     if isinstance(value, torch.Tensor) and value.is_cuda:
                         value.record_stream(self._stream)
-                entry.made = None
+                entry.inputs_ready = None
 
     # -- forming a batch ---------------------------------------------------------------------------------------------
 
@@ -314,18 +268,17 @@ class StatelessEngine(NodeRunner):
                 heads.append((request.queue[0].rank, request.handle))
         heapq.heapify(heads)
         batch: list[_Entry] = []
-        key, rows = None, 0
-        while heads and rows < self._max_batch:
+        key, items = None, 0
+        while heads and items < self._max_batch:
             _, handle = heapq.heappop(heads)
             request = self._requests[handle]
             entry = request.queue[0]
-            own = entry.key or self._batch_key(entry)
-            width = entry.width
-            if (key is not None and own != key) or (batch and rows + width > self._max_batch):
+            entry_key = entry.key or self._batch_key(entry)
+            if (key is not None and entry_key != key) or (batch and items + entry.width > self._max_batch):
                 continue
-            key, rows = own, rows + width
+            key, items = entry_key, items + entry.width
             batch.append(request.queue.popleft())
-            # A loop runs before jobs submitted after it, and starts only when earlier jobs have given its values.
+            # A loop runs before jobs submitted after it, and starts only when earlier jobs have produced its values.
             if entry.job.loop is None and request.queue and request.queue[0].job.loop is None:
                 heapq.heappush(heads, (request.queue[0].rank, handle))
         return batch
@@ -355,7 +308,7 @@ class StatelessEngine(NodeRunner):
         self._spread(entry, {**entry.inputs, **carried})
         return entry.loop.end_at_start()
 
-    def _given(self, entry: _Entry) -> dict[str, Tensor | Number]:
+    def _inputs(self, entry: _Entry) -> dict[str, Tensor | Number]:
         """Return the inputs of a job's next run, with the values that its loop carries and the iteration."""
         if entry.loop is None:
             return entry.inputs
@@ -365,7 +318,7 @@ class StatelessEngine(NodeRunner):
         return ports
 
     def _batch_key(self, entry: _Entry) -> tuple[object, ...]:
-        return self._ports.key(self._given(entry), entry.split)
+        return self._ports.key(self._inputs(entry), entry.split)
 
     # -- running -----------------------------------------------------------------------------------------------------
 
@@ -376,17 +329,17 @@ class StatelessEngine(NodeRunner):
         """
         groups = [batch] if batch else []
         while groups:
-            going: dict[tuple[object, ...], list[_Entry]] = {}
+            continuing: dict[tuple[object, ...], list[_Entry]] = {}
             for entry, outputs in self._isolated(result, groups.pop()):
                 if not self._settle(result, entry, outputs):
                     continue
                 loop = entry.job.loop
                 if loop is not None and loop.fused and not loop.emit:
-                    going.setdefault(self._batch_key(entry), []).append(entry)
+                    continuing.setdefault(self._batch_key(entry), []).append(entry)
                 else:
                     entry.since = self._clock()
                     entry.request.queue.appendleft(entry)
-            groups += going.values()
+            groups += continuing.values()
 
     def _isolated(self, result: StepResult, batch: list[_Entry]) -> list[tuple[_Entry, dict[str, Tensor]]]:
         """Return the outputs of each job. If a batch fails, its jobs run one by one, so that only the bad ones fail."""
@@ -407,32 +360,16 @@ class StatelessEngine(NodeRunner):
     def _forward(self, batch: list[_Entry]) -> list[dict[str, Tensor]]:
         if self._faults is not None:
             self._faults([entry.request.handle for entry in batch])
-        given, rows = [self._given(entry) for entry in batch], [entry.width for entry in batch]
+        inputs = [self._inputs(entry) for entry in batch]
         ports: dict[str, object] = {}
-        for name in given[0]:
-            counts = [(entry.width, name in entry.split) for entry in batch]
-            ports[self._ports.word(name)] = self._ports.stacked(name, [each[name] for each in given], counts)
+        for name in inputs[0]:
+            items = [(entry.width, name in entry.split) for entry in batch]
+            ports[self._ports.word(name)] = self._ports.stacked(name, [values[name] for values in inputs], items)
         if self._takes_seeds:
             ports["seeds"] = self._per_item("seeds", batch, [entry.request.seed for entry in batch])
         if self._takes_counters:
             ports["counters"] = self._per_item("counters", batch, self._counters(batch))
-        outputs = self._module(**ports)
-        if self._stream is not None:
-            for port in self._host_outputs & set(outputs):
-                outputs[port] = self._to_host(port, outputs[port])
-        return self._shares(batch, outputs, rows)
-
-    def _to_host(self, port: str, value: Tensor | list[Tensor | None]) -> Tensor | list[Tensor | None]:
-        """Start copying an output to pinned memory. Items of different lengths share one copy too."""
-        ring = self._rings[port]
-        if isinstance(value, torch.Tensor):
-            return ring.copy(value) if value.is_cuda else value
-        there = [row for row in value if row is not None]
-        if not there or not all(row.is_cuda for row in there):
-            return value
-        flat = ring.copy(torch.cat([row.flatten() for row in there]))
-        parts = iter(flat.split([row.numel() for row in there]))
-        return [None if row is None else next(parts).view(row.shape) for row in value]
+        return self._outputs.split(self._module(**ports), [entry.width for entry in batch])
 
     def _counters(self, batch: list[_Entry]) -> list[int]:
         """Return the earlier runs of each job's request; jobs of one request count up within the batch."""
@@ -448,32 +385,6 @@ class StatelessEngine(NodeRunner):
         if self._ports.is_host(name):
             return np.array(spread, dtype=np.int64)
         return self._ports.sent(torch.tensor(spread, dtype=torch.int64))
-
-    def _shares(
-        self, batch: list[_Entry], outputs: dict[str, Tensor | list[Tensor | None]], rows: list[int]
-    ) -> list[dict[str, Tensor]]:
-        """Return each job's share of a batch's outputs. An item without a port is a job without it."""
-        shares: list[dict[str, Tensor]] = [{} for _ in batch]
-        total = sum(rows)
-        for port, value in outputs.items():
-            if len(value) != total:
-                raise EngineError(
-                    f"node {self.name} gave {port!r} for {len(value)} of {total} batch items",
-                    "the first dimension of an output is the batch",
-                    node=self.name,
-                )
-            # A view would keep the whole batch alive as long as one request holds its item.
-            is_kept_whole = total > 1 and isinstance(value, torch.Tensor) and port not in self._host_outputs
-            each = value.unbind(0) if isinstance(value, torch.Tensor) else value
-            start = 0
-            for share, count in zip(shares, rows, strict=True):
-                own = [row for row in each[start : start + count] if row is not None]
-                if count > 1 and len(own) == count:
-                    share[port] = torch.stack(own)
-                elif count == 1 and own:
-                    share[port] = own[0].clone() if is_kept_whole else own[0]
-                start += count
-        return shares
 
     def _settle(self, result: StepResult, entry: _Entry, outputs: dict[str, Tensor]) -> bool:
         """Report a run. Returns whether its loop goes on."""

@@ -54,11 +54,11 @@ class BatchPorts:
 
     def _of(self, name: str) -> tuple[str, bool]:
         """Return the keyword, and whether it is a host port. Cached: called for every input of every job."""
-        found = self._words.get(name)
-        if found is None:
+        entry = self._words.get(name)
+        if entry is None:
             word = keyword(name)
-            found = self._words[name] = (word, word in self._host_words)
-        return found
+            entry = self._words[name] = (word, word in self._host_words)
+        return entry
 
     def is_sent(self, name: str, value: Tensor | Number) -> bool:
         """Return whether an input is copied to the device when its job is submitted."""
@@ -105,12 +105,12 @@ class BatchPorts:
         for value, (count, is_split) in zip(values, items, strict=True):
             assert isinstance(value, torch.Tensor), "numbers become tensors when they are taken"
             tensors.extend(value if is_split else [value] * count)
-        is_even = self.word(name) not in self._listed and all(row.shape == tensors[0].shape for row in tensors)
+        is_even = self.word(name) not in self._listed and all(tensor.shape == tensors[0].shape for tensor in tensors)
         if self._device.type == "cpu":
             return _together(tensors) if is_even else tensors
         # Host values are uploaded as one copy: one each would cost more than the step.
-        if not is_even or any(row.device != tensors[0].device for row in tensors):
-            tensors = [self.sent(row) for row in tensors]
+        if not is_even or any(tensor.device != tensors[0].device for tensor in tensors):
+            tensors = [self.sent(tensor) for tensor in tensors]
         if not is_even:
             return tensors
         return self.sent(_together(tensors))
@@ -120,9 +120,9 @@ class BatchPorts:
         return upload(value, self._device)
 
 
-def _together(rows: list[Tensor]) -> Tensor:
+def _together(items: list[Tensor]) -> Tensor:
     """Stack items. A single one is not copied: it may be a clip, or the frames of hundreds of candidates."""
-    return rows[0].unsqueeze(0) if len(rows) == 1 else torch.stack(rows)
+    return items[0].unsqueeze(0) if len(items) == 1 else torch.stack(items)
 
 
 def _host_array(values: Sequence[Tensor | Number], items: Sequence[tuple[int, bool]]) -> np.ndarray | list[np.ndarray]:
@@ -135,8 +135,8 @@ def _host_array(values: Sequence[Tensor | Number], items: Sequence[tuple[int, bo
         ]
         return np.stack(arrays) if all(array.shape == arrays[0].shape for array in arrays) else arrays
     dtype = np.float64 if _is_float(values[0]) else np.int64
-    made: np.ndarray = np.fromiter(values, dtype=dtype, count=len(values))
-    return made if max(counts) == 1 else np.repeat(made, counts)
+    numbers: np.ndarray = np.fromiter(values, dtype=dtype, count=len(values))
+    return numbers if max(counts) == 1 else np.repeat(numbers, counts)
 
 
 def is_on_gpu(value: Tensor | Number) -> bool:

@@ -29,7 +29,7 @@ def check_graph(
     for node in nodes:
         check.node(node)
     for partition, name, walk in check.walks():
-        others = [other for each, other in partitions[partition].items() if each != name]
+        others = [other for other_name, other in partitions[partition].items() if other_name != name]
         WalkCheck(declared, name, others).run(walk)
     for stream in streams:
         check.stream(stream)
@@ -45,16 +45,16 @@ def walk_inputs(walk: Walk, streams: Iterable[Stream] = ()) -> dict[str, PortTyp
     compiled, problems = wire("walk", walk, streams)
     if compiled is None:
         raise problems[0]
-    found: dict[str, PortType] = {}
+    inputs: dict[str, PortType] = {}
     for task in compiled.tasks:
         for entry in task.inputs:
             name, carried = run_input(compiled, entry.source)
             if name is None:
                 continue
             port = task.node.spec.port(entry.port)
-            optional = (port.optional or carried) and (name not in found or found[name].optional)
-            found[name] = PortType(dtype=port.dtype, shape=port.shape, optional=optional)
-    return found
+            optional = (port.optional or carried) and (name not in inputs or inputs[name].optional)
+            inputs[name] = PortType(dtype=port.dtype, shape=port.shape, optional=optional)
+    return inputs
 
 
 def run_input(walk: CompiledWalk, source: Source) -> tuple[str | None, bool]:
@@ -158,9 +158,9 @@ class _Check:
         producers = {p for p, _, walk in self.walks() if stream.name in _streams_out(walk)}
         consumers = {p for p, _, walk in self.walks() if _takes(walk, stream)}
         if len(producers) != 1:
-            found = f"is produced by partitions {', '.join(sorted(producers))}" if producers else "has no producer"
+            problem = f"is produced by partitions {', '.join(sorted(producers))}" if producers else "has no producer"
             self.declared.problem(
-                f"stream {stream.name!r} {found}", place, "exactly one partition puts values on a stream"
+                f"stream {stream.name!r} {problem}", place, "exactly one partition puts values on a stream"
             )
         if not consumers:
             self.declared.problem(

@@ -236,16 +236,16 @@ class WalkCheck:
             spec = walk.tasks[loop.stop_task].node.spec
             dtype = spec.port(stop.port).dtype
             if dtype not in (INTEGERS if isinstance(stop, StopOn) else ("b8", "any")):
-                wanted = "ids" if isinstance(stop, StopOn) else "a b8"
+                expected = "ids" if isinstance(stop, StopOn) else "a b8"
                 self.problem(
-                    f"stops loop {loop.name!r} on {spec.name}.{stop.port}, which is {dtype} and not {wanted}",
+                    f"stops loop {loop.name!r} on {spec.name}.{stop.port}, which is {dtype} and not {expected}",
                     loop.name,
                     "stop on another port",
                 )
 
     def origins(self, walk: CompiledWalk, source: Source) -> list[tuple[NodeSpec, str]]:
         """Return the nodes and ports behind a source. A carried port has two: its start and its way back."""
-        found: list[tuple[NodeSpec, str]] = []
+        origins: list[tuple[NodeSpec, str]] = []
         todo, seen = [source], set[Source]()
         while todo:
             one = todo.pop()
@@ -254,7 +254,7 @@ class WalkCheck:
             seen.add(one)
             match one.kind:
                 case Kind.TASK:
-                    found.append((walk.tasks[one.at].node.spec, one.port))
+                    origins.append((walk.tasks[one.at].node.spec, one.port))
                 case Kind.LOOP:
                     todo += [result.back for result in walk.loops[one.at].results if result.port == one.port]
                 case Kind.VAR:
@@ -264,13 +264,13 @@ class WalkCheck:
                     todo.append(walk.loops[one.at].imports[int(one.port)])
                 case _:
                     pass
-        return found
+        return origins
 
     def flows(self, giver: NodeSpec, port: str, taker: NodeSpec, into: str) -> None:
-        given, taken = giver.port(port), taker.port(into)
-        if not taken.accepts(given):
+        produced, taken = giver.port(port), taker.port(into)
+        if not taken.accepts(produced):
             self.problem(
-                f"sends {giver.name}.{port} ({given}) into {taker.name}.{into} ({taken})",
+                f"sends {giver.name}.{port} ({produced}) into {taker.name}.{into} ({taken})",
                 taker.name,
                 "make the types agree",
             )
@@ -280,10 +280,10 @@ class WalkCheck:
         taker, into = stream.into
         if into not in taker.ports:
             return
-        given, taken = giver.port(port), taker.port(into)
-        if given.dtype != taken.dtype and "any" not in (given.dtype, taken.dtype):
+        produced, taken = giver.port(port), taker.port(into)
+        if produced.dtype != taken.dtype and "any" not in (produced.dtype, taken.dtype):
             self.problem(
-                f"puts {giver.name}.{port} ({given}) on stream {stream.name!r} into {taker.name}.{into} ({taken})",
+                f"puts {giver.name}.{port} ({produced}) on stream {stream.name!r} into {taker.name}.{into} ({taken})",
                 giver.name,
                 "make the types agree",
             )
@@ -332,7 +332,7 @@ def _ordered(walk: CompiledWalk, first: int, second: int) -> bool:
 
 def _upstream(walk: CompiledWalk, task: int) -> set[int]:
     """Return the tasks that a task waits for, without carried values of earlier iterations."""
-    found: set[int] = set()
+    upstream: set[int] = set()
     todo = [entry.source for entry in walk.tasks[task].inputs]
     seen: set[Source] = set()
     while todo:
@@ -342,11 +342,11 @@ def _upstream(walk: CompiledWalk, task: int) -> set[int]:
         seen.add(source)
         match source.kind:
             case Kind.TASK:
-                found.add(source.at)
+                upstream.add(source.at)
                 todo += [entry.source for entry in walk.tasks[source.at].inputs]
             case Kind.LOOP:
                 inside = walk.tasks_within(source.at)
-                found.update(inside)
+                upstream.update(inside)
                 todo += [entry.source for index in inside for entry in walk.tasks[index].inputs]
             case Kind.VAR:
                 todo += [v.start for v in walk.loops[source.at].variables if v.port == source.port]
@@ -354,4 +354,4 @@ def _upstream(walk: CompiledWalk, task: int) -> set[int]:
                 todo.append(walk.loops[source.at].imports[int(source.port)])
             case _:
                 pass
-    return found
+    return upstream

@@ -177,9 +177,9 @@ class _Cut:
         )
 
     def fanouts(self, rank: int) -> dict[Source, Fanout]:
-        found: dict[Source, Fanout] = {}
+        fanouts: dict[Source, Fanout] = {}
         for source, by_rank in self.uses.items():
             others = sorted(other for other in by_rank if other != rank) if self.origin(source) == rank else []
             if rank in by_rank or others:
-                found[source] = Fanout(by_rank.get(rank, []), others)
-        return found
+                fanouts[source] = Fanout(by_rank.get(rank, []), others)
+        return fanouts

@@ -79,14 +79,14 @@ def is_fixed(spec: NodeSpec, name: str) -> bool:
 
 def resident_ports(walks: Iterable[CompiledWalk]) -> dict[str, LoopPorts]:
     """Return the ports by node. A node whose loops differ in them has none: its decode batch has one form."""
-    found: dict[str, set[LoopPorts]] = {}
+    uses: dict[str, set[LoopPorts]] = {}
     for walk in walks:
         for loop in walk.loops:
             use = walk.tasks[loop.tasks[0]].node if len(loop.tasks) == 1 and not loop.loops else None
             ports = None if use is None else loop_ports(loop.loop, use)
             if ports is not None and use is not None:
-                found.setdefault(use.spec.name, set()).add(ports)
-    return {node: next(iter(ports)) for node, ports in found.items() if len(ports) == 1}
+                uses.setdefault(use.spec.name, set()).add(ports)
+    return {node: next(iter(ports)) for node, ports in uses.items() if len(ports) == 1}
 
 
 def _is_feed(stream: Stream) -> bool:

@@ -59,15 +59,15 @@ def compile_graph(walks: Mapping[str, Walk], streams: Iterable[Stream] = ()) -> 
 
 def held_ports(walks: Iterable[CompiledWalk]) -> dict[str, frozenset[str]]:
     """Return the output ports by node whose last value a later Run may start from."""
-    found: dict[str, set[str]] = {}
+    held: dict[str, set[str]] = {}
     for walk in walks:
         for loop in walk.loops:
             from_last = [variable.held for variable in loop.variables if variable.start.kind is Kind.RUN]
             if from_last and loop.stop_task is not None and loop.loop.stop is not None:
                 from_last.append((walk.tasks[loop.stop_task].name, loop.loop.stop.port))
             for node, port in from_last:
-                found.setdefault(node, set()).add(port)
-    return {node: frozenset(ports) for node, ports in found.items()}
+                held.setdefault(node, set()).add(port)
+    return {node: frozenset(ports) for node, ports in held.items()}
 
 
 def _with_holds(walk: CompiledWalk, holds: Mapping[str, frozenset[str]]) -> CompiledWalk:
@@ -81,10 +81,10 @@ def _with_holds(walk: CompiledWalk, holds: Mapping[str, frozenset[str]]) -> Comp
 def _with_fed(walk: CompiledWalk, resident: Collection[str]) -> CompiledWalk:
     """Return a walk whose loops over streams run in the engine only at resident nodes."""
     loops = tuple(
-        replace(each, runs_in_engine=walk.tasks[each.tasks[0]].name in resident)
-        if each.runs_in_engine and each.loop.over is not None
-        else each
-        for each in walk.loops
+        replace(loop, runs_in_engine=walk.tasks[loop.tasks[0]].name in resident)
+        if loop.runs_in_engine and loop.loop.over is not None
+        else loop
+        for loop in walk.loops
     )
     return replace(walk, loops=loops)
 
@@ -263,8 +263,8 @@ class _Wiring:
                 "rename the port of one of them",
             )
         not_taken = [i for i, node in inside if port not in node.inputs]
-        found = by_edge or not_taken or [i for i, _ in inside]
-        return found[-1] if found else None
+        producers = by_edge or not_taken or [i for i, _ in inside]
+        return producers[-1] if producers else None
 
     def back(self, loop: int, port: str, what: str) -> Source | None:
         """Return the source of `port` in the loop's own frame. Reports a port without a producer."""
@@ -344,15 +344,15 @@ class _Wiring:
     def inputs(self, index: int) -> tuple[TaskInput, ...]:
         node, path = self.nodes[index]
         frame = path[-1] if path else ROOT
-        found = []
+        inputs = []
         for port in node.inputs:
             if is_special(port):
-                found.append(TaskInput(port, Source(Kind.SPECIAL, ROOT, port), False))
+                inputs.append(TaskInput(port, Source(Kind.SPECIAL, ROOT, port), False))
             else:
                 source = self.resolve(frame, self.feeds.get((index, port), {}), port)
                 text = node.spec.ports.get(port, "any")
-                found.append(TaskInput(port, source, text.replace(" ", "").endswith("?")))
-        return tuple(found)
+                inputs.append(TaskInput(port, source, text.replace(" ", "").endswith("?")))
+        return tuple(inputs)
 
     # building
 
@@ -399,21 +399,21 @@ class _Wiring:
 
     def task(self, index: int, inputs: tuple[TaskInput, ...]) -> CompiledTask:
         node, path = self.nodes[index]
-        wanted = {edge.port for edge in node.outputs if not isinstance(edge, StreamingGraphEdge)}
+        used = {edge.port for edge in node.outputs if not isinstance(edge, StreamingGraphEdge)}
         for number in path:
             body = self.bodies[number]
             backs = [variable.back for variable in body.variables.values()]
             backs += [result.back for result in body.results.values()]
-            wanted |= {source.port for source in backs if source[:2] == (Kind.TASK, index)}
+            used |= {source.port for source in backs if source[:2] == (Kind.TASK, index)}
             if body.loop.stop is not None and self.producer(number, body.loop.stop.port) == index:
-                wanted.add(body.loop.stop.port)
+                used.add(body.loop.stop.port)
         return CompiledTask(
             index=index,
             node=node,
             path=path,
             inputs=inputs,
             outlets=tuple(self.outlets.get(index, ())),
-            wanted=tuple(sorted(wanted)),
+            wanted=tuple(sorted(used)),
             holds=(),
         )
 
@@ -487,7 +487,7 @@ def _needs(walk: CompiledWalk) -> Mapping[Part, Sequence[Part]]:
         sources[Kind.TASK, task.index] = [entry.source for entry in task.inputs]
     for loop in walk.loops:
         sources[Kind.LOOP, loop.index] = [*loop.imports, *(variable.start for variable in loop.variables)]
-    return {part: [(s.kind, s.at) for s in found if s.kind in PARTS] for part, found in sources.items()}
+    return {part: [(s.kind, s.at) for s in producers if s.kind in PARTS] for part, producers in sources.items()}
 
 
 def _name(walk: CompiledWalk, part: Part) -> str:

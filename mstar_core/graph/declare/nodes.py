@@ -77,8 +77,8 @@ class KVSpec:
     """Shape of a node's cache. `page` overrides the deployment's page size (in tokens).
 
     rows: maximum number of candidates with a cache of their own on a branch, over all requests, beside the caches of
-    the branches; 0 for a node that never runs several. A job of more rows is refused, unless its rows run one after
-    another (see `Job.rows`).
+    the branches; 0 for a node that never runs several. A job of more candidates is refused, unless they run one
+    after another (see `Job.rows`).
     """
 
     layers: int
@@ -173,16 +173,16 @@ class NodeSpec:
     of: for `on_branch` nodes, the node whose weights and ranks they share unless the config places them.
     sequence: (KV) ports whose values are the tokens of a segment, in this order. An id is one token, features are one
     per vector of the last axis. Empty: the only port that a use takes.
-    per: `row` runs once per row of a request. `request` runs once with all rows stacked on a first axis (port types
-    describe one row) and splits outputs along that axis.
-    row_ports: (KV) inputs and outputs that hold one value per row instead of one per token. The module takes and
-    returns them stacked on a first axis, [rows of the step, ...], even for one row. If `batch_key` is given, inputs
-    outside it may differ in shape and then come as a list. Passes with such ports are never split, and batched.
-    So are inputs whose declared shape is fixed, such as `i64[16]`, unless they are cut with the tokens of the pass.
+    per: `row` runs once per candidate of a request. `request` runs once with all candidates stacked on a first axis
+    (port types describe one candidate) and splits outputs along that axis.
+    row_ports: (KV) inputs and outputs that hold one value per sequence instead of one per token. The module takes and
+    returns them stacked on a first axis, [sequences of the step, ...], even for one. If `batch_key` is given, inputs
+    outside it may differ in shape and then come as a list. Passes with such ports are never split, and batched. So are
+    inputs whose declared shape is fixed, such as `i64[16]`, unless they are cut with the tokens of the pass.
     step_ports: (KV) inputs among `row_ports` with one entry per iteration of a loop on their first axis. A pass gets
     the entry of its own iteration, as a list of one. A loop that carries nothing then runs several iterations per pass.
     ragged: (STATELESS) inputs whose shapes may differ within a batch, whatever `batch_key` says. If they differ, they
-    come as a list of one tensor per row.
+    come as a list of one tensor per batch item.
     weight_bytes: device memory of the official weights in the usual precision, 0 if unknown. The plan of a deployment
     compares them with the GPUs before anything is downloaded.
     """

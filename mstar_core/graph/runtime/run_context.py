@@ -56,13 +56,13 @@ def loop_limits(walk: CompiledWalk, max_iters: MaxIters) -> list[int | None]:
 def branches_of(walk: CompiledWalk, branches: tuple[str, ...]) -> tuple[tuple[str, ...] | None, ...]:
     """Return the cache branches that each task runs on; None for a task whose branch is not part of the run."""
     apart = {task.node.spec.branch for task in walk.tasks if task.node.spec.of is not None}
-    found: list[tuple[str, ...] | None] = []
+    groups: list[tuple[str, ...] | None] = []
     for task in walk.tasks:
         spec = task.node.spec
         if spec.of is not None:
-            found.append((spec.branch,) if spec.branch in branches else None)
+            groups.append((spec.branch,) if spec.branch in branches else None)
         elif spec.engine is KV_CACHE:
-            found.append(tuple(branch for branch in branches if branch not in apart) or None)
+            groups.append(tuple(branch for branch in branches if branch not in apart) or None)
         else:
-            found.append(())
-    return tuple(found)
+            groups.append(())
+    return tuple(groups)

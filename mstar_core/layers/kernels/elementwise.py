@@ -359,20 +359,20 @@ def rotary_angles(positions: Tensor, frequencies: Tensor, axes: Tensor | None = 
     axes: int64 [pairs], the row of positions that each pair reads, the first if None.
     """
     rows, half = positions.shape[-1], len(frequencies)
-    made = [torch.empty((rows, 1, 2 * half), dtype=torch.float32, device=positions.device) for _ in range(2)]
+    angles = [torch.empty((rows, 1, 2 * half), dtype=torch.float32, device=positions.device) for _ in range(2)]
     has_axes = axes is not None and positions.dim() == 2
     _angles_kernel[(rows,)](
         positions,
         frequencies,
         axes if has_axes else positions,
-        *made,
+        *angles,
         half,
         rows,
         half=triton.next_power_of_2(half),
         has_axes=has_axes,
         num_warps=1,
     )
-    return made[0], made[1]
+    return angles[0], angles[1]
 
 
 def rotate_qkv(
@@ -396,15 +396,15 @@ def rotate_qkv(
     sizes = {"query": heads, "key": kv_heads, "value": kv_heads}
     if parts == 1 and packed.dtype == dtype:
         del sizes["value"]  # a view of `packed` is enough
-    made = {name: packed.new_empty((rows, size, head_dim), dtype=dtype) for name, size in sizes.items()}
+    outputs = {name: packed.new_empty((rows, size, head_dim), dtype=dtype) for name, size in sizes.items()}
     query_gain, key_gain, eps = norms or (cosine, cosine, 0.0)
-    value = made.get("value", made["key"])
+    value = outputs.get("value", outputs["key"])
     _rotate_kernel[(rows, sum(sizes.values()))](
         packed,
         cosine,
         sine,
-        made["query"],
-        made["key"],
+        outputs["query"],
+        outputs["key"],
         value,
         query_gain,
         key_gain,
@@ -421,6 +421,6 @@ def rotate_qkv(
         num_warps=1,
         **launch_options(packed.device),
     )
-    if "value" not in made:
-        made["value"] = packed.view(rows, across)[:, (heads + kv_heads) * head_dim :].view(rows, kv_heads, head_dim)
-    return made["query"], made["key"], made["value"]
+    if "value" not in outputs:
+        outputs["value"] = packed.view(rows, across)[:, (heads + kv_heads) * head_dim :].view(rows, kv_heads, head_dim)
+    return outputs["query"], outputs["key"], outputs["value"]

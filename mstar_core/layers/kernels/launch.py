@@ -71,7 +71,7 @@ def warps_for(block: int, rows: int | None = None) -> int:
     Few values per thread, because such kernels have nothing else to hide latency. rows: the total, if it may be too
     small to fill the device; programs then get more warps.
     """
-    each = 256
+    per_warp = 256
     if rows is not None and rows <= FEW_ROWS:
-        each = 64 if rows <= PROCESSORS else 128
-    return min(16, max(4, block // each))
+        per_warp = 64 if rows <= PROCESSORS else 128
+    return min(16, max(4, block // per_warp))

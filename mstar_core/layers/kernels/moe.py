@@ -322,14 +322,14 @@ def tilings(x: Tensor, inner: int, pairs: int, experts: int) -> tuple[MoETiling,
     tokens, width = x.shape
     has_room = has_large_shared_memory(x.device)
     if x.dtype == torch.float32:
-        found = MoETiling(block=64, step=32, rows=16, stages=2)
+        tiling = MoETiling(block=64, step=32, rows=16, stages=2)
     elif tokens <= FEW_TOKENS:
-        found = MoETiling(block=64, step=128, rows=16, stages=4 if has_room else 3)
+        tiling = MoETiling(block=64, step=128, rows=16, stages=4 if has_room else 3)
     elif pairs <= MANY_ROWS * experts:
-        found = MoETiling(block=128, step=64, rows=64, stages=4 if has_room else 2)
+        tiling = MoETiling(block=128, step=64, rows=64, stages=4 if has_room else 2)
     else:
-        found = MoETiling(block=128, step=64, rows=128, stages=4 if has_room else 2, warps=8)
-    return _fitted(found, width), _fitted(found, inner)
+        tiling = MoETiling(block=128, step=64, rows=128, stages=4 if has_room else 2, warps=8)
+    return _fitted(tiling, width), _fitted(tiling, inner)
 
 
 def sort_chunk(pairs: int) -> int:
@@ -344,11 +344,11 @@ def token_ranges(x: Tensor, inner: int, slots: int, experts: int) -> list[int]:
     """
     edges = {1, 2, FEW_TOKENS + 1, MANY_ROWS * experts // slots + 1}
     edges |= {size // slots + 1 for size in (128, 256, 512) if size // slots > 1}
-    found: dict[object, int] = {}
+    first_tokens: dict[object, int] = {}
     for tokens in sorted(edges):
         tiling = tilings(x.new_empty(tokens, x.shape[1]), inner, tokens * slots, experts)
-        found.setdefault((tokens == 1, tiling, sort_chunk(tokens * slots)), tokens)
-    return list(found.values())
+        first_tokens.setdefault((tokens == 1, tiling, sort_chunk(tokens * slots)), tokens)
+    return list(first_tokens.values())
 
 
 def _fitted(tiling: MoETiling, inputs: int) -> MoETiling:
@@ -381,12 +381,12 @@ def route(
     slots, total = chosen + shared, experts + shared
     pairs = tokens * slots
     most = most_tiles(pairs, total, rows)
-    found, order = (torch.empty(pairs, dtype=torch.int32, device=device) for _ in range(2))
+    sorted_pairs, order = (torch.empty(pairs, dtype=torch.int32, device=device) for _ in range(2))
     weights = torch.empty(pairs, dtype=dtype, device=device)
     tiles = torch.empty((3, most), dtype=torch.int32, device=device)
     _route_kernel[(tokens,)](
         logits,
-        found,
+        sorted_pairs,
         weights,
         tokens,
         columns,
@@ -403,7 +403,7 @@ def route(
     )
     if tokens > 1:
         _sort_kernel[(total,)](
-            found,
+            sorted_pairs,
             order,
             tiles,
             pairs,
@@ -414,7 +414,7 @@ def route(
             num_warps=4,
             **launch_options(device),
         )
-    return Routing(experts=found, weights=weights, order=order, tiles=tiles)
+    return Routing(experts=sorted_pairs, weights=weights, order=order, tiles=tiles)
 
 
 def expert_terms(

@@ -186,7 +186,7 @@ def draw(logits: Tensor, uniform: Tensor, temperature: Tensor, top_k: Tensor, to
     block = max(FEW, triton.next_power_of_2(vocab))
     drawn = torch.empty(rows, dtype=torch.int64, device=logits.device)
     listed = torch.empty((rows, FEW), dtype=torch.int64, device=logits.device)
-    rules = (each.contiguous() for each in (temperature, top_k, top_p))
+    rules = (rule.contiguous() for rule in (temperature, top_k, top_p))
     draw_kernel[(rows,)](
         logits,
         uniform,

@@ -60,13 +60,13 @@ class HostLoads:
 
     def _core_times(self) -> list[tuple[float, float]]:
         """Return (busy, total) clock ticks of each core."""
-        found = []
+        ticks_of = []
         for words in self._lines("stat"):
             if words[0].startswith("cpu") and words[0] != "cpu":
                 ticks = [float(word) for word in words[1:9]]
                 total = sum(ticks)
-                found.append((total - sum(ticks[column] for column in IDLE), total))
-        return found
+                ticks_of.append((total - sum(ticks[column] for column in IDLE), total))
+        return ticks_of
 
     def _memory(self) -> dict[str, int]:
         return {words[0].rstrip(":"): int(words[1]) * 1024 for words in self._lines("meminfo") if len(words) == 3}

@@ -215,10 +215,10 @@ def device_keys(gpus: Sequence[GpuStatus], environ: Mapping[str, str] = os.envir
         return {f"cuda:{gpu.index}": str(gpu.index) for gpu in gpus}
     keys: dict[str, str] = {}
     for position, word in enumerate(part.strip() for part in visible.split(",")):
-        found = next((g for g in gpus if word and (word == str(g.index) or g.uuid.startswith(word))), None)
-        if found is None:
+        match = next((g for g in gpus if word and (word == str(g.index) or g.uuid.startswith(word))), None)
+        if match is None:
             break  # the driver ends the list at the first unknown entry
-        keys[f"cuda:{position}"] = str(found.index)
+        keys[f"cuda:{position}"] = str(match.index)
     return keys
 
 
@@ -289,8 +289,8 @@ def _ecc_errors(nvml: Any, handle: Any) -> int:
     )
 
 
-def _processes(found: Sequence[Any]) -> dict[str, tuple[str, int]]:
-    return {str(item.pid): (process_name(int(item.pid)), int(item.usedGpuMemory or 0)) for item in found}
+def _processes(items: Sequence[Any]) -> dict[str, tuple[str, int]]:
+    return {str(item.pid): (process_name(int(item.pid)), int(item.usedGpuMemory or 0)) for item in items}
 
 
 def process_name(pid: int) -> str:

@@ -55,12 +55,12 @@ def shared_samples(store: HubState, values: Mapping[str, float], restarts: int) 
 
 def _sums(nodes: Sequence[NodeStatus], values: Mapping[str, float], reading: str) -> dict[str, float]:
     """Return node -> sum of a reading over its ranks; a node that no worker has reported is left out."""
-    found: dict[str, float] = {}
+    sums: dict[str, float] = {}
     for node in nodes:
         value = values.get(f"worker-{node.rank}.{node.name}.{reading}")
         if value is not None:
-            found[node.name] = found.get(node.name, 0.0) + value
-    return found
+            sums[node.name] = sums.get(node.name, 0.0) + value
+    return sums
 
 
 def socket_samples(store: HubState, state: str, watchers: int) -> Iterator[MetricSample]:

@@ -140,8 +140,8 @@ class StatePublisher:
     @property
     def refused(self) -> dict[str, float]:
         """Requests that the api refused before admission, by code."""
-        found = (sample for sample in self._api_samples.values() if sample.name == "mstar_rejected_total")
-        return {sample.labels[0]: sample.value for sample in found}
+        samples = (sample for sample in self._api_samples.values() if sample.name == "mstar_rejected_total")
+        return {sample.labels[0]: sample.value for sample in samples}
 
     def event(self, flat: Mapping[str, Any]) -> None:
         """Publish an event of the feed."""
@@ -157,8 +157,8 @@ class StatePublisher:
     def exposition(self) -> bytes:
         """Render all metrics, those last reported by the api included, in the Prometheus text format."""
         self.refresh(now_all=True)
-        own = socket_samples(self.hub.store, self._view.state, self.hub.watchers)
-        return exposition(FAMILIES.values(), [*self._api_samples.values(), *self.shared_samples(), *own])
+        of_socket = socket_samples(self.hub.store, self._view.state, self.hub.watchers)
+        return exposition(FAMILIES.values(), [*self._api_samples.values(), *self.shared_samples(), *of_socket])
 
     # -- output -------------------------------------------------------------------------------------------------------
 
@@ -212,7 +212,7 @@ class StatePublisher:
             transfers = sum(edge.transfers for edge in reported.values())
             per_s = self._rate(now, transfers, "edge", key, "transfers")
             seconds = self._rate(now, sum(edge.transfer_s for edge in reported.values()), "edge", key, "transfer_s")
-            edge = max(reported.values(), key=lambda each: each.into)  # only the sender knows the name of the receiver
+            edge = max(reported.values(), key=lambda news: news.into)  # only the sender knows the name of the receiver
             items_s, bytes_s = self._rate(now, items, "edge", key, "items"), self._rate(now, size, "edge", key, "bytes")
             if not (self._runs(edge.source_rank) and self._runs(edge.into_rank)):
                 per_s = items_s = bytes_s = 0.0
@@ -246,7 +246,7 @@ class StatePublisher:
         return not names or not self._running.isdisjoint(names)
 
     def _nodes(self, now: float) -> dict[str, NodeStatus]:
-        made: dict[str, NodeStatus] = {}
+        nodes: dict[str, NodeStatus] = {}
         walks = _walks(self._view.values)
         placed = {name for plan in self._view.spec.plan.ranks for name in plan.held}
         branches = [name for name in self._partitions if name not in placed]  # they run in another node's steps
@@ -254,11 +254,11 @@ class StatePublisher:
             where = worker_name(plan.rank)
             seen = [name for name in branches if f"{where}.{name}.steps" in self._view.values]
             for name in (*plan.nodes, *seen):
-                made[f"{name}@{plan.rank}"] = self._node(name, plan.rank, walks, now)
-        busiest = max(made, key=lambda key: made[key].busy, default=None)
-        if busiest is not None and made[busiest].busy >= BUSY:
-            made[busiest] = msgspec.structs.replace(made[busiest], is_bottleneck=True)
-        return made
+                nodes[f"{name}@{plan.rank}"] = self._node(name, plan.rank, walks, now)
+        busiest = max(nodes, key=lambda key: nodes[key].busy, default=None)
+        if busiest is not None and nodes[busiest].busy >= BUSY:
+            nodes[busiest] = msgspec.structs.replace(nodes[busiest], is_bottleneck=True)
+        return nodes
 
     def _node(self, name: str, rank: int, walks: Mapping[str, dict[str, int]], now: float) -> NodeStatus:
         where, values = f"{worker_name(rank)}.{name}", self._view.values if self._runs(rank) else {}
@@ -450,12 +450,12 @@ def _start_order(child: Process) -> tuple[int, str]:
 
 def _walks(values: Mapping[str, float]) -> dict[str, dict[str, int]]:
     """Return `worker-RANK.NODE` -> walk -> requests in it there, from readings named `worker-RANK.NODE.walk.WALK`."""
-    found: defaultdict[str, dict[str, int]] = defaultdict(dict)
+    walks: defaultdict[str, dict[str, int]] = defaultdict(dict)
     for name, value in values.items():
         node, is_walk, walk = name.partition(".walk.")
         if is_walk and value:
-            found[node][walk] = int(value)
-    return found
+            walks[node][walk] = int(value)
+    return walks
 
 
 def _ms(seconds: float | None) -> float | None:

@@ -98,7 +98,7 @@ class Arrivals:
             if not queue:
                 del self._ordered[sender]
         yield from self._begin_caches()
-        for cache in [each for each in self._caches if each.has_begun and self._are_ready(each.refs)]:
+        for cache in [waiting for waiting in self._caches if waiting.has_begun and self._are_ready(waiting.refs)]:
             self._caches.remove(cache)
             yield Arrival(cache.sender, cache.message, self._failure(cache.refs))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -33,40 +34,48 @@ class CopyEnd(Protocol):
         """Return, without waiting, whether the copy has ended. Raises TransportError if it failed."""
 
 
-class DeviceMemory(Protocol):
-    """Memory that other processes can read. Every failure is a TransportError."""
+class DeviceMemory(ABC):
+    """Memory that other processes can read. Every failure is a TransportError. form: of its handles in messages."""
 
-    @property
-    def form(self) -> type[PeerTensor]:
-        """The form of its handles in messages."""
+    form: type[PeerTensor]
 
+    @abstractmethod
     def holds(self, tensor: Tensor) -> bool:
         """Return whether a tensor is on the device."""
 
+    @abstractmethod
     def allocate(self, size_bytes: int) -> int:
         """Return the address of fresh memory."""
 
+    @abstractmethod
     def free(self, address: int) -> None:
         """Free memory of `allocate`."""
 
+    @abstractmethod
     def handle(self, address: int) -> bytes:
         """Return the handle by which another process opens memory of `allocate`."""
 
+    @abstractmethod
     def open(self, handle: bytes) -> int:
         """Map the memory of another process and return its address here."""
 
+    @abstractmethod
     def unmap(self, address: int) -> None:
         """Undo `open`."""
 
+    @abstractmethod
     def write(self, address: int, tensor: Tensor) -> CopyEnd:
         """Copy a tensor of this device to an address, after the work that the current stream has so far."""
 
+    @abstractmethod
     def read(self, address: int, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[Tensor, CopyEnd]:
         """Copy from an address into a new tensor on this device. Its content is valid once the copy has ended."""
 
+    @abstractmethod
     def take(self, tensor: Tensor) -> None:
         """Hand a tensor of `read` over to the current stream."""
 
+    @abstractmethod
     def close(self) -> None:
         """End everything that is still on its way."""
 
@@ -77,7 +86,7 @@ class _Handle(ctypes.Structure):
     _fields_ = (("reserved", ctypes.c_ubyte * HANDLE_BYTES),)
 
 
-class CudaMemory:
+class CudaMemory(DeviceMemory):
     """Memory of one GPU. All copies run on a stream of their own, so that they overlap with steps."""
 
     form: type[PeerTensor] = CudaTensor
@@ -89,44 +98,37 @@ class CudaMemory:
         self._stream = torch.cuda.Stream(device)
 
     def holds(self, tensor: Tensor) -> bool:
-        """See DeviceMemory."""
         return tensor.is_cuda
 
     def allocate(self, size_bytes: int) -> int:
-        """See DeviceMemory."""
         address = ctypes.c_void_p()
         with torch.cuda.device(self._device):
             self._call("cudaMalloc", ctypes.byref(address), ctypes.c_size_t(size_bytes))
         return int(address.value or 0)
 
     def free(self, address: int) -> None:
-        """See DeviceMemory."""
         with torch.cuda.device(self._device):
             self._call("cudaFree", ctypes.c_void_p(address))
 
     def handle(self, address: int) -> bytes:
-        """See DeviceMemory."""
         handle = _Handle()
         with torch.cuda.device(self._device):
             self._call("cudaIpcGetMemHandle", ctypes.byref(handle), ctypes.c_void_p(address))
         return bytes(handle)
 
     def open(self, handle: bytes) -> int:
-        """See DeviceMemory."""
         if len(handle) != HANDLE_BYTES:
             raise TransportError("a handle of device memory has the wrong size", f"{len(handle)} bytes")
-        address, given = ctypes.c_void_p(), _Handle.from_buffer_copy(handle)
+        address, opened = ctypes.c_void_p(), _Handle.from_buffer_copy(handle)
         with torch.cuda.device(self._device):
-            self._call("cudaIpcOpenMemHandle", ctypes.byref(address), given, ctypes.c_uint(ENABLE_PEER_ACCESS))
+            self._call("cudaIpcOpenMemHandle", ctypes.byref(address), opened, ctypes.c_uint(ENABLE_PEER_ACCESS))
         return int(address.value or 0)
 
     def unmap(self, address: int) -> None:
-        """See DeviceMemory."""
         with torch.cuda.device(self._device):
             self._call("cudaIpcCloseMemHandle", ctypes.c_void_p(address))
 
     def write(self, address: int, tensor: Tensor) -> CopyEnd:
-        """See DeviceMemory."""
         source = tensor.contiguous()
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         done = self._copy(address, source.data_ptr(), source.nbytes)
@@ -134,17 +136,15 @@ class CudaMemory:
         return done
 
     def read(self, address: int, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[Tensor, CopyEnd]:
-        """See DeviceMemory."""
         with torch.cuda.stream(self._stream):
             tensor = torch.empty(shape, dtype=dtype, device=self._device)
         return tensor, self._copy(tensor.data_ptr(), address, tensor.nbytes)
 
     def take(self, tensor: Tensor) -> None:
-        """See DeviceMemory."""
         tensor.record_stream(torch.cuda.current_stream(self._device))
 
     def close(self) -> None:
-        """See DeviceMemory."""
+        """Do nothing: copies end by themselves."""
 
     def _copy(self, target: int, source: int, size_bytes: int) -> CopyEnd:
         stream = ctypes.c_void_p(self._stream.cuda_stream)

@@ -18,11 +18,11 @@ from mstar_core.errors import TransportError
 from mstar_core.host.network import own_address, transfer_engine, window
 from mstar_core.messages.tensors import PeerTensor, RemoteTensor
 from mstar_core.transport.arena import ALIGN_BYTES, FreeList
+from mstar_core.worker.peer_memory.memory import CopyEnd, DeviceMemory
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.worker.peer_memory.memory import CopyEnd
 
 STAGING_BYTES: Final = 64 << 20
 """Least size of a registered segment that tensors are read into."""
@@ -195,7 +195,7 @@ class _Read:
         self._place = None
 
 
-class MooncakeMemory:
+class MooncakeMemory(DeviceMemory):
     """Registered host memory of one worker. Owned by its PeerMemory.
 
     registered: segments by address. reading: tensors on their way, those of ended requests included.
@@ -226,25 +226,20 @@ class MooncakeMemory:
     # -- memory that peers read --------------------------------------------------------------------------------------
 
     def holds(self, tensor: Tensor) -> bool:
-        """See DeviceMemory. Tensors of the host and of a GPU."""
-        return True
+        return True  # tensors of the host and of a GPU
 
     def allocate(self, size_bytes: int) -> int:
-        """See DeviceMemory."""
         return self._register(size_bytes).data_ptr()
 
     def free(self, address: int) -> None:
-        """See DeviceMemory."""
         self.engine.unregister_memory(address)
         del self.registered[address]
 
     def handle(self, address: int) -> bytes:
-        """See DeviceMemory."""
         return f"{self._session} {address}".encode("ascii")
 
     def write(self, address: int, tensor: Tensor) -> CopyEnd:
-        """See DeviceMemory."""
-        base = max(each for each in self.registered if each <= address)
+        base = max(start for start in self.registered if start <= address)
         target = self.registered[base][address - base :][: tensor.nbytes]
         source = tensor.contiguous()
         if self._stream is None or not tensor.is_cuda:
@@ -261,7 +256,7 @@ class MooncakeMemory:
     # -- memory of peers ---------------------------------------------------------------------------------------------
 
     def open(self, handle: bytes) -> int:
-        """See DeviceMemory. Does not block; a peer that cannot be reached fails its tensors."""
+        """Map the memory of a peer without blocking. A peer that cannot be reached fails its tensors."""
         session, _, address = handle.decode("ascii", "replace").partition(" ")
         host, _, port = session.rpartition(":")
         if not (host and port.isdigit() and address.isdigit() and int(address) >> ADDRESS_BITS == 0):
@@ -273,31 +268,31 @@ class MooncakeMemory:
         return index << ADDRESS_BITS | int(address)
 
     def unmap(self, address: int) -> None:
-        """See DeviceMemory. The successor of a peer gets a link of its own."""
+        # The successor of a peer gets a link of its own.
         self._links[address >> ADDRESS_BITS].is_lost = True
 
     def read(self, address: int, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[Tensor, CopyEnd]:
-        """See DeviceMemory. The tensor is on the host."""
+        """Copy into a new tensor on the host."""
         tensor = torch.empty(shape, dtype=dtype)
         if not tensor.nbytes:
             return tensor, _Done()
         link, remote = self._links[address >> ADDRESS_BITS], address & ((1 << ADDRESS_BITS) - 1)
         if link.is_open is False and not link.is_lost:
             self._links[address >> ADDRESS_BITS] = link = _Link(self.engine, link.session)  # try again
-        made = _Read(self, link, remote, tensor)
-        self.reading.append(made)
+        read = _Read(self, link, remote, tensor)
+        self.reading.append(read)
         self.advance()
-        return tensor, made
+        return tensor, read
 
     def take(self, tensor: Tensor) -> None:
-        """See DeviceMemory."""
+        """Do nothing: the tensor is on the host."""
 
     def advance(self) -> None:
         """Advance all reads, so that those that have ended free their staging memory for others."""
-        for each in self.reading:
-            each.advance()
-        if any(each.has_ended for each in self.reading):
-            self.reading = [each for each in self.reading if not each.has_ended]
+        for read in self.reading:
+            read.advance()
+        if any(read.has_ended for read in self.reading):
+            self.reading = [read for read in self.reading if not read.has_ended]
 
     def take_staging(self, size_bytes: int) -> tuple[_Staging, int] | None:
         """Return registered memory for a read, None while others use too much. Raises TransportError."""
@@ -321,15 +316,15 @@ class MooncakeMemory:
         staging.free.give(offset, _aligned(size_bytes))
 
     def close(self) -> None:
-        """See DeviceMemory. Ends the engine first, which may still write."""
+        """End everything that is still on its way: the engine first, which may still write."""
         if self._has_ended:
             return
         self._has_ended = True
         for address in list(self.registered):
             self.engine.unregister_memory(address)
         del self.engine
-        for each in self.reading:
-            each.has_ended = True
+        for read in self.reading:
+            read.has_ended = True
         self.reading.clear()
         self._staging.clear()
         self.registered.clear()
@@ -347,7 +342,7 @@ class MooncakeMemory:
         return data
 
     def _free_unused(self) -> None:
-        for staging in [each for each in self._staging if each.free.largest_bytes == len(each.data)]:
+        for staging in [memory for memory in self._staging if memory.free.largest_bytes == len(memory.data)]:
             self._staging.remove(staging)
             self.free(staging.data.data_ptr())
 

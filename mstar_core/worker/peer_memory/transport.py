@@ -134,13 +134,13 @@ class PeerMemory(Closing):
         self._reads: dict[tuple[str, int, int], tuple[Tensor, CopyEnd]] = {}
         self._failed: dict[tuple[str, int, int], TransportError] = {}
 
-    def values(self, worker: str) -> dict[str, float]:
+    def counters(self) -> dict[str, float]:
         """Return gauges and counters for telemetry."""
         return {
-            f"{worker}.peer_live": float(self.live),
-            f"{worker}.peer_bytes": float(self.used_bytes),
-            f"{worker}.peer_sent_bytes": float(self.sent_bytes),
-            f"{worker}.peer_received_bytes": float(self.received_bytes),
+            "peer_live": self.live,
+            "peer_bytes": self.used_bytes,
+            "peer_sent_bytes": self.sent_bytes,
+            "peer_received_bytes": self.received_bytes,
         }
 
     # -- sending -----------------------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ class PeerMemory(Closing):
     @property
     def used_bytes(self) -> int:
         """Bytes in open loans."""
-        return sum(each.size for each in self._lent.values())
+        return sum(loan.size for loan in self._lent.values())
 
     def suits(self, tensor: Tensor, to: str) -> bool:
         """Return whether a tensor goes to a receiver through device memory."""
@@ -240,9 +240,9 @@ class PeerMemory(Closing):
 
     def is_ready(self, ref: PeerTensor) -> bool:
         """Return whether `take` may be called. Polled; a tensor that was dropped counts as ready."""
-        found = self._reads.get(_key(ref))
+        read = self._reads.get(_key(ref))
         try:
-            return found is None or found[1].query()
+            return read is None or read[1].query()
         except TransportError as error:
             del self._reads[_key(ref)]
             self._failed[_key(ref)] = error
@@ -254,11 +254,11 @@ class PeerMemory(Closing):
 
     def take(self, ref: PeerTensor) -> Tensor:
         """Return a tensor that was read, for use on the current stream. Raises TransportError if it was not begun."""
-        found = self._reads.pop(_key(ref), None)
-        if found is None:
+        read = self._reads.pop(_key(ref), None)
+        if read is None:
             raise TransportError("a tensor of another GPU was not read", f"slot {ref.slot} of {ref.owner}")
-        self._memory.take(found[0])
-        return found[0]
+        self._memory.take(read[0])
+        return read[0]
 
     def drop(self, ref: PeerTensor) -> None:
         """Forget a tensor whose request has ended."""

@@ -149,8 +149,9 @@ def build_nodes(
     )
     loaded = load_nodes(model, context, [node for node in nodes if node.name not in shared])
     if group is not None:
-        own = replace(context, shard=group.shard)
-        loaded += load_nodes(model, own, [local_node(node, own.shard.size) for node in nodes if node.name in shared])
+        sharded = replace(context, shard=group.shard)
+        parts = [local_node(node, sharded.shard.size) for node in nodes if node.name in shared]
+        loaded += load_nodes(model, sharded, parts)
     _prepare(spec, loaded, device, dtype)
     life.phase("kv")
     working = sum(node_module(module).working_bytes(spec.token_budget) for _, module, _ in loaded)  # steps overlap
@@ -176,7 +177,7 @@ def build_nodes(
                 module,
                 device=device,
                 dtype=compute_dtype(node.dtype or spec.dtype, device),
-                max_batch=most_rows(device),
+                max_batch=largest_batch(device),
                 lookahead=lookahead_on(device),
             )
     return loaded, runners
@@ -288,8 +289,8 @@ def load_nodes(
             "see which models can run with: mstarctl models ls",
             plugin=model.plugin,
         )
-    made: Model = load_target(model.model)(context)
-    return [(node, made.get_submodule(node), made.vocab_size(node)) for node in nodes if node.of is None]
+    code: Model = load_target(model.model)(context)
+    return [(node, code.get_submodule(node), code.vocab_size(node)) for node in nodes if node.of is None]
 
 
 def own_nodes(model: ModelSpec, rank: RankPlan) -> list[NodeSpec]:
@@ -356,7 +357,7 @@ def pool_plans(
     fraction = cache.memory_fraction if rank.memory_fraction is None else rank.memory_fraction
     budget = rank_budget(device, fraction, cache.reserve_bytes, working).check()
     shares = node_shares([node.name for node, _ in kv_nodes], cache.share)
-    wanted = PoolRequest(page_size=cache.page_size, pages=cache.pages, tokens=cache.tokens)
+    request = PoolRequest(page_size=cache.page_size, pages=cache.pages, tokens=cache.tokens)
     plans: dict[str, PoolPlan] = {}
     for node, kv in kv_nodes:
         slots = kv.slots(spec.max_concurrent_requests)
@@ -364,7 +365,7 @@ def pool_plans(
         why = budget.sum_text if share == 1 else f"{share:.4g} of {budget.sum_text}"
         plans[node.name] = plan_pool(
             kv,
-            wanted,
+            request,
             node=node.name,
             dtype=dtype,
             free_bytes=int(budget.pool_bytes * share),
@@ -426,8 +427,8 @@ def install_kernels() -> None:
         log.info("%d packed kernels and launchers installed in %.2f s", new, time.monotonic() - started)
 
 
-def most_rows(device: torch.device) -> int:
-    """Return the maximum batch of a stateless step; a CPU runs rows one by one and must not stall decode."""
+def largest_batch(device: torch.device) -> int:
+    """Return the maximum batch of a stateless step; a CPU runs its items one by one and must not stall decode."""
     return 64 if device.type == "cuda" else 8
 
 

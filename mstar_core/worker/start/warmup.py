@@ -25,7 +25,7 @@ from mstar_core.graph import KV_CACHE, GraphNode, NodeSpec, PortType, graph_node
 from mstar_core.messages.tensors import InlineTensor, TensorRef
 from mstar_core.messages.wire import Message
 from mstar_core.messages.work import OpenRequest, RunInputRef, RunWalk, RunWalks, SignalRef, WalkDone, WorkFailed
-from mstar_core.plugin.dry_run import sample_request, sample_runs
+from mstar_core.plugin.check.dry_run import sample_request, sample_runs
 from mstar_core.plugin.params import param_specs
 from mstar_core.plugin.program import Fork, InputFact, Run, Segment, Signal
 from mstar_core.plugin.spec import ModelSpec
@@ -85,7 +85,7 @@ def warm_prefill(runner: NodeRunner, node: NodeSpec) -> None:
     """Run one short prompt through a node that samples ids, and close the request."""
     if node.sampling is None:
         return
-    sampling = SamplingParams(temperature=1.0, top_p=0.9, repetition_penalty=1.1)
+    sampling = SamplingParams(temperature=1.0, repetition_penalty=1.1)
     runner.open(WARMUP, sampling, TOKENS + 1)
     inputs = {id_port(node): torch.zeros(TOKENS, dtype=torch.int64)}
     runner.submit(Job(key=JobKey(-1), handle=WARMUP, inputs=inputs, outputs=(node.sampling.port,)))
@@ -114,11 +114,11 @@ def warm_walks(
     seen: set[tuple[object, ...]] = set()
     for sample in model.samples if nodes else ():
         local = {
-            partition: own
-            for partition, own in sample_runs(model, sample).items()
-            if all(_nodes(model, run) <= runners.keys() for run in own if isinstance(run, Run))
+            partition: wishes
+            for partition, wishes in sample_runs(model, sample).items()
+            if all(_nodes(model, run) <= runners.keys() for run in wishes if isinstance(run, Run))
         }
-        runs = [run for own in local.values() for run in own if isinstance(run, Run)]
+        runs = [run for wishes in local.values() for run in wishes if isinstance(run, Run)]
         shapes = {_shapes(run) for run in runs if _nodes(model, run) & set(nodes)}
         if not shapes - seen:
             continue
@@ -210,8 +210,8 @@ class _WarmupRequest:
 
     def _input(self, value: InputFact | Segment | Signal, port: str, kind: PortType) -> RunInputRef:
         if isinstance(value, Signal):
-            found = [done.signals[value.port] for done in self.done.values() if value.port in done.signals]
-            return SignalRef(key=found[-1][0] if found else -1, rank=self.rank)
+            kept = [done.signals[value.port] for done in self.done.values() if value.port in done.signals]
+            return SignalRef(key=kept[-1][0] if kept else -1, rank=self.rank)
         if not isinstance(value, Segment):
             return _zeros(DTYPES[kind.dtype], value.shape)
         fact = value.inputs.get(port) or next(iter(value.inputs.values()))
@@ -247,9 +247,9 @@ def _zeros(dtype: str, shape: Sequence[int]) -> InlineTensor:
 
 def _filled(zeros: InlineTensor, fill: int | tuple[int, ...]) -> Array:
     """Return the values of a tensor: one for all elements, or each of them in order."""
-    found = np.zeros(zeros.shape, storage(zeros.dtype))
-    found[...] = np.reshape(fill, found.shape) if isinstance(fill, tuple) else fill
-    return found
+    values = np.zeros(zeros.shape, storage(zeros.dtype))
+    values[...] = np.reshape(fill, values.shape) if isinstance(fill, tuple) else fill
+    return values
 
 
 class _ZeroTransport:

@@ -32,13 +32,13 @@ def content_of(inputs: Mapping[str, Ref], run: ActiveRun, numbers: Mapping[str, 
     Known are inputs of the run with a content key, small ones on the host by their values, parameters of the request
     (numbers), and outputs of tasks whose inputs are known.
     """
-    found = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
     for port, ref in sorted(inputs.items()):
         part = _part(ref, run, numbers)
         if part is None:
             return None
-        found.update(f"{port}:{len(part)};".encode() + part)
-    return found.digest()
+        digest.update(f"{port}:{len(part)};".encode() + part)
+    return digest.digest()
 
 
 def _part(ref: Ref, run: ActiveRun, numbers: Mapping[str, float | int | bool]) -> bytes | None:
@@ -74,13 +74,13 @@ class FeatureCache:
 
     def find(self, key: Feature) -> dict[str, Tensor] | None:
         """Return the outputs of a key and count the look-up."""
-        found = self._entries.get(key)
-        if found is None:
+        outputs = self._entries.get(key)
+        if outputs is None:
             self.misses += 1
             return None
         self.hits += 1
         self._entries.move_to_end(key)
-        return found
+        return outputs
 
     def put(self, key: Feature, outputs: Mapping[str, Tensor]) -> None:
         """Keep copies of outputs, which may be views of buffers that later steps overwrite."""
@@ -93,15 +93,11 @@ class FeatureCache:
             self.used_bytes -= sum(value.nbytes for value in dropped.values())
         self._entries[key] = {port: _copied(value) for port, value in outputs.items()}
 
-    def counters(self, name: str) -> dict[str, float]:
+    def counters(self) -> dict[str, float]:
         """Return the gauges and counters of this rank; empty if nothing is kept."""
         if not self.hits + self.misses:
             return {}
-        return {
-            f"{name}.feature_hits": float(self.hits),
-            f"{name}.feature_misses": float(self.misses),
-            f"{name}.feature_bytes": float(self.used_bytes),
-        }
+        return {"feature_hits": self.hits, "feature_misses": self.misses, "feature_bytes": self.used_bytes}
 
 
 def _copied(value: Tensor) -> Tensor:

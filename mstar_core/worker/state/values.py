@@ -127,10 +127,10 @@ def wanted_ports(request: WorkerRequest, run: ActiveRun, task: CompiledTask) -> 
 
 def held_value(request: WorkerRequest, node: str, port: str) -> Tensor:
     """Return the last value of an output port. Raises EngineError when there is none."""
-    found = request.held.get((node, port))
-    if found is None:
+    value = request.held.get((node, port))
+    if value is None:
         raise EngineError(f"node {node} has not produced {port} yet", "a walk starts from its last value", node=node)
-    return found
+    return value
 
 
 def described(key: int, tensor: Tensor) -> tuple[int, str, list[int]]:

@@ -54,7 +54,7 @@ def jobs_of(result: StepResult) -> Collection[JobKey]:
     """Return the keys of all jobs that a step ran, each once."""
     loops: list[JobKey] = [] if result.loop is None else result.loop.keys.tolist()
     if loops_alone(result) is not None:
-        return loops  # one row per key
+        return loops  # one id per key
     keys = {*result.ran, *loops}
     keys.update(done.job.key for done in result.done)
     keys.update(failed.job.key for failed in result.failed)
@@ -74,7 +74,7 @@ def node_of(entry: UnderWay) -> str:
 
 
 def parts_by_node(result: StepResult, nodes: Sequence[str]) -> dict[str, StepResult]:
-    """Divide the time, rows and tokens of a step among the nodes of its jobs. nodes: one for each job."""
+    """Divide the time, batch items and tokens of a step among the nodes of its jobs. nodes: one for each job."""
     shares = {node: count / len(nodes) for node, count in Counter(nodes).items()}
     return {
         node: StepResult(
@@ -100,7 +100,7 @@ class Tracer:
         self.dropped = 0
         self._clock = clock
         self._ended = 0.0
-        self._rows = 0
+        self._batch = 0
         self._spans: list[Span] = []
         self._key = 0
         self._next_open = 0.0
@@ -118,14 +118,14 @@ class Tracer:
         request's nodes on one rank never add up to more than the time that passed.
         """
         self._ended = self._clock()
-        self._rows = result.rows
+        self._batch = result.rows
         alone = loops_alone(result)
         keys = b"" if alone is None else alone.tobytes()
         if self._shared.count(keys, result.duration_s):
             return
         began = self._ended - result.duration_s
-        found = (under_way.get(key) for key in jobs_of(result))
-        entries = [entry for entry in found if entry is not None and not isinstance(entry, MoveJob)]
+        known = (under_way.get(key) for key in jobs_of(result))
+        entries = [entry for entry in known if entry is not None and not isinstance(entry, MoveJob)]
         if len({entry.request.handle for entry in entries}) == len(entries):
             for entry in entries:
                 self._spend(entry, began, result.duration_s)
@@ -149,22 +149,22 @@ class Tracer:
 
     def task(self, entry: TaskJob | ChunkJob, node: str, *, is_looped: bool) -> None:
         """Record the end of a task. Tasks inside a loop add up to one span, sent when the walk ends."""
-        request, run, own = entry.request, entry.run, entry.total
+        request, run, job_total = entry.request, entry.run, entry.total
         self._shared.settle(request)
-        if not own.began:
+        if not job_total.began:
             self._begins(entry, self._ended)
         if not is_looped:
-            self._add(request, "compute", node, run, own.began, self._ended, busy_s=own.busy_s)
+            self._add(request, "compute", node, run, job_total.began, self._ended, busy_s=job_total.busy_s)
             self._queued(entry, node, "queue")
             return
         total = run.totals.get(node)
         if total is None:
-            since = entry.since or own.began
-            total = run.totals[node] = SpanTotal(self._next_key(), since=since, began=own.began)
+            since = entry.since or job_total.began
+            total = run.totals[node] = SpanTotal(self._next_key(), since=since, began=job_total.began)
         total.count += 1
         total.ended = self._ended
-        total.busy_s += own.busy_s
-        total.queued_s += max(0.0, self._ready_s(entry) - own.busy_s) if entry.since else 0.0
+        total.busy_s += job_total.busy_s
+        total.queued_s += max(0.0, self._ready_s(entry) - job_total.busy_s) if entry.since else 0.0
 
     def loop(self, entry: LoopJob, node: str, done: Done) -> None:
         """Record the end of an engine loop."""
@@ -251,7 +251,7 @@ class Tracer:
             total.began,
             now,
             total.count,
-            self._rows,
+            self._batch,
             is_open=True,
             busy_s=total.busy_s,
         )
@@ -305,7 +305,7 @@ class Tracer:
         walk = run.message.walk
         self._keep(
             Span(
-                key or self._next_key(), request.handle, kind, node, walk, start, end, count, self._rows, busy_s=busy_s
+                key or self._next_key(), request.handle, kind, node, walk, start, end, count, self._batch, busy_s=busy_s
             )
         )
 
@@ -351,16 +351,16 @@ class EdgeCounters:
     def crossed(self, name: str, source: str, into_rank: int, size_bytes: int, into: str = "") -> None:
         """Count a value of a walk, or a cache, that is sent to another rank."""
         key = EdgeKey(name, source, into, self._rank, into_rank, False)
-        found = self._sums.setdefault(key, [0, 0, 0, 0.0])
-        found[0] += 1
-        found[1] += size_bytes
+        sums = self._sums.setdefault(key, [0, 0, 0, 0.0])
+        sums[0] += 1
+        sums[1] += size_bytes
 
     def arrived(self, name: str, source: str, source_rank: int, transfer_s: float) -> None:
         """Add the transfer time of a value from another rank, which counted the value."""
         key = EdgeKey(name, source, "", source_rank, self._rank, False)
-        found = self._sums.setdefault(key, [0, 0, 0, 0.0])
-        found[2] += 1
-        found[3] += transfer_s
+        sums = self._sums.setdefault(key, [0, 0, 0, 0.0])
+        sums[2] += 1
+        sums[3] += transfer_s
 
     def closed(self, request: WorkerRequest) -> None:
         """Add the streams of a request that ends."""
@@ -368,16 +368,16 @@ class EdgeCounters:
 
     def news(self, requests: Iterable[WorkerRequest]) -> list[EdgeNews]:
         """Return the edges whose counters changed since the last call. requests: all open requests."""
-        sums = {key: list(found) for key, found in self._sums.items()}
+        sums = {key: list(counts) for key, counts in self._sums.items()}
         for request in requests:
             self._add(sums, request)
-        made = []
+        news = []
         for key, (items, size, transfers, transfer_s) in sums.items():
             edge = EdgeNews(*key, int(items), int(size), int(transfers), round(transfer_s, 6))
             if self._reported.get(key) != edge:
                 self._reported[key] = edge
-                made.append(edge)
-        return made
+                news.append(edge)
+        return news
 
     def _add(self, sums: dict[EdgeKey, list[float]], request: WorkerRequest) -> None:
         for name, inbox in request.inboxes.items():
@@ -385,8 +385,8 @@ class EdgeCounters:
                 continue
             source, into = self._streams.get(name, ("", ""))
             home = request.homes.get(source, self._rank)
-            found = sums.setdefault(EdgeKey(name, source, into, home, self._rank, True), [0, 0, 0, 0.0])
-            found[0] += inbox.received
-            found[1] += inbox.size_bytes
-            found[2] += inbox.transfers
-            found[3] += inbox.transfer_s
+            counts = sums.setdefault(EdgeKey(name, source, into, home, self._rank, True), [0, 0, 0, 0.0])
+            counts[0] += inbox.received
+            counts[1] += inbox.size_bytes
+            counts[2] += inbox.transfers
+            counts[3] += inbox.transfer_s

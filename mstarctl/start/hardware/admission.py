@@ -28,7 +28,7 @@ FULL_PRECISION_BYTES: Final = 4
 class Admission:
     """Requests that run at once, and the reason for the number."""
 
-    count: int
+    max_concurrent_requests: int
     why: str
 
 
@@ -43,9 +43,11 @@ def admission(
     keys: lock key by device, empty on the CPU. weights: bytes of all weights, as of `weights_on_devices`.
     """
     if config.max_concurrent_requests is not None:
-        return Admission(count=config.max_concurrent_requests, why=config.source("max_concurrent_requests"))
+        return Admission(
+            max_concurrent_requests=config.max_concurrent_requests, why=config.source("max_concurrent_requests")
+        )
     if not keys:
-        return Admission(count=FEW, why="the default on the CPU")
+        return Admission(max_concurrent_requests=FEW, why="the default on the CPU")
     totals = {gpu.uuid: gpu.total for gpu in gpus if gpu.uuid}
     memory = {device: totals.get(key, 0) for device, key in keys.items()}
     smallest = min(memory.values())
@@ -53,14 +55,14 @@ def admission(
     why = f"a GPU of {size_text(smallest)}" if smallest else "a GPU of unknown size"
     share = weight_shares(model, plan)
     if not weights or not smallest or not share:
-        return Admission(count=by_device, why=why)
+        return Admission(max_concurrent_requests=by_device, why=why)
     held = [
         _usual_requests(model, config, rank, memory[rank.device], weights * share[rank.rank]) for rank in plan.ranks
     ]
     fits = min((count for count in held if count is not None), default=by_device)
     if fits >= by_device:
-        return Admission(count=by_device, why=why)
-    return Admission(count=_bucket(fits), why=f"{why}: caches for {counted(fits, 'usual request')}")
+        return Admission(max_concurrent_requests=by_device, why=why)
+    return Admission(max_concurrent_requests=_bucket(fits), why=f"{why}: caches for {counted(fits, 'usual request')}")
 
 
 def _bucket(count: int) -> int:

@@ -86,7 +86,7 @@ class View:
         return head.started_at - head.started
 
     def node_role(self, name: str | None) -> str:
-        """Return the role of a node's colour, the same on all screens: by its place in the graph."""
+        """Return the theme role that colours a node on all screens. It depends on the node's position in the graph."""
         names = [node.name for node in self.store.graph.nodes] or sorted({n.name for n in self.store.nodes.values()})
         return f"node.{names.index(name) % NODE_COLOURS}" if name in names else ""
 

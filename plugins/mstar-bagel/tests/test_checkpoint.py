@@ -28,16 +28,16 @@ def official(golden: Any) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for file in (MODEL_FILE, VAE_FILE):
         for name, shape in listed[file].items():
-            mark = next((each for each in counts if each in name), None)
+            mark = next((count for count in counts if count in name), None)
             each_name = [name] if mark is None else [name.replace(mark, str(n)) for n in range(counts[mark])]
             found |= dict.fromkeys(each_name, shape)
     return found
 
 
 def test_names_and_shapes_are_those_of_the_official_files(golden: Any) -> None:
-    wanted = official(golden)
-    assert set(names(Sizes())) == set(wanted)
-    assert {name: list(shape) for name, shape in shapes(Sizes()).items()} == wanted
+    expected = official(golden)
+    assert set(names(Sizes())) == set(expected)
+    assert {name: list(shape) for name, shape in shapes(Sizes()).items()} == expected
 
 
 def test_sizes_follow_the_files(golden: Any, reference: Any) -> None:

@@ -24,9 +24,9 @@ BYTES_OFF = 0.005
 
 def test_flow_times_equal_the_reference(golden: Any) -> None:
     for schedule in golden.json("schedules.json"):
-        found = flow_times(schedule["num_timesteps"], schedule["timestep_shift"])
-        wanted = np.array(schedule["t"], dtype=np.float32)
-        np.testing.assert_allclose(found[: len(wanted)], wanted, atol=1e-6, rtol=0)
+        actual = flow_times(schedule["num_timesteps"], schedule["timestep_shift"])
+        expected = np.array(schedule["t"], dtype=np.float32)
+        np.testing.assert_allclose(actual[: len(expected)], expected, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("number", range(54))
@@ -34,21 +34,21 @@ def test_guidance_equals_the_reference(number: int, golden: Any) -> None:
     cases = golden.cases["cfg_combine"]
     if number >= len(cases):
         pytest.skip(f"runs when MSTAR_GOLDEN names a set of {number + 1} guidance cases")
-    given, case = golden.tensors("cfg_combine"), cases[number]
-    found = guided(
-        given["v"],
-        given["v_cfg_text"],
-        given["v_cfg_img"],
+    inputs, case = golden.tensors("cfg_combine"), cases[number]
+    actual = guided(
+        inputs["v"],
+        inputs["v_cfg_text"],
+        inputs["v_cfg_img"],
         text_scale=case["cfg_text_scale"],
         image_scale=case["cfg_img_scale"],
         renorm=RENORM_TYPES.index(case["cfg_renorm_type"]),
         least=case["cfg_renorm_min"],
     )
-    torch.testing.assert_close(found, given[f"case{case['case']}"], atol=FORMULA, rtol=0)
+    torch.testing.assert_close(actual, inputs[f"case{case['case']}"], atol=FORMULA, rtol=0)
 
 
 def test_a_painting_equals_the_reference_step_by_step(painting: str, golden: Any, run: Any) -> None:
-    case, wanted = golden.cases[painting], golden.tensors(painting)
+    case, expected = golden.cases[painting], golden.tensors(painting)
     run.read(golden, painting)
     for name in BRANCHES:
         assert run.caches[name].length == case["branch_cache_len"][name]
@@ -57,41 +57,41 @@ def test_a_painting_equals_the_reference_step_by_step(painting: str, golden: Any
     guide = guidance(params, is_edit="image" in {kind for kind, _ in golden.prompt(painting)})
     grid = steps(params.num_timesteps, params.timestep_shift)
     is_guided = are_guided(grid[:, 0], guide)
-    np.testing.assert_allclose(grid[:, 0], wanted["t"].numpy(), atol=1e-6, rtol=0)
+    np.testing.assert_allclose(grid[:, 0], expected["t"].numpy(), atol=1e-6, rtol=0)
     combine, pixels = FlowSteps(run.built.sizes.latent_width, CPU), run.built.sizes.token_pixels
     height, width = (side // pixels for side in case["output_hw"])
-    x = wanted["init_noise"].view(height, width, -1)
+    x = expected["init_noise"].view(height, width, -1)
     for number, (time, length, _) in enumerate(grid):
-        raw = {name: wanted.get(f"step{number}.v_{name}") for name in BRANCHES}
+        raw = {name: expected.get(f"step{number}.v_{name}") for name in BRANCHES}
         assert is_guided[number] == case["guided_steps"][number]
-        found = {name: run.velocity(x, float(time), run.caches[name]) for name in BRANCHES if raw[name] is not None}
-        for name, velocity in found.items():
+        actual = {name: run.velocity(x, float(time), run.caches[name]) for name in BRANCHES if raw[name] is not None}
+        for name, velocity in actual.items():
             torch.testing.assert_close(velocity.flatten(0, 1), raw[name], atol=VELOCITY, rtol=0)
         sides = {
-            port: [found[name]]
+            port: [actual[name]]
             for port, name in (("v_text", "cfg_text"), ("v_img", "cfg_img"))
-            if name in found and is_guided[number]
+            if name in actual and is_guided[number]
         }
         x = combine(
             latents=[x],
-            v=[found["main"]],
+            v=[actual["main"]],
             guidance=[np.array([*guide.numbers(), len(grid)], dtype=np.float32)],
             times=[grid],
             step=np.array([number]),
             seeds=np.zeros(1),
             **sides,
         )["latents"][0]
-        torch.testing.assert_close(x.flatten(0, 1), wanted["latents_after_step"][number], atol=LATENTS, rtol=0)
+        torch.testing.assert_close(x.flatten(0, 1), expected["latents_after_step"][number], atol=LATENTS, rtol=0)
         assert length > 0
-    torch.testing.assert_close(x.flatten(0, 1), wanted["final_latents"], atol=LATENTS, rtol=0)
+    torch.testing.assert_close(x.flatten(0, 1), expected["final_latents"], atol=LATENTS, rtol=0)
 
 
 def test_pixels_equal_the_reference(painting: str, golden: Any, reference: Any, decoded: None) -> None:
-    case, wanted = golden.cases[painting], golden.tensors(painting)
+    case, expected = golden.cases[painting], golden.tensors(painting)
     height, width = (side // reference.sizes.token_pixels for side in case["output_hw"])
-    found = reference.decoder.decode(wanted["final_latents"].view(height, width, -1))
-    torch.testing.assert_close(found, wanted["decoded_float"][0], atol=LATENTS, rtol=0)
-    check_pixels(reference.decoder.pixels(found).numpy(), wanted["pixels_uint8"].numpy())
+    actual = reference.decoder.decode(expected["final_latents"].view(height, width, -1))
+    torch.testing.assert_close(actual, expected["decoded_float"][0], atol=LATENTS, rtol=0)
+    check_pixels(reference.decoder.pixels(actual).numpy(), expected["pixels_uint8"].numpy())
 
 
 def check_pixels(found: np.ndarray, wanted: np.ndarray) -> None:
@@ -101,12 +101,12 @@ def check_pixels(found: np.ndarray, wanted: np.ndarray) -> None:
 
 
 def test_the_first_noise_is_that_of_the_reference_for_a_seed(painting: str, golden: Any, reference: Any) -> None:
-    case, wanted = golden.cases[painting], golden.tensors(painting)["init_noise"]
+    case, expected = golden.cases[painting], golden.tensors(painting)["init_noise"]
     noise = FlowSteps(reference.sizes.latent_width, CPU)
     height, width = (side // reference.sizes.token_pixels for side in case["output_hw"])
     grid = [np.zeros((height, width), np.uint8)] * 2
     same, other = noise(grid=grid, seeds=np.array([case["noise_seed"], case["noise_seed"] + 1]))["latents"]
-    assert torch.equal(same.flatten(0, 1), wanted)
+    assert torch.equal(same.flatten(0, 1), expected)
     assert not torch.equal(other, same)
 
 
@@ -119,20 +119,20 @@ def counted(found: dict[str, np.ndarray]) -> dict[str, int]:
 
 def test_default_text_to_image_needs_ninety_forwards() -> None:
     params = Params()
-    found = counted(phases(params.num_timesteps, params.timestep_shift, guidance(params, is_edit=False)))
-    assert found == {"guided": 41, "after": 8}
-    assert 2 * found["guided"] + found["after"] == 90
+    actual = counted(phases(params.num_timesteps, params.timestep_shift, guidance(params, is_edit=False)))
+    assert actual == {"guided": 41, "after": 8}
+    assert 2 * actual["guided"] + actual["after"] == 90
 
 
 def test_phases_hold_every_step_once_and_in_order(painting: str, golden: Any) -> None:
     case = golden.cases[painting]
     params = Params(**{**case["params"], "cfg_interval": tuple(case["params"]["cfg_interval"])})
-    found = phases(params.num_timesteps, params.timestep_shift, guidance(params, is_edit=True))
-    assert np.array_equal(np.concatenate(list(found.values())), steps(params.num_timesteps, params.timestep_shift))
-    wanted = case["guided_steps"]
-    first = wanted.index(True)
-    sizes = {"before": first, "guided": sum(wanted), "after": len(wanted) - first - sum(wanted)}
-    assert counted(found) == {name: size for name, size in sizes.items() if size}
+    actual = phases(params.num_timesteps, params.timestep_shift, guidance(params, is_edit=True))
+    assert np.array_equal(np.concatenate(list(actual.values())), steps(params.num_timesteps, params.timestep_shift))
+    expected = case["guided_steps"]
+    first = expected.index(True)
+    sizes = {"before": first, "guided": sum(expected), "after": len(expected) - first - sum(expected)}
+    assert counted(actual) == {name: size for name, size in sizes.items() if size}
 
 
 def test_a_step_is_guided_below_the_open_and_at_the_closed_end() -> None:

@@ -53,18 +53,18 @@ def relative(found: Tensor, wanted: Tensor) -> float:
 def test_velocities_are_near_the_reference(painting: str, dtype: torch.dtype, golden: Golden, reference: Any) -> None:
     prepare_device(CUDA)
     run, case = Run(build_nodes(reference.folder, dtype, "cuda")), golden.cases[painting]
-    wanted = golden.tensors(painting)
+    expected = golden.tensors(painting)
     run.read(golden, painting)
     height, width = (side // reference.sizes.token_pixels for side in case["output_hw"])
-    x = wanted["init_noise"].view(height, width, -1).to(CUDA)
+    x = expected["init_noise"].view(height, width, -1).to(CUDA)
     for name in BRANCHES:
-        raw = wanted.get(f"step0.v_{name}")
+        raw = expected.get(f"step0.v_{name}")
         if raw is None:
             continue
-        found = run.velocity(x, float(wanted["t"][0]), run.caches[name]).flatten(0, 1)
+        actual = run.velocity(x, float(expected["t"][0]), run.caches[name]).flatten(0, 1)
         if dtype == torch.float32:
-            torch.testing.assert_close(found.cpu(), raw, atol=FLOAT32, rtol=0)
-        assert relative(found, raw) < BFLOAT16
+            torch.testing.assert_close(actual.cpu(), raw, atol=FLOAT32, rtol=0)
+        assert relative(actual, raw) < BFLOAT16
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -73,22 +73,25 @@ def test_features_are_near_the_reference(image: str, dtype: torch.dtype, golden:
     built, inputs = build_nodes(reference.folder, dtype, "cuda"), golden.tensors("preprocess")
     features = built.vit(image=[inputs[f"{image}.vit_input"].to(CUDA)])["features"][0]
     assert relative(features, golden.tensors("vit")[f"{image}.llm_embeds"]) < BFLOAT16
-    latents, wanted = built.encoder(image=[inputs[f"{image}.vae_input"].to(CUDA)])["features"][0], golden.tensors("vae")
+    latents, expected = (
+        built.encoder(image=[inputs[f"{image}.vae_input"].to(CUDA)])["features"][0],
+        golden.tensors("vae"),
+    )
     assert latents.dtype == torch.float32
     if dtype == torch.float32:
-        torch.testing.assert_close(latents.cpu(), wanted[f"{image}.llm_embeds_t0"], atol=FLOAT32, rtol=0)
-    assert relative(latents, wanted[f"{image}.llm_embeds_t0"]) < BFLOAT16
+        torch.testing.assert_close(latents.cpu(), expected[f"{image}.llm_embeds_t0"], atol=FLOAT32, rtol=0)
+    assert relative(latents, expected[f"{image}.llm_embeds_t0"]) < BFLOAT16
 
 
 def test_decoded_pixels_in_bfloat16_are_near_those_in_float32(image: str, golden: Golden, reference: Any) -> None:
     prepare_device(CUDA)
     half = build_nodes(reference.folder, torch.bfloat16, "cuda").decoder
     tokens = to_tokens(golden.tensors("vae")[f"{image}.latent_mean"][0], reference.sizes.latent_patch)
-    found, wanted = (
+    actual, expected = (
         half.pixels(half.decode(tokens.to(CUDA))).cpu(),
         reference.decoder.pixels(reference.decoder.decode(tokens)),
     )
-    assert psnr(found, wanted) > PSNR
+    assert psnr(actual, expected) > PSNR
 
 
 @pytest.mark.parametrize("is_active", [False, True])
@@ -101,10 +104,10 @@ def test_group_norms_equal_float64(shape: tuple[int, ...], is_active: bool) -> N
     norm.weight.data.normal_()
     norm.bias.data.normal_()
     x = (torch.randn(shape, device=CUDA) * 3 + 20).to(torch.bfloat16)
-    wanted = torch.nn.functional.group_norm(x.double(), 32, norm.weight.double(), norm.bias.double(), 1e-6)
-    wanted = torch.nn.functional.silu(wanted) if is_active else wanted
-    found = group_norm(x, norm.to(torch.bfloat16), is_active=is_active)
-    assert float((found.double() - wanted).norm() / wanted.norm()) < 0.01
+    expected = torch.nn.functional.group_norm(x.double(), 32, norm.weight.double(), norm.bias.double(), 1e-6)
+    expected = torch.nn.functional.silu(expected) if is_active else expected
+    actual = group_norm(x, norm.to(torch.bfloat16), is_active=is_active)
+    assert float((actual.double() - expected).norm() / expected.norm()) < 0.01
 
 
 def psnr(found: Tensor, wanted: Tensor) -> float:
@@ -189,24 +192,24 @@ def test_joined_projections_give_the_values_of_separate_ones(grids: list[tuple[i
     images = [torch.randn(*grid, WIDE.latent_width, device=CUDA) for grid in grids]
     times = torch.full((len(grids), 1, 2), 0.7, device=CUDA)
     positions = torch.full((sum(rows * columns + 2 for rows, columns in grids),), 5, device=CUDA)
-    found, wanted = (
+    actual, expected = (
         module(
             kv=Within([rows * columns + 2 for rows, columns in grids]), positions=positions, latents=images, times=times
         )["velocity"]
         for module in (joined, separate)
     )
-    for one, other in zip(found, wanted, strict=True):
+    for one, other in zip(actual, expected, strict=True):
         assert relative(one, other.float().cpu()) < 0.02
 
 
 @pytest.mark.parametrize("tokens", [1, 40, 200])
 def test_joined_projections_of_text_give_the_states_of_separate_ones(tokens: int) -> None:
     positions = torch.arange(tokens, device=CUDA)
-    found, wanted = (
+    actual, expected = (
         module(kv=Within([tokens]), positions=positions, tokens=positions % 7)["hidden"]
         for module in (wide(), wide(is_fused=False))
     )
-    assert relative(found, wanted.float().cpu()) < 0.02
+    assert relative(actual, expected.float().cpu()) < 0.02
 
 
 class Within:
@@ -239,10 +242,10 @@ def test_a_noisy_image_reads_its_cache_in_each_backend(attention: str) -> None:
     module = wide()
     images = [torch.randn(4, 6, WIDE.latent_width), torch.randn(8, 5, WIDE.latent_width)]
     times = torch.tensor([[0.9, 0.1, 0], [0.8, 0.1, 1]])
-    alone = [velocities(engine_of(module), [each], times)[0] for each in images]
+    alone = [velocities(engine_of(module), [image], times)[0] for image in images]
     together = velocities(engine_of(module, attention=attention), images, times)
-    for found, wanted in zip(together, alone, strict=True):
-        assert relative(found, wanted.float().cpu()) < BFLOAT16
+    for actual, expected in zip(together, alone, strict=True):
+        assert relative(actual, expected.float().cpu()) < BFLOAT16
 
 
 def velocities(engine: KVCacheEngine, images: list[Tensor], times: Tensor) -> list[Tensor]:

@@ -16,8 +16,8 @@ def test_kernels_of_group_norms(shape: tuple[int, ...], is_active: bool) -> None
     from mstar_bagel.nodes.group_norm import group_norm
 
     norm = torch.nn.GroupNorm(32, shape[1], 1e-6, device="cuda", dtype=torch.bfloat16).requires_grad_(False)
-    made = group_norm(torch.randn(shape, device="cuda", dtype=torch.bfloat16), norm, is_active=is_active)
-    assert made.shape == shape and made.isfinite().all()
+    actual = group_norm(torch.randn(shape, device="cuda", dtype=torch.bfloat16), norm, is_active=is_active)
+    assert actual.shape == shape and actual.isfinite().all()
 
 
 @pytest.mark.parametrize("parts", [0, 3])
@@ -49,5 +49,5 @@ def test_kernels_are_all_run_here() -> None:
     test_kernels_of_group_norms((3, 64, 5, 7), is_active=True)
     test_kernels_of_joined_projections((7, 33), 3)
     torch.cuda.synchronize()
-    found = launched("mstar_bagel")
-    assert found and all(found.values()), {name for name, has_run in found.items() if not has_run}
+    actual = launched("mstar_bagel")
+    assert actual and all(actual.values()), {name for name, has_run in actual.items() if not has_run}

@@ -68,13 +68,13 @@ def thinker(reference: Any, golden: Any, tmp_path_factory: pytest.TempPathFactor
 
 def writing_head(golden: Any, reference: Any, like: torch.Tensor) -> torch.Tensor:
     """Return a head that greedily writes each case's thought and its end, by the perceptron's rule."""
-    states, wanted = [], list[int]()
+    states, expected = [], list[int]()
     for name in golden.paintings:
         thought = Run(reference).read(golden, name)
         if thought is not None:
             states.append(thought[:-1].double())
-            wanted += [*golden.cases["tokens"][golden.cases[name]["think_text"]], reference.sizes.ids.end]
-    inputs, ids, head = torch.cat(states), torch.tensor(wanted), torch.zeros(like.shape, dtype=torch.float64)
+            expected += [*golden.cases["tokens"][golden.cases[name]["think_text"]], reference.sizes.ids.end]
+    inputs, ids, head = torch.cat(states), torch.tensor(expected), torch.zeros(like.shape, dtype=torch.float64)
     for _ in range(20_000):
         logits = inputs @ head.T
         logits[torch.arange(len(ids)), ids] -= MARGIN
@@ -146,19 +146,19 @@ def test_images_over_http_equal_the_reference(
         reply = httpx.post(f"{server.url}/v1/chat/completions", json={**body, "seed": case["noise_seed"]}, timeout=120)
         assert reply.status_code == 200, reply.text
         (part,) = reply.json()["choices"][0]["message"]["content"]
-        found = picture(base64.b64decode(part["image_url"]["url"].partition(",")[2]))
+        actual = picture(base64.b64decode(part["image_url"]["url"].partition(",")[2]))
     else:
         kinds = "text,image" if thought else "image"
         fields["seed"] = case["noise_seed"]
         answer = generate(server, parts, output_modalities=kinds, model_kwargs=fields)
-        found = pixels(answer)
+        actual = pixels(answer)
         assert (answer["seed"], answer["finish_reason"]) == (case["noise_seed"], "stop")
         assert answer["outputs"]["image"][0]["metadata"]["width"] == case["output_hw"][1]
         if thought:
             assert base64.b64decode(answer["outputs"]["text"][0]["data"]).decode() == thought
     expected = wanted["pixels_uint8"].numpy() if golden.has_decoder else decoded_by(reference, case, wanted)
-    assert found.shape == (*case["output_hw"], 3) == expected.shape
-    apart = np.abs(found.astype(int) - expected.astype(int))
+    assert actual.shape == (*case["output_hw"], 3) == expected.shape
+    apart = np.abs(actual.astype(int) - expected.astype(int))
     assert apart.max() <= 1 and np.count_nonzero(apart) <= BYTES_OFF * apart.size
 
 
@@ -187,8 +187,8 @@ def test_answers_over_http_equal_the_reference(golden: Any, server: Deployment) 
         parts = [*(("image", golden.png(name)) for name in images), ("text", case["prompt"])]
         answer = generate(server, parts, model_kwargs={"max_output_tokens": len(case["tokens"])})
         (text,) = answer["outputs"]["text"]
-        wanted = TextTokenizer(golden.folder).decode(case["tokens"])
-        assert base64.b64decode(text["data"]).decode() == wanted
+        expected = TextTokenizer(golden.folder).decode(case["tokens"])
+        assert base64.b64decode(text["data"]).decode() == expected
         assert answer["finish_reason"] == "length"
         assert answer["usage"]["completion_tokens"] == len(case["tokens"])
         # The start id is part of the cache, and not of the prompt.
@@ -210,16 +210,16 @@ def b64(entry: Any) -> np.ndarray:
 
 def test_generations_have_size_count_and_seeds(client: openai.OpenAI) -> None:
     extra = {"seed": 5, "num_timesteps": 4}
-    made = client.images.generate(model="bagel", prompt="a boat", n=3, size="64x32", extra_body=extra)  # type: ignore[call-overload]
-    images = [b64(entry) for entry in made.data]
+    output = client.images.generate(model="bagel", prompt="a boat", n=3, size="64x32", extra_body=extra)  # type: ignore[call-overload]
+    images = [b64(entry) for entry in output.data]
     assert [image.shape for image in images] == [(32, 64, 3)] * 3
-    assert [entry.seed for entry in made.data] == [5, 6, 7]
+    assert [entry.seed for entry in output.data] == [5, 6, 7]
     assert not is_same(images[0], images[1])
     extra["seed"] = 6
     alone = client.images.generate(model="bagel", prompt="a boat", size="64x32", extra_body=extra)  # type: ignore[call-overload]
     assert is_same(b64(alone.data[0]), images[1])
-    assert made.usage is not None and made.usage.total_tokens > 0
-    assert made.usage.completion_tokens == 0  # type: ignore[attr-defined]  # steps of an image are not tokens
+    assert output.usage is not None and output.usage.total_tokens > 0
+    assert output.usage.completion_tokens == 0  # type: ignore[attr-defined]  # steps of an image are not tokens
 
 
 def test_a_stream_sends_partial_images_and_then_the_image(client: openai.OpenAI, golden: Any) -> None:
@@ -245,9 +245,9 @@ def test_a_stream_sends_partial_images_and_then_the_image(client: openai.OpenAI,
 
 def test_a_thought_comes_back_beside_its_image(client: openai.OpenAI) -> None:
     extra = {"think_mode": True, **SMALL}
-    made = client.images.generate(model="bagel", prompt="a boat", extra_body=extra)
-    assert made.data is not None and made.data[0].revised_prompt
-    assert b64(made.data[0]).shape == (32, 64, 3)
+    output = client.images.generate(model="bagel", prompt="a boat", extra_body=extra)
+    assert output.data is not None and output.data[0].revised_prompt
+    assert b64(output.data[0]).shape == (32, 64, 3)
 
 
 def test_edits_take_one_or_several_images(client: openai.OpenAI, golden: Any, tiny_folder: Path) -> None:
@@ -255,10 +255,10 @@ def test_edits_take_one_or_several_images(client: openai.OpenAI, golden: Any, ti
     files = [(f"{name}.png", golden.png(name)) for name in golden.images]
     one = client.images.edit(model="bagel", image=files[0], prompt="bluer", extra_body={"num_timesteps": 4})
     both = client.images.edit(model="bagel", image=list(files), prompt="join", extra_body={"num_timesteps": 4})
-    for made, name in ((one, golden.images[0]), (both, golden.images[-1])):
-        with Image.open(io.BytesIO(golden.png(name))) as given:
-            width, height = resized_size(given.size, rule)
-        assert made.data is not None and b64(made.data[0]).shape == (height, width, 3)
+    for actual, name in ((one, golden.images[0]), (both, golden.images[-1])):
+        with Image.open(io.BytesIO(golden.png(name))) as inputs:
+            width, height = resized_size(inputs.size, rule)
+        assert actual.data is not None and b64(actual.data[0]).shape == (height, width, 3)
 
 
 def test_chat_reads_images_and_streams(client: openai.OpenAI, golden: Any) -> None:
@@ -286,33 +286,33 @@ def test_chat_gives_an_image_by_its_modalities(small: Deployment) -> None:
 def test_steps_are_events_of_a_full_stream_only(small: Deployment) -> None:
     fields = {"text": "a boat", "output_modalities": "image", "model_kwargs": json.dumps({**SMALL, "num_timesteps": 6})}
     for events in ("full", "data"):
-        given = {**fields, "stream_events": events}
-        answer = httpx.post(f"{small.url}/generate", data=given, timeout=60)
+        inputs = {**fields, "stream_events": events}
+        answer = httpx.post(f"{small.url}/generate", data=inputs, timeout=60)
         lines = [json.loads(line) for line in answer.text.splitlines() if line]
         told = [line["metadata"] for line in lines if line["modality"] == "progress"]
-        wanted = [{"step": number, "steps": 5} for number in range(1, 6)] if events == "full" else []
-        assert told == wanted
+        expected = [{"step": number, "steps": 5} for number in range(1, 6)] if events == "full" else []
+        assert told == expected
         assert [line["modality"] for line in lines if line["modality"] == "image"] == ["image"]
     with MStarClient(small.url) as sdk:
-        made = sdk.generate(text="a boat", output_modalities=["image"], stream=True, **SMALL)
-        assert [type(event).__name__ for event in made] == ["ImageChunk"]
+        output = sdk.generate(text="a boat", output_modalities=["image"], stream=True, **SMALL)
+        assert [type(event).__name__ for event in output] == ["ImageChunk"]
 
 
 def test_usage_tells_whether_an_image_was_guided(small: Deployment) -> None:
-    for text, image, wanted in ((4.0, 1.0, (1, 0)), (4.0, 1.5, (1, 1)), (1.0, 1.5, (0, 0))):
+    for text, image, expected in ((4.0, 1.0, (1, 0)), (4.0, 1.5, (1, 1)), (1.0, 1.5, (0, 0))):
         kwargs = {**SMALL, "cfg_text_scale": text, "cfg_img_scale": image}
         answer = generate(small, [("text", "a boat")], output_modalities="image", model_kwargs=kwargs)
-        assert (answer["usage"]["guidance"], answer["usage"]["image_guidance"]) == wanted
-        assert bool(answer["warnings"]) == (wanted == (0, 0))
+        assert (answer["usage"]["guidance"], answer["usage"]["image_guidance"]) == expected
+        assert bool(answer["warnings"]) == (expected == (0, 0))
 
 
 def test_a_full_stream_of_generate_has_partial_images_that_were_asked_for(small: Deployment) -> None:
     kwargs = {**SMALL, "num_timesteps": 6, "partial_images": 1}
     fields = {"text": "a boat", "output_modalities": "image", "model_kwargs": json.dumps(kwargs)}
-    for events, wanted in (("full", ["partial_image", "image"]), ("data", ["image"])):
+    for events, expected in (("full", ["partial_image", "image"]), ("data", ["image"])):
         answer = httpx.post(f"{small.url}/generate", data={**fields, "stream_events": events}, timeout=60)
         lines = [json.loads(line) for line in answer.text.splitlines() if line]
-        assert [line["modality"] for line in lines if line["modality"].endswith("image")] == wanted
+        assert [line["modality"] for line in lines if line["modality"].endswith("image")] == expected
 
 
 # -- load, cancel, refusals -------------------------------------------------------------------------------------------
@@ -324,18 +324,18 @@ def test_ten_requests_of_different_kinds_at_once(client: openai.OpenAI, golden: 
 
     def chat(parts: Sequence[tuple[str, Any]], **fields: Any) -> str:
         messages: Any = [{"role": "user", "content": contents(parts)}]
-        made = client.chat.completions.create(model="bagel", messages=messages, seed=3, max_tokens=24, **fields)
-        return str(made.choices[0].message.content)
+        actual = client.chat.completions.create(model="bagel", messages=messages, seed=3, max_tokens=24, **fields)
+        return str(actual.choices[0].message.content)
 
     def paint(**extra: Any) -> np.ndarray:
-        made = client.images.generate(model="bagel", prompt="a boat", extra_body={"seed": 3, **SMALL, **extra})
-        assert made.data is not None
-        return b64(made.data[0])
+        output = client.images.generate(model="bagel", prompt="a boat", extra_body={"seed": 3, **SMALL, **extra})
+        assert output.data is not None
+        return b64(output.data[0])
 
     def edit(*files: bytes) -> np.ndarray:
-        given = [(f"{number}.png", each) for number, each in enumerate(files)]
+        inputs = [(f"{number}.png", each) for number, each in enumerate(files)]
         extra = {"seed": 3, "num_timesteps": 4}
-        made = client.images.edit(model="bagel", image=list(given), prompt="bluer", extra_body=extra)
+        made = client.images.edit(model="bagel", image=list(inputs), prompt="bluer", extra_body=extra)
         assert made.data is not None
         return b64(made.data[0])
 
@@ -428,10 +428,10 @@ def test_wrong_edits_are_refused(small: Deployment, golden: Any) -> None:
         ([("image", ("a.wav", b"RIFF\0\0\0\0WAVEfmt "))], 415, ("unsupported_media_type", "image")),
         ([("n", (None, "1"))], 400, ("missing_field", "image")),
     ]
-    for files, status, wanted in cases:
+    for files, status, expected in cases:
         answer = httpx.post(f"{small.url}/v1/images/edits", data={"prompt": "x"}, files=files, timeout=60)
         error = answer.json()["error"]
-        assert (answer.status_code, (error["code"], error["param"])) == (status, wanted), answer.text
+        assert (answer.status_code, (error["code"], error["param"])) == (status, expected), answer.text
 
 
 def test_more_images_than_fit_are_refused_with_their_tokens(small: Deployment) -> None:
@@ -449,18 +449,18 @@ def test_more_images_than_fit_are_refused_with_their_tokens(small: Deployment) -
 
 def test_the_sdk_and_the_command_line_make_the_same_images(small: Deployment, golden: Any, tmp_path: Path) -> None:
     with MStarClient(small.url) as sdk:
-        made = sdk.generate_image("a boat", seed=3, **SMALL)
+        actual = sdk.generate_image("a boat", seed=3, **SMALL)
         edited = sdk.edit_image("bluer", golden.png(golden.images[0]), seed=3, num_timesteps=4)
     source = tmp_path / "in.png"
     source.write_bytes(golden.png(golden.images[0]))
     calls = [
-        (made, ["--text", "a boat", *(f"--param={name}={value}" for name, value in SMALL.items())]),
+        (actual, ["--text", "a boat", *(f"--param={name}={value}" for name, value in SMALL.items())]),
         (edited, ["--text", "bluer", "--image", str(source), "--param=num_timesteps=4"]),
     ]
     environment = {**os.environ, "MSTAR_RUNTIME_DIR": str(small.root)}
-    for number, (wanted, words) in enumerate(calls):
+    for number, (expected, words) in enumerate(calls):
         out = tmp_path / f"{number}.png"
         command = [sys.executable, "-m", "mstarctl", "call", "small", *words, "--param=seed=3", "--out", str(out)]
         done = subprocess.run(command, cwd=REPO, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-        assert is_same(picture(out.read_bytes()), picture(wanted))
+        assert is_same(picture(out.read_bytes()), picture(expected))

@@ -75,14 +75,14 @@ class Painter:
 
     def step(self, latents: dict[int, Tensor], step: int) -> dict[tuple[int, str], Tensor]:
         """Return the velocities of one step, by handle and branch."""
-        wanted: dict[int, tuple[int, str]] = {}
+        expected: dict[int, tuple[int, str]] = {}
         for handle, x in latents.items():
             for branch in ("main", "cfg_text"):
                 inputs = {"latents": x, "times": TIMES, STEP: torch.tensor(step)}
                 key = self.submit(handle, inputs, branch=branch, attend=LOOK, outputs=("velocity",))
-                wanted[key] = (handle, branch)
-        ended = [done for done in self._run() if int(done.job.key) in wanted]
-        return {wanted[int(done.job.key)]: done.outputs["velocity"].clone() for done in ended}
+                expected[key] = (handle, branch)
+        ended = [done for done in self._run() if int(done.job.key) in expected]
+        return {expected[int(done.job.key)]: done.outputs["velocity"].clone() for done in ended}
 
     def submit(self, handle: int, inputs: dict[str, Tensor], *, sample: bool = False, **fields: Any) -> int:
         self.keys += 1
@@ -111,13 +111,13 @@ def test_a_captured_image_encoder_equals_the_plain_one(device: str) -> None:
         captured.capture(captures)
         for _ in range(2):
             image = torch.rand(3, 4 * 14, 6 * 14) * 2 - 1
-            wanted, found = (each(image=[image])["features"][0] for each in (plain, captured))
-            assert float((found.float() - wanted.float()).norm() / wanted.float().norm()) < BUDGETS[device]
+            expected, actual = (each(image=[image])["features"][0] for each in (plain, captured))
+            assert float((actual.float() - expected.float()).norm() / expected.float().norm()) < BUDGETS[device]
             while captured.idle():
                 pass
         assert captures.counts.hits == 1
         both = captured(image=[image, image])["features"]
-        assert float((both[1].float() - wanted.float()).norm() / wanted.float().norm()) < BUDGETS[device]
+        assert float((both[1].float() - expected.float()).norm() / expected.float().norm()) < BUDGETS[device]
 
 
 def test_branches_of_an_image_share_a_forward() -> None:
@@ -142,10 +142,10 @@ def test_captured_image_steps_equal_plain_ones(device: str) -> None:
         while captured.engine.idle():
             pass
         before = captured.engine.counters()["graph_hits"]
-        for step, given in enumerate((images, {1: images[1]})):
-            wanted, found = (painter.step(given, step) for painter in (plain, captured))
-            assert wanted.keys() == found.keys() and len(found) == 2 * len(given)
-            for key, velocity in found.items():
-                away = (velocity - wanted[key]).norm() / wanted[key].norm()
+        for step, inputs in enumerate((images, {1: images[1]})):
+            expected, actual = (painter.step(inputs, step) for painter in (plain, captured))
+            assert expected.keys() == actual.keys() and len(actual) == 2 * len(inputs)
+            for key, velocity in actual.items():
+                away = (velocity - expected[key]).norm() / expected[key].norm()
                 assert float(away) < BUDGETS[device], key
         assert captured.engine.counters()["graph_hits"] > before

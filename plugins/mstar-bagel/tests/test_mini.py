@@ -43,10 +43,10 @@ def url() -> Iterator[str]:
 
 def test_unseen_scenes_are_drawn_described_and_recoloured(url: str) -> None:
     with judge_shapes.Served(url, POINTS) as served:
-        found = judge_shapes.judge(served, SCENES)
-    assert found["drawn"] >= LEAST, found
-    assert found["described"] >= 0.9, found
-    assert found["edited"] >= 0.9, found
+        verdict = judge_shapes.judge(served, SCENES)
+    assert verdict["drawn"] >= LEAST, verdict
+    assert verdict["described"] >= 0.9, verdict
+    assert verdict["edited"] >= 0.9, verdict
 
 
 # -- in one process ----------------------------------------------------------------------------------------------------

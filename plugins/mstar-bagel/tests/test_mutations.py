@@ -32,13 +32,13 @@ EDITS = [name for name in GOLDEN.paintings if any(kind == "image" for kind, _ in
 
 def paint(golden: Golden, run: Run, name: str) -> Tensor:
     """Return the final latents of a generation case, computed with what is patched."""
-    case, wanted = golden.cases[name], golden.tensors(name)
+    case, expected = golden.cases[name], golden.tensors(name)
     run.read(golden, name)
     params = Params(**{**case["params"], "cfg_interval": tuple(case["params"]["cfg_interval"])})
     guide = guidance(params, is_edit=name in EDITS)
     combine = FlowSteps(run.built.sizes.latent_width, torch.device("cpu"))
     height, width = (side // run.built.sizes.token_pixels for side in case["output_hw"])
-    x = wanted["init_noise"].view(height, width, -1)
+    x = expected["init_noise"].view(height, width, -1)
     has_image_branch = guide.image_scale > 1 and (name in EDITS or "think_text" in case)
     for phase, times in schedule.phases(params.num_timesteps, params.timestep_shift, guide).items():
         names = {"v": "main"}
@@ -299,15 +299,15 @@ def test_thoughts_do_not_belong_to_the_image_branch(golden: Golden, reference: A
 
 
 def features_apart(golden: Golden, reference: Any) -> float:
-    wanted, inputs = golden.tensors("vit"), golden.tensors("preprocess")
+    expected, inputs = golden.tensors("vit"), golden.tensors("preprocess")
     made = {name: reference.vit(image=[inputs[f"{name}.vit_input"]])["features"][0] for name in golden.images}
-    return max(float((found - wanted[f"{name}.llm_embeds"]).abs().max()) for name, found in made.items())
+    return max(float((found - expected[f"{name}.llm_embeds"]).abs().max()) for name, found in made.items())
 
 
 def latents_apart(golden: Golden, reference: Any) -> float:
-    wanted, inputs = golden.tensors("vae"), golden.tensors("preprocess")
+    expected, inputs = golden.tensors("vae"), golden.tensors("preprocess")
     made = {name: reference.encoder.encode(inputs[f"{name}.vae_input"]).flatten(0, 1) for name in golden.images}
-    return max(float((found - wanted[f"{name}.latent_tokens"]).abs().max()) for name, found in made.items())
+    return max(float((found - expected[f"{name}.latent_tokens"]).abs().max()) for name, found in made.items())
 
 
 def test_channels_before_pixels_in_a_patch_are_seen(golden: Golden, reference: Any, patch: Patch) -> None:

@@ -35,36 +35,36 @@ def test_patches_are_channel_last_in_row_order(golden: Any, reference: Any) -> N
 
 
 def test_image_features_equal_the_reference(image: str, golden: Any, reference: Any) -> None:
-    wanted, pixels = golden.tensors("vit"), golden.tensors("preprocess")[f"{image}.vit_input"]
-    lengths = [len(wanted[f"{image}.encoder_out"])]
-    close(reference.vit.vit_model.vision_model([pixels], lengths), wanted[f"{image}.encoder_out"], FEATURES)
-    close(reference.vit(image=pixels[None])["features"][0], wanted[f"{image}.llm_embeds"], FEATURES)
+    expected, pixels = golden.tensors("vit"), golden.tensors("preprocess")[f"{image}.vit_input"]
+    lengths = [len(expected[f"{image}.encoder_out"])]
+    close(reference.vit.vit_model.vision_model([pixels], lengths), expected[f"{image}.encoder_out"], FEATURES)
+    close(reference.vit(image=pixels[None])["features"][0], expected[f"{image}.llm_embeds"], FEATURES)
 
 
 def test_packed_images_give_the_features_of_each_alone(golden: Any, reference: Any) -> None:
-    wanted, inputs = golden.tensors("vit"), golden.tensors("preprocess")
+    expected, inputs = golden.tensors("vit"), golden.tensors("preprocess")
     packed = reference.vit(image=[inputs[f"{name}.vit_input"] for name in golden.images])["features"]
-    for name, found in zip(golden.images, packed, strict=True):
-        close(found, wanted[f"{name}.llm_embeds"], FEATURES)
-    close(torch.cat(packed), wanted[f"packed_{''.join(golden.images)}.llm_embeds"], FEATURES)
+    for name, actual in zip(golden.images, packed, strict=True):
+        close(actual, expected[f"{name}.llm_embeds"], FEATURES)
+    close(torch.cat(packed), expected[f"packed_{''.join(golden.images)}.llm_embeds"], FEATURES)
 
 
 # -- autoencoder ------------------------------------------------------------------------------------------------------
 
 
 def test_clean_latents_equal_the_reference(image: str, golden: Any, reference: Any) -> None:
-    wanted, pixels = golden.tensors("vae"), golden.tensors("preprocess")[f"{image}.vae_input"]
-    close(reference.encoder.encoder(pixels[None]), wanted[f"{image}.moments"], FEATURES)
+    expected, pixels = golden.tensors("vae"), golden.tensors("preprocess")[f"{image}.vae_input"]
+    close(reference.encoder.encoder(pixels[None]), expected[f"{image}.moments"], FEATURES)
     tokens = reference.encoder.encode(pixels)
-    close(tokens.flatten(0, 1), wanted[f"{image}.latent_tokens"], FEATURES)
-    close(from_tokens(tokens, reference.sizes.latent_patch), wanted[f"{image}.latent_mean"][0], FEATURES)
-    close(reference.encoder(image=[pixels])["features"][0], wanted[f"{image}.llm_embeds_t0"], FEATURES)
+    close(tokens.flatten(0, 1), expected[f"{image}.latent_tokens"], FEATURES)
+    close(from_tokens(tokens, reference.sizes.latent_patch), expected[f"{image}.latent_mean"][0], FEATURES)
+    close(reference.encoder(image=[pixels])["features"][0], expected[f"{image}.llm_embeds_t0"], FEATURES)
 
 
 def test_decoded_latents_equal_the_reference(image: str, golden: Any, reference: Any, decoded: None) -> None:
-    wanted = golden.tensors("vae")
-    tokens = to_tokens(wanted[f"{image}.latent_mean"][0], reference.sizes.latent_patch)
-    close(reference.decoder.decode(tokens), wanted[f"{image}.decode_of_latent_mean"][0], FEATURES)
+    expected = golden.tensors("vae")
+    tokens = to_tokens(expected[f"{image}.latent_mean"][0], reference.sizes.latent_patch)
+    close(reference.decoder.decode(tokens), expected[f"{image}.decode_of_latent_mean"][0], FEATURES)
 
 
 def test_the_autoencoder_in_bfloat16_is_near_float32(image: str, golden: Any, reference: Any) -> None:
@@ -73,8 +73,8 @@ def test_the_autoencoder_in_bfloat16_is_near_float32(image: str, golden: Any, re
     decoder.use_half_precision(torch.bfloat16)
     encoder.use_half_precision(torch.bfloat16)
     tokens = to_tokens(golden.tensors("vae")[f"{image}.latent_mean"][0], reference.sizes.latent_patch)
-    found, wanted = (each.pixels(each.decode(tokens)).double() for each in (decoder, reference.decoder))
-    assert 10 * torch.log10(255**2 / (found - wanted).square().mean()) > 42
+    actual, expected = (each.pixels(each.decode(tokens)).double() for each in (decoder, reference.decoder))
+    assert 10 * torch.log10(255**2 / (actual - expected).square().mean()) > 42
     pixels = golden.tensors("preprocess")[f"{image}.vae_input"]
     half, whole = (each(image=[pixels])["features"][0] for each in (encoder, reference.encoder))
     assert half.dtype == torch.float32
@@ -83,10 +83,10 @@ def test_the_autoencoder_in_bfloat16_is_near_float32(image: str, golden: Any, re
 
 def test_a_posterior_sample_is_scaled_as_in_the_reference(image: str, golden: Any, reference: Any) -> None:
     """The server uses the mean; the stored sample proves how moments and scale are read."""
-    wanted, vae = golden.tensors("vae"), reference.sizes.vae
-    mean, logvar = wanted[f"{image}.moments"].chunk(2, dim=1)
-    sample = vae.scale * (mean + (logvar / 2).exp() * wanted[f"{image}.eps"] - vae.shift)
-    close(sample, wanted[f"{image}.latent_sampled"], FEATURES)
+    expected, vae = golden.tensors("vae"), reference.sizes.vae
+    mean, logvar = expected[f"{image}.moments"].chunk(2, dim=1)
+    sample = vae.scale * (mean + (logvar / 2).exp() * expected[f"{image}.eps"] - vae.shift)
+    close(sample, expected[f"{image}.latent_sampled"], FEATURES)
 
 
 def test_the_memory_of_the_largest_steps_is_known(reference: Any) -> None:
@@ -99,22 +99,22 @@ def test_the_memory_of_the_largest_steps_is_known(reference: Any) -> None:
 
 def test_pixels_are_truncated(reference: Any) -> None:
     values = torch.tensor([-1.5, -1.0, 0.0, 0.999, 1.0, 2.0])
-    found = reference.decoder.pixels(values.expand(3, 1, 6))
-    assert found[0, :, 0].tolist() == [0, 0, 127, 254, 255, 255]
+    actual = reference.decoder.pixels(values.expand(3, 1, 6))
+    assert actual[0, :, 0].tolist() == [0, 0, 127, 254, 255, 255]
 
 
 # -- language model ---------------------------------------------------------------------------------------------------
 
 
 def test_text_equals_the_reference(golden: Any, run: Any) -> None:
-    wanted, main = golden.tensors("text"), run.caches["main"]
-    hidden = run.text(wanted["chat.input_ids"].tolist(), main)
-    close(hidden, wanted["chat.hidden"], FEATURES)
-    close(run.llm.head(hidden), wanted["chat.prefill_logits"], LOGITS)
-    check_caches(main, wanted, "chat")
-    ids, logits = run.greedy(len(wanted["chat.decode_logits"]), main)
-    close(logits, wanted["chat.decode_logits"], LOGITS)
-    assert ids[: len(wanted["chat.greedy_tokens"])] == wanted["chat.greedy_tokens"].tolist()
+    expected, main = golden.tensors("text"), run.caches["main"]
+    hidden = run.text(expected["chat.input_ids"].tolist(), main)
+    close(hidden, expected["chat.hidden"], FEATURES)
+    close(run.llm.head(hidden), expected["chat.prefill_logits"], LOGITS)
+    check_caches(main, expected, "chat")
+    ids, logits = run.greedy(len(expected["chat.decode_logits"]), main)
+    close(logits, expected["chat.decode_logits"], LOGITS)
+    assert ids[: len(expected["chat.greedy_tokens"])] == expected["chat.greedy_tokens"].tolist()
 
 
 def check_caches(cache: Any, wanted: dict[str, torch.Tensor], prefix: str, order: list[int] | None = None) -> None:
@@ -129,7 +129,7 @@ def check_caches(cache: Any, wanted: dict[str, torch.Tensor], prefix: str, order
 
 @pytest.mark.parametrize("case", GOLDEN.cases["understanding"])
 def test_understanding_equals_the_reference(case: str, golden: Any, run: Any) -> None:
-    wanted, inputs = golden.tensors("understanding"), golden.tensors("preprocess")
+    expected, inputs = golden.tensors("understanding"), golden.tensors("preprocess")
     facts, main, states, order = golden.cases["understanding"][case], run.caches["main"], [], list[int]()
     for name in facts["images"]:
         features = run.built.vit(image=inputs[f"{name}.vit_input"][None])["features"][0]
@@ -137,13 +137,13 @@ def test_understanding_equals_the_reference(case: str, golden: Any, run: Any) ->
         begin = len(order)
         order += [*range(begin + 1, begin + 1 + len(features)), begin, begin + 1 + len(features)]
         states.append(run.image(main, embeds=features))
-    close(torch.cat(states), wanted[f"{case}.vit_segment_hidden"][torch.tensor(order)], FEATURES)
-    ids = wanted[f"{case}.text_input_ids"].tolist()
-    close(run.text(ids, main), wanted[f"{case}.text_hidden"], FEATURES)
+    close(torch.cat(states), expected[f"{case}.vit_segment_hidden"][torch.tensor(order)], FEATURES)
+    ids = expected[f"{case}.text_input_ids"].tolist()
+    close(run.text(ids, main), expected[f"{case}.text_hidden"], FEATURES)
     assert (main.length, main.position) == (facts["cache_len"], facts["decode_rope_start"])
-    check_caches(main, wanted, case, [*order, *range(len(order), main.length)])
-    ids, logits = run.greedy(len(wanted[f"{case}.decode_logits"]), main)
-    close(logits, wanted[f"{case}.decode_logits"], LOGITS)
+    check_caches(main, expected, case, [*order, *range(len(order), main.length)])
+    ids, logits = run.greedy(len(expected[f"{case}.decode_logits"]), main)
+    close(logits, expected[f"{case}.decode_logits"], LOGITS)
     assert ids[: len(facts["tokens"])] == facts["tokens"]
 
 
@@ -151,9 +151,9 @@ def test_understanding_equals_the_reference(case: str, golden: Any, run: Any) ->
 
 
 def test_time_embeddings_equal_the_reference(golden: Any, reference: Any) -> None:
-    wanted = golden.tensors("vae")
-    close(time_features(wanted["time.t"]), wanted["time.features"], FEATURES)
-    close(reference.llm.time_embedder(wanted["time.t"]), wanted["time.embedding"], FEATURES)
+    expected = golden.tensors("vae")
+    close(time_features(expected["time.t"]), expected["time.features"], FEATURES)
+    close(reference.llm.time_embedder(expected["time.t"]), expected["time.embedding"], FEATURES)
 
 
 def test_position_tables_follow_their_formula(golden: Any, reference: Any) -> None:

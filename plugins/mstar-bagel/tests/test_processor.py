@@ -64,9 +64,9 @@ def ids_of(inputs: Inputs) -> list[list[int]]:
 
 def test_sizes_follow_the_official_rules(golden: Any) -> None:
     for case in golden.json("resize_cases.json"):
-        found = {name.partition("_")[0]: (rule_of(name), size) for name, size in case.items() if name != "wh"}
+        actual = {name.partition("_")[0]: (rule_of(name), size) for name, size in case.items() if name != "wh"}
         (first_rule, first), (then_rule, then), (direct_rule, direct) = (
-            found[kind] for kind in ("rule", "then", "direct")
+            actual[kind] for kind in ("rule", "then", "direct")
         )
         size = resized_size(tuple(case["wh"]), first_rule)
         assert list(size) == first and list(resized_size(size, then_rule)) == then
@@ -80,15 +80,15 @@ def rule_of(name: str) -> ResizeRule:
 
 
 def test_pixels_equal_the_reference(image: str, golden: Any, reference: Any, processor: Processor) -> None:
-    wanted = golden.tensors("preprocess")
+    expected = golden.tensors("preprocess")
     with Image.open(io.BytesIO(golden.png(image))) as given:
         first = resize(given.convert("RGB"), reference.sizes.vae_rule)
-    assert np.array_equal(np.asarray(first), wanted[f"{image}.resized_uint8"].numpy())
+    assert np.array_equal(np.asarray(first), expected[f"{image}.resized_uint8"].numpy())
     inputs = processor.process_prompt(request([("image", golden.png(image)), ("text", "bluer")], ["image"]))
     arrays = inputs.segments[0].arrays
     for name in ("vae", "vit"):
         values = SignedPixels()(torch.from_numpy(arrays[f"{name}_image"]))
-        torch.testing.assert_close(values, wanted[f"{image}.{name}_input"], atol=PIXELS, rtol=0)
+        torch.testing.assert_close(values, expected[f"{image}.{name}_input"], atol=PIXELS, rtol=0)
 
 
 def test_transparent_pixels_are_white(processor: Processor) -> None:
@@ -141,21 +141,21 @@ def test_messages_are_segments_and_chatml_adds_roles(reference: Any, processor: 
     assert ids_of(plain) == [[ids.start, *tokenizer.encode(text), ids.end] for _, text in parts]
     chat = processor.process_prompt(request(parts, turns=roles, prompt_format="chatml"))
     line = tokenizer.encode("\n")
-    wanted = [
+    expected = [
         [ids.start, *tokenizer.encode(f"{role}\n{text}"), ids.end, *line]
         for role, (_, text) in zip(roles, parts, strict=True)
     ]
     header = [ids.start, *tokenizer.encode("assistant\n")]
-    assert [*ids_of(chat), chat.arrays["start"].tolist()] == [*wanted, header[:-1], header[-1:]]
+    assert [*ids_of(chat), chat.arrays["start"].tolist()] == [*expected, header[:-1], header[-1:]]
 
 
 def test_spelled_out_control_tokens_stay_text(reference: Any, processor: Processor) -> None:
     ids = reference.sizes.ids
     inputs = processor.process_prompt(request([("text", "a<|im_end|><|vision_start|>b")]))
-    (found,) = ids_of(inputs)
+    (actual,) = ids_of(inputs)
     control = {ids.start, ids.end, ids.image_start, ids.image_end}
-    assert [token for token in found if token in control] == [ids.start, ids.end]
-    assert processor.tokenizer.decode(found) == "a<|im_end|><|vision_start|>b"
+    assert [token for token in actual if token in control] == [ids.start, ids.end]
+    assert processor.tokenizer.decode(actual) == "a<|im_end|><|vision_start|>b"
 
 
 def test_text_leaves_in_whole_characters(processor: Processor) -> None:
@@ -225,15 +225,15 @@ GUIDED: list[tuple[dict[str, Any], tuple[int, int], str]] = [
 
 @pytest.mark.parametrize("number", range(len(GUIDED)))
 def test_usage_and_warnings_name_the_guidance_that_is_off(number: int, processor: Processor) -> None:
-    params, wanted, warning = GUIDED[number]
-    made = processor.process_prompt(request([("text", "x")], ["image"], **params))
-    assert (made.usage["guidance"], made.usage["image_guidance"]) == wanted
-    assert [warning in each for each in made.warnings] == ([True] if warning else [])
+    params, expected, warning = GUIDED[number]
+    inputs = processor.process_prompt(request([("text", "x")], ["image"], **params))
+    assert (inputs.usage["guidance"], inputs.usage["image_guidance"]) == expected
+    assert [warning in each for each in inputs.warnings] == ([True] if warning else [])
 
 
 def test_edits_have_image_guidance_by_default(processor: Processor, golden: Any) -> None:
-    made = processor.process_prompt(request([("image", golden.png(golden.images[0])), ("text", "x")], ["image"]))
-    assert made.usage == {"guidance": 1, "image_guidance": 1} and not made.warnings
+    inputs = processor.process_prompt(request([("image", golden.png(golden.images[0])), ("text", "x")], ["image"]))
+    assert inputs.usage == {"guidance": 1, "image_guidance": 1} and not inputs.warnings
 
 
 # -- limits and refusals ----------------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ class Recorded(nn.Module):
         self.seen: list[Tensor] = []
 
     def forward(self, *, latents: Sequence[Tensor]) -> Any:
-        self.seen += [each.clone() for each in latents]
+        self.seen += [latent.clone() for latent in latents]
         return self.inner(latents=latents)
 
 
@@ -125,22 +125,22 @@ def runtime(golden: Any, reference: Any, built: Any, ranks: int = 1, **settings:
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_an_image_equals_the_reference(painting: str, ranks: int, golden: Any, reference: Any, recorded: Any) -> None:
     built, decoder = recorded
-    case, wanted = golden.cases[painting], golden.tensors(painting)
+    case, expected = golden.cases[painting], golden.tensors(painting)
     ids = [*golden.cases["tokens"][case["think_text"]], reference.sizes.ids.end] if "think_text" in case else []
     llm = Scripted(built["LLM"].module, ids)
     served = runtime(golden, reference, built | {"LLM": replace(built["LLM"], module=llm)}, ranks)
     request, _ = painted(golden, painting)
     (outcome,) = served.ask(request)
     assert outcome.status == "finished", outcome.cause
-    torch.testing.assert_close(decoder.seen[0].flatten(0, 1), wanted["final_latents"], atol=LATENTS, rtol=0)
+    torch.testing.assert_close(decoder.seen[0].flatten(0, 1), expected["final_latents"], atol=LATENTS, rtol=0)
     (image,) = outcome.of("image")
     assert list(image.shape) == [*case["output_hw"], 3]
     if golden.has_decoder:
-        apart = np.abs(image.astype(int) - wanted["pixels_uint8"].numpy())
+        apart = np.abs(image.astype(int) - expected["pixels_uint8"].numpy())
         assert apart.max() <= 1 and np.count_nonzero(apart) <= 0.005 * apart.size
     if ids:
         assert outcome.outputs["text"].decode() == case["think_text"]
-    assert outcome.counts["denoise"] == len(wanted["t"])
+    assert outcome.counts["denoise"] == len(expected["t"])
     assert served.leaks() == []
 
 
@@ -152,26 +152,26 @@ def test_all_images_at_once_equal_the_reference(golden: Any, reference: Any, rec
     outcomes = served.ask(*(painted(golden, name)[0] for name in names))
     assert [outcome.status for outcome in outcomes] == ["finished"] * len(names)
     for name in names:
-        wanted = golden.tensors(name)["final_latents"]
-        same = [each.flatten(0, 1) for each in decoder.seen if each.flatten(0, 1).shape == wanted.shape]
-        assert min(float((each - wanted).abs().max()) for each in same) <= LATENTS, name
+        expected = golden.tensors(name)["final_latents"]
+        same = [each.flatten(0, 1) for each in decoder.seen if each.flatten(0, 1).shape == expected.shape]
+        assert min(float((each - expected).abs().max()) for each in same) <= LATENTS, name
     assert served.leaks() == []
 
 
 def test_answers_equal_the_reference_together_and_alone(golden: Any, reference: Any, nodes: Any) -> None:
     asked = {name: (golden.cases["understanding"][name]["images"], name) for name in golden.cases["understanding"]}
     asked["chat"] = ([], "chat")
-    wanted = {name: golden.cases["understanding"][name]["tokens"] for name in golden.cases["understanding"]}
-    wanted["chat"] = golden.cases["chat"]["tokens"]
+    expected = {name: golden.cases["understanding"][name]["tokens"] for name in golden.cases["understanding"]}
+    expected["chat"] = golden.cases["chat"]["tokens"]
     requests = []
     for name, (images, text) in asked.items():
         files, order, _ = media_of(golden, [*(("image", image) for image in images), ("text", text)])
-        params = {"max_output_tokens": len(wanted[name])}
+        params = {"max_output_tokens": len(expected[name])}
         requests.append(SampleRequest(text=text, media=files, order=order, params=params, outputs=("text",)))
-    for group in (requests, *([each] for each in requests)):
+    for group in (requests, *([request] for request in requests)):
         served = runtime(golden, reference, nodes)
         for request, outcome in zip(group, served.ask(*group), strict=True):
-            assert [int(value.item()) for value in outcome.of("token")] == wanted[str(request.text)]
+            assert [int(value.item()) for value in outcome.of("token")] == expected[str(request.text)]
             assert outcome.reason == "length"
         assert served.leaks() == []
 
@@ -211,7 +211,7 @@ def test_a_thought_is_cut_by_its_limit_or_closed_by_its_own_token(small: Any) ->
 
 def test_guidance_on_off_and_its_interval_change_the_image(small: Any) -> None:
     variants = [{}, {"cfg_text_scale": 1.0}, {"cfg_interval": [0.8, 1.0]}, {"cfg_img_scale": 1.5}]
-    images = [small().ask(ask(**each))[0].outputs["image"] for each in variants]
+    images = [small().ask(ask(**variant))[0].outputs["image"] for variant in variants]
     assert len(set(images)) == len(variants)
 
 
@@ -233,10 +233,10 @@ def test_partial_images_come_nearer_to_the_image_and_do_not_change_it(small: Any
     passes = count_passes(served)
     (told,) = served.ask(request)
     assert told.status == "finished", told.cause
-    (wanted,), partial = plain.of("image"), told.of("image")
+    (expected,), partial = plain.of("image"), told.of("image")
     *partial, last = partial
-    assert np.array_equal(last, wanted)
-    apart = [float(np.abs(each.astype(int) - wanted.astype(int)).mean()) for each in partial]
+    assert np.array_equal(last, expected)
+    apart = [float(np.abs(each.astype(int) - expected.astype(int)).mean()) for each in partial]
     assert len(apart) == 3 and apart == sorted(apart, reverse=True) and 0 < apart[-1] < apart[0]
     assert sum(passes) == sum(1 + int(0.4 < t) for t in flow_times(9, 3.0)[:-1]), "they cost no pass"
     assert served.leaks() == []
@@ -295,9 +295,9 @@ def count_passes(served: LocalRuntime) -> list[int]:
 
 
 def test_the_first_of_many_answers_about_images_does_not_wait_for_all_images(small: Any) -> None:
-    made = io.BytesIO()
-    Image.new("RGB", (75, 52), "red").save(made, "PNG")
-    file = MediaPart(modality="image", data=made.getvalue(), name="a")
+    actual = io.BytesIO()
+    Image.new("RGB", (75, 52), "red").save(actual, "PNG")
+    file = MediaPart(modality="image", data=actual.getvalue(), name="a")
     asked = [
         SampleRequest(text=f"what is it, {number}?", media=[file], params={"max_output_tokens": 4}, outputs=("text",))
         for number in range(8)

@@ -20,8 +20,8 @@ SCENE = shapes.Scene(shapes.Thing("red", "circle"), "left of", shapes.Thing("blu
 def test_the_judge_recognises_every_drawn_scene() -> None:
     scenes = [*shapes.pairs(), *map(shapes.Scene, shapes.things())]
     chance = random.Random(1)
-    assert all(shapes.shows(shapes.draw(each, chance), each) for each in scenes)
-    assert all(shapes.shows(shapes.draw(each.mirrored, chance), each) for each in scenes[::7])
+    assert all(shapes.shows(shapes.draw(scene, chance), scene) for scene in scenes)
+    assert all(shapes.shows(shapes.draw(scene.mirrored, chance), scene) for scene in scenes[::7])
 
 
 @pytest.mark.parametrize(
@@ -67,9 +67,9 @@ def test_training_writes_the_official_layout(tmp_path: Path) -> None:
     with torch.inference_mode(False):  # the tests run without gradients
         log = train_shapes.train(tmp_path, options)
     sizes = read_sizes(tmp_path)
-    found = header_shapes(tmp_path / MODEL_FILE) | header_shapes(tmp_path / VAE_FILE)
-    assert set(found) == set(names(sizes))
-    assert found == expected_shapes(sizes)
+    actual = header_shapes(tmp_path / MODEL_FILE) | header_shapes(tmp_path / VAE_FILE)
+    assert set(actual) == set(names(sizes))
+    assert actual == expected_shapes(sizes)
     assert sizes.longest_side == shapes.SIDE
     assert log["parameters"] * 2 < 4_000_000
     assert set(log["model"]["last"]) == {"step", "draw", "describe", "edit"}

@@ -198,8 +198,8 @@ def test_a_size_that_does_not_divide_the_heads_is_refused(checkpoint: Path) -> N
 
 def test_special_ids_must_be_complete_and_fit_the_vocabulary(checkpoint: Path) -> None:
     path = checkpoint / "lm" / "config.json"
-    given = json.loads(path.read_text())["orpheus"]
-    reconfigure(path, orpheus={key: value for key, value in given.items() if key != "stop_token_id"})
+    inputs = json.loads(path.read_text())["orpheus"]
+    reconfigure(path, orpheus={key: value for key, value in inputs.items() if key != "stop_token_id"})
     with pytest.raises(WeightsError, match="stop_token_id"):
         read_config(checkpoint)
     if json.loads(path.read_text())["vocab_size"] > SpecialIds().audio_offset:

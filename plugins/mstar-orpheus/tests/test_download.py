@@ -138,8 +138,8 @@ def test_the_hub_cache_layout_is_supported(hub: FakeHub, tmp_path: Path, monkeyp
         (base / "refs" / "main").write_text("abc")
         shutil.copytree(hub.remote / repo, base / "snapshots" / "abc")
     folder = resolve_weights(hub=HuggingFace(cache))
-    found = CheckpointLayout.find(folder)
-    assert found.lm.resolve().parent.name == found.snac.resolve().parent.name == "snapshots"
+    record = CheckpointLayout.find(folder)
+    assert record.lm.resolve().parent.name == record.snac.resolve().parent.name == "snapshots"
     shutil.rmtree(cache / f"models--{SNAC.replace('/', '--')}")
     with pytest.raises(WeightsError, match=SNAC):
         resolve_weights(cache_dir=cache)

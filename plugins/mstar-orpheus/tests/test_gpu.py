@@ -84,8 +84,8 @@ def greedy(engine: KVCacheEngine, prompts: list[Tensor], steps: int, penalty: fl
 def test_float32_gives_the_reference_ids(graphs: CaptureSizes, is_penalized: bool, golden: Any, reference: Any) -> None:
     prompts = [golden.lm[f"prompt_{index}"] for index in golden.prompts]
     name, penalty = ("greedy_penalised_tokens", golden.penalty) if is_penalized else ("greedy_tokens", 1.0)
-    wanted = [golden.lm[f"{name}_{index}"].tolist() for index in golden.prompts]
-    assert greedy(engine_of(reference, torch.float32, graphs=graphs), prompts, len(wanted[0]), penalty) == wanted
+    expected = [golden.lm[f"{name}_{index}"].tolist() for index in golden.prompts]
+    assert greedy(engine_of(reference, torch.float32, graphs=graphs), prompts, len(expected[0]), penalty) == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -97,19 +97,19 @@ def test_prefill_logits(prompt: int, dtype: torch.dtype, golden: Any, reference:
     engine.submit(job)
     running = engine.launch()
     assert running is not None
-    made = engine.collect(running).done[0].outputs["logits"].float().cpu()
-    wanted = golden.lm[f"prefill_logits_{prompt}"]
+    actual = engine.collect(running).done[0].outputs["logits"].float().cpu()
+    expected = golden.lm[f"prefill_logits_{prompt}"]
     if dtype == torch.float32:
-        torch.testing.assert_close(made, wanted, atol=LOGITS_FLOAT32, rtol=0)
-    assert (made - wanted).norm() / wanted.norm() < LOGITS_BFLOAT16
+        torch.testing.assert_close(actual, expected, atol=LOGITS_FLOAT32, rtol=0)
+    assert (actual - expected).norm() / expected.norm() < LOGITS_BFLOAT16
 
 
 def test_waveform_equals_the_reference(sequence: int, golden: Any, reference: Any) -> None:
     vocoder = node(reference, "snac_decoder", torch.float32)
     prepare_device(torch.device("cuda", 0))
     codes = [golden.snac[f"codes_{sequence}_level{level}"].cuda() for level in range(3)]
-    made = vocoder.snac.decode(codes).cpu()
-    torch.testing.assert_close(made, golden.snac[f"waveform_{sequence}"], atol=WAVEFORM_FLOAT32, rtol=0)
+    actual = vocoder.snac.decode(codes).cpu()
+    torch.testing.assert_close(actual, golden.snac[f"waveform_{sequence}"], atol=WAVEFORM_FLOAT32, rtol=0)
 
 
 def test_the_middle_of_a_window_equals_the_cpu(reference: Any) -> None:
@@ -120,8 +120,8 @@ def test_the_middle_of_a_window_equals_the_cpu(reference: Any) -> None:
     window = offset + slots + torch.randint(0, plain.snac.config.codebook_size, (5, 28))
     noise = [torch.randn(5, 1, length) for length in plain.snac.config.noise_lengths(4)]
     whole = plain.decode(window, noise)
-    made = vocoder.decode(window.cuda(), [value.cuda() for value in noise], (size, 2 * size)).cpu()
-    torch.testing.assert_close(made, whole[:, size : 2 * size], atol=WAVEFORM_FLOAT32, rtol=0)
+    actual = vocoder.decode(window.cuda(), [value.cuda() for value in noise], (size, 2 * size)).cpu()
+    torch.testing.assert_close(actual, whole[:, size : 2 * size], atol=WAVEFORM_FLOAT32, rtol=0)
 
 
 def some_windows(built: Any, rows: int, frames: int) -> tuple[Tensor, dict[str, Tensor]]:
@@ -141,12 +141,12 @@ def test_captured_windows_equal_the_cpu(rows: int, frames: int, reference: Any) 
     vocoder = node(reference, "snac_decoder", torch.float32)
     vocoder.warm_up()
     window, inputs = some_windows(reference, rows, frames)
-    wanted = reference.vocoder(window=window, **inputs)["pcm"].int()
+    expected = reference.vocoder(window=window, **inputs)["pcm"].int()
     for _ in range(2):
-        assert (vocoder(window=window, **inputs)["pcm"].cpu().int() - wanted).abs().max() <= PCM
+        assert (vocoder(window=window, **inputs)["pcm"].cpu().int() - expected).abs().max() <= PCM
     while vocoder.idle():
         pass
-    assert (vocoder(window=window, **inputs)["pcm"].cpu().int() - wanted).abs().max() <= PCM
+    assert (vocoder(window=window, **inputs)["pcm"].cpu().int() - expected).abs().max() <= PCM
 
 
 def test_a_batch_of_plain_and_flushed_rows_equals_the_cpu(reference: Any) -> None:
@@ -157,10 +157,10 @@ def test_a_batch_of_plain_and_flushed_rows_equals_the_cpu(reference: Any) -> Non
     inputs["first"] = torch.tensor([True, True, False, False])
     inputs["last"] = torch.tensor([False, False, False, True])
     inputs["noise"] = torch.tensor([1, 1, 0, 1])
-    wanted = reference.vocoder(window=window, **inputs)["pcm"]
-    made = vocoder(window=window, **inputs)["pcm"]
-    assert [len(row) for row in made] == [len(row) for row in wanted]
-    for mine, theirs in zip(made, wanted, strict=True):
+    expected = reference.vocoder(window=window, **inputs)["pcm"]
+    actual = vocoder(window=window, **inputs)["pcm"]
+    assert [len(row) for row in actual] == [len(row) for row in expected]
+    for mine, theirs in zip(actual, expected, strict=True):
         assert (mine.cpu().int() - theirs.int()).abs().max() <= PCM
 
 
@@ -171,10 +171,10 @@ def test_the_kernels_are_as_exact_as_float32(reference: Any) -> None:
     noise = [torch.randn(6, 1, length) for length in plain.snac.config.noise_lengths(4)]
     exact = copy.deepcopy(plain.snac).double()
     levels = levels_from_codes(codes_from_ids(window, plain.audio_offset, plain.snac.config.codebook_size))
-    wanted = exact.decode(levels, [each.double() for each in noise]).squeeze(1)
-    made = vocoder.decode(window.cuda(), [each.cuda() for each in noise]).cpu().double()
-    assert (made - wanted).norm() / wanted.norm() < FLOAT32
-    assert torch.isfinite(made).all()
+    expected = exact.decode(levels, [each.double() for each in noise]).squeeze(1)
+    actual = vocoder.decode(window.cuda(), [each.cuda() for each in noise]).cpu().double()
+    assert (actual - expected).norm() / expected.norm() < FLOAT32
+    assert torch.isfinite(actual).all()
 
 
 def test_windows_of_strangers_through_the_engine_equal_the_cpu(reference: Any) -> None:
@@ -187,9 +187,9 @@ def test_windows_of_strangers_through_the_engine_equal_the_cpu(reference: Any) -
     words = {"$step": "step", "$first": "first", "$last": "last"}
     words |= {from_param(name): name for name in ("flush", "noise", "seed")}
     window, inputs = some_windows(reference, 24, 4)
-    wanted = reference.vocoder(window=window, **inputs)["pcm"].int()
+    expected = reference.vocoder(window=window, **inputs)["pcm"].int()
     flight: list[Any] = []
-    found: dict[int, Tensor] = {}
+    actual: dict[int, Tensor] = {}
     for start in range(0, 24, 8):
         for row in range(start, start + 8):
             engine.open(Handle(row), SamplingParams(), 1)
@@ -199,8 +199,8 @@ def test_windows_of_strangers_through_the_engine_equal_the_cpu(reference: Any) -
             engine.submit(job)
         flight.append(engine.launch())
         if len(flight) > 1:
-            found |= {done.job.key: done.outputs["pcm"].clone() for done in engine.collect(flight.pop(0)).done}
-    found |= {done.job.key: done.outputs["pcm"].clone() for done in engine.collect(flight.pop(0)).done}
-    assert len(found) == 24
-    for row, pcm in found.items():
-        assert (pcm.int() - wanted[row]).abs().max() <= PCM
+            actual |= {done.job.key: done.outputs["pcm"].clone() for done in engine.collect(flight.pop(0)).done}
+    actual |= {done.job.key: done.outputs["pcm"].clone() for done in engine.collect(flight.pop(0)).done}
+    assert len(actual) == 24
+    for row, pcm in actual.items():
+        assert (pcm.int() - expected[row]).abs().max() <= PCM

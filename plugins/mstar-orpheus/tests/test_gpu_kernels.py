@@ -33,5 +33,5 @@ def test_kernels_are_all_run_here(reference: Any) -> None:
             pcm = vocoder(window=window, flush=flush, **inputs)["pcm"]
             assert all(len(row) and row.abs().max() > 0 for row in pcm)
     torch.cuda.synchronize()
-    found = launched("mstar_orpheus")
-    assert found and all(found.values()), {name for name, has_run in found.items() if not has_run}
+    actual = launched("mstar_orpheus")
+    assert actual and all(actual.values()), {name for name, has_run in actual.items() if not has_run}

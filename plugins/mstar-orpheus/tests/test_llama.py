@@ -44,10 +44,10 @@ def test_a_prefill_in_pieces_equals_the_whole(prompt: int, golden: Any, referenc
 
 def test_greedy_steps_equal_the_reference(prompt: int, golden: Any, reference: Any, dense_cache: Any) -> None:
     expected = golden.lm
-    given, ids = expected[f"prompt_{prompt}"], expected[f"greedy_tokens_{prompt}"]
-    logits = [step(reference, dense_cache, given, 0)[-1]]
+    inputs, ids = expected[f"prompt_{prompt}"], expected[f"greedy_tokens_{prompt}"]
+    logits = [step(reference, dense_cache, inputs, 0)[-1]]
     for place in range(len(ids) - 1):
-        logits.append(step(reference, dense_cache, logits[-1].argmax()[None], len(given) + place)[0])
+        logits.append(step(reference, dense_cache, logits[-1].argmax()[None], len(inputs) + place)[0])
     assert [int(row.argmax()) for row in logits] == ids.tolist()
     torch.testing.assert_close(torch.stack(logits), expected[f"greedy_step_logits_{prompt}"], atol=LOGITS, rtol=0)
 

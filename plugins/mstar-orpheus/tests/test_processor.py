@@ -61,9 +61,9 @@ def test_any_voice_is_accepted_if_the_deployment_allows_it(tiny_folder: Path) ->
     kwargs = {"allow_any_voice": True}
     params = parse_params(ORPHEUS.bound(tiny_folder, kwargs).params, {"voice": "Jürgen"}).params
     open_processor = Processor(tiny_folder, kwargs)
-    made = open_processor.process_prompt(PromptRequest(text="hi", params=params))
+    inputs = open_processor.process_prompt(PromptRequest(text="hi", params=params))
     named = open_processor.process_prompt(PromptRequest(text="Jürgen: hi", params=OpenParams(voice="")))
-    assert made.arrays["text_tokens"].tolist() == named.arrays["text_tokens"].tolist()
+    assert inputs.arrays["text_tokens"].tolist() == named.arrays["text_tokens"].tolist()
 
 
 @pytest.mark.parametrize("text", [None, "", " \n"])
@@ -93,17 +93,17 @@ def test_the_output_limit_is_lowered_with_a_warning(processor: Processor) -> Non
 
 def test_the_context_is_never_longer_than_the_model(processor: Processor, tiny_folder: Path) -> None:
     positions = read_config(tiny_folder).max_positions
-    made = ask(processor, "hi", limit=10 * positions, max_output_tokens=10 * positions)
-    assert made.max_output_tokens == positions - made.prompt_tokens
+    actual = ask(processor, "hi", limit=10 * positions, max_output_tokens=10 * positions)
+    assert actual.max_output_tokens == positions - actual.prompt_tokens
 
 
 def test_given_ids_are_the_prompt_and_need_no_tokenizer(checkpoint: Path, golden: Any) -> None:
     ids = golden.lm[f"prompt_{golden.prompts[0]}"].tolist()
     assert not (checkpoint / "lm" / "tokenizer.json").exists()
     processor = Processor(checkpoint, {})
-    made = ask(processor, prompt_token_ids=tuple(ids))
-    assert made.arrays["text_tokens"].tolist() == ids
-    assert made.prompt_tokens == len(ids)
+    actual = ask(processor, prompt_token_ids=tuple(ids))
+    assert actual.arrays["text_tokens"].tolist() == ids
+    assert actual.prompt_tokens == len(ids)
     assert ask(processor, "text too", prompt_token_ids=tuple(ids)).warnings
     with pytest.raises(WeightsError, match=r"tokenizer\.json"):
         ask(processor, "hi")
@@ -122,9 +122,9 @@ def test_given_ids_out_of_range_are_refused(ids: tuple[int, ...], processor: Pro
 )
 def test_control_tokens_in_the_text_are_read_as_letters(spelled: str, processor: Processor, tiny_folder: Path) -> None:
     tokenizer = Tokenizer.from_file(str(tiny_folder / "lm" / "tokenizer.json"))
-    made = prompt(processor, f"say {spelled} é now", voice="")
+    actual = prompt(processor, f"say {spelled} é now", voice="")
     ends = len(read_config(tiny_folder).ids.end)
-    inner = made[2:-ends]
+    inner = actual[2:-ends]
     assert not set(inner) & set(tokenizer.get_added_tokens_decoder())
     assert tokenizer.decode(inner) == f"say {spelled} é now"
 
@@ -154,5 +154,5 @@ def test_a_missing_folder_is_an_error_with_a_hint() -> None:
 
 def test_only_the_limit_of_the_parameters_changes(processor: Processor) -> None:
     params = Params(voice="leo", temperature=0.0, max_output_tokens=9)
-    made = processor.process_prompt(PromptRequest(text="hi", params=params))
-    assert made.params == replace(params)
+    inputs = processor.process_prompt(PromptRequest(text="hi", params=params))
+    assert inputs.params == replace(params)

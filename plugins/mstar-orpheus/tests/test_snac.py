@@ -28,15 +28,15 @@ def levels(golden: Any, index: int) -> list[Tensor]:
 def test_ids_become_the_reference_codes(sequence: int, golden: Any) -> None:
     config = golden.json("config.json")
     ids = golden.snac[f"audio_ids_{sequence}"][None]
-    made = levels_from_codes(codes_from_ids(ids, config["audio_token_offset"], config["codebook_size"]))
-    assert all(torch.equal(mine, theirs) for mine, theirs in zip(made, levels(golden, sequence), strict=True))
+    actual = levels_from_codes(codes_from_ids(ids, config["audio_token_offset"], config["codebook_size"]))
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(actual, levels(golden, sequence), strict=True))
 
 
 def test_full_size_ids_become_the_published_codes(golden: Any) -> None:
     for example in golden.json("full_size_id_examples.json"):
         ids = torch.tensor(example["ids"])[None]
-        made = levels_from_codes(codes_from_ids(ids, SpecialIds().audio_offset, OFFICIAL_BOOK))
-        assert [level[0].tolist() for level in made] == [example[f"level{number}"] for number in range(3)]
+        actual = levels_from_codes(codes_from_ids(ids, SpecialIds().audio_offset, OFFICIAL_BOOK))
+        assert [level[0].tolist() for level in actual] == [example[f"level{number}"] for number in range(3)]
         assert not misplaced(ids.numpy(), SpecialIds().audio_offset, OFFICIAL_BOOK).any()
 
 
@@ -60,8 +60,8 @@ def test_waveform_with_given_noise_equals_the_reference(golden: Any, reference: 
     noise = [expected[name] for name in sorted(name for name in expected if name.startswith("noise_0_block"))]
     lengths = reference.vocoder.snac.config.noise_lengths(expected["codes_0_level0"].shape[1])
     assert [part.shape[-1] for part in noise] == lengths
-    made = reference.vocoder.snac.decode(levels(golden, 0), noise)
-    torch.testing.assert_close(made, expected["waveform_with_noise_0"], atol=WAVEFORM, rtol=0)
+    actual = reference.vocoder.snac.decode(levels(golden, 0), noise)
+    torch.testing.assert_close(actual, expected["waveform_with_noise_0"], atol=WAVEFORM, rtol=0)
 
 
 def test_both_weight_norm_key_styles_fold_to_the_same_weights(golden: Any) -> None:
@@ -69,7 +69,7 @@ def test_both_weight_norm_key_styles_fold_to_the_same_weights(golden: Any) -> No
     suffixes = {".parametrizations.weight.original0": ".weight_g", ".parametrizations.weight.original1": ".weight_v"}
     older = {}
     for key, value in state.items():
-        suffix = next((each for each in suffixes if key.endswith(each)), None)
+        suffix = next((suffix for suffix in suffixes if key.endswith(suffix)), None)
         older[key.removesuffix(suffix) + suffixes[suffix] if suffix else key] = value
     newer_folded, older_folded = decoding_weights(state), decoding_weights(older)
     assert set(newer_folded) == set(older_folded)

@@ -29,9 +29,9 @@ MIB = 1 << 20
 
 def test_it_is_a_complete_checkpoint_in_the_official_layout(tiny_folder: Path) -> None:
     checked(tiny_folder)
-    found = CheckpointLayout.find(tiny_folder)
-    assert len(part_files(found.lm)) > 1, "sharded, to take the path of the real one"
-    assert [path.name for path in part_files(found.snac)] == ["pytorch_model.bin"]
+    record = CheckpointLayout.find(tiny_folder)
+    assert len(part_files(record.lm)) > 1, "sharded, to take the path of the real one"
+    assert [path.name for path in part_files(record.snac)] == ["pytorch_model.bin"]
     assert sum(path.stat().st_size for path in tiny_folder.rglob("*") if path.is_file()) < 4 * MIB
 
 
@@ -67,8 +67,8 @@ def test_a_broken_folder_is_written_again(tmp_path: Path) -> None:
 def test_processes_that_start_at_once_agree(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     with context.Pool(2) as pool:
-        made = pool.map(write_tiny, [tmp_path / "orpheus"] * 2)
-    assert made == [tmp_path / "orpheus"] * 2
+        actual = pool.map(write_tiny, [tmp_path / "orpheus"] * 2)
+    assert actual == [tmp_path / "orpheus"] * 2
     checked(tmp_path / "orpheus")
 
 

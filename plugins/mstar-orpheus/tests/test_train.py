@@ -124,9 +124,9 @@ def test_served_logits_are_those_of_the_trained_model(exported: Path) -> None:
         weight.data = weight.data.bfloat16().float()
     ids = torch.randint(trained.model.embed_tokens.num_embeddings, (1, 30))
     positions = torch.arange(30)[None]
-    wanted = trained.logits(ids, positions, torch.zeros_like(ids))[0]
+    expected = trained.logits(ids, positions, torch.zeros_like(ids))[0]
     hidden = served(kv=train("local").Cache(), positions=positions[0], tokens=ids[0])["hidden"]
-    assert torch.allclose(served.head(hidden), wanted, atol=1e-4)
+    assert torch.allclose(served.head(hidden), expected, atol=1e-4)
 
 
 def test_a_row_of_sentences_gives_each_the_logits_that_it_has_alone() -> None:
@@ -181,10 +181,10 @@ def test_packing_loses_no_sentence_and_overfills_no_row() -> None:
 
 def test_word_errors_count_changes_additions_and_omissions() -> None:
     word_errors = train("recognizer").word_errors
-    wanted = "the red fox ran".split()
-    assert word_errors(wanted, wanted) == 0
-    assert word_errors(wanted, "the fox ran away".split()) == 2
-    assert word_errors(wanted, []) == 4
+    expected = "the red fox ran".split()
+    assert word_errors(expected, expected) == 0
+    assert word_errors(expected, "the fox ran away".split()) == 2
+    assert word_errors(expected, []) == 4
 
 
 def test_the_miniature_is_refused_without_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

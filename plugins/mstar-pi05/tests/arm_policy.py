@@ -56,19 +56,20 @@ class ArmPolicy:
 
     def _act(self, given: list[dict[str, Any]]) -> arm.Floats:
         tensors = [{name: torch.from_numpy(value) for name, value in each.items()} for each in given]
-        cache, lengths = PackedCache(len(tensors)), [len(each["tokens"]) for each in tensors]
+        cache, lengths = PackedCache(len(tensors)), [len(tensor["tokens"]) for tensor in tensors]
         vectors = self.cameras(
-            images=torch.stack([each["images"] for each in tensors]), tokens=[each["tokens"] for each in tensors]
+            images=torch.stack([tensor["images"] for tensor in tensors]),
+            tokens=[tensor["tokens"] for tensor in tensors],
         )["features"]
         segments = list(enumerate(lengths))
         self.policy(
             kv=cache.plan(*segments, causal=self.causal),
-            tokens=torch.cat([each["tokens"] for each in tensors]),
+            tokens=torch.cat([tensor["tokens"] for tensor in tensors]),
             embeds=torch.cat(vectors),
             positions=torch.cat([torch.arange(length) for length in lengths]),
         )
         horizon = len(tensors[0]["noise"])
-        packed = {name: torch.cat([each[name] for each in tensors]) for name in ("scale", "offset", "noise")}
+        packed = {name: torch.cat([tensor[name] for tensor in tensors]) for name in ("scale", "offset", "noise")}
         actions, robot = packed.pop("noise"), None
         count = len(actions)
         for step in range(STEPS):

@@ -88,9 +88,9 @@ def test_a_step_of_training_lowers_the_loss_and_its_checkpoint_is_read_back(fold
         assert losses[-1] < 0.9 * losses[0]
         train_arm.save(model, folder)
     read = models(folder)
-    for place, made in ((model.cameras, read.cameras()), (model.policy, read.policy())):
+    for place, actual in ((model.cameras, read.cameras()), (model.policy, read.policy())):
         held = place.state_dict()
-        for name, value in made.state_dict().items():
+        for name, value in actual.state_dict().items():
             assert torch.equal(value, held[name].to(torch.bfloat16).to(value.dtype)), name
 
 
@@ -101,7 +101,7 @@ def test_training_sees_what_a_deployment_sees(folder: Path) -> None:
     images, prompts, *_ = (torch.from_numpy(part[:2]) for part in train_arm.made(folder, 0, 0))
     with_times(model.policy, torch.tensor([0.5]))
     noise = torch.randn(2, arm.HORIZON, 32)
-    made = []
+    actual = []
     for rows in ([0, 1], [0], [1]):
         vectors = model.cameras.encode(images[rows])
         count, length = vectors.shape[1], vectors.shape[1] + prompts.shape[1]
@@ -117,8 +117,8 @@ def test_training_sees_what_a_deployment_sees(folder: Path) -> None:
             packed.plan((0, arm.HORIZON), writes=False)
         places = (length + torch.arange(arm.HORIZON)).repeat(len(rows))
         which = torch.zeros(len(places), dtype=torch.int64)
-        made.append(model.policy.velocity(cache, places, noise[rows].flatten(0, 1), which))
-    torch.testing.assert_close(made[0], torch.cat(made[1:]), atol=1e-5, rtol=0)
+        actual.append(model.policy.velocity(cache, places, noise[rows].flatten(0, 1), which))
+    torch.testing.assert_close(actual[0], torch.cat(actual[1:]), atol=1e-5, rtol=0)
 
 
 def test_training_writes_a_whole_checkpoint_with_its_log(tmp_path: Path) -> None:

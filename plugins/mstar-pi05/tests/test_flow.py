@@ -65,8 +65,8 @@ def test_every_step_equals_the_reference(times: str, tolerance: Any, golden: Any
         for item in ITEMS:
             positions = golden.length(item) + torch.arange(golden.horizon)
             cache = run.cache.plan((item, golden.horizon), writes=False)
-            made = run.policy.velocity(cache, positions, x[number, item], rows)
-            close(made, velocity[number, item], tolerance["velocity"])
+            actual = run.policy.velocity(cache, positions, x[number, item], rows)
+            close(actual, velocity[number, item], tolerance["velocity"])
         moved = run.step([(item, x[number, item], number) for item in ITEMS], steps)
         after = x[number + 1] if number + 1 < steps else golden.expected["actions"]
         close(torch.stack(moved), after, tolerance["actions"])
@@ -113,7 +113,7 @@ def test_requests_with_different_numbers_of_steps_share_a_pass(
     noise, horizon, cache = golden.inputs["noise"], golden.horizon, run.cache
     count = torch.tensor([4, 7]).repeat_interleave(horizon)
     positions = torch.cat([golden.length(item) + torch.arange(horizon) for item in pair])
-    made = reference.acting(
+    actual = reference.acting(
         kv=cache.plan(*((item, horizon) for item in pair), writes=False),
         positions=positions,
         actions=noise[list(pair)].flatten(0, 1),
@@ -123,7 +123,7 @@ def test_requests_with_different_numbers_of_steps_share_a_pass(
         step=torch.full_like(count, 2),
     )["actions"].unflatten(0, (2, horizon))
     for row, (item, steps) in enumerate(zip(pair, (4, 7), strict=True)):
-        close(made[row], run.step([(item, noise[item], 2)], steps)[0], 1e-5)
+        close(actual[row], run.step([(item, noise[item], 2)], steps)[0], 1e-5)
 
 
 def test_the_cache_is_untouched_after_the_loop(golden: Any, run: Any) -> None:
@@ -142,13 +142,13 @@ def test_tables_give_what_the_dense_layers_give(golden: Any, reference: Any) -> 
     """The served policy has no dense layers; its table contains every time of every flow."""
     most = 20
     times, rows = distinct_times(most)
-    wanted = reference.policy.expert.modulations(reference.policy.time(times))
+    expected = reference.policy.expert.modulations(reference.policy.time(times))
     table = reference.acting.table
-    assert torch.equal(table.modulations, wanted) and torch.equal(table.rows, rows)
-    assert len(wanted) == 2 * golden.config["expert"]["layers"] + 1
+    assert torch.equal(table.modulations, expected) and torch.equal(table.rows, rows)
+    assert len(expected) == 2 * golden.config["expert"]["layers"] + 1
     for steps in (1, 7, golden.steps, most):
-        made = times[table.at(torch.full((steps,), steps), torch.arange(steps))]
-        assert torch.equal(made, torch.tensor(flow_times(steps)))
+        actual = times[table.at(torch.full((steps,), steps), torch.arange(steps))]
+        assert torch.equal(actual, torch.tensor(flow_times(steps)))
     assert all(norm.dense is None for norm in reference.acting.expert.norms)
 
 
@@ -158,12 +158,12 @@ def test_slices_of_a_branch_are_summed_and_rounded_before_their_gate(reference: 
     rows, width = torch.tensor([1, 0, 2]), table.modulations.shape[-1] // 3
     x, slices = torch.randn(3, width), torch.randn(4, 3, width)
     modulation = Modulation(table, rows, torch.bfloat16)
-    found = modulation.normed(x, slices, norm, 3)
+    actual = modulation.normed(x, slices, norm, 3)
     gate = table.modulations[2, rows, 2 * width :]
-    close(found[0], x + gate * slices.sum(0).bfloat16().float(), 1e-5)
+    close(actual[0], x + gate * slices.sum(0).bfloat16().float(), 1e-5)
     scale, shift = table.modulations[3, rows, :width], table.modulations[3, rows, width : 2 * width]
-    wide = found[0] / found[0].square().mean(-1, keepdim=True).sqrt()
-    torch.testing.assert_close(found[1], (wide * (1 + scale) + shift).bfloat16(), atol=1e-2, rtol=1e-2)
+    wide = actual[0] / actual[0].square().mean(-1, keepdim=True).sqrt()
+    torch.testing.assert_close(actual[1], (wide * (1 + scale) + shift).bfloat16(), atol=1e-2, rtol=1e-2)
     assert modulation.normed(x, None, norm, len(table.modulations) - 1)[1].dtype == torch.float32
 
 
@@ -171,7 +171,7 @@ def test_the_robots_actions_are_one_factor_and_one_term_away(golden: Any, refere
     run.prefill(0)
     horizon = golden.horizon
     scale, offset = torch.rand(horizon, 32), torch.rand(horizon, 32)
-    made = reference.acting(
+    actual = reference.acting(
         kv=run.cache.plan((0, horizon), writes=False),
         positions=golden.length(0) + torch.arange(horizon),
         actions=golden.inputs["noise"][0],
@@ -180,14 +180,14 @@ def test_the_robots_actions_are_one_factor_and_one_term_away(golden: Any, refere
         num_steps=torch.full((horizon,), 10),
         step=torch.zeros(horizon, dtype=torch.int64),
     )
-    close(made["robot_actions"], made["actions"] * scale + offset, 1e-6)
+    close(actual["robot_actions"], actual["actions"] * scale + offset, 1e-6)
 
 
 def test_half_precision_stays_near(golden: Any, reference: Any, run: Any, models: Any) -> None:
     """As on a GPU: matrices and cache in bfloat16; cameras, norms, time and actions in float32."""
     policy = models(reference.folder, torch.bfloat16).get_submodule(reference.spec.node("LLM"))
     half = type(run)(golden, reference, policy)
-    half.features = lambda *items: [each.bfloat16() for each in run.features(*items)]
+    half.features = lambda *items: [feature.bfloat16() for feature in run.features(*items)]
     half.prefill(*ITEMS)
     assert {value.dtype for row in half.cache.keys for value in row.values()} == {torch.bfloat16}
     actions = torch.stack(half.flow(*ITEMS))
@@ -202,7 +202,7 @@ def test_weights_of_eight_bits_stay_near(golden: Any, reference: Any, run: Any, 
     report = quantize(policy, "fp8")
     assert {kind.layers for kind in report.kinds.values()} == {2 * golden.config["expert"]["layers"]}
     small = type(run)(golden, reference, policy)
-    small.features = lambda *items: [each.bfloat16() for each in run.features(*items)]
+    small.features = lambda *items: [feature.bfloat16() for feature in run.features(*items)]
     small.prefill(*ITEMS)
     actions, expected = torch.stack(small.flow(*ITEMS)), golden.expected["actions"]
     assert 1e-3 < float((actions - expected).norm() / expected.norm()) < 0.1

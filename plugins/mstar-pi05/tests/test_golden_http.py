@@ -145,8 +145,8 @@ def test_mixed_requests_at_once_equal_the_reference(robot: Robot, golden: Any) -
     """Different camera counts and prompt lengths share passes, and the results do not change."""
     items = [ITEMS[number % len(ITEMS)] for number in (0, 1, 1, 0, 2, 1, 0, 2)]
     with concurrent.futures.ThreadPoolExecutor(len(items)) as threads:
-        for item, made in zip(items, threads.map(robot.act, items), strict=True):
-            check(made, golden, item)
+        for item, actual in zip(items, threads.map(robot.act, items), strict=True):
+            check(actual, golden, item)
 
 
 def test_a_camera_that_is_masked_is_as_one_that_is_missing(robot: Robot, golden: Any) -> None:
@@ -155,27 +155,27 @@ def test_a_camera_that_is_masked_is_as_one_that_is_missing(robot: Robot, golden:
     if item is None:
         pytest.skip("runs when MSTAR_GOLDEN names a set that masks a camera")
     every = golden.inputs["images"][item].permute(0, 2, 3, 1).contiguous().numpy()
-    made = robot.act(item, arrays(every), image_mask=json.dumps(masks[item].tolist()))
-    check(made, golden, item)
+    actual = robot.act(item, arrays(every), image_mask=json.dumps(masks[item].tolist()))
+    check(actual, golden, item)
 
 
 def test_actions_leave_in_the_robots_units_by_the_checkpoints_statistics(robot: Robot, golden: Any) -> None:
     low, high = (tuple(moments(golden)[key]) for key in ("q01", "q99"))
-    wanted = unnormalise(
+    expected = unnormalise(
         golden.expected["actions"][0].numpy().astype(np.float64), Moments(span="range", low=low, high=high)
     )
-    made = robot.act(0, return_normalized="false")
+    actual = robot.act(0, return_normalized="false")
     widest = float(np.max(np.subtract(high, low))) / 2
-    np.testing.assert_allclose(made, wanted, atol=OWN_TIMES * max(1.0, widest), rtol=0)
+    np.testing.assert_allclose(actual, expected, atol=OWN_TIMES * max(1.0, widest), rtol=0)
     assert robot.files["normalized"] is False
 
 
 def test_noise_and_images_may_be_arrays_of_a_file(robot: Robot, golden: Any) -> None:
     files = [*arrays(golden.images(-1).numpy()), ("files", ("n.npy", npy(golden.inputs["noise"][-1].numpy())))]
-    given = {"text": " ".join(f"t{each}" for each in golden.prompt(-1).tolist()[1:]), "return_normalized": "true"}
+    inputs = {"text": " ".join(f"t{each}" for each in golden.prompt(-1).tolist()[1:]), "return_normalized": "true"}
     answer = httpx.post(
         f"{robot.server.url}/generate",
-        data={**given, "num_steps": str(golden.steps), "output_format": "npy"},
+        data={**inputs, "num_steps": str(golden.steps), "output_format": "npy"},
         files=files,
         headers={"accept": "application/x-mstar-frames"},
         timeout=120,

@@ -21,10 +21,10 @@ def test_kernels_of_gated_norms(tokens: int, width: int, parts: int, dtype: torc
     slices = torch.randn(max(parts, 1), tokens, width, device=device)
     branch = None if parts == 0 else slices if parts > 1 else slices[0].to(dtype)
     for number in range(1, norms):
-        made = adaptive_norm.modulate(
+        actual = adaptive_norm.modulate(
             torch.randn(tokens, width, device=device), branch, table, number, rows, 1e-6, (dtype, dtype)
         )
-        assert all(value.shape == (tokens, width) and value.isfinite().all() for value in made)
+        assert all(value.shape == (tokens, width) and value.isfinite().all() for value in actual)
 
 
 @pytest.mark.parametrize("tokens", [1, 33])
@@ -46,8 +46,8 @@ def test_kernels_of_the_ends_of_a_step(tokens: int) -> None:
         step = torch.tensor(2, device=device).expand(tokens)
         asked = embed_head.StepInputs(actions=actions, scale=scale, offset=offset, step=step, num_steps=num_steps)
         begun = embed_head.embed(outside, asked, torch.arange(tokens, device=device))
-        made = embed_head.head(outside, asked, begun.rows, begun.x, torch.randn(3, tokens, width, device=device))
-        assert all(value.isfinite().all() for value in (begun.x, begun.normed, *begun.rotation, *made))
+        actual = embed_head.head(outside, asked, begun.rows, begun.x, torch.randn(3, tokens, width, device=device))
+        assert all(value.isfinite().all() for value in (begun.x, begun.normed, *begun.rotation, *actual))
 
 
 @pytest.mark.parametrize("tokens", [1, 33])
@@ -56,10 +56,10 @@ def test_kernels_that_hold_their_weights(tokens: int) -> None:
 
     device, width, inner = torch.device("cuda", 0), 128, 512
     x, angle = torch.randn(tokens, width, device=device).bfloat16(), torch.randn(tokens, 1, 64, device=device)
-    made = small_gemm.qkv_rotary(x, torch.randn(10 * 64, width, device=device).bfloat16(), (angle, angle), 8, 1)
+    actual = small_gemm.qkv_rotary(x, torch.randn(10 * 64, width, device=device).bfloat16(), (angle, angle), 8, 1)
     opened = small_gemm.gate_up_gelu(x, torch.randn(2 * inner, width, device=device).bfloat16())
     summed = small_gemm.split_k(opened, torch.randn(width, inner, device=device).bfloat16())
-    assert all(value.isfinite().all() for value in (*made, opened, summed))
+    assert all(value.isfinite().all() for value in (*actual, opened, summed))
 
 
 @pytest.mark.parametrize(("images", "tokens", "heads", "head_dim"), [(1, 33, 2, 72), (2, 64, 1, 16)])
@@ -78,5 +78,5 @@ def test_kernels_are_all_run_here() -> None:
     test_kernels_that_hold_their_weights(5)
     test_kernels_of_cameras(1, 33, 2, 72)
     torch.cuda.synchronize()
-    found = launched("mstar_pi05")
-    assert found and all(found.values()), {name for name, has_run in found.items() if not has_run}
+    actual = launched("mstar_pi05")
+    assert actual and all(actual.values()), {name for name, has_run in actual.items() if not has_run}

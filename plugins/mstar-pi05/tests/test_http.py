@@ -79,12 +79,12 @@ def actions(answer: httpx.Response) -> np.ndarray:
 
 def test_actions_come_back_as_raw_floats_of_the_horizon(server: Deployment) -> None:
     answer = post(server)
-    made = actions(answer)
-    assert made.shape == (HORIZON, DIM) and np.isfinite(made).all()
+    actual = actions(answer)
+    assert actual.shape == (HORIZON, DIM) and np.isfinite(actual).all()
     assert answer.json()["warnings"] == []
     normal = actions(post(server, return_normalized="true"))
     wide = np.array([1 + 0.125 * index for index in range(DIM)])
-    np.testing.assert_allclose(made, (normal + 1) / 2 * (2 * wide + 1e-6) - 0.125 - wide, atol=1e-5)
+    np.testing.assert_allclose(actual, (normal + 1) / 2 * (2 * wide + 1e-6) - 0.125 - wide, atol=1e-5)
 
 
 @pytest.mark.parametrize("asked", [None, "true", "false"])
@@ -103,13 +103,13 @@ def test_usage_counts_what_the_cameras_take(server: Deployment) -> None:
 
 def test_the_binary_form_holds_the_same_bytes(server: Deployment) -> None:
     body = post(server, accept="application/x-mstar-frames", streaming="true").content
-    at, found = 0, {}
+    at, actual = 0, {}
     while at < len(body):
         head, size = struct.unpack_from("<IQ", body, at)
         header = msgspec.json.decode(body[at + 12 : at + 12 + head])
-        found[header["modality"]] = body[at + 12 + head : at + 12 + head + size]
+        actual[header["modality"]] = body[at + 12 + head : at + 12 + head + size]
         at += 12 + head + size
-    assert found["action"] == actions(post(server)).tobytes()
+    assert actual["action"] == actions(post(server)).tobytes()
 
 
 def test_many_robots_at_once_get_what_each_gets_alone(server: Deployment) -> None:
@@ -214,8 +214,8 @@ def test_call_writes_actions_as_lists(state: str, seen: Path, server: Deployment
     done = mstarctl(server, *asked(seen, 3, state), "--param", "seed=3", "--out", str(out))
     assert done.returncode == 0, done.stderr
     files = [picture(value=50 * number) for number in range(3)]
-    wanted = actions(post(server, *files, text="pick up the cup", seed="3"))
-    np.testing.assert_allclose(json.loads(out.read_text()), wanted, atol=1e-5)
+    expected = actions(post(server, *files, text="pick up the cup", seed="3"))
+    np.testing.assert_allclose(json.loads(out.read_text()), expected, atol=1e-5)
 
 
 def test_a_control_loop_counts_the_deadlines_that_it_missed(seen: Path, server: Deployment) -> None:

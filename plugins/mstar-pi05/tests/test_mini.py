@@ -28,8 +28,8 @@ def client() -> Iterator[MStarClient]:
 
 
 def test_the_arm_reaches_named_targets_over_http(client: MStarClient) -> None:
-    found = judge_arm.judge(judge_arm.served(client), SCENES, workers=2)
-    assert found["reached"] >= 0.9, found
+    verdict = judge_arm.judge(judge_arm.served(client), SCENES, workers=2)
+    assert verdict["reached"] >= 0.9, verdict
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ def text_scaled_twice(patch: Patch, run: Any) -> None:
 
 def images_scaled_too(patch: Patch, run: Any) -> None:
     features, scale = run.features, run.policy.language.scale
-    patch.setattr(run, "features", lambda *items: [each * scale for each in features(*items)])
+    patch.setattr(run, "features", lambda *items: [feature * scale for feature in features(*items)])
 
 
 def norm_without_the_one(patch: Patch, run: Any) -> None:

@@ -15,14 +15,14 @@ TOLERANCE = {"atol": 2e-5, "rtol": 0}
 @pytest.mark.parametrize("item", ITEMS)
 def test_image_vectors_equal_the_reference(item: int, golden: Any, reference: Any) -> None:
     vectors = reference.cameras.encode(golden.images(item)[None])[0]
-    wanted = golden.expected["image_embeds"][item][golden.inputs["image_masks"][item]]
-    torch.testing.assert_close(vectors, wanted.flatten(0, 1), **TOLERANCE)
+    expected = golden.expected["image_embeds"][item][golden.inputs["image_masks"][item]]
+    torch.testing.assert_close(vectors, expected.flatten(0, 1), **TOLERANCE)
 
 
 def test_masked_cameras_are_not_encoded(golden: Any) -> None:
-    given = golden.inputs["image_masks"].sum(1).tolist()
-    assert [len(golden.images(item)) for item in ITEMS] == given
-    if min(given) == golden.config["num_cameras"]:
+    inputs = golden.inputs["image_masks"].sum(1).tolist()
+    assert [len(golden.images(item)) for item in ITEMS] == inputs
+    if min(inputs) == golden.config["num_cameras"]:
         pytest.skip("runs when MSTAR_GOLDEN names a set that masks a camera")
 
 
@@ -45,8 +45,8 @@ def test_requests_of_unlike_lengths_share_a_batch_of_cameras(golden: Any, refere
 
 @pytest.mark.parametrize("item", ITEMS)
 def test_prefix_embeddings_equal_the_reference(item: int, golden: Any, reference: Any, run: Any) -> None:
-    made = reference.policy.language.embed(golden.tokens(item), run.features(item)[0])
-    torch.testing.assert_close(made, golden.expected["prefix_embeds"][item][golden.valid(item)], **TOLERANCE)
+    actual = reference.policy.language.embed(golden.tokens(item), run.features(item)[0])
+    torch.testing.assert_close(actual, golden.expected["prefix_embeds"][item][golden.valid(item)], **TOLERANCE)
 
 
 @pytest.mark.parametrize("together", [True, False])
@@ -56,9 +56,9 @@ def test_the_cache_of_every_layer_equals_the_reference(together: bool, golden: A
     for item in ITEMS:
         valid = golden.valid(item)
         for layer in range(golden.config["language"]["layers"]):
-            for name, made in (("prefix_k", run.cache.keys), ("prefix_v", run.cache.values)):
-                wanted = golden.expected[name][layer, item].transpose(0, 1)[valid]
-                torch.testing.assert_close(made[item][layer], wanted, **TOLERANCE)
+            for name, actual in (("prefix_k", run.cache.keys), ("prefix_v", run.cache.values)):
+                expected = golden.expected[name][layer, item].transpose(0, 1)[valid]
+                torch.testing.assert_close(actual[item][layer], expected, **TOLERANCE)
 
 
 def padded(golden: Any, reference: Any) -> Any:

@@ -52,9 +52,9 @@ def processor(tiny_folder: Path) -> Processor:
 
 
 def test_a_request_becomes_the_graphs_arrays(processor: Processor) -> None:
-    made = ask(processor, images=[b"", b""])
-    shapes = {name: (array.shape, array.dtype.name) for name, array in made.arrays.items()}
-    length = len(made.arrays["tokens"])
+    actual = ask(processor, images=[b"", b""])
+    shapes = {name: (array.shape, array.dtype.name) for name, array in actual.arrays.items()}
+    length = len(actual.arrays["tokens"])
     assert shapes == {
         "images": ((2, SIDE, SIDE, 3), "uint8"),
         "tokens": ((length,), "int64"),
@@ -62,17 +62,17 @@ def test_a_request_becomes_the_graphs_arrays(processor: Processor) -> None:
         "scale": ((10, 32), "float32"),
         "offset": ((10, 32), "float32"),
     }
-    assert made.prompt_tokens == length and made.warnings == []
-    assert made.arrays["tokens"][: 2 * PLACES].tolist() == [IMAGE] * 2 * PLACES
+    assert actual.prompt_tokens == length and actual.warnings == []
+    assert actual.arrays["tokens"][: 2 * PLACES].tolist() == [IMAGE] * 2 * PLACES
 
 
 def test_the_prompt_holds_the_normalised_state_of_the_robots_own_values(processor: Processor) -> None:
-    made = ask(processor)
+    actual = ask(processor)
     low, high = (np.array([sign * (1 + 0.125 * i) + 0.25 for i in range(8)]) for sign in (-1, 1))
     normal = 2 * (np.array(STATE) - low) / (high - low + 1e-6) - 1
-    wanted = processor.tokenizer.encode(pieces("pick up the red block", normal))
-    assert made.arrays["tokens"][PLACES:].tolist() == wanted
-    assert wanted[0] == 2 and wanted.count(2) == 1 and 1 not in wanted  # begins, and does not end
+    expected = processor.tokenizer.encode(pieces("pick up the red block", normal))
+    assert actual.arrays["tokens"][PLACES:].tolist() == expected
+    assert expected[0] == 2 and expected.count(2) == 1 and 1 not in expected  # begins, and does not end
 
 
 def test_a_state_can_be_padded_before_it_is_printed(tiny_folder: Path) -> None:
@@ -83,23 +83,23 @@ def test_a_state_can_be_padded_before_it_is_printed(tiny_folder: Path) -> None:
 
 def test_without_state_in_the_prompt_it_is_not_asked_for(tiny_folder: Path) -> None:
     processor = Processor(tiny_folder, {"state_in_prompt": False})
-    made = ask(processor, robot_state=None)
-    wanted = [
+    actual = ask(processor, robot_state=None)
+    expected = [
         *processor.tokenizer.encode([("pick up the red block", True)]),
         processor.tokenizer.encode([("\n", False)])[0],
     ]
-    assert made.arrays["tokens"][PLACES:].tolist() == wanted
-    assert made.warnings == []
+    assert actual.arrays["tokens"][PLACES:].tolist() == expected
+    assert actual.warnings == []
     (warning,) = ask(processor).warnings
     assert "robot_state has no effect" in warning
 
 
 def test_masked_cameras_are_left_out(processor: Processor) -> None:
     images = [png(), b"this is never read", png()]
-    made = ask(processor, images=images, image_mask=[True, False, True])
+    actual = ask(processor, images=images, image_mask=[True, False, True])
     whole = ask(processor, images=[images[0], images[2]])
-    assert np.array_equal(made.arrays["images"], whole.arrays["images"])
-    assert np.array_equal(made.arrays["tokens"], whole.arrays["tokens"])
+    assert np.array_equal(actual.arrays["images"], whole.arrays["images"])
+    assert np.array_equal(actual.arrays["tokens"], whole.arrays["tokens"])
 
 
 @pytest.mark.parametrize("mode", ["L", "RGBA", "P", "CMYK", "I;16"])
@@ -123,8 +123,8 @@ def test_noise_comes_from_the_seed_or_the_client(processor: Processor) -> None:
     assert np.array_equal(
         ask(processor, seed=9, **{"noise": None}).arrays["noise"], ask(processor, seed=9).arrays["noise"]
     )
-    given = [[0.5] * 32] * 10
-    assert np.array_equal(ask(processor, noise=given).arrays["noise"], np.full((10, 32), 0.5, np.float32))
+    inputs = [[0.5] * 32] * 10
+    assert np.array_equal(ask(processor, noise=inputs).arrays["noise"], np.full((10, 32), 0.5, np.float32))
 
 
 def test_actions_leave_in_the_robots_units_unless_told_otherwise(processor: Processor) -> None:
@@ -138,9 +138,9 @@ def test_actions_leave_in_the_robots_units_unless_told_otherwise(processor: Proc
 
 def test_without_statistics_the_answer_says_so(tiny_folder: Path) -> None:
     processor = Processor(tiny_folder, {"norm_stats": "none"})
-    made = ask(processor)
-    assert (made.arrays["scale"] == 1).all()
-    assert any("no statistics" in warning for warning in made.warnings)
+    actual = ask(processor)
+    assert (actual.arrays["scale"] == 1).all()
+    assert any("no statistics" in warning for warning in actual.warnings)
     with pytest.raises(RequestError) as caught:
         ask(processor, return_normalized=False)
     assert caught.value.field == "return_normalized"
@@ -152,9 +152,9 @@ def test_aloha_needs_its_state_for_actions_that_are_differences(tiny_folder: Pat
     options = {"robot": "aloha", "state_in_prompt": False, "norm_stats": str(tmp_path)}
     processor = Processor(tiny_folder, options)
     state = [0.25] * 14
-    made = ask(processor, robot_state=state).arrays["offset"][0]
-    assert made[0] == pytest.approx(0.25, abs=1e-5)  # added to the difference
-    assert made[1] == pytest.approx(0.25, abs=1e-5)  # sign turned in and out again
+    actual = ask(processor, robot_state=state).arrays["offset"][0]
+    assert actual[0] == pytest.approx(0.25, abs=1e-5)  # added to the difference
+    assert actual[1] == pytest.approx(0.25, abs=1e-5)  # sign turned in and out again
     with pytest.raises(RequestError) as caught:
         ask(processor, robot_state=None)
     assert caught.value.field == "robot_state"
@@ -167,9 +167,9 @@ def test_a_default_prompt_stands_in_for_none(tiny_folder: Path) -> None:
 
 
 def test_a_long_prompt_is_cut_and_says_so(processor: Processor) -> None:
-    made = ask(processor, text="pick up the block " * 40)
-    assert made.prompt_tokens == PLACES + 96
-    assert "truncated" in made.warnings[0]
+    actual = ask(processor, text="pick up the block " * 40)
+    assert actual.prompt_tokens == PLACES + 96
+    assert "truncated" in actual.warnings[0]
 
 
 def test_what_spells_a_control_token_is_read_as_letters(processor: Processor) -> None:
@@ -258,8 +258,8 @@ def test_a_robot_that_the_statistics_do_not_fit_is_refused(tiny_folder: Path) ->
 
 
 def test_the_tiny_checkpoints_statistics_are_its_own(tiny_folder: Path) -> None:
-    found = find_statistics(tiny_folder, None)
-    assert found is not None and found.source.parent.name == "tiny"
+    statistics = find_statistics(tiny_folder, None)
+    assert statistics is not None and statistics.source.parent.name == "tiny"
 
 
 # -- observations of robots -----------------------------------------------------------------------------------------
@@ -279,21 +279,21 @@ def own(**changes: Any) -> dict[str, Any]:
 
 def test_an_observation_is_what_its_files_and_fields_would_be(processor: Processor) -> None:
     """Without a robot the keys are the model's own; cameras keep their order, and a missing one uses no positions."""
-    given = png()
-    pixels = np.asarray(Image.open(io.BytesIO(given)))
+    inputs = png()
+    pixels = np.asarray(Image.open(io.BytesIO(inputs)))
     images = {"right_wrist_0_rgb": pixels, "base_0_rgb": pixels.transpose(2, 0, 1)}
-    made = observe(processor, own(images=images, prompt="pick up the red block"))
-    wanted = ask(processor, images=[given, given])
-    for name, array in wanted.arrays.items():
-        assert np.array_equal(made.arrays[name], array), name
-    assert made.metadata == wanted.metadata == {"action": {"normalized": False}}
+    actual = observe(processor, own(images=images, prompt="pick up the red block"))
+    expected = ask(processor, images=[inputs, inputs])
+    for name, array in expected.arrays.items():
+        assert np.array_equal(actual.arrays[name], array), name
+    assert actual.metadata == expected.metadata == {"action": {"normalized": False}}
 
 
 def test_a_state_that_nothing_reads_is_no_matter_of_warnings(tiny_folder: Path) -> None:
     processor = Processor(tiny_folder, {"state_in_prompt": False})
-    made = observe(processor, own(prompt="go"))
-    assert made.warnings == []
-    assert np.array_equal(made.arrays["tokens"], observe(processor, own(prompt="go", state=None)).arrays["tokens"])
+    actual = observe(processor, own(prompt="go"))
+    assert actual.warnings == []
+    assert np.array_equal(actual.arrays["tokens"], observe(processor, own(prompt="go", state=None)).arrays["tokens"])
 
 
 @pytest.mark.parametrize(

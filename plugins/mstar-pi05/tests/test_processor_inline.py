@@ -111,8 +111,8 @@ def test_everything_else_is_left_to_a_process(processor: Processor, request_: Pr
 
 def test_a_quick_observation_gives_the_same_arrays_as_any_other(processor: Processor) -> None:
     quick, other = observed(), observed(more=[[]] * INLINE_BYTES)
-    made, same = (processor.process_prompt(request).arrays for request in (quick, other))
-    assert all(np.array_equal(made[name], same[name]) for name in made)
+    actual, same = (processor.process_prompt(request).arrays for request in (quick, other))
+    assert all(np.array_equal(actual[name], same[name]) for name in actual)
 
 
 HOSTILE = {

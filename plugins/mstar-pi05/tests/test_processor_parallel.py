@@ -70,9 +70,9 @@ def test_the_pool_takes_it_for_one_whose_files_are_read_apart(processor: Process
 )
 def test_read_apart_is_read_the_same(processor: Processor, request_: PromptRequest) -> None:
     ready = read(processor, request_)
-    found, same = processor.process_prompt(ready), processor.process_prompt(request_)
-    assert all(np.array_equal(found.arrays[name], same.arrays[name]) for name in same.arrays)
-    assert {name: each.dtype for name, each in found.arrays.items()} == {n: a.dtype for n, a in same.arrays.items()}
+    actual, same = processor.process_prompt(ready), processor.process_prompt(request_)
+    assert all(np.array_equal(actual.arrays[name], same.arrays[name]) for name in same.arrays)
+    assert {name: each.dtype for name, each in actual.arrays.items()} == {n: a.dtype for n, a in same.arrays.items()}
     assert processor.is_inline(ready), "the api prepares it now"
 
 

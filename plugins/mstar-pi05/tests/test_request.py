@@ -29,8 +29,8 @@ def moments(golden: Any, span: Any = "range") -> Moments:
 
 def test_prompts_equal_the_reference(golden: Any) -> None:
     for case in golden.prepost["prompt_cases"]:
-        made = pieces(case["text"], np.array(case["state_normalised"]))
-        assert [list(piece) for piece in made] == case["encode_calls"]
+        actual = pieces(case["text"], np.array(case["state_normalised"]))
+        assert [list(piece) for piece in actual] == case["encode_calls"]
 
 
 def test_prompts_without_state_equal_the_reference(golden: Any) -> None:
@@ -51,11 +51,11 @@ def test_the_case_of_words_stays() -> None:
 
 @pytest.mark.parametrize(("span", "name"), [("range", "quantile"), ("spread", "zscore")])
 def test_normalisation_equals_the_reference(span: str, name: str, golden: Any) -> None:
-    given, used = golden.prepost["normalisation"], moments(golden, span)
-    made = normalise(np.array(given["state_raw"]), used)
-    np.testing.assert_allclose(made, given[f"state_{name}_normalised"], rtol=1e-12, atol=1e-9)
-    made = unnormalise(np.array(given["actions_normalised"]), used)
-    np.testing.assert_allclose(made, given[f"actions_{name}_unnormalised"], rtol=1e-12, atol=1e-9)
+    inputs, used = golden.prepost["normalisation"], moments(golden, span)
+    actual = normalise(np.array(inputs["state_raw"]), used)
+    np.testing.assert_allclose(actual, inputs[f"state_{name}_normalised"], rtol=1e-12, atol=1e-9)
+    actual = unnormalise(np.array(inputs["actions_normalised"]), used)
+    np.testing.assert_allclose(actual, inputs[f"actions_{name}_unnormalised"], rtol=1e-12, atol=1e-9)
 
 
 def test_lerobots_rule_leaves_a_range_that_is_not_zero_as_it_is() -> None:
@@ -65,18 +65,18 @@ def test_lerobots_rule_leaves_a_range_that_is_not_zero_as_it_is() -> None:
 
 
 def test_differences_become_absolute_as_in_the_reference(golden: Any) -> None:
-    given = golden.prepost["normalisation"]
-    mask, state = tuple(given["delta_mask"]), np.array(given["state_raw"])
-    before = np.array(given["actions_quantile_unnormalised"])
+    inputs = golden.prepost["normalisation"]
+    mask, state = tuple(inputs["delta_mask"]), np.array(inputs["state_raw"])
+    before = np.array(inputs["actions_quantile_unnormalised"])
     width = before.shape[-1]
-    made = to_robot(before, None, state, Deployment(action_dim=width, is_delta=mask))
-    np.testing.assert_allclose(made, given["actions_absolute"], atol=1e-9)
+    actual = to_robot(before, None, state, Deployment(action_dim=width, is_delta=mask))
+    np.testing.assert_allclose(actual, inputs["actions_absolute"], atol=1e-9)
 
 
 def test_aloha_equals_the_reference(golden: Any) -> None:
-    given = golden.prepost["aloha"]
-    np.testing.assert_allclose(state_to_model(np.array(given["state_in"])), given["state_out"], atol=1e-9)
-    np.testing.assert_allclose(actions_to_robot(np.array(given["actions_in"])), given["actions_out"], atol=1e-9)
+    inputs = golden.prepost["aloha"]
+    np.testing.assert_allclose(state_to_model(np.array(inputs["state_in"])), inputs["state_out"], atol=1e-9)
+    np.testing.assert_allclose(actions_to_robot(np.array(inputs["actions_in"])), inputs["actions_out"], atol=1e-9)
 
 
 def test_a_gripper_out_of_reach_is_clipped() -> None:
@@ -98,36 +98,36 @@ def test_the_way_to_the_robot_is_one_factor_and_one_term(robot: str | None) -> N
     state, actions = random.normal(size=14), random.normal(size=(50, 32))
     factor, term = as_lines(used, state, deployment)
     assert factor.shape == term.shape == (32,)
-    wanted = to_robot(actions, used, state, deployment)
-    np.testing.assert_allclose((actions * factor + term)[:, :14], wanted, atol=1e-12)
+    expected = to_robot(actions, used, state, deployment)
+    np.testing.assert_allclose((actions * factor + term)[:, :14], expected, atol=1e-12)
     narrow = actions.astype(np.float32) * factor.astype(np.float32) + term.astype(np.float32)
-    np.testing.assert_allclose(narrow[:, :14], wanted, atol=1e-5)
+    np.testing.assert_allclose(narrow[:, :14], expected, atol=1e-5)
 
 
 def test_the_servers_resize_equals_the_reference_exactly(golden: Any) -> None:
     cases = load_file(golden.folder / "images.safetensors")
     for name in [name for name in cases if name.startswith("uint8_in")]:
-        wanted = cases[name.replace("_in_", "_out_")][0].numpy()
-        assert np.array_equal(fit_pillow(cases[name][0].numpy(), len(wanted)), wanted)
+        expected = cases[name.replace("_in_", "_out_")][0].numpy()
+        assert np.array_equal(fit_pillow(cases[name][0].numpy(), len(expected)), expected)
 
 
 def test_the_tensors_resize_equals_the_reference(golden: Any) -> None:
     cases = load_file(golden.folder / "images.safetensors")
     for name in [name for name in cases if name.startswith("float_out")]:
-        given = cases[name.replace("float_out", "uint8_in")][0].numpy()
-        wanted = cases[name][0].numpy()
-        np.testing.assert_allclose(fit_floats(signed(given), len(wanted)), wanted, atol=1e-5)
+        inputs = cases[name.replace("float_out", "uint8_in")][0].numpy()
+        expected = cases[name][0].numpy()
+        np.testing.assert_allclose(fit_floats(signed(inputs), len(expected)), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(48, 80), (300, 17), (5, 400), (224, 224)])
 def test_both_ways_keep_the_ratio_and_centre_the_image(shape: tuple[int, int]) -> None:
     white = np.full((*shape, 3), 255, dtype=np.uint8)
     for resize in ("pillow", "tensor"):
-        made = signed(fitted(white, 224, resize))
-        assert made.shape == (224, 224, 3)
-        inside = (made > 0).all(-1)
+        actual = signed(fitted(white, 224, resize))
+        assert actual.shape == (224, 224, 3)
+        inside = (actual > 0).all(-1)
         assert inside.any(0).all() or inside.any(1).all()  # one direction is filled
-        assert ((made == 1) | (made == -1)).all()
+        assert ((actual == 1) | (actual == -1)).all()
 
 
 def test_float_resize_is_torchs(golden: Any) -> None:
@@ -136,24 +136,24 @@ def test_float_resize_is_torchs(golden: Any) -> None:
     side = 56
     height = int(37 / (91 / side))
     channels_first = torch.from_numpy(random).permute(2, 0, 1)[None]
-    wanted = torch.nn.functional.interpolate(channels_first, (height, side), mode="bilinear", align_corners=False)
+    expected = torch.nn.functional.interpolate(channels_first, (height, side), mode="bilinear", align_corners=False)
     top = (side - height) // 2
-    made = fit_floats(random, side)[top : top + height]
-    np.testing.assert_allclose(made, wanted[0].permute(1, 2, 0).numpy(), atol=1e-5)
+    actual = fit_floats(random, side)[top : top + height]
+    np.testing.assert_allclose(actual, expected[0].permute(1, 2, 0).numpy(), atol=1e-5)
 
 
 # -- messages of robots ---------------------------------------------------------------------------------------------
 
 
 def test_the_message_equals_the_reference(golden: Any) -> None:
-    given = golden.prepost["msgpack"]
-    data, content = base64.b64decode(given["base64"]), given["content"]
-    made = unpacked(data)
-    state, image = made["observation/state"], made["observation/image"]
+    inputs = golden.prepost["msgpack"]
+    data, content = base64.b64decode(inputs["base64"]), inputs["content"]
+    actual = unpacked(data)
+    state, image = actual["observation/state"], actual["observation/image"]
     assert (state.dtype.str, state.tolist()) == ("<f4", content["observation/state"])
     assert image.dtype.str == "|u1" and np.array_equal(image, np.arange(image.size).reshape(image.shape))
-    assert (made["prompt"], made["scalar"]) == (content["prompt"], content["scalar"])
-    assert packed(made) == data
+    assert (actual["prompt"], actual["scalar"]) == (content["prompt"], content["scalar"])
+    assert packed(actual) == data
 
 
 @pytest.mark.parametrize(
@@ -170,9 +170,9 @@ def test_the_message_equals_the_reference(golden: Any) -> None:
     ],
 )
 def test_a_message_comes_back_as_it_went(value: Any) -> None:
-    made = unpacked(packed(value))
-    np.testing.assert_equal(made, value)
-    assert getattr(made, "dtype", None) == getattr(value, "dtype", None)
+    actual = unpacked(packed(value))
+    np.testing.assert_equal(actual, value)
+    assert getattr(actual, "dtype", None) == getattr(value, "dtype", None)
 
 
 @pytest.mark.parametrize(
@@ -220,13 +220,13 @@ def picture(value: int = 7) -> Any:
 
 
 def test_aloha_cameras_are_found_as_in_the_reference(golden: Any) -> None:
-    given = golden.prepost["aloha"]
-    images = {name: picture().transpose(2, 0, 1) for name in given["images_given"]}
-    made = read_observation({"images": images, "state": np.array(given["state_in"]), "prompt": "go"}, "aloha")
-    assert list(made.mask) == list(given["image_masks"].values())
-    assert len(made.images) == len(given["images_given"])
-    assert made.images[0].shape == (4, 6, 3)
-    assert made.state == tuple(given["state_in"])
+    inputs = golden.prepost["aloha"]
+    images = {name: picture().transpose(2, 0, 1) for name in inputs["images_given"]}
+    observation = read_observation({"images": images, "state": np.array(inputs["state_in"]), "prompt": "go"}, "aloha")
+    assert list(observation.mask) == list(inputs["image_masks"].values())
+    assert len(observation.images) == len(inputs["images_given"])
+    assert observation.images[0].shape == (4, 6, 3)
+    assert observation.state == tuple(inputs["state_in"])
 
 
 def test_droid_and_libero_observations_are_read() -> None:
@@ -237,17 +237,21 @@ def test_droid_and_libero_observations_are_read() -> None:
         "observation/gripper_position": 0.5,
         "prompt": b"close",
     }
-    made = read_observation(droid, "droid")
-    assert (made.state, made.mask, made.prompt) == ((0, 1, 2, 3, 4, 5, 6, 0.5), (True, True, False), "close")
+    observation = read_observation(droid, "droid")
+    assert (observation.state, observation.mask, observation.prompt) == (
+        (0, 1, 2, 3, 4, 5, 6, 0.5),
+        (True, True, False),
+        "close",
+    )
     libero = {
         "observation/image": picture() / 255.0,
         "observation/wrist_image": picture(),
         "prompt": np.array("stack"),
         "observation/state": np.zeros(8, "<f4"),
     }
-    made = read_observation(libero, "libero")
-    assert (len(made.state), made.prompt) == (8, "stack")
-    assert np.abs(made.images[0].astype(int) - picture().astype(int)).max() <= 1
+    observation = read_observation(libero, "libero")
+    assert (len(observation.state), observation.prompt) == (8, "stack")
+    assert np.abs(observation.images[0].astype(int) - picture().astype(int)).max() <= 1
 
 
 @pytest.mark.parametrize(
@@ -280,7 +284,7 @@ def test_other_keys_are_answered_with_those_that_are_expected(robot: str | None,
     ],
 )
 def test_a_wrong_observation_is_refused_by_its_key(robot: str, change: dict[str, Any], field: str) -> None:
-    given = {"images": {"cam_high": picture()}, "state": np.zeros(14), "prompt": "go", **change}
+    inputs = {"images": {"cam_high": picture()}, "state": np.zeros(14), "prompt": "go", **change}
     with pytest.raises(RequestError) as caught:
-        read_observation(given, robot)
+        read_observation(inputs, robot)
     assert caught.value.field == field

@@ -101,7 +101,7 @@ def test_a_robot_gets_the_actions_that_generate_gives(server: Deployment) -> Non
     whole = httpx.post(
         f"{server.url}/generate",
         timeout=LIMIT_S,
-        files=[("files", ("a.png", png(each))) for each in cameras],
+        files=[("files", ("a.png", png(camera))) for camera in cameras],
         data={
             "text": seen["prompt"],
             "robot_state": json.dumps(state),

@@ -12,8 +12,8 @@ import torch
 from mstar_core.conformance.fake_api import SampleRequest
 from mstar_core.conformance.nodes import RuntimeSettings, build_nodes
 from mstar_core.conformance.runtime import LocalRuntime
+from mstar_core.plugin.check.spec_check import check_spec
 from mstar_core.plugin.processor import Inputs, PromptRequest
-from mstar_core.plugin.spec_check import check_spec
 
 from .conftest import ITEMS
 

@@ -37,19 +37,19 @@ def params(**given: Any) -> Params:
 
 def test_an_array_says_by_its_axes_what_it_is() -> None:
     noise = np.ones((10, 32), np.float32)
-    made = sent(npy(CAMERA), npy(noise), npy(STATE.astype(np.float32)), npy(CAMERA.transpose(2, 0, 1)))
-    joined = made.joined(params())
+    actual = sent(npy(CAMERA), npy(noise), npy(STATE.astype(np.float32)), npy(CAMERA.transpose(2, 0, 1)))
+    joined = actual.joined(params())
     assert np.array_equal(np.array(joined.noise), noise)
     assert joined.robot_state == tuple(STATE.astype(np.float32).astype(float))
-    assert len(made.cameras) == 2
+    assert len(actual.cameras) == 2
     for number in (0, 1):
-        assert np.array_equal(made.camera(number), CAMERA)
+        assert np.array_equal(actual.camera(number), CAMERA)
 
 
 def test_floats_of_a_camera_are_levels_of_the_same_picture() -> None:
-    made = sent(npy((CAMERA / 255).astype(np.float16)), save({"camera": CAMERA / 255.0}))
+    actual = sent(npy((CAMERA / 255).astype(np.float16)), save({"camera": CAMERA / 255.0}))
     for number, tolerance in ((0, 2e-3), (1, 1e-6)):
-        floats = made.camera(number)
+        floats = actual.camera(number)
         assert floats.dtype == np.float32
         np.testing.assert_allclose(floats, signed(CAMERA), atol=tolerance)
 

@@ -42,18 +42,18 @@ def test_tokens_of_a_clip(frames: int, tokens: int) -> None:
 def test_a_case_equals_the_reference(name: str) -> None:
     golden = vectors(f"case_{name}")
     heard = golden["in.feature_attention_mask"][0] > 0
-    (made,) = embeds(reference("audio_encoder"), golden["in.input_features"][0][:, heard])
-    torch.testing.assert_close(made, golden["audio_embeds"], atol=TOLERANCE, rtol=0)
+    (actual,) = embeds(reference("audio_encoder"), golden["in.input_features"][0][:, heard])
+    torch.testing.assert_close(actual, golden["audio_embeds"], atol=TOLERANCE, rtol=0)
 
 
 @needs_weights
 def test_clips_in_one_call_equal_the_reference_of_each_alone() -> None:
     golden, module = vectors("audio_encoder_packing"), reference("audio_encoder")
-    given = [golden["in.mel_short"], golden["in.mel_long"]]
-    for made in (embeds(module, *given), module._encoded([each.T for each in given])):
-        for own, name in zip(made, ("short_alone", "long_alone"), strict=True):
+    inputs = [golden["in.mel_short"], golden["in.mel_long"]]
+    for actual in (embeds(module, *inputs), module._encoded([each.T for each in inputs])):
+        for own, name in zip(actual, ("short_alone", "long_alone"), strict=True):
             torch.testing.assert_close(own, golden[name], atol=TOLERANCE, rtol=0)
-    apart = golden["packed_short_then_long"][: len(golden["short_alone"])] - embeds(module, *given)[0]
+    apart = golden["packed_short_then_long"][: len(golden["short_alone"])] - embeds(module, *inputs)[0]
     assert apart.abs().max() > TOLERANCE
 
 
@@ -88,16 +88,16 @@ def test_samples_and_their_mel_frames_give_the_same() -> None:
 
 
 def test_a_clip_shorter_than_a_mel_frame_has_no_tokens() -> None:
-    made = embeds(small("audio_encoder"), torch.zeros(1, 159), torch.zeros(1, 0))
-    assert [each.shape for each in made] == [(0, SMALL.audio.output)] * 2
+    actual = embeds(small("audio_encoder"), torch.zeros(1, 159), torch.zeros(1, 0))
+    assert [each.shape for each in actual] == [(0, SMALL.audio.output)] * 2
 
 
 def test_captured_windows_equal_uncaptured_ones() -> None:
     module, clips = small("audio_encoder"), [mel(frames) for frames in FRAMES]
-    wanted = module._encoded([clip.T for clip in clips])
+    expected = module._encoded([clip.T for clip in clips])
     module.capture(GraphCache(torch.device("cpu")))
     for _ in range(2):
-        for own, plain in zip(module._encoded([clip.T for clip in clips]), wanted, strict=True):
+        for own, plain in zip(module._encoded([clip.T for clip in clips]), expected, strict=True):
             torch.testing.assert_close(own, plain, atol=1e-5, rtol=0)
         while module.idle():
             pass

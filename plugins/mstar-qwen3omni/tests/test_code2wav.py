@@ -105,7 +105,7 @@ def pieces(module: Any, codes: Tensor, stream: Chunking) -> list[Tensor]:
 def run(module: Any, rows: list[tuple[Tensor, int, Chunking]]) -> list[Tensor]:
     """Call the node with rows of (codes [n, groups], step, stream)."""
     codes = [row for row, _, _ in rows]
-    is_even = len({each.shape for each in codes}) == 1
+    is_even = len({code.shape for code in codes}) == 1
     numbers = np.array([(step, stream.first, stream.chunk, stream.left) for _, step, stream in rows]).T
     made = module(
         codes=torch.stack(codes) if is_even else codes,
@@ -131,8 +131,8 @@ def test_intermediate_tensors_equal_the_reference() -> None:
 def test_one_call_equals_the_reference() -> None:
     golden, module = vectors("code2wav"), reference("Code2Wav")
     for codes, wave in (("in.codes", "waveform_whole"), ("in.codes_long", "waveform_long_whole")):
-        made = module.decode(golden[codes].T[None])[0]
-        torch.testing.assert_close(made, golden[wave], atol=WAVE, rtol=0)
+        actual = module.decode(golden[codes].T[None])[0]
+        torch.testing.assert_close(actual, golden[wave], atol=WAVE, rtol=0)
 
 
 def chunked(module: Any, codes: Tensor, chunk: int, left: int) -> Tensor:
@@ -148,10 +148,10 @@ def chunked(module: Any, codes: Tensor, chunk: int, left: int) -> Tensor:
 @needs_weights
 def test_the_reference_variant_with_cut_borders_equals_the_reference() -> None:
     golden, module = vectors("code2wav"), reference("Code2Wav")
-    made = chunked(module, golden["in.codes"].T, *windows())
-    torch.testing.assert_close(made, golden["waveform_chunked"], atol=WAVE, rtol=0)
-    made = chunked(module, golden["in.codes_long"].T, *long_windows())
-    torch.testing.assert_close(made, golden[long_name()], atol=WAVE, rtol=0)
+    actual = chunked(module, golden["in.codes"].T, *windows())
+    torch.testing.assert_close(actual, golden["waveform_chunked"], atol=WAVE, rtol=0)
+    actual = chunked(module, golden["in.codes_long"].T, *long_windows())
+    torch.testing.assert_close(actual, golden[long_name()], atol=WAVE, rtol=0)
 
 
 def windows() -> tuple[int, int]:
@@ -175,19 +175,19 @@ def long_windows() -> tuple[int, int]:
 def test_streamed_pieces_equal_the_gapless_reference() -> None:
     golden, module = vectors("code2wav"), reference("Code2Wav")
     chunk, left = windows()
-    made = pieces(module, golden["in.codes"].T, Chunking(first=chunk, chunk=chunk, left=left))
-    together = torch.cat(made)
-    assert together.dtype == torch.int16 and len(made) == -(-golden["in.codes"].shape[1] // chunk)
-    wanted = to_pcm16(golden["waveform_gapless"])
-    assert together.shape == wanted.shape and (together.int() - wanted.int()).abs().max() <= STEP_PCM
+    actual = pieces(module, golden["in.codes"].T, Chunking(first=chunk, chunk=chunk, left=left))
+    together = torch.cat(actual)
+    assert together.dtype == torch.int16 and len(actual) == -(-golden["in.codes"].shape[1] // chunk)
+    expected = to_pcm16(golden["waveform_gapless"])
+    assert together.shape == expected.shape and (together.int() - expected.int()).abs().max() <= STEP_PCM
 
 
 @needs_weights
 @pytest.mark.parametrize("name", ["text", "audio"])
 def test_codes_of_a_case_give_its_waveform(name: str) -> None:
     golden, module = vectors(f"case_{name}"), reference("Code2Wav")
-    made = chunked(module, golden["codes"].T, *long_windows())
-    torch.testing.assert_close(made, golden["waveform"], atol=WAVE, rtol=0)
+    actual = chunked(module, golden["codes"].T, *long_windows())
+    torch.testing.assert_close(actual, golden["waveform"], atol=WAVE, rtol=0)
 
 
 def codes_of(frames: int, seed: int = 1) -> Tensor:
@@ -198,9 +198,9 @@ def codes_of(frames: int, seed: int = 1) -> Tensor:
 
 def test_a_stream_with_enough_context_equals_one_call() -> None:
     module, codes = small("Code2Wav"), codes_of(41)
-    wanted = to_pcm16(module.decode(codes[None])[0])
-    made = torch.cat(pieces(module, codes, Chunking(first=3, chunk=6, left=35)))
-    assert made.shape == wanted.shape and (made.int() - wanted.int()).abs().max() <= STEP_PCM
+    expected = to_pcm16(module.decode(codes[None])[0])
+    actual = torch.cat(pieces(module, codes, Chunking(first=3, chunk=6, left=35)))
+    assert actual.shape == expected.shape and (actual.int() - expected.int()).abs().max() <= STEP_PCM
 
 
 def test_rows_of_any_batch_equal_rows_alone() -> None:
@@ -216,8 +216,8 @@ def test_rows_of_any_batch_equal_rows_alone() -> None:
 def test_samples_stay_within_their_range() -> None:
     module = small("Code2Wav")
     module.decoder[-1].conv.weight.mul_(100)
-    made = module.decode(codes_of(9)[None])
-    assert made.abs().max() == 1.0 and to_pcm16(made).abs().max() == 32767
+    actual = module.decode(codes_of(9)[None])
+    assert actual.abs().max() == 1.0 and to_pcm16(actual).abs().max() == 32767
 
 
 def test_an_id_that_is_not_a_code_is_an_error() -> None:
@@ -230,14 +230,14 @@ def test_an_id_that_is_not_a_code_is_an_error() -> None:
 def test_the_short_end_of_a_stream_runs_in_a_longer_window() -> None:
     module, codes = small("Code2Wav"), codes_of(37)
     stream = Chunking(first=3, chunk=6, left=4)
-    wanted = pieces(module, codes, stream)
+    expected = pieces(module, codes, stream)
     module.capture(GraphCache(torch.device("cpu")))
     for _ in range(2):
-        made = pieces(module, codes, stream)
-        assert all(torch.equal(own, each) for own, each in zip(made, wanted, strict=True))
+        actual = pieces(module, codes, stream)
+        assert all(torch.equal(own, each) for own, each in zip(actual, expected, strict=True))
         while module.idle():
             pass
-    assert module.counters()["graph_hits"] == len(wanted)
+    assert module.counters()["graph_hits"] == len(expected)
 
 
 def test_windows_run_in_the_engine() -> None:

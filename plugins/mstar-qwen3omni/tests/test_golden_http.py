@@ -134,9 +134,9 @@ def written(golden: Golden, name: str) -> str:
 def assert_case(golden: Golden, name: str, heard: Heard) -> None:
     """Compare text exactly and sound within the tolerance of the set."""
     assert heard.text.split() == written(golden, name).split()
-    wanted = np.clip(golden.case(name)["waveform"], -1, 1) * 32767
-    assert len(heard.pcm) == len(wanted)
-    assert np.abs(heard.pcm.astype(np.float64) - wanted).max() <= WAVE_STEPS
+    expected = np.clip(golden.case(name)["waveform"], -1, 1) * 32767
+    assert len(heard.pcm) == len(expected)
+    assert np.abs(heard.pcm.astype(np.float64) - expected).max() <= WAVE_STEPS
 
 
 @pytest.fixture(scope="module")

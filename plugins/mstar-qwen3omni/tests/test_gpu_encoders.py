@@ -102,8 +102,8 @@ def codes_of(rows: int, frames: int, sizes: VocoderSizes) -> Tensor:
 @needs_weights
 def test_samples_in_float32_equal_the_reference() -> None:
     golden, module = vectors("code2wav"), on_gpu(reference("Code2Wav"), torch.float32)
-    made = module.decode(golden["in.codes"].T[None].cuda())[0]
-    torch.testing.assert_close(made.cpu(), golden["waveform_whole"], atol=1e-4, rtol=0)
+    actual = module.decode(golden["in.codes"].T[None].cuda())[0]
+    torch.testing.assert_close(actual.cpu(), golden["waveform_whole"], atol=1e-4, rtol=0)
 
 
 @needs_weights
@@ -136,13 +136,13 @@ def test_captured_windows_equal_uncaptured_ones_and_those_alone(dtype: torch.dty
 
     shapes = [(3, 8, 0), (2, 33, 1), (3, 50, 2), (1, 50, 5), (1, 39, 7), (1, 3, 0)]
     plain = [run(*shape) for shape in shapes]
-    made = learned(module, lambda: [run(*shape) for shape in shapes])
+    actual = learned(module, lambda: [run(*shape) for shape in shapes])
     budget = 1e-3 if dtype == torch.float32 else 10 ** (-LEAST_DB / 20)
-    assert all(apart(own, wanted) < budget for own, wanted in zip(made, plain, strict=True))
+    assert all(apart(own, expected) < budget for own, expected in zip(actual, plain, strict=True))
     for row in range(3):
         codes = codes_of(3, 50, MIDDLE.vocoder)[row : row + 1].cuda()
         alone = module(codes=codes, step=[2], **{name: [value] for name, value in numbers.items()})["pcm"]
-        assert apart(alone[0], made[2][row]) < budget
+        assert apart(alone[0], actual[2][row]) < budget
 
 
 def test_streams_through_the_engine_equal_the_cpu() -> None:
@@ -157,8 +157,8 @@ def test_streams_through_the_engine_equal_the_cpu() -> None:
     codes = codes_of(4, 50, MIDDLE.vocoder)
     for row in range(4):
         engine.open(Handle(row), SamplingParams(), 1)
-        given = {"codes": codes[row].cuda() if row % 2 else codes[row]}
-        job = Job(key=JobKey(row), handle=Handle(row), inputs=given, outputs=("pcm",))
+        inputs = {"codes": codes[row].cuda() if row % 2 else codes[row]}
+        job = Job(key=JobKey(row), handle=Handle(row), inputs=inputs, outputs=("pcm",))
         job.numbers = {**numbers, STEP: 4}
         engine.submit(job)
     running = engine.launch()
@@ -167,8 +167,8 @@ def test_streams_through_the_engine_equal_the_cpu() -> None:
     assert not result.failed and len(result.done) == 4 and module.counters()["graph_misses"] == misses
     fixed = {name: [value] for name, value in zip(names, (USUAL.first, USUAL.chunk, USUAL.left), strict=True)}
     for done in result.done:
-        wanted = plain(codes=codes[int(done.job.handle)][None], step=[4], **fixed)["pcm"][0]
-        assert (done.outputs["pcm"].int() - wanted.int()).abs().max() <= 8
+        expected = plain(codes=codes[int(done.job.handle)][None], step=[4], **fixed)["pcm"][0]
+        assert (done.outputs["pcm"].int() - expected.int()).abs().max() <= 8
 
 
 # -- sound -------------------------------------------------------------------------------------------------------------
@@ -176,16 +176,16 @@ def test_streams_through_the_engine_equal_the_cpu() -> None:
 
 def test_spectra_equal_the_cpu() -> None:
     clips = [drawn(samples, seed=samples) * 0.1 for samples in (48_321, 16_000, 5_000, 160, 0)]
-    made = LogMel(128)([clip.cuda() for clip in clips])
-    torch.testing.assert_close(made.cpu(), LogMel(128)(clips), atol=1e-5, rtol=0)
+    mel = LogMel(128)([clip.cuda() for clip in clips])
+    torch.testing.assert_close(mel.cpu(), LogMel(128)(clips), atol=1e-5, rtol=0)
 
 
 @needs_weights
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_clips_equal_the_reference(dtype: torch.dtype) -> None:
     golden, module = vectors("audio_encoder_packing"), on_gpu(reference("audio_encoder"), dtype)
-    made = module(audio=[golden["in.mel_short"].cuda(), golden["in.mel_long"].cuda()])["embeds"]
-    for own, name in zip(made, ("short_alone", "long_alone"), strict=True):
+    actual = module(audio=[golden["in.mel_short"].cuda(), golden["in.mel_long"].cuda()])["embeds"]
+    for own, name in zip(actual, ("short_alone", "long_alone"), strict=True):
         if dtype == torch.float32:
             torch.testing.assert_close(own.cpu(), golden[name], atol=FLOAT32, rtol=0)
         assert apart(own, golden[name]) < HALF
@@ -196,12 +196,12 @@ def test_captured_clips_equal_uncaptured_ones_and_those_alone(dtype: torch.dtype
     plain = small("audio_encoder", MIDDLE)
     module = on_gpu(plain, dtype)
     clips = [drawn(1, int(seconds * 16_000), seed=index) * 0.1 for index, seconds in enumerate((0.5, 3, 9.3, 1, 0.2))]
-    given = [clip.cuda() for clip in clips]
-    before = module(audio=given)["embeds"]
-    made = learned(module, lambda: module(audio=given)["embeds"])
-    for own, uncaptured, wanted, clip in zip(made, before, plain(audio=clips)["embeds"], given, strict=True):
+    inputs = [clip.cuda() for clip in clips]
+    before = module(audio=inputs)["embeds"]
+    actual = learned(module, lambda: module(audio=inputs)["embeds"])
+    for own, uncaptured, expected, clip in zip(actual, before, plain(audio=clips)["embeds"], inputs, strict=True):
         budget = 1e-4 if dtype == torch.float32 else HALF
-        assert apart(own, uncaptured) < budget and apart(own, wanted) < budget
+        assert apart(own, uncaptured) < budget and apart(own, expected) < budget
         assert apart(module(audio=[clip])["embeds"][0], own) < budget
 
 
@@ -219,10 +219,10 @@ def test_attention_among_patches_equals_torch(frames: int, patches: int, heads: 
         packed[:, heads : 2 * heads].contiguous(),
         packed[:, 2 * heads :],
     )
-    made = kernels.attention(query, key, value, frames)
+    actual = kernels.attention(query, key, value, frames)
     parts = (each.float().unflatten(0, (frames, -1)).transpose(1, 2) for each in (query, key, value))
-    wanted = scaled_dot_product_attention(*parts).transpose(1, 2).reshape(frames * patches, -1)
-    assert apart(made, wanted) < 0.01
+    expected = scaled_dot_product_attention(*parts).transpose(1, 2).reshape(frames * patches, -1)
+    assert apart(actual, expected) < 0.01
 
 
 @needs_weights
@@ -230,17 +230,17 @@ def test_attention_among_patches_equals_torch(frames: int, patches: int, heads: 
 def test_a_video_equals_the_reference(dtype: torch.dtype) -> None:
     golden, module = vectors("case_video"), on_gpu(reference("vision_encoder"), dtype)
     tokens = torch.full((len(golden["video_embeds"]),), module.ids.video_pad)
-    made = module(
+    actual = module(
         pixels=[golden["in.pixel_values_videos"].cuda()],
         grid=golden["in.video_grid_thw"].numpy(),
         tokens=[tokens.numpy()],
     )
-    pairs = [(made["embeds"][0], golden["video_embeds"])]
-    pairs += [(own, golden[f"video_deepstack.{level}"]) for level, own in enumerate(made["deepstack"][0])]
-    for own, wanted in pairs:
+    pairs = [(actual["embeds"][0], golden["video_embeds"])]
+    pairs += [(own, golden[f"video_deepstack.{level}"]) for level, own in enumerate(actual["deepstack"][0])]
+    for own, expected in pairs:
         if dtype == torch.float32:
-            torch.testing.assert_close(own.cpu(), wanted, atol=FLOAT32, rtol=0)
-        assert apart(own, wanted) < HALF
+            torch.testing.assert_close(own.cpu(), expected, atol=FLOAT32, rtol=0)
+        assert apart(own, expected) < HALF
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -249,14 +249,14 @@ def test_captured_frames_equal_uncaptured_ones_and_the_cpu(dtype: torch.dtype) -
     module = on_gpu(plain, dtype)
     pixels = torch.randint(0, 256, (3, 48, sizes.patch_values), dtype=torch.uint8)
     places = torch.stack([places_of(*side, sizes.merge, 16) for side in ((6, 8), (8, 6), (4, 12))])
-    wanted = plain.encode_frames(pixels, places)
+    expected = plain.encode_frames(pixels, places)
     before = module.encode_frames(pixels.cuda(), places.cuda())
-    made = learned(module, lambda: module._replayed(pixels.cuda(), places.cuda()))
+    actual = learned(module, lambda: module._replayed(pixels.cuda(), places.cuda()))
     budget = 1e-4 if dtype == torch.float32 else HALF
-    assert apart(before, wanted) < budget and apart(made, before) < budget
+    assert apart(before, expected) < budget and apart(actual, before) < budget
     for row in range(3):
         alone = module._replayed(pixels[row : row + 1].cuda(), places[row : row + 1].cuda())
-        assert apart(alone, made[row : row + 1]) < budget
+        assert apart(alone, actual[row : row + 1]) < budget
 
 
 @pytest.mark.parametrize("node", ["audio_encoder", "vision_encoder", "Code2Wav"])

@@ -22,11 +22,11 @@ def test_kernels_of_the_decoder(rows: int, steps: int, dtype: torch.dtype) -> No
 
     layers = decoding(VocoderSizes(width=40, decoder=96, rates=(4, 3))).cuda().requires_grad_(False)
     decoder = FusedDecoder(layers, dtype)
-    given = torch.randn(rows, steps, 40, device="cuda")
+    inputs = torch.randn(rows, steps, 40, device="cuda")
     samples = ((steps - 1) * 4 - 1) * 3
-    assert decoder.decode(given, is_pcm=True).shape == (rows, samples)
-    made = decoder.decode(given, is_pcm=False)
-    assert made.isfinite().all() and made.abs().max() <= 1
+    assert decoder.decode(inputs, is_pcm=True).shape == (rows, samples)
+    actual = decoder.decode(inputs, is_pcm=False)
+    assert actual.isfinite().all() and actual.abs().max() <= 1
 
 
 @pytest.mark.parametrize(("frames", "patches", "heads", "head_dim"), [(1, 1, 1, 72), (2, 130, 2, 72), (3, 64, 1, 32)])

@@ -54,9 +54,9 @@ def on_gpu(case: Case) -> Case:
 @pytest.mark.parametrize("name", CASES)
 def test_float32_equals_the_reference(name: str) -> None:
     thinker, case = golden_thinker().to(CUDA), read(name)
-    found = prefill(thinker, on_gpu(case), DenseCache(), [])
+    actual = prefill(thinker, on_gpu(case), DenseCache(), [])
     for port, expected in (("hidden", "thinker_last_hidden"), ("states", "thinker_accept_hidden")):
-        torch.testing.assert_close(found[port].cpu(), case.tensors[expected], atol=STATES, rtol=0)
+        torch.testing.assert_close(actual[port].cpu(), case.tensors[expected], atol=STATES, rtol=0)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -66,8 +66,8 @@ def test_bfloat16_is_as_far_from_float32_as_on_the_cpu(name: str) -> None:
     half = prefill(golden_thinker().bfloat16(), case, DenseCache(), [])["hidden"].float()
     module = golden_thinker().to(CUDA, torch.bfloat16)
     fuse_projections(module)
-    found = prefill(module, on_gpu(case), DenseCache(), [])["hidden"].float().cpu()
-    errors = [float(((each - exact).norm(dim=-1) / exact.norm(dim=-1)).median()) for each in (half, found)]
+    actual = prefill(module, on_gpu(case), DenseCache(), [])["hidden"].float().cpu()
+    errors = [float(((each - exact).norm(dim=-1) / exact.norm(dim=-1)).median()) for each in (half, actual)]
     assert errors[1] < 1.5 * errors[0] + 0.02
 
 

@@ -27,7 +27,7 @@ def test_samples_run_every_walk_of_the_language_models(
     run = Executor.run
 
     def noted(executor: Executor, message: RunWalks) -> None:
-        taken.update(each.walk for each in message.runs)
+        taken.update(run.walk for run in message.runs)
         run(executor, message)
 
     monkeypatch.setattr(Executor, "run", noted)

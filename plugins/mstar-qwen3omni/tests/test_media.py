@@ -120,9 +120,9 @@ def test_a_very_long_picture_is_refused() -> None:
 
 @pytest.mark.parametrize(("height", "width"), [(64, 96), (50, 70), (300, 40), (20, 20)])
 def test_patches_of_a_picture_are_those_of_transformers(pictures: Any, height: int, width: int) -> None:
-    made = pictures.Qwen2VLImageProcessorPil(**SETTINGS, min_pixels=3136, max_pixels=12_845_056)
+    actual = pictures.Qwen2VLImageProcessorPil(**SETTINGS, min_pixels=3136, max_pixels=12_845_056)
     image = Image.fromarray(noise(height, width))
-    expected = made(image, return_tensors="np")
+    expected = actual(image, return_tensors="np")
     size = target_size(height, width, 32, PICTURE)
     grid = grid_of(1, *size, SIZES)
     assert patch_grid(grid, SIZES).tolist() == expected["image_grid_thw"][0].tolist()
@@ -136,8 +136,8 @@ def test_patches_of_a_video_are_those_of_transformers(frames: int) -> None:
     from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
 
     video = np.stack([noise(64, 96, seed) for seed in range(frames)])
-    made = Qwen2VLVideoProcessor(**SETTINGS, size={"shortest_edge": 1, "longest_edge": 786_432})
-    expected = made([video.transpose(0, 3, 1, 2)], return_tensors="np")
+    actual = Qwen2VLVideoProcessor(**SETTINGS, size={"shortest_edge": 1, "longest_edge": 786_432})
+    expected = actual([video.transpose(0, 3, 1, 2)], return_tensors="np")
     grid = grid_of(frames, 64, 96, SIZES)
     assert patch_grid(grid, SIZES).tolist() == expected["video_grid_thw"][0].tolist()
     np.testing.assert_allclose(normal(patches_of(list(video), grid, SIZES)), expected["pixel_values_videos"], atol=1e-5)
@@ -146,9 +146,9 @@ def test_patches_of_a_video_are_those_of_transformers(frames: int) -> None:
 def test_patches_are_ordered_by_block_channel_and_frame() -> None:
     frames = [np.zeros((64, 64, 3), np.uint8) for _ in range(2)]
     frames[1][16, 33, 2] = 7  # second frame, row 16, column 33, blue
-    made = patches_of(frames, grid_of(2, 64, 64, SIZES), SIZES)
+    actual = patches_of(frames, grid_of(2, 64, 64, SIZES), SIZES)
     # Block (0, 1), row 1 and column 0 in it; channel 2, frame 1, row 0, column 1.
-    assert np.argwhere(made == 7).tolist() == [[1 * 4 + 1 * 2 + 0, 2 * 512 + 256 + 0 * 16 + 1]]
+    assert np.argwhere(actual == 7).tolist() == [[1 * 4 + 1 * 2 + 0, 2 * 512 + 256 + 0 * 16 + 1]]
 
 
 # -- videos ---------------------------------------------------------------------------------------------------------
@@ -169,19 +169,19 @@ def test_a_short_video_gives_what_it_has(total: int, expected: list[int]) -> Non
 
 
 def test_a_video_is_sampled_with_its_true_rate() -> None:
-    made = clip(mp4(frames=20, rate=10), fps=1.5)  # 2 s: 3 frames by the rate, at least 4
-    assert made.fps == pytest.approx(2.0)
-    assert made.grid == Grid(pairs=2, rows=2, columns=2, pair_ticks=pytest.approx(13.0))
-    assert made.patches.shape == (2 * 4 * 4, 1536)
-    assert made.patches.dtype == np.uint8
-    levels = made.patches.reshape(2, 16, 3, 2, 256)[:, 0, 0].mean(axis=-1).reshape(-1)
+    actual = clip(mp4(frames=20, rate=10), fps=1.5)  # 2 s: 3 frames by the rate, at least 4
+    assert actual.fps == pytest.approx(2.0)
+    assert actual.grid == Grid(pairs=2, rows=2, columns=2, pair_ticks=pytest.approx(13.0))
+    assert actual.patches.shape == (2 * 4 * 4, 1536)
+    assert actual.patches.dtype == np.uint8
+    levels = actual.patches.reshape(2, 16, 3, 2, 256)[:, 0, 0].mean(axis=-1).reshape(-1)
     np.testing.assert_allclose(levels, [0, 50, 100, 150], atol=6)  # frames 0, 5, 10 and 15
 
 
 def test_seven_seconds_at_one_and_a_half_frames_give_fractional_positions() -> None:
-    made = clip(mp4(frames=56, rate=8), fps=1.5)  # 10.5 frames, 10 taken
-    assert made.fps == pytest.approx(10 / 7)
-    assert made.grid.pair_ticks == pytest.approx(2 * 0.7 * 13)
+    actual = clip(mp4(frames=56, rate=8), fps=1.5)  # 10.5 frames, 10 taken
+    assert actual.fps == pytest.approx(10 / 7)
+    assert actual.grid.pair_ticks == pytest.approx(2 * 0.7 * 13)
 
 
 def test_max_frames_bounds_a_video() -> None:
@@ -189,9 +189,9 @@ def test_max_frames_bounds_a_video() -> None:
 
 
 def test_a_single_frame_is_repeated() -> None:
-    made = clip(mp4(frames=1))
-    pair = made.patches.reshape(-1, 3, 2, 256)
-    assert made.grid.pairs == 1
+    actual = clip(mp4(frames=1))
+    pair = actual.patches.reshape(-1, 3, 2, 256)
+    assert actual.grid.pairs == 1
     assert np.array_equal(pair[:, :, 0], pair[:, :, 1])
 
 
@@ -214,7 +214,7 @@ def test_sound_tokens_are_those_of_transformers(prompts: Any, frames: int) -> No
 def test_mel_frames_are_those_of_transformers(samples: int) -> None:
     transformers = pytest.importorskip("transformers")
     extractor = transformers.WhisperFeatureExtractor(feature_size=128)
-    made = extractor(
+    actual = extractor(
         np.zeros(samples, np.float32),
         sampling_rate=RATE,
         padding=True,
@@ -222,16 +222,16 @@ def test_mel_frames_are_those_of_transformers(samples: int) -> None:
         return_attention_mask=True,
         return_tensors="np",
     )
-    assert mel_frames(samples) == made["attention_mask"].sum() == made["input_features"].shape[-1]
+    assert mel_frames(samples) == actual["attention_mask"].sum() == actual["input_features"].shape[-1]
 
 
 @pytest.mark.parametrize(("rate", "channels"), [(16_000, 1), (8000, 1), (44_100, 2), (48_000, 2), (22_050, 1)])
 def test_any_rate_and_channel_count_becomes_16_khz_mono(rate: int, channels: int) -> None:
-    made = read_samples(pcm(1.0, rate, channels), MediaLimits())
-    assert made.shape == (1, pytest.approx(16_000, abs=2))
-    assert made.dtype == np.float32
-    expected = 8000 / 32768 * np.sin(2 * math.pi * 440 * np.arange(made.shape[1]) / RATE)
-    assert np.abs(made[0] - expected)[800:-800].max() < 2e-3
+    actual = read_samples(pcm(1.0, rate, channels), MediaLimits())
+    assert actual.shape == (1, pytest.approx(16_000, abs=2))
+    assert actual.dtype == np.float32
+    expected = 8000 / 32768 * np.sin(2 * math.pi * 440 * np.arange(actual.shape[1]) / RATE)
+    assert np.abs(actual[0] - expected)[800:-800].max() < 2e-3
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.01])

@@ -38,25 +38,25 @@ def plain(samples: Tensor, bins: int) -> np.ndarray:
 
 @pytest.mark.parametrize("samples", [each for each in LENGTHS if each >= 160])
 def test_a_clip_equals_the_plain_computation(samples: int) -> None:
-    made = LogMel(128)([clip(samples)])[0]
-    wanted = torch.from_numpy(plain(clip(samples), 128)).float()
-    assert made.shape == (frames_of(samples), 128)
-    torch.testing.assert_close(made, wanted, atol=FLOAT32, rtol=0)
+    mel = LogMel(128)([clip(samples)])[0]
+    expected = torch.from_numpy(plain(clip(samples), 128)).float()
+    assert mel.shape == (frames_of(samples), 128)
+    torch.testing.assert_close(mel, expected, atol=FLOAT32, rtol=0)
 
 
 @pytest.mark.parametrize("samples", [each for each in LENGTHS if each > 400])
 def test_a_clip_equals_the_reference_feature_extractor(samples: int) -> None:
     transformers = pytest.importorskip("transformers")
     extractor = transformers.WhisperFeatureExtractor(feature_size=128)
-    given = extractor(clip(samples).numpy(), sampling_rate=16_000, padding=True, truncation=False, return_tensors="pt")
-    wanted = given["input_features"][0].T[: frames_of(samples)]
-    torch.testing.assert_close(LogMel(128)([clip(samples)])[0], wanted, atol=REFERENCE, rtol=0)
+    inputs = extractor(clip(samples).numpy(), sampling_rate=16_000, padding=True, truncation=False, return_tensors="pt")
+    expected = inputs["input_features"][0].T[: frames_of(samples)]
+    torch.testing.assert_close(LogMel(128)([clip(samples)])[0], expected, atol=REFERENCE, rtol=0)
 
 
 def test_the_filters_are_those_of_the_reference() -> None:
     audio_utils = pytest.importorskip("transformers.audio_utils")
-    wanted = audio_utils.mel_filter_bank(201, 128, 0.0, 8000.0, 16_000, norm="slaney", mel_scale="slaney")
-    np.testing.assert_allclose(mel_filters(128), wanted, atol=1e-9)
+    expected = audio_utils.mel_filter_bank(201, 128, 0.0, 8000.0, 16_000, norm="slaney", mel_scale="slaney")
+    np.testing.assert_allclose(mel_filters(128), expected, atol=1e-9)
 
 
 def test_the_mel_scale_and_its_inverse_agree() -> None:

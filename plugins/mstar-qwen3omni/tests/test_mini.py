@@ -44,31 +44,33 @@ def ask() -> Iterator[Any]:
 
 
 def test_questions_about_pictures_clips_and_sounds_are_answered(ask: Any) -> None:
-    found = judge.judge_text(ask, sounds.load(SOUNDS), QUESTIONS, workers=2)
-    assert set(found) == {"text", "image", "video", "audio"}
-    assert found["text"] >= LEAST, found
+    verdict = judge.judge_text(ask, sounds.load(SOUNDS), QUESTIONS, workers=2)
+    assert set(verdict) == {"text", "image", "video", "audio"}
+    assert verdict["text"] >= LEAST, verdict
 
 
 def test_spoken_answers_are_heard_right(ask: Any) -> None:
-    made = sounds.load(SOUNDS)
-    listeners = {"nearest": lambda voice: judge.nearest(made.answers, voice)} | (
+    tensors = sounds.load(SOUNDS)
+    listeners = {"nearest": lambda voice: judge.nearest(tensors.answers, voice)} | (
         {"recognizer": lambda voice: judge.recognizer()}
     )
-    found = judge.judge_speech(ask, made, SPOKEN, listeners)
-    assert found["nearest"] >= LEAST, found
-    assert found["recognizer"] >= 0.6, found
+    verdict = judge.judge_speech(ask, tensors, SPOKEN, listeners)
+    assert verdict["nearest"] >= LEAST, verdict
+    assert verdict["recognizer"] >= 0.6, verdict
 
 
 def test_speech_whose_chunks_are_swapped_is_noticed(ask: Any) -> None:
-    made = sounds.load(SOUNDS)
+    tensors = sounds.load(SOUNDS)
 
     def swapped(*given: Any) -> Any:
         reply = ask(*given)
         sound = reply.sound
         return judge.Reply(text=reply.text, sound=None if sound is None else np.roll(sound, len(sound) // 2))
 
-    found = judge.judge_speech(swapped, made, SPOKEN, {"nearest": lambda voice: judge.nearest(made.answers, voice)})
-    assert found["nearest"] < LEAST, found
+    verdict = judge.judge_speech(
+        swapped, tensors, SPOKEN, {"nearest": lambda voice: judge.nearest(tensors.answers, voice)}
+    )
+    assert verdict["nearest"] < LEAST, verdict
 
 
 # -- in one process ----------------------------------------------------------------------------------------------------
@@ -121,7 +123,7 @@ def sound_that_is_not_normalised(patch: Patch) -> None:
 
 def pictures_with_swapped_colours(patch: Patch) -> None:
     true = prompts.patches_of
-    patch.setattr(prompts, "patches_of", lambda frames, *given: true([each[..., ::-1] for each in frames], *given))
+    patch.setattr(prompts, "patches_of", lambda frames, *given: true([frame[..., ::-1] for frame in frames], *given))
 
 
 @pytest.mark.parametrize(

@@ -162,9 +162,9 @@ def test_the_judge_gives_nothing_to_wrong_answers() -> None:
 
 
 def test_the_listener_tells_all_answers_apart_even_with_noise_and_hears_nothing_in_silence() -> None:
-    made = sounds.load(SOUNDS)
-    listen, chance = judge.nearest(made.answers, "ethan"), np.random.default_rng(1)
-    for (_, word), pcm in made.answers.items():
+    tensors = sounds.load(SOUNDS)
+    listen, chance = judge.nearest(tensors.answers, "ethan"), np.random.default_rng(1)
+    for (_, word), pcm in tensors.answers.items():
         noisy = pcm / np.float32(32768) + chance.normal(0, 3e-3, len(pcm)).astype(np.float32)
         assert listen(noisy) == word
     assert listen(np.zeros(24_000, np.float32)) is None

@@ -27,9 +27,9 @@ def test_golden_prompts_have_the_positions_of_the_reference(golden: Golden, case
     case = golden.case(case_name)
     inputs = Processor(golden.folder, {}).process_prompt(case_request(case))
     assert np.concatenate([s.arrays["tokens"] for s in inputs.segments]).tolist() == case["in.input_ids"].tolist()
-    found = placed(inputs.segments)
-    np.testing.assert_allclose(found, case["thinker_position_ids"], atol=1e-4)
-    assert float(found.max()) + 1 == pytest.approx(float(case["thinker_decode_position_ids"][0, 0]))
+    actual = placed(inputs.segments)
+    np.testing.assert_allclose(actual, case["thinker_position_ids"], atol=1e-4)
+    assert float(actual.max()) + 1 == pytest.approx(float(case["thinker_decode_position_ids"][0, 0]))
 
 
 def test_golden_prompts_have_the_talkers_tokens_and_positions(golden: Golden, case_name: str) -> None:
@@ -41,9 +41,9 @@ def test_golden_prompts_have_the_talkers_tokens_and_positions(golden: Golden, ca
     user = case["talker_input_ids"][:-9]  # the last 9 stand for the start of the answer
     assert share[:-3].tolist() == user.tolist()
     assert share[-3:].tolist() == case["in.input_ids"][-3:].tolist()
-    found = talker_placed(inputs.segments)
-    np.testing.assert_allclose(found, case["talker_position_ids"][:, : len(share)], atol=1e-4)
-    assert found.max() + 1 + 6 == case["talker_decode_position_ids"][0, 0]
+    actual = talker_placed(inputs.segments)
+    np.testing.assert_allclose(actual, case["talker_position_ids"][:, : len(share)], atol=1e-4)
+    assert actual.max() + 1 + 6 == case["talker_decode_position_ids"][0, 0]
 
 
 def test_a_written_answer_has_no_share_of_the_talker(golden: Golden, case_name: str) -> None:
@@ -137,8 +137,8 @@ def test_split_prompts_have_the_positions_of_one_pass(parts: list[tuple[str, tup
     for kind, facts in parts:
         laid += [(kind, facts)] if kind == "text" else [("text", (1,)), (kind, facts), ("text", (1,))]
     expected = np.array(one_pass([*laid, ("text", (len(END),))])).T
-    found, _ = built(parts)
-    np.testing.assert_allclose(found, expected, atol=1e-4)
+    actual, _ = built(parts)
+    np.testing.assert_allclose(actual, expected, atol=1e-4)
 
 
 @given(st.lists(PARTS, max_size=4))
@@ -149,15 +149,15 @@ def test_the_talker_places_a_video_with_sound_in_a_row(parts: list[tuple[str, tu
         here = ("text", (math.prod(facts[:3]) + facts[4],)) if is_heard else (kind, facts)
         laid += [here] if kind == "text" else [("text", (1,)), here, ("text", (1,))]
     expected = np.array(one_pass([*laid, ("text", (len(END),))])).T
-    _, found = built(parts)
-    np.testing.assert_allclose(found, expected, atol=1e-4)
+    _, actual = built(parts)
+    np.testing.assert_allclose(actual, expected, atol=1e-4)
 
 
 def test_frames_at_a_rate_and_a_half_have_fractional_times() -> None:
     counter = PositionCounter()
     counter.run(4)
-    found = counter.picture(Grid(pairs=3, rows=1, columns=2, pair_ticks=2 / 1.5 * 13))
-    np.testing.assert_allclose(found[0], [4, 4, 4 + 52 / 3, 4 + 52 / 3, 4 + 104 / 3, 4 + 104 / 3], atol=1e-5)
+    actual = counter.picture(Grid(pairs=3, rows=1, columns=2, pair_ticks=2 / 1.5 * 13))
+    np.testing.assert_allclose(actual[0], [4, 4, 4 + 52 / 3, 4 + 52 / 3, 4 + 104 / 3, 4 + 104 / 3], atol=1e-5)
     assert counter.next == pytest.approx(5 + 104 / 3)
     assert counter.run(1) is None
 

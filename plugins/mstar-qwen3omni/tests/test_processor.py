@@ -130,20 +130,20 @@ def words(processor: Processor, ids: Sequence[int]) -> str:
 
 
 def test_turns_are_written_as_chatml(processor: Processor) -> None:
-    made = ask(
+    actual = ask(
         processor, ("system", ["Be brief."]), ("user", ["hello", " world"]), ("assistant", ["Hi."]), ("user", ["And?"])
     )
-    assert words(processor, ids_of(made)) == (
+    assert words(processor, ids_of(actual)) == (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nhello world<|im_end|>\n"
         "<|im_start|>assistant\nHi.<|im_end|>\n<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n"
     )
-    assert [segment.kind for segment in made.segments] == ["text"]
-    assert made.prompt_tokens == len(ids_of(made))
-    assert list(made.segments[0].arrays) == ["tokens"]
+    assert [segment.kind for segment in actual.segments] == ["text"]
+    assert actual.prompt_tokens == len(ids_of(actual))
+    assert list(actual.segments[0].arrays) == ["tokens"]
 
 
 def test_the_talker_reads_user_turns_and_the_start_of_the_answer(processor: Processor) -> None:
-    made = ask(
+    actual = ask(
         processor,
         ("system", ["Be brief."]),
         ("user", ["One."]),
@@ -151,7 +151,7 @@ def test_the_talker_reads_user_turns_and_the_start_of_the_answer(processor: Proc
         ("user", ["Three."]),
         outputs=SPEAKS,
     )
-    assert words(processor, made.segments[0].arrays["talker_tokens"]) == (
+    assert words(processor, actual.segments[0].arrays["talker_tokens"]) == (
         "<|im_start|>user\nOne.<|im_end|>\n<|im_start|>user\nThree.<|im_end|>\n<|im_start|>assistant\n"
     )
 
@@ -165,14 +165,14 @@ def test_a_spoken_answer_without_system_turn_gets_the_usual_one(processor: Proce
 
 
 def test_media_stay_in_order_between_their_markers(processor: Processor) -> None:
-    made = ask(processor, ("user", ["look ", ("image", png()), "and", ("audio", pcm(1.0)), ("video", mp4()), "so?"]))
-    assert [segment.kind for segment in made.segments] == ["text", "image", "text", "audio", "text", "video", "text"]
-    spelled = words(processor, ids_of(made))
+    actual = ask(processor, ("user", ["look ", ("image", png()), "and", ("audio", pcm(1.0)), ("video", mp4()), "so?"]))
+    assert [segment.kind for segment in actual.segments] == ["text", "image", "text", "audio", "text", "video", "text"]
+    spelled = words(processor, ids_of(actual))
     assert "look <|vision_start|><|image_pad|>" in spelled
     assert "<|image_pad|><|vision_end|>and<|audio_start|><|audio_pad|>" in spelled
     assert "<|audio_pad|><|audio_end|><|vision_start|><|video_pad|>" in spelled
     assert spelled.endswith("<|video_pad|><|vision_end|>so?<|im_end|>\n<|im_start|>assistant\n")
-    seen, heard = made.segments[1].arrays, made.segments[3].arrays
+    seen, heard = actual.segments[1].arrays, actual.segments[3].arrays
     assert (seen["pixels"].shape, seen["pixels"].dtype, seen["grid"].tolist()) == ((24, 1536), np.uint8, [1, 4, 6])
     assert heard["audio"].shape == (1, 16_000)
     assert (len(seen["tokens"]), len(heard["tokens"])) == (6, 13)
@@ -211,15 +211,15 @@ def test_a_video_brings_its_sound_when_asked(processor: Processor) -> None:
 
 
 def test_a_silent_video_is_taken_with_a_warning(processor: Processor) -> None:
-    made = ask(processor, ("user", [("video", mp4())]), use_audio_in_video=True)
-    assert [segment.kind for segment in made.segments] == ["text", "video", "text"]
-    assert any("has no sound" in warning for warning in made.warnings)
+    actual = ask(processor, ("user", [("video", mp4())]), use_audio_in_video=True)
+    assert [segment.kind for segment in actual.segments] == ["text", "video", "text"]
+    assert any("has no sound" in warning for warning in actual.warnings)
 
 
 def test_media_have_keys_of_their_content(processor: Processor) -> None:
     def keys(*parts: Part, **params: Any) -> list[bytes]:
-        made = ask(processor, ("user", parts), **params)
-        return [segment.content for segment in made.segments if segment.kind != "text"]
+        actual = ask(processor, ("user", parts), **params)
+        return [segment.content for segment in actual.segments if segment.kind != "text"]
 
     picture, file = ("image", png()), mp4(frames=30, rate=10, seconds=3.0)
     first, again = keys(picture, "a", picture)
@@ -250,11 +250,11 @@ def test_a_long_video_is_refused_before_it_is_decoded(processor: Processor) -> N
 
 def test_output_limits_are_lowered_to_the_context(processor: Processor) -> None:
     wishes = {"max_output_tokens": 1000, "talker_max_tokens": 1000}
-    made = ask(processor, ("user", ["hello"]), outputs=SPEAKS, room=256, **wishes)
-    assert made.params.max_output_tokens == made.max_output_tokens == 256 - made.prompt_tokens
-    share = len(made.segments[0].arrays["talker_tokens"])
-    assert made.params.talker_max_tokens == 256 - share - 6
-    assert len(made.warnings) == 2
+    actual = ask(processor, ("user", ["hello"]), outputs=SPEAKS, room=256, **wishes)
+    assert actual.params.max_output_tokens == actual.max_output_tokens == 256 - actual.prompt_tokens
+    share = len(actual.segments[0].arrays["talker_tokens"])
+    assert actual.params.talker_max_tokens == 256 - share - 6
+    assert len(actual.warnings) == 2
     assert not ask(processor, ("user", ["hello"]), outputs=SPEAKS, room=256).warnings, "the client set no limit"
 
 
@@ -274,7 +274,7 @@ def test_media_over_a_limit_are_refused(processor: Processor, limits: dict[str, 
 def test_pixels_stay_within_their_range(processor: Processor) -> None:
     small = ask(processor, ("user", [("image", png(320, 320))]), max_pixels=32 * 32 * 4)
     large = ask(processor, ("user", [("image", png(32, 32))]), min_pixels=64 * 64)
-    assert [len(made.segments[1].arrays["tokens"]) for made in (small, large)] == [4, 4]
+    assert [len(actual.segments[1].arrays["tokens"]) for actual in (small, large)] == [4, 4]
     with pytest.raises(RequestError, match="min_pixels is 5000, above max_pixels 2000"):
         ask(processor, ("user", ["a"]), min_pixels=5000, max_pixels=2000)
 
@@ -308,11 +308,11 @@ def test_a_voice_that_the_checkpoint_lacks_is_refused(folder: Path, tmp_path: Pa
     config = json.loads((folder / "config.json").read_text())
     config["talker_config"]["speaker_id"] = {"Ethan": 3}
     (tmp_path / "c" / "config.json").write_text(json.dumps(config))
-    made = Processor(tmp_path / "c", {})
+    processor = Processor(tmp_path / "c", {})
     with pytest.raises(RequestError, match="no voice aiden") as caught:
-        ask(made, ("user", ["a"]), outputs=SPEAKS, voice="aiden")
+        ask(processor, ("user", ["a"]), outputs=SPEAKS, voice="aiden")
     assert caught.value.facts["allowed"] == "ethan"
-    ask(made, ("user", ["a"]), voice="aiden")  # an answer without speech has no voice
+    ask(processor, ("user", ["a"]), voice="aiden")  # an answer without speech has no voice
 
 
 def test_a_checkpoint_without_talker_does_not_speak(folder: Path, tmp_path: Path) -> None:
@@ -338,17 +338,17 @@ def test_golden_media_reach_the_encoders_unchanged(golden: Golden, case_name: st
     pixels = [a["pixels"] for a in arrays if "pixels" in a]
     sounds = [a["audio"] for a in arrays if "audio" in a]
     expected = [case[n] for n in ("in.pixel_values", "in.pixel_values_videos") if n in case]
-    for found, given in zip(pixels, expected, strict=True):
-        assert np.array_equal(found, given)
-    for found in sounds:
-        assert np.array_equal(found, case["in.input_features"][0][:, : found.shape[1]])
+    for actual, inputs in zip(pixels, expected, strict=True):
+        assert np.array_equal(actual, inputs)
+    for actual in sounds:
+        assert np.array_equal(actual, case["in.input_features"][0][:, : actual.shape[1]])
     assert len(sounds) == int("in.input_features" in case)
 
 
 def test_equal_tensors_have_equal_keys() -> None:
     ids = [*OPEN, *[IDS.audio_pad] * 13, 5, *[IDS.audio_pad] * 13, 5, *[IDS.audio_pad] * 13, *END]
-    made = given(ids, MEL, MEL + 1, MEL)
-    first, second, third = (segment.content for segment in made.segments if segment.kind == "audio")
+    actual = given(ids, MEL, MEL + 1, MEL)
+    first, second, third = (segment.content for segment in actual.segments if segment.kind == "audio")
     assert first == third != second
     video = [*OPEN, *[IDS.video_pad] * 4, *END]
     clips = [given(video, PATCHES, GRID, fps=fps).segments[1].content for fps in (1.0, 2.0)]

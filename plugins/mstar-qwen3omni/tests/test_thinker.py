@@ -45,10 +45,10 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 
 def test_hidden_states_and_logits_of_the_prompt_equal_the_reference(thinker: Thinker, case: Case) -> None:
-    found, expected = prefill(thinker, case, DenseCache(), []), case.tensors
-    torch.testing.assert_close(found["hidden"], expected["thinker_last_hidden"], atol=STATES, rtol=0)
-    torch.testing.assert_close(found["states"], expected["thinker_accept_hidden"], atol=STATES, rtol=0)
-    torch.testing.assert_close(thinker.head(found["hidden"]), expected["thinker_prefill_logits"], atol=STATES, rtol=0)
+    actual, expected = prefill(thinker, case, DenseCache(), []), case.tensors
+    torch.testing.assert_close(actual["hidden"], expected["thinker_last_hidden"], atol=STATES, rtol=0)
+    torch.testing.assert_close(actual["states"], expected["thinker_accept_hidden"], atol=STATES, rtol=0)
+    torch.testing.assert_close(thinker.head(actual["hidden"]), expected["thinker_prefill_logits"], atol=STATES, rtol=0)
 
 
 def test_a_prompt_in_pieces_equals_the_whole(thinker: Thinker, case: Case) -> None:
@@ -82,8 +82,8 @@ def test_a_batch_equals_each_request_alone(thinker: Thinker) -> None:
         embeds=torch.cat([case.embeds for case in cases]),
         deepstack=torch.cat([case.deepstack for case in cases], dim=1),
     )["hidden"].split(cache.lengths)
-    for case, found in zip(cases, together, strict=True):
-        torch.testing.assert_close(found, case.tensors["thinker_last_hidden"], atol=STATES, rtol=0)
+    for case, actual in zip(cases, together, strict=True):
+        torch.testing.assert_close(actual, case.tensors["thinker_last_hidden"], atol=STATES, rtol=0)
 
 
 def test_decode_returns_no_states(thinker: Thinker) -> None:
@@ -119,10 +119,10 @@ def test_the_paged_engine_gives_the_answers_of_the_reference(thinker: Thinker, b
     ids, states = answers(thinker, cases, token_budget=budget)
     assert dict(zip(CASES, ids, strict=True)) == {name: read(name).answer.tolist() for name in CASES}
     special = read_config(FOLDER).ids
-    for case, found in zip(cases, states, strict=True):
+    for case, actual in zip(cases, states, strict=True):
         pads = torch.isin(case.tokens, torch.tensor([special.image_pad, special.video_pad, special.audio_pad]))
         if pads.any():
-            torch.testing.assert_close(found, case.tensors["thinker_accept_hidden"][pads], atol=STATES, rtol=0)
+            torch.testing.assert_close(actual, case.tensors["thinker_accept_hidden"][pads], atol=STATES, rtol=0)
 
 
 def test_alone_in_the_engine_equals_the_batch(thinker: Thinker, case: Case) -> None:

@@ -114,9 +114,9 @@ def test_128_experts_and_fractional_positions_equal_the_definition(thinker: Thin
     assert bool((positions != positions.round()).any())
     embeds, maps = torch.randn(30, SIZES.width), torch.randn(3, 30, SIZES.width) * 0.3
     maps[:, ::4] = 0.0
-    found = thinker(kv=DenseCache(), positions=positions, tokens=tokens, embeds=embeds, deepstack=maps)["hidden"]
+    actual = thinker(kv=DenseCache(), positions=positions, tokens=tokens, embeds=embeds, deepstack=maps)["hidden"]
     expected = defined(thinker, embeds, positions, maps)
-    torch.testing.assert_close(found.double(), expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(actual.double(), expected, atol=1e-4, rtol=1e-4)
     rounded = thinker(kv=DenseCache(), positions=positions.floor(), tokens=tokens, embeds=embeds, deepstack=maps)
     assert float((rounded["hidden"].double() - expected).abs().max()) > 0.01
 
@@ -136,8 +136,8 @@ def test_bfloat16_stays_within_its_budget() -> None:
     exact, half = golden_thinker(), golden_thinker().bfloat16()
     for name in CASES:
         case = read(name)
-        expected, found = prefill(exact, case, DenseCache(), []), prefill(half, case, DenseCache(), [])
+        expected, actual = prefill(exact, case, DenseCache(), []), prefill(half, case, DenseCache(), [])
         for port in ("hidden", "states"):
-            assert found[port].dtype == torch.bfloat16
-            error = (found[port].float() - expected[port]).norm(dim=-1) / expected[port].norm(dim=-1)
+            assert actual[port].dtype == torch.bfloat16
+            error = (actual[port].float() - expected[port]).norm(dim=-1) / expected[port].norm(dim=-1)
             assert float(error[0]) < 0.03 and float(error.median()) < 0.25, (name, port, float(error.median()))

@@ -31,11 +31,11 @@ def test_the_published_names_are_those_of_the_official_repository() -> None:
 
 def test_the_tiny_checkpoint_has_the_official_layout(folder: Path) -> None:
     index = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
-    found = {}
+    actual = {}
     for file in sorted(set(index.values())):
         with safe_open(folder / file, "pt") as reader:
-            found |= {name: tuple(reader.get_slice(name).get_shape()) for name in reader.keys()}
-    assert found == shapes(read_config(folder)) and set(index) == set(found)
+            actual |= {name: tuple(reader.get_slice(name).get_shape()) for name in reader.keys()}
+    assert actual == shapes(read_config(folder)) and set(index) == set(actual)
     assert sum(path.stat().st_size for path in folder.iterdir()) < 10_000_000
 
 

@@ -35,7 +35,7 @@ def item(grid: tuple[int, int, int], seed: int = 1) -> Item:
 
 def run(module: Any, *items: Item) -> list[tuple[Tensor, Tensor]]:
     """Return embeds and deepstack of each request."""
-    given: dict[str, Any] = {name: [each[name] for each in items] for name in items[0]}
+    given: dict[str, Any] = {name: [item[name] for item in items] for name in items[0]}
     for name in ("grid", "tokens"):
         given[name] = [each.numpy() for each in given[name]]
     made = module(**given)
@@ -53,8 +53,8 @@ def test_a_case_equals_the_reference(name: str) -> None:
     for size in grid:
         count = int(size.prod())
         tokens = torch.full((count // module.sizes.merge**2,), pad)
-        given = {"pixels": pixels[start : start + count], "grid": size, "tokens": tokens}
-        ((embeds, deepstack),) = run(module, given)
+        inputs = {"pixels": pixels[start : start + count], "grid": size, "tokens": tokens}
+        ((embeds, deepstack),) = run(module, inputs)
         at = slice(start // module.sizes.merge**2, start // module.sizes.merge**2 + len(tokens))
         torch.testing.assert_close(embeds, golden[f"{kind}_embeds"][at], atol=TOLERANCE, rtol=0)
         for level, own in enumerate(deepstack):
@@ -81,12 +81,12 @@ def test_a_grid_that_the_set_lacks_equals_the_reference(grid: tuple[int, int, in
     )
     oracle = transformers.modeling_qwen3_omni_moe.Qwen3OmniMoeVisionEncoder._from_config(config).eval()
     oracle.load_state_dict(module.state_dict())
-    given = item(grid)
+    inputs = item(grid)
     with torch.inference_mode():
-        wanted = oracle(given["pixels"], grid_thw=given["grid"][None])
-    ((embeds, deepstack),) = run(module, given)
-    torch.testing.assert_close(embeds, wanted.pooler_output, atol=TOLERANCE, rtol=0)
-    torch.testing.assert_close(deepstack, torch.stack(wanted.deepstack_features), atol=TOLERANCE, rtol=0)
+        expected = oracle(inputs["pixels"], grid_thw=inputs["grid"][None])
+    ((embeds, deepstack),) = run(module, inputs)
+    torch.testing.assert_close(embeds, expected.pooler_output, atol=TOLERANCE, rtol=0)
+    torch.testing.assert_close(deepstack, torch.stack(expected.deepstack_features), atol=TOLERANCE, rtol=0)
 
 
 def test_patches_follow_their_blocks() -> None:
@@ -105,21 +105,23 @@ def test_patches_follow_their_blocks() -> None:
 def test_the_corners_of_an_image_are_the_corners_of_the_table() -> None:
     side = 8
     table, places = drawn(side * side, 5), places_of(6, 4, 2, side)
-    made = resampled(table, places[:, 2], places[:, 3])
-    torch.testing.assert_close(made[0], table[0])
-    torch.testing.assert_close(made[-1], table[-1])
-    wanted = torch.nn.functional.interpolate(
+    actual = resampled(table, places[:, 2], places[:, 3])
+    torch.testing.assert_close(actual[0], table[0])
+    torch.testing.assert_close(actual[-1], table[-1])
+    expected = torch.nn.functional.interpolate(
         table.T.view(1, 5, side, side), (6, 4), mode="bilinear", align_corners=True
     )
     row, column = patch_places(6, 4, 2)
-    torch.testing.assert_close(made, wanted[0, :, row, column].T)
+    torch.testing.assert_close(actual, expected[0, :, row, column].T)
 
 
 def test_bytes_equal_their_normalised_values() -> None:
-    module, given = small("vision_encoder"), item((1, 4, 4))
-    pixels = torch.randint(0, 256, given["pixels"].shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(3))
-    plain = run(module, given | {"pixels": (pixels / 255 - 0.5) / 0.5})[0]
-    for own, each in zip(run(module, given | {"pixels": pixels})[0], plain, strict=True):
+    module, inputs = small("vision_encoder"), item((1, 4, 4))
+    pixels = torch.randint(
+        0, 256, inputs["pixels"].shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(3)
+    )
+    plain = run(module, inputs | {"pixels": (pixels / 255 - 0.5) / 0.5})[0]
+    for own, each in zip(run(module, inputs | {"pixels": pixels})[0], plain, strict=True):
         torch.testing.assert_close(own, each, atol=1e-5, rtol=0)
 
 
@@ -133,29 +135,29 @@ def test_requests_of_any_batch_equal_requests_alone() -> None:
 def test_frames_of_equal_size_share_a_pass_and_equal_those_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     module, items = small("vision_encoder"), [item(grid, seed) for seed, grid in enumerate(GRIDS)]
     monkeypatch.setattr(vision, "MOST_PATCHES", 100)
-    media = [module._media(each["pixels"], tuple(each["grid"].tolist())) for each in items]
+    media = [module._media(item["pixels"], tuple(item["grid"].tolist())) for item in items]
     chosen = [each for each in media if each.patches.shape[1] == 48]
-    made = module._batch(chosen)
+    actual = module._batch(chosen)
     assert [each.grid for each in chosen] == [(1, 6, 8), (1, 8, 6), (2, 6, 8)]
-    for own, each in zip(made, chosen, strict=True):
+    for own, each in zip(actual, chosen, strict=True):
         torch.testing.assert_close(own, module._batch([each])[0], atol=1e-5, rtol=0)
 
 
 def test_frames_do_not_see_each_other() -> None:
-    module, given = small("vision_encoder"), item((2, 4, 4))
-    changed = given["pixels"].clone()
+    module, inputs = small("vision_encoder"), item((2, 4, 4))
+    changed = inputs["pixels"].clone()
     changed[16:] = 0
-    before, after = run(module, given)[0], run(module, given | {"pixels": changed})[0]
+    before, after = run(module, inputs)[0], run(module, inputs | {"pixels": changed})[0]
     torch.testing.assert_close(before[0][:4], after[0][:4])
     assert (before[0][4:] - after[0][4:]).abs().max() > 0.1
 
 
 def test_sound_lies_at_its_tokens_and_has_no_maps() -> None:
-    module, given = small("vision_encoder"), item((2, 4, 4))
-    sound, ((plain, maps),) = drawn(3, SMALL.vision.output), run(module, given)
-    tokens = given["tokens"].tolist()
+    module, inputs = small("vision_encoder"), item((2, 4, 4))
+    sound, ((plain, maps),) = drawn(3, SMALL.vision.output), run(module, inputs)
+    tokens = inputs["tokens"].tolist()
     tokens[2:2], tokens[-1:-1] = [AUDIO, AUDIO], [AUDIO]
-    ((embeds, deepstack),) = run(module, given | {"tokens": torch.tensor(tokens), "sound": sound})
+    ((embeds, deepstack),) = run(module, inputs | {"tokens": torch.tensor(tokens), "sound": sound})
     is_sound = torch.tensor(tokens) == AUDIO
     assert torch.equal(embeds[is_sound], sound) and torch.equal(embeds[~is_sound], plain)
     assert not deepstack[:, is_sound].any() and torch.equal(deepstack[:, ~is_sound], maps)
@@ -163,28 +165,28 @@ def test_sound_lies_at_its_tokens_and_has_no_maps() -> None:
 
 @pytest.mark.parametrize("change", ["fewer tokens", "a sound pad", "another id", "fewer pixels", "odd sides"])
 def test_inputs_that_do_not_fit_are_errors(change: str) -> None:
-    given = item((1, 4, 4))
+    inputs = item((1, 4, 4))
     match change:
         case "fewer tokens":
-            given["tokens"] = given["tokens"][:-1]
+            inputs["tokens"] = inputs["tokens"][:-1]
         case "a sound pad":
-            given["tokens"][0] = AUDIO
+            inputs["tokens"][0] = AUDIO
         case "another id":
-            given["tokens"][0] = 5
+            inputs["tokens"][0] = 5
         case "fewer pixels":
-            given["pixels"] = given["pixels"][:-1]
+            inputs["pixels"] = inputs["pixels"][:-1]
         case _:
-            given["grid"] = torch.tensor([1, 16, 1])
+            inputs["grid"] = torch.tensor([1, 16, 1])
     with pytest.raises(EngineError, match="tokens hold|patches do not fill"):
-        run(small("vision_encoder"), given)
+        run(small("vision_encoder"), inputs)
 
 
 def test_captured_frames_equal_uncaptured_ones() -> None:
     module, items = small("vision_encoder"), [item(grid, seed) for seed, grid in enumerate(GRIDS)]
-    wanted = run(module, *items)
+    expected = run(module, *items)
     module.capture(GraphCache(torch.device("cpu")))
     for _ in range(2):
-        for own, plain in zip(run(module, *items), wanted, strict=True):
+        for own, plain in zip(run(module, *items), expected, strict=True):
             torch.testing.assert_close(own[0], plain[0], atol=1e-5, rtol=0)
             torch.testing.assert_close(own[1], plain[1], atol=1e-5, rtol=0)
         while module.idle():

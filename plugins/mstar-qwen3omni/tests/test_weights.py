@@ -70,8 +70,8 @@ def test_experts_are_read_into_their_fused_tensors(tiny: Path) -> None:
         stored |= load_file(path)
     experts = built.model.layers[1].mlp.experts
     gate, up = experts.gate_up_proj[5].chunk(2)
-    for kind, found in (("gate", gate), ("up", up), ("down", experts.down_proj[5])):
-        assert torch.equal(found, stored[f"{EXPERT}.{kind}_proj.weight"])
+    for kind, actual in (("gate", gate), ("up", up), ("down", experts.down_proj[5])):
+        assert torch.equal(actual, stored[f"{EXPERT}.{kind}_proj.weight"])
     assert not any(parameter.requires_grad for parameter in built.parameters())
 
 
@@ -173,12 +173,12 @@ class FakeHub:
 
 def test_a_download_takes_what_a_deployment_reads_and_is_reused(tiny: Path, tmp_path: Path) -> None:
     hub, seen = FakeHub(tiny, tmp_path / "cache"), list[tuple[int, int, str]]()
-    found = resolve_weights(progress=lambda *report: seen.append(report), hub=hub)
-    assert found == tmp_path / "cache" / REPO and seen[-1][0] == seen[-1][1]
+    actual = resolve_weights(progress=lambda *report: seen.append(report), hub=hub)
+    assert actual == tmp_path / "cache" / REPO and seen[-1][0] == seen[-1][1]
     assert {"config.json", "vocab.json", "merges.txt", "model-00002-of-00002.safetensors"} <= set(hub.fetched)
     assert "README.md" not in hub.fetched
     before = len(hub.fetched)
-    assert resolve_weights(hub=hub) == found and len(hub.fetched) == before
+    assert resolve_weights(hub=hub) == actual and len(hub.fetched) == before
 
 
 def test_without_network_the_error_tells_what_to_do(tiny: Path, tmp_path: Path) -> None:

@@ -208,4 +208,4 @@ def answers(
                 ids[loops[key]].append(value)
     for handle in range(len(cases)):
         engine.close(Handle(handle))
-    return ids, [torch.cat(each) if each else torch.empty(0) for each in states]
+    return ids, [torch.cat(state) if state else torch.empty(0) for state in states]

@@ -67,7 +67,7 @@ class Server:
         """Run several concurrent requests."""
         with concurrent.futures.ThreadPoolExecutor(len(asks)) as pool:
             futures = [
-                pool.submit(self.request, media=each.media, params=each.params, outputs=each.outputs) for each in asks
+                pool.submit(self.request, media=ask.media, params=ask.params, outputs=ask.outputs) for ask in asks
             ]
             return [future.result() for future in futures]
 

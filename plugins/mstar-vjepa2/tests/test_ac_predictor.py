@@ -78,23 +78,25 @@ def energies(frames: Tensor, goal: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("normed", [False, True], ids=["raw", "normalized"])
 def test_frames_are_encoded_alone(normed: bool, ac: Golden, ac_nodes: dict[str, Any]) -> None:
-    wanted = ac.expected[f"encoder_hidden_{'normalized' if normed else 'raw'}"]
-    assert gap(latents(ac_nodes, ac, normed=normed).flatten(0, 1), wanted[0]) < NEAR
+    expected = ac.expected[f"encoder_hidden_{'normalized' if normed else 'raw'}"]
+    assert gap(latents(ac_nodes, ac, normed=normed).flatten(0, 1), expected[0]) < NEAR
 
 
 def test_a_goal_is_encoded_in_the_same_pass(ac: Golden, ac_nodes: dict[str, Any]) -> None:
     clip, encoder = ac.given["clip"].transpose(1, 2), ac_nodes["video_encoder"]
-    made = encoder(pixel_values_videos=clip[:, :1], goal_frame=clip[:, -1:], normalize_reps=torch.tensor([True]))
-    assert made["encoder_hidden"].shape[1] == 1
-    assert gap(made["goal"], ac.given["goal_latents"]) < NEAR
-    given = encoder(pixel_values_videos=clip[:, :1], goal_latents=made["goal"] * 2, normalize_reps=torch.tensor([True]))
-    assert torch.equal(given["goal"], made["goal"] * 2), "latents are taken as they are"
+    actual = encoder(pixel_values_videos=clip[:, :1], goal_frame=clip[:, -1:], normalize_reps=torch.tensor([True]))
+    assert actual["encoder_hidden"].shape[1] == 1
+    assert gap(actual["goal"], ac.given["goal_latents"]) < NEAR
+    inputs = encoder(
+        pixel_values_videos=clip[:, :1], goal_latents=actual["goal"] * 2, normalize_reps=torch.tensor([True])
+    )
+    assert torch.equal(inputs["goal"], actual["goal"] * 2), "latents are taken as they are"
 
 
 def test_every_block_in_one_pass(ac: Golden, ac_nodes: dict[str, Any]) -> None:
-    predictor, found = ac_nodes["ac_predictor"], []
+    predictor, actual = ac_nodes["ac_predictor"], []
     hooks = [
-        block.register_forward_hook(lambda _m, _i, out: found.append(out[1].added(out[0])))
+        block.register_forward_hook(lambda _m, _i, out: actual.append(out[1].added(out[0])))
         for block in predictor.blocks
     ]
     count = ac.given["tf_actions"].shape[1]
@@ -102,7 +104,7 @@ def test_every_block_in_one_pass(ac: Golden, ac_nodes: dict[str, Any]) -> None:
     normed = taught(predictor, ac, count, view)
     for hook in hooks:
         hook.remove()
-    for number, block in enumerate(found):
+    for number, block in enumerate(actual):
         assert gap(block, ac.expected[f"tf_block_{number}"][0]) < NEAR
     assert gap(normed.flatten(0, 1), ac.expected["tf_output_normalized"][0]) < NEAR
     raw = taught(predictor, ac, count, view, normalize_reps=torch.tensor(False))
@@ -130,7 +132,7 @@ class Placing(RowsView):
         self.placed.append(layer)
         return torch.zeros(()), torch.zeros(())
 
-    def attend_placed(self, layer: int, query: Tensor, scale: float | None = None) -> Tensor:
+    def attend_placed(self, layer: int, query: Tensor, scale: float | None = None, kernel: object = None) -> Tensor:
         self.attended.append(layer)
         return query
 
@@ -143,7 +145,7 @@ def test_frames_of_which_nothing_is_wanted_are_appended_alone(
     predictor = ac_nodes["ac_predictor"]
     size, last = predictor.frame_tokens, len(predictor.blocks) - 1
     frame, pose = torch.randn(1, predictor.patches, predictor.predictor_embed.in_features), torch.randn(2, 7)
-    given = {
+    inputs = {
         "positions": torch.zeros(size, dtype=torch.int64),
         "normalize_reps": YES,
         "step": torch.tensor(0),
@@ -152,18 +154,18 @@ def test_frames_of_which_nothing_is_wanted_are_appended_alone(
         "given_actions": pose[1:],
     }
     whole, view = RowsView(size), Placing(size) if kind == "placed" else RowsView(size)
-    predictor(kv=whole, **given)
+    predictor(kv=whole, **inputs)
     monkeypatch.setattr(predictor.blocks[last].mlp, "forward", lambda x: pytest.fail("an unused block"))
     if isinstance(view, Placing):
         monkeypatch.setattr(
             blocks, "qkv_rotary", lambda x, layer, rotation, heads, target: x.unflatten(-1, (heads, -1))
         )
-    assert predictor(kv=AppendOnlyView(view), **given) == {}
+    assert predictor(kv=AppendOnlyView(view), **inputs) == {}
     if isinstance(view, Placing):
         assert (view.placed, view.attended) == (list(range(last + 1)), list(range(last)))
         return
     for layer in range(last + 1):
-        assert all(gap(mine, wanted) == 0 for mine, wanted in zip(view.held[layer], whole.held[layer], strict=True))
+        assert all(gap(mine, expected) == 0 for mine, expected in zip(view.held[layer], whole.held[layer], strict=True))
 
 
 def test_extrinsics_are_a_third_condition(ac: Golden, tmp_path: Any) -> None:
@@ -171,7 +173,7 @@ def test_extrinsics_are_a_third_condition(ac: Golden, tmp_path: Any) -> None:
     config["ac_predictor"]["use_extrinsics"] = True
     predictor = build("vjepa2_ac", lay_out(tmp_path / "x", config, ac.tensors("model")))["ac_predictor"]
     cameras, count = ac.given["tf_extrinsics"][0], ac.given["tf_actions"].shape[1]
-    made = taught(
+    actual = taught(
         predictor,
         ac,
         count,
@@ -179,34 +181,34 @@ def test_extrinsics_are_a_third_condition(ac: Golden, tmp_path: Any) -> None:
         given_extrinsics=cameras,
         normalize_reps=torch.tensor(False),
     )
-    assert gap(made.flatten(0, 1), ac.expected["tf_output_extrinsics"][0]) < NEAR
+    assert gap(actual.flatten(0, 1), ac.expected["tf_output_extrinsics"][0]) < NEAR
 
 
 def test_candidates_as_rows_with_integrated_states(ac: Golden, ac_nodes: dict[str, Any]) -> None:
-    given, wanted = ac.given, ac.expected
+    inputs, expected = ac.given, ac.expected
     frames, states = roll(
-        ac_nodes["ac_predictor"], latents(ac_nodes, ac)[:1], given["roll_state0"][0, 0], given["roll_actions"]
+        ac_nodes["ac_predictor"], latents(ac_nodes, ac)[:1], inputs["roll_state0"][0, 0], inputs["roll_actions"]
     )
-    assert gap(frames, wanted["roll_latents"]) < ROLLED
-    assert gap(states, wanted["roll_states"][:, 1:]) < STATE
-    found = torch.stack([energies(each, given["goal_latents"]) for each in frames.unbind(1)], 1)
-    assert gap(found, wanted["roll_energies_per_step"]) < ENERGY
-    assert gap(found[:, -1], wanted["roll_energies"]) < ENERGY
+    assert gap(frames, expected["roll_latents"]) < ROLLED
+    assert gap(states, expected["roll_states"][:, 1:]) < STATE
+    actual = torch.stack([energies(each, inputs["goal_latents"]) for each in frames.unbind(1)], 1)
+    assert gap(actual, expected["roll_energies_per_step"]) < ENERGY
+    assert gap(actual[:, -1], expected["roll_energies"]) < ENERGY
 
 
 def test_given_states_take_the_place_of_integrated_ones(ac: Golden, ac_nodes: dict[str, Any]) -> None:
-    given, wanted = ac.given, ac.expected
-    states = given["roll_given_states"]
+    inputs, expected = ac.given, ac.expected
+    states = inputs["roll_given_states"]
     frames, _ = roll(
-        ac_nodes["ac_predictor"], latents(ac_nodes, ac)[:1], states[:, 0], given["roll_actions"], states=states
+        ac_nodes["ac_predictor"], latents(ac_nodes, ac)[:1], states[:, 0], inputs["roll_actions"], states=states
     )
-    assert gap(frames, wanted["roll_given_latents"]) < ROLLED
-    found = torch.stack([energies(each, given["goal_latents"]) for each in frames.unbind(1)], 1)
-    assert gap(found, wanted["roll_given_energies_per_step"]) < ENERGY
+    assert gap(frames, expected["roll_given_latents"]) < ROLLED
+    actual = torch.stack([energies(each, inputs["goal_latents"]) for each in frames.unbind(1)], 1)
+    assert gap(actual, expected["roll_given_energies_per_step"]) < ENERGY
 
 
 def test_candidates_share_the_cache_of_their_context(ac: Golden, ac_nodes: dict[str, Any]) -> None:
-    given, wanted, predictor = ac.given, ac.expected, ac_nodes["ac_predictor"]
+    inputs, expected, predictor = ac.given, ac.expected, ac_nodes["ac_predictor"]
     past = ac.json("cases.json")["T0"] - 1
     first = latents(ac_nodes, ac)
     view = RowsView(predictor.frame_tokens)
@@ -217,44 +219,44 @@ def test_candidates_share_the_cache_of_their_context(ac: Golden, ac_nodes: dict[
             step=torch.tensor(t),
             normalize_reps=YES,
             given_frames=first[:past],
-            given_actions=given["ctx_actions"][0, :past],
-            given_states=given["ctx_states"][0, :past],
+            given_actions=inputs["ctx_actions"][0, :past],
+            given_states=inputs["ctx_states"][0, :past],
         )
-    state, actions = given["ctx_states"][0, past], given["ctx_actions"][:, past:]
+    state, actions = inputs["ctx_states"][0, past], inputs["ctx_actions"][:, past:]
     frames, states = roll(predictor, first[past : past + 1], state, actions, view, start=past)
-    assert gap(frames, wanted["ctx_latents"]) < ROLLED
-    assert gap(states, wanted["ctx_states"][:, past + 1 :]) < STATE
-    found = torch.stack([energies(each, given["goal_latents"]) for each in frames.unbind(1)], 1)
-    assert gap(found, wanted["ctx_energies_per_step"]) < ENERGY
+    assert gap(frames, expected["ctx_latents"]) < ROLLED
+    assert gap(states, expected["ctx_states"][:, past + 1 :]) < STATE
+    actual = torch.stack([energies(each, inputs["goal_latents"]) for each in frames.unbind(1)], 1)
+    assert gap(actual, expected["ctx_energies_per_step"]) < ENERGY
 
 
 @pytest.mark.parametrize("repeat", AC_SET.numbers("grid_energies_repeat"))
 def test_an_energy_landscape(repeat: int, ac: Golden, ac_nodes: dict[str, Any]) -> None:
-    given = ac.given
-    actions = given["grid_actions"].expand(-1, repeat, -1)
-    frames, _ = roll(ac_nodes["ac_predictor"], latents(ac_nodes, ac)[:1], given["roll_state0"][0, 0], actions)
-    found = energies(frames[:, -1], given["goal_latents"])
-    assert gap(found, ac.expected[f"grid_energies_repeat{repeat}"]) < ENERGY
+    inputs = ac.given
+    actions = inputs["grid_actions"].expand(-1, repeat, -1)
+    frames, _ = roll(ac_nodes["ac_predictor"], latents(ac_nodes, ac)[:1], inputs["roll_state0"][0, 0], actions)
+    actual = energies(frames[:, -1], inputs["goal_latents"])
+    assert gap(actual, ac.expected[f"grid_energies_repeat{repeat}"]) < ENERGY
 
 
 def test_a_candidate_does_not_depend_on_its_number_of_neighbours(ac: Golden, ac_nodes: dict[str, Any]) -> None:
-    given = ac.given
-    start, state = latents(ac_nodes, ac)[:1], given["roll_state0"][0, 0]
-    many, _ = roll(ac_nodes["ac_predictor"], start, state, given["roll_actions"])
+    inputs = ac.given
+    start, state = latents(ac_nodes, ac)[:1], inputs["roll_state0"][0, 0]
+    many, _ = roll(ac_nodes["ac_predictor"], start, state, inputs["roll_actions"])
     for number in range(len(many)):
-        one, _ = roll(ac_nodes["ac_predictor"], start, state, given["roll_actions"][number : number + 1])
+        one, _ = roll(ac_nodes["ac_predictor"], start, state, inputs["roll_actions"][number : number + 1])
         assert gap(many[number : number + 1], one) < 1e-5
 
 
 def test_lists_of_steps_may_differ_in_length_between_rows(ac: Golden, ac_nodes: dict[str, Any]) -> None:
-    given, predictor = ac.given, ac_nodes["ac_predictor"]
-    size, rows = predictor.frame_tokens, len(given["roll_actions"])
-    horizon = given["roll_actions"].shape[1]
-    actions = [each[: 1 + row % horizon] for row, each in enumerate(given["roll_actions"])]
+    inputs, predictor = ac.given, ac_nodes["ac_predictor"]
+    size, rows = predictor.frame_tokens, len(inputs["roll_actions"])
+    horizon = inputs["roll_actions"].shape[1]
+    actions = [each[: 1 + row % horizon] for row, each in enumerate(inputs["roll_actions"])]
     steps = torch.tensor([row % 2 if len(each) > 1 else 0 for row, each in enumerate(actions)])
     at = steps.repeat_interleave(size)
-    frame, state = latents(ac_nodes, ac)[:1].expand(rows, -1, -1, -1), given["roll_state0"][0].expand(rows, -1)
-    made = [
+    frame, state = latents(ac_nodes, ac)[:1].expand(rows, -1, -1, -1), inputs["roll_state0"][0].expand(rows, -1)
+    actual = [
         predictor(
             kv=RowsView(size),
             positions=0 * at,
@@ -264,33 +266,33 @@ def test_lists_of_steps_may_differ_in_length_between_rows(ac: Golden, ac_nodes: 
             state=state,
             actions=moves,
         )
-        for moves in (actions, given["roll_actions"])
+        for moves in (actions, inputs["roll_actions"])
     ]
-    assert gap(made[0]["next_frame"], made[1]["next_frame"]) == 0
+    assert gap(actual[0]["next_frame"], actual[1]["next_frame"]) == 0
     first = steps == 0
-    assert gap(made[0]["next_frame"][first, 0], ac.expected["roll_latents"][first, 0]) < ROLLED
-    assert made[0]["next_state"].shape == (rows, 7)
+    assert gap(actual[0]["next_frame"][first, 0], ac.expected["roll_latents"][first, 0]) < ROLLED
+    assert actual[0]["next_state"].shape == (rows, 7)
 
 
 def test_values_of_another_number_of_rows_are_an_error(ac: Golden, ac_nodes: dict[str, Any]) -> None:
-    given, predictor = ac.given, ac_nodes["ac_predictor"]
+    inputs, predictor = ac.given, ac_nodes["ac_predictor"]
     size = predictor.frame_tokens
-    with pytest.raises(EngineError, match=f"{len(given['roll_actions'])} sequences in a step of 1"):
+    with pytest.raises(EngineError, match=f"{len(inputs['roll_actions'])} sequences in a step of 1"):
         predictor(
             kv=RowsView(size),
             positions=torch.zeros(size).long(),
             step=torch.tensor(0),
             normalize_reps=YES,
             frame=latents(ac_nodes, ac)[:1],
-            state=given["roll_state0"][0, 0],
-            actions=given["roll_actions"],
+            state=inputs["roll_state0"][0, 0],
+            actions=inputs["roll_actions"],
         )
 
 
 def test_poses_are_turned_by_matrices(ac: Golden) -> None:
-    given, wanted = ac.given, ac.expected
-    assert gap(moved(given["pose"], given["pose_action"]), wanted["pose_next"]) < STATE
-    assert gap(difference(given["pose"][:, 0], given["pose_end"][:, 0]), wanted["pose_diff"]) < STATE
+    inputs, expected = ac.given, ac.expected
+    assert gap(moved(inputs["pose"], inputs["pose_action"]), expected["pose_next"]) < STATE
+    assert gap(difference(inputs["pose"][:, 0], inputs["pose_end"][:, 0]), expected["pose_diff"]) < STATE
 
 
 def test_an_action_without_a_turn_leaves_the_angles() -> None:
@@ -310,16 +312,16 @@ def test_at_the_pole_the_rotation_is_right_though_its_angles_are_a_choice() -> N
 
 def test_half_precision_stays_near(ac: Golden, ac_folder: Any) -> None:
     nodes = build("vjepa2_ac", ac_folder, torch.bfloat16)
-    given = ac.given
+    inputs = ac.given
     frames, states = roll(
-        nodes["ac_predictor"], latents(nodes, ac)[:1], given["roll_state0"][0, 0], given["roll_actions"]
+        nodes["ac_predictor"], latents(nodes, ac)[:1], inputs["roll_state0"][0, 0], inputs["roll_actions"]
     )
-    wanted = ac.expected["roll_latents"]
+    expected = ac.expected["roll_latents"]
     assert frames.dtype == states.dtype == torch.float32
-    assert float((frames - wanted).norm() / wanted.norm()) < 5e-2
+    assert float((frames - expected).norm() / expected.norm()) < 5e-2
     assert gap(states, ac.expected["roll_states"][:, 1:]) < STATE
-    found = torch.stack([energies(each, given["goal_latents"]) for each in frames.unbind(1)], 1)
-    assert gap(found, ac.expected["roll_energies_per_step"]) < 1e-2
+    actual = torch.stack([energies(each, inputs["goal_latents"]) for each in frames.unbind(1)], 1)
+    assert gap(actual, ac.expected["roll_energies_per_step"]) < 1e-2
 
 
 def test_the_largest_step_is_reserved_with_a_plans_frames(ac_nodes: dict[str, Any]) -> None:

@@ -55,9 +55,9 @@ def shapes(made: Inputs) -> dict[str, tuple[int, ...]]:
 
 
 def test_every_frame_of_a_clip_is_encoded(processor: ActionProcessor) -> None:
-    made = ask(processor, film(5))
-    assert shapes(made) == {PIXELS: (5, 3, CROP, CROP)}
-    assert made.arrays[PIXELS].dtype == np.float32 and made.prompt_tokens == 5 * FRAME
+    actual = ask(processor, film(5))
+    assert shapes(actual) == {PIXELS: (5, 3, CROP, CROP)}
+    assert actual.arrays[PIXELS].dtype == np.float32 and actual.prompt_tokens == 5 * FRAME
     assert shapes(ask(processor, picture(), picture(64, 40))) == {PIXELS: (2, 3, CROP, CROP)}
     assert ask(processor, npy(np.zeros((2, 3, CROP, CROP), np.uint8))).arrays[PIXELS].min() < -1.5, "normalised here"
 
@@ -77,9 +77,9 @@ def test_more_frames_than_the_model_knows_are_refused(processor: ActionProcessor
 
 def test_known_frames_take_known_movements(processor: ActionProcessor) -> None:
     taught = {"task": "predict", "actions": [MOVE] * 3, "states": [POSE] * 3}
-    made = ask(processor, film(4), **taught)
-    assert shapes(made) == {PIXELS: (3, 3, CROP, CROP), "given_actions": (3, 7), "given_states": (3, 7)}
-    assert "first 3" in made.warnings[0]
+    actual = ask(processor, film(4), **taught)
+    assert shapes(actual) == {PIXELS: (3, 3, CROP, CROP), "given_actions": (3, 7), "given_states": (3, 7)}
+    assert "first 3" in actual.warnings[0]
     assert refused(processor, film(2), **taught).field == "actions"
     assert refused(processor, film(3), **{**taught, "states": [POSE] * 2}).field == "states"
     assert refused(processor, film(3), **{**taught, "actions": [[MOVE] * 3]}).field == "actions"
@@ -89,14 +89,14 @@ def test_known_frames_take_known_movements(processor: ActionProcessor) -> None:
 
 
 def test_a_rollout_starts_from_one_frame(processor: ActionProcessor) -> None:
-    made = ask(processor, film(4), **rolling(3))
-    assert shapes(made) == {PIXELS: (1, 3, CROP, CROP), "state": (7,), "actions": (3, 7)}
+    actual = ask(processor, film(4), **rolling(3))
+    assert shapes(actual) == {PIXELS: (1, 3, CROP, CROP), "state": (7,), "actions": (3, 7)}
     many = ask(processor, picture(), **rolling(2, 5))
     assert shapes(many) == {PIXELS: (1, 3, CROP, CROP), "state": (7,), "actions": (5, 2, 7)}
     own = ask(processor, picture(), **{**rolling(2, 5), "states": [[POSE]] * 5})
     assert shapes(own)["state"] == (5, 7)
     one = ask(processor, picture(), **{**rolling(3, 1), "states": [[POSE]]})
-    assert shapes(one) == shapes(made), "one candidate is a request of one row, however it is written"
+    assert shapes(one) == shapes(actual), "one candidate is a request of one row, however it is written"
 
 
 def test_a_shorter_horizon_cuts_the_actions(processor: ActionProcessor) -> None:
@@ -106,8 +106,8 @@ def test_a_shorter_horizon_cuts_the_actions(processor: ActionProcessor) -> None:
 
 def test_context_is_split_from_what_is_rolled_out(processor: ActionProcessor) -> None:
     moves = [[0.01 * index] * 7 for index in range(4)]
-    made = ask(processor, film(6), task="rollout", context_frames=3, actions=moves, states=[POSE] * 3)
-    assert shapes(made) == {
+    actual = ask(processor, film(6), task="rollout", context_frames=3, actions=moves, states=[POSE] * 3)
+    assert shapes(actual) == {
         PIXELS: (1, 3, CROP, CROP),
         "state": (7,),
         "actions": (2, 7),
@@ -115,20 +115,20 @@ def test_context_is_split_from_what_is_rolled_out(processor: ActionProcessor) ->
         "past_actions": (2, 7),
         "past_states": (2, 7),
     }
-    assert np.allclose(made.arrays["past_actions"][:, 0], [0.0, 0.01]) and made.arrays["actions"][0, 0] == np.float32(
-        0.02
-    )
-    darker = made.arrays["context"].mean(axis=(1, 2, 3))
-    assert darker[0] < darker[1] < made.arrays[PIXELS].mean(), "frames keep their order"
+    assert np.allclose(actual.arrays["past_actions"][:, 0], [0.0, 0.01]) and actual.arrays["actions"][
+        0, 0
+    ] == np.float32(0.02)
+    darker = actual.arrays["context"].mean(axis=(1, 2, 3))
+    assert darker[0] < darker[1] < actual.arrays[PIXELS].mean(), "frames keep their order"
 
 
 def test_given_states_go_with_their_frames(processor: ActionProcessor) -> None:
     poses = [[0.1 * index] * 7 for index in range(4)]
-    made = ask(
+    actual = ask(
         processor, film(6), task="rollout", context_frames=2, actions=[MOVE] * 4, states=poses, state_mode="given"
     )
-    assert shapes(made)["states"] == (3, 7)
-    assert np.allclose(made.arrays["past_states"][:, 0], [0.0]) and np.allclose(made.arrays["state"][0], 0.1)
+    assert shapes(actual)["states"] == (3, 7)
+    assert np.allclose(actual.arrays["past_states"][:, 0], [0.0]) and np.allclose(actual.arrays["state"][0], 0.1)
 
 
 def test_candidates_have_one_past(processor: ActionProcessor) -> None:
@@ -169,10 +169,10 @@ def test_a_rollout_that_cannot_be_is_refused(change: dict[str, Any], field: str,
 
 def test_earlier_names_are_held_to_the_same_rules(processor: ActionProcessor) -> None:
     assert refused(processor, picture(), mpc=True, rollout_horizon=2, goal_hidden_fill=0.0).field == "actions"
-    made = ask(
+    actual = ask(
         processor, picture(), mpc=True, rollout_horizon=2, goal_hidden_fill=0.5, actions=[[MOVE] * 2] * 3, states=[POSE]
     )
-    assert shapes(made)["goal_latents"] == (FRAME, WIDTH) and float(made.arrays["goal_latents"][0, 0]) == 0.5
+    assert shapes(actual)["goal_latents"] == (FRAME, WIDTH) and float(actual.arrays["goal_latents"][0, 0]) == 0.5
 
 
 def test_a_checkpoint_knows_fewer_frames_than_the_released_one(ac_folder: Path, ac: Any) -> None:
@@ -216,9 +216,9 @@ def test_goals(processor: ActionProcessor) -> None:
     image = ask(processor, film(3), picture(), **rolling())
     assert shapes(image)["goal_frame"] == (1, 3, CROP, CROP) and image.prompt_tokens == 2 * FRAME
     latents = np.random.default_rng(1).standard_normal((FRAME, WIDTH)).astype(np.float32)
-    for given in (latents, latents[None]):
-        made = ask(processor, picture(), npy(given), **rolling())
-        assert np.array_equal(made.arrays["goal_latents"], latents)
+    for inputs in (latents, latents[None]):
+        actual = ask(processor, picture(), npy(inputs), **rolling())
+        assert np.array_equal(actual.arrays["goal_latents"], latents)
     pixels = np.zeros((1, 3, CROP, CROP), np.float32)
     assert shapes(ask(processor, picture(), npy(pixels), **rolling()))["goal_frame"] == pixels.shape
     named = ask(processor, picture(), **rolling(goal=latents.tolist()))
@@ -246,8 +246,8 @@ def test_files_that_do_not_fit_are_refused(
 
 
 def test_a_plan_starts_from_its_bounds_and_one_generator(processor: ActionProcessor) -> None:
-    made = ask(processor, picture(), **PLAN, seed=5, axis={"z": 0.02}, close_gripper=1, maxnorm=0.07)
-    arrays = made.arrays
+    actual = ask(processor, picture(), **PLAN, seed=5, axis={"z": 0.02}, close_gripper=1, maxnorm=0.07)
+    arrays = actual.arrays
     assert arrays["mean"].tolist() == [[0.0, 0.0, np.float32(0.02), 0.0]] * 2
     assert arrays["std"].tolist() == [[np.float32(0.07)] * 3 + [1.0]] * 2
     assert np.isnan(arrays["fixed_axes"]).tolist() == [True, True, False, True]
@@ -263,8 +263,8 @@ def test_a_plan_starts_from_its_bounds_and_one_generator(processor: ActionProces
 
 def test_given_noise_takes_the_place_of_drawn(processor: ActionProcessor) -> None:
     noise = np.random.default_rng(3).standard_normal((3, 2, 6, 4)).astype(np.float32)
-    made = ask(processor, picture(), **PLAN, noise=noise.tolist())
-    assert np.allclose(made.arrays["noise"], noise)
+    actual = ask(processor, picture(), **PLAN, noise=noise.tolist())
+    assert np.allclose(actual.arrays["noise"], noise)
 
 
 @pytest.mark.parametrize(
@@ -293,8 +293,8 @@ def test_a_plan_with_context_needs_its_actions(processor: ActionProcessor) -> No
     with_past = {**PLAN, "context_frames": 3, "states": [POSE] * 3}
     assert refused(processor, film(3), **with_past).field == "actions"
     assert refused(processor, film(3), **with_past, actions=[MOVE]).field == "actions"
-    made = ask(processor, film(3), **with_past, actions=[MOVE] * 2)
-    assert shapes(made)["past_actions"] == (2, 7) and "actions" not in made.arrays
+    actual = ask(processor, film(3), **with_past, actions=[MOVE] * 2)
+    assert shapes(actual)["past_actions"] == (2, 7) and "actions" not in actual.arrays
 
 
 def test_extrinsics_are_needed_where_they_are_used(ac: Any, tmp_path: Path) -> None:
@@ -305,8 +305,8 @@ def test_extrinsics_are_needed_where_they_are_used(ac: Any, tmp_path: Path) -> N
     own = ActionProcessor(lay_out(tmp_path / "x", config, ac.tensors("model")), {})
     assert refused(own, picture(), **rolling(2)).field == "extrinsics"
     assert refused(own, picture(), **rolling(2), extrinsics=[[0.0] * 6]).field == "extrinsics"
-    made = ask(own, film(2), **{**rolling(3), "states": [POSE] * 2}, context_frames=2, extrinsics=[[0.1] * 6] * 3)
-    assert (shapes(made)["extrinsics"], shapes(made)["past_extrinsics"]) == ((2, 6), (1, 6))
+    actual = ask(own, film(2), **{**rolling(3), "states": [POSE] * 2}, context_frames=2, extrinsics=[[0.1] * 6] * 3)
+    assert (shapes(actual)["extrinsics"], shapes(actual)["past_extrinsics"]) == ((2, 6), (1, 6))
 
 
 def test_what_a_request_costs_is_told(processor: ActionProcessor) -> None:

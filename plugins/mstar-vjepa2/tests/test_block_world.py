@@ -49,8 +49,8 @@ def test_the_judge_gives_full_marks_to_a_straight_way_and_none_to_a_still_block(
     def straight(place: np.ndarray, goal: np.ndarray) -> tuple[np.ndarray, float]:
         return (goal - place)[None], float(np.abs(goal - place).sum())
 
-    found = judge_block.judge(straight, 10)
-    assert (found["reached"], found["energy_fell"]) == (1.0, 1.0)
+    verdict = judge_block.judge(straight, 10)
+    assert (verdict["reached"], verdict["energy_fell"]) == (1.0, 1.0)
     still = judge_block.judge(lambda place, goal: (np.zeros((1, 2)), 1.0), 10)
     assert (still["reached"], still["energy_fell"]) == (0.0, 0.0)
 

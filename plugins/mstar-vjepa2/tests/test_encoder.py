@@ -42,13 +42,13 @@ def test_every_block_of_the_encoder(base: Golden, base_nodes: dict[str, Any]) ->
 
 @pytest.mark.parametrize("case", ["long", "single_frame", "odd_frames"])
 def test_clips_of_other_lengths(case: str, base: Golden, base_nodes: dict[str, Any]) -> None:
-    wanted = base.expected[f"last_hidden_state_{case}"]
+    expected = base.expected[f"last_hidden_state_{case}"]
     config = base_nodes["video_encoder"].encoder.config
-    tubelets = wanted.shape[1] // config.frame_tokens
+    tubelets = expected.shape[1] // config.frame_tokens
     pixels = base.given["pixel_values_long" if case == "long" else "pixel_values_videos"]
     frames = {"long": pixels.shape[1], "single_frame": 1, "odd_frames": config.tubelet * tubelets + 1}[case]
-    made = base_nodes["video_encoder"](pixel_values_videos=pixels[:, :frames])["encoder_hidden"]
-    assert gap(made, wanted) < NEAR
+    nodes = base_nodes["video_encoder"](pixel_values_videos=pixels[:, :frames])["encoder_hidden"]
+    assert gap(nodes, expected) < NEAR
 
 
 def test_a_row_does_not_depend_on_what_shares_its_batch(base: Golden, base_nodes: dict[str, Any]) -> None:
@@ -65,19 +65,19 @@ def test_pixels_as_bytes_are_normalised_as_the_processor_does(base_nodes: dict[s
     crop = encoder.encoder.config.crop
     levels = torch.arange(2 * 3 * crop * crop) % 256
     pixels = levels.to(torch.uint8).view(1, 2, 3, crop, crop)
-    given = torch.from_numpy(normalised(pixels.numpy()))
-    assert gap(encoder.encoder.normalised(pixels), given) < 1e-6
-    as_bytes, as_floats = (encoder(pixel_values_videos=each)["encoder_hidden"] for each in (pixels, given))
+    inputs = torch.from_numpy(normalised(pixels.numpy()))
+    assert gap(encoder.encoder.normalised(pixels), inputs) < 1e-6
+    as_bytes, as_floats = (encoder(pixel_values_videos=each)["encoder_hidden"] for each in (pixels, inputs))
     assert gap(as_bytes, as_floats) < NEAR
 
 
 @pytest.mark.parametrize("case", ["default", "masked", "future"])
 def test_masked_prediction(case: str, base: Golden, base_nodes: dict[str, Any], hidden: torch.Tensor) -> None:
-    given, suffix = base.given, "_future" if case == "future" else ""
+    inputs, suffix = base.given, "_future" if case == "future" else ""
     every = torch.arange(hidden.shape[1]).expand(len(hidden), -1)
-    context, target = (every if case == "default" else given[f"{name}_mask{suffix}"] for name in ("context", "target"))
-    made = base_nodes["predictor"](encoder_hidden=hidden, context_mask=context, target_mask=target)
-    assert gap(made["predicted_hidden"], base.expected[f"predicted_{case}"]) < NEAR
+    context, target = (every if case == "default" else inputs[f"{name}_mask{suffix}"] for name in ("context", "target"))
+    nodes = base_nodes["predictor"](encoder_hidden=hidden, context_mask=context, target_mask=target)
+    assert gap(nodes["predicted_hidden"], base.expected[f"predicted_{case}"]) < NEAR
     if case == "masked":
         assert gap(gathered(hidden, context), base.expected["masked_hidden_state"]) < NEAR
         assert gap(gathered(hidden, target), base.expected["target_hidden_state"]) < NEAR
@@ -86,9 +86,9 @@ def test_masked_prediction(case: str, base: Golden, base_nodes: dict[str, Any], 
 def test_prediction_ahead_slides_its_window(base: Golden, base_nodes: dict[str, Any], hidden: torch.Tensor) -> None:
     masks = {name: base.given[f"{name}_future"] for name in ("context_mask", "target_mask")}
     for step in base.expected["anticipation_steps"].unbind(1):
-        made = base_nodes["predictor"](encoder_hidden=hidden, **masks)
-        assert gap(made["predicted_hidden"], step) < NEAR
-        hidden = made["window"]
+        nodes = base_nodes["predictor"](encoder_hidden=hidden, **masks)
+        assert gap(nodes["predicted_hidden"], step) < NEAR
+        hidden = nodes["window"]
 
 
 def test_the_order_of_ids_does_not_matter(base: Golden, base_nodes: dict[str, Any], hidden: torch.Tensor) -> None:
@@ -98,9 +98,9 @@ def test_the_order_of_ids_does_not_matter(base: Golden, base_nodes: dict[str, An
 
 
 def test_pooled_vectors_and_logits(base: Golden, base_nodes: dict[str, Any], hidden: torch.Tensor) -> None:
-    made = base_nodes["pooler"](encoder_hidden=hidden)
-    assert gap(made["pooled"], base.expected["pooled"]) < NEAR
-    assert gap(made["logits"], base.expected["logits"]) < NEAR
+    nodes = base_nodes["pooler"](encoder_hidden=hidden)
+    assert gap(nodes["pooled"], base.expected["pooled"]) < NEAR
+    assert gap(nodes["logits"], base.expected["logits"]) < NEAR
 
 
 def test_a_checkpoint_without_a_pooler_says_so(hidden: torch.Tensor) -> None:
@@ -113,31 +113,31 @@ def test_rows_of_one_batch_may_want_different_things(base: Golden, base_nodes: d
     pixels, encoder = base.given["pixel_values_videos"], base_nodes["video_encoder"]
     three = torch.cat([pixels[:2], pixels[:1]])
     how = torch.tensor([POOLINGS.index(name) for name in ("none", "mean", "mean_space")])
-    made = encoder(pixel_values_videos=three, pooling=how)
+    actual = encoder(pixel_values_videos=three, pooling=how)
     whole, size = base.expected["last_hidden_state"], encoder.encoder.config.frame_tokens
-    assert [each is None for each in made["encoder_hidden"]] == [False, True, True]
-    assert [each is None for each in made["pooled"]] == [True, False, False]
-    assert gap(made["encoder_hidden"][0], whole[0]) < NEAR
-    assert gap(made["pooled"][1], whole[1].mean(0)) < NEAR
-    assert gap(made["pooled"][2], whole[0].unflatten(0, (-1, size)).mean(1)) < NEAR
+    assert [each is None for each in actual["encoder_hidden"]] == [False, True, True]
+    assert [each is None for each in actual["pooled"]] == [True, False, False]
+    assert gap(actual["encoder_hidden"][0], whole[0]) < NEAR
+    assert gap(actual["pooled"][1], whole[1].mean(0)) < NEAR
+    assert gap(actual["pooled"][2], whole[0].unflatten(0, (-1, size)).mean(1)) < NEAR
 
 
 def test_chosen_layers_come_in_the_order_asked_for(base: Golden, base_nodes: dict[str, Any]) -> None:
     rows = torch.tensor([[2, 0], [0, 1]])
     none = torch.zeros(2, dtype=torch.int64)
     pixels = base.given["pixel_values_videos"][:2]
-    made = base_nodes["video_encoder"](pixel_values_videos=pixels, layers=rows, pooling=none)
+    nodes = base_nodes["video_encoder"](pixel_values_videos=pixels, layers=rows, pooling=none)
     known = [base.expected["patch_embeddings"], base.expected["encoder_block_0"], base.expected["encoder_block_1"]]
-    assert "encoder_hidden" not in made
+    assert "encoder_hidden" not in nodes
     for row, numbers in enumerate(rows.tolist()):
         for place, number in enumerate(numbers):
-            assert gap(made["layer_hidden"][row, place], known[number][row]) < NEAR
+            assert gap(nodes["layer_hidden"][row, place], known[number][row]) < NEAR
 
 
 def test_half_precision_stays_near(base: Golden, base_folder: Any) -> None:
     nodes = build("vjepa2", base_folder, torch.bfloat16)
-    pixels, wanted = base.given["pixel_values_videos"], base.expected["last_hidden_state"]
-    made = nodes["video_encoder"](pixel_values_videos=pixels, pooling=torch.zeros(len(pixels)).long())
-    found = torch.stack(made["encoder_hidden"])
+    pixels, expected = base.given["pixel_values_videos"], base.expected["last_hidden_state"]
+    actual = nodes["video_encoder"](pixel_values_videos=pixels, pooling=torch.zeros(len(pixels)).long())
+    found = torch.stack(actual["encoder_hidden"])
     assert found.dtype == torch.float32
-    assert float((found - wanted).norm() / wanted.norm()) < 2e-2
+    assert float((found - expected).norm() / expected.norm()) < 2e-2

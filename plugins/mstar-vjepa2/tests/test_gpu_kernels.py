@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 
+from mstar_core.engine.attention.static import AttentionBuffers
+from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
 from mstar_vjepa2.nodes.poses import moved
 from mstar_vjepa2.nodes.rotary import Rotary3D
 from tests.gpu.kernels import launched
@@ -38,8 +41,8 @@ def test_kernels_of_rotation(heads: int, head_dim: int, rows: int) -> None:
     assert rotary.rotate_append(pool, places, x[0].flatten(1), rotation, heads).isfinite().all()
     weight = torch.randn(3 * heads * head_dim, 512, device="cuda").bfloat16()
     if gemm.supports(weight) and gemm.can_rotate(weight, pool, head_dim):
-        given = torch.randn(rows, 512, device="cuda").bfloat16()
-        query = gemm.qkv_rotary(given, weight, weight[:, 0].contiguous(), rotation, pool, places)
+        inputs = torch.randn(rows, 512, device="cuda").bfloat16()
+        query = gemm.qkv_rotary(inputs, weight, weight[:, 0].contiguous(), rotation, pool, places)
         assert query.shape == (rows, heads, head_dim) and query.isfinite().all() and pool.isfinite().all()
 
 
@@ -49,8 +52,8 @@ def test_kernels_of_products(rows: int) -> None:
 
     x, weight = torch.randn(rows, 512, device="cuda").bfloat16(), torch.randn(256, 512, device="cuda").bfloat16()
     assert gemm.supports(weight)
-    for made in (gemm.linear(x, weight, weight[:, 0].contiguous()), gemm.split_k(x, weight).sum(0)):
-        assert made.shape == (rows, 256) and made.isfinite().all()
+    for actual in (gemm.linear(x, weight, weight[:, 0].contiguous()), gemm.split_k(x, weight).sum(0)):
+        assert actual.shape == (rows, 256) and actual.isfinite().all()
     assert gemm.linear(x, weight, weight[:, 0].contiguous(), is_gelu=True).isfinite().all()
 
 
@@ -68,13 +71,13 @@ def test_kernels_of_clusters(rows: int, outputs: int, inputs: int) -> None:
     assert cluster.supports(x, weight) and not cluster.supports(x[: rows // 2], weight)
     assert cluster.config_of(weight, cluster.LINEAR) == (cluster.WIDER if outputs > 4000 else cluster.NARROW)
     assert (cluster.config_of(weight, cluster.SPLIT_K) == cluster.RESIDENT) == (outputs == 336)
-    wanted = x.double() @ weight.double().T
-    made = {
-        "whole": (cluster.linear(x, weight, bias), wanted + bias.double()),
-        "gelu": (cluster.linear(x, weight, bias, is_gelu=True), torch.nn.functional.gelu(wanted + bias.double())),
-        "parts": (cluster.split_k(x, weight).sum(0), wanted),
+    expected = x.double() @ weight.double().T
+    actual = {
+        "whole": (cluster.linear(x, weight, bias), expected + bias.double()),
+        "gelu": (cluster.linear(x, weight, bias, is_gelu=True), torch.nn.functional.gelu(expected + bias.double())),
+        "parts": (cluster.split_k(x, weight).sum(0), expected),
     }
-    for name, (found, reference) in made.items():
+    for name, (found, reference) in actual.items():
         error = (found.double() - reference).norm() / reference.norm()
         assert error < (1e-5 if name == "parts" else 4e-3), (name, float(error))
     assert torch.equal(cluster.split_k(x, weight), cluster.split_k(x, weight))
@@ -101,10 +104,34 @@ def test_kernels_of_clusters_that_turn(rows: int) -> None:
     assert not pools[0][1, :, rows - 1 :].any() and pools[0][1, :, : rows - 1].any(-1).all()
 
 
+@pytest.mark.parametrize(("rows", "cached"), [(1, 300), (2, 0), (3, 130)])
+def test_kernels_of_frames(rows: int, cached: int) -> None:
+    """Few frames on Hopper: the kernel equals the one that the engine has for all devices."""
+    from mstar_core.engine.attention.kernels.split_kv import PagedDenseAttention
+
+    dense, tokens, heads, pages = _hopper("dense"), 130, 2, 4
+    device = torch.device("cuda")
+    pool = torch.randn(rows * pages + 1, 2, tokens, heads, 64, device=device).bfloat16()
+    tables = np.arange(rows * pages, dtype=np.int32).reshape(rows, pages)[:, ::-1].copy()
+    shape = AttentionShape(sequences=rows + 1, tokens=tokens, pages=pages)
+    passes = AttentionBuffers(PagedDenseAttention([pool], tokens, shape), device)
+    order = np.arange(rows, dtype=np.int64)
+    passes.prepare(AttentionMetadata.of(order, order + cached, tables, tokens, causal=False))
+    query, key, value = torch.randn(3, (rows + 1) * tokens, heads, 64, device=device).bfloat16()
+    expected = passes.view.attend(0, query, key, value)
+    assert dense.supports(query, pool, tokens)
+    out = passes.view.attend_placed(0, query, kernel=dense)
+    assert (out.float() - expected.float()).norm() < 1e-2 * expected.float().norm() and not out[rows * tokens :].any()
+
+
 def _clusters() -> ModuleType:
+    return _hopper("multicast_gemm")
+
+
+def _hopper(name: str) -> ModuleType:
     if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("runs on Hopper, whose clusters these kernels use")
-    return importlib.import_module("mstar_vjepa2.kernels.multicast_gemm")
+        pytest.skip("runs on Hopper, for which these kernels are written")
+    return importlib.import_module(f"mstar_vjepa2.kernels.{name}")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
@@ -122,17 +149,17 @@ def test_kernels_of_beginnings(
     poses[1, 0, 0, 3:6] = torch.tensor([0.3, torch.pi / 2, 0.2])
     poses[0, 0, 1, 3:6] = 0.0
     layers = [torch.nn.Linear(count, width, device="cuda").requires_grad_(False) for count in (7, 7, 6)[:conditions]]
-    given = [poses[0, :, 1], poses[1, :, 0], torch.randn(rows, 6, device="cuda")][:conditions]
+    inputs = [poses[0, :, 1], poses[1, :, 0], torch.randn(rows, 6, device="cuda")][:conditions]
     ids = torch.cat([torch.zeros(conditions, dtype=torch.int64), torch.arange(side * side)]).cuda()
     places, rotary = (ids // side, ids % side), Rotary3D(head_dim).to("cuda")
     time = torch.arange(5, 5 + rows, device="cuda").repeat_interleave(tokens)
-    begun = embed_head.embed_frame(latents, list(zip(layers, given, strict=True)), time, places, rotary, dtype)
-    for number, (layer, value) in enumerate(zip(layers, given, strict=True)):
+    begun = embed_head.embed_frame(latents, list(zip(layers, inputs, strict=True)), time, places, rotary, dtype)
+    for number, (layer, value) in enumerate(zip(layers, inputs, strict=True)):
         assert (begun.x[:, number].float() - layer(value)).abs().max() < (1e-5 if dtype == torch.float32 else 3e-2)
     assert torch.equal(begun.given, latents.to(dtype))
-    expected = rotary(time, *(each.repeat(rows) for each in places))
+    expected = rotary(time, *(place.repeat(rows) for place in places))
     assert all((a - b).abs().max() < 1e-5 for a, b in zip(begun.rotation, expected, strict=True))
-    assert (begun.next_state - moved(given[1], given[0])).abs().max() < 1e-5
+    assert (begun.next_state - moved(inputs[1], inputs[0])).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize(("slices", "skip"), [(1, 0), (2, 2), (4, 0)])
@@ -140,13 +167,13 @@ def test_kernels_of_latents(slices: int, skip: int) -> None:
     from mstar_vjepa2.kernels import embed_head
     from mstar_vjepa2.nodes.encoder import LATENT_EPS, latents_of
 
-    hidden, wanted = torch.randn(slices, 3, 7, 1408, device="cuda"), torch.tensor([1, 0, 1], device="cuda")
+    hidden, expected = torch.randn(slices, 3, 7, 1408, device="cuda"), torch.tensor([1, 0, 1], device="cuda")
     bias = torch.randn(1408, device="cuda").bfloat16() if skip else None
-    found = embed_head.latents(hidden, bias, wanted[:, None].expand(-1, 2)[:, 0], LATENT_EPS, skip)
+    actual = embed_head.latents(hidden, bias, expected[:, None].expand(-1, 2)[:, 0], LATENT_EPS, skip)
     whole = hidden.sum(0) if bias is None else hidden.sum(0) + bias.float()
-    assert (found.cpu() - latents_of(whole[:, skip:].cpu(), wanted.bool().cpu())).abs().max() < 1e-4
-    plain = latents_of(hidden[0].bfloat16(), wanted.bool())
-    assert (plain.cpu() - latents_of(hidden[0].bfloat16().cpu(), wanted.bool().cpu())).abs().max() < 1e-4
+    assert (actual.cpu() - latents_of(whole[:, skip:].cpu(), expected.bool().cpu())).abs().max() < 1e-4
+    plain = latents_of(hidden[0].bfloat16(), expected.bool())
+    assert (plain.cpu() - latents_of(hidden[0].bfloat16().cpu(), expected.bool().cpu())).abs().max() < 1e-4
 
 
 def test_kernels_are_all_run_here() -> None:
@@ -156,6 +183,7 @@ def test_kernels_are_all_run_here() -> None:
     test_kernels_of_beginnings(3, 3, 36, 140, 12, torch.bfloat16)
     test_kernels_of_rotation(16, 64, 258)
     test_kernels_of_products(3)
+    test_kernels_of_frames(1, 300)
     torch.cuda.synchronize()
-    found = launched("mstar_vjepa2")
-    assert found and all(found.values()), {name for name, has_run in found.items() if not has_run}
+    actual = launched("mstar_vjepa2")
+    assert actual and all(actual.values()), {name for name, has_run in actual.items() if not has_run}

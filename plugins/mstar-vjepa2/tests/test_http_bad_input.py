@@ -205,13 +205,13 @@ def test_every_form_holds_the_same_numbers(dtype: str, base_server: Server) -> N
         return base64.b64decode(entry["data"]), entry["metadata"]
 
     raw, facts = asked("raw")
-    wanted = np.frombuffer(raw, facts["dtype"]).reshape(facts["shape"])
+    expected = np.frombuffer(raw, facts["dtype"]).reshape(facts["shape"])
     times = TOKENS // BASE.frame_tokens
     assert (facts["dtype"], facts["crop"], facts["grid"]) == (dtype, BASE.crop, [times, BASE.grid, BASE.grid])
-    assert wanted.shape == (times, BASE.vit.width)
-    assert np.array_equal(np.load(io.BytesIO(asked("npy")[0])), wanted)
-    assert np.array_equal(load(asked("safetensors")[0])["pooled"], wanted)
-    assert np.allclose(json.loads(asked("json")[0]), wanted)
+    assert expected.shape == (times, BASE.vit.width)
+    assert np.array_equal(np.load(io.BytesIO(asked("npy")[0])), expected)
+    assert np.array_equal(load(asked("safetensors")[0])["pooled"], expected)
+    assert np.allclose(json.loads(asked("json")[0]), expected)
 
 
 @pytest.mark.parametrize("name", ["encode", "rollout", "plan"])
@@ -223,8 +223,8 @@ def test_the_examples_run(name: str, base_server: Server, ac_server: Server, tmp
     said = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=120).stdout
     times = TOKENS // BASE.frame_tokens
     grid = f"{times} times, {BASE.grid} rows, {BASE.grid} columns"
-    wanted = {"encode": grid, "rollout": "nearest at the end", "plan": "action 1: move"}
-    assert wanted[name] in said
+    expected = {"encode": grid, "rollout": "nearest at the end", "plan": "action 1: move"}
+    assert expected[name] in said
 
 
 def test_candidates_that_never_fit_together_are_refused_before_they_begin(ac_server: Server) -> None:
@@ -236,8 +236,8 @@ def test_candidates_that_never_fit_together_are_refused_before_they_begin(ac_ser
     answer = ac_server.post([picture(), picture()], {**asked, "return": ["energies"]}, streaming="false")
     assert answer.status_code == 413, answer.text
     said = answer.json()["error"]["message"]
-    wanted = f"never fit.*{count} candidates need {needed:,} pages of {pages:,}; ask for less"
-    assert re.search(wanted.replace(",", ",?"), said), answer.text
+    expected = f"never fit.*{count} candidates need {needed:,} pages of {pages:,}; ask for less"
+    assert re.search(expected.replace(",", ",?"), said), answer.text
     assert ac_server.leaks() == []
     usage = ac_server.post([picture()], asked, streaming="false").json()["usage"]
     assert (usage["encoder_tokens"], usage["steps"]) == (AC.frame_tokens, MOST)

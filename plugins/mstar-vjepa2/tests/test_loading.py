@@ -263,8 +263,8 @@ def test_sizes_of_the_published_models() -> None:
         "vitg": (1_012_173_952, 22_381_312),
     }
     with torch.device("meta"):
-        for name, wanted in table.items():
+        for name, expected in table.items():
             config = released(name)
-            assert (count(Encoder(config.encoder)), count(MaskedPredictor(config))) == wanted
+            assert (count(Encoder(config.encoder)), count(MaskedPredictor(config))) == expected
         assert count(ActionPredictor(RELEASED_AC)) == 305_220_992
     assert set(key_map()) >= {"vitl", "vitg-ssv2", "ac"}

@@ -49,10 +49,10 @@ def parts() -> Parts:
 
 
 def test_plans_move_the_block_to_the_goal_and_energies_fall(client: MStarClient) -> None:
-    found = judge_block.judge(judge_block.served(client), EPISODES, workers=2)
-    assert found["reached"] >= 0.9, found
-    assert found["energy_fell"] >= 0.9, found
-    assert found["last_energy"] < 0.5 * found["first_energy"], found
+    verdict = judge_block.judge(judge_block.served(client), EPISODES, workers=2)
+    assert verdict["reached"] >= 0.9, verdict
+    assert verdict["energy_fell"] >= 0.9, verdict
+    assert verdict["last_energy"] < 0.5 * verdict["first_energy"], verdict
 
 
 def error(parts: Parts, **changed: Any) -> float:

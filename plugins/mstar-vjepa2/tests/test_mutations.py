@@ -83,8 +83,8 @@ def test_the_first_mask_vector_is_noticed(
 ) -> None:
     monkeypatch.setattr(predictor, "MASK_INDEX", 0)
     masks = {name: base.given[name] for name in ("context_mask", "target_mask")}
-    made = base_nodes["predictor"](encoder_hidden=base.expected["last_hidden_state"], **masks)
-    assert gap(made["predicted_hidden"], base.expected["predicted_masked"]) > FAR * NEAR
+    nodes = base_nodes["predictor"](encoder_hidden=base.expected["last_hidden_state"], **masks)
+    assert gap(nodes["predicted_hidden"], base.expected["predicted_masked"]) > FAR * NEAR
 
 
 def test_latents_that_are_not_normed_are_noticed(
@@ -104,10 +104,10 @@ def test_the_small_epsilon_of_the_blocks_in_the_latents_is_noticed(
 
 
 def test_a_turn_on_the_right_is_noticed(ac: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
-    matrix, made = poses._matrix, []
+    matrix, actual = poses._matrix, []
 
     def swapped(angles: Tensor) -> Tensor:
-        made.append(angles)
+        actual.append(angles)
         return matrix(angles)
 
     monkeypatch.setattr(poses, "_matrix", swapped)
@@ -115,7 +115,7 @@ def test_a_turn_on_the_right_is_noticed(ac: Golden, monkeypatch: pytest.MonkeyPa
     assert gap(poses.moved(pose, action), ac.expected["pose_next"]) < STATE
     right = matrix(pose[..., 3:6]) @ matrix(action[..., 3:6])
     assert gap(poses._angles(right), ac.expected["pose_next"][..., 3:6]) > FAR * STATE
-    assert len(made) == 1
+    assert len(actual) == 1
 
 
 def test_conditions_without_their_time_are_noticed(ac: Golden, ac_nodes: dict[str, Any]) -> None:
@@ -129,12 +129,12 @@ def test_conditions_without_their_time_are_noticed(ac: Golden, ac_nodes: dict[st
 
     node.rotary.forward = timeless
     try:
-        made = [taught(node, ac, count, RowsView(node.frame_tokens), slice(t, t + 1)) for t in range(1)]
+        actual = [taught(node, ac, count, RowsView(node.frame_tokens), slice(t, t + 1)) for t in range(1)]
         view = RowsView(node.frame_tokens)
-        made = [taught(node, ac, count, view, slice(t, t + 1)) for t in range(count)]
+        actual = [taught(node, ac, count, view, slice(t, t + 1)) for t in range(count)]
     finally:
         del node.rotary.forward
-    assert gap(torch.cat(made).flatten(0, 1), ac.expected["tf_output_normalized"][0]) > FAR * NEAR
+    assert gap(torch.cat(actual).flatten(0, 1), ac.expected["tf_output_normalized"][0]) > FAR * NEAR
 
 
 class CausalView(RowsView):
@@ -155,10 +155,10 @@ def test_a_mask_over_tokens_is_noticed(ac: Golden, ac_nodes: dict[str, Any]) -> 
 
 
 def test_a_time_that_starts_again_is_noticed(ac: Golden, ac_nodes: dict[str, Any]) -> None:
-    node, given = ac_nodes["ac_predictor"], ac.given
-    frame, state, view, made = latents(ac_nodes, ac)[:1], given["roll_state0"][0, 0], RowsView(node.frame_tokens), []
-    rows = len(given["roll_actions"])
-    for step in range(given["roll_actions"].shape[1]):
+    node, inputs = ac_nodes["ac_predictor"], ac.given
+    frame, state, view, actual = latents(ac_nodes, ac)[:1], inputs["roll_state0"][0, 0], RowsView(node.frame_tokens), []
+    rows = len(inputs["roll_actions"])
+    for step in range(inputs["roll_actions"].shape[1]):
         found = node(
             kv=view,
             positions=torch.zeros(rows * node.frame_tokens).long(),
@@ -166,16 +166,16 @@ def test_a_time_that_starts_again_is_noticed(ac: Golden, ac_nodes: dict[str, Any
             normalize_reps=torch.tensor(True),
             frame=frame,
             state=state,
-            actions=given["roll_actions"],
+            actions=inputs["roll_actions"],
         )
         frame, state = found["next_frame"], found["next_state"]
-        made.append(frame[:, 0])
-    assert gap(torch.stack(made, 1), ac.expected["roll_latents"]) > FAR * ROLLED
+        actual.append(frame[:, 0])
+    assert gap(torch.stack(actual, 1), ac.expected["roll_latents"]) > FAR * ROLLED
 
 
 def test_a_cache_shared_at_the_frame_where_candidates_part_is_noticed(ac: Golden, ac_nodes: dict[str, Any]) -> None:
     """Patches attend to the action of their frame, so its keys belong to one candidate."""
-    node, given = ac_nodes["ac_predictor"], ac.given
+    node, inputs = ac_nodes["ac_predictor"], ac.given
 
     class Shared(RowsView):
         def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
@@ -184,15 +184,15 @@ def test_a_cache_shared_at_the_frame_where_candidates_part_is_noticed(ac: Golden
             return mixed
 
     assert rollout_gap(ac, ac_nodes, Shared(node.frame_tokens)) > FAR * ROLLED
-    assert given["roll_actions"].shape[0] > 1
+    assert inputs["roll_actions"].shape[0] > 1
 
 
 def test_encoders_of_action_and_state_in_each_others_place_are_noticed(ac: Golden, ac_nodes: dict[str, Any]) -> None:
-    node, given = ac_nodes["ac_predictor"], ac.given
+    node, inputs = ac_nodes["ac_predictor"], ac.given
     node.action_encoder, node.state_encoder = node.state_encoder, node.action_encoder
     try:
-        made, _ = roll(node, latents(ac_nodes, ac)[:1], given["roll_state0"][0, 0], given["roll_actions"])
+        actual, _ = roll(node, latents(ac_nodes, ac)[:1], inputs["roll_state0"][0, 0], inputs["roll_actions"])
     finally:
         node.action_encoder, node.state_encoder = node.state_encoder, node.action_encoder
-    found = energies(made[:, -1], given["goal_latents"])
+    found = energies(actual[:, -1], inputs["goal_latents"])
     assert gap(found, ac.expected["roll_energies"]) > FAR * ENERGY

@@ -21,32 +21,32 @@ MOMENTA = ("momentum_mean", "momentum_std", "momentum_mean_gripper", "momentum_s
 
 @pytest.mark.parametrize("case", PLANS)
 def test_a_plan_with_the_official_noise(case: str, ac: Golden, ac_nodes: dict[str, Any]) -> None:
-    given, wanted, params = ac.given, ac.expected, ac.json(f"{case}_params.json")
+    inputs, expected, params = ac.given, ac.expected, ac.json(f"{case}_params.json")
     steps, limit = params["rollout"], params["maxnorm"]
     fixed = torch.full((1, 4), float("nan"))
     mean, std = torch.zeros(1, steps, 4), torch.tensor([limit, limit, limit, 1.0]).expand(1, steps, 4)
     for axis, value in params.get("axis", {}).items():
         fixed[0, int(axis)] = value
         mean[..., int(axis)] = value
-    start, made = latents(ac_nodes, ac)[:1], {}
+    start, nodes = latents(ac_nodes, ac)[:1], {}
     for step in range(params["cem_steps"]):
         drawn = ac_nodes["cem_sampler"](
             mean=mean,
             std=std,
-            noise=given[f"{case}_noise"][None],
+            noise=inputs[f"{case}_noise"][None],
             fixed_axes=fixed,
             close_from=torch.tensor([[params.get("close_gripper", steps)]]),
             maxnorm=torch.tensor([limit]),
             step=torch.tensor([step]),
         )["candidates"]
-        assert gap(drawn[0], wanted[f"{case}_candidates"][step]) < PLAN
-        frames, _ = roll(ac_nodes["ac_predictor"], start, given["roll_state0"][0, 0], drawn[0])
+        assert gap(drawn[0], expected[f"{case}_candidates"][step]) < PLAN
+        frames, _ = roll(ac_nodes["ac_predictor"], start, inputs["roll_state0"][0, 0], drawn[0])
         scored = ac_nodes["mpc_scorer"](
-            final=frames[None, :, -1:], goal=given["goal_latents"], cost=torch.tensor([COSTS.index("l1")])
+            final=frames[None, :, -1:], goal=inputs["goal_latents"], cost=torch.tensor([COSTS.index("l1")])
         )
-        assert gap(scored["energies"][0, :, 0], wanted[f"{case}_energies"][step]) < ENERGY
-        assert int(scored["best_index"]) == int(wanted[f"{case}_energies"][step].argmin())
-        made = ac_nodes["cem_update"](
+        assert gap(scored["energies"][0, :, 0], expected[f"{case}_energies"][step]) < ENERGY
+        assert int(scored["best_index"]) == int(expected[f"{case}_energies"][step].argmin())
+        nodes = ac_nodes["cem_update"](
             mean=mean,
             std=std,
             candidates=drawn,
@@ -54,11 +54,11 @@ def test_a_plan_with_the_official_noise(case: str, ac: Golden, ac_nodes: dict[st
             topk=torch.tensor([params["topk"]]),
             **{name: torch.tensor([params[name]]) for name in MOMENTA},
         )
-        mean, std = made["mean"], made["std"]
-        assert gap(mean[0], wanted[f"{case}_mean"][step]) < PLAN
-        assert gap(std[0], wanted[f"{case}_std"][step]) < PLAN
-    assert gap(made["actions"][0], wanted[f"{case}_actions"]) < PLAN
-    assert gap(made["best_energy"][0, 0], wanted[f"{case}_energies"][-1].min()) < ENERGY
+        mean, std = nodes["mean"], nodes["std"]
+        assert gap(mean[0], expected[f"{case}_mean"][step]) < PLAN
+        assert gap(std[0], expected[f"{case}_std"][step]) < PLAN
+    assert gap(nodes["actions"][0], expected[f"{case}_actions"]) < PLAN
+    assert gap(nodes["best_energy"][0, 0], expected[f"{case}_energies"][-1].min()) < ENERGY
 
 
 def test_requests_of_one_batch_keep_their_own_numbers(ac_nodes: dict[str, Any]) -> None:
@@ -101,7 +101,7 @@ def test_a_weak_grip_is_no_movement(ac_nodes: dict[str, Any]) -> None:
     candidates = torch.zeros(1, 4, 2, 7)
     candidates[..., 0, 6], candidates[..., 1, 6] = 0.2, -0.3
     zero = torch.zeros(1)
-    made = ac_nodes["cem_update"](
+    nodes = ac_nodes["cem_update"](
         mean=torch.zeros(1, 2, 4),
         std=torch.ones(1, 2, 4),
         candidates=candidates,
@@ -109,27 +109,27 @@ def test_a_weak_grip_is_no_movement(ac_nodes: dict[str, Any]) -> None:
         topk=torch.tensor([2]),
         **dict.fromkeys(MOMENTA, zero),
     )
-    assert made["actions"][0, :, 6].tolist() == pytest.approx([0.0, -0.3])
+    assert nodes["actions"][0, :, 6].tolist() == pytest.approx([0.0, -0.3])
 
 
 def test_distances() -> None:
     generator = torch.Generator().manual_seed(2)
     frames, goal = torch.randn(3, 4, 5, generator=generator), torch.randn(4, 5, generator=generator)
     plain = {
-        "l1": [(each - goal).abs().mean() for each in frames],
-        "l2": [((each - goal) ** 2).mean() for each in frames],
-        "cosine": [1 - cosine_similarity(each.reshape(1, -1), goal.reshape(1, -1))[0] for each in frames],
+        "l1": [(frame - goal).abs().mean() for frame in frames],
+        "l2": [((frame - goal) ** 2).mean() for frame in frames],
+        "cosine": [1 - cosine_similarity(frame.reshape(1, -1), goal.reshape(1, -1))[0] for frame in frames],
     }
     assert set(plain) == set(COSTS)
-    for cost, wanted in plain.items():
-        assert gap(distance(frames, goal, cost), torch.stack(wanted)) < 1e-6
+    for cost, expected in plain.items():
+        assert gap(distance(frames, goal, cost), torch.stack(expected)) < 1e-6
         assert distance(frames.bfloat16(), goal, cost).dtype == torch.float32
 
 
 def test_one_request_without_candidates_is_scored_too(ac_nodes: dict[str, Any]) -> None:
     frame, goal = torch.rand(1, 1, 4, 5), torch.rand(1, 4, 5)
-    made = ac_nodes["mpc_scorer"](final=frame, goal=goal, cost=torch.tensor([0]))
-    assert made["energies"].shape == (1, 1) and made["best_index"].tolist() == [[0]]
+    nodes = ac_nodes["mpc_scorer"](final=frame, goal=goal, cost=torch.tensor([0]))
+    assert nodes["energies"].shape == (1, 1) and nodes["best_index"].tolist() == [[0]]
 
 
 @pytest.mark.parametrize("cost", COSTS)
@@ -138,7 +138,7 @@ def test_many_candidates_are_compared_a_few_at_a_time(
 ) -> None:
     generator = torch.Generator().manual_seed(3)
     frames, goal = torch.randn(400, 1, 4, 5, generator=generator), torch.randn(1, 4, 5, generator=generator)
-    wanted = distance(frames[:, 0], goal[0], cost)
+    expected = distance(frames[:, 0], goal[0], cost)
     seen = []
 
     def watched(part: torch.Tensor, *rest: Any) -> torch.Tensor:
@@ -147,17 +147,17 @@ def test_many_candidates_are_compared_a_few_at_a_time(
 
     monkeypatch.setattr(planning, "distance", watched)
     monkeypatch.setattr(planning, "SLICE_BYTES", 37 * 4 * 5 * 4)
-    made = ac_nodes["mpc_scorer"](final=[frames], goal=goal, cost=torch.tensor([COSTS.index(cost)]))
-    assert torch.equal(made["energies"][0][:, 0], wanted)
-    assert int(made["best_index"]) == int(wanted.argmin())
+    nodes = ac_nodes["mpc_scorer"](final=[frames], goal=goal, cost=torch.tensor([COSTS.index(cost)]))
+    assert torch.equal(nodes["energies"][0][:, 0], expected)
+    assert int(nodes["best_index"]) == int(expected.argmin())
     assert max(seen) == 37 and sum(seen) == 400
 
 
 def test_requests_with_unlike_numbers_of_candidates_are_scored_together(ac_nodes: dict[str, Any]) -> None:
     frames, goal = [torch.rand(3, 1, 4, 5), torch.rand(2, 1, 4, 5)], torch.rand(2, 4, 5)
-    made = ac_nodes["mpc_scorer"](final=frames, goal=goal, cost=torch.tensor([0, 1]))
-    assert [each.shape for each in made["energies"]] == [(3, 1), (2, 1)]
-    assert made["best_index"].shape == (2, 1)
+    nodes = ac_nodes["mpc_scorer"](final=frames, goal=goal, cost=torch.tensor([0, 1]))
+    assert [each.shape for each in nodes["energies"]] == [(3, 1), (2, 1)]
+    assert nodes["best_index"].shape == (2, 1)
 
 
 @pytest.mark.gpu
@@ -165,9 +165,9 @@ def test_requests_with_unlike_numbers_of_candidates_are_scored_together(ac_nodes
 def test_hundreds_of_frames_are_scored_in_the_memory_that_is_kept_for_it(cost: str) -> None:
     frames = torch.randn(400, 1, 256, 1408, device="cuda")
     goal, scorer = torch.randn(1, 256, 1408, device="cuda"), planning.Scorer()
-    wanted = torch.stack([distance(each[0], goal[0], cost) for each in frames])
+    expected = torch.stack([distance(frame[0], goal[0], cost) for frame in frames])
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    made = scorer(final=[frames], goal=goal, cost=torch.tensor([COSTS.index(cost)]))
+    actual = scorer(final=[frames], goal=goal, cost=torch.tensor([COSTS.index(cost)]))
     assert torch.cuda.max_memory_allocated() - before <= scorer.working_bytes(0)
-    assert gap(made["energies"][0, :, 0].cpu(), wanted.cpu()) < 1e-5
+    assert gap(actual["energies"][0, :, 0].cpu(), expected.cpu()) < 1e-5

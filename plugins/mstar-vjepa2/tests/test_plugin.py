@@ -14,7 +14,7 @@ import torch
 
 from mstar_core.conformance.runtime import LocalRuntime
 from mstar_core.errors import ConfigError, StartError
-from mstar_core.plugin.spec_check import check_spec
+from mstar_core.plugin.check.spec_check import check_spec
 from mstar_vjepa2 import tiny
 from mstar_vjepa2.plugin import WEIGHTS
 from mstar_vjepa2.published import key_map
@@ -152,6 +152,6 @@ def test_modules_run_in_half_precision_too(tiny_base: Path) -> None:
     assert encoder.encoder.rotary.frequencies.dtype == torch.float32
     hidden = encoder(pixel_values_videos=torch.zeros(1, 4, 3, 32, 32, dtype=torch.uint8))["encoder_hidden"]
     every = torch.arange(hidden.shape[1])[None]
-    made = nodes["predictor"](encoder_hidden=hidden, context_mask=every, target_mask=every)
-    assert hidden.dtype == made["window"].dtype == torch.bfloat16
-    assert made["predicted_hidden"].dtype == nodes["pooler"](encoder_hidden=hidden)["logits"].dtype == torch.float32
+    actual = nodes["predictor"](encoder_hidden=hidden, context_mask=every, target_mask=every)
+    assert hidden.dtype == actual["window"].dtype == torch.bfloat16
+    assert actual["predicted_hidden"].dtype == nodes["pooler"](encoder_hidden=hidden)["logits"].dtype == torch.float32

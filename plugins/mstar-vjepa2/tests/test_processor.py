@@ -52,25 +52,25 @@ def floats(frames: int = 4, **more: Any) -> np.ndarray:
 
 
 def test_a_video_travels_as_bytes(processor: Processor) -> None:
-    made = ask(processor, film(20))
-    pixels = made.arrays[PIXELS]
+    actual = ask(processor, film(20))
+    pixels = actual.arrays[PIXELS]
     assert (pixels.dtype, pixels.shape) == (np.uint8, (CLIP, 3, CROP, CROP))
-    wanted = [20 * (index * 20 // CLIP) % 256 for index in range(CLIP)]
-    assert np.abs(pixels.mean(axis=(1, 2, 3)) - wanted).max() < 8
-    assert made.prompt_tokens == CLIP // 2 * FRAME
-    assert list(made.warnings) == []
+    expected = [20 * (index * 20 // CLIP) % 256 for index in range(CLIP)]
+    assert np.abs(pixels.mean(axis=(1, 2, 3)) - expected).max() < 8
+    assert actual.prompt_tokens == CLIP // 2 * FRAME
+    assert list(actual.warnings) == []
 
 
 def test_a_short_clip_is_taken_whole_and_that_is_said(processor: Processor) -> None:
-    made = ask(processor, film(5))
-    assert len(made.arrays[PIXELS]) == 4
-    assert "5 frames" in made.warnings[0] and "4 of them" in made.warnings[0]
+    actual = ask(processor, film(5))
+    assert len(actual.arrays[PIXELS]) == 4
+    assert "5 frames" in actual.warnings[0] and "4 of them" in actual.warnings[0]
 
 
 def test_an_odd_number_is_as_asked_and_its_last_frame_is_said_to_be_lost(processor: Processor) -> None:
-    made = ask(processor, film(9), num_frames=7)
-    assert len(made.arrays[PIXELS]) == 7 and made.prompt_tokens == 3 * FRAME
-    assert "last 1" in made.warnings[0]
+    actual = ask(processor, film(9), num_frames=7)
+    assert len(actual.arrays[PIXELS]) == 7 and actual.prompt_tokens == 3 * FRAME
+    assert "last 1" in actual.warnings[0]
 
 
 def test_frames_by_their_rate(processor: Processor) -> None:
@@ -89,8 +89,8 @@ def test_images_are_frames_in_order(processor: Processor) -> None:
 @pytest.mark.parametrize("shape", [(4, 3, CROP, CROP), (1, 4, 3, CROP, CROP)])
 def test_tensors_skip_preprocessing(shape: tuple[int, ...], processor: Processor) -> None:
     value = floats()
-    made = ask(processor, npy(value.reshape(shape))).arrays[PIXELS]
-    assert made.dtype == np.float32 and np.array_equal(made, value)
+    actual = ask(processor, npy(value.reshape(shape))).arrays[PIXELS]
+    assert actual.dtype == np.float32 and np.array_equal(actual, value)
     named = MediaPart(modality="tensor", data=save({"pixel_values_videos": value, "other": np.zeros(3)}))
     assert np.array_equal(ask(processor, named).arrays[PIXELS], value)
     assert ask(processor, npy(np.zeros((2, 3, CROP, CROP), np.uint8))).arrays[PIXELS].dtype == np.uint8
@@ -144,10 +144,10 @@ def test_too_many_tokens_for_the_deployment(processor: Processor) -> None:
 
 
 def test_masks_are_all_tokens_unless_given(processor: Processor) -> None:
-    made = ask(processor, npy(floats()), task="predict").arrays
-    assert made["context_mask"].tolist() == made["target_mask"].tolist() == list(range(2 * FRAME))
-    given = ask(processor, npy(floats()), task="predict", context_mask=[3, 1], target_mask=[99]).arrays
-    assert (given["context_mask"].tolist(), given["target_mask"].tolist()) == ([3, 1], [99])
+    actual = ask(processor, npy(floats()), task="predict").arrays
+    assert actual["context_mask"].tolist() == actual["target_mask"].tolist() == list(range(2 * FRAME))
+    inputs = ask(processor, npy(floats()), task="predict", context_mask=[3, 1], target_mask=[99]).arrays
+    assert (inputs["context_mask"].tolist(), inputs["target_mask"].tolist()) == ([3, 1], [99])
     assert "context_mask" not in ask(processor, npy(floats())).arrays
 
 
@@ -160,8 +160,8 @@ def test_context_ids_lie_in_the_clip(processor: Processor) -> None:
 
 
 def test_a_rollout_predicts_the_frame_behind_the_clip(processor: Processor) -> None:
-    made = ask(processor, npy(floats()), task="rollout", horizon=2).arrays
-    assert made["target_mask"].tolist() == list(range(2 * FRAME, 3 * FRAME))
+    actual = ask(processor, npy(floats()), task="rollout", horizon=2).arrays
+    assert actual["target_mask"].tolist() == list(range(2 * FRAME, 3 * FRAME))
     later = ask(processor, film(8, rate=8), task="rollout", anticipation_s=1.0).arrays
     assert later["target_mask"][0] == 4 * FRAME + 4 * FRAME, "8 frames a second, 2 to a latent frame"
     assert refused(processor, npy(floats()), task="rollout", anticipation_s=1.0).field == "anticipation_s"
@@ -198,8 +198,8 @@ def test_what_has_no_effect_on_video_is_refused(params: dict[str, Any], field: s
 
 @pytest.mark.parametrize("form", ["raw", "npy", "safetensors", "json"])
 def test_every_form_of_numbers_can_be_asked_for(form: str, processor: Processor) -> None:
-    made = ask(processor, npy(floats()), output_format=form, output_dtype="float16")
-    assert made.metadata["tensor"] == {"crop": CROP, "grid": [len(floats()) // 2, CROP // 8, CROP // 8]}
+    actual = ask(processor, npy(floats()), output_format=form, output_dtype="float16")
+    assert actual.metadata["tensor"] == {"crop": CROP, "grid": [len(floats()) // 2, CROP // 8, CROP // 8]}
 
 
 def test_latents_as_video_are_bare_floats(processor: Processor) -> None:
@@ -225,9 +225,9 @@ def quick(processor: Processor, *media: MediaPart, **params: Any) -> bool:
 def test_pixels_as_the_encoder_takes_them_are_handed_on_where_they_lie(processor: Processor) -> None:
     part = npy(np.arange(4 * 3 * CROP * CROP, dtype=np.uint8).reshape(4, 3, CROP, CROP))
     assert isinstance(processor, InlineProcessor) and quick(processor, part, pooling="mean")
-    made = ask(processor, part).arrays[PIXELS]
+    actual = ask(processor, part).arrays[PIXELS]
     whole = np.frombuffer(part.data, np.uint8)
-    assert np.shares_memory(made, whole) and np.array_equal(made.ravel(), whole[-made.size :])
+    assert np.shares_memory(actual, whole) and np.array_equal(actual.ravel(), whole[-actual.size :])
 
 
 def test_whatever_needs_a_pass_over_the_pixels_is_left_to_a_process(processor: Processor) -> None:

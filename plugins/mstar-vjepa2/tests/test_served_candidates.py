@@ -47,40 +47,40 @@ def frames_of(outcome: Any) -> np.ndarray:
 
 
 def test_candidates_of_one_request_are_rolled_out_together(ac: Golden, ac_bench: Ways) -> None:
-    wanted = ac.expected
+    expected = ac.expected
     outcome = ended(ac_bench, start(ac), outputs=BOTH, **rolled(ac, goal=goal(ac)))
-    assert gap(frames_of(outcome), wanted["roll_latents"]) < ROLLED
-    assert gap(by_candidate(outcome.of("next_state")), wanted["roll_states"][:, 1:]) < STATE
+    assert gap(frames_of(outcome), expected["roll_latents"]) < ROLLED
+    assert gap(by_candidate(outcome.of("next_state")), expected["roll_states"][:, 1:]) < STATE
     energies = by_candidate(outcome.of("energies"))[..., 0]
-    assert gap(energies, wanted["roll_energies_per_step"]) < ENERGY
-    assert gap(energies[:, -1], wanted["roll_energies"]) < ENERGY
-    assert only(outcome, "best_index").tolist() == [int(wanted["roll_energies"].argmin())]
+    assert gap(energies, expected["roll_energies_per_step"]) < ENERGY
+    assert gap(energies[:, -1], expected["roll_energies"]) < ENERGY
+    assert only(outcome, "best_index").tolist() == [int(expected["roll_energies"].argmin())]
     steps = [item.meta["step"] for item in outcome.items if item.port == "next_frame"]
-    assert steps == list(range(wanted["roll_latents"].shape[1]))
+    assert steps == list(range(expected["roll_latents"].shape[1]))
 
 
 def test_candidates_share_the_context_of_their_request(ac: Golden, ac_bench: Ways) -> None:
-    given, wanted, past = ac.given, ac.expected, ac.json("cases.json")["T0"]
+    inputs, expected, past = ac.given, ac.expected, ac.json("cases.json")["T0"]
     outcome = ended(
         ac_bench,
         start(ac, past),
         task="rollout",
         context_frames=past,
-        actions=given["ctx_actions"].tolist(),
-        states=given["ctx_states"][0].tolist(),
+        actions=inputs["ctx_actions"].tolist(),
+        states=inputs["ctx_states"][0].tolist(),
         goal=goal(ac),
     )
-    assert gap(frames_of(outcome), wanted["ctx_latents"]) < ROLLED
-    assert gap(by_candidate(outcome.of("next_state")), wanted["ctx_states"][:, past:]) < STATE
-    assert gap(by_candidate(outcome.of("energies"))[..., 0], wanted["ctx_energies_per_step"]) < ENERGY
+    assert gap(frames_of(outcome), expected["ctx_latents"]) < ROLLED
+    assert gap(by_candidate(outcome.of("next_state")), expected["ctx_states"][:, past:]) < STATE
+    assert gap(by_candidate(outcome.of("energies"))[..., 0], expected["ctx_energies_per_step"]) < ENERGY
 
 
 def test_states_may_be_given_for_every_candidate(ac: Golden, ac_bench: Ways) -> None:
-    given, wanted = ac.given, ac.expected
-    states = given["roll_given_states"][:, : given["roll_actions"].shape[1]].tolist()
+    inputs, expected = ac.given, ac.expected
+    states = inputs["roll_given_states"][:, : inputs["roll_actions"].shape[1]].tolist()
     outcome = ended(ac_bench, start(ac), **rolled(ac, states=states, state_mode="given", goal=goal(ac)))
-    assert gap(frames_of(outcome), wanted["roll_given_latents"]) < ROLLED
-    assert gap(by_candidate(outcome.of("energies"))[..., 0], wanted["roll_given_energies_per_step"]) < ENERGY
+    assert gap(frames_of(outcome), expected["roll_given_latents"]) < ROLLED
+    assert gap(by_candidate(outcome.of("energies"))[..., 0], expected["roll_given_energies_per_step"]) < ENERGY
 
 
 @pytest.mark.parametrize("repeat", AC_SET.numbers("grid_energies_repeat"))
@@ -93,8 +93,8 @@ def test_a_landscape_of_many_candidates_is_told_by_energies(repeat: int, ac: Gol
 
 
 def test_each_candidate_may_start_from_a_pose_of_its_own(ac: Golden, ac_bench: Ways) -> None:
-    given = ac.given
-    actions, states = given["pose_action"].tolist(), given["pose"].tolist()
+    inputs = ac.given
+    actions, states = inputs["pose_action"].tolist(), inputs["pose"].tolist()
     outcome = ended(ac_bench, start(ac), **rolled(ac, actions=actions, states=states))
     assert gap(only(outcome, "next_state"), ac.expected["pose_next"][:, 0]) < STATE
 
@@ -110,23 +110,23 @@ def search(ac: Golden, name: str, **more: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", PLANS)
 def test_a_plan_is_that_of_the_official_planner(name: str, ac: Golden, ac_bench: Ways) -> None:
-    wanted = ac.expected
+    expected = ac.expected
     outcome = ended(ac_bench, start(ac), **search(ac, name))
-    assert gap(only(outcome, "actions"), wanted[f"{name}_actions"]) < PLAN
-    assert gap(only(outcome, "mean"), wanted[f"{name}_mean"][-1]) < PLAN
-    assert gap(only(outcome, "std"), wanted[f"{name}_std"][-1]) < PLAN
-    assert gap(only(outcome, "best_energy"), wanted[f"{name}_energies"][-1:].min()[None]) < ENERGY
+    assert gap(only(outcome, "actions"), expected[f"{name}_actions"]) < PLAN
+    assert gap(only(outcome, "mean"), expected[f"{name}_mean"][-1]) < PLAN
+    assert gap(only(outcome, "std"), expected[f"{name}_std"][-1]) < PLAN
+    assert gap(only(outcome, "best_energy"), expected[f"{name}_energies"][-1:].min()[None]) < ENERGY
 
 
 @pytest.mark.parametrize("name", PLANS)
 def test_every_planning_step_can_be_followed(name: str, ac: Golden, ac_bench: Ways) -> None:
-    wanted = ac.expected
+    expected = ac.expected
     outcome = ended(ac_bench, start(ac), **search(ac, name, **{"return": ["energies"]}))
-    assert gap(np.stack(outcome.of("candidates")), wanted[f"{name}_candidates"]) < PLAN
-    assert gap(np.stack(outcome.of("energies"))[..., 0], wanted[f"{name}_energies"]) < ENERGY
-    assert gap(np.stack(outcome.of("mean")), wanted[f"{name}_mean"]) < PLAN
-    assert gap(np.stack(outcome.of("std")), wanted[f"{name}_std"]) < PLAN
-    assert gap(only(outcome, "actions"), wanted[f"{name}_actions"]) < PLAN
+    assert gap(np.stack(outcome.of("candidates")), expected[f"{name}_candidates"]) < PLAN
+    assert gap(np.stack(outcome.of("energies"))[..., 0], expected[f"{name}_energies"]) < ENERGY
+    assert gap(np.stack(outcome.of("mean")), expected[f"{name}_mean"]) < PLAN
+    assert gap(np.stack(outcome.of("std")), expected[f"{name}_std"]) < PLAN
+    assert gap(only(outcome, "actions"), expected[f"{name}_actions"]) < PLAN
 
 
 def plain_plan(ac: Golden, **more: Any) -> dict[str, Any]:
@@ -157,10 +157,10 @@ def test_a_goal_may_be_a_picture_or_its_latents(ac: Golden, ac_bench: Ways) -> N
 
 def test_a_plan_goes_on_from_earlier_frames(ac: Golden, ac_bench: Ways) -> None:
     """Its best candidate has the energy of a rollout from the same frames."""
-    given = ac.given
-    frames = given["ctx_states"].shape[1]
-    past = {"context_frames": frames, "states": given["ctx_states"][0].tolist()}
-    before = given["ctx_actions"][0, : frames - 1].tolist()
+    inputs = ac.given
+    frames = inputs["ctx_states"].shape[1]
+    past = {"context_frames": frames, "states": inputs["ctx_states"][0].tolist()}
+    before = inputs["ctx_actions"][0, : frames - 1].tolist()
     plan = plain_plan(ac, goal=goal(ac), actions=before, **past)
     outcome = ended(ac_bench, start(ac, frames), **{**plan, "return": ["energies"]})
     last, energies = outcome.of("candidates")[-1], outcome.of("energies")[-1][:, 0]
@@ -170,11 +170,11 @@ def test_a_plan_goes_on_from_earlier_frames(ac: Golden, ac_bench: Ways) -> None:
 
 
 def test_any_mixture_of_requests_equals_each_alone(ac: Golden, ac_bench: Ways) -> None:
-    given = ac.given
-    seen, known, past = given["clip"].shape[2], given["tf_actions"].shape[1], given["ctx_states"].shape[1]
-    few = {**rolled(ac), "actions": given["roll_actions"][:2, :3].tolist()}
-    taught = {"actions": given["tf_actions"][0].tolist(), "states": given["tf_states"][0].tolist()}
-    context = {"actions": given["ctx_actions"].tolist(), "states": given["ctx_states"][0].tolist()}
+    inputs = ac.given
+    seen, known, past = inputs["clip"].shape[2], inputs["tf_actions"].shape[1], inputs["ctx_states"].shape[1]
+    few = {**rolled(ac), "actions": inputs["roll_actions"][:2, :3].tolist()}
+    taught = {"actions": inputs["tf_actions"][0].tolist(), "states": inputs["tf_states"][0].tolist()}
+    context = {"actions": inputs["ctx_actions"].tolist(), "states": inputs["ctx_states"][0].tolist()}
     requests = [
         (seen, {}),
         (1, rolled(ac)),
@@ -190,8 +190,8 @@ def test_any_mixture_of_requests_equals_each_alone(ac: Golden, ac_bench: Ways) -
     for ask, outcome in zip(asks, ac_bench.ask(*asks), strict=True):
         assert outcome.status == "finished", outcome.cause
         alone = ended(ac_bench, *ask.media, outputs=tuple(ask.outputs), **ask.params)
-        found = [(item.port, item.meta.get("step")) for item in outcome.items]
-        assert sorted(found, key=str) == sorted(((i.port, i.meta.get("step")) for i in alone.items), key=str)
+        actual = [(item.port, item.meta.get("step")) for item in outcome.items]
+        assert sorted(actual, key=str) == sorted(((i.port, i.meta.get("step")) for i in alone.items), key=str)
         for port in {item.port for item in alone.items}:
             # A few ulps: other sequences in a pass change the order of sums.
             np.testing.assert_allclose(np.stack(outcome.of(port)), np.stack(alone.of(port)), atol=2e-5, rtol=1e-4)
@@ -222,8 +222,8 @@ def test_requests_whose_candidates_do_not_fit_together_are_all_answered(
         assert outcome.status == "finished", outcome.cause
         if ask.params.get("actions") is many:
             energies = by_candidate(outcome.of("energies"))[..., 0]
-            wanted = np.resize(ac.expected["roll_energies_per_step"][:, :2], energies.shape)
-            assert gap(energies, wanted) < ENERGY
+            expected = np.resize(ac.expected["roll_energies_per_step"][:, :2], energies.shape)
+            assert gap(energies, expected) < ENERGY
     assert asked.leaks() == []
 
 
@@ -272,9 +272,9 @@ def test_a_deployment_that_takes_longer_rollouts_runs_them(ac: Golden, ac_folder
     known = ac.given["roll_actions"].shape[1]
     actions = ac.given["roll_actions"][:2].tile(1, -(-frames // known), 1)[:, :frames].tolist()
     outcome = ended(bench, start(ac), **rolled(ac, actions=actions))
-    made = frames_of(outcome)
-    assert made.shape[1] == frames and np.isfinite(made).all()
-    assert gap(made[:, :known], ac.expected["roll_latents"][:2]) < ROLLED
+    actual = frames_of(outcome)
+    assert actual.shape[1] == frames and np.isfinite(actual).all()
+    assert gap(actual[:, :known], ac.expected["roll_latents"][:2]) < ROLLED
     assert bench.leaks() == []
 
 
@@ -284,10 +284,10 @@ def test_energies_are_what_their_names_say(cost: str, ac: Golden, ac_bench: Ways
     frames, aim = frames_of(outcome)[:, -1].astype(np.float64), ac.given["goal_latents"][0].double().numpy()
     match cost:
         case "l1":
-            wanted = np.abs(frames - aim).mean(axis=(1, 2))
+            expected = np.abs(frames - aim).mean(axis=(1, 2))
         case "l2":
-            wanted = np.square(frames - aim).mean(axis=(1, 2))
+            expected = np.square(frames - aim).mean(axis=(1, 2))
         case _:
             flat = frames.reshape(len(frames), -1)
-            wanted = 1 - flat @ aim.ravel() / np.linalg.norm(flat, axis=1) / np.linalg.norm(aim)
-    assert gap(outcome.of("energies")[-1][:, 0], wanted) < ENERGY
+            expected = 1 - flat @ aim.ravel() / np.linalg.norm(flat, axis=1) / np.linalg.norm(aim)
+    assert gap(outcome.of("energies")[-1][:, 0], expected) < ENERGY

@@ -35,17 +35,17 @@ def test_clips_of_the_base_model(pre: Golden) -> None:
     config = pre.json("config.json")
     assert shortest_edge(config["crop_size"]) == config["shortest_edge"]
     for frames, number in clips(pre):
-        made = normalised(np.stack([cropped(frame, config["crop_size"]) for frame in frames]))
-        wanted = pre.expected[f"base_{number}"].numpy()
-        assert gap(made, wanted) < LEVEL
-        assert float(np.mean(np.abs(made - wanted) > 1e-4)) < 0.1, "most values are the same"
+        actual = normalised(np.stack([cropped(frame, config["crop_size"]) for frame in frames]))
+        expected = pre.expected[f"base_{number}"].numpy()
+        assert gap(actual, expected) < LEVEL
+        assert float(np.mean(np.abs(actual - expected) > 1e-4)) < 0.1, "most values are the same"
 
 
 def test_frames_of_the_action_model(pre: Golden) -> None:
     crop = pre.json("config.json")["crop_size"]
     for frames, number in clips(pre):
-        made = np.stack([squared(frame, crop) for frame in frames], axis=1)
-        assert gap(made, pre.expected[f"ac_{number}"]) < 1e-5
+        actual = np.stack([squared(frame, crop) for frame in frames], axis=1)
+        assert gap(actual, pre.expected[f"ac_{number}"]) < 1e-5
 
 
 def test_the_two_models_see_the_same_frame_differently(pre: Golden) -> None:
@@ -113,16 +113,16 @@ def levels(part: MediaPart, chosen: list[int], *, needs_total: bool = True) -> l
     ("form", "codec"), [("mp4", "libx264"), ("webm", "libvpx-vp9"), ("matroska", "ffv1"), ("avi", "mpeg4")]
 )
 def test_the_chosen_frames_of_a_video(form: str, codec: str) -> None:
-    found = levels(film(12, codec=codec, form=form), [0, 3, 3, 11])
-    assert all(abs(level - wanted) < 8 for level, wanted in zip(found, (0, 60, 60, 220), strict=True))
+    actual = levels(film(12, codec=codec, form=form), [0, 3, 3, 11])
+    assert all(abs(level - expected) < 8 for level, expected in zip(actual, (0, 60, 60, 220), strict=True))
 
 
 def test_one_frame_wanted_many_times_is_made_once_and_in_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[int] = []
+    actual: list[int] = []
     whole = media._upright
-    monkeypatch.setattr(media, "_upright", lambda frame: made.append(threading.get_ident()) or whole(frame))
+    monkeypatch.setattr(media, "_upright", lambda frame: actual.append(threading.get_ident()) or whole(frame))
     assert len(levels(film(2), [0] * 40 + [1] * 40)) == 80
-    assert made == [threading.get_ident()] * 2
+    assert actual == [threading.get_ident()] * 2
 
 
 @pytest.mark.parametrize("rate", [Fraction(30000, 1001), Fraction(1, 3), 240, 15])
@@ -141,8 +141,8 @@ def test_reading_ends_with_the_last_frame_that_is_wanted(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("pix_fmt", ["gray", "yuv444p", "yuv422p10le"])
 def test_other_pixel_formats(pix_fmt: str) -> None:
-    found = levels(film(3, codec="ffv1", form="matroska", pix_fmt=pix_fmt), [2])
-    assert abs(found[0] - 40) < 4
+    actual = levels(film(3, codec="ffv1", form="matroska", pix_fmt=pix_fmt), [2])
+    assert abs(actual[0] - 40) < 4
 
 
 def test_portrait_and_odd_sizes() -> None:

@@ -63,8 +63,8 @@ def test_tokens_are_counted_by_a_tokenizer_where_the_server_gives_no_count(url: 
     assert not any("approximate" in note for note in counted.facts["notes"])
     of_line = len(Tokenizer.from_file(str(TOKENIZER / "tokenizer.json")).encode(ANSWERED, add_special_tokens=False).ids)
     assert of_line > 1
-    for found, each in ((chunks, 1.0), (counted, of_line)):
-        assert {chunk.amount for outcome in found.outcomes() for chunk in outcome.chunks} == {each}
+    for actual, each in ((chunks, 1.0), (counted, of_line)):
+        assert {chunk.amount for outcome in actual.outcomes() for chunk in outcome.chunks} == {each}
 
 
 def test_a_tokenizer_that_does_not_exist_is_refused_before_the_load(url: str, tmp_path: Path) -> None:
@@ -90,8 +90,8 @@ def test_show_computes_the_same_figures_from_raw_data(results: Path, capsys: pyt
 def test_a_result_compared_with_itself_is_the_same(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a = str(results / "a")
     assert run(["bench", "compare", a, a, "--threshold", "p50.ttft=5%", "-o", "json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert {row["verdict"] for row in found["metrics"]} <= {"same", "too few"}
+    content = json.loads(capsys.readouterr().out)
+    assert {row["verdict"] for row in content["metrics"]} <= {"same", "too few"}
     assert run(["bench", "compare", a, a, "-o", "md"]) == 0
     assert "| p50.ttft |" in capsys.readouterr().out
 
@@ -201,7 +201,7 @@ def test_a_trace_replays_its_times(url: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     words = ["bench", "run", "--url", url, "--trace", str(file), "--speed", "2", *FAST[2:], "--out", str(out)]
     assert run(words) == 0
-    assert [round(each.due_s, 2) for each in ResultFolder.opened(out).outcomes()] == [0.0, 0.1, 0.3]
+    assert [round(outcome.due_s, 2) for outcome in ResultFolder.opened(out).outcomes()] == [0.0, 0.1, 0.3]
 
 
 def test_a_failed_assertion_is_exit_8(url: str, tmp_path: Path) -> None:

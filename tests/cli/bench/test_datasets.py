@@ -27,26 +27,26 @@ ORPHEUS = WorkloadSpec(
 
 
 def test_conversations_become_chats_with_the_lengths_of_their_answers() -> None:
-    found = dataset_workload(f"sharegpt:{DATA / 'conversations.json'}", GENERIC)
-    first, second = found.requests(OWN, 0, 2)
+    workload = dataset_workload(f"sharegpt:{DATA / 'conversations.json'}", GENERIC)
+    first, second = workload.requests(OWN, 0, 2)
     lengths = {each.text: each.params["max_output_tokens"] for each in (first, second)}
     assert lengths == {"Which river flows through this town?": 13, "Count to three.": 4}
     assert first.params["ignore_eos"] and first.outputs == ("text",)
-    foreign = found.requests(ServedModel(name="x"), 0, 2)
+    foreign = workload.requests(ServedModel(name="x"), 0, 2)
     assert all(set(each.params) == {"max_tokens"} for each in foreign)
 
 
 def test_a_tokenizer_counts_the_answers() -> None:
-    found = dataset_workload(f"sharegpt:{DATA / 'conversations.json'}", GENERIC, len)
-    assert {each.params["max_output_tokens"] for each in found.requests(OWN, 0, 2)} == {48, 13}
+    workload = dataset_workload(f"sharegpt:{DATA / 'conversations.json'}", GENERIC, len)
+    assert {request.params["max_output_tokens"] for request in workload.requests(OWN, 0, 2)} == {48, 13}
 
 
 def test_conversations_that_do_not_fit_the_model_are_left_out() -> None:
-    found = dataset_workload(f"sharegpt:{DATA / 'conversations.json'}", GENERIC)
+    workload = dataset_workload(f"sharegpt:{DATA / 'conversations.json'}", GENERIC)
     small = ServedModel(name="x", endpoints=("/generate",), max_model_len=10)
-    assert {each.text for each in found.requests(small, 0, 6)} == {"Count to three."}
+    assert {request.text for request in workload.requests(small, 0, 6)} == {"Count to three."}
     with pytest.raises(UsageError, match="no conversation"):
-        found.requests(ServedModel(name="x", max_model_len=2), 0, 1)
+        workload.requests(ServedModel(name="x", max_model_len=2), 0, 1)
 
 
 def test_texts_are_spoken_as_the_models_own_workload_asks() -> None:
@@ -54,15 +54,15 @@ def test_texts_are_spoken_as_the_models_own_workload_asks() -> None:
     texts = {"The boat leaves at nine from the old pier.", "Bring a coat, because the evening is cold."}
     plain = dataset_workload(name, ()).requests(OWN, 0, 2)
     assert {each.text for each in plain} == texts and {each.outputs for each in plain} == {("audio",)}
-    assert {each.outputs for each in dataset_workload(name, (OMNI,)).requests(OWN, 0, 2)} == {("text", "audio")}
+    assert {request.outputs for request in dataset_workload(name, (OMNI,)).requests(OWN, 0, 2)} == {("text", "audio")}
     spoken = dataset_workload(name, (ORPHEUS,)).requests(OWN, 0, 2)
     assert {each.params["max_output_tokens"] for each in spoken} == {270, 240}
 
 
 def test_a_seed_decides_the_order() -> None:
-    found = dataset_workload(f"seedtts:{DATA / 'meta.lst'}", ())
-    orders = {tuple(each.text for each in found.requests(OWN, seed, 8)) for seed in range(4)}
-    assert len(orders) > 1 and found.requests(OWN, 1, 8) == found.requests(OWN, 1, 8)
+    workload = dataset_workload(f"seedtts:{DATA / 'meta.lst'}", ())
+    orders = {tuple(request.text for request in workload.requests(OWN, seed, 8)) for seed in range(4)}
+    assert len(orders) > 1 and workload.requests(OWN, 1, 8) == workload.requests(OWN, 1, 8)
 
 
 @pytest.mark.parametrize(

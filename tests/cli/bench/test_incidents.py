@@ -39,15 +39,15 @@ def ended(end_s: float, status: str = "ok", detail: str = "", http: int = 200) -
 
 
 def test_reasons_are_counted_without_the_ids_of_their_requests() -> None:
-    found = failures([ended(n, "stream", f"engine_error: request b-0123abcd-{n} failed") for n in range(1, 5)])
-    assert found == [{"status": "stream", "reason": "engine_error: request ID failed", "n": 4}]
+    actual = failures([ended(n, "stream", f"engine_error: request b-0123abcd-{n} failed") for n in range(1, 5)])
+    assert actual == [{"status": "stream", "reason": "engine_error: request ID failed", "n": 4}]
 
 
 def test_an_outage_lasts_from_the_first_failure_to_the_next_success() -> None:
     refused = [ended(5 + n / 10, "refused", "503 worker_lost: a worker died", 503) for n in range(40)]
-    (found,) = outages([ended(1.0), ended(4.0), *refused, ended(10.0)])
-    assert (found["from_s"], found["to_s"], found["requests"]) == (5.0, 10.0, 40)
-    assert found["reason"] == "503 worker_lost: a worker died"
+    (actual,) = outages([ended(1.0), ended(4.0), *refused, ended(10.0)])
+    assert (actual["from_s"], actual["to_s"], actual["requests"]) == (5.0, 10.0, 40)
+    assert actual["reason"] == "503 worker_lost: a worker died"
 
 
 def test_refusals_between_successes_are_no_outage() -> None:
@@ -84,8 +84,8 @@ def test_what_happened_before_or_after_the_window_is_no_incident_of_it() -> None
 
 
 def test_a_server_that_was_degraded_all_the_time_is_told() -> None:
-    (found,) = incidents([event(-5.0, "deployment.degraded", reason="restarting")], WINDOW)
-    assert (found["state"], found["to_s"]) == ("degraded", None)
+    (actual,) = incidents([event(-5.0, "deployment.degraded", reason="restarting")], WINDOW)
+    assert (actual["state"], actual["to_s"]) == ("degraded", None)
 
 
 def test_a_death_in_the_window_is_exit_8_unless_it_is_expected() -> None:

@@ -55,25 +55,25 @@ def test_times_count_from_the_intended_moment_in_open_loads() -> None:
 
 def test_text_gaps_are_divided_by_the_tokens_of_the_later_chunk() -> None:
     mine = outcome(("text", 1.0, 1.0), ("text", 1.4, 4.0))
-    found = samples_of(mine, LATE)
-    assert found["itl"] == [pytest.approx(100.0)]
-    assert found["tpot"] == [pytest.approx(100.0)]
-    assert found["tokens"] == [5.0]
+    samples = samples_of(mine, LATE)
+    assert samples["itl"] == [pytest.approx(100.0)]
+    assert samples["tpot"] == [pytest.approx(100.0)]
+    assert samples["tokens"] == [5.0]
 
 
 def test_a_single_chunk_has_no_gaps() -> None:
-    found = samples_of(outcome(("text", 1.0, 1.0)), LATE)
-    assert found["itl"] == [] and "tpot" not in found
+    samples = samples_of(outcome(("text", 1.0, 1.0)), LATE)
+    assert samples["itl"] == [] and "tpot" not in samples
 
 
 def test_speech_has_its_factors_and_stalls() -> None:
     mine = outcome(("audio", 0.5, 1.0), ("audio", 2.0, 1.0))
-    found = samples_of(mine, LATE)
-    assert found["ttfa"] == [500.0]
-    assert found["rtf"] == [1.0]
-    assert found["stall"] == [pytest.approx(500.0)]
-    assert found["continuity"] == [pytest.approx(0.8)]
-    assert found["viability"] == [0.0]
+    samples = samples_of(mine, LATE)
+    assert samples["ttfa"] == [500.0]
+    assert samples["rtf"] == [1.0]
+    assert samples["stall"] == [pytest.approx(500.0)]
+    assert samples["continuity"] == [pytest.approx(0.8)]
+    assert samples["viability"] == [0.0]
 
 
 def test_playback_pauses_until_its_buffer_is_full_again() -> None:
@@ -84,9 +84,11 @@ def test_playback_pauses_until_its_buffer_is_full_again() -> None:
 
 
 def test_control_rate_is_bounded_by_the_actions_that_are_used() -> None:
-    made = outcome(("action", 0.1, 1.0))
+    actual = outcome(("action", 0.1, 1.0))
     fast = samples_of(
-        Outcome(**{**{n: getattr(made, n) for n in made.__struct_fields__}, "expected": {"used": 10, "dt_s": 0.02}}),
+        Outcome(
+            **{**{n: getattr(actual, n) for n in actual.__struct_fields__}, "expected": {"used": 10, "dt_s": 0.02}}
+        ),
         LATE,
     )
     assert fast["control"] == [pytest.approx(50.0)]
@@ -98,27 +100,27 @@ def test_successes_that_end_after_the_window_are_noted_where_the_throughput_miss
     window = MeasuredWindow(start_s=0.0, end_s=10.0)
     early = [outcome(("text", 5.0, 1.0), due=1.0), outcome(("text", 6.0, 1.0), due=1.0)]
     late = [outcome(("text", 12.0, 1.0), due=9.0), outcome(("text", 13.0, 1.0), due=9.0)]
-    found = summarised(late, window, LATE, [])
-    assert found["metrics"]["throughput"]["value"] == 0.0 and found["ended_after"] == 2
+    summary = summarised(late, window, LATE, [])
+    assert summary["metrics"]["throughput"]["value"] == 0.0 and summary["ended_after"] == 2
     note = "2 requests ended after the window, and the throughput counts none of them"
-    assert note_texts(found) == [note] and note_texts({**found, "notes": ["other"]}) == ["other", note]
+    assert note_texts(summary) == [note] and note_texts({**summary, "notes": ["other"]}) == ["other", note]
     assert note_texts(summarised([*early, *late[:1]], window, LATE, [])) == []
 
 
 def test_requests_that_were_cut_are_longer_than_their_age() -> None:
     whole = [outcome(("text", 0.1, 1.0), due=0.0, index=n) for n in range(9)]
     cut = outcome(due=0.0, end=30.0, status="incomplete", index=9, requested=("text",))
-    found = summarised([*whole, cut], MeasuredWindow(start_s=0.0, end_s=1.0), LATE, [])
-    ttft = found["metrics"]["ttft"]
+    summary = summarised([*whole, cut], MeasuredWindow(start_s=0.0, end_s=1.0), LATE, [])
+    ttft = summary["metrics"]["ttft"]
     assert ttft["p50"] == 100.0 and ttft["p99"] == 30_000.0
     assert ttft["over"] == ["p95", "p99", "p99.9"]
 
 
 def test_a_request_belongs_to_the_window_of_its_intended_time() -> None:
     inside, outside = outcome(("text", 5.0, 1.0), due=0.5), outcome(("text", 0.9, 1.0), due=-0.1, index=1)
-    found = summarised([inside, outside], MeasuredWindow(start_s=0.0, end_s=1.0), LATE, [])
-    assert found["intended"] == 1
-    assert found["metrics"]["throughput"]["value"] == 1.0  # what ended in the window
+    summary = summarised([inside, outside], MeasuredWindow(start_s=0.0, end_s=1.0), LATE, [])
+    assert summary["intended"] == 1
+    assert summary["metrics"]["throughput"]["value"] == 1.0  # what ended in the window
 
 
 def test_goodput_needs_every_term_and_skips_other_modalities() -> None:
@@ -126,15 +128,15 @@ def test_goodput_needs_every_term_and_skips_other_modalities() -> None:
     good = outcome(("text", 0.2, 1.0))
     slow = outcome(("text", 0.4, 1.0), index=1)
     mute = outcome(("text", 0.2, 1.0), index=2, requested=("text", "audio"))
-    found = summarised([good, slow, mute], MeasuredWindow(start_s=0.0, end_s=1.0), LATE, goals)
-    assert found["metrics"]["goodput"]["value"] == 1.0
-    assert found["attained"] == {"ttft<300ms": pytest.approx(2 / 3), "rtf<0.8": 0.0}
+    summary = summarised([good, slow, mute], MeasuredWindow(start_s=0.0, end_s=1.0), LATE, goals)
+    assert summary["metrics"]["goodput"]["value"] == 1.0
+    assert summary["attained"] == {"ttft<300ms": pytest.approx(2 / 3), "rtf<0.8": 0.0}
 
 
 def test_percentiles_are_by_nearest_rank_and_few_samples_are_marked() -> None:
-    found = spread(list(range(1, 101)))
-    assert (found["p50"], found["p90"], found["p99"]) == (50.0, 90.0, 99.0)
-    assert found["few"] == ["p95", "p99", "p99.9"]
+    actual = spread(list(range(1, 101)))
+    assert (actual["p50"], actual["p90"], actual["p99"]) == (50.0, 90.0, 99.0)
+    assert actual["few"] == ["p95", "p99", "p99.9"]
     assert spread([])["n"] == 0
     assert spread([7.0])["p99.9"] == 7.0
 

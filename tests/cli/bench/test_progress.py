@@ -64,8 +64,8 @@ def test_a_warm_up_with_a_limit_ends_with_the_requests_in_flight() -> None:
 
 
 def test_the_warm_up_is_bounded_by_time_unless_its_length_is_given() -> None:
-    given, default = load_of({**WORDS, "warmup": 50}), load_of({**WORDS, "warmup": None})
-    assert (given.warm_up, given.warm_up_s) == (50, 0.0)
+    inputs, default = load_of({**WORDS, "warmup": 50}), load_of({**WORDS, "warmup": None})
+    assert (inputs.warm_up, inputs.warm_up_s) == (50, 0.0)
     assert (default.warm_up, default.warm_up_s) == (20, WARM_UP_S)
 
 

@@ -35,8 +35,8 @@ def answered(number: int, end_s: float, status: str = "ok") -> Outcome:
 
 @pytest.mark.parametrize("clients", [64, 256])
 def test_requests_that_wait_behind_each_other_do_not_raise_the_rate(clients: int) -> None:
-    found = work_rate([answered(number, (number + 1) / RATE) for number in range(clients)], 0.0)
-    assert found == pytest.approx(RATE)
+    actual = work_rate([answered(number, (number + 1) / RATE) for number in range(clients)], 0.0)
+    assert actual == pytest.approx(RATE)
 
 
 def test_refused_requests_are_no_work() -> None:

@@ -44,15 +44,15 @@ def verdicts(seed: int, factor: float, runs: int) -> dict[str, str]:
 
 @pytest.mark.parametrize("runs", [1, 5])
 def test_a_against_a_has_no_difference_in_95_of_100_pairs(runs: int) -> None:
-    found = [verdicts(seed, 1.0, runs) for seed in range(100)]
-    calm = sum(not {"better", "worse"}.intersection(each.values()) for each in found)
+    actual = [verdicts(seed, 1.0, runs) for seed in range(100)]
+    calm = sum(not {"better", "worse"}.intersection(each.values()) for each in actual)
     assert calm >= 95
 
 
 def test_a_shift_of_a_tenth_is_found_in_90_of_100_pairs() -> None:
-    found = [verdicts(1000 + seed, 1.1, 5) for seed in range(100)]
-    assert sum(each["p50.ttft"] == "worse" for each in found) >= 90
-    assert {each["throughput"] for each in found} == {"same"}
+    actual = [verdicts(1000 + seed, 1.1, 5) for seed in range(100)]
+    assert sum(each["p50.ttft"] == "worse" for each in actual) >= 90
+    assert {each["throughput"] for each in actual} == {"same"}
 
 
 def test_percentiles_of_few_samples_have_no_verdict() -> None:

@@ -6,26 +6,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from mstar_core.conformance.clock import FakeClock
 from mstar_core.errors import Overloaded, Unreachable
 from mstarctl.call.pace import Paced, keep_pace
 
 
-class Clock:
-    """Time that passes by sleeping and by answering."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        assert seconds > 0
-        self.now += seconds
-
-
 def run(rate: float, ticks: int, took: Iterator[float | Exception], told: list[int] | None = None) -> Paced:
-    clock, told = Clock(), [] if told is None else told
+    clock, told = FakeClock(), [] if told is None else told
 
     def send(skipped: int) -> None:
         told.append(skipped)
@@ -78,7 +65,7 @@ def test_a_quantile_is_an_answer_that_was_measured(share: float, wanted: float) 
 
 def test_what_is_shown_comes_after_every_tick() -> None:
     seen: list[int] = []
-    clock = Clock()
+    clock = FakeClock()
     show: Callable[[Paced], None] = lambda paced: seen.append(paced.ticks)  # noqa: E731  one expression
     keep_pace(10, 3, lambda skipped: clock.sleep(0.15), clock=clock, sleep=clock.sleep, show=show)
     assert seen == [2, 3]

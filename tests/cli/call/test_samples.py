@@ -53,7 +53,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, model: str, samples: list[ModelSample
         {
             "id": model,
             "input_modalities": [each.kind for each in spec.inputs],
-            "output_modalities": [each.kind for each in spec.outputs],
+            "output_modalities": [output.kind for output in spec.outputs],
             "parameters": param_schema(spec.params),
         }
     )

@@ -34,17 +34,17 @@ def planned(model: str, file: str, sizes_gib: list[float], *, weights: int | Non
 
 @pytest.mark.parametrize(("sizes_gib", "expected"), [([], 32), ([24], 32), ([80], 64), ([141], 128), ([0], 32)])
 def test_requests_at_once_follow_the_gpu(sizes_gib: list[float], expected: int) -> None:
-    assert planned("orpheus", "orpheus_colocated.yaml", sizes_gib).count == expected
+    assert planned("orpheus", "orpheus_colocated.yaml", sizes_gib).max_concurrent_requests == expected
 
 
 def test_the_smallest_gpu_decides() -> None:
-    assert planned("orpheus", "orpheus_replicas.yaml", [141, 80]).count == 64
+    assert planned("orpheus", "orpheus_replicas.yaml", [141, 80]).max_concurrent_requests == 64
 
 
 def test_caches_that_hold_fewer_usual_requests_admit_fewer_and_the_reason_is_given() -> None:
     roomy = planned("bagel", "bagel_single_gpu.yaml", [140])
     narrow = planned("bagel", "bagel_single_gpu.yaml", [48])
-    assert roomy.count == 128 and narrow.count < 32
+    assert roomy.max_concurrent_requests == 128 and narrow.max_concurrent_requests < 32
     assert "48.0 GiB" in narrow.why and "usual requests" in narrow.why
 
 
@@ -52,7 +52,7 @@ def test_a_rank_is_charged_with_the_weights_of_its_own_nodes() -> None:
     """The Thinker alone fills most of a GPU of 76 GiB; the Talker's GPU is nearly empty."""
     both = planned("qwen3_omni", "qwen3omni_2gpu.yaml", [76, 76])
     large = planned("qwen3_omni", "qwen3omni_2gpu.yaml", [141, 76])
-    assert both.count < large.count == 64
+    assert both.max_concurrent_requests < large.max_concurrent_requests == 64
 
 
 def test_ranks_of_a_group_divide_its_weights() -> None:
@@ -67,7 +67,7 @@ def test_ranks_of_a_group_divide_its_weights() -> None:
 
 
 def test_an_unknown_size_of_the_weights_leaves_the_number_to_the_device() -> None:
-    assert planned("bagel", "bagel_single_gpu.yaml", [48], weights=0).count == 32
+    assert planned("bagel", "bagel_single_gpu.yaml", [48], weights=0).max_concurrent_requests == 32
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=[path.stem for path in SHIPPED])

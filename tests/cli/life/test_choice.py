@@ -17,7 +17,7 @@ Cli = Callable[..., Any]
 
 
 def chosen(model: str, *gigabytes: int, variant: str = "") -> Choice:
-    return choose(Plugins.discover().model(model), [each * GB for each in gigabytes], variant=variant)
+    return choose(Plugins.discover().model(model), [gigabyte * GB for gigabyte in gigabytes], variant=variant)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_miniature_fits_every_gpu() -> None:
 def test_a_file_needs_the_memory_that_it_states() -> None:
     choice = chosen("qwen3_omni", 79, 80)
     assert choice.best.name == "qwen3omni_colocated"
-    (other,) = (each for each in choice.candidates if each.name == "qwen3omni_2gpu")
+    (other,) = (candidate for candidate in choice.candidates if candidate.name == "qwen3omni_2gpu")
     assert choice.why(other) == "rank 0 needs a GPU of 80 GB, and its GPU has 79"
 
 
@@ -78,12 +78,12 @@ def test_every_shipped_group_states_its_memory() -> None:
 def test_explain_shows_every_file_with_its_reason(tool: Cli) -> None:
     said = tool("config", "explain", "orpheus", "--gpus", "auto:2", "--gpu-gb", "80", "-o", "json")
     assert said.code == 0, said.err
-    found = {item["name"]: (item["result"], item["why"]) for item in said.items}
+    actual = {item["name"]: (item["result"], item["why"]) for item in said.items}
     assert said.items[0]["name"] == "orpheus_replicas"
-    assert found["orpheus_replicas"] == ("chosen", "uses 2 of 2 GPUs; copies of nodes")
-    assert found["orpheus_colocated"] == ("fits", "uses 1 of 2 GPUs")
-    assert found["orpheus_tp2"] == ("fits", "tensor parallelism is for models that do not fit otherwise")
-    assert len(found) == 5
+    assert actual["orpheus_replicas"] == ("chosen", "uses 2 of 2 GPUs; copies of nodes")
+    assert actual["orpheus_colocated"] == ("fits", "uses 1 of 2 GPUs")
+    assert actual["orpheus_tp2"] == ("fits", "tensor parallelism is for models that do not fit otherwise")
+    assert len(actual) == 5
 
 
 @pytest.mark.parametrize(

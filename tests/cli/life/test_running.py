@@ -119,7 +119,7 @@ def test_with_nothing_running_every_verb_says_so(tool: Cli) -> None:
 
 def test_doctor_tells_every_check_and_fails_on_none_here(tool: Cli) -> None:
     said = tool("doctor", "-o", "json")
-    found = {item["name"]: item["state"] for item in said.items}
+    actual = {item["name"]: item["state"] for item in said.items}
     assert said.code == 0, said.out
-    assert {"python", "torch", "gpu", "memory", "/dev/shm", "run directory", "plugin orpheus"} <= set(found)
-    assert set(found.values()) <= {"ok", "warn", "n/a"}
+    assert {"python", "torch", "gpu", "memory", "/dev/shm", "run directory", "plugin orpheus"} <= set(actual)
+    assert set(actual.values()) <= {"ok", "warn", "n/a"}

@@ -58,13 +58,13 @@ def test_a_file_serves_a_request(path: Path, folder: Path) -> None:
     model = yaml.safe_load(path.read_text(encoding="utf-8"))["model"]
     ask = asks_of(SPECS[model])[FIRST.get(model, 0)]
     files = [("files", (part.name, part.data)) for part in ask.media]
-    given = {
+    inputs = {
         **({} if ask.text is None else {"text": ask.text}),
         "input_modalities": ",".join(kind for kind, _ in ask.order),
         "output_modalities": ",".join(ask.outputs),
         "streaming": "false",
         "model_kwargs": json.dumps({**ask.params, **PARAMS.get(path.stem, {})}),
     }
-    answer = httpx.post(f"http://127.0.0.1:{port}/generate", data=given, files=files or None, timeout=WAIT_S)
+    answer = httpx.post(f"http://127.0.0.1:{port}/generate", data=inputs, files=files or None, timeout=WAIT_S)
     assert answer.status_code == 200, answer.text
     assert answer.json(), answer.text

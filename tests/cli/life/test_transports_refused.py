@@ -124,8 +124,8 @@ def test_a_missing_library_names_its_package(
         raise error
 
     monkeypatch.setattr(network.importlib, "import_module", broken)
-    found = refused(planned("protocol: TCP"))
-    assert hint in found.hint and str(error) in found.detail and found.facts["line"] == 6
+    actual = refused(planned("protocol: TCP"))
+    assert hint in actual.hint and str(error) in actual.detail and actual.facts["line"] == 6
 
 
 @pytest.mark.usefixtures("loaded")

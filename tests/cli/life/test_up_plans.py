@@ -140,8 +140,8 @@ def test_a_key_removes_the_warning_of_an_open_address(tool: Cli) -> None:
 
 
 def test_every_option_without_effect_is_named(tool: Cli) -> None:
-    given = ("--mooncake-port", "9000", "--tcp-transfer-device", "eth0", "--enable-nvtx")
-    said = tool("up", "orpheus:tiny", "--dry-run", *given, *own_port())
+    inputs = ("--mooncake-port", "9000", "--tcp-transfer-device", "eth0", "--enable-nvtx")
+    said = tool("up", "orpheus:tiny", "--dry-run", *inputs, *own_port())
     assert said.code == 0
     for flag in ("--mooncake-port 9000", "--tcp-transfer-device eth0", "--enable-nvtx"):
         assert f"{flag} has no effect" in said.err

@@ -221,7 +221,7 @@ def test_the_socket_is_read_raw_and_as_metrics(here: Cli) -> None:
 def test_names_are_completed_from_the_socket(here: Cli, deployed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert here("call", "--text", "Hi", *SOUND, "--request-id", "r-9c11", "--out", "c.wav").code == 0
     monkeypatch.setenv("_MSTARCTL_COMPLETE", "complete_bash")
-    for line, wanted in (
+    for line, expected in (
         ("mstarctl describe node/L", "node/LLM"),
         ("mstarctl drain or", "orpheus"),
         ("mstarctl logs --from wo", "worker/0"),
@@ -237,7 +237,7 @@ def test_names_are_completed_from_the_socket(here: Cli, deployed: Path, monkeypa
             assert err == ""
             return out.split()  # empty where the socket took longer than a completion waits
 
-        assert until(completed, f"a completion of {line!r}") == [wanted]
+        assert until(completed, f"a completion of {line!r}") == [expected]
 
 
 def test_logs_and_events_are_searched(here: Cli) -> None:

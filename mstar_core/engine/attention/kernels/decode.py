@@ -68,18 +68,18 @@ def decode_kernel(
     has_norms: tl.constexpr,
     overlaps: tl.constexpr,
 ):
-    """Normalize, rotate, append and attend. Grid: (rows, kv_heads, chunks)."""
-    row, head, chunk = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    """Normalize, rotate, append and attend. Grid: (sequences, kv_heads, chunks)."""
+    sequence, head, chunk = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     half: tl.constexpr = width // 2
     dtype: tl.constexpr = pool.dtype.element_ty
     line = kv_heads * width
-    first_page = tl.load(starts + row)
-    cached = (tl.load(starts + row + 1) - first_page - 1) * page + tl.load(last + row) - 1
-    place = tl.load(places + row)
+    first_page = tl.load(starts + sequence)
+    cached = (tl.load(starts + sequence + 1) - first_page - 1) * page + tl.load(last + sequence) - 1
+    place = tl.load(places + sequence)
     size = tl.cdiv(tl.cdiv(cached, chunks), page) * page
     begin = chunk * size
     end = tl.minimum(begin + size, cached)
-    own = pool + head * width
+    head_pool = pool + head * width
     key_at = tl.arange(0, keys)
     if overlaps:
         gdc_launch_dependents()
@@ -87,7 +87,7 @@ def decode_kernel(
         at = begin + key_at
         inside = at < end
         number = tl.load(pages + first_page + at // page, mask=inside, other=0).to(tl.int64)
-        lines = own + (number * (2 * page) + at % page) * line
+        lines = head_pool + (number * (2 * page) + at % page) * line
         prefetch_l2_where(lines, inside, width * 2)
         prefetch_l2_where(lines + page * line, inside, width * 2)
         gdc_wait()
@@ -95,13 +95,13 @@ def decode_kernel(
     group = tl.arange(0, padded)
     low = tl.arange(0, half)
     stride = tl.num_programs(0).to(tl.int64) * across
-    given = packed + row.to(tl.int64) * across
-    c = tl.load(cosine + row * width + low)
-    s = tl.load(sine + row * width + low)
+    source = packed + sequence.to(tl.int64) * across
+    c = tl.load(cosine + sequence * width + low)
+    s = tl.load(sine + sequence * width + low)
     known = (group < groups)[:, None] & (low >= 0)[None, :]
     at_query = (head * groups + group)[:, None] * width + low[None, :]
-    first = sum_partials(given, stride, at_query, known, parts, dtype)
-    second = sum_partials(given, stride, at_query + half, known, parts, dtype)
+    first = sum_partials(source, stride, at_query, known, parts, dtype)
+    second = sum_partials(source, stride, at_query + half, known, parts, dtype)
     if has_norms:
         scale = tl.rsqrt((tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)) / width + eps)[:, None]
         first = scaled(first, scale, tl.load(query_gain + low)[None, :], dtype)
@@ -117,8 +117,8 @@ def decode_kernel(
         # The new token: append its key and value, and attend to it first.
         at_key = (kv_heads * groups + head) * width + low
         all_low = low >= 0
-        new_first = sum_partials(given, stride, at_key, all_low, parts, dtype)
-        new_second = sum_partials(given, stride, at_key + half, all_low, parts, dtype)
+        new_first = sum_partials(source, stride, at_key, all_low, parts, dtype)
+        new_second = sum_partials(source, stride, at_key + half, all_low, parts, dtype)
         if has_norms:
             squares = tl.sum(new_first * new_first, axis=0) + tl.sum(new_second * new_second, axis=0)
             key_scale = tl.rsqrt(squares / width + eps)
@@ -126,8 +126,8 @@ def decode_kernel(
             new_second = scaled(new_second, key_scale, tl.load(key_gain + half + low), dtype)
         k_first = (new_first * c - new_second * s).to(dtype)
         k_second = (new_second * c + new_first * s).to(dtype)
-        value = sum_partials(given, stride, (kv_heads * (groups + 1) + head) * width + at, at >= 0, parts, dtype)
-        into = own + place * line
+        value = sum_partials(source, stride, (kv_heads * (groups + 1) + head) * width + at, at >= 0, parts, dtype)
+        into = head_pool + place * line
         tl.store(into + low, k_first, mask=all_low & (place >= 0))
         tl.store(into + half + low, k_second, mask=all_low & (place >= 0))
         tl.store(into + page * line + at, value.to(dtype), mask=(at >= 0) & (place >= 0))
@@ -142,11 +142,11 @@ def decode_kernel(
         seen = place_of < end
         number_of = tl.load(pages + first_page + place_of // page, mask=seen, other=0).to(tl.int64)
         offset = (number_of * (2 * page) + place_of % page) * line
-        k_at = own + offset[None, :] + low[:, None]
+        k_at = head_pool + offset[None, :] + low[:, None]
         score = tl.dot(q_first, tl.load(k_at, mask=seen[None, :], other=0.0))
         score = tl.dot(q_second, tl.load(k_at + half, mask=seen[None, :], other=0.0), score) * factor
         score = tl.where(seen[None, :], score, -1.0e30)
-        v = tl.load(own + offset[:, None] + page * line + at[None, :], mask=seen[:, None], other=0.0)
+        v = tl.load(head_pool + offset[:, None] + page * line + at[None, :], mask=seen[:, None], other=0.0)
         higher = tl.maximum(top, tl.max(score, axis=1))
         share = tl.exp2(score - higher[:, None])
         shrink = tl.exp2(top - higher)
@@ -154,46 +154,46 @@ def decode_kernel(
         mixed = mixed * shrink[:, None] + tl.dot(share.to(dtype), v)
         top = higher
 
-    given_out = out + (row.to(tl.int64) * kv_heads + head) * groups * width
+    output = out + (sequence.to(tl.int64) * kv_heads + head) * groups * width
     stored = (group < groups)[:, None] & (at >= 0)[None, :]
     if chunks == 1:
-        tl.store(given_out + group[:, None] * width + at[None, :], (mixed / total[:, None]).to(dtype), mask=stored)
+        tl.store(output + group[:, None] * width + at[None, :], (mixed / total[:, None]).to(dtype), mask=stored)
     else:
         # Per chunk and query head: `width` weighted sums, then the total and the maximum.
-        here = partial + (row * kv_heads + head).to(tl.int64) * (chunks * groups * (width + 2))
+        here = partial + (sequence * kv_heads + head).to(tl.int64) * (chunks * groups * (width + 2))
         mine = here + (chunk * groups + group) * (width + 2)
         tl.store(mine[:, None] + at[None, :], mixed, mask=stored)
         tl.store(mine + width, total, mask=group < groups)
         tl.store(mine + width + 1, top, mask=group < groups)
         tl.debug_barrier()
-        turn = tl.atomic_add(arrived + row * kv_heads + head, 1, sem="acq_rel", scope="gpu")
+        turn = tl.atomic_add(arrived + sequence * kv_heads + head, 1, sem="acq_rel", scope="gpu")
         if turn == chunks - 1:
             tl.debug_barrier()
-            each = tl.arange(0, chunks)
+            part = tl.arange(0, chunks)
             for one in tl.static_range(groups):
-                lane = here + (each * groups + one) * (width + 2)
+                lane = here + (part * groups + one) * (width + 2)
                 sums = tl.load(lane + width, cache_modifier=".cg")
                 tops = tl.load(lane + width + 1, cache_modifier=".cg")
                 rows = tl.load(lane[:, None] + at[None, :], cache_modifier=".cg")
                 weight = tl.exp2(tops - tl.max(tops, axis=0))
                 result = tl.sum(rows * weight[:, None], axis=0) / tl.sum(sums * weight, axis=0)
-                tl.store(given_out + one * width + at, result.to(dtype))
-            tl.store(arrived + row * kv_heads + head, 0)
+                tl.store(output + one * width + at, result.to(dtype))
+            tl.store(arrived + sequence * kv_heads + head, 0)
 
 
 class DecodeAttention:
-    """The decode kernel and its scratch memory, for one bucket of rows. Owned by the bucket's view.
+    """The decode kernel and its scratch memory, for one bucket of sequences. Owned by the bucket's view.
 
     pool: of any layer, [pages, 2, page, kv_heads, head_dim]. The layers run in sequence and share the scratch memory.
     """
 
-    def __init__(self, rows: int, heads: int, pool: Tensor) -> None:
+    def __init__(self, sequences: int, heads: int, pool: Tensor) -> None:
         _, _, self._page, kv_heads, self._width = pool.shape
         self._groups = heads // kv_heads
-        self._chunks = chunks_of(rows, kv_heads)
-        size = rows * heads * self._chunks * (self._width + 2)
+        self._chunks = chunks_of(sequences, kv_heads)
+        size = sequences * heads * self._chunks * (self._width + 2)
         self._partial = torch.empty(size, dtype=torch.float32, device=pool.device)
-        self._arrived = torch.zeros(rows * kv_heads, dtype=torch.int32, device=pool.device)
+        self._arrived = torch.zeros(sequences * kv_heads, dtype=torch.int32, device=pool.device)
 
     def attend(
         self,
@@ -205,11 +205,11 @@ class DecodeAttention:
         norms: HeadNorms | None = None,
     ) -> Tensor:
         """See PackedView. fields: the backend's `starts`, `pages`, `last` and `places`."""
-        rows, across, kv_heads = packed.shape[-2], packed.shape[-1], pool.shape[3]
+        sequences, across, kv_heads = packed.shape[-2], packed.shape[-1], pool.shape[3]
         heads = self._groups * kv_heads
-        out = torch.empty((rows, heads, self._width), dtype=pool.dtype, device=pool.device)
+        out = torch.empty((sequences, heads, self._width), dtype=pool.dtype, device=pool.device)
         query_gain, key_gain, eps = norms or (pool, pool, 0.0)
-        decode_kernel[(rows, kv_heads, self._chunks)](
+        decode_kernel[(sequences, kv_heads, self._chunks)](
             packed,
             *rotation,
             pool,
@@ -241,10 +241,10 @@ class DecodeAttention:
         return out
 
 
-def chunks_of(rows: int, kv_heads: int) -> int:
-    """Return into how many chunks each row's keys are split: a power of two."""
-    wanted = max(1, min(MAX_CHUNKS, PROGRAMS // (rows * kv_heads)))
-    return 1 << (wanted.bit_length() - 1)
+def chunks_of(sequences: int, kv_heads: int) -> int:
+    """Return into how many chunks the keys of each sequence are split: a power of two."""
+    chunks = max(1, min(MAX_CHUNKS, PROGRAMS // (sequences * kv_heads)))
+    return 1 << (chunks.bit_length() - 1)
 
 
 def supports(heads: int, pool: Tensor) -> bool:

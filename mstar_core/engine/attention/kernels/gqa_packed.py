@@ -1,15 +1,15 @@
 """GQA-packed prefix attention for Hopper, written in Gluon: flow steps of several requests. Used by `prefix`.
 
-A row of 50 tokens with eight query heads per KV head has 400 packed queries, which all attend to the same nine hundred
-keys. A program processes 128 of them and a split of the keys, with as many splits as fill the device; `split_kv`
-combines the results. A program has three warp groups (warp specialization): two consumers process 64 queries each, and
-the producer loads blocks of keys and values into a ring of shared memory. Cached keys do not depend on the previous
-kernel, so they are loaded while it still runs; queries and new keys wait for it. Every sum has a fixed order, so equal
-inputs give equal bits.
+A sequence of 50 tokens with eight query heads per KV head has 400 packed queries, which all attend to the same nine
+hundred keys. A program processes 128 of them and a split of the keys, with as many splits as fill the device;
+`split_kv` combines the results. A program has three warp groups (warp specialization): two consumers process 64 queries
+each, and the producer loads blocks of keys and values into a ring of shared memory. Cached keys do not depend on the
+previous kernel, so they are loaded while it still runs; queries and new keys wait for it. Every sum has a fixed order,
+so equal inputs give equal bits.
 
 Slots of the ring have a block of keys and one of values of one KV head. `has_k` and `has_v` signal a filled slot;
-`free_k` and `free_v` signal that all consumers are done with it. Blocks are counted along the row, cached ones first;
-block `begin` is a program's first and uses slot 0.
+`free_k` and `free_v` signal that all consumers are done with it. Blocks are counted along the sequence, cached ones
+first; block `begin` is a program's first and uses slot 0.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from mstar_core.engine.attention.kernels.dense import online_softmax
 from mstar_core.engine.attention.kernels.split_kv import combine, split_outputs
 from mstar_core.engine.attention.kernels.tile_heuristics import HOPPER_KEYS, PackedQueries, fits_hopper
 from mstar_core.layers.kernels.launch import is_hopper
@@ -49,6 +48,18 @@ REGISTERS: Final = (232, 40)
 """Registers per thread of the consumers and of the producer, of 65,536 in all."""
 
 _DTYPES: Final = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
+
+
+@gluon.jit
+def online_softmax(score, top, total, scale, limit, is_masked: gl.constexpr):
+    """Run one step of online softmax. Return weights, the factor of former sums, the new maximum and sum of weights."""
+    if is_masked:
+        key = gl.arange(0, score.shape[1], layout=gl.SliceLayout(0, score.type.layout))
+        score = gl.where(key[None, :] < limit, score, -1.0e30)
+    higher = gl.maximum(top, gl.max(score, axis=1) * scale)
+    weight = gl.exp2(score * scale - higher[:, None])
+    shrink = gl.exp2(top - higher)
+    return weight, shrink, higher, total * shrink + gl.sum(weight, axis=1)
 
 
 @gluon.jit
@@ -87,9 +98,9 @@ def _store_outputs(mixed, top, total, mine_q, out, count, groups: gl.constexpr, 
     width: gl.constexpr = mixed.shape[1]
     across: gl.constexpr = 32 if width >= 256 else width // 8
     wide: gl.constexpr = gl.BlockedLayout([1, 8], [32 // across, across], [4, 1], [1, 0])
-    made = mixed * (1.0 / gl.where(total > 0.0, total, 1.0))[:, None]
+    output = mixed * (1.0 / gl.where(total > 0.0, total, 1.0))[:, None]
     gl.thread_barrier()
-    mine_q.store(made.to(mixed_out.dtype.element_ty))
+    mine_q.store(output.to(mixed_out.dtype.element_ty))
     row = gl.arange(0, 64, layout=gl.SliceLayout(1, wide))
     at = gl.arange(0, width, layout=gl.SliceLayout(0, wide))
     line = (first + row) // groups * heads + (first + row) % groups
@@ -104,7 +115,7 @@ def _store_outputs(mixed, top, total, mine_q, out, count, groups: gl.constexpr, 
 
 @gluon.jit
 def _copy_queries(query, mine_q, first, count, stride, groups: gl.constexpr):
-    """Copy 64 packed queries from `first` on, zeros beyond `count`. query: the row's first token and head."""
+    """Copy 64 packed queries from `first` on, zeros beyond `count`. query: first token and head of the sequence."""
     width: gl.constexpr = mine_q.shape[1]
     across: gl.constexpr = 32 if width >= 256 else width // 8
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // across, across], [4, 1], [1, 0])
@@ -129,7 +140,7 @@ def _consumer(args, part: gl.constexpr, stages: gl.constexpr, groups: gl.constex
     layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, width, 16])
     scores: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, keys, 16])
     line: gl.constexpr = gl.SliceLayout(1, scores)
-    own: gl.constexpr = gl.SliceLayout(1, layout)
+    queries: gl.constexpr = gl.SliceLayout(1, layout)
     weights: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
     mine_q = ring_q.index(part)
     first += part * 64
@@ -150,15 +161,15 @@ def _consumer(args, part: gl.constexpr, stages: gl.constexpr, groups: gl.constex
         score = warpgroup_mma_wait(0, deps=(score,))
         mbarrier.arrive(free_k.index(slot), count=1)
         weight, shrink, top, total = online_softmax(score, top, total, scale, limit, True)
-        mixed = mixed * gl.convert_layout(shrink, own)[:, None]
+        mixed = mixed * gl.convert_layout(shrink, queries)[:, None]
         taken = gl.convert_layout(weight.to(ring_k.dtype), weights)
         mbarrier.wait(has_v.index(slot), phase)
         mixed = warpgroup_mma(taken, ring_v.index(slot), mixed, is_async=True)
         mixed = warpgroup_mma_wait(0, deps=(mixed,))
         mbarrier.arrive(free_v.index(slot), count=1)
     out = (mixed_out, top_out, total_out, mine, first, heads)
-    top = gl.convert_layout(top, own)
-    _store_outputs(mixed, top, gl.convert_layout(total, own), mine_q, out, count, groups, is_whole)
+    top = gl.convert_layout(top, queries)
+    _store_outputs(mixed, top, gl.convert_layout(total, queries), mine_q, out, count, groups, is_whole)
 
 
 @gluon.jit
@@ -239,24 +250,24 @@ def _gqa_packed_kernel(
     registers: gl.constexpr,
     producing: gl.constexpr,
 ):
-    """Program: (row and KV head, split, tile of packed queries)."""
+    """Program: (sequence and KV head, split, tile of packed queries)."""
     keys: gl.constexpr = lines.block_shape[0]
     width: gl.constexpr = lines.block_shape[1]
     dtype: gl.constexpr = lines.dtype
     program = gl.program_id(0)
     tile = program % tiles
     split = program // tiles % splits
-    row = program // (tiles * splits) // kv_heads
+    sequence = program // (tiles * splits) // kv_heads
     kv_head = program // (tiles * splits) % kv_heads
-    end = gl.load(ends + row)
-    # Blocks of the row's pages come first (full ones up to middle), then those of its new tokens.
+    end = gl.load(ends + sequence)
+    # Blocks of the sequence's pages come first (full ones up to middle), then those of its new tokens.
     held = (end + keys - 1) // keys
     blocks = held + (tokens + keys - 1) // keys
     begin = (split * blocks) // splits
     stop = ((split + 1) * blocks) // splits
     middle = gl.maximum(begin, gl.minimum(stop, end // keys))
     first = tile * (2 * 64)
-    start = (row * tokens).to(gl.int64)
+    start = (sequence * tokens).to(gl.int64)
     heads = kv_heads * groups
     head = kv_head * groups
     mine = split.to(gl.int64) * all_lines + start * heads + head
@@ -301,7 +312,7 @@ def _gqa_packed_kernel(
             value_stride,
             kv_heads * width,
             kv_head * width,
-            tables + row * max_pages,
+            tables + sequence * max_pages,
         ),
         (ring_k, ring_v, has_k, has_v, free_k, free_v),
         (begin, middle, stop, held, end, tokens),
@@ -331,7 +342,7 @@ def descriptor_of(pool: Tensor) -> TensorDescriptor:
 
 
 def attend(
-    given: tuple[Tensor, Tensor, Tensor],
+    tensors: tuple[Tensor, Tensor, Tensor],
     pool: Tensor,
     descriptor: TensorDescriptor,
     fields: Mapping[str, Tensor],
@@ -339,14 +350,14 @@ def attend(
     shape: AttentionShape,
     splits: int | None = None,
 ) -> Tensor:
-    """Attend to each row's pages and to all of its new tokens, for passes that `supports` accepts.
+    """Attend to each sequence's pages and to all of its new tokens, for passes that `supports` accepts.
 
-    given: query [T, heads, width], key and value [T, kv_heads, width], the last two dimensions of each contiguous;
-    pool: see `make_pools`; descriptor: of the pool; fields: ends int32 [rows], tables int32 [rows * pages]; factor: the
-    scale times log2(e); splits: KV splits, None for as many as fill the device. Returns [T, heads, width] in the
-    query's dtype.
+    tensors: query [T, heads, width], key and value [T, kv_heads, width], the last two dimensions of each contiguous;
+    pool: see `make_pools`; descriptor: of the pool; fields: ends int32 [sequences], tables int32 [sequences * pages];
+    factor: the scale times log2(e); splits: KV splits, None for as many as fill the device. Returns [T, heads, width]
+    in the query's dtype.
     """
-    query, key, value = given
+    query, key, value = tensors
     count, heads, width = query.shape
     page, kv_heads = pool.shape[2], pool.shape[3]
     tiles, full = PackedQueries.of(query, pool, shape).hopper

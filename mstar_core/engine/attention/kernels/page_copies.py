@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 @triton.jit
 def _append_kernel(key, value, places, pool, key_stride, value_stride, page, width, block: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
+    token = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, block)
-    place = tl.load(places + row)
+    place = tl.load(places + token)
     inside = (at < width) & (place >= 0)
-    tl.store(pool + place * width + at, tl.load(key + row * key_stride + at, mask=inside), mask=inside)
-    tl.store(pool + (place + page) * width + at, tl.load(value + row * value_stride + at, mask=inside), mask=inside)
+    tl.store(pool + place * width + at, tl.load(key + token * key_stride + at, mask=inside), mask=inside)
+    tl.store(pool + (place + page) * width + at, tl.load(value + token * value_stride + at, mask=inside), mask=inside)
 
 
 def append(pool: Tensor, page_size: int, places: Tensor, key: Tensor, value: Tensor) -> None:
@@ -68,12 +68,12 @@ def _gather_kernel(
     held = ((number * (2 * page) + token % page) * width)[:, None] + at
     old = is_cached[:, None] & (at < width)
     new = ((token >= cached) & (token < total))[:, None] & (at < width)
-    own = (token - cached).to(tl.int64)[:, None]
+    fresh = (token - cached).to(tl.int64)[:, None]
     into = token.to(tl.int64)[:, None] * width + at
-    k = tl.load(pool + held, mask=old, other=0.0) + tl.load(key + own * key_stride + at, mask=new, other=0.0)
+    k = tl.load(pool + held, mask=old, other=0.0) + tl.load(key + fresh * key_stride + at, mask=new, other=0.0)
     tl.store(keys + into, k, mask=old | new)
     v = tl.load(pool + page * width + held, mask=old, other=0.0)
-    v += tl.load(value + own * value_stride + at, mask=new, other=0.0)
+    v += tl.load(value + fresh * value_stride + at, mask=new, other=0.0)
     tl.store(values + into, v, mask=old | new)
 
 

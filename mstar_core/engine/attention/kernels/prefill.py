@@ -1,7 +1,7 @@
 """Prefill attention (causal) of captured buckets on CUDA, with fixed grids and without a plan on the host.
 
 Paged: chunks of prompts attend to the pages. A tile is some tokens of one chunk and one query head; it gives its first
-token, and the row's page table gives its keys. Unused tiles do nothing, and unused tokens get zeros.
+token, and the page table of its sequence gives its keys. Unused tiles do nothing, and unused tokens get zeros.
 
 Packed: passes without cached tokens. One kernel rotates and appends, another attends; a tile reads the keys of its own
 pass from the projections' output. Sums have a fixed order.
@@ -79,20 +79,20 @@ def _paged_prefill_kernel(
             mixed = tl.zeros((block, width), tl.float32)
             end = cached + count
             line = kv_heads * width
-            own = pool + (head // groups) * width
+            head_pool = pool + (head // groups) * width
             for start in range(0, end, keys):
                 place = start + tl.arange(0, keys)
                 known = place < end
                 number = tl.load(tables + row * max_pages + place // page, mask=known, other=0).to(tl.int64)
                 offset = (number * (2 * page) + place % page) * line
-                k = tl.load(own + offset[None, :] + at[:, None], mask=known[None, :], other=0.0)
+                k = tl.load(head_pool + offset[None, :] + at[:, None], mask=known[None, :], other=0.0)
                 score = tl.dot(q, k) * scale
                 score = tl.where(place[None, :] <= (cached + token)[:, None], score, -1.0e30)
                 higher = tl.maximum(top, tl.max(score, axis=1))
                 share = tl.exp2(score - higher[:, None])
                 shrink = tl.exp2(top - higher)
                 total = total * shrink + tl.sum(share, axis=1)
-                v = tl.load(own + offset[:, None] + page * line + at[None, :], mask=known[:, None], other=0.0)
+                v = tl.load(head_pool + offset[:, None] + page * line + at[None, :], mask=known[:, None], other=0.0)
                 mixed = mixed * shrink[:, None] + tl.dot(share.to(v.dtype), v)
                 top = higher
             tl.store(store, (mixed / total[:, None]).to(out.dtype.element_ty), mask=inside[:, None])
@@ -224,9 +224,9 @@ def _packed_prefill_kernel(
             mixed = tl.dot(share.to(v.dtype), v, mixed * shrink[:, None])
             top = higher
         # Unused tokens have no keys and get zeros.
-        made = mixed / tl.where(total > 0.0, total, 1.0)[:, None]
+        output = mixed / tl.where(total > 0.0, total, 1.0)[:, None]
         store = out + (start + token[:, None]) * out_stride + head * width + at[None, :]
-        tl.store(store, made.to(out.dtype.element_ty), mask=inside[:, None])
+        tl.store(store, output.to(out.dtype.element_ty), mask=inside[:, None])
 
 
 @triton.jit
@@ -251,18 +251,18 @@ def _rotate_append_kernel(
     has_norms: tl.constexpr,
     overlaps: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64)
+    token = tl.program_id(0).to(tl.int64)
     if overlaps:
         gdc_launch_dependents()
     line = tl.arange(0, lines)[:, None]
     at = tl.arange(0, half)[None, :]
-    c = tl.load(cosine + row * width + at)
-    s = tl.load(sine + row * width + at)
-    place = tl.load(places + row)
+    c = tl.load(cosine + token * width + at)
+    s = tl.load(sine + token * width + at)
+    place = tl.load(places + token)
     if overlaps:
         gdc_wait()
     inside = line < heads + 2 * kv_heads
-    source = packed + row * row_stride + line * width + at
+    source = packed + token * row_stride + line * width + at
     first = tl.load(source, mask=inside, other=0.0).to(tl.float32)
     second = tl.load(source + half, mask=inside, other=0.0).to(tl.float32)
     turns = line < heads + kv_heads
@@ -276,11 +276,11 @@ def _rotate_append_kernel(
     turned = tl.where(turns, first * c - second * s, first).to(query.dtype.element_ty)
     behind = tl.where(turns, second * c + first * s, second).to(query.dtype.element_ty)
     asks = line < heads
-    into = query + (row * heads + line) * width + at
+    into = query + (token * heads + line) * width + at
     tl.store(into, turned, mask=asks)
     tl.store(into + half, behind, mask=asks)
     is_key = (line >= heads) & turns
-    into = key + (row * kv_heads + line - heads) * width + at
+    into = key + (token * kv_heads + line - heads) * width + at
     tl.store(into, turned, mask=is_key)
     tl.store(into + half, behind, mask=is_key)
     # A page stores its keys before its values.
@@ -341,10 +341,10 @@ class PackedPrefillAttention(PagedKernels):
         kv_heads, half = pool.shape[3], width // 2
         if packed.dim() != 2 or packed.dtype != pool.dtype or width != pool.shape[4] or half & (half - 1):
             return None
-        rows = packed.shape[0]
-        query, key = packed.new_empty((rows, heads, width)), packed.new_empty((rows, kv_heads, width))
+        tokens = packed.shape[0]
+        query, key = packed.new_empty((tokens, heads, width)), packed.new_empty((tokens, kv_heads, width))
         query_gain, key_gain, eps = norms or (pool, pool, 0.0)
-        _rotate_append_kernel[(rows,)](
+        _rotate_append_kernel[(tokens,)](
             packed,
             *rotation,
             self._device["places"],
@@ -365,7 +365,7 @@ class PackedPrefillAttention(PagedKernels):
             num_warps=4,
             **launch_options(packed.device),
         )
-        value = packed[:, (heads + kv_heads) * width :].view(rows, kv_heads, width)
+        value = packed[:, (heads + kv_heads) * width :].view(tokens, kv_heads, width)
         return self._attended(query, key, value, scale)
 
     def _attended(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:

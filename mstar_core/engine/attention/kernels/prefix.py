@@ -1,10 +1,10 @@
 """Prefix attention: passes that attend to a cached prefix and to their own tokens without appending.
 
 Flow steps are such passes. Used by captured passes on CUDA, in fixed shapes. Keys of the prefix are read from the pages
-and new keys from the projections' output, without a copy. Few rows give few tiles, so several programs split a row's
-keys and a second kernel combines their results. If all tiles and key blocks fit the device at once, each program has
-one block and loads its cached part while the projections before still run. Otherwise `gqa_packed` runs on Hopper, and a
-split-KV kernel on other devices. Sums have a fixed order, so equal inputs give equal bits.
+and new keys from the projections' output, without a copy. Few sequences give few tiles, so several programs split a
+sequence's keys and a second kernel combines their results. If all tiles and key blocks fit the device at once, each
+program has one block and loads its cached part while the projections before still run. Otherwise `gqa_packed` runs on
+Hopper, and a split-KV kernel on other devices. Sums have a fixed order, so equal inputs give equal bits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.attention.staging import Fields, Values
     from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
 
-Given: TypeAlias = "tuple[Tensor, Tensor, Tensor]"
+QueryKeyValue: TypeAlias = "tuple[Tensor, Tensor, Tensor]"
 """Query [T, heads, width], key and value [T, kv_heads, width]; the last two dimensions of each are contiguous."""
 
 KEYS: Final = 64
@@ -68,21 +68,21 @@ def _prefix_kernel(
     overlaps: tl.constexpr,
 ):
     split = tl.program_id(1)
-    row = tl.program_id(2) // kv_heads
+    sequence = tl.program_id(2) // kv_heads
     kv_head = tl.program_id(2) % kv_heads
     query_at = tl.program_id(0) * block + tl.arange(0, block)
     inside = query_at < tokens * groups
     at = tl.arange(0, width)
-    token = row * tokens + query_at // groups
+    token = sequence * tokens + query_at // groups
     head = kv_head * groups + query_at % groups
     if overlaps:
         gdc_launch_dependents()
         gdc_wait()
-    end = tl.load(ends + row)
+    end = tl.load(ends + sequence)
     count = end + tokens
-    each = tl.cdiv(tl.cdiv(count, keys), tl.num_programs(1)) * keys
-    begin = split * each
-    stop = tl.minimum(begin + each, count)
+    share = tl.cdiv(tl.cdiv(count, keys), tl.num_programs(1)) * keys
+    begin = split * share
+    stop = tl.minimum(begin + share, count)
     load = query + token.to(tl.int64)[:, None] * query_stride + (head * width)[:, None] + at[None, :]
     q = tl.load(load, mask=inside[:, None], other=0.0)
     top = tl.full((block,), -1.0e30, tl.float32)
@@ -94,10 +94,10 @@ def _prefix_kernel(
         place = start + tl.arange(0, keys)
         known = place < stop
         is_cached = place < end
-        number = tl.load(tables + row * max_pages + place // page, mask=is_cached, other=0).to(tl.int64)
+        number = tl.load(tables + sequence * max_pages + place // page, mask=is_cached, other=0).to(tl.int64)
         offset = (number * (2 * page) + place % page) * line
         # New keys follow the cached ones.
-        mine = (row * tokens + place - end).to(tl.int64)
+        mine = (sequence * tokens + place - end).to(tl.int64)
         k_at = tl.where(is_cached, cached + offset, key + kv_head * width + mine * key_stride)
         k = tl.load(k_at[None, :] + at[:, None], mask=known[None, :], other=0.0)
         score = tl.where(known[None, :], tl.dot(q, k) * scale, -1.0e30)
@@ -109,15 +109,15 @@ def _prefix_kernel(
         v = tl.load(v_at[:, None] + at[None, :], mask=known[:, None], other=0.0)
         mixed = mixed * shrink[:, None] + tl.dot(weight.to(v.dtype), v)
         top = higher
-    own = token.to(tl.int64) * (kv_heads * groups) + head
+    slot = token.to(tl.int64) * (kv_heads * groups) + head
     if is_whole:
-        store = out + own[:, None] * width + at[None, :]
+        store = out + slot[:, None] * width + at[None, :]
         tl.store(store, (mixed / total[:, None]).to(out.dtype.element_ty), mask=inside[:, None])
     else:
-        own += split.to(tl.int64) * lines
-        tl.store(mixed_out + own[:, None] * width + at[None, :], mixed, mask=inside[:, None])
-        tl.store(top_out + own, top, mask=inside)
-        tl.store(total_out + own, total, mask=inside)
+        slot += split.to(tl.int64) * lines
+        tl.store(mixed_out + slot[:, None] * width + at[None, :], mixed, mask=inside[:, None])
+        tl.store(top_out + slot, top, mask=inside)
+        tl.store(total_out + slot, total, mask=inside)
 
 
 @triton.jit
@@ -148,15 +148,15 @@ def _prefix_single_block_kernel(
 ):
     """Attend to one block of keys, whose cached part is loaded before the queries are ready."""
     split = tl.program_id(1)
-    row = tl.program_id(2) // kv_heads
+    sequence = tl.program_id(2) // kv_heads
     kv_head = tl.program_id(2) % kv_heads
     if overlaps:
         gdc_launch_dependents()
-    end = tl.load(ends + row)
+    end = tl.load(ends + sequence)
     place = split * keys + tl.arange(0, keys)
     at = tl.arange(0, width)
     is_cached = place < end
-    number = tl.load(tables + row * max_pages + place // page, mask=is_cached, other=0).to(tl.int64)
+    number = tl.load(tables + sequence * max_pages + place // page, mask=is_cached, other=0).to(tl.int64)
     line = kv_heads * width
     cached = pool + kv_head * width + (number * (2 * page) + place % page) * line
     k = tl.load(cached[None, :] + at[:, None], mask=is_cached[None, :], other=0.0)
@@ -165,7 +165,7 @@ def _prefix_single_block_kernel(
         gdc_wait()
     query_at = tl.program_id(0) * block + tl.arange(0, block)
     inside = query_at < tokens * groups
-    token = row * tokens + query_at // groups
+    token = sequence * tokens + query_at // groups
     head = kv_head * groups + query_at % groups
     load = query + (token * query_stride + head * width)[:, None] + at[None, :]
     q = tl.load(load, mask=inside[:, None], other=0.0)
@@ -173,7 +173,7 @@ def _prefix_single_block_kernel(
     if (split + 1) * keys > end:
         # New keys follow the cached ones. The loads above gave zeros for them.
         mine = known & (place >= end)
-        own_at = row * tokens + place - end
+        own_at = sequence * tokens + place - end
         k += tl.load(
             key + kv_head * width + (own_at * key_stride)[None, :] + at[:, None], mask=mine[None, :], other=0.0
         )
@@ -185,10 +185,10 @@ def _prefix_single_block_kernel(
     # A block after the last key has only masked scores. Without this mask their weights would be 1.
     weight = tl.where(known[None, :], tl.exp2(score - top[:, None]), 0.0)
     mixed = tl.dot(weight.to(v.dtype), v)
-    own = split.to(tl.int64) * lines + token * (kv_heads * groups) + head
-    tl.store(mixed_out + own[:, None] * width + at[None, :], mixed, mask=inside[:, None])
-    tl.store(top_out + own, top, mask=inside)
-    tl.store(total_out + own, tl.sum(weight, axis=1), mask=inside)
+    slot = split.to(tl.int64) * lines + token * (kv_heads * groups) + head
+    tl.store(mixed_out + slot[:, None] * width + at[None, :], mixed, mask=inside[:, None])
+    tl.store(top_out + slot, top, mask=inside)
+    tl.store(total_out + slot, tl.sum(weight, axis=1), mask=inside)
 
 
 @triton.jit
@@ -207,10 +207,12 @@ def _combine_kernel(
     total = tl.zeros((block,), tl.float32)
     mixed = tl.zeros((block, width), tl.float32)
     for split in range(0, splits):
-        own = split * lines + line
-        weight = tl.exp2(tl.load(top_in + own, mask=inside, other=-1.0e30) - highest)
-        total += weight * tl.load(total_in + own, mask=inside, other=1.0)
-        mixed += weight[:, None] * tl.load(mixed_in + own[:, None] * width + at[None, :], mask=inside[:, None], other=0)
+        slot = split * lines + line
+        weight = tl.exp2(tl.load(top_in + slot, mask=inside, other=-1.0e30) - highest)
+        total += weight * tl.load(total_in + slot, mask=inside, other=1.0)
+        mixed += weight[:, None] * tl.load(
+            mixed_in + slot[:, None] * width + at[None, :], mask=inside[:, None], other=0
+        )
     store = out + line[:, None] * width + at[None, :]
     tl.store(store, (mixed / total[:, None]).to(out.dtype.element_ty), mask=inside[:, None])
 
@@ -226,18 +228,18 @@ def _combine_few_kernel(
     if overlaps:
         gdc_launch_dependents()
         gdc_wait()
-    own = split * lines + line
+    slot = split * lines + line
     known = split < splits
-    top = tl.load(top_in + own, mask=known, other=-1.0e30)
-    total = tl.load(total_in + own, mask=known, other=0.0)
-    mixed = tl.load(mixed_in + own[:, None] * width + at[None, :], mask=known[:, None], other=0.0)
+    top = tl.load(top_in + slot, mask=known, other=-1.0e30)
+    total = tl.load(total_in + slot, mask=known, other=0.0)
+    mixed = tl.load(mixed_in + slot[:, None] * width + at[None, :], mask=known[:, None], other=0.0)
     weight = tl.exp2(top - tl.max(top, axis=0))
-    made = tl.sum(weight[:, None] * mixed, axis=0) / tl.sum(weight * total, axis=0)
-    tl.store(out + line * width + at, made.to(out.dtype.element_ty))
+    output = tl.sum(weight[:, None] * mixed, axis=0) / tl.sum(weight * total, axis=0)
+    tl.store(out + line * width + at, output.to(out.dtype.element_ty))
 
 
 class PagedPrefixAttention(PagedKernels):
-    """Prefix attention of one bucket: every token attends to its row's cache and to all tokens of its own pass."""
+    """Prefix attention of one bucket: each token attends to the cache of its sequence and to all tokens of its pass."""
 
     def __init__(self, pools: list[Tensor], page_size: int, shape: AttentionShape) -> None:
         super().__init__(pools, page_size, shape)
@@ -245,60 +247,64 @@ class PagedPrefixAttention(PagedKernels):
 
     @property
     def fields(self) -> Fields:
-        """See StaticAttention. ends: cached tokens of each row."""
+        """See StaticAttention. ends: cached tokens of each sequence."""
         shape = self._shape
         return {"ends": (torch.int32, shape.sequences), "tables": (torch.int32, shape.sequences * shape.pages)}
 
     def values(self, metadata: AttentionMetadata) -> Values:
-        """See StaticAttention. An unused row has no cached keys and attends to its own tokens."""
+        """See StaticAttention. An unused sequence has no cached keys and attends to its own tokens."""
         return {"ends": metadata.lengths, "tables": metadata.tables[metadata.page_rows, : self._shape.pages]}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
         """See KVView. The last two dimensions of each are contiguous."""
         pool, shape = self._pools[layer], self._shape
-        width, given, queries = query.shape[2], (query, key, value), PackedQueries.of(query, pool, shape)
+        width, tensors, queries = query.shape[2], (query, key, value), PackedQueries.of(query, pool, shape)
         factor = (width**-0.5 if scale is None else scale) * LOG2E
         if queries.single_block is not None:
-            return self._attend_single_block(given, pool, factor, (*queries.single_block, queries.groups))
+            return self._attend_single_block(tensors, pool, factor, (*queries.single_block, queries.groups))
         hopper = gluon_kernels(GQA_PACKED, "flow steps of several requests") if query.is_cuda else None
         if hopper is None or not hopper.supports(query, pool):
-            return self._attend_split_kv(given, pool, factor, (*queries.split_kv, queries.groups))
+            return self._attend_split_kv(tensors, pool, factor, (*queries.split_kv, queries.groups))
         if layer not in self._descriptors:
             self._descriptors[layer] = hopper.descriptor_of(pool)
-        found: Tensor = hopper.attend(given, pool, self._descriptors[layer], self._device, factor, shape)
-        return found
+        out: Tensor = hopper.attend(tensors, pool, self._descriptors[layer], self._device, factor, shape)
+        return out
 
-    def _attend_single_block(self, given: Given, pool: Tensor, factor: float, grid: tuple[int, int, int]) -> Tensor:
-        """Attend with one program per tile and block of keys. grid: tiles, blocks, rows times KV heads."""
-        query = given[0]
+    def _attend_single_block(
+        self, tensors: QueryKeyValue, pool: Tensor, factor: float, grid: tuple[int, int, int]
+    ) -> Tensor:
+        """Attend with one program per tile and block of keys. grid: tiles, blocks, sequences times KV heads."""
+        query = tensors[0]
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         mixed, top, total = _split_outputs(grid[1], out)
         _prefix_single_block_kernel[grid](
-            *given,
+            *tensors,
             pool,
             mixed,
             top,
             total,
-            *self._sizes(given, pool, factor),
+            *self._sizes(tensors, pool, factor),
             block=SINGLE_QUERIES,
             keys=SINGLE_KEYS,
             **self._options(query, pool),
         )
         return _combine_few(mixed, top, total, out)
 
-    def _attend_split_kv(self, given: Given, pool: Tensor, factor: float, grid: tuple[int, int, int]) -> Tensor:
-        """Attend with enough KV splits to fill the device. grid: tiles, splits, rows times KV heads."""
-        query, splits = given[0], grid[1]
+    def _attend_split_kv(
+        self, tensors: QueryKeyValue, pool: Tensor, factor: float, grid: tuple[int, int, int]
+    ) -> Tensor:
+        """Attend with enough KV splits to fill the device. grid: tiles, splits, sequences times KV heads."""
+        query, splits = tensors[0], grid[1]
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         mixed, top, total = _split_outputs(splits, out) if splits > 1 else (out, out, out)
         _prefix_kernel[grid](
-            *given,
+            *tensors,
             pool,
             out,
             mixed,
             top,
             total,
-            *self._sizes(given, pool, factor),
+            *self._sizes(tensors, pool, factor),
             block=QUERIES,
             keys=KEYS,
             is_whole=splits == 1,
@@ -307,10 +313,10 @@ class PagedPrefixAttention(PagedKernels):
         )
         return out if splits == 1 else _combine(mixed, top, total, out)
 
-    def _sizes(self, given: Given, pool: Tensor, factor: float) -> tuple[Any, ...]:
+    def _sizes(self, tensors: QueryKeyValue, pool: Tensor, factor: float) -> tuple[Any, ...]:
         """Return the arguments of both kernels after their outputs."""
-        fields, shape, query = self._device, self._shape, given[0]
-        strides = (each.stride(0) for each in given)
+        fields, shape, query = self._device, self._shape, tensors[0]
+        strides = (each.stride(0) for each in tensors)
         return (
             fields["ends"],
             fields["tables"],

@@ -1,12 +1,12 @@
-"""Dense attention of passes that append (no mask within a row), with the keys of a row split among programs (split-KV).
+"""Dense attention of passes that append, without a mask within a sequence, by split-KV programs.
 
-One row of 258 tokens and 16 heads has 80 tiles, each with up to ten thousand keys, for the 132 multiprocessors of an
-H100. So several programs process the keys of one tile and a second kernel combines their results. With enough tiles
-there is one split. On Hopper, `dense` replaces the first kernel for few rows and shares the second one.
+One sequence of 258 tokens and 16 heads has 80 tiles, each with up to ten thousand keys, for the 132 multiprocessors of
+an H100. So several programs process the keys of one tile and a second kernel combines their results. With enough tiles
+there is one split. A caller that stores keys itself may bring another first kernel, see `PlacedView`.
 
 Cost model: a page is read in full blocks of keys by the tensor memory accelerator (TMA), with one page-table look-up
-per block and no mask. The remainder of a page beyond full blocks is gathered after them. The last tile of a row costs
-as much as a full one: a second tile size made all tiles slower.
+per block and no mask. The remainder of a page beyond full blocks is gathered after them. The last tile of a sequence
+costs as much as a full one: a second tile size made all tiles slower.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from mstar_core.engine.attention.kernels.page_copies import append
 from mstar_core.engine.attention.static import LOG2E, PagedKernels
-from mstar_core.layers.kernels.gluon import gluon_kernels
 from mstar_core.layers.kernels.launch import launch_options
 
 if TYPE_CHECKING:
@@ -31,8 +30,7 @@ if TYPE_CHECKING:
 
     from mstar_core.engine.attention.staging import Fields, Values
     from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
-
-DENSE: Final = "mstar_core.engine.attention.kernels.dense"
+    from mstar_core.layers.kv_view import DenseKernel
 
 PROGRAMS: Final = 396
 """Programs that run at once on an H100: three for each of its 132 multiprocessors."""
@@ -102,7 +100,7 @@ def _split_kv_kernel(
     count = tl.load(tile_count + tile)
     row = tl.load(tile_row + tile)
     first = tl.load(tile_start + tile).to(tl.int64)
-    # An unused row has no keys. All its splits are empty, and combining them gives zeros.
+    # An unused sequence has no keys. All its splits are empty, and combining them gives zeros.
     end = tl.where(row < 0, 0, tl.load(tile_cached + tile) + count)
     table = tables + tl.maximum(row, 0) * max_pages
     if overlaps:
@@ -134,7 +132,7 @@ def _split_kv_kernel(
             number = tl.load(table + (at_block + 1) // per, mask=at_block + 1 < last, other=0)
             top, total, mixed = _attend_block(q, k, v, key < keys, top, total, mixed, scale, False)
     # The remainders of full pages, then the last page if it is partial.
-    own = pool + column
+    head_pool = pool + column
     line = kv_heads * width
     for left in tl.range(tl.maximum(begin, whole * per), stop, num_stages=2 if per == 0 else 1):
         place = (left - whole * per) * keys + key
@@ -144,13 +142,13 @@ def _split_kv_kernel(
             of = tl.minimum(place // rest, whole)
         within = place - of * rest + tl.where(of < whole, per * keys, 0)
         offset = (tl.load(table + of, mask=known, other=0).to(tl.int64) * (2 * page) + within) * line
-        k_left = tl.load(own + offset[:, None] + at[None, :], mask=known[:, None], other=0.0)
-        v_left = tl.load(own + offset[:, None] + page * line + at[None, :], mask=known[:, None], other=0.0)
+        k_left = tl.load(head_pool + offset[:, None] + at[None, :], mask=known[:, None], other=0.0)
+        v_left = tl.load(head_pool + offset[:, None] + page * line + at[None, :], mask=known[:, None], other=0.0)
         top, total, mixed = _attend_block(q, k_left, v_left, known, top, total, mixed, scale, True)
     mine = split.to(tl.int64) * all_lines + (first + token) * heads + head
-    made = mixed / tl.where(total > 0.0, total, 1.0)[:, None]
+    output = mixed / tl.where(total > 0.0, total, 1.0)[:, None]
     into = mixed_out + mine[:, None] * width + at[None, :]
-    tl.store(into, made.to(mixed_out.dtype.element_ty), mask=inside[:, None])
+    tl.store(into, output.to(mixed_out.dtype.element_ty), mask=inside[:, None])
     if not is_whole:
         tl.store(top_out + mine, top, mask=inside)
         tl.store(total_out + mine, total, mask=inside)
@@ -186,8 +184,8 @@ def _combine_kernel(
         part = tl.load(mixed_in + slot[:, None] * width + at[None, :], mask=inside[:, None], other=0.0)
         total += weight
         mixed += weight[:, None] * part.to(tl.float32)
-    made = mixed / tl.where(total > 0.0, total, 1.0)[:, None]
-    tl.store(out + line[:, None] * width + at[None, :], made.to(out.dtype.element_ty), mask=inside[:, None])
+    output = mixed / tl.where(total > 0.0, total, 1.0)[:, None]
+    tl.store(out + line[:, None] * width + at[None, :], output.to(out.dtype.element_ty), mask=inside[:, None])
 
 
 def splits_of(tiles: int, heads: int) -> int:
@@ -211,10 +209,10 @@ def attend_split_kv(
     max_pages: int,
     splits: int,
 ) -> Tensor:
-    """Attend without a mask among a row's tokens. Returns [T, heads, width] in the query's dtype.
+    """Attend without a mask among the tokens of a sequence. Returns [T, heads, width] in the query's dtype.
 
     query: [T, heads, width], the last two dimensions contiguous; pool: see `make_pools`; descriptor: of the pool;
-    fields: row, start, count, cached int32 [tiles] and tables int32 [rows * max_pages], see `PagedDenseAttention`;
+    fields: row, start, count, cached int32 [tiles] and tables int32 [sequences * max_pages], see `PagedDenseAttention`;
     factor: the scale times log2(e).
     """
     count, heads, width = query.shape
@@ -277,7 +275,7 @@ def combine(mixed: Tensor, top: Tensor, total: Tensor, out: Tensor) -> None:
 
 
 class PagedDenseAttention(PagedKernels):
-    """Dense attention of one bucket of passes that append: every token attends to its whole row.
+    """Dense attention of one bucket of passes that append: every token attends to its whole sequence.
 
     An append kernel and an attention kernel run, then one to combine splits if there are several. splits: per tile, or
     None for as many as fill the device.
@@ -288,7 +286,7 @@ class PagedDenseAttention(PagedKernels):
         self._splits = splits
         self._tiles = -(-shape.tokens // BLOCK)
         self._descriptors: dict[int, TensorDescriptor] = {}
-        self._hopper_descriptors: dict[int, object] = {}
+        self._kernel_descriptors: dict[int, object] = {}
 
     @property
     def fields(self) -> Fields:
@@ -305,7 +303,7 @@ class PagedDenseAttention(PagedKernels):
         sizes = np.minimum(shape.tokens - within, BLOCK)
         known = np.full(shape.sequences, -1)
         known[:count] = np.arange(count)
-        # The kernel attends to `cached + count` keys of a tile. Here that is the whole row for every tile.
+        # The kernel attends to `cached + count` keys of a tile. Here that is the whole sequence for every tile.
         held = np.zeros(shape.sequences, dtype=np.int64)
         held[:count] = metadata.lengths + shape.tokens
         return {
@@ -326,26 +324,26 @@ class PagedDenseAttention(PagedKernels):
         """See PlacedView."""
         return self._pools[layer], self._device["places"]
 
-    def attend_placed(self, layer: int, query: Tensor, scale: float | None = None) -> Tensor:
+    def attend_placed(
+        self, layer: int, query: Tensor, scale: float | None = None, kernel: DenseKernel | None = None
+    ) -> Tensor:
         """See PlacedView."""
         pool, shape = self._pools[layer], self._shape
         heads, width = query.shape[1:]
         factor = (width**-0.5 if scale is None else scale) * LOG2E
-        hopper = gluon_kernels(DENSE, "frames of one request") if query.is_cuda else None
-        if hopper and hopper.supports(query, pool, shape.tokens):
-            if layer not in self._hopper_descriptors:
-                self._hopper_descriptors[layer] = hopper.descriptor_of(pool)
-            out: Tensor = hopper.attend(
+        if kernel is not None and kernel.supports(query, pool, shape.tokens):
+            if layer not in self._kernel_descriptors:
+                self._kernel_descriptors[layer] = kernel.descriptor_of(pool)
+            return kernel.attend(
                 query,
                 pool,
-                self._hopper_descriptors[layer],
+                self._kernel_descriptors[layer],
                 self._device,
                 factor,
                 tokens=shape.tokens,
                 max_pages=shape.pages,
-                splits=self._splits or hopper.splits_of(shape.sequences, shape.tokens, heads),
+                splits=self._splits or kernel.splits_of(shape.sequences, shape.tokens, heads),
             )
-            return out
         if layer not in self._descriptors:
             self._descriptors[layer] = descriptor_of(pool)
         return attend_split_kv(

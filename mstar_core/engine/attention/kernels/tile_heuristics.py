@@ -1,7 +1,7 @@
 """Tile heuristics: kernel, tiles and KV splits of prefix attention, and tiles of packed prompts. Arithmetic only.
 
-Queries are GQA-packed: the tokens of a row times the query heads of one KV head share one tile, because they attend to
-the same keys.
+Queries are GQA-packed: the tokens of a sequence times the query heads of one KV head share one tile, because they
+attend to the same keys.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ HOPPER_WIDTHS: Final = (64, 128, 256)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedQueries:
-    """GQA-packed queries of one pass. count: per row and KV head. groups: rows times KV heads.
+    """GQA-packed queries of one pass. count: per sequence and KV head. groups: sequences times KV heads.
 
-    max_keys: most cached and new keys of a row.
+    max_keys: most cached and new keys of a sequence.
     """
 
     count: int
@@ -79,7 +79,7 @@ class PackedQueries:
 
     @property
     def hopper(self) -> tuple[int, int]:
-        """Tiles and KV splits on Hopper: all programs run at once, and each has a block of a full row."""
+        """Tiles and KV splits on Hopper: all programs run at once, and each has a block of a full sequence."""
         tiles = -(-self.count // HOPPER_QUERIES)
         blocks = -(-self.max_keys // HOPPER_KEYS)
         return tiles, max(1, min(HOPPER_SPLITS, PROGRAMS // (tiles * self.groups), blocks))

@@ -40,13 +40,13 @@ class EstimatingSteps(nn.Module, NodeModule):
         **ports: Any,
     ) -> dict[str, Any]:
         """Return as FlowSteps; a step also returns {"estimate": B tensors}, None before the last step of its run."""
-        made: dict[str, Any] = self.flow(times=times, step=step, latents=latents, seeds=seeds, **ports)
-        if step is None or "progress" not in made:
-            return made
-        found: list[Tensor | None] = []
-        for item, (x, following) in enumerate(zip(latents, made["latents"], strict=True)):
+        outputs: dict[str, Any] = self.flow(times=times, step=step, latents=latents, seeds=seeds, **ports)
+        if step is None or "progress" not in outputs:
+            return outputs
+        estimates: list[Tensor | None] = []
+        for item, (x, following) in enumerate(zip(latents, outputs["latents"], strict=True)):
             number = int(step[item])
             time, length = (float(value) for value in times[item][number][:2])
             is_last = number == len(times[item]) - 1
-            found.append(x + (following - x) * (time / length) if is_last else None)
-        return {**made, "estimate": found}
+            estimates.append(x + (following - x) * (time / length) if is_last else None)
+        return {**outputs, "estimate": estimates}

@@ -174,19 +174,19 @@ def spec(sizes: Sizes) -> ModelSpec:
     )
 
 
-def bind(given: ModelSpec, folder: Path | None, model_kwargs: Mapping[str, Any]) -> ModelSpec:
+def bind(model: ModelSpec, folder: Path | None, model_kwargs: Mapping[str, Any]) -> ModelSpec:
     """Bind the spec to the sizes and the stop id of the checkpoint in `folder`."""
     if folder is None:
-        return given
+        return model
     sizes = read_sizes(folder)
     graph = build(sizes)
-    (partition,) = given.partitions
+    (partition,) = model.partitions
     return replace(
-        given,
+        model,
         nodes=graph.nodes,
         partitions=(replace(partition, walks=graph.walks),),
-        max_seq_len=min(given.max_seq_len, sizes.language.max_positions),
-        samples=tuple(_of_size(sample, sizes) for sample in given.samples),
+        max_seq_len=min(model.max_seq_len, sizes.language.max_positions),
+        samples=tuple(_of_size(sample, sizes) for sample in model.samples),
     )
 
 

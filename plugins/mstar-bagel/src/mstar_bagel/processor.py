@@ -117,9 +117,9 @@ class Processor:
         self, request: PromptRequest, params: Params, index: int, *, paints: bool
     ) -> tuple[SegmentInputs, tuple[int, int]]:
         sizes = self._sizes
-        given = read_image(request.media_at(IMAGE, index).data, request.limits)
-        first = resize(given, sizes.vae_rule)
-        seen = resize(given if params.image_preprocess == DIRECT else first, sizes.vit_rule)
+        original = read_image(request.media_at(IMAGE, index).data, request.limits)
+        first = resize(original, sizes.vae_rule)
+        seen = resize(original if params.image_preprocess == DIRECT else first, sizes.vit_rule)
         arrays = {"vit_image": planes(seen)}
         length = _tokens(seen.size, sizes.vision.patch)
         if paints:
@@ -150,11 +150,11 @@ class Processor:
 
     # -- image -----------------------------------------------------------------------------------------------------
 
-    def _painted(self, params: Params, given: tuple[int, int] | None, partial: int) -> dict[str, np.ndarray]:
+    def _painted(self, params: Params, source_size: tuple[int, int] | None, partial: int) -> dict[str, np.ndarray]:
         """Return the arrays of the image to make. given: size of the last input image; partial: partial images."""
         sizes = self._sizes
-        width, height = self._size(params, given)
-        guide = guidance(params, is_edit=given is not None)
+        width, height = self._size(params, source_size)
+        guide = guidance(params, is_edit=source_size is not None)
         rows, columns = height // sizes.token_pixels, width // sizes.token_pixels
         return {
             "grid": np.zeros((rows, columns), dtype=np.uint8),
@@ -162,7 +162,7 @@ class Processor:
             **phases(params.num_timesteps, params.timestep_shift, guide, partial),
         }
 
-    def _size(self, params: Params, given: tuple[int, int] | None) -> tuple[int, int]:
+    def _size(self, params: Params, source_size: tuple[int, int] | None) -> tuple[int, int]:
         sizes, longest = self._sizes, self._sizes.longest_side
         for name, side in (("width", params.width), ("height", params.height)):
             if side is not None and (side > longest or side % sizes.token_pixels):
@@ -174,9 +174,9 @@ class Processor:
                     value=str(side),
                     allowed=allowed,
                 )
-        if given is None:
+        if source_size is None:
             return params.image_size(longest)
-        return fitted_size(given, (params.width, params.height), sizes.token_pixels)
+        return fitted_size(source_size, (params.width, params.height), sizes.token_pixels)
 
     # -- limits ----------------------------------------------------------------------------------------------------
 

@@ -66,7 +66,7 @@ def _vision(layers: int) -> Iterator[str]:
     for layer in range(layers):
         at = f"{stem}.encoder.layers.{layer}"
         parts = ("layer_norm1", "layer_norm2", "mlp.fc1", "mlp.fc2")
-        attention = (f"self_attn.{each}_proj" for each in ("q", "k", "v", "out"))
+        attention = (f"self_attn.{kind}_proj" for kind in ("q", "k", "v", "out"))
         for part in (*parts, *attention):
             yield from _pair(f"{at}.{part}")
     yield from _pair(f"{stem}.post_layernorm")

@@ -113,7 +113,7 @@ def split(seed: int) -> tuple[list[Scene], list[Scene], list[Edit], list[Edit]]:
     chance.shuffle(scenes)
     chance.shuffle(changes)
     cut, other = int(HELD_OUT * len(scenes)), int(HELD_OUT * len(changes))
-    return [Scene(each) for each in things()] + scenes[cut:], scenes[:cut], changes[other:], changes[:other]
+    return [Scene(thing) for thing in things()] + scenes[cut:], scenes[:cut], changes[other:], changes[:other]
 
 
 def places(scene: Scene, chance: random.Random) -> list[tuple[float, float, float]]:
@@ -122,11 +122,11 @@ def places(scene: Scene, chance: random.Random) -> list[tuple[float, float, floa
     if scene.second is None:
         return [(chance.uniform(15, SIDE - 15), chance.uniform(15, SIDE - 15), radii[0])]
     x, y = RELATIONS[scene.relation]
-    found = []
+    centers = []
     for sign, radius in zip((1, -1), radii, strict=True):
         along, across = sign * chance.uniform(15, 17), chance.uniform(-4, 4)
-        found.append((SIDE / 2 + x * along + y * across, SIDE / 2 + y * along + x * across, radius))
-    return found
+        centers.append((SIDE / 2 + x * along + y * across, SIDE / 2 + y * along + x * across, radius))
+    return centers
 
 
 def draw(scene: Scene, chance: random.Random) -> Pixels:
@@ -159,7 +159,7 @@ def recognise(picture: Pixels) -> dict[Thing, tuple[float, float]]:
     palette = np.array([*COLORS.values(), BACKGROUND], dtype=np.float64)
     distance = np.linalg.norm(picture[:, :, None].astype(np.float64) - palette, axis=-1)
     nearest = np.where(distance.min(-1) < NEAR, distance.argmin(-1), len(names) - 1)
-    found = {}
+    positions = {}
     for number, color in enumerate(names[:-1]):
         mask = nearest == number
         rows, columns = np.flatnonzero(mask.sum(1) >= 2), np.flatnonzero(mask.sum(0) >= 2)
@@ -168,18 +168,18 @@ def recognise(picture: Pixels) -> dict[Thing, tuple[float, float]]:
         box = mask[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
         shape = next((name for name, (low, high) in FILLED.items() if low <= box.mean() < high), "blob")
         ys, xs = np.nonzero(mask)
-        found[Thing(color, shape)] = float(xs.mean()), float(ys.mean())
-    return found
+        positions[Thing(color, shape)] = float(xs.mean()), float(ys.mean())
+    return positions
 
 
 def shows(picture: Pixels, scene: Scene) -> bool:
     """Return whether a picture shows the shapes of the scene in their relation, and no other shape."""
-    found = recognise(picture)
-    if set(found) != set(scene.things):
+    positions = recognise(picture)
+    if set(positions) != set(scene.things):
         return False
     if scene.second is None:
         return True
-    (x, y), (other_x, other_y) = found[scene.first], found[scene.second]
+    (x, y), (other_x, other_y) = positions[scene.first], positions[scene.second]
     along, across = RELATIONS[scene.relation]
     return bool((x - other_x) * along + (y - other_y) * across > abs((x - other_x) * across + (y - other_y) * along))
 

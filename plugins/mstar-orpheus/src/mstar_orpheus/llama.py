@@ -106,8 +106,8 @@ class Llama(nn.Module):
 
 
 def _refuse_variants(config: Mapping[str, Any], path: Path) -> None:
-    wanted = {"model_type": "llama", "attention_bias": False, "mlp_bias": False, "hidden_act": "silu"}
-    for key, value in wanted.items():
+    required = {"model_type": "llama", "attention_bias": False, "mlp_bias": False, "hidden_act": "silu"}
+    for key, value in required.items():
         if config.get(key, value) != value:
             detail = f"supported: {value!r}"
             raise WeightsError(

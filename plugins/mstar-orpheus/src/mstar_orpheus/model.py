@@ -75,16 +75,16 @@ class Orpheus:
 
 def fill(snac: Snac, state: dict[str, torch.Tensor], source: str) -> None:
     """Load folded weights. Raises WeightsError with the first missing, unknown or misshapen tensor."""
-    own = snac.state_dict()
-    odd = [*sorted(set(own) - set(state)), *sorted(set(state) - set(own))]
+    expected = snac.state_dict()
+    odd = [*sorted(set(expected) - set(state)), *sorted(set(state) - set(expected))]
     if odd:
-        verb = "lacks" if odd[0] in own else "contains an unknown"
+        verb = "lacks" if odd[0] in expected else "contains an unknown"
         raise WeightsError(
             f"{source} {verb} {odd[0]}", f"{len(odd)} names differ", "use hubertsiuzdak/snac_24khz", file=source
         )
     for name, value in state.items():
-        if value.shape != own[name].shape:
-            detail = f"its config asks for {list(own[name].shape)}"
+        if value.shape != expected[name].shape:
+            detail = f"its config asks for {list(expected[name].shape)}"
             hint = "use config and weights of the same checkpoint"
             raise WeightsError(f"{source}: {name} has shape {list(value.shape)}", detail, hint, file=source)
     snac.load_state_dict(state)

@@ -246,11 +246,11 @@ def bind(spec: ModelSpec, folder: Path | None, model_kwargs: Mapping[str, Any]) 
             raise ConfigError(f"unknown model_kwargs key of orpheus: {key!r}", hint=hint, key=f"model_kwargs.{key}")
         if not isinstance(model_kwargs[key], bool):
             raise ConfigError(f"{key} is {model_kwargs[key]!r}", hint="write true or false", key=f"model_kwargs.{key}")
-    given = START_KWARGS | dict(model_kwargs)
+    kwargs = START_KWARGS | dict(model_kwargs)
     config = OFFICIAL if folder is None else read_config(folder)
-    bound = orpheus(config, restricts=given["restrict_vocabulary"])
+    bound = orpheus(config, restricts=kwargs["restrict_vocabulary"])
     fixed = MiniatureParams if config.is_miniature else Params
-    return replace(bound, params=OpenParams if given["allow_any_voice"] else fixed, model_kwargs=given)
+    return replace(bound, params=OpenParams if kwargs["allow_any_voice"] else fixed, model_kwargs=kwargs)
 
 
 ORPHEUS = orpheus(OFFICIAL)

@@ -55,8 +55,8 @@ class Scenes:
 
     def distance(self) -> Floats:
         """Return the distance between tip and named target: [N]."""
-        made: Floats = np.linalg.norm(points(self.joints)[1] - self.goal(), axis=-1)
-        return made
+        distances: Floats = np.linalg.norm(points(self.joints)[1] - self.goal(), axis=-1)
+        return distances
 
 
 def points(joints: Floats) -> tuple[Floats, Floats]:
@@ -78,14 +78,14 @@ def draw(seed: int | tuple[int, ...], count: int) -> Scenes:
     """Return random scenes in which every target can be reached and the tip is not at the named one."""
     chance = np.random.default_rng(seed)
     kept: list[Scenes] = []
-    while sum(len(each.named) for each in kept) < count:
+    while sum(len(batch.named) for batch in kept) < count:
         joints = chance.uniform(LOW, HIGH, (2 * count, 2))
         targets = points(chance.uniform(LOW + 0.1, HIGH - 0.1, (2 * count, len(NAMES), 2)))[1]
         scenes = Scenes(joints, targets, chance.integers(len(NAMES), size=2 * count))
         gaps = np.linalg.norm(targets - np.roll(targets, 1, axis=1), axis=-1).min(axis=1)
         good = (gaps > APART) & (scenes.distance() > APART)
         kept.append(Scenes(joints[good], targets[good], scenes.named[good]))
-    parts = zip(*((each.joints, each.targets, each.named) for each in kept), strict=True)
+    parts = zip(*((batch.joints, batch.targets, batch.named) for batch in kept), strict=True)
     joints, targets, named = (np.concatenate(part)[:count] for part in parts)
     return Scenes(joints, targets, named)
 
@@ -105,7 +105,7 @@ def instruction(named: int) -> str:
 
 def render(scenes: Scenes) -> Pixels:
     """Return the cameras of each scene, uint8 [N, 3, SIDE, SIDE, 3]: from above, at the tip, from above and turned."""
-    elbow, tip = (each.astype(np.float32) for each in points(scenes.joints))
+    elbow, tip = (point.astype(np.float32) for point in points(scenes.joints))
     middle = ((np.arange(SIDE) + 0.5) / SIDE * 2 - 1).astype(np.float32)
     across, down = np.meshgrid(middle, -middle)
     above = np.broadcast_to(1.1 * np.stack([across, down], axis=-1), (len(tip), SIDE, SIDE, 2))
@@ -132,8 +132,8 @@ def _far(at: Singles, start: Singles, end: Singles) -> Singles:
     start, along = start[:, None, None], (end - start)[:, None, None]
     share = ((at - start) * along).sum(-1) / np.maximum((along * along).sum(-1), 1e-12)
     gap = at - start - np.clip(share, 0, 1)[..., None] * along
-    made: Singles = np.sqrt((gap * gap).sum(-1))
-    return made
+    distances: Singles = np.sqrt((gap * gap).sum(-1))
+    return distances
 
 
 def _paint(image: Singles, distance: Singles, pixel: float, colour: tuple[int, int, int]) -> None:

@@ -70,26 +70,26 @@ def read_deployment(model_kwargs: Mapping[str, Any]) -> Deployment:
         if key not in MODEL_KWARGS:
             hint = did_you_mean(key, MODEL_KWARGS)
             raise ConfigError(f"pi05 has no model_kwargs key {key!r}", hint=hint, key=f"model_kwargs.{key}")
-    given = {**MODEL_KWARGS, **model_kwargs}
-    robot = _robot(given["robot"])
-    wants_delta = _flag(given, "delta_actions", bool(robot and any(robot.is_delta)))
+    kwargs = {**MODEL_KWARGS, **model_kwargs}
+    robot = _robot(kwargs["robot"])
+    wants_delta = _flag(kwargs, "delta_actions", bool(robot and any(robot.is_delta)))
     if wants_delta and not (robot and robot.is_delta):
         raise _wrong("delta_actions", True, f"only with a robot that names its joints: {_with_delta()}")
     return Deployment(
-        horizon=_number(given, "action_horizon", LONGEST_HORIZON, None),
-        action_dim=_number(given, "action_dim", ACTION_WIDTH, robot.actions if robot else ACTION_WIDTH),
-        max_num_steps=(most := _number(given, "max_num_steps", MOST_STEPS, 20)),
-        expected_num_steps=_numbers(given, "expected_num_steps", most, (min(10, most),)),
-        state_in_prompt=_flag(given, "state_in_prompt", True),
-        pads_state=_flag(given, "pad_state", False),
-        norm_stats=_text(given, "norm_stats"),
+        horizon=_number(kwargs, "action_horizon", LONGEST_HORIZON, None),
+        action_dim=_number(kwargs, "action_dim", ACTION_WIDTH, robot.actions if robot else ACTION_WIDTH),
+        max_num_steps=(most := _number(kwargs, "max_num_steps", MOST_STEPS, 20)),
+        expected_num_steps=_numbers(kwargs, "expected_num_steps", most, (min(10, most),)),
+        state_in_prompt=_flag(kwargs, "state_in_prompt", True),
+        pads_state=_flag(kwargs, "pad_state", False),
+        norm_stats=_text(kwargs, "norm_stats"),
         robot=robot,
-        mirrors=_flag(given, "adapt_to_pi", True) and bool(robot and robot.mirrors),
+        mirrors=_flag(kwargs, "adapt_to_pi", True) and bool(robot and robot.mirrors),
         is_delta=robot.is_delta if robot and wants_delta else (),
-        resize=_one_of(given, "resize", RESIZES),
-        default_prompt=_text(given, "default_prompt"),
-        vision_dtype=None if given["vision_dtype"] is None else _one_of(given, "vision_dtype", VISION_DTYPES),
-        metadata=_map(given, "metadata"),
+        resize=_one_of(kwargs, "resize", RESIZES),
+        default_prompt=_text(kwargs, "default_prompt"),
+        vision_dtype=None if kwargs["vision_dtype"] is None else _one_of(kwargs, "vision_dtype", VISION_DTYPES),
+        metadata=_map(kwargs, "metadata"),
     )
 
 
@@ -111,18 +111,18 @@ def _robot(name: object) -> Robot | None:
     return ROBOTS[name]
 
 
-def _one_of(given: Mapping[str, Any], key: str, allowed: tuple[str, ...]) -> str:
-    if given[key] not in allowed:
-        raise _wrong(key, given[key], f"choose one of: {', '.join(allowed)}")
-    return str(given[key])
+def _one_of(kwargs: Mapping[str, Any], key: str, allowed: tuple[str, ...]) -> str:
+    if kwargs[key] not in allowed:
+        raise _wrong(key, kwargs[key], f"choose one of: {', '.join(allowed)}")
+    return str(kwargs[key])
 
 
 def _with_delta() -> str:
     return ", ".join(name for name, robot in ROBOTS.items() if robot.is_delta)
 
 
-def _number(given: Mapping[str, Any], key: str, most: int, default: T) -> int | T:
-    value = given[key]
+def _number(kwargs: Mapping[str, Any], key: str, most: int, default: T) -> int | T:
+    value = kwargs[key]
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
@@ -130,17 +130,17 @@ def _number(given: Mapping[str, Any], key: str, most: int, default: T) -> int | 
     return value
 
 
-def _numbers(given: Mapping[str, Any], key: str, most: int, default: tuple[int, ...]) -> tuple[int, ...]:
-    value = given[key]
+def _numbers(kwargs: Mapping[str, Any], key: str, most: int, default: tuple[int, ...]) -> tuple[int, ...]:
+    value = kwargs[key]
     if value is None:
         return default
     if not isinstance(value, list | tuple):
         raise _wrong(key, value, f"a list of whole numbers from 1 to {most}, such as [10]; [] for none")
-    return tuple(sorted({_number({key: each}, key, most, 0) for each in value}))
+    return tuple(sorted({_number({key: item}, key, most, 0) for item in value}))
 
 
-def _flag(given: Mapping[str, Any], key: str, default: bool) -> bool:
-    value = given[key]
+def _flag(kwargs: Mapping[str, Any], key: str, default: bool) -> bool:
+    value = kwargs[key]
     if value is None:
         return default
     if not isinstance(value, bool):
@@ -148,15 +148,15 @@ def _flag(given: Mapping[str, Any], key: str, default: bool) -> bool:
     return value
 
 
-def _text(given: Mapping[str, Any], key: str) -> str | None:
-    value = given[key]
+def _text(kwargs: Mapping[str, Any], key: str) -> str | None:
+    value = kwargs[key]
     if value is not None and not isinstance(value, str):
         raise _wrong(key, value, "write a text")
     return value
 
 
-def _map(given: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = given[key]
+def _map(kwargs: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = kwargs[key]
     if value is not None and not isinstance(value, Mapping):
         raise _wrong(key, value, "write keys and values, such as {reset_pose: [0, 0, 0, 0, 0, 0]}")
     return value or {}

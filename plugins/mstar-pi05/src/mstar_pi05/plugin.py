@@ -103,7 +103,7 @@ def _greeting(sizes: Sizes, deployment: Deployment, state: int | None) -> dict[s
     return {**facts, **deployment.metadata}
 
 
-def bind(given: ModelSpec, folder: Path | None, model_kwargs: Mapping[str, Any]) -> ModelSpec:
+def bind(model: ModelSpec, folder: Path | None, model_kwargs: Mapping[str, Any]) -> ModelSpec:
     """Return the spec with the checkpoint's sizes and the deployment's options.
 
     Raises WeightsError for invalid checkpoint files and ConfigError for invalid options, including unknown

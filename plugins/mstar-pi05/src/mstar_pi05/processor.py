@@ -158,14 +158,14 @@ class Processor:
     def tokenizer(self) -> PromptTokenizer:
         """The checkpoint's tokenizer, loaded at first use."""
         if self._tokenizer is None:
-            made = PromptTokenizer(self._folder)
-            if made.vocab > self._sizes.vocab:
+            tokenizer = PromptTokenizer(self._folder)
+            if tokenizer.vocab > self._sizes.vocab:
                 raise WeightsError(
-                    f"{made.path} has ids up to {made.vocab - 1}, the model has {self._sizes.vocab}",
+                    f"{tokenizer.path} has ids up to {tokenizer.vocab - 1}, the model has {self._sizes.vocab}",
                     hint="use the tokenizer of the checkpoint",
-                    file=str(made.path),
+                    file=str(tokenizer.path),
                 )
-            self._tokenizer = made
+            self._tokenizer = tokenizer
         return self._tokenizer
 
     # -- cameras --------------------------------------------------------------------------------------------------
@@ -210,10 +210,10 @@ class Processor:
     def _cameras(self, images: Sequence[Pixels | Floats]) -> np.ndarray:
         """Return all cameras as one array, uint8 or float32 [c, side, side, 3]."""
         side, resize = self._sizes.vision.image_size, self._deployment.resize
-        made = [fitted(image, side, resize) for image in images]
-        if any(image.dtype != np.uint8 for image in made):
-            return np.stack([signed(image) for image in made])
-        return np.stack(made)
+        pictures = [fitted(image, side, resize) for image in images]
+        if any(image.dtype != np.uint8 for image in pictures):
+            return np.stack([signed(image) for image in pictures])
+        return np.stack(pictures)
 
     # -- state and words ------------------------------------------------------------------------------------------
 
@@ -315,8 +315,8 @@ class Processor:
     def _noise(self, params: Params, seed: int) -> np.ndarray:
         """Return the flow's start, float32 [horizon, 32]: the client's noise, or noise from the request's seed."""
         if params.noise is None:
-            own = params.seed if params.seed is not None else seed
-            return np.random.default_rng(own).standard_normal((self._horizon, ACTION_WIDTH), dtype=np.float32)
+            chosen = params.seed if params.seed is not None else seed
+            return np.random.default_rng(chosen).standard_normal((self._horizon, ACTION_WIDTH), dtype=np.float32)
         if len(params.noise) != self._horizon:
             raise RequestError(
                 f"noise has {len(params.noise)} rows, the horizon is {self._horizon}",

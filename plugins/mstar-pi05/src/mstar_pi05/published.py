@@ -53,9 +53,9 @@ def key_map() -> Mapping[str, KeyMap]:
 def policy_target(name: str) -> str | None:
     """Return the place of a published key, prefixed with its node; None for a key that is not used."""
     for node, prefixes in (("vit_encoder", CAMERAS), ("LLM", POLICY)):
-        found = target(name, prefixes)
-        if found is not None:
-            return f"{node}.{found}"
+        place = target(name, prefixes)
+        if place is not None:
+            return f"{node}.{place}"
     return None
 
 
@@ -94,5 +94,5 @@ def _vision(layers: int) -> Iterator[str]:
     yield from (f"{stem}.embeddings.patch_embedding.{part}" for part in NORMED)
     yield f"{stem}.embeddings.position_embedding.weight"
     for layer in range(layers):
-        yield from (f"{stem}.encoder.layers.{layer}.{part}.{each}" for part in VISION_LAYER for each in NORMED)
+        yield from (f"{stem}.encoder.layers.{layer}.{part}.{kind}" for part in VISION_LAYER for kind in NORMED)
     yield from (f"{stem}.post_layernorm.{part}" for part in NORMED)

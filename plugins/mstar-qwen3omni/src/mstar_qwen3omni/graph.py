@@ -137,8 +137,8 @@ def _encoders(config: OmniConfig) -> tuple[NodeSpec, NodeSpec]:
 
 def parallel_sizes(sizes: DecoderSizes) -> tuple[tuple[str, int], ...]:
     """Return the sizes of a decoder that a tp_size must divide."""
-    found = (("heads", sizes.heads), ("values of an expert", sizes.mlp))
-    return (*found, ("values of the shared expert", sizes.shared_mlp)) if sizes.shared_mlp else found
+    divided = (("heads", sizes.heads), ("values of an expert", sizes.mlp))
+    return (*divided, ("values of the shared expert", sizes.shared_mlp)) if sizes.shared_mlp else divided
 
 
 def _thinker(config: OmniConfig) -> NodeSpec:

@@ -61,10 +61,10 @@ class Qwen3Omni:
                 "use the Instruct checkpoint, or serve text only",
                 file=str(self._files.folder),
             )
-        own = own_tensors(self._files, node.name)
+        tensors = own_tensors(self._files, node.name)
         with building(ctx.device, ctx.dtype):
             module = new_module(node.name, self._config, ctx.shard)
-        load(module, own, node.name, ctx.progress)
+        load(module, tensors, node.name, ctx.progress)
         module.eval().requires_grad_(False)
         if ctx.device.type == "cuda" and isinstance(module, CapturesFunction):
             module.capture(GraphCache(ctx.device, name=node.name))
@@ -80,6 +80,6 @@ class Qwen3Omni:
 def new_module(name: str, config: OmniConfig, shard: Shard = WHOLE) -> nn.Module:
     """Return a node without weights, or one rank's part of it. Imports only that node's modules."""
     place, _, kind = MODULES[name].partition(":")
-    made = getattr(importlib.import_module(place), kind)
-    module: nn.Module = made(config) if shard.is_whole else made(config, shard)
+    cls = getattr(importlib.import_module(place), kind)
+    module: nn.Module = cls(config) if shard.is_whole else cls(config, shard)
     return module

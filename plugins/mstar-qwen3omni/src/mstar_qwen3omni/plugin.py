@@ -145,9 +145,9 @@ def _partitions(graph: OmniGraph) -> tuple[Partition, ...]:
     return (written, spoken, Partition(name="Code2Wav", program=code2wav, walks=graph.code2wav, wants="audio"))
 
 
-def bind(given: ModelSpec, folder: Path | None, model_kwargs: Mapping[str, Any]) -> ModelSpec:
+def bind(model: ModelSpec, folder: Path | None, model_kwargs: Mapping[str, Any]) -> ModelSpec:
     """Bind the spec to the sizes and special ids of the checkpoint in `folder`."""
-    return given if folder is None else spec(read_config(folder))
+    return model if folder is None else spec(read_config(folder))
 
 
 @hookimpl

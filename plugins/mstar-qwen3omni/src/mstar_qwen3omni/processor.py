@@ -125,16 +125,16 @@ class Processor:
             turns = (Turn(role="system", order=(("text", len(texts) - 1),)), *turns)
         return ChatLayout(self._config.ids, self.tokenizer.encode, texts.__getitem__, reader.read).write(turns)
 
-    def _given(self, given: Sequence[int], request: PromptRequest, limit: int) -> Prompt:
+    def _given(self, tokens: Sequence[int], request: PromptRequest, limit: int) -> Prompt:
         vocab = self._config.thinker.vocab
-        wrong = next((token for token in given if token >= vocab), None)
-        if wrong is not None or not given:
+        wrong = next((token for token in tokens if token >= vocab), None)
+        if wrong is not None or not tokens:
             allowed = f"ids from 0 to {vocab - 1}"
             title = "prompt_token_ids is empty" if wrong is None else f"prompt_token_ids contains {wrong}"
             raise RequestError(title, f"allowed are {allowed}", field="prompt_token_ids", allowed=allowed)
-        check_room(len(given), limit, "prompt_token_ids")
-        ids = np.asarray(given, dtype=np.int64)
-        return Prompt(list(given), read_media(ids, request.media, self._config, request.params.fps))
+        check_room(len(tokens), limit, "prompt_token_ids")
+        ids = np.asarray(tokens, dtype=np.int64)
+        return Prompt(list(tokens), read_media(ids, request.media, self._config, request.params.fps))
 
     # -- limits -------------------------------------------------------------------------------------------------------
 

@@ -28,10 +28,10 @@ FEW: dict[str, Any] = {"talker_max_tokens": 12}
 def make_samples(spec: ModelSpec, source: str, folder: Path | None) -> list[SampleInputs]:
     """Return four requests, three if the checkpoint does not speak. The miniature's are of its own world."""
     if source == "mini":
-        made = _of_world(spec.mini_prompt)
+        samples = _of_world(spec.mini_prompt)
     else:
-        made = _of_anything(SMALL if source == "tiny" else {}, FEW if source == "tiny" else {})
-    return [each for each in made if all(spec.output(kind) is not None for kind in each.outputs)]
+        samples = _of_anything(SMALL if source == "tiny" else {}, FEW if source == "tiny" else {})
+    return [sample for sample in samples if all(spec.output(kind) is not None for kind in sample.outputs)]
 
 
 def _of_world(question: str) -> list[SampleInputs]:

@@ -112,14 +112,14 @@ def covered(shape: str, x: npt.NDArray[np.int64], y: npt.NDArray[np.int64], half
 def draw(chance: np.random.Generator, kind: Kind | None = None) -> Question:
     """Draw a question: six of eight are about pictures, one about a clip and one about a sound."""
     kinds: tuple[Kind, ...] = ("image",) * 6 + ("video", "audio")
-    found = kind or kinds[chance.integers(len(kinds))]
-    if found == "audio":
+    chosen = kind or kinds[chance.integers(len(kinds))]
+    if chosen == "audio":
         digit = int(chance.integers(len(DIGITS)))
         return Question(text=_one(chance, HEARD), answer=DIGITS[digit], kind="audio", digit=digit)
-    if found == "video":
+    if chosen == "video":
         way = _one(chance, tuple(WAYS))
         size = int(chance.integers(18, 27))
-        x, y = (int(each) for each in chance.integers(40, 57, 2))
+        x, y = (int(value) for value in chance.integers(40, 57, 2))
         item = Item(shape=_one(chance, SHAPES), colour=_one(chance, tuple(COLOURS)), x=x, y=y, size=size)
         return Question(text=_one(chance, MOVES), answer=way, kind="video", items=(item,), way=way)
     items = _scene(chance)
@@ -136,13 +136,13 @@ def _scene(chance: np.random.Generator) -> tuple[Item, ...]:
     count = int(chance.integers(1, 4))
     cells = chance.permutation(ACROSS**2)[:count]
     shapes, colours = chance.permutation(SHAPES)[:count], chance.permutation(list(COLOURS))[:count]
-    made = []
+    things = []
     for cell, shape, colour in zip(cells, shapes, colours, strict=True):
         size = int(chance.integers(18, 27))
         slack = CELL - size - 2
-        x, y = (int(each) for each in chance.integers(-(slack // 2), slack // 2 + 1, 2))
+        x, y = (int(value) for value in chance.integers(-(slack // 2), slack // 2 + 1, 2))
         row, column = divmod(int(cell), ACROSS)
-        made.append(
+        things.append(
             Item(
                 shape=str(shape),
                 colour=str(colour),
@@ -151,7 +151,7 @@ def _scene(chance: np.random.Generator) -> tuple[Item, ...]:
                 size=size,
             )
         )
-    return tuple(made)
+    return tuple(things)
 
 
 def _about(chance: np.random.Generator, items: tuple[Item, ...]) -> tuple[str, str]:

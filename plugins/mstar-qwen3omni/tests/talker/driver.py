@@ -87,7 +87,7 @@ class Case:
     @property
     def texts(self) -> list[int]:
         """Ids that the thinker sends: all but its last token, as the reference does with either kind of end."""
-        return [int(each) for each in self.tensors["thinker_tokens"][:-1]]
+        return [int(tensor) for tensor in self.tensors["thinker_tokens"][:-1]]
 
     @property
     def start(self) -> list[int]:

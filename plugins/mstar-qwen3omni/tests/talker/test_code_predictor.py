@@ -27,8 +27,8 @@ def test_logits_of_every_step_equal_the_reference(talker: Talker, case: Case) ->
         seen.append(logits)
         return codes[step + 1]
 
-    found = talker.code_predictor.unroll(start[:, 0], start[:, 1], choose)
-    assert torch.equal(found, codes[1:].T)
+    actual = talker.code_predictor.unroll(start[:, 0], start[:, 1], choose)
+    assert torch.equal(actual, codes[1:].T)
     expected = case.tensors["code_predictor_logits"]
     torch.testing.assert_close(torch.stack(seen, dim=1), expected, atol=LOGITS, rtol=0)
 
@@ -44,8 +44,8 @@ def test_greedy_frames_equal_the_reference(talker: Talker, case: Case) -> None:
     codes, rows = case.tensors["codes"].T, case.tensors["codes"].shape[1]
     rule = (torch.zeros(rows), torch.full((rows,), 50), torch.full((rows,), 0.8))
     uniform = torch.rand(rows, codes.shape[1] - 1)
-    found = talker.predict(case.tensors["talker_last_hidden"][:rows], codes[:, 0], uniform, *rule)
-    assert torch.equal(found, codes)
+    actual = talker.predict(case.tensors["talker_last_hidden"][:rows], codes[:, 0], uniform, *rule)
+    assert torch.equal(actual, codes)
 
 
 def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -90,14 +90,14 @@ def test_sampled_frames_equal_the_definition(
     states, code0 = case.tensors["talker_last_hidden"][:rows], case.tensors["codes"][0, :rows]
     uniform = torch.rand(rows, config.groups - 1, generator=torch.Generator().manual_seed(9))
     heat, count, mass = (torch.full((1,), each) for each in rule)
-    found = talker.predict(states, code0, uniform, heat.expand(rows), count.expand(rows), mass.expand(rows))
+    actual = talker.predict(states, code0, uniform, heat.expand(rows), count.expand(rows), mass.expand(rows))
     for row in range(rows):
         vectors, codes = [states[row], talker.model.codec_embedding(code0[row])], [int(code0[row])]
         for step in range(config.groups - 1):
             logits = defined_logits(predictor, torch.stack(vectors), step)
             codes.append(int(draw(logits[None], uniform[row : row + 1, step], heat, count, mass)))
             vectors.append(predictor.model.codec_embedding[step].weight[codes[-1]])
-        assert found[row].tolist() == codes
+        assert actual[row].tolist() == codes
 
 
 def test_each_group_reads_its_own_uniform(talker: Talker, config: OmniConfig) -> None:

@@ -99,9 +99,9 @@ def test_logits_in_half_precision_are_near_float32(
     states, first, *_ = inputs(cuda, rows)
     assert _Frame(half, rows, states)._kernels is not None
     codes = torch.randint(0, SIZES.vocab, (rows, GROUPS - 1), generator=torch.Generator().manual_seed(1))
-    found = logits_of(half, states, first, codes)
+    actual = logits_of(half, states, first, codes)
     expected = logits_of(wide, states.float().cpu(), first.float().cpu(), codes)
-    error = (found - expected).norm(dim=-1) / expected.norm(dim=-1)
+    error = (actual - expected).norm(dim=-1) / expected.norm(dim=-1)
     assert float(error.max()) < 0.04, float(error.max())
 
 
@@ -163,9 +163,9 @@ def small(config: OmniConfig) -> Talker:
 def test_greedy_answers_on_cuda_equal_the_reference(cuda: torch.device, small: Talker, config: OmniConfig) -> None:
     for name in CASES:
         case = read_case(name, config)
-        (found,) = answers(small, [Wish(case, len(case.tensors["talker_tokens"]))], device=cuda)
-        assert found.tokens == case.tensors["talker_tokens"].tolist()
-        assert torch.equal(torch.tensor(found.frames).T, case.tensors["codes"])
+        (actual,) = answers(small, [Wish(case, len(case.tensors["talker_tokens"]))], device=cuda)
+        assert actual.tokens == case.tensors["talker_tokens"].tolist()
+        assert torch.equal(torch.tensor(actual.frames).T, case.tensors["codes"])
 
 
 def test_captured_answers_equal_eager_ones(cuda: torch.device) -> None:
@@ -175,7 +175,7 @@ def test_captured_answers_equal_eager_ones(cuda: torch.device) -> None:
     plain = answers(talker, wishes, **settings)
     captured, driver = run(talker, wishes, graphs=(1, 2, 8), **settings)
     assert captured == plain and driver.engine.graph_counts is not None and driver.engine.graph_counts.hits > 5
-    assert [answers(talker, [each], graphs=(1,), **settings)[0] for each in wishes] == plain
+    assert [answers(talker, [wish], graphs=(1,), **settings)[0] for wish in wishes] == plain
 
 
 def test_captured_prompt_passes_give_the_answers_of_eager_ones(cuda: torch.device, config: OmniConfig) -> None:

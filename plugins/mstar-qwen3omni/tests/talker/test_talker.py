@@ -32,9 +32,9 @@ def test_text_of_decode_steps_equals_the_reference(talker: Talker, case: Case) -
     """Remaining ids, then tts_eos exactly once, then tts_pad for ever (section 10, pitfall 8)."""
     trailing, pad = case.tensors["talker_trailing_text_hidden"], case.tensors["talker_tts_pad_embed"][0]
     ended = torch.zeros(1, 1, dtype=torch.bool)
-    given = [*case.texts[1:], -1, -1, -1]
-    assert len(given) == len(trailing) + 2
-    for step, text in enumerate(given):
+    inputs = [*case.texts[1:], -1, -1, -1]
+    assert len(inputs) == len(trailing) + 2
+    for step, text in enumerate(inputs):
         vector, ended = talker.text_vectors(torch.tensor([text]), ended)
         expected = trailing[step] if step < len(trailing) else pad
         torch.testing.assert_close(vector[0], expected, atol=EMBEDDINGS, rtol=0)
@@ -51,13 +51,13 @@ def test_decode_inputs_equal_the_reference(talker: Talker, case: Case) -> None:
 
 def test_a_greedy_answer_equals_the_reference(talker: Talker, case: Case) -> None:
     expected = case.tensors
-    found = speak(talker, case, len(expected["talker_tokens"]))
-    torch.testing.assert_close(found.prompt, expected["talker_prefill_last_hidden"], atol=STATES, rtol=0)
-    torch.testing.assert_close(found.logits[0], expected["talker_first_logits_raw"], atol=STATES, rtol=0)
-    torch.testing.assert_close(torch.stack(found.logits), expected["talker_step_logits_raw"], atol=STATES, rtol=0)
-    torch.testing.assert_close(torch.stack(found.hidden), expected["talker_last_hidden"], atol=STATES, rtol=0)
-    assert found.tokens == expected["talker_tokens"].tolist()
-    assert torch.equal(torch.stack(found.frames, dim=1), expected["codes"])
+    actual = speak(talker, case, len(expected["talker_tokens"]))
+    torch.testing.assert_close(actual.prompt, expected["talker_prefill_last_hidden"], atol=STATES, rtol=0)
+    torch.testing.assert_close(actual.logits[0], expected["talker_first_logits_raw"], atol=STATES, rtol=0)
+    torch.testing.assert_close(torch.stack(actual.logits), expected["talker_step_logits_raw"], atol=STATES, rtol=0)
+    torch.testing.assert_close(torch.stack(actual.hidden), expected["talker_last_hidden"], atol=STATES, rtol=0)
+    assert actual.tokens == expected["talker_tokens"].tolist()
+    assert torch.equal(torch.stack(actual.frames, dim=1), expected["codes"])
 
 
 def test_positions_of_decode_follow_the_largest_of_the_prompt(case: Case) -> None:
@@ -79,31 +79,31 @@ def forced_end(talker: Talker, case: Case, at: int) -> Talker:
 def test_the_end_token_ends_the_answer_without_a_frame(talker: Talker, case: Case, step: int) -> None:
     expected = case.tensors
     at = min(step, len(expected["talker_tokens"]) - 1)
-    found = speak(forced_end(talker, case, at), case, len(expected["talker_tokens"]))
-    assert found.tokens == [*expected["talker_tokens"][:at].tolist(), case.config.codec.eos]
-    assert len(found.frames) == at
+    actual = speak(forced_end(talker, case, at), case, len(expected["talker_tokens"]))
+    assert actual.tokens == [*expected["talker_tokens"][:at].tolist(), case.config.codec.eos]
+    assert len(actual.frames) == at
     if at:
-        assert torch.equal(torch.stack(found.frames, dim=1), expected["codes"][:, :at])
+        assert torch.equal(torch.stack(actual.frames, dim=1), expected["codes"][:, :at])
 
 
 @pytest.mark.parametrize("name", VOICES)
 def test_a_voice_is_its_code_in_the_opening(talker: Talker, config: OmniConfig, name: str) -> None:
     """The fourth of the six vectors carries it; all others are the same for every voice."""
     text, plain = torch.tensor([5]), torch.tensor([VOICES.index(VOICE)])
-    made = talker.opening_vectors(text, torch.tensor([VOICES.index(name)]))[0]
+    actual = talker.opening_vectors(text, torch.tensor([VOICES.index(name)]))[0]
     pad = talker.project_text(torch.tensor([config.ids.tts_pad]))
-    wanted = pad + talker.model.codec_embedding(torch.tensor([config.voices[name]]))
-    torch.testing.assert_close(made[3:4], wanted)
+    expected = pad + talker.model.codec_embedding(torch.tensor([config.voices[name]]))
+    torch.testing.assert_close(actual[3:4], expected)
     usual = talker.opening_vectors(text, plain)[0]
     others = torch.arange(6) != 3
-    assert torch.equal(made[others], usual[others])
-    assert torch.equal(made[3], usual[3]) == (name == VOICE)
+    assert torch.equal(actual[others], usual[others])
+    assert torch.equal(actual[3], usual[3]) == (name == VOICE)
 
 
 def test_voices_give_different_answers(talker: Talker, config: OmniConfig) -> None:
     case = read_case(CASES[0], config)
-    found = [speak(talker, case, 4, voice=name) for name in VOICES]
-    assert len({tuple(each.tokens) for each in found}) == len(VOICES)
+    actual = [speak(talker, case, 4, voice=name) for name in VOICES]
+    assert len({tuple(each.tokens) for each in actual}) == len(VOICES)
 
 
 def test_a_voice_may_come_once_per_token(talker: Talker) -> None:
@@ -146,11 +146,13 @@ class Together:
             made = self.talker(
                 kv=self.cache,
                 positions=torch.stack([case.positions.max() + 1 + step for case in self.cases]),
-                code0=torch.tensor([each[-1] for each in tokens]),
-                text=torch.tensor([[each.pop(0) if each else -1] for each in texts]),
+                code0=torch.tensor([token[-1] for token in tokens]),
+                text=torch.tensor([[text.pop(0) if text else -1] for text in texts]),
                 last_hidden=made["last_hidden"],
                 text_ended=made["text_ended"],
-                random=torch.stack([torch.rand(1, self.config.groups - 1, generator=each)[0] for each in generators]),
+                random=torch.stack(
+                    [torch.rand(1, self.config.groups - 1, generator=generator)[0] for generator in generators]
+                ),
                 **rules(rows, 1.0),
             )
             found.append(made["frame"])
@@ -178,6 +180,6 @@ def test_a_frame_that_cannot_be_drawn_reaches_the_logits(talker: Talker, config:
     case = read_case(CASES[0], config)
     broken = copy.deepcopy(talker)
     torch.nn.init.constant_(broken.code_predictor.model.norm.weight, torch.nan)
-    found = speak(broken, case, 2)
-    assert int(found.frames[0].min()) >= 0
-    assert not found.logits[1].isfinite().any()
+    actual = speak(broken, case, 2)
+    assert int(actual.frames[0].min()) >= 0
+    assert not actual.logits[1].isfinite().any()

@@ -120,11 +120,11 @@ def test_a_prompt_with_fractional_positions_equals_the_definition(small: Talker)
     states, positions = torch.randn(11, CONFIG.thinker.width), torch.rand(3, 11).cumsum(1) * 1.7
     cache = DenseCache()
     cache.lengths = [11]
-    found = small(kv=cache, positions=positions, states=states)["hidden"]
+    actual = small(kv=cache, positions=positions, states=states)["hidden"]
     hidden = small.hidden_projection
     x = silu(states @ hidden.linear_fc1.weight.T + hidden.linear_fc1.bias)
     x = x @ hidden.linear_fc2.weight.T + hidden.linear_fc2.bias
-    torch.testing.assert_close(found, defined(small, x, positions), atol=2e-4, rtol=1e-4)
+    torch.testing.assert_close(actual, defined(small, x, positions), atol=2e-4, rtol=1e-4)
 
 
 def test_sampled_steps_equal_the_definition(small: Talker) -> None:
@@ -136,7 +136,7 @@ def test_sampled_steps_equal_the_definition(small: Talker) -> None:
     small(kv=cache, positions=positions, tokens=tokens.flatten())
     cache.lengths = [6, 6]
     texts, voice = torch.tensor([9, 11]), torch.tensor([1, 2])
-    made = small(kv=cache, positions=torch.arange(5.0, 11.0).repeat(2), text=texts, voice=voice)
+    actual = small(kv=cache, positions=torch.arange(5.0, 11.0).repeat(2), text=texts, voice=voice)
     vectors = [
         torch.cat([small.project_text(tokens[row]), small.opening_vectors(texts, voice)[row]]) for row in range(2)
     ]
@@ -145,27 +145,27 @@ def test_sampled_steps_equal_the_definition(small: Talker) -> None:
     for step, said in enumerate([(20, 30), (21, -1), (-1, -1), (-1, -1)]):
         place = torch.arange(11.0 + step).expand(3, -1)
         for row in range(2):
-            wanted = defined(small, vectors[row], place)[-1]
-            torch.testing.assert_close(made["last_hidden"][row], wanted, atol=5e-4, rtol=1e-4)
-        code0 = small.head(made["last_hidden"])[:, :60].argmax(dim=-1)
-        made = small(
+            expected = defined(small, vectors[row], place)[-1]
+            torch.testing.assert_close(actual["last_hidden"][row], expected, atol=5e-4, rtol=1e-4)
+        code0 = small.head(actual["last_hidden"])[:, :60].argmax(dim=-1)
+        actual = small(
             kv=cache,
             positions=torch.full((2,), 11.0 + step),
             code0=code0,
             text=torch.tensor(said),
-            last_hidden=made["last_hidden"],
-            text_ended=made["text_ended"],
+            last_hidden=actual["last_hidden"],
+            text_ended=actual["text_ended"],
             random=torch.rand(2, CONFIG.groups - 1, generator=generator),
             **rules(2, 1.0),
         )
         for row in range(2):
-            codes = made["frame"][row]
+            codes = actual["frame"][row]
             tables = [small.model.codec_embedding, *small.code_predictor.model.codec_embedding]
             x = torch.stack([table.weight[code] for table, code in zip(tables, codes, strict=True)]).sum(dim=0)
             tail = CONFIG.ids.tts_pad if ended[row] else CONFIG.ids.tts_eos
             text = said[row] if said[row] >= 0 else tail
             ended[row] |= said[row] < 0
-            assert bool(made["text_ended"][row]) == ended[row] and codes[0] == code0[row]
+            assert bool(actual["text_ended"][row]) == ended[row] and codes[0] == code0[row]
             vectors[row] = torch.cat([vectors[row], (x + small.project_text(torch.tensor([text]))[0])[None]])
 
 
@@ -180,7 +180,7 @@ def test_half_precision_stays_near_float32(small: Talker) -> None:
     half = copy.deepcopy(small).to(torch.bfloat16)
     half.model.rotary, half.code_predictor.model.rotation = small.model.rotary, small.code_predictor.model.rotation
     tokens, codes = torch.arange(40, 60), torch.arange(20).view(5, 4)
-    found = []
+    actual = []
     for talker in (small, half):
         cache, logits = DenseCache(), list[Tensor]()
         cache.lengths = [20]
@@ -192,8 +192,8 @@ def test_half_precision_stays_near_float32(small: Talker) -> None:
 
         states, first = hidden[:5], talker.model.codec_embedding(torch.arange(5))
         talker.code_predictor.unroll(states, first, choose)
-        found.append((hidden.float(), talker.head(hidden).float(), torch.stack(logits, dim=1)))
-    for wide, narrow in zip(*found, strict=True):
+        actual.append((hidden.float(), talker.head(hidden).float(), torch.stack(logits, dim=1)))
+    for wide, narrow in zip(*actual, strict=True):
         error = (narrow - wide).norm(dim=-1) / wide.norm(dim=-1)
         assert 0 < float(error.median()) < 0.03, float(error.median())
 
@@ -208,5 +208,5 @@ def test_the_engine_takes_text_ids_above_the_talkers_vocabulary(small: Talker) -
         "thinker_tokens": torch.tensor([1498, 7, 1300, 2]),
     }
     case = Case("made", replace(CONFIG, ids=replace(CONFIG.ids, im_start=160, assistant=1400)), tensors)
-    plain, (found,) = speak(small, case, 6), answers(small, [Wish(case, 6)])
-    assert (found.tokens, found.frames) == (plain.tokens, [frame.tolist() for frame in plain.frames])
+    plain, (actual,) = speak(small, case, 6), answers(small, [Wish(case, 6)])
+    assert (actual.tokens, actual.frames) == (plain.tokens, [frame.tolist() for frame in plain.frames])

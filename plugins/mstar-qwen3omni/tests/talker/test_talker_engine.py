@@ -170,8 +170,8 @@ def test_greedy_answers_of_all_cases_equal_the_reference(
     talker: Talker, config: OmniConfig, changes: dict[str, Any], lookahead: int
 ) -> None:
     together = wishes(config)
-    for found, wish in zip(answers(talker, together, lookahead=lookahead, **changes), together, strict=True):
-        check(found, wish.case)
+    for actual, wish in zip(answers(talker, together, lookahead=lookahead, **changes), together, strict=True):
+        check(actual, wish.case)
 
 
 def test_one_request_alone_equals_the_reference(talker: Talker, case: Case) -> None:
@@ -180,8 +180,8 @@ def test_one_request_alone_equals_the_reference(talker: Talker, case: Case) -> N
 
 def test_text_that_comes_late_changes_nothing(talker: Talker, config: OmniConfig) -> None:
     together = wishes(config)
-    for found, wish in zip(answers(talker, together, lookahead=1, pace=3), together, strict=True):
-        check(found, wish.case)
+    for actual, wish in zip(answers(talker, together, lookahead=1, pace=3), together, strict=True):
+        check(actual, wish.case)
 
 
 def sampled(config: OmniConfig) -> list[Wish]:
@@ -248,14 +248,14 @@ def test_a_sampled_answer_equals_the_definition(talker: Talker, case: Case, seed
         return torch.from_numpy(rng.uniforms_host(states, np.array([drawn]), case.config.groups - 1))
 
     plain = speak(talker, case, 10, seed=seed, choose=drawn_by_definition(case.config, params), randoms=numbers)
-    (found,) = answers(talker, [Wish(case, 10, sampling=params, heat=1.0)])
-    assert found.tokens == plain.tokens and found.frames == [frame.tolist() for frame in plain.frames]
+    (actual,) = answers(talker, [Wish(case, 10, sampling=params, heat=1.0)])
+    assert actual.tokens == plain.tokens and actual.frames == [frame.tolist() for frame in plain.frames]
 
 
 def test_the_seed_decides_about_all_codes(talker: Talker, config: OmniConfig) -> None:
     case = read_case(CASES[0], config)
     params = [SamplingParams(temperature=0.9, top_k=50, repetition_penalty=1.05, seed=seed) for seed in (1, 1, 2)]
-    one, same, other = answers(talker, [Wish(case, 8, sampling=each, heat=1.0) for each in params])
+    one, same, other = answers(talker, [Wish(case, 8, sampling=param, heat=1.0) for param in params])
     assert one == same and one.frames != other.frames
     greedy = [SamplingParams(repetition_penalty=1.05, seed=seed) for seed in (1, 2)]
     first, second = answers(talker, [Wish(case, 8, sampling=each, heat=1.0) for each in greedy])
@@ -270,16 +270,16 @@ def test_the_end_token_ends_the_loop_without_a_frame(talker: Talker, case: Case)
     row = talker.codec_head.weight[case.config.codec.eos]
     before = row.clone()
     row.copy_(state * (1.5 * best / state.square().sum()))
-    found = answers(talker, [Wish(case, steps)], lookahead=1, graphs=(1,))[0]
+    actual = answers(talker, [Wish(case, steps)], lookahead=1, graphs=(1,))[0]
     row.copy_(before)
-    assert found.reason == "stop"
-    assert found.tokens == [*expected["talker_tokens"][:at].tolist(), case.config.codec.eos]
-    assert torch.equal(torch.tensor(found.frames).T, expected["codes"][:, :at])
+    assert actual.reason == "stop"
+    assert actual.tokens == [*expected["talker_tokens"][:at].tolist(), case.config.codec.eos]
+    assert torch.equal(torch.tensor(actual.frames).T, expected["codes"][:, :at])
 
 
 def test_the_engine_equals_the_plain_loop_for_other_voices(talker: Talker, config: OmniConfig) -> None:
     case = read_case(CASES[-1], config)
-    found = answers(talker, [Wish(case, 8, voice) for voice in range(len(VOICES))])
-    for name, answer in zip(VOICES, found, strict=True):
+    actual = answers(talker, [Wish(case, 8, voice) for voice in range(len(VOICES))])
+    for name, answer in zip(VOICES, actual, strict=True):
         plain = speak(talker, case, 8, voice=name)
         assert (answer.tokens, answer.frames) == (plain.tokens, [frame.tolist() for frame in plain.frames])

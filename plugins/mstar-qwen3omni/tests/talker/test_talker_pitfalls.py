@@ -245,6 +245,6 @@ def test_penalized_residual_codes_are_seen(talker: Talker, config: OmniConfig) -
             drawn.append(logits.argmax(dim=-1))
             return drawn[-1]
 
-        found = talker.code_predictor.unroll(start[:, 0], start[:, 1], choose)
-        differs |= not torch.equal(found, codes[1:].T)
+        actual = talker.code_predictor.unroll(start[:, 0], start[:, 1], choose)
+        differs |= not torch.equal(actual, codes[1:].T)
     assert differs

@@ -87,15 +87,15 @@ class ActionProcessor:
 
     def _predicted(self, task: str, params: ActionParams, frames: int) -> dict[str, int]:
         """Return predictor tokens over all candidates, and the steps of a rollout or plan."""
-        each = self._config.conditions + self._config.encoder.frame_tokens
+        frame_tokens = self._config.conditions + self._config.encoder.frame_tokens
         match task:
             case "rollout":
                 passes, steps = params.candidates * params.steps, params.steps
             case "plan":
                 passes, steps = params.cem_steps * params.samples * params.plan_steps, params.cem_steps
             case _:
-                return {"predictor_tokens": frames * each if task == "predict" else 0}
-        return {"predictor_tokens": (params.context_frames - 1 + passes) * each, "steps": steps}
+                return {"predictor_tokens": frames * frame_tokens if task == "predict" else 0}
+        return {"predictor_tokens": (params.context_frames - 1 + passes) * frame_tokens, "steps": steps}
 
     # -- sizes --------------------------------------------------------------------------------------------------
 
@@ -148,12 +148,12 @@ class ActionProcessor:
 
     def _frames(self, task: str, media: Sequence[MediaPart], params: ActionParams) -> tuple[Array, list[str]]:
         """Return normalised float32 frames [t, 3, crop, crop]: the context, one per action, or all of them."""
-        wanted = {"encode": None, "predict": params.action_count}.get(task, params.context_frames)
+        needed = {"encode": None, "predict": params.action_count}.get(task, params.context_frames)
         field = "actions" if task == "predict" else "context_frames"
         crop = self._config.encoder.crop
 
         def choose(total: int, rate: float = 0.0) -> range:
-            count = total if wanted is None else wanted
+            count = total if needed is None else needed
             if count > total:
                 raise _too_few(field, count, total)
             self._check_count(count)
@@ -162,17 +162,17 @@ class ActionProcessor:
         match media[0].modality:
             case "image":
                 total = len(media)
-                found = np.stack([squared(read_image(media[index]), crop) for index in choose(total)])
+                pixels = np.stack([squared(read_image(media[index]), crop) for index in choose(total)])
             case "tensor":
                 whole = float_clip_of(media[0], self._config.encoder)
                 total = len(whole)
-                found = np.ascontiguousarray(whole[list(choose(total))])
+                pixels = np.ascontiguousarray(whole[list(choose(total))])
             case _:
-                needs_total = wanted is None
+                needs_total = needed is None
                 clip = read_video(media[0], choose, lambda frame: squared(frame, crop), needs_total=needs_total)
-                found, total = np.stack(clip.frames), clip.total
-        notes = [f"{total} frames were sent, the first {len(found)} were used"] if total > len(found) else []
-        return found, notes
+                pixels, total = np.stack(clip.frames), clip.total
+        notes = [f"{total} frames were sent, the first {len(pixels)} were used"] if total > len(pixels) else []
+        return pixels, notes
 
     def _check_count(self, count: int) -> None:
         most = self._config.most_frames
@@ -189,13 +189,13 @@ class ActionProcessor:
     # -- goal ---------------------------------------------------------------------------------------------------
 
     def _goal(self, part: MediaPart | None, params: ActionParams) -> dict[str, Array]:
-        given = [
+        goals = [
             name
             for name, value in (("goal", params.goal), ("goal_hidden_fill", params.goal_hidden_fill))
             if value is not None
         ]
-        if len(given) + (part is not None) > 1:
-            raise RequestError("more than one goal was sent", hint="send one", field=given[-1])
+        if len(goals) + (part is not None) > 1:
+            raise RequestError("more than one goal was sent", hint="send one", field=goals[-1])
         if part is not None:
             return self._uploaded_goal(part)
         encoder = self._config.encoder
@@ -265,15 +265,15 @@ def _check_scored(task: str, params: ActionParams, *, has_goal: bool) -> None:
 
 def _rolled(frames: Array, moves: Trajectories) -> dict[str, Array]:
     """Return frames and movements of a rollout, with the last context frame separate from the earlier ones."""
-    found: dict[str, Array] = {CLIP: frames[-1:], **moves.arrays}
-    return found | {"context": frames[:-1], **moves.past} if len(frames) > 1 else found
+    arrays: dict[str, Array] = {CLIP: frames[-1:], **moves.arrays}
+    return arrays | {"context": frames[:-1], **moves.past} if len(frames) > 1 else arrays
 
 
-def _too_few(field: str, wanted: int, found: int) -> RequestError:
+def _too_few(field: str, needed: int, sent: int) -> RequestError:
     return RequestError(
-        f"{field} needs {wanted} frames, {found} were sent",
+        f"{field} needs {needed} frames, {sent} were sent",
         hint="send that many frames, in order",
         field=field,
-        value=str(wanted),
-        allowed=f"<= {found}",
+        value=str(needed),
+        allowed=f"<= {sent}",
     )

@@ -49,8 +49,8 @@ def render(places: Floats) -> Pixels:
     table = np.stack(np.broadcast_arrays(30 + 90 * share[None], 30 + 90 * share[::-1, None], np.full((1, 1), 70.0)), -1)
     across, up = (_cover(places[:, axis], sign * middle, pixel) for axis, sign in ((0, 1), (1, -1)))
     cover = (up[:, :, None] * across[:, None])[..., None]
-    made: Pixels = np.rint(table + cover * (np.array([250.0, 160.0, 30.0]) - table)).astype(np.uint8)
-    return made
+    pixels: Pixels = np.rint(table + cover * (np.array([250.0, 160.0, 30.0]) - table)).astype(np.uint8)
+    return pixels
 
 
 def covered(places: Floats, patch: int) -> Floats:
@@ -65,5 +65,5 @@ def _cover(centre: Floats, middle: Floats, size: float) -> Floats:
     """Return the share of cells around `middle` that the block covers along one axis: [N, cells]."""
     low = np.maximum(centre[:, None] - HALF, middle - size / 2)
     high = np.minimum(centre[:, None] + HALF, middle + size / 2)
-    made: Floats = np.clip(high - low, 0, None) / size
-    return made
+    cover: Floats = np.clip(high - low, 0, None) / size
+    return cover

@@ -88,9 +88,9 @@ def build_base() -> VideoGraph:
     }
     # Clients of an earlier system receive latents as modality `video`.
     for suffix, modality in (("", "tensor"), ("_video", EARLIER)):
-        made = (_send("predicted_hidden", modality),)
+        edges = (_send("predicted_hidden", modality),)
         encoded = GraphNode(encoder, (CLIP,), (GraphEdge("encoder_hidden", predictor),))
-        step = GraphNode(predictor, ("encoder_hidden", *MASKS), made)
+        step = GraphNode(predictor, ("encoder_hidden", *MASKS), edges)
         walks[f"predict{suffix}"] = Sequential(encoded, step)
         # Token ids stay the same in every step: they are relative to the start of the window.
         loop = Loop("rollout_loop", step, carry={"window": "encoder_hidden"}, fused=True)
@@ -331,13 +331,13 @@ CARRY = {"next_frame": "frame", "next_state": "state"}
 def _rollout(nodes: _Nodes, attend: Attend, emits: Emits, *, is_scored: bool) -> Walk:
     """Roll out all candidates together. The requested outputs and the energies of a step leave when the step ends."""
     latents = (_send("next_frame"),)
-    each: tuple[Edge, ...] = (_send("next_state"), *(latents if emits == "steps" else ()))
+    edges: tuple[Edge, ...] = (_send("next_state"), *(latents if emits == "steps" else ()))
     if emits == "video":
-        each = (_send("next_frame", EARLIER),)
+        edges = (_send("next_frame", EARLIER),)
     last: tuple[Edge, ...] = latents if emits == "last" else ()
-    body: Walk = _step(nodes, attend, each)
+    body: Walk = _step(nodes, attend, edges)
     if is_scored:
-        scored = (*each, GraphEdge("next_frame", nodes.scorer, into="final"))
+        scored = (*edges, GraphEdge("next_frame", nodes.scorer, into="final"))
         score = GraphNode(nodes.scorer, ("final", "goal", from_param("cost")), (_send("energies"),))
         body = Sequential(_step(nodes, attend, scored), score)
         last = (*last, GraphEdge("best_index", CLIENT, modality="scalar"))

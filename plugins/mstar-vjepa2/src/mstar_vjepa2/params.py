@@ -280,10 +280,10 @@ class ActionParams(Common):
                 field="actions",
             )
         known = 0 if self.states is None else shape_of(self.states, "states")[-2]
-        wanted = needed if self.state_mode == "given" else self.context_frames
-        if known != wanted:
+        expected = needed if self.state_mode == "given" else self.context_frames
+        if known != expected:
             hint = "send one per context frame; with state_mode given, one per action"
-            yield RequestError(f"states have {known} frames, needed are {wanted}", hint=hint, field="states")
+            yield RequestError(f"states have {known} frames, needed are {expected}", hint=hint, field="states")
 
 
 def shape_of(value: object, field: str) -> tuple[int, ...]:

@@ -97,7 +97,7 @@ def ac_spec(sizes: Sizes) -> ModelSpec:
     )
 
 
-def bind_base(given: ModelSpec, folder: Path | None, model_kwargs: Mapping[str, Any]) -> ModelSpec:
+def bind_base(model: ModelSpec, folder: Path | None, model_kwargs: Mapping[str, Any]) -> ModelSpec:
     """Return the spec with the deployment's options. Raises ConfigError for an unknown or invalid option."""
     _check_keys("vjepa2", model_kwargs, START_KWARGS)
     weights = model_kwargs.get("weights", START_KWARGS["weights"])
@@ -108,10 +108,10 @@ def bind_base(given: ModelSpec, folder: Path | None, model_kwargs: Mapping[str, 
     _check_count("pooler_heads", model_kwargs.get("pooler_heads"), "a number of heads, such as 16")
     if folder is not None:
         read_base(folder)  # an unreadable checkpoint fails before any process starts
-    return replace(given, model_kwargs={**START_KWARGS, **model_kwargs})
+    return replace(model, model_kwargs={**START_KWARGS, **model_kwargs})
 
 
-def bind_ac(given: ModelSpec, folder: Path | None, model_kwargs: Mapping[str, Any]) -> ModelSpec:
+def bind_ac(model: ModelSpec, folder: Path | None, model_kwargs: Mapping[str, Any]) -> ModelSpec:
     """Return the spec with the checkpoint's sizes and the deployment's options.
 
     Raises ConfigError for an unknown or invalid option.
@@ -122,9 +122,9 @@ def bind_ac(given: ModelSpec, folder: Path | None, model_kwargs: Mapping[str, An
     sizes = Sizes() if folder is None else Sizes.of(read_action(folder))
     frames = limit or sizes.frames
     graph = build_ac(sizes)
-    (partition,) = given.partitions
+    (partition,) = model.partitions
     return replace(
-        given,
+        model,
         inputs=(Image(), Video(max_frames=frames), TensorData()),
         nodes=graph.nodes,
         partitions=(replace(partition, walks=graph.walks),),
@@ -133,8 +133,8 @@ def bind_ac(given: ModelSpec, folder: Path | None, model_kwargs: Mapping[str, An
     )
 
 
-def _check_keys(model: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
-    for key in given:
+def _check_keys(model: str, kwargs: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    for key in kwargs:
         if key not in known:
             hint = did_you_mean(key, known)
             raise ConfigError(f"{model} has no model_kwargs key {key!r}", hint=hint, key=f"model_kwargs.{key}")

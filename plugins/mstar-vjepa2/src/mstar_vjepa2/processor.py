@@ -221,12 +221,12 @@ class Processor:
 def _usage(arrays: Mapping[str, Array], tokens: int, steps: int) -> dict[str, int]:
     """Return the usage: encoder tokens, predictor tokens and rollout steps."""
     seen = sum(len(arrays[name]) for name in ("context_mask", "target_mask") if name in arrays)
-    found = {"encoder_tokens": tokens, "predictor_tokens": seen * max(1, steps)}
-    return {**found, "steps": steps} if steps else found
+    usage = {"encoder_tokens": tokens, "predictor_tokens": seen * max(1, steps)}
+    return {**usage, "steps": steps} if steps else usage
 
 
-def _ids(given: Sequence[int], limit: int, field: str) -> Array:
-    ids = np.asarray(given, dtype=np.int64)
+def _ids(values: Sequence[int], limit: int, field: str) -> Array:
+    ids = np.asarray(values, dtype=np.int64)
     if int(ids.max()) >= limit:
         raise RequestError(
             f"{field} contains token {int(ids.max())}, allowed are 0 to {limit - 1}",

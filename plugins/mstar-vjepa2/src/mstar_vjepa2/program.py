@@ -92,10 +92,10 @@ def _rollout_walk(request: ProgramRequest) -> str:
     if EARLIER in request.outputs:
         return _sent(request, name)
     spares = is_scored and params.candidates > FEW_CANDIDATES
-    wanted = params.returns or (("energies",) if spares else ("latents",))
-    if is_scored and not {"latents", "final_only"} & set(wanted):
+    outputs = params.returns or (("energies",) if spares else ("latents",))
+    if is_scored and not {"latents", "final_only"} & set(outputs):
         return "rollout_energies"
-    return f"{name}_final" if "final_only" in wanted else name
+    return f"{name}_final" if "final_only" in outputs else name
 
 
 def _plan(request: ProgramRequest) -> Run:

@@ -39,8 +39,8 @@ class PublishedWeights:
         places = frozenset(f"{node}.{place}" for node, module in modules.items() for place in module.state_dict())
         targets: dict[str, str | None] = {}
         for name in self.tensors:
-            found = self._spot(name)
-            targets[name] = f"{found[0]}.{found[1].target}" if found else name
+            target = self._spot(name)
+            targets[name] = f"{target[0]}.{target[1].target}" if target else name
         return KeyMap(targets=targets, places=places)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -48,27 +48,27 @@ class PublishedWeights:
         held = {node: module.state_dict() for node, (module, _) in self.nodes.items()}
         shapes = {}
         for name in self.tensors:
-            found = self._spot(name)
-            if found is None:
+            place = self._spot(name)
+            if place is None:
                 raise ValueError(f"{name} has no place in the model")
-            node, spot = found
+            node, spot = place
             shapes[name] = tuple(spot.part_of(held[node][spot.target]).shape)
         return shapes
 
     def _spot(self, name: str) -> tuple[str, names.Spot] | None:
         plain = names.plain(name)
-        found = ((node, names.spot(plain, rules, self.mask_tokens)) for node, (_, rules) in self.nodes.items())
-        return next(((node, spot) for node, spot in found if spot is not None), None)
+        places = ((node, names.spot(plain, rules, self.mask_tokens)) for node, (_, rules) in self.nodes.items())
+        return next(((node, spot) for node, spot in places if spot is not None), None)
 
 
 def key_map() -> Mapping[str, KeyMap]:
     """Return published names and the model's places, by weight set."""
-    found = {}
+    names_by_key = {}
     for name in WEIGHTS:
         size = name if name == "vitg-384" else name.partition("-")[0]
         labels = CLASSES.get(name.rpartition("-")[2], 0)
-        found[name] = base_weights(replace(released(size), labels=labels)).key_map()
-    return {**found, "ac": action_weights(RELEASED_AC).key_map()}
+        names_by_key[name] = base_weights(replace(released(size), labels=labels)).key_map()
+    return {**names_by_key, "ac": action_weights(RELEASED_AC).key_map()}
 
 
 def base_weights(config: BaseConfig) -> PublishedWeights:

@@ -172,12 +172,12 @@ def _header(path: Path) -> tuple[int, dict[str, Any]]:
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object. Raises WeightsError with the file."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise WeightsError(f"{path} cannot be read", str(error), _HINT, file=str(path)) from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise WeightsError(f"{path} does not contain a JSON object", hint=_HINT, file=str(path))
-    return found
+    return content
 
 
 def _language(path: Path) -> Language:
@@ -199,17 +199,17 @@ def _language(path: Path) -> Language:
 
 def _vision(path: Path, config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> Vision:
     base = Vision()
-    own = read_json(path) if path.is_file() else {}
+    fields = read_json(path) if path.is_file() else {}
     return Vision(
-        width=_number(own, "hidden_size", path, base.width),
+        width=_number(fields, "hidden_size", path, base.width),
         # The reference removes the last layer, and the weights do not contain it.
-        layers=_number(own, "num_hidden_layers", path, base.layers + 1) - 1,
-        heads=_number(own, "num_attention_heads", path, base.heads),
-        mlp=_number(own, "intermediate_size", path, base.mlp),
-        patch=_number(own, "patch_size", path, base.patch),
-        channels=_number(own, "num_channels", path, base.channels),
+        layers=_number(fields, "num_hidden_layers", path, base.layers + 1) - 1,
+        heads=_number(fields, "num_attention_heads", path, base.heads),
+        mlp=_number(fields, "intermediate_size", path, base.mlp),
+        patch=_number(fields, "patch_size", path, base.patch),
+        channels=_number(fields, "num_channels", path, base.channels),
         grid=_side(shapes, VIT_TABLE, int(config.get("vit_max_num_patch_per_side", base.grid))),
-        eps=_real(own, "layer_norm_eps", path, base.eps),
+        eps=_real(fields, "layer_norm_eps", path, base.eps),
     )
 
 
@@ -237,10 +237,10 @@ def _side(shapes: Mapping[str, tuple[int, ...]], name: str, default: int) -> int
     return math.isqrt(shapes[name][0]) if name in shapes else default
 
 
-def _rule(given: Mapping[str, Any] | None, default: ResizeRule) -> ResizeRule:
-    if not given:
+def _rule(sizes: Mapping[str, Any] | None, default: ResizeRule) -> ResizeRule:
+    if not sizes:
         return default
-    return ResizeRule(longest=int(given["max_size"]), shortest=int(given["min_size"]), stride=int(given["stride"]))
+    return ResizeRule(longest=int(sizes["max_size"]), shortest=int(sizes["min_size"]), stride=int(sizes["stride"]))
 
 
 def _number(config: Mapping[str, Any], key: str, path: Path, default: int | None = None) -> int:

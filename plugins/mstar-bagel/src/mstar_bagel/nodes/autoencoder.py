@@ -58,8 +58,8 @@ class PixelAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return x's shape. x: [N, width, y, x]."""
         normed = _normalized(self.norm, x, is_active=False)
-        rows = [layer(normed).flatten(2).transpose(1, 2)[:, None] for layer in (self.q, self.k, self.v)]
-        mixed = scaled_dot_product_attention(*rows)[:, 0].transpose(1, 2).view(x.shape)
+        projected = [layer(normed).flatten(2).transpose(1, 2)[:, None] for layer in (self.q, self.k, self.v)]
+        mixed = scaled_dot_product_attention(*projected)[:, 0].transpose(1, 2).view(x.shape)
         out: Tensor = x + self.proj_out(mixed)
         return out
 
@@ -94,7 +94,7 @@ class Level(nn.Module):
     def __init__(self, width: int, outer: int, blocks: int) -> None:
         super().__init__()
         widths = [width, *[outer] * (blocks - 1)]
-        self.block = nn.ModuleList(ResidualBlock(each, outer) for each in widths)
+        self.block = nn.ModuleList(ResidualBlock(width, outer) for width in widths)
         self.downsample: Downsample | None = None
         self.upsample: Upsample | None = None
 
@@ -123,7 +123,7 @@ class VaeEncoder(nn.Module):
 
     def __init__(self, vae: Autoencoder) -> None:
         super().__init__()
-        widths = [vae.width * each for each in vae.multipliers]
+        widths = [vae.width * multiplier for multiplier in vae.multipliers]
         self.conv_in = nn.Conv2d(3, vae.width, 3, padding=1)
         inner = [vae.width, *widths[:-1]]
         levels = [Level(width, outer, vae.blocks) for width, outer in zip(inner, widths, strict=True)]
@@ -148,7 +148,7 @@ class VaeDecoder(nn.Module):
 
     def __init__(self, vae: Autoencoder) -> None:
         super().__init__()
-        widths = [vae.width * each for each in vae.multipliers]
+        widths = [vae.width * multiplier for multiplier in vae.multipliers]
         self.conv_in = nn.Conv2d(vae.channels, widths[-1], 3, padding=1)
         self.mid = Middle(widths[-1])
         above = [*widths[1:], widths[-1]]
@@ -185,7 +185,7 @@ class CleanLatents(nn.Module, NodeModule):
 
     def forward(self, *, image: Tensor | Sequence[Tensor]) -> dict[str, list[Tensor]]:
         """Return {"features": one tensor [n, width] per image}. image: [3, y, x] each, uint8 or in [-1, 1]."""
-        return {"features": [self.embed(self.encode(each)) for each in image]}
+        return {"features": [self.embed(self.encode(picture)) for picture in image]}
 
     def encode(self, image: Tensor) -> Tensor:
         """Return the scaled latent tokens [h, w, channels]. image: [3, y, x]."""
@@ -222,14 +222,14 @@ class Pixels(nn.Module, NodeModule):
 
     def forward(self, *, latents: Tensor | Sequence[Tensor]) -> dict[str, list[Tensor]]:
         """Return {"image": one tensor uint8 [y, x, 3] per image}. latents: [h, w, channels] each."""
-        return {"image": [self.pixels(self.decode(each)) for each in latents]}
+        return {"image": [self.pixels(self.decode(latent)) for latent in latents]}
 
     def decode(self, tokens: Tensor) -> Tensor:
         """Return [3, y, x] around [-1, 1]. tokens: scaled latents [h, w, channels]."""
         vae = self._sizes.vae
         scaled = from_tokens(tokens, self._sizes.latent_patch) / vae.scale + vae.shift
-        found: Tensor = self.decoder(scaled[None].to(self.decoder.conv_in.weight.dtype))[0]
-        return found
+        pixels: Tensor = self.decoder(scaled[None].to(self.decoder.conv_in.weight.dtype))[0]
+        return pixels
 
     def use_half_precision(self, dtype: torch.dtype) -> None:
         """Compute the convolutions in this dtype. See `half_precision`."""

@@ -130,18 +130,18 @@ class FlowSteps(nn.Module, NodeModule):
         """
         if grid is not None:
             pairs = zip(grid, seeds, strict=True)
-            return {"latents": [self.noise((each.shape[0], each.shape[1]), int(seed)) for each, seed in pairs]}
+            return {"latents": [self.noise((cells.shape[0], cells.shape[1]), int(seed)) for cells, seed in pairs]}
         assert step is not None
-        made, told = [], []
+        moved, told = [], []
         for item, x in enumerate(latents):
             _, length, number = (float(value) for value in times[item][int(step[item])])
             velocity = v[item]
             if v_text is not None:
-                own = guidance_values(guidance[item])
-                velocity = guided(velocity, v_text[item], velocity if v_img is None else v_img[item], **own)
-            made.append(x - velocity * length)
+                values = guidance_values(guidance[item])
+                velocity = guided(velocity, v_text[item], velocity if v_img is None else v_img[item], **values)
+            moved.append(x - velocity * length)
             told.append(torch.tensor([round(number) + 1, round(float(guidance[item][4]))]))
-        return {"latents": made, "progress": told}
+        return {"latents": moved, "progress": told}
 
     def noise(self, size: tuple[int, int], seed: int) -> Tensor:
         """Return normal noise, float32 [rows, columns, channels].

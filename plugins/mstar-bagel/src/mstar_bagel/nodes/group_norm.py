@@ -114,10 +114,10 @@ def group_norm(x: Tensor, norm: nn.GroupNorm, *, is_active: bool) -> Tensor:
     images, channels, height, width = x.shape
     plane, per_group = height * width, channels // norm.num_groups
     size, rows = plane * per_group, images * norm.num_groups
-    each = triton.cdiv(triton.cdiv(size, PARTS), BLOCK) * BLOCK
+    part_size = triton.cdiv(triton.cdiv(size, PARTS), BLOCK) * BLOCK
     means, squares = torch.empty((2, rows, PARTS), dtype=torch.float32, device=x.device).unbind()
     out, options = torch.empty_like(x), launch_options(x.device)
-    _moments_kernel[(rows, PARTS)](x, means, squares, size, each, block=BLOCK, num_warps=8, **options)
+    _moments_kernel[(rows, PARTS)](x, means, squares, size, part_size, block=BLOCK, num_warps=8, **options)
     _normalize_kernel[(rows, triton.cdiv(size, BLOCK))](
         x,
         means,
@@ -126,7 +126,7 @@ def group_norm(x: Tensor, norm: nn.GroupNorm, *, is_active: bool) -> Tensor:
         norm.bias,
         out,
         size,
-        each,
+        part_size,
         plane,
         per_group,
         norm.num_groups,

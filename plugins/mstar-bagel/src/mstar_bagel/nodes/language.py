@@ -130,11 +130,11 @@ class AttentionExpert:
         weight, bias = self.joined
         if is_whole or not uses_small_m(x, LinearWeight(weight)):
             return linear(x, weight, bias)
-        found = project_partial(x, LinearWeight(weight))
-        if found.dim() == 2:
-            return found + bias
-        found[0] += bias
-        return found
+        partials = project_partial(x, LinearWeight(weight))
+        if partials.dim() == 2:
+            return partials + bias
+        partials[0] += bias
+        return partials
 
     @property
     def head_norms(self) -> HeadNorms:
@@ -169,10 +169,10 @@ class MixedAttention(PreparedLayer):
         self._joined: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
 
     def slices(self) -> dict[str, Slice]:
-        """See Sharded."""
-        sizes, found = self._sizes, dict[str, Slice]()
+        """Return the parts of both experts' weights that this rank holds."""
+        sizes, slices = self._sizes, dict[str, Slice]()
         for suffix in ("", "_moe_gen"):
-            found |= head_slices(
+            slices |= head_slices(
                 self.shard,
                 heads=sizes.heads,
                 kv_heads=sizes.kv_heads,
@@ -180,7 +180,7 @@ class MixedAttention(PreparedLayer):
                 has_bias=True,
                 suffix=suffix,
             )
-        return found
+        return slices
 
     def fuse_projections(self) -> bool:
         """Join the query, key and value projections of each expert. See PreparedLayer."""
@@ -244,7 +244,7 @@ class MixedAttention(PreparedLayer):
         """Return the branches of latent tokens and of markers. Arguments: both, normalized, [T, width]."""
         experts = self.gen, self.und
         if experts[0].joined is None or not uses_fused_kernels(gen):
-            parts = (each.project(x, self.head_dim) for each, x in zip(experts, (gen, und), strict=True))
+            parts = (expert.project(x, self.head_dim) for expert, x in zip(experts, (gen, und), strict=True))
             query, key, value = (packing.join(*pair) for pair in zip(*parts, strict=True))
             query, key = rotate(query, *rotation), rotate(key, *rotation)
         else:
@@ -308,8 +308,8 @@ class MixedDecoder(nn.Module):
     @property
     def norms(self) -> list[tuple[RMSNorm, RMSNorm]]:
         """The norms before each block and after the last one, `und` first."""
-        found = [(block.input_layernorm, block.input_layernorm_moe_gen) for block in self.blocks]
-        return [*found, (self.norm, self.norm_moe_gen)]
+        pairs = [(block.input_layernorm, block.input_layernorm_moe_gen) for block in self.blocks]
+        return [*pairs, (self.norm, self.norm_moe_gen)]
 
     def text(self, x: Tensor, positions: Tensor, kv: KVView) -> Tensor:
         """Return normalized states [T, width]. x: embeddings of tokens of `und`."""
@@ -377,10 +377,10 @@ class BagelLLM(nn.Module, NodeModule):
             return {"hidden": decoder.text(decoder.embed_tokens(tokens), positions, kv)}
         if embeds is not None:
             markers = self._markers(1)
-            x = torch.cat([part for each in embeds for part in (each, markers)])
+            x = torch.cat([part for image in embeds for part in (image, markers)])
             return {"hidden": decoder.text(x, positions, kv)}
         if latent_embeds is not None:
-            packing, markers = Packing(tuple(len(each) for each in latent_embeds)), self._markers(len(latent_embeds))
+            packing, markers = Packing(tuple(len(image) for image in latent_embeds)), self._markers(len(latent_embeds))
             # The encoder is float32 in every deployment.
             decoder.images(_flat(latent_embeds).to(markers.dtype), markers, positions, kv, packing)
             return {}
@@ -389,8 +389,8 @@ class BagelLLM(nn.Module, NodeModule):
 
     def working_bytes(self, tokens: int) -> int:
         """See NodeModule: gate, up and inner values of the MLP, and a dozen tensors of hidden states."""
-        each = 3 * self._sizes.mlp + 12 * self._sizes.width
-        return max(tokens, PASS_TOKENS) * each * self.vae2llm.weight.element_size()
+        values = 3 * self._sizes.mlp + 12 * self._sizes.width
+        return max(tokens, PASS_TOKENS) * values * self.vae2llm.weight.element_size()
 
     def head(self, hidden: Tensor) -> Tensor:
         """Return logits [n, vocab]. hidden: [n, width]."""
@@ -402,8 +402,8 @@ class BagelLLM(nn.Module, NodeModule):
         dtype = self.vae2llm.weight.dtype
         moments = self.time_embedder(times)
         parts = [
-            self.vae2llm(each.flatten(0, 1).to(dtype)) + moment + self.latent_pos_embed(each.shape[0], each.shape[1])
-            for each, moment in zip(latents, moments, strict=True)
+            self.vae2llm(image.flatten(0, 1).to(dtype)) + moment + self.latent_pos_embed(image.shape[0], image.shape[1])
+            for image, moment in zip(latents, moments, strict=True)
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -411,19 +411,19 @@ class BagelLLM(nn.Module, NodeModule):
         self, latents: Tensor | Sequence[Tensor], times: Tensor, positions: Tensor, kv: KVView
     ) -> dict[str, Tensor] | dict[str, list[Tensor]]:
         images = list(latents)
-        packing = Packing(tuple(each.shape[0] * each.shape[1] for each in images))
+        packing = Packing(tuple(image.shape[0] * image.shape[1] for image in images))
         gen = self.embed_latents(images, times[:, 0, 0])
         states = self.language_model.model.images(gen, self._markers(len(images)), positions, kv, packing)
-        found = self.llm2vae(states).float()
+        velocity = self.llm2vae(states).float()
         if isinstance(latents, torch.Tensor):
-            return {"velocity": found.view(latents.shape)}
-        parts = found.split(list(packing.lengths))
-        return {"velocity": [part.view(each.shape) for part, each in zip(parts, images, strict=True)]}
+            return {"velocity": velocity.view(latents.shape)}
+        parts = velocity.split(list(packing.lengths))
+        return {"velocity": [part.view(image.shape) for part, image in zip(parts, images, strict=True)]}
 
     def _markers(self, images: int) -> Tensor:
         """Return the embeddings of the markers of so many images, [2 * images, width]."""
-        rows: Tensor = self.language_model.model.embed_tokens(self.marker_ids)
-        return rows.repeat(images, 1)
+        embeds: Tensor = self.language_model.model.embed_tokens(self.marker_ids)
+        return embeds.repeat(images, 1)
 
 
 def _flat(parts: Tensor | Sequence[Tensor]) -> Tensor:

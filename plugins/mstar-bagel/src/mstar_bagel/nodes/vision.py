@@ -85,8 +85,8 @@ class PatchAttention(nn.Module):
             packed = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], dim=-1)
         parts = packed.view(1, len(x), 3, self.heads, -1).transpose(1, 3).split(lengths, dim=3)
         mixed = [
-            scaled_dot_product_attention(own[:, :, 0], own[:, :, 1], own[:, :, 2])[0].transpose(0, 1).flatten(1)
-            for own in parts
+            scaled_dot_product_attention(part[:, :, 0], part[:, :, 1], part[:, :, 2])[0].transpose(0, 1).flatten(1)
+            for part in parts
         ]
         out: Tensor = self.out_proj(mixed[0] if len(mixed) == 1 else torch.cat(mixed))
         return out
@@ -181,7 +181,7 @@ class ImageFeatures(nn.Module, CapturesFunction):
         self._replayed = CapturedFunction(self._alone, (1,))
 
     def capture(self, captures: GraphCache) -> None:
-        """See CapturesFunction."""
+        """Join the projections of each block and capture the encoding of small images."""
         for block in self.vit_model.vision_model.blocks:
             block.self_attn.join()
         self._replayed = CapturedFunction(self._alone, (1,), captures, self._is_small)
@@ -194,10 +194,10 @@ class ImageFeatures(nn.Module, CapturesFunction):
         return {"features": self._encoded(images)}
 
     def _encoded(self, images: list[Tensor]) -> list[Tensor]:
-        grids = [(each.shape[1] // self._patch, each.shape[2] // self._patch) for each in images]
+        grids = [(image.shape[1] // self._patch, image.shape[2] // self._patch) for image in images]
         lengths = [rows * columns for rows, columns in grids]
         tables = [self.vit_pos_embed(rows, columns) for rows, columns in grids]
-        packed = self.connector(self.vit_model.vision_model([self.pixels(each) for each in images], lengths))
+        packed = self.connector(self.vit_model.vision_model([self.pixels(image) for image in images], lengths))
         return list((packed + (tables[0] if len(tables) == 1 else torch.cat(tables))).split(lengths))
 
     def _alone(self, image: Tensor) -> Tensor:

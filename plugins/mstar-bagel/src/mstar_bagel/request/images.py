@@ -45,8 +45,8 @@ def resize(image: Image.Image, rule: ResizeRule) -> Image.Image:
 
 def planes(image: Image.Image) -> np.ndarray:
     """Return the pixels by channel, uint8 [3, y, x]."""
-    found: np.ndarray = np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
-    return found
+    values: np.ndarray = np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
+    return values
 
 
 def fitted_size(size: tuple[int, int], box: tuple[int | None, int | None], multiple: int) -> tuple[int, int]:

@@ -49,16 +49,16 @@ def phases(points: int, shift: float, guide: Guidance, partial: int = 0) -> dict
     Times fall, so each phase is one run of steps. Empty phases are left out; an image without guidance has one phase.
     partial: number of partial images, which divide phases; see `until_partial`.
     """
-    cuts, found = partial_steps(points - 1, partial), dict[str, np.ndarray]()
+    cuts, times = partial_steps(points - 1, partial), dict[str, np.ndarray]()
     for phase, part in _phases(points, shift, guide).items():
         first = int(part[0, 2])
         for number, cut in enumerate(cuts):
             if first < cut <= int(part[-1, 2]) + 1:
-                found[until_partial(phase, number)] = part[: cut - first]
+                times[until_partial(phase, number)] = part[: cut - first]
                 part, first = part[cut - first :], cut
         if len(part):
-            found[phase] = part
-    return found
+            times[phase] = part
+    return times
 
 
 def _phases(points: int, shift: float, guide: Guidance) -> dict[str, np.ndarray]:
@@ -67,5 +67,5 @@ def _phases(points: int, shift: float, guide: Guidance) -> dict[str, np.ndarray]
     if not guided.any():
         return {PHASES[-1]: every}
     first, end = int(guided.argmax()), len(guided) - int(guided[::-1].argmax())
-    found = dict(zip(PHASES, (every[:first], every[first:end], every[end:]), strict=True))
-    return {name: part for name, part in found.items() if len(part)}
+    parts = dict(zip(PHASES, (every[:first], every[first:end], every[end:]), strict=True))
+    return {name: part for name, part in parts.items() if len(part)}

@@ -83,12 +83,16 @@ def read_tokenizer(folder: Path) -> Tokenizer:
 def _from_parts(folder: Path) -> Tokenizer:
     from tokenizers import AddedToken, models
 
-    made = qwen_tokenizer(models.BPE.from_file(str(folder / VOCAB), str(folder / MERGES)))
+    tokenizer = qwen_tokenizer(models.BPE.from_file(str(folder / VOCAB), str(folder / MERGES)))
     config = read_json(folder / TOKENIZER_CONFIG) if (folder / TOKENIZER_CONFIG).is_file() else {}
     added = sorted((int(number), token) for number, token in config.get("added_tokens_decoder", {}).items())
     for _, token in added:
-        made.add_tokens([AddedToken(token["content"], normalized=False, special=bool(token.get("special", False)))])
-    wrong = next((token["content"] for number, token in added if made.token_to_id(token["content"]) != number), None)
+        tokenizer.add_tokens(
+            [AddedToken(token["content"], normalized=False, special=bool(token.get("special", False)))]
+        )
+    wrong = next(
+        (token["content"] for number, token in added if tokenizer.token_to_id(token["content"]) != number), None
+    )
     if wrong is not None:
         raise WeightsError(
             f"{folder / VOCAB} and {TOKENIZER_CONFIG} disagree",
@@ -96,18 +100,18 @@ def _from_parts(folder: Path) -> Tokenizer:
             "download the tokenizer's files again",
             file=str(folder / VOCAB),
         )
-    return made
+    return tokenizer
 
 
 def qwen_tokenizer(model: Any) -> Tokenizer:
     """Return a tokenizer of Qwen2's kind around a BPE model, without added tokens."""
     from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 
-    made = Tokenizer(model)
-    made.normalizer = normalizers.NFC()
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizers.NFC()
     words = pre_tokenizers.Split(Regex(PATTERN), behavior="isolated")
-    made.pre_tokenizer = pre_tokenizers.Sequence(
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
-    made.decoder = decoders.ByteLevel()
-    return made
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer

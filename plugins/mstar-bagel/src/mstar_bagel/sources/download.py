@@ -68,13 +68,15 @@ def wanted_files(listed: Mapping[str, int]) -> dict[str, int]:
     lacking = next((name for name in NEEDED if name not in listed), None)
     if lacking is not None:
         raise WeightsError(f"{REPO} lacks {lacking}", f"it lists {len(listed)} files", WAYS, file=lacking)
-    return {name: size for name, size in listed.items() if any(fnmatch.fnmatchcase(name, each) for each in WANTED)}
+    return {
+        name: size for name, size in listed.items() if any(fnmatch.fnmatchcase(name, pattern) for pattern in WANTED)
+    }
 
 
 def _cached(hub: WeightHub) -> Path:
     """Return the folder in the cache. Raises WeightsError with the first missing or damaged file."""
-    found = hub.cached(REPO, LLM_CONFIG)
-    if found is None:
+    path = hub.cached(REPO, LLM_CONFIG)
+    if path is None:
         raise WeightsError(f"{LLM_CONFIG} of {REPO} is missing", hint=WAYS, file=LLM_CONFIG)
-    check_files(found.parent)
-    return found.parent
+    check_files(path.parent)
+    return path.parent

@@ -123,27 +123,27 @@ def write_files(folder: Path) -> None:
     _shape_text(drawn, tokenizer, sizes)
     for file in (MODEL_FILE, VAE_FILE):
         of_vae = file == VAE_FILE
-        own = {name: value for name, value in drawn.items() if name.startswith(("encoder.", "decoder.")) == of_vae}
-        save_file(own, folder / file, metadata={"format": "pt"})
+        tensors = {name: value for name, value in drawn.items() if name.startswith(("encoder.", "decoder.")) == of_vae}
+        save_file(tensors, folder / file, metadata={"format": "pt"})
 
 
 def _shapes(sizes: Sizes) -> dict[str, tuple[int, ...]]:
-    found = shapes(sizes)
+    by_name = shapes(sizes)
     for table, side in (("latent_pos_embed.pos_embed", LATENT_SIDE), ("vit_pos_embed.pos_embed", VIT_SIDE)):
-        found[table] = (side * side, sizes.language.width)
+        by_name[table] = (side * side, sizes.language.width)
     name = "vit_model.vision_model.embeddings.position_embedding.weight"
-    found[name] = (VIT_SIDE * VIT_SIDE, sizes.vision.width)
-    return found
+    by_name[name] = (VIT_SIDE * VIT_SIDE, sizes.vision.width)
+    return by_name
 
 
 def _tokenizer() -> Tokenizer:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     merges = [(left, right) for left, right in (pair.split() for pair in MERGES)]
     tokens = dict.fromkeys([*alphabet, *(left + right for left, right in merges)])
-    made = qwen_tokenizer(models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=merges))
+    tokenizer = qwen_tokenizer(models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=merges))
     names = ("<|endoftext|>", *CONTROL.values())
-    made.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
-    return made
+    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
+    return tokenizer
 
 
 def _drawn(name: str, shape: tuple[int, ...], generator: Generator) -> Tensor:

@@ -40,14 +40,14 @@ class SpecialIds:
     audio_offset: int = 128266
 
     @classmethod
-    def read(cls, given: Mapping[str, Any], path: Path) -> SpecialIds:
+    def read(cls, fields: Mapping[str, Any], path: Path) -> SpecialIds:
         """Read the `orpheus` object of a config, with all ids. Raises WeightsError with file and key."""
         try:
             return cls(
-                start=int(given["start_token_id"]),
-                end=tuple(int(item) for item in given["end_token_ids"]),
-                stop=int(given["stop_token_id"]),
-                audio_offset=int(given["audio_token_offset"]),
+                start=int(fields["start_token_id"]),
+                end=tuple(int(item) for item in fields["end_token_ids"]),
+                stop=int(fields["stop_token_id"]),
+                audio_offset=int(fields["audio_token_offset"]),
             )
         except KeyError as error:
             raise WeightsError(
@@ -88,7 +88,7 @@ def read_config(folder: Path) -> CheckpointConfig:
     layout = CheckpointLayout.find(folder)
     lm_path, snac_path = layout.lm / CONFIG, layout.snac / CONFIG
     lm, snac = read_json(lm_path), read_json(snac_path)
-    given = lm.get(IDS_KEY)
+    fields = lm.get(IDS_KEY)
     heads = number(lm, "num_attention_heads", lm_path)
     rates = [int(rate) for rate in snac.get("decoder_rates", ())]
     strides = tuple(int(stride) for stride in snac.get("vq_strides", ()))
@@ -107,11 +107,11 @@ def read_config(folder: Path) -> CheckpointConfig:
         kv_heads=number(lm, "num_key_value_heads", lm_path, default=heads),
         head_dim=number(lm, "head_dim", lm_path, default=number(lm, "hidden_size", lm_path) // heads),
         max_positions=number(lm, "max_position_embeddings", lm_path),
-        ids=SpecialIds.read(given, lm_path) if isinstance(given, Mapping) else SpecialIds(),
+        ids=SpecialIds.read(fields, lm_path) if isinstance(fields, Mapping) else SpecialIds(),
         codebook_size=number(snac, "codebook_size", snac_path),
         frame_samples=math.prod(rates) * max(VQ_STRIDES),
         sample_rate=number(snac, "sampling_rate", snac_path),
-        is_miniature=isinstance(given, Mapping) and given.get("is_miniature") is True,
+        is_miniature=isinstance(fields, Mapping) and fields.get("is_miniature") is True,
     )
     _check(config, lm_path)
     return config

@@ -63,8 +63,8 @@ def checked(folder: Path) -> Path:
         raise WeightsError(
             f"{folder} is not a folder", hint="give --weights the folder of a checkpoint", file=str(folder)
         )
-    found = CheckpointLayout.find(folder)
-    for part in (found.lm, found.snac):
+    layout = CheckpointLayout.find(folder)
+    for part in (layout.lm, layout.snac):
         for path in part_files(part):
             check_whole(path)
     return folder

@@ -47,8 +47,8 @@ class WindowStep(StaticStep["Tensor"]):
 
     def forward(self) -> Tensor:
         """See StaticStep: samples of each window."""
-        own = self._staging.device
-        return self._step(*(own[name].view(self._shapes[name]) for name in ("window", "noise_params")))
+        fields = self._staging.device
+        return self._step(*(fields[name].view(self._shapes[name]) for name in ("window", "noise_params")))
 
 
 class CapturedWindows:
@@ -111,4 +111,4 @@ def first_buckets(ids: tuple[int, ...]) -> list[tuple[int, int]]:
 def later_buckets(ids: tuple[int, ...]) -> list[tuple[int, int]]:
     """Return windows and ids of the other buckets, in the order of their capture."""
     later = [(count, ids[0]) for count in LATER_BUCKETS]
-    return later + [(count, each) for each in ids[1:] for count in SHORT_BUCKETS]
+    return later + [(count, id_count) for id_count in ids[1:] for count in SHORT_BUCKETS]

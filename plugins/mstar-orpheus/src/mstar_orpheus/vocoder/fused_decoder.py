@@ -68,8 +68,8 @@ class GemmWeight:
         weight = weight.detach().contiguous()
         high, low = split(weight) if precision == "split" else (weight, weight)
         outer = weight.shape[0] if bias is None else bias.numel()
-        given = torch.zeros(outer, device=weight.device) if bias is None else bias.detach()
-        return cls(high, low, given, weight.shape[0])
+        biases = torch.zeros(outer, device=weight.device) if bias is None else bias.detach()
+        return cls(high, low, biases, weight.shape[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +129,8 @@ class FusedDecoder:
         self._mixed = Slopes.of(blocks[0].block[0])
         after = [block.block[0] for block in blocks[1:]] + [snake]
         self._blocks = [
-            _block(block, rate, Slopes.of(each), precision)
-            for block, rate, each in zip(blocks, self.config.rates, after, strict=True)
+            _block(block, rate, Slopes.of(snake), precision)
+            for block, rate, snake in zip(blocks, self.config.rates, after, strict=True)
         ]
         self._output_taps, self._output_bias = _taps_of_output(output), output.bias.detach()
         self._noise_spans: dict[tuple[int, tuple[int, int]], tuple[Tensor, list[int]]] = {}
@@ -138,11 +138,11 @@ class FusedDecoder:
     def spans(self, frames: int, keep: tuple[int, int]) -> list[Span]:
         """Return the span of each block for the samples `keep` of `frames` frames."""
         steps = frames * max(VQ_STRIDES)
-        found, start, length = [], 0, steps
+        spans, start, length = [], 0, steps
         for (low, high), rate in zip(needed(keep, self.config.rates, steps), self.config.rates, strict=True):
-            found.append(Span(low - start, high - low, length, low * rate))
+            spans.append(Span(low - start, high - low, length, low * rate))
             start, length = low * rate, (high - low) * rate
-        return found
+        return spans
 
     def decode(
         self, window: Tensor, noise: Sequence[Tensor] | None, keep: tuple[int, int], *, is_pcm: bool = False
@@ -152,15 +152,15 @@ class FusedDecoder:
         window: int64 [B, 7 * frames] audio ids. noise: one float32 [B, count * rate] per block, for the steps of its
         span; None for no noise.
         """
-        rows, frames = window.shape[0], window.shape[1] // IDS_PER_FRAME
+        batch, frames = window.shape[0], window.shape[1] // IDS_PER_FRAME
         spans = self.spans(frames, keep)
-        bent = self._begin(window, rows, frames)
+        bent = self._begin(window, batch, frames)
         for index, (block, span) in enumerate(zip(self._blocks, spans, strict=True)):
-            bent = self._run_block(block, span, bent, rows, None if noise is None else noise[index])
+            bent = self._run_block(block, span, bent, batch, None if noise is None else noise[index])
         length = spans[-1].count * self._blocks[-1].rate
         count, channels = keep[1] - keep[0], self._blocks[-1].outer
-        out = torch.empty((rows, count), dtype=torch.int16 if is_pcm else torch.float32, device=window.device)
-        kernels.output_kernel[(rows, _tiles(count, OUTPUT_BLOCK))](
+        out = torch.empty((batch, count), dtype=torch.int16 if is_pcm else torch.float32, device=window.device)
+        kernels.output_kernel[(batch, _tiles(count, OUTPUT_BLOCK))](
             bent,
             self._output_taps,
             self._output_bias,
@@ -181,36 +181,36 @@ class FusedDecoder:
         return [whole[:, 0, first : first + count].contiguous() for whole, (first, count) in pairs]
 
     def seeded_noise(self, noise_params: Tensor, frames: int, keep: tuple[int, int]) -> list[Tensor]:
-        """Return noise of each row's seed and window, zeros for other modes. noise_params: int64 [3, B], see node."""
-        rows = noise_params.shape[1]
+        """Return noise of each window's seed and position, zeros for other modes. noise_params: int64 [3, B]."""
+        batch = noise_params.shape[1]
         places = self._noise_places(frames, keep)
         spans = self._spans_on_device(frames, keep, places)
         counts = [count for _, count in places]
-        out = torch.empty(rows * sum(counts), device=noise_params.device)
-        kernels.noise_kernel[(rows, _tiles(max(counts), NOISE_BLOCK), len(places))](
-            noise_params, spans, out, rows, CODEC_SALT, len(places), seeded_mode=SEEDED, block=NOISE_BLOCK
+        out = torch.empty(batch * sum(counts), device=noise_params.device)
+        kernels.noise_kernel[(batch, _tiles(max(counts), NOISE_BLOCK), len(places))](
+            noise_params, spans, out, batch, CODEC_SALT, len(places), seeded_mode=SEEDED, block=NOISE_BLOCK
         )
-        return list(out.split([rows * count for count in counts]))
+        return list(out.split([batch * count for count in counts]))
 
     def _noise_places(self, frames: int, keep: tuple[int, int]) -> list[tuple[int, int]]:
         spans = self.spans(frames, keep)
         return [(span.start, span.count * block.rate) for block, span in zip(self._blocks, spans, strict=True)]
 
     def _spans_on_device(self, frames: int, keep: tuple[int, int], places: list[tuple[int, int]]) -> Tensor:
-        found = self._noise_spans.get((frames, keep))
-        if found is None:
+        spans = self._noise_spans.get((frames, keep))
+        if spans is None:
             before = [sum(count for _, count in places[:index]) for index in range(len(places))]
             rows = [[first, count, ahead] for (first, count), ahead in zip(places, before, strict=True)]
-            made = torch.tensor(rows, dtype=torch.int64, device=self._tables.device)
-            found = self._noise_spans[frames, keep] = (made, before)
-        return found[0]
+            table = torch.tensor(rows, dtype=torch.int64, device=self._tables.device)
+            spans = self._noise_spans[frames, keep] = (table, before)
+        return spans[0]
 
     # -- layers --------------------------------------------------------------------------------------------------
 
-    def _begin(self, window: Tensor, rows: int, frames: int) -> Tensor:
+    def _begin(self, window: Tensor, batch: int, frames: int) -> Tensor:
         steps, width = frames * max(VQ_STRIDES), self.config.latent
-        latent = torch.empty((rows * steps, width), device=window.device)
-        kernels.latent_kernel[(rows, steps, _tiles(width, LATENT_BLOCK))](
+        latent = torch.empty((batch * steps, width), device=window.device)
+        kernels.latent_kernel[(batch, steps, _tiles(width, LATENT_BLOCK))](
             window,
             self._tables,
             self._entry_taps,
@@ -225,16 +225,16 @@ class FusedDecoder:
         )
         return self._pointwise(latent, self._mixing, self._mixed, None)[1]
 
-    def _run_block(self, block: Block, span: Span, bent: Tensor, rows: int, noise: Tensor | None) -> Tensor:
+    def _run_block(self, block: Block, span: Span, bent: Tensor, batch: int, noise: Tensor | None) -> Tensor:
         length = span.count * block.rate
-        wide = torch.empty((rows * length, block.outer), device=bent.device)
+        wide = torch.empty((batch * length, block.outer), device=bent.device)
         other = torch.empty_like(wide)
-        self._upsample(block, span, bent, rows, wide, other, is_bent=noise is None)
+        self._upsample(block, span, bent, batch, wide, other, is_bent=noise is None)
         if noise is not None:
             wide, other = self._pointwise(wide, block.noisy, block.first, noise)
         bent, other = other, torch.empty_like(wide)
         for index, unit in enumerate(block.units):
-            self._unit(unit, bent, wide, other, rows, length, is_kept=index + 1 < len(block.units))
+            self._unit(unit, bent, wide, other, batch, length, is_kept=index + 1 < len(block.units))
             bent, other = other, bent
         return bent
 
@@ -263,9 +263,9 @@ class FusedDecoder:
         return wide, bent
 
     def _upsample(
-        self, block: Block, span: Span, x: Tensor, rows: int, out: Tensor, bent: Tensor, *, is_bent: bool
+        self, block: Block, span: Span, x: Tensor, batch: int, out: Tensor, bent: Tensor, *, is_bent: bool
     ) -> None:
-        taken, columns = rows * (span.count + 1), block.rate * block.outer
+        taken, columns = batch * (span.count + 1), block.rate * block.outer
         cut = self._tile("upsample", taken, columns)
         kernels.upsample_kernel[(_tiles(taken, cut.bm), _tiles(columns, cut.bn))](
             x,
@@ -289,11 +289,11 @@ class FusedDecoder:
         )
 
     def _unit(
-        self, unit: Unit, bent: Tensor, wide: Tensor, out: Tensor, rows: int, length: int, *, is_kept: bool
+        self, unit: Unit, bent: Tensor, wide: Tensor, out: Tensor, batch: int, length: int, *, is_kept: bool
     ) -> None:
         channels = unit.product.columns
-        cut = self._tile("unit", rows * length, channels)
-        kernels.unit_kernel[(rows * _tiles(length, cut.bm), _tiles(channels, cut.bn))](
+        cut = self._tile("unit", batch * length, channels)
+        kernels.unit_kernel[(batch * _tiles(length, cut.bm), _tiles(channels, cut.bn))](
             bent,
             wide,
             unit.taps,
@@ -318,10 +318,10 @@ class FusedDecoder:
 def _block(block: SnacBlock, rate: int, after: Slopes, precision: str) -> Block:
     parts: list[Any] = list(block.block)
     up, noisy, units = parts[1], parts[2], parts[3:]
-    made = []
+    fused_units = []
     for index, unit in enumerate(units):
         following = after if index + 1 == len(units) else Slopes.of(units[index + 1].block[0])
-        made.append(_unit(unit, DILATIONS[index], following, precision))
+        fused_units.append(_unit(unit, DILATIONS[index], following, precision))
     inner, outer, _ = up.weight.shape
     # [inner, outer, 2 * rate] -> one row per output of a step: taps of this step, then of the previous one.
     halves = up.weight.detach().reshape(inner, outer, 2, rate).permute(3, 1, 2, 0)
@@ -332,7 +332,7 @@ def _block(block: SnacBlock, rate: int, after: Slopes, precision: str) -> Block:
         GemmWeight.of(halves.reshape(rate * outer, 2 * inner), up.bias, precision),
         GemmWeight.of(noisy.linear.weight[:, :, 0], None, precision),
         Slopes.of(units[0].block[0]),
-        tuple(made),
+        tuple(fused_units),
     )
 
 

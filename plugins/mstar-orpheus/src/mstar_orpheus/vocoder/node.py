@@ -1,6 +1,6 @@
 """Node `snac_decoder`: windows of audio ids to 16-bit samples. Run by the stateless engine.
 
-Windows of different requests share a batch. Each row has its own seed, noise mode and position in its stream.
+Windows of different requests share a batch. Each window has its own seed, noise mode and position in its stream.
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ class Vocoder(nn.Module, NodeModule):
     ) -> dict[str, Tensor | list[Tensor | None]]:
         """Decode a batch of windows.
 
-        window: int64 [B, 7 * frames] audio ids. Per row, all [B]: step int64, index of the window in its stream;
+        window: int64 [B, 7 * frames] audio ids. Per window, all [B]: step int64, index of the window in its stream;
         first, last bool, its position in the stream; flush bool, whether to send the frames at both ends; noise int64,
         index into NOISE_MODES; seed int64. All on the host. Returns {"pcm": int16 [B, samples]}, or a list of B tensors
-        if the rows differ in length, with None for a row without frames to send. On CUDA the samples are valid until
+        if the lengths differ, with None for a window without frames to send. On CUDA the samples are valid until
         the next call.
         """
-        ids, modes, seeds = (np.asarray(each, dtype=np.int64) for each in (window, noise, seed))
-        is_first, is_last, flushes = (np.asarray(each, dtype=np.bool_) for each in (first, last, flush))
+        ids, modes, seeds = (np.asarray(values, dtype=np.int64) for values in (window, noise, seed))
+        is_first, is_last, flushes = (np.asarray(values, dtype=np.bool_) for values in (first, last, flush))
         # The final flush decodes the last window again with the same noise, so that the frames are continuous.
         places = np.asarray(step, dtype=np.int64) - (is_last & ~is_first)
         noise_params = np.array((modes, seeds, places))
@@ -99,9 +99,9 @@ class Vocoder(nn.Module, NodeModule):
             return
         self._on_cuda()
         sizes = [*first_buckets(LENGTHS), *later_buckets(LENGTHS)]
-        for count, (rows, ids) in enumerate([sizes[0], sizes[-1], *sizes[1:-1]]):
-            noise_params = torch.ones((NOISE_PARAMS, rows), dtype=torch.int64, device=device)
-            self._middle(torch.zeros((rows, ids), dtype=torch.int64, device=device), noise_params)
+        for count, (batch, ids) in enumerate([sizes[0], sizes[-1], *sizes[1:-1]]):
+            noise_params = torch.ones((NOISE_PARAMS, batch), dtype=torch.int64, device=device)
+            self._middle(torch.zeros((batch, ids), dtype=torch.int64, device=device), noise_params)
             if count == 1 and not compiling.has_missed:
                 return
 
@@ -117,19 +117,19 @@ class Vocoder(nn.Module, NodeModule):
         return self._captured is not None and self._captured.idle()
 
     def _by_span(self, ids: np.ndarray, noise_params: np.ndarray, spans: list[slice]) -> Tensor | list[Tensor | None]:
-        """Decode rows that send different frames separately, so that each computes only what it sends."""
-        made: list[Tensor | None] = [None] * len(spans)
-        for span in dict.fromkeys((each.start, each.stop) for each in spans):
-            rows = [row for row, each in enumerate(spans) if (each.start, each.stop) == span]
+        """Decode windows that send different frames separately, so that each computes only what it sends."""
+        sounds: list[Tensor | None] = [None] * len(spans)
+        for span in dict.fromkeys((part.start, part.stop) for part in spans):
+            chosen = [index for index, part in enumerate(spans) if (part.start, part.stop) == span]
             if span[0] >= span[1]:
                 continue
-            samples = self._decoded(ids[rows], noise_params[:, rows], slice(*span))
-            for row, each in zip(rows, samples.clone(), strict=True):
-                made[row] = each
-        whole = [each for each in made if each is not None]
-        if len(whole) == len(made) and len({len(each) for each in whole}) == 1:
+            samples = self._decoded(ids[chosen], noise_params[:, chosen], slice(*span))
+            for index, sound in zip(chosen, samples.clone(), strict=True):
+                sounds[index] = sound
+        whole = [sound for sound in sounds if sound is not None]
+        if len(whole) == len(sounds) and len({len(sound) for sound in whole}) == 1:
             return torch.stack(whole)
-        return made
+        return sounds
 
     def _decoded(self, ids: np.ndarray, noise_params: np.ndarray, span: slice) -> Tensor:
         """Decode frames `span` of each window to int16 samples on the module's device. noise_params: int64 [3, B]."""
@@ -137,16 +137,16 @@ class Vocoder(nn.Module, NodeModule):
         keep = (span.start * size, span.stop * size)
         has_global = bool((noise_params[0] == GLOBAL).any())
         if self._captured is not None and span == EMITTED and not has_global:
-            made = self._captured.run(ids, noise_params)
-            if made is not None:
-                return made
+            replayed = self._captured.run(ids, noise_params)
+            if replayed is not None:
+                return replayed
         device = self._device()
-        window, rows = (torch.from_numpy(np.ascontiguousarray(each)).to(device) for each in (ids, noise_params))
+        window, params = (torch.from_numpy(np.ascontiguousarray(values)).to(device) for values in (ids, noise_params))
         if device.type == "cuda" and not has_global:
             fused = self._on_cuda()
-            return fused.decode(window, fused.seeded_noise(rows, frames, keep), keep, is_pcm=True)
+            return fused.decode(window, fused.seeded_noise(params, frames, keep), keep, is_pcm=True)
         lengths = self.snac.config.noise_lengths(frames)
-        drawn = window_noise(rows[0], rows[1], rows[2], lengths, has_global=has_global)
+        drawn = window_noise(params[0], params[1], params[2], lengths, has_global=has_global)
         if device.type == "cuda":
             return to_pcm16(self.decode(window, drawn, keep))
         return to_pcm16(self.decode(window, drawn)[:, keep[0] : keep[1]])
@@ -180,12 +180,12 @@ class Vocoder(nn.Module, NodeModule):
             fused = self._on_cuda()
             return fused.decode(window, None if noise is None else fused.cut_noise(noise, frames, keep), keep)
         levels = levels_from_codes(codes_from_ids(window, self.audio_offset, self.snac.config.codebook_size))
-        # On a CPU one row at a time is 1.5 times as fast as a batch, and its bits do not depend on the batch, which
+        # On a CPU one window at a time is 1.5 times as fast as a batch, and its bits do not depend on the batch, which
         # batched convolutions do not guarantee.
-        rows = range(window.shape[0])
+        windows = range(window.shape[0])
         parts = [
             self.snac.decode([x[i : i + 1] for x in levels], noise and [x[i : i + 1] for x in noise], keep)
-            for i in rows
+            for i in windows
         ]
         return torch.cat(parts).squeeze(1)
 
@@ -211,6 +211,6 @@ def to_pcm16(samples: Tensor) -> Tensor:
 
 
 def _span(frames: int, is_first: bool, is_last: bool) -> slice:
-    """Return the frames that a row of a flushing request sends; empty if an early window has sent all of them."""
+    """Return the frames that a window of a flushing request sends; empty if an early window has sent all of them."""
     start = 0 if is_first else EMITTED.stop if is_last else EMITTED.start
     return slice(start, frames if is_last else EMITTED.stop)

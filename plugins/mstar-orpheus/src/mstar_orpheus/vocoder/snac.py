@@ -65,8 +65,8 @@ class SnacConfig:
 
 
 def _refuse_variants(config: Mapping[str, Any], path: Path) -> None:
-    wanted = {"attn_window_size": None, "noise": True, "depthwise": True, "vq_strides": list(VQ_STRIDES)}
-    for key, value in wanted.items():
+    required = {"attn_window_size": None, "noise": True, "depthwise": True, "vq_strides": list(VQ_STRIDES)}
+    for key, value in required.items():
         if config.get(key, value) != value:
             raise WeightsError(
                 f"{path}: {key} is {config[key]!r}",
@@ -172,10 +172,10 @@ class SnacDecoder(nn.Module):
             x = x[:, :, low - start : high - start].contiguous()
             rate = self.rates[index]
             start = low * rate
-            own = None if noise is None else noise[index][:, :, start : high * rate]
-            x = blocks[index](x, own)
-        made = torch.tanh(output(snake(x)))
-        return made[:, :, keep[0] - start : keep[1] - start]
+            block_noise = None if noise is None else noise[index][:, :, start : high * rate]
+            x = blocks[index](x, block_noise)
+        samples = torch.tanh(output(snake(x)))
+        return samples[:, :, keep[0] - start : keep[1] - start]
 
 
 UNITS_REACH: Final = 3 * (1 + 3 + 9)
@@ -262,13 +262,13 @@ def decoding_weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     The effective weight is g * v / |v|, with the norm over all dimensions but the first (the input channel for a
     transposed convolution). Encoder and `in_proj` are skipped. Raises WeightsError for a gain without its direction.
     """
-    wanted = {k: v.float() for k, v in state.items() if not k.startswith(ENCODER) and ".in_proj." not in k}
+    decoder = {k: v.float() for k, v in state.items() if not k.startswith(ENCODER) and ".in_proj." not in k}
     folded: dict[str, Tensor] = {}
-    for key, value in wanted.items():
+    for key, value in decoder.items():
         gain = next((suffix for suffix in _GAINS if key.endswith(suffix)), None)
         if gain is not None:
             stem = key.removesuffix(gain)
-            folded[f"{stem}.weight"] = _folded(value, wanted, stem + _GAINS[gain])
+            folded[f"{stem}.weight"] = _folded(value, decoder, stem + _GAINS[gain])
         elif not key.endswith(tuple(_GAINS.values())):
             folded[key] = value
     return folded

@@ -146,25 +146,25 @@ class _Config:
                 raise self._wrong(key, self._values[key], f"Pi0.5 has {ACTION_WIDTH} values per action")
 
     def _vision(self) -> Vision:
-        given, default = self._part("vision"), Vision()
+        fields, default = self._part("vision"), Vision()
         side = self._values.get("image_resolution")
         size = default.image_size if side is None else side[0] if isinstance(side, list) and side else None
         if size is None or (isinstance(side, list) and set(side) != {size}):
             raise self._wrong("image_resolution", side, "write two equal numbers of pixels")
         names = ("width", "layers", "heads", "mlp", "patch_size")
-        sizes = {name: self._number(name, getattr(default, name), given) for name in names}
-        return Vision(**sizes, image_size=self._number("image_size", size, given))
+        sizes = {name: self._number(name, getattr(default, name), fields) for name in names}
+        return Vision(**sizes, image_size=self._number("image_size", size, fields))
 
     def _tower(self, part: str, variant_key: str, default: str, shares: Tower | None = None) -> Tower:
         """Return a transformer's sizes. shares: the transformer whose cache it reads, and whose shared sizes it has."""
         name = self._values.get(variant_key, default)
         if name not in VARIANTS:
             raise self._wrong(variant_key, name, did_you_mean(str(name), VARIANTS))
-        given, known = self._part(part), VARIANTS[name]
+        fields, known = self._part(part), VARIANTS[name]
         if shares is not None:
-            known = replace(known, **{each: getattr(shares, each) for each in SHARED})
+            known = replace(known, **{key: getattr(shares, key) for key in SHARED})
         names = ("width", "layers", "mlp", "heads", "kv_heads", "head_dim")
-        return Tower(**{each: self._number(each, getattr(known, each), given) for each in names})
+        return Tower(**{key: self._number(key, getattr(known, key), fields) for key in names})
 
     def _check(self, sizes: Sizes) -> None:
         vision = sizes.vision
@@ -182,8 +182,8 @@ class _Config:
             raise self._wrong(name, value, "an object of sizes")
         return value
 
-    def _number(self, key: str, default: int, given: Mapping[str, Any] | None = None) -> int:
-        value = (self._values if given is None else given).get(key)
+    def _number(self, key: str, default: int, fields: Mapping[str, Any] | None = None) -> int:
+        value = (self._values if fields is None else fields).get(key)
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:

@@ -61,14 +61,14 @@ def target(name: str, prefixes: Mapping[str, str]) -> str | None:
 
 def refuse_pi0(names: Iterable[str], source: str) -> None:
     """Raise WeightsError for the keys of pi0, whose expert has plain norms."""
-    found = next((name for name in names if _PI0.search(name)), None)
-    if found is not None:
+    foreign = next((name for name in names if _PI0.search(name)), None)
+    if foreign is not None:
         raise WeightsError(
             f"{source} contains pi0, not pi0.5",
-            f"its expert has {found}, where pi0.5 has a dense layer",
+            f"its expert has {foreign}, where pi0.5 has a dense layer",
             "use a Pi0.5 checkpoint",
             file=source,
-            key=found,
+            key=foreign,
         )
 
 

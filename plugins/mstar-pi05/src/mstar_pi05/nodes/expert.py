@@ -180,7 +180,7 @@ class Expert(nn.Module):
 
 def _gemm_kernels() -> ModuleType | None:
     """Import the small-M GEMM kernels; None if the installed Triton does not support them."""
-    found: ModuleType | None = importlib.import_module("mstar_core.layers.kernels.gluon").gluon_kernels(
+    module: ModuleType | None = importlib.import_module("mstar_core.layers.kernels.gluon").gluon_kernels(
         "mstar_pi05.kernels.small_gemm", "flows of one request"
     )
-    return found
+    return module

@@ -81,15 +81,15 @@ class Policy(nn.Module, NodeModule):
         assert actions is not None and scale is not None and offset is not None, "the graph sends all of them"
         assert step is not None and num_steps is not None and self.table is not None, "tables are made with the weights"
         if actions.is_cuda:
-            given = {"actions": actions, "scale": scale, "offset": offset, "step": step, "num_steps": num_steps}
-            moved, robot = self._fused_step(kv, positions, given)
+            inputs = {"actions": actions, "scale": scale, "offset": offset, "step": step, "num_steps": num_steps}
+            moved, robot = self._fused_step(kv, positions, inputs)
         else:
             velocity = self.velocity(kv, positions, actions, self.table.at(num_steps, step))
             moved = torch.addcmul(actions, velocity, -1.0 / num_steps.float()[:, None])
             robot = torch.addcmul(offset, moved, scale)
         return {"actions": moved, "robot_actions": robot[:, : self.action_dim]}
 
-    def _fused_step(self, kv: KVView, positions: Tensor, given: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def _fused_step(self, kv: KVView, positions: Tensor, tensors: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Run a flow step with fused kernels for embedding and head. given: the ports of a step."""
         assert self.table is not None, "tables are made with the weights"
         dtype, kernels = (
@@ -104,7 +104,7 @@ class Policy(nn.Module, NodeModule):
             eps=self.expert.norm.eps,
             dtype=dtype,
         )
-        inputs = kernels.StepInputs(**given)
+        inputs = kernels.StepInputs(**tensors)
         start = kernels.embed(weights, inputs, positions)
         modulation = Modulation(self.table, start.rows, dtype)
         x, branch = self.expert.between(start.x, start.normed, modulation, kv, start.rotation)
@@ -113,8 +113,8 @@ class Policy(nn.Module, NodeModule):
 
     def velocity(self, kv: KVView, positions: Tensor, actions: Tensor, rows: Tensor) -> Tensor:
         """Return the velocity of the flow, float32 [T, 32]. rows: int64 [T], rows of the time table."""
-        made: Tensor = self.action_out_proj(self.suffix_hidden(kv, positions, actions, rows))
-        return made
+        velocity: Tensor = self.action_out_proj(self.suffix_hidden(kv, positions, actions, rows))
+        return velocity
 
     def suffix_hidden(self, kv: KVView, positions: Tensor, actions: Tensor, rows: Tensor) -> Tensor:
         """Return the final hidden states of the action tokens: float32 [T, width]."""

@@ -76,10 +76,10 @@ class VisionAttention(nn.Module):
             packed = linear(x, *self._joined)
             if packed.is_cuda and packed.dtype == torch.float32 and self.head_dim >= _kernels().NARROWEST:
                 return cast("Tensor", self.out_proj(_kernels().attention(packed, self.heads)))
-            given = packed.chunk(3, dim=-1)
+            projected = packed.chunk(3, dim=-1)
         else:
-            given = self.q_proj(x), self.k_proj(x), self.v_proj(x)
-        heads = [each.unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in given]
+            projected = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        heads = [part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in projected]
         mixed = scaled_dot_product_attention(*heads)
         out: Tensor = self.out_proj(mixed.transpose(1, 2).flatten(-2))
         return out
@@ -171,7 +171,7 @@ class Cameras(nn.Module, CapturesFunction):
         self._replayed = CapturedFunction(self.vectors, CAPTURED, captures)
 
     def warmup_requests(self) -> Sequence[WarmupRequest]:
-        """See NodeModule."""
+        """Return requests with the usual numbers of cameras."""
         return of_cameras(self._sizes)
 
     def forward(self, *, images: Tensor, tokens: Tensor | Sequence[Tensor]) -> dict[str, list[Tensor]]:
@@ -182,10 +182,12 @@ class Cameras(nn.Module, CapturesFunction):
         the prompt.
         """
         vectors = self._by_request(images, self._replayed.borrow(images.flatten(0, 1)))
-        lengths, (own, width) = [len(each) for each in tokens], vectors.shape[1:]
+        lengths, (cells, width) = [len(ids) for ids in tokens], vectors.shape[1:]
         # One kernel each for zeros and concatenation of all requests: per request, launches would dominate.
-        blank = vectors.new_zeros(max(lengths) - own, width)
-        parts = [part for each, length in zip(vectors, lengths, strict=True) for part in (each, blank[: length - own])]
+        blank = vectors.new_zeros(max(lengths) - cells, width)
+        parts = [
+            part for camera, length in zip(vectors, lengths, strict=True) for part in (camera, blank[: length - cells])
+        ]
         return {"features": list(torch.cat(parts).split(lengths))}
 
     def encode(self, images: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ def of_policy(sizes: Sizes, steps: Iterable[int]) -> Sequence[WarmupRequest]:
     }
     kinds = kinds or {"a prefix": (prefix,)}
     return [
-        WarmupRequest(title=what, tokens=len(tokens), steps=each, is_value_free=True) for what, each in kinds.items()
+        WarmupRequest(title=what, tokens=len(tokens), steps=kind, is_value_free=True) for what, kind in kinds.items()
     ]
 
 

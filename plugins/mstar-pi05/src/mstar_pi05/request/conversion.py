@@ -91,14 +91,14 @@ def to_robot(actions: Values, moments: Moments | None, state: Values | None, dep
 
     state: [s] in the model's convention, not normalised; required for delta actions.
     """
-    made = actions if moments is None else unnormalise(actions, moments)
+    physical = actions if moments is None else unnormalise(actions, moments)
     if deployment.is_delta:
         assert state is not None, "the processor asks for the state where actions are differences"
-        made = made + _added(state, deployment.is_delta, made.shape[-1])
+        physical = physical + _added(state, deployment.is_delta, physical.shape[-1])
     if deployment.mirrors:
-        mapped = actions_to_robot(made)
-        made = np.concatenate([mapped, made[..., mapped.shape[-1] :]], axis=-1)
-    return made[..., : deployment.action_dim]
+        mapped = actions_to_robot(physical)
+        physical = np.concatenate([mapped, physical[..., mapped.shape[-1] :]], axis=-1)
+    return physical[..., : deployment.action_dim]
 
 
 def as_lines(moments: Moments | None, state: Values | None, deployment: Deployment) -> tuple[Values, Values]:
@@ -107,8 +107,8 @@ def as_lines(moments: Moments | None, state: Values | None, deployment: Deployme
     """
     ends = np.stack([np.zeros(ACTION_WIDTH), np.ones(ACTION_WIDTH)])
     term, at_one = np.zeros(ACTION_WIDTH), np.ones(ACTION_WIDTH)
-    made = to_robot(ends, moments, state, deployment)
-    term[: made.shape[-1]], at_one[: made.shape[-1]] = made
+    lines = to_robot(ends, moments, state, deployment)
+    term[: lines.shape[-1]], at_one[: lines.shape[-1]] = lines
     return at_one - term, term
 
 

@@ -32,28 +32,28 @@ class Observation:
     prompt: str | None
 
 
-def read_observation(given: Any, robot: str | None, size: int | None = None) -> Observation:
+def read_observation(message: Any, robot: str | None, size: int | None = None) -> Observation:
     """Convert a decoded message. robot: selects the keys; None = the model's own. size: number of values of the state,
     None = unknown; used in hints. Raises RequestError naming the key and what is expected.
     """
     layout = layout_of(robot)
     hint = f"send {layout.keys(size)}"
-    if not isinstance(given, Mapping):
+    if not isinstance(message, Mapping):
         raise RequestError("the observation must be a map", hint=hint, field="observation")
-    images = _images(given, layout, hint)
-    keys = layout.state or [key for key in ("state",) if given.get(key) is not None]
-    state = [value for key in keys for value in _numbers(_required(given, key, hint), key)]
+    images = _images(message, layout, hint)
+    keys = layout.state or [key for key in ("state",) if message.get(key) is not None]
+    state = [value for key in keys for value in _numbers(_required(message, key, hint), key)]
     first, second, third = (image is not None for image in images)
     return Observation(
         images=tuple(image for image in images if image is not None),
         mask=(first, second, third),
         state=tuple(state) if keys else None,
-        prompt=_prompt(given.get("prompt")),
+        prompt=_prompt(message.get("prompt")),
     )
 
 
-def _images(given: Mapping[str, Any], layout: Layout, hint: str) -> list[Pixels | None]:
-    sent = given if layout.images_in is None else _required(given, layout.images_in, hint)
+def _images(message: Mapping[str, Any], layout: Layout, hint: str) -> list[Pixels | None]:
+    sent = message if layout.images_in is None else _required(message, layout.images_in, hint)
     if not isinstance(sent, Mapping):
         raise RequestError(
             f"{layout.images_in} must be a map", hint="send a map from camera to image", field=str(layout.images_in)
@@ -65,13 +65,13 @@ def _images(given: Mapping[str, Any], layout: Layout, hint: str) -> list[Pixels 
                 raise RequestError(
                     f"unknown camera {str(key)[:40]!r}", hint=did_you_mean(str(key), known), field="images"
                 )
-    found: list[Pixels | None] = []
+    pictures: list[Pixels | None] = []
     for key, _ in zip(layout.images, CAMERAS, strict=True):
         value = sent.get(key) if key is not None else None
         if value is None and key in layout.needed:
             raise RequestError(f"{key} is missing", hint=hint, field=str(key), code="missing_field")
-        found.append(None if value is None else image(value, str(key)))
-    return found
+        pictures.append(None if value is None else image(value, str(key)))
+    return pictures
 
 
 def image(value: Any, key: str) -> Pixels:
@@ -105,10 +105,10 @@ def _numbers(value: Any, key: str) -> list[float]:
     return [float(number) for number in numbers]
 
 
-def _required(given: Mapping[str, Any], key: str, hint: str) -> Any:
-    if given.get(key) is None:
+def _required(message: Mapping[str, Any], key: str, hint: str) -> Any:
+    if message.get(key) is None:
         raise RequestError(f"{key} is missing", hint=hint, field=key, code="missing_field")
-    return given[key]
+    return message[key]
 
 
 def _prompt(value: Any) -> str | None:

@@ -31,8 +31,8 @@ def cleaned(text: str) -> str:
 
 def bins(state: Values) -> list[int]:
     """Return the bin numbers of normalised values [n], rounded down."""
-    found: list[int] = np.clip(np.floor((state + 1.0) * (BINS / 2)), -1, BINS - 1).astype(np.int64).tolist()
-    return found
+    indices: list[int] = np.clip(np.floor((state + 1.0) * (BINS / 2)), -1, BINS - 1).astype(np.int64).tolist()
+    return indices
 
 
 def pieces(text: str, state: Values | None) -> list[Piece]:

@@ -74,9 +74,9 @@ def _built(model: Model, path: Path) -> Tokenizer:
     tokenizer.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
     control = [piece.text for piece in model.pieces if piece.kind == CONTROL]
     tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in control])
-    own = [piece.text for piece in model.pieces if piece.kind == USER_DEFINED]
+    texts = [piece.text for piece in model.pieces if piece.kind == USER_DEFINED]
     # Normalized, because some are runs of spaces, which are matched after spaces are replaced.
-    tokenizer.add_tokens([AddedToken(text, normalized=True, special=False) for text in own])
+    tokenizer.add_tokens([AddedToken(text, normalized=True, special=False) for text in texts])
     if tokenizer.get_vocab_size(with_added_tokens=True) != len(model.pieces):
         raise WeightsError(f"{path} contains a piece twice", hint="fetch it again", file=str(path))
     return tokenizer
@@ -84,15 +84,15 @@ def _built(model: Model, path: Path) -> Tokenizer:
 
 def _merges(model: Model, ids: dict[str, int]) -> list[tuple[str, str]]:
     """Return the merge pairs in priority order: by score of the merged piece."""
-    found: list[tuple[float, int, int, str, str]] = []
+    merges: list[tuple[float, int, int, str, str]] = []
     for piece in model.pieces:
         if piece.kind != NORMAL:
             continue
         for cut in range(1, len(piece.text)):
             left, right = piece.text[:cut], piece.text[cut:]
             if left in ids and right in ids:
-                found.append((-piece.score, ids[left], ids[right], left, right))
-    return [(left, right) for *_, left, right in sorted(found)]
+                merges.append((-piece.score, ids[left], ids[right], left, right))
+    return [(left, right) for *_, left, right in sorted(merges)]
 
 
 # -- the file -------------------------------------------------------------------------------------------------------

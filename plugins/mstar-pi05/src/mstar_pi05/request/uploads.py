@@ -53,10 +53,10 @@ class Uploads:
 
     def camera(self, number: int) -> Pixels | Floats:
         """Return the pixels of a camera: uint8, or float32 in [-1, 1], [h, w, 3]. Raises BadMedia, RequestError."""
-        given = self.cameras[number]
-        if isinstance(given, np.ndarray):
-            return from_array(given, f"camera image {number}", FIELD)
-        return decoded(given.data, number)
+        camera = self.cameras[number]
+        if isinstance(camera, np.ndarray):
+            return from_array(camera, f"camera image {number}", FIELD)
+        return decoded(camera.data, number)
 
     def joined(self, params: Params) -> Params:
         """Return the parameters with the uploaded state and noise. Raises RequestError if one is also a parameter."""
@@ -114,7 +114,7 @@ def _head_end(data: bytes) -> int:
 def sort_uploads(media: Sequence[MediaPart]) -> Uploads:
     """Sort files by use. Raises BadMedia for an unreadable file and RequestError for an array of another shape."""
     cameras: list[MediaPart | np.ndarray] = []
-    found: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     for number, part in enumerate(media):
         if part.modality != "tensor":
             cameras.append(part)
@@ -123,10 +123,10 @@ def sort_uploads(media: Sequence[MediaPart]) -> Uploads:
         match array.shape:
             case (_, _, _):
                 cameras.append(array)
-            case (_,) if "state" not in found:
-                found["state"] = array
-            case (_, width) if width == ACTION_WIDTH and "noise" not in found:
-                found["noise"] = array
+            case (_,) if "state" not in arrays:
+                arrays["state"] = array
+            case (_, width) if width == ACTION_WIDTH and "noise" not in arrays:
+                arrays["noise"] = array
             case shape:
                 raise RequestError(
                     f"file {number} has shape {list(shape)}, which does not fit a camera, state or noise",
@@ -135,18 +135,18 @@ def sort_uploads(media: Sequence[MediaPart]) -> Uploads:
                     value=str(list(shape)),
                     allowed=AXES,
                 )
-    return Uploads(cameras=tuple(cameras), state=found.get("state"), noise=found.get("noise"))
+    return Uploads(cameras=tuple(cameras), state=arrays.get("state"), noise=arrays.get("noise"))
 
 
 def read_array(data: bytes, number: int) -> np.ndarray:
     """Return the only array of an npy or safetensors file. Only plain numbers are deserialised. Raises BadMedia."""
     try:
-        found = _npy(data) if data.startswith(NPY_MAGIC) else _safetensors(data)
+        array = _npy(data) if data.startswith(NPY_MAGIC) else _safetensors(data)
     except Exception as error:  # parsers may raise any exception on damaged data
         raise _unreadable(number, f"{type(error).__name__}: {error}") from error
-    if found.dtype.kind not in "fiu" or not found.size:
-        raise _unreadable(number, f"it contains {found.dtype.name} of shape {list(found.shape)}")
-    return found
+    if array.dtype.kind not in "fiu" or not array.size:
+        raise _unreadable(number, f"it contains {array.dtype.name} of shape {list(array.shape)}")
+    return array
 
 
 def _npy(data: bytes) -> np.ndarray:
@@ -177,10 +177,10 @@ def _known(head: bytes) -> Head:
 def _safetensors(data: bytes) -> np.ndarray:
     from safetensors.numpy import load
 
-    found = load(data)
-    if len(found) != 1:
-        raise ValueError(f"it contains {len(found)} tensors instead of one")
-    (array,) = found.values()
+    tensors = load(data)
+    if len(tensors) != 1:
+        raise ValueError(f"it contains {len(tensors)} tensors instead of one")
+    (array,) = tensors.values()
     return array
 
 
@@ -191,8 +191,8 @@ def _finite(array: np.ndarray, field: str) -> np.ndarray:
     return wide
 
 
-def _once(field: str, given: Any) -> None:
-    if given is not None:
+def _once(field: str, value: Any) -> None:
+    if value is not None:
         raise RequestError(f"{field} was sent twice", "as a parameter and as a file", "send it once", field=field)
 
 

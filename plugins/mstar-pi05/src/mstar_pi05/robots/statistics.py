@@ -59,32 +59,32 @@ class Statistics:
     source: Path
 
 
-def find_statistics(folder: Path, wanted: str | None) -> Statistics | None:
+def find_statistics(folder: Path, name: str | None) -> Statistics | None:
     """Return the statistics of a deployment.
 
     wanted: an asset id, a file or its folder (absolute, or within the checkpoint), `none`, or None for the only set of
     the checkpoint, if it has one. Raises ConfigError for an unknown or ambiguous choice and WeightsError for a damaged
     file.
     """
-    if wanted == NONE:
+    if name == NONE:
         return None
     assets = _assets(folder)
-    if wanted is None:
+    if name is None:
         return _only(folder, assets)
-    if wanted in assets:
-        return read_norm_stats(assets[wanted])
-    path = folder / wanted  # an absolute path replaces the folder
+    if name in assets:
+        return read_norm_stats(assets[name])
+    path = folder / name  # an absolute path replaces the folder
     path = path / FILE if path.is_dir() else path
     if path.is_file():
         return read_norm_stats(path)
-    hint = did_you_mean(wanted, [*assets, NONE]) + "; a path to a norm_stats.json is valid too"
-    raise ConfigError(f"unknown statistics {wanted!r}", f"looked in {folder}", hint, key="model_kwargs.norm_stats")
+    hint = did_you_mean(name, [*assets, NONE]) + "; a path to a norm_stats.json is valid too"
+    raise ConfigError(f"unknown statistics {name!r}", f"looked in {folder}", hint, key="model_kwargs.norm_stats")
 
 
 def _only(folder: Path, assets: Mapping[str, Path]) -> Statistics | None:
-    found = read_lerobot(folder)
-    if found is not None:
-        return found
+    statistics = read_lerobot(folder)
+    if statistics is not None:
+        return statistics
     if len(assets) > 1:
         hint = f"set model_kwargs.norm_stats to one of: {', '.join([*assets, NONE])}"
         raise ConfigError(
@@ -96,9 +96,9 @@ def _only(folder: Path, assets: Mapping[str, Path]) -> Statistics | None:
 def _assets(folder: Path) -> dict[str, Path]:
     """Return the statistics files of an openpi folder by asset id, which may contain a slash."""
     root = folder / "assets"
-    found = {path.parent.relative_to(root).as_posix(): path for path in sorted(root.rglob(FILE))}
-    found.pop(".", None)
-    return {**found, **({FILE: folder / FILE} if (folder / FILE).is_file() else {})}
+    paths = {path.parent.relative_to(root).as_posix(): path for path in sorted(root.rglob(FILE))}
+    paths.pop(".", None)
+    return {**paths, **({FILE: folder / FILE} if (folder / FILE).is_file() else {})}
 
 
 def read_norm_stats(path: Path) -> Statistics:
@@ -131,10 +131,10 @@ def _numbers(feature: Any, key: str, path: Path, name: str) -> tuple[float, ...]
 
 def read_lerobot(folder: Path) -> Statistics | None:
     """Read the statistics in lerobot's processor files; None without any. Raises WeightsError."""
-    found = [_lerobot_feature(folder, *place) for place in LEROBOT]
-    if found == [None, None]:
+    features = [_lerobot_feature(folder, *place) for place in LEROBOT]
+    if features == [None, None]:
         return None
-    return Statistics(state=found[0], actions=found[1], source=folder / LEROBOT[0][0])
+    return Statistics(state=features[0], actions=features[1], source=folder / LEROBOT[0][0])
 
 
 def _lerobot_feature(folder: Path, file: str, step_name: str, kind: str, feature: str) -> Moments | None:
@@ -179,14 +179,14 @@ def read_vectors(path: Path) -> dict[str, Sequence[float]]:
         data = path.read_bytes()
         start = 8 + int(struct.unpack_from("<Q", data)[0])
         header = json.loads(data[8:start])
-        found: dict[str, Sequence[float]] = {}
+        vectors: dict[str, Sequence[float]] = {}
         for name, entry in header.items():
             code = _FORMATS.get(entry.get("dtype", "")) if name != "__metadata__" else None
             if code is not None:
                 begin, end = (start + int(offset) for offset in entry["data_offsets"])
                 size = (end - begin) // struct.calcsize(code)
-                found[name] = struct.unpack_from(f"<{size}{code}", data, begin)
-        return found
+                vectors[name] = struct.unpack_from(f"<{size}{code}", data, begin)
+        return vectors
     except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
         raise _damaged(path, str(error)) from error
 

@@ -75,13 +75,15 @@ def find_tokenizer(folder: Path) -> str | None:
 
 def wanted_files(listed: Mapping[str, int], repo: str) -> dict[str, int]:
     """Return the repository files to fetch with their sizes. Raises WeightsError for a repository without weights."""
-    found = {name: size for name, size in listed.items() if any(fnmatch.fnmatchcase(name, each) for each in WANTED)}
+    files = {
+        name: size for name, size in listed.items() if any(fnmatch.fnmatchcase(name, pattern) for pattern in WANTED)
+    }
     for name, what in ((CONFIG, "config"), ("model*.safetensors", "weights")):
-        if not fnmatch.filter(found, name):
+        if not fnmatch.filter(files, name):
             raise WeightsError(
                 f"{repo} contains no {what}", f"it lists {len(listed)} files and no {name}", WAYS, file=name
             )
-    return found
+    return files
 
 
 def _part(repo: str, hub: WeightHub, progress: WeightProgress | None) -> Path:
@@ -100,9 +102,9 @@ def _cached(repo: str, hub: WeightHub) -> Path:
 def _tokenizer(hub: WeightHub, progress: WeightProgress | None) -> Path:
     """Return PaliGemma's tokenizer file. Raises WeightsError with alternatives."""
     name = TOKENIZERS[0]
-    found = hub.cached(TOKENIZER_REPO, name)
-    if found is not None:
-        return found
+    path = hub.cached(TOKENIZER_REPO, name)
+    if path is not None:
+        return path
     if hub.is_offline:
         raise _offline(TOKENIZER_REPO, hub, None)
     try:
@@ -111,9 +113,9 @@ def _tokenizer(hub: WeightHub, progress: WeightProgress | None) -> Path:
     except WeightsError as error:
         hint = f"{error.hint}; or put {name}, or openpi's {TOKENIZERS[2]}, beside the weights and use --weights DIR"
         raise WeightsError(error.title, error.detail, hint, **error.facts) from error
-    found = hub.cached(TOKENIZER_REPO, name)
-    assert found is not None, "it was fetched into the cache just now"
-    return found
+    path = hub.cached(TOKENIZER_REPO, name)
+    assert path is not None, "it was fetched into the cache just now"
+    return path
 
 
 def _offline(repo: str, hub: WeightHub, missing: WeightsError | None) -> WeightsError:

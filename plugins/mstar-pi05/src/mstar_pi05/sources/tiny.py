@@ -99,13 +99,13 @@ def write_files(folder: Path) -> None:
     asset.mkdir(parents=True)
     _write_json(asset / FILE, {"norm_stats": {"state": _spread(STATE, 0.25), "actions": _spread(ACTIONS, -0.125)}})
     sizes = read_sizes(folder)
-    found = shapes(sizes)
+    shape_of = shapes(sizes)
     generator = torch.Generator().manual_seed(SEED)
     weights = {}
     for name in sorted(names(sizes)):
         place = policy_target(name)
         if place is not None:
-            weights[name] = _drawn(name, found[place], generator)
+            weights[name] = _drawn(name, shape_of[place], generator)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 

@@ -36,20 +36,20 @@ TENSORS: Final[Mapping[str, NodeTensors]] = {
 def own_tensors(files: Checkpoint, node: str) -> Checkpoint:
     """Return the part of a checkpoint that a node reads. Raises WeightsError if it has no tensors of the node."""
     prefixes = TENSORS[node].prefixes
-    own = {name: path for name, path in files.file_of.items() if name.startswith(tuple(prefixes))}
-    if not own and files.seed is None:
+    paths = {name: path for name, path in files.file_of.items() if name.startswith(tuple(prefixes))}
+    if not paths and files.seed is None:
         raise WeightsError(
             f"{files.folder} contains no tensors of {node}",
             f"their names start with {' or '.join(prefixes)}",
             "use the folder of a Qwen3-Omni checkpoint",
             file=str(files.folder),
         )
-    return Checkpoint(files.folder, own, files.seed)
+    return Checkpoint(files.folder, paths, files.seed)
 
 
-def load(module: nn.Module, own: Checkpoint, node: str, progress: WeightProgress | None) -> None:
+def load(module: nn.Module, tensors: Checkpoint, node: str, progress: WeightProgress | None) -> None:
     """Load a node from its tensors. Experts go straight into their fused tensors.
 
     Raises WeightsError with file and key for a missing, unknown or misshapen tensor.
     """
-    load_weights(module, own, NameMap(prefixes=TENSORS[node].prefixes), progress, expert_parts(module))
+    load_weights(module, tensors, NameMap(prefixes=TENSORS[node].prefixes), progress, expert_parts(module))

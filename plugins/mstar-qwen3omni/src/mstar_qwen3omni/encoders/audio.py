@@ -82,7 +82,7 @@ class AudioAttention(nn.Module):
             parts = linear(x, *self._joined).chunk(3, dim=-1)
         else:
             parts = self.q_proj(x), self.k_proj(x), self.v_proj(x)
-        query, key, value = (each.unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in parts)
+        query, key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
         mixed = scaled_dot_product_attention(query, key, value, attn_mask=mask)
         out: Tensor = self.out_proj(mixed.transpose(1, 2).flatten(2))
         return out
@@ -147,40 +147,45 @@ class AudioEncoder(nn.Module, CapturesFunction):
         features = self._features(audio)
         if features[0].device.type == "cpu":
             # One by one, so that a clip's bits do not depend on the others.
-            return {"embeds": [self._encoded([each])[0] for each in features]}
+            return {"embeds": [self._encoded([feature])[0] for feature in features]}
         return {"embeds": self._encoded(features)}
 
     def _features(self, audio: Sequence[Tensor]) -> list[Tensor]:
         """Return the mel frames of each clip: float32 [f, bins]."""
-        found: dict[int, Tensor] = {}
-        sounds = {index: each[0] for index, each in enumerate(audio) if each.shape[0] == 1}
+        spectrum_of: dict[int, Tensor] = {}
+        sounds = {index: value[0] for index, value in enumerate(audio) if value.shape[0] == 1}
         if sounds:
-            spectra = self.log_mel([each.float() for each in sounds.values()])
-            lengths = [frames_of(len(each)) for each in sounds.values()]
-            found = {index: own[:length] for index, own, length in zip(sounds, spectra, lengths, strict=True)}
-        return [found[index] if index in found else each.float().t() for index, each in enumerate(audio)]
+            spectra = self.log_mel([sound.float() for sound in sounds.values()])
+            lengths = [frames_of(len(sound)) for sound in sounds.values()]
+            spectrum_of = {
+                index: spectrum[:length] for index, spectrum, length in zip(sounds, spectra, lengths, strict=True)
+            }
+        return [spectrum_of[index] if index in spectrum_of else value.float().t() for index, value in enumerate(audio)]
 
     def _encoded(self, features: list[Tensor]) -> list[Tensor]:
         """Return the vectors of each clip: [tokens, output]. features: [f, bins]."""
         chunk = self.sizes.chunk
-        found = [each.new_zeros(0, self.sizes.output, dtype=self.proj2.weight.dtype) for each in features]
-        short = [index for index, each in enumerate(features) if 0 < len(each) < chunk]
-        whole = [index for index, each in enumerate(features) if len(each) >= chunk]
+        outputs = [feature.new_zeros(0, self.sizes.output, dtype=self.proj2.weight.dtype) for feature in features]
+        short = [index for index, feature in enumerate(features) if 0 < len(feature) < chunk]
+        whole = [index for index, feature in enumerate(features) if len(feature) >= chunk]
         for chosen in (short, whole):
             if chosen:
-                made = self._batch([features[index] for index in chosen], is_short=chosen is short)
-                for index, vectors in zip(chosen, made, strict=True):
-                    found[index] = vectors
-        return found
+                batch = self._batch([features[index] for index in chosen], is_short=chosen is short)
+                for index, vectors in zip(chosen, batch, strict=True):
+                    outputs[index] = vectors
+        return outputs
 
     def _batch(self, features: list[Tensor], *, is_short: bool) -> list[Tensor]:
         """Encode clips that are all shorter than a chunk, or all at least as long."""
-        sizes, frames = self.sizes, [len(each) for each in features]
+        sizes, frames = self.sizes, [len(feature) for feature in features]
         across = self._chunks_per_window(max(frames))
         windows = [math.ceil(count / (across * sizes.chunk)) for count in frames]
         tokens = [token_count(count, sizes.chunk) for count in frames]
         size = across * sizes.chunk
-        padded = [pad(each, (0, 0, 0, count * size - len(each))) for each, count in zip(features, windows, strict=True)]
+        padded = [
+            pad(feature, (0, 0, 0, count * size - len(feature)))
+            for feature, count in zip(features, windows, strict=True)
+        ]
         mel = torch.cat(padded).unflatten(0, (-1, size)).to(self.proj2.weight.dtype)
         most = across * halved(sizes.chunk)
         seen = [
@@ -191,11 +196,11 @@ class AudioEncoder(nn.Module, CapturesFunction):
         ends = frames if is_short else [0] * len(seen)
         numbers = upload(torch.tensor([seen, ends]).t().contiguous(), mel.device)
         # Short clips are of another shape, so that long ones need no masks in their convolutions.
-        given = numbers if is_short else numbers[:, :1]
-        pairs = zip(mel.split(MOST_WINDOWS), given.split(MOST_WINDOWS), strict=True)
+        positions = numbers if is_short else numbers[:, :1]
+        pairs = zip(mel.split(MOST_WINDOWS), positions.split(MOST_WINDOWS), strict=True)
         parts = [self._replayed(*pair) for pair in pairs]
-        made = (torch.cat(parts) if len(parts) > 1 else parts[0]).split(windows)
-        return [own.flatten(0, 1)[:count] for own, count in zip(made, tokens, strict=True)]
+        windows_of = (torch.cat(parts) if len(parts) > 1 else parts[0]).split(windows)
+        return [encoded.flatten(0, 1)[:count] for encoded, count in zip(windows_of, tokens, strict=True)]
 
     def _chunks_per_window(self, frames: int) -> int:
         chunks, most = math.ceil(frames / self.sizes.chunk), self.sizes.window // self.sizes.chunk

@@ -88,7 +88,7 @@ class LogMel(nn.Module):
         parts = [self._spectra(clips[start : start + step]) for start in range(0, len(clips), step)]
         if len(parts) == 1:
             return parts[0]
-        return pad_sequence([own for part in parts for own in part], batch_first=True)
+        return pad_sequence([spectrum for part in parts for spectrum in part], batch_first=True)
 
     def _spectra(self, clips: Sequence[Tensor]) -> Tensor:
         device, lengths = clips[0].device, [len(clip) for clip in clips]
@@ -98,11 +98,11 @@ class LogMel(nn.Module):
         dft, filters = self._made(device)
         pieces = self._padded(clips, (most - 1) * HOP + LENGTH).unfold(1, LENGTH, HOP)
         real, imaginary = (pieces @ dft).square().chunk(2, dim=-1)
-        found = ((real + imaginary) @ filters).clamp(min=LEAST_POWER).log10().float()
+        levels = ((real + imaginary) @ filters).clamp(min=LEAST_POWER).log10().float()
         counts = upload(torch.tensor([frames_of(length) for length in lengths]), device)
         is_inside = (torch.arange(most, device=device) < counts[:, None])[:, :, None]
-        loudest = found.masked_fill(~is_inside, -math.inf).amax((1, 2), keepdim=True)
-        return ((found.maximum(loudest - RANGE) + 4.0) / 4.0).masked_fill(~is_inside, 0.0)
+        loudest = levels.masked_fill(~is_inside, -math.inf).amax((1, 2), keepdim=True)
+        return ((levels.maximum(loudest - RANGE) + 4.0) / 4.0).masked_fill(~is_inside, 0.0)
 
     def _padded(self, clips: Sequence[Tensor], width: int) -> Tensor:
         """Return clips with LENGTH / 2 mirrored samples on both sides: float64 [B, width]."""
@@ -114,7 +114,7 @@ class LogMel(nn.Module):
         place = (torch.arange(width, device=device) - LENGTH // 2).remainder(period)
         mirrored = torch.where(place > last, period - place, place).clamp(min=0)
         flat = torch.cat(list(clips)) if len(clips) > 1 else clips[0]
-        # A clip without samples has no frames either; any sample may stand in for its own.
+        # The index of an empty clip may be out of range. Clamping is safe, because such a clip has no frames.
         return flat[(mirrored + sizes[1][:, None]).clamp(max=len(flat) - 1)].double()
 
     def _made(self, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -23,8 +23,8 @@ def patch_places(height: int, width: int, merge: int) -> tuple[Tensor, Tensor]:
     rows = torch.arange(height)[:, None].expand(height, width)
     columns = torch.arange(width)[None].expand(height, width)
     blocks = [
-        each.reshape(height // merge, merge, width // merge, merge).transpose(1, 2).flatten()
-        for each in (rows, columns)
+        axis.reshape(height // merge, merge, width // merge, merge).transpose(1, 2).flatten()
+        for axis in (rows, columns)
     ]
     return blocks[0], blocks[1]
 

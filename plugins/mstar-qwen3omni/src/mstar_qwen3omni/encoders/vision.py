@@ -81,9 +81,9 @@ class VisionAttention(nn.Module):
                 return cast("Tensor", self.proj(_kernels().attention(*turned, len(x)).view_as(x)))
         else:
             query, key, value = packed.unflatten(-1, (3, self.heads, -1)).unbind(1)
-            wide = (rotate(each.float(), *rotation).to(each.dtype) for each in (query, key))
+            wide = (rotate(part.float(), *rotation).to(part.dtype) for part in (query, key))
             turned = (*wide, value)
-        heads = (each.unflatten(0, (len(x), -1)).transpose(1, 2) for each in turned)
+        heads = (part.unflatten(0, (len(x), -1)).transpose(1, 2) for part in turned)
         mixed = scaled_dot_product_attention(*heads)
         out: Tensor = self.proj(mixed.transpose(1, 2).flatten(2))
         return out
@@ -200,15 +200,15 @@ class VisionEncoder(nn.Module, CapturesFunction):
         Returns {"embeds": B tensors [n, output], "deepstack": B tensors [levels, n, output]} in token order; deepstack
         is zero at audio pads. Raises EngineError if tokens, pixels or sound do not fit each other.
         """
-        grids: list[Grid] = [(int(each[0]), int(each[1]), int(each[2])) for each in grid]
-        media = [self._media(own, size) for own, size in zip(pixels, grids, strict=True)]
+        grids: list[Grid] = [(int(sizes[0]), int(sizes[1]), int(sizes[2])) for sizes in grid]
+        media = [self._media(patches, size) for patches, size in zip(pixels, grids, strict=True)]
         vectors = self._encoded(media)
         sounds = [None] * len(media) if sound is None else list(sound)
         pairs = [
-            self._in_token_order(np.asarray(ids), own, heard)
-            for ids, own, heard in zip(tokens, vectors, sounds, strict=True)
+            self._in_token_order(np.asarray(ids), encoded, heard)
+            for ids, encoded, heard in zip(tokens, vectors, sounds, strict=True)
         ]
-        return {"embeds": [own for own, _ in pairs], "deepstack": [maps for _, maps in pairs]}
+        return {"embeds": [embeds for embeds, _ in pairs], "deepstack": [maps for _, maps in pairs]}
 
     def _media(self, pixels: Tensor, grid: Grid) -> _Media:
         frames, height, width = grid
@@ -225,34 +225,34 @@ class VisionEncoder(nn.Module, CapturesFunction):
         """Return vectors and feature maps of each request: [tokens, 1 + levels, output]."""
         is_alone = media[0].patches.device.type == "cpu"  # so that a request's bits do not depend on the others
         groups: dict[object, list[int]] = {}
-        for index, each in enumerate(media):
-            groups.setdefault(index if is_alone else each.patches.shape[1], []).append(index)
-        found: dict[int, Tensor] = {}
+        for index, medium in enumerate(media):
+            groups.setdefault(index if is_alone else medium.patches.shape[1], []).append(index)
+        encoded: dict[int, Tensor] = {}
         for chosen in groups.values():
-            made = self._batch([media[index] for index in chosen])
-            found |= dict(zip(chosen, made, strict=True))
-        return [found[index].flatten(0, 1) for index in range(len(media))]
+            batch = self._batch([media[index] for index in chosen])
+            encoded |= dict(zip(chosen, batch, strict=True))
+        return [encoded[index].flatten(0, 1) for index in range(len(media))]
 
     def _batch(self, media: list[_Media]) -> list[Tensor]:
         """Encode requests whose frames have the same number of patches: [frames, tokens, 1 + levels, output] each."""
         side = round(self.sizes.positions**0.5)
-        places = [places_of(*each.grid[1:], self.sizes.merge, side) for each in media]
-        frames, patches = [each.grid[0] for each in media], [each.patches for each in media]
-        own = upload(torch.stack(places), patches[0].device)
-        where = torch.cat([place.expand(count, -1, -1) for place, count in zip(own, frames, strict=True)])
+        places = [places_of(*medium.grid[1:], self.sizes.merge, side) for medium in media]
+        frames, patches = [medium.grid[0] for medium in media], [medium.patches for medium in media]
+        grid_places = upload(torch.stack(places), patches[0].device)
+        where = torch.cat([place.expand(count, -1, -1) for place, count in zip(grid_places, frames, strict=True)])
         together = torch.cat(patches) if len(patches) > 1 else patches[0]
         step = max(1, MOST_PATCHES // together.shape[1])
-        made = [self._replayed(*pair) for pair in zip(together.split(step), where.split(step), strict=True)]
-        return list((torch.cat(made) if len(made) > 1 else made[0]).split(frames))
+        outputs = [self._replayed(*pair) for pair in zip(together.split(step), where.split(step), strict=True)]
+        return list((torch.cat(outputs) if len(outputs) > 1 else outputs[0]).split(frames))
 
     def _in_token_order(self, ids: np.ndarray, vectors: Tensor, sound: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return vectors [n, output] and maps [levels, n, output] in the order of the tokens."""
         is_sound = ids == self.ids.audio_pad
         heard, seen = int(is_sound.sum()), int(((ids == self.ids.image_pad) | (ids == self.ids.video_pad)).sum())
-        given = 0 if sound is None else len(sound)
-        if heard != given or seen != len(vectors) or heard + seen != len(ids):
+        expected = 0 if sound is None else len(sound)
+        if heard != expected or seen != len(vectors) or heard + seen != len(ids):
             raise EngineError(
-                f"{len(ids)} tokens hold {seen} vision and {heard} audio pads for {len(vectors)} vision and {given} "
+                f"{len(ids)} tokens hold {seen} vision and {heard} audio pads for {len(vectors)} vision and {expected} "
                 "audio vectors",
                 hint="a media segment has one pad per vector and no other ids",
                 node="vision_encoder",

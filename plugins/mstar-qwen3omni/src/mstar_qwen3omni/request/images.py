@@ -84,16 +84,16 @@ def patches_of(frames: Sequence[Frame], grid: Grid, sizes: VisionSizes) -> Frame
     frame of the pair, row and column; patches by pair, block of merged patches, then row and column in the block.
     """
     size, merge = sizes.patch, sizes.merge
-    made = np.empty((grid.pairs, grid.rows, grid.columns, merge, merge, 3, PATCH_FRAMES, size, size), dtype=np.uint8)
+    patches = np.empty((grid.pairs, grid.rows, grid.columns, merge, merge, 3, PATCH_FRAMES, size, size), dtype=np.uint8)
     if len(frames) == 1:
-        made[0] = np.ascontiguousarray(_blocks(frames[0], grid, sizes))[
+        patches[0] = np.ascontiguousarray(_blocks(frames[0], grid, sizes))[
             ..., None, :, :
         ]  # one pass over the pixels for both frames
-        return made.reshape(-1, sizes.patch_values)
+        return patches.reshape(-1, sizes.patch_values)
     for index in range(grid.pairs * PATCH_FRAMES):
         frame = frames[min(index, len(frames) - 1)]
-        made[index // PATCH_FRAMES, ..., index % PATCH_FRAMES, :, :] = _blocks(frame, grid, sizes)
-    return made.reshape(-1, sizes.patch_values)
+        patches[index // PATCH_FRAMES, ..., index % PATCH_FRAMES, :, :] = _blocks(frame, grid, sizes)
+    return patches.reshape(-1, sizes.patch_values)
 
 
 def _blocks(frame: Frame, grid: Grid, sizes: VisionSizes) -> Frame:

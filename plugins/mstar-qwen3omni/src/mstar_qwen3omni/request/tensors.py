@@ -71,11 +71,11 @@ def _keyed(medium: Media) -> Media:
 
 
 def _sound(arrays: Iterator[Array], config: OmniConfig) -> Array:
-    found = _next(arrays, "mel frames of a sound")
+    sound = _next(arrays, "mel frames of a sound")
     bins = config.audio.mel_bins
-    if found.ndim != 2 or found.shape[0] not in (1, bins) or not found.shape[1]:
-        raise _misshapen(found, f"mel frames [{bins}, f] or samples [1, s]")
-    return np.ascontiguousarray(found, dtype=np.float32)
+    if sound.ndim != 2 or sound.shape[0] not in (1, bins) or not sound.shape[1]:
+        raise _misshapen(sound, f"mel frames [{bins}, f] or samples [1, s]")
+    return np.ascontiguousarray(sound, dtype=np.float32)
 
 
 def _seen(arrays: Iterator[Array], config: OmniConfig) -> tuple[Array, Grid]:
@@ -83,12 +83,12 @@ def _seen(arrays: Iterator[Array], config: OmniConfig) -> tuple[Array, Grid]:
     pixels = _next(arrays, "patches of an image or video")
     if pixels.ndim != 2 or pixels.shape[1] != sizes.patch_values or not pixels.shape[0]:
         raise _misshapen(pixels, f"patches [p, {sizes.patch_values}]")
-    given = _next(arrays, "a grid").reshape(-1)
+    grid = _next(arrays, "a grid").reshape(-1)
     merge = sizes.merge
-    is_grid = given.dtype.kind in "iu" and given.shape == (3,) and bool((given > 0).all())
-    if not is_grid or given[1] % merge or given[2] % merge:
-        raise _misshapen(given, f"a grid of 3 integers, the last two multiples of {merge}")
-    pairs, height, width = (int(value) for value in given)
+    is_grid = grid.dtype.kind in "iu" and grid.shape == (3,) and bool((grid > 0).all())
+    if not is_grid or grid[1] % merge or grid[2] % merge:
+        raise _misshapen(grid, f"a grid of 3 integers, the last two multiples of {merge}")
+    pairs, height, width = (int(value) for value in grid)
     if pairs * height * width != len(pixels):
         raise RequestError(
             f"the grid {pairs} x {height} x {width} has {pairs * height * width} patches and the tensor {len(pixels)}",
@@ -101,19 +101,19 @@ def _seen(arrays: Iterator[Array], config: OmniConfig) -> tuple[Array, Grid]:
 
 
 def _next(arrays: Iterator[Array], what: str) -> Array:
-    found = next(arrays, None)
-    if found is None:
+    array = next(arrays, None)
+    if array is None:
         raise RequestError(
             f"the request lacks {what}",
             hint="upload a .npy file per tensor, in the order of the prompt",
             field=FIELD,
             code="missing_field",
         )
-    return found
+    return array
 
 
-def _misshapen(found: Array, allowed: str) -> RequestError:
-    shape = f"{found.dtype.name} {list(found.shape)}"
+def _misshapen(array: Array, allowed: str) -> RequestError:
+    shape = f"{array.dtype.name} {list(array.shape)}"
     return RequestError(f"a tensor is {shape}, expected {allowed}", field=FIELD, value=shape, allowed=allowed)
 
 
@@ -139,7 +139,7 @@ def _array(data: bytes, number: int) -> Array:
         if dtype.kind not in "fiu" or count * dtype.itemsize != len(data) - file.tell():
             raise ValueError(f"its header says {shape} of {dtype}, which does not match its data")
         flat = np.frombuffer(data, dtype=dtype, count=count, offset=file.tell())
-        found: Array = flat.reshape(shape, order="F" if is_fortran else "C")
+        array: Array = flat.reshape(shape, order="F" if is_fortran else "C")
     except Exception as error:  # numpy raises any exception on damaged data
         raise BadMedia(
             f"file {number} contains no readable array",
@@ -148,6 +148,6 @@ def _array(data: bytes, number: int) -> Array:
             field=FIELD,
             value=f"file {number}",
         ) from error
-    if found.dtype.kind == "f" and not np.isfinite(found).all():
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise RequestError(f"file {number} contains a value that is not finite", field=FIELD)
-    return found
+    return array

@@ -135,8 +135,8 @@ def _pair(line: str) -> tuple[str, str]:
 
 def _add_tokens(tokenizer: Tokenizer, settings: Path) -> None:
     """Add the tokens of tokenizer_config.json, in the order of their ids."""
-    given: Mapping[str, Any] = json.loads(settings.read_text(encoding="utf-8"))["added_tokens_decoder"]
-    for number, token in sorted((int(number), token) for number, token in given.items()):
+    tokens: Mapping[str, Any] = json.loads(settings.read_text(encoding="utf-8"))["added_tokens_decoder"]
+    for number, token in sorted((int(number), token) for number, token in tokens.items()):
         tokenizer.add_tokens([_added(token)])
         if tokenizer.token_to_id(token["content"]) != number:
             raise ValueError(f"{token['content']} is id {tokenizer.token_to_id(token['content'])}, not {number}")

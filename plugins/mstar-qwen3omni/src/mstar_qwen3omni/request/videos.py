@@ -34,8 +34,8 @@ class Sampling:
         total: frames of the video; rate: its frames per second. The count is even, at least 4 and at most `most`, if
         the video is long enough.
         """
-        wanted = min(max(total / rate * self.fps, LEAST_FRAMES), self.most, total)
-        count = max(1, int(wanted) // PATCH_FRAMES * PATCH_FRAMES)
+        frames = min(max(total / rate * self.fps, LEAST_FRAMES), self.most, total)
+        count = max(1, int(frames) // PATCH_FRAMES * PATCH_FRAMES)
         return [index * total // count for index in range(count)]
 
 

@@ -60,12 +60,16 @@ def checked(folder: Path) -> Path:
 
 def wanted_files(listed: Mapping[str, int]) -> dict[str, int]:
     """Return the repository files to download with their sizes. Raises WeightsError if config or weights are absent."""
-    found = {name: size for name, size in listed.items() if any(fnmatch.fnmatchcase(name, each) for each in WANTED)}
+    files = {
+        name: size
+        for name, size in listed.items()
+        if any(fnmatch.fnmatchcase(name, name_pattern) for name_pattern in WANTED)
+    }
     for pattern, kind in ((CONFIG, "config"), ("*.safetensors", "weights")):
-        if not fnmatch.filter(found, pattern):
+        if not fnmatch.filter(files, pattern):
             detail = f"it lists {len(listed)} files and no {pattern}"
             raise WeightsError(f"{REPO} contains no {kind}", detail, WAYS, file=pattern)
-    return found
+    return files
 
 
 def _cached(hub: WeightHub) -> Path:

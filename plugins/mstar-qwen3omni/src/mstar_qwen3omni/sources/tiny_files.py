@@ -132,9 +132,9 @@ def byte_letters() -> list[str]:
 
     Printable Latin-1 characters stand for themselves; the other bytes take the letters from 256 on.
     """
-    own = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    others = [byte for byte in range(256) if byte not in own]
-    return [chr(byte) if byte in own else chr(256 + others.index(byte)) for byte in range(256)]
+    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return [chr(byte) if byte in printable else chr(256 + others.index(byte)) for byte in range(256)]
 
 
 # -- configs -----------------------------------------------------------------------------------------------------------

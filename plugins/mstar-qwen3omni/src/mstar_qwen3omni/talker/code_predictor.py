@@ -32,18 +32,18 @@ Choose = Callable[[int, "Tensor"], "Tensor"]
 class FrameCache:
     """Keys and values of one frame for a batch: a dense KVView. Owned by one call of `CodePredictor.unroll`."""
 
-    def __init__(self, rows: int) -> None:
-        self._rows = rows
+    def __init__(self, sequences: int) -> None:
+        self._sequences = sequences
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
         """Append and attend. Tokens are packed by sequence, equally many of each: see `KVView.attend`."""
-        own = [part.unflatten(0, (self._rows, -1)).transpose(1, 2) for part in (query, key, value)]
+        heads = [part.unflatten(0, (self._sequences, -1)).transpose(1, 2) for part in (query, key, value)]
         if layer in self._layers:
-            own[1:] = [torch.cat(pair, dim=2) for pair in zip(self._layers[layer], own[1:], strict=True)]
-        self._layers[layer] = (own[1], own[2])
+            heads[1:] = [torch.cat(pair, dim=2) for pair in zip(self._layers[layer], heads[1:], strict=True)]
+        self._layers[layer] = (heads[1], heads[2])
         mixed = scaled_dot_product_attention(
-            own[0], own[1], own[2], is_causal=own[0].shape[2] > 1, scale=scale, enable_gqa=True
+            heads[0], heads[1], heads[2], is_causal=heads[0].shape[2] > 1, scale=scale, enable_gqa=True
         )
         return mixed.transpose(1, 2).flatten(0, 1)
 
@@ -111,10 +111,10 @@ class CodePredictor(nn.Module):
 
     def unroll(self, last_hidden: Tensor, first: Tensor, choose: Choose) -> Tensor:
         """Run all steps, each with the code that `choose` took from the logits before: int64 [B, groups - 1]."""
-        rows = len(last_hidden)
-        frame = _Frame(self, rows, last_hidden)
+        sequences = len(last_hidden)
+        frame = _Frame(self, sequences, last_hidden)
         x = torch.stack([last_hidden, first], dim=1).flatten(0, 1)
-        hidden = frame.run(x, frame.norm(x), 0).unflatten(0, (rows, 2))[:, 1].contiguous()
+        hidden = frame.run(x, frame.norm(x), 0).unflatten(0, (sequences, 2))[:, 1].contiguous()
         codes: list[Tensor] = []
         for step, head in enumerate(self.lm_head):
             if step:
@@ -127,16 +127,16 @@ class CodePredictor(nn.Module):
 class _Frame:
     """One unrolling: caches, and the kernels of half precision on CUDA in place of the plain operations."""
 
-    def __init__(self, predictor: CodePredictor, rows: int, like: Tensor) -> None:
+    def __init__(self, predictor: CodePredictor, sequences: int, like: Tensor) -> None:
         sizes, model = predictor.sizes, predictor.model
         self._model, self._sizes = model, sizes
         self._blocks = cast("list[DecoderBlock]", list(model.layers))
         places = 1 << (predictor.groups - 1).bit_length()
         fused = all(block.self_attn.fused_weight is not None for block in self._blocks)
         self._kernels = _kernels(places, sizes.head_dim) if fused and uses_fused_kernels(like) else None
-        self._rows, self._view = rows, FrameCache(rows)
+        self._sequences, self._view = sequences, FrameCache(sequences)
         if self._kernels is not None:
-            shape = (sizes.layers, 2, rows, sizes.kv_heads, places, sizes.head_dim)
+            shape = (sizes.layers, 2, sequences, sizes.kv_heads, places, sizes.head_dim)
             self._cache = like.new_empty(shape)
 
     def norm(self, x: Tensor) -> Tensor:
@@ -166,7 +166,7 @@ class _Frame:
         attention, rotation = block.self_attn, self._model.rotation
         joined, output = attention.fused_weight, weight_of(attention.o_proj)
         if self._kernels is None or joined is None or output is None:
-            here = rotation[:, start : start + len(normed) // self._rows].repeat(1, self._rows, 1)[:, :, None]
+            here = rotation[:, start : start + len(normed) // self._sequences].repeat(1, self._sequences, 1)[:, :, None]
             return attention.branch(normed, self._view, (here[0], here[1]))
         cache = self._cache[layer]
         mixed = self._kernels.frame_attention(

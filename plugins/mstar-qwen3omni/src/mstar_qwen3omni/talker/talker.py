@@ -112,10 +112,12 @@ class Talker(nn.Module):
             assert text is not None and last_hidden is not None and text_ended is not None and random is not None
             assert code_predictor_temperature is not None and code_predictor_top_k is not None
             assert code_predictor_top_p is not None
-            rows = len(last_hidden)
+            sequences = len(last_hidden)
             rule = (code_predictor_temperature, code_predictor_top_k, code_predictor_top_p)
-            frame = self.predict(last_hidden, code0.view(rows), random, *(each.view(rows) for each in rule))
-            said, text_ended = self.text_vectors(text.view(rows), text_ended.view(rows, 1))
+            frame = self.predict(
+                last_hidden, code0.view(sequences), random, *(values.view(sequences) for values in rule)
+            )
+            said, text_ended = self.text_vectors(text.view(sequences), text_ended.view(sequences, 1))
             x = self.frame_vectors(frame) + said
             hidden = self.model(x, positions, kv)
             return {"hidden": hidden, "frame": frame.clamp(min=0), "last_hidden": hidden, "text_ended": text_ended}
@@ -152,8 +154,8 @@ class Talker(nn.Module):
 
     def project_text(self, ids: Tensor) -> Tensor:
         """Return T(ids) of section 10: [..., width]. ids: int64 [...]."""
-        found: Tensor = self.text_projection(self.text_embedding(ids.flatten()))
-        return found.view(*ids.shape, -1)
+        projected: Tensor = self.text_projection(self.text_embedding(ids.flatten()))
+        return projected.view(*ids.shape, -1)
 
     def text_vectors(self, text: Tensor, ended: Tensor) -> tuple[Tensor, Tensor]:
         """Return the text column of one step per sequence [B, width], and whether its text has ended, bool [B, 1].
@@ -166,10 +168,10 @@ class Talker(nn.Module):
 
     def opening_vectors(self, text: Tensor, voice: Tensor) -> Tensor:
         """Return the vectors of positions 3 to 8 of section 10: [B, 6, width]. text: int64 [B], the first id."""
-        rows = len(text)
-        ids = torch.cat([self.opening_ids.expand(rows, -1), text[:, None]], dim=1)
-        spoken = self.voice_codes[voice.view(rows, -1)[:, 0]]
-        codes = self.opening_codes.expand(rows, -1)
+        sequences = len(text)
+        ids = torch.cat([self.opening_ids.expand(sequences, -1), text[:, None]], dim=1)
+        spoken = self.voice_codes[voice.view(sequences, -1)[:, 0]]
+        codes = self.opening_codes.expand(sequences, -1)
         codes = torch.cat([codes[:, :3], spoken[:, None], codes[:, 3:]], dim=1)
         vectors: Tensor = self.project_text(ids) + self.model.codec_embedding(codes)
         return vectors
@@ -181,8 +183,8 @@ class Talker(nn.Module):
             return self.project_text(tokens)
         width = self.text_embedding.embedding_dim
         parts = states if isinstance(states, list) else [states]
-        given = torch.cat([part.reshape(-1, width) for part in parts])
-        projected: Tensor = self.hidden_projection(given.to(self.hidden_projection.linear_fc1.weight.dtype))
+        hidden = torch.cat([part.reshape(-1, width) for part in parts])
+        projected: Tensor = self.hidden_projection(hidden.to(self.hidden_projection.linear_fc1.weight.dtype))
         return projected
 
 

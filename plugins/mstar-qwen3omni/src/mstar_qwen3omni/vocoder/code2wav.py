@@ -87,20 +87,22 @@ class Code2Wav(nn.Module, CapturesFunction):
     ) -> dict[str, Tensor | list[Tensor | None]]:
         """Decode windows and return their new samples.
 
-        codes: int64 [B, n, groups], or a list of B [n, groups]. Per row, all [B]: step, index of the window in its
+        codes: int64 [B, n, groups], or a list of B [n, groups]. Per window, all [B]: step, index of the window in its
         stream; the others as in `Chunking`, on the host. Returns {"pcm": int16 [B, s]}, or a list of B tensors if
-        rows differ in length, with None for a row without new samples. On CUDA they are valid until the next call.
+        lengths differ, with None for a window without new samples. On CUDA they are valid until the next call.
         Raises EngineError on the CPU for an id that is not a code.
         """
-        given = zip(codec_first_frames, codec_chunk_frames, codec_left_context_frames, strict=True)
-        streams = [Chunking(first=int(first), chunk=int(chunk), left=int(left)) for first, chunk, left in given]
-        sizes, steps = self.sizes, [int(each) for each in step]
+        chunkings = zip(codec_first_frames, codec_chunk_frames, codec_left_context_frames, strict=True)
+        streams = [Chunking(first=int(first), chunk=int(chunk), left=int(left)) for first, chunk, left in chunkings]
+        sizes, steps = self.sizes, [int(number) for number in step]
         spans = [
-            fresh_samples(stream, at, len(row), frame=sizes.frame_samples, lost=sizes.lost_samples)
-            for stream, at, row in zip(streams, steps, codes, strict=True)
+            fresh_samples(stream, at, len(window), frame=sizes.frame_samples, lost=sizes.lost_samples)
+            for stream, at, window in zip(streams, steps, codes, strict=True)
         ]
         self._learn(
-            len(row) for stream, at, row in zip(streams, steps, codes, strict=True) if len(row) == stream.length(at)
+            len(window)
+            for stream, at, window in zip(streams, steps, codes, strict=True)
+            if len(window) == stream.length(at)
         )
         is_even = spans.count(spans[0]) == len(spans) and spans[0].start < spans[0].stop
         if isinstance(codes, torch.Tensor) and is_even:
@@ -113,21 +115,21 @@ class Code2Wav(nn.Module, CapturesFunction):
             if len(self._lengths) < MOST_SHAPES:
                 self._lengths.add(length)
 
-    def _by_length(self, rows: list[Tensor], spans: list[slice]) -> list[Tensor | None]:
-        """Decode rows of one length together, so that a row's samples do not depend on its batch."""
-        found: list[Tensor | None] = [None] * len(rows)
-        for length in dict.fromkeys(map(len, rows)):
-            chosen = [index for index, row in enumerate(rows) if len(row) == length]
-            samples = self._decoded(torch.stack([rows[index] for index in chosen]))
-            for row, index in zip(samples, chosen, strict=True):
+    def _by_length(self, windows: list[Tensor], spans: list[slice]) -> list[Tensor | None]:
+        """Decode windows of one length together, so that their samples do not depend on the batch."""
+        sounds: list[Tensor | None] = [None] * len(windows)
+        for length in dict.fromkeys(map(len, windows)):
+            chosen = [index for index, window in enumerate(windows) if len(window) == length]
+            samples = self._decoded(torch.stack([windows[index] for index in chosen]))
+            for sound, index in zip(samples, chosen, strict=True):
                 if spans[index].start < spans[index].stop:
-                    found[index] = row[spans[index]].clone()
-        return found
+                    sounds[index] = sound[spans[index]].clone()
+        return sounds
 
     def _decoded(self, codes: Tensor) -> Tensor:
         """Decode windows of one length: int16 [B, samples] in memory that the next call may overwrite."""
         frames = codes.shape[1]
-        length = min((each for each in self._lengths if each >= frames), default=0)
+        length = min((captured for captured in self._lengths if captured >= frames), default=0)
         if self._captures is None or not length:
             return self.pcm(codes)
         # The last window of a stream is short. Codes behind its end change no sample that it returns.
@@ -146,8 +148,8 @@ class Code2Wav(nn.Module, CapturesFunction):
         """Decode windows: samples [B, n * frame_samples - lost_samples] in [-1, 1]. codes: int64 [B, n, groups]."""
         if codes.is_cuda:
             return self._on_cuda(codes, is_pcm=False)
-        # On a CPU one row at a time is as fast, and its bits do not depend on the batch.
-        return torch.cat([decoded(self.decoder, self.frames(row[None])) for row in codes])
+        # On a CPU one window at a time is as fast, and its bits do not depend on the batch.
+        return torch.cat([decoded(self.decoder, self.frames(window[None])) for window in codes])
 
     def frames(self, codes: Tensor) -> Tensor:
         """Return the decoder's input [B, n * product of ratios, width]. codes: int64 [B, n, groups]."""
@@ -173,8 +175,8 @@ class Code2Wav(nn.Module, CapturesFunction):
         with rounding(self._rounds):
             frames = self.frames(codes)
         parts = frames.split(max(1, MOST_DECODED // codes.shape[1]))
-        made = [fused.decode(part, is_pcm=is_pcm) for part in parts]
-        return made[0] if len(made) == 1 else torch.cat(made)
+        sounds = [fused.decode(part, is_pcm=is_pcm) for part in parts]
+        return sounds[0] if len(sounds) == 1 else torch.cat(sounds)
 
     def _settled(self) -> FusedDecoder:
         """Give the weights the dtypes that they have on CUDA, once."""

@@ -98,7 +98,7 @@ class FusedDecoder:
         for up, units in self._blocks:
             wide, bent = self._convolve(up, bent, keeps_wide=True)
             rate = up.weight.shape[1] // units[0][0].weight.shape[2]
-            wide, bent = (each.view(len(x), each.shape[1] * rate, -1) for each in (wide, bent))
+            wide, bent = (part.view(len(x), part.shape[1] * rate, -1) for part in (wide, bent))
             for index, (first, second) in enumerate(units):
                 inner = self._convolve(first, bent)[1]
                 wide, bent = self._convolve(second, inner, wide, keeps_wide=index + 1 < len(units))
@@ -108,14 +108,14 @@ class FusedDecoder:
         self, conv: Conv, x: Tensor, residual: Tensor | None = None, *, keeps_wide: bool = False
     ) -> tuple[Tensor, Tensor]:
         """Return the result and its SnakeBeta, [B, made, columns] each. If it is not kept, the first is the second."""
-        rows, taken, inner = x.shape
+        batch, taken, inner = x.shape
         taps, columns, _ = conv.weight.shape
-        made = taken - conv.fewer
-        bent = torch.empty((rows, made, columns), dtype=x.dtype, device=x.device)
+        outputs = taken - conv.fewer
+        bent = torch.empty((batch, outputs, columns), dtype=x.dtype, device=x.device)
         wide = torch.empty_like(bent) if keeps_wide else bent
-        cut = _tile(rows * made, columns, inner, is_wide=x.dtype == torch.float32)
-        tiles = math.ceil(made / cut["bm"])
-        kernels.conv_kernel[(rows * tiles, math.ceil(columns / cut["bn"]))](
+        cut = _tile(batch * outputs, columns, inner, is_wide=x.dtype == torch.float32)
+        tiles = math.ceil(outputs / cut["bm"])
+        kernels.conv_kernel[(batch * tiles, math.ceil(columns / cut["bn"]))](
             x,
             conv.weight,
             conv.bias,
@@ -125,7 +125,7 @@ class FusedDecoder:
             wide,
             bent,
             taken,
-            made,
+            outputs,
             tiles,
             conv.reach,
             conv.dilation,
@@ -140,10 +140,10 @@ class FusedDecoder:
         return wide, bent
 
     def _samples(self, bent: Tensor, is_pcm: bool) -> Tensor:
-        rows, steps, channels = bent.shape
+        batch, steps, channels = bent.shape
         taps = self._taps.shape[0]
-        out = torch.empty((rows, steps), dtype=torch.int16 if is_pcm else torch.float32, device=bent.device)
-        kernels.output_kernel[(rows, math.ceil(steps / OUTPUT_BLOCK))](
+        out = torch.empty((batch, steps), dtype=torch.int16 if is_pcm else torch.float32, device=bent.device)
+        kernels.output_kernel[(batch, math.ceil(steps / OUTPUT_BLOCK))](
             bent,
             self._taps,
             self._bias,

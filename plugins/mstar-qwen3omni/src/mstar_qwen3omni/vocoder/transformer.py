@@ -50,13 +50,15 @@ class WindowAttention(nn.Module):
     def join(self) -> None:
         """Join the three input projections into one matrix. Their weights become views of it."""
         parts = (self.q_proj, self.k_proj, self.v_proj)
-        self._joined = torch.cat([each.weight.detach() for each in parts])
-        for part, own in zip(parts, self._joined.split([len(each.weight) for each in parts]), strict=True):
-            part.weight.data = own
+        self._joined = torch.cat([part.weight.detach() for part in parts])
+        for part, weight in zip(
+            parts, self._joined.split([len(projection.weight) for projection in parts]), strict=True
+        ):
+            part.weight.data = weight
 
-    def forward(self, x: Tensor, rows: int, rotation: Rotation, mask: Tensor) -> Tensor:
-        """Return x's shape. x: [rows * T, width]; mask: bool [T, T], true where a query sees a key."""
-        query, key, value = (each.unflatten(0, (rows, -1)).transpose(1, 2) for each in self._rotated(x, rotation))
+    def forward(self, x: Tensor, batch: int, rotation: Rotation, mask: Tensor) -> Tensor:
+        """Return x's shape. x: [B * T, width]; mask: bool [T, T], true where a query sees a key."""
+        query, key, value = (head.unflatten(0, (batch, -1)).transpose(1, 2) for head in self._rotated(x, rotation))
         mixed = scaled_dot_product_attention(
             query, key, value, attn_mask=mask, enable_gqa=query.shape[1] != key.shape[1]
         )
@@ -64,14 +66,14 @@ class WindowAttention(nn.Module):
         return out
 
     def _rotated(self, x: Tensor, rotation: Rotation) -> tuple[Tensor, ...]:
-        """Return queries, keys and values, [rows * T, heads, head_dim] each, the first two rotated."""
+        """Return queries, keys and values, [B * T, heads, head_dim] each, the first two rotated."""
         if self._joined is not None and x.is_cuda:
-            heads, kv_heads = (each.out_features // self.head_dim for each in (self.q_proj, self.k_proj))
+            heads, kv_heads = (projection.out_features // self.head_dim for projection in (self.q_proj, self.k_proj))
             packed = linear(x, self._joined)
             turned: tuple[Tensor, ...] = elementwise_kernels().rotate_qkv(packed, heads, kv_heads, *rotation, x.dtype)
             return turned
         query, key, value = (
-            each(x).unflatten(-1, (-1, self.head_dim)) for each in (self.q_proj, self.k_proj, self.v_proj)
+            projection(x).unflatten(-1, (-1, self.head_dim)) for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
         return rotate(query, *rotation), rotate(key, *rotation), value
 
@@ -88,9 +90,9 @@ class FrameBlock(nn.Module):
         self.mlp = GatedMLP(sizes.width, sizes.mlp)
         self.mlp_layer_scale = LayerScale(sizes.width)
 
-    def forward(self, x: Tensor, rows: int, rotation: Rotation, mask: Tensor) -> Tensor:
-        """Return x's shape. x: [rows * T, width]."""
-        branch = self.self_attn(self.input_layernorm(x), rows, rotation, mask)
+    def forward(self, x: Tensor, batch: int, rotation: Rotation, mask: Tensor) -> Tensor:
+        """Return x's shape. x: [B * T, width]."""
+        branch = self.self_attn(self.input_layernorm(x), batch, rotation, mask)
         x, normed = self.post_attention_layernorm.after_add(x, self.self_attn_layer_scale(branch))
         out: Tensor = x + self.mlp_layer_scale(self.mlp(normed))
         return out
@@ -114,13 +116,13 @@ class PreTransformer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x's shape. x: [B, T, width]."""
-        rows, frames = x.shape[:2]
+        batch, frames = x.shape[:2]
         place = torch.arange(frames, device=x.device)
         mask = self._mask(place)
-        rotation = self.rotary(place.repeat(rows))
+        rotation = self.rotary(place.repeat(batch))
         flat = x.flatten(0, 1)
         for layer in self.layers:
-            flat = layer(flat, rows, rotation, mask)
+            flat = layer(flat, batch, rotation, mask)
         out: Tensor = self.norm(flat)
         return out.view_as(x)
 

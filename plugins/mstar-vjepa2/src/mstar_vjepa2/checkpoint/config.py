@@ -124,9 +124,9 @@ def read_base(folder: Path) -> BaseConfig:
     """Read the config of the V-JEPA 2 checkpoint in `folder`. Raises WeightsError naming file and key."""
     path = folder / CONFIG
     if not path.exists():
-        found = [name for name in ENCODERS if (folder / f"{name}.pt").is_file()]
-        if len(found) == 1:
-            return released(found[0])
+        names = [name for name in ENCODERS if (folder / f"{name}.pt").is_file()]
+        if len(names) == 1:
+            return released(names[0])
         detail = "only these files are known without one: " + ", ".join(f"{name}.pt" for name in ENCODERS)
         raise WeightsError(f"{path} is missing", detail, "fetch it from the model's repository", file=str(path))
     config = _JsonObject(path, _read(path))
@@ -254,8 +254,8 @@ def _labels(config: _JsonObject) -> int:
 
 
 def _refuse_variants(config: _JsonObject) -> None:
-    wanted: dict[str, Any] = {"model_type": "vjepa2", "hidden_act": "gelu", "qkv_bias": True}
-    for key, value in wanted.items():
+    required: dict[str, Any] = {"model_type": "vjepa2", "hidden_act": "gelu", "qkv_bias": True}
+    for key, value in required.items():
         if config.values.get(key, value) != value:
             raise config.error(f"{key} is {config.values[key]!r}; this model supports {value!r}", key)
 

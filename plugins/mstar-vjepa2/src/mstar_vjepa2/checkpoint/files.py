@@ -27,12 +27,12 @@ def weight_file(folder: Path) -> Path:
         if (folder / name).is_file():
             return folder / name
     looked = [INDEX, WHOLE, TORCH]
-    found = sorted(folder.glob(TORCH))
-    if len(found) == 1:
-        return found[0]
+    paths = sorted(folder.glob(TORCH))
+    if len(paths) == 1:
+        return paths[0]
     detail = f"looked for {', '.join(looked)}"
-    if found:
-        detail = f"{len(found)} .pt files: {', '.join(path.name for path in found)}"
+    if paths:
+        detail = f"{len(paths)} .pt files: {', '.join(path.name for path in paths)}"
     raise WeightsError(
         f"{folder} must contain one set of weights",
         detail,

@@ -75,7 +75,7 @@ def fill(
     WeightsError naming the first tensor that is missing, unknown or of the wrong shape.
     """
     places = dict(module.state_dict(keep_vars=True))
-    spots = {name: found for name in source.stored if (found := spot(name, rules, mask_tokens)) is not None}
+    spots = {name: target for name in source.stored if (target := spot(name, rules, mask_tokens)) is not None}
     _check_names(places, spots, source, all_rules)
     with torch.no_grad():
         for name, value in source.tensors(list(spots), progress):
@@ -94,7 +94,7 @@ def _check_names(
     places: Mapping[str, Tensor], spots: Mapping[str, Spot], source: Source, all_rules: Sequence[Rules]
 ) -> None:
     unknown = sorted(name for name in source.stored if not belongs(name, all_rules))
-    homeless = sorted(name for name, found in spots.items() if found.target not in places or found.part >= found.of)
+    homeless = sorted(name for name, place in spots.items() if place.target not in places or place.part >= place.of)
     if unknown or homeless:
         name = (homeless or unknown)[0]
         raise WeightsError(
@@ -103,12 +103,12 @@ def _check_names(
             did_you_mean(spots[name].target, places) if homeless else "config and weights must be of one checkpoint",
             file=str(source.path),
         )
-    given: dict[str, set[int]] = {}
-    wanted: dict[str, int] = {}
-    for found in spots.values():
-        given.setdefault(found.target, set()).add(found.part)
-        wanted[found.target] = found.of
-    missing = sorted(name for name in places if len(given.get(name, ())) < wanted.get(name, 1))
+    parts: dict[str, set[int]] = {}
+    counts: dict[str, int] = {}
+    for place in spots.values():
+        parts.setdefault(place.target, set()).add(place.part)
+        counts[place.target] = place.of
+    missing = sorted(name for name in places if len(parts.get(name, ())) < counts.get(name, 1))
     if missing:
         raise WeightsError(
             f"{source.path} lacks {missing[0]}",
@@ -141,10 +141,10 @@ def _official(path: Path) -> dict[str, Tensor]:
         raise WeightsError(
             f"{path} cannot be read", detail, "fetch it again, or convert it to safetensors", file=str(path)
         ) from error
-    found: dict[str, Tensor] = {}
+    state: dict[str, Tensor] = {}
     for part in PARTS:
         tensors = whole.get(part) if isinstance(whole, dict) else None
         if not isinstance(tensors, dict) or not all(isinstance(value, torch.Tensor) for value in tensors.values()):
             raise WeightsError(f"{path} has no {part} of tensors", hint="use an official file", file=str(path))
-        found |= {f"{part}.{name}": value for name, value in tensors.items()}
-    return found
+        state |= {f"{part}.{name}": value for name, value in tensors.items()}
+    return state

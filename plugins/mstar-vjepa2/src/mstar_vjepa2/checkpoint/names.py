@@ -102,16 +102,16 @@ def plain(name: str) -> str:
 def spot(name: str, rules: Rules, mask_tokens: int = 1) -> Spot | None:
     """Return the place of a plain name under these rules, or None if it belongs to another node."""
     for pattern, target in rules:
-        found = pattern.match(name)
-        if found is None:
+        match = pattern.match(name)
+        if match is None:
             continue
-        parts: Mapping[str, str] = found.groupdict(default="")
-        made = target.format(**parts)
+        parts: Mapping[str, str] = match.groupdict(default="")
+        place = target.format(**parts)
         if "third" in parts:
-            return Spot(made, _THIRDS[parts["third"]], len("qkv"))
+            return Spot(place, _THIRDS[parts["third"]], len("qkv"))
         if "index" in parts:
-            return Spot(made, int(parts["index"]), mask_tokens)
-        return Spot(made)
+            return Spot(place, int(parts["index"]), mask_tokens)
+        return Spot(place)
     return None
 
 
@@ -174,4 +174,4 @@ def official_ac_names(layers: int, predictor_layers: int) -> Iterator[str]:
 def _linear(stem: str, parts: Sequence[str]) -> Iterator[str]:
     for part in parts:
         for kind in ("weight", "bias"):
-            yield ".".join(each for each in (stem, part, kind) if each)
+            yield ".".join(word for word in (stem, part, kind) if word)

@@ -208,7 +208,7 @@ def embed_frame(
     width, tokens, head_dim = to_action.out_features, patches + len(conditions), rotary.head_dim
     x = torch.empty((rows, tokens, width), dtype=dtype, device=latents.device)
     latents = latents.contiguous()
-    given = latents if latents.dtype == dtype else torch.empty(latents.shape, dtype=dtype, device=latents.device)
+    rounded = latents if latents.dtype == dtype else torch.empty(latents.shape, dtype=dtype, device=latents.device)
     cosine, sine = torch.empty((2, rows * tokens, 1, head_dim), dtype=torch.float32, device=latents.device).unbind()
     following = torch.empty((rows, state.shape[1]), dtype=torch.float32, device=latents.device)
     frequencies = rotary.frequencies.float()
@@ -231,7 +231,7 @@ def embed_frame(
         *places,
         frequencies,
         x,
-        given,
+        rounded,
         cosine,
         sine,
         following,
@@ -247,11 +247,11 @@ def embed_frame(
         wide=WIDE,
         block=triton.next_power_of_2(inner),
         lanes=triton.next_power_of_2(head_dim),
-        is_rounded=given is not latents,
+        is_rounded=rounded is not latents,
         overlaps=supports_pdl(latents.device),
         num_warps=4,
     )
-    return EmbeddedFrame(x=x, given=given, rotation=(cosine, sine), next_state=following)
+    return EmbeddedFrame(x=x, given=rounded, rotation=(cosine, sine), next_state=following)
 
 
 @triton.jit

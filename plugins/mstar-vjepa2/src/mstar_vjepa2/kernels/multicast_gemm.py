@@ -191,13 +191,13 @@ def _multiply(x: Tensor, weight: Tensor, target: Target, kind: int) -> None:
     target.rows, target.outputs, target.tiles = rows, outputs, inputs // TILE_INPUTS
     function = _compiled(config, kind, config.block_rows(rows), _NAMES[x.dtype], x.device.index)
     is_brain, at, (share, rest) = x.dtype == torch.bfloat16, x.data_ptr(), config.boxes(rows)
-    given = (
+    arguments = (
         _map(at, rows, inputs, share, is_brain),
         _map(at, rows, inputs, rest or share, is_brain),
         _map(weight.data_ptr(), outputs, inputs, BOX_ROWS, is_brain),
         target,
     )
-    pointers = (ctypes.c_void_p * len(given))(*(ctypes.addressof(each) for each in given))
+    pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(argument) for argument in arguments))
     launch = _grid(config, rows, outputs)
     launch.hStream = torch.cuda.current_stream(x.device).cuda_stream
     _checked(driver.cuLaunchKernelEx(launch, function, ctypes.addressof(pointers), 0))
@@ -220,8 +220,8 @@ def _room(config: ClusterConfig, device: int) -> int:
     """Return how many clusters are resident at once: one block per multiprocessor, a cluster within one GPC."""
     function = _compiled(config, LINEAR, config.block_rows(MOST), "bf16", device)
     with torch.cuda.device(device):
-        (found,) = _checked(driver.cuOccupancyMaxActiveClusters(function, _grid(config, MOST, 1024)))
-    return int(found)
+        (clusters,) = _checked(driver.cuOccupancyMaxActiveClusters(function, _grid(config, MOST, 1024)))
+    return int(clusters)
 
 
 @cache
@@ -242,7 +242,7 @@ def _map(at: int, lines: int, inputs: int, high: int, is_brain: bool) -> Any:
     Cached, because uncaptured steps use the same weights repeatedly. It depends only on address and sizes.
     """
     kinds = driver.CUtensorMapDataType
-    (made,) = _checked(
+    (tensor_map,) = _checked(
         driver.cuTensorMapEncodeTiled(
             kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 if is_brain else kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
             2,
@@ -257,7 +257,7 @@ def _map(at: int, lines: int, inputs: int, high: int, is_brain: bool) -> Any:
             driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )
     )
-    return (ctypes.c_uint64 * 16).from_buffer_copy(ctypes.string_at(int(made.getPtr()), 128))
+    return (ctypes.c_uint64 * 16).from_buffer_copy(ctypes.string_at(int(tensor_map.getPtr()), 128))
 
 
 @cache
@@ -319,10 +319,10 @@ def _multiply_source(rows: int) -> str:
 
 def _checked(answer: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the results of a driver or compiler call without its status. Raises EngineError."""
-    status, *found = answer
+    status, *values = answer
     if int(status):
         raise _failed(str(status))
-    return tuple(found)
+    return tuple(values)
 
 
 def _failed(detail: str) -> EngineError:

@@ -40,7 +40,7 @@ FRAME_RANK: Final = 3
 POSE_RANK: Final = 1
 """Dimensions of one state."""
 
-Rows = Union["Tensor", list["Tensor"]]
+PerSequence = Union["Tensor", list["Tensor"]]
 """A port's value: shared by all sequences, one per sequence on a first axis, or a list of one per sequence."""
 
 
@@ -54,20 +54,20 @@ class ActionPredictor(nn.Module, NodeModule):
 
     def __init__(self, config: ActionConfig) -> None:
         super().__init__()
-        own, encoder = config.predictor, config.encoder
+        sizes, encoder = config.predictor, config.encoder
         self.patches, self.conditions = encoder.frame_tokens, config.conditions
         self.uses_extrinsics = config.uses_extrinsics
-        self._inner = own.inner
-        self.predictor_embed = nn.Linear(encoder.vit.width, own.width)
+        self._inner = sizes.inner
+        self.predictor_embed = nn.Linear(encoder.vit.width, sizes.width)
         # float32 in any model dtype: bfloat16 would round a state to millimetres.
-        self.action_encoder = nn.Linear(POSE, own.width, dtype=torch.float32)
-        self.state_encoder = nn.Linear(POSE, own.width, dtype=torch.float32)
+        self.action_encoder = nn.Linear(POSE, sizes.width, dtype=torch.float32)
+        self.state_encoder = nn.Linear(POSE, sizes.width, dtype=torch.float32)
         # The released file contains it too and does not use it.
-        self.extrinsics_encoder = nn.Linear(CAMERA, own.width, dtype=torch.float32)
-        self.blocks = stack(own)
-        self.norm = nn.LayerNorm(own.width, own.eps)
-        self.proj = nn.Linear(own.width, encoder.vit.width)
-        self.rotary = Rotary3D(own.width // own.heads)
+        self.extrinsics_encoder = nn.Linear(CAMERA, sizes.width, dtype=torch.float32)
+        self.blocks = stack(sizes)
+        self.norm = nn.LayerNorm(sizes.width, sizes.eps)
+        self.proj = nn.Linear(sizes.width, encoder.vit.width)
+        self.rotary = Rotary3D(sizes.width // sizes.heads)
         # Rotation by 0 is the identity: conditions are rotated in time only, like a patch at row 0, column 0.
         ids = torch.cat([torch.zeros(self.conditions, dtype=torch.int64), torch.arange(self.patches)])
         self.register_buffer("row", ids // encoder.grid, persistent=False)
@@ -85,15 +85,15 @@ class ActionPredictor(nn.Module, NodeModule):
         positions: Tensor,
         normalize_reps: Tensor,
         step: Tensor | None = None,
-        frame: Rows | None = None,
-        state: Rows | None = None,
-        actions: Rows | None = None,
-        states: Rows | None = None,
-        extrinsics: Rows | None = None,
-        given_frames: Rows | None = None,
-        given_actions: Rows | None = None,
-        given_states: Rows | None = None,
-        given_extrinsics: Rows | None = None,
+        frame: PerSequence | None = None,
+        state: PerSequence | None = None,
+        actions: PerSequence | None = None,
+        states: PerSequence | None = None,
+        extrinsics: PerSequence | None = None,
+        given_frames: PerSequence | None = None,
+        given_actions: PerSequence | None = None,
+        given_states: PerSequence | None = None,
+        given_extrinsics: PerSequence | None = None,
     ) -> dict[str, Tensor]:
         """Run one frame of each sequence, all tokens packed.
 
@@ -104,25 +104,27 @@ class ActionPredictor(nn.Module, NodeModule):
         one tensor per sequence if lengths differ; otherwise all sequences share it. Returns next_frame float32 [R, 1,
         S, width] and next_state float32 [R, 7].
         """
-        rows = positions.numel() // self.frame_tokens
-        at = None if step is None else self._per_row(step, rows)
+        sequences = positions.numel() // self.frame_tokens
+        at = None if step is None else self._per_sequence(step, sequences)
         if given_frames is not None:
             assert given_actions is not None and given_states is not None
-            latents = _chosen(given_frames, at, rows, FRAME_RANK)
+            latents = _chosen(given_frames, at, sequences, FRAME_RANK)
             moves, cameras = given_actions, given_extrinsics
-            own = _chosen(given_states, at, rows, POSE_RANK + 1)
+            pose = _chosen(given_states, at, sequences, POSE_RANK + 1)
         else:
             assert frame is not None and state is not None and actions is not None
-            latents = _chosen(frame, None, rows, FRAME_RANK)
+            latents = _chosen(frame, None, sequences, FRAME_RANK)
             moves, cameras = actions, extrinsics
-            own = _each(state, rows, POSE_RANK) if states is None else _chosen(states, at, rows, POSE_RANK + 1)
-        action = _chosen(moves, at, rows, POSE_RANK + 1)
-        camera = None if cameras is None else _chosen(cameras, at, rows, POSE_RANK + 1)
-        x, rotation, next_state = self.begin(latents, action, own, camera, positions)
+            pose = (
+                _each(state, sequences, POSE_RANK) if states is None else _chosen(states, at, sequences, POSE_RANK + 1)
+            )
+        action = _chosen(moves, at, sequences, POSE_RANK + 1)
+        camera = None if cameras is None else _chosen(cameras, at, sequences, POSE_RANK + 1)
+        x, rotation, next_state = self.begin(latents, action, pose, camera, positions)
         if isinstance(kv, AppendOnlyView):
             self.keep(x, rotation, kv.inner)
             return {}
-        following = self.end(self.run(x, rotation, kv), self._per_row(normalize_reps, rows))[:, None]
+        following = self.end(self.run(x, rotation, kv), self._per_sequence(normalize_reps, sequences))[:, None]
         return {"next_frame": following, "next_state": next_state}
 
     def working_bytes(self, tokens: int) -> int:
@@ -139,7 +141,7 @@ class ActionPredictor(nn.Module, NodeModule):
         return frames + tokens * ((2 * width + 2 * inner) * value_bytes + 2 * latent_bytes)
 
     def trace(self, compiling: Compiling) -> None:
-        """See NodeModule."""
+        """Run the kernels of one frame."""
         self.warm_up()
 
     def warm_up(self) -> None:
@@ -177,9 +179,9 @@ class ActionPredictor(nn.Module, NodeModule):
             begun = _kernels().embed_frame(latents, pairs, positions, (self.row, self.column), self.rotary, dtype)
             linear_into(begun.x[:, len(pairs) :], begun.given, self.predictor_embed)
             return begun.x.flatten(0, 1), begun.rotation, begun.next_state
-        made = [layer(value).to(dtype) for layer, value in pairs]
-        x = torch.cat([*(each[:, None] for each in made), self.predictor_embed(latents.to(dtype))], dim=1)
-        row, column = (each.expand(len(latents), -1).reshape(-1) for each in (self.row, self.column))
+        embedded = [layer(value).to(dtype) for layer, value in pairs]
+        x = torch.cat([*(token[:, None] for token in embedded), self.predictor_embed(latents.to(dtype))], dim=1)
+        row, column = (ids.expand(len(latents), -1).reshape(-1) for ids in (self.row, self.column))
         return x.flatten(0, 1), self.rotary(positions, row, column), moved(state.float(), action)
 
     def run(self, x: Tensor, rotation: Rotation, kv: KVView) -> Tensor:
@@ -200,25 +202,25 @@ class ActionPredictor(nn.Module, NodeModule):
             x, branch = block(x, branch, rotation, MixCached(kv, layer))
         return x, branch
 
-    def end(self, normed: Tensor, wanted: Tensor) -> Tensor:
+    def end(self, normed: Tensor, is_needed: Tensor) -> Tensor:
         """Return the patches of the next frames as latents, float32 [R, S, width].
 
         normed: the result of `run`; wanted: [R], whether latents are normalised.
         """
-        tokens = normed.view(len(wanted), self.frame_tokens, normed.shape[-1])
+        tokens = normed.view(len(is_needed), self.frame_tokens, normed.shape[-1])
         if not normed.is_cuda:
-            return latents_of(self.proj(tokens[:, self.conditions :]), wanted)
-        if len(wanted) == 1:
+            return latents_of(self.proj(tokens[:, self.conditions :]), is_needed)
+        if len(is_needed) == 1:
             tokens = tokens[:, self.conditions :]  # for several sequences this is a copy: the kernel skips them instead
         branch = branch_of(tokens.flatten(0, 1), self.proj)
         values = branch.values.view(-1, *tokens.shape[:2], self.proj.out_features)
         skip = tokens.shape[1] - self.patches
-        made: Tensor = _kernels().latents(values, branch.bias, wanted, LATENT_EPS, skip)
-        return made
+        latents: Tensor = _kernels().latents(values, branch.bias, is_needed, LATENT_EPS, skip)
+        return latents
 
-    def _per_row(self, numbers: Tensor, rows: int) -> Tensor:
+    def _per_sequence(self, numbers: Tensor, sequences: int) -> Tensor:
         """Return the number that the tokens of each sequence share: [R]."""
-        return numbers.expand(rows * self.frame_tokens).view(rows, -1)[:, 0]
+        return numbers.expand(sequences * self.frame_tokens).view(sequences, -1)[:, 0]
 
 
 def _kernels() -> ModuleType:
@@ -230,46 +232,46 @@ class _Alone:
     """KV view of a single frame without a cache."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
-        """See KVView."""
+        """Attend to this frame alone."""
         assert scale is None
         return attend_all(query[None], key[None], value[None])[0]
 
 
-def _chosen(value: Rows, at: Tensor | None, rows: int, rank: int) -> Tensor:
+def _chosen(value: PerSequence, at: Tensor | None, sequences: int, rank: int) -> Tensor:
     """Return one list entry per sequence, [R, ...]. value: as for `_each`; at: int64 [R], None = first entry.
 
     A list of one entry is already the entry of the sequence's step.
     """
     if isinstance(value, list):
-        return _from_lists(value, at, rows, rank)
-    each = _each(value, rows, rank)
-    if at is None or each.shape[1] == 1:
-        return each[:, 0]
-    return each[torch.arange(rows, device=each.device), at]
+        return _from_lists(value, at, sequences, rank)
+    values = _each(value, sequences, rank)
+    if at is None or values.shape[1] == 1:
+        return values[:, 0]
+    return values[torch.arange(sequences, device=values.device), at]
 
 
-def _each(value: Rows, rows: int, rank: int) -> Tensor:
+def _each(value: PerSequence, sequences: int, rank: int) -> Tensor:
     """Return one value per sequence, [R, ...]. value: shared, of `rank` dimensions, or with sequences in front."""
     if isinstance(value, list):
         value = torch.stack(value)
-    each = value if value.dim() > rank else value.expand(rows, *value.shape)
-    if len(each) != rows:
-        raise _wrong_rows(len(each), rows, f"shape {list(value.shape)}, {rank} dimensions without sequences")
-    return each
+    values = value if value.dim() > rank else value.expand(sequences, *value.shape)
+    if len(values) != sequences:
+        raise _wrong_count(len(values), sequences, f"shape {list(value.shape)}, {rank} dimensions without sequences")
+    return values
 
 
-def _from_lists(values: list[Tensor], at: Tensor | None, rows: int, rank: int) -> Tensor:
+def _from_lists(values: list[Tensor], at: Tensor | None, sequences: int, rank: int) -> Tensor:
     """Return one entry per sequence from lists of different lengths, by one lookup in their concatenation."""
-    if len(values) != rows or any(value.dim() != rank for value in values):
-        raise _wrong_rows(len(values), rows, f"shapes {[list(value.shape) for value in values]}")
+    if len(values) != sequences or any(value.dim() != rank for value in values):
+        raise _wrong_count(len(values), sequences, f"shapes {[list(value.shape) for value in values]}")
     lengths = [0, *(len(value) for value in values[:-1])]
     starts = torch.tensor(lengths).cumsum(0).to(values[0].device, non_blocking=True)
     return torch.cat(values).index_select(0, starts if at is None else starts + at)
 
 
-def _wrong_rows(found: int, rows: int, detail: str) -> EngineError:
+def _wrong_count(count: int, sequences: int, detail: str) -> EngineError:
     return EngineError(
-        f"node ac_predictor got values of {found} sequences in a step of {rows}",
+        f"node ac_predictor got values of {count} sequences in a step of {sequences}",
         detail,
         "each candidate is a sequence of the step that computes it",
         node="ac_predictor",

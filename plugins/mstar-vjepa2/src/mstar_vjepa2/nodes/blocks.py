@@ -21,7 +21,7 @@ from mstar_vjepa2.nodes.rotary import Rotation, rotate
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.layers.kv_view import KVView
+    from mstar_core.layers.kv_view import DenseKernel, KVView
     from mstar_vjepa2.checkpoint.config import VitConfig
 
 Mix = Callable[["Tensor", nn.Linear, "Rotation | None", int], "Tensor"]
@@ -49,7 +49,7 @@ class MixCached:
     def __call__(self, x: Tensor, layer: nn.Linear, rotation: Rotation | None, heads: int) -> Tensor:
         if rotation is not None and isinstance(self.kv, PlacedView):
             query = qkv_rotary(x, layer, rotation, heads, self.kv.places(self.layer))
-            return self.kv.attend_placed(self.layer, query).flatten(-2)
+            return self.kv.attend_placed(self.layer, query, kernel=frame_kernel(query)).flatten(-2)
         return self.kv.attend(self.layer, *apart(linear(x, layer), rotation, heads)).flatten(-2)
 
     def keep(self, x: Tensor, layer: nn.Linear, rotation: Rotation, heads: int) -> None:
@@ -58,6 +58,15 @@ class MixCached:
             qkv_rotary(x, layer, rotation, heads, self.kv.places(self.layer))
         else:
             self(x, layer, rotation, heads)
+
+
+def frame_kernel(query: Tensor) -> DenseKernel | None:
+    """Return the attention kernel of frames on CUDA; None if another Triton release is installed."""
+    if not query.is_cuda:
+        return None
+    gluon = importlib.import_module("mstar_core.layers.kernels.gluon")
+    kernel: DenseKernel | None = gluon.gluon_kernels("mstar_vjepa2.kernels.dense", "frames of one request")
+    return kernel
 
 
 def apart(packed: Tensor, rotation: Rotation | None, heads: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -119,13 +128,13 @@ class Block(nn.Module):
 def sum_norm(x: Tensor, branch: Branch | None, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
     """Return the sum of x and its branch, and the norm of the sum. x: [..., width]."""
     if x.is_cuda:
-        found: tuple[Tensor, Tensor] = importlib.import_module("mstar_core.layers.kernels.elementwise").add_layer_norm(
+        sums: tuple[Tensor, Tensor] = importlib.import_module("mstar_core.layers.kernels.elementwise").add_layer_norm(
             x.contiguous(),
             None if branch is None else branch.values.contiguous(),
             norm,
             None if branch is None else branch.bias,
         )
-        return found
+        return sums
     x = x if branch is None else branch.added(x)
     return x, norm(x)
 

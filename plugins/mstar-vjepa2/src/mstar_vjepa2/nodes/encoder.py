@@ -66,7 +66,7 @@ class Encoder(nn.Module, CapturesFunction):
         self.blocks = stack(vit)
         self.norm = nn.LayerNorm(vit.width, vit.eps)
         self.rotary = Rotary3D(vit.width // vit.heads)
-        mean, std = (torch.tensor(each, dtype=torch.float32).view(3, 1, 1) * 255 for each in (MEAN, STD))
+        mean, std = (torch.tensor(values, dtype=torch.float32).view(3, 1, 1) * 255 for values in (MEAN, STD))
         self.register_buffer("mean", mean, persistent=False)
         self.register_buffer("std", std, persistent=False)
         self._replayed = CapturedFunction(self.hidden, CAPTURED)
@@ -129,20 +129,20 @@ class Encoder(nn.Module, CapturesFunction):
         return (pixels.float() - self.mean) / self.std
 
 
-def latents_of(hidden: Tensor, wanted: Tensor) -> Tensor:
+def latents_of(hidden: Tensor, is_needed: Tensor) -> Tensor:
     """Return encoder or predictor outputs as float32 AC latents, normed without weights if wanted.
 
     hidden: [B, ..., width]. wanted: bool [B], or numbers where 0 is False.
     """
-    if hidden.is_cuda and len(wanted) == len(hidden):
+    if hidden.is_cuda and len(is_needed) == len(hidden):
         values = hidden.contiguous().view(1, len(hidden), -1, hidden.shape[-1])
-        made: Tensor = importlib.import_module("mstar_vjepa2.kernels.embed_head").latents(
-            values, None, wanted, LATENT_EPS
+        latents: Tensor = importlib.import_module("mstar_vjepa2.kernels.embed_head").latents(
+            values, None, is_needed, LATENT_EPS
         )
-        return made.view(hidden.shape)
+        return latents.view(hidden.shape)
     plain = hidden.float()
     normed = layer_norm(plain, plain.shape[-1:], eps=LATENT_EPS)
-    return torch.where(wanted.bool().view(-1, *[1] * (plain.dim() - 1)), normed, plain)
+    return torch.where(is_needed.bool().view(-1, *[1] * (plain.dim() - 1)), normed, plain)
 
 
 class _EncoderNode(nn.Module, NodeModule):
@@ -153,19 +153,19 @@ class _EncoderNode(nn.Module, NodeModule):
         self.encoder = Encoder(config)
 
     def idle(self) -> bool:
-        """See Encoder."""
+        """Capture the next bucket of the encoder. Returns whether there was one."""
         return self.encoder.idle()
 
     def counters(self) -> dict[str, float]:
-        """See Encoder."""
+        """Return the counters of the encoder's CUDA graphs."""
         return self.encoder.counters()
 
     def trace(self, compiling: Compiling) -> None:
-        """See NodeModule."""
+        """Run the kernels of the encoder."""
         self.warm_up()
 
     def warm_up(self) -> None:
-        """See Encoder."""
+        """Warm up the encoder."""
         self.encoder.warm_up()
 
 
@@ -184,22 +184,24 @@ class ClipEncoder(_EncoderNode):
         layers, instead of it, pooled ([width], or [T, width] for mean_space) and layer_hidden [l, N, width].
         """
         chosen = [] if layers is None else layers.tolist()
-        hidden, kept = self.encoder(pixel_values_videos, {number for row in chosen for number in row})
+        hidden, kept = self.encoder(pixel_values_videos, {number for numbers in chosen for number in numbers})
         if pooling is None:
             return {"encoder_hidden": hidden}
-        found: dict[str, Tensor | list[Tensor | None]] = {}
+        outputs: dict[str, Tensor | list[Tensor | None]] = {}
         plain = hidden.float()
         if chosen:
-            rows = (torch.stack([kept[number][index].float() for number in row]) for index, row in enumerate(chosen))
-            found["layer_hidden"] = torch.stack(list(rows))
+            of_clips = [
+                torch.stack([kept[number][index].float() for number in numbers]) for index, numbers in enumerate(chosen)
+            ]
+            outputs["layer_hidden"] = torch.stack(of_clips)
         how = pooling.tolist()
         if POOLS.intersection(how):
-            found["pooled"] = [self._pooled(plain[index], kind) for index, kind in enumerate(how)]
+            outputs["pooled"] = [self._pooled(plain[index], kind) for index, kind in enumerate(how)]
         if not chosen and not POOLS.issuperset(how):
-            found["encoder_hidden"] = [
-                None if kind in POOLS else each for kind, each in zip(how, plain.unbind(), strict=True)
+            outputs["encoder_hidden"] = [
+                None if kind in POOLS else hidden for kind, hidden in zip(how, plain.unbind(), strict=True)
             ]
-        return found
+        return outputs
 
     def _pooled(self, hidden: Tensor, kind: int) -> Tensor | None:
         if kind not in POOLS:
@@ -229,9 +231,9 @@ class FrameEncoder(_EncoderNode):
         hidden, _ = self.encoder(frames.flatten(0, 1)[:, None])
         latents = latents_of(hidden.unflatten(0, frames.shape[:2]), normalize_reps)
         count = pixel_values_videos.shape[1]
-        found = {"encoder_hidden": latents[:, :count]}
+        outputs = {"encoder_hidden": latents[:, :count]}
         if goal_frame is not None:
-            found["goal"] = latents[:, count]
+            outputs["goal"] = latents[:, count]
         elif goal_latents is not None:
-            found["goal"] = goal_latents.float()
-        return found
+            outputs["goal"] = goal_latents.float()
+        return outputs

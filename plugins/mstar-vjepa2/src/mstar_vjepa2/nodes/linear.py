@@ -95,8 +95,8 @@ def is_small(x: Tensor, layer: nn.Linear) -> bool:
 
 def _kernels(x: Tensor, layer: nn.Linear) -> ModuleType:
     """Return the `multicast_gemm` kernels if they support this product, else the `gemm` kernels."""
-    found = _multicast_kernels()
-    return found if found is not None and found.supports(x, layer.weight) else _gemm_kernels()
+    module = _multicast_kernels()
+    return module if module is not None and module.supports(x, layer.weight) else _gemm_kernels()
 
 
 @cache

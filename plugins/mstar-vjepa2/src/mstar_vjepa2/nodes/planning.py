@@ -49,13 +49,13 @@ class Scorer(nn.Module, NodeModule):
         1], the nearest candidate.
         """
         names = [COSTS[index] for index in cost.tolist()]
-        found = [
-            energies_of(one[..., 0, :, :], wanted, name) for one, wanted, name in zip(final, goal, names, strict=True)
+        costs = [
+            energies_of(one[..., 0, :, :], target, name) for one, target, name in zip(final, goal, names, strict=True)
         ]
-        best = [each.flatten().argmin(dim=0, keepdim=True) for each in found]
-        each = [energies[..., None] for energies in found]
-        is_even = len({energies.shape for energies in each}) == 1
-        return {"energies": torch.stack(each) if is_even else each, "best_index": torch.stack(best)}
+        best = [energies.flatten().argmin(dim=0, keepdim=True) for energies in costs]
+        per_candidate = [energies[..., None] for energies in costs]
+        is_even = len({energies.shape for energies in per_candidate}) == 1
+        return {"energies": torch.stack(per_candidate) if is_even else per_candidate, "best_index": torch.stack(best)}
 
 
 def energies_of(frames: Tensor, goal: Tensor, cost: str) -> Tensor:

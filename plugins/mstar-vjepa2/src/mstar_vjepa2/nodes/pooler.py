@@ -32,8 +32,8 @@ class CrossAttention(nn.Module):
         """Return [B, 1, width]. query: [B, 1, width]; x: [B, N, width]."""
         normed = self.layer_norm1(x)
         split = (
-            each.unflatten(-1, (self.heads, -1))
-            for each in (self.q_proj(query), self.k_proj(normed), self.v_proj(normed))
+            part.unflatten(-1, (self.heads, -1))
+            for part in (self.q_proj(query), self.k_proj(normed), self.v_proj(normed))
         )
         y = query + attend_all(*split).flatten(-2)
         out: Tensor = self.mlp(self.layer_norm2(y)).added(y)
@@ -57,10 +57,10 @@ class Pooler(nn.Module):
             x, branch = block(x, branch, None)
         x = x if branch is None else branch.added(x)
         pooled = self.cross(self.query_tokens.expand(len(x), -1, -1), x)[:, 0]
-        found = {"pooled": pooled.float()}
+        outputs = {"pooled": pooled.float()}
         if self.classifier is not None:
-            found["logits"] = self.classifier(pooled).float()
-        return found
+            outputs["logits"] = self.classifier(pooled).float()
+        return outputs
 
 
 class NoPooler(nn.Module):

@@ -26,14 +26,14 @@ class MaskedPredictor(nn.Module, NodeModule):
 
     def __init__(self, config: BaseConfig) -> None:
         super().__init__()
-        own, width = config.predictor, config.encoder.vit.width
+        sizes, width = config.predictor, config.encoder.vit.width
         self.grid = config.encoder.grid
-        self.embed = nn.Linear(width, own.width)
-        self.mask_tokens = nn.Parameter(torch.empty(config.mask_tokens, 1, 1, own.width))
-        self.blocks = stack(own)
-        self.norm = nn.LayerNorm(own.width, own.eps)
-        self.proj = nn.Linear(own.width, width)
-        self.rotary = Rotary3D(own.width // own.heads)
+        self.embed = nn.Linear(width, sizes.width)
+        self.mask_tokens = nn.Parameter(torch.empty(config.mask_tokens, 1, 1, sizes.width))
+        self.blocks = stack(sizes)
+        self.norm = nn.LayerNorm(sizes.width, sizes.eps)
+        self.proj = nn.Linear(sizes.width, width)
+        self.rotary = Rotary3D(sizes.width // sizes.heads)
 
     def forward(self, *, encoder_hidden: Tensor, context_mask: Tensor, target_mask: Tensor) -> dict[str, Tensor]:
         """Predict a batch.
@@ -42,12 +42,12 @@ class MaskedPredictor(nn.Module, NodeModule):
         be past the clip. Returns predicted_hidden float32 [B, t, width], not normed, and window [B, N, width]: the
         input without its oldest t vectors, followed by the predicted ones.
         """
-        made = self.predict(gathered(encoder_hidden, context_mask), context_mask, target_mask)
-        window = torch.cat([encoder_hidden, made.to(encoder_hidden.dtype)], dim=1)[:, -encoder_hidden.shape[1] :]
-        return {"predicted_hidden": made.float(), "window": window}
+        predicted = self.predict(gathered(encoder_hidden, context_mask), context_mask, target_mask)
+        window = torch.cat([encoder_hidden, predicted.to(encoder_hidden.dtype)], dim=1)[:, -encoder_hidden.shape[1] :]
+        return {"predicted_hidden": predicted.float(), "window": window}
 
     def trace(self, compiling: Compiling) -> None:
-        """See NodeModule."""
+        """Run the kernels of one prediction."""
         self.warm_up()
 
     def warm_up(self) -> None:

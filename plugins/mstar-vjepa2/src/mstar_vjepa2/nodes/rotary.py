@@ -45,8 +45,8 @@ class Rotary3D(nn.Module):
         """Return the rotation of tokens. time, row, column: whole numbers [..., T]."""
         if time.is_cuda:
             kernels = importlib.import_module("mstar_vjepa2.kernels.rotary")
-            made: Rotation = kernels.angles(time, row, column, self.frequencies.float(), self.head_dim)
-            return made
+            rotation: Rotation = kernels.angles(time, row, column, self.frequencies.float(), self.head_dim)
+            return rotation
         place = torch.stack([time, row, column], dim=-1).float()
         angles = place[..., None] * self.frequencies.float()
         both = torch.cat([angles, angles], dim=-1).flatten(-2)[..., None, :]

@@ -23,12 +23,12 @@ def check_wire(params: Common, outputs: Collection[str]) -> None:
     """
     if EARLIER not in outputs:
         return
-    given = {
+    is_set = {
         "return": params.returns is not None,
         "output_format": params.output_format != "raw",
         "output_dtype": params.output_dtype != "float32",
     }
-    field = next((name for name, is_given in given.items() if is_given), None)
+    field = next((name for name, is_given in is_set.items() if is_given), None)
     if field is not None:
         raise RequestError(f"{field} has no effect on video", hint="request tensor instead of video", field=field)
 

@@ -50,12 +50,12 @@ class Sampling:
 
     def notes(self, total: int, taken: int, tubelet: int) -> list[str]:
         """Return the warnings about the selected frames."""
-        found = []
+        notes = []
         if self.num_frames is None and self.fps is None and taken < self.default:
-            found.append(f"the clip has {total} frames, fewer than {self.default}: {taken} of them were used")
+            notes.append(f"the clip has {total} frames, fewer than {self.default}: {taken} of them were used")
         if taken > tubelet and taken % tubelet:
-            found.append(f"{taken} frames were used; the last {taken % tubelet} fill no tubelet and were dropped")
-        return found
+            notes.append(f"{taken} frames were used; the last {taken % tubelet} fill no tubelet and were dropped")
+        return notes
 
 
 def spread(total: int, count: int) -> Sequence[int]:

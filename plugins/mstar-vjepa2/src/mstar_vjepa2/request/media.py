@@ -93,8 +93,8 @@ def read_video(part: MediaPart, choose: Choose, keep: Callable[[Frame], Any], *,
 def _decoded(
     part: MediaPart, chosen: Sequence[int], keep: Callable[[Frame], Any], *, is_partial: bool
 ) -> tuple[list[Any], int]:
-    wanted = deque(chosen)
-    found: list[Any] = []
+    indices = deque(chosen)
+    frames: list[Any] = []
     pending: deque[Future[Any]] = deque()
     seen = 0
     try:
@@ -102,23 +102,23 @@ def _decoded(
             for frame in _frames(part):
                 # Colours are converted on this thread: libswscale deadlocks when two threads use the context of one
                 # frame.
-                pixels = _upright(frame) if wanted and wanted[0] == seen else None
-                while pixels is not None and wanted and wanted[0] == seen:
-                    wanted.popleft()
+                pixels = _upright(frame) if indices and indices[0] == seen else None
+                while pixels is not None and indices and indices[0] == seen:
+                    indices.popleft()
                     pending.append(pool.submit(keep, pixels))
                     if len(pending) >= ahead(frame.width, frame.height):
-                        found.append(pending.popleft().result())
+                        frames.append(pending.popleft().result())
                 seen += 1
                 if seen > MOST_FRAMES:
                     raise _too_many(seen)
-                if is_partial and not wanted:
+                if is_partial and not indices:
                     break
-            found += [each.result() for each in pending]
+            frames += [future.result() for future in pending]
     except RequestError:
         raise
     except Exception as error:
         raise _unreadable("video", error) from error
-    return found, seen
+    return frames, seen
 
 
 def ahead(width: int, height: int) -> int:

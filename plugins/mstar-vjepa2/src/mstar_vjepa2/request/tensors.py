@@ -37,16 +37,16 @@ def read_tensor(part: MediaPart, prefix: str = "") -> Array:
 
     Floats must be finite. Only plain numbers are deserialised.
     """
-    found = _npy(part.data) if part.data.startswith(NPY_MAGIC) else _safetensors(part.data, prefix)
-    if found.dtype.kind not in "fiu" or found.size == 0:
+    array = _npy(part.data) if part.data.startswith(NPY_MAGIC) else _safetensors(part.data, prefix)
+    if array.dtype.kind not in "fiu" or array.size == 0:
         raise RequestError(
-            f"the tensor contains {found.dtype.name} of shape {list(found.shape)}",
+            f"the tensor contains {array.dtype.name} of shape {list(array.shape)}",
             hint="send floating point numbers",
             field=FIELD,
         )
-    if found.dtype.kind == "f" and not np.isfinite(found).all():
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise RequestError("the tensor contains NaN or infinite numbers", hint="send finite numbers", field=FIELD)
-    return found
+    return array
 
 
 def clip_of(part: MediaPart, encoder: EncoderConfig) -> Array:
@@ -54,8 +54,8 @@ def clip_of(part: MediaPart, encoder: EncoderConfig) -> Array:
     value = read_tensor(part, PIXELS)
     if value.ndim == 5 and value.shape[0] == 1:
         value = value[0]
-    wanted = (3, encoder.crop, encoder.crop)
-    if value.ndim != 4 or value.shape[1:] != wanted:
+    expected = (3, encoder.crop, encoder.crop)
+    if value.ndim != 4 or value.shape[1:] != expected:
         raise RequestError(
             f"the clip has shape {list(value.shape)}, allowed is [frames, 3, {encoder.crop}, {encoder.crop}]",
             "the checkpoint has positions for this size",
@@ -81,12 +81,12 @@ def float_clip_of(part: MediaPart, encoder: EncoderConfig) -> Array:
 def as_float32(value: Any, field: str) -> Array:
     """Convert numbers to float32. Raises RequestError naming `field` for one that is out of range."""
     with np.errstate(over="ignore"):
-        made = np.ascontiguousarray(value, dtype=np.float32)
-    if not np.isfinite(made).all():
+        values = np.ascontiguousarray(value, dtype=np.float32)
+    if not np.isfinite(values).all():
         raise RequestError(
             f"{field} contains numbers beyond the range of float32", hint="send finite numbers", field=field
         )
-    return made
+    return values
 
 
 def is_plain_clip(part: MediaPart, encoder: EncoderConfig) -> bool:
@@ -97,8 +97,8 @@ def is_plain_clip(part: MediaPart, encoder: EncoderConfig) -> bool:
         head = _npy_head(part.data)
     except Exception:  # noqa: BLE001  whatever is wrong with it, reading it says
         return False
-    wanted = (3, encoder.crop, encoder.crop)
-    return head.dtype == np.uint8 and not head.is_columns and head.shape[-3:] == wanted
+    expected = (3, encoder.crop, encoder.crop)
+    return head.dtype == np.uint8 and not head.is_columns and head.shape[-3:] == expected
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,17 +139,17 @@ def _safetensors(data: bytes, prefix: str) -> Array:
     from safetensors.numpy import load
 
     try:
-        found = load(data)
+        tensors = load(data)
     except Exception as error:
         raise _unreadable(error) from error
-    names = list(found) if len(found) == 1 else [name for name in found if prefix and name.startswith(prefix)]
+    names = list(tensors) if len(tensors) == 1 else [name for name in tensors if prefix and name.startswith(prefix)]
     if len(names) != 1:
         raise RequestError(
-            f"the file contains {len(found)} tensors",
+            f"the file contains {len(tensors)} tensors",
             hint=f"send one, or name it {prefix or 'by its use'}",
             field=FIELD,
         )
-    return found[names[0]]
+    return tensors[names[0]]
 
 
 def _unreadable(error: Exception) -> BadMedia:

@@ -40,7 +40,7 @@ def read_trajectories(params: ActionParams, config: ActionConfig, *, is_planning
     All candidates have the same past before the last context frame, because they share its cache.
     """
     steps, past = (params.plan_steps if is_planning else params.steps), params.context_frames - 1
-    found = Trajectories()
+    trajectories = Trajectories()
     states = _states(params, needed=params.context_frames if is_planning else 0)
     actions = None if params.actions is None else as_float32(params.actions, "actions")
     if actions is None and past:
@@ -49,37 +49,39 @@ def read_trajectories(params: ActionParams, config: ActionConfig, *, is_planning
         _check_candidates(actions)
         if past:
             _check_past(actions, past)
-            found.past["past_actions"] = _common(actions[..., :past, :], "actions")
+            trajectories.past["past_actions"] = _common(actions[..., :past, :], "actions")
         if not is_planning:
-            found.arrays["actions"] = _cut(actions, past, steps)
+            trajectories.arrays["actions"] = _cut(actions, past, steps)
     if past:
-        found.past["past_states"] = _common(states[..., :past, :], "states")
-    found.arrays["state"] = np.ascontiguousarray(states[..., past, :])
+        trajectories.past["past_states"] = _common(states[..., :past, :], "states")
+    trajectories.arrays["state"] = np.ascontiguousarray(states[..., past, :])
     if params.state_mode == "given" and not is_planning:
-        found.arrays["states"] = _cut(states, past, steps)
-    _check_rows(found.arrays, params.candidates)
+        trajectories.arrays["states"] = _cut(states, past, steps)
+    _check_rows(trajectories.arrays, params.candidates)
     if params.candidates == 1:  # a single candidate has no candidate axis
-        found.arrays.update({name: _only(value, 1 if name == "state" else 2) for name, value in found.arrays.items()})
+        trajectories.arrays.update(
+            {name: _only(value, 1 if name == "state" else 2) for name, value in trajectories.arrays.items()}
+        )
     cameras = _cameras(params, config, past + steps)
     if cameras is not None:
-        found.arrays["extrinsics"] = _cut(cameras, past, steps)
+        trajectories.arrays["extrinsics"] = _cut(cameras, past, steps)
         if past:
-            found.past["past_extrinsics"] = np.ascontiguousarray(cameras[:past])
-    return found
+            trajectories.past["past_extrinsics"] = np.ascontiguousarray(cameras[:past])
+    return trajectories
 
 
 def require_movements(params: ActionParams) -> None:
     """Raise RequestError unless the known frames come with actions and states."""
-    for name, given in (("actions", params.actions), ("states", params.states)):
-        if given is None:
+    for name, values in (("actions", params.actions), ("states", params.states)):
+        if values is None:
             raise _missing(name, "it needs one per frame")
 
 
 def taught(params: ActionParams, config: ActionConfig, frames: int) -> dict[str, Array]:
     """Return the movements of known frames. Raises RequestError naming the field."""
-    found = {}
-    for name, given in (("actions", params.actions), ("states", params.states)):
-        value = as_float32(given, name)
+    arrays = {}
+    for name, values in (("actions", params.actions), ("states", params.states)):
+        value = as_float32(values, name)
         if value.ndim != 2 or len(value) != frames:
             raise RequestError(
                 f"{name} has shape {list(value.shape)}, allowed is [{frames}, 7]",
@@ -87,9 +89,9 @@ def taught(params: ActionParams, config: ActionConfig, frames: int) -> dict[str,
                 field=name,
                 value=str(list(value.shape)),
             )
-        found[f"given_{name}"] = value
+        arrays[f"given_{name}"] = value
     cameras = _cameras(params, config, frames)
-    return found if cameras is None else {**found, "given_extrinsics": cameras[:frames]}
+    return arrays if cameras is None else {**arrays, "given_extrinsics": cameras[:frames]}
 
 
 def _states(params: ActionParams, needed: int) -> Array:

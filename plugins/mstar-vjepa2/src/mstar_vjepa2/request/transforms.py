@@ -71,13 +71,13 @@ def squared(frame: Frame, crop: int) -> Pixels:
 
 def normalised(pixels: Pixels) -> Pixels:
     """Normalise pixels [..., 3, H, W] of 0 to 255 with the training's mean and standard deviation. Returns float32."""
-    mean, std = (255 * np.asarray(each, dtype=np.float32).reshape(3, 1, 1) for each in (MEAN, STD))
-    made: Pixels = np.ascontiguousarray((pixels.astype(np.float32) - mean) / std)
-    return made
+    mean, std = (255 * np.asarray(values, dtype=np.float32).reshape(3, 1, 1) for values in (MEAN, STD))
+    normal: Pixels = np.ascontiguousarray((pixels.astype(np.float32) - mean) / std)
+    return normal
 
 
-def _taps(size: int, wanted: int) -> tuple[Pixels, Pixels, Pixels]:
+def _taps(size: int, target: int) -> tuple[Pixels, Pixels, Pixels]:
     """Return two source indices and the weight of the second for each of `wanted` positions."""
-    place = np.maximum((np.arange(wanted, dtype=np.float32) + 0.5) * np.float32(size / wanted) - 0.5, 0)
+    place = np.maximum((np.arange(target, dtype=np.float32) + 0.5) * np.float32(size / target) - 0.5, 0)
     first = np.minimum(place.astype(np.int64), size - 1)
     return first, np.minimum(first + 1, size - 1), (place - first).astype(np.float32)

@@ -10,7 +10,7 @@ from mstar_core.errors import GraphError, MstarError, PluginError, did_you_mean
 from mstar_core.graph import GraphEdge
 from mstar_core.graph.check.graph_check import check_graph
 from mstar_core.graph.declare.walks import edges_of
-from mstar_core.plugin.dry_run import WalkInputs, dry_run
+from mstar_core.plugin.check.dry_run import WalkInputs, dry_run
 from mstar_core.plugin.params import check_value, param_specs
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.plugin.surface import EVENTS, MODALITY_NAMES, ROUTE_INPUTS, ROUTE_OUTPUTS, ROUTES

@@ -13,7 +13,7 @@ sum has a fixed order, so equal inputs give equal bits.
 
 Slots of the ring have a block of keys and one of values of one head. `has_k` and `has_v` signal a filled slot; `free`
 signals that all consumers are done with it. Blocks are counted along the row; block `begin` is a program's first and
-uses slot 0. Used by `split_kv`.
+uses slot 0. The blocks hand these functions to the cache's view, see `PlacedView`.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from mstar_core.engine.attention.kernels.gqa_packed import online_softmax
 from mstar_core.engine.attention.kernels.split_kv import combine, split_outputs
 from mstar_core.layers.kernels.launch import is_hopper
 
@@ -66,18 +67,6 @@ PROCESSORS: Final = 132
 MAX_SPLITS: Final = 8
 
 _DTYPES: Final = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
-
-
-@gluon.jit
-def online_softmax(score, top, total, scale, limit, is_masked: gl.constexpr):
-    """Run one step of online softmax. Return weights, the factor of former sums, the new maximum and sum of weights."""
-    if is_masked:
-        key = gl.arange(0, score.shape[1], layout=gl.SliceLayout(0, score.type.layout))
-        score = gl.where(key[None, :] < limit, score, -1.0e30)
-    higher = gl.maximum(top, gl.max(score, axis=1) * scale)
-    weight = gl.exp2(score * scale - higher[:, None])
-    shrink = gl.exp2(top - higher)
-    return weight, shrink, higher, total * shrink + gl.sum(weight, axis=1)
 
 
 @gluon.jit

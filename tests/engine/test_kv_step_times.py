@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from mstar_core.conformance.clock import FakeClock
 from mstar_core.engine.base import Handle, Job, JobKey, SamplingParams
 from mstar_core.engine.stateless.engine import StatelessEngine
 from mstar_core.worker.telemetry.tracing import jobs_of
@@ -12,20 +13,9 @@ from tests.engine.test_stateless_running import SPEC, Both
 from tests.engine.tiny_engine import Driver, make_engine, prompt
 
 
-class Clock:
-    """A clock that goes on by a second each time it is read."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        self.now += 1.0
-        return self.now
-
-
 @pytest.mark.parametrize("lookahead", [0, 1])
 def test_steps_of_a_language_model_do_not_count_twice(lookahead: int) -> None:
-    clock = Clock()
+    clock = FakeClock(0.0, tick=1.0)
     driver = Driver(make_engine(lookahead=lookahead, clock=clock, token_budget=8), lookahead)
     for handle in range(2):
         driver.open(handle)
