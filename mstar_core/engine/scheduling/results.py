@@ -154,7 +154,7 @@ class Results:
                 self._requests.remove(branch)
         self._requests.has_changed = True
         if drawn:
-            keys, ids = drawn[0] if len(drawn) == 1 else (np.concatenate(each) for each in zip(*drawn, strict=True))
+            keys, ids = drawn[0] if len(drawn) == 1 else (np.concatenate(parts) for parts in zip(*drawn, strict=True))
             result.loop = LoopStep(keys=keys, ids=ids)
         if result.done or result.failed or result.emissions:
             with torch.inference_mode():
