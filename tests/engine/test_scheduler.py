@@ -275,8 +275,8 @@ def test_slots_reach_the_device_before_the_step_that_reads_them() -> None:
     assert len(armed) == 1 and armed[0][0][1:3] == [VOCAB, VOCAB + 1]
 
 
-STATE = re.compile(r"mstar_core\.engine\.(scheduling|cache\.(?!sizing|page_pool))")
-"""Modules of the host state. A pool of pages may serve others as a plain allocator."""
+STATE = re.compile(r"mstar_core\.engine\.(scheduling|cache\.(memory|slots|page_table|feeds|loop_values))|PrefixCache")
+"""Modules and classes of the host state."""
 
 
 def test_only_the_engine_knows_the_host_state_and_it_writes_nothing_of_it() -> None:

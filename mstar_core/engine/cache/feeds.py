@@ -93,8 +93,8 @@ class Feeds:
         """Return the next item of each of these slots, int64 [n]; NO_ITEM after the end."""
         taken = self.taken[slots]
         items = self.items[slots, np.minimum(taken, self.items.shape[1] - 1)]
-        found: np.ndarray = np.where(taken < self.came[slots], items, NO_ITEM)
-        return found
+        values: np.ndarray = np.where(taken < self.came[slots], items, NO_ITEM)
+        return values
 
     def take(self, slots: np.ndarray) -> None:
         """Count the items that a launched step reads."""
@@ -102,8 +102,8 @@ class Feeds:
 
     def dry(self, slots: np.ndarray) -> np.ndarray:
         """Return, as bool [n], which of these slots have no item for another iteration."""
-        found: np.ndarray = (self.taken[slots] >= self.came[slots]) & ~self.goes_on[slots]
-        return found
+        dry: np.ndarray = (self.taken[slots] >= self.came[slots]) & ~self.goes_on[slots]
+        return dry
 
     def is_dry(self, slot: int) -> bool:
         """Return whether a slot has no item for another iteration."""

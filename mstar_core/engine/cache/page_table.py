@@ -29,13 +29,13 @@ class PageTables:
 
     def pages(self, slot: int) -> list[int]:
         """Return the pages of a slot, in token order."""
-        found: list[int] = self.ids[slot, : self.count[slot]].tolist()
-        return found
+        pages: list[int] = self.ids[slot, : self.count[slot]].tolist()
+        return pages
 
     def missing(self, slot: int, tokens: int) -> int:
         """Return the pages that `ensure` would allocate for `tokens` more tokens."""
-        wanted = self.pool.pages_for(int(self.length[slot]) + tokens)
-        return max(0, wanted - int(self.count[slot])) + (self._shared_tail(slot) is not None)
+        needed = self.pool.pages_for(int(self.length[slot]) + tokens)
+        return max(0, needed - int(self.count[slot])) + (self._shared_tail(slot) is not None)
 
     def ensure(self, slot: int, tokens: int) -> list[PageCopy]:
         """Allocate pages for `tokens` more tokens. Returns the page copies that must be done first.
@@ -43,7 +43,7 @@ class PageTables:
         Raises OutOfPages, which changes nothing, and TooLarge if the slot would outgrow its table.
         """
         length = int(self.length[slot])
-        wanted = self.pool.pages_for(length + tokens)
+        needed = self.pool.pages_for(length + tokens)
         if length + tokens > self.max_tokens:
             raise TooLarge(
                 "the sequence outgrows the cache",
@@ -54,7 +54,7 @@ class PageTables:
             return []
         tail = self._shared_tail(slot)
         held = int(self.count[slot])
-        extra = max(0, wanted - held)
+        extra = max(0, needed - held)
         fresh = self.pool.allocate(extra + (tail is not None)) if extra or tail is not None else []
         copies = []
         if tail is not None:

@@ -74,8 +74,8 @@ class Candidates:
         if parent.candidates is not None and self._continues(parent.candidates, job) or takes_turns(job):
             return True
         self.check_count(job.rows)
-        request, wanted = parent.request, job.rows * len(self._kv.branches)
-        missing = wanted - request.claimed
+        request = parent.request
+        missing = job.rows * len(self._kv.branches) - request.claimed
         taken = [] if missing <= 0 else None if self._requests.is_blocked else self._take(request, missing)
         if taken is None:
             self._give_back(parent)

@@ -47,12 +47,12 @@ class Plans:
 
     def launch(self, decoding: Decoding | None, passes: list[ScheduledPass]) -> Launch:
         """Return the plan of these sequences. The host's counts then are those after the step."""
-        self._look_ahead(passes)
-        plans = tuple(self._pass_plan(one) for one in passes)
-        place, left, decode = _NONE, _NONE, None
+        if passes:
+            self._look_ahead(passes)
+        plans = tuple([self._pass_plan(one) for one in passes])
+        decode, place, left = None, _NONE, _NONE
         if decoding is not None:
-            decode = self._decode_plan(decoding)
-            place, left = self._advance(decoding)
+            decode, place, left = self._decode(decoding)
         for one in passes:
             one.forward.done += one.count
             if one.forward.attend.write:
@@ -66,27 +66,23 @@ class Plans:
 
     # -- decode ------------------------------------------------------------------------------------------------------
 
-    def _decode_plan(self, decoding: Decoding) -> DecodePlan:
-        slots, state, feeds = decoding.batch.slots, self._memory.slots, self._memory.feeds
-        return DecodePlan(
-            batch=decoding.batch,
-            lengths=self._memory.tables.length[slots],
-            positions=state.positions(slots),
-            drawn=state.drawn[slots],
-            items=feeds.values(slots) if feeds is not None else None,
-        )
+    def _decode(self, decoding: Decoding) -> tuple[DecodePlan, np.ndarray, np.ndarray]:
+        """Plan a token of each decoding sequence. Those without another iteration leave the next decode batch.
 
-    def _advance(self, decoding: Decoding) -> tuple[np.ndarray, np.ndarray]:
-        """Count a token of each decoding sequence. Those without another iteration leave the next decode batch.
-
-        Returns the cache index of the id that each draws, and its iterations left: int64 [n].
+        Returns the plan, the cache index of the id that each draws, and its iterations left: int64 [n].
         """
         slots, state, tables, feeds = decoding.batch.slots, self._memory.slots, self._memory.tables, self._memory.feeds
-        tables.length[slots] += 1
+        lengths, drawn, left = tables.length[slots], state.drawn[slots], state.left[slots] - 1
+        plan = DecodePlan(
+            batch=decoding.batch,
+            lengths=lengths,
+            positions=state.positions(slots),
+            drawn=drawn,
+            items=feeds.values(slots) if feeds is not None else None,
+        )
+        place = lengths + 1
+        tables.length[slots], state.drawn[slots], state.left[slots] = place, drawn + 1, left
         state.next_position[slots] += 1
-        state.drawn[slots] += 1
-        state.left[slots] -= 1
-        left: np.ndarray = state.left[slots]
         if np.count_nonzero(left) < len(left):
             for index in np.nonzero(left == 0)[0].tolist():
                 self._requests.leave_decode(int(decoding.keys[index]))
@@ -96,7 +92,7 @@ class Plans:
                 key = int(decoding.keys[index])
                 if self._requests.leave_decode(key):
                     self._requests.starving[key] = decoding.sequences[index]
-        return tables.length[slots], left
+        return plan, place, left
 
     # -- passes ------------------------------------------------------------------------------------------------------
 
@@ -141,7 +137,7 @@ class Plans:
         """
         tokens = sum(one.count for one in passes)
         sizes = [size for size in AHEAD if size * tokens <= AHEAD_TOKENS]
-        if not passes or not sizes or not self._device.limits.captures_passes:
+        if not sizes or not self._device.limits.captures_passes:
             return
         most = [_most_ahead(one) for one in passes]
         is_crowded = bool(self._requests.active) or len(self._requests.pending) > len(passes) or min(most) == 1

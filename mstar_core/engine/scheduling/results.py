@@ -59,11 +59,8 @@ class Results:
         result.tokens += count
         if len(step.launches) == 1:  # the iterations of a fused loop have the same batch items
             result.rows = count + sum(part is not None for part in output.passes)
-        return [
-            one.branch
-            for one, part in zip(launch.passes, output.passes, strict=True)
-            if part is not None and self._settle(step, one, part)
-        ]
+        passes = zip(launch.passes, output.passes, strict=True)
+        return [one.branch for one, part in passes if part is not None and self._settle(step, one, part)]
 
     def _settle(self, step: KVStep, one: ScheduledPass, part: PassOutput) -> bool:
         """Move a branch on after a part of its pass. True when a fused loop goes on within this step."""
@@ -140,7 +137,8 @@ class Results:
 
     def commit(self, step: KVStep) -> StepResult:
         """Return the results of the oldest step, whose ids and copies have come to the host."""
-        result, drawn = step.result, list[tuple[np.ndarray, np.ndarray]]()
+        result = step.result
+        drawn: list[tuple[np.ndarray, np.ndarray]] = []
         for launch in step.launches:
             assert launch.output is not None
             for part in launch.output.decode:
@@ -156,7 +154,7 @@ class Results:
                 self._requests.remove(branch)
         self._requests.has_changed = True
         if drawn:
-            keys, ids = drawn[0] if len(drawn) == 1 else (np.concatenate(each) for each in zip(*drawn, strict=True))
+            keys, ids = drawn[0] if len(drawn) == 1 else (np.concatenate(parts) for parts in zip(*drawn, strict=True))
             result.loop = LoopStep(keys=keys, ids=ids)
         if result.done or result.failed or result.emissions:
             with torch.inference_mode():
