@@ -142,7 +142,7 @@ class Slots:
             self.flush()
             sampling = self.sampling[slot]
             seen = self.device_seen[slot].clone() if sampling.repetition_penalty != 1 else None
-            counts = self.device_counts()[slot].clone() if sampling.counts else None
+            counts = self.device_counts()[slot].clone() if sampling.adjusts else None
         return self.history[slot, :length].copy(), seen, counts
 
     def restore(

@@ -120,14 +120,9 @@ class SamplingParams(TextSampling):
     seed: int = 0
 
     @property
-    def counts(self) -> bool:
-        """Whether it depends on how often each id was generated."""
-        return self.presence_penalty != 0 or self.frequency_penalty != 0
-
-    @property
     def adjusts(self) -> bool:
-        """Whether it changes logits by more than the repetition penalty."""
-        return self.counts or bool(self.logit_bias)
+        """Whether one of the parameters in ADJUSTING is on. They are off if they are zero or empty."""
+        return any(getattr(self, name) for name in ADJUSTING)
 
 
 NAMES: Final = tuple(item.name for item in dataclasses.fields(TextSampling))
