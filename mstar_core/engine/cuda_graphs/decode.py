@@ -187,7 +187,7 @@ class DecodeSteps:
             self.adjusting.rebuild()
         largest = self.buckets.largest
         parts = [] if largest is None else batch.split(largest[0], self.slots)
-        if not all([self._has_bucket(part) for part in parts]):  # a list: each missing bucket is requested
+        if batch.adjusts and not all([self._has_bucket(part) for part in parts]):  # a list: all are requested
             parts = []
         self.counts.misses += len(parts) != 1
         return parts
