@@ -30,27 +30,27 @@ class Metrics:
         self._next_report = 0.0
         self._last: dict[tuple[str, tuple[str, ...]], float] = {}
 
-        def made(kind: Callable[..., T], name: str) -> T:
+        def metric(kind: Callable[..., T], name: str) -> T:
             family = FAMILIES[name]
             buckets = {"buckets": family.buckets} if family.buckets else {}
             return kind(name, family.doc, family.labels, registry=self._own, **buckets)
 
-        self.requests = made(Counter, "mstar_requests")
-        self.tokens = made(Counter, "mstar_tokens")
-        self.cancelled = made(Counter, "mstar_cancelled")
-        self.rejected = made(Counter, "mstar_rejected")
-        self.audio_seconds = made(Counter, "mstar_audio_seconds")
-        self.late = made(Counter, "mstar_late_messages")
-        self.queue_s = made(Histogram, "mstar_queue_seconds")
-        self.ttft_s = made(Histogram, "mstar_ttft_seconds")
-        self.ttfa_s = made(Histogram, "mstar_ttfa_seconds")
-        self.chunk_gap_s = made(Histogram, "mstar_inter_chunk_seconds")
-        self.stream_gap_s = made(Histogram, "mstar_stream_gap_seconds")
-        self.real_time_factor = made(Histogram, "mstar_real_time_factor")
-        self.request_s = made(Histogram, "mstar_request_seconds")
-        self.inflight = made(Gauge, "mstar_inflight")
-        self.queue_depth = made(Gauge, "mstar_queue_depth")
-        self.pool_busy = made(Gauge, "mstar_pool_busy")
+        self.requests = metric(Counter, "mstar_requests")
+        self.tokens = metric(Counter, "mstar_tokens")
+        self.cancelled = metric(Counter, "mstar_cancelled")
+        self.rejected = metric(Counter, "mstar_rejected")
+        self.audio_seconds = metric(Counter, "mstar_audio_seconds")
+        self.late = metric(Counter, "mstar_late_messages")
+        self.queue_s = metric(Histogram, "mstar_queue_seconds")
+        self.ttft_s = metric(Histogram, "mstar_ttft_seconds")
+        self.ttfa_s = metric(Histogram, "mstar_ttfa_seconds")
+        self.chunk_gap_s = metric(Histogram, "mstar_inter_chunk_seconds")
+        self.stream_gap_s = metric(Histogram, "mstar_stream_gap_seconds")
+        self.real_time_factor = metric(Histogram, "mstar_real_time_factor")
+        self.request_s = metric(Histogram, "mstar_request_seconds")
+        self.inflight = metric(Gauge, "mstar_inflight")
+        self.queue_depth = metric(Gauge, "mstar_queue_depth")
+        self.pool_busy = metric(Gauge, "mstar_pool_busy")
 
     def count_tokens(self, usage: Mapping[str, Any]) -> None:
         """Count the tokens of a finished request."""
@@ -84,5 +84,5 @@ class Metrics:
 
     def text(self) -> bytes:
         """Render all series in the Prometheus text format."""
-        found = [*samples_of(self._own.collect()), *samples("mstar_component_up", self.component_up)]
-        return exposition(made_by("api", "supervisor"), [*found, *self._remote.values()])
+        shown = [*samples_of(self._own.collect()), *samples("mstar_component_up", self.component_up)]
+        return exposition(made_by("api", "supervisor"), [*shown, *self._remote.values()])

@@ -81,12 +81,12 @@ def make_app(service: Service) -> Sanic[Any, Any]:
 
 def _served(service: Service) -> list[HttpRoute]:
     """Return the routes of this deployment. Of two routes with one path, the first one is served."""
-    found: dict[tuple[str, str], HttpRoute] = {}
+    routes: dict[tuple[str, str], HttpRoute] = {}
     for route in ROUTES:
         is_mapped = route.needs is None or route.needs in service.model.routes
         if is_mapped and (service.deployment.api.console or not route.is_console):
-            found.setdefault((route.method, route.path), route)
-    return list(found.values())
+            routes.setdefault((route.method, route.path), route)
+    return list(routes.values())
 
 
 def _unsupported(path: str, mapped: list[str]) -> Handler:

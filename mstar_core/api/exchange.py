@@ -104,24 +104,24 @@ class Exchange:
     ) -> HTTPResponse:
         """Return a complete response."""
         self.status = status
-        made = {**self.all_headers, **(headers or {})}
-        return HTTPResponse(body, status=status, headers=made, content_type=content_type)
+        merged = {**self.all_headers, **(headers or {})}
+        return HTTPResponse(body, status=status, headers=merged, content_type=content_type)
 
     async def answer(self, response: HTTPResponse) -> None:
         """Send a complete response now; a returned response is sent only after the request has freed everything."""
-        made: Any = await self.request.respond(response)
+        stream: Any = await self.request.respond(response)
         self.has_begun = True
-        await made.send(end_stream=True)
+        await stream.send(end_stream=True)
 
     @property
     def all_headers(self) -> dict[str, str]:
-        own = {
+        fixed = {
             "X-Request-ID": self.request_id,
             "X-Trace-ID": self.trace_id,
             "Cache-Control": "no-store",
             "X-Content-Type-Options": "nosniff",
         }
-        return {**own, **cors_headers(self.limits.cors_origins, self.request.headers.get("origin")), **self.headers}
+        return {**fixed, **cors_headers(self.limits.cors_origins, self.request.headers.get("origin")), **self.headers}
 
     async def write(self, data: bytes | memoryview, content_type: str, limit_s: float | None = None) -> None:
         """Send part of a streamed response, after the headers. Raises Stalled if the client does not read."""

@@ -62,9 +62,9 @@ class Group:
         """Return the total usage: the prompt counts once, completions count for each item."""
         first, *others = [self.done[index].usage for index in sorted(self.done)]
         total = _copied(first)
-        for each in others:
-            total["completion_tokens"] += each["completion_tokens"]
-            for name, value in each["completion_tokens_details"].items():
+        for other in others:
+            total["completion_tokens"] += other["completion_tokens"]
+            for name, value in other["completion_tokens_details"].items():
                 total["completion_tokens_details"][name] += value
         total["total_tokens"] = total["prompt_tokens"] + total["completion_tokens"]
         return total
@@ -74,15 +74,15 @@ class Group:
         while len(self.done) < len(self.calls):
             try:
                 async with asyncio.timeout(self._service.keepalive_s):
-                    found = await self._queue.get()
+                    piece = await self._queue.get()
             except TimeoutError:
                 yield None
                 continue
-            if isinstance(found, Exception):
-                raise found
-            if found.done is not None:
-                self.done[found.index] = found.done
-            yield found
+            if isinstance(piece, Exception):
+                raise piece
+            if piece.done is not None:
+                self.done[piece.index] = piece.done
+            yield piece
 
     async def run(self, index: int) -> None:
         """Run one item to its end. Failures go through the queue as well."""

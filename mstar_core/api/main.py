@@ -271,15 +271,15 @@ def bind(host: str, port: int) -> socket.socket:
         family, kind, proto, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        made = socket.socket(family, kind, proto)
+        sock = socket.socket(family, kind, proto)
     except OSError as error:
         raise StartError(f"{host} is not a valid address", str(error), "use another --host", phase="plan") from error
     try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(address)
-        made.setblocking(False)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.setblocking(False)
     except OSError as error:
-        made.close()
+        sock.close()
         hint = "use another --port, or stop the process that uses it"
         raise StartError(f"port {port} on {host} cannot be used", str(error), hint, phase="plan") from error
-    return made
+    return sock

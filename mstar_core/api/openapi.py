@@ -101,8 +101,8 @@ def components(routes: Iterable[HttpRoute]) -> dict[str, Json]:
 def with_parameters(schema: Json, parameters: Mapping[str, Json], *, is_strict: bool) -> Json:
     """Return a request schema extended by model parameters and by accepted fields that have no effect."""
     properties = dict(schema["properties"])
-    for name, each in parameters.items():
-        properties.setdefault(name, each)
+    for name, parameter in parameters.items():
+        properties.setdefault(name, parameter)
     for name in sorted(SILENT):
         properties.setdefault(name, {"description": "accepted, without effect"})
     for name, harmless in NO_EFFECT.items():
@@ -153,15 +153,15 @@ def _body(route: HttpRoute, kind: str, schemas: Mapping[str, Json]) -> Json:
         several = {"type": "array", "items": file}
         properties |= {field: several if is_several else file for field, is_several in route.files.items()}
     required = [*schema.get("required", ()), *(route.files if kind == FORM and route.needs is not None else ())]
-    made = {**schema, "properties": properties}
-    return {**made, "required": required} if required else made
+    merged = {**schema, "properties": properties}
+    return {**merged, "required": required} if required else merged
 
 
 def _field(schema: Json) -> Json:
     """Return the schema of a form field, where lists and objects are JSON text."""
     kind = schema.get("type")
     is_list = kind in ("array", "object") or (isinstance(kind, list) and {"array", "object"} & set(kind))
-    if not is_list and not any(each.get("type") in ("array", "object") for each in schema.get("anyOf", ())):
+    if not is_list and not any(choice.get("type") in ("array", "object") for choice in schema.get("anyOf", ())):
         return schema
     return {"type": "string", "description": f"{schema.get('description', '')} (JSON)".strip()}
 
@@ -173,10 +173,10 @@ def _responses(route: HttpRoute) -> Json:
     for kind in route.gives:
         is_text = kind.startswith("text/") and kind != EVENTS
         content[kind] = {"schema": {"type": "string"} if is_text else {}}
-    made: Json = {"200": {"description": "the response", "content": content}}
+    responses: Json = {"200": {"description": "the response", "content": content}}
     for status in (*route.errors, *((405,) if URLENCODED in route.takes else ())):
-        made[str(status)] = {"description": _phrase(status), "content": _error(route, status)}
-    return made
+        responses[str(status)] = {"description": _phrase(status), "content": _error(route, status)}
+    return responses
 
 
 def _error(route: HttpRoute, status: int) -> Json:

@@ -185,16 +185,16 @@ class Registry:
         """
         task = asyncio.current_task()
         assert task is not None
-        made = self._arriving[request_id, key] = ReceivingRequest(
+        receiving = self._arriving[request_id, key] = ReceivingRequest(
             request_id=request_id, route=route, key=key, task=task
         )
         try:
-            yield made
+            yield receiving
         finally:
-            if self._arriving.get((request_id, key)) is made:
+            if self._arriving.get((request_id, key)) is receiving:
                 del self._arriving[request_id, key]
-            if made.is_cancelled:
-                self.remember(made, "cancelled", time.time() - made.created)
+            if receiving.is_cancelled:
+                self.remember(receiving, "cancelled", time.time() - receiving.created)
 
     def arrives(self, request_id: str, key: str) -> ReceivingRequest | None:
         """Return the request with a client id whose body is being received, if `key` sent it."""
@@ -286,8 +286,8 @@ def check_request_id(value: str, field: str = "request_id") -> str:
 
 def trace_id_of(parent: str | None) -> str:
     """Return the trace id of a `traceparent` header (W3C Trace Context), or a new one."""
-    found = _PARENT.fullmatch(parent or "")
-    return found[1] if found is not None else secrets.token_hex(16)
+    match = _PARENT.fullmatch(parent or "")
+    return match[1] if match is not None else secrets.token_hex(16)
 
 
 def unescaped(name: str) -> str:

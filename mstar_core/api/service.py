@@ -401,12 +401,12 @@ def cancel_cause(error: BaseException | None) -> str:
 
 def lowered(call: ParsedRequest, inputs: Inputs) -> tuple[str, ...]:
     """Return a warning if the processor lowered the output limit without a warning of its own."""
-    limit, made = getattr(call.params, "max_output_tokens", None), inputs.max_output_tokens
-    if limit is None or made is None or any("max_output_tokens" in text for text in inputs.warnings):
+    limit, lowered_limit = getattr(call.params, "max_output_tokens", None), inputs.max_output_tokens
+    if limit is None or lowered_limit is None or any("max_output_tokens" in text for text in inputs.warnings):
         return ()
-    return tuple(lowered_warnings(call.params, "max_output_tokens", made))
+    return tuple(lowered_warnings(call.params, "max_output_tokens", lowered_limit))
 
 
 def media_limits(api: ApiConfig) -> MediaLimits:
     """Return the media limits of a deployment."""
-    return MediaLimits(**{each.name: getattr(api, f"max_{each.name}") for each in dataclasses.fields(MediaLimits)})
+    return MediaLimits(**{limit.name: getattr(api, f"max_{limit.name}") for limit in dataclasses.fields(MediaLimits)})

@@ -97,10 +97,10 @@ class RequestTelemetry:
             state = STATES.get(live.state, live.state)
             if not _is_due(live, state, now):
                 continue
-            made, live.due = self._news(live, state), now + PROGRESS_S
-            if made != live.reported:
-                live.reported = made
-                news.append(made)
+            state_news, live.due = self._news(live, state), now + PROGRESS_S
+            if state_news != live.reported:
+                live.reported = state_news
+                news.append(state_news)
         return news, spans
 
     def _news(

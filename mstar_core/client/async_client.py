@@ -250,7 +250,7 @@ class ApiCalls:
         await self._http.session.close()
 
     async def _whole(self, options: dict[str, Any], **usual: Any) -> GenerateResult:
-        """Generate a whole answer. given: the caller's keywords; they replace the usual ones."""
+        """Generate a whole answer. options: the caller's keywords; they replace the usual ones."""
         result: GenerateResult = await self.generate(stream=False, **{**usual, **options})
         return result
 

@@ -92,26 +92,26 @@ STEPS: Final = {"int16": 8, "uint8": 2}
 """Tolerances of quantised values, in steps."""
 
 
-def require_equal(wanted: RequestOutcome, got: RequestOutcome, what: str) -> None:
+def require_equal(expected: RequestOutcome, actual: RequestOutcome, what: str) -> None:
     """Raise EngineError naming `what` if `got` is not the same answer as `wanted`."""
-    if got.status != wanted.status:
-        raise EngineError(f"{what}: the request {got.status}", got.cause)
-    if (got.reason, got.counts) != (wanted.reason, wanted.counts):
+    if actual.status != expected.status:
+        raise EngineError(f"{what}: the request {actual.status}", actual.cause)
+    if (actual.reason, actual.counts) != (expected.reason, expected.counts):
         raise EngineError(
             f"{what}: the request ended differently",
-            f"{got.reason} {dict(got.counts)} instead of {wanted.reason} {dict(wanted.counts)}",
+            f"{actual.reason} {dict(actual.counts)} instead of {expected.reason} {dict(expected.counts)}",
         )
-    for port in sorted({item.port for item in (*wanted.items, *got.items)}):
-        modality = next(item.modality for item in (*wanted.items, *got.items) if item.port == port)
-        _require_port(modality, wanted.of(port), got.of(port), f"{what}: {modality} of port {port}")
+    for port in sorted({item.port for item in (*expected.items, *actual.items)}):
+        modality = next(item.modality for item in (*expected.items, *actual.items) if item.port == port)
+        _require_port(modality, expected.of(port), actual.of(port), f"{what}: {modality} of port {port}")
 
 
-def require_same_bytes(wanted: RequestOutcome, got: RequestOutcome, what: str) -> None:
+def require_same_bytes(expected: RequestOutcome, actual: RequestOutcome, what: str) -> None:
     """Raise EngineError naming `what` if any byte differs."""
-    if got.status != wanted.status:
-        raise EngineError(f"{what}: the request {got.status}", got.cause)
-    for modality in sorted({*wanted.outputs, *got.outputs}):
-        first, second = wanted.outputs.get(modality, b""), got.outputs.get(modality, b"")
+    if actual.status != expected.status:
+        raise EngineError(f"{what}: the request {actual.status}", actual.cause)
+    for modality in sorted({*expected.outputs, *actual.outputs}):
+        first, second = expected.outputs.get(modality, b""), actual.outputs.get(modality, b"")
         if first != second:
             at = next((i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), None)
             where = f"byte {at}" if at is not None else f"length: {len(second)} instead of {len(first)}"
@@ -123,8 +123,8 @@ def joined_values(arrays: list[Array]) -> Array:
     return np.concatenate([array.reshape(-1) for array in arrays]) if arrays else np.empty(0)
 
 
-def _require_port(modality: str, wanted: list[Array], got: list[Array], what: str) -> None:
-    first, second = joined_values(wanted), joined_values(got)
+def _require_port(modality: str, expected: list[Array], actual: list[Array], what: str) -> None:
+    first, second = joined_values(expected), joined_values(actual)
     if first.shape != second.shape:
         raise EngineError(f"{what} has a different length", f"{second.size} elements instead of {first.size}")
     if modality == "text" or first.dtype.kind not in "fiu" or (first.dtype.kind == "i" and first.dtype.itemsize > 2):

@@ -167,10 +167,10 @@ class FakeApi:
             match letter.body:
                 case Outputs(worker=worker, items=items, finished=ends):
                     for item in items:
-                        found = OutputItem(
+                        output = OutputItem(
                             modality=item.modality, port=item.port, array=self._read(item.ref), meta=dict(item.meta)
                         )
-                        self._take(worker, item.handle, item.seq, found)
+                        self._take(worker, item.handle, item.seq, output)
                     for end in ends:
                         self._finished(end)
                 case RequestFinished() as finished:
@@ -190,9 +190,9 @@ class FakeApi:
         if call is None or call.is_over:
             return
         call.early[worker, seq] = item
-        while (found := call.early.pop((worker, call.taken.get(worker, 0)), None)) is not None:
+        while (output := call.early.pop((worker, call.taken.get(worker, 0)), None)) is not None:
             call.taken[worker] = call.taken.get(worker, 0) + 1
-            call.items.append(found)
+            call.items.append(output)
         self._close_if_complete(call)
 
     def _finished(self, message: RequestFinished) -> None:
@@ -256,7 +256,7 @@ class FakeApi:
 
 def joined(chunks: Sequence[EncodedChunk]) -> dict[str, bytes]:
     """Join all bytes of each modality."""
-    found: dict[str, bytes] = {}
+    data: dict[str, bytes] = {}
     for chunk in chunks:
-        found[chunk.modality] = found.get(chunk.modality, b"") + chunk.data
-    return found
+        data[chunk.modality] = data.get(chunk.modality, b"") + chunk.data
+    return data

@@ -44,8 +44,8 @@ def light_import(subject: Subject) -> None:
             done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "",
             plugin=subject.entry.name,
         )
-    own = {module.partition(".")[0], "mstar_core"}
-    extra = [name for name in json.loads(done.stdout) if name not in own and name not in sys.stdlib_module_names]
+    allowed = {module.partition(".")[0], "mstar_core"}
+    extra = [name for name in json.loads(done.stdout) if name not in allowed and name not in sys.stdlib_module_names]
     heavy = [name for name in extra if name in HEAVY]
     if extra:
         hint = "import it in processor.py or model.py"
@@ -57,16 +57,16 @@ def pins(subject: Subject) -> None:
     from packaging.requirements import Requirement
 
     needs = [Requirement(line) for line in subject.entry.requires]
-    own = [need for need in needs if need.name.lower() == "mstarctl"]
-    if not own:
+    pins_of_core = [need for need in needs if need.name.lower() == "mstarctl"]
+    if not pins_of_core:
         raise PluginError(
             f"{subject.entry.distribution} does not require mstarctl",
             hint='dependencies = ["mstarctl[runtime]>=0.2,<0.3"]',
         )
-    operators = {part.operator for need in own for part in need.specifier}
+    operators = {part.operator for need in pins_of_core for part in need.specifier}
     if not operators.intersection({">=", ">", "==", "~="}) or not operators.intersection({"<", "<=", "==", "~="}):
         raise PluginError(
-            f"the pin on mstarctl has no upper or no lower bound: {own[0].specifier or 'none'}",
+            f"the pin on mstarctl has no upper or no lower bound: {pins_of_core[0].specifier or 'none'}",
             hint="write both bounds, such as >=0.2,<0.3",
         )
     if any(need.name.lower() == "mstar" for need in needs):
@@ -143,16 +143,16 @@ def params(subject: Subject) -> None:
     _refuses(kind, {**required, "no_such_parameter": 1}, "no_such_parameter")
 
 
-def _refuses(kind: type[Any], given: dict[str, Any], field: str) -> None:
+def _refuses(kind: type[Any], values: dict[str, Any], field: str) -> None:
     try:
-        parse_params(kind, given)
+        parse_params(kind, values)
     except RequestError as error:
         if error.field != field:
             raise PluginError(
-                f"the refusal of {field}={given[field]!r} names field {error.field!r}", hint=f"name {field!r}"
+                f"the refusal of {field}={values[field]!r} names field {error.field!r}", hint=f"name {field!r}"
             ) from error
         return
-    raise PluginError(f"parameter {field} accepts {given[field]!r}", hint="state the range in param()")
+    raise PluginError(f"parameter {field} accepts {values[field]!r}", hint="state the range in param()")
 
 
 def outside_range(item: ParamSpec) -> Iterator[Any]:
@@ -251,18 +251,18 @@ def _key_maps(target: str) -> Mapping[str, KeyMap]:
 
 
 def _check_key_map(name: str, keys: KeyMap) -> None:
-    wanted = {target for target in keys.targets.values() if target is not None}
-    homeless = sorted(target for target in wanted if target not in keys.places)
+    parameters = {target for target in keys.targets.values() if target is not None}
+    homeless = sorted(target for target in parameters if target not in keys.places)
     if homeless:
         raise PluginError(
             f"weights {name!r}: {homeless[0]} has no parameter in the model",
             f"{len(homeless)} of {len(keys.targets)} published names",
             did_you_mean(homeless[0], keys.places),
         )
-    empty = sorted(keys.places - wanted)
+    empty = sorted(keys.places - parameters)
     if empty:
         raise PluginError(
             f"weights {name!r}: parameter {empty[0]} has no tensor",
             f"{len(empty)} of {len(keys.places)} parameters",
-            did_you_mean(empty[0], wanted),
+            did_you_mean(empty[0], parameters),
         )

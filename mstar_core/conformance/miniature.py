@@ -133,9 +133,9 @@ def _miniature(key: _Same) -> Miniature:
 
 def _written(target: str, folder: Path) -> Path:
     """Write the tiny checkpoint as a deployment does: the target function makes the folder and returns its path."""
-    given = load_target(target)(folder)
-    if given is None or not Path(given).is_dir():
+    written = load_target(target)(folder)
+    if written is None or not Path(written).is_dir():
         raise PluginError(
-            f"{target} returned {given!r}", "it must return the folder that it wrote", "return the folder"
+            f"{target} returned {written!r}", "it must return the folder that it wrote", "return the folder"
         )
-    return Path(given)
+    return Path(written)

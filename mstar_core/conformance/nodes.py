@@ -85,14 +85,14 @@ def make_runners(
 ) -> dict[str, NodeRunner]:
     """Make one engine for each of a rank's nodes."""
     chosen = [built[name] for name in names if name in built]
-    return {each.node.name: _runner(each, settings, clock, faults) for each in chosen}
+    return {node.node.name: _runner(node, settings, clock, faults) for node in chosen}
 
 
 def _runner(
     built: BuiltNode, settings: RuntimeSettings, clock: Callable[[], float], faults: Faults | None
 ) -> NodeRunner:
     node = built.node
-    own = None if faults is None else partial(faults, node.name)
+    node_faults = None if faults is None else partial(faults, node.name)
     if node.engine is not KV_CACHE:
         return StatelessEngine(
             node,
@@ -102,7 +102,7 @@ def _runner(
             max_batch=largest_batch(CPU),
             lookahead=settings.lookahead,
             clock=clock,
-            faults=own,
+            faults=node_faults,
         )
     assert node.kv is not None, "the graph check admits no KV node without a cache"
     slots, dtype = node.kv.slots(settings.slots), compute_dtype(None, CPU)
@@ -130,4 +130,4 @@ def _runner(
         prefix_cache=settings.prefix_cache,
         loop=built.loop,
     )
-    return KVCacheEngine(node, cast("KVModule", built.module), sizes, clock=clock, faults=own)
+    return KVCacheEngine(node, cast("KVModule", built.module), sizes, clock=clock, faults=node_faults)

@@ -18,12 +18,12 @@ def sample_inputs(subject: Subject) -> None:
     """Make the samples twice, compare them, and let the processor of the miniature take each."""
     small = miniature(subject)
     spec = small.spec
-    made = samples_of(spec, TINY, small.folder)
-    if made != samples_of(spec, TINY, small.folder):
+    samples = samples_of(spec, TINY, small.folder)
+    if samples != samples_of(spec, TINY, small.folder):
         raise PluginError(f"the samples of {spec.name} differ from call to call", hint="use a seed")
-    if len({sample.name for sample in made}) != len(made):
+    if len({sample.name for sample in samples}) != len(samples):
         raise PluginError(f"two samples of {spec.name} have one name", hint="each name once")
-    for sample in made:
+    for sample in samples:
         media = tuple(MediaPart(modality=kind_of(name), data=data, name=name) for name, data in sample.files)
         small.processor.process_prompt(
             PromptRequest(

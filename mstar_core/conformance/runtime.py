@@ -194,35 +194,39 @@ class LocalRuntime:
 
     def leaks(self) -> list[str]:
         """List the resources that are still held although no request is in flight."""
-        found = [f"the conductor holds request {handle}" for handle in self.conductor.requests]
-        found += [f"the router counts {n} requests on rank {r}" for r, n in self.conductor.router.load.items() if n]
+        leaks = [f"the conductor holds request {handle}" for handle in self.conductor.requests]
+        leaks += [f"the router counts {n} requests on rank {r}" for r, n in self.conductor.router.load.items() if n]
         for worker in self.workers:
-            found += self._worker_leaks(worker)
-        found += [f"{each.live} tensors of {owner} are lent" for owner, each in self.transports.items() if each.live]
-        if not found:
+            leaks += self._worker_leaks(worker)
+        leaks += [
+            f"{transport.live} tensors of {owner} are lent"
+            for owner, transport in self.transports.items()
+            if transport.live
+        ]
+        if not leaks:
             self._probed = self.api.sent
-        return found
+        return leaks
 
     def _worker_leaks(self, worker: Worker) -> list[str]:
         name = worker.life.name
-        found = [f"{name} holds request {handle}" for handle in worker.executor.requests]
+        leaks = [f"{name} holds request {handle}" for handle in worker.executor.requests]
         jobs = len(worker.executor._jobs.under_way)  # a wrong end would leave entries in this table
         if jobs:
-            found.append(f"{name} holds {jobs} jobs")
+            leaks.append(f"{name} holds {jobs} jobs")
         peers = worker.peer_memory
         if peers is not None and (peers.live or peers.reading):
-            found.append(f"{name} lends {peers.live} tensors to peers and reads {peers.reading}")
+            leaks.append(f"{name} lends {peers.live} tensors to peers and reads {peers.reading}")
         for node, runner in worker.runners.items():
             memory, pressure = runner.memory(), runner.pressure()
             held = {"pages": memory.pages_used, "slots": memory.slots_used, "jobs": pressure.ready + pressure.waiting}
-            found += [f"node {node} on {name} holds {count} {what}" for what, count in held.items() if count]
+            leaks += [f"node {node} on {name} holds {count} {what}" for what, count in held.items() if count]
             for handle in range(self._probed + 1, self.api.sent + 1):
                 try:
                     runner.open(Handle(handle), SamplingParams(), 1)
                 except MstarError:
-                    found.append(f"node {node} on {name} knows request {handle}")
+                    leaks.append(f"node {node} on {name} knows request {handle}")
                 runner.close(Handle(handle))
-        return found
+        return leaks
 
     # -- parts ------------------------------------------------------------------------------------------------
 

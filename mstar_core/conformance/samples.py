@@ -13,10 +13,10 @@ from mstar_core.api.parse.params import count_order
 from mstar_core.client.audio import AudioBuffer
 from mstar_core.conformance.fake_api import SampleRequest
 from mstar_core.plugin.conformance import CheckSkipped
-from mstar_core.plugin.media import encode_image
 from mstar_core.plugin.params import param_specs
 from mstar_core.plugin.processor import MediaPart
 from mstar_core.plugin.spec import ModelSpec, Sample
+from mstar_core.workloads.media import png
 
 TEXTS: Final = (
     "hello there",
@@ -86,7 +86,7 @@ def _limited(spec: ModelSpec, params: Mapping[str, Any]) -> dict[str, Any]:
 def _file(kind: str, number: int) -> MediaPart:
     match kind:
         case "image":
-            return MediaPart(modality=kind, data=png(number), name=f"{number}.png")
+            return MediaPart(modality=kind, data=ramp(number), name=f"{number}.png")
         case "audio":
             return MediaPart(modality=kind, data=wav(number), name=f"{number}.wav")
         case "video":
@@ -95,13 +95,12 @@ def _file(kind: str, number: int) -> MediaPart:
             raise CheckSkipped(f"the checks cannot generate an input of kind {kind}")
 
 
-def png(number: int) -> bytes:
-    """Encode a small image of a colour ramp that depends on `number`."""
-    from PIL import Image
+def ramp(number: int) -> bytes:
+    """Encode a small picture of a colour ramp that depends on `number`."""
+    import numpy as np
 
-    side = range(IMAGE_SIDE)
-    pixels = bytes(v for y in side for x in side for v in (8 * x % 256, 8 * y % 256, 60 * number % 256))
-    return encode_image(Image.frombytes("RGB", (IMAGE_SIDE, IMAGE_SIDE), pixels))
+    across, down = np.meshgrid(np.arange(IMAGE_SIDE), np.arange(IMAGE_SIDE))
+    return png((np.stack([8 * across, 8 * down, 0 * down + 60 * number], axis=-1) % 256).astype(np.uint8))
 
 
 def wav(number: int) -> bytes:

@@ -49,7 +49,7 @@ def outputs_as_declared(subject: Subject) -> None:
     """Check each value against its port and each encoding against its modality; every modality must occur."""
     small = miniature(subject)
     ports = _ports(small)
-    given: set[str] = set()
+    produced: set[str] = set()
     accepted: set[str] = set()
     for ask in small.asks:
         outcome = small.alone(ask)
@@ -59,12 +59,12 @@ def outputs_as_declared(subject: Subject) -> None:
             _check_chunk(small, chunk, ask.name)
         _check_whole(outcome, ask.name)
         gives = {modality for modality, data in outcome.outputs.items() if data and modality not in EVENTS}
-        given |= gives
+        produced |= gives
         accepted |= set(ask.outputs) if gives else set()  # a client may request more than the walk produces
         unasked = set(outcome.outputs) - set(ask.outputs) if ask.outputs else set()
         if unasked:
             raise PluginError(f"{ask.name} received {', '.join(sorted(unasked))}, which it did not request")
-    missed = [modality.kind for modality in small.spec.outputs if modality.kind not in given | accepted]
+    missed = [modality.kind for modality in small.spec.outputs if modality.kind not in produced | accepted]
     if missed:
         raise PluginError(
             f"no sample produced {', '.join(missed)}", hint="add a Sample that does, or do not declare it"
@@ -73,7 +73,7 @@ def outputs_as_declared(subject: Subject) -> None:
 
 def _ports(small: Miniature) -> dict[str, list[PortType]]:
     """Collect the types of the ports whose values go to the client."""
-    found: dict[str, list[PortType]] = {}
+    types: dict[str, list[PortType]] = {}
     for partition in small.spec.partitions:
         for walk in partition.walks.values():
             for use in graph_nodes(walk):
@@ -81,8 +81,8 @@ def _ports(small: Miniature) -> dict[str, list[PortType]]:
                 named += [edge.port for loop in loops(walk) for edge in loop.outputs if isinstance(edge, GraphEdge)]
                 for port in named:
                     if port in use.spec.ports:
-                        found.setdefault(port, []).append(PortType.parse(use.spec.ports[port]))
-    return found
+                        types.setdefault(port, []).append(PortType.parse(use.spec.ports[port]))
+    return types
 
 
 def _check_item(small: Miniature, item: OutputItem, ports: dict[str, list[PortType]], name: str) -> None:
@@ -120,7 +120,7 @@ def _fits(kind: PortType, item: OutputItem, has_rows: bool) -> bool:
     if has_rows and len(shape) == len(kind.shape) + 1:
         shape = shape[1:]
     return len(shape) == len(kind.shape) and all(
-        isinstance(wanted, str) or wanted == got for wanted, got in zip(kind.shape, shape, strict=True)
+        isinstance(size, str) or size == actual for size, actual in zip(kind.shape, shape, strict=True)
     )
 
 

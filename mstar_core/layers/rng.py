@@ -88,8 +88,8 @@ def uniforms_host(state: np.ndarray, counter: np.ndarray, count: int) -> np.ndar
 
     They have 24 random bits, so that no number rounds up to 1.
     """
-    each = counter[:, None] * count + np.arange(count, dtype=np.int64)
+    number = counter[:, None] * count + np.arange(count, dtype=np.int64)
     with np.errstate(over="ignore"):
-        bits = mix(state[:, None] + (each + 1) * _GOLDEN)
-    found: np.ndarray = ((bits >> 40) & ((1 << 24) - 1)).astype(np.float32) * np.float32(1.0 / (1 << 24))
-    return found
+        bits = mix(state[:, None] + (number + 1) * _GOLDEN)
+    uniforms: np.ndarray = ((bits >> 40) & ((1 << 24) - 1)).astype(np.float32) * np.float32(1.0 / (1 << 24))
+    return uniforms

@@ -155,7 +155,7 @@ def run_check(check: ConformanceCheck, subject: Subject) -> CheckResult:
 def function(check: ConformanceCheck) -> Callable[[Subject], None]:
     """Import the function of a check. Raises CheckSkipped if a package that it needs is not installed."""
     try:
-        found: Callable[[Subject], None] = load_target(check.target)
+        check_function: Callable[[Subject], None] = load_target(check.target)
     except ModuleNotFoundError as error:
         raise CheckSkipped(f"{error.name} is not installed here") from error
-    return found
+    return check_function

@@ -38,7 +38,7 @@ class PluginEntry:
 
 def plugin_entries() -> tuple[PluginEntry, ...]:
     """Return all installed plugins by name. Reads metadata only and imports no plugin."""
-    found: dict[tuple[str, str], PluginEntry] = {}
+    entries: dict[tuple[str, str], PluginEntry] = {}
     for point in metadata.entry_points(group=GROUP):
         dist = point.dist
         entry = PluginEntry(
@@ -48,8 +48,8 @@ def plugin_entries() -> tuple[PluginEntry, ...]:
             version=dist.version if dist is not None else "0",
             requires=tuple(dist.requires or ()) if dist is not None else (),
         )
-        found.setdefault((entry.name, entry.distribution), entry)
-    return tuple(sorted(found.values(), key=lambda entry: (entry.name, entry.distribution)))
+        entries.setdefault((entry.name, entry.distribution), entry)
+    return tuple(sorted(entries.values(), key=lambda entry: (entry.name, entry.distribution)))
 
 
 def find_entry(name: str, entries: tuple[PluginEntry, ...] | None = None) -> PluginEntry:

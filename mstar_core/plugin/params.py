@@ -189,13 +189,13 @@ def parse_params(params: type[Any], given: Mapping[str, Any], *, unknown: str = 
     return ParsedParams(params=made, common=common, warnings=tuple(warnings))
 
 
-def _length_first(given: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+def _length_first(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     # The output limit has three names: the most specific one wins and the others are ignored without a warning.
     target = next((names[n] for n in LENGTH_NAMES if n in names), None)
     if target is None:
-        return dict(given)
-    rest = {name: value for name, value in given.items() if name not in LENGTH_NAMES}
-    chosen = next((given[n] for n in LENGTH_NAMES if given.get(n) is not None), None)
+        return dict(values)
+    rest = {name: value for name, value in values.items() if name not in LENGTH_NAMES}
+    chosen = next((values[n] for n in LENGTH_NAMES if values.get(n) is not None), None)
     return rest if chosen is None else {**rest, target: chosen}
 
 

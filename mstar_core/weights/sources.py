@@ -122,7 +122,7 @@ def cached_or_fetched(
 ) -> Path:
     """Return the folder that `find` finds in the cache, after a download if it raises WeightsError.
 
-    wanted: chooses the files to download from those of the repository, with their sizes. ways: what else the operator
+    choose: chooses the files to download from those of the repository, with their sizes. ways: what else the operator
     can do, for errors. Raises WeightsError.
     """
     try:

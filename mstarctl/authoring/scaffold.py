@@ -45,8 +45,8 @@ TURN_MODULE: Final = '''
 class Turn(nn.Module):
     """Letters move on by one place in the alphabet, the last becomes the first; other bytes stay."""
 
-    def forward(self, given: Tensor) -> dict[str, Tensor]:
-        """given: int64 [batch, 1] or [batch, 1, n], one item of a stream. Gives text: int64 [batch, n]."""
+    def forward(self, item: Tensor) -> dict[str, Tensor]:
+        """item: int64 [batch, 1] or [batch, 1, n], one item of a stream. Gives text: int64 [batch, n]."""
         flat = given.flatten(1)
         turned = flat
         for first in (ord("A"), ord("a")):

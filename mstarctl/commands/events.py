@@ -38,12 +38,12 @@ def events(
     """Show the events of a deployment."""
     printer = Printer.of(ctx)
     oldest = time.time() - parse_duration(since, "--since") if since else 0.0
-    for event in found_events(printer.options, name, is_following=is_following):
+    for event in events_of(printer.options, name, is_following=is_following):
         if fnmatchcase(str(event["type"]), kind) and float(event["time"]) >= oldest:
             show(event, printer)
 
 
-def found_events(options: GlobalOptions, name: str | None, *, is_following: bool) -> Iterator[dict[str, Any]]:
+def events_of(options: GlobalOptions, name: str | None, *, is_following: bool) -> Iterator[dict[str, Any]]:
     """Yield events from the deployment's file, which outlives it, or from its socket if followed or remote."""
     if options.socket is not None or not context_of(options).is_local:
         with reached(options, name) as target:

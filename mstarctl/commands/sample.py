@@ -40,7 +40,7 @@ def sample(
 ) -> None:
     """Write inputs that fit a model, and print the calls that send them."""
     printer = Printer.of(ctx)
-    name, samples = found_samples(printer, model, api_key)
+    name, samples = offered_samples(printer, model, api_key)
     if only is not None:
         samples = [chosen(name, samples, only)]
     folder = Path(f"{name}-samples") if out is None else out
@@ -61,7 +61,7 @@ def sample(
         printer.text(item["call"])
 
 
-def found_samples(printer: Printer, model: str | None, api_key: str | None) -> tuple[str, Sequence[ModelSample]]:
+def offered_samples(printer: Printer, model: str | None, api_key: str | None) -> tuple[str, Sequence[ModelSample]]:
     """Return the name for `mstarctl call` and the samples: of a running deployment, else of the installed plugin.
 
     Raises UsageError if nothing is named and nothing runs, NotFound for an unknown name.

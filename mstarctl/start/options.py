@@ -26,33 +26,32 @@ API: Final = ApiConfig()
 TRANSPORT: Final = TransportConfig()
 
 
-@dataclass(frozen=True, slots=True)
-class Sets:
-    """Configuration key that an option sets. convert: from the typed value and the option's name to the key's value."""
-
-    key: str
-    convert: Callable[[Any, str], Any] = lambda value, flag: value
-
-
 def absolute(path: Path | str | None, flag: str = "") -> str | None:
     """Return an absolute path, for processes with another working directory."""
     return None if path is None else str(Path(path).expanduser().absolute())
 
 
-def _text(path: Path, flag: str) -> str:
-    return str(path)
+def _plain(typed: Any, flag: str) -> Any:
+    """Return the value that an option sets: text, the distinct items of a list; None for a switch that is off."""
+    match typed:
+        case Path():
+            return str(typed)
+        case list():
+            return list(dict.fromkeys(typed)) or None
+        case _:
+            return None if typed is False else typed
 
 
-def _distinct(values: list[str], flag: str) -> list[str] | None:
-    return list(dict.fromkeys(values)) or None
+def _switched_off(is_given: bool, flag: str) -> bool | None:
+    return False if is_given else None
 
 
-def _if_on(value: bool, flag: str) -> bool | None:
-    return value or None
+@dataclass(frozen=True, slots=True)
+class Sets:
+    """Configuration key that an option sets. convert: from the typed value and the flag to the key's value."""
 
-
-def _off_if_on(value: bool, flag: str) -> bool | None:
-    return False if value else None
+    key: str
+    convert: Callable[[Any, str], Any] = _plain
 
 
 class Device(enum.StrEnum):
@@ -90,7 +89,7 @@ class UpOptions:
     weights: Annotated[
         Path | None,
         typer.Option("--weights", metavar="DIR", help="read weights from here; nothing is downloaded"),
-        Sets("weights", _text),
+        Sets("weights"),
     ] = None
     cache_dir: Annotated[
         Path | None,
@@ -152,15 +151,15 @@ class UpOptions:
     bind_when_ready: Annotated[
         bool,
         typer.Option("--bind-when-ready", help="listen only once the model is ready"),
-        Sets("api.bind_when_ready", _if_on),
+        Sets("api.bind_when_ready"),
     ] = False
     no_console: Annotated[
-        bool, typer.Option("--no-console", help="do not serve the web page at /"), Sets("api.console", _off_if_on)
+        bool, typer.Option("--no-console", help="do not serve the web page at /"), Sets("api.console", _switched_off)
     ] = False
     strict_model: Annotated[
         bool,
         typer.Option("--strict-model", help="refuse requests that name another model"),
-        Sets("api.strict_model", _if_on),
+        Sets("api.strict_model"),
     ] = False
     protocol: Annotated[
         str | None,
@@ -194,12 +193,12 @@ class UpOptions:
     remote_media: Annotated[
         list[str] | None,
         typer.Option("--allow-remote-media", metavar="HOST", help="fetch request media from this host; repeatable"),
-        Sets("api.remote_media", _distinct),
+        Sets("api.remote_media"),
     ] = None
     cors_origins: Annotated[
         list[str] | None,
         typer.Option("--cors-origin", metavar="ORIGIN", help="allow browser requests from this origin; repeatable"),
-        Sets("api.cors_origins", _distinct),
+        Sets("api.cors_origins"),
     ] = None
     tls_cert: Annotated[
         Path | None,

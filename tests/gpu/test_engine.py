@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, SamplingParams
+from mstar_core.engine.cuda_graphs.cache import CaptureSizes
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.graph.declare.nodes import KV_CACHE, KVSpec, NodeSpec, Sampling
 from mstar_core.layers import AttentionSpec, DecoderBlock, Head, RMSNorm, Rotary, RotarySpec, TokenEmbedding
@@ -26,6 +27,12 @@ SAMPLINGS = (
     SamplingParams(temperature=1.1, top_k=9, top_p=0.9, min_p=0.02, seed=8),
 )
 REQUESTS = [(prompt(seed, 3 + 5 * seed), 20 + seed, SAMPLINGS[seed % len(SAMPLINGS)]) for seed in range(7)]
+ADJUSTED = (
+    SamplingParams(temperature=0.9, presence_penalty=1.2, frequency_penalty=0.7, seed=3),
+    SamplingParams(logit_bias={7: 4.0, 11: -3.0}, frequency_penalty=2.0),
+    SamplingParams(temperature=0.8, top_p=0.9, repetition_penalty=1.3, logit_bias={5: 2.5}, seed=6),
+    *SAMPLINGS,
+)
 WIDE = NodeSpec(
     name="LM",
     engine=KV_CACHE,
@@ -90,6 +97,24 @@ def test_captured_equals_eager_equals_cpu_in_float32(cuda: torch.device, lookahe
     assert generate(REQUESTS, lookahead=lookahead, engine=captured) == expected
     counts = captured.graph_counts
     assert counts is not None and counts.hits > 20 and counts.misses == 0
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
+def test_adjusted_logits_give_the_ids_of_the_cpu_before_and_after_the_capture(
+    cuda: torch.device, lookahead: int
+) -> None:
+    """The first rounds run uncaptured and request the variants; the last one replays them."""
+    requests = [(prompt(seed, 3 + 5 * seed), 20 + seed, each) for seed, each in enumerate(ADJUSTED)]
+    expected = generate(requests)
+    sizes = CaptureSizes(decode=(1, 8), prefill=(64,))
+    engine = make_engine(device=cuda, module=TinyLM().to(cuda), lookahead=lookahead, graphs=sizes)
+    for _ in range(3):
+        assert generate(requests, lookahead=lookahead, engine=engine) == expected
+        while engine.idle():
+            pass
+    before = engine.counters()["graph_misses"]
+    assert generate(requests, lookahead=lookahead, engine=engine) == expected
+    assert engine.counters()["graph_misses"] == before > 0
 
 
 def test_captured_decode_gives_the_ports_that_loops_emit(cuda: torch.device) -> None:

@@ -14,6 +14,7 @@ from mstar_core.graph import (
     STATELESS,
     STEP,
     Attend,
+    EngineHints,
     FixedChunk,
     KVSpec,
     LeftContext,
@@ -274,6 +275,10 @@ NODES = {
     "steps of a port that is not of rows": (
         replace(kv_node("n", {"x": "f32", "y": "f32"}), row_ports=("x",), step_ports=("y",)),
         "step_ports of node 'n' name 'y', which is not among its row_ports; name it in both  @n",
+    ),
+    "hints for an engine that captures nothing by them": (
+        replace(plain("n", x="f32", y="f32"), hints=EngineHints(capture_sizes=(1,))),
+        "node 'n' has hints, which mean nothing to its engine; leave them out  @n",
     ),
     "batch key of nothing": (
         replace(plain("n", x="f32", y="f32"), batch_key=("z",)),

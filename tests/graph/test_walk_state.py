@@ -246,7 +246,7 @@ def test_what_a_later_run_may_start_from_is_held_in_every_walk() -> None:
     llm = kv_node("LLM", {"tokens": "i64[n]", "token": "i64[1]"}, sampling="token")
     holds = {"LLM": frozenset({"token"})}
     walk = compile_walk("prefill", N(llm, ("tokens",)), (), holds)
-    assert walk.tasks[0].wanted == ("token",)
+    assert walk.tasks[0].used == ("token",)
     run = WalkState(cut(walk, {"LLM": 0})[0], None, {"tokens"})
     run.start()
     value = Key(0, "token", ())

@@ -46,17 +46,17 @@ def asset(name: str) -> Asset:
 
     Raises NotFound for every name that the package does not contain.
     """
-    found = _assets().get(name)
-    if found is None:
+    served = _assets().get(name)
+    if served is None:
         raise NotFound(f"/assets/{name[:80]} does not exist")
-    return found
+    return served
 
 
 @cache
 def _assets() -> dict[str, Asset]:
     # Listing the folders once makes paths such as `..` unreachable: a name is a key, never part of a path.
-    found = _files(files("mstar_core.api.console") / "static")
-    kinds = ((name, entry, "." + name.rpartition(".")[2]) for name, entry in found)
+    entries = _files(files("mstar_core.api.console") / "static")
+    kinds = ((name, entry, "." + name.rpartition(".")[2]) for name, entry in entries)
     return {name: Asset(entry.read_bytes(), TYPES[kind]) for name, entry, kind in kinds if kind in TYPES}
 
 

@@ -15,9 +15,11 @@ def neighbours(run_dir: str) -> list[dict[str, Any]]:
 
     They are those beside `run_dir`, so of the same user. Nothing else of their configuration is returned.
     """
-    own = Path(run_dir)
-    found = (_shown(run) for run in deployments(own.parent) if run.name != own.name and run.holder() is not None)
-    return [each for each in found if each is not None]
+    this_run = Path(run_dir)
+    shown = (
+        _shown(run) for run in deployments(this_run.parent) if run.name != this_run.name and run.holder() is not None
+    )
+    return [item for item in shown if item is not None]
 
 
 def _shown(run: RunDirectory) -> dict[str, Any] | None:

@@ -58,13 +58,13 @@ def shown_frame(frame: dict[str, Any]) -> dict[str, Any] | None:
     """Return a frame with only what the page shows, None for other kinds of frames."""
     if frame.get("k") not in FRAMES:
         return None
-    made = {name: value for name, value in frame.items() if name not in ("requests", "events", "children")}
-    if "deployment" in made:
-        made["deployment"] = {name: value for name, value in (made["deployment"] or {}).items() if name in HEAD}
-    for gpus in (made.get("gpus"), (made.get("set") or {}).get("gpus")):
+    view = {name: value for name, value in frame.items() if name not in ("requests", "events", "children")}
+    if "deployment" in view:
+        view["deployment"] = {name: value for name, value in (view["deployment"] or {}).items() if name in HEAD}
+    for gpus in (view.get("gpus"), (view.get("set") or {}).get("gpus")):
         for gpu in (gpus or {}).values():
             gpu.pop("processes", None)  # names and ids of other processes of the host
-    return made
+    return view
 
 
 async def request_trace(run_dir: str, request_id: str, handle: int) -> dict[str, Any]:
@@ -79,8 +79,8 @@ async def request_trace(run_dir: str, request_id: str, handle: int) -> dict[str,
         raise _unreachable() from error
     if answer.status_code != 200:
         raise NotFound("the request has no trace", hint="traces are kept for a while", code="request_not_found")
-    found: dict[str, Any] = msgspec.json.decode(answer.content)
-    return found
+    trace: dict[str, Any] = msgspec.json.decode(answer.content)
+    return trace
 
 
 def _client(run_dir: str, read_s: float | None) -> httpx.AsyncClient:

@@ -40,11 +40,11 @@ def is_plain(text: str) -> bool:
     return text.isascii() and text.isprintable()
 
 
-def preflight_headers(wanted: str | None) -> dict[str, str]:
+def preflight_headers(requested: str | None) -> dict[str, str]:
     """Return the headers of a preflight response. wanted: request headers that the browser asks for."""
     return {
         "Access-Control-Allow-Methods": METHODS,
-        "Access-Control-Allow-Headers": wanted if wanted and is_plain(wanted) else ASKABLE,
+        "Access-Control-Allow-Headers": requested if requested and is_plain(requested) else ASKABLE,
         "Access-Control-Max-Age": str(MAX_AGE_S),
     }
 
@@ -56,11 +56,11 @@ def check_key(keys: Sequence[str], headers: Mapping[str, str]) -> str:
     """
     if not keys:
         return ""
-    given = _given(headers).encode(errors="surrogateescape")  # undecodable bytes are a wrong key
-    matches = [hmac.compare_digest(given, key.encode()) for key in keys]
-    if not given or not any(matches):
+    key_sent = _given(headers).encode(errors="surrogateescape")  # undecodable bytes are a wrong key
+    matches = [hmac.compare_digest(key_sent, key.encode()) for key in keys]
+    if not key_sent or not any(matches):
         raise Unauthorized("the API key is missing or wrong", hint="send it as 'Authorization: Bearer KEY'")
-    return hashlib.sha256(given).hexdigest()
+    return hashlib.sha256(key_sent).hexdigest()
 
 
 def check_metrics_key(api: ApiConfig, headers: Mapping[str, str]) -> None:

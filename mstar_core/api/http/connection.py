@@ -110,7 +110,7 @@ class StrictHttp(Http):
         data = self._frame(data, end_stream)
         headers["connection"] = "keep-alive" if self.keep_alive else "close"
         lines = [STATUS_LINES.get(response.status) or b"HTTP/1.1 %d \r\n" % response.status]
-        lines += [b"%b: %b\r\n" % each for each in response.processed_headers]
+        lines += [b"%b: %b\r\n" % header for header in response.processed_headers]
         if self.expecting_continue:
             self.expecting_continue = False
             if response.status != 417:

@@ -40,8 +40,8 @@ def checked_head(head: bytes) -> bytes:
     if first.split(b" ", 2)[1][:1] not in (b"/", b"*") and b"://" not in first:
         raise BadHead("the request target is not valid")
     hosts, lengths, codings = [], [], []
-    for each in lines:
-        field = _FIELD.fullmatch(each)
+    for field_line in lines:
+        field = _FIELD.fullmatch(field_line)
         if field is None:
             raise BadHead("a header line is not valid")
         name, value = field[1].lower(), field[2].rstrip(b" \t")

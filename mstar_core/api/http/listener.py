@@ -46,10 +46,10 @@ log = logging.getLogger("mstar.api.listener")
 def raise_descriptor_limit() -> int:
     """Raise the soft limit of open descriptors to the hard limit. Returns the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = max(soft, min(hard, MOST_FDS))
-    if soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    return wanted
+    limit = max(soft, min(hard, MOST_FDS))
+    if soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    return limit
 
 
 def allowed_connections(configured: int, descriptors: int, used: int) -> int:
@@ -98,7 +98,7 @@ class Listener:
     async def close(self) -> None:
         """Close every connection and wait for the end of their handlers."""
         self.stop()
-        tasks = [each._task for each in self.connections if each._task is not None]
+        tasks = [connection._task for connection in self.connections if connection._task is not None]
         for connection in list(self.connections):
             dismiss(connection)
             connection.drop()
@@ -123,7 +123,7 @@ class Listener:
             if not self._has_room():
                 return
             try:
-                made, _ = self._socket.accept()
+                client, _ = self._socket.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
@@ -133,9 +133,9 @@ class Listener:
                 self._say("accept", "no connection can be accepted: %s; idle ones are closed", error)
                 self._pause(0.0 if self._evict() else RETRY_S)  # a closed one is freed in the next turn
                 return
-            made.setblocking(False)
-            task = asyncio.ensure_future(self._connect(made))
-            self._handshakes[task] = made
+            client.setblocking(False)
+            task = asyncio.ensure_future(self._connect(client))
+            self._handshakes[task] = client
             task.add_done_callback(self._connected)
 
     @property
@@ -155,8 +155,8 @@ class Listener:
     def _evict(self) -> int:
         """Close the connections that have been idle longest, those without any request first. Returns their number."""
         count = max(1, self.limit // EVICTED_SHARE)
-        idle = [each for each in self.connections if each.is_idle]
-        chosen = heapq.nsmallest(count, idle, key=lambda each: (each.has_served, each.idle_since))
+        idle = [connection for connection in self.connections if connection.is_idle]
+        chosen = heapq.nsmallest(count, idle, key=lambda connection: (connection.has_served, connection.idle_since))
         for connection in chosen:
             self.connections.discard(connection)
             connection.drop()
@@ -165,22 +165,22 @@ class Listener:
             task.cancel()
         return len(chosen) + len(late)
 
-    async def _connect(self, made: socket.socket) -> None:
+    async def _connect(self, client: socket.socket) -> None:
         handshake_s = HEAD_S if self.tls is not None else None
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                self._connection, made, ssl=self.tls, ssl_handshake_timeout=handshake_s
+                self._connection, client, ssl=self.tls, ssl_handshake_timeout=handshake_s
             )
         except OSError:
             pass  # the client is gone, or its handshake failed
         except Exception:  # isolation boundary: one connection
-            made.close()
+            client.close()
             log.exception("a connection could not be set up")
 
     def _connected(self, task: asyncio.Task[None]) -> None:
-        made = self._handshakes.pop(task)
+        client = self._handshakes.pop(task)
         if task.cancelled():
-            made.close()
+            client.close()
 
     def _connection(self) -> Connection:
         return Connection(self._app, self.connections, self._state)

@@ -35,9 +35,9 @@ log = logging.getLogger("mstar.api")
 class Application(Sanic[Any, Any]):
     """Sanic without its `http.*` signals, which have no listeners here: ten per request, a tenth of its CPU time."""
 
-    def dispatch(self, event: str, **given: Any) -> Coroutine[Any, Any, Any]:
+    def dispatch(self, event: str, **arguments: Any) -> Coroutine[Any, Any, Any]:
         """Skip events of requests; Sanic itself is slow to find out that they have no listeners."""
-        return _skipped() if event.startswith("http.") else super().dispatch(event, **given)
+        return _skipped() if event.startswith("http.") else super().dispatch(event, **arguments)
 
 
 async def _skipped() -> None:

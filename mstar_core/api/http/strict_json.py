@@ -58,11 +58,11 @@ class _Refused(ValueError):
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
         counts = Counter(key for key, _ in pairs)
         raise _Refused(f"the key {counts.most_common(1)[0][0][:40]!r} is duplicated")
-    return made
+    return fields
 
 
 def _constant(name: str) -> NoReturn:

@@ -16,20 +16,20 @@ def audio_format(
     name: object, field: str = "response_format", formats: Mapping[str, AudioFormat] = FORMATS
 ) -> AudioFormat:
     """Return the format of a request. Raises RequestError if the server cannot encode it."""
-    found = formats.get(name) if isinstance(name, str) else None
+    audio = formats.get(name) if isinstance(name, str) else None
     allowed = ", ".join(formats)
-    if found is None:
+    if audio is None:
         raise RequestError(
             f"{field} is {str(name)[:40]!r}, but must be one of {allowed}",
             field=field,
             allowed=allowed,
             code="unsupported_parameter",
         )
-    if found.codec and not can_encode(found):
+    if audio.codec and not can_encode(audio):
         raise RequestError(
-            f"the server cannot encode {found.name}", hint=f"use {field} wav", field=field, code="unsupported_parameter"
+            f"the server cannot encode {audio.name}", hint=f"use {field} wav", field=field, code="unsupported_parameter"
         )
-    return found
+    return audio
 
 
 def content_type(form: AudioFormat, rate: int, channels: int) -> str:

@@ -46,27 +46,27 @@ class NumberForm:
 
     def changes(self, item: OutputItem) -> bool:
         """Return whether encoding converts the numbers or writes them as text, rather than copying them."""
-        own = item.dtype or item.array.dtype.name
+        dtype = item.dtype or item.array.dtype.name
         is_float = item.dtype == BFLOAT16 or item.array.dtype.kind == "f"
-        return self.form == "json" or (is_float and self.dtype not in (None, own))
+        return self.form == "json" or (is_float and self.dtype not in (None, dtype))
 
 
-def packed(item: OutputItem, wanted: NumberForm) -> tuple[bytes, dict[str, Any]]:
+def packed(item: OutputItem, form: NumberForm) -> tuple[bytes, dict[str, Any]]:
     """Return the bytes of a numeric output and its metadata: shape, dtype, name, format, and the item's own.
 
     Little endian, C order. Raises RequestError if the format does not support the output.
     """
-    array, dtype = _converted(item, wanted.dtype)
-    facts = {"shape": list(array.shape), "dtype": dtype, "name": item.port, "format": wanted.form}
-    match wanted.form:
+    array, dtype = _converted(item, form.dtype)
+    facts = {"shape": list(array.shape), "dtype": dtype, "name": item.port, "format": form.form}
+    match form.form:
         case "raw":
             data = array.tobytes()
         case "npy":
-            data = _header(wanted.form, dtype, lambda: npy_header(array.shape, dtype)) + array.tobytes()
+            data = _header(form.form, dtype, lambda: npy_header(array.shape, dtype)) + array.tobytes()
         case "safetensors":
             notes = {str(key): note if isinstance(note, str) else json.dumps(note) for key, note in item.meta.items()}
             entry = (item.port, dtype, array.shape, array.nbytes)
-            data = _header(wanted.form, dtype, lambda: safetensors_header([entry], notes)) + array.tobytes()
+            data = _header(form.form, dtype, lambda: safetensors_header([entry], notes)) + array.tobytes()
         case "json":
             data = _json(array, dtype, item.port)
     return data, {**item.meta, **facts}
@@ -78,25 +78,25 @@ def widened(item: OutputItem) -> Array:
     return wide
 
 
-def _converted(item: OutputItem, wanted: str | None) -> tuple[Array, str]:
+def _converted(item: OutputItem, target: str | None) -> tuple[Array, str]:
     is_half = item.dtype == BFLOAT16
-    own = BFLOAT16 if is_half else item.array.dtype.name
+    source = BFLOAT16 if is_half else item.array.dtype.name
     array = np.asarray(item.array, order="C")  # ascontiguousarray would turn a scalar into [1]
     is_float = is_half or array.dtype.kind == "f"
-    if wanted is None or not is_float or wanted == own:
-        return array.astype(array.dtype.newbyteorder("<"), copy=False), own
+    if target is None or not is_float or target == source:
+        return array.astype(array.dtype.newbyteorder("<"), copy=False), source
     wide = widen_bfloat16(array) if is_half else array.astype("<f4", copy=False)
-    if wanted == BFLOAT16:
+    if target == BFLOAT16:
         return _narrowed(wide), BFLOAT16
-    return wide.astype(np.dtype(wanted).newbyteorder("<"), copy=False), wanted
+    return wide.astype(np.dtype(target).newbyteorder("<"), copy=False), target
 
 
 def _narrowed(wide: Array) -> Array:
     """Return float32 as bfloat16 bits, rounded to nearest, ties to even. NaN stays NaN."""
     bits = np.asarray(wide, order="C").view("<u4")
     rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
-    made: Array = np.where(np.isnan(wide), np.uint16(0x7FC0), rounded).astype("<u2")
-    return made
+    narrow: Array = np.where(np.isnan(wide), np.uint16(0x7FC0), rounded).astype("<u2")
+    return narrow
 
 
 def _header(form: Form, dtype: str, make: Callable[[], bytes]) -> bytes:
@@ -137,11 +137,13 @@ class StopStrings:
         if self.is_matched:
             return ""
         text = self._held + text
-        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
-        if found:
+        matches = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if matches:
             self.is_matched = True
             self._held = ""
-            _, at = min(found)  # the match that is complete first, so that the result does not depend on chunk borders
+            _, at = min(
+                matches
+            )  # the match that is complete first, so that the result does not depend on chunk borders
             return text[:at]
         keep = max((_begun(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - keep :]
@@ -241,11 +243,13 @@ class OutputEncoder:
             now = self._clock()
             self._note(item.modality, now)
             if item.modality == "audio" and item.array.dtype == PCM16:
-                made = [self._sound(item.array.tobytes(), {}, now)]
+                encoded = [self._sound(item.array.tobytes(), {}, now)]
             else:
-                made = await self._made(item)
+                encoded = await self._made(item)
             facts = self._facts.get(item.modality)
-            chunks += made if not facts else [replace(each, metadata={**each.metadata, **facts}) for each in made]
+            chunks += (
+                encoded if not facts else [replace(chunk, metadata={**chunk.metadata, **facts}) for chunk in encoded]
+            )
         return chunks
 
     async def _made(self, item: OutputItem) -> list[EncodedChunk]:

@@ -52,7 +52,7 @@ def _drawing_walks(spec: ModelSpec) -> set[str]:
 
     Nodes that sample may also run passes that do not, such as the steps of an image.
     """
-    runs = [run for sample in spec.samples for own in sample_runs(spec, sample).values() for run in own]
+    runs = [run for sample in spec.samples for wishes in sample_runs(spec, sample).values() for run in wishes]
     return {run.walk for run in runs if isinstance(run, Run) and run.sample}
 
 
@@ -71,11 +71,11 @@ def usage_of(
     media: Mapping[str, int],
 ) -> dict[str, Any]:
     """Return the usage object. media: prompt tokens by kind of segment; other kinds count as text."""
-    made, sound = _made(spec, sampled, encoder.text_tokens, counts)
+    completion, sound = _made(spec, sampled, encoder.text_tokens, counts)
     return {
         "prompt_tokens": prompt_tokens,
-        "completion_tokens": made,
-        "total_tokens": prompt_tokens + made,
+        "completion_tokens": completion,
+        "total_tokens": prompt_tokens + completion,
         "prompt_tokens_details": {
             "cached_tokens": cached_tokens,
             "text_tokens": max(0, prompt_tokens - sum(media.get(kind, 0) for kind in MEDIA)),
@@ -96,8 +96,8 @@ def _made(spec: ModelSpec, sampled: SampledPorts, shown: int, counts: Mapping[st
         written = sampled.tokens({name: count for name, count in counts.items() if name != audio.token_loop})
         sound = counts.get(audio.token_loop, 0)
         return max(written, shown) + sound, sound
-    made = max(sampled.tokens(counts), shown)
-    return made, made - shown if audio is not None else 0
+    completion = max(sampled.tokens(counts), shown)
+    return completion, completion - shown if audio is not None else 0
 
 
 def native_usage(usage: Mapping[str, Any], encoder: OutputEncoder, times_ms: Mapping[str, float]) -> dict[str, Any]:

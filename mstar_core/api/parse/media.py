@@ -103,10 +103,10 @@ class Fetcher:
         try:
             async with asyncio.timeout(self._limit_s), self._turns, self._client() as client:
                 for _ in range(MAX_REDIRECTS + 1):
-                    found = await self._get(client, url, await self._address(url, field), field, allowance)
-                    if isinstance(found, bytes):
-                        return found
-                    url = self.check(_joined(url, found, field), field)
+                    body = await self._get(client, url, await self._address(url, field), field, allowance)
+                    if isinstance(body, bytes):
+                        return body
+                    url = self.check(_joined(url, body, field), field)
         except TimeoutError as error:
             raise _unreachable(field, f"no response within {self._limit_s:g} s") from error
         raise _unreachable(field, f"more than {MAX_REDIRECTS} redirects")
@@ -212,8 +212,8 @@ def _joined(url: httpx.URL, location: str, field: str) -> str:
 
 
 async def _resolve(host: str, port: int) -> Sequence[str]:
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(address[0]) for *_, address in found))
+    addresses = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(address[0]) for *_, address in addresses))
 
 
 def _bad_url(field: str, why: str) -> RequestError:
@@ -237,25 +237,25 @@ INLINE_BYTES: Final = 512 * 1024
 NAME_CHARS: Final = 200
 
 
-def part_of_upload(field: str, upload: UploadedFile, wanted: str | None = None) -> MediaPart:
+def part_of_upload(field: str, upload: UploadedFile, expected: str | None = None) -> MediaPart:
     """Return an uploaded file as media. wanted: modality of the field. Raises UnsupportedType."""
-    modality = checked(sniff(upload.data[:64], upload.name, upload.content_type), wanted, field)
+    modality = checked(sniff(upload.data[:64], upload.name, upload.content_type), expected, field)
     return MediaPart(modality=modality, data=upload.data, name=upload.name[:NAME_CHARS])
 
 
-async def part_of_url(field: str, url: str, wanted: str, fetcher: Fetcher, allowance: ByteAllowance) -> MediaPart:
+async def part_of_url(field: str, url: str, expected: str, fetcher: Fetcher, allowance: ByteAllowance) -> MediaPart:
     """Return the media of a URL; never reads local files. Raises RequestError, UnsupportedType, BadMedia."""
     if url[:5].lower() == "data:":
         kind, data = await data_of_url(field, url)
     else:
         kind, data = "", await fetcher.fetch(url, field, allowance)
-    return MediaPart(modality=checked(sniff(data[:64], "", kind), wanted, field), data=data)
+    return MediaPart(modality=checked(sniff(data[:64], "", kind), expected, field), data=data)
 
 
-async def part_of_base64(field: str, text: str, wanted: str) -> MediaPart:
+async def part_of_base64(field: str, text: str, expected: str) -> MediaPart:
     """Return base64 data as media. Raises RequestError, UnsupportedType."""
     data = await decoded(field, text)
-    return MediaPart(modality=checked(sniff(data[:64]), wanted, field), data=data)
+    return MediaPart(modality=checked(sniff(data[:64]), expected, field), data=data)
 
 
 async def data_of_url(field: str, url: str) -> tuple[str, bytes]:
@@ -283,15 +283,15 @@ def _decode(field: str, text: str) -> bytes:
         raise RequestError("the data is not valid base64", field=field) from error
 
 
-def checked(found: str | None, wanted: str | None, field: str) -> str:
+def checked(modality: str | None, expected: str | None, field: str) -> str:
     """Check a detected modality; video is accepted for its audio track. Raises UnsupportedType."""
-    if found is None:
+    if modality is None:
         raise UnsupportedType("the file type is not recognized", field=field, code="unsupported_media_type")
-    if wanted in (None, found):
-        return found
-    if wanted == "audio" and found == "video":
+    if expected in (None, modality):
+        return modality
+    if expected == "audio" and modality == "video":
         return "audio"
-    raise UnsupportedType(f"{field} contains {found}, not {wanted}", field=field, code="unsupported_media_type")
+    raise UnsupportedType(f"{field} contains {modality}, not {expected}", field=field, code="unsupported_media_type")
 
 
 MATROSKA: Final = b"\x1aE\xdf\xa3"

@@ -45,7 +45,7 @@ class Conversation:
 
     texts: list[str] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
-    wanted: list[MediaReference] = field(default_factory=list)
+    references: list[MediaReference] = field(default_factory=list)
     media: Sequence[MediaPart] = ()
 
     @property
@@ -63,43 +63,43 @@ async def read_messages(
     messages: Sequence[ChatMessage], spec: ModelSpec, limits: ApiConfig, fetcher: Fetcher
 ) -> Conversation:
     """Parse messages and fetch their media. Raises RequestError, TooLarge, UnsupportedType, BadMedia."""
-    made = collected(messages, spec)
-    if not made.order:
+    conversation = collected(messages, spec)
+    if not conversation.order:
         raise RequestError(
             "the request has no input", hint="send a message with content", field="messages", code="missing_field"
         )
-    if sum(len(text.encode()) for text in made.texts) > limits.max_text_bytes:
+    if sum(len(text.encode()) for text in conversation.texts) > limits.max_text_bytes:
         raise TooLarge(
             f"the messages have more than {limits.max_text_bytes} bytes of text",
             field="messages",
             code="body_too_large",
         )
-    if len(made.wanted) > limits.max_files:
+    if len(conversation.references) > limits.max_files:
         raise TooLarge(f"the request has more than {limits.max_files} files", field="messages", code="too_many_files")
-    check_images(spec, sum(each.modality == "image" for each in made.wanted), "messages")
+    check_images(spec, sum(reference.modality == "image" for reference in conversation.references), "messages")
     allowance = ByteAllowance(limits.max_body_bytes)
-    tasks = [asyncio.ensure_future(_part(each, fetcher, allowance)) for each in made.wanted]
+    tasks = [asyncio.ensure_future(_part(reference, fetcher, allowance)) for reference in conversation.references]
     try:
-        made.media = await asyncio.gather(*tasks)
+        conversation.media = await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()
-    return made
+    return conversation
 
 
 def collected(messages: Sequence[ChatMessage], spec: ModelSpec) -> Conversation:
     """Parse messages without fetching media. Raises RequestError, UnsupportedType."""
-    made = Conversation()
+    conversation = Conversation()
     counts: dict[str, int] = {}
     for number, message in enumerate(messages):
         order: list[tuple[str, int]] = []
         for place, part in _parts(message, f"messages[{number}].content"):
-            modality = _add(made, part, place, spec)
+            modality = _add(conversation, part, place, spec)
             if modality is not None:
                 order.append((modality, counts.get(modality, 0)))
                 counts[modality] = counts.get(modality, 0) + 1
-        made.turns.append(Turn(role=ROLES[message.role], order=tuple(order)))
-    return made
+        conversation.turns.append(Turn(role=ROLES[message.role], order=tuple(order)))
+    return conversation
 
 
 def _parts(message: ChatMessage, place: str) -> list[tuple[str, ContentPart]]:
@@ -111,39 +111,39 @@ def _parts(message: ChatMessage, place: str) -> list[tuple[str, ContentPart]]:
     return [(f"{place}[{index}]", part) for index, part in enumerate(content)]
 
 
-def _add(made: Conversation, part: ContentPart, place: str, spec: ModelSpec) -> str | None:
+def _add(conversation: Conversation, part: ContentPart, place: str, spec: ModelSpec) -> str | None:
     match part:
         case TextPart():
             if not part.text:
                 return None
-            made.texts.append(part.text)
+            conversation.texts.append(part.text)
             return "text"
         case ImagePart():
-            wanted = MediaReference(field=f"{place}.image_url", modality="image", source=_url(part.image_url))
+            reference = MediaReference(field=f"{place}.image_url", modality="image", source=_url(part.image_url))
         case VideoPart():
-            wanted = MediaReference(field=f"{place}.video_url", modality="video", source=_url(part.video_url))
+            reference = MediaReference(field=f"{place}.video_url", modality="video", source=_url(part.video_url))
         case AudioUrlPart():
-            wanted = MediaReference(field=f"{place}.audio_url", modality="audio", source=_url(part.audio_url))
+            reference = MediaReference(field=f"{place}.audio_url", modality="audio", source=_url(part.audio_url))
         case InputAudioPart():
-            wanted = MediaReference(
+            reference = MediaReference(
                 field=f"{place}.input_audio", modality="audio", source=part.input_audio.data, is_base64=True
             )
-    if spec.input(wanted.modality) is None:
+    if spec.input(reference.modality) is None:
         raise UnsupportedType(
-            f"the model does not accept {wanted.modality}",
-            field=wanted.field,
+            f"the model does not accept {reference.modality}",
+            field=reference.field,
             code="unsupported_media_type",
             hint=f"accepted: {', '.join(sorted(modality.kind for modality in spec.inputs))}",
         )
-    made.wanted.append(wanted)
-    return wanted.modality
+    conversation.references.append(reference)
+    return reference.modality
 
 
-def _url(given: MediaUrl | str) -> str:
-    return given if isinstance(given, str) else given.url
+def _url(reference: MediaUrl | str) -> str:
+    return reference if isinstance(reference, str) else reference.url
 
 
-async def _part(wanted: MediaReference, fetcher: Fetcher, allowance: ByteAllowance) -> MediaPart:
-    if wanted.is_base64:
-        return await part_of_base64(wanted.field, wanted.source, wanted.modality)
-    return await part_of_url(wanted.field, wanted.source, wanted.modality, fetcher, allowance)
+async def _part(reference: MediaReference, fetcher: Fetcher, allowance: ByteAllowance) -> MediaPart:
+    if reference.is_base64:
+        return await part_of_base64(reference.field, reference.source, reference.modality)
+    return await part_of_url(reference.field, reference.source, reference.modality, fetcher, allowance)

@@ -104,9 +104,9 @@ class ParamRules:
     headers: Mapping[str, str | None] = field(default_factory=dict)
 
 
-def check_params(spec: ModelSpec, given: Mapping[str, Any], rules: ParamRules) -> RequestParams:
+def check_params(spec: ModelSpec, sent: Mapping[str, Any], rules: ParamRules) -> RequestParams:
     """Validate `given` against the model's parameters and the common names. Raises RequestError with the field name."""
-    rest = {name: value for name, value in given.items() if value is not None}
+    rest = {name: value for name, value in sent.items() if value is not None}
     request_id = rules.request_id
     own_seed = any(spec_name == "seed" for spec_name in _names(spec))
     seed = check_seed(rest["seed"]) if "seed" in rest else seed_of(request_id)
@@ -133,11 +133,11 @@ def check_params(spec: ModelSpec, given: Mapping[str, Any], rules: ParamRules) -
 
 def _check_temperatures(params: Any) -> None:
     """Refuse temperatures that are not zero but so small that logits divided by them are infinite."""
-    for each in dataclasses.fields(params):
-        value = getattr(params, each.name)
-        if each.name.endswith("temperature") and isinstance(value, float) and 0 < value < LEAST_TEMPERATURE:
+    for item in dataclasses.fields(params):
+        value = getattr(params, item.name)
+        if item.name.endswith("temperature") and isinstance(value, float) and 0 < value < LEAST_TEMPERATURE:
             allowed = f"0 (greedy), or at least {LEAST_TEMPERATURE:g}"
-            raise RequestError(f"{each.name} is {value:g}", hint=f"use {allowed}", field=each.name, allowed=allowed)
+            raise RequestError(f"{item.name} is {value:g}", hint=f"use {allowed}", field=item.name, allowed=allowed)
 
 
 def _check_biases(spec: ModelSpec, params: Any) -> None:
@@ -161,20 +161,20 @@ def openai_params(
     the parameter's own name wins. offered: fields used only if a parameter maps them. Defaults of the model's surface
     apply to parameters that the client does not set.
     """
-    own = {name: param.name for param in param_specs(spec.params) for name in (param.name, *param.aliases)}
+    parameters = {name: param.name for param in param_specs(spec.params) for name in (param.name, *param.aliases)}
     mapped = mapped_fields(spec, route)
     body = {**rest, **{name: value for name, value in (offered or {}).items() if name in mapped}}
-    given: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, value in body.items():
-        if value is None or (name in SILENT and name not in own and name not in mapped):
+        if value is None or (name in SILENT and name not in parameters and name not in mapped):
             continue
         if name in mapped:
-            given.setdefault(mapped[name], value)
+            values.setdefault(mapped[name], value)
         else:
-            given[name] = value
-    direct = {name: rest[name] for name in own if rest.get(name) is not None and mapped.get(name, name) == name}
-    requested = {**given, **direct}
-    spoken = {own.get(name, name) for name in requested}
+            values[name] = value
+    direct = {name: rest[name] for name in parameters if rest.get(name) is not None and mapped.get(name, name) == name}
+    requested = {**values, **direct}
+    spoken = {parameters.get(name, name) for name in requested}
     return {**{name: v for name, v in spec.surface(route).params.items() if name not in spoken}, **requested}
 
 
@@ -209,11 +209,11 @@ def drop_unsupported(spec: ModelSpec, rest: Mapping[str, Any]) -> dict[str, Any]
 
     Raises RequestError (`unsupported_parameter`) for a value that has an effect.
     """
-    own = {name for param in param_specs(spec.params) for name in (param.name, *param.aliases)}
+    parameters = {name for param in param_specs(spec.params) for name in (param.name, *param.aliases)}
     for name, harmless in NO_EFFECT.items():
-        if name in rest and name not in own and rest[name] not in harmless:
+        if name in rest and name not in parameters and rest[name] not in harmless:
             raise RequestError(f"{name} is not supported", hint="omit it", field=name, code="unsupported_parameter")
-    return {name: value for name, value in rest.items() if name in own or name not in NO_EFFECT}
+    return {name: value for name, value in rest.items() if name in parameters or name not in NO_EFFECT}
 
 
 def check_outputs(

@@ -37,10 +37,10 @@ Answer = tuple[bool, Any]
 def load_processor(target: str, folder: Path | None, model_kwargs: Mapping[str, Any]) -> Processor:
     """Create the processor of `target` ("pkg.mod:Class"). Raises PluginError if the class does not exist."""
     try:
-        made = load_target(target)
+        factory = load_target(target)
     except (ImportError, PluginError) as error:
         raise PluginError(f"the processor {target} cannot be loaded", str(error), phase="processor") from error
-    processor: Processor = made(folder, model_kwargs)
+    processor: Processor = factory(folder, model_kwargs)
     return processor
 
 
@@ -68,7 +68,7 @@ def serve(pipe: PoolPipe, target: str, folder: Path | None, model_kwargs: Mappin
             except OSError:
                 raise
             except Exception:  # noqa: BLE001  a plugin's own type has no form
-                pipe.send([sendable(each) for each in answers])
+                pipe.send([sendable(result) for result in answers])
 
 
 def answer(processor: Processor, call: JobCall) -> Answer:
@@ -99,17 +99,17 @@ def decode_files(
     assert isinstance(processor, ParallelDecodeProcessor)
     sizes = [decoded_bytes(part, limits) for part in parts]
     check_decoded(sum(sizes), limits)
-    made = (processor.decode_file(part, number) for part, number in zip(parts, numbers, strict=True))
-    return list(zip(sizes, made, strict=True))
+    decoded = (processor.decode_file(part, number) for part, number in zip(parts, numbers, strict=True))
+    return list(zip(sizes, decoded, strict=True))
 
 
-def sendable(found: Answer) -> Answer:
+def sendable(result: Answer) -> Answer:
     """Return the answer, or the error of encoding it."""
     try:
-        encoded(found, lambda data: 0)
+        encoded(result, lambda data: 0)
     except Exception as error:  # noqa: BLE001  whatever a plugin's type raises
         return False, as_ours(error)
-    return found
+    return result
 
 
 def as_ours(error: Exception) -> MstarError:

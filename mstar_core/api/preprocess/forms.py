@@ -33,10 +33,10 @@ MOST_AXES: Final = 32
 KINDS: Final = "biufcSU"
 SCALARS: Final = frozenset((bool, int, float, str, type(None)))
 FORMS: Final[Mapping[str, type]] = {
-    each.__name__: each for each in (PromptRequest, Turn, MediaPart, MediaLimits, Inputs, SegmentInputs)
+    kind.__name__: kind for kind in (PromptRequest, Turn, MediaPart, MediaLimits, Inputs, SegmentInputs)
 }
 ERRORS: Final[Mapping[str, type[MstarError]]] = {
-    name: each for name, each in vars(errors).items() if isinstance(each, type) and issubclass(each, MstarError)
+    name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, MstarError)
 }
 
 Append = Callable[[Any], int]
@@ -125,11 +125,11 @@ def _array(value: np.ndarray, append: Append) -> msgspec.msgpack.Ext:
 
 
 def _fields(value: Any, append: Append) -> dict[str, Any]:
-    return {each.name: _plain(getattr(value, each.name), append) for each in dataclasses.fields(value)}
+    return {item.name: _plain(getattr(value, item.name), append) for item in dataclasses.fields(value)}
 
 
 def _error(error: MstarError, append: Append) -> msgspec.msgpack.Ext:
-    kind = next(each for each in type(error).__mro__ if ERRORS.get(each.__name__) is each)
+    kind = next(base for base in type(error).__mro__ if ERRORS.get(base.__name__) is base)
     facts = {}
     for name, fact in error.facts.items():
         try:
@@ -208,7 +208,7 @@ def restored(value: Any, params: Any) -> Any:
     if not isinstance(value.params, Fields):
         return value
     try:
-        made = dataclasses.replace(params, **value.params.values)
+        params = dataclasses.replace(params, **value.params.values)
     except (TypeError, ValueError) as error:
         raise PluginError("the processor returned invalid parameters", str(error)[:200], phase="processor") from error
-    return dataclasses.replace(value, params=made)
+    return dataclasses.replace(value, params=params)

@@ -66,9 +66,9 @@ class PoolJob:
         size = bytes_of(args)
         return cls((name, args), asyncio.get_running_loop().create_future(), size, is_single or size > SMALL_BYTES)
 
-    def settle(self, found: Answer) -> None:
+    def settle(self, reply: Answer) -> None:
         """Pass the answer to the caller."""
-        ok, value = found
+        ok, value = reply
         if self.answer.done():
             return
         if ok:
@@ -185,8 +185,8 @@ class Pool:
 
     async def recode(self, data: bytes, form: str, limits: MediaLimits) -> bytes:
         """Convert an image file to `png`, `jpeg` or `webp`."""
-        made: bytes = await self._run("recode", data, form, limits)
-        return made
+        image: bytes = await self._run("recode", data, form, limits)
+        return image
 
     async def close(self) -> None:
         """End all processes; running jobs fail. Safe to call twice."""
@@ -344,8 +344,8 @@ class Pool:
             self._end(process)
 
     def _settle(self, jobs: Sequence[PoolJob], answers: Sequence[Answer]) -> None:
-        for job, found in zip(jobs, answers, strict=True):
-            job.settle(found)
+        for job, reply in zip(jobs, answers, strict=True):
+            job.settle(reply)
 
     def _fail(self, jobs: Sequence[PoolJob], error: Exception) -> None:
         """Report an error to the caller of a job. Jobs that failed together are repeated one by one."""

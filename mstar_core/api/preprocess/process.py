@@ -72,10 +72,10 @@ class ProcessorProcess:
         if not ours.poll(START_S):
             self.kill()
         try:
-            found = ours.receive()
+            first = ours.receive()
         except (EOFError, OSError, InvalidForm):
-            found = (False, StartError("a pool process ended while it was starting", phase="pool"))
-        match found:
+            first = (False, StartError("a pool process ended while it was starting", phase="pool"))
+        match first:
             case (True, (bool() as is_inline, bool() as is_parallel)):
                 self.is_inline, self.is_parallel = is_inline, is_parallel
             case (False, MstarError() as error):
@@ -107,10 +107,10 @@ class ProcessorProcess:
         """
         assert self._pipe is not None
         try:
-            found = self._pipe.load(note)
-            if not isinstance(found, list) or len(found) != len(calls):
+            answers = self._pipe.load(note)
+            if not isinstance(answers, list) or len(answers) != len(calls):
                 raise InvalidForm("the number of answers is wrong")
-            return [checked(call, each) for call, each in zip(calls, found, strict=True)]
+            return [checked(call, answer) for call, answer in zip(calls, answers, strict=True)]
         except InvalidForm as error:
             log.error("a pool process sent an invalid answer and is ended: %s", error)
             self.stop()
@@ -158,10 +158,10 @@ def unreadable() -> BadMedia:
     return BadMedia("the input could not be read", hint="decoding it crashed or took too long")
 
 
-def checked(call: JobCall, found: Any) -> Answer:
+def checked(call: JobCall, answer: Any) -> Answer:
     """Return the answer to one job. Raises InvalidForm if it is not one."""
     name, args = call
-    match name, found:
+    match name, answer:
         case _, (False, MstarError() as error):
             return False, error
         case "prompt", (True, Inputs() as inputs) if _is_whole(inputs):
@@ -172,9 +172,9 @@ def checked(call: JobCall, found: Any) -> Answer:
         case "decode", (True, list(parts)) if len(parts) == len(args) - 2 and all(map(_is_decoded, parts)):
             return True, parts
         case "recode", (True, bytes()):
-            return True, found[1]
+            return True, answer[1]
         case "postprocess", (True, (bytes(), dict() as metadata)) if all(isinstance(key, str) for key in metadata):
-            return True, found[1]
+            return True, answer[1]
     raise InvalidForm(f"the answer to {name} has another type")
 
 
@@ -187,10 +187,10 @@ def _is_whole(inputs: Inputs) -> bool:
         and type(inputs.prompt_tokens) is int
         and (inputs.max_output_tokens is None or type(inputs.max_output_tokens) is int)
         and isinstance(inputs.metadata, dict)
-        and all(isinstance(each, dict) for each in inputs.metadata.values())
+        and all(isinstance(entry, dict) for entry in inputs.metadata.values())
         and isinstance(inputs.usage, dict)
         and isinstance(inputs.warnings, list | tuple)
-        and all(isinstance(each, str) for each in inputs.warnings)
+        and all(isinstance(warning, str) for warning in inputs.warnings)
     )
 
 

@@ -74,11 +74,11 @@ async def _call(exchange: Exchange, body: ChatRequest, rest: dict[str, Any]) -> 
 
 
 def _outputs(spec: ModelSpec, body: ChatRequest) -> tuple[str, ...]:
-    wanted = [name.strip().lower() for name in body.modalities or ()]
-    made = check_outputs(spec, wanted or ["text"], "modalities")
-    if "audio" in made and "text" not in made and spec.output("text") is not None:
-        return ("text", *made)  # audio output always comes with its text
-    return made
+    modalities = [name.strip().lower() for name in body.modalities or ()]
+    kinds = check_outputs(spec, modalities or ["text"], "modalities")
+    if "audio" in kinds and "text" not in kinds and spec.output("text") is not None:
+        return ("text", *kinds)  # audio output always comes with its text
+    return kinds
 
 
 def _format(body: ChatRequest) -> AudioFormat:

@@ -69,15 +69,15 @@ class ChatAnswer:
         """Return the text, or a list of parts if there are images. Consecutive text chunks form one part."""
         if not any(chunk.modality == "image" for chunk in self.parts):
             return self.text()
-        made: list[AnswerPart] = []
+        parts: list[AnswerPart] = []
         for chunk in self.parts:
             if chunk.modality == "image":
-                made.append(AnswerPart(type="image_url", image_url=MediaUrl(url=image_url(chunk.data))))
-            elif chunk.modality == "text" and made and made[-1].type == "text":
-                made[-1] = AnswerPart(type="text", text=f"{made[-1].text}{chunk.data.decode()}")
+                parts.append(AnswerPart(type="image_url", image_url=MediaUrl(url=image_url(chunk.data))))
+            elif chunk.modality == "text" and parts and parts[-1].type == "text":
+                parts[-1] = AnswerPart(type="text", text=f"{parts[-1].text}{chunk.data.decode()}")
             elif chunk.modality == "text":
-                made.append(AnswerPart(type="text", text=chunk.data.decode()))
-        return made
+                parts.append(AnswerPart(type="text", text=chunk.data.decode()))
+        return parts
 
 
 async def whole_chat(
@@ -111,14 +111,14 @@ class ChatEvents:
 
     def of(self, piece: GroupPart, outputs: Sequence[str], group: Group) -> bytes:
         """Return the events of one part; the first event of a choice has its role."""
-        made = []
+        events = []
         if piece.index not in self._begun:
             self._begun.add(piece.index)
-            made.append(self._chunk(piece.index, Delta(role="assistant", content="")))
+            events.append(self._chunk(piece.index, Delta(role="assistant", content="")))
         for chunk in piece.chunks:
             delta = self._delta(piece.index, chunk)
             if delta is not None:
-                made.append(self._chunk(piece.index, delta))
+                events.append(self._chunk(piece.index, delta))
         if piece.done is not None:
             if "audio" in outputs:
                 audio = AnswerAudio(
@@ -126,9 +126,9 @@ class ChatEvents:
                     transcript="".join(self._spoken.get(piece.index, ())),
                     expires_at=self._frame.created,
                 )
-                made.append(self._chunk(piece.index, Delta(audio=audio)))
-            made.append(self._chunk(piece.index, Delta(), reason_of(group, piece.index)))
-        return b"".join(made)
+                events.append(self._chunk(piece.index, Delta(audio=audio)))
+            events.append(self._chunk(piece.index, Delta(), reason_of(group, piece.index)))
+        return b"".join(events)
 
     def end(self, group: Group) -> bytes:
         """Return the final events of a successful stream."""

@@ -78,8 +78,8 @@ async def trace(exchange: Exchange) -> HTTPResponse:
 async def other_deployments(exchange: Exchange) -> HTTPResponse:
     """Return the other deployments of this host, to this host only: a key of one deployment reveals no other."""
     check_local(exchange)
-    found = await asyncio.to_thread(neighbours, exchange.service.deployment.run_dir)
-    return exchange.json({"deployments": found})
+    others = await asyncio.to_thread(neighbours, exchange.service.deployment.run_dir)
+    return exchange.json({"deployments": others})
 
 
 def check_reader(exchange: Exchange) -> None:
@@ -115,5 +115,5 @@ def _is_loopback(peer: Any) -> bool:
 
 
 def _file(exchange: Exchange, name: str) -> HTTPResponse:
-    found = asset(name)
-    return exchange.whole(found.body, found.content_type, headers=HEADERS)
+    file = asset(name)
+    return exchange.whole(file.body, file.content_type, headers=HEADERS)

@@ -44,9 +44,9 @@ async def read_body(exchange: Exchange, kind: type[T]) -> tuple[T, dict[str, Any
     if content_type != "application/json":
         raise UnsupportedType("the body must be JSON", hint="send application/json")
     fields = await read_json(exchange, exchange.limits)
-    found = typed(fields, kind)
+    body = typed(fields, kind)
     exchange.take_body_id(fields.get("request_id"))
-    return found
+    return body
 
 
 async def read_multipart(exchange: Exchange, kind: type[T]) -> tuple[T, dict[str, Any], list[UploadedFile]]:
@@ -66,13 +66,13 @@ async def read_multipart(exchange: Exchange, kind: type[T]) -> tuple[T, dict[str
 def typed(body: Mapping[str, Any], kind: type[T]) -> tuple[T, dict[str, Any]]:
     """Return `body` as `kind`, and its other fields. Null means absent; numbers may be text. Raises RequestError."""
     names = {field.encode_name: field.type for field in _struct(kind).fields}
-    given = {name: value for name, value in body.items() if value is not None}
-    own = {name: _boolean(value, names[name]) for name, value in given.items() if name in names}
+    sent = {name: value for name, value in body.items() if value is not None}
+    declared = {name: _boolean(value, names[name]) for name, value in sent.items() if name in names}
     try:
-        made = msgspec.convert(own, kind, strict=False)
+        parsed = msgspec.convert(declared, kind, strict=False)
     except msgspec.ValidationError as error:
         raise _refused(str(error), kind) from error
-    return made, {name: value for name, value in given.items() if name not in names}
+    return parsed, {name: value for name, value in sent.items() if name not in names}
 
 
 def _boolean(value: Any, kind: inspect.Type) -> Any:
@@ -100,10 +100,10 @@ def _refused(text: str, kind: type[msgspec.Struct]) -> RequestError:
 
 def _choices(kind: inspect.Type, path: str) -> Sequence[str]:
     """Return the allowed values at `path`; empty if they are not enumerated."""
-    found = list(_alternatives(kind))
+    kinds = list(_alternatives(kind))
     for step in re.findall(r"[^.\[\]]+|\[[^\]]*\]", path):
-        found = [leaf for each in found for inner in _inside(each, step) for leaf in _alternatives(inner)]
-    return [str(value) for each in found if isinstance(each, inspect.LiteralType) for value in each.values]
+        kinds = [leaf for outer in kinds for inner in _inside(outer, step) for leaf in _alternatives(inner)]
+    return [str(value) for leaf in kinds if isinstance(leaf, inspect.LiteralType) for value in leaf.values]
 
 
 def _alternatives(kind: inspect.Type) -> Iterator[inspect.Type]:
@@ -111,8 +111,8 @@ def _alternatives(kind: inspect.Type) -> Iterator[inspect.Type]:
         case inspect.Metadata():
             yield from _alternatives(kind.type)
         case inspect.UnionType():
-            for each in kind.types:
-                yield from _alternatives(each)
+            for inner in kind.types:
+                yield from _alternatives(inner)
         case _:
             yield kind
 
@@ -130,9 +130,9 @@ def _inside(kind: inspect.Type, step: str) -> list[inspect.Type]:
 
 @functools.cache
 def _struct(kind: type[msgspec.Struct]) -> inspect.StructType:
-    found = inspect.type_info(kind)
-    assert isinstance(found, inspect.StructType)
-    return found
+    info = inspect.type_info(kind)
+    assert isinstance(info, inspect.StructType)
+    return info
 
 
 def model_names(exchange: Exchange) -> list[str]:
@@ -181,8 +181,8 @@ def openai_parsed(
     possible.
     """
     spec = exchange.service.model
-    given = openai_params(spec, exchange.route, drop_unsupported(spec, rest), offered)
-    return check_params(spec, given, rules_of(exchange, outputs))
+    values = openai_params(spec, exchange.route, drop_unsupported(spec, rest), offered)
+    return check_params(spec, values, rules_of(exchange, outputs))
 
 
 def check_count(exchange: Exchange, count: int) -> int:

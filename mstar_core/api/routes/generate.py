@@ -52,17 +52,17 @@ async def generate(exchange: Exchange) -> HTTPResponse | None:
     service.check_open(exchange.key)
     form = await read_form(exchange, exchange.content_type, exchange.limits)
     exchange.take_body_id(form.fields.get("request_id"))
-    wanted = _wanted(exchange, form)
+    options = _wanted(exchange, form)
     call = await _call(exchange, form)
-    if wanted.is_streamed and wanted.is_full:
+    if options.is_streamed and options.is_full:
         told = ((PROGRESS, service.emits_progress), (PARTIAL_IMAGE, service.emits_partial_images))
         call = dataclasses.replace(call, outputs=(*call.outputs, *(kind for kind, is_made in told if is_made)))
     async with service.open(call, key=exchange.key, started=exchange.started) as session:
         exchange.warn(session.warnings)
-        if wanted.is_streamed:
-            await _stream(exchange, session, wanted)
+        if options.is_streamed:
+            await _stream(exchange, session, options)
         else:
-            await exchange.answer(await _whole(exchange, session, wanted))
+            await exchange.answer(await _whole(exchange, session, options))
     return None
 
 
@@ -151,13 +151,13 @@ def _media(files: Sequence[UploadedFile]) -> list[MediaPart]:
     return [part_of_upload("files", file) for file in files]
 
 
-async def _whole(exchange: Exchange, session: Session, wanted: GenerateOptions) -> HTTPResponse:
+async def _whole(exchange: Exchange, session: Session, options: GenerateOptions) -> HTTPResponse:
     chunks = [chunk async for ready in session.chunks() for chunk in ready]
     done = session.done()
     exchange.warn(done.warnings)
-    if wanted.form.content_type == FRAMES:
-        lines = [*chunk_lines(wanted.form, joined_chunks(chunks)), _done_line(session, done, wanted.form)]
-        return exchange.whole(b"".join([_start_line(exchange, session, wanted.form), *lines]), FRAMES)
+    if options.form.content_type == FRAMES:
+        lines = [*chunk_lines(options.form, joined_chunks(chunks)), _done_line(session, done, options.form)]
+        return exchange.whole(b"".join([_start_line(exchange, session, options.form), *lines]), FRAMES)
     body = {
         "request_id": exchange.request_id,
         "outputs": whole_outputs(chunks),
@@ -169,21 +169,21 @@ async def _whole(exchange: Exchange, session: Session, wanted: GenerateOptions) 
     return exchange.json(body)
 
 
-async def _stream(exchange: Exchange, session: Session, wanted: GenerateOptions) -> None:
-    form = wanted.form
+async def _stream(exchange: Exchange, session: Session, options: GenerateOptions) -> None:
+    form = options.form
 
     def failed(error: MstarError) -> bytes:
         return error_line(form, reply_of(error, exchange.request_id), exchange.request_id)
 
     async with streaming(exchange, failed):
-        if wanted.is_full:
+        if options.is_full:
             await exchange.write(_start_line(exchange, session, form), form.content_type)
         async for chunks in session.chunks():
             for data in pieces(chunk_lines(form, chunks)) if chunks else (form.keepalive,):
                 if data:
                     await exchange.write(data, form.content_type, session.live.deadline - exchange.service.clock())
         done = session.done()
-        last = _done_line(session, done, form) if wanted.is_full else b""
+        last = _done_line(session, done, form) if options.is_full else b""
         await exchange.write(last, form.content_type)
 
 

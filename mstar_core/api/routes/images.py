@@ -61,10 +61,10 @@ async def _made(
         async for piece in group.pieces():
             if piece is not None:
                 chunks[piece.index] += piece.chunks
-        made = [await _image(exchange, body, group, index, found) for index, found in enumerate(chunks)]
+        images = [await _image(exchange, body, group, index, parts) for index, parts in enumerate(chunks)]
         exchange.warn(group.warnings)
         usage = msgspec.convert(group.usage, Usage)
-        answer = Images(created=int(time.time()), data=made, usage=usage, output_format=body.output_format)
+        answer = Images(created=int(time.time()), data=images, usage=usage, output_format=body.output_format)
         return exchange.json(answer)
 
 
@@ -76,18 +76,18 @@ def _call(exchange: Exchange, body: ImageRequest, rest: dict[str, Any], media: S
         raise RequestError("prompt is empty", hint="describe the image", field="prompt")
     check_size("prompt", len(body.prompt.encode()), exchange.limits)
     outputs = ("image", *(kind for kind in spec.surface(exchange.route).beside if kind != "image"))
-    given, warnings = _sized(spec, exchange.route, body.size, rest)
-    asked = outputs
+    values, warnings = _sized(spec, exchange.route, body.size, rest)
+    kinds = outputs
     if body.partial_images:
-        given, asked = {**given, "partial_images": body.partial_images}, (*outputs, PARTIAL_IMAGE)
-    params = openai_parsed(exchange, given, outputs, {"size": body.size} if body.size else None)
+        values, kinds = {**values, "partial_images": body.partial_images}, (*outputs, PARTIAL_IMAGE)
+    params = openai_parsed(exchange, values, outputs, {"size": body.size} if body.size else None)
     return ParsedRequest(
         request_id=exchange.request_id,
         route=exchange.route,
         text=body.prompt,
         media=media,
         order=[*count_order([part.modality for part in media]), ("text", 0)],
-        outputs=asked,
+        outputs=kinds,
         params=params.params,
         seed=params.seed,
         timeout_s=params.timeout_s,
@@ -173,10 +173,10 @@ async def _completed(
     exchange: Exchange, body: ImageRequest, kind: str, group: Group, piece: GroupPart, chunks: Sequence[EncodedChunk]
 ) -> ImageEvent:
     """Return the last event of an image. Raises EngineError if there is none."""
-    made = next((chunk for chunk in chunks if chunk.modality == "image"), None)
-    if made is None or piece.done is None:
+    image = next((chunk for chunk in chunks if chunk.modality == "image"), None)
+    if image is None or piece.done is None:
         raise EngineError("the model returned no image")
-    told = await _event(exchange, body, kind, piece.index, made)
+    told = await _event(exchange, body, kind, piece.index, image)
     used, thought = piece.done.usage, "".join(chunk.data.decode() for chunk in chunks if chunk.modality == "text")
     details = used.get("prompt_tokens_details", {})
     images = int(details.get("image_tokens", 0))

@@ -15,9 +15,15 @@ async def request_state(exchange: Exchange) -> HTTPResponse:
     """Return the state of a live request or the outcome of a finished one."""
     name = exchange.path_name
     registry = exchange.service.registry
-    found = registry.find(name, exchange.key) or registry.arrives(name, exchange.key)
-    if found is not None:
-        body = {"id": name, "object": "request", "status": found.state, "route": found.route, "created": found.created}
+    request = registry.find(name, exchange.key) or registry.arrives(name, exchange.key)
+    if request is not None:
+        body = {
+            "id": name,
+            "object": "request",
+            "status": request.state,
+            "route": request.route,
+            "created": request.created,
+        }
         return exchange.json({**body, "error": None})
     outcome = registry.outcome(name, exchange.key)
     if outcome is None:
@@ -30,12 +36,12 @@ async def cancel(exchange: Exchange) -> HTTPResponse:
     name = exchange.path_name
     registry = exchange.service.registry
     arriving = registry.arrives(name, exchange.key)
-    found: Sequence[LiveRequest | ReceivingRequest] = registry.items(name, exchange.key)
-    if not found and arriving is not None:
-        found = [arriving]
-    for request in found:
+    requests: Sequence[LiveRequest | ReceivingRequest] = registry.items(name, exchange.key)
+    if not requests and arriving is not None:
+        requests = [arriving]
+    for request in requests:
         request.cancel()
-    if found:
+    if requests:
         return exchange.json({"id": name, "status": "cancelled"})
     outcome = registry.outcome(name, exchange.key)
     if outcome is None:

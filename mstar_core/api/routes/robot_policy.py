@@ -39,22 +39,22 @@ async def robot_policy(exchange: Exchange) -> HTTPResponse | None:
     problem = service.link.deployment.problem()
     if problem is not None:
         raise problem
-    given = _given(exchange)
-    _asked(exchange, given, exchange.request_id)
+    sent = _given(exchange)
+    _asked(exchange, sent, exchange.request_id)
     limits = service.deployment.api
     socket = await WebSocket.open(exchange.request, limits.cors_origins, limits.stall_timeout_s)
     exchange.has_begun = True
     try:
-        await _converse(exchange, socket, given)
+        await _converse(exchange, socket, sent)
     except asyncio.CancelledError:
         # The client is gone, so no response is possible. Sanic would respond to a cancelled task by HTTP.
         return None
     return None
 
 
-async def _converse(exchange: Exchange, socket: WebSocket, given: Mapping[str, Any]) -> None:
+async def _converse(exchange: Exchange, socket: WebSocket, sent: Mapping[str, Any]) -> None:
     service = exchange.service
-    await socket.send(packed(_greeting(exchange, given)))
+    await socket.send(packed(_greeting(exchange, sent)))
     number, before_ms = 0, None
     while True:
         message = await socket.receive()
@@ -62,7 +62,7 @@ async def _converse(exchange: Exchange, socket: WebSocket, given: Mapping[str, A
         request_id = f"{exchange.request_id}-{number}"
         code, status = "ok", 200
         try:
-            answer = await _infer(exchange, message, given, request_id, started)
+            answer = await _infer(exchange, message, sent, request_id, started)
             if before_ms is not None:
                 answer["server_timing"]["prev_total_ms"] = before_ms
             await socket.send(packed(answer))
@@ -77,19 +77,19 @@ async def _converse(exchange: Exchange, socket: WebSocket, given: Mapping[str, A
             exchange.note(request_id, code, status, service.clock() - started)
 
 
-def _greeting(exchange: Exchange, given: Mapping[str, Any]) -> Mapping[str, Any]:
+def _greeting(exchange: Exchange, sent: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the model's metadata, and the period of the control loop if this connection names one."""
     metadata = exchange.service.model.surface("robot_policy").metadata
-    loop = _asked(exchange, given, exchange.request_id).loop
+    loop = _asked(exchange, sent, exchange.request_id).loop
     return metadata if loop is None else {"period_ms": loop.period_ms, **metadata}
 
 
 async def _infer(
-    exchange: Exchange, message: bytes | str, given: Mapping[str, Any], request_id: str, started: float
+    exchange: Exchange, message: bytes | str, sent: Mapping[str, Any], request_id: str, started: float
 ) -> dict[str, Any]:
     if isinstance(message, str):
         raise RequestError("the message is text", hint="send a binary msgpack map", field="observation")
-    checked = _asked(exchange, given, request_id)
+    checked = _asked(exchange, sent, request_id)
     call = ParsedRequest(
         request_id=request_id,
         route=exchange.route,
@@ -141,10 +141,10 @@ def _given(exchange: Exchange) -> dict[str, str]:
     return {name: values[0] for name, values in query.items()}
 
 
-def _asked(exchange: Exchange, given: Mapping[str, Any], request_id: str) -> RequestParams:
+def _asked(exchange: Exchange, sent: Mapping[str, Any], request_id: str) -> RequestParams:
     spec = exchange.service.model
     rules = rules_of(exchange, (OUTPUT,), request_id)
-    return check_params(spec, {**spec.surface("robot_policy").params, **given}, rules)
+    return check_params(spec, {**spec.surface("robot_policy").params, **sent}, rules)
 
 
 async def _fail(exchange: Exchange, socket: WebSocket, error: Exception, request_id: str) -> tuple[str, int]:

@@ -26,8 +26,8 @@ async def samples(exchange: Exchange) -> HTTPResponse:
 def _made(service: Service) -> dict[str, Any]:
     deployment = service.deployment
     folder = None if deployment.folder is None else Path(deployment.folder)
-    found = samples_of(service.model, deployment.weights_source, folder)
-    return {"object": "list", "data": [_entry(sample) for sample in found]}
+    known = samples_of(service.model, deployment.weights_source, folder)
+    return {"object": "list", "data": [_entry(sample) for sample in known]}
 
 
 def _entry(sample: SampleInputs) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import torch
 
 from mstar_core.engine.attention.pytorch import TorchAttention
 from mstar_core.engine.attention.staging import BufferRing, recorded_event
-from mstar_core.engine.attention.static import PagedKernels
+from mstar_core.engine.attention.static import StaticAttention
 from mstar_core.engine.transfers import upload
 from mstar_core.errors import StartError
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from mstar_core.engine.attention.kernels.decode import DecodeAttention
     from mstar_core.engine.attention.pytorch import TorchView
     from mstar_core.engine.attention.staging import Fields, Values
-    from mstar_core.engine.attention.static import StaticAttention
     from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
     from mstar_core.engine.steps.updates import PageCopy
     from mstar_core.layers.kv_view import HeadNorms
@@ -297,7 +296,7 @@ def _page_lists(metadata: AttentionMetadata, page_size: int) -> tuple[Tensor, ..
     return tuple(torch.from_numpy(array) for array in metadata.page_lists(page_size))
 
 
-class FlashInferDecode(PagedKernels):
+class FlashInferDecode(StaticAttention):
     """Decode attention of one bucket. Plans again only when the page count of some sequence has changed."""
 
     def __init__(self, attention: FlashInferAttention, shape: AttentionShape) -> None:

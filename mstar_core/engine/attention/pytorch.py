@@ -17,7 +17,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from mstar_core.engine.attention.static import PagedKernels
+from mstar_core.engine.attention.static import StaticAttention
 from mstar_core.engine.transfers import upload
 
 if TYPE_CHECKING:
@@ -322,7 +322,7 @@ class TorchView:
 # -- captured forwards -----------------------------------------------------------------------------------------------
 
 
-class TorchStatic(PagedKernels):
+class TorchStatic(StaticAttention):
     """Gathers every page of the bucket and masks what a token may not see.
 
     Ragged sequences are padded to the bucket's tokens. If nothing is appended, the pages are gathered once per step and

@@ -6,8 +6,9 @@ contract.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from mstar_core.engine.attention.staging import Staging
 
@@ -22,8 +23,8 @@ LOG2E: Final = 1.4426950408889634
 """Factor of a scale in kernels that use powers of two instead of powers of e."""
 
 
-class StaticAttention(Protocol):
-    """Kernels of one bucket. Made once per captured graph by `AttentionBackend.static`.
+class StaticAttention(ABC):
+    """Kernels of one bucket, and the KVView that modules attend with. Made once per captured graph.
 
     The sequences of a pass may be one sequence at several lengths, such as consecutive frames. In each layer all append
     before any attends, and no kernel may read cache pages before that, even pages with earlier tokens. A kernel may
@@ -31,30 +32,8 @@ class StaticAttention(Protocol):
     module has a kernel that starts after all earlier ones have ended.
     """
 
-    plans: int
-    """Plans made after the first one."""
-
-    @property
-    def fields(self) -> Fields:
-        """Arrays that the kernels read on the device. The last one may be filled in part."""
-
-    def view(self, device: Mapping[str, Tensor]) -> Any:
-        """Return the KVView that the module attends with. device: the fields, always in the same memory."""
-
-    def values(self, metadata: AttentionMetadata) -> Values:
-        """Return the fields for the next replay. Fields that did not change may be left out from the end."""
-
-    def plan(self) -> None:
-        """Plan the kernels for the values sent last, if they need a plan."""
-
-    def reset(self) -> None:
-        """Drop what is kept between the layers of a step. Called around a step, within its capture."""
-
-
-class PagedKernels:
-    """Base of attention over pages; a subclass is also the view that modules attend with. Most need no plan."""
-
     plans: int = 0
+    """Plans made after the first one. Most kernels need no plan."""
 
     def __init__(self, pools: list[Tensor], page_size: int, shape: AttentionShape) -> None:
         self._pools = pools
@@ -62,16 +41,29 @@ class PagedKernels:
         self._shape = shape
         self._device: Mapping[str, Tensor] = {}
 
-    def view(self, device: Mapping[str, Tensor]) -> Self:
-        """See StaticAttention: this object."""
+    @property
+    @abstractmethod
+    def fields(self) -> Fields:
+        """Arrays that the kernels read on the device. The last one may be filled in part."""
+
+    @abstractmethod
+    def values(self, metadata: AttentionMetadata) -> Values:
+        """Return the fields for the next replay. Fields that did not change may be left out from the end."""
+
+    @abstractmethod
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
+        """See KVView."""
+
+    def bind(self, device: Mapping[str, Tensor]) -> Self:
+        """Set the fields on the device, which stay in the same memory. Returns this object."""
         self._device = device
         return self
 
-    def plan(self) -> None:
-        """See StaticAttention: nothing is planned."""
+    def plan(self) -> None:  # noqa: B027 a subclass may need none
+        """Plan the kernels for the values sent last."""
 
-    def reset(self) -> None:
-        """See StaticAttention: nothing is kept."""
+    def reset(self) -> None:  # noqa: B027 a subclass may keep nothing
+        """Drop what is kept between the layers of a step. Called around a step, within its capture."""
 
 
 class AttentionBuffers:
@@ -86,7 +78,7 @@ class AttentionBuffers:
         self.on_prepare: Callable[[AttentionMetadata, Values], None] | None = None
         self._staging = Staging({**(beside or {}), **attention.fields}, device)
         self.device = self._staging.device
-        self.view: Any = attention.view(self.device)
+        self.view: Any = attention.bind(self.device)
 
     def reset(self) -> None:
         """Drop what the attention keeps between the layers of a step. Called before and after a step."""

@@ -156,7 +156,7 @@ class DecodeSteps:
             self.adjusting.rebuild()
         largest = self.buckets.largest
         parts = [] if largest is None else [plan] if len(plan) <= largest[0] else list(self._split(plan, largest[0]))
-        if not all([self._has_bucket(part) for part in parts]):  # a list: each missing bucket is requested
+        if plan.batch.adjusts and not all([self._has_bucket(part) for part in parts]):  # a list: all are requested
             parts = []
         self.counts.misses += len(parts) != 1
         return parts

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -15,12 +16,12 @@ from mstar_core.layers import rng
 if TYPE_CHECKING:
     from mstar_core.graph.declare.sampling import SamplingParams
 
-_TABLE: Final[tuple[tuple[str, str, Column], ...]] = tuple(
-    (item.name, name, column)
+_TABLE: Final[tuple[tuple[attrgetter[Any], str, Column], ...]] = tuple(
+    (attrgetter(item.name), name, column)
     for item in dataclasses.fields(TextSampling)
     for name, column in item.metadata[COLUMNS].items()
 )
-"""Parameter, name and column of all columns, in the order of the parameters."""
+"""Getter of the parameter, name and column of all columns, in the order of the parameters."""
 
 _ADJUSTING: Final = next(name for _, name, column in _TABLE if column.adjusts)
 
@@ -37,15 +38,15 @@ def columns(params: Sequence[SamplingParams], count: int, *, adjusting: bool = F
     """
     arrays = {}
     for parameter, name, column in _columns(adjusting):
-        values = [getattr(each, parameter) for each in params]
-        if column.encode is not None:
-            values = [column.encode(value) for value in values]
-        array = np.full((count, column.width), column.off, dtype=column.dtype)
+        values = list(map(parameter, params))
         if column.width == 1:
-            array = array[:, 0]
-            array[: len(values)] = values
+            array = np.full(count, column.off, dtype=column.dtype)
+            encoded = np.array(values)
+            array[: len(values)] = encoded if column.encode is None else column.encode(encoded)
         else:
-            for line, numbers in zip(array, values, strict=False):
+            assert column.encode is not None, "a value of several numbers has a way to write them"
+            array = np.full((count, column.width), column.off, dtype=column.dtype)
+            for line, numbers in zip(array, map(column.encode, values), strict=False):
                 line[: len(numbers)] = numbers
         arrays[name] = array
     return arrays
@@ -61,5 +62,5 @@ def adjusts(columns: Collection[str]) -> bool:
     return _ADJUSTING in columns
 
 
-def _columns(adjusting: bool) -> Iterator[tuple[str, str, Column]]:
+def _columns(adjusting: bool) -> Iterator[tuple[attrgetter[Any], str, Column]]:
     return (entry for entry in _TABLE if adjusting or not entry[2].adjusts)

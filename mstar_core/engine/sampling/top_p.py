@@ -141,139 +141,37 @@ def draw(
         return torch.empty(shape, dtype=dtype, device=device)
 
     chunks = triton.cdiv(vocab, cut.scale)
-    cells, ways = triton.next_power_of_2(chunks), cut.ways
     keys, first, second = (made(torch.int32, rows, vocab) for _ in range(3))
     peaks, places = made(torch.float32, rows, chunks, 2), made(torch.int32, rows, chunks)
     histogram, chosen = made(torch.int32, rows, BINS), made(torch.int32, rows, 4)
-    masses, counts = made(torch.int64, rows, SUMS + ways), made(torch.int32, rows, 2)
+    masses, counts = made(torch.int64, rows, SUMS + cut.ways), made(torch.int32, rows, 2)
     extents, states = made(torch.int32, rows, 4), made(torch.int64, rows, STATE)
-    drawn = made(torch.int64, rows)
+    drawn, limits = made(torch.int64, rows), torch.empty_like(chance)
     marks = logits if seen is None else seen.view(torch.uint8)
-    flags, is_restricted = columns["greedy"].view(torch.uint8), ids is not None
-    ids = drawn if ids is None else ids
-    _scale_kernel[(chunks, rows)](
-        logits,
-        marks,
-        ids,
-        slots,
-        columns["penalty"],
-        columns["temperature"],
-        keys,
-        peaks,
-        places,
-        histogram,
-        masses,
-        counts,
-        extents,
-        vocab,
-        chunks,
-        logits.stride(0),
-        marks.stride(0),
-        is_penalised=seen is not None,
-        is_restricted=is_restricted,
-        chunk=cut.scale,
-        bins=BINS,
-        ways=ways,
-        num_warps=cut.scale_warps,
-    )
-    top_p = torch.empty_like(chance)
-    truncate_kernel[(rows,)](
-        keys,
-        peaks,
-        flags,
-        columns["top_k"],
-        columns["min_p"],
-        columns["top_p"],
-        top_p,
-        vocab,
-        chunks,
-        unit,
-        cells=cells,
-        chunk=min(triton.next_power_of_2(vocab), cut.truncate),
-        num_warps=cut.truncate_warps,
-    )
-    count_kernel[(triton.cdiv(vocab, cut.count), rows)](
-        keys,
-        peaks,
-        flags,
-        histogram,
-        vocab,
-        chunks,
-        bins=BINS,
-        cells=cells,
-        chunk=cut.count,
-        num_warps=cut.count_warps,
-    )
-    choose_kernel[(rows,)](histogram, top_p, chance, chosen, bins=BINS, num_warps=1)
-    gather_kernel[(triton.cdiv(vocab, cut.gather), rows)](
-        keys,
-        first,
-        peaks,
-        flags,
-        chosen,
-        masses,
-        counts,
-        extents,
-        vocab,
-        chunks,
-        unit,
-        bins=BINS,
-        cells=cells,
-        chunk=cut.gather,
-        ways=ways,
-        num_warps=cut.gather_warps,
-    )
-    # Only the device knows the lengths of the lists: launch enough programs for a long one.
+    greedy, table = columns["greedy"].view(torch.uint8), drawn if ids is None else ids
+    # What several kernels take. Only the device knows the lengths of the lists: enough programs for a long one start.
+    row, sizes, lists = (keys, peaks, greedy), (vocab, chunks, unit), (masses, counts, extents)
+    cells, ways = {"cells": triton.next_power_of_2(chunks)}, {"ways": cut.ways}
     narrow, collect = (min(triton.cdiv(vocab, piece), LIST_PARTS) for piece in (cut.narrow, cut.collect))
-    narrow_kernel[(narrow, rows)](
-        keys,
-        first,
-        peaks,
-        flags,
-        masses,
-        counts,
-        extents,
-        vocab,
-        chunks,
-        unit,
-        cells=cells,
-        chunk=cut.narrow,
-        ways=ways,
-        num_warps=1,
-    )
-    collect_kernel[(collect, rows)](
-        keys,
-        first,
-        second,
-        masses,
-        counts,
-        extents,
-        states,
-        top_p,
-        chance,
-        vocab,
-        chunk=cut.collect,
-        ways=ways,
-        num_warps=1,
-    )
-    finish_kernel[(rows,)](
-        keys,
-        second,
-        ids,
-        peaks,
-        places,
-        flags,
-        counts,
-        states,
-        top_p,
-        chance,
-        drawn,
-        vocab,
-        chunks,
-        unit,
-        is_restricted=is_restricted,
-        cells=cells,
-        chunk=cut.finish,
-        num_warps=cut.finish_warps,
-    )
+
+    inputs = (logits, marks, table, slots, columns["penalty"], columns["temperature"])
+    flags = {"is_penalised": seen is not None, "is_restricted": ids is not None}
+    scale = {"chunk": cut.scale, "bins": BINS, "num_warps": cut.scale_warps}
+    cleared = (keys, peaks, places, histogram, *lists, vocab, chunks, logits.stride(0), marks.stride(0))
+    _scale_kernel[(chunks, rows)](*inputs, *cleared, **flags, **scale, **ways)
+    rules = (columns["top_k"], columns["min_p"], columns["top_p"], limits)
+    span = min(triton.next_power_of_2(vocab), cut.truncate)
+    truncate_kernel[(rows,)](*row, *rules, *sizes, chunk=span, num_warps=cut.truncate_warps, **cells)
+    counting = {"bins": BINS, "chunk": cut.count, "num_warps": cut.count_warps}
+    count_kernel[(triton.cdiv(vocab, cut.count), rows)](*row, histogram, vocab, chunks, **counting, **cells)
+    choose_kernel[(rows,)](histogram, limits, chance, chosen, bins=BINS, num_warps=1)
+    gathering = {"bins": BINS, "chunk": cut.gather, "num_warps": cut.gather_warps}
+    found = (keys, first, peaks, greedy)
+    gather_kernel[(triton.cdiv(vocab, cut.gather), rows)](*found, chosen, *lists, *sizes, **gathering, **cells, **ways)
+    narrow_kernel[(narrow, rows)](*found, *lists, *sizes, chunk=cut.narrow, num_warps=1, **cells, **ways)
+    ends = (states, limits, chance)
+    collect_kernel[(collect, rows)](keys, first, second, *lists, *ends, vocab, chunk=cut.collect, num_warps=1, **ways)
+    last = (keys, second, table, peaks, places, greedy, counts, *ends, drawn, *sizes)
+    finishing = {"is_restricted": ids is not None, "chunk": cut.finish, "num_warps": cut.finish_warps}
+    finish_kernel[(rows,)](*last, **finishing, **cells)
     return drawn

@@ -70,7 +70,7 @@ class Moves:
             drawn=int(slots.drawn[slot]),
             history=torch.from_numpy(slots.history[slot, :length].copy()),
             seen=self._device.seen(slot) if sampling.repetition_penalty != 1 else None,
-            counts=self._device.counts(slot) if sampling.counts else None,
+            counts=self._device.counts(slot) if sampling.adjusts else None,
             pages=self._device.gather_pages(pages) if pages else (),
             last_values={p: v for p, v in branch.request.last_values.items() if p in export.carried},
         )

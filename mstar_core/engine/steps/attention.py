@@ -165,8 +165,9 @@ class AttentionMetadata:
     def _places(self, page_size: int) -> np.ndarray:
         """Return the place of each packed token, int64 [tokens]. All are appended."""
         total, starts, lengths = self.tokens, self.query_starts, self.lengths
-        first, within = np.divmod(lengths, page_size)
-        fits = total <= page_size * len(lengths)
+        first = lengths // page_size
+        within = lengths - first * page_size
+        fits = 1 < len(lengths) and total <= page_size * len(lengths)
         if total == len(lengths) or (fits and int((within + self.counts).max()) <= page_size):
             # Each sequence has one page here, as in decode and for frames: one look-up per sequence, no Python loop.
             heads: np.ndarray = self.tables[self.page_rows, first] * np.int64(2 * page_size) + within

@@ -9,7 +9,7 @@ from mstar_core.errors import GraphError, did_you_mean
 from mstar_core.graph.check.walk_check import Declared, WalkCheck
 from mstar_core.graph.compile.compiled import CompiledWalk, Kind, Source
 from mstar_core.graph.compile.wiring import wire
-from mstar_core.graph.declare.nodes import KV_CACHE, STATELESS, NodeSpec, PortType
+from mstar_core.graph.declare.nodes import KV_CACHE, STATELESS, EngineHints, NodeSpec, PortType
 from mstar_core.graph.declare.streams import ChunkPolicy, FixedChunk, LeftContext, SlidingWindow, Stream
 from mstar_core.graph.declare.walks import StreamingGraphEdge, Walk, edges_of, graph_nodes
 
@@ -99,6 +99,10 @@ class _Check:
         if node.engine is not KV_CACHE and node.kv is not None:
             self.declared.problem(
                 f"node {node.name!r} has a KVSpec but keeps no cache", node.name, "make its engine KV_CACHE"
+            )
+        if node.engine is not KV_CACHE and node.hints != EngineHints():
+            self.declared.problem(
+                f"node {node.name!r} has hints, which mean nothing to its engine", node.name, "leave them out"
             )
         if node.kv is not None and node.branch not in node.kv.branches:
             self.declared.problem(

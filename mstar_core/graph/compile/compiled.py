@@ -65,7 +65,7 @@ class Outlet:
 class CompiledTask:
     """One use of a node. path: enclosing loops, outermost first.
 
-    wanted: output ports with a consumer in the walk. holds: ports whose last value a later Run may start from.
+    used: output ports with a consumer in the walk. holds: ports whose last value a later Run may start from.
     """
 
     index: int
@@ -73,7 +73,7 @@ class CompiledTask:
     path: tuple[int, ...]
     inputs: tuple[TaskInput, ...]
     outlets: tuple[Outlet, ...]
-    wanted: tuple[str, ...]
+    used: tuple[str, ...]
     holds: tuple[str, ...]
 
     @property

@@ -73,7 +73,7 @@ def held_ports(walks: Iterable[CompiledWalk]) -> dict[str, frozenset[str]]:
 def _with_holds(walk: CompiledWalk, holds: Mapping[str, frozenset[str]]) -> CompiledWalk:
     def held(task: CompiledTask) -> CompiledTask:
         ports = tuple(sorted(holds.get(task.name, frozenset())))
-        return replace(task, holds=ports, wanted=tuple(sorted({*task.wanted, *ports})))
+        return replace(task, holds=ports, used=tuple(sorted({*task.used, *ports})))
 
     return replace(walk, tasks=tuple(held(task) for task in walk.tasks))
 
@@ -413,7 +413,7 @@ class _Wiring:
             path=path,
             inputs=inputs,
             outlets=tuple(self.outlets.get(index, ())),
-            wanted=tuple(sorted(used)),
+            used=tuple(sorted(used)),
             holds=(),
         )
 

@@ -31,8 +31,9 @@ class Column:
     """An array of a draw: `width` numbers per sequence.
 
     dtype: name of a numpy dtype. off: the number that switches the parameter off; padding has it too. encode: returns
-    the numbers of a parameter's value, fewer than `width` if the rest is off; None: the value itself. adjusts: it
-    changes logits before the draw, so only the adjusting variant of a captured step carries it.
+    the column of an array of the parameter's values (None: the same), or, if `width` is above 1, the numbers of one
+    value, which may be fewer. adjusts: it changes logits before the draw, so only the adjusting variant of a captured
+    step carries it.
     """
 
     dtype: str
@@ -57,8 +58,8 @@ class TextSampling:
         le=2,
         openai="temperature",
         columns={
-            "temperature": Column("float32", 1.0, lambda value: 1.0 if value <= 0 else value),
-            "greedy": Column("bool", True, lambda value: value <= 0),
+            "temperature": Column("float32", 1.0, lambda values: values + (values <= 0) * (1 - values)),
+            "greedy": Column("bool", True, lambda values: values <= 0),
         },
     )
     top_p: float = _parameter(
@@ -68,13 +69,13 @@ class TextSampling:
         le=1,
         openai="top_p",
         # Off is above 1: rounding of a cumulative sum must not cut the tail.
-        columns={"top_p": Column("float64", 2.0, lambda value: 2.0 if value >= 1 else value)},
+        columns={"top_p": Column("float64", 2.0, lambda values: values + (values >= 1))},
     )
     top_k: int = _parameter(
         0,
         "most likely ids to draw from; 0 is off",
         ge=0,
-        columns={"top_k": Column("int64", 0, lambda value: max(value, 0))},
+        columns={"top_k": Column("int64", 0, lambda values: values * (values > 0))},
     )
     min_p: float = _parameter(
         0.0, "least share of the best id's probability; 0 is off", ge=0, le=1, columns={"min_p": Column("float64", 0.0)}
@@ -120,14 +121,9 @@ class SamplingParams(TextSampling):
     seed: int = 0
 
     @property
-    def counts(self) -> bool:
-        """Whether it depends on how often each id was generated."""
-        return self.presence_penalty != 0 or self.frequency_penalty != 0
-
-    @property
     def adjusts(self) -> bool:
-        """Whether it changes logits by more than the repetition penalty."""
-        return self.counts or bool(self.logit_bias)
+        """Whether one of the parameters in ADJUSTING is on. They are off if they are zero or empty."""
+        return any(getattr(self, name) for name in ADJUSTING)
 
 
 NAMES: Final = tuple(item.name for item in dataclasses.fields(TextSampling))

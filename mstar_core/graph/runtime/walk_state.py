@@ -276,7 +276,7 @@ class WalkState:
         self._tasks.hold(task, keys)
         for port, key in keys.items():
             self._emit(task.outlets, port, key, scope.path)
-        for port in task.wanted:
+        for port in task.used:
             self._deliver(scope, Source(Kind.TASK, index, port), keys.get(port))
         run = scope.run
         if run is not None and run.loop.stop_task == index:

@@ -61,8 +61,8 @@ def dry_run(spec: ModelSpec, sample: Sample, inputs: WalkInputs | None = None) -
     request = sample_request(spec, sample)
     inputs = {} if inputs is None else inputs
     _driven(spec, request, "stop", inputs)
-    found = _driven(spec, request, "length", inputs)
-    return {name: [run.walk for run in runs if isinstance(run, Run)] for name, runs in found.items()}
+    runs_of = _driven(spec, request, "length", inputs)
+    return {name: [run.walk for run in runs if isinstance(run, Run)] for name, runs in runs_of.items()}
 
 
 def sample_runs(spec: ModelSpec, sample: Sample) -> dict[str, list[Run | Fork]]:
@@ -92,15 +92,15 @@ def _drive(dry: DryRun, partition: Partition) -> None:
         answer: Any = None
         is_over = False
         for _ in range(MOST_RUNS):
-            wanted = generator.send(answer)
+            step = generator.send(answer)
             if is_over:
                 raise GraphError(f"{place} goes on after a Run that finishes it", place=partition.name)
-            answer = _answer(dry, partition, wanted)
-            if isinstance(wanted, list):
-                runs += wanted
-            elif isinstance(wanted, Run | Fork):
-                runs.append(wanted)
-            is_over = has_finish(wanted)
+            answer = _answer(dry, partition, step)
+            if isinstance(step, list):
+                runs += step
+            elif isinstance(step, Run | Fork):
+                runs.append(step)
+            is_over = has_finish(step)
     except StopIteration:
         return
     except MstarError:
@@ -110,28 +110,28 @@ def _drive(dry: DryRun, partition: Partition) -> None:
     raise GraphError(f"{place} does not end", f"{MOST_RUNS} runs for one sample", place=partition.name)
 
 
-def has_finish(wanted: Any) -> bool:
+def has_finish(step: Any) -> bool:
     """Return whether what a program yielded finishes it. Raises GraphError if a list goes on after a run that does."""
-    runs = wanted if isinstance(wanted, list) else [wanted]
+    runs = step if isinstance(step, list) else [step]
     finishes = [isinstance(run, Run) and run.finishes for run in runs]
     if any(finishes[:-1]):
         raise GraphError("a list of runs goes on after one that finishes", hint="set finishes on the last of them")
     return bool(finishes) and finishes[-1]
 
 
-def _answer(dry: DryRun, partition: Partition, wanted: Any) -> WalkResult | list[WalkResult] | None:
-    match wanted:
+def _answer(dry: DryRun, partition: Partition, step: Any) -> WalkResult | list[WalkResult] | None:
+    match step:
         case Run():
-            return _run(dry, partition, wanted)
+            return _run(dry, partition, step)
         case Fork(source=source, into=into):
             for branch in (source, into):
                 _check_branch(dry.spec, partition, branch, "Fork")
             return None
         case list():
-            return [_run(dry, partition, run) for run in wanted]
+            return [_run(dry, partition, run) for run in step]
         case _:
             raise GraphError(
-                f"{dry.spec.name}: partition {partition.name!r} yielded {type(wanted).__name__}",
+                f"{dry.spec.name}: partition {partition.name!r} yielded {type(step).__name__}",
                 hint="yield a Run, a list of Runs or a Fork",
                 place=partition.name,
             )
@@ -200,12 +200,12 @@ def _check_branch(spec: ModelSpec, partition: Partition, branch: str, place: str
 
 
 def _check_inputs(dry: DryRun, walk: Walk, run: Run, place: str) -> None:
-    wanted = dry.inputs.get(run.walk)
-    if wanted is None:
-        wanted = dry.inputs[run.walk] = walk_inputs(walk, dry.spec.streams)
+    ports = dry.inputs.get(run.walk)
+    if ports is None:
+        ports = dry.inputs[run.walk] = walk_inputs(walk, dry.spec.streams)
     for name, value in run.inputs.items():
-        if name not in wanted:
-            raise GraphError(f"{place} gives input {name!r}", hint=did_you_mean(name, wanted), place=run.walk)
+        if name not in ports:
+            raise GraphError(f"{place} gives input {name!r}", hint=did_you_mean(name, ports), place=run.walk)
         if not isinstance(value, InputFact | Segment | Signal):
             raise GraphError(
                 f"{place}: input {name!r} is a {type(value).__name__}",
@@ -217,6 +217,6 @@ def _check_inputs(dry: DryRun, walk: Walk, run: Run, place: str) -> None:
             raise GraphError(
                 f"{place}: segment {value.index} ({value.kind}) holds no {name!r}", hint=hint, place=run.walk
             )
-    for name, port in wanted.items():
+    for name, port in ports.items():
         if name not in run.inputs and not port.optional:
             raise GraphError(f"{place} lacks input {name!r}", hint=f"pass {name}=...", place=run.walk)

@@ -21,11 +21,11 @@ _TARGET = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
 
 def check_spec(spec: ModelSpec) -> list[MstarError]:
     """Return all errors of a spec, empty if it is valid."""
-    found: list[MstarError] = [*_names(spec), *_targets(spec), *_params(spec), *_surfaces(spec)]
-    if not any(isinstance(error, GraphError) for error in found):
+    errors: list[MstarError] = [*_names(spec), *_targets(spec), *_params(spec), *_surfaces(spec)]
+    if not any(isinstance(error, GraphError) for error in errors):
         graph = _graph(spec)
-        found += graph or _programs(spec)
-    return found
+        errors += graph or _programs(spec)
+    return errors
 
 
 def _names(spec: ModelSpec) -> Iterator[MstarError]:
@@ -138,7 +138,7 @@ def _surface_params(spec: ModelSpec, route: str, given: Mapping[str, Any]) -> It
 def _graph(spec: ModelSpec) -> list[MstarError]:
     names = frozenset(item.name for item in param_specs(spec.params))
     partitions = {partition.name: partition.walks for partition in spec.partitions}
-    found: list[MstarError] = list(check_graph(spec.nodes, spec.streams, partitions, names))
+    errors: list[MstarError] = list(check_graph(spec.nodes, spec.streams, partitions, names))
     emitted = {edge.modality: place for edge, place in _client_edges(spec)}
     kinds = [modality.kind for modality in spec.outputs]
     for modality, place in emitted.items():
@@ -146,9 +146,11 @@ def _graph(spec: ModelSpec) -> list[MstarError]:
             continue
         if modality is None or modality not in MODALITY_NAMES:
             hint = did_you_mean(modality or "", MODALITY_NAMES)
-            found.append(GraphError(f"{spec.name}: walk {place!r} emits modality {modality!r}", hint=hint, place=place))
+            errors.append(
+                GraphError(f"{spec.name}: walk {place!r} emits modality {modality!r}", hint=hint, place=place)
+            )
         elif modality not in kinds:
-            found.append(
+            errors.append(
                 GraphError(
                     f"{spec.name}: walk {place!r} emits {modality}, which is not in outputs",
                     hint=did_you_mean(modality, kinds),
@@ -158,14 +160,14 @@ def _graph(spec: ModelSpec) -> list[MstarError]:
     for partition in spec.partitions:
         if partition.wants is not None and partition.wants not in kinds:
             hint = did_you_mean(partition.wants, kinds)
-            found.append(
+            errors.append(
                 GraphError(
                     f"{spec.name}: partition {partition.name!r} wants {partition.wants!r}",
                     hint=hint,
                     place=partition.name,
                 )
             )
-    return found
+    return errors
 
 
 def _client_edges(spec: ModelSpec) -> Iterator[tuple[GraphEdge, str]]:
@@ -176,19 +178,19 @@ def _client_edges(spec: ModelSpec) -> Iterator[tuple[GraphEdge, str]]:
 
 
 def _programs(spec: ModelSpec) -> list[MstarError]:
-    found: list[MstarError] = []
+    errors: list[MstarError] = []
     inputs: WalkInputs = {}
     for sample in spec.samples:
         if unknown := sorted(set(sample.files) - {modality.kind for modality in spec.inputs}):
             what = f"sample {sample.name!r} sends {', '.join(unknown)}, which {spec.name} does not take"
-            found.append(PluginError(what, hint="name kinds of the spec's inputs", phase="samples"))
+            errors.append(PluginError(what, hint="name kinds of the spec's inputs", phase="samples"))
         try:
             dry_run(spec, sample, inputs)
         except MstarError as error:
-            found.append(
+            errors.append(
                 PluginError(f"{error.title} (sample {sample.name!r})", error.detail, error.hint, phase="samples")
             )
-    return found
+    return errors
 
 
 def require_sound(specs: Sequence[ModelSpec]) -> None:

@@ -281,7 +281,10 @@ def _prepare(
 def load_nodes(
     model: ModelSpec, context: ModelContext, nodes: Sequence[NodeSpec]
 ) -> list[tuple[NodeSpec, nn.Module, int]]:
-    """Return the nodes with weights of their own, their modules and vocabularies. Raises PluginError without code."""
+    """Return the nodes with weights of their own, their modules and vocabularies.
+
+    Raises PluginError without code, or if a vocabulary is not the declared one.
+    """
     if model.model is None:
         raise PluginError(
             f"the model code of {model.name} is not part of this version",
@@ -290,7 +293,16 @@ def load_nodes(
             plugin=model.plugin,
         )
     code: Model = load_target(model.model)(context)
-    return [(node, code.get_submodule(node), code.vocab_size(node)) for node in nodes if node.of is None]
+    loaded = [(node, code.get_submodule(node), code.vocab_size(node)) for node in nodes if node.of is None]
+    for node, _, vocab in loaded:
+        declared = node.sampling.vocab if node.sampling is not None else 0
+        if declared not in (0, vocab):
+            raise PluginError(
+                f"node {node.name} declares a vocabulary of {declared} ids and has {vocab}",
+                hint="let Sampling.vocab and the model's vocab_size agree",
+                plugin=model.plugin,
+            )
+    return loaded
 
 
 def own_nodes(model: ModelSpec, rank: RankPlan) -> list[NodeSpec]:

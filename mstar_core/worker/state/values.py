@@ -121,7 +121,7 @@ def wanted_ports(request: WorkerRequest, run: ActiveRun, task: CompiledTask) -> 
             for outlet in task.outlets
             if outlet.stream is None or outlet.stream.into[0].name in request.homes
         )
-        run.wanted[task.index] = tuple(dict.fromkeys((*task.wanted, *leaving, *kept)))
+        run.wanted[task.index] = tuple(dict.fromkeys((*task.used, *leaving, *kept)))
     return run.wanted[task.index]
 
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from mstar_bagel.checkpoint.config import LLM_CONFIG, MODEL_FILE, VAE_FILE, Sizes, read_sizes
 from mstar_bagel.checkpoint.weights import PATCHES
 from mstar_bagel.published import names, shapes
-from mstar_bagel.sources.download import check_files, wanted_files
+from mstar_bagel.sources.download import check_files, needed_files
 from mstar_core.errors import WeightsError
 
 from .conftest import build, model_of
@@ -134,10 +134,10 @@ def test_a_wrong_config_names_its_key(change: dict[str, Any], named: str, checkp
 
 def test_a_repository_without_the_autoencoder_is_refused(checkpoint: Path) -> None:
     listed = {path.name: path.stat().st_size for path in checkpoint.iterdir()} | {"README.md": 10, "model.bin": 5}
-    assert set(wanted_files(listed)) == {path.name for path in checkpoint.iterdir()} - {"README.md"}
+    assert set(needed_files(listed)) == {path.name for path in checkpoint.iterdir()} - {"README.md"}
     del listed[VAE_FILE]
     with pytest.raises(WeightsError, match=VAE_FILE):
-        wanted_files(listed)
+        needed_files(listed)
 
 
 def test_a_tokenizer_of_vocab_and_merges_equals_tokenizer_json(golden: Any, checkpoint: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from mstar_core.weights.sources import HuggingFace, Received
 from mstar_orpheus.checkpoint.config import read_config
 from mstar_orpheus.checkpoint.layout import CheckpointLayout
 from mstar_orpheus.plugin import ORPHEUS
-from mstar_orpheus.sources.download import resolve_weights, wanted_files
+from mstar_orpheus.sources.download import needed_files, resolve_weights
 
 LM, SNAC = (ORPHEUS.weights[name].repo for name in ("lm", "snac"))
 
@@ -122,11 +122,11 @@ def test_a_path_that_is_not_a_folder_is_refused(tmp_path: Path) -> None:
 def test_safetensors_are_preferred_to_bin() -> None:
     ref = WeightRef(repo="a/b")
     listed = {"config.json": 1, "model.safetensors": 2, "pytorch_model.bin": 3, "optimizer.bin": 4}
-    assert set(wanted_files(listed, ref)) == {"config.json", "model.safetensors"}
+    assert set(needed_files(listed, ref)) == {"config.json", "model.safetensors"}
     del listed["model.safetensors"]
-    assert set(wanted_files(listed, ref)) == {"config.json", "pytorch_model.bin"}
+    assert set(needed_files(listed, ref)) == {"config.json", "pytorch_model.bin"}
     with pytest.raises(WeightsError, match="no weights"):
-        wanted_files({"config.json": 1}, ref)
+        needed_files({"config.json": 1}, ref)
 
 
 def test_the_hub_cache_layout_is_supported(hub: FakeHub, tmp_path: Path, monkeypatch: Any) -> None:

@@ -14,11 +14,11 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from PIL import Image
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from mstar_core.config.resolved import KVCacheConfig
+from mstar_core.workloads.media import png
 from mstar_pi05.request.conversion import unnormalise
 from mstar_pi05.robots.statistics import Moments
 from tests.runtime.deployment import Deployment, Served
@@ -114,12 +114,6 @@ def arrays(images: np.ndarray) -> list[Any]:
 def npy(array: np.ndarray) -> bytes:
     file = io.BytesIO()
     np.save(file, array)
-    return file.getvalue()
-
-
-def png(pixels: np.ndarray) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
     return file.getvalue()
 
 

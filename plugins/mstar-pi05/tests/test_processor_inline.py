@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from mstar_core.errors import MstarError
 from mstar_core.plugin import parse_params
 from mstar_core.plugin.observation import packed
 from mstar_core.plugin.processor import InlineProcessor, MediaPart, PromptRequest
+from mstar_core.workloads.media import png
 from mstar_pi05.params import Params
 from mstar_pi05.processor import INLINE_BYTES, Processor
 from mstar_pi05.request.uploads import MOST_FILES, SMALL_BYTES
@@ -37,12 +37,6 @@ def header(said: bytes, data: bytes = b"", version: bytes = b"\x01\x00") -> byte
     """Return a file with a custom header."""
     size = len(said).to_bytes(2 if version[0] == 1 else 4, "little")
     return b"\x93NUMPY" + version + size + said + data
-
-
-def png() -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(CAMERA).save(file, "PNG")
-    return file.getvalue()
 
 
 def uploaded(*files: bytes, text: str = "pick it up", state: list[float] | None = STATE) -> PromptRequest:
@@ -82,7 +76,7 @@ def test_a_robot_that_sends_what_the_model_takes_is_quick(processor: Processor, 
 @pytest.mark.parametrize(
     "request_",
     [
-        uploaded(png()),
+        uploaded(png(CAMERA)),
         uploaded(npy(LARGE)),
         uploaded(npy(LARGE.astype(np.float32))),
         uploaded(b""),

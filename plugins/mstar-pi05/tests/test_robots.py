@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
 import subprocess
 import sys
@@ -16,12 +15,12 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from PIL import Image
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from mstar_core.config.resolved import KVCacheConfig
 from mstar_core.plugin.observation import packed, unpacked
+from mstar_core.workloads.media import png
 from tests.runtime.deployment import REPO, Deployment, Served
 
 HORIZON, DIM = 10, 8
@@ -82,12 +81,6 @@ def told(socket: ClientConnection) -> Any:
     message = socket.recv(LIMIT_S)
     assert isinstance(message, bytes), message
     return unpacked(message)
-
-
-def png(pixels: np.ndarray) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
 
 
 def test_a_robot_gets_the_actions_that_generate_gives(server: Deployment) -> None:

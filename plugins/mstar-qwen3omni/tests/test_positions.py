@@ -105,7 +105,7 @@ def built(parts: list[tuple[str, tuple[float, ...]]]) -> tuple[np.ndarray, np.nd
         ids += [IDS.vision_start, *medium.tokens.tolist(), IDS.vision_end]
         media.append(medium)
     made = split(np.array(ids + END), media, IDS, is_spoken=True)
-    return placed(made.made), talker_placed(made.made)
+    return placed(made.inputs), talker_placed(made.inputs)
 
 
 def frames_of(tokens: int) -> int:

@@ -92,7 +92,7 @@ class Prompts:
         special = self.config.ids
         prompt = ChatLayout(special, self.encode, texts.__getitem__, lambda *_: media).write(turns)
         ids = np.asarray(prompt.ids, np.int64)
-        segments = split(ids, prompt.media, special, is_spoken=True).made
+        segments = split(ids, prompt.media, special, is_spoken=True).inputs
         whole, heard = _Line(), _Line()
         is_heard = []
         for segment in segments:

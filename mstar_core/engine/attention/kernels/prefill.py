@@ -19,7 +19,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from mstar_core.engine.attention.kernels.page_copies import append
 from mstar_core.engine.attention.kernels.tile_heuristics import tiles_of
-from mstar_core.engine.attention.static import LOG2E, PagedKernels
+from mstar_core.engine.attention.static import LOG2E, StaticAttention
 from mstar_core.layers.kernels.elementwise import scaled
 from mstar_core.layers.kernels.launch import has_large_shared_memory, launch_options
 
@@ -98,7 +98,7 @@ def _paged_prefill_kernel(
             tl.store(store, (mixed / total[:, None]).to(out.dtype.element_ty), mask=inside[:, None])
 
 
-class PagedPrefillAttention(PagedKernels):
+class PagedPrefillAttention(StaticAttention):
     """Prefill attention of one bucket: one append and one attention kernel per layer."""
 
     def __init__(self, pools: list[Tensor], page_size: int, shape: AttentionShape) -> None:
@@ -291,7 +291,7 @@ def _rotate_append_kernel(
     tl.store(pool + at_page * width + at + half, behind, mask=kept)
 
 
-class PackedPrefillAttention(PagedKernels):
+class PackedPrefillAttention(StaticAttention):
     """Packed prefill attention of one bucket: passes of any lengths on empty caches."""
 
     def __init__(self, pools: list[Tensor], page_size: int, shape: AttentionShape) -> None:

@@ -17,7 +17,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from mstar_core.engine.attention.kernels.tile_heuristics import QUERIES, SINGLE_KEYS, SINGLE_QUERIES, PackedQueries
-from mstar_core.engine.attention.static import LOG2E, PagedKernels
+from mstar_core.engine.attention.static import LOG2E, StaticAttention
 from mstar_core.layers.kernels.gluon import gluon_kernels
 from mstar_core.layers.kernels.launch import launch_options
 
@@ -238,7 +238,7 @@ def _combine_few_kernel(
     tl.store(out + line * width + at, output.to(out.dtype.element_ty))
 
 
-class PagedPrefixAttention(PagedKernels):
+class PagedPrefixAttention(StaticAttention):
     """Prefix attention of one bucket: each token attends to the cache of its sequence and to all tokens of its pass."""
 
     def __init__(self, pools: list[Tensor], page_size: int, shape: AttentionShape) -> None:

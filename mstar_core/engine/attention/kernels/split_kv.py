@@ -22,7 +22,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from mstar_core.engine.attention.kernels.page_copies import append
-from mstar_core.engine.attention.static import LOG2E, PagedKernels
+from mstar_core.engine.attention.static import LOG2E, StaticAttention
 from mstar_core.layers.kernels.launch import launch_options
 
 if TYPE_CHECKING:
@@ -274,7 +274,7 @@ def combine(mixed: Tensor, top: Tensor, total: Tensor, out: Tensor) -> None:
     )
 
 
-class PagedDenseAttention(PagedKernels):
+class PagedDenseAttention(StaticAttention):
     """Dense attention of one bucket of passes that append: every token attends to its whole sequence.
 
     An append kernel and an attention kernel run, then one to combine splits if there are several. splits: per tile, or

@@ -151,7 +151,7 @@ class Processor:
     # -- image -----------------------------------------------------------------------------------------------------
 
     def _painted(self, params: Params, source_size: tuple[int, int] | None, partial: int) -> dict[str, np.ndarray]:
-        """Return the arrays of the image to make. given: size of the last input image; partial: partial images."""
+        """Return the arrays of the image to make. source_size: of the last input image; partial: partial images."""
         sizes = self._sizes
         width, height = self._size(params, source_size)
         guide = guidance(params, is_edit=source_size is not None)

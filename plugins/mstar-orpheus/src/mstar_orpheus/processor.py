@@ -60,7 +60,7 @@ class Processor:
     def _prompt(self, request: PromptRequest) -> list[int]:
         params: OpenParams = request.params
         if params.prompt_token_ids is not None:
-            return self._given(params.prompt_token_ids)
+            return self._of_ids(params.prompt_token_ids)
         text = (request.text or "").strip()
         if not text:
             code = "missing_field" if request.text is None else "invalid_value"
@@ -77,7 +77,7 @@ class Processor:
             self._tokenizer = TextTokenizer(self._lm)
         return self._tokenizer
 
-    def _given(self, ids: Sequence[int]) -> list[int]:
+    def _of_ids(self, ids: Sequence[int]) -> list[int]:
         vocab = self._config.vocab_size
         if not ids:
             raise RequestError("prompt_token_ids is empty", hint="send at least one id", field="prompt_token_ids")

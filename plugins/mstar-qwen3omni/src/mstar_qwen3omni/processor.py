@@ -69,7 +69,7 @@ class Processor:
             check_room(limit - room, limit)
             params = self._limited(params, room, warnings, "talker_max_tokens")
         return Inputs(
-            segments=segments.made,
+            segments=segments.inputs,
             prompt_tokens=count,
             params=params,
             max_output_tokens=params.max_output_tokens,
@@ -114,7 +114,7 @@ class Processor:
         if request.params.prompt_token_ids is not None:
             if (request.text or "").strip():
                 warnings.append("prompt_token_ids was given, so the text has no effect")
-            return self._given(request.params.prompt_token_ids, request, limit)
+            return self._of_ids(request.params.prompt_token_ids, request, limit)
         if not request.media and not request.turns and not (request.text or "").strip():
             raise RequestError("the request has no input", hint="send a text or a file", field="text", code=MISSING)
         reader = MediaReader(self, request, limit, warnings)
@@ -125,7 +125,7 @@ class Processor:
             turns = (Turn(role="system", order=(("text", len(texts) - 1),)), *turns)
         return ChatLayout(self._config.ids, self.tokenizer.encode, texts.__getitem__, reader.read).write(turns)
 
-    def _given(self, tokens: Sequence[int], request: PromptRequest, limit: int) -> Prompt:
+    def _of_ids(self, tokens: Sequence[int], request: PromptRequest, limit: int) -> Prompt:
         vocab = self._config.thinker.vocab
         wrong = next((token for token in tokens if token >= vocab), None)
         if wrong is not None or not tokens:

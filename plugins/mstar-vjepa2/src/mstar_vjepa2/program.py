@@ -24,15 +24,15 @@ def vjepa2(request: ProgramRequest) -> ProgramGenerator:
     params = request.params
     match params.chosen_task(request.outputs):
         case "predict":
-            yield Run(_sent(request, "predict"), **_given(request, CLIP, *MASKS))
+            yield Run(_sent(request, "predict"), **_inputs_of(request, CLIP, *MASKS))
         case "rollout":
-            yield Run(_sent(request, "rollout"), max_iters=params.steps, **_given(request, CLIP, *MASKS))
+            yield Run(_sent(request, "rollout"), max_iters=params.steps, **_inputs_of(request, CLIP, *MASKS))
         case "classify":
-            yield Run("classify", **_given(request, CLIP))
+            yield Run("classify", **_inputs_of(request, CLIP))
         case _ if params.pooling == "attentive":
-            yield Run("classify", **_given(request, CLIP))
+            yield Run("classify", **_inputs_of(request, CLIP))
         case _:
-            yield Run(_sent(request, "encode"), **_given(request, CLIP, "layers"))
+            yield Run(_sent(request, "encode"), **_inputs_of(request, CLIP, "layers"))
 
 
 def vjepa2_ac(request: ProgramRequest) -> ProgramGenerator:
@@ -40,14 +40,14 @@ def vjepa2_ac(request: ProgramRequest) -> ProgramGenerator:
     params = request.params
     match params.chosen_task(request.outputs):
         case "encode":
-            yield Run(_sent(request, "encode"), **_given(request, CLIP))
+            yield Run(_sent(request, "encode"), **_inputs_of(request, CLIP))
         case "predict":
             frames = len(request.inputs[CLIP])
             yield Run(
                 _sent(request, "predict"),
                 max_iters=frames,
                 sample=False,
-                **_given(request, CLIP, "given_actions", "given_states", "given_extrinsics"),
+                **_inputs_of(request, CLIP, "given_actions", "given_states", "given_extrinsics"),
             )
         case "plan":
             yield [*_context(request), _plan(request)]
@@ -60,7 +60,7 @@ def _sent(request: ProgramRequest, walk: str) -> str:
     return f"{walk}_video" if EARLIER in request.outputs else walk
 
 
-def _given(request: ProgramRequest, *names: str) -> Named:
+def _inputs_of(request: ProgramRequest, *names: str) -> Named:
     return {name: request.inputs[name] for name in names if name in request.inputs}
 
 
@@ -77,7 +77,7 @@ def _context(request: ProgramRequest) -> list[Run]:
 
 def _rollout(request: ProgramRequest) -> Run:
     params = request.params
-    inputs = _given(request, CLIP, "state", "states", "actions", "extrinsics", *GOALS)
+    inputs = _inputs_of(request, CLIP, "state", "states", "actions", "extrinsics", *GOALS)
     walk = _rollout_walk(request)
     # The scorer runs between the steps of a scored rollout, so all candidates keep their caches.
     kept = params.steps if "scored" in walk or walk == "rollout_energies" else 0
@@ -103,4 +103,4 @@ def _plan(request: ProgramRequest) -> Run:
     limits = {"cem_loop": params.cem_steps, "rollout_loop": params.plan_steps}
     names = ("mean", "std", "noise", "fixed_axes", "close_from", "state", "extrinsics", *GOALS)
     walk = "plan_told" if "energies" in (params.returns or ()) else "plan"
-    return Run(walk, max_iters=limits, rows=params.samples, sample=False, **_given(request, CLIP, *names))
+    return Run(walk, max_iters=limits, rows=params.samples, sample=False, **_inputs_of(request, CLIP, *names))

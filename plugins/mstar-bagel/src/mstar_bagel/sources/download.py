@@ -47,7 +47,7 @@ def resolve_weights(
         check_files(folder)
         return folder
     source = hub or HuggingFace(cache_dir)
-    return cached_or_fetched(source, REPO, lambda: _cached(source), wanted_files, WAYS, progress)
+    return cached_or_fetched(source, REPO, lambda: _cached(source), needed_files, WAYS, progress)
 
 
 def check_files(folder: Path) -> None:
@@ -63,7 +63,7 @@ def check_files(folder: Path) -> None:
         check_whole(folder / name)
 
 
-def wanted_files(listed: Mapping[str, int]) -> dict[str, int]:
+def needed_files(listed: Mapping[str, int]) -> dict[str, int]:
     """Return the repository files to fetch with their sizes. Raises WeightsError if one is missing there."""
     lacking = next((name for name in NEEDED if name not in listed), None)
     if lacking is not None:

@@ -80,7 +80,7 @@ def part_files(part: Path) -> list[Path]:
 
 def _part(name: str, ref: WeightRef, hub: WeightHub, progress: WeightProgress | None) -> Path:
     return cached_or_fetched(
-        hub, ref.repo, lambda: _cached(name, ref, hub), partial(wanted_files, ref=ref), _WAYS, progress
+        hub, ref.repo, lambda: _cached(name, ref, hub), partial(needed_files, ref=ref), _WAYS, progress
     )
 
 
@@ -101,7 +101,7 @@ def _folder(ref: WeightRef, hub: WeightHub) -> Path:
     return config.parent
 
 
-def wanted_files(listed: Mapping[str, int], ref: WeightRef) -> dict[str, int]:
+def needed_files(listed: Mapping[str, int], ref: WeightRef) -> dict[str, int]:
     """Select the files to download: those of the reference, else the text files and one form of the weights."""
     if ref.files:
         lacking = [name for name in ref.files if name not in listed]

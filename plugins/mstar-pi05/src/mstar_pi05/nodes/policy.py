@@ -90,7 +90,7 @@ class Policy(nn.Module, NodeModule):
         return {"actions": moved, "robot_actions": robot[:, : self.action_dim]}
 
     def _fused_step(self, kv: KVView, positions: Tensor, tensors: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Run a flow step with fused kernels for embedding and head. given: the ports of a step."""
+        """Run a flow step with fused kernels for embedding and head. tensors: the ports of a step."""
         assert self.table is not None, "tables are made with the weights"
         dtype, kernels = (
             self.language.embed_tokens.weight.dtype,

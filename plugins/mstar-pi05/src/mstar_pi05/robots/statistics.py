@@ -62,7 +62,7 @@ class Statistics:
 def find_statistics(folder: Path, name: str | None) -> Statistics | None:
     """Return the statistics of a deployment.
 
-    wanted: an asset id, a file or its folder (absolute, or within the checkpoint), `none`, or None for the only set of
+    name: an asset id, a file or its folder (absolute, or within the checkpoint), `none`, or None for the only set of
     the checkpoint, if it has one. Raises ConfigError for an unknown or ambiguous choice and WeightsError for a damaged
     file.
     """

@@ -73,7 +73,7 @@ def find_tokenizer(folder: Path) -> str | None:
     return next((name for name in TOKENIZERS if (folder / name).is_file()), None)
 
 
-def wanted_files(listed: Mapping[str, int], repo: str) -> dict[str, int]:
+def needed_files(listed: Mapping[str, int], repo: str) -> dict[str, int]:
     """Return the repository files to fetch with their sizes. Raises WeightsError for a repository without weights."""
     files = {
         name: size for name, size in listed.items() if any(fnmatch.fnmatchcase(name, pattern) for pattern in WANTED)
@@ -88,7 +88,7 @@ def wanted_files(listed: Mapping[str, int], repo: str) -> dict[str, int]:
 
 def _part(repo: str, hub: WeightHub, progress: WeightProgress | None) -> Path:
     """Return the cached folder of the checkpoint. Missing or incomplete files are fetched."""
-    return cached_or_fetched(hub, repo, lambda: _cached(repo, hub), partial(wanted_files, repo=repo), WAYS, progress)
+    return cached_or_fetched(hub, repo, lambda: _cached(repo, hub), partial(needed_files, repo=repo), WAYS, progress)
 
 
 def _cached(repo: str, hub: WeightHub) -> Path:

@@ -95,7 +95,7 @@ class LogMel(nn.Module):
         most = max(map(frames_of, lengths))
         if not most:
             return torch.zeros(len(clips), 0, self.bins, device=device)
-        dft, filters = self._made(device)
+        dft, filters = self._tables_on(device)
         pieces = self._padded(clips, (most - 1) * HOP + LENGTH).unfold(1, LENGTH, HOP)
         real, imaginary = (pieces @ dft).square().chunk(2, dim=-1)
         levels = ((real + imaginary) @ filters).clamp(min=LEAST_POWER).log10().float()
@@ -117,7 +117,7 @@ class LogMel(nn.Module):
         # The index of an empty clip may be out of range. Clamping is safe, because such a clip has no frames.
         return flat[(mirrored + sizes[1][:, None]).clamp(max=len(flat) - 1)].double()
 
-    def _made(self, device: torch.device) -> tuple[Tensor, Tensor]:
+    def _tables_on(self, device: torch.device) -> tuple[Tensor, Tensor]:
         if self._tables is None or self._tables[0].device != device:
             dft, filters = torch.from_numpy(windowed_dft()), torch.from_numpy(mel_filters(self.bins))
             self._tables = dft.to(device), filters.to(device)

@@ -29,7 +29,7 @@ OPENING: Final = 3
 class Segments:
     """Segments of a prompt. talker_tokens: ids and pads that the talker reads."""
 
-    made: list[SegmentInputs] = field(default_factory=list)
+    inputs: list[SegmentInputs] = field(default_factory=list)
     talker_tokens: int = 0
 
 
@@ -117,7 +117,7 @@ def _add_text(
         arrays[TALKER_TOKENS] = heard
         talker.run(len(heard))
         segments.talker_tokens += len(heard)
-    segments.made.append(SegmentInputs(kind="text", arrays=arrays, length=len(ids)))
+    segments.inputs.append(SegmentInputs(kind="text", arrays=arrays, length=len(ids)))
 
 
 def _add_medium(segments: Segments, medium: Media, thinker: PositionCounter, talker: PositionCounter | None) -> None:
@@ -131,6 +131,6 @@ def _add_medium(segments: Segments, medium: Media, thinker: PositionCounter, tal
             arrays[TALKER_POSITIONS] = places
         segments.talker_tokens += len(medium.tokens)
     length = len(medium.tokens)
-    segments.made.append(
+    segments.inputs.append(
         SegmentInputs(kind=medium.kind, arrays=arrays, length=length, counts=medium.counts, content=medium.content)
     )

@@ -44,7 +44,7 @@ def resolve_weights(
     if folder is not None:
         return checked(folder)
     source = hub or HuggingFace(cache_dir)
-    return cached_or_fetched(source, REPO, lambda: _cached(source), wanted_files, WAYS, progress)
+    return cached_or_fetched(source, REPO, lambda: _cached(source), needed_files, WAYS, progress)
 
 
 def checked(folder: Path) -> Path:
@@ -58,7 +58,7 @@ def checked(folder: Path) -> Path:
     return folder
 
 
-def wanted_files(listed: Mapping[str, int]) -> dict[str, int]:
+def needed_files(listed: Mapping[str, int]) -> dict[str, int]:
     """Return the repository files to download with their sizes. Raises WeightsError if config or weights are absent."""
     files = {
         name: size

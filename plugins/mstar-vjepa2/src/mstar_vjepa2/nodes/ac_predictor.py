@@ -205,7 +205,7 @@ class ActionPredictor(nn.Module, NodeModule):
     def end(self, normed: Tensor, is_needed: Tensor) -> Tensor:
         """Return the patches of the next frames as latents, float32 [R, S, width].
 
-        normed: the result of `run`; wanted: [R], whether latents are normalised.
+        normed: the result of `run`; is_needed: [R], whether latents are normalised.
         """
         tokens = normed.view(len(is_needed), self.frame_tokens, normed.shape[-1])
         if not normed.is_cuda:

@@ -132,7 +132,7 @@ class Encoder(nn.Module, CapturesFunction):
 def latents_of(hidden: Tensor, is_needed: Tensor) -> Tensor:
     """Return encoder or predictor outputs as float32 AC latents, normed without weights if wanted.
 
-    hidden: [B, ..., width]. wanted: bool [B], or numbers where 0 is False.
+    hidden: [B, ..., width]. is_needed: bool [B], or numbers where 0 is False.
     """
     if hidden.is_cuda and len(is_needed) == len(hidden):
         values = hidden.contiguous().view(1, len(hidden), -1, hidden.shape[-1])
