@@ -24,14 +24,14 @@ from bench.gpu_orpheus import CONFIG, LAYERS, SPEC, VOCAB, captured, decode, eve
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes
 from mstar_core.engine.cuda_graphs.compilation import compile_in_parallel
 from mstar_core.engine.device import prepare_device
+from mstar_core.engine.group.link import PlanReceiver, PlanSender
+from mstar_core.engine.group.plans import StopPlans
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.kv.settings import KVSettings
 from mstar_core.layers import frequencies
 from mstar_core.layers.linear import fuse_projections
 from mstar_core.parallel.collectives import ONE_SHOT_BYTES, TorchCollectives
 from mstar_core.parallel.groups import GroupPlace, RankGroup
-from mstar_core.parallel.link import PlanReceiver, PlanSender
-from mstar_core.parallel.plans import StopPlans
 from mstar_core.parallel.shards import WHOLE, Shard
 from mstar_core.weights.random_fill import fill_randomly
 from mstar_core.worker.start.build import local_node

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Final
 
 import zmq
 
+from mstar_core.engine.group.link import PlanReceiver
+from mstar_core.engine.group.plans import Checksum, Compare, StopPlans
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.errors import ConfigError
 from mstar_core.messages.wire import WireCodec
 from mstar_core.parallel.groups import GroupPlace, RankGroup
-from mstar_core.parallel.link import PlanReceiver
-from mstar_core.parallel.plans import Checksum, Compare, StopPlans
 from mstar_core.plugin.loader import bound_model
 from mstar_core.process.life import ChildLife, start_child
 from mstar_core.process.system import keep_freed_memory, keep_start, set_exact_timers

@@ -13,13 +13,13 @@ import zmq
 from mstar_core.config.deployment import DeploymentSpec, RankPlan
 from mstar_core.engine.cuda_graphs.kernel_log import KernelLog
 from mstar_core.engine.device import resolve_device
+from mstar_core.engine.group.link import GroupEnded, PlanSender
+from mstar_core.engine.group.plans import StopPlans
 from mstar_core.errors import ConfigError
 from mstar_core.host.wait_spin import wait_spin_s
 from mstar_core.messages.names import worker_name
 from mstar_core.messages.wire import WireCodec
 from mstar_core.parallel.groups import GroupPlace, RankGroup
-from mstar_core.parallel.link import GroupEnded, PlanSender
-from mstar_core.parallel.plans import StopPlans
 from mstar_core.plugin.loader import bound_model
 from mstar_core.process.life import ChildLife, start_child
 from mstar_core.process.system import keep_freed_memory, keep_start, set_exact_timers

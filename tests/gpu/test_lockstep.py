@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes
+from mstar_core.engine.group.link import PlanReceiver
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.kv.follower import NodeFollower
 from mstar_core.engine.kv.leader import id_checksum
 from mstar_core.layers.linear import fuse_projections
-from mstar_core.parallel.link import PlanReceiver
 from tests.engine.test_pass_graphs import FLOWING, captured, flows
 from tests.engine.tiny_engine import TinyLM, generate, make_engine
 from tests.gpu.test_engine import REQUESTS, WideLM, wide_engine

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from mstar_core.conformance.nodes import BuiltNode, RuntimeSettings, build_nodes, make_runners
 from mstar_core.conformance.runtime import LocalRuntime
+from mstar_core.engine.group.link import GroupEnded, PlanReceiver, PlanSender
+from mstar_core.engine.group.plans import Checksum, Compare, Plan, Step, StopPlans
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.runner import NodeRunner
 from mstar_core.parallel.groups import GroupPlace
-from mstar_core.parallel.link import GroupEnded, PlanReceiver, PlanSender
-from mstar_core.parallel.plans import Checksum, Compare, Plan, Step, StopPlans
 from mstar_core.parallel.shards import Shard
 from mstar_core.plugin.model import ModelContext
 from mstar_core.plugin.spec import ModelSpec

@@ -46,7 +46,7 @@ GREEDY: Final = SamplingParams()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapturedNode:
-    """What the captured steps of one node share.
+    """Parts of one node that all its captured steps share.
 
     pages: most pages of a sequence, of page_size tokens each. sampler: None without sampling.
     """

@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     from mstar_core.engine.base import Job, JobKey, MemoryUse, Pressure, SamplingParams, StepResult
     from mstar_core.engine.cuda_graphs.cache import GraphCache, GraphCounts
     from mstar_core.engine.cuda_graphs.compilation import Compiling
+    from mstar_core.engine.group.link import PlanSender
     from mstar_core.engine.kv.follower import NodeFollower
     from mstar_core.engine.runner import Running
     from mstar_core.graph.declare.nodes import NodeSpec
     from mstar_core.layers.kv_view import KVModule
     from mstar_core.parallel.collectives import TorchCollectives
-    from mstar_core.parallel.link import PlanSender
 
 Faults = Callable[[Sequence[Handle]], None]
 """Called with the requests of a forward before it runs; a test makes it raise."""

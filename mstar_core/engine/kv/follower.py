@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 import torch
 
+from mstar_core.engine.group import plans
 from mstar_core.engine.kv.leader import id_checksum
-from mstar_core.parallel import plans
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,9 +13,9 @@ import msgspec
 import numpy as np
 import torch
 
+from mstar_core.engine.group import plans
 from mstar_core.engine.steps.plan import DecodeBatch
 from mstar_core.engine.transfers import HostCopy
-from mstar_core.parallel import plans
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from mstar_core.engine.cuda_graphs.cache import Size
     from mstar_core.engine.cuda_graphs.kinds import StepKind
     from mstar_core.engine.device_state.slots import DeviceSlots
+    from mstar_core.engine.group.link import GroupEnded, PlanSender
+    from mstar_core.engine.group.plans import Checksum
     from mstar_core.engine.steps.plan import StepPlan
     from mstar_core.parallel.collectives import TorchCollectives
-    from mstar_core.parallel.link import GroupEnded, PlanSender
-    from mstar_core.parallel.plans import Checksum
 
 COMPARE_EVERY: Final = 64
 """Steps that draw between two checksums of the drawn ids."""

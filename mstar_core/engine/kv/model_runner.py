@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.cuda_graphs.compilation import Compiling
     from mstar_core.engine.cuda_graphs.decode import DecodeSteps
     from mstar_core.engine.cuda_graphs.passes import Replay
+    from mstar_core.engine.group.link import PlanSender
     from mstar_core.engine.kv.packing import Draws, Ports
     from mstar_core.engine.kv.settings import KVSettings
     from mstar_core.engine.steps.attention import AttentionMetadata
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
     from mstar_core.graph.declare.nodes import NodeSpec
     from mstar_core.layers.kv_view import KVModule
     from mstar_core.parallel.collectives import TorchCollectives
-    from mstar_core.parallel.link import PlanSender
 
 Faults = Callable[[Sequence[int]], None]
 """Called with the slots of a forward before it runs; a test makes it raise."""

@@ -1,4 +1,4 @@
-"""What a scheduler needs of its runner: limits of captured steps, and reads of device state between steps."""
+"""Interface of a runner to its scheduler: launches, limits of captured steps, and reads of device state."""
 
 from __future__ import annotations
 

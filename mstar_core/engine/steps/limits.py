@@ -14,7 +14,7 @@ AHEAD_TOKENS: Final = 2600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLimits:
-    """What the captured steps of a node take at present.
+    """Sizes that the captured steps of a node take at present.
 
     captures_passes: whether passes of loops are captured; appending: sequences of their largest bucket that appends, 0
     without one. prompt_tokens, prompts: of the largest bucket of prompts of ids, 0 without one.

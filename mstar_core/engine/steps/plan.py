@@ -54,7 +54,7 @@ class DecodePlan(msgspec.Struct, frozen=True, eq=False, kw_only=True):
 
 
 class LoopPlan(msgspec.Struct, frozen=True, eq=False, kw_only=True):
-    """What captured steps need to know of the loop of a pass. iteration: of this pass, of at most `limit`.
+    """Facts that captured steps need of the loop of a pass. iteration: of this pass, of at most `limit`.
 
     carry: output port -> input port. ends_early: whether a stop rule may end it before its limit. lists: inputs with
     one entry per iteration. ahead: the most iterations that one replay may compute.

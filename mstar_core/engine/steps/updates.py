@@ -41,7 +41,7 @@ class SlotCopied(msgspec.Struct, frozen=True, eq=False, tag="slot_copy"):
 
 
 class PenaltiesRestored(msgspec.Struct, frozen=True, eq=False, tag="penalties"):
-    """What penalties read of a slot whose cache came from another rank.
+    """State that penalties read, of a slot whose cache came from another rank.
 
     seen: bool [vocabulary]; counts: int32 [vocabulary]. None where no penalty reads them.
     """

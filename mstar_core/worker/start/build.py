@@ -53,10 +53,10 @@ from mstar_core.worker.state.walks import resident_loops
 if TYPE_CHECKING:
     from torch import nn
 
+    from mstar_core.engine.group.link import PlanSender
     from mstar_core.layers.kv_view import KVModule
     from mstar_core.layers.quantize import QuantizationReport
     from mstar_core.parallel.groups import RankGroup
-    from mstar_core.parallel.link import PlanSender
     from mstar_core.process.life import ChildLife
 
 log = logging.getLogger(__name__)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from mstar_core.closing import Closing
+from mstar_core.engine.group.plans import Checksum, Frame, FrameDecoder, FrameEncoder, Plan
 from mstar_core.errors import StartError, WorkerLost
-from mstar_core.parallel.plans import Checksum, Frame, FrameDecoder, FrameEncoder, Plan
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,0 +1,1 @@
+"""Link between the ranks of a tensor-parallel group: step plans one way, checksums the other."""
