@@ -221,9 +221,9 @@ def test_a_row_shows_where_it_is_and_why_it_waits() -> None:
     assert for_people(request(3, state="failed", ended=12.0, error="timeout"))["note"] == "timeout"
 
 
-@pytest.mark.parametrize(("text", "wanted"), [("/a/", True), ("!/a/ b", True), ("id:/a", False), ("//", False)])
-def test_expressions_are_seen_before_a_server_refuses_them(text: str, wanted: bool) -> None:
-    assert has_expression(text) is wanted
+@pytest.mark.parametrize(("text", "expected"), [("/a/", True), ("!/a/ b", True), ("id:/a", False), ("//", False)])
+def test_expressions_are_seen_before_a_server_refuses_them(text: str, expected: bool) -> None:
+    assert has_expression(text) is expected
 
 
 def test_metrics_are_read_with_their_labels() -> None:

@@ -118,16 +118,16 @@ def test_an_ending_for_nothing_that_the_model_gives_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "wanted"),
+    ("name", "content", "expected"),
     [
         ("s.json", b"[[0.5, 1], [2, 3]]", [[0.5, 1], [2, 3]]),
         ("s.txt", b" 0.5, 1\n2;3 ", [0.5, 1.0, 2.0, 3.0]),
         ("s.npy", npy_header((2,), "float32") + struct.pack("<2f", 0.5, 2.0), [0.5, 2.0]),
     ],
 )
-def test_a_state_is_read_in_three_forms(name: str, content: bytes, wanted: Any, tmp_path: Path) -> None:
+def test_a_state_is_read_in_three_forms(name: str, content: bytes, expected: Any, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
-    assert state_param(POLICY, tmp_path / name) == {"robot_state": wanted}
+    assert state_param(POLICY, tmp_path / name) == {"robot_state": expected}
 
 
 @pytest.mark.parametrize(
