@@ -33,8 +33,7 @@ TOPICS = {"conformance", "docs", "golden", "gpu", "http", "mini", "mutations", "
 MISNAMED = {
     f"test_{name}.py"
     for name in (
-        "buffer_ring compiling golden_engines graphs packed_graphs"
-        " pages pass_graphs prefill_graphs recording replays_ahead upload_counts"
+        "buffer_ring compiling graphs packed_graphs pages pass_graphs recording replays_ahead upload_counts"
     ).split()
 }
 """Files of tests/engine that are older than the rule."""

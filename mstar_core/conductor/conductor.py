@@ -141,7 +141,7 @@ class Conductor:
         limit = getattr(request.facts.params, "max_output_tokens", None)
         tokens = self._max_seq_len if limit is None else min(self._max_seq_len, message.prompt_tokens + int(limit))
         candidates = 1
-        for wish in (wish for run in request.partitions.values() for wish in run.wanted):
+        for wish in (wish for run in request.partitions.values() for wish in run.runs):
             kept = self._kept_by_a_candidate(wish)
             if kept and wish.rows > candidates:
                 candidates, tokens = wish.rows, wish.rows * kept
@@ -188,13 +188,13 @@ class Conductor:
 
     def _take(self, request: ConductorRequest, run: PartitionRun) -> None:
         """Carry out the wish of a program."""
-        wanted, is_over, run.batch = run.wanted, run.wish is None, isinstance(run.wish, list)
+        wishes, is_over, run.batch = run.runs, run.wish is None, isinstance(run.wish, list)
         run.wish = None  # drops the signals that it references
         try:
             if is_over:
                 self._partition_ended(request, run)
             else:
-                self._hand_out(request, run, wanted, run.forks)
+                self._hand_out(request, run, wishes, run.forks)
         except Exception as error:  # noqa: BLE001  isolation boundary: one program, one request
             self._fail(request.handle, error)
 

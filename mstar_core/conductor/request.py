@@ -67,10 +67,10 @@ class PartitionRun:
             self.wish = self.advance(None)
         if self.finishes and self.wish is not None:
             raise EngineError(f"the program of partition {self.partition.name} went on after a Run that finishes it")
-        self.finishes = any(run.finishes for run in self.wanted[-1:])
+        self.finishes = any(run.finishes for run in self.runs[-1:])
 
     @property
-    def wanted(self) -> list[Run]:
+    def runs(self) -> list[Run]:
         """Runs of the current wish."""
         match self.wish:
             case Run():

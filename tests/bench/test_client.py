@@ -43,9 +43,9 @@ async def server(answer: Callable[[Writer], Any]) -> AsyncIterator[int]:
         with suppress(ConnectionError):
             await writer.wait_closed()
 
-    made = await asyncio.start_server(one, "127.0.0.1", 0)
-    async with made:
-        yield made.sockets[0].getsockname()[1]
+    listener = await asyncio.start_server(one, "127.0.0.1", 0)
+    async with listener:
+        yield listener.sockets[0].getsockname()[1]
         async with asyncio.timeout(LIMIT_S):
             await asyncio.gather(*(task for task in under_way if task is not None))
 

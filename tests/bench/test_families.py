@@ -49,8 +49,8 @@ def measured(out: Path, *words: str) -> dict[str, Any]:
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert json.loads(out.with_suffix(".samples.json").read_text())
-    found: dict[str, Any] = json.loads(out.read_text())
-    return found
+    figures: dict[str, Any] = json.loads(out.read_text())
+    return figures
 
 
 @pytest.mark.slow

@@ -19,6 +19,6 @@ def test_steps_are_timed_and_their_launches_counted() -> None:
     done = subprocess.run(command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, check=True)
     content = json.loads(done.stdout)
     kinds = [f"{what} of 2, {part}" for what in ("cameras", "prefixes", "flows") for part in ("launch", "collect")]
-    assert list(content) == kinds and all(each["us"] > 0 for each in content.values())
+    assert list(content) == kinds and all(figure["us"] > 0 for figure in content.values())
     assert content["cameras of 2, launch"]["uploads"] == 2, "an image for each request"
     assert content["flows of 2, launch"]["uploads"] == 1, "all that both flows begin from"

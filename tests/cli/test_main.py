@@ -36,8 +36,8 @@ def target_of(verb: Verb) -> Any:
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.name)
 def test_the_table_says_what_the_command_says_of_itself(verb: Verb) -> None:
     target = target_of(verb)
-    own = target.info.help if isinstance(target, typer.Typer) else inspect.getdoc(target)
-    assert own is not None and own.splitlines()[0] == verb.help
+    sentence = target.info.help if isinstance(target, typer.Typer) else inspect.getdoc(target)
+    assert sentence is not None and sentence.splitlines()[0] == verb.help
 
 
 def test_help_imports_no_verb_and_nothing_heavy(fresh_mstarctl: Callable[..., Any]) -> None:

@@ -19,12 +19,12 @@ from tests.cli.conftest import Cli
 
 
 def directives(text: str) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    by_key: dict[str, list[str]] = {}
     for line in text.splitlines():
         if "=" in line and not line.startswith("#"):
             key, _, value = line.partition("=")
-            found.setdefault(key, []).append(value)
-    return found
+            by_key.setdefault(key, []).append(value)
+    return by_key
 
 
 def record(name: str, *argv: str) -> None:
@@ -83,8 +83,10 @@ def test_an_unknown_name_is_answered_with_the_nearest_model(cli: Cli) -> None:
 
 
 def test_a_users_unit_names_no_user_and_no_system_folder() -> None:
-    own = directives(unit_text("a", "/bin/mstarctl", ["a"], is_system=False, user="ana"))
-    assert "User" not in own and "RuntimeDirectory" not in own and own["WantedBy"] == ["default.target"]
+    user_unit = directives(unit_text("a", "/bin/mstarctl", ["a"], is_system=False, user="ana"))
+    assert (
+        "User" not in user_unit and "RuntimeDirectory" not in user_unit and user_unit["WantedBy"] == ["default.target"]
+    )
     everyone = directives(unit_text("a", "/bin/mstarctl", ["a"], is_system=True, user="ana"))
     assert everyone["User"] == ["ana"] and everyone["WantedBy"] == ["multi-user.target"]
 

@@ -62,7 +62,7 @@ PREFILL = span("worker-1", "compute", "thinker", "prefill", 122, 214, count=1, b
 DECODE = span("worker-1", "compute", "thinker", "decode", 214, 1840, count=312, batch=14)
 HIDDEN = span("worker-0", "transfer", "hidden", "", 280, 1830, count=312, size_bytes=2516582)
 ALL = (PARSE, QUEUE, PREFILL, DECODE, HIDDEN)
-TRACE = {"request": REQUEST, "spans": list(ALL), "sums": [total(each) for each in ALL], "spans_cut": 0}
+TRACE = {"request": REQUEST, "spans": list(ALL), "sums": [total(span) for span in ALL], "spans_cut": 0}
 
 
 def test_a_waterfall_has_a_head_and_a_row_a_place() -> None:
@@ -87,7 +87,7 @@ def test_only_waiting_before_the_first_output_counts_for_it() -> None:
     """A node that waits for its input while another computes, or after the first output, delayed nothing."""
     waits = span("worker-0", "queue", "codec", "chunk", 100, 1800)
     beside = (*ALL[:1], waits, PREFILL, DECODE)
-    trace = {**TRACE, "spans": list(beside), "sums": [total(each) for each in beside]}
+    trace = {**TRACE, "spans": list(beside), "sums": [total(span) for span in beside]}
     (row,) = (line for line in waterfall(trace) if "codec" in line)
     assert "10 % of TTFT" in row  # 100 to 122 of 231 ms
 
@@ -221,9 +221,9 @@ def test_a_row_shows_where_it_is_and_why_it_waits() -> None:
     assert for_people(request(3, state="failed", ended=12.0, error="timeout"))["note"] == "timeout"
 
 
-@pytest.mark.parametrize(("text", "wanted"), [("/a/", True), ("!/a/ b", True), ("id:/a", False), ("//", False)])
-def test_expressions_are_seen_before_a_server_refuses_them(text: str, wanted: bool) -> None:
-    assert has_expression(text) is wanted
+@pytest.mark.parametrize(("text", "expected"), [("/a/", True), ("!/a/ b", True), ("id:/a", False), ("//", False)])
+def test_expressions_are_seen_before_a_server_refuses_them(text: str, expected: bool) -> None:
+    assert has_expression(text) is expected
 
 
 def test_metrics_are_read_with_their_labels() -> None:

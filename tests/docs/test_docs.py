@@ -38,8 +38,8 @@ def ids(path: Path) -> str:
 
 def shell_blocks(page: Path) -> list[str]:
     """Return the fenced blocks of commands, with continuation lines joined."""
-    found = FENCE.finditer(page.read_text(encoding="utf-8"))
-    return [match["text"].replace("\\\n", " ") for match in found if match["kind"] in SHELL]
+    blocks = FENCE.finditer(page.read_text(encoding="utf-8"))
+    return [match["text"].replace("\\\n", " ") for match in blocks if match["kind"] in SHELL]
 
 
 def typed_lines(page: Path) -> Iterator[str]:
@@ -53,8 +53,8 @@ def typed_lines(page: Path) -> Iterator[str]:
 def commands(page: Path) -> list[list[str]]:
     """Return the arguments of every `mstarctl` command on a page, without placeholders and comments."""
     lines = (line.partition("#")[0] for line in typed_lines(page))
-    found = [match[1] for line in lines for match in COMMAND.finditer(line)]
-    return [shlex.split(words.replace("…", "")) for words in found if words.strip()]
+    typed = [match[1] for line in lines for match in COMMAND.finditer(line)]
+    return [shlex.split(words.replace("…", "")) for words in typed if words.strip()]
 
 
 def test_generated_parts_are_current_and_links_lead_somewhere() -> None:

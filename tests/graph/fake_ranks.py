@@ -69,11 +69,11 @@ class Ranks:
 
     @property
     def counts(self) -> dict[str, int]:
-        found: dict[str, int] = {}
+        totals: dict[str, int] = {}
         for end in self.ends.values():
             for loop, count in end.counts.items():
-                found[loop] = found.get(loop, 0) + count
-        return found
+                totals[loop] = totals.get(loop, 0) + count
+        return totals
 
     # events
 
@@ -81,15 +81,15 @@ class Ranks:
         match event:
             case ("start", int(rank)):
                 self.obey(rank, self.states[rank].start())
-            case ("fired", int(rank), Fire() as fire, dict(made)):
-                for port, value in made.items():
+            case ("fired", int(rank), Fire() as fire, dict(values)):
+                for port, value in values.items():
                     self.store(rank, Key(fire.task, port, fire.iteration), value)
-                stop = self.stop_of(fire.task, made, fire.iteration)
-                self.obey(rank, self.states[rank].done(fire.task, fire.iteration, set(made), stop))
-            case ("looped", int(rank), FireLoop() as fire, str(reason), int(count), dict(made)):
-                for port, value in made.items():
+                stop = self.stop_of(fire.task, values, fire.iteration)
+                self.obey(rank, self.states[rank].done(fire.task, fire.iteration, set(values), stop))
+            case ("looped", int(rank), FireLoop() as fire, str(reason), int(count), dict(values)):
+                for port, value in values.items():
                     self.store(rank, Key(fire.task, port, (*fire.iteration, count - 1)), value)
-                done = self.states[rank].loop_done(fire.loop, fire.iteration, reason, count, set(made))
+                done = self.states[rank].loop_done(fire.loop, fire.iteration, reason, count, set(values))
                 self.obey(rank, done)
             case ("asked", int(rank), AskStop() as ask, bool(stop)):
                 self.obey(rank, self.states[rank].tested(ask.loop, ask.iteration, stop))
@@ -112,11 +112,11 @@ class Ranks:
         self.store(rank, Key(want.address, "$chunk", want.iteration), value)
         self.obey(rank, state.chunk(want.address, want.iteration))
 
-    def stop_of(self, task: int, made: dict[str, int], iteration: tuple[int, ...]) -> bool | None:
+    def stop_of(self, task: int, values: dict[str, int], iteration: tuple[int, ...]) -> bool | None:
         loop = next((loop for loop in self.walk.loops if loop.stop_task == task), None)
         if loop is None or loop.loop.stop is None:
             return None
-        value = made.get(loop.loop.stop.port)
+        value = values.get(loop.loop.stop.port)
         return iteration[-1] >= LONGEST or (value is not None and says_stop(value))
 
     # actions
@@ -172,8 +172,8 @@ class Ranks:
         assert (spec.name, iteration) not in self.firings, "a task runs once per iteration"
         self.firings[spec.name, iteration] = dict(inputs)
         outs = [port for port in spec.ports if port.startswith(f"{spec.name}_o")]
-        made = {port: content(spec.name, port, iteration, sorted(inputs.items())) for port in outs}
-        return {port: value for port, value in made.items() if is_produced(value)}
+        values = {port: content(spec.name, port, iteration, sorted(inputs.items())) for port in outs}
+        return {port: value for port, value in values.items() if is_produced(value)}
 
     def fire(self, rank: int, fire: Fire) -> dict[str, int]:
         inputs = {port: self.read(rank, ref) for port, ref in fire.inputs.items()}
@@ -187,33 +187,33 @@ class Ranks:
         if fire.limit == 0:
             return "length", 0, {}
         loop, task = self.walk.loops[fire.loop], self.walk.tasks[fire.task]
-        made: dict[str, int] = {}
+        values: dict[str, int] = {}
         required = {entry.port for entry in task.inputs if not entry.optional}
         index = 0
         while True:
             path = (*fire.iteration, index)
-            made = {}
+            values = {}
             ran = required <= set(inputs)
             if ran:
-                made = self.make(fire.task, path, inputs)
-                self.let_out(rank, fire.task, made, path)
+                values = self.make(fire.task, path, inputs)
+                self.let_out(rank, fire.task, values, path)
             index += 1
             for variable in loop.variables:
                 inputs.pop(variable.port, None)
-                if variable.out in made:
-                    inputs[variable.port] = made[variable.out]
+                if variable.out in values:
+                    inputs[variable.port] = values[variable.out]
             if "$step" in inputs:
                 inputs["$step"] = index
-            if loop.stop_task is not None and (not ran or self.stop_of(fire.task, made, path)):
-                return "stop", index, made
+            if loop.stop_task is not None and (not ran or self.stop_of(fire.task, values, path)):
+                return "stop", index, values
             if fire.limit is not None and index >= fire.limit:
-                return "length", index, made
+                return "length", index, values
 
-    def let_out(self, rank: int, task: int, made: dict[str, int], path: tuple[int, ...]) -> None:
+    def let_out(self, rank: int, task: int, values: dict[str, int], path: tuple[int, ...]) -> None:
         for outlet in self.walk.tasks[task].outlets:
-            if outlet.port in made:
-                row = (outlet.port, made[outlet.port], path)
+            if outlet.port in values:
+                row = (outlet.port, values[outlet.port], path)
                 (self.streamed if outlet.stream is not None else self.emitted).append(row)
         for port in self.walk.tasks[task].holds:
-            if port in made:
-                self.held[rank, self.walk.tasks[task].name, port] = made[port]
+            if port in values:
+                self.held[rank, self.walk.tasks[task].name, port] = values[port]

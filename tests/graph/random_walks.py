@@ -99,13 +99,13 @@ class WalkPlan:
     chunks: dict[str, int]
 
     def all_loops(self) -> list[LoopPlan]:
-        found: list[LoopPlan] = []
+        loops: list[LoopPlan] = []
         todo = [part for part in self.body if isinstance(part, LoopPlan)]
         while todo:
             loop = todo.pop(0)
-            found.append(loop)
+            loops.append(loop)
             todo += [part for part in loop.body if isinstance(part, LoopPlan)]
-        return found
+        return loops
 
     def all_nodes(self) -> list[NodePlan]:
         return LoopPlan("root", self.body).nodes()
@@ -126,9 +126,9 @@ class Maker:
 
     def plan(self) -> WalkPlan:
         body = self.frame([], 0)
-        given = {name for name in sorted(self.runs) if self.rng.random() < 0.8}
+        names = {name for name in sorted(self.runs) if self.rng.random() < 0.8}
         branches = self.rng.choice([("main",), ("main", "alt"), ("main", "alt", "other")])
-        return WalkPlan(body, given, branches, self.chunks)
+        return WalkPlan(body, names, branches, self.chunks)
 
     def frame(self, seen: list[Origin], depth: int) -> list[NodePlan | LoopPlan]:
         seen = list(seen)
@@ -356,8 +356,8 @@ class Interpreter:
         if runs:
             self.firings[node.name, path] = inputs
         for port in node.outs:
-            made = content(node.name, port, path, sorted(inputs.items()))
-            value = made if runs and is_produced(made) else None
+            value_of_port = content(node.name, port, path, sorted(inputs.items()))
+            value = value_of_port if runs and is_produced(value_of_port) else None
             self.now["out", node.name, port] = value
             if value is None:
                 continue

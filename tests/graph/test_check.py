@@ -45,8 +45,8 @@ def problems(
     walk: Walk | Mapping[str, Walk], *nodes: NodeSpec, streams: tuple[Stream, ...] = (), params: tuple[str, ...] = ()
 ) -> list[str]:
     walks = walk if isinstance(walk, Mapping) else {"go": walk}
-    found = check_graph(nodes, streams, {"main": walks}, params)
-    return [f"{error}  @{error.facts['place']}" for error in found]
+    errors = check_graph(nodes, streams, {"main": walks}, params)
+    return [f"{error}  @{error.facts['place']}" for error in errors]
 
 
 def test_a_sound_graph_has_none() -> None:
@@ -296,8 +296,8 @@ def test_a_node_that_contradicts_itself_says_how(case: str) -> None:
 def streamed(stream: Stream, consumer: Walk | None = None, produce: bool = True) -> list[str]:
     give = N(A, ("x",), (S("y", stream), OUT) if produce else (OUT,))
     take = consumer or Loop("chunks", N(B, ("x",), (OUT,)), over=stream)
-    found = check_graph([A, B], [stream], {"one": {"give": give}, "two": {"take": take}}, ("flush",))
-    return [f"{error}  @{error.facts['place']}" for error in found]
+    errors = check_graph([A, B], [stream], {"one": {"give": give}, "two": {"take": take}}, ("flush",))
+    return [f"{error}  @{error.facts['place']}" for error in errors]
 
 
 def test_a_sound_stream_has_no_problem() -> None:

@@ -24,25 +24,25 @@ batches = st.lists(st.integers(0, 12), max_size=12)
 def sliced(policy: ChunkPolicy, total: int, flush: bool) -> list[tuple[list[int], bool]]:
     """Return the chunks of `total` items: (items, whether it is the flush)."""
     items = list(range(total))
-    found: list[tuple[list[int], bool]] = []
+    chunks: list[tuple[list[int], bool]] = []
     match policy:
         case FixedChunk(size=size):
             whole = total // size * size
-            found = [(items[at : at + size], False) for at in range(0, whole, size)]
+            chunks = [(items[at : at + size], False) for at in range(0, whole, size)]
             rest = items[whole:]
         case LeftContext(chunk=chunk, left=left, first=first):
             stops = range(chunk if first is None else first, total + 1, chunk)
             starts = [0, *stops]
-            found = [(items[max(0, at - left) : stop], False) for at, stop in zip(starts, stops, strict=False)]
+            chunks = [(items[max(0, at - left) : stop], False) for at, stop in zip(starts, stops, strict=False)]
             whole = starts[-1]
             rest = items[max(0, whole - left) :] if whole < total else []
         case SlidingWindow(window=window, stride=stride, first=first):
             begin = window if first is None else first
             stops = [begin] if total >= begin else []
-            found = [(items[:begin], False)] * len(stops)
-            if found:
+            chunks = [(items[:begin], False)] * len(stops)
+            if chunks:
                 starts = range(stride, total - window + 1, stride)
-                found += [(items[at : at + window], False) for at in starts]
+                chunks += [(items[at : at + window], False) for at in starts]
                 stops += [at + window for at in starts]
             handed = max(stops, default=0)
             following = len(stops) * stride
@@ -52,8 +52,8 @@ def sliced(policy: ChunkPolicy, total: int, flush: bool) -> list[tuple[list[int]
                 kept = strides - min(strides, max(1, window // stride))
                 rest = items[kept * stride : strides * stride][:window]
     if rest and (flush or policy.tail == "flush"):
-        found.append((rest, True))
-    return found
+        chunks.append((rest, True))
+    return chunks
 
 
 @given(policies, batches, st.booleans(), st.booleans())

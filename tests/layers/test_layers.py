@@ -161,8 +161,8 @@ def test_gelu_gate() -> None:
 
 def test_a_tied_head_has_no_parameter_of_its_own() -> None:
     embedding = TokenEmbedding(7, 4)
-    tied, own = Head(4, 7, tied_to=embedding), Head(4, 7)
-    assert list(tied.state_dict()) == [] and list(own.state_dict()) == ["weight"]
+    tied, untied = Head(4, 7, tied_to=embedding), Head(4, 7)
+    assert list(tied.state_dict()) == [] and list(untied.state_dict()) == ["weight"]
     with torch.no_grad():
         embedding.weight.fill_(2.0)
     assert tied(torch.ones(1, 4)).tolist() == [[8.0] * 7] and tied(torch.ones(1, 4)).dtype == torch.float32

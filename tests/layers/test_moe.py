@@ -24,20 +24,20 @@ def made(spec: MoESpec, dtype: torch.dtype = torch.float32) -> SparseMoE:
 
 
 def expected(moe: SparseMoE, x: Tensor) -> Tensor:
-    spec, own = moe.spec, {name: value.double() for name, value in moe.state_dict().items()}
+    spec, weights = moe.spec, {name: value.double() for name, value in moe.state_dict().items()}
     rows = []
     for token in x.double():
-        shares = (own["gate.weight"] @ token).softmax(0)
+        shares = (weights["gate.weight"] @ token).softmax(0)
         best = sorted(range(spec.experts), key=lambda expert: -float(shares[expert]))[: spec.experts_per_token]
         divisor = sum(float(shares[expert]) for expert in best) if spec.normalizes else 1.0
         total = torch.zeros_like(token)
         for expert in best:
-            gate, up = (own["experts.gate_up_proj"][expert] @ token).split(spec.inner)
-            total += float(shares[expert]) / divisor * (own["experts.down_proj"][expert] @ (silu(gate) * up))
+            gate, up = (weights["experts.gate_up_proj"][expert] @ token).split(spec.inner)
+            total += float(shares[expert]) / divisor * (weights["experts.down_proj"][expert] @ (silu(gate) * up))
         if spec.shared_inner:
-            gate, up = (own[f"shared_expert.{name}_proj.weight"] @ token for name in ("gate", "up"))
-            shared = own["shared_expert.down_proj.weight"] @ (silu(gate) * up)
-            total += (own["shared_expert_gate.weight"] @ token).sigmoid() * shared
+            gate, up = (weights[f"shared_expert.{name}_proj.weight"] @ token for name in ("gate", "up"))
+            shared = weights["shared_expert.down_proj.weight"] @ (silu(gate) * up)
+            total += (weights["shared_expert_gate.weight"] @ token).sigmoid() * shared
         rows.append(total)
     return torch.stack(rows)
 

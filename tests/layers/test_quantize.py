@@ -43,9 +43,9 @@ class EveryToken:
 
 
 def quantized(owner: nn.Module, name: str) -> QuantizedLinear:
-    found = owner.get_submodule(name)
-    assert isinstance(found, QuantizedLinear)
-    return found
+    layer = owner.get_submodule(name)
+    assert isinstance(layer, QuantizedLinear)
+    return layer
 
 
 def still(tokens: int) -> tuple[Tensor, Tensor]:
@@ -76,8 +76,8 @@ def test_layers_compute_with_the_dequantized_weights(dtype: torch.dtype) -> None
     quantize(model, "fp8")
     x = torch.randn(3, 32).to(dtype)
     gate, up, down, value, out = (
-        (each.weight.float() * each.scale[:, None]).to(dtype)
-        for each in (
+        (layer.weight.float() * layer.scale[:, None]).to(dtype)
+        for layer in (
             *(quantized(model.mlp, name) for name in ("gate_proj", "up_proj", "down_proj")),
             *(quantized(model.attention, name) for name in ("v_proj", "o_proj")),
         )

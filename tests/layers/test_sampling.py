@@ -30,9 +30,9 @@ def probabilities(logits: np.ndarray, heat: float, count: int, mass: float) -> n
     kept = 1 if mass < 1 else len(order)
     while kept < len(order) and shares[:kept].sum() < mass:
         kept += 1
-    found = np.zeros(len(scaled))
-    found[order[:kept]] = shares[:kept] / shares[:kept].sum()
-    return found
+    chances = np.zeros(len(scaled))
+    chances[order[:kept]] = shares[:kept] / shares[:kept].sum()
+    return chances
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -62,7 +62,7 @@ def test_a_row_does_not_depend_on_its_batch() -> None:
     logits, uniform = torch.randn(len(RULES), 64, generator=generator), torch.rand(len(RULES), generator=generator)
     inputs = (logits, uniform, *columns(RULES))
     together = draw(*inputs)
-    assert [int(draw(*(each[row : row + 1] for each in inputs))) for row in range(len(RULES))] == together.tolist()
+    assert [int(draw(*(column[row : row + 1] for column in inputs))) for row in range(len(RULES))] == together.tolist()
 
 
 def test_equal_logits_are_taken_in_order_of_id() -> None:

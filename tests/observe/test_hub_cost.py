@@ -25,7 +25,7 @@ def cost(seconds: int) -> float:
     began = time.process_time()
     for number in range(seconds * UPDATES_S):
         handle = number * 7 % ROWS
-        made = RequestStatus(
+        status = RequestStatus(
             id=f"r-{handle}",
             handle=handle,
             state="run",
@@ -35,7 +35,7 @@ def cost(seconds: int) -> float:
             rank=0,
             pages=number % 99,
         )
-        hub.put("requests", str(handle), made)
+        hub.put("requests", str(handle), status)
         if number % (UPDATES_S // HZ) == 0:
             for watcher in watchers:
                 b"".join(encode(frame) for frame in watcher.frames())

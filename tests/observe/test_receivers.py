@@ -24,7 +24,7 @@ GRAPH = GraphView(
 
 
 @pytest.mark.parametrize(
-    ("name", "source", "rank", "wanted"),
+    ("name", "source", "rank", "expected"),
     [
         ("velocity", "LLM_cfg_text", 0, "combine_cfg"),
         ("latents", "LLM", 1, "LLM_cfg_text"),
@@ -33,6 +33,6 @@ GRAPH = GraphView(
         ("ids", "LLM", 7, ""),
     ],
 )
-def test_a_link_has_a_target(name: str, source: str, rank: int, wanted: str) -> None:
+def test_a_link_has_a_target(name: str, source: str, rank: int, expected: str) -> None:
     """An edge of the graph, else a node of the same loop, else the only node of the rank."""
-    assert receiver(GRAPH, name, source, rank) == wanted
+    assert receiver(GRAPH, name, source, rank) == expected

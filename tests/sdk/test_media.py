@@ -58,7 +58,7 @@ def test_tensors_are_files_or_arrays() -> None:
     (one,) = tensor_files(NUMBERS)
     assert one.name == "tensor-0.npy" and np.array_equal(np.load(io.BytesIO(one.data)), NUMBERS)
     two = tensor_files([b"\x93NUMPY..", b"\x08\0\0\0\0\0\0\0{}", ("t.npy", b"\x93NUMPY")])
-    assert [each.name for each in two] == ["tensor-0.npy", "tensor-1.safetensors", "t.npy"]
+    assert [file.name for file in two] == ["tensor-0.npy", "tensor-1.safetensors", "t.npy"]
     with pytest.raises(ValueError, match="allow_pickle"):
         tensor_files(np.array([object()]))
 

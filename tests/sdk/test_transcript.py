@@ -120,8 +120,8 @@ class Earlier:
                 return "text", data.decode("utf-8")
 
     def whole(self, files: list[Any] | None = None, **fields: str) -> dict[str, Any]:
-        found: dict[str, Any] = self.post(False, files, **fields).json()
-        return found
+        answer: dict[str, Any] = self.post(False, files, **fields).json()
+        return answer
 
 
 @SHARED

@@ -44,8 +44,8 @@ class FakeFeed:
     def take(self) -> list[Arrival]:
         if self.failure is not None:
             raise self.failure
-        found, self.waiting = self.waiting, []
-        return found
+        arrivals, self.waiting = self.waiting, []
+        return arrivals
 
     def start(self) -> None: ...
 
@@ -69,8 +69,8 @@ class FakeLogs:
     def stop(self) -> None: ...
 
     def take(self) -> list[dict[str, Any]]:
-        found, self.waiting = self.waiting, []
-        return found
+        lines, self.waiting = self.waiting, []
+        return lines
 
 
 class FakeAdmin:

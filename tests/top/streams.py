@@ -106,10 +106,10 @@ class Simulation:
         self._fill(fresh)
         delta = self._delta(fresh, after)
         self.store.apply(delta)
-        found: list[Frame] = [delta]
+        frames: list[Frame] = [delta]
         if self.random.random() < 0.04:
-            found.append(self._told("kv.preempt", {"request": self.live[0].id, "pages": 96, "why": "pool full"}))
-        return found
+            frames.append(self._told("kv.preempt", {"request": self.live[0].id, "pages": 96, "why": "pool full"}))
+        return frames
 
     def _load(self) -> int:
         """Return the target number of requests: a slow wave around `wanted`, which gives curves a shape."""

@@ -106,11 +106,11 @@ def worker_of(runtime: Path) -> int:
     before = os.environ.get("MSTAR_RUNTIME_DIR")
     os.environ["MSTAR_RUNTIME_DIR"] = str(runtime)
     try:
-        found = AdminClient.of(RunDirectory.of("orpheus")).snapshot()
+        snapshot = AdminClient.of(RunDirectory.of("orpheus")).snapshot()
     finally:
         os.environ.pop("MSTAR_RUNTIME_DIR")
         os.environ |= {"MSTAR_RUNTIME_DIR": before} if before is not None else {}
-    return int(found["children"]["worker-0"]["pid"])
+    return int(snapshot["children"]["worker-0"]["pid"])
 
 
 @pytest.mark.timeout(600)

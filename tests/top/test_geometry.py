@@ -47,10 +47,10 @@ def graphs(draw: st.DrawFn) -> GraphView:
 
 
 def placed(graph: GraphView) -> tuple[GraphLayout, dict[str, Size]]:
-    found = wires(graph, ())
-    ends = {end for wire in found for end in (wire.source, wire.into)} | {node.name for node in graph.nodes}
+    routes = wires(graph, ())
+    ends = {end for wire in routes for end in (wire.source, wire.into)} | {node.name for node in graph.nodes}
     sizes = {end: Size(width=12, height=4 if end in NAMES else 1, port=len(end)) for end in ends}
-    return place(graph, found, sizes), sizes
+    return place(graph, routes, sizes), sizes
 
 
 @FEW

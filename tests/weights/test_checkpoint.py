@@ -47,10 +47,10 @@ def write(folder: Path, layout: str) -> Path:
 def test_every_layout_loads_and_casts(tmp_path: Path, layout: str) -> None:
     module = Small().to(torch.bfloat16)
     seen: list[tuple[int, int, str]] = []
-    load_weights(module, Checkpoint.find(write(tmp_path, layout)), progress=lambda *each: seen.append(each))
+    load_weights(module, Checkpoint.find(write(tmp_path, layout)), progress=lambda *report: seen.append(report))
     for name, value in state().items():
         assert torch.equal(module.state_dict()[name], value.to(torch.bfloat16))
-    assert seen[-1][0] == seen[-1][1] > 0 and [each[0] for each in seen] == sorted(each[0] for each in seen)
+    assert seen[-1][0] == seen[-1][1] > 0 and [report[0] for report in seen] == sorted(report[0] for report in seen)
 
 
 def test_names_are_mapped_and_skipped(tmp_path: Path) -> None:

@@ -30,13 +30,15 @@ def test_a_workload_draws_the_same_distinct_requests(spec: WorkloadSpec, card: S
 @pytest.mark.parametrize("model", Plugins.discover().models(), ids=lambda model: model.name)
 def test_every_model_offers_workloads_within_its_parameters(model: object) -> None:
     plugins = Plugins.discover()
-    spec = next(each for each in plugins.models() if each is model or each.name == getattr(model, "name", ""))
+    spec = next(
+        offered for offered in plugins.models() if offered is model or offered.name == getattr(model, "name", "")
+    )
     actual = plugins.workloads(spec)
     assert actual
     names = {field for field in spec.params.__dataclass_fields__}
     common = {"seed", "max_output_tokens", "ignore_eos"}
-    for each in actual:
-        for request in itertools.islice(source_of(each)(card_of(spec), 0), 2):
+    for workload in actual:
+        for request in itertools.islice(source_of(workload)(card_of(spec), 0), 2):
             assert set(request.params) <= names | common
 
 

@@ -245,14 +245,14 @@ class OutputEncoder:
             if item.modality == "audio" and item.array.dtype == PCM16:
                 encoded = [self._sound(item.array.tobytes(), {}, now)]
             else:
-                encoded = await self._made(item)
+                encoded = await self._encoded(item)
             facts = self._facts.get(item.modality)
             chunks += (
                 encoded if not facts else [replace(chunk, metadata={**chunk.metadata, **facts}) for chunk in encoded]
             )
         return chunks
 
-    async def _made(self, item: OutputItem) -> list[EncodedChunk]:
+    async def _encoded(self, item: OutputItem) -> list[EncodedChunk]:
         match item.modality:
             case "audio":
                 return [self._sound(*await self._postprocess(widened(item), "audio"), self._clock())]

@@ -71,7 +71,7 @@ def usage_of(
     media: Mapping[str, int],
 ) -> dict[str, Any]:
     """Return the usage object. media: prompt tokens by kind of segment; other kinds count as text."""
-    completion, sound = _made(spec, sampled, encoder.text_tokens, counts)
+    completion, sound = _token_counts(spec, sampled, encoder.text_tokens, counts)
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion,
@@ -89,7 +89,7 @@ def usage_of(
     }
 
 
-def _made(spec: ModelSpec, sampled: SampledPorts, shown: int, counts: Mapping[str, int]) -> tuple[int, int]:
+def _token_counts(spec: ModelSpec, sampled: SampledPorts, shown: int, counts: Mapping[str, int]) -> tuple[int, int]:
     """Return all generated tokens, and those of audio among them. shown: ids of text that were sent."""
     audio = spec.output("audio")
     if isinstance(audio, Audio) and audio.token_loop:

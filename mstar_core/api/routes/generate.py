@@ -52,7 +52,7 @@ async def generate(exchange: Exchange) -> HTTPResponse | None:
     service.check_open(exchange.key)
     form = await read_form(exchange, exchange.content_type, exchange.limits)
     exchange.take_body_id(form.fields.get("request_id"))
-    options = _wanted(exchange, form)
+    options = _options_of(exchange, form)
     call = await _call(exchange, form)
     if options.is_streamed and options.is_full:
         told = ((PROGRESS, service.emits_progress), (PARTIAL_IMAGE, service.emits_partial_images))
@@ -66,7 +66,7 @@ async def generate(exchange: Exchange) -> HTTPResponse | None:
     return None
 
 
-def _wanted(exchange: Exchange, form: Form) -> GenerateOptions:
+def _options_of(exchange: Exchange, form: Form) -> GenerateOptions:
     fields = {name: value for name, value in form.fields.items() if value is not None}
     if "streaming" in fields and "stream" in fields:
         raise RequestError("streaming and stream are the same field", hint="send only one of them", field="stream")
@@ -85,7 +85,7 @@ async def _call(exchange: Exchange, form: Form) -> ParsedRequest:
     spec, fields = exchange.service.model, form.fields
     check_name(exchange, fields.get("model"))
     outputs = check_outputs(spec, _names(fields.get("output_modalities"), "output_modalities"))
-    checked = check_params(spec, _given(fields), rules_of(exchange, outputs))
+    checked = check_params(spec, _sent_params(fields), rules_of(exchange, outputs))
     text = fields.get("text")
     if text is not None and not isinstance(text, str):
         raise RequestError("text must be a string", field="text")
@@ -111,7 +111,7 @@ async def _call(exchange: Exchange, form: Form) -> ParsedRequest:
     )
 
 
-def _given(fields: dict[str, Any]) -> dict[str, Any]:
+def _sent_params(fields: dict[str, Any]) -> dict[str, Any]:
     kwargs = fields.get("model_kwargs")
     if isinstance(kwargs, str):
         kwargs = parse_object(kwargs, "model_kwargs") if kwargs.strip() else {}

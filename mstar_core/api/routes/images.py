@@ -37,7 +37,7 @@ IMAGE_FIELDS: Final = ("image", "image[]")
 async def image(exchange: Exchange) -> HTTPResponse | None:
     """Generate images from a prompt."""
     body, rest = await read_body(exchange, ImageRequest)
-    return await _made(exchange, body, rest, ())
+    return await _generate(exchange, body, rest, ())
 
 
 async def image_edit(exchange: Exchange) -> HTTPResponse | None:
@@ -45,10 +45,10 @@ async def image_edit(exchange: Exchange) -> HTTPResponse | None:
     body, rest, files = await read_multipart(exchange, ImageRequest)
     if "mask" in rest:
         raise RequestError("mask is not supported", hint="omit it", field="mask", code="unsupported_parameter")
-    return await _made(exchange, body, rest, _images(exchange.service.model, files))
+    return await _generate(exchange, body, rest, _images(exchange.service.model, files))
 
 
-async def _made(
+async def _generate(
     exchange: Exchange, body: ImageRequest, rest: dict[str, Any], media: Sequence[MediaPart]
 ) -> HTTPResponse | None:
     count = check_count(exchange, body.n)

@@ -39,8 +39,8 @@ async def robot_policy(exchange: Exchange) -> HTTPResponse | None:
     problem = service.link.deployment.problem()
     if problem is not None:
         raise problem
-    sent = _given(exchange)
-    _asked(exchange, sent, exchange.request_id)
+    sent = _query_params(exchange)
+    _checked_params(exchange, sent, exchange.request_id)
     limits = service.deployment.api
     socket = await WebSocket.open(exchange.request, limits.cors_origins, limits.stall_timeout_s)
     exchange.has_begun = True
@@ -80,7 +80,7 @@ async def _converse(exchange: Exchange, socket: WebSocket, sent: Mapping[str, An
 def _greeting(exchange: Exchange, sent: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the model's metadata, and the period of the control loop if this connection names one."""
     metadata = exchange.service.model.surface("robot_policy").metadata
-    loop = _asked(exchange, sent, exchange.request_id).loop
+    loop = _checked_params(exchange, sent, exchange.request_id).loop
     return metadata if loop is None else {"period_ms": loop.period_ms, **metadata}
 
 
@@ -89,7 +89,7 @@ async def _infer(
 ) -> dict[str, Any]:
     if isinstance(message, str):
         raise RequestError("the message is text", hint="send a binary msgpack map", field="observation")
-    checked = _asked(exchange, sent, request_id)
+    checked = _checked_params(exchange, sent, request_id)
     call = ParsedRequest(
         request_id=request_id,
         route=exchange.route,
@@ -125,7 +125,7 @@ def answer_of(chunks: list[EncodedChunk], done: Completion, request_id: str) -> 
     }
 
 
-def _given(exchange: Exchange) -> dict[str, str]:
+def _query_params(exchange: Exchange) -> dict[str, str]:
     """Return the parameters of all inferences on a connection, from the query string of the path."""
     query: Mapping[str, list[str]] = exchange.request.get_args(keep_blank_values=True)
     twice = next((name for name, values in query.items() if len(values) > 1), None)
@@ -141,7 +141,7 @@ def _given(exchange: Exchange) -> dict[str, str]:
     return {name: values[0] for name, values in query.items()}
 
 
-def _asked(exchange: Exchange, sent: Mapping[str, Any], request_id: str) -> RequestParams:
+def _checked_params(exchange: Exchange, sent: Mapping[str, Any], request_id: str) -> RequestParams:
     spec = exchange.service.model
     rules = rules_of(exchange, (OUTPUT,), request_id)
     return check_params(spec, {**spec.surface("robot_policy").params, **sent}, rules)

@@ -19,11 +19,11 @@ async def samples(exchange: Exchange) -> HTTPResponse:
     """Return the samples of the model with their files. They are made once, on a thread."""
     service = exchange.service
     if service.samples is None:
-        service.samples = await asyncio.to_thread(_made, service)
+        service.samples = await asyncio.to_thread(_listed, service)
     return exchange.json(service.samples)
 
 
-def _made(service: Service) -> dict[str, Any]:
+def _listed(service: Service) -> dict[str, Any]:
     deployment = service.deployment
     folder = None if deployment.folder is None else Path(deployment.folder)
     known = samples_of(service.model, deployment.weights_source, folder)

@@ -25,16 +25,16 @@ def null_run(tmp_path: Path) -> NullRun:
 
     def run(behaviour: NullBehaviour, load: Load, **options: Any) -> tuple[dict[str, Any], ResultFolder]:
         out = tmp_path / f"result{len(list(tmp_path.iterdir()))}"
-        given = {"timeout_s": 10.0, "grace_s": 5.0, **options}
-        made = RunOptions(
+        settings = {"timeout_s": 10.0, "grace_s": 5.0, **options}
+        run_options = RunOptions(
             load=load,
             workload=null_workload(),
             measures=Measures(is_late=load.is_open or load.period_s > 0),
             out=out,
-            **given,
+            **settings,
         )
         with null_target(behaviour) as target, Display("quiet", is_coloured=False) as display:
-            facts = BenchRun(target, made, display).perform()
+            facts = BenchRun(target, run_options, display).perform()
         return facts, ResultFolder.opened(out)
 
     return run

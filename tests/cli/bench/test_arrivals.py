@@ -13,8 +13,8 @@ from mstarctl.bench.load.arrivals import Arrivals, replayed, schedule, ticks
 
 
 def gaps_of(kind: str, rate: float = 4.0, count: int = 20_000) -> list[float]:
-    found = [0.0, *schedule(Arrivals.parse(kind, rate), 7, count=count)]
-    return [later - earlier for earlier, later in itertools.pairwise(found)]
+    times = [0.0, *schedule(Arrivals.parse(kind, rate), 7, count=count)]
+    return [later - earlier for earlier, later in itertools.pairwise(times)]
 
 
 @pytest.mark.parametrize(("kind", "variation"), [("poisson", 1.0), ("gamma:0.5", 2**0.5), ("gamma:4", 0.5)])

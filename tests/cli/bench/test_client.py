@@ -25,7 +25,7 @@ def test_a_known_delay_is_found() -> None:
     outcomes = delayed(DELAY_S, span_s=2.0)
     waits = [outcome.chunks[0].at_s - outcome.sent_s for outcome in outcomes]
     held = [outcome.usage["total_ms"] / 1e3 for outcome in outcomes]
-    beyond = [wait - each for wait, each in zip(waits, held, strict=True)]
+    beyond = [wait - delay for wait, delay in zip(waits, held, strict=True)]
     assert min(held) >= DELAY_S and min(beyond) > -1e-5, "no answer is seen before it was sent"
     assert all(outcome.due_s <= outcome.sent_s for outcome in outcomes), "no request leaves before its time"
     assert min(beyond) < DELAY_S / 2, "a delay that the client adds itself would be in all of them"

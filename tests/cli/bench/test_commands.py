@@ -63,8 +63,8 @@ def test_tokens_are_counted_by_a_tokenizer_where_the_server_gives_no_count(url: 
     assert not any("approximate" in note for note in counted.facts["notes"])
     of_line = len(Tokenizer.from_file(str(TOKENIZER / "tokenizer.json")).encode(ANSWERED, add_special_tokens=False).ids)
     assert of_line > 1
-    for actual, each in ((chunks, 1.0), (counted, of_line)):
-        assert {chunk.amount for outcome in actual.outcomes() for chunk in outcome.chunks} == {each}
+    for actual, amount in ((chunks, 1.0), (counted, of_line)):
+        assert {chunk.amount for outcome in actual.outcomes() for chunk in outcome.chunks} == {amount}
 
 
 def test_a_tokenizer_that_does_not_exist_is_refused_before_the_load(url: str, tmp_path: Path) -> None:

@@ -29,11 +29,11 @@ ORPHEUS = WorkloadSpec(
 def test_conversations_become_chats_with_the_lengths_of_their_answers() -> None:
     workload = dataset_workload(f"sharegpt:{DATA / 'conversations.json'}", GENERIC)
     first, second = workload.requests(OWN, 0, 2)
-    lengths = {each.text: each.params["max_output_tokens"] for each in (first, second)}
+    lengths = {request.text: request.params["max_output_tokens"] for request in (first, second)}
     assert lengths == {"Which river flows through this town?": 13, "Count to three.": 4}
     assert first.params["ignore_eos"] and first.outputs == ("text",)
     foreign = workload.requests(ServedModel(name="x"), 0, 2)
-    assert all(set(each.params) == {"max_tokens"} for each in foreign)
+    assert all(set(request.params) == {"max_tokens"} for request in foreign)
 
 
 def test_a_tokenizer_counts_the_answers() -> None:
@@ -53,10 +53,10 @@ def test_texts_are_spoken_as_the_models_own_workload_asks() -> None:
     name = f"seedtts:{DATA / 'meta.lst'}"
     texts = {"The boat leaves at nine from the old pier.", "Bring a coat, because the evening is cold."}
     plain = dataset_workload(name, ()).requests(OWN, 0, 2)
-    assert {each.text for each in plain} == texts and {each.outputs for each in plain} == {("audio",)}
+    assert {request.text for request in plain} == texts and {request.outputs for request in plain} == {("audio",)}
     assert {request.outputs for request in dataset_workload(name, (OMNI,)).requests(OWN, 0, 2)} == {("text", "audio")}
     spoken = dataset_workload(name, (ORPHEUS,)).requests(OWN, 0, 2)
-    assert {each.params["max_output_tokens"] for each in spoken} == {270, 240}
+    assert {request.params["max_output_tokens"] for request in spoken} == {270, 240}
 
 
 def test_a_seed_decides_the_order() -> None:

@@ -78,9 +78,9 @@ def test_deaths_and_states_of_the_window_are_told() -> None:
 
 
 def test_what_happened_before_or_after_the_window_is_no_incident_of_it() -> None:
-    early = [{**each, "at_s": each["at_s"] - 100.0} for each in CRASH]
+    early = [{**item, "at_s": item["at_s"] - 100.0} for item in CRASH]
     assert incidents(early, WINDOW) == []
-    assert incidents([CRASH[0], *({**each, "at_s": each["at_s"] + 100.0} for each in CRASH[1:])], WINDOW) == []
+    assert incidents([CRASH[0], *({**item, "at_s": item["at_s"] + 100.0} for item in CRASH[1:])], WINDOW) == []
 
 
 def test_a_server_that_was_degraded_all_the_time_is_told() -> None:

@@ -23,7 +23,7 @@ from mstarctl.bench.measure.window import MeasuredWindow, summarised
 
 def simulated(chance: np.random.Generator, factor: float, runs: int, requests: int = 240) -> list[RunSamples]:
     """Runs of 60 s whose latencies are log-normal, with a queue that lasts for seconds and noise of 2 % per run."""
-    found = []
+    runs_of_side = []
     for _ in range(runs):
         noise = factor * np.exp(chance.normal(0.0, 0.02))
         values = [
@@ -31,8 +31,10 @@ def simulated(chance: np.random.Generator, factor: float, runs: int, requests: i
             for _ in range(12)
         ]
         counts = np.full(12, requests / 12)
-        found.append(RunSamples(values={"ttft": values}, succeeded=counts, good=counts, span_s=60.0, has_goals=False))
-    return found
+        runs_of_side.append(
+            RunSamples(values={"ttft": values}, succeeded=counts, good=counts, span_s=60.0, has_goals=False)
+        )
+    return runs_of_side
 
 
 def verdicts(seed: int, factor: float, runs: int) -> dict[str, str]:
@@ -45,14 +47,14 @@ def verdicts(seed: int, factor: float, runs: int) -> dict[str, str]:
 @pytest.mark.parametrize("runs", [1, 5])
 def test_a_against_a_has_no_difference_in_95_of_100_pairs(runs: int) -> None:
     actual = [verdicts(seed, 1.0, runs) for seed in range(100)]
-    calm = sum(not {"better", "worse"}.intersection(each.values()) for each in actual)
+    calm = sum(not {"better", "worse"}.intersection(by_metric.values()) for by_metric in actual)
     assert calm >= 95
 
 
 def test_a_shift_of_a_tenth_is_found_in_90_of_100_pairs() -> None:
     actual = [verdicts(1000 + seed, 1.1, 5) for seed in range(100)]
-    assert sum(each["p50.ttft"] == "worse" for each in actual) >= 90
-    assert {each["throughput"] for each in actual} == {"same"}
+    assert sum(by_metric["p50.ttft"] == "worse" for by_metric in actual) >= 90
+    assert {by_metric["throughput"] for by_metric in actual} == {"same"}
 
 
 def test_percentiles_of_few_samples_have_no_verdict() -> None:

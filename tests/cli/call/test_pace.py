@@ -57,9 +57,9 @@ def test_later_failures_are_counted_by_code_and_the_first_is_raised() -> None:
         run(10, 4, iter([Unreachable("nobody")]))
 
 
-@pytest.mark.parametrize(("share", "wanted"), [(0.0, 1.0), (0.5, 2.0), (0.75, 3.0), (0.99, 4.0), (1.0, 4.0)])
-def test_a_quantile_is_an_answer_that_was_measured(share: float, wanted: float) -> None:
-    assert Paced(rate_hz=1, latencies_s=[4.0, 1.0, 3.0, 2.0]).quantile_s(share) == wanted
+@pytest.mark.parametrize(("share", "expected"), [(0.0, 1.0), (0.5, 2.0), (0.75, 3.0), (0.99, 4.0), (1.0, 4.0)])
+def test_a_quantile_is_an_answer_that_was_measured(share: float, expected: float) -> None:
+    assert Paced(rate_hz=1, latencies_s=[4.0, 1.0, 3.0, 2.0]).quantile_s(share) == expected
     assert Paced(rate_hz=1).quantile_s(share) is None
 
 

@@ -52,7 +52,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, model: str, samples: list[ModelSample
     card = Card.of(
         {
             "id": model,
-            "input_modalities": [each.kind for each in spec.inputs],
+            "input_modalities": [part.kind for part in spec.inputs],
             "output_modalities": [output.kind for output in spec.outputs],
             "parameters": param_schema(spec.params),
         }
@@ -82,7 +82,7 @@ def test_the_printed_call_sends_what_the_sample_sends(
     monkeypatch.setenv("MSTAR_RUNTIME_DIR", str(tmp_path))
     assert run(["sample", model if source == "official" else f"{model}:{source}"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    samples = [client_form(each) for each in samples_of(SPECS[model], source)]
+    samples = [client_form(sample) for sample in samples_of(SPECS[model], source)]
     assert len(lines) == len(samples)
     serve(monkeypatch, model, samples)
     for line, sample in zip(lines, samples, strict=True):
@@ -100,7 +100,7 @@ def test_the_example_of_up_is_the_first_sample(
     model: str, source: str, sent: list[Ask], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    samples = [client_form(each) for each in samples_of(SPECS[model], source)]
+    samples = [client_form(sample) for sample in samples_of(SPECS[model], source)]
     serve(monkeypatch, model, samples)
     assert run(["call", model, *shlex.split(example_call(SPECS[model], source))]) == 0
     (ask,) = sent
@@ -108,7 +108,7 @@ def test_the_example_of_up_is_the_first_sample(
 
 
 def test_options_replace_parts_of_a_sample(sent: list[Ask], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    serve(monkeypatch, "pi05", [client_form(each) for each in samples_of(SPECS["pi05"], "mini")])
+    serve(monkeypatch, "pi05", [client_form(sample) for sample in samples_of(SPECS["pi05"], "mini")])
     monkeypatch.chdir(tmp_path)
     (tmp_path / "state.json").write_text("[0.1, 1.0]")
     words = ["--sample", "--text", "reach the blue target", "--state", "state.json", "--param", "seed=7"]
@@ -120,7 +120,7 @@ def test_options_replace_parts_of_a_sample(sent: list[Ask], tmp_path: Path, monk
 def test_an_unknown_sample_names_the_others(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    serve(monkeypatch, "bagel", [client_form(each) for each in samples_of(SPECS["bagel"], "mini")])
+    serve(monkeypatch, "bagel", [client_form(sample) for sample in samples_of(SPECS["bagel"], "mini")])
     assert run(["call", "bagel", "--sample-name", "drawing"]) == ExitCode.USAGE
     assert "its samples: draw, describe, edit" in capsys.readouterr().err
 

@@ -73,9 +73,9 @@ def test_parts_of_a_large_array_are_joined(tmp_path: Path) -> None:
 def test_all_arrays_of_an_answer_are_one_safetensors_file(tmp_path: Path) -> None:
     steps = [np.full((2, 3), step, dtype=np.float32) for step in range(3)]
     halves = np.arange(4, dtype=np.uint16)
-    lines = [(each.tobytes(), _facts("frame", each, step=step, crop=256)) for step, each in enumerate(steps)]
+    lines = [(array.tobytes(), _facts("frame", array, step=step, crop=256)) for step, array in enumerate(steps)]
     lines += [(halves.tobytes(), {**_facts("halves", halves, grid=[2, 2]), "dtype": "bfloat16"})]
-    lines += [(each.tobytes(), _facts("loose", each)) for each in (steps[0], steps[1][:1])]
+    lines += [(array.tobytes(), _facts("loose", array)) for array in (steps[0], steps[1][:1])]
     sink = written("tensor", tmp_path / "a.safetensors", *lines)
     assert [path.name for path in sink.files] == ["a.safetensors"]
     with safe_open(tmp_path / "a.safetensors", "pt") as file:
@@ -118,16 +118,16 @@ def test_an_ending_for_nothing_that_the_model_gives_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "wanted"),
+    ("name", "content", "expected"),
     [
         ("s.json", b"[[0.5, 1], [2, 3]]", [[0.5, 1], [2, 3]]),
         ("s.txt", b" 0.5, 1\n2;3 ", [0.5, 1.0, 2.0, 3.0]),
         ("s.npy", npy_header((2,), "float32") + struct.pack("<2f", 0.5, 2.0), [0.5, 2.0]),
     ],
 )
-def test_a_state_is_read_in_three_forms(name: str, content: bytes, wanted: Any, tmp_path: Path) -> None:
+def test_a_state_is_read_in_three_forms(name: str, content: bytes, expected: Any, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
-    assert state_param(POLICY, tmp_path / name) == {"robot_state": wanted}
+    assert state_param(POLICY, tmp_path / name) == {"robot_state": expected}
 
 
 @pytest.mark.parametrize(

@@ -51,10 +51,10 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             return cls()
 
         def snapshot(self) -> dict[str, Any]:
-            found = answers.pop(0)
-            if isinstance(found, Exception):
-                raise found
-            return dict(found)
+            answer = answers.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return dict(answer)
 
     monkeypatch.setattr(starting, "AdminClient", Admin)
     return answers

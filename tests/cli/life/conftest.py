@@ -27,8 +27,8 @@ class Said:
 
     @property
     def items(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = json.loads(self.out)["items"]
-        return found
+        items: list[dict[str, Any]] = json.loads(self.out)["items"]
+        return items
 
 
 Cli = Callable[..., Said]

@@ -23,13 +23,11 @@ def planned(model: str, file: str, sizes_gib: list[float], *, weights: int | Non
     plugins = Plugins.discover()
     spec: ModelSpec = plugins.model(model)
     config = resolve(spec, read_file(ROOT / "configs" / file))
-    found = [
-        Gpu(name="", driver="", free=0, total=int(size * GIB), uuid=f"GPU-{i}") for i, size in enumerate(sizes_gib)
-    ]
-    keys = {f"cuda:{index}": gpu.uuid for index, gpu in enumerate(found)}
+    gpus = [Gpu(name="", driver="", free=0, total=int(size * GIB), uuid=f"GPU-{i}") for i, size in enumerate(sizes_gib)]
+    keys = {f"cuda:{index}": gpu.uuid for index, gpu in enumerate(gpus)}
     plan = plugins.plan(spec, config, tuple(keys) or ("cpu",))
     needed = weights_on_devices(spec, plan, config) if weights is None else weights
-    return admission(spec, config, plan, keys, found, needed)
+    return admission(spec, config, plan, keys, gpus, needed)
 
 
 @pytest.mark.parametrize(("sizes_gib", "expected"), [([], 32), ([24], 32), ([80], 64), ([141], 128), ([0], 32)])

@@ -26,10 +26,10 @@ def ends(*started: Started) -> tuple[Started, MstarError]:
     """The one that becomes ready, and the error of the other. Fails unless it is one of each."""
     ready: list[Started] = []
     errors: list[MstarError] = []
-    for each in started:
+    for start in started:
         try:
-            wait_ready(each, lambda snapshot: None)
-            ready.append(each)
+            wait_ready(start, lambda snapshot: None)
+            ready.append(start)
         except MstarError as error:
             errors.append(error)
     assert (len(ready), len(errors)) == (1, 1), errors

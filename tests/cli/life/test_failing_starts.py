@@ -83,20 +83,20 @@ def test_a_port_that_is_taken_fails_in_the_plan(up: Cli) -> None:
 def last_error(text: str) -> tuple[str, str, list[str]]:
     """(title, class and code, lines below) of the error that ends the text."""
     head, *rest = text[text.index("error: ") :].splitlines()
-    found = re.fullmatch(r"error: (.*?)  +\[(.*)\]", head)
-    assert found is not None, text
+    match = re.fullmatch(r"error: (.*?)  +\[(.*)\]", head)
+    assert match is not None, text
     assert all(line.startswith("  ") for line in rest), f"something follows the cause:\n{text}"
-    return found[1], found[2], [line.strip() for line in rest]
+    return match[1], match[2], [line.strip() for line in rest]
 
 
 def assert_a_line_to_open(line: str, child: str) -> None:
     """The log of that child, and a line that it has."""
-    found = re.fullmatch(r"log: (.+):(\d+)|log: (.+)", line)
-    assert found is not None, line
-    path = Path(found[1] or found[3])
+    match = re.fullmatch(r"log: (.+):(\d+)|log: (.+)", line)
+    assert match is not None, line
+    path = Path(match[1] or match[3])
     assert path.name == f"{child}.log" and path.exists()
     lines = path.read_text().splitlines()
-    assert int(found[2] or 0) <= len(lines) and (found[2] or not lines), line
+    assert int(match[2] or 0) <= len(lines) and (match[2] or not lines), line
 
 
 def test_a_failed_start_is_listed_until_it_is_forgotten(up: Cli, play: Play, tool: Cli) -> None:

@@ -52,11 +52,11 @@ def test_progress_and_errors_of_a_plugin_s_code_come_through(tmp_path: Path, mon
 
     spec = dataclasses.replace(Plugins.discover().model("orpheus"), resolve="slow_weights:resolve")
     seen: list[tuple[int, int, str]] = []
-    folder = fetch_weights(spec, variant="", cache_dir=tmp_path, show=lambda *each: seen.append(each))
+    folder = fetch_weights(spec, variant="", cache_dir=tmp_path, show=lambda *report: seen.append(report))
     assert folder == tmp_path and seen[-1] == (10, 10, "a.bin")
     spec = dataclasses.replace(spec, resolve="slow_weights:broken")
     with pytest.raises(WeightsError, match="could not be downloaded") as failed:
-        fetch_weights(spec, variant="", cache_dir=None, show=lambda *each: None)
+        fetch_weights(spec, variant="", cache_dir=None, show=lambda *report: None)
     assert "ZeroDivisionError: a bug" in failed.value.detail
 
 
@@ -75,6 +75,6 @@ def test_a_download_without_data_ends_and_names_the_repository_and_the_network(
     spec = dataclasses.replace(Plugins.discover().model("orpheus"), resolve="still_weights:resolve")
     seen: list[tuple[int, int, str]] = []
     with pytest.raises(WeightsError, match="org/repo: a.bin has stalled: no data from the network") as failed:
-        fetch_weights(spec, variant="", cache_dir=None, show=lambda *each: seen.append(each), stall_s=1.5)
+        fetch_weights(spec, variant="", cache_dir=None, show=lambda *report: seen.append(report), stall_s=1.5)
     assert "1.0 MiB of 4.0 MiB" in failed.value.detail and "HTTPS_PROXY" in failed.value.hint
     assert len(seen) >= 2, "the display goes on while nothing arrives"

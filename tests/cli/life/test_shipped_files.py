@@ -40,11 +40,11 @@ pytestmark = pytest.mark.timeout(400)
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    made = Path(tempfile.mkdtemp(prefix="mst-"))
-    yield made
-    with mstarctl(made, "down", "--all", "--now") as down:
+    home = Path(tempfile.mkdtemp(prefix="mst-"))
+    yield home
+    with mstarctl(home, "down", "--all", "--now") as down:
         down.communicate(timeout=WAIT_S)
-    shutil.rmtree(made)
+    shutil.rmtree(home)
 
 
 @pytest.mark.parametrize("path", FILES)

@@ -135,8 +135,8 @@ def test_a_rank_without_free_ports_is_named(planned: Lines) -> None:
     try:
         error = refused(planned("protocol: TCP", f"port: {first}"))
     finally:
-        for each in taken:
-            each.close()
+        for listener in taken:
+            listener.close()
     assert "rank 1 has no two free ports" in error.title and error.facts["line"] == 7
 
 

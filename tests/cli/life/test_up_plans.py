@@ -119,8 +119,8 @@ def test_weights_that_this_user_may_not_read_are_named_with_owner_and_mode() -> 
     finally:
         shut.chmod(0o700)
         shutil.rmtree(top)
-    own, below = said.stdout.splitlines()
-    assert own.startswith(f"{shut} cannot be read: owner uid {os.getuid()}, mode 0; this user is uid ")
+    folder_line, below = said.stdout.splitlines()
+    assert folder_line.startswith(f"{shut} cannot be read: owner uid {os.getuid()}, mode 0; this user is uid ")
     assert below.startswith(f"{shut / 'below'} cannot be read: this user, uid 65534, may not enter a parent directory")
 
 

@@ -97,9 +97,9 @@ def until(is_so: Callable[[], Any], what: str) -> Any:
     """Wait for something to come true."""
     end = time.monotonic() + WAIT_S
     while time.monotonic() < end:
-        found = is_so()
-        if found:
-            return found
+        value = is_so()
+        if value:
+            return value
         time.sleep(0.05)
     raise AssertionError(f"never: {what}")
 
