@@ -20,7 +20,7 @@ from gpu_orpheus import SAMPLING, SPEC, VOCAB, captured, environment, event_ms, 
 
 from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, StepResult
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes
-from mstar_core.engine.cuda_graphs.kinds import Family
+from mstar_core.engine.cuda_graphs.kinds import StepFamily
 from mstar_core.engine.cuda_graphs.passes import CapturedPasses
 from mstar_core.engine.device import prepare_device
 from mstar_core.engine.kv.engine import KVCacheEngine
@@ -149,7 +149,7 @@ def stall(bench: Bench, running: int, arriving: int, tokens: int, repeats: int) 
 def replays(passes: CapturedPasses, engine: KVCacheEngine) -> dict[str, Any]:
     """Measure device time of a replay of each bucket, full of 45-token prompts, and of one layer's attention."""
     found: dict[str, Any] = {}
-    (ids,) = (kind for kind in passes.kinds if kind.family is Family.IDS)
+    (ids,) = (kind for kind in passes.kinds if kind.family is StepFamily.IDS)
     for bucket_size in passes.kinds[ids]:
         size, bucket = bucket_size[0], passes.buckets_of(ids)[bucket_size]
         rows = size // 45

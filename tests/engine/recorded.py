@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from mstar_core.engine.cuda_graphs.cache import GraphCache, Size
-from mstar_core.engine.cuda_graphs.kinds import Family, StepKind
+from mstar_core.engine.cuda_graphs.kinds import StepFamily, StepKind
 from mstar_core.engine.kv.engine import KVCacheEngine
 
 
@@ -34,14 +34,14 @@ def _tensors(outputs: Any) -> list[torch.Tensor]:
     return list(outputs.values()) if isinstance(outputs, dict) else [outputs]
 
 
-def captured_kinds(engine: KVCacheEngine, family: Family | None = None) -> dict[StepKind, list[Size]]:
+def captured_kinds(engine: KVCacheEngine, family: StepFamily | None = None) -> dict[StepKind, list[Size]]:
     """Return the captured buckets of an engine's passes by kind: (tokens, batch items, pages), ascending."""
     graphs = engine._runner.graphs
     assert graphs is not None
     return {kind: sizes for kind, sizes in graphs.passes.kinds.items() if family in (None, kind.family)}
 
 
-def captured_tokens(engine: KVCacheEngine, family: Family) -> list[int]:
+def captured_tokens(engine: KVCacheEngine, family: StepFamily) -> list[int]:
     """Return the tokens of the captured buckets of a family, ascending."""
     return [tokens for sizes in captured_kinds(engine, family).values() for tokens, _, _ in sizes]
 

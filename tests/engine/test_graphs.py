@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mstar_core.engine.base import Handle, LoopSpec, SamplingParams
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes, GraphCache
-from mstar_core.engine.cuda_graphs.kinds import Family
+from mstar_core.engine.cuda_graphs.kinds import StepFamily
 from mstar_core.graph.declare.nodes import Attend, EngineHints
 from tests.engine.recorded import RecordingCache, captured_tokens
 from tests.engine.tiny_engine import LM, Driver, generate, make_engine, prompt
@@ -122,7 +122,7 @@ def test_later_steps_run_once_before_serving_and_change_no_sequence() -> None:
     buckets = CaptureSizes(decode=(1,), decode_later=(2, 8), prefill=(16,), prefill_later=(32, 64))
     captures = GraphCache(torch.device("cpu"))
     engine = make_engine(graphs=buckets, captures=captures)
-    assert engine.counters()["graphs_captured"] == 2 and captured_tokens(engine, Family.IDS) == [16]
+    assert engine.counters()["graphs_captured"] == 2 and captured_tokens(engine, StepFamily.IDS) == [16]
     assert [planned.title for planned in captures.queue] == [
         *(f"prefill graph of {tokens} tokens" for tokens in (64, 32)),
         *(f"decode graph of {count} sequences" for count in (8, 2)),

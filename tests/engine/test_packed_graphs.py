@@ -13,7 +13,7 @@ from torch import Tensor
 from mstar_core.engine.attention.pytorch import TorchAttention
 from mstar_core.engine.attention.static import AttentionBuffers
 from mstar_core.engine.base import Handle, LoopSpec
-from mstar_core.engine.cuda_graphs.kinds import Family
+from mstar_core.engine.cuda_graphs.kinds import StepFamily
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
 from mstar_core.graph.declare.nodes import Attend, EngineHints
@@ -76,7 +76,7 @@ def act(engine: KVCacheEngine, lengths: list[int], lookahead: int = 0) -> list[t
 
 def ran(captures: RecordingCache, engine: KVCacheEngine) -> list[int]:
     """Buckets of prefixes that were replayed, in tokens."""
-    sizes = captured_tokens(engine, Family.PREFIX)
+    sizes = captured_tokens(engine, StepFamily.PREFIX)
     replays = [graph.replays for graph in reversed(captures.graphs[-len(sizes) :])]
     return [size for size, count in zip(sizes, replays, strict=True) for _ in range(count)]
 
@@ -107,12 +107,12 @@ def test_the_first_prefix_is_a_miss_and_teaches_all_buckets() -> None:
     assert (counted["graph_hits"], counted["graph_misses"]) == (0, 4), "a prefix and three steps of a loop"
     while engine.idle():
         pass
-    assert captured_tokens(engine, Family.PREFIX) == [8, 16, 24, 32, 64]
+    assert captured_tokens(engine, StepFamily.PREFIX) == [8, 16, 24, 32, 64]
 
 
 def test_buckets_that_a_step_cannot_fill_are_not_captured() -> None:
     engine = taught(RecordingCache(), token_budget=20)
-    assert captured_tokens(engine, Family.PREFIX) == [8, 16, 24]
+    assert captured_tokens(engine, StepFamily.PREFIX) == [8, 16, 24]
 
 
 @pytest.mark.parametrize("lengths", [[4], [5], [90]])

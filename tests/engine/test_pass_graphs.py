@@ -14,7 +14,7 @@ from mstar_core.engine.attention.pytorch import TorchAttention
 from mstar_core.engine.attention.static import AttentionBuffers
 from mstar_core.engine.base import Handle, LoopSpec
 from mstar_core.engine.cuda_graphs.cache import GraphCache
-from mstar_core.engine.cuda_graphs.kinds import POSITIONS, Family, PortForm, StepKind
+from mstar_core.engine.cuda_graphs.kinds import POSITIONS, PortForm, StepFamily, StepKind
 from mstar_core.engine.cuda_graphs.passes import items_taken, loop_items
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
@@ -105,7 +105,7 @@ def test_the_smallest_bucket_that_holds_rows_and_pages_serves() -> None:
     engine = flow_engine(captures, token_budget=512)
     flows(engine, [0])
     captured(engine)
-    (buckets,) = captured_kinds(engine, Family.LOOP).values()
+    (buckets,) = captured_kinds(engine, StepFamily.LOOP).values()
     flows(engine, [0, 1], length=25)  # seven pages of four tokens
     ran = [bucket for bucket, graph in zip(buckets, captures.graphs, strict=True) if graph.replays]
     assert ran == [(8, 2, 12)]
@@ -230,7 +230,7 @@ def test_frames_that_are_appended_equal_the_plain_ones(lookahead: int) -> None:
         near(found[handle], expected[handle])
     # Contexts (1, 2 and 3 frames) and four iterations of nine rows, at most four rows to a replay.
     assert engine.counters()["graph_hits"] - hits >= 12
-    assert {kind.writes for kind in captured_kinds(engine, Family.LOOP)} == {True}
+    assert {kind.writes for kind in captured_kinds(engine, StepFamily.LOOP)} == {True}
 
 
 def test_a_replay_without_room_for_what_it_gives_is_computed_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,7 +335,7 @@ def test_passes_that_bring_much_for_each_row_are_captured_for_few_rows() -> None
     """A context of eight frames brings seven for each row, 10 MB: 128 rows of it would take 1.3 GB."""
     frame = PortForm("frame", torch.float32, None, (1, 256, 1408))
     step, positions = (PortForm(name, torch.int64, 0, ()) for name in ("step", POSITIONS))
-    one = StepKind(family=Family.LOOP, item_tokens=258, ports=(frame, step), positions=positions, causal=False)
+    one = StepKind(family=StepFamily.LOOP, item_tokens=258, ports=(frame, step), positions=positions, causal=False)
     seven = replace(one, ports=(replace(frame, shape=(7, 256, 1408)), step))
     huge = replace(one, ports=(replace(frame, shape=(1000, 256, 1408)), step))
     rows = [1, 2, 4, 8, 16, 32, 64, 128]

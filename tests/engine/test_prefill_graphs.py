@@ -14,7 +14,7 @@ from mstar_core.engine.base import Handle, SamplingParams
 from mstar_core.engine.cache.page_pool import PagePool
 from mstar_core.engine.cache.page_table import PageTables
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes
-from mstar_core.engine.cuda_graphs.kinds import Family
+from mstar_core.engine.cuda_graphs.kinds import StepFamily
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
 from tests.engine.recorded import captured_tokens
@@ -144,7 +144,7 @@ def test_no_bucket_is_larger_than_the_budget_asks_for() -> None:
     engine = made(graphs=CaptureSizes(decode=(1,), prefill=(16, 64), prefill_later=(32, 128, 256)), token_budget=48)
     while engine.idle():
         pass
-    assert captured_tokens(engine, Family.IDS) == [16, 32, 64]
+    assert captured_tokens(engine, StepFamily.IDS) == [16, 32, 64]
 
 
 @pytest.mark.parametrize("cached", [0, 5, 8])

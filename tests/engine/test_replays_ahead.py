@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mstar_core.engine.base import Handle
-from mstar_core.engine.cuda_graphs.kinds import POSITIONS, Family, PortForm, StepKind
+from mstar_core.engine.cuda_graphs.kinds import POSITIONS, PortForm, StepFamily, StepKind
 from mstar_core.engine.cuda_graphs.passes import loop_items
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.steps.limits import AHEAD
@@ -73,7 +73,7 @@ def alone(handle: int, rows: int, steps: int, **changes: Any) -> list[Tensor]:
 
 
 def ahead(engine: KVCacheEngine) -> list[StepKind]:
-    return [kind for kind in captured_kinds(engine, Family.LOOP) if kind.runs_ahead]
+    return [kind for kind in captured_kinds(engine, StepFamily.LOOP) if kind.runs_ahead]
 
 
 @pytest.mark.parametrize("lookahead", [0, 1])
@@ -250,7 +250,7 @@ def test_a_replay_ahead_without_memory_for_its_outputs_runs_plainly(monkeypatch:
 def test_only_small_batches_run_ahead() -> None:
     """In a large batch, host time between iterations is hidden, and other requests should be able to join."""
     positions = PortForm(POSITIONS, torch.int64, 0, ())
-    frame = StepKind(family=Family.LOOP, item_tokens=258, ports=(), positions=positions, causal=False)
+    frame = StepKind(family=StepFamily.LOOP, item_tokens=258, ports=(), positions=positions, causal=False)
     rows = [1, 2, 4, 8, 16, 32, 64, 128]
     sizes = [loop_items(replace(frame, iterations=count), rows) for count in (MOST, FEW, 1)]
     assert sizes == [[1, 2], [1, 2, 4], rows]

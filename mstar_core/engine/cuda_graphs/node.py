@@ -12,7 +12,7 @@ import torch
 
 from mstar_core.engine.cuda_graphs.compilation import zero_filled
 from mstar_core.engine.cuda_graphs.decode import DecodeSteps
-from mstar_core.engine.cuda_graphs.kinds import Family
+from mstar_core.engine.cuda_graphs.kinds import StepFamily
 from mstar_core.engine.cuda_graphs.passes import CapturedPasses
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class NodeGraphs:
 
     def buckets_of(self, kind: StepKind) -> StepBuckets[Any]:
         """Return the buckets that the leader of a tensor-parallel group names."""
-        if kind.family is not Family.DECODE:
+        if kind.family is not StepFamily.DECODE:
             return self.passes.buckets_of(kind)
         assert self.decode is not None
         return self.decode.adjusting if kind.adjusts else self.decode.buckets

@@ -15,7 +15,7 @@ import torch
 
 from mstar_core.engine.cuda_graphs import kinds
 from mstar_core.engine.cuda_graphs.cache import Size, up_to
-from mstar_core.engine.cuda_graphs.kinds import Family, StepKind
+from mstar_core.engine.cuda_graphs.kinds import StepFamily, StepKind
 from mstar_core.engine.cuda_graphs.ragged import DRAWN, BucketSize, RaggedStep
 from mstar_core.engine.steps.limits import AHEAD_TOKENS, StepLimits
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.steps.plan import PassPlan, StepPlan
     from mstar_core.graph.declare.nodes import NodeSpec
 
-MOST_KINDS: Final = {Family.IDS: 2, Family.LOOP: 16, Family.PREFIX: 2, Family.PROMPT: 8}
+MOST_KINDS: Final = {StepFamily.IDS: 2, StepFamily.LOOP: 16, StepFamily.PREFIX: 2, StepFamily.PROMPT: 8}
 """Kinds that a node captures; later ones run uncaptured and count as misses."""
 
 MOST_SIGNATURES: Final = 1024
@@ -48,7 +48,7 @@ MOST_SHORT: Final = 128
 PROMPT_ITEMS: Final = (1, 2, 4, 8, 16, 32)
 """Batch items of the buckets of prompts with a fixed number of tokens each."""
 
-ITEM_TOKENS: Final = {Family.IDS: (8, 32), Family.PROMPT: (8, 32), Family.PREFIX: (4, 128)}
+ITEM_TOKENS: Final = {StepFamily.IDS: (8, 32), StepFamily.PROMPT: (8, 32), StepFamily.PREFIX: (4, 128)}
 """A bucket of ragged passes takes at least so many passes, or one per so many tokens."""
 
 
@@ -117,7 +117,7 @@ class CapturedPasses:
         return self._limits[1]
 
     def _present_limits(self) -> StepLimits:
-        largest = (entry.buckets.largest for entry in self._of(Family.LOOP) if entry.kind.writes)
+        largest = (entry.buckets.largest for entry in self._of(StepFamily.LOOP) if entry.kind.writes)
         ids = self._ids.buckets.largest if self._ids is not None else None
         return StepLimits(
             captures_passes=bool(self._loop_items or self._prefix_tokens),
@@ -131,22 +131,22 @@ class CapturedPasses:
         if self._ids is not None:
             buckets = self._ids.buckets
             known = [(tokens,) for tokens, _, _ in (*buckets.sizes, *buckets.planned)]
-            buckets.plan(self._ragged_size(Family.IDS, tokens) for (tokens,) in up_to(budget, sizes, known))
+            buckets.plan(self._ragged_size(StepFamily.IDS, tokens) for (tokens,) in up_to(budget, sizes, known))
 
     def is_prompt(self, buckets: object) -> bool:
         """Return whether these are buckets of prompts with any inputs."""
-        return any(entry.buckets is buckets for entry in self._of(Family.PROMPT))
+        return any(entry.buckets is buckets for entry in self._of(StepFamily.PROMPT))
 
     def buckets_of(self, kind: StepKind) -> StepBuckets[RaggedStep]:
         """Return the buckets of a kind that the leader of a tensor-parallel group captures; new ones are empty."""
         return (self._kinds.get(kind) or self._add(kind)).buckets
 
-    def _of(self, family: Family) -> list[_Kind]:
+    def _of(self, family: StepFamily) -> list[_Kind]:
         return [entry for entry in self._kinds.values() if entry.kind.family is family]
 
-    def _ragged_size(self, family: Family, tokens: int) -> Size:
+    def _ragged_size(self, family: StepFamily, tokens: int) -> Size:
         fewest, each = ITEM_TOKENS[family]
-        return tokens, max(fewest, tokens // each), 0 if family is Family.PREFIX else self._most_pages
+        return tokens, max(fewest, tokens // each), 0 if family is StepFamily.PREFIX else self._most_pages
 
     # -- running -----------------------------------------------------------------------------------------------------
 
@@ -192,7 +192,7 @@ class CapturedPasses:
 
     def _count(self, kind: StepKind, passes: Sequence[PassPlan], replayed: list[Replay], left: list[int]) -> bool:
         """Count replays and passes without a bucket. Returns whether the step has missed."""
-        if kind.family in (Family.IDS, Family.PROMPT):
+        if kind.family in (StepFamily.IDS, StepFamily.PROMPT):
             self.counts.prefill_hits += len(replayed)
             self.counts.prefill_misses += bool(left)
             left_tokens = sum(passes[index].count for index in left)
@@ -205,12 +205,12 @@ class CapturedPasses:
         entry, passes = self._learned(kind), plan.passes
         if entry is None:
             return [], members
-        if kind.family is Family.LOOP:
+        if kind.family is StepFamily.LOOP:
             self._learn_exact(entry, [passes[index] for index in members])
             step = self._step_ahead(kind, [passes[index] for index in members])
             if step is not None:
                 return [_replay(step, plan, members)], []
-        if kind.family is Family.IDS and kind.adjusts:
+        if kind.family is StepFamily.IDS and kind.adjusts:
             self._request(entry, [passes[index] for index in members])
         replays = []
         while members:
@@ -234,7 +234,7 @@ class CapturedPasses:
         largest = entry.buckets.largest
         if largest is None:
             return None, 0
-        if entry.kind.family is Family.LOOP:
+        if entry.kind.family is StepFamily.LOOP:
             step = self._loop_step(entry, passes)
             return step, 0 if step is None else _fitting(passes, step.size.tokens, step.size.items)
         count = _fitting(passes, largest[0], largest[1])
@@ -245,8 +245,8 @@ class CapturedPasses:
         """Return the smallest bucket for these passes, None if more than a third of it would be padding."""
         tokens, kind = sum(planned.count for planned in passes), entry.kind
         fits = [size for size in entry.buckets.sizes if size[0] >= tokens and size[1] >= len(passes)]
-        most = tokens * 3 // 2 if kind.family is Family.PREFIX else max(MOST_SHORT, tokens * 3 // 2)
-        if not fits or (min(fits)[0] > most and kind.family is not Family.IDS and not kind.item_tokens):
+        most = tokens * 3 // 2 if kind.family is StepFamily.PREFIX else max(MOST_SHORT, tokens * 3 // 2)
+        if not fits or (min(fits)[0] > most and kind.family is not StepFamily.IDS and not kind.item_tokens):
             return None
         return entry.buckets[min(fits)]
 
@@ -286,7 +286,7 @@ class CapturedPasses:
             self._signatures[signature] = self._new_kind(planned)
         kind = self._signatures[signature]
         loop = planned.loop
-        if kind is None or kind.family is not Family.LOOP or kind.writes or loop is None:
+        if kind is None or kind.family is not StepFamily.LOOP or kind.writes or loop is None:
             return kind
         return kinds.whole_loop(planned, kind) if loop.is_fused and not loop.emits else kind
 
@@ -325,11 +325,11 @@ class CapturedPasses:
     def _sizes(self, kind: StepKind) -> list[Size]:
         """Return the bucket sizes of a new kind."""
         match kind.family:
-            case Family.LOOP:
+            case StepFamily.LOOP:
                 return self._loop_sizes(kind, self._loop_items)
-            case Family.IDS:
+            case StepFamily.IDS:
                 return []  # planned, or requested one by one
-            case Family.PREFIX:
+            case StepFamily.PREFIX:
                 return [self._ragged_size(kind.family, tokens) for tokens in self._prefix_tokens]
             case _ if kind.item_tokens:
                 counts = [items for items in PROMPT_ITEMS if items * kind.item_tokens <= max(self._prompt_tokens)]
@@ -361,7 +361,7 @@ class CapturedPasses:
         shared = dict[str, "Tensor"]()
         build = _builder(self._node, kind, self._sizes_for_shared(kind), shared)
         family = kind.family
-        is_loop = family is Family.LOOP
+        is_loop = family is StepFamily.LOOP
         entry = _Kind(
             kind,
             self._cache.buckets(
@@ -376,11 +376,11 @@ class CapturedPasses:
 
     def _sizes_for_shared(self, kind: StepKind) -> Size | None:
         """Return the size of the inputs that all buckets of a kind share, None if each has its own."""
-        return max(self._sizes(kind)) if kind.family in (Family.PREFIX, Family.PROMPT) else None
+        return max(self._sizes(kind)) if kind.family in (StepFamily.PREFIX, StepFamily.PROMPT) else None
 
 
 def _title(kind: StepKind, size: Size) -> str:
-    if kind.family is Family.LOOP:
+    if kind.family is StepFamily.LOOP:
         return f"pass graph of {size[1]} sequences, {kind}, {size[2]} pages"
     return f"{kind} graph of {size[0]} tokens"
 

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mstar_core.engine.cuda_graphs.cache import StepBuckets
+    from mstar_core.engine.cuda_graphs.node import NodeGraphs
     from mstar_core.engine.device_state.slots import DeviceSlots
-    from mstar_core.engine.kv.model_runner import ModelRunner
+    from mstar_core.engine.steps.device import Device
     from mstar_core.engine.steps.plan import DecodeBatch
     from mstar_core.parallel.collectives import TorchCollectives
 
@@ -32,9 +33,15 @@ class NodeFollower:
     """
 
     def __init__(
-        self, runner: ModelRunner, slots: DeviceSlots, tables: np.ndarray, collectives: TorchCollectives
+        self,
+        runner: Device,
+        graphs: NodeGraphs | None,
+        slots: DeviceSlots,
+        tables: np.ndarray,
+        collectives: TorchCollectives,
     ) -> None:
         self._runner = runner
+        self._graphs = graphs
         self._slots = slots
         self._tables = tables
         self._collectives = collectives
@@ -69,6 +76,5 @@ class NodeFollower:
         self._runner.launch(msgspec.structs.replace(step.plan, tables=self._tables, decode=decode))
 
     def _buckets(self, plan: plans.Capture | plans.Dropped) -> StepBuckets[object]:  # type: ignore[type-var]
-        graphs = self._runner.graphs
-        assert graphs is not None, "leader and followers have the same captured steps"
-        return graphs.buckets_of(plan.kind)
+        assert self._graphs is not None, "leader and followers have the same captured steps"
+        return self._graphs.buckets_of(plan.kind)

@@ -187,7 +187,7 @@ class ModelRunner:
     def follower(self, collectives: TorchCollectives) -> NodeFollower:
         """Return the executor of a leader's plans, which are then the only ones."""
         self.is_grouped = True
-        return NodeFollower(self, self._slots, self._tables, collectives)
+        return NodeFollower(self, self.graphs, self._slots, self._tables, collectives)
 
     # -- the scheduler's calls ---------------------------------------------------------------------------------------
 
