@@ -32,7 +32,7 @@ POSITIONS: Final = "positions"
 """Name of the positions among the inputs of a step."""
 
 
-class Family(Enum):
+class StepFamily(Enum):
     """Families of kinds, each with its order among captures.
 
     IDS: prompts of ids that the node samples after. DECODE: one token of each sequence in a resident loop. LOOP:
@@ -87,7 +87,7 @@ class StepKind:
     input keyword, from one iteration to the next. is_append_only: only the appended keys and values are used.
     """
 
-    family: Family
+    family: StepFamily
     ports: tuple[PortForm, ...]
     positions: PortForm
     causal: bool
@@ -106,7 +106,7 @@ class StepKind:
     @property
     def is_fresh(self) -> bool:
         """Whether its sequences have empty caches."""
-        return self.family is Family.PREFIX
+        return self.family is StepFamily.PREFIX
 
     @property
     def runs_ahead(self) -> bool:
@@ -127,12 +127,12 @@ class StepKind:
         adjusting = " that adjusts logits" if self.adjusts else ""
         names = ", ".join(port.name for port in self.ports)
         match self.family:
-            case Family.LOOP:
+            case StepFamily.LOOP:
                 often = f", {self.iterations} iterations" if self.iterations > 1 else ""
                 return f"{self.item_tokens} tokens {'appended' if self.writes else 'beside the cache'}{often}"
-            case Family.PROMPT:
+            case StepFamily.PROMPT:
                 return f"prompt ({names}){adjusting}"
-            case Family.IDS:
+            case StepFamily.IDS:
                 return f"prefill{adjusting}"
             case _:
                 return f"{self.family.name.lower()}{adjusting}"
@@ -157,14 +157,14 @@ def ids_kind(name: str, positions: torch.dtype, *, adjusts: bool = False) -> Ste
     """Return the kind of prompts of ids under a port."""
     ids = PortForm(name, torch.int64, 0, (), is_staged=True)
     place = PortForm(POSITIONS, positions, 0, (), is_staged=True)
-    return StepKind(family=Family.IDS, ports=(ids,), positions=place, causal=True, samples=True, adjusts=adjusts)
+    return StepKind(family=StepFamily.IDS, ports=(ids,), positions=place, causal=True, samples=True, adjusts=adjusts)
 
 
 def decode_kind(positions: torch.dtype, *, adjusts: bool = False) -> StepKind:
     """Return the kind of decode steps."""
     place = PortForm(POSITIONS, positions, 0, (), is_staged=True)
     return StepKind(
-        family=Family.DECODE, ports=(), positions=place, causal=True, samples=True, adjusts=adjusts, item_tokens=1
+        family=StepFamily.DECODE, ports=(), positions=place, causal=True, samples=True, adjusts=adjusts, item_tokens=1
     )
 
 
@@ -183,7 +183,7 @@ def prompt(planned: PassPlan, *, samples: bool) -> StepKind | None:
         return None
     item_tokens = planned.count if planned.per_item else 0
     return StepKind(
-        family=Family.PROMPT,
+        family=StepFamily.PROMPT,
         ports=tuple(forms),
         positions=_positions_form(planned),
         causal=True,
@@ -208,7 +208,7 @@ def prefix(planned: PassPlan) -> StepKind | None:
         if planned.axes[name] != 0 or value.shape[0] != planned.count:
             return None
         forms.append(_form(name, value, 0, leads=True, is_staged=value.dim() == 1))
-    return StepKind(family=Family.PREFIX, ports=tuple(forms), positions=_positions_form(planned), causal=False)
+    return StepKind(family=StepFamily.PREFIX, ports=tuple(forms), positions=_positions_form(planned), causal=False)
 
 
 def loop_pass(planned: PassPlan) -> StepKind | None:
@@ -231,7 +231,7 @@ def loop_pass(planned: PassPlan) -> StepKind | None:
         forms.append(replace(form, is_staged=item_bytes <= SMALL_BYTES))
     writes = planned.attend.write
     return StepKind(
-        family=Family.LOOP,
+        family=StepFamily.LOOP,
         ports=tuple(forms),
         positions=_positions_form(planned),
         causal=False,
