@@ -23,15 +23,15 @@ NODE: Final = """
 TURN_$number = NodeSpec(
     name="turn_$number",
     engine=STATELESS,
-    ports={"given": "i64", "text": "i64[n]"},
-    batch_key=("given",),
+    ports={"item": "i64", "text": "i64[n]"},
+    batch_key=("item",),
     doc="moves letters on by one place in the alphabet",
 )
-TO_TURN_$number = Stream("to_turn_$number", into=(TURN_$number, "given"), chunk=FixedChunk(1)$accept)
+TO_TURN_$number = Stream("to_turn_$number", into=(TURN_$number, "item"), chunk=FixedChunk(1)$accept)
 """
 
 WALK: Final = (
-    'turn_$number = Loop("turns_$number", GraphNode(TURN_$number, ("given",), ($edge,)), over=TO_TURN_$number)\n'
+    'turn_$number = Loop("turns_$number", GraphNode(TURN_$number, ("item",), ($edge,)), over=TO_TURN_$number)\n'
 )
 
 PROGRAM: Final = '''
@@ -47,7 +47,7 @@ class Turn(nn.Module):
 
     def forward(self, item: Tensor) -> dict[str, Tensor]:
         """item: int64 [batch, 1] or [batch, 1, n], one item of a stream. Gives text: int64 [batch, n]."""
-        flat = given.flatten(1)
+        flat = item.flatten(1)
         turned = flat
         for first in (ord("A"), ord("a")):
             is_letter = (flat >= first) & (flat < first + 26)
