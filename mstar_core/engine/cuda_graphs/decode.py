@@ -139,7 +139,6 @@ class DecodeSteps:
         tables: PageTables,
         *,
         id_port: str,
-        vocab: int,
         cache: GraphCache,
         rows: LoopRows | None = None,
     ) -> None:

@@ -62,9 +62,7 @@ class NodeGraphs:
         self._slots = slots
         self._budget = token_budget
         if spec.sampling is not None and vocab:
-            self.decode = DecodeSteps(
-                spec, module, attention, slots, tables, id_port=id_port, vocab=vocab, cache=cache, rows=rows
-            )
+            self.decode = DecodeSteps(spec, module, attention, slots, tables, id_port=id_port, cache=cache, rows=rows)
             self.prefill = PrefillSteps(self.decode, cache) if rows is None else None
         if spec.hints.capture_sizes or spec.hints.capture_tokens:
             self.passes = LoopPassSteps(spec, module, attention, tables, slots.count, cache, token_budget)
