@@ -88,7 +88,7 @@ def test_a_context_in_one_pass_equals_frame_by_frame(attention: str, cuda: torch
     here = replace(place(cuda), attention=attention)
     modules, asked = random_nodes(WIDE, here), trial(WIDE, 8, 3, 2)
     single = Rolling(WIDE, modules, replace(here, is_captured=False), 12)
-    single.driver.runners["ac_predictor"]._loops._most_iterations = 1  # type: ignore[attr-defined]
+    single.driver.runners["ac_predictor"]._scheduler._loops._most_iterations = 1  # type: ignore[attr-defined]
     expected = single.whole(asked)
     rolling = Rolling(WIDE, modules, here, 12)
     plain = rolling.whole(asked)

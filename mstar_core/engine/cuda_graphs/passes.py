@@ -18,6 +18,7 @@ from mstar_core.engine.cuda_graphs.cache import Size, up_to
 from mstar_core.engine.cuda_graphs.kinds import StepFamily, StepKind
 from mstar_core.engine.cuda_graphs.ragged import DRAWN, BucketSize, RaggedStep
 from mstar_core.engine.steps.limits import AHEAD_TOKENS, StepLimits
+from mstar_core.engine.steps.output import DrawnIds
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,7 +58,8 @@ class Replay:
     """One replay. passes: their indices in the step. outputs: copies of the packed outputs that some pass wants.
 
     items, tokens: batch items and packed tokens in use. iterations: of each pass that were computed. later: outputs of
-    further iterations. drawn: int64 [passes], overwritten by the next replay; None if nothing was drawn.
+    further iterations. drawn: ids of the passes, None if nothing was drawn. Their host copy is launched at once: the
+    next replay of any graph overwrites them.
     """
 
     passes: list[int]
@@ -66,7 +68,7 @@ class Replay:
     tokens: int
     iterations: int = 1
     later: Sequence[dict[str, Tensor]] = ()
-    drawn: Tensor | None = None
+    drawn: DrawnIds | None = None
 
 
 @dataclass(slots=True)
@@ -430,7 +432,7 @@ def _replay(step: RaggedStep, plan: StepPlan, members: list[int]) -> Replay:
         tokens=tokens,
         iterations=1 if step.later else step.kind.iterations,
         later=copies[1:],
-        drawn=drawn[: len(batch)] if drawn is not None and any(each.sampling for each in batch) else None,
+        drawn=DrawnIds.of(drawn[: len(batch)]) if drawn is not None and any(each.sampling for each in batch) else None,
     )
 
 

@@ -33,7 +33,7 @@ from mstar_core.engine.steps import updates
 from mstar_core.engine.steps.limits import StepLimits
 from mstar_core.engine.steps.output import DecodeOutput, DrawnIds, PassOutput, StepOutput
 from mstar_core.engine.steps.plan import StepPlan
-from mstar_core.engine.transfers import HostCopy, upload
+from mstar_core.engine.transfers import upload
 from mstar_core.errors import EngineError
 
 if TYPE_CHECKING:
@@ -306,7 +306,7 @@ class ModelRunner:
         parts, start = steps.replayable(decode), 0
         for part in parts:
             ids, reports = steps.run(part, plan.tables)
-            drawn = DrawnIds(ids, HostCopy(ids))
+            drawn = DrawnIds.of(ids)
             results.decode.append(DecodeOutput(start=start, count=len(part), drawn=drawn, reports=reports))
             start += len(part)
         return None if parts else decode
@@ -331,7 +331,6 @@ class ModelRunner:
 
     def _report(self, replay: Replay, passes: Sequence[PassPlan], results: _Results) -> None:
         """Divide the outputs of a replay among its passes."""
-        drawn = None if replay.drawn is None else DrawnIds(replay.drawn, HostCopy(replay.drawn))
         start, count = 0, len(passes)
         for place, (index, planned) in enumerate(zip(replay.passes, passes, strict=True)):
             share = _Share(place, start, planned.count, count, replay.tokens, is_alone=count == 1)
@@ -339,7 +338,7 @@ class ModelRunner:
                 ports=self._ports(planned, replay.outputs, share),
                 iterations=replay.iterations * planned.iterations,
                 later=[self._ports(planned, outputs, share) for outputs in replay.later],
-                drawn=drawn if planned.sampling is not None else None,
+                drawn=replay.drawn if planned.sampling is not None else None,
                 index=place,
             )
             start += planned.count
@@ -426,7 +425,7 @@ class ModelRunner:
         drawn = None
         if forward.draws is not None:
             ids = self._draw(forward, forward.draws, outputs)
-            drawn = DrawnIds(ids, HostCopy(ids))
+            drawn = DrawnIds.of(ids)
         at = 0
         if decode is not None:
             assert drawn is not None

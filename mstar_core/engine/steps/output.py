@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from mstar_core.engine.transfers import HostCopy
+
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.engine.transfers import HostCopy
     from mstar_core.errors import MstarError
 
 
@@ -19,6 +20,11 @@ class DrawnIds:
 
     ids: Tensor
     host: HostCopy
+
+    @classmethod
+    def of(cls, ids: Tensor) -> DrawnIds:
+        """Start copying ids to the host. The next replay of any captured step overwrites those of a captured one."""
+        return cls(ids, HostCopy(ids))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
