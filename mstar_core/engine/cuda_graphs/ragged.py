@@ -221,13 +221,15 @@ def metadata_of(passes: Sequence[PassPlan], tables: np.ndarray) -> AttentionMeta
         return AttentionMetadata.empty(tables)
     slots = np.array([each.slot for each in passes], dtype=np.int64)
     cached = np.array([each.cached for each in passes], dtype=np.int64)
-    counts = np.array([each.item_tokens for each in passes], dtype=np.int64)
-    often = np.array([each.iterations for each in passes], dtype=np.int64)
-    if int(often.sum()) > len(passes):
-        before = np.concatenate([np.arange(iterations) for iterations in often]) * np.repeat(counts, often)
-        slots, counts = np.repeat(slots, often), np.repeat(counts, often)
-        cached = np.repeat(cached, often) + before
+    tokens = [each.item_tokens for each in passes]
+    often = [each.iterations for each in passes]
+    if max(often) > 1:
+        before = [number * count for count, times in zip(tokens, often, strict=True) for number in range(times)]
+        slots, cached = np.repeat(slots, often), np.repeat(cached, often) + before
+        tokens = np.repeat(tokens, often).tolist()
     first = passes[0].attend
+    # The record keeps what it derives from one number of tokens for all sequences.
+    counts = tokens[0] if min(tokens) == max(tokens) else np.array(tokens, dtype=np.int64)
     return AttentionMetadata.of(slots, cached, tables, counts, causal=first.mask == "causal", writes=first.write)
 
 
