@@ -37,7 +37,8 @@ def upload(value: np.ndarray | Tensor, device: torch.device) -> Tensor:
     """
     source = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
     if source.device.type == "cpu" and device.type == "cuda":
-        return source.pin_memory().to(device, non_blocking=True)
+        # Numbers that are expanded to one per token share an element, which pinned memory cannot.
+        return source.contiguous().pin_memory().to(device, non_blocking=True)
     return source.to(device)
 
 

@@ -6,6 +6,7 @@ for passes and for sequences that fail.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
     from mstar_core.graph.declare.nodes import NodeSpec
     from mstar_core.layers.kv_view import KVModule
     from mstar_core.parallel.collectives import TorchCollectives
+
+log = logging.getLogger(__name__)
 
 Faults = Callable[[Sequence[int]], None]
 """Called with the slots of a forward before it runs; a test makes it raise."""
@@ -319,10 +322,11 @@ class ModelRunner:
             return members
         try:
             replays, rest = graphs.passes.run(plan, members)
-        except torch.OutOfMemoryError:
+        except Exception as error:
             if self.is_grouped:
                 raise
-            # The outputs of a replay did not fit. Run alone, only passes that are too large fail.
+            # For instance, the outputs of a replay did not fit. Run alone, only passes that cannot run fail.
+            log.warning("node %s: passes run uncaptured: %s: %s", self._spec.name, type(error).__name__, error)
             graphs.cache.counts.misses += 1
             return members
         for replay in replays:
