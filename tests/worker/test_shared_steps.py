@@ -9,11 +9,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mstar_core.conformance.clock import FakeClock
 from mstar_core.engine.base import Done, Job, JobKey, LoopStep, StepResult
 from mstar_core.messages.telemetry import Span
 from mstar_core.worker.state.request import LoopJob, TaskJob, UnderWay
 from mstar_core.worker.telemetry.tracing import Tracer
-from tests.worker.test_tracing import Clock, request, run
+from tests.worker.test_tracing import request, run
 
 LOOPS = 4
 
@@ -40,7 +41,7 @@ class Rank:
     """A tracer, and loops of requests. Loops 1 and 2 belong to one request. is_alone: count each row of each step."""
 
     def __init__(self, *, is_alone: bool) -> None:
-        self.clock = Clock()
+        self.clock = FakeClock(10.0)
         self.tracer = Tracer(self.clock)
         self.under_way = Looked()
         self.is_alone = is_alone
