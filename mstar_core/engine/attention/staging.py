@@ -73,10 +73,7 @@ def recorded_event() -> DeviceEvent:
 
 
 class Staging:
-    """A block of fields on the device with its ring of pinned host buffers.
-
-    on_put: called with each values, for the followers of a tensor-parallel group.
-    """
+    """A block of fields on the device with its ring of pinned host buffers."""
 
     def __init__(self, fields: Fields, device: torch.device) -> None:
         self._spans: dict[str, tuple[int, int]] = {}
@@ -85,7 +82,6 @@ class Staging:
             self._spans[name] = size, size + dtype.itemsize * length
             size += -(-dtype.itemsize * length // 16) * 16
         self._dtypes = {name: dtype for name, (dtype, _) in fields.items()}
-        self.on_put: Callable[[Values], None] | None = None
         self._last = next(reversed(self._spans), None)
         self._block = torch.zeros(size, dtype=torch.uint8, device=device)
         self._ring: BufferRing[_HostBuffer] | None = None
@@ -100,8 +96,6 @@ class Staging:
         A value shorter than its field is padded with zeros, and a field before the last one without a value becomes
         zero. The final field of the block is copied only as far as its value, and its rest is left as it is.
         """
-        if self.on_put is not None:
-            self.on_put(values)
         assert values.keys() <= self._spans.keys(), "a value without a field would be lost"
         if self._ring is None:
             self._send(self._host, values)

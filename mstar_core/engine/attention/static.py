@@ -7,7 +7,7 @@ contract.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from mstar_core.engine.attention.staging import Staging
@@ -67,15 +67,11 @@ class StaticAttention(ABC):
 
 
 class AttentionBuffers:
-    """Static buffers of one attention and of everything else that its step reads of the host; one copy per replay.
-
-    on_prepare: called with the metadata and the values of each replay, for the followers of a tensor-parallel group.
-    """
+    """Static buffers of one attention and of everything else that its step reads of the host; one copy per replay."""
 
     def __init__(self, attention: StaticAttention, device: torch.device, beside: Fields | None = None) -> None:
         """beside: fields of the step."""
         self.attention = attention
-        self.on_prepare: Callable[[AttentionMetadata, Values], None] | None = None
         self._staging = Staging({**(beside or {}), **attention.fields}, device)
         self.device = self._staging.device
         self.view: Any = attention.bind(self.device)
@@ -86,7 +82,5 @@ class AttentionBuffers:
 
     def prepare(self, metadata: AttentionMetadata, beside: Values | None = None) -> None:
         """Fill the buffers for the next replay. Earlier replays may still wait on the device."""
-        if self.on_prepare is not None:
-            self.on_prepare(metadata, beside or {})
         self._staging.put({**(beside or {}), **self.attention.values(metadata)})
         self.attention.plan()
