@@ -463,7 +463,8 @@ class ModelRunner:
             stopped = slots.stopped.index_select(0, places[:count])
             self._values.store(places[:count], forward.ports, outputs, stopped)  # type: ignore[arg-type]
         # With steps launched ahead, a sequence that has stopped in one of them repeats its last id.
-        return self.sampler.store(sampling.columns, places, ids, tracked=count if self._settings.lookahead else 0)
+        tracked = count if self._settings.lookahead else 0
+        return self.sampler.store(sampling.columns, places, ids, tracked, penalises=sampling.penalises)
 
     # -- outputs -----------------------------------------------------------------------------------------------------
 

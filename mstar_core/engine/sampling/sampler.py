@@ -31,20 +31,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class UploadedColumns:
-    """The columns of one batch on the device, made once per change of membership. states: int64 [n], on the host."""
+    """The columns of one batch on the device, made once per change of membership.
+
+    states: int64 [n], on the host. is_greedy: no draw needs a random number. penalises: a repetition penalty is on.
+    """
 
     columns: dict[str, Tensor]
     states: np.ndarray
+    is_greedy: bool
+    penalises: bool
 
     @classmethod
     def of(cls, params: Sequence[SamplingParams], device: torch.device) -> UploadedColumns:
         """Encode and upload parameters, without waiting for the device."""
         arrays = encoding.columns(params, len(params), adjusting=any(each.adjusts for each in params))
-        return cls({name: upload(array, device) for name, array in arrays.items()}, encoding.states(params))
+        return cls(
+            {name: upload(array, device) for name, array in arrays.items()},
+            encoding.states(params),
+            is_greedy=all(each.temperature <= 0 for each in params),
+            penalises=any(each.repetition_penalty != 1 for each in params),
+        )
 
     def chance(self, counter: np.ndarray) -> np.ndarray:
         """Return the points of the next draws: float64 [n]. counter: int64 [n], ids drawn before."""
-        return rng.uniform_host(self.states, counter)
+        return np.zeros(len(counter)) if self.is_greedy else rng.uniform_host(self.states, counter)
 
 
 class Sampler:
@@ -82,12 +92,15 @@ class Sampler:
             logits = penalised(logits, penalty, subset.select(seen.index_select(0, slots)))
         return subset.drawn(sorted_draw(logits, columns, chance))
 
-    def store(self, columns: Mapping[str, Tensor], slots: Tensor, ids: Tensor, tracked: int = 0) -> Tensor:
+    def store(
+        self, columns: Mapping[str, Tensor], slots: Tensor, ids: Tensor, tracked: int = 0, *, penalises: bool = True
+    ) -> Tensor:
         """Store drawn ids in their slots and return the resulting ids, int64 [n].
 
         tracked: so many first sequences check their stop ids on the device and keep their last id once they stopped.
+        penalises: False if no draw of the batch reads seen ids, which are then not marked.
         """
-        marks = {"sees": self.sees, "counts": encoding.adjusts(columns)}
+        marks = {"sees": self.sees and penalises, "counts": encoding.adjusts(columns)}
         if tracked == 0:
             return slot_update.store_ids(self._slots, slots, ids, **marks)
         kept = slot_update.commit_ids(self._slots, slots[:tracked], ids[:tracked], **marks)
