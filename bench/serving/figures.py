@@ -84,8 +84,8 @@ def head() -> dict[str, Any]:
 def command(words: Sequence[str]) -> str:
     """Return the command line of a report, without paths of the host.
 
-    A path inside the repository becomes relative to it. An absolute path outside keeps its last part, behind a
-    placeholder for its folder: one of PLACEHOLDERS, or `FOLDER`.
+    A path inside the repository becomes relative to it. An absolute path outside keeps its last part, behind a name for
+    its folder: one of PLACEHOLDERS, or `FOLDER`.
     """
     words = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
     options = ["", *words]

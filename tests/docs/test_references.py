@@ -45,7 +45,6 @@ NOT_OURS = frozenset(
         # a heading of the changelogs
         ("Unreleased",),
         # placeholders
-        ("mstar_core/NAME/", "tests/NAME/test_MODULE.py", "tests/NAME/test_MODULE_ASPECT.py"),
     )
     for span in spans
 )
