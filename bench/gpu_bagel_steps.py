@@ -36,13 +36,14 @@ from mstar_bagel.nodes.flow import FlowSteps
 from mstar_bagel.nodes.vision import ImageFeatures
 from mstar_bagel.plugin import mstar_models
 from mstar_core.engine.attention.backend import backend
-from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, SamplingParams
+from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes
 from mstar_core.engine.device import prepare_device, resolve_device
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.kv.settings import KVSettings
 from mstar_core.engine.steps.attention import AttentionMetadata
 from mstar_core.graph.declare.nodes import STEP, Attend
+from mstar_core.graph.declare.sampling import SamplingParams
 from mstar_core.layers.linear import fuse_projections
 from mstar_core.plugin.model import ModelContext
 

@@ -24,9 +24,10 @@ from typing import Any
 import torch
 
 from bench.gpu_codec_tiles import CODEC, KEEP, OFFSET, captured_us, decoder, errors
-from mstar_core.engine.base import Handle, Job, JobKey, SamplingParams
+from mstar_core.engine.base import Handle, Job, JobKey
 from mstar_core.engine.device import prepare_device
 from mstar_core.engine.stateless.engine import StatelessEngine
+from mstar_core.graph.declare.sampling import SamplingParams
 from mstar_orpheus.plugin import ORPHEUS
 from mstar_orpheus.vocoder.fused_decoder import FusedDecoder
 from mstar_orpheus.vocoder.node import Vocoder

@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
-from mstar_core.engine.base import SamplingParams
 from mstar_core.engine.sampling import top_p
 from mstar_core.engine.sampling.sampler import UploadedColumns
+from mstar_core.graph.declare.sampling import SamplingParams
 
 VOCABULARIES = {"full": 156940, "restricted": 28673}
 SPREADS = {"flat": 1.1, "peaked": 5.0}

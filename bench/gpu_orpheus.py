@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, SamplingParams
+from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes
 from mstar_core.engine.cuda_graphs.decode import DecodeSteps
 from mstar_core.engine.device import prepare_device
@@ -30,6 +30,7 @@ from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.kv.settings import KVSettings
 from mstar_core.engine.steps.attention import AttentionMetadata
 from mstar_core.graph.declare.nodes import KV_CACHE, KVSpec, NodeSpec, Sampling
+from mstar_core.graph.declare.sampling import SamplingParams
 from mstar_core.layers import AttentionSpec, Llama3Scaling, RotarySpec
 from mstar_core.layers.linear import fuse_projections
 from mstar_orpheus.llama import Llama, LlamaConfig

@@ -19,7 +19,7 @@ from typing import Any, Final
 import gpu_orpheus
 import torch
 
-from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, SamplingParams
+from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes
 from mstar_core.engine.cuda_graphs.decode import DecodeStep
 from mstar_core.engine.device import prepare_device
@@ -27,6 +27,7 @@ from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.kv.settings import KVSettings
 from mstar_core.graph import Attend, GraphNode, Loop
 from mstar_core.graph.compile.resident import loop_ports
+from mstar_core.graph.declare.sampling import SamplingParams
 from mstar_core.layers.linear import fuse_projections
 from mstar_core.weights.building import building
 from mstar_core.weights.random_fill import fill_randomly

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from mstar_core.engine.base import Done, Handle, Job, LoopStep, Pressure, SamplingParams, StepResult
+from mstar_core.engine.base import Done, Handle, Job, LoopStep, Pressure, StepResult
 from mstar_core.engine.runner import NodeRunner, Running
+from mstar_core.graph.declare.sampling import SamplingParams
 from mstar_core.messages.flow import Outputs
 from mstar_core.messages.tensors import ShmTensor
 from mstar_core.messages.wire import Message

@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from mstar_core.engine.base import Done, Emission, Handle, Job, JobKey, SamplingParams, StepResult
+from mstar_core.engine.base import Done, Emission, Handle, Job, JobKey, StepResult
 from mstar_core.engine.runner import NodeRunner
+from mstar_core.graph.declare.sampling import SamplingParams
 
 
 @dataclass(slots=True)

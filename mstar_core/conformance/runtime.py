@@ -24,8 +24,9 @@ from mstar_core.conformance.clock import FakeClock
 from mstar_core.conformance.fake_api import FakeApi, RequestOutcome, SampleRequest, SentRequest
 from mstar_core.conformance.mailbox import FakeMailbox, MailboxNetwork
 from mstar_core.conformance.nodes import BuiltNode, Faults, RuntimeSettings, build_nodes, make_runners
-from mstar_core.engine.base import Handle, SamplingParams
+from mstar_core.engine.base import Handle
 from mstar_core.errors import EngineError, MstarError
+from mstar_core.graph.declare.sampling import SamplingParams
 from mstar_core.messages.life import PeerReady
 from mstar_core.messages.names import API, CONDUCTOR, worker_name
 from mstar_core.plugin.processor import Processor

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NewType
 
 from mstar_core.graph.declare.nodes import MAIN, Attend
-from mstar_core.graph.declare.sampling import SamplingParams as SamplingParams  # part of this contract
 
 if TYPE_CHECKING:
     from collections.abc import Container

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
@@ -121,14 +122,14 @@ def node_module(module: object) -> NodeModule:
     return cast("NodeModule", type(type(module).__name__, (NodeModule,), methods)())
 
 
-class CapturesFunction(NodeModule):
+class CapturesFunction(NodeModule, ABC):
     """Base of a stateless module with one captured function, `_replayed`."""
 
     _replayed: CapturedFunction
 
+    @abstractmethod
     def capture(self, captures: GraphCache) -> None:
         """Use CUDA graphs of this cache. Called once the weights are loaded, on CUDA only."""
-        raise NotImplementedError
 
     def idle(self) -> bool:
         """Capture the next missing bucket. Returns whether more are missing."""

@@ -16,9 +16,10 @@ from mstar_core.engine.base import MemoryUse
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mstar_core.engine.base import Handle, Job, JobKey, Pressure, SamplingParams, StepResult
+    from mstar_core.engine.base import Handle, Job, JobKey, Pressure, StepResult
     from mstar_core.engine.cuda_graphs.cache import GraphCounts
     from mstar_core.engine.cuda_graphs.compilation import Compiling
+    from mstar_core.graph.declare.sampling import SamplingParams
 
 
 class Running(Protocol):

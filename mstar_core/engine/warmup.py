@@ -12,9 +12,10 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from mstar_core.engine.base import Handle, Job, JobKey, SamplingParams
+from mstar_core.engine.base import Handle, Job, JobKey
 from mstar_core.engine.module import WarmupRequest, WarmupStep
 from mstar_core.engine.runner import NodeRunner
+from mstar_core.graph.declare.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

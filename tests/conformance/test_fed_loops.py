@@ -12,7 +12,7 @@ import pytest
 from mstar_core.conformance.fake_api import RequestOutcome, SampleRequest
 from mstar_core.conformance.nodes import RuntimeSettings, build_nodes
 from mstar_core.conformance.runtime import LocalRuntime
-from mstar_core.engine.base import SamplingParams
+from mstar_core.graph.declare.sampling import SamplingParams
 from tests.engine.tiny_engine import VOCAB
 from tests.engine.tiny_engine import reference as written
 from tests.engine.tiny_talker import GROUPS, Speech

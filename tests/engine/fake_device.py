@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mstar_core.engine.base import Done, Emission, Failed, Handle, Job, JobKey, LoopSpec, SamplingParams, StepResult
+from mstar_core.engine.base import Done, Emission, Failed, Handle, Job, JobKey, LoopSpec, StepResult
 from mstar_core.engine.cache.loop_values import LoopValues
 from mstar_core.engine.cache.memory import KVMemory
 from mstar_core.engine.cache.page_pool import PagePool
@@ -43,6 +43,7 @@ from mstar_core.engine.transfers import HostCopy
 from mstar_core.errors import EngineError, MstarError
 from mstar_core.graph.compile.resident import LoopPorts
 from mstar_core.graph.declare.nodes import KV_CACHE, KVSpec, NodeSpec, Sampling
+from mstar_core.graph.declare.sampling import SamplingParams
 
 VOCAB, PAGE = 101, 4
 CPU = torch.device("cpu")

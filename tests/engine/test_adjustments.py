@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mstar_core.engine.base import Handle, SamplingParams
+from mstar_core.engine.base import Handle
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.errors import RequestError
 from mstar_core.graph.declare.nodes import Sampling
+from mstar_core.graph.declare.sampling import SamplingParams
 from tests.engine.tiny_engine import LM, VOCAB, Driver, TinyLM, generate, make_engine, prompt
 
 BIASED = SamplingParams(logit_bias={7: 100.0, 9: 99.0})

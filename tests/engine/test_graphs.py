@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from mstar_core.engine.base import Handle, LoopSpec, SamplingParams
+from mstar_core.engine.base import Handle, LoopSpec
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes, GraphCache
 from mstar_core.engine.cuda_graphs.kinds import StepFamily
 from mstar_core.graph.declare.nodes import Attend, EngineHints
+from mstar_core.graph.declare.sampling import SamplingParams
 from tests.engine.recorded import RecordingCache, captured_tokens
 from tests.engine.tiny_engine import LM, Driver, generate, make_engine, prompt
 from tests.engine.tiny_world import numbers

@@ -11,11 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from mstar_core.engine.base import Done, Handle, LoopSpec, SamplingParams
+from mstar_core.engine.base import Done, Handle, LoopSpec
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.scheduling.sequence import CandidateGroup
 from mstar_core.errors import ConfigError, EngineError, TooLarge
 from mstar_core.graph.declare.nodes import MAIN, Attend
+from mstar_core.graph.declare.sampling import SamplingParams
 from tests.engine.tiny_engine import LM, VOCAB, WIDTH, Driver, make_engine, prompt
 from tests.engine.tiny_world import FRAME, PATCHES, TRIAL, WORLD, TinyWorld, make_world, numbers
 

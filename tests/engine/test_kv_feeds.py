@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mstar_core.engine.base import Handle, LoopSpec, SamplingParams
+from mstar_core.engine.base import Handle, LoopSpec
 from mstar_core.engine.transfers import HostCopy
+from mstar_core.graph.declare.sampling import SamplingParams
 from tests.engine.tiny_engine import Driver
 from tests.engine.tiny_talker import CARRY, GROUPS, SPEECHES, Speech, Talk, TinyTalker, make_talker, reference, speak
 

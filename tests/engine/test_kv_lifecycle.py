@@ -7,9 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mstar_core.engine.base import Handle, SamplingParams
+from mstar_core.engine.base import Handle
 from mstar_core.errors import ConfigError, EngineError, MstarError, NotFound, StartError, TooLarge
 from mstar_core.graph.declare.nodes import Attend
+from mstar_core.graph.declare.sampling import SamplingParams
 from tests.engine.tiny_engine import VOCAB, Driver, TinyLM, make_engine, prompt, reference
 from tests.engine.tiny_world import numbers
 

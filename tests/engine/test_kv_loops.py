@@ -7,8 +7,9 @@ from typing import Literal
 import pytest
 import torch
 
-from mstar_core.engine.base import Handle, LoopSpec, SamplingParams
+from mstar_core.engine.base import Handle, LoopSpec
 from mstar_core.graph.declare.nodes import Attend
+from mstar_core.graph.declare.sampling import SamplingParams
 from tests.engine.tiny_engine import VOCAB, Driver, make_engine, prompt, reference
 
 IDS = prompt(1, 9)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mstar_core.engine.base import CacheState, Export, Handle, SamplingParams
+from mstar_core.engine.base import CacheState, Export, Handle
 from mstar_core.errors import EngineError
+from mstar_core.graph.declare.sampling import SamplingParams
 from tests.engine.tiny_engine import Driver, make_engine, prompt, reference
 
 PENALISED = SamplingParams(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mstar_core.engine.base import Handle, SamplingParams
+from mstar_core.engine.base import Handle
+from mstar_core.graph.declare.sampling import SamplingParams
 from tests.engine.tiny_engine import LM, VOCAB, Driver, TinyLM, generate, make_engine, prompt, reference
 
 GREEDY = SamplingParams()

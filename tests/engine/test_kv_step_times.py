@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from mstar_core.conformance.clock import FakeClock
-from mstar_core.engine.base import Handle, Job, JobKey, SamplingParams
+from mstar_core.engine.base import Handle, Job, JobKey
 from mstar_core.engine.stateless.engine import StatelessEngine
+from mstar_core.graph.declare.sampling import SamplingParams
 from mstar_core.worker.telemetry.tracing import jobs_of
 from tests.engine.test_stateless_running import SPEC, Both
 from tests.engine.tiny_engine import Driver, make_engine, prompt

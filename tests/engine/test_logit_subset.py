@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mstar_core.engine.base import SamplingParams
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.sampling.logit_subset import LogitSubset
 from mstar_core.errors import ConfigError, EngineError
 from mstar_core.graph.declare.nodes import NodeSpec, Sampling
+from mstar_core.graph.declare.sampling import SamplingParams
 from tests.engine.tiny_engine import LM, VOCAB, Driver, TinyLM, generate, make_engine, prompt
 
 DRAWABLE = (range(4, 5), range(11, 40, 2), range(47, 52))

@@ -10,13 +10,14 @@ import torch
 
 from mstar_core.engine.attention.pytorch import TorchAttention
 from mstar_core.engine.attention.static import AttentionBuffers
-from mstar_core.engine.base import Handle, SamplingParams
+from mstar_core.engine.base import Handle
 from mstar_core.engine.cache.page_pool import PagePool
 from mstar_core.engine.cache.page_table import PageTables
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes
 from mstar_core.engine.cuda_graphs.kinds import StepFamily
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
+from mstar_core.graph.declare.sampling import SamplingParams
 from tests.engine.recorded import captured_tokens
 from tests.engine.test_graphs import REQUESTS
 from tests.engine.tiny_engine import Driver, generate, make_engine, prompt

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mstar_core.engine.base import SamplingParams
+from mstar_core.graph.declare.sampling import SamplingParams
 from mstar_core.layers import rng
 from mstar_core.layers.sampling import BAD_ROW, HEAD
 from tests.engine.exact_draw import is_right, probabilities, sample

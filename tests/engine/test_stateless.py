@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mstar_core.engine.base import Done, Failed, Handle, Job, JobKey, LoopSpec, SamplingParams, StepResult
+from mstar_core.engine.base import Done, Failed, Handle, Job, JobKey, LoopSpec, StepResult
 from mstar_core.engine.module import node_module
 from mstar_core.engine.stateless.engine import StatelessEngine
 from mstar_core.engine.stateless.inputs import SMALL, BatchPorts
 from mstar_core.graph.declare.nodes import STATELESS, NodeSpec
+from mstar_core.graph.declare.sampling import SamplingParams
 from mstar_core.layers import rng
 
 SPEC = NodeSpec(name="codec", engine=STATELESS, ports={"x": "f32[n]", "y": "f32[n]"})

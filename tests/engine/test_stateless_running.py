@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mstar_core.engine.base import Done, Emission, Failed, Handle, Job, JobKey, SamplingParams, StepResult
+from mstar_core.engine.base import Done, Emission, Failed, Handle, Job, JobKey, StepResult
 from mstar_core.engine.stateless.engine import StatelessEngine
 from mstar_core.engine.stateless.step import StatelessStep, stays
 from mstar_core.errors import EngineError
 from mstar_core.graph.declare.nodes import STATELESS, NodeSpec
+from mstar_core.graph.declare.sampling import SamplingParams
 
 SPEC = NodeSpec(name="cameras", engine=STATELESS, ports={"x": "f32[n]", "y": "f32[n]", "z": "f32[n]"})
 JOB = Job(key=JobKey(1), handle=Handle(0), inputs={}, outputs=("z",))

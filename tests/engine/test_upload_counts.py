@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, SamplingParams
+from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec
 from mstar_core.engine.cuda_graphs.cache import GraphCache
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.steps.limits import AHEAD
 from mstar_core.graph.declare.nodes import Attend, EngineHints
+from mstar_core.graph.declare.sampling import SamplingParams
 from mstar_core.layers.kv_view import KVView
 from tests.engine.tiny_engine import LM, WIDTH, TinyLM, make_engine
 from tests.engine.tiny_world import PATCHES, TRIAL, WORLD, make_world, numbers

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from mstar_core.engine.base import Done, Emission, Failed, Handle, Job, JobKey, LoopSpec, SamplingParams, StepResult
+from mstar_core.engine.base import Done, Emission, Failed, Handle, Job, JobKey, LoopSpec, StepResult
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.kv.settings import KVSettings
 from mstar_core.graph.declare.nodes import KV_CACHE, Attend, KVSpec, NodeSpec, Sampling
+from mstar_core.graph.declare.sampling import SamplingParams
 from mstar_core.layers import AttentionSpec, DecoderBlock, Head, RMSNorm, Rotary, RotarySpec, TokenEmbedding
 from mstar_core.layers.kv_view import KVView
 from mstar_core.parallel.shards import WHOLE, Shard, module_slices

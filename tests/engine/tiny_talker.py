@@ -13,10 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mstar_core.engine.base import Handle, JobKey, LoopSpec, SamplingParams
+from mstar_core.engine.base import Handle, JobKey, LoopSpec
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.graph.compile.resident import LoopPorts
 from mstar_core.graph.declare.nodes import KV_CACHE, RANDOM, Attend, KVSpec, NodeSpec, Sampling
+from mstar_core.graph.declare.sampling import SamplingParams
 from mstar_core.layers import rng
 from mstar_core.layers.kv_view import KVView
 from tests.engine.exact_draw import sample

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from mstar_core.engine.base import Done, Failed, Handle, Job, LoopStep, Pressure, SamplingParams, StepResult
+from mstar_core.engine.base import Done, Failed, Handle, Job, LoopStep, Pressure, StepResult
 from mstar_core.engine.runner import NodeRunner
 from mstar_core.errors import EngineError
+from mstar_core.graph.declare.sampling import SamplingParams
 
 
 @dataclass

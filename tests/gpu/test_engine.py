@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, SamplingParams
+from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.graph.declare.nodes import KV_CACHE, KVSpec, NodeSpec, Sampling
+from mstar_core.graph.declare.sampling import SamplingParams
 from mstar_core.layers import AttentionSpec, DecoderBlock, Head, RMSNorm, Rotary, RotarySpec, TokenEmbedding
 from mstar_core.layers.kv_view import KVView
 from mstar_core.layers.linear import fuse_projections

@@ -8,8 +8,9 @@ import resource
 import pytest
 import torch
 
-from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, SamplingParams
+from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec
 from mstar_core.engine.kv.engine import KVCacheEngine
+from mstar_core.graph.declare.sampling import SamplingParams
 from mstar_core.layers.linear import fuse_projections
 from tests.engine.tiny_engine import prompt
 from tests.gpu.test_engine import WideLM, wide_engine

@@ -14,7 +14,7 @@ import torch
 from mstar_core.engine.attention.flashinfer import FlashInferAttention
 from mstar_core.engine.attention.pytorch import TorchAttention
 from mstar_core.engine.attention.static import AttentionBuffers
-from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, SamplingParams
+from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec
 from mstar_core.engine.cache.page_pool import PagePool
 from mstar_core.engine.cache.page_table import PageTables
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes
@@ -22,6 +22,7 @@ from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.kv.settings import KVSettings
 from mstar_core.engine.scheduling.step import KVStep
 from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
+from mstar_core.graph.declare.sampling import SamplingParams
 from mstar_core.layers.linear import fuse_projections
 from tests.engine.tiny_engine import Driver, TinyLM, generate, make_engine, prompt
 from tests.gpu.test_engine import REQUESTS, SAMPLINGS, WIDE, WideLM, wide_engine

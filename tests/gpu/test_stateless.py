@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mstar_core.engine.base import Handle, Job, JobKey, SamplingParams
+from mstar_core.engine.base import Handle, Job, JobKey
 from mstar_core.engine.stateless.engine import StatelessEngine
 from mstar_core.graph.declare.nodes import STATELESS, NodeSpec
+from mstar_core.graph.declare.sampling import SamplingParams
 
 pytestmark = pytest.mark.gpu
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mstar_core.engine.base import SamplingParams
 from mstar_core.engine.sampling.sampler import UploadedColumns
+from mstar_core.graph.declare.sampling import SamplingParams
 from mstar_core.layers.sampling import BAD_ROW, draw, sorted_draw
 
 RULES = [(1.0, 0, 1.0), (0.7, 5, 1.0), (1.0, 0, 0.8), (0.9, 12, 0.6), (1.5, 1, 1.0), (1.0, 10**6, 0.05)]

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from mstar_core.engine.base import SamplingParams
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes
 from mstar_core.engine.group.link import GroupEnded
 from mstar_core.engine.group.plans import StopPlans
 from mstar_core.engine.kv import leader
 from mstar_core.engine.kv.engine import KVCacheEngine
+from mstar_core.graph.declare.sampling import SamplingParams
 from mstar_core.worker.start.build import local_node
 from tests.engine.test_pass_graphs import FLOWING, captured, flows
 from tests.engine.tiny_engine import LM, Driver, TinyLM, generate, make_engine, prompt

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mstar_core.engine.base import Handle, SamplingParams
+from mstar_core.engine.base import Handle
+from mstar_core.graph.declare.sampling import SamplingParams
 from tests.engine.tiny_engine import Driver, make_engine
 from tests.runtime.golden import GOLDEN, LONG, PROMPTS, SHORT, Built, Golden
 

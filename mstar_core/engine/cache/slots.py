@@ -12,8 +12,8 @@ from typing import Final
 import numpy as np
 import torch
 
-from mstar_core.engine.base import SamplingParams
 from mstar_core.engine.steps.updates import SlotChanges
+from mstar_core.graph.declare.sampling import SamplingParams
 
 NO_ID: Final = -1
 """Marks an entry that holds no id."""

@@ -57,14 +57,13 @@ ITEM_TOKENS: Final = {StepFamily.IDS: (8, 32), StepFamily.PROMPT: (8, 32), StepF
 class Replay:
     """One replay. passes: their indices in the step. outputs: copies of the packed outputs that some pass wants.
 
-    items, tokens: batch items and packed tokens in use. iterations: of each pass that were computed. later: outputs of
+    tokens: packed tokens in use. iterations: of each pass that were computed. later: outputs of
     further iterations. drawn: ids of the passes, None if nothing was drawn. Their host copy is launched at once: the
     next replay of any graph overwrites them.
     """
 
     passes: list[int]
     outputs: dict[str, Tensor]
-    items: int
     tokens: int
     iterations: int = 1
     later: Sequence[dict[str, Tensor]] = ()
@@ -428,7 +427,6 @@ def _replay(step: RaggedStep, plan: StepPlan, members: list[int]) -> Replay:
     return Replay(
         passes=members,
         outputs=copies[0],
-        items=items,
         tokens=tokens,
         iterations=1 if step.later else step.kind.iterations,
         later=copies[1:],

@@ -17,14 +17,15 @@ import torch
 
 from mstar_core.engine.attention.staging import host_array, port_field
 from mstar_core.engine.attention.static import AttentionBuffers
-from mstar_core.engine.base import SamplingParams
 from mstar_core.engine.cuda_graphs.cache import StaticStep
 from mstar_core.engine.cuda_graphs.kinds import MOST_ITERATIONS, POSITIONS, STEP_PORT, PortForm, StepKind
 from mstar_core.engine.sampling.columns import columns, states
 from mstar_core.engine.sampling.columns import fields as column_fields
-from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
+from mstar_core.engine.steps.attention import AttentionShape
+from mstar_core.engine.steps.packed import metadata_of
 from mstar_core.engine.steps.positions import host_positions
 from mstar_core.engine.transfers import gather, join, upload
+from mstar_core.graph.declare.sampling import SamplingParams
 from mstar_core.layers import rng
 from mstar_core.layers.kv_view import AppendOnlyView
 
@@ -213,24 +214,6 @@ class RaggedStep(StaticStep[list[dict[str, "Tensor"]]]):
         logits = self._node.module.head(hidden.index_select(0, values["ends"]))
         ids = sampler.draw(logits, values, values["chance"], values["slots"])
         return sampler.store(values, values["slots"], ids)
-
-
-def metadata_of(passes: Sequence[PassPlan], tables: np.ndarray) -> AttentionMetadata:
-    """Return the attention metadata of passes of one mask. Each iteration of a pass is a sequence of its own."""
-    if not passes:
-        return AttentionMetadata.empty(tables)
-    slots = np.array([each.slot for each in passes], dtype=np.int64)
-    cached = np.array([each.cached for each in passes], dtype=np.int64)
-    tokens = [each.item_tokens for each in passes]
-    often = [each.iterations for each in passes]
-    if max(often) > 1:
-        before = [number * count for count, times in zip(tokens, often, strict=True) for number in range(times)]
-        slots, cached = np.repeat(slots, often), np.repeat(cached, often) + before
-        tokens = np.repeat(tokens, often).tolist()
-    first = passes[0].attend
-    # The record keeps what it derives from one number of tokens for all sequences.
-    counts = tokens[0] if min(tokens) == max(tokens) else np.array(tokens, dtype=np.int64)
-    return AttentionMetadata.of(slots, cached, tables, counts, causal=first.mask == "causal", writes=first.write)
 
 
 def later_pass(planned: PassPlan, ahead: int) -> PassPlan:

@@ -100,7 +100,7 @@ class FrameEncoder:
                 else:
                     self.shared.append(value)
                 return _name(value.dtype), tuple(value.shape), data
-        raise NotImplementedError(f"plans do not hold {type(value).__name__}")
+        raise TypeError(f"plans do not hold {type(value).__name__}")
 
 
 class FrameDecoder:

@@ -33,13 +33,14 @@ from mstar_core.engine.transfers import HostCopy
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.engine.base import Job, JobKey, MemoryUse, Pressure, SamplingParams, StepResult
+    from mstar_core.engine.base import Job, JobKey, MemoryUse, Pressure, StepResult
     from mstar_core.engine.cuda_graphs.cache import GraphCache, GraphCounts
     from mstar_core.engine.cuda_graphs.compilation import Compiling
     from mstar_core.engine.group.link import PlanSender
     from mstar_core.engine.kv.follower import NodeFollower
     from mstar_core.engine.runner import Running
     from mstar_core.graph.declare.nodes import NodeSpec
+    from mstar_core.graph.declare.sampling import SamplingParams
     from mstar_core.layers.kv_view import KVModule
     from mstar_core.parallel.collectives import TorchCollectives
 

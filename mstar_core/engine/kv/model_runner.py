@@ -27,12 +27,13 @@ from mstar_core.engine.device_state.slots import DeviceSlots
 from mstar_core.engine.failures import node_error
 from mstar_core.engine.kv.follower import NodeFollower
 from mstar_core.engine.kv.leader import Leader
-from mstar_core.engine.kv.packing import packed_draws, packed_metadata, packed_ports, packed_positions
+from mstar_core.engine.kv.packing import packed_draws, packed_ports, packed_positions
 from mstar_core.engine.ports import fixed_ranks, id_port, position_dtype
 from mstar_core.engine.sampling.sampler import Sampler, UploadedColumns
 from mstar_core.engine.steps import updates
 from mstar_core.engine.steps.limits import StepLimits
 from mstar_core.engine.steps.output import DecodeOutput, DrawnIds, PassOutput, StepOutput
+from mstar_core.engine.steps.packed import metadata_of
 from mstar_core.engine.steps.plan import StepPlan
 from mstar_core.engine.transfers import upload
 from mstar_core.errors import EngineError
@@ -395,7 +396,7 @@ class ModelRunner:
             start=start,
             passes=passes,
             members=members,
-            metadata=packed_metadata(decode, passes, plan.tables),
+            metadata=metadata_of(passes, plan.tables, decode),
             ports=ports,
             positions=packed_positions(decode, passes, device),
             draws=packed_draws(decode, passes),

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from mstar_core.engine.steps.attention import AttentionMetadata
 from mstar_core.engine.steps.positions import host_positions
 from mstar_core.engine.transfers import upload
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.engine.base import SamplingParams
     from mstar_core.engine.steps.plan import DecodePlan, PassPlan
+    from mstar_core.graph.declare.sampling import SamplingParams
 
 Ports = dict[str, "Tensor | list[Tensor]"]
 """The module's inputs by keyword; a list where the shapes of batch items differ."""
@@ -34,29 +33,6 @@ class Draws:
     drawn: np.ndarray
     sampling: Sequence[SamplingParams]
     ends: np.ndarray | None = None
-
-
-def packed_metadata(decode: DecodePlan | None, passes: Sequence[PassPlan], tables: np.ndarray) -> AttentionMetadata:
-    """Return the attention metadata of a forward. Each iteration of a pass is a sequence of its own."""
-    if not passes:
-        assert decode is not None
-        return AttentionMetadata.of(decode.batch.slots, decode.lengths, tables)
-    items = [(planned, before) for planned in passes for before in range(0, planned.count, planned.item_tokens)]
-    count = 0 if decode is None else len(decode)
-    rows = np.array([planned.slot for planned, _ in items], dtype=np.int64)
-    lengths = np.array([planned.cached + before for planned, before in items], dtype=np.int64)
-    if decode is not None:
-        rows, lengths = np.concatenate([decode.batch.slots, rows]), np.concatenate([decode.lengths, lengths])
-    starts = np.zeros(count + len(items) + 1, dtype=np.int64)
-    np.cumsum([*(1 for _ in range(count)), *(planned.item_tokens for planned, _ in items)], out=starts[1:])
-    return AttentionMetadata(
-        query_starts=starts,
-        page_rows=rows,
-        lengths=lengths,
-        causal=np.array([True] * count + [planned.attend.mask == "causal" for planned, _ in items]),
-        writes=np.array([True] * count + [planned.attend.write for planned, _ in items]),
-        tables=tables,
-    )
 
 
 def packed_ports(passes: Sequence[PassPlan], ids: Tensor | None, device: torch.device) -> Ports:

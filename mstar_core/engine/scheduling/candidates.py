@@ -20,9 +20,10 @@ from mstar_core.graph.declare.nodes import STEP
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.engine.base import Job, SamplingParams
+    from mstar_core.engine.base import Job
     from mstar_core.engine.scheduling.requests import Requests
     from mstar_core.graph.declare.nodes import NodeSpec
+    from mstar_core.graph.declare.sampling import SamplingParams
 
 SEED_STEP: Final = 0x9E3779B97F4A7C15
 """Distance between the seeds of adjacent candidates: odd, so 2**64 of them are distinct."""

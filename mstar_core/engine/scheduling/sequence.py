@@ -21,10 +21,11 @@ from mstar_core.graph.declare.nodes import Attend
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.engine.base import Done, Handle, SamplingParams
+    from mstar_core.engine.base import Done, Handle
     from mstar_core.engine.cache.memory import SavedPages
     from mstar_core.engine.cache.prefix_cache import ContentChain
     from mstar_core.engine.steps.plan import Position
+    from mstar_core.graph.declare.sampling import SamplingParams
 
 
 @dataclass(slots=True, kw_only=True)

@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 from torch import Tensor
 
-from mstar_core.engine.base import SamplingParams
 from mstar_core.engine.steps.updates import Update
 from mstar_core.graph.declare.nodes import Attend
+from mstar_core.graph.declare.sampling import SamplingParams
 
 Position = int | float
 """Position of a token; a float at nodes whose `positions` port is one."""

@@ -16,12 +16,13 @@ import numpy as np
 import torch
 from msgspec import structs
 
-from mstar_core.engine.base import Handle, Job, JobKey, SamplingParams
+from mstar_core.engine.base import Handle, Job, JobKey
 from mstar_core.engine.module import node_module
 from mstar_core.engine.ports import id_port
 from mstar_core.engine.runner import NodeRunner
 from mstar_core.errors import MstarError
 from mstar_core.graph import KV_CACHE, GraphNode, NodeSpec, PortType, graph_nodes, loops, walk_inputs
+from mstar_core.graph.declare.sampling import SamplingParams
 from mstar_core.messages.tensors import InlineTensor, TensorRef
 from mstar_core.messages.wire import Message
 from mstar_core.messages.work import OpenRequest, RunInputRef, RunWalk, RunWalks, SignalRef, WalkDone, WorkFailed

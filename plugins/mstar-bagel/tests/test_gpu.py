@@ -13,12 +13,13 @@ from mstar_bagel.checkpoint.config import Autoencoder, ControlIds, Language, Siz
 from mstar_bagel.graph import LOOK, build
 from mstar_bagel.nodes.autoencoder import to_tokens
 from mstar_bagel.nodes.language import BagelLLM
-from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, SamplingParams
+from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes
 from mstar_core.engine.device import prepare_device
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.kv.settings import KVSettings
 from mstar_core.graph.declare.nodes import STEP, Attend
+from mstar_core.graph.declare.sampling import SamplingParams
 from mstar_core.layers.linear import fuse_projections
 
 from .conftest import BRANCHES, SPEC, Golden, Run

@@ -13,11 +13,12 @@ from mstar_bagel.checkpoint.config import Autoencoder, ControlIds, Language, Siz
 from mstar_bagel.graph import LOOK, build
 from mstar_bagel.nodes.language import BagelLLM
 from mstar_bagel.nodes.vision import ImageFeatures
-from mstar_core.engine.base import Handle, Job, JobKey, SamplingParams
+from mstar_core.engine.base import Handle, Job, JobKey
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes, GraphCache
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.kv.settings import KVSettings
 from mstar_core.graph.declare.nodes import STEP
+from mstar_core.graph.declare.sampling import SamplingParams
 from mstar_core.layers.linear import fuse_projections
 
 SIZES = Sizes(

@@ -10,13 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, SamplingParams
+from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes
 from mstar_core.engine.device import prepare_device
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.kv.settings import KVSettings
 from mstar_core.engine.stateless.engine import StatelessEngine
 from mstar_core.graph import from_param
+from mstar_core.graph.declare.sampling import SamplingParams
 from mstar_core.plugin.model import ModelContext
 from mstar_orpheus.model import Orpheus
 from mstar_orpheus.vocoder.frames import codes_from_ids, levels_from_codes

@@ -13,10 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, SamplingParams
+from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.kv.settings import KVSettings
 from mstar_core.errors import WeightsError
+from mstar_core.graph.declare.sampling import SamplingParams
 from mstar_core.layers import frequencies
 from mstar_orpheus.llama import LlamaConfig
 from tests.engine.exact_draw import probabilities

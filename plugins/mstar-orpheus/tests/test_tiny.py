@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from mstar_core.engine.base import SamplingParams
 from mstar_core.errors import StartError
+from mstar_core.graph.declare.sampling import SamplingParams
 from mstar_core.layers import Checkpoint
 from mstar_core.plugin.processor import PromptRequest
 from mstar_core.weights.sources import STAMP

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from mstar_core.engine.base import Handle, Job, JobKey, SamplingParams
+from mstar_core.engine.base import Handle, Job, JobKey
 from mstar_core.engine.stateless.engine import StatelessEngine
 from mstar_core.graph import ChunkCursor, from_param
+from mstar_core.graph.declare.sampling import SamplingParams
 from mstar_orpheus.checkpoint.config import EARLY_FRAMES, IDS_PER_FRAME, NOISE_MODES, WINDOW_FRAMES
 from mstar_orpheus.vocoder.node import to_pcm16
 from mstar_orpheus.vocoder.noise import window_noise

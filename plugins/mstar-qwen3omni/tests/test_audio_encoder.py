@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from mstar_core.engine.base import Handle, Job, JobKey, SamplingParams
+from mstar_core.engine.base import Handle, Job, JobKey
 from mstar_core.engine.cuda_graphs.cache import GraphCache
 from mstar_core.engine.stateless.engine import StatelessEngine
 from mstar_core.graph import STATELESS, NodeSpec
+from mstar_core.graph.declare.sampling import SamplingParams
 from mstar_qwen3omni.encoders import audio
 from mstar_qwen3omni.encoders.audio import token_count
 

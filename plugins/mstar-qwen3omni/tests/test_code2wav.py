@@ -11,12 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from mstar_core.engine.base import Handle, Job, JobKey, SamplingParams
+from mstar_core.engine.base import Handle, Job, JobKey
 from mstar_core.engine.cuda_graphs.cache import GraphCache
 from mstar_core.engine.stateless.engine import StatelessEngine
 from mstar_core.engine.warmup import run_warmup
 from mstar_core.errors import EngineError
 from mstar_core.graph import STATELESS, STEP, LeftContext, NodeSpec, Stream, from_param
+from mstar_core.graph.declare.sampling import SamplingParams
 from mstar_core.worker.state.stream_inbox import StreamInbox
 from mstar_qwen3omni.plugin import mstar_models
 from mstar_qwen3omni.vocoder.code2wav import to_pcm16

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from mstar_core.engine.base import Handle, Job, JobKey, SamplingParams
+from mstar_core.engine.base import Handle, Job, JobKey
 from mstar_core.engine.cuda_graphs.cache import GraphCache
 from mstar_core.engine.device import prepare_device
 from mstar_core.engine.stateless.engine import StatelessEngine
 from mstar_core.engine.warmup import run_warmup
 from mstar_core.graph import STEP, from_param
+from mstar_core.graph.declare.sampling import SamplingParams
 from mstar_qwen3omni.checkpoint.config import AudioSizes, OmniConfig, VisionSizes, VocoderSizes
 from mstar_qwen3omni.encoders import mel
 from mstar_qwen3omni.encoders.mel import LogMel

@@ -13,10 +13,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, SamplingParams
+from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.kv.settings import KVSettings
 from mstar_core.graph import KV_CACHE, Attend, EngineHints, KVSpec, NodeSpec, Sampling
+from mstar_core.graph.declare.sampling import SamplingParams
 from mstar_core.plugin.model import ModelContext
 from mstar_qwen3omni.checkpoint.config import OmniConfig, read_config
 from mstar_qwen3omni.model import Qwen3Omni

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mstar_core.engine.base import SamplingParams
 from mstar_core.engine.device import prepare_device
+from mstar_core.graph.declare.sampling import SamplingParams
 from mstar_core.layers import Rotary
 from mstar_core.layers.linear import fuse_projections
 from mstar_qwen3omni.checkpoint.config import DecoderSizes, OmniConfig, TextIds

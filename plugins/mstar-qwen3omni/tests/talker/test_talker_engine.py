@@ -13,9 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from mstar_core.engine.base import Handle, JobKey, LoopSpec, SamplingParams
+from mstar_core.engine.base import Handle, JobKey, LoopSpec
 from mstar_core.graph import RANDOM, Attend, GraphNode, Loop, NodeSpec
 from mstar_core.graph.compile.resident import LoopPorts, loop_ports
+from mstar_core.graph.declare.sampling import SamplingParams
 from mstar_core.layers import rng
 from mstar_qwen3omni.checkpoint.config import OmniConfig
 from mstar_qwen3omni.graph import build
