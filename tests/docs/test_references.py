@@ -44,7 +44,6 @@ NOT_OURS = frozenset(
         ("assets/ID/norm_stats.json", "policy_postprocessor.json", "policy_preprocessor.json"),
         # a heading of the changelogs
         ("Unreleased",),
-        # placeholders
     )
     for span in spans
 )
