@@ -89,7 +89,10 @@ class TensorFreed(msgspec.Struct, frozen=True, kw_only=True, tag="tensor_freed")
 
 
 class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A value for the client. seq: number of the output within its request on this worker, from 0."""
+    """A value for the client. seq: number of the output within its request on this worker, from 0.
+
+    skipped: units of the port that were left out before this output, because the api has them (see `Resume`).
+    """
 
     handle: int
     seq: int
@@ -97,17 +100,34 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     modality: str
     ref: TensorRef
     meta: dict[str, Any] = {}
+    skipped: int = 0
+
+
+class Drawn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Ids that a loop has drawn, for the api's journal. They come with or before the outputs that they determine.
+
+    place: the loop, as `RunWalk.place` and the loop's name, the same in each attempt. start: number of the first id in
+    its loop. width: ids of one iteration.
+    """
+
+    handle: int
+    place: str
+    start: int
+    ids: list[int]
+    width: int = 1
 
 
 class Outputs(msgspec.Struct, frozen=True, kw_only=True, tag="outputs", omit_defaults=True):
     """Worker to api: all outputs of one step. worker: the sender's name.
 
     finished: requests that ended with this step and whose end the worker reports in place of the conductor.
+    drawn: ids for the journal of requests that can be resumed.
     """
 
     worker: str
     items: list[Output]
     finished: list[RequestFinished] = []
+    drawn: list[Drawn] = []
 
 
 FlowMessage = Values | StreamItems | StreamTensor | CacheMoved | TensorFreed | Outputs

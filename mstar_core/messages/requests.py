@@ -41,11 +41,23 @@ class SegmentRef(msgspec.Struct, frozen=True, kw_only=True):
     content: bytes = b""
 
 
+class Resume(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Facts of the earlier attempts of a request, which a death has ended, for its new attempt.
+
+    attempt: 2 for the first new one. ids: drawn ids by place (see `Drawn`), to be forced in this order. delivered:
+    units by output port that the api has, which need not be computed again: ids, samples, images.
+    """
+
+    attempt: int
+    ids: dict[str, list[int]] = {}
+    delivered: dict[str, int] = {}
+
+
 class NewRequest(msgspec.Struct, frozen=True, kw_only=True, tag="new_request", omit_defaults=True):
     """Api to conductor: an admitted request. handle: unique for the api's incarnation and never reused.
 
     params: checked values by parameter name. deadline_s: seconds until the deadline. salt: part of every cache key;
-    requests share prefixes and features only with those of the same salt.
+    requests share prefixes and features only with those of the same salt. resume: None for the first attempt.
     """
 
     handle: int
@@ -58,6 +70,7 @@ class NewRequest(msgspec.Struct, frozen=True, kw_only=True, tag="new_request", o
     deadline_s: float = 600.0
     prompt_tokens: int = 0
     salt: bytes = b""
+    resume: Resume | None = None
 
 
 class CancelRequest(msgspec.Struct, frozen=True, kw_only=True, tag="cancel_request"):

@@ -55,6 +55,8 @@ class RunWalk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     contents: keys of what determines the inputs, by name, where they are known.
     gives: caches that leave this worker before the run, after those before it. takes: caches that the run waits for.
     A worker without a node of the walk gets the run too if it gives a cache, forks one, or holds one of the inputs.
+    place: partition and number of the run within it, the same in each attempt of a request; empty if the request
+    keeps no journal. known: ids that earlier attempts drew, by loop name.
     """
 
     run: int
@@ -71,6 +73,8 @@ class RunWalk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     contents: dict[str, bytes] = {}
     gives: list[Move] = []
     takes: list[Move] = []
+    place: str = ""
+    known: dict[str, list[int]] = {}
 
 
 class RunWalks(msgspec.Struct, frozen=True, kw_only=True, tag="run_walks", omit_defaults=True):
