@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from mstar_core.engine.cache.page_pool import OutOfPages
 from mstar_core.engine.scheduling.candidates import tokens_ahead
 from mstar_core.engine.scheduling.sequence import Branch, KVRequest
@@ -76,18 +74,8 @@ class Pages:
         self._memory.ensure(slot, tokens)
         return True
 
-    def grow_decode_batch(self) -> None:
-        """Give each decoding sequence a page for its next token. Pressure preempts the youngest request."""
-        tables, decoding = self._memory.tables, self._requests.current_decode()
-        if decoding is None:
-            return
-        slots = decoding.batch.slots
-        full = tables.length[slots] >= tables.capacity[slots]
-        if np.count_nonzero(full):
-            for index in np.nonzero(full)[0].tolist():
-                self._grow(decoding.sequences[index])
-
-    def _grow(self, branch: Branch) -> None:
+    def grow(self, branch: Branch) -> None:
+        """Give a decoding sequence a page for its next token. Pressure preempts the youngest request."""
         while branch.job is not None and int(branch.job.key) in self._requests.active:
             try:
                 self._memory.ensure(branch.slot, 1)

@@ -15,6 +15,7 @@ from mstar_core.engine.base import Failed, StepResult
 from mstar_core.engine.failures import node_error
 from mstar_core.engine.scheduling.step import Decoding
 from mstar_core.engine.steps.plan import DecodeBatch
+from mstar_core.errors import EngineError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -244,3 +245,8 @@ class Requests:
             if branch.slot >= 0:
                 self.memory.tables.release(branch.slot)
         self.has_changed = True
+
+
+def no_id(node: str) -> EngineError:
+    """Return the error of a request for which a node drew no id."""
+    return EngineError(f"node {node} gave no finite logits for this request", node=node)

@@ -8,22 +8,26 @@ and advances its own counts past it; the runner executes the plan, knows no requ
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import torch
 
 from mstar_core.engine.base import Failed, Pressure, StepResult
 from mstar_core.engine.cache.prefix_cache import ContentChain
 from mstar_core.engine.scheduling.admission import Admission
 from mstar_core.engine.scheduling.candidates import Candidates
+from mstar_core.engine.scheduling.decode_batch import DecodeScheduler
 from mstar_core.engine.scheduling.device_share import IMAGE, TEXT, DeviceShare, TimedStep
 from mstar_core.engine.scheduling.inputs import InputProcessor
 from mstar_core.engine.scheduling.loops import Loops
 from mstar_core.engine.scheduling.moves import Moves
 from mstar_core.engine.scheduling.pages import Pages
-from mstar_core.engine.scheduling.plans import Plans
 from mstar_core.engine.scheduling.requests import Requests
-from mstar_core.engine.scheduling.results import Results
+from mstar_core.engine.scheduling.scheduled_passes import PassScheduler
 from mstar_core.engine.scheduling.sequence import Branch, KVRequest
-from mstar_core.engine.scheduling.step import KVStep
+from mstar_core.engine.scheduling.step import KVStep, Launch
+from mstar_core.engine.steps.plan import StepPlan
 from mstar_core.errors import EngineError, TooLarge
 from mstar_core.graph.declare.sampling import check_biased
 
@@ -33,9 +37,10 @@ if TYPE_CHECKING:
     from mstar_core.engine.scheduling.step import Decoding, ScheduledPass
     from mstar_core.engine.steps.device import Device
     from mstar_core.engine.steps.output import StepOutput
-    from mstar_core.engine.steps.plan import StepPlan
     from mstar_core.graph.declare.nodes import NodeSpec
     from mstar_core.graph.declare.sampling import SamplingParams
+
+_NONE: Final = np.zeros(0, dtype=np.int64)
 
 
 class Scheduler:
@@ -71,8 +76,8 @@ class Scheduler:
         pages = self._pages = Pages(requests, loops, candidates)
         moves = Moves(requests, device)
         self._admission = Admission(spec, requests, loops, candidates, pages, moves, device, token_budget, share)
-        self._plans = Plans(spec, requests, pages, device)
-        self._results = Results(spec, requests, loops, candidates, pages)
+        self._decode = DecodeScheduler(spec, requests, loops, pages)
+        self._passes = PassScheduler(spec, requests, loops, pages, device)
 
     # -- requests and jobs -------------------------------------------------------------------------------------------
 
@@ -135,7 +140,7 @@ class Scheduler:
         if not feeds.is_dry(branch.slot):
             requests.wake(branch)
         elif ended:
-            self._results.end_with_streams(requests.ready)
+            self._decode.end_with_streams(requests.ready)
 
     def fork(self, handle: Handle, source: str, into: str) -> None:
         """See NodeRunner. Does nothing at a node without these branches. Raises EngineError for a busy one."""
@@ -222,12 +227,12 @@ class Scheduler:
             return None
         started = requests.clock()
         if requests.active:
-            self._pages.grow_decode_batch()
+            self._decode.reserve()
         self._share.turn = TEXT
         chosen = self._admission.choose() if requests.pending else []
-        passes = [self._plans.scheduled(branch, count) for branch, count in chosen]
+        passes = [self._passes.scheduled(branch, count) for branch, count in chosen]
         if requests.starving:
-            self._results.end_with_streams(requests.ready)
+            self._decode.end_with_streams(requests.ready)
         decoding = requests.current_decode() if self._share.turn == TEXT else None
         result = requests.ready
         if decoding is None and not passes and not (result.done or result.failed or result.emissions):
@@ -236,26 +241,41 @@ class Scheduler:
         step = KVStep(result, started)
         if decoding is not None or passes:
             step.timed = self._timed(decoding, passes)
-            step.launches.append(self._plans.launch(decoding, passes))
+            step.launches.append(self._launch(decoding, passes))
         requests.in_flight.append(step)
         return step
 
     def settle(self, step: KVStep, output: StepOutput) -> StepPlan | None:
         """Take what the newest plan of a step gave. Returns its next plan, while its fused loops go on."""
-        going = self._results.settle(step, output)
-        # All branches are settled before pages are reserved: a preemption must not meet a half-settled one.
-        reserved = [branch for branch in going if branch.forward is not None and self._pages.reserve(branch)]
-        passes = [
-            self._plans.scheduled(branch, branch.forward.tokens)
-            for branch in reserved
-            if branch.forward is not None and branch.is_reserved
-        ]
+        launch, result = step.launches[-1], step.result
+        launch.output = output
+        for slot, error in output.failed.items():
+            branch = launch.branch_of(slot)
+            if branch.job is not None:
+                self._requests.fail(branch, branch.job, error, result)
+        count = sum([part.count for part in output.decode])
+        if count:
+            self._requests.decode_since = self._requests.clock()
+        result.tokens += count
+        if launch is step.launches[0]:  # the iterations of a fused loop have the same batch items
+            result.rows = count + len(output.passes) - output.passes.count(None)
+        passes = self._next_iterations(self._passes.settle(step, launch)) if launch.passes else []
         if passes:
-            step.launches.append(self._plans.launch(None, passes))
+            step.launches.append(self._launch(None, passes))
             return step.plan
         if step.timed is not None:
             self._share.launched(step.timed)
         return None
+
+    def _next_iterations(self, going: list[Branch]) -> list[ScheduledPass]:
+        """Return the next passes of fused loops that go on within their step."""
+        # All branches are settled before pages are reserved: a preemption must not meet a half-settled one.
+        reserved = [branch for branch in going if branch.forward is not None and self._pages.reserve(branch)]
+        return [
+            self._passes.scheduled(branch, branch.forward.tokens)
+            for branch in reserved
+            if branch.forward is not None and branch.is_reserved
+        ]
 
     def commit(self, step: KVStep) -> StepResult:
         """Return the results of the oldest step in flight, once its ids and copies have come to the host."""
@@ -265,12 +285,41 @@ class Scheduler:
         timed = step.timed
         if timed is not None:
             self._share.collected(timed)
-        result = self._results.commit(step)
+        result = self._results(step)
         now = requests.clock()
         result.duration_s = now - max(step.started, self._committed)
         self._committed = now
         if timed is not None and timed.is_over:
             result.duration_s = timed.seconds or 0.0
+        return result
+
+    def _launch(self, decoding: Decoding | None, passes: list[ScheduledPass]) -> Launch:
+        """Return the plan of these sequences. The host's counts then are those after the step."""
+        plans = self._passes.plan(passes) if passes else ()
+        decode, place, left = self._decode.plan(decoding) if decoding is not None else (None, _NONE, _NONE)
+        updates = self._memory.take_updates()
+        plan = StepPlan(tables=self._memory.tables.ids, updates=updates, decode=decode, passes=plans)
+        return Launch(plan, decoding, place, left, passes)
+
+    def _results(self, step: KVStep) -> StepResult:
+        """Return the results of a step, whose ids and copies have come to the host."""
+        result, requests = step.result, self._requests
+        for launch in step.launches:
+            if launch.decoding is not None:
+                self._decode.commit(step, launch)
+            if launch.passes:
+                self._passes.commit(result, launch)
+        if requests.starving:
+            self._decode.end_with_streams(result)
+        for branch in step.held:
+            branch.in_flight -= 1
+            if not branch.has_work:  # a general loop has ended, and no job follows yet
+                requests.remove(branch)
+        requests.has_changed = True
+        if result.done or result.failed or result.emissions:
+            with torch.inference_mode():
+                self._candidates.merge(result)
+            result.drop_closed(requests.requests)
         return result
 
     def _timed(self, decoding: Decoding | None, passes: list[ScheduledPass]) -> TimedStep | None:

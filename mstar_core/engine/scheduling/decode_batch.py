@@ -1,0 +1,186 @@
+"""Decode batch of a KV node: pages and plan of its next step, then the ids that a step drew. Part of the scheduler.
+
+Cost model: a step is a fixed number of numpy calls whatever the batch. Python runs for sequences that end, need a page,
+or report values beside their ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mstar_core.engine.base import Done, Emission, LoopStep
+from mstar_core.engine.ports import fixed_ranks
+from mstar_core.engine.scheduling.requests import no_id
+from mstar_core.engine.steps.plan import DecodePlan
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mstar_core.engine.base import StepResult
+    from mstar_core.engine.scheduling.loops import Loops
+    from mstar_core.engine.scheduling.pages import Pages
+    from mstar_core.engine.scheduling.requests import Requests
+    from mstar_core.engine.scheduling.sequence import Branch
+    from mstar_core.engine.scheduling.step import Decoding, KVStep, Launch
+    from mstar_core.engine.steps.output import DecodeOutput
+    from mstar_core.graph.declare.nodes import NodeSpec
+
+
+class DecodeScheduler:
+    """Advances the sequences in resident loops by one token per step. It keeps no state."""
+
+    def __init__(self, spec: NodeSpec, requests: Requests, loops: Loops, pages: Pages) -> None:
+        self._fixed_ranks = fixed_ranks(spec)
+        self._requests = requests
+        self._memory = requests.memory
+        self._loops = loops
+        self._pages = pages
+
+    # -- before a launch ---------------------------------------------------------------------------------------------
+
+    def reserve(self) -> None:
+        """Give each decoding sequence a page for its next token. Pressure preempts the youngest request."""
+        tables, decoding = self._memory.tables, self._requests.current_decode()
+        if decoding is None:
+            return
+        slots = decoding.batch.slots
+        full = tables.length[slots] >= tables.capacity[slots]
+        if np.count_nonzero(full):
+            for index in np.nonzero(full)[0].tolist():
+                self._pages.grow(decoding.sequences[index])
+
+    def plan(self, decoding: Decoding) -> tuple[DecodePlan, np.ndarray, np.ndarray]:
+        """Plan a token of each decoding sequence. Those without another iteration leave the next decode batch.
+
+        Returns the plan, the cache index of the id that each draws, and its iterations left: int64 [n].
+        """
+        slots, state, tables, feeds = decoding.batch.slots, self._memory.slots, self._memory.tables, self._memory.feeds
+        lengths, drawn, left = tables.length[slots], state.drawn[slots], state.left[slots] - 1
+        plan = DecodePlan(
+            batch=decoding.batch,
+            lengths=lengths,
+            positions=state.positions(slots),
+            drawn=drawn,
+            items=feeds.values(slots) if feeds is not None else None,
+        )
+        place = lengths + 1
+        tables.length[slots], state.drawn[slots], state.left[slots] = place, drawn + 1, left
+        state.next_position[slots] += 1
+        if np.count_nonzero(left) < len(left):
+            for index in np.nonzero(left == 0)[0].tolist():
+                self._requests.leave_decode(int(decoding.keys[index]))
+        if feeds is not None:
+            feeds.take(slots)
+            for index in np.nonzero(feeds.dry(slots) & (left > 0))[0].tolist():
+                key = int(decoding.keys[index])
+                if self._requests.leave_decode(key):
+                    self._requests.starving[key] = decoding.sequences[index]
+        return plan, place, left
+
+    # -- once a step has come to the host ----------------------------------------------------------------------------
+
+    def commit(self, step: KVStep, launch: Launch) -> None:
+        """Take the ids that a launch drew for its decode batch, and end the loops that have ended."""
+        assert launch.output is not None
+        parts = [self._commit(step, launch, part) for part in launch.output.decode]
+        drawn = [(keys, ids) for keys, ids in parts if len(keys)]
+        if drawn:
+            keys, ids = drawn[0] if len(drawn) == 1 else (np.concatenate(parts) for parts in zip(*drawn, strict=True))
+            step.result.loop = LoopStep(keys=keys, ids=ids)
+
+    def end_with_streams(self, result: StepResult) -> None:
+        """End the loops whose stream is over once their last iteration is collected."""
+        feeds = self._memory.feeds
+        assert feeds is not None
+        for key, branch in list(self._requests.starving.items()):
+            if feeds.is_over(branch.slot) and not self._requests.is_in_flight(key):
+                slots, loop = self._memory.slots, branch.loop_state
+                iterations = loop.limit - int(slots.left[branch.slot])
+                self._end_loop(result, branch, int(slots.last[branch.slot]), "done", iterations)
+
+    def _commit(self, step: KVStep, launch: Launch, part: DecodeOutput) -> tuple[np.ndarray, np.ndarray]:
+        """Take the ids that a part of the decode batch drew. Returns keys and ids of those that count."""
+        assert launch.decoding is not None
+        sequences, slots, keys = launch.decoding.sequences, launch.decoding.batch.slots, launch.decoding.keys
+        left, place, ids = launch.left, launch.place, part.drawn.host.wait().numpy()[: part.count]
+        if part.count < len(slots):
+            span = slice(part.start, part.start + part.count)
+            sequences, slots, keys, left, place = sequences[span], slots[span], keys[span], left[span], place[span]
+        counts = None
+        if step.dropped:
+            counts = ~np.isin(keys, list(step.dropped))
+            slots, keys, left, place, ids = slots[counts], keys[counts], left[counts], place[counts], ids[counts]
+        state = self._memory.slots
+        state.history[slots, place] = ids
+        state.last[slots] = ids
+        # count_nonzero is numpy's cheapest test; sequences are looked at only when one has ended.
+        hits = state.stop_ids[slots] == ids[:, None]
+        if part.reports:
+            step.result.emissions += self._emissions(part, sequences, counts, left)
+        if np.count_nonzero(hits) or np.count_nonzero(left) < len(left):
+            if self._finish_loops(step.result, keys, ids, left, hits.any(axis=1)):
+                keys, ids = keys[ids >= 0], ids[ids >= 0]
+        return keys, ids
+
+    def _finish_loops(
+        self, result: StepResult, keys: np.ndarray, ids: np.ndarray, left: np.ndarray, stopped: np.ndarray
+    ) -> bool:
+        """End the loops that stopped, ran out of iterations, or drew no valid id. True if one did the last."""
+        has_bad = False
+        for index in np.nonzero(stopped | (left == 0) | (ids < 0))[0].tolist():
+            branch = self._requests.looping[int(keys[index])]
+            job = branch.job
+            assert job is not None
+            iterations = branch.loop_state.limit - int(left[index])
+            self._undo(branch, int(keys[index]))
+            if ids[index] < 0:
+                has_bad = True
+                self._requests.fail(branch, job, no_id(self._requests.node), result)
+                continue
+            self._end_loop(result, branch, int(ids[index]), "stop" if stopped[index] else "length", iterations)
+        return has_bad
+
+    def _end_loop(self, result: StepResult, branch: Branch, last: int, reason: str, iterations: int) -> None:
+        """Report the end of a resident loop and let its branch go on."""
+        assert branch.job is not None
+        outputs = self._loops.last_outputs(branch, branch.job, last)
+        result.done.append(Done(job=branch.job, outputs=outputs, reason=reason, iterations=iterations))
+        self._memory.slots.set_last(branch.slot, last)
+        branch.request.last_values.update(outputs)
+        self._loops.sync_log(branch)
+        self._requests.stop_decoding(branch)
+        branch.job = branch.loop = None
+        self._requests.requeue(branch)
+
+    def _undo(self, branch: Branch, key: int) -> None:
+        """Undo what later steps in flight have done for a loop that had already ended."""
+        for later in self._requests.in_flight:
+            if later.decodes(key):
+                later.dropped.add(key)
+                self._memory.tables.truncate(branch.slot, 1)
+                self._memory.slots.next_position[branch.slot] -= 1
+                self._memory.slots.drawn[branch.slot] -= 1
+
+    def _emissions(
+        self, part: DecodeOutput, sequences: list[Branch], counts: np.ndarray | None, left: np.ndarray
+    ) -> Iterator[Emission]:
+        """Yield what loops of the decode batch emit besides their ids. counts: sequences whose ids count, None: all."""
+        at = 0
+        shares = {port: self._shares(port, value) for port, value in part.reports.items()}
+        for index, branch in enumerate(sequences):
+            if counts is not None and not counts[index]:
+                continue
+            job, loop = branch.job, branch.loop
+            if job is not None and loop is not None and job.loop is not None and job.loop.emit:
+                values = {port: shares[port][index] for port in job.loop.emit if port in shares}
+                yield Emission(job=job, iteration=loop.limit - int(left[at]) - 1, outputs=values)
+            at += 1
+
+    def _shares(self, port: str, value: Tensor) -> Sequence[Tensor]:
+        """Return each sequence's share of a reported port: its value where the type is fixed, else one row."""
+        is_whole = value.dim() - 1 == self._fixed_ranks.get(port)
+        shares: tuple[Tensor, ...] = value.unbind(0) if is_whole else value.split(1)
+        return shares

@@ -1,0 +1,256 @@
+"""Passes of a KV node's steps: planned, moved on once they are launched, and finished with their ids.
+
+Part of the scheduler. Python runs per pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from mstar_core.engine.base import Done
+from mstar_core.engine.scheduling.requests import no_id
+from mstar_core.engine.scheduling.step import ScheduledPass
+from mstar_core.engine.steps.limits import AHEAD, AHEAD_TOKENS
+from mstar_core.engine.steps.plan import LoopPlan, PassPlan
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mstar_core.engine.base import StepResult
+    from mstar_core.engine.scheduling.loops import Loops
+    from mstar_core.engine.scheduling.pages import Pages
+    from mstar_core.engine.scheduling.requests import Requests
+    from mstar_core.engine.scheduling.sequence import Branch
+    from mstar_core.engine.scheduling.step import KVStep, Launch
+    from mstar_core.engine.steps.device import Device
+    from mstar_core.engine.steps.output import PassOutput
+    from mstar_core.graph.declare.nodes import NodeSpec
+
+FUSED_TOKENS: Final = 65536
+"""Tokens of one step after which fused loops continue in the next one, so that a long rollout delays no other node."""
+
+
+class PassScheduler:
+    """Moves the passes of branches through their steps. It keeps no state."""
+
+    def __init__(self, spec: NodeSpec, requests: Requests, loops: Loops, pages: Pages, device: Device) -> None:
+        self._port = spec.sampling.port if spec.sampling else None
+        self._requests = requests
+        self._memory = requests.memory
+        self._loops = loops
+        self._pages = pages
+        self._device = device
+
+    # -- before a launch ---------------------------------------------------------------------------------------------
+
+    def scheduled(self, branch: Branch, count: int) -> ScheduledPass:
+        """Return the next `count` tokens of a branch's current pass."""
+        forward, job = branch.current, branch.job
+        assert forward is not None
+        is_last = count == forward.left
+        samples = is_last and self._port is not None and not forward.is_replay and job is not None and job.sample
+        return ScheduledPass(branch, forward, job, count, is_last, samples)
+
+    def plan(self, passes: list[ScheduledPass]) -> tuple[PassPlan, ...]:
+        """Return the plans of these passes. The host's counts then are those after the step."""
+        self._look_ahead(passes)
+        plans = tuple([self._plan(one) for one in passes])
+        for one in passes:
+            one.forward.done += one.count
+            if one.forward.attend.write:
+                self._memory.tables.length[one.branch.slot] += one.count
+            if one.samples:
+                self._memory.slots.drawn[one.branch.slot] += 1
+        return plans
+
+    def _plan(self, one: ScheduledPass) -> PassPlan:
+        forward, branch, count = one.forward, one.branch, one.count
+        slots, slot = self._memory.slots, branch.slot
+        ports, positions, position, is_whole = forward.ports, forward.given, forward.position, count == forward.tokens
+        if not is_whole:
+            ports = {
+                name: value if (axis := forward.axes[name]) is None else value.narrow(axis, forward.done, count)
+                for name, value in ports.items()
+            }
+            if positions is not None:
+                positions = positions.narrow(-1, forward.done, count)
+            elif forward.attend.positions == "running":
+                position += forward.done
+        return PassPlan(
+            slot=slot,
+            cached=int(self._memory.tables.length[slot]),
+            count=count,
+            ports=ports,
+            axes=forward.axes,
+            attend=forward.attend,
+            position=position,
+            given=positions,
+            is_whole=is_whole,
+            is_ids=forward.is_ids,
+            is_replay=forward.is_replay,
+            per_item=forward.per_item,
+            iterations=forward.iterations,
+            wants=frozenset() if forward.is_replay else branch.wants,
+            sampling=slots.sampling[slot] if one.samples else None,
+            drawn=int(slots.drawn[slot]),
+            loop=_loop_plan(one),
+        )
+
+    def _look_ahead(self, passes: Sequence[ScheduledPass]) -> None:
+        """Let one replay compute several loop iterations where nothing could join in between, if pages are free.
+
+        A loop that reports each iteration runs ahead from its second one on, unless another branch waits or cannot run
+        ahead: a request that has just arrived joins the next step.
+        """
+        tokens = sum(one.count for one in passes)
+        sizes = [size for size in AHEAD if size * tokens <= AHEAD_TOKENS]
+        if not sizes or not self._device.limits.captures_passes:
+            return
+        most = [_most_ahead(one) for one in passes]
+        is_crowded = bool(self._requests.active) or len(self._requests.pending) > len(passes) or min(most) == 1
+        for one, limit in zip(passes, most, strict=True):
+            if not (is_crowded and one.branch.emits):
+                fits = (size for size in sizes if size <= limit)
+                slot, count = one.branch.slot, one.count
+                one.ahead = next((size for size in fits if self._pages.reserve_ahead(slot, count * size)), 1)
+
+    # -- after a launch ----------------------------------------------------------------------------------------------
+
+    def settle(self, step: KVStep, launch: Launch) -> list[Branch]:
+        """Take the output of a launch. Returns the branches whose fused loops go on within the step."""
+        assert launch.output is not None
+        passes = zip(launch.passes, launch.output.passes, strict=True)
+        return [one.branch for one, part in passes if part is not None and self._settle(step, one, part)]
+
+    def _settle(self, step: KVStep, one: ScheduledPass, part: PassOutput) -> bool:
+        """Move a branch on after a part of its pass. True when a fused loop goes on within this step."""
+        branch, forward = one.branch, one.forward
+        self._count(step, one, part.iterations)
+        for port, value in part.ports.items():
+            forward.chunk_outputs.setdefault(port, []).append(value)
+        branch.waiting_since = self._requests.clock()
+        if not one.is_last or branch.job is not one.job:
+            return False
+        if forward.is_replay:
+            branch.replay.popleft()
+            branch.is_evicted = branch.is_evicted and bool(branch.replay)
+            return False
+        self._finish_pass(branch)
+        if branch.loop is None:
+            branch.forward = None
+            self._hold(step, branch)
+            return False
+        drawn = part.drawn.ids[part.index : part.index + 1] if part.drawn is not None else None
+        goes_on = self._iterate(step, branch, part.iterations, drawn)
+        for ports in part.later:
+            # Computed already: its pass is only counted.
+            if branch.job is not one.job or branch.forward is None:
+                break
+            forward = branch.forward
+            self._count(step, one, 1)
+            forward.done, forward.chunk_outputs = forward.tokens, {port: [value] for port, value in ports.items()}
+            self._memory.tables.length[branch.slot] += forward.tokens
+            self._finish_pass(branch)
+            goes_on = self._iterate(step, branch, 1, None)
+        return goes_on
+
+    def _count(self, step: KVStep, one: ScheduledPass, iterations: int) -> None:
+        """Count a computed part of a pass; tokens of a repeated pass count once per iteration."""
+        if one.job is not None:  # a replay is part of the interrupted job
+            step.result.ran.append(one.job.key)
+        step.result.tokens += one.count * iterations // one.forward.iterations
+
+    def _finish_pass(self, branch: Branch) -> None:
+        forward = branch.forward
+        assert forward is not None
+        self._loops.finish_pass(branch, forward)
+        if forward.attend.write:
+            self._pages.offer_prefix(branch)
+
+    def _iterate(self, step: KVStep, branch: Branch, iterations: int, drawn: Tensor | None) -> bool:
+        """Carry a general loop's values to its next iteration, or end it."""
+        job, forward = branch.job, branch.forward
+        assert job is not None and job.loop is not None and forward is not None
+        branch.loop_state.iteration += iterations - 1
+        try:
+            emission, ended = self._loops.advance(branch, job, forward, drawn)
+        except Exception as error:  # noqa: BLE001 a module that omits a carried port fails its own request only
+            self._requests.fail(branch, job, error, step.result)
+            return False
+        if emission is not None:
+            step.result.emissions.append(emission)
+        if ended is not None:
+            step.result.done.append(ended)
+            self._requests.remember(branch, ended.outputs)
+            branch.job = branch.forward = branch.loop = None
+            self._hold(step, branch)
+            return False
+        branch.is_reserved = False
+        return job.loop.fused and not job.loop.emit and step.result.tokens < FUSED_TOKENS
+
+    def _hold(self, step: KVStep, branch: Branch) -> None:
+        """Let a branch wait until a step is collected."""
+        branch.in_flight += 1
+        step.held.append(branch)
+
+    # -- once a step has come to the host ----------------------------------------------------------------------------
+
+    def commit(self, result: StepResult, launch: Launch) -> None:
+        """Take the ids that passes of a launch drew, and end the jobs whose last pass it computed."""
+        assert launch.output is not None
+        for one, output in zip(launch.passes, launch.output.passes, strict=True):
+            if output is not None:
+                self._commit(result, one, output)
+
+    def _commit(self, result: StepResult, one: ScheduledPass, output: PassOutput) -> None:
+        branch, job = one.branch, one.job
+        if job is None or self._requests.requests.get(job.handle) is not branch.request:
+            return
+        drawn = None
+        if one.samples:
+            assert output.drawn is not None
+            drawn = int(output.drawn.host.wait()[output.index])
+            if drawn < 0:
+                self._requests.fail(branch, job, no_id(self._requests.node), result)
+                return
+            if branch.slot >= 0:  # a candidate may have been freed
+                self._memory.slots.last[branch.slot] = drawn
+        if not one.is_last or one.forward.is_replay or job.loop is not None or branch.job is not job:
+            return
+        outputs = one.forward.outputs
+        if drawn is not None and self._port is not None:
+            # On the host, where it is known: reading it from the GPU again would wait for later launches.
+            outputs[self._port] = torch.tensor([drawn], dtype=torch.int64)
+        result.done.append(Done(job=job, outputs=outputs, cached_tokens=branch.cached_tokens))
+        self._requests.remember(branch, outputs)
+        branch.job = None
+        self._requests.requeue(branch)
+
+
+def _most_ahead(one: ScheduledPass) -> int:
+    """Return the iterations, from this pass's on, that nothing can interrupt."""
+    loop, state, forward = one.job.loop if one.job is not None else None, one.branch.loop, one.forward
+    if loop is None or state is None or not loop.fused or not loop.carry or loop.stop_port is not None:
+        return 1
+    if forward.is_replay or not forward.attend.write or (loop.emit and not state.iteration):
+        return 1
+    return min([state.limit, *map(len, state.lists.values())]) - state.iteration
+
+
+def _loop_plan(one: ScheduledPass) -> LoopPlan | None:
+    loop, state = one.job.loop if one.job is not None else None, one.branch.loop
+    if loop is None or state is None:
+        return None
+    return LoopPlan(
+        is_fused=loop.fused,
+        emits=bool(loop.emit),
+        ends_early=loop.stop_port is not None,
+        carry=loop.carry,
+        iteration=state.iteration,
+        limit=state.limit,
+        lists=state.lists,
+        ahead=one.ahead,
+    )
