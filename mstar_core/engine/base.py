@@ -97,7 +97,8 @@ class Job:
     Candidates of which nothing stays (a loop with keep="loop", or a pass that does not write) take turns if memory is
     short; the others exist all at once. In loops, a candidate that stopped earlier repeats its last value, and
     `Done.iterations` are those of the longest.
-    tokens_hash_seed: extra bytes for the prefix cache key (segment kind, media hash); None = do not cache.
+    (KV) Prefix cache: a pass of ids alone is keyed by its ids and `tokens_hash_seed` (the salt), any other pass by
+    `content`, which must determine its inputs. None = do not cache. The engine decides which of the two a pass is.
     urgency: higher runs first where jobs of a node compete (seconds that playback is overdue).
     move: (KV) moves the branch's cache instead of running the module: an Export, or the state to import, which replaces
     the branch's cache. Runners with a cache take such jobs.
@@ -114,6 +115,7 @@ class Job:
     rows: int = 1
     loop: LoopSpec | None = None
     tokens_hash_seed: bytes | None = None
+    content: bytes | None = None
     urgency: float = 0.0
     move: Export | CacheState | None = None
 

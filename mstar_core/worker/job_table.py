@@ -6,12 +6,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-import torch
-
 from mstar_core.engine.base import Job, JobKey, LoopSpec
 from mstar_core.engine.runner import NodeRunner
 from mstar_core.errors import EngineError
-from mstar_core.graph.declare.nodes import STATELESS, Attend
+from mstar_core.graph.declare.nodes import Attend
 from mstar_core.graph.declare.walks import StopOn
 from mstar_core.worker.state.request import ActiveRun, LoopJob, MoveJob, UnderWay, WorkerRequest
 from mstar_core.worker.streams import Streams
@@ -61,8 +59,6 @@ class Jobs:
 
         content: key of what determines the inputs, with the request's salt; None if unknown. Not needed for ids alone.
         """
-        if task.node.spec.engine is not STATELESS and _are_only_ids(inputs):
-            content = request.salt + IDS_KIND
         self._next += 1
         return Job(
             key=JobKey(self._next),
@@ -74,7 +70,8 @@ class Jobs:
             branch=branch,
             sample=sample,
             rows=rows,
-            tokens_hash_seed=content,
+            tokens_hash_seed=request.salt + IDS_KIND,
+            content=content,
             urgency=self.urgency(request),
         )
 
@@ -125,10 +122,6 @@ class Jobs:
         if request.first_output_s is None or not self._units_per_s:
             return FIRST_CHUNK_URGENCY
         return self._clock() - request.first_output_s - request.emitted_units / self._units_per_s
-
-
-def _are_only_ids(inputs: Mapping[str, Tensor]) -> bool:
-    return all(value.dtype is torch.int64 and value.dim() == 1 for value in inputs.values())
 
 
 def loop_job(

@@ -24,9 +24,7 @@ def ask(
     driver = Driver(engine, lookahead, keys=100 * handle)
     driver.open(handle)
     jobs = [driver.prefill(handle, prompt(1, BEFORE), outputs=(), sample=False, tokens_hash_seed=b"ids")]
-    jobs.append(
-        driver.submit(handle, inputs={"embeds": image(media)}, outputs=(), sample=False, tokens_hash_seed=content)
-    )
+    jobs.append(driver.submit(handle, inputs={"embeds": image(media)}, outputs=(), sample=False, content=content))
     jobs.append(driver.prefill(handle, prompt(after, AFTER), tokens_hash_seed=b"ids"))
     loop = driver.decode(handle, STEPS)
     driver.run()
@@ -75,7 +73,7 @@ def test_two_requests_at_once_share_pages_and_leave_nothing() -> None:
     for handle, after in ((2, 2), (3, 3), (4, 2)):
         driver.open(handle)
         driver.prefill(handle, prompt(1, BEFORE), outputs=(), sample=False, tokens_hash_seed=b"ids")
-        driver.submit(handle, inputs={"embeds": image(5)}, outputs=(), sample=False, tokens_hash_seed=b"five")
+        driver.submit(handle, inputs={"embeds": image(5)}, outputs=(), sample=False, content=b"five")
         first = driver.prefill(handle, prompt(after, AFTER), tokens_hash_seed=b"ids")
         loops.append((first, driver.decode(handle, STEPS), after))
     driver.run()

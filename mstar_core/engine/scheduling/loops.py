@@ -202,7 +202,7 @@ class Loops:
 
     def _extend_chain(self, branch: Branch, job: Job, ids: np.ndarray | None, tokens: int) -> None:
         """Extend the page keys of a branch. ids: int32 [tokens], None where the tokens are not ids."""
-        seed = job.tokens_hash_seed
+        seed = job.content if ids is None else job.tokens_hash_seed
         if seed is None or not branch.chain.is_open:
             branch.chain.is_open = False
             return
