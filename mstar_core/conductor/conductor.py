@@ -14,6 +14,7 @@ import msgspec
 from mstar_core.conductor.caches import CacheUse, cache_uses
 from mstar_core.conductor.progress import Progress
 from mstar_core.conductor.request import ConductorRequest, PartitionRun, PendingRun, facts_of, run_message, signal_map
+from mstar_core.conductor.resume import delivered_units
 from mstar_core.conductor.router import Router
 from mstar_core.config.deployment import Plan
 from mstar_core.errors import EngineError, TimedOut, WorkerLost
@@ -154,6 +155,7 @@ class Conductor:
             outputs=message.outputs,
             rows=candidates,
             salt=message.salt,
+            delivered=delivered_units(message),
         )
         if len(request.homes.ranks) == 1:
             request.opening = opened  # sent with its first walks, which saves one message
@@ -208,7 +210,8 @@ class Conductor:
         finishes = self._may_finish(request, run, wishes)
         for number, wish in enumerate(wishes):
             is_end = finishes and number == len(wishes) - 1
-            message = run_message(request, wish, forks if number == 0 else [], finishes=is_end)
+            message = run_message(request, wish, forks if number == 0 else [], place=run.place, finishes=is_end)
+            run.taken += 1
             partition, nodes = self._nodes_of(wish.walk)
             if partition != run.partition.name:
                 raise EngineError(

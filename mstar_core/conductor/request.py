@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mstar_core.conductor.caches import CachePlaces
+from mstar_core.conductor.resume import known_ids
 from mstar_core.conductor.router import Homes
 from mstar_core.errors import EngineError
 from mstar_core.messages.requests import NewRequest
@@ -43,6 +44,7 @@ class PartitionRun:
     """State of a partition's program. batch: whether it waits for a list of runs.
 
     wish: last value that it yielded. forks: forks that it yielded before that. finishes: whether nothing follows.
+    taken: number of its runs so far.
     """
 
     partition: Partition
@@ -54,6 +56,12 @@ class PartitionRun:
     wish: Wish | None = None
     forks: list[tuple[str, str]] = field(default_factory=list)
     finishes: bool = False
+    taken: int = 0
+
+    @property
+    def place(self) -> str:
+        """Place of its next run, the same in each attempt whatever the other partitions do."""
+        return f"{self.partition.name}:{self.taken}"
 
     def next_wish(self, answer: Answer, *, first: bool = False) -> None:
         """Advance to the next wish with walks, or None at the end of the program, and collect forks before it.
@@ -179,7 +187,7 @@ def facts_of(message: NewRequest, spec: ModelSpec) -> ProgramRequest:
 
 
 def run_message(
-    request: ConductorRequest, run: Run, forks: list[tuple[str, str]], *, finishes: bool = False
+    request: ConductorRequest, run: Run, forks: list[tuple[str, str]], *, place: str, finishes: bool = False
 ) -> RunWalk:
     """Return the message of a Run. Raises EngineError when it names an input that the request lacks."""
     request.runs += 1
@@ -198,6 +206,8 @@ def run_message(
         homes=dict(request.homes.by_walk.get(run.walk, {})),
         finishes=finishes,
         contents={port: key for port, value in run.inputs.items() if (key := _content(request.message, port, value))},
+        place=place if request.message.is_journaled else "",
+        known=known_ids(request.message, place),
     )
 
 

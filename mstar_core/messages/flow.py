@@ -106,8 +106,9 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Drawn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Ids that a loop has drawn, for the api's journal. They come with or before the outputs that they determine.
 
-    place: the loop, as `RunWalk.place` and the loop's name, the same in each attempt. start: number of the first id in
-    its loop. width: ids of one iteration.
+    place: `RunWalk.place`, a slash, and the name of the loop, or of the node whose task drew outside loops of the
+    engine; the same in each attempt. Ids of one place are numbered in the order in which they are drawn. start: number
+    of the first id. width: ids of one iteration. An attempt does not report ids that it was given.
     """
 
     handle: int

@@ -45,7 +45,7 @@ class Resume(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Facts of the earlier attempts of a request, which a death has ended, for its new attempt.
 
     attempt: 2 for the first new one. ids: drawn ids by place (see `Drawn`), to be forced in this order. delivered:
-    units by output port that the api has, which need not be computed again: ids, samples, images.
+    units by output port that the api has, which need not be sent again (see `units_of`).
     """
 
     attempt: int
@@ -58,6 +58,7 @@ class NewRequest(msgspec.Struct, frozen=True, kw_only=True, tag="new_request", o
 
     params: checked values by parameter name. deadline_s: seconds until the deadline. salt: part of every cache key;
     requests share prefixes and features only with those of the same salt. resume: None for the first attempt.
+    is_journaled: whether workers report the ids that the request draws, see `Drawn`.
     """
 
     handle: int
@@ -71,6 +72,7 @@ class NewRequest(msgspec.Struct, frozen=True, kw_only=True, tag="new_request", o
     prompt_tokens: int = 0
     salt: bytes = b""
     resume: Resume | None = None
+    is_journaled: bool = False
 
 
 class CancelRequest(msgspec.Struct, frozen=True, kw_only=True, tag="cancel_request"):

@@ -25,7 +25,7 @@ class OpenRequest(msgspec.Struct, frozen=True, kw_only=True, tag="open_request",
 
     params: checked values by parameter name. max_tokens: limit of its caches. rows: number of candidates with
     caches of their own at once, which share that limit equally. split_streams: those with producers on several workers.
-    salt: as in NewRequest.
+    salt: as in NewRequest. delivered: units by output port that the api has, see `Resume`.
     """
 
     handle: int
@@ -37,6 +37,7 @@ class OpenRequest(msgspec.Struct, frozen=True, kw_only=True, tag="open_request",
     rows: int = 1
     split_streams: list[str] = []
     salt: bytes = b""
+    delivered: dict[str, int] = {}
 
 
 class Move(msgspec.Struct, frozen=True, array_like=True):
@@ -56,7 +57,7 @@ class RunWalk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     gives: caches that leave this worker before the run, after those before it. takes: caches that the run waits for.
     A worker without a node of the walk gets the run too if it gives a cache, forks one, or holds one of the inputs.
     place: partition and number of the run within it, the same in each attempt of a request; empty if the request
-    keeps no journal. known: ids that earlier attempts drew, by loop name.
+    keeps no journal. known: ids that earlier attempts drew, by the name of the loop or node (see `Drawn`).
     """
 
     run: int

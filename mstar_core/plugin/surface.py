@@ -78,6 +78,14 @@ PARTIAL_IMAGE: Final = "partial_image"
 EVENTS: Final = (PROGRESS, PARTIAL_IMAGE)
 """Modalities sent only to requests that ask for them. They are not outputs of a model."""
 
+SERIES: Final = frozenset(("text", "audio"))
+"""Modalities whose outputs follow each other as one series: ids, or samples."""
+
+
+def units_of(modality: str, elements: int) -> int:
+    """Return the units of an output of so many elements: ids or samples of a series, else one, such as an image."""
+    return elements if modality in SERIES else 1
+
 
 ROUTES: Final = ("chat", "speech", "image", "image_edit", "transcription", "robot_policy")
 """Api routes that a model may map."""
