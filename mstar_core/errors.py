@@ -274,8 +274,9 @@ class TransportError(MstarError):
 
 
 class PeerStalled(TransportError):
-    """The peer does not read its messages, and its queue is full."""
+    """The peer does not read its messages, and its queue is full. The request can be sent again."""
 
+    status = 503
     code = "peer_stalled"
 
 

@@ -17,7 +17,7 @@ from mstar_core.conductor.request import ConductorRequest, PartitionRun, Pending
 from mstar_core.conductor.resume import delivered_units
 from mstar_core.conductor.router import Router
 from mstar_core.config.deployment import Plan
-from mstar_core.errors import EngineError, TimedOut, WorkerLost
+from mstar_core.errors import EngineError, PeerStalled, TimedOut, WorkerLost
 from mstar_core.graph import KV_CACHE, StreamingGraphEdge, graph_nodes, loops
 from mstar_core.messages.life import PeerDown, PeerReady
 from mstar_core.messages.names import API, rank_of, worker_name
@@ -82,7 +82,8 @@ class Conductor:
             self._dispatch(message)
         except Exception as error:  # isolation boundary: one message, one request
             handle = getattr(message, "handle", None)
-            log.exception("message %s failed", type(message).__name__)
+            if not isinstance(error, PeerStalled):
+                log.exception("message %s failed", type(message).__name__)
             if isinstance(handle, int) and handle in self.requests:
                 self._fail(handle, error)
 

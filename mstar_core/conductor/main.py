@@ -10,9 +10,8 @@ import zmq
 
 from mstar_core.conductor.conductor import Conductor
 from mstar_core.config.graph_view import graph_of
-from mstar_core.errors import PeerStalled
 from mstar_core.host.wait_spin import wait_spin_s
-from mstar_core.messages.wire import Envelope, Message, WireCodec
+from mstar_core.messages.wire import Envelope, WireCodec
 from mstar_core.observe.frames import GRAPH_FACT
 from mstar_core.plugin.loader import bound_model
 from mstar_core.process.life import ChildLife, start_child
@@ -24,20 +23,6 @@ log = logging.getLogger(__name__)
 NAME = "conductor"
 EXPIRE_S = 1.0
 TELEMETRY_S = 0.1
-
-
-class PatientSender:
-    """Sender that logs a stalled peer instead of raising; the supervisor decides about such a peer."""
-
-    def __init__(self, courier: Courier) -> None:
-        self._courier = courier
-
-    def send(self, name: str, message: Message) -> bool:
-        try:
-            return self._courier.send(name, message)
-        except PeerStalled as error:
-            log.error("%s", error)
-            return False
 
 
 class ConductorLoop:
@@ -110,7 +95,7 @@ def main(argv: list[str] | None = None) -> None:
                 conductor = Conductor(
                     model,
                     spec.plan,
-                    PatientSender(courier),
+                    courier,
                     max_seq_len=spec.max_seq_len,
                     clock=time.monotonic,
                     has_prefix_caches=spec.kv_cache.prefix_cache,

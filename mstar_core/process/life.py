@@ -109,10 +109,13 @@ class ChildLife:
     def beat(self, now: float, *, work_ready: bool = False, steps: int = 0) -> None:
         """Send hello until known, then a heartbeat each second, and measure the silence of the supervisor.
 
+        Also sends messages to other peers that wait for room.
+
         Call it at least once a second, after draining the mailbox. Sets `stop_reason` when the supervisor is lost.
         """
         if self._alone:
             return
+        self._courier.send_waiting()
         # A stopped or busy process reads its pings late, so only time in which this loop ran counts as silence.
         self._silence_s += min(now - self._seen, BEAT_S)
         self._seen = now

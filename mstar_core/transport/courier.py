@@ -1,28 +1,52 @@
 """Sending of messages: one PUSH socket with a bounded queue per peer. No call blocks.
 
 Owned by the main loop of api, conductor, worker and supervisor and used from its thread. A peer that stops reading
-loses its own messages and never stalls the loop.
+loses its own messages and never stalls the loop. Messages that end something are not lost: they wait for room.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import zmq
 
 from mstar_core.closing import Closing
 from mstar_core.errors import PeerStalled, TransportError
+from mstar_core.messages.flow import TensorFreed
+from mstar_core.messages.life import Drained
+from mstar_core.messages.requests import CancelRequest, RequestFailed, RequestFinished
 from mstar_core.messages.wire import Message, WireCodec
+from mstar_core.messages.work import CloseRequest, ReleaseSignal, WorkFailed
 
 RECONNECT_MS = 20  # short, because a peer may be announced before it has bound its socket
 QUEUE_MESSAGES = 4000
 MESSAGE_BYTES = 16 << 20
 
+ENDINGS: Final = (
+    TensorFreed,
+    CloseRequest,
+    ReleaseSignal,
+    CancelRequest,
+    RequestFinished,
+    RequestFailed,
+    WorkFailed,
+    Drained,
+)
+"""Messages that end a loan, a request or a wait. Their loss would hold memory or a client for good, and they mean the
+same after later messages, so they wait if the queue of a peer is full."""
+
+MOST_WAITING: Final = 65536
+"""Most messages of these kinds that wait for one peer."""
+
 
 class _Peer(NamedTuple):
+    """waiting: messages that end something, for which the queue had no room."""
+
     incarnation: int
     socket: zmq.Socket[bytes]
+    waiting: deque[bytes]
 
 
 class Courier(Closing):
@@ -67,7 +91,7 @@ class Courier(Closing):
             socket.close(0)
             raise TransportError("a peer cannot be reached", f"{name} at {endpoint}: {error}", peer=name) from error
         self.disconnect(name)
-        self._peers[name] = _Peer(incarnation, socket)
+        self._peers[name] = _Peer(incarnation, socket, deque())
         return True
 
     def disconnect(self, name: str, incarnation: int | None = None) -> None:
@@ -83,7 +107,7 @@ class Courier(Closing):
         """Queue a message. Returns False for an unknown peer.
 
         Raises PeerStalled when the peer's queue is full and TransportError when the message is too large. Neither
-        affects other messages.
+        affects other messages. A message of `ENDINGS` waits for room instead.
         """
         peer = self._peers.get(name)
         if peer is None:
@@ -95,14 +119,13 @@ class Courier(Closing):
                 f"{len(data)} bytes for {name}, the limit is {self._message_bytes}",
                 peer=name,
             )
-        with suppress(zmq.Again):
-            peer.socket.send(data, zmq.NOBLOCK)
+        if peer.waiting:
+            _send_waiting(peer)
+        if _send(peer.socket, data):
             return True
-        # ZMQ may refuse because of a stale view of its queue, which reading EVENTS updates.
-        if int(peer.socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:
-            with suppress(zmq.Again):
-                peer.socket.send(data, zmq.NOBLOCK)
-                return True
+        if isinstance(message, ENDINGS) and len(peer.waiting) < MOST_WAITING:
+            peer.waiting.append(data)
+            return True
         raise PeerStalled(
             f"{name} does not read its messages",
             f"{self._queue_messages} messages wait, the limit",
@@ -110,8 +133,32 @@ class Courier(Closing):
             peer=name,
         )
 
+    def send_waiting(self) -> None:
+        """Send the messages that wait for room, as far as there is room. Call it once a second or more often."""
+        for peer in self._peers.values():
+            if peer.waiting:
+                _send_waiting(peer)
+
     def close(self, linger_s: float = 0.0) -> None:
         """Close all connections. linger_s: time for `Context.term` to deliver queued messages."""
         for peer in self._peers.values():
             peer.socket.close(round(linger_s * 1000))
         self._peers.clear()
+
+
+def _send(socket: zmq.Socket[bytes], data: bytes) -> bool:
+    """Send without waiting. Returns False if the queue is full."""
+    with suppress(zmq.Again):
+        socket.send(data, zmq.NOBLOCK)
+        return True
+    # ZMQ may refuse because of a stale view of its queue, which reading EVENTS updates.
+    if int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:
+        with suppress(zmq.Again):
+            socket.send(data, zmq.NOBLOCK)
+            return True
+    return False
+
+
+def _send_waiting(peer: _Peer) -> None:
+    while peer.waiting and _send(peer.socket, peer.waiting[0]):
+        peer.waiting.popleft()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
@@ -21,6 +21,7 @@ from mstar_core.messages.wire import Message, Sender
 from mstar_core.messages.work import Move, WalkDone, WorkFailed
 from mstar_core.transport import TensorTransport, loan_of
 from mstar_core.worker.arrays import PendingCopy, start_copy, to_array
+from mstar_core.worker.peer_memory.arrivals import handles_of, refs_of
 from mstar_core.worker.peer_memory.transport import OutgoingTensor, PeerMemory
 
 if TYPE_CHECKING:
@@ -204,18 +205,25 @@ class Outbox:
             freed, self._freed = self._freed, defaultdict(list)
             for owner, slots in freed.items():
                 self._send(owner, TensorFreed(slots=slots))
+        self._end_turn()
+        while self._waiting and self._waiting[0].is_ready:
+            self._send_turn(self._waiting.popleft())
+            self._end_turn()  # reports of the requests whose messages could not be sent
+
+    def _end_turn(self) -> None:
         if self._turn:
             self._waiting.append(self._turn)
             self._turn = _Turn()
-        while self._waiting and self._waiting[0].is_ready:
-            self._send_turn(self._waiting.popleft())
 
     def _send_turn(self, turn: _Turn) -> None:
         """Send values first, so that no control message overtakes the data that it refers to."""
         outputs = self._complete(turn.outputs, API)
+        without_outputs: set[int] = set()  # the conductor would take those for finished
         if outputs or turn.finished:
             self.sent_outputs += len(outputs)
-            self._send(API, Outputs(worker=self._name, items=outputs, finished=turn.finished))
+            message = Outputs(worker=self._name, items=outputs, finished=turn.finished)
+            if not self._send(API, message):
+                without_outputs.update(_handles(message))
         sent = monotonic() if turn.ids or turn.values else 0.0
         for (rank, stream), (handles, indices, ids) in turn.ids.items():
             self._send(
@@ -229,7 +237,8 @@ class Outbox:
         for name, item in turn.control:
             entries: list[Message | tuple[partial[Any], Sending]] = [item]
             for message in self._complete(entries, name):
-                self._send(name, message)
+                if _handles(message).isdisjoint(without_outputs) or not isinstance(message, WalkDone):
+                    self._send(name, message)
 
     def _send_cache(self, to: str, cache: _CacheToSend) -> None:
         """Send a cache. Without room for its tensors, its request fails."""
@@ -299,9 +308,36 @@ class Outbox:
         array, dtype = to_array(tensor)
         return self._transport.put(array, to, dtype=dtype)
 
-    def _send(self, name: str, message: Message) -> None:
+    def _send(self, name: str, message: Message) -> bool:
+        """Send a message. The requests of one that cannot be sent fail, and its loans end.
+
+        Returns False if it was not sent. The death of an unknown peer decides about its requests.
+        """
         try:
-            self._courier.send(name, message)
+            if self._courier.send(name, message):
+                return True
         except MstarError as error:
-            # The peer's death or the request's deadline decides about its requests.
             log.error("a message to %s was not sent: %s", name, error)
+            for handle in sorted(_handles(message)):
+                self.failed(handle, error_info(error, "a result of the worker could not be sent"))
+        for loan in filter(None, map(loan_of, _refs(message))):
+            self.release(loan.slot, loan.generation)
+        return False
+
+
+def _handles(message: Message) -> set[int]:
+    """Return the requests that cannot go on without a message."""
+    match message:
+        case Outputs():
+            return {item.handle for item in message.items} | {end.handle for end in message.finished}
+        case StreamItems():
+            return set(message.handles)
+        case WalkDone():
+            return {message.handle}
+        case _:
+            return set(handles_of(message))
+
+
+def _refs(message: Message) -> Iterator[TensorRef]:
+    """Yield the tensors that a message lends."""
+    return (item.ref for item in message.items) if isinstance(message, Outputs) else refs_of(message)

@@ -66,6 +66,21 @@ async def test_an_end_counts_the_outputs_of_every_worker(tmp_path: Path) -> None
     assert output_queue.ending is not None
 
 
+@pytest.mark.parametrize("size_bytes", [1, 1 << 20])
+async def test_outputs_behind_a_lost_one_fail_the_request_before_they_fill_the_memory(
+    size_bytes: int, tmp_path: Path
+) -> None:
+    output_queue = OutputQueue(Spool(tmp_path))
+    output_queue.put("a", 0, item(1))
+    for number in range(2, 4000):
+        output_queue.put("a", number, item(number, size_bytes))
+        assert sum(early.array.nbytes for early in output_queue._senders["a"].early.values()) <= 65 << 20
+    assert [int(one.array[0]) for one in await output_queue.take(0)] == [1]
+    with pytest.raises(EngineError, match="an output was lost"):
+        await output_queue.take(0)
+    assert not output_queue._senders["a"].early
+
+
 async def test_a_failure_is_told_after_what_came_before_it_and_hides_what_comes_later(tmp_path: Path) -> None:
     output_queue = OutputQueue(Spool(tmp_path))
     output_queue.put("a", 0, item(1))

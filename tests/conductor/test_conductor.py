@@ -226,6 +226,25 @@ def test_a_dead_worker_fails_its_requests_in_one_log_line_and_refuses_new_ones(
     assert list(conductor.requests) == [3]
 
 
+@pytest.mark.parametrize("kind", [OpenRequest, RunWalks, EndStream])
+def test_a_worker_that_does_not_read_fails_the_requests_that_need_it(
+    kind: type, conductor: Conductor, post: FakeCourier, caplog: pytest.LogCaptureFixture
+) -> None:
+    conductor.on(request(1))
+    post.take()
+    post.stalls = lambda name, message: isinstance(message, kind)
+    conductor.on(request(2))
+    for run in (1, 3):  # of the partition whose end ends the stream
+        conductor.on(WalkDone(handle=1, run=run, rank=0))
+    failed = post.of(RequestFailed)
+    assert [message.handle for message in failed] == ([1] if kind is EndStream else [2, 1] if kind is RunWalks else [2])
+    assert {(message.error.code, message.error.status) for message in failed} == {("peer_stalled", 503)}
+    for message in failed:
+        closed = [name for name, sent in post.sent if sent == CloseRequest(handle=message.handle)]
+        assert closed == ["worker-0", "worker-1"]
+    assert not any(record.exc_info for record in caplog.records), "no fault of this process"
+
+
 def test_a_lost_api_cancels_everything(conductor: Conductor, post: FakeCourier) -> None:
     for handle in (1, 2):
         conductor.on(request(handle))

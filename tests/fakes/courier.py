@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+
+from mstar_core.errors import PeerStalled
 
 
 @dataclass
 class FakeCourier:
-    """sent: receivers and messages, in order. peers: endpoints by name."""
+    """sent: receivers and messages, in order. peers: endpoints by name. stalls: whether a queue is full."""
 
     sent: list[tuple[str, Any]] = field(default_factory=list)
     peers: dict[str, str] = field(default_factory=dict)
+    stalls: Callable[[str, Any], bool] = lambda name, message: False
 
     def connect(self, name: str, endpoint: str, incarnation: int) -> bool:
         self.peers[name] = endpoint
@@ -22,8 +26,13 @@ class FakeCourier:
         return 0
 
     def send(self, name: str, message: Any) -> bool:
+        if self.stalls(name, message):
+            raise PeerStalled(f"{name} does not read its messages", peer=name)
         self.sent.append((name, message))
         return True
+
+    def send_waiting(self) -> None:
+        pass  # nothing waits for room
 
     def of(self, kind: type) -> list[Any]:
         """Return the messages of a type."""

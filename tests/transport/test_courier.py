@@ -6,6 +6,9 @@ import pytest
 import zmq
 
 from mstar_core.errors import PeerStalled, TransportError
+from mstar_core.messages.life import LogLevel
+from mstar_core.messages.wire import WireCodec
+from mstar_core.messages.work import CloseRequest
 from mstar_core.transport import Courier, Mailbox, Malformed, mailbox_endpoint
 
 WAIT_S = 60.0
@@ -61,6 +64,43 @@ def test_a_peer_that_does_not_read_is_an_error_for_the_message_and_nothing_else(
     assert stalled.value.facts["peer"] == "worker-0"
     assert drain_all(mailbox, accepted) == list(range(accepted))
     assert courier.send("worker-0", bulk(0)), "a peer that reads again gets messages again"
+
+
+def test_messages_that_end_something_wait_for_room_and_are_not_lost(context, directory):
+    wire = WireCodec("api", 1)
+    endings = [CloseRequest(handle=number) for number in range(500)]
+    with (
+        Mailbox(context, mailbox_endpoint(directory, "worker-0", 1), wire, queue_messages=2) as mailbox,
+        Courier(context, wire, queue_messages=QUEUE) as courier,
+    ):
+        courier.connect("worker-0", mailbox.endpoint, 1)
+        with pytest.raises(PeerStalled):
+            for _ in range(10_000):
+                courier.send("worker-0", LogLevel(level="x" * BULK))
+        assert all(courier.send("worker-0", message) for message in endings)
+        with pytest.raises(PeerStalled):
+            courier.send("worker-0", LogLevel(level="x" * BULK))
+        taken: list[object] = []
+        while endings[-1] not in taken:
+            courier.send_waiting()
+            assert mailbox.wait(WAIT_S)
+            taken += [envelope.body for envelope in mailbox.drain()]
+        assert [message for message in taken if isinstance(message, CloseRequest)] == endings
+
+
+def test_messages_that_wait_for_a_dead_peer_go_with_it(context, directory, monkeypatch):
+    monkeypatch.setattr("mstar_core.transport.courier.MOST_WAITING", 3)
+    wire = WireCodec("api", 1)
+    with Courier(context, wire, queue_messages=1) as courier:
+        courier.connect("worker-0", f"ipc://{directory}/none.1", 1)
+        sent = 0
+        with pytest.raises(PeerStalled):  # what waits is bounded too
+            for sent in range(100):
+                courier.send("worker-0", CloseRequest(handle=sent))
+        assert 3 <= sent < 10
+        courier.disconnect("worker-0")
+        courier.send_waiting()
+        assert courier.peers == {}
 
 
 def test_a_stalled_peer_does_not_hold_up_another(context, codec, directory, courier):

@@ -7,20 +7,42 @@ from typing import Any
 import pytest
 import torch
 
-from mstar_core.errors import ArenaFull
+from mstar_core.errors import ArenaFull, PeerStalled
 from mstar_core.messages.flow import Outputs, StreamTensor, Values
+from mstar_core.messages.tensors import ShmTensor
 from mstar_core.messages.work import WalkDone, WorkFailed
 from mstar_core.transport.tensors import inline, inline_array
 from mstar_core.worker.outbox import Outbox
 
 
 class Transport:
+    """lends: as loans instead of inside the message. lent: slots of the open loans."""
+
     is_full = False
+    lends = False
+
+    def __init__(self) -> None:
+        self.lent: list[int] = []
 
     def put(self, array: Any, to: str, *, dtype: str | None = None) -> Any:
         if self.is_full:
             raise ArenaFull("no room")
-        return inline(array, dtype)
+        if not self.lends:
+            return inline(array, dtype)
+        self.lent.append(len(self.lent) + 1)
+        return ShmTensor(
+            dtype="float32",
+            shape=array.shape,
+            owner="worker-0",
+            offset=0,
+            size_bytes=array.nbytes,
+            slot=self.lent[-1],
+            generation=1,
+        )
+
+    def release(self, slot: int, generation: int) -> bool:
+        self.lent.remove(slot)
+        return True
 
 
 class Copy:
@@ -42,10 +64,16 @@ class Setup:
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, Any]] = []
+        self.stalled: set[str] = set()
+        self.gone: set[str] = set()
         self.transport = Transport()
         self.outbox = Outbox("worker-0", 0, self, self.transport, self.copy)  # type: ignore[arg-type]
 
     def send(self, name: str, message: Any) -> bool:
+        if name in self.stalled and not isinstance(message, WorkFailed):
+            raise PeerStalled(f"{name} does not read its messages", peer=name)
+        if name in self.gone:
+            return False
         self.sent.append((name, message))
         return True
 
@@ -107,3 +135,48 @@ def test_a_value_without_room_fails_its_request_alone(setup: Setup) -> None:
     assert setup.kinds == [Values, WorkFailed]
     assert [item.handle for item in setup.sent[0][1].items] == [8]
     assert setup.sent[1][1].handle == 7
+
+
+def test_results_that_the_api_does_not_read_fail_their_requests_and_keep_no_loan(setup: Setup) -> None:
+    setup.transport.lends = True
+    setup.stalled = {"api"}
+    setup.outbox.output(7, 0, "pcm", "audio", torch.ones(2), {})
+    setup.outbox.finished(8, 0, {}, 0)
+    setup.outbox.walk_done(WalkDone(handle=8, run=1, rank=0, is_told=True))
+    setup.outbox.walk_done(WalkDone(handle=9, run=1, rank=0))
+    setup.finish()
+    setup.outbox.flush()
+    assert [(name, type(message), message.handle) for name, message in setup.sent] == [
+        ("conductor", WalkDone, 9),
+        ("conductor", WorkFailed, 7),
+        ("conductor", WorkFailed, 8),
+    ], "the conductor never takes a request without its results for finished"
+    assert setup.sent[-1][1].error.code == "peer_stalled" and setup.sent[-1][1].error.status == 503
+    assert not setup.transport.lent
+
+
+def test_values_that_a_rank_does_not_read_fail_their_requests_alone(setup: Setup) -> None:
+    setup.transport.lends = True
+    setup.stalled = {"worker-1"}
+    setup.outbox.value(1, 7, 1, 0, "features", [], torch.ones(2))
+    setup.finish()
+    setup.outbox.stream_tensor(1, "hidden", 8, 0, torch.ones(2))
+    setup.finish()
+    setup.outbox.stream_id(1, "ids", 9, 0, 3)
+    setup.outbox.value(2, 6, 1, 0, "absent", [], None)
+    setup.outbox.flush()
+    assert setup.kinds == [Values, WorkFailed, WorkFailed, WorkFailed]
+    assert sorted(message.handle for _, message in setup.sent[1:]) == [7, 8, 9]
+    assert not setup.transport.lent
+
+
+def test_messages_to_a_process_that_has_ended_fail_nothing_and_keep_no_loan(setup: Setup) -> None:
+    """Its death decides about the requests: another attempt may follow."""
+    setup.transport.lends = True
+    setup.gone = {"api", "worker-1"}
+    setup.outbox.output(7, 0, "pcm", "audio", torch.ones(2), {})
+    setup.finish()
+    setup.outbox.value(1, 8, 1, 0, "features", [], torch.ones(2))
+    setup.finish()
+    setup.outbox.flush()
+    assert setup.sent == [] and not setup.transport.lent

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mstar_core.api.errors import Stalled, lost, storage_full
-from mstar_core.errors import MstarError, Unavailable
+from mstar_core.errors import EngineError, MstarError, Unavailable
 from mstar_core.messages.requests import RequestFinished
 
 Array = npt.NDArray[np.generic]
@@ -30,6 +30,8 @@ LEAST_SPOOLED: Final = 8
 """Number of outputs that may always be spilled, whatever their size (steps of a rollout)."""
 
 NOTHING: Final[Array] = np.zeros(0, dtype=np.uint8)
+MOST_EARLY: Final = 1024
+"""Most outputs of a worker that wait for an earlier one. Its messages arrive in order, so that one is lost."""
 LOST_GRACE_S: Final = 0.25
 """Grace period for outputs that a worker sent before it died."""
 
@@ -113,13 +115,19 @@ class Spool:
 
 
 class _Sender:
-    """Outputs of one worker: the next number, and those that arrived out of order."""
+    """Outputs of one worker: the next number, and those that arrived out of order, with their size in bytes."""
 
-    __slots__ = ("early", "next")
+    __slots__ = ("early", "early_bytes", "next")
 
     def __init__(self) -> None:
         self.next = 0
         self.early: dict[int, OutputItem] = {}
+        self.early_bytes = 0
+
+    @property
+    def has_gap(self) -> bool:
+        """Whether so many outputs wait for an earlier one that it must be lost."""
+        return len(self.early) > MOST_EARLY or self.early_bytes > SPOOL_BYTES
 
 
 class OutputQueue:
@@ -160,9 +168,15 @@ class OutputQueue:
             self.doubled += 1
             return
         sender.early[seq] = item
+        sender.early_bytes += item.array.nbytes
         while sender.next in sender.early:
-            self._append(sender.early.pop(sender.next))
+            arrived = sender.early.pop(sender.next)
+            sender.early_bytes -= arrived.array.nbytes
+            self._append(arrived)
             sender.next += 1
+        if sender.has_gap:
+            sender.early.clear()
+            self.fail(EngineError("an output was lost", f"number {sender.next}", node=worker))
         self._notify()
 
     def finish(self, ending: RequestFinished) -> None:
