@@ -1,7 +1,8 @@
-"""The api process: binds its port, joins the deployment and serves until stopped. Started by the supervisor."""
+"""The api process: inherits its port, joins the deployment and serves until stopped. Started by the supervisor."""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import logging
 import selectors
@@ -34,8 +35,9 @@ from mstar_core.api.registry import Registry
 from mstar_core.api.service import KEEPALIVE_S, Service
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.config.resolved import ApiConfig
-from mstar_core.errors import PluginError, StartError, Unavailable
+from mstar_core.errors import PluginError, Unavailable
 from mstar_core.host.certificates import load_certificate
+from mstar_core.host.ports import bind_port
 from mstar_core.host.run_dir import RunDirectory
 from mstar_core.host.wait_spin import wait_spin_s
 from mstar_core.plugin.loader import bound_model
@@ -68,10 +70,12 @@ class ApiProcess:
         fetcher: Fetcher | None = None,
         make_process: MakeProcess = ProcessorProcess,
         spin: Spin | None = None,
+        sock: socket.socket | None = None,
     ) -> None:
-        """Bind the port and open the mailbox before anything is loaded. Raises StartError, TransportError.
+        """Open the mailbox before anything is loaded. Raises StartError, TransportError.
 
-        spin: busy-poll window of the event loop; requests restart it.
+        spin: busy-poll window of the event loop; requests restart it. sock: the bound socket of the supervisor. An api
+        without one, in tests, binds the port itself.
         """
         if model.processor is None:
             raise PluginError(
@@ -80,7 +84,7 @@ class ApiProcess:
         self.spec = spec
         self.model = model
         self._tls = tls_context(spec.api)
-        self.socket = bind(spec.api.host, spec.api.port)
+        self.socket = sock if sock is not None else bind_port(spec.api.host, spec.api.port)
         self.registry = Registry(incarnation)
         self.metrics = Metrics()
         self._folder = Path(spec.folder) if spec.folder is not None else None
@@ -218,12 +222,15 @@ async def serve(process: ApiProcess) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `python -m mstar_core.api SPEC --incarnation N --supervisor ENDPOINT`."""
-    _, spec, incarnation, supervisor, _ = start_child("api", argv)
-    return run(spec, incarnation, supervisor)
+    """Run `python -m mstar_core.api SPEC --incarnation N --supervisor ENDPOINT [--listener FD]`."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--listener", type=int)
+    own, rest = parser.parse_known_args(argv)
+    _, spec, incarnation, supervisor, _ = start_child("api", rest)
+    return run(spec, incarnation, supervisor, socket.socket(fileno=own.listener) if own.listener is not None else None)
 
 
-def run(spec: DeploymentSpec, incarnation: int, supervisor: str) -> int:
+def run(spec: DeploymentSpec, incarnation: int, supervisor: str, sock: socket.socket | None = None) -> int:
     """Serve a deployment until it stops. Errors are written to the run directory before the process ends."""
     with guarded_run("api", incarnation, Path(spec.run_dir)):
         spin = Spin(wait_spin_s(spec))
@@ -233,6 +240,7 @@ def run(spec: DeploymentSpec, incarnation: int, supervisor: str) -> int:
             supervisor,
             bound_model(spec.plugin, spec.model, spec.folder, spec.model_kwargs),
             spin=spin,
+            sock=sock,
         )
         with asyncio.Runner(loop_factory=partial(busy_poll_loop, spin)) as runner:
             reason = runner.run(serve(process))
@@ -263,23 +271,3 @@ def busy_poll_loop(spin: Spin) -> asyncio.AbstractEventLoop:
 def tls_context(api: ApiConfig) -> ssl.SSLContext | None:
     """Return the TLS context; None for plain HTTP. Raises StartError."""
     return load_certificate(api.tls_cert, api.tls_key)
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """Bind the port without listening. Raises StartError if the port is in use or the host is not local."""
-    try:
-        family, kind, proto, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        sock = socket.socket(family, kind, proto)
-    except OSError as error:
-        raise StartError(f"{host} is not a valid address", str(error), "use another --host", phase="plan") from error
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-        sock.setblocking(False)
-    except OSError as error:
-        sock.close()
-        hint = "use another --port, or stop the process that uses it"
-        raise StartError(f"port {port} on {host} cannot be used", str(error), hint, phase="plan") from error
-    return sock

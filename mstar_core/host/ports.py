@@ -1,4 +1,4 @@
-"""Availability of the api's port. Checked by `up` before it starts any process, and again by the supervisor."""
+"""Port of the api: availability, checked by `up` before it starts any process, and the socket of the supervisor."""
 
 from __future__ import annotations
 
@@ -26,15 +26,27 @@ def check_port(host: str, port: int, holder: str = "") -> None:
         if holder:
             raise _taken(host, port, f"{holder} has it")
         return
-    if error.errno != errno.EADDRINUSE:
-        raise StartError(
-            f"cannot listen on {host}:{port}",
-            error.strerror or str(error),
-            "choose another with --host or --port",
-            phase="plan",
-            code="address_unusable",
-        ) from error
-    raise _taken(host, port, f"{holder or 'another process'} listens there") from error
+    raise _unusable(host, port, error, holder) from error
+
+
+def bind_port(host: str, port: int) -> socket.socket:
+    """Bind the port without listening. Raises StartError if it is in use or the host is not local."""
+    try:
+        return _bound(host, port)
+    except OSError as error:
+        raise _unusable(host, port, error) from error
+
+
+def _unusable(host: str, port: int, error: OSError, holder: str = "") -> StartError:
+    if error.errno == errno.EADDRINUSE:
+        return _taken(host, port, f"{holder or 'another process'} listens there")
+    return StartError(
+        f"cannot listen on {host}:{port}",
+        error.strerror or str(error),
+        "choose another with --host or --port",
+        phase="plan",
+        code="address_unusable",
+    )
 
 
 def _taken(host: str, port: int, detail: str) -> StartError:
@@ -74,11 +86,24 @@ def one_start(run: RunDirectory) -> Iterator[None]:
 
 def bind_error(host: str, port: int) -> OSError | None:
     """Return the error of binding the port, None if it succeeds."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, port))
+        _bound(host, port).close()
     except OSError as error:
         return error
     return None
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """Return a non-blocking socket that is bound to the port. Raises OSError."""
+    family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
+        0
+    ]
+    sock = socket.socket(family, kind, proto)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.setblocking(False)
+    except OSError:
+        sock.close()
+        raise
+    return sock

@@ -7,9 +7,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Final
 
 from mstar_core.config.deployment import DeploymentSpec, Plan, RankPlan
@@ -24,6 +25,7 @@ from mstar_core.supervisor.log_file import LINE_LIMIT, LogFile, pump
 DRAIN_LOG_S = 1.0
 """Time to read the rest of a dead child's output."""
 
+NO_FDS: Final[Mapping[str, int]] = MappingProxyType({})
 PARENT_PATH = os.pathsep.join(p for p in sys.path if p)
 
 
@@ -99,8 +101,13 @@ class Child:
     def is_running(self) -> bool:
         return self.process is not None and self.process.returncode is None
 
-    async def spawn(self, spec: DeploymentSpec, run: RunDirectory, supervisor: str) -> None:
-        """Start the next incarnation. Raises OSError if no process can be created."""
+    async def spawn(
+        self, spec: DeploymentSpec, run: RunDirectory, supervisor: str, inherited: Mapping[str, int] = NO_FDS
+    ) -> None:
+        """Start the next incarnation. Raises OSError if no process can be created.
+
+        inherited: descriptors by the name of the option that tells the child their numbers.
+        """
         self.incarnation += 1
         self.state, self.endpoint, self.phase, self.facts = "spawned", "", "spawn", {}
         self.started = self.last_progress = self.last_beat = self.last_step_change = time.monotonic()
@@ -120,6 +127,7 @@ class Child:
             "--supervisor",
             supervisor,
             *self.kind.arguments,
+            *(text for name, fd in inherited.items() for text in (f"--{name}", str(fd))),
         ]
         loop = asyncio.get_running_loop()
         transport, protocol = await loop.subprocess_exec(
@@ -129,6 +137,7 @@ class Child:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,
+            pass_fds=tuple(inherited.values()),
             env=child_environment(spec),
             cwd="/",
         )

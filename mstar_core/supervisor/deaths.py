@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from mstar_core.errors import ExitCode
+from mstar_core.errors import ExitCode, MstarError, StartError
 from mstar_core.host.run_dir import RunDirectory
 from mstar_core.process.failures import write_fatal
 from mstar_core.supervisor.child import Child
@@ -67,6 +67,21 @@ def death_record(child: Child, run: RunDirectory, status: int, known: Circumstan
     with suppress(OSError):  # on a full disk the supervisor's own record still has the cause
         write_fatal(path, record)
     return record
+
+
+def start_record(name: str, error: MstarError | OSError) -> dict[str, Any]:
+    """Return why a child could not be started at all."""
+    if isinstance(error, OSError):
+        error = StartError(f"{name} cannot be started", str(error))
+    return {
+        "name": name,
+        "message": error.title,
+        "detail": error.detail,
+        "hint": error.hint,
+        "monotonic": time.monotonic(),
+        "time": time.time(),
+        "code": error.code,
+    }
 
 
 def describe_status(status: int) -> str:

@@ -31,6 +31,7 @@ from mstar_core.messages.wire import WireCodec
 from mstar_core.process.logs import start_logging
 from mstar_core.supervisor.child import Kinds, child_kinds, write_spec
 from mstar_core.supervisor.deaths import outcome, write_outcome
+from mstar_core.supervisor.listener import PortListener
 from mstar_core.supervisor.log_file import STATS_FILE, LogFile, LogStream, StatsLog
 from mstar_core.supervisor.supervisor import Supervisor
 from mstar_core.transport import Courier, Mailbox, mailbox_endpoint
@@ -83,15 +84,17 @@ def _serve(
         refused = error if isinstance(error, MstarError) else _unwritable(run, error)
         return refused.exit_code, _failed(refused)
     gpus: list[int] = []
+    listener = PortListener(spec.api.host, spec.api.port)
     try:
         end_earlier(run)
         with one_start(run):
             claimant = port_claimant(spec.api.host, spec.api.port, run)
             prepare(run, spec)
         check_port(spec.api.host, spec.api.port, claimant)
+        listener.open()
         gpus = acquire_gpus(spec.gpus, spec.name)
         admin = bind_admin(run.admin_socket, admin_gid(spec))
-        return asyncio.run(_run(spec, run, admin, kinds, own_log))
+        return asyncio.run(_run(spec, run, admin, listener, kinds, own_log))
     except MstarError as error:
         log.error("%s", error)
         return ExitCode.START_FAILED if error.exit_code is ExitCode.INTERNAL else error.exit_code, _failed(error)
@@ -100,6 +103,7 @@ def _serve(
         broken = MstarError("the supervisor failed", f"{type(error).__name__}: {error}", "its log has the traceback")
         return ExitCode.INTERNAL, _failed(broken)
     finally:
+        listener.close()
         run.remove()
         shutil.rmtree(spec.uploads, ignore_errors=True)
         release(gpus)
@@ -165,7 +169,12 @@ def reload_for_signal(supervisor: Supervisor) -> None:
 
 
 async def _run(
-    spec: DeploymentSpec, run: RunDirectory, admin: socket.socket, kinds: Kinds, own_log: LogFile
+    spec: DeploymentSpec,
+    run: RunDirectory,
+    admin: socket.socket,
+    listener: PortListener,
+    kinds: Kinds,
+    own_log: LogFile,
 ) -> tuple[ExitCode, dict[str, object]]:
     loop = asyncio.get_running_loop()
     codec = WireCodec(NAME, 0)
@@ -175,7 +184,7 @@ async def _run(
         Courier(context, codec) as courier,
         Mailbox(context, endpoint, codec) as mailbox,
     ):
-        supervisor = Supervisor(spec, run, courier, endpoint, kinds)
+        supervisor = Supervisor(spec, run, courier, endpoint, kinds, listener=listener)
         supervisor.logs[NAME] = own_log
         mailbox.attach(loop, supervisor.on_batch)
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from mstar_core.config.deployment import DeploymentSpec
-from mstar_core.errors import ExitCode, StateConflict, Unavailable
+from mstar_core.errors import ExitCode, MstarError, StateConflict, Unavailable
 from mstar_core.host.api_keys import with_keys
 from mstar_core.host.certificates import load_certificate
 from mstar_core.host.run_dir import RunDirectory
@@ -44,6 +44,7 @@ from mstar_core.process.peers import Peers
 from mstar_core.supervisor.child import (
     DEFAULT_PACE,
     FETCHED,
+    NO_FDS,
     Child,
     ChildKind,
     Kinds,
@@ -61,9 +62,11 @@ from mstar_core.supervisor.deaths import (
     in_order,
     outcome,
     public_sentence,
+    start_record,
 )
 from mstar_core.supervisor.events import Events, EventThrottle
 from mstar_core.supervisor.health import Watchdog, can_serve
+from mstar_core.supervisor.listener import PortListener
 from mstar_core.supervisor.log_file import LogFile
 from mstar_core.supervisor.outbound import REACHABLE, Outbound
 from mstar_core.supervisor.telemetry.host_stats import GpuReader, library
@@ -92,8 +95,10 @@ class Supervisor:
         endpoint: str,
         kinds: Kinds = child_kinds,
         pace: Pace = DEFAULT_PACE,
+        listener: PortListener | None = None,
     ) -> None:
         self.spec = spec
+        self.listener = listener or PortListener(spec.api.host, spec.api.port)
         self.run_dir = run
         self.state = "starting"
         self.reason = ""
@@ -346,18 +351,10 @@ class Supervisor:
 
     async def _spawn(self, child: Child) -> None:
         try:
-            await child.spawn(self.spec, self.run_dir, self._endpoint)
-        except OSError as error:
-            self._fail(
-                {
-                    "name": child.name,
-                    "message": f"{child.name} cannot be started",
-                    "detail": str(error),
-                    "monotonic": time.monotonic(),
-                    "time": time.time(),
-                    "code": "start_failed",
-                }
-            )
+            inherited = {"listener": self.listener.open()} if child.name == API else NO_FDS
+            await child.spawn(self.spec, self.run_dir, self._endpoint, inherited)
+        except (MstarError, OSError) as error:
+            self._fail(start_record(child.name, error))
             return
         self._peers.appeared(child.name, child.incarnation)
         self.events.add("child.spawned", child=child.name, pid=child.pid, incarnation=child.incarnation)
@@ -445,10 +442,13 @@ class Supervisor:
         now, pace, child = time.monotonic(), self._pace, group[0]
         child.restarts = [t for t in child.restarts if now - t < pace.window_s]
         if len(child.restarts) >= pace.restarts_max:
+            if child.name == API:
+                self.listener.close()  # connections are refused rather than left without an answer
             deaths = f"died {pace.restarts_max + 1} times in {pace.window_s / 60:g} minutes"
             self._set_state("unhealthy", f"{child.name} {deaths}", public="its processes die repeatedly")
             return
-        delay_s = pace.backoff_s[min(len(child.restarts), len(pace.backoff_s) - 1)]
+        delays = (0.0, *pace.backoff_s) if child.name == API else pace.backoff_s  # an api holds no device memory
+        delay_s = delays[min(len(child.restarts), len(delays) - 1)]
         child.restarts.append(now)
         self.restarts += 1
         if self.state in ("ready", "degraded", "starting"):
@@ -500,6 +500,7 @@ class Supervisor:
         self._end(exit_code_of(first), cause_sentence(first))
 
     async def _end_children(self) -> None:
+        self.listener.close()
         running = [child for child in self.children.values() if child.is_running]
         for child in running:
             child.ending = True

@@ -72,6 +72,7 @@ def main() -> None:
     parser.add_argument("--incarnation", type=int, required=True)
     parser.add_argument("--supervisor", required=True)
     parser.add_argument("--name", required=True)
+    parser.add_argument("--listener", type=int)
     args = parser.parse_args()
     spec = DeploymentSpec.load(args.spec)
     start_logging(args.name)
