@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from mstar_core.engine.sampling import top_p
-from mstar_core.engine.sampling.sampler import UploadedColumns
+from mstar_core.engine.sampling.columns import UploadedColumns
 from mstar_core.graph.declare.sampling import SamplingParams
 
 VOCABULARIES = {"full": 156940, "restricted": 28673}

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mstar_core.engine.sampling.adjustments import penalised
-from mstar_core.engine.sampling.sampler import UploadedColumns
+from mstar_core.engine.sampling.columns import UploadedColumns
+from mstar_core.engine.sampling.sampler import penalised
 from mstar_core.graph.declare.sampling import SamplingParams
 from mstar_core.layers import sampling
 

@@ -23,8 +23,7 @@ from mstar_core.engine.scheduling.device_share import device_share
 from mstar_core.engine.scheduling.inputs import InputProcessor
 from mstar_core.engine.scheduling.scheduler import Scheduler
 from mstar_core.engine.scheduling.step import KVStep
-from mstar_core.engine.steps.limits import StepLimits
-from mstar_core.engine.steps.output import DecodeOutput, DrawnIds, PassOutput, StepOutput
+from mstar_core.engine.steps.device import DecodeOutput, DrawnIds, PassOutput, StepLimits, StepOutput
 from mstar_core.engine.steps.plan import DecodePlan, PassPlan, StepPlan
 from mstar_core.engine.steps.updates import (
     LoopValuesSet,

@@ -14,7 +14,7 @@ from mstar_core.engine.base import Handle
 from mstar_core.engine.cuda_graphs.kinds import POSITIONS, PortForm, StepFamily, StepKind
 from mstar_core.engine.cuda_graphs.passes import loop_items
 from mstar_core.engine.kv.engine import KVCacheEngine
-from mstar_core.engine.steps.limits import AHEAD
+from mstar_core.engine.steps.device import AHEAD
 from mstar_core.graph import EngineHints
 from tests.engine.recorded import Recorded, RecordingCache, captured_kinds
 from tests.engine.test_kv_candidates import context, near, roll

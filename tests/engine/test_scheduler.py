@@ -12,7 +12,7 @@ import torch
 
 import mstar_core
 from mstar_core.engine.base import CacheState, Export, Handle, JobKey, LoopSpec
-from mstar_core.engine.steps.limits import StepLimits
+from mstar_core.engine.steps.device import StepLimits
 from mstar_core.engine.steps.plan import StepPlan
 from mstar_core.engine.steps.updates import (
     PagesCleared,

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec
 from mstar_core.engine.cuda_graphs.cache import GraphCache
 from mstar_core.engine.kv.engine import KVCacheEngine
-from mstar_core.engine.steps.limits import AHEAD
+from mstar_core.engine.steps.device import AHEAD
 from mstar_core.graph.declare.nodes import Attend, EngineHints
 from mstar_core.graph.declare.sampling import SamplingParams
 from mstar_core.layers.kv_view import KVView

@@ -17,7 +17,8 @@ from mstar_core.engine.cuda_graphs.cache import GraphCache
 from mstar_core.engine.cuda_graphs.node import NodeGraphs
 from mstar_core.engine.cuda_graphs.ragged import CapturedNode
 from mstar_core.engine.device_state.slots import DeviceSlots
-from mstar_core.engine.sampling.sampler import Sampler, UploadedColumns
+from mstar_core.engine.sampling.columns import UploadedColumns
+from mstar_core.engine.sampling.sampler import Sampler
 from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
 from mstar_core.layers.linear import fuse_projections
 from tests.engine.tiny_engine import generate, prompt

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mstar_core.engine.sampling.sampler import UploadedColumns
+from mstar_core.engine.sampling.columns import UploadedColumns
 from mstar_core.graph.declare.sampling import SamplingParams
 from mstar_core.layers.sampling import BAD_ROW
 from tests.engine.exact_draw import is_right, probabilities, sample

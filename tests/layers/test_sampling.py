@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mstar_core.engine.sampling.sampler import UploadedColumns
+from mstar_core.engine.sampling.columns import UploadedColumns
 from mstar_core.graph.declare.sampling import SamplingParams
 from mstar_core.layers.sampling import BAD_ROW, draw, sorted_draw
 

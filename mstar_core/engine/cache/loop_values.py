@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from mstar_core.engine.cache.feeds import Feeds
+from mstar_core.engine.ports import value_forms
 from mstar_core.engine.steps.updates import LoopValuesSet
 from mstar_core.errors import EngineError
 from mstar_core.graph.declare.nodes import keyword
@@ -22,26 +23,6 @@ if TYPE_CHECKING:
 
     from mstar_core.graph.compile.resident import LoopPorts
     from mstar_core.graph.declare.nodes import NodeSpec
-
-DTYPES: Final = {
-    "i64": torch.int64,
-    "i32": torch.int32,
-    "i16": torch.int16,
-    "u8": torch.uint8,
-    "b8": torch.bool,
-    "f32": torch.float32,
-    "f16": torch.float16,
-    "bf16": torch.bfloat16,
-}
-
-
-def value_forms(spec: NodeSpec, ports: LoopPorts, dtype: torch.dtype) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """Return shape and dtype of one sequence's value of each carried or constant port, by keyword."""
-    forms = {}
-    for name in (*(into for into, _ in ports.states), *ports.constants):
-        kind = spec.port(keyword(name))
-        forms[keyword(name)] = tuple(int(size) for size in kind.shape), DTYPES.get(kind.dtype, dtype)
-    return forms
 
 
 class LoopValues:

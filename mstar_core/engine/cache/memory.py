@@ -43,8 +43,8 @@ class SavedPages:
 class KVMemory:
     """Pages and slots of one node, and how often requests were preempted. Owned by its scheduler.
 
-    loop: values per sequence of its resident loop, None if that carries only ids. updates: changes of the device that
-    precede the next step, in order.
+    loop: values per sequence of its resident loop, None if that carries only ids; feeds: items of its stream, None
+    without one. updates: changes of the device that precede the next step, in order.
     """
 
     pool: PagePool
@@ -52,6 +52,7 @@ class KVMemory:
     slots: Slots
     prefixes: PrefixCache | None
     loop: LoopValues | None = None
+    feeds: Feeds | None = field(init=False)
     preempted: int = 0
     preempted_pages: int = 0
     last_preempted: Handle | None = None
@@ -59,10 +60,8 @@ class KVMemory:
     _saved: int = 0
     _dropped: list[int] = field(default_factory=list)
 
-    @property
-    def feeds(self) -> Feeds | None:
-        """Stream items of its resident loop, None without a stream."""
-        return self.loop.feeds if self.loop is not None else None
+    def __post_init__(self) -> None:
+        self.feeds = self.loop.feeds if self.loop is not None else None
 
     def pages_of(self, slots: Sequence[int]) -> int:
         """Return the pages that these slots hold, shared ones counted once per slot."""

@@ -7,19 +7,12 @@ arrays of its own, which steps read and write; changes made here reach them by t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 import numpy as np
 import torch
 
-from mstar_core.engine.steps.updates import SlotChanges
+from mstar_core.engine.steps.updates import NO_ID, STOP_WIDTH, SlotChanges
 from mstar_core.graph.declare.sampling import SamplingParams
-
-NO_ID: Final = -1
-"""Marks an entry that holds no id."""
-
-STOP_WIDTH: Final = 8
-"""Initial width of the stop ids of a slot."""
 
 
 class Slots:
@@ -94,7 +87,6 @@ class Slots:
 
     def begin_loop(self, slot: int, key: int, iterations: int, stop_ids: Sequence[int]) -> None:
         """Prepare a slot for a resident loop."""
-        # One entry always stays NO_ID: a sequence whose draw failed stops like any other.
         if len(stop_ids) >= self.stop_ids.shape[1]:
             wider = np.full((self.count, len(stop_ids) + 1), NO_ID, dtype=np.int64)
             wider[:, : self.stop_ids.shape[1]] = self.stop_ids

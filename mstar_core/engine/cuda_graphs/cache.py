@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from operator import ge
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 import torch
@@ -227,11 +228,8 @@ class StepBuckets(Generic[S]):
 
         most: largest first dimension that is worth its padding.
         """
-        fits = (
-            size
-            for size in self._steps
-            if all(have >= need for have, need in zip(size, least, strict=True)) and (most is None or size[0] <= most)
-        )
+        # No generator: it would take a call per bucket, in every step.
+        fits = [size for size in self._steps if all(map(ge, size, least)) and (most is None or size[0] <= most)]
         found = min(fits, default=None)
         return None if found is None else self._steps[found]
 

@@ -18,7 +18,6 @@ from mstar_core.engine.attention.static import AttentionBuffers
 from mstar_core.engine.cuda_graphs.cache import StaticStep, up_to
 from mstar_core.engine.cuda_graphs.kinds import decode_kind
 from mstar_core.engine.cuda_graphs.ragged import DRAWN
-from mstar_core.engine.device_state import slot_update
 from mstar_core.engine.sampling.columns import columns, fields, states
 from mstar_core.engine.steps.attention import AttentionMetadata, AttentionShape
 from mstar_core.engine.steps.plan import DecodeBatch, DecodePlan
@@ -87,7 +86,7 @@ class DecodeStep(StaticStep[dict[str, "Tensor"]]):
     def forward(self) -> dict[str, Tensor]:
         """Run the step. Returns the drawn ids, int64 [count], and the module's outputs of one row per sequence."""
         node, loop_values, slots = self._steps.node, self._steps.values, self._parameters.device["slots"]
-        ids = slot_update.next_ids(node.slots, slots)
+        ids = node.slots.next_ids(slots)
         ports = {self._steps.id_port: ids}
         if loop_values is not None:
             ports = loop_values.inputs(slots, self.buffers.device) | {loop_values.ports.id_port: ids}

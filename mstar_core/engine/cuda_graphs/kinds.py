@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from mstar_core.engine.steps.limits import AHEAD_TOKENS
+from mstar_core.engine.steps.device import AHEAD_TOKENS
 from mstar_core.engine.transfers import SMALL_BYTES
 from mstar_core.graph.declare.nodes import STEP, keyword
 

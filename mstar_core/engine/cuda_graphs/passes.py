@@ -17,8 +17,7 @@ from mstar_core.engine.cuda_graphs import kinds
 from mstar_core.engine.cuda_graphs.cache import Size, up_to
 from mstar_core.engine.cuda_graphs.kinds import StepFamily, StepKind
 from mstar_core.engine.cuda_graphs.ragged import DRAWN, BucketSize, RaggedStep
-from mstar_core.engine.steps.limits import AHEAD_TOKENS, StepLimits
-from mstar_core.engine.steps.output import DrawnIds
+from mstar_core.engine.steps.device import AHEAD_TOKENS, DrawnIds, StepLimits
 
 if TYPE_CHECKING:
     from torch import Tensor

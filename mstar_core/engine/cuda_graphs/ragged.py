@@ -22,8 +22,7 @@ from mstar_core.engine.cuda_graphs.kinds import MOST_ITERATIONS, POSITIONS, STEP
 from mstar_core.engine.sampling.columns import columns, states
 from mstar_core.engine.sampling.columns import fields as column_fields
 from mstar_core.engine.steps.attention import AttentionShape
-from mstar_core.engine.steps.packed import metadata_of
-from mstar_core.engine.steps.positions import host_positions
+from mstar_core.engine.steps.packed import host_positions, metadata_of
 from mstar_core.engine.transfers import gather, join, upload
 from mstar_core.graph.declare.sampling import SamplingParams
 from mstar_core.layers import rng

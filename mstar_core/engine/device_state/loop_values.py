@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 from zlib import crc32
 
 import numpy as np
 import torch
 
 from mstar_core.engine.attention.staging import port_field
+from mstar_core.engine.ports import value_forms
 from mstar_core.engine.transfers import upload
 from mstar_core.errors import EngineError
 from mstar_core.graph.declare.nodes import RANDOM, keyword
@@ -29,17 +30,6 @@ if TYPE_CHECKING:
     from mstar_core.graph.compile.resident import LoopPorts
     from mstar_core.graph.declare.nodes import NodeSpec
 
-DTYPES: Final = {
-    "i64": torch.int64,
-    "i32": torch.int32,
-    "i16": torch.int16,
-    "u8": torch.uint8,
-    "b8": torch.bool,
-    "f32": torch.float32,
-    "f16": torch.float16,
-    "bf16": torch.bfloat16,
-}
-
 
 class DeviceLoopValues:
     """Values of a node's resident loop. Owned by its runner.
@@ -51,11 +41,8 @@ class DeviceLoopValues:
         self.ports = ports
         self._node = spec.name
         self.arrays: dict[str, Tensor] = {}
-        for name in (*(into for into, _ in ports.states), *ports.constants):
-            kind = spec.port(keyword(name))
-            shape = (slots.count + 1, *(int(size) for size in kind.shape))
-            array = torch.zeros(shape, dtype=DTYPES.get(kind.dtype, dtype), device=slots.device)
-            self.arrays[keyword(name)] = array
+        for name, (shape, kind) in value_forms(spec, ports, dtype).items():
+            self.arrays[name] = torch.zeros((slots.count + 1, *shape), dtype=kind, device=slots.device)
         self._random_port = keyword(RANDOM)
         self._random_shape = tuple(int(size) for size in spec.port(self._random_port).shape) if ports.random else ()
         self._random_name = crc32(f"{spec.name}{RANDOM}".encode())

@@ -62,7 +62,7 @@ def end_kernel(
 
 
 def next_ids(last: Tensor, rows: Tensor) -> Tensor:
-    """See `slot_update.next_ids`. last: int64 [slots + 1]; rows: int64 [n]."""
+    """See `DeviceSlots.next_ids`. last: int64 [slots + 1]; rows: int64 [n]."""
     ids = torch.empty_like(rows)
     begin_kernel[(len(rows),)](last, rows, ids, num_warps=1)
     return ids
@@ -71,7 +71,7 @@ def next_ids(last: Tensor, rows: Tensor) -> Tensor:
 def commit_ids(
     ids: Tensor, rows: Tensor, last: Tensor, stopped: Tensor, stop_ids: Tensor, seen: Tensor | None
 ) -> Tensor:
-    """See `slot_update.commit_ids`. ids, rows: int64 [n]; the others as in `Slots`, contiguous, changed in place."""
+    """See `DeviceSlots.commit_ids`. ids, rows: int64 [n]; the others as there, contiguous, changed in place."""
     drawn = torch.empty_like(ids)
     marks = stopped if seen is None else seen
     width, vocab = stop_ids.shape[1], marks.stride(0)

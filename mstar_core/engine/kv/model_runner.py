@@ -29,10 +29,10 @@ from mstar_core.engine.kv.follower import NodeFollower
 from mstar_core.engine.kv.leader import Leader
 from mstar_core.engine.kv.packing import packed_draws, packed_ports, packed_positions
 from mstar_core.engine.ports import fixed_ranks, id_port, position_dtype
-from mstar_core.engine.sampling.sampler import Sampler, UploadedColumns
+from mstar_core.engine.sampling.columns import UploadedColumns
+from mstar_core.engine.sampling.sampler import Sampler
 from mstar_core.engine.steps import updates
-from mstar_core.engine.steps.limits import StepLimits
-from mstar_core.engine.steps.output import DecodeOutput, DrawnIds, PassOutput, StepOutput
+from mstar_core.engine.steps.device import DecodeOutput, DrawnIds, PassOutput, StepLimits, StepOutput
 from mstar_core.engine.steps.packed import metadata_of
 from mstar_core.engine.steps.plan import StepPlan
 from mstar_core.engine.transfers import upload
@@ -252,7 +252,7 @@ class ModelRunner:
         graphs = self.graphs if self._faults is None else None
         if decode is not None and graphs is not None and graphs.decode is not None:
             decode = self._replay_decode(graphs.decode, plan, decode, results)
-        groups = self._groups(passes)
+        groups = self._groups(passes) if passes else {}
         ids = groups.pop((), [])
         if decode is not None and (self._values is not None or not ids):  # its ports differ from those of prompts
             self._isolated(plan, decode, [], results)
@@ -310,9 +310,9 @@ class ModelRunner:
         parts, start = steps.replayable(decode), 0
         for part in parts:
             ids, reports = steps.run(part, plan.tables)
-            drawn = DrawnIds.of(ids)
-            results.decode.append(DecodeOutput(start=start, count=len(part), drawn=drawn, reports=reports))
-            start += len(part)
+            count, drawn = len(ids), DrawnIds.of(ids)
+            results.decode.append(DecodeOutput(start=start, count=count, drawn=drawn, reports=reports))
+            start += count
         return None if parts else decode
 
     def _replay_passes(
@@ -426,7 +426,7 @@ class ModelRunner:
         outputs: dict[str, Tensor] = self._module(kv=view, positions=forward.positions, **forward.ports)
         if any(LOGITS in planned.wants for planned in passes) and LOGITS not in outputs:
             outputs[LOGITS] = self._module.head(outputs["hidden"]).float()
-        shares = self._shares(forward, outputs)
+        shares = self._shares(forward, outputs) if passes else []
         drawn = None
         if forward.draws is not None:
             ids = self._draw(forward, forward.draws, outputs)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from mstar_core.engine.steps.positions import host_positions
+from mstar_core.engine.steps.packed import host_positions
 from mstar_core.engine.transfers import upload
 
 if TYPE_CHECKING:
@@ -52,9 +52,12 @@ def packed_ports(passes: Sequence[PassPlan], ids: Tensor | None, device: torch.d
 
 def packed_positions(decode: DecodePlan | None, passes: Sequence[PassPlan], device: torch.device) -> Tensor:
     """Return the positions of all tokens, [T] or as a port gave them."""
+    if not passes:
+        assert decode is not None
+        return upload(decode.positions, device)
     before = [] if decode is None else [decode.positions]
     if all(planned.given is None for planned in passes):
-        parts = [*before, host_positions(passes)] if passes else before
+        parts = [*before, host_positions(passes)]
         return upload(parts[0] if len(parts) == 1 else np.concatenate(parts), device)
     tensors = [upload(each, device) for each in before]
     for planned in passes:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
 
+from mstar_core.engine.transfers import upload
 from mstar_core.graph.declare.sampling import COLUMNS, Column, TextSampling
 from mstar_core.layers import rng
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from mstar_core.graph.declare.sampling import SamplingParams
 
 _TABLE: Final[tuple[tuple[attrgetter[Any], str, Column], ...]] = tuple(
@@ -60,6 +64,34 @@ def states(params: Sequence[SamplingParams]) -> np.ndarray:
 def adjusts(columns: Collection[str]) -> bool:
     """Return whether columns have those that adjust logits."""
     return _ADJUSTING in columns
+
+
+@dataclass(frozen=True, slots=True)
+class UploadedColumns:
+    """The columns of one batch on the device, made once per change of membership.
+
+    states: int64 [n], on the host. is_greedy: no draw needs a random number. penalises: a repetition penalty is on.
+    """
+
+    columns: dict[str, Tensor]
+    states: np.ndarray
+    is_greedy: bool
+    penalises: bool
+
+    @classmethod
+    def of(cls, params: Sequence[SamplingParams], device: torch.device) -> UploadedColumns:
+        """Encode and upload parameters, without waiting for the device."""
+        arrays = columns(params, len(params), adjusting=any(each.adjusts for each in params))
+        return cls(
+            {name: upload(array, device) for name, array in arrays.items()},
+            states(params),
+            is_greedy=all(each.temperature <= 0 for each in params),
+            penalises=any(each.repetition_penalty != 1 for each in params),
+        )
+
+    def chance(self, counter: np.ndarray) -> np.ndarray:
+        """Return the points of the next draws: float64 [n]. counter: int64 [n], ids drawn before."""
+        return np.zeros(len(counter)) if self.is_greedy else rng.uniform_host(self.states, counter)
 
 
 def _columns(adjusting: bool) -> Iterator[tuple[attrgetter[Any], str, Column]]:

@@ -6,19 +6,14 @@ Captured steps call it over their static buffers, uncaptured ones over columns t
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
-from mstar_core.engine.device_state import slot_update
 from mstar_core.engine.sampling import columns as encoding
-from mstar_core.engine.sampling.adjustments import adjusted, penalised
 from mstar_core.engine.sampling.logit_subset import LogitSubset
-from mstar_core.engine.transfers import upload
-from mstar_core.layers import rng
+from mstar_core.graph.declare.sampling import MOST_BIASED
 from mstar_core.layers.sampling import sorted_draw
 
 if TYPE_CHECKING:
@@ -26,35 +21,6 @@ if TYPE_CHECKING:
 
     from mstar_core.engine.device_state.slots import DeviceSlots
     from mstar_core.graph.declare.nodes import NodeSpec
-    from mstar_core.graph.declare.sampling import SamplingParams
-
-
-@dataclass(frozen=True, slots=True)
-class UploadedColumns:
-    """The columns of one batch on the device, made once per change of membership.
-
-    states: int64 [n], on the host. is_greedy: no draw needs a random number. penalises: a repetition penalty is on.
-    """
-
-    columns: dict[str, Tensor]
-    states: np.ndarray
-    is_greedy: bool
-    penalises: bool
-
-    @classmethod
-    def of(cls, params: Sequence[SamplingParams], device: torch.device) -> UploadedColumns:
-        """Encode and upload parameters, without waiting for the device."""
-        arrays = encoding.columns(params, len(params), adjusting=any(each.adjusts for each in params))
-        return cls(
-            {name: upload(array, device) for name, array in arrays.items()},
-            encoding.states(params),
-            is_greedy=all(each.temperature <= 0 for each in params),
-            penalises=any(each.repetition_penalty != 1 for each in params),
-        )
-
-    def chance(self, counter: np.ndarray) -> np.ndarray:
-        """Return the points of the next draws: float64 [n]. counter: int64 [n], ids drawn before."""
-        return np.zeros(len(counter)) if self.is_greedy else rng.uniform_host(self.states, counter)
 
 
 class Sampler:
@@ -102,8 +68,36 @@ class Sampler:
         """
         marks = {"sees": self.sees and penalises, "counts": encoding.adjusts(columns)}
         if tracked == 0:
-            return slot_update.store_ids(self._slots, slots, ids, **marks)
-        kept = slot_update.commit_ids(self._slots, slots[:tracked], ids[:tracked], **marks)
+            return self._slots.store_ids(slots, ids, **marks)
+        kept = self._slots.commit_ids(slots[:tracked], ids[:tracked], **marks)
         if tracked == len(ids):
             return kept
-        return torch.cat([kept, slot_update.store_ids(self._slots, slots[tracked:], ids[tracked:], **marks)])
+        return torch.cat([kept, self._slots.store_ids(slots[tracked:], ids[tracked:], **marks)])
+
+
+def adjusted(logits: Tensor, columns: Mapping[str, Tensor], counts: Tensor, subset: LogitSubset) -> Tensor:
+    """Return logits with biases and without what the penalties subtract: float32 [n, columns].
+
+    A sequence whose adjustments are off keeps its bits. logits: [n, columns] of any float type. columns: those of
+    `columns.fields`. counts: int32 [n, vocabulary], how often each id was drawn.
+    """
+    ids, biases = columns["bias_ids"].view(-1, MOST_BIASED), columns["biases"].view(-1, MOST_BIASED)
+    logits = logits.to(torch.float32, copy=True)
+    logits.scatter_add_(1, *subset.biased(ids, biases))
+    counts = subset.select(counts)
+    logits -= columns["frequency"][:, None] * counts
+    logits -= columns["presence"][:, None] * (counts > 0)
+    return logits
+
+
+def penalised(logits: Tensor, penalty: Tensor, seen: Tensor) -> Tensor:
+    """Divide the positive and multiply the negative logits of seen ids by the penalty.
+
+    logits: float32 [n, columns]; penalty: float32 [n]; seen: bool [n, columns].
+    """
+    weight = penalty[:, None]
+    divided, multiplied = logits / weight, logits * weight
+    # For penalties of 1 or more the smaller value is right for both signs, at a fifth of the cost of a comparison.
+    has_bonus = bool((penalty < 1).any())
+    changed = torch.where(logits > 0, divided, multiplied) if has_bonus else torch.minimum(divided, multiplied)
+    return torch.where(seen, changed, logits)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.scheduling.requests import Requests
     from mstar_core.engine.scheduling.sequence import Branch
     from mstar_core.engine.scheduling.step import Decoding, KVStep, Launch
-    from mstar_core.engine.steps.output import DecodeOutput
+    from mstar_core.engine.steps.device import DecodeOutput
     from mstar_core.graph.declare.nodes import NodeSpec
 
 

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from mstar_core.engine.base import Done
-from mstar_core.engine.cache.slots import NO_ID
 from mstar_core.engine.loop import no_start, starting_values
 from mstar_core.engine.scheduling.sequence import Branch, CandidateJob, ForwardPass, Logged, LoopState, RollbackPoint
+from mstar_core.engine.steps.updates import NO_ID
 from mstar_core.errors import EngineError, TooLarge
 from mstar_core.graph.declare.nodes import MAIN, STEP, Attend
 

@@ -13,7 +13,7 @@ import torch
 from mstar_core.engine.base import Done
 from mstar_core.engine.scheduling.requests import no_id
 from mstar_core.engine.scheduling.step import ScheduledPass
-from mstar_core.engine.steps.limits import AHEAD, AHEAD_TOKENS
+from mstar_core.engine.steps.device import AHEAD, AHEAD_TOKENS
 from mstar_core.engine.steps.plan import LoopPlan, PassPlan
 
 if TYPE_CHECKING:
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.scheduling.requests import Requests
     from mstar_core.engine.scheduling.sequence import Branch
     from mstar_core.engine.scheduling.step import KVStep, Launch
-    from mstar_core.engine.steps.device import Device
-    from mstar_core.engine.steps.output import PassOutput
+    from mstar_core.engine.steps.device import Device, PassOutput
     from mstar_core.graph.declare.nodes import NodeSpec
 
 FUSED_TOKENS: Final = 65536

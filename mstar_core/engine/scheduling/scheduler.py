@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.base import Handle, Job, JobKey
     from mstar_core.engine.cache.memory import KVMemory
     from mstar_core.engine.scheduling.step import Decoding, ScheduledPass
-    from mstar_core.engine.steps.device import Device
-    from mstar_core.engine.steps.output import StepOutput
+    from mstar_core.engine.steps.device import Device, StepOutput
     from mstar_core.graph.declare.nodes import NodeSpec
     from mstar_core.graph.declare.sampling import SamplingParams
 

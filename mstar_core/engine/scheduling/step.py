@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.base import Job, StepResult
     from mstar_core.engine.scheduling.device_share import TimedStep
     from mstar_core.engine.scheduling.sequence import Branch, ForwardPass
-    from mstar_core.engine.steps.output import DecodeOutput, DrawnIds, StepOutput
+    from mstar_core.engine.steps.device import DecodeOutput, DrawnIds, StepOutput
     from mstar_core.engine.steps.plan import StepPlan
 
 
@@ -127,11 +127,12 @@ class KVStep:
         """
         outputs = [(done.outputs, ports) for done in self.result.done]
         for launch in self.launches:
-            for part in launch.output.decode if launch.output is not None and launch.plan.decode is not None else ():
-                assert launch.decoding is not None
-                self._copy_decode(part, launch.decoding.batch.to_host | ports | streamed, to_host)
+            for part in launch.output.decode if launch.output is not None else ():
+                if part.reports:
+                    assert launch.decoding is not None
+                    self._copy_decode(part, launch.decoding.batch.to_host | ports | streamed, to_host)
         outputs += [(emission.outputs, ports | streamed) for emission in self.result.emissions]
-        for port in sorted(ports | streamed):
+        for port in sorted(ports | streamed) if outputs else ():
             owners = [values for values, names in outputs if port in names and port in values]
             for span, values in contiguous_runs([owner[port] for owner in owners]):
                 self.copies.append(to_host(values))

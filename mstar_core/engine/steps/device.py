@@ -1,17 +1,25 @@
-"""Interface of a runner to its scheduler: launches, limits of captured steps, and reads of device state."""
+"""Interface of a runner to its scheduler: launches, their output, limits of captured steps, reads of device state."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Protocol
+
+from mstar_core.engine.transfers import HostCopy
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.engine.steps.limits import StepLimits
-    from mstar_core.engine.steps.output import StepOutput
     from mstar_core.engine.steps.plan import StepPlan
     from mstar_core.engine.steps.updates import Update
+    from mstar_core.errors import MstarError
+
+AHEAD: Final = (5, 2)
+"""Iterations in one replay of a loop that appends and may run ahead. New requests wait for no more than these."""
+
+AHEAD_TOKENS: Final = 2600
+"""Most tokens of such a replay: with more, an iteration outlasts the host's work between two iterations."""
 
 
 class Device(Protocol):
@@ -41,3 +49,70 @@ class Device(Protocol):
 
     def check_pages(self, groups: Sequence[Tensor], pages: int) -> None:
         """Raise EngineError unless staging tensors of another rank fit the pools of this one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLimits:
+    """Sizes that the captured steps of a node take at present.
+
+    captures_passes: whether passes of loops are captured; appending: sequences of their largest bucket that appends, 0
+    without one. prompt_tokens, prompts: of the largest bucket of prompts of ids, 0 without one.
+    """
+
+    captures_passes: bool = False
+    appending: int = 0
+    prompt_tokens: int = 0
+    prompts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnIds:
+    """Ids that one forward drew: int64 [n] on the device, which a later step may overwrite, and their host copy."""
+
+    ids: Tensor
+    host: HostCopy
+
+    @classmethod
+    def of(cls, ids: Tensor) -> DrawnIds:
+        """Start copying ids to the host. The next replay of any captured step overwrites those of a captured one."""
+        return cls(ids, HostCopy(ids))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeOutput:
+    """Output of a part of the decode batch: its sequences from `start` on, one per id.
+
+    reports: values of the ports that loops emit, one per sequence; `to_host` copies replace them.
+    """
+
+    start: int
+    count: int
+    drawn: DrawnIds
+    reports: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassOutput:
+    """Output of one pass. ports: its share of the wanted outputs. iterations: those of its loop that they end.
+
+    later: outputs of further iterations, one each, that the same replay has computed. drawn, index: the ids of its
+    forward and its place among them; None if it drew none.
+    """
+
+    ports: dict[str, Tensor]
+    iterations: int = 1
+    later: Sequence[dict[str, Tensor]] = ()
+    drawn: DrawnIds | None = None
+    index: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutput:
+    """Output of a step. passes: as in the plan; None for one that failed. failed: slot -> error, decoding ones too.
+
+    A failed sequence has changed nothing that others read; the rest of its batch was computed without it.
+    """
+
+    decode: Sequence[DecodeOutput] = ()
+    passes: Sequence[PassOutput | None] = ()
+    failed: Mapping[int, MstarError] = field(default_factory=dict)

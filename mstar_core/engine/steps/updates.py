@@ -6,11 +6,17 @@ them with the plan.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
 from torch import Tensor
+
+NO_ID: Final = -1
+"""Marks an entry that holds no id."""
+
+STOP_WIDTH: Final = 8
+"""Stop ids of a slot before its array is widened. One entry always stays NO_ID: a sequence whose draw failed stops."""
 
 
 class PageCopy(NamedTuple):

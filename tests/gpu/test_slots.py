@@ -7,7 +7,6 @@ import copy
 import pytest
 import torch
 
-from mstar_core.engine.device_state import slot_update
 from mstar_core.engine.device_state.slots import DeviceSlots
 from mstar_core.layers import Rotary, RotarySpec
 
@@ -39,9 +38,9 @@ def test_the_end_of_a_step_equals_plain_operations(
         spare = rows // 4
         chosen[rows - spare :] = slots.spare
         ids = torch.randint(-1, vocab, (rows,), device=cuda)
-        assert torch.equal(slot_update.next_ids(slots, chosen), plain.last.index_select(0, chosen).clamp(min=0))
-        found = slot_update.commit_ids(slots, chosen, ids, sees=sees)
-        expected = slot_update.commit_ids_plainly(plain, chosen, ids, sees=sees)
+        assert torch.equal(slots.next_ids(chosen), plain.last.index_select(0, chosen).clamp(min=0))
+        found = slots.commit_ids(chosen, ids, sees=sees)
+        expected = plain.commit_ids_plainly(chosen, ids, sees=sees)
         assert torch.equal(found[: rows - spare], expected[: rows - spare])
         for name in ("last", "stopped", "seen", "stop_ids"):
             assert torch.equal(getattr(slots, name)[:-1], getattr(plain, name)[:-1]), name

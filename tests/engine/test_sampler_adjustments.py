@@ -156,8 +156,8 @@ def test_the_default_decode_step_has_no_operation_of_adjustments() -> None:
 
 def test_sequences_beside_adjusted_ones_keep_their_bits() -> None:
     """Also the sign of a zero, which decides the order of equal logits in the kernels."""
-    from mstar_core.engine.sampling.adjustments import adjusted
-    from mstar_core.engine.sampling.sampler import UploadedColumns
+    from mstar_core.engine.sampling.columns import UploadedColumns
+    from mstar_core.engine.sampling.sampler import adjusted
 
     engine = make_engine()
     subset = engine._runner.sampler.subset
