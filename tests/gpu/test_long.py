@@ -17,8 +17,11 @@ from tests.gpu.test_engine import WideLM, wide_engine
 
 pytestmark = pytest.mark.gpu
 REQUESTS, WARM, AT_ONCE = 10_000, 5_000, 32
-GROWTH_BYTES = 4 << 20
-"""Allowed growth of process and device memory after the warm-up."""
+WINDOWS = 2
+"""Parts of the requests after the warm-up. A leak grows in each; a kernel that is first needed late is loaded in one."""
+
+GROWTH_BYTES = 2 << 20
+"""Allowed growth of process and device memory in the part with the least."""
 
 
 class Crowd:
@@ -93,13 +96,16 @@ def test_nothing_is_left_after_ten_thousand_requests(prefix_cache: bool, cuda: t
     crowd = Crowd(engine, seed=11)
     crowd.run(WARM)
     torch.cuda.synchronize()
-    held, device = resident_bytes(), torch.cuda.memory_allocated()
-    crowd.run(REQUESTS - WARM)
-    torch.cuda.synchronize()
-    memory, growth = engine.memory(), resident_bytes() - held
+    device, growths = torch.cuda.memory_allocated(), []
+    for _ in range(WINDOWS):
+        held = resident_bytes()
+        crowd.run((REQUESTS - WARM) // WINDOWS)
+        torch.cuda.synchronize()
+        growths.append(resident_bytes() - held)
+    memory, growth = engine.memory(), min(growths)
     print(
         f"finished {crowd.finished}, closed {crowd.closed}, preempted {memory.preempted}, "
-        f"cached {memory.pages_cached}, host {growth:+}, "
+        f"cached {memory.pages_cached}, host {growths}, "
         f"device {torch.cuda.memory_allocated() - device:+} bytes"
     )
     assert crowd.finished + crowd.closed == REQUESTS and min(crowd.finished, crowd.closed) > REQUESTS / 10
