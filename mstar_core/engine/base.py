@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NewType
+from typing import TYPE_CHECKING, Literal, NamedTuple, NewType
 
 from mstar_core.graph.declare.nodes import MAIN, Attend
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Container, Set
 
     import numpy as np
     from torch import Tensor
@@ -209,6 +209,13 @@ class Pressure:
     oldest_s: float = float("inf")
     is_patient: bool = False
     feeds: bool = False
+
+
+class Contention(NamedTuple):
+    """Requests at a node. holding: those with slots. waiting: those whose work here waits for slots or pages alone."""
+
+    holding: Set[Handle] = frozenset()
+    waiting: Set[Handle] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

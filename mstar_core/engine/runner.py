@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from mstar_core.engine.base import MemoryUse
+from mstar_core.engine.base import Contention, MemoryUse
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,6 +75,10 @@ class NodeRunner(ABC):
     @abstractmethod
     def pressure(self) -> Pressure:
         """Return the backlog."""
+
+    def contention(self) -> Contention:
+        """Return which requests hold slots and which wait for slots or pages. Called when nothing runs."""
+        return Contention()
 
     @abstractmethod
     def launch(self) -> Running | None:

@@ -99,7 +99,8 @@ class Worker:
         self.outbox.flush()
         in_flight = self.steps.count
         # A step may have taken seconds: the heartbeat that reports it must not wait for the next one.
-        self.life.beat(time.monotonic(), work_ready=bool(launched or in_flight), steps=self.steps.collected)
+        is_at_work = bool(launched or in_flight) or self.steps.is_deadlocked
+        self.life.beat(time.monotonic(), work_ready=is_at_work, steps=self.steps.collected)
         self.report.send(now, is_busy=bool(came or launched or collected))
         if launched or collected:
             self.quiet_since = now

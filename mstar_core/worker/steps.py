@@ -16,7 +16,7 @@ from typing import Final
 
 import torch
 
-from mstar_core.engine.base import Pressure, StepResult
+from mstar_core.engine.base import Handle, Pressure, StepResult
 from mstar_core.engine.runner import NodeRunner, Running
 from mstar_core.observe.metrics import STEP_ROWS, STEP_SECONDS, StepHistogram
 
@@ -191,6 +191,19 @@ class Steps:
     def count(self) -> int:
         """Steps in flight."""
         return sum(len(steps) for steps in self.in_flight.values())
+
+    @property
+    def is_deadlocked(self) -> bool:
+        """Whether jobs wait for slots or pages that no request of this rank will free.
+
+        A request that holds slots and does not wait here may wait for another rank, and free them later.
+        """
+        if self.count:
+            return False
+        nodes = [runner.contention() for runner in self.runners.values()]
+        holding = set[Handle]().union(*(node.holding for node in nodes))
+        waiting = set[Handle]().union(*(node.waiting for node in nodes))
+        return bool(waiting) and holding <= waiting
 
     def launch(self) -> list[str]:
         """Launch one step of the next node, or with lookahead one step of every node. Returns their names."""

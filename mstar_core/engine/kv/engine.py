@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from mstar_core.engine.base import Handle
+from mstar_core.engine.base import Contention, Handle
 from mstar_core.engine.cache.loop_values import LoopValues
 from mstar_core.engine.cache.memory import KVMemory
 from mstar_core.engine.cache.page_pool import PagePool
@@ -160,6 +160,10 @@ class KVCacheEngine(NodeRunner):
     def pressure(self) -> Pressure:
         """See NodeRunner."""
         return self._scheduler.pressure()
+
+    def contention(self) -> Contention:
+        """See NodeRunner."""
+        return self._scheduler.contention()
 
     def launch(self) -> KVStep | None:
         """See NodeRunner."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mstar_core.engine.base import Failed, StepResult
+from mstar_core.engine.base import Contention, Failed, StepResult
 from mstar_core.engine.failures import node_error
 from mstar_core.engine.scheduling.step import Decoding
 from mstar_core.engine.steps.plan import DecodeBatch
@@ -106,6 +106,16 @@ class Requests:
         for request in self.requests.values():
             if request.slots and (pages := self.memory.pages_of(request.slots)):
                 yield request, pages
+
+    def contention(self) -> Contention:
+        """See NodeRunner."""
+        goes_on = {branch.request.order for branch in (*self.active.values(), *self.starving.values())}
+        goes_on |= {branch.request.order for branch in self.pending.values() if branch.in_flight}
+        waiting = {branch.request.order for branch in self.pending.values()} - goes_on
+        return Contention(
+            holding={handle for handle, request in self.requests.items() if request.slots},
+            waiting={handle for handle, request in self.requests.items() if request.order in waiting},
+        )
 
     def pages_and_waits(self) -> dict[Handle, tuple[int, str]]:
         """See NodeRunner."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
-from mstar_core.engine.base import Failed, Pressure, StepResult
+from mstar_core.engine.base import Contention, Failed, Pressure, StepResult
 from mstar_core.engine.cache.prefix_cache import ContentChain
 from mstar_core.engine.scheduling.admission import Admission
 from mstar_core.engine.scheduling.candidates import Candidates
@@ -202,6 +202,10 @@ class Scheduler:
                 oldest = min(oldest, branch.waiting_since)
         ready += len(requests.active) + len(requests.ready.done) + len(requests.ready.failed)
         return Pressure(ready=ready, waiting=waiting, oldest_s=oldest)
+
+    def contention(self) -> Contention:
+        """See NodeRunner."""
+        return self._requests.contention()
 
     def pages_and_waits(self) -> dict[Handle, tuple[int, str]]:
         """See NodeRunner."""
