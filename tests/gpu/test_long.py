@@ -18,7 +18,7 @@ from tests.gpu.test_engine import WideLM, wide_engine
 pytestmark = pytest.mark.gpu
 REQUESTS, WARM, AT_ONCE = 10_000, 5_000, 32
 WINDOWS = 2
-"""Parts of the requests after the warm-up. A leak grows in each; a kernel that is first needed late is loaded in one."""
+"""Parts of the requests after the warm-up. A leak grows in each; a kernel first needed late is loaded in one."""
 
 GROWTH_BYTES = 2 << 20
 """Allowed growth of process and device memory in the part with the least."""
